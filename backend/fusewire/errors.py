@@ -1,0 +1,27 @@
+"""Every exception fusewire raises on purpose, by whose fault it is.
+
+The serving layer maps the type to a status code and passes the text through unchanged, so a
+message must stand alone: what, got, wanted, remedy. It never carries a traceback.
+"""
+
+from __future__ import annotations
+
+
+class FusewireError(Exception):
+    """Base of all errors that fusewire raises deliberately."""
+
+
+class InvalidInput(FusewireError):
+    """A request's fault: answered with INVALID_ARG, the other requests are not disturbed."""
+
+    def __init__(self, field: str, got: object, wanted: str, remedy: str) -> None:
+        self.field = field
+        super().__init__(f"{field}: got {got}, wanted {wanted}; {remedy}")
+
+
+class CheckpointError(FusewireError):
+    """A model folder's fault: missing, damaged, hostile or unsupported files."""
+
+
+class ConfigurationError(FusewireError):
+    """An operator's fault: an unknown, ill-typed or contradictory setting."""

@@ -1,0 +1,19 @@
+// An order of work on a device. On the CPU a stream is a no-op: work runs in the calling thread
+// and the thread pool, and has finished when an op returns.
+#pragma once
+
+#include "core/device.h"
+
+namespace fusewire {
+
+struct Stream {
+  Device device;
+  void* handle = nullptr;  // cudaStream_t on CUDA, null on the CPU
+  // A recording stream launches nothing: ops check their arguments and return. A dry run of a
+  // layer on such a stream is how workspace lifetimes become known (core/workspace.h).
+  bool recording = false;
+
+  void synchronize() const {}
+};
+
+}  // namespace fusewire
