@@ -1,0 +1,64 @@
+"""The tensors every task takes and gives: the public contract, as data.
+
+`config.pbtxt` is written from this table and the request checks read it, so the two cannot differ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusewire.errors import ConfigurationError
+
+
+@dataclass(frozen=True)
+class TensorContract:
+    """One tensor of a task. `dims` leave out the batch dimension that stands first in each."""
+
+    name: str
+    dtype: str  # as config.pbtxt spells it
+    dims: tuple[int, ...]  # -1: any length
+    optional: bool = False
+    ragged: bool = False  # requests of different lengths may meet in one execution
+
+
+def _ids(name: str) -> TensorContract:
+    return TensorContract(name, "TYPE_INT64", (-1,), optional=True, ragged=True)
+
+
+def _text(name: str) -> TensorContract:
+    return TensorContract(name, "TYPE_STRING", (1,), optional=True, ragged=True)
+
+
+# A request gives text_input or input_ids. text_pair is in every contract so that a task without
+# use for it refuses it in its own words.
+_INPUTS = (
+    _text("text_input"),
+    _text("text_pair"),
+    _ids("input_ids"),
+    _ids("attention_mask"),
+    _ids("token_type_ids"),
+)
+
+_OUTPUTS: dict[str, tuple[TensorContract, ...]] = {
+    "embed": (TensorContract("embedding", "TYPE_FP32", (-1,)),),
+    "hidden": (TensorContract("last_hidden_state", "TYPE_FP32", (-1, -1)),),
+    "classify": (
+        TensorContract("scores", "TYPE_FP32", (-1,)),
+        TensorContract("label", "TYPE_STRING", (1,)),
+    ),
+    "tag": (TensorContract("entities", "TYPE_STRING", (1,)),),
+    "answer": (TensorContract("answer", "TYPE_STRING", (1,)),),
+    "fill": (TensorContract("candidates", "TYPE_STRING", (1,)),),
+}
+
+TASKS = tuple(_OUTPUTS)
+
+
+def contract(task: str) -> tuple[tuple[TensorContract, ...], tuple[TensorContract, ...]]:
+    """(inputs, outputs) of a task; an unknown task is a ConfigurationError."""
+    if task not in _OUTPUTS:
+        raise ConfigurationError(
+            f"task: got {task!r}, wanted one of {', '.join(TASKS)}; "
+            "name a task that the checkpoint has a head for"
+        )
+    return _INPUTS, _OUTPUTS[task]
