@@ -1,0 +1,87 @@
+"""ALBERT (Lan et al., 2019): narrow embeddings projected up, and layers that share weights."""
+
+from __future__ import annotations
+
+from fusewire.models.blueprint import Blueprint, Dense, Head, Layer, Norm
+from fusewire.models.config import Config
+from fusewire.models.post_norm import (
+    LayerNames,
+    label_count,
+    pooler,
+    post_norm_layer,
+    summed_embeddings,
+    tied,
+    token_heads,
+    vocabulary_head,
+)
+
+NAMES = LayerNames(
+    qkv=("attention.query", "attention.key", "attention.value"),
+    attention_output="attention.dense",
+    attention_norm="attention.LayerNorm",
+    intermediate="ffn",
+    output="ffn_output",
+    output_norm="full_layer_layer_norm",
+)
+
+
+def blueprint(config: Config) -> Blueprint:
+    hidden = config.size("hidden_size")
+    narrow = config.size("embedding_size", 128)
+    heads = config.size("num_attention_heads")
+    config.head_size(hidden, heads, "num_attention_heads")
+    eps = config.number("layer_norm_eps", 1e-12)
+    activation = config.activation("hidden_act", "gelu_new")
+    embeddings = summed_embeddings(
+        config,
+        narrow,
+        eps,
+        typed=True,
+        projection=Dense(("encoder.embedding_hidden_mapping_in",), narrow, hidden),
+    )
+    labels = label_count(config)
+    pool = pooler("pooler", hidden)
+    return Blueprint(
+        prefix="albert",
+        hidden_size=hidden,
+        heads=heads,
+        activation=activation,
+        norm_eps=eps,
+        embeddings=embeddings,
+        layers=_shared_layers(config, hidden, eps),
+        max_length=config.size("max_position_embeddings"),
+        task_heads={
+            "classify": Head("cls", (*pool.chain, Dense(("classifier",), hidden, labels))),
+            **token_heads(hidden, labels),
+            "fill": vocabulary_head(
+                "predictions.dense",
+                activation,
+                Norm("predictions.LayerNorm", narrow, eps),
+                "predictions.decoder",
+                hidden,
+                embeddings.word.rows,
+            ),
+            "pooler": pool,
+        },
+        other_heads=("pooler.", "predictions.", "sop_classifier.", "classifier.", "qa_outputs."),
+        aliases=tied(config, "predictions.decoder", "predictions.bias"),
+    )
+
+
+def _shared_layers(config: Config, hidden: int, eps: float) -> tuple[Layer, ...]:
+    """Layer i runs group i * groups / layers; a group is one or more inner layers."""
+    intermediate = config.size("intermediate_size")
+    layers = config.size("num_hidden_layers", most=4096)
+    groups = config.size("num_hidden_groups", 1, most=layers)
+    inner = config.size("inner_group_num", 1, most=64)
+    return tuple(
+        post_norm_layer(
+            f"encoder.albert_layer_groups.{int(index / (layers / groups))}.albert_layers.{step}",
+            NAMES,
+            hidden,
+            intermediate,
+            eps,
+        )
+        for index in range(layers)
+        for step in range(inner)
+    )

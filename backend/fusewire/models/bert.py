@@ -1,0 +1,71 @@
+"""BERT (Devlin et al., 2018): post-norm encoder, learned positions, tanh pooler."""
+
+from __future__ import annotations
+
+from fusewire.models.blueprint import Blueprint, Layer, Norm
+from fusewire.models.config import Config
+from fusewire.models.post_norm import (
+    LayerNames,
+    first_token_head,
+    label_count,
+    pooler,
+    post_norm_layer,
+    summed_embeddings,
+    tied,
+    token_heads,
+    vocabulary_head,
+)
+
+# RoBERTa and ELECTRA name their layers the same way.
+NAMES = LayerNames(
+    qkv=("attention.self.query", "attention.self.key", "attention.self.value"),
+    attention_output="attention.output.dense",
+    attention_norm="attention.output.LayerNorm",
+    intermediate="intermediate.dense",
+    output="output.dense",
+    output_norm="output.LayerNorm",
+)
+
+
+def bert_layers(config: Config, hidden: int, eps: float) -> tuple[Layer, ...]:
+    intermediate = config.size("intermediate_size")
+    return tuple(
+        post_norm_layer(f"encoder.layer.{index}", NAMES, hidden, intermediate, eps)
+        for index in range(config.size("num_hidden_layers", most=4096))
+    )
+
+
+def blueprint(config: Config) -> Blueprint:
+    hidden = config.size("hidden_size")
+    heads = config.size("num_attention_heads")
+    config.head_size(hidden, heads, "num_attention_heads")
+    eps = config.number("layer_norm_eps", 1e-12)
+    activation = config.activation("hidden_act", "gelu")
+    embeddings = summed_embeddings(config, hidden, eps, typed=True)
+    labels = label_count(config)
+    predictions = "cls.predictions"
+    return Blueprint(
+        prefix="bert",
+        hidden_size=hidden,
+        heads=heads,
+        activation=activation,
+        norm_eps=eps,
+        embeddings=embeddings,
+        layers=bert_layers(config, hidden, eps),
+        max_length=config.size("max_position_embeddings"),
+        task_heads={
+            "classify": first_token_head("pooler.dense", "tanh", "classifier", hidden, labels),
+            **token_heads(hidden, labels),
+            "fill": vocabulary_head(
+                f"{predictions}.transform.dense",
+                activation,
+                Norm(f"{predictions}.transform.LayerNorm", hidden, eps),
+                f"{predictions}.decoder",
+                hidden,
+                embeddings.word.rows,
+            ),
+            "pooler": pooler("pooler.dense", hidden),
+        },
+        other_heads=("pooler.", "cls.", "classifier.", "qa_outputs."),
+        aliases=tied(config, f"{predictions}.decoder", f"{predictions}.bias"),
+    )

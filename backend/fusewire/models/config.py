@@ -1,0 +1,132 @@
+"""config.json read strictly: what changes the result is understood or refused, by key and value.
+
+Keys that cannot change what a forward pass computes (dropout, initialisation, bookkeeping) are
+not looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fusewire.errors import CheckpointError
+from fusewire.weights import read_json
+
+FILE = "config.json"
+
+# transformers' name -> ours. The variants of one row differ by less than fp32 rounding.
+ACTIVATIONS = {
+    "gelu": "gelu_erf",
+    "gelu_python": "gelu_erf",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_accurate": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_python_tanh": "gelu_tanh",
+    "relu": "relu",
+    "silu": "silu",
+    "swish": "silu",
+}
+
+# Keys that would turn these models into something else, and the values that do not.
+_HARMLESS: dict[str, tuple[Any, ...]] = {
+    "is_decoder": (False,),
+    "is_encoder_decoder": (False,),
+    "add_cross_attention": (False,),
+    "position_embedding_type": ("absolute", None),
+    "pruned_heads": ({}, None),
+    "quantization_config": (None,),
+}
+
+_MISSING = object()
+
+
+class Config:
+    """Typed access to config.json; every fault is a CheckpointError naming key, got and wanted."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.values = dict(values)
+        for key, harmless in _HARMLESS.items():
+            got = self.values.get(key, harmless[0])
+            if not any(got == value and type(got) is type(value) for value in harmless):
+                raise self.fault(key, got, f"{harmless[0]!r}")
+
+    def size(
+        self, key: str, default: int | None = None, most: int = 1 << 24, least: int = 1
+    ) -> int:
+        """A whole number in least..most."""
+        value = self._get(key, default)
+        if type(value) is not int or not least <= value <= most:
+            raise self.fault(key, value, f"a whole number in {least}..{most}")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        """A positive finite number."""
+        value = self._get(key, default)
+        if type(value) not in (int, float) or not 0 < value < 1e30:
+            raise self.fault(key, value, "a positive number")
+        return float(value)
+
+    def flag(self, key: str, default: bool | None = None) -> bool:
+        value = self._get(key, default)
+        if type(value) is not bool:
+            raise self.fault(key, value, "true or false")
+        return value
+
+    def choice(self, key: str, default: str | None, allowed: Mapping[str, str]) -> str:
+        """The meaning of a word, out of `allowed`."""
+        value = self._get(key, default)
+        if not isinstance(value, str) or value not in allowed:
+            raise self.fault(key, value, f"one of {', '.join(allowed)}")
+        return allowed[value]
+
+    def activation(self, key: str, default: str | None = None) -> str:
+        return self.choice(key, default, ACTIVATIONS)
+
+    def head_size(self, hidden_size: int, heads: int, key: str) -> int:
+        if hidden_size % heads:
+            raise self.fault(key, heads, f"a divisor of the hidden size {hidden_size}")
+        return hidden_size // heads
+
+    def labels(self) -> list[str]:
+        """Label names by index, as transformers fills them in."""
+        table = self.values.get("id2label")
+        if table is None:
+            count = self.size("num_labels", 2, most=1 << 20)
+            return [f"LABEL_{index}" for index in range(count)]
+        try:
+            named = {int(index): str(label) for index, label in dict(table).items()}
+        except (TypeError, ValueError):
+            raise self.fault("id2label", table, "a map from index to label") from None
+        if not named or sorted(named) != list(range(len(named))):
+            raise self.fault("id2label", sorted(named), f"the indices 0..{len(named) - 1}")
+        return [named[index] for index in range(len(named))]
+
+    @staticmethod
+    def fault(key: str, got: object, wanted: str) -> CheckpointError:
+        shown = repr(got)
+        shown = shown if len(shown) <= 80 else shown[:77] + "..."
+        return CheckpointError(
+            f"{FILE}: {key}: got {shown}, wanted {wanted}; this model is not supported as it is"
+        )
+
+    def _get(self, key: str, default: Any) -> Any:
+        value = self.values.get(key, _MISSING)
+        if value is _MISSING:
+            if default is None:
+                raise CheckpointError(
+                    f"{FILE}: {key}: got nothing, wanted a value; download the file again"
+                )
+            return default
+        return value
+
+
+def read_config(folder: Path | str) -> dict[str, Any]:
+    """The folder's config.json as it stands."""
+    values = read_json(folder, FILE)
+    if values is None:
+        raise CheckpointError(
+            f"{Path(folder).name}: no {FILE} in the folder; give a Hugging Face model folder"
+        )
+    return values

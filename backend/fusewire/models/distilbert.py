@@ -1,0 +1,64 @@
+"""DistilBERT (Sanh et al., 2019): BERT without token types and pooler, under its own names."""
+
+from __future__ import annotations
+
+from fusewire.models.blueprint import Blueprint, Norm
+from fusewire.models.config import Config
+from fusewire.models.post_norm import (
+    LayerNames,
+    first_token_head,
+    label_count,
+    post_norm_layer,
+    summed_embeddings,
+    tied,
+    token_heads,
+    vocabulary_head,
+)
+
+EPS = 1e-12  # fixed in the architecture, not in its configuration
+
+NAMES = LayerNames(
+    qkv=("attention.q_lin", "attention.k_lin", "attention.v_lin"),
+    attention_output="attention.out_lin",
+    attention_norm="sa_layer_norm",
+    intermediate="ffn.lin1",
+    output="ffn.lin2",
+    output_norm="output_layer_norm",
+)
+
+
+def blueprint(config: Config) -> Blueprint:
+    hidden = config.size("dim")
+    heads = config.size("n_heads")
+    config.head_size(hidden, heads, "n_heads")
+    intermediate = config.size("hidden_dim")
+    activation = config.activation("activation", "gelu")
+    embeddings = summed_embeddings(config, hidden, EPS, typed=False)
+    labels = label_count(config)
+    return Blueprint(
+        prefix="distilbert",
+        hidden_size=hidden,
+        heads=heads,
+        activation=activation,
+        norm_eps=EPS,
+        embeddings=embeddings,
+        layers=tuple(
+            post_norm_layer(f"transformer.layer.{index}", NAMES, hidden, intermediate, EPS)
+            for index in range(config.size("n_layers", most=4096))
+        ),
+        max_length=config.size("max_position_embeddings"),
+        task_heads={
+            "classify": first_token_head("pre_classifier", "relu", "classifier", hidden, labels),
+            **token_heads(hidden, labels),
+            "fill": vocabulary_head(
+                "vocab_transform",
+                activation,
+                Norm("vocab_layer_norm", hidden, EPS),
+                "vocab_projector",
+                hidden,
+                embeddings.word.rows,
+            ),
+        },
+        other_heads=("vocab_", "pre_classifier.", "classifier.", "qa_outputs."),
+        aliases=tied(config, "vocab_projector"),
+    )

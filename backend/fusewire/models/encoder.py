@@ -1,0 +1,260 @@
+"""The one encoder behind every architecture: builds a Blueprint's layers and runs packed batches.
+
+Nothing here knows an architecture by name. Weights are prepacked once; hidden states live in one
+[tokens, hidden] matrix that each layer updates in place; intermediates live in the model's
+workspace.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fusewire import kernels
+from fusewire.errors import ConfigurationError, InvalidInput
+from fusewire.models.blueprint import Blueprint, Dense, Layer, Norm, Table
+from fusewire.models.head import BuiltHead
+from fusewire.models.positions import (
+    counted_positions,
+    positions_after_padding,
+    relative_buckets,
+    rotary_table,
+)
+from fusewire.weights import Checkpoint
+
+if TYPE_CHECKING:
+    from fusewire.engine.batch import Batch
+
+
+class EncoderModel:
+    """A loaded encoder, with the head of one task.
+
+    Serves one caller at a time: the workspace is shared between calls, so two threads must not be
+    inside one model at once (load the folder twice, or hold a lock).
+    """
+
+    def __init__(
+        self,
+        blueprint: Blueprint,
+        checkpoint: Checkpoint,
+        head: str | None,
+        *,
+        config: dict[str, Any],
+        folder: Path | None,
+        id2label: list[str],
+    ) -> None:
+        """Reads what the encoder and `head` (a key of blueprint.task_heads) need; CheckpointError
+        when the checkpoint does not hold exactly that and known other heads."""
+        checkpoint.check(blueprint.tensors(head), blueprint.other_heads)
+        self.config = config
+        self.folder = folder
+        self.id2label = id2label
+        self.max_length = blueprint.max_length
+        self.hidden_size = blueprint.hidden_size
+        self.vocab_size = blueprint.embeddings.word.rows
+        types = blueprint.embeddings.token_type
+        self.type_vocab_size = types.rows if types else 0
+        self._padding_index = blueprint.padding_index
+        self._workspace = kernels.Workspace(kernels.default_allocator())
+
+        weights = Weights(checkpoint)
+        embeddings = blueprint.embeddings
+        self._word = weights.table(embeddings.word)
+        self._position = weights.table(embeddings.position) if embeddings.position else None
+        self._token_type = weights.table(types) if types else None
+        self._embedding_norm = weights.norm(embeddings.norm)
+        self._embedding_eps = embeddings.norm.eps
+        self._projection = weights.linear(embeddings.projection) if embeddings.projection else None
+
+        built: dict[Layer, tuple[kernels.EncoderLayer, Any]] = {}
+        for layer in blueprint.layers:
+            if layer not in built:
+                built[layer] = (
+                    _build_layer(blueprint, layer, weights),
+                    _rotary(blueprint, layer.rope_theta),
+                )
+        self._layers = [built[layer] for layer in blueprint.layers]
+        self._relative_bias = _relative_bias(blueprint, checkpoint)
+        self._final_norm = weights.norm(blueprint.final_norm) if blueprint.final_norm else None
+        self._final_eps = blueprint.final_norm.eps if blueprint.final_norm else 0.0
+        self._head = BuiltHead(blueprint.task_heads[head], weights) if head else None
+
+    @property
+    def uses_token_types(self) -> bool:
+        """Whether token_type_ids change the result; where not, they are ignored."""
+        return self.type_vocab_size > 1
+
+    def encode(self, batch: Batch) -> kernels.Tensor:
+        """The last hidden state of each token: fp32 [tokens, hidden], in packed order.
+
+        Raises InvalidInput when an id, a token type or a length is out of the model's range.
+        """
+        self._check(batch)
+        tokens = batch.input_ids.size
+        positions = self._positions(batch)
+        types = batch.token_type_ids
+        if not self.uses_token_types:
+            types = np.zeros(tokens, np.int32)
+        sequences = kernels.SequenceBatch(_tensor(batch.cu_seqlens, np.int32))
+        position_ids = _tensor(positions, np.int32)
+
+        x = kernels.empty((tokens, self._word.shape[1]))
+        kernels.embed_layer_norm(
+            x,
+            _tensor(batch.input_ids, np.int64),
+            position_ids,
+            _tensor(types, np.int32),
+            self._word,
+            self._position,
+            self._token_type,
+            *self._embedding_norm,
+            self._embedding_eps,
+        )
+        if self._projection is not None:
+            narrow, x = x, kernels.empty((tokens, self.hidden_size))
+            kernels.linear(x, narrow, self._projection, "none")
+        for layer, rotary in self._layers:
+            layer.forward(
+                x,
+                sequences,
+                self._workspace,
+                self._relative_bias,
+                None if rotary is None else (*rotary, position_ids),
+            )
+        if self._final_norm is not None:
+            kernels.layer_norm(x, x, *self._final_norm, self._final_eps)
+        return x
+
+    def logits(self, hidden: kernels.Tensor, batch: Batch) -> np.ndarray:
+        """The head's scores, fp32: [sequences, labels] where the task pools (classify), else
+        [tokens, labels] (tag) or [tokens, 2] (answer: start, end)."""
+        return self._built_head().apply(hidden, batch.cu_seqlens).numpy()
+
+    def fill_logits(self, hidden: kernels.Tensor, rows: np.ndarray) -> np.ndarray:
+        """Vocabulary scores of the tokens at `rows` (int64 [n], indices into the packed batch):
+        fp32 [n, vocabulary]. Only these rows are computed."""
+        rows = np.asarray(rows, np.int64)
+        if rows.size == 0:
+            return np.zeros((0, self.vocab_size), np.float32)
+        picked = kernels.empty((rows.size, self.hidden_size))
+        kernels.gather_rows(picked, hidden, _tensor(rows, np.int64))
+        return self._built_head().apply(picked, None).numpy()
+
+    def workspace_stats(self) -> dict[str, int]:
+        """The arena's counters, as the kernel library reports them."""
+        return self._workspace.stats()
+
+    def _built_head(self) -> BuiltHead:
+        if self._head is None:
+            raise ConfigurationError(
+                "task: got a model loaded without a head, wanted one of classify, tag, answer, "
+                "fill; load it for that task"
+            )
+        return self._head
+
+    def _positions(self, batch: Batch) -> np.ndarray:
+        if self._padding_index is None:
+            return counted_positions(batch.cu_seqlens)
+        return positions_after_padding(batch.input_ids, batch.cu_seqlens, self._padding_index)
+
+    def _check(self, batch: Batch) -> None:
+        ids = batch.input_ids
+        if ids.size == 0 or np.diff(batch.cu_seqlens).min() < 1:
+            raise InvalidInput("input_ids", "an empty sequence", "1 token or more", "leave it out")
+        _check_range("input_ids", ids, self.vocab_size)
+        if self.uses_token_types:
+            _check_range("token_type_ids", batch.token_type_ids, self.type_vocab_size)
+        longest = int(np.diff(batch.cu_seqlens).max())
+        if longest > self.max_length:
+            raise InvalidInput(
+                "input_ids",
+                f"{longest} tokens",
+                f"at most {self.max_length}",
+                "shorten the text or set `truncate`",
+            )
+
+
+class Weights:
+    """A checkpoint's tensors in the shapes the kernels want."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+
+    def table(self, table: Table) -> kernels.Tensor:
+        return _tensor(self._checkpoint.take(table.name), np.float32)
+
+    def norm(self, norm: Norm) -> tuple[kernels.Tensor, kernels.Tensor | None]:
+        bias = self._vector(f"{norm.name}.bias") if norm.bias else None
+        return self._vector(f"{norm.name}.weight"), bias
+
+    def linear(self, dense: Dense) -> kernels.Linear:
+        """Prepacked; several names become one matrix, so that one product serves them all."""
+        weight = self._stacked(dense, "weight")
+        bias = self._stacked(dense, "bias") if dense.bias else None
+        return kernels.Linear(weight, bias)
+
+    def _stacked(self, dense: Dense, kind: str) -> kernels.Tensor:
+        parts = [self._checkpoint.take(f"{name}.{kind}") for name in dense.names]
+        return _tensor(parts[0] if len(parts) == 1 else np.concatenate(parts), np.float32)
+
+    def _vector(self, name: str) -> kernels.Tensor:
+        return _tensor(self._checkpoint.take(name), np.float32)
+
+
+def _build_layer(blueprint: Blueprint, layer: Layer, weights: Weights) -> kernels.EncoderLayer:
+    spec = kernels.LayerSpec(
+        hidden=blueprint.hidden_size,
+        intermediate=layer.output.inputs,
+        heads=blueprint.heads,
+        activation=blueprint.activation,
+        gated=blueprint.gated,
+        norm="layer_norm",
+        norm_eps=blueprint.norm_eps,
+        pre_norm=blueprint.pre_norm,
+        window=layer.window,
+    )
+    parts: dict[str, Any] = {
+        "qkv": weights.linear(layer.qkv),
+        "attention_output": weights.linear(layer.attention_output),
+        "intermediate": weights.linear(layer.intermediate),
+        "output": weights.linear(layer.output),
+        "output_norm": weights.norm(layer.output_norm),
+    }
+    if layer.attention_norm is not None:
+        parts["attention_norm"] = weights.norm(layer.attention_norm)
+    return kernels.EncoderLayer(spec, parts)
+
+
+def _rotary(
+    blueprint: Blueprint, theta: float | None
+) -> tuple[kernels.Tensor, kernels.Tensor] | None:
+    if theta is None:
+        return None
+    head_dim = blueprint.hidden_size // blueprint.heads
+    cos, sin = rotary_table(blueprint.max_length, head_dim, theta)
+    return _tensor(cos, np.float32), _tensor(sin, np.float32)
+
+
+def _relative_bias(blueprint: Blueprint, checkpoint: Checkpoint) -> kernels.Tensor | None:
+    if blueprint.relative_bias is None:
+        return None
+    table = checkpoint.take(blueprint.relative_bias.name)
+    buckets = relative_buckets(blueprint.max_length, table.shape[0])
+    return _tensor(table[buckets].T, np.float32)
+
+
+def _tensor(array: np.ndarray, dtype: Any) -> kernels.Tensor:
+    return kernels.Tensor.from_numpy(np.ascontiguousarray(array, dtype))
+
+
+def _check_range(field: str, ids: np.ndarray, end: int) -> None:
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= end:
+        raise InvalidInput(
+            field,
+            low if low < 0 else high,
+            f"0..{end - 1}",
+            "use the tokenizer of this model",
+        )

@@ -1,0 +1,43 @@
+"""A task head: pool the packed rows if the task says so, then a chain of dense layers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fusewire import kernels
+from fusewire.models.blueprint import Head
+
+if TYPE_CHECKING:
+    from fusewire.models.encoder import Weights
+
+
+class BuiltHead:
+    """A Head with its weights."""
+
+    def __init__(self, head: Head, weights: Weights) -> None:
+        self._pooling = head.pooling
+        self._chain = [
+            (
+                dense,
+                weights.linear(dense),
+                weights.norm(dense.norm) if dense.norm is not None else None,
+            )
+            for dense in head.chain
+        ]
+
+    def apply(self, x: kernels.Tensor, cu_seqlens: np.ndarray | None) -> kernels.Tensor:
+        """fp32 [rows, hidden] -> [rows, outputs], or [sequences, outputs] where the head pools."""
+        if self._pooling is not None and cu_seqlens is not None:
+            batch = kernels.SequenceBatch(kernels.Tensor.from_numpy(cu_seqlens))
+            pooled = kernels.empty((len(cu_seqlens) - 1, x.shape[1]))
+            kernels.pool(pooled, x, batch, self._pooling)
+            x = pooled
+        for dense, linear, norm in self._chain:
+            y = kernels.empty((x.shape[0], dense.outputs))
+            kernels.linear(y, x, linear, dense.activation)
+            if norm is not None:
+                kernels.layer_norm(y, y, *norm, dense.norm.eps)
+            x = y
+        return x

@@ -1,0 +1,58 @@
+"""Where a token stands: position ids, relative-position buckets, rotary tables. numpy only.
+
+Computed the way transformers does, in fp32 where it uses fp32, so that the tables are equal and
+not merely close: far from the start of a text an ulp of a rotary frequency is a visible angle.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+
+def counted_positions(cu_seqlens: np.ndarray) -> np.ndarray:
+    """0, 1, 2, … within each sequence: int32 [tokens]."""
+    starts = np.repeat(cu_seqlens[:-1], np.diff(cu_seqlens))
+    return (np.arange(cu_seqlens[-1], dtype=np.int32) - starts).astype(np.int32)
+
+
+def positions_after_padding(
+    input_ids: np.ndarray, cu_seqlens: np.ndarray, padding_index: int
+) -> np.ndarray:
+    """RoBERTa's positions: real tokens count from padding_index + 1, a padding id stands at
+    padding_index and is not counted. int32 [tokens]."""
+    real = input_ids != padding_index
+    counted = np.concatenate(([0], np.cumsum(real)))
+    before = np.repeat(counted[cu_seqlens[:-1]], np.diff(cu_seqlens))
+    return ((counted[1:] - before) * real + padding_index).astype(np.int32)
+
+
+def relative_buckets(max_length: int, buckets: int = 32, max_distance: int = 128) -> np.ndarray:
+    """The bucket of each distance j - i in -(L-1)..L-1: int64 [2L-1] (Raffel et al., 2020).
+
+    Half of the buckets for each direction; in each, half exact and half logarithmic.
+    """
+    backward = -np.arange(-(max_length - 1), max_length, dtype=np.int64)
+    half = buckets // 2
+    exact = half // 2
+    distance = np.abs(backward)
+    with np.errstate(divide="ignore"):
+        log = np.log(distance.astype(np.float32) / np.float32(exact))
+    scaled = log / np.float32(math.log(max_distance / exact)) * np.float32(half - exact)
+    far = exact + np.where(distance < exact, 0, scaled).astype(np.int64)
+    return (backward < 0) * half + np.where(distance < exact, distance, np.minimum(far, half - 1))
+
+
+def rotary_table(max_length: int, head_dim: int, theta: float) -> tuple[np.ndarray, np.ndarray]:
+    """cos and sin of position × frequency: fp32 [max_length, head_dim / 2] each.
+
+    Frequency k is theta^(-2k / head_dim); transformers repeats the table for both halves of a
+    head, the kernel does not need it to.
+    """
+    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    # numpy's fp32 power is an ulp off now and then; the rounded fp64 power is what torch returns.
+    powers = np.power(np.float64(theta), exponents.astype(np.float64)).astype(np.float32)
+    frequencies = np.float32(1) / powers
+    angles = np.arange(max_length, dtype=np.float32)[:, None] * frequencies
+    return np.cos(angles), np.sin(angles)

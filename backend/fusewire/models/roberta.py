@@ -1,0 +1,56 @@
+"""RoBERTa (Liu et al., 2019), XLM-RoBERTa and CamemBERT: BERT's layers, positions that start
+after the padding id, and a classifier on the first token without a pooler."""
+
+from __future__ import annotations
+
+from fusewire.models.bert import bert_layers
+from fusewire.models.blueprint import Blueprint, Norm
+from fusewire.models.config import Config
+from fusewire.models.post_norm import (
+    first_token_head,
+    label_count,
+    pooler,
+    summed_embeddings,
+    tied,
+    token_heads,
+    vocabulary_head,
+)
+
+
+def blueprint(config: Config) -> Blueprint:
+    hidden = config.size("hidden_size")
+    heads = config.size("num_attention_heads")
+    config.head_size(hidden, heads, "num_attention_heads")
+    eps = config.number("layer_norm_eps", 1e-12)
+    embeddings = summed_embeddings(config, hidden, eps, typed=True)
+    labels = label_count(config)
+    positions = config.size("max_position_embeddings")
+    padding = config.size("pad_token_id", 1, least=0, most=positions - 2)
+    return Blueprint(
+        prefix="roberta",
+        hidden_size=hidden,
+        heads=heads,
+        activation=config.activation("hidden_act", "gelu"),
+        norm_eps=eps,
+        embeddings=embeddings,
+        layers=bert_layers(config, hidden, eps),
+        max_length=positions - padding - 1,
+        padding_index=padding,
+        task_heads={
+            "classify": first_token_head(
+                "classifier.dense", "tanh", "classifier.out_proj", hidden, labels
+            ),
+            **token_heads(hidden, labels),
+            "fill": vocabulary_head(
+                "lm_head.dense",
+                "gelu_erf",
+                Norm("lm_head.layer_norm", hidden, eps),
+                "lm_head.decoder",
+                hidden,
+                embeddings.word.rows,
+            ),
+            "pooler": pooler("pooler.dense", hidden),
+        },
+        other_heads=("pooler.", "lm_head.", "classifier.", "qa_outputs."),
+        aliases=tied(config, "lm_head.decoder", "lm_head.bias"),
+    )

@@ -1,0 +1,158 @@
+"""A checkpoint as a strict map: every tensor is either wanted, known to be skipped, or an error.
+
+Names are brought to one form: the base model's prefix (`bert.` in a model with a head, nothing in
+a bare one) is dropped, and the LayerNorm names of converted TensorFlow files (`gamma`, `beta`)
+become today's. Tied tensors are aliases: whichever of the pair is stored serves both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import numpy as np
+
+from fusewire.errors import CheckpointError
+from fusewire.weights.folder import file_in, open_folder, weight_files
+from fusewire.weights.safetensors import StoredTensor, read_safetensors
+
+# Buffers that old transformers versions stored; they are recomputed, never read.
+BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
+_LEGACY = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+_LISTED = 8
+
+
+class Checkpoint:
+    """Named fp32 tensors. Call `check` once with everything wanted, then `take` each."""
+
+    def __init__(
+        self,
+        tensors: Mapping[str, StoredTensor],
+        source: str,
+        prefix: str = "",
+        aliases: Mapping[str, str] | None = None,
+    ) -> None:
+        """`source` names the origin in messages; `prefix` is transformers' base_model_prefix;
+        `aliases` ties names to names (both ways)."""
+        self.source = source
+        self._aliases: dict[str, str] = {}
+        for tied, origin in (aliases or {}).items():
+            self._aliases[tied] = origin
+            self._aliases.setdefault(origin, tied)
+        self._tensors: dict[str, StoredTensor] = {}
+        for stored, tensor in tensors.items():
+            name = _normal(stored, prefix)
+            if name in self._tensors:
+                raise CheckpointError(
+                    f"{source}: got two tensors for {name!r} (with and without {prefix!r}), "
+                    "wanted one; save the model again with transformers"
+                )
+            self._tensors[name] = tensor
+
+    @classmethod
+    def open(
+        cls, folder: Path | str, prefix: str = "", aliases: Mapping[str, str] | None = None
+    ) -> Checkpoint:
+        """Maps the folder's safetensors file or shards; nothing is read yet."""
+        tensors: dict[str, StoredTensor] = {}
+        files = weight_files(folder)
+        for name, listed in files.items():
+            path = file_in(folder, name)
+            if path is None:
+                raise CheckpointError(f"{name}: disappeared while the folder was read; try again")
+            held = read_safetensors(path, name)
+            if listed is not None and set(listed) != held.keys():
+                odd = sorted(set(listed) ^ held.keys())
+                raise CheckpointError(
+                    f"{name}: the index and the file disagree about {_names(odd)}; "
+                    "download the index and all shards again"
+                )
+            tensors.update(held)
+        source = next(iter(files)) if len(files) == 1 else open_folder(folder).name
+        return cls(tensors, source, prefix, aliases)
+
+    @classmethod
+    def from_arrays(
+        cls,
+        arrays: Mapping[str, np.ndarray],
+        source: str,
+        prefix: str = "",
+        aliases: Mapping[str, str] | None = None,
+    ) -> Checkpoint:
+        """Wraps live fp32 arrays; contiguous ones are not copied. Other dtypes: buffers, skipped."""
+        tensors = {}
+        for name, array in arrays.items():
+            dtype = "F32" if array.dtype == np.float32 else "I64"
+            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+            tensors[name] = StoredTensor(source, dtype, array.shape, data)
+        return cls(tensors, source, prefix, aliases)
+
+    def __contains__(self, name: str) -> bool:
+        return self._stored_name(name) is not None
+
+    def shape(self, name: str) -> tuple[int, ...] | None:
+        """The stored shape of a tensor or of its alias; None when neither is stored."""
+        stored = self._stored_name(name)
+        return None if stored is None else self._tensors[stored].shape
+
+    def check(self, wanted: Mapping[str, tuple[int, ...]], skip: Collection[str]) -> None:
+        """Raises one CheckpointError that lists every missing, misshapen and leftover tensor.
+
+        `skip` holds name prefixes that are known and not needed (other heads).
+        """
+        faults = []
+        missing = [f"{n} {list(s)}" for n, s in wanted.items() if self.shape(n) is None]
+        if missing:
+            faults.append(f"missing: {_listed(missing)}")
+        misshapen = [
+            f"{name}: got {list(got)}, wanted {list(shape)}"
+            for name, shape in wanted.items()
+            if (got := self.shape(name)) is not None and got != shape
+        ]
+        if misshapen:
+            faults.append(f"of another shape: {_listed(misshapen)}")
+        used = {self._stored_name(name) for name in wanted}
+        used |= {self._aliases.get(name) for name in used if name is not None}
+        leftover = [
+            name
+            for name in self._tensors
+            if name not in used and name not in BUFFERS and not name.startswith(tuple(skip))
+        ]
+        if leftover:
+            faults.append(f"left over: {_names(leftover)}")
+        if faults:
+            raise CheckpointError(
+                f"{self.source}: tensors {'; '.join(faults)}; check that config.json and the task "
+                "belong to these weights"
+            )
+
+    def take(self, name: str) -> np.ndarray:
+        """The tensor as fp32 (a view of the file where it is stored as fp32, else converted)."""
+        stored = self._stored_name(name)
+        if stored is None:
+            raise CheckpointError(f"{self.source}: tensor {name!r} is missing")
+        return self._tensors[stored].float32(name)
+
+    def _stored_name(self, name: str) -> str | None:
+        if name in self._tensors:
+            return name
+        alias = self._aliases.get(name)
+        return alias if alias in self._tensors else None
+
+
+def _normal(name: str, prefix: str) -> str:
+    if prefix and name.startswith(prefix + "."):
+        name = name[len(prefix) + 1 :]
+    for old, new in _LEGACY.items():
+        if name.endswith(old):
+            name = name[: -len(old)] + new
+    return name
+
+
+def _names(names: Collection[str]) -> str:
+    return _listed([repr(name)[:120] for name in names])
+
+
+def _listed(items: list[str]) -> str:
+    more = f" and {len(items) - _LISTED} more" if len(items) > _LISTED else ""
+    return ", ".join(items[:_LISTED]) + more

@@ -1,0 +1,133 @@
+"""Which files of a model folder may be opened.
+
+A folder is input like any other: a name found inside it (in an index, or a symbolic link) must
+not lead out of it. A link is followed when its target stays inside the folder, or, because the
+Hugging Face cache is made of such links, when the folder is a cache snapshot
+(`models--*/snapshots/<revision>`) and the target lies in the `blobs` of that same repository.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from fusewire.errors import CheckpointError
+
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+JSON_LIMIT_BYTES = 64 << 20
+_OTHER_FORMATS = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt", "*.h5", "*.msgpack", "*.onnx")
+_CONVERT = (
+    "convert it once where you trust its origin: "
+    "transformers.AutoModel.from_pretrained(FOLDER).save_pretrained(FOLDER) "
+    "with the class that config.json names in `architectures`"
+)
+
+
+def open_folder(folder: Path | str) -> Path:
+    """The real path of a model folder; CheckpointError when it is not a folder."""
+    try:
+        real = Path(folder).resolve(strict=True)
+    except (OSError, RuntimeError, ValueError):
+        raise CheckpointError(
+            f"{Path(folder).name}: no such folder; give the path of a Hugging Face model folder"
+        ) from None
+    if not real.is_dir():
+        raise CheckpointError(
+            f"{real.name}: got a file, wanted a Hugging Face model folder; give its parent"
+        )
+    return real
+
+
+def file_in(folder: Path | str, name: str) -> Path | None:
+    """The real path of file `name` of `folder`, or None when there is no such file.
+
+    Raises CheckpointError when the name or a link leads out of the folder, or when what stands
+    there is not a regular file.
+    """
+    root = open_folder(folder)
+    parts = name.replace("\\", "/").split("/")
+    if "\0" in name or any(part in ("", ".", "..") for part in parts) or ":" in parts[0]:
+        raise CheckpointError(
+            f"{root.name}: got the file name {name!r}, wanted a relative name without `..`; "
+            "download the model again from a source you trust"
+        )
+    path = root.joinpath(*parts)
+    try:
+        real = path.resolve(strict=True)
+    except FileNotFoundError:
+        if path.is_symlink():
+            raise CheckpointError(f"{name}: a link to a missing file; copy the file in") from None
+        return None
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or "links in a circle"
+        raise CheckpointError(f"{name}: cannot be opened ({reason}); copy the file in") from None
+    if not any(real.is_relative_to(allowed) for allowed in _allowed(root)):
+        raise CheckpointError(
+            f"{name}: a link leading out of the folder, wanted a file inside it "
+            "(or a Hugging Face cache snapshot); copy the file in"
+        )
+    if not real.is_file():
+        raise CheckpointError(f"{name}: not a regular file; copy the file in")
+    return real
+
+
+def read_json(folder: Path | str, name: str) -> dict[str, Any] | None:
+    """A JSON object of the folder, or None when the file is absent."""
+    path = file_in(folder, name)
+    if path is None:
+        return None
+    size = path.stat().st_size
+    if size > JSON_LIMIT_BYTES:
+        raise CheckpointError(f"{name}: got {size} bytes, wanted at most {JSON_LIMIT_BYTES}")
+    try:
+        value = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        raise CheckpointError(f"{name}: not valid JSON; download the file again") from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{name}: got a JSON {type(value).__name__}, wanted an object")
+    return value
+
+
+def weight_files(folder: Path | str) -> dict[str, list[str] | None]:
+    """File name -> the tensors it must hold (None when no index says so), in loading order."""
+    if file_in(folder, WEIGHTS) is not None:
+        return {WEIGHTS: None}
+    index = read_json(folder, INDEX)
+    if index is None:
+        raise _no_weights(open_folder(folder))
+    weight_map = index.get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map:
+        raise CheckpointError(f"{INDEX}: no `weight_map`; download the file again")
+    files: dict[str, list[str] | None] = {}
+    for tensor, name in weight_map.items():
+        if not isinstance(name, str) or not name.endswith(".safetensors"):
+            raise CheckpointError(
+                f"{INDEX}: got file {name!r} for tensor {tensor!r}, wanted a .safetensors file"
+            )
+        files.setdefault(name, []).append(tensor)  # type: ignore[union-attr]
+    for name in files:
+        if file_in(folder, name) is None:
+            raise CheckpointError(f"{INDEX}: names {name!r}, which is missing; download it too")
+    return files
+
+
+def _allowed(root: Path) -> list[Path]:
+    snapshots = root.parent
+    repository = snapshots.parent
+    if snapshots.name == "snapshots" and repository.name.startswith("models--"):
+        return [root, repository / "blobs"]
+    return [root]
+
+
+def _no_weights(root: Path) -> CheckpointError:
+    others = sorted(path.name for pattern in _OTHER_FORMATS for path in root.glob(pattern))
+    if others:
+        return CheckpointError(
+            f"{others[0]}: not read (a pickle can run code when it is opened; other formats are "
+            f"not supported), wanted {WEIGHTS} or {INDEX}; {_CONVERT}"
+        )
+    return CheckpointError(
+        f"{root.name}: no {WEIGHTS} or {INDEX} in the folder; give a Hugging Face model folder"
+    )
