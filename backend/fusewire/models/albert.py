@@ -26,10 +26,8 @@ NAMES = LayerNames(
 
 
 def blueprint(config: Config) -> Blueprint:
-    hidden = config.size("hidden_size")
+    hidden, heads = config.width()
     narrow = config.size("embedding_size", 128)
-    heads = config.size("num_attention_heads")
-    config.head_size(hidden, heads, "num_attention_heads")
     eps = config.number("layer_norm_eps", 1e-12)
     activation = config.activation("hidden_act", "gelu_new")
     embeddings = summed_embeddings(

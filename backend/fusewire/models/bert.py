@@ -36,9 +36,7 @@ def bert_layers(config: Config, hidden: int, eps: float) -> tuple[Layer, ...]:
 
 
 def blueprint(config: Config) -> Blueprint:
-    hidden = config.size("hidden_size")
-    heads = config.size("num_attention_heads")
-    config.head_size(hidden, heads, "num_attention_heads")
+    hidden, heads = config.width()
     eps = config.number("layer_norm_eps", 1e-12)
     activation = config.activation("hidden_act", "gelu")
     embeddings = summed_embeddings(config, hidden, eps, typed=True)

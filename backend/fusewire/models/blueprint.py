@@ -88,7 +88,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Head:
-    """A chain of dense layers over one pooled row a sequence, or over every row (`pooling` None)."""
+    """Dense layers over one pooled row a sequence, or over every row where `pooling` is None."""
 
     pooling: str | None  # "cls", "mean" or None
     chain: tuple[Dense, ...]

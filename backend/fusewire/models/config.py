@@ -84,10 +84,14 @@ class Config:
     def activation(self, key: str, default: str | None = None) -> str:
         return self.choice(key, default, ACTIVATIONS)
 
-    def head_size(self, hidden_size: int, heads: int, key: str) -> int:
-        if hidden_size % heads:
-            raise self.fault(key, heads, f"a divisor of the hidden size {hidden_size}")
-        return hidden_size // heads
+    def width(
+        self, hidden: str = "hidden_size", heads: str = "num_attention_heads"
+    ) -> tuple[int, int]:
+        """Hidden size and number of heads; the second divides the first."""
+        size, count = self.size(hidden), self.size(heads)
+        if size % count:
+            raise self.fault(heads, count, f"a divisor of {hidden} {size}")
+        return size, count
 
     def labels(self) -> list[str]:
         """Label names by index, as transformers fills them in."""

@@ -28,9 +28,7 @@ NAMES = LayerNames(
 
 
 def blueprint(config: Config) -> Blueprint:
-    hidden = config.size("dim")
-    heads = config.size("n_heads")
-    config.head_size(hidden, heads, "n_heads")
+    hidden, heads = config.width("dim", "n_heads")
     intermediate = config.size("hidden_dim")
     activation = config.activation("activation", "gelu")
     embeddings = summed_embeddings(config, hidden, EPS, typed=False)

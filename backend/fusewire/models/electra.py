@@ -16,10 +16,8 @@ from fusewire.models.post_norm import (
 
 
 def blueprint(config: Config) -> Blueprint:
-    hidden = config.size("hidden_size")
+    hidden, heads = config.width()
     narrow = config.size("embedding_size", 128)
-    heads = config.size("num_attention_heads")
-    config.head_size(hidden, heads, "num_attention_heads")
     eps = config.number("layer_norm_eps", 1e-12)
     projection = Dense(("embeddings_project",), narrow, hidden) if narrow != hidden else None
     embeddings = summed_embeddings(config, narrow, eps, typed=True, projection=projection)

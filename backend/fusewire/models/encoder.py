@@ -14,14 +14,10 @@ import numpy as np
 
 from fusewire import kernels
 from fusewire.errors import ConfigurationError, InvalidInput
-from fusewire.models.blueprint import Blueprint, Dense, Layer, Norm, Table
+from fusewire.models.assemble import Weights, as_tensor, build_layer, relative_bias, rotary
+from fusewire.models.blueprint import Blueprint
 from fusewire.models.head import BuiltHead
-from fusewire.models.positions import (
-    counted_positions,
-    positions_after_padding,
-    relative_buckets,
-    rotary_table,
-)
+from fusewire.models.positions import counted_positions, positions_after_padding
 from fusewire.weights import Checkpoint
 
 if TYPE_CHECKING:
@@ -68,15 +64,11 @@ class EncoderModel:
         self._embedding_eps = embeddings.norm.eps
         self._projection = weights.linear(embeddings.projection) if embeddings.projection else None
 
-        built: dict[Layer, tuple[kernels.EncoderLayer, Any]] = {}
-        for layer in blueprint.layers:
-            if layer not in built:
-                built[layer] = (
-                    _build_layer(blueprint, layer, weights),
-                    _rotary(blueprint, layer.rope_theta),
-                )
-        self._layers = [built[layer] for layer in blueprint.layers]
-        self._relative_bias = _relative_bias(blueprint, checkpoint)
+        distinct = dict.fromkeys(blueprint.layers)  # ALBERT runs one layer many times
+        built = {layer: build_layer(blueprint, layer, weights) for layer in distinct}
+        angles = {theta: rotary(blueprint, theta) for theta in {y.rope_theta for y in distinct}}
+        self._layers = [(built[y], angles[y.rope_theta]) for y in blueprint.layers]
+        self._relative_bias = relative_bias(blueprint, checkpoint)
         self._final_norm = weights.norm(blueprint.final_norm) if blueprint.final_norm else None
         self._final_eps = blueprint.final_norm.eps if blueprint.final_norm else 0.0
         self._head = BuiltHead(blueprint.task_heads[head], weights) if head else None
@@ -85,6 +77,10 @@ class EncoderModel:
     def uses_token_types(self) -> bool:
         """Whether token_type_ids change the result; where not, they are ignored."""
         return self.type_vocab_size > 1
+
+    @property
+    def has_head(self) -> bool:
+        return self._head is not None
 
     def encode(self, batch: Batch) -> kernels.Tensor:
         """The last hidden state of each token: fp32 [tokens, hidden], in packed order.
@@ -97,15 +93,15 @@ class EncoderModel:
         types = batch.token_type_ids
         if not self.uses_token_types:
             types = np.zeros(tokens, np.int32)
-        sequences = kernels.SequenceBatch(_tensor(batch.cu_seqlens, np.int32))
-        position_ids = _tensor(positions, np.int32)
+        sequences = kernels.SequenceBatch(as_tensor(batch.cu_seqlens, np.int32))
+        position_ids = as_tensor(positions, np.int32)
 
         x = kernels.empty((tokens, self._word.shape[1]))
         kernels.embed_layer_norm(
             x,
-            _tensor(batch.input_ids, np.int64),
+            as_tensor(batch.input_ids, np.int64),
             position_ids,
-            _tensor(types, np.int32),
+            as_tensor(types, np.int32),
             self._word,
             self._position,
             self._token_type,
@@ -115,13 +111,13 @@ class EncoderModel:
         if self._projection is not None:
             narrow, x = x, kernels.empty((tokens, self.hidden_size))
             kernels.linear(x, narrow, self._projection, "none")
-        for layer, rotary in self._layers:
+        for layer, angles in self._layers:
             layer.forward(
                 x,
                 sequences,
                 self._workspace,
                 self._relative_bias,
-                None if rotary is None else (*rotary, position_ids),
+                None if angles is None else (*angles, position_ids),
             )
         if self._final_norm is not None:
             kernels.layer_norm(x, x, *self._final_norm, self._final_eps)
@@ -139,7 +135,7 @@ class EncoderModel:
         if rows.size == 0:
             return np.zeros((0, self.vocab_size), np.float32)
         picked = kernels.empty((rows.size, self.hidden_size))
-        kernels.gather_rows(picked, hidden, _tensor(rows, np.int64))
+        kernels.gather_rows(picked, hidden, as_tensor(rows, np.int64))
         return self._built_head().apply(picked, None).numpy()
 
     def workspace_stats(self) -> dict[str, int]:
@@ -174,79 +170,6 @@ class EncoderModel:
                 f"at most {self.max_length}",
                 "shorten the text or set `truncate`",
             )
-
-
-class Weights:
-    """A checkpoint's tensors in the shapes the kernels want."""
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self._checkpoint = checkpoint
-
-    def table(self, table: Table) -> kernels.Tensor:
-        return _tensor(self._checkpoint.take(table.name), np.float32)
-
-    def norm(self, norm: Norm) -> tuple[kernels.Tensor, kernels.Tensor | None]:
-        bias = self._vector(f"{norm.name}.bias") if norm.bias else None
-        return self._vector(f"{norm.name}.weight"), bias
-
-    def linear(self, dense: Dense) -> kernels.Linear:
-        """Prepacked; several names become one matrix, so that one product serves them all."""
-        weight = self._stacked(dense, "weight")
-        bias = self._stacked(dense, "bias") if dense.bias else None
-        return kernels.Linear(weight, bias)
-
-    def _stacked(self, dense: Dense, kind: str) -> kernels.Tensor:
-        parts = [self._checkpoint.take(f"{name}.{kind}") for name in dense.names]
-        return _tensor(parts[0] if len(parts) == 1 else np.concatenate(parts), np.float32)
-
-    def _vector(self, name: str) -> kernels.Tensor:
-        return _tensor(self._checkpoint.take(name), np.float32)
-
-
-def _build_layer(blueprint: Blueprint, layer: Layer, weights: Weights) -> kernels.EncoderLayer:
-    spec = kernels.LayerSpec(
-        hidden=blueprint.hidden_size,
-        intermediate=layer.output.inputs,
-        heads=blueprint.heads,
-        activation=blueprint.activation,
-        gated=blueprint.gated,
-        norm="layer_norm",
-        norm_eps=blueprint.norm_eps,
-        pre_norm=blueprint.pre_norm,
-        window=layer.window,
-    )
-    parts: dict[str, Any] = {
-        "qkv": weights.linear(layer.qkv),
-        "attention_output": weights.linear(layer.attention_output),
-        "intermediate": weights.linear(layer.intermediate),
-        "output": weights.linear(layer.output),
-        "output_norm": weights.norm(layer.output_norm),
-    }
-    if layer.attention_norm is not None:
-        parts["attention_norm"] = weights.norm(layer.attention_norm)
-    return kernels.EncoderLayer(spec, parts)
-
-
-def _rotary(
-    blueprint: Blueprint, theta: float | None
-) -> tuple[kernels.Tensor, kernels.Tensor] | None:
-    if theta is None:
-        return None
-    head_dim = blueprint.hidden_size // blueprint.heads
-    cos, sin = rotary_table(blueprint.max_length, head_dim, theta)
-    return _tensor(cos, np.float32), _tensor(sin, np.float32)
-
-
-def _relative_bias(blueprint: Blueprint, checkpoint: Checkpoint) -> kernels.Tensor | None:
-    if blueprint.relative_bias is None:
-        return None
-    table = checkpoint.take(blueprint.relative_bias.name)
-    buckets = relative_buckets(blueprint.max_length, table.shape[0])
-    return _tensor(table[buckets].T, np.float32)
-
-
-def _tensor(array: np.ndarray, dtype: Any) -> kernels.Tensor:
-    return kernels.Tensor.from_numpy(np.ascontiguousarray(array, dtype))
 
 
 def _check_range(field: str, ids: np.ndarray, end: int) -> None:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from fusewire import kernels
+from fusewire.models.assemble import Weights
 from fusewire.models.blueprint import Head
-
-if TYPE_CHECKING:
-    from fusewire.models.encoder import Weights
 
 
 class BuiltHead:

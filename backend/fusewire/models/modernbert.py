@@ -18,10 +18,8 @@ _THETA = {  # layer type -> (key in older configurations, default)
 
 
 def blueprint(config: Config) -> Blueprint:
-    hidden = config.size("hidden_size")
-    heads = config.size("num_attention_heads")
-    head_dim = config.head_size(hidden, heads, "num_attention_heads")
-    if head_dim % 2:
+    hidden, heads = config.width()
+    if hidden // heads % 2:
         raise config.fault("num_attention_heads", heads, "heads of an even size (rotary)")
     eps = config.number("norm_eps", 1e-5)
     norm_bias = config.flag("norm_bias", False)

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-from fusewire.models.blueprint import Blueprint, Norm, Table
+from fusewire.models.blueprint import Blueprint, Table
 from fusewire.models.config import Config
-from fusewire.models.post_norm import (
-    LayerNames,
-    first_token_head,
-    label_count,
-    pooler,
-    post_norm_layer,
-    summed_embeddings,
-    tied,
-    token_heads,
-    vocabulary_head,
-)
+from fusewire.models.post_norm import LayerNames, post_norm_layer, summed_embeddings, tied
+from fusewire.models.roberta import OTHER_HEADS, roberta_heads
 
 # Fixed in the architecture, whatever the configuration says.
 PADDING_INDEX = 1
@@ -31,13 +22,9 @@ NAMES = LayerNames(
 
 
 def blueprint(config: Config) -> Blueprint:
-    hidden = config.size("hidden_size")
-    heads = config.size("num_attention_heads")
-    config.head_size(hidden, heads, "num_attention_heads")
+    hidden, heads = config.width()
     intermediate = config.size("intermediate_size")
     eps = config.number("layer_norm_eps", 1e-12)
-    embeddings = summed_embeddings(config, hidden, eps, typed=False)
-    labels = label_count(config)
     positions = config.size("max_position_embeddings", least=PADDING_INDEX + 2)
     buckets = config.size("relative_attention_num_buckets", BUCKETS)
     if buckets != BUCKETS:
@@ -48,7 +35,7 @@ def blueprint(config: Config) -> Blueprint:
         heads=heads,
         activation=config.activation("hidden_act", "gelu"),
         norm_eps=eps,
-        embeddings=embeddings,
+        embeddings=summed_embeddings(config, hidden, eps, typed=False),
         layers=tuple(
             post_norm_layer(f"encoder.layer.{index}", NAMES, hidden, intermediate, eps)
             for index in range(config.size("num_hidden_layers", most=4096))
@@ -56,21 +43,7 @@ def blueprint(config: Config) -> Blueprint:
         max_length=positions - PADDING_INDEX - 1,
         padding_index=PADDING_INDEX,
         relative_bias=Table("encoder.relative_attention_bias.weight", BUCKETS, heads),
-        task_heads={
-            "classify": first_token_head(
-                "classifier.dense", "tanh", "classifier.out_proj", hidden, labels
-            ),
-            **token_heads(hidden, labels),
-            "fill": vocabulary_head(
-                "lm_head.dense",
-                "gelu_erf",
-                Norm("lm_head.layer_norm", hidden, eps),
-                "lm_head.decoder",
-                hidden,
-                embeddings.word.rows,
-            ),
-            "pooler": pooler("pooler.dense", hidden),
-        },
-        other_heads=("pooler.", "lm_head.", "classifier.", "qa_outputs."),
+        task_heads=roberta_heads(config, hidden, eps),
+        other_heads=OTHER_HEADS,
         aliases=tied(config, "lm_head.decoder", "lm_head.bias"),
     )

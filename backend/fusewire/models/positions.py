@@ -45,7 +45,7 @@ def relative_buckets(max_length: int, buckets: int = 32, max_distance: int = 128
 
 
 def rotary_table(max_length: int, head_dim: int, theta: float) -> tuple[np.ndarray, np.ndarray]:
-    """cos and sin of position × frequency: fp32 [max_length, head_dim / 2] each.
+    """cos and sin of position times frequency: fp32 [max_length, head_dim / 2] each.
 
     Frequency k is theta^(-2k / head_dim); transformers repeats the table for both halves of a
     head, the kernel does not need it to.

@@ -4,7 +4,7 @@ after the padding id, and a classifier on the first token without a pooler."""
 from __future__ import annotations
 
 from fusewire.models.bert import bert_layers
-from fusewire.models.blueprint import Blueprint, Norm
+from fusewire.models.blueprint import Blueprint, Head, Norm
 from fusewire.models.config import Config
 from fusewire.models.post_norm import (
     first_token_head,
@@ -16,14 +16,32 @@ from fusewire.models.post_norm import (
     vocabulary_head,
 )
 
+# MPNet has the same heads.
+OTHER_HEADS = ("pooler.", "lm_head.", "classifier.", "qa_outputs.")
+
+
+def roberta_heads(config: Config, hidden: int, eps: float) -> dict[str, Head]:
+    labels = label_count(config)
+    return {
+        "classify": first_token_head(
+            "classifier.dense", "tanh", "classifier.out_proj", hidden, labels
+        ),
+        **token_heads(hidden, labels),
+        "fill": vocabulary_head(
+            "lm_head.dense",
+            "gelu_erf",
+            Norm("lm_head.layer_norm", hidden, eps),
+            "lm_head.decoder",
+            hidden,
+            config.size("vocab_size"),
+        ),
+        "pooler": pooler("pooler.dense", hidden),
+    }
+
 
 def blueprint(config: Config) -> Blueprint:
-    hidden = config.size("hidden_size")
-    heads = config.size("num_attention_heads")
-    config.head_size(hidden, heads, "num_attention_heads")
+    hidden, heads = config.width()
     eps = config.number("layer_norm_eps", 1e-12)
-    embeddings = summed_embeddings(config, hidden, eps, typed=True)
-    labels = label_count(config)
     positions = config.size("max_position_embeddings")
     padding = config.size("pad_token_id", 1, least=0, most=positions - 2)
     return Blueprint(
@@ -32,25 +50,11 @@ def blueprint(config: Config) -> Blueprint:
         heads=heads,
         activation=config.activation("hidden_act", "gelu"),
         norm_eps=eps,
-        embeddings=embeddings,
+        embeddings=summed_embeddings(config, hidden, eps, typed=True),
         layers=bert_layers(config, hidden, eps),
         max_length=positions - padding - 1,
         padding_index=padding,
-        task_heads={
-            "classify": first_token_head(
-                "classifier.dense", "tanh", "classifier.out_proj", hidden, labels
-            ),
-            **token_heads(hidden, labels),
-            "fill": vocabulary_head(
-                "lm_head.dense",
-                "gelu_erf",
-                Norm("lm_head.layer_norm", hidden, eps),
-                "lm_head.decoder",
-                hidden,
-                embeddings.word.rows,
-            ),
-            "pooler": pooler("pooler.dense", hidden),
-        },
-        other_heads=("pooler.", "lm_head.", "classifier.", "qa_outputs."),
+        task_heads=roberta_heads(config, hidden, eps),
+        other_heads=OTHER_HEADS,
         aliases=tied(config, "lm_head.decoder", "lm_head.bias"),
     )

@@ -79,7 +79,7 @@ class Checkpoint:
         prefix: str = "",
         aliases: Mapping[str, str] | None = None,
     ) -> Checkpoint:
-        """Wraps live fp32 arrays; contiguous ones are not copied. Other dtypes: buffers, skipped."""
+        """Wraps live arrays (fp32 weights, integer buffers); contiguous ones are not copied."""
         tensors = {}
         for name, array in arrays.items():
             dtype = "F32" if array.dtype == np.float32 else "I64"

@@ -1,0 +1,288 @@
+"""Called like the Hugging Face model, faster: padded tensors in, padded tensors out.
+
+    model = fusewire.load("path/to/folder")            # or fusewire.from_torch(hf_model)
+    output = model(**tokenizer(texts, padding=True, return_tensors="pt"))
+    output.last_hidden_state, output.logits, ...
+
+Padding is dropped before anything is computed and comes back as zeros. torch is imported only
+when a torch module or tensor is handed in; transformers only by `parity`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fusewire.engine.batch import Batch
+from fusewire.errors import ConfigurationError, InvalidInput
+from fusewire.models import EncoderModel, build_model, load_model, read_config, tasks_of
+
+# Task -> the transformers class that answers it, for `parity`.
+_AUTO_CLASSES = {
+    "embed": "AutoModel",
+    "hidden": "AutoModel",
+    "classify": "AutoModelForSequenceClassification",
+    "tag": "AutoModelForTokenClassification",
+    "answer": "AutoModelForQuestionAnswering",
+    "fill": "AutoModelForMaskedLM",
+}
+
+
+class ModelOutput(dict[str, Any]):
+    """Named results, as transformers returns them: by attribute, by name, or by position."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"no {name!r} here; there are {', '.join(self)}") from None
+
+    def __getitem__(self, key: Any) -> Any:
+        return super().__getitem__(key) if isinstance(key, str) else self.to_tuple()[key]
+
+    def to_tuple(self) -> tuple[Any, ...]:
+        return tuple(self.values())
+
+
+class Encoder:
+    """An encoder with the call and the result names of its Hugging Face class.
+
+    Serves one caller at a time. `config` is the dictionary of config.json, `model` the
+    EncoderModel behind.
+    """
+
+    def __init__(self, model: EncoderModel, task: str) -> None:
+        self.model = model
+        self.task = task
+        self.config = model.config
+
+    def __call__(
+        self, input_ids: Any, attention_mask: Any = None, token_type_ids: Any = None
+    ) -> ModelOutput:
+        """Runs [batch, length] integer arrays or tensors; the result is of the same kind.
+
+        `attention_mask` is 1 where there is a token, 0 where there is padding (on any side: the
+        result is that of the sequence alone). Raises InvalidInput naming the argument at fault.
+        """
+        ids = _integers("input_ids", input_ids)
+        if ids.ndim != 2 or ids.size == 0:
+            raise InvalidInput(
+                "input_ids",
+                f"shape {list(ids.shape)}",
+                "[batch, length], not empty",
+                "call the tokenizer with return_tensors and padding",
+            )
+        mask = _mask(attention_mask, ids.shape)
+        types = self._types(token_type_ids, ids.shape)
+        lengths = mask.sum(axis=1)
+        batch = Batch(
+            input_ids=np.ascontiguousarray(ids[mask]),
+            token_type_ids=np.ascontiguousarray(types[mask], np.int32),
+            cu_seqlens=np.concatenate(([0], np.cumsum(lengths))).astype(np.int32),
+            max_seqlen=int(lengths.max()),
+        )
+        results = self._run(batch)
+        padded = {
+            name: _unpack(value, mask) if by_token else value
+            for name, (value, by_token) in results.items()
+        }
+        if _is_torch(input_ids):
+            import torch
+
+            padded = {name: torch.from_numpy(value) for name, value in padded.items()}
+        return ModelOutput(padded)
+
+    def _run(self, batch: Batch) -> dict[str, tuple[np.ndarray, bool]]:
+        """Result name -> (packed values, whether there is a row for each token)."""
+        model = self.model
+        hidden = model.encode(batch)
+        if self.task in ("embed", "hidden"):
+            results = {"last_hidden_state": (hidden.numpy(), True)}
+            if model.has_head:  # the pooler
+                results["pooler_output"] = (model.logits(hidden, batch).copy(), False)
+            return results
+        if self.task == "fill":
+            return {"logits": (model.fill_logits(hidden, np.arange(batch.input_ids.size)), True)}
+        logits = model.logits(hidden, batch)
+        if self.task == "answer":
+            return {"start_logits": (logits[:, 0], True), "end_logits": (logits[:, 1], True)}
+        if self.task == "tag":
+            return {"logits": (logits, True)}
+        return {"logits": (logits.copy(), False)}
+
+    def _types(self, token_type_ids: Any, shape: tuple[int, ...]) -> np.ndarray:
+        if token_type_ids is None:
+            return np.zeros(shape, np.int32)
+        types = _integers("token_type_ids", token_type_ids)
+        if types.shape != shape:
+            raise InvalidInput(
+                "token_type_ids",
+                f"shape {list(types.shape)}",
+                f"{list(shape)} as input_ids",
+                "pad both alike",
+            )
+        if not self.model.uses_token_types and types.any():
+            raise InvalidInput(
+                "token_type_ids", int(types.max()), "0 (this model has no types)", "leave it out"
+            )
+        return types
+
+
+def load(
+    folder_or_model: Any, task: str | None = None, device: str = "cpu", dtype: str = "float32"
+) -> Encoder:
+    """Loads a Hugging Face folder, or takes over a live transformers module (`from_torch`).
+
+    `task` (hidden, classify, tag, answer, fill) defaults to what the folder's `architectures`
+    were made for. Raises CheckpointError for a folder that cannot be loaded.
+    """
+    if not isinstance(folder_or_model, (str, Path)):
+        return from_torch(folder_or_model, task, device, dtype)
+    _check_placement(device, dtype)
+    folder = Path(folder_or_model)
+    task = task or tasks_of(read_config(folder))
+    return Encoder(load_model(folder, task, pooler=True), task)
+
+
+def from_torch(
+    hf_model: Any, task: str | None = None, device: str = "cpu", dtype: str = "float32"
+) -> Encoder:
+    """Takes over a live transformers module: its configuration and its weights as they are now.
+
+    Embedding tables in fp32 on the CPU stay shared with the module, matrices are packed anew: call
+    again after the module's weights change.
+    """
+    _check_placement(device, dtype)
+    config = getattr(hf_model, "config", None)
+    if not hasattr(config, "to_dict") or not hasattr(hf_model, "state_dict"):
+        raise ConfigurationError(
+            f"model: got {type(hf_model).__name__}, wanted a transformers model or a folder; "
+            "pass what from_pretrained returned"
+        )
+    values = config.to_dict()
+    values["architectures"] = [type(hf_model).__name__]
+    arrays = {name: _weight(tensor) for name, tensor in hf_model.state_dict().items()}
+    task = task or tasks_of(values)
+    return Encoder(build_model(values, arrays, task, pooler=True), task)
+
+
+@dataclass(frozen=True)
+class Parity:
+    """How far fusewire and transformers differ on the same input."""
+
+    architecture: str
+    task: str
+    sequences: int
+    tokens: int
+    differences: Mapping[str, float]  # result name -> largest absolute difference
+
+    @property
+    def largest(self) -> float:
+        return max(self.differences.values())
+
+
+def parity(
+    folder: Path | str, task: str | None = None, *, sequences: int = 8, seed: int = 0
+) -> Parity:
+    """Runs random ragged sequences (one token up to 512 or the model's limit) through fusewire as
+    one batch and through transformers (eager attention, fp32) one by one.
+
+    Needs torch and transformers; ConfigurationError where they are not installed.
+    """
+    try:
+        import torch
+        import transformers
+    except ImportError as error:
+        raise ConfigurationError(
+            f"parity: got no module {error.name!r}, wanted torch and transformers to compare with; "
+            "run `pip install torch transformers`"
+        ) from None
+    ours = load(folder, task)
+    reference = getattr(transformers, _AUTO_CLASSES[ours.task]).from_pretrained(
+        folder, attn_implementation="eager", dtype=torch.float32, local_files_only=True
+    )
+    reference.eval()
+    ids, types, mask = _random_input(ours.model, sequences, seed)
+    result = ours(ids, mask, types if ours.model.uses_token_types else None)
+    differences = dict.fromkeys(result, 0.0)
+    for row, length in enumerate(mask.sum(axis=1)):
+        inputs = {"input_ids": torch.from_numpy(ids[row : row + 1, :length])}
+        if ours.model.uses_token_types:
+            inputs["token_type_ids"] = torch.from_numpy(types[row : row + 1, :length])
+        with torch.no_grad():
+            expected = reference(**inputs)
+        for name, values in result.items():
+            wanted = expected[name][0].numpy()
+            got = values[row] if values[row].shape == wanted.shape else values[row][:length]
+            differences[name] = max(differences[name], float(np.abs(got - wanted).max()))
+    return Parity(type(reference).__name__, ours.task, sequences, int(mask.sum()), differences)
+
+
+def _random_input(
+    model: EncoderModel, sequences: int, seed: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    random = np.random.default_rng(seed)
+    longest = min(model.max_length, 512)
+    lengths = random.integers(1, max(2, longest // 4), sequences)
+    lengths[0] = 1
+    lengths[-1] = longest
+    mask = np.arange(longest) < lengths[:, None]
+    ids = random.integers(0, model.vocab_size, mask.shape)
+    types = random.integers(0, max(1, model.type_vocab_size), mask.shape)
+    return ids, types, mask.astype(np.int64)
+
+
+def _integers(name: str, value: Any) -> np.ndarray:
+    array = value.detach().cpu().numpy() if _is_torch(value) else np.asarray(value)
+    if array.dtype.kind not in "iu":
+        raise InvalidInput(name, f"dtype {array.dtype}", "integers", "pass token ids")
+    return array.astype(np.int64, copy=False)
+
+
+def _mask(attention_mask: Any, shape: tuple[int, ...]) -> np.ndarray:
+    if attention_mask is None:
+        return np.ones(shape, np.bool_)
+    if _is_torch(attention_mask):
+        attention_mask = attention_mask.detach().cpu().numpy()
+    array = np.asarray(attention_mask)
+    if array.shape != shape:
+        raise InvalidInput(
+            "attention_mask",
+            f"shape {list(array.shape)}",
+            f"{list(shape)} as input_ids",
+            "pad both alike",
+        )
+    mask = array == 1
+    if not (mask | (array == 0)).all():
+        raise InvalidInput("attention_mask", "other values", "0 or 1", "pass the tokenizer's mask")
+    if not mask.any(axis=1).all():
+        raise InvalidInput(
+            "attention_mask", "a row of zeros", "at least one 1 a row", "leave empty rows out"
+        )
+    return mask
+
+
+def _unpack(packed: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    padded = np.zeros((*mask.shape, *packed.shape[1:]), packed.dtype)
+    padded[mask] = packed
+    return padded
+
+
+def _weight(tensor: Any) -> np.ndarray:
+    tensor = tensor.detach().cpu()
+    return tensor.float().numpy() if tensor.is_floating_point() else tensor.numpy()
+
+
+def _is_torch(value: Any) -> bool:
+    return type(value).__module__.split(".")[0] == "torch" and hasattr(value, "detach")
+
+
+def _check_placement(device: str, dtype: str) -> None:
+    if device != "cpu":
+        raise ConfigurationError(f"device: got {device!r}, wanted 'cpu'; leave it out")
+    if dtype != "float32":
+        raise ConfigurationError(f"dtype: got {dtype!r}, wanted 'float32'; leave it out")
