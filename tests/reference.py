@@ -230,6 +230,8 @@ def _config(
         values["embedding_size"] = 24
     if architecture == "modernbert":
         values |= {"cls_token_id": first, "sep_token_id": last, "local_attention": 16}
+    if "id2label" in sizes:
+        del values["num_labels"]
     values |= sizes
     if architecture == "distilbert":
         renamed = {

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fusewire.engine.batch import Batch
 from fusewire.errors import ConfigurationError, InvalidInput
@@ -86,7 +87,7 @@ class Encoder:
             max_seqlen=int(lengths.max()),
         )
         results = self._run(batch)
-        padded = {
+        padded: dict[str, Any] = {
             name: _unpack(value, mask) if by_token else value
             for name, (value, by_token) in results.items()
         }
@@ -96,14 +97,14 @@ class Encoder:
             padded = {name: torch.from_numpy(value) for name, value in padded.items()}
         return ModelOutput(padded)
 
-    def _run(self, batch: Batch) -> dict[str, tuple[np.ndarray, bool]]:
+    def _run(self, batch: Batch) -> dict[str, tuple[NDArray[np.float32], bool]]:
         """Result name -> (packed values, whether there is a row for each token)."""
         model = self.model
         hidden = model.encode(batch)
         if self.task in ("embed", "hidden"):
             results = {"last_hidden_state": (hidden.numpy(), True)}
             if model.has_head:  # the pooler
-                results["pooler_output"] = (model.logits(hidden, batch).copy(), False)
+                results["pooler_output"] = (model.logits(hidden, batch), False)
             return results
         if self.task == "fill":
             return {"logits": (model.fill_logits(hidden, np.arange(batch.input_ids.size)), True)}
@@ -112,9 +113,9 @@ class Encoder:
             return {"start_logits": (logits[:, 0], True), "end_logits": (logits[:, 1], True)}
         if self.task == "tag":
             return {"logits": (logits, True)}
-        return {"logits": (logits.copy(), False)}
+        return {"logits": (logits, False)}
 
-    def _types(self, token_type_ids: Any, shape: tuple[int, ...]) -> np.ndarray:
+    def _types(self, token_type_ids: Any, shape: tuple[int, ...]) -> NDArray[Any]:
         if token_type_ids is None:
             return np.zeros(shape, np.int32)
         types = _integers("token_type_ids", token_type_ids)
@@ -157,7 +158,7 @@ def from_torch(
     again after the module's weights change.
     """
     _check_placement(device, dtype)
-    config = getattr(hf_model, "config", None)
+    config: Any = getattr(hf_model, "config", None)
     if not hasattr(config, "to_dict") or not hasattr(hf_model, "state_dict"):
         raise ConfigurationError(
             f"model: got {type(hf_model).__name__}, wanted a transformers model or a folder; "
@@ -224,7 +225,7 @@ def parity(
 
 def _random_input(
     model: EncoderModel, sequences: int, seed: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     random = np.random.default_rng(seed)
     longest = min(model.max_length, 512)
     lengths = random.integers(1, max(2, longest // 4), sequences)
@@ -236,14 +237,14 @@ def _random_input(
     return ids, types, mask.astype(np.int64)
 
 
-def _integers(name: str, value: Any) -> np.ndarray:
-    array = value.detach().cpu().numpy() if _is_torch(value) else np.asarray(value)
+def _integers(name: str, value: Any) -> NDArray[np.int64]:
+    array: NDArray[Any] = np.asarray(value.detach().cpu().numpy() if _is_torch(value) else value)
     if array.dtype.kind not in "iu":
         raise InvalidInput(name, f"dtype {array.dtype}", "integers", "pass token ids")
     return array.astype(np.int64, copy=False)
 
 
-def _mask(attention_mask: Any, shape: tuple[int, ...]) -> np.ndarray:
+def _mask(attention_mask: Any, shape: tuple[int, ...]) -> NDArray[np.bool_]:
     if attention_mask is None:
         return np.ones(shape, np.bool_)
     if _is_torch(attention_mask):
@@ -256,7 +257,7 @@ def _mask(attention_mask: Any, shape: tuple[int, ...]) -> np.ndarray:
             f"{list(shape)} as input_ids",
             "pad both alike",
         )
-    mask = array == 1
+    mask: NDArray[np.bool_] = array == 1
     if not (mask | (array == 0)).all():
         raise InvalidInput("attention_mask", "other values", "0 or 1", "pass the tokenizer's mask")
     if not mask.any(axis=1).all():
@@ -266,15 +267,16 @@ def _mask(attention_mask: Any, shape: tuple[int, ...]) -> np.ndarray:
     return mask
 
 
-def _unpack(packed: np.ndarray, mask: np.ndarray) -> np.ndarray:
+def _unpack(packed: NDArray[Any], mask: NDArray[np.bool_]) -> NDArray[Any]:
     padded = np.zeros((*mask.shape, *packed.shape[1:]), packed.dtype)
     padded[mask] = packed
     return padded
 
 
-def _weight(tensor: Any) -> np.ndarray:
+def _weight(tensor: Any) -> NDArray[Any]:
     tensor = tensor.detach().cpu()
-    return tensor.float().numpy() if tensor.is_floating_point() else tensor.numpy()
+    array: NDArray[Any] = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+    return array
 
 
 def _is_torch(value: Any) -> bool:

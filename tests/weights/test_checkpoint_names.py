@@ -21,7 +21,7 @@ def test_the_base_prefix_is_optional():
 
 
 def test_two_tensors_of_one_name_are_refused():
-    with pytest.raises(CheckpointError, match="two tensors for 'encoder.weight'"):
+    with pytest.raises(CheckpointError, match=r"two tensors for 'encoder.weight'"):
         checkpoint("bert.encoder.weight", "encoder.weight")
 
 
@@ -43,7 +43,7 @@ def test_all_faults_are_listed_at_once():
 
 
 def test_long_lists_are_cut():
-    with pytest.raises(CheckpointError, match="and 12 more"):
+    with pytest.raises(CheckpointError, match=r"and 12 more"):
         checkpoint(*(f"t{index}" for index in range(20))).check({}, [])
 
 

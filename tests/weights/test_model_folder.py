@@ -45,23 +45,33 @@ def test_shards_are_read_as_one(folder):
 def test_a_shard_that_disagrees_with_the_index_is_refused(folder):
     save(folder / "s.safetensors", a=[1], extra=[2])
     index(folder, {"a": "s.safetensors"})
-    with pytest.raises(CheckpointError, match="s.safetensors: the index .* disagree about 'extra'"):
+    with pytest.raises(
+        CheckpointError, match=r"s.safetensors: the index .* disagree about 'extra'"
+    ):
         Checkpoint.open(folder)
     index(folder, {"a": "s.safetensors", "extra": "s.safetensors", "lost": "s.safetensors"})
-    with pytest.raises(CheckpointError, match="disagree about 'lost'"):
+    with pytest.raises(CheckpointError, match=r"disagree about 'lost'"):
         Checkpoint.open(folder)
 
 
 def test_a_missing_shard_is_named(folder):
     index(folder, {"a": "gone.safetensors"})
-    with pytest.raises(CheckpointError, match="names 'gone.safetensors', which is missing"):
+    with pytest.raises(CheckpointError, match=r"names 'gone.safetensors', which is missing"):
         weight_files(folder)
 
 
 @pytest.mark.parametrize(
     "name",
-    ["../x.safetensors", "/etc/x.safetensors", "a/../../x.safetensors", "..\\x.safetensors"]
-    + ["C:\\x.safetensors", "a//x.safetensors", "./x.safetensors", "x\0.safetensors"],
+    [
+        "../x.safetensors",
+        "/etc/x.safetensors",
+        "a/../../x.safetensors",
+        "..\\x.safetensors",
+        "C:\\x.safetensors",
+        "a//x.safetensors",
+        "./x.safetensors",
+        "x\0.safetensors",
+    ],
 )
 def test_an_index_cannot_lead_out_of_the_folder(folder, name):
     save(folder.parent / "x.safetensors", a=[1])
@@ -80,7 +90,7 @@ def test_a_senseless_index_is_refused(folder, weight_map):
 def test_a_link_out_of_the_folder_is_refused(folder):
     save(folder.parent / "outside.safetensors", a=[1])
     (folder / "model.safetensors").symlink_to("../outside.safetensors")
-    with pytest.raises(CheckpointError, match="model.safetensors: a link leading out") as caught:
+    with pytest.raises(CheckpointError, match=r"model.safetensors: a link leading out") as caught:
         Checkpoint.open(folder)
     assert "outside" not in str(caught.value)
 
@@ -90,7 +100,7 @@ def test_a_linked_directory_cannot_smuggle_a_file_in(folder):
     secret.mkdir()
     save(secret / "x.safetensors", a=[1])
     (folder / "sub").symlink_to(secret)
-    with pytest.raises(CheckpointError, match="a link leading out"):
+    with pytest.raises(CheckpointError, match=r"a link leading out"):
         file_in(folder, "sub/x.safetensors")
 
 
@@ -121,7 +131,7 @@ def test_a_cache_snapshot_may_not_link_to_another_repository(tmp_path):
     snapshot = hugging_face_cache(
         tmp_path, "models--org--a", "../../../models--org--b/blobs/0123abcd"
     )
-    with pytest.raises(CheckpointError, match="a link leading out"):
+    with pytest.raises(CheckpointError, match=r"a link leading out"):
         Checkpoint.open(snapshot)
 
 
@@ -129,11 +139,11 @@ def test_a_broken_or_circular_link_and_a_pipe_are_refused(folder):
     (folder / "broken").symlink_to("nowhere")
     (folder / "circle").symlink_to("circle")
     os.mkfifo(folder / "pipe")
-    with pytest.raises(CheckpointError, match="broken: a link to a missing file"):
+    with pytest.raises(CheckpointError, match=r"broken: a link to a missing file"):
         file_in(folder, "broken")
-    with pytest.raises(CheckpointError, match="circle: cannot be opened"):
+    with pytest.raises(CheckpointError, match=r"circle: cannot be opened"):
         file_in(folder, "circle")
-    with pytest.raises(CheckpointError, match="pipe: not a regular file"):
+    with pytest.raises(CheckpointError, match=r"pipe: not a regular file"):
         file_in(folder, "pipe")
     assert file_in(folder, "absent") is None
 
@@ -148,10 +158,10 @@ def test_other_formats_are_refused_with_the_way_out(folder, name):
 def test_a_folder_without_weights_and_no_folder_are_told_apart(folder):
     with pytest.raises(CheckpointError, match=r"no model.safetensors or .* in the folder"):
         Checkpoint.open(folder)
-    with pytest.raises(CheckpointError, match="gone: no such folder"):
+    with pytest.raises(CheckpointError, match=r"gone: no such folder"):
         open_folder(folder / "gone")
     (folder / "file").touch()
-    with pytest.raises(CheckpointError, match="file: got a file"):
+    with pytest.raises(CheckpointError, match=r"file: got a file"):
         open_folder(folder / "file")
 
 
@@ -159,5 +169,5 @@ def test_json_is_read_carefully(folder):
     assert read_json(folder, "config.json") is None
     for text in ("[1]", "{", '{"a":' * 100_000, "\xff"):
         (folder / "config.json").write_text(text, encoding="latin-1")
-        with pytest.raises(CheckpointError, match="config.json: "):
+        with pytest.raises(CheckpointError, match=r"config.json: "):
             read_json(folder, "config.json")

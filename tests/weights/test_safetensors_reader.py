@@ -105,7 +105,7 @@ def test_a_bad_file_is_refused_with_its_fault(tmp_path, message):
         path.write_bytes(content)
     else:
         write(path, content, b"\0" * 16)
-    with pytest.raises(CheckpointError, match="^bad.safetensors: ") as caught:
+    with pytest.raises(CheckpointError, match=r"^bad.safetensors: ") as caught:
         read_safetensors(path)
     assert message in str(caught.value)
     assert str(tmp_path) not in str(caught.value)
@@ -113,9 +113,9 @@ def test_a_bad_file_is_refused_with_its_fault(tmp_path, message):
 
 def test_an_empty_file_and_a_folder_are_refused(tmp_path):
     (tmp_path / "a.safetensors").touch()
-    with pytest.raises(CheckpointError, match="got 0 bytes"):
+    with pytest.raises(CheckpointError, match=r"got 0 bytes"):
         read_safetensors(tmp_path / "a.safetensors")
-    with pytest.raises(CheckpointError, match="cannot be read"):
+    with pytest.raises(CheckpointError, match=r"cannot be read"):
         read_safetensors(tmp_path)
 
 
@@ -155,7 +155,7 @@ def reference_load(path: Path) -> dict[str, tuple[tuple[int, ...], bytes]] | Non
         with safe_open(path, "pt") as file:
             return {
                 name: (tuple(tensor.shape), tensor.contiguous().view(-1).view(torch.uint8).numpy())
-                for name in file.keys()  # noqa: SIM118 (not a dict)
+                for name in file.keys()
                 for tensor in [file.get_tensor(name)]
             }
     except (SafetensorError, ValueError, RuntimeError, OverflowError, OSError):

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from numpy.typing import NDArray
 
 from fusewire.errors import ConfigurationError
 from fusewire.models.config import Config, read_config
@@ -33,7 +33,11 @@ def load_model(folder: Path | str, task: str, *, pooler: bool = False) -> Encode
 
 
 def build_model(
-    config: Mapping[str, Any], arrays: Mapping[str, np.ndarray], task: str, *, pooler: bool = False
+    config: Mapping[str, Any],
+    arrays: Mapping[str, NDArray[Any]],
+    task: str,
+    *,
+    pooler: bool = False,
 ) -> EncoderModel:
     """As `load_model`, from a live model's configuration and its fp32 arrays by state-dict name."""
     return _build(config, task, pooler, None, partial(Checkpoint.from_arrays, arrays, "the model"))

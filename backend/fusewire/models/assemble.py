@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fusewire import kernels
 from fusewire.models.blueprint import Blueprint, Dense, Layer, Norm, Table
@@ -12,7 +13,7 @@ from fusewire.models.positions import relative_buckets, rotary_table
 from fusewire.weights import Checkpoint
 
 
-def as_tensor(array: np.ndarray, dtype: Any) -> kernels.Tensor:
+def as_tensor(array: NDArray[Any], dtype: Any) -> kernels.Tensor:
     return kernels.Tensor.from_numpy(np.ascontiguousarray(array, dtype))
 
 

@@ -34,8 +34,8 @@ class Norm:
     bias: bool = True
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        shapes = {f"{self.name}.weight": (self.size,)}
-        return shapes | ({f"{self.name}.bias": (self.size,)} if self.bias else {})
+        kinds = ("weight", "bias") if self.bias else ("weight",)
+        return {f"{self.name}.{kind}": (self.size,) for kind in kinds}
 
 
 @dataclass(frozen=True)

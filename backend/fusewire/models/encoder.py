@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fusewire import kernels
 from fusewire.errors import ConfigurationError, InvalidInput
@@ -123,12 +124,12 @@ class EncoderModel:
             kernels.layer_norm(x, x, *self._final_norm, self._final_eps)
         return x
 
-    def logits(self, hidden: kernels.Tensor, batch: Batch) -> np.ndarray:
+    def logits(self, hidden: kernels.Tensor, batch: Batch) -> NDArray[np.float32]:
         """The head's scores, fp32: [sequences, labels] where the task pools (classify), else
         [tokens, labels] (tag) or [tokens, 2] (answer: start, end)."""
         return self._built_head().apply(hidden, batch.cu_seqlens).numpy()
 
-    def fill_logits(self, hidden: kernels.Tensor, rows: np.ndarray) -> np.ndarray:
+    def fill_logits(self, hidden: kernels.Tensor, rows: NDArray[np.int64]) -> NDArray[np.float32]:
         """Vocabulary scores of the tokens at `rows` (int64 [n], indices into the packed batch):
         fp32 [n, vocabulary]. Only these rows are computed."""
         rows = np.asarray(rows, np.int64)
@@ -150,7 +151,7 @@ class EncoderModel:
             )
         return self._head
 
-    def _positions(self, batch: Batch) -> np.ndarray:
+    def _positions(self, batch: Batch) -> NDArray[np.int32]:
         if self._padding_index is None:
             return counted_positions(batch.cu_seqlens)
         return positions_after_padding(batch.input_ids, batch.cu_seqlens, self._padding_index)
@@ -172,7 +173,7 @@ class EncoderModel:
             )
 
 
-def _check_range(field: str, ids: np.ndarray, end: int) -> None:
+def _check_range(field: str, ids: NDArray[Any], end: int) -> None:
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or high >= end:
         raise InvalidInput(

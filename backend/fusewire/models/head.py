@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fusewire import kernels
 from fusewire.models.assemble import Weights
@@ -18,12 +19,12 @@ class BuiltHead:
             (
                 dense,
                 weights.linear(dense),
-                weights.norm(dense.norm) if dense.norm is not None else None,
+                (*weights.norm(dense.norm), dense.norm.eps) if dense.norm is not None else None,
             )
             for dense in head.chain
         ]
 
-    def apply(self, x: kernels.Tensor, cu_seqlens: np.ndarray | None) -> kernels.Tensor:
+    def apply(self, x: kernels.Tensor, cu_seqlens: NDArray[np.int32] | None) -> kernels.Tensor:
         """fp32 [rows, hidden] -> [rows, outputs], or [sequences, outputs] where the head pools."""
         if self._pooling is not None and cu_seqlens is not None:
             batch = kernels.SequenceBatch(kernels.Tensor.from_numpy(cu_seqlens))
@@ -34,6 +35,6 @@ class BuiltHead:
             y = kernels.empty((x.shape[0], dense.outputs))
             kernels.linear(y, x, linear, dense.activation)
             if norm is not None:
-                kernels.layer_norm(y, y, *norm, dense.norm.eps)
+                kernels.layer_norm(y, y, *norm)
             x = y
         return x

@@ -9,17 +9,18 @@ from __future__ import annotations
 import math
 
 import numpy as np
+from numpy.typing import NDArray
 
 
-def counted_positions(cu_seqlens: np.ndarray) -> np.ndarray:
+def counted_positions(cu_seqlens: NDArray[np.int32]) -> NDArray[np.int32]:
     """0, 1, 2, … within each sequence: int32 [tokens]."""
     starts = np.repeat(cu_seqlens[:-1], np.diff(cu_seqlens))
     return (np.arange(cu_seqlens[-1], dtype=np.int32) - starts).astype(np.int32)
 
 
 def positions_after_padding(
-    input_ids: np.ndarray, cu_seqlens: np.ndarray, padding_index: int
-) -> np.ndarray:
+    input_ids: NDArray[np.int64], cu_seqlens: NDArray[np.int32], padding_index: int
+) -> NDArray[np.int32]:
     """RoBERTa's positions: real tokens count from padding_index + 1, a padding id stands at
     padding_index and is not counted. int32 [tokens]."""
     real = input_ids != padding_index
@@ -28,7 +29,9 @@ def positions_after_padding(
     return ((counted[1:] - before) * real + padding_index).astype(np.int32)
 
 
-def relative_buckets(max_length: int, buckets: int = 32, max_distance: int = 128) -> np.ndarray:
+def relative_buckets(
+    max_length: int, buckets: int = 32, max_distance: int = 128
+) -> NDArray[np.int64]:
     """The bucket of each distance j - i in -(L-1)..L-1: int64 [2L-1] (Raffel et al., 2020).
 
     Half of the buckets for each direction; in each, half exact and half logarithmic.
@@ -44,7 +47,9 @@ def relative_buckets(max_length: int, buckets: int = 32, max_distance: int = 128
     return (backward < 0) * half + np.where(distance < exact, distance, np.minimum(far, half - 1))
 
 
-def rotary_table(max_length: int, head_dim: int, theta: float) -> tuple[np.ndarray, np.ndarray]:
+def rotary_table(
+    max_length: int, head_dim: int, theta: float
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     """cos and sin of position times frequency: fp32 [max_length, head_dim / 2] each.
 
     Frequency k is theta^(-2k / head_dim); transformers repeats the table for both halves of a

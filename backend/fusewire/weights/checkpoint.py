@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fusewire.errors import CheckpointError
 from fusewire.weights.folder import file_in, open_folder, weight_files
@@ -74,7 +76,7 @@ class Checkpoint:
     @classmethod
     def from_arrays(
         cls,
-        arrays: Mapping[str, np.ndarray],
+        arrays: Mapping[str, NDArray[Any]],
         source: str,
         prefix: str = "",
         aliases: Mapping[str, str] | None = None,
@@ -126,7 +128,7 @@ class Checkpoint:
                 "belong to these weights"
             )
 
-    def take(self, name: str) -> np.ndarray:
+    def take(self, name: str) -> NDArray[np.float32]:
         """The tensor as fp32 (a view of the file where it is stored as fp32, else converted)."""
         stored = self._stored_name(name)
         if stored is None:

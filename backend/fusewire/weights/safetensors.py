@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fusewire.errors import CheckpointError
 
@@ -54,9 +55,9 @@ class StoredTensor:
     file: str
     dtype: str
     shape: tuple[int, ...]
-    data: np.ndarray  # the raw bytes, uint8 [nbytes]
+    data: NDArray[np.uint8]  # the raw bytes, uint8 [nbytes]
 
-    def float32(self, name: str) -> np.ndarray:
+    def float32(self, name: str) -> NDArray[np.float32]:
         """The values as fp32: a view when stored as aligned F32, else converted to a new array."""
         if self.dtype not in _FLOATS:
             raise CheckpointError(
@@ -118,7 +119,7 @@ def _parse_header(file: str, text: bytes) -> dict[str, Any]:
     return header
 
 
-def _tensors(file: str, header: dict[str, Any], data: np.ndarray) -> dict[str, StoredTensor]:
+def _tensors(file: str, header: dict[str, Any], data: NDArray[np.uint8]) -> dict[str, StoredTensor]:
     spans: list[tuple[int, int, str]] = []
     tensors: dict[str, StoredTensor] = {}
     for tensor, entry in header.items():

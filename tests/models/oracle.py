@@ -1,0 +1,88 @@
+"""What transformers answers for ragged sequences, one at a time, beside what fusewire answers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Sequences
+from typing import Any
+
+import numpy as np
+import torch
+from fusewire.engine.batch import Batch, Sequence
+from fusewire.models import EncoderModel
+from numpy.typing import NDArray
+
+RAGGED = (1, 2, 64, 5, 33, 17)
+
+
+def random_sequences(model: EncoderModel, lengths: Sequences[int], seed: int = 0) -> list[Sequence]:
+    """Ids from the whole vocabulary, so padding and other special ids appear as tokens too."""
+    rng = np.random.default_rng(seed)
+    types = max(1, model.type_vocab_size)
+    return [
+        Sequence(
+            rng.integers(0, model.vocab_size, length),
+            rng.integers(0, types, length).astype(np.int32),
+        )
+        for length in lengths
+    ]
+
+
+def fusewire_answers(
+    model: EncoderModel, sequences: list[Sequence], task: str
+) -> list[dict[str, NDArray[np.float32]]]:
+    """One dictionary a sequence, under the names that transformers uses."""
+    batch = Batch.pack(sequences)
+    hidden = model.encode(batch)
+    values = {"last_hidden_state": hidden.numpy()}
+    if task == "fill":
+        values["logits"] = model.fill_logits(hidden, np.arange(batch.tokens))
+    elif model.has_head:
+        values["logits"] = model.logits(hidden, batch)
+    pooled = task in ("hidden", "classify")  # one row of logits a sequence, else one a token
+    answers = []
+    for index in range(batch.sequences):
+        rows = batch.rows(index)
+        answer = {"last_hidden_state": values["last_hidden_state"][rows].copy()}
+        if "logits" in values:
+            answer["logits"] = values["logits"][index if pooled else rows].copy()
+        answers.append(answer)
+    return answers
+
+
+def transformers_answers(
+    reference: Any, model: EncoderModel, sequences: list[Sequence]
+) -> list[dict[str, NDArray[np.float32]]]:
+    answers = []
+    for sequence in sequences:
+        inputs = {"input_ids": torch.from_numpy(sequence.input_ids[None])}
+        if model.uses_token_types:
+            inputs["token_type_ids"] = torch.from_numpy(sequence.token_type_ids[None]).long()
+        with torch.no_grad():
+            output = reference(**inputs, output_hidden_states=True)
+        answer = {"last_hidden_state": output.hidden_states[-1][0].numpy()}
+        if "start_logits" in output:
+            both = torch.stack([output.start_logits[0], output.end_logits[0]], dim=1)
+            answer["logits"] = both.numpy()
+        elif "logits" in output:
+            answer["logits"] = output.logits[0].numpy()
+        elif output.get("pooler_output") is not None:
+            answer["logits"] = output.pooler_output[0].numpy()
+        answers.append(answer)
+    return answers
+
+
+def largest_difference(
+    reference: Any, model: EncoderModel, task: str, lengths: Sequences[int] = RAGGED, seed: int = 0
+) -> float:
+    """Over all results and sequences; the sets of results must be the same."""
+    sequences = random_sequences(model, lengths, seed)
+    worst = 0.0
+    ours = fusewire_answers(model, sequences, task)
+    theirs = transformers_answers(reference, model, sequences)
+    for got, wanted in zip(ours, theirs, strict=True):
+        assert got.keys() == wanted.keys()
+        for name, value in wanted.items():
+            assert got[name].shape == value.shape, name
+            assert np.isfinite(got[name]).all(), name
+            worst = max(worst, float(np.abs(got[name] - value).max()))
+    return worst

@@ -1,0 +1,154 @@
+"""`fusewire.load` and `fusewire.from_torch`: Hugging Face's call and result names."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import fusewire
+import numpy as np
+import pytest
+import torch
+from fusewire.errors import CheckpointError, ConfigurationError, InvalidInput
+from fusewire.interop import parity
+from reference import ARCHITECTURES, tiny_checkpoint
+from tolerance import MODEL_FP32
+
+
+def padded_input(vocabulary: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    mask = (torch.arange(12) < torch.tensor([[12], [1], [7]])).long()
+    return torch.randint(5, vocabulary, mask.shape, generator=generator), mask
+
+
+@pytest.mark.parametrize("task", ["hidden", "classify", "tag", "answer", "fill"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_live_module_is_taken_over(tmp_path, architecture, task):
+    reference = tiny_checkpoint(tmp_path, architecture, task)
+    model = fusewire.from_torch(reference)
+    ids, mask = padded_input(reference.config.vocab_size)
+    ids = torch.where(mask == 1, ids, torch.tensor(reference.config.pad_token_id))
+    output = model(input_ids=ids, attention_mask=mask)
+    with torch.no_grad():
+        expected = reference(input_ids=ids, attention_mask=mask)
+    assert list(output) == [name for name in expected if expected[name] is not None]
+    for name, value in output.items():
+        assert isinstance(value, torch.Tensor) and value.dtype == torch.float32
+        wanted = expected[name]
+        if value.shape[:2] == mask.shape and task != "classify" and name != "pooler_output":
+            keep = mask.bool()
+            assert not value[~keep].any()  # zeros where the padding was
+            value, wanted = value[keep], wanted[keep]
+        assert (value - wanted).abs().max() <= MODEL_FP32, name
+
+
+def test_numpy_in_numpy_out(tmp_path):
+    reference = tiny_checkpoint(tmp_path, "bert")
+    model = fusewire.load(str(tmp_path))
+    ids, mask = padded_input(reference.config.vocab_size)
+    from_torch_tensors = model(ids, mask)
+    output = model(ids.numpy(), mask.numpy())
+    assert isinstance(output.last_hidden_state, np.ndarray)
+    assert output[0] is output["last_hidden_state"] is output.to_tuple()[0]
+    np.testing.assert_array_equal(output[0], from_torch_tensors.last_hidden_state.numpy())
+    assert output.pooler_output.shape == (3, 64)
+    with pytest.raises(AttributeError, match=r"no 'logits' here; there are last_hidden_state"):
+        _ = output.logits
+
+
+@pytest.mark.parametrize("architecture", ["bert", "roberta", "mpnet", "modernbert"])
+def test_padding_on_any_side_changes_nothing(tmp_path, architecture):
+    tiny_checkpoint(tmp_path, architecture)
+    model = fusewire.load(tmp_path)
+    tokens = np.arange(10, 19)
+    alone = model(tokens[None]).last_hidden_state[0]
+    for name, columns in {"left": range(4, 13), "scattered": [0, 1, 3, 4, 7, 8, 9, 11, 12]}.items():
+        ids, mask = np.full((1, 13), 3), np.zeros((1, 13), np.int64)
+        ids[0, list(columns)], mask[0, list(columns)] = tokens, 1
+        output = model(ids, mask).last_hidden_state[0]
+        np.testing.assert_array_equal(output[list(columns)], alone, err_msg=name)
+
+
+def test_results_outlive_the_next_call(tmp_path):
+    tiny_checkpoint(tmp_path, "bert", "classify")
+    model = fusewire.load(tmp_path)
+    first = model(np.array([[5, 6, 7]])).logits
+    kept = first.copy()
+    model(np.array([[9, 8, 7, 6], [1, 2, 3, 4]]))
+    np.testing.assert_array_equal(first, kept)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"input_ids": np.zeros(3, int)}, r"input_ids: got shape \[3\]"),
+        ({"input_ids": np.zeros((0, 3), int)}, r"input_ids: got shape \[0, 3\]"),
+        ({"input_ids": np.zeros((1, 3))}, "input_ids: got dtype float64"),
+        ({"attention_mask": np.ones((1, 2))}, r"attention_mask: got shape \[1, 2\]"),
+        ({"attention_mask": np.array([[1, 2, 0]])}, "attention_mask: got other values"),
+        ({"attention_mask": np.zeros((1, 3))}, "attention_mask: got a row of zeros"),
+        ({"token_type_ids": np.zeros((1, 4), int)}, r"token_type_ids: got shape \[1, 4\]"),
+        ({"token_type_ids": np.ones((1, 3), int)}, "token_type_ids: got 1, wanted 0 "),
+    ],
+)
+def test_bad_arguments_are_named(tmp_path, arguments, message):
+    tiny_checkpoint(tmp_path, "distilbert", num_hidden_layers=1)
+    model = fusewire.load(tmp_path)
+    with pytest.raises(InvalidInput, match=message):
+        model(**{"input_ids": np.array([[5, 6, 7]])} | arguments)
+
+
+def test_what_cannot_be_loaded_is_said(tmp_path):
+    with pytest.raises(CheckpointError, match=r"no such folder"):
+        fusewire.load(tmp_path / "gone")
+    with pytest.raises(ConfigurationError, match=r"model: got int, wanted a transformers model"):
+        fusewire.load(3)
+    with pytest.raises(ConfigurationError, match=r"device: got 'cuda', wanted 'cpu'"):
+        fusewire.load(tmp_path, device="cuda")
+    with pytest.raises(ConfigurationError, match=r"dtype: got 'float16', wanted 'float32'"):
+        fusewire.load(tmp_path, dtype="float16")
+
+
+def test_half_precision_modules_are_widened(tmp_path):
+    reference = tiny_checkpoint(tmp_path, "bert").bfloat16()
+    model = fusewire.from_torch(reference)
+    reference = reference.float()  # the same, rounded, weights
+    ids, mask = padded_input(reference.config.vocab_size)
+    with torch.no_grad():
+        expected = reference(ids, mask).pooler_output
+    assert (model(ids, mask).pooler_output - expected).abs().max() <= MODEL_FP32
+
+
+@pytest.mark.parametrize("task", [None, "answer"])
+def test_parity_measures_the_difference(tmp_path, task):
+    tiny_checkpoint(tmp_path, "electra", task or "tag")
+    measured = parity(tmp_path, task, sequences=5)
+    assert measured.sequences == 5 and measured.tokens >= 64 + 1
+    names = {"start_logits", "end_logits"} if task else {"logits"}
+    assert measured.differences.keys() == names
+    assert 0 < measured.largest <= MODEL_FP32
+
+
+def test_parity_sees_a_wrong_weight(tmp_path):
+    reference = tiny_checkpoint(tmp_path, "bert")
+    model = fusewire.load(tmp_path)
+    with torch.no_grad():
+        reference.encoder.layer[1].output.dense.bias[3] += 0.01
+    reference.save_pretrained(tmp_path)
+    ids, mask = padded_input(reference.config.vocab_size)
+    with torch.no_grad():
+        expected = reference(ids, mask).last_hidden_state
+    assert (model(ids, mask).last_hidden_state - expected)[0].abs().max() > 10 * MODEL_FP32
+    assert parity(tmp_path).largest <= MODEL_FP32
+
+
+def test_loading_and_running_needs_no_torch(tmp_path):
+    tiny_checkpoint(tmp_path, "bert", "classify")
+    code = (
+        "import sys, numpy, fusewire\n"
+        f"model = fusewire.load({str(tmp_path)!r})\n"
+        "print(model(numpy.array([[5, 6, 7]])).logits.shape)\n"
+        "assert not {'torch', 'transformers', 'safetensors'} & sys.modules.keys()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stdout.strip() == "(1, 2)", done.stderr

@@ -1,0 +1,152 @@
+"""Every architecture and head gives what transformers gives, alone and batched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import transformers
+from fusewire.models import load_model
+from oracle import RAGGED, fusewire_answers, largest_difference, random_sequences
+from reference import ARCHITECTURES, edit_config, tiny_checkpoint
+from tolerance import BATCHED_VERSUS_ALONE, MODEL_FP32
+
+TASKS = ("hidden", "classify", "tag", "answer", "fill")
+
+
+def difference(folder: Path, architecture: str, task: str = "hidden", **sizes) -> float:
+    lengths = sizes.pop("lengths", RAGGED)
+    reference = tiny_checkpoint(folder, architecture, task, **sizes)
+    return largest_difference(reference, load_model(folder, task, pooler=True), task, lengths)
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_hidden_states_and_logits_equal_transformers(tmp_path, architecture, task):
+    labels = {} if task in ("answer", "hidden", "fill") else {"num_labels": 5}
+    assert difference(tmp_path, architecture, task, **labels) <= MODEL_FP32
+
+
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_sequence_is_answered_alike_alone_and_in_a_batch(tmp_path, architecture, task):
+    tiny_checkpoint(tmp_path, architecture, task)
+    model = load_model(tmp_path, task)
+    sequences = random_sequences(model, RAGGED, seed=1)
+    together = fusewire_answers(model, sequences, task)
+    for sequence, answer in zip(sequences, together, strict=True):
+        (alone,) = fusewire_answers(model, [sequence], task)
+        for name, value in answer.items():
+            assert np.abs(alone[name] - value).max() <= BATCHED_VERSUS_ALONE, name
+
+
+# heads, head size, intermediate size; the vocabulary of a tiny checkpoint is odd already.
+SHAPES = [(1, 32, 40), (3, 64, 100), (5, 80, 77), (2, 6, 3)]
+
+
+@pytest.mark.parametrize(("heads", "head_size", "intermediate"), SHAPES)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_odd_sizes(tmp_path, architecture, heads, head_size, intermediate):
+    sizes = {
+        "hidden_size": heads * head_size,
+        "num_attention_heads": heads,
+        "intermediate_size": intermediate,
+        "num_hidden_layers": 1,
+    }
+    lengths = (3, 1, 40)
+    assert difference(tmp_path, architecture, lengths=lengths, **sizes) <= MODEL_FP32
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_longest_sequence(tmp_path, architecture):
+    worst = difference(tmp_path, architecture, max_length=515, lengths=(515, 1, 514))
+    assert worst <= MODEL_FP32
+
+
+def test_rotary_positions_hold_to_the_end_of_8192_tokens(tmp_path):
+    sizes = {"max_length": 8192, "hidden_size": 32, "num_attention_heads": 1}
+    worst = difference(tmp_path, "modernbert", lengths=(8192,), local_attention=128, **sizes)
+    assert worst <= MODEL_FP32
+
+
+@pytest.mark.parametrize("activation", ["gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu"])
+@pytest.mark.parametrize(
+    ("architecture", "key"), [("bert", "hidden_act"), ("modernbert", "hidden_activation")]
+)
+def test_activations(tmp_path, architecture, key, activation):
+    assert difference(tmp_path, architecture, "fill", **{key: activation}) <= MODEL_FP32
+
+
+@pytest.mark.parametrize(
+    ("architecture", "sizes"),
+    [
+        ("albert", {"num_hidden_layers": 5, "num_hidden_groups": 3, "inner_group_num": 2}),
+        ("electra", {"embedding_size": 64}),
+        ("bert", {"type_vocab_size": 1}),
+        ("roberta", {"type_vocab_size": 2}),
+        ("roberta", {"pad_token_id": 0}),
+        ("modernbert", {"num_hidden_layers": 5, "local_attention": 7}),
+        ("modernbert", {"layer_types": ["sliding_attention", "sliding_attention"]}),
+        (
+            "modernbert",
+            {
+                "norm_bias": True,
+                "attention_bias": True,
+                "mlp_bias": True,
+                "classifier_bias": True,
+                "decoder_bias": False,
+                "classifier_activation": "silu",
+            },
+        ),
+    ],
+)
+def test_options_of_one_architecture(tmp_path, architecture, sizes):
+    assert difference(tmp_path, architecture, "fill", **sizes) <= MODEL_FP32
+
+
+def test_modernbert_pools_by_mean(tmp_path):
+    worst = difference(tmp_path, "modernbert", "classify", classifier_pooling="mean")
+    assert worst <= MODEL_FP32
+
+
+def test_modernbert_configurations_of_before_transformers_5(tmp_path):
+    reference = tiny_checkpoint(tmp_path, "modernbert", num_hidden_layers=4)
+    edit_config(
+        tmp_path,
+        rope_parameters=...,
+        layer_types=...,
+        global_rope_theta=160000.0,
+        local_rope_theta=10000.0,
+        global_attn_every_n_layers=3,
+    )
+    assert largest_difference(reference, load_model(tmp_path, "embed"), "embed") <= MODEL_FP32
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_an_untied_decoder_keeps_its_own_weights(tmp_path, architecture):
+    assert difference(tmp_path, architecture, "fill", tie_word_embeddings=False) <= MODEL_FP32
+
+
+def test_a_pretraining_checkpoint_fills_masks(tmp_path):
+    tiny_checkpoint(tmp_path, "bert", "fill")
+    both = transformers.BertForPreTraining.from_pretrained(tmp_path)
+    both.save_pretrained(tmp_path)
+    masked = transformers.BertForMaskedLM.from_pretrained(
+        tmp_path, attn_implementation="eager"
+    ).eval()
+    assert largest_difference(masked, load_model(tmp_path, "fill"), "fill") <= MODEL_FP32
+
+
+def test_vocabulary_scores_are_computed_for_chosen_rows_only(tmp_path):
+    tiny_checkpoint(tmp_path, "bert", "fill")
+    model = load_model(tmp_path, "fill")
+    sequences = random_sequences(model, (4, 7))
+    full = np.concatenate([a["logits"] for a in fusewire_answers(model, sequences, "fill")])
+    from fusewire.engine.batch import Batch
+
+    hidden = model.encode(Batch.pack(sequences))
+    some = model.fill_logits(hidden, np.array([9, 2]))
+    assert some.shape == (2, model.vocab_size)
+    np.testing.assert_allclose(some, full[[9, 2]], atol=MODEL_FP32, rtol=0)
+    assert model.fill_logits(hidden, np.array([], np.int64)).shape == (0, model.vocab_size)
