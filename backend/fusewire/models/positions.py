@@ -26,7 +26,8 @@ def positions_after_padding(
     real = input_ids != padding_index
     counted = np.concatenate(([0], np.cumsum(real)))
     before = np.repeat(counted[cu_seqlens[:-1]], np.diff(cu_seqlens))
-    return ((counted[1:] - before) * real + padding_index).astype(np.int32)
+    positions: NDArray[np.int64] = (counted[1:] - before) * real + padding_index
+    return positions.astype(np.int32)
 
 
 def relative_buckets(
@@ -44,7 +45,9 @@ def relative_buckets(
         log = np.log(distance.astype(np.float32) / np.float32(exact))
     scaled = log / np.float32(math.log(max_distance / exact)) * np.float32(half - exact)
     far = exact + np.where(distance < exact, 0, scaled).astype(np.int64)
-    return (backward < 0) * half + np.where(distance < exact, distance, np.minimum(far, half - 1))
+    bucket: NDArray[np.int64] = np.where(distance < exact, distance, np.minimum(far, half - 1))
+    bucket[backward < 0] += half
+    return bucket
 
 
 def rotary_table(

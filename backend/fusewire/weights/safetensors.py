@@ -64,7 +64,7 @@ class StoredTensor:
                 f"{self.file}: tensor {name!r}: got {self.dtype}, wanted one of "
                 f"{', '.join(_FLOATS)}; quantised checkpoints are not supported"
             )
-        stored = self.data.view(_DTYPES[self.dtype][1])
+        stored: NDArray[Any] = self.data.view(_DTYPES[self.dtype][1])
         if self.dtype == "BF16":  # fp32 with the low half cut off
             stored = (stored.astype(np.uint32) << np.uint32(16)).view(np.float32)
         elif self.dtype != "F32":
@@ -110,7 +110,7 @@ def _parse_header(file: str, text: bytes) -> dict[str, Any]:
     if not text.startswith(b"{"):
         raise _fault(file, "the header is not a JSON object")
     try:
-        header = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
+        header: dict[str, Any] = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
     except (ValueError, RecursionError):  # UnicodeDecodeError and JSONDecodeError are ValueErrors
         raise _fault(file, "the header is not valid JSON") from None
     metadata = header.pop("__metadata__", {})
