@@ -1,0 +1,121 @@
+"""What the methods give back."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Classification:
+    """`scores`: float32 [labels], in the model's order; `label`: the server's choice."""
+
+    label: str
+    scores: np.ndarray
+
+
+@dataclass(frozen=True)
+class Entity:
+    """A tagged piece of text; `start` and `end` count characters of the text."""
+
+    entity: str
+    word: str
+    start: int
+    end: int
+    score: float
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A span of the context; `start` and `end` count characters of the context."""
+
+    text: str
+    start: int
+    end: int
+    score: float
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One word for the mask."""
+
+    token: str
+    score: float
+
+
+# The output that tells which task a model does.
+TASK_OF_OUTPUT = {
+    "embedding": "embed",
+    "last_hidden_state": "hidden",
+    "entities": "tag",
+    "answer": "answer",
+    "candidates": "fill",
+    "scores": "classify",
+}
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """A loaded model. `task` is None where the outputs are none of fusewire's."""
+
+    name: str
+    versions: tuple[str, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    @property
+    def task(self) -> str | None:
+        tasks = [TASK_OF_OUTPUT[name] for name in self.outputs if name in TASK_OF_OUTPUT]
+        return tasks[0] if len(tasks) == 1 else None
+
+
+@dataclass(frozen=True)
+class ModelStatistics:
+    """The server's counters of one model version since it was loaded.
+
+    `inferences` counts sequences, `requests` requests that succeeded, `executions` runs of the
+    model; times are sums over requests. `batches` maps a batch size to its executions.
+    """
+
+    name: str
+    version: str
+    requests: int
+    failures: int
+    inferences: int
+    executions: int
+    queue_seconds: float
+    compute_seconds: float
+    batches: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def mean_batch(self) -> float:
+        """Sequences per execution; 0 before the first."""
+        return self.inferences / self.executions if self.executions else 0.0
+
+    @staticmethod
+    def of(stats: dict[str, Any]) -> ModelStatistics:
+        """From Triton's record, as JSON has it or as protobuf prints it (numbers as strings)."""
+        times = stats.get("inference_stats", {})
+
+        def count(name: str) -> int:
+            return int(times.get(name, {}).get("count", 0))
+
+        def seconds(name: str) -> float:
+            return int(times.get(name, {}).get("ns", 0)) * 1e-9
+
+        return ModelStatistics(
+            name=stats["name"],
+            version=str(stats.get("version", "")),
+            requests=count("success"),
+            failures=count("fail"),
+            inferences=int(stats.get("inference_count", 0)),
+            executions=int(stats.get("execution_count", 0)),
+            queue_seconds=seconds("queue"),
+            compute_seconds=seconds("compute_infer"),
+            batches={
+                int(b["batch_size"]): int(b.get("compute_infer", {}).get("count", 0))
+                for b in stats.get("batch_stats", [])
+            },
+        )

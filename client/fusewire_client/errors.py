@@ -1,0 +1,73 @@
+"""What a call can end in. Each error carries the server's message, or names what was wrong here."""
+
+from __future__ import annotations
+
+
+class ClientError(Exception):
+    """Base of all errors of this package. `message`: the server's words; `status`: its code."""
+
+    def __init__(self, message: str, status: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.status = status
+
+
+class InvalidArgument(ClientError):
+    """The request is at fault: sending it again cannot help."""
+
+
+class NotFound(ClientError):
+    """No such model or version, or none that does the task."""
+
+
+class PermissionDenied(ClientError):
+    """The server restricts this call: it needs a header (`Client(headers=…)`)."""
+
+
+class Unavailable(ClientError):
+    """No connection, overload, or the model is not ready. The only error that is tried again."""
+
+
+class DeadlineExceeded(ClientError):
+    """`timeout_s` passed before the answer came."""
+
+
+class Cancelled(ClientError):
+    """The call was cancelled, here or by the server."""
+
+
+class ServerError(ClientError):
+    """The server failed, or answered what this client cannot read."""
+
+
+_BY_GRPC_CODE: dict[str, type[ClientError]] = {
+    "INVALID_ARGUMENT": InvalidArgument,
+    "OUT_OF_RANGE": InvalidArgument,
+    "NOT_FOUND": NotFound,
+    "PERMISSION_DENIED": PermissionDenied,
+    "UNAUTHENTICATED": PermissionDenied,
+    "UNAVAILABLE": Unavailable,
+    "DEADLINE_EXCEEDED": DeadlineExceeded,
+    "CANCELLED": Cancelled,
+}
+_BY_HTTP_STATUS: dict[int, type[ClientError]] = {
+    400: InvalidArgument,
+    401: PermissionDenied,
+    403: PermissionDenied,
+    404: NotFound,
+    503: Unavailable,
+    504: DeadlineExceeded,
+}
+
+
+def from_grpc(code: str, message: str) -> ClientError:
+    """The error for a gRPC status code's name."""
+    # Triton answers UNAVAILABLE where HTTP answers 403; waiting would not open that door.
+    if code == "UNAVAILABLE" and "protocol is restricted" in message:
+        return PermissionDenied(message, code)
+    return _BY_GRPC_CODE.get(code, ServerError)(message, code)
+
+
+def from_http(status: int, message: str) -> ClientError:
+    """The error for an HTTP status."""
+    return _BY_HTTP_STATUS.get(status, ServerError)(message, str(status))

@@ -1,0 +1,273 @@
+"""The methods of both clients: what to ask, and how to read the answers. Nothing here waits.
+
+Common keyword arguments of the task methods:
+    ids: token ids instead of texts, a list of lists (one request each) or an integer array
+        [n, length] (one request); attention_mask, token_type_ids: of the same shapes.
+    model, version: which model; without a name, the server's only model that does the task.
+    timeout_s: for this call, retries included, instead of the client's.
+    **parameters: request parameters, checked by the server: truncate, normalize, pooling, top_k, …
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from .answers import Answer, Candidate, Classification, Entity, ModelInfo, ModelStatistics
+from .calls import Ask, Infer, Parameter, Plan
+from .errors import InvalidArgument, NotFound, ServerError, Unavailable
+from .tensors import Ids, Inputs, requests_of, text_requests
+
+Arrays = dict[str, np.ndarray]
+Item = TypeVar("Item")
+
+
+@dataclass
+class Settings:
+    """What a plan knows of its client. `found` remembers the model of a task."""
+
+    model: str | None
+    max_batch: int
+    found: dict[str, str]
+
+
+class Where(NamedTuple):
+    """Which model is asked, with what parameters, for how long."""
+
+    model: str | None
+    version: str
+    timeout_s: float | None
+    parameters: dict[str, Parameter]
+
+
+def ready(
+    settings: Settings, /, model: str = "", *, version: str = "", timeout_s: float | None = None
+) -> Plan[bool]:
+    """Whether the server, or one model, takes requests; False when it cannot be reached."""
+    try:
+        answers = yield [Ask("ready", model, version, timeout_s)]
+    except Unavailable:
+        return False
+    return bool(answers[0]["ready"])
+
+
+def models(settings: Settings, /, *, timeout_s: float | None = None) -> Plan[list[ModelInfo]]:
+    """The loaded models. Read from the statistics: the repository API is for administrators."""
+    loaded: dict[str, list[str]] = {}
+    for one in (yield from statistics(settings, timeout_s=timeout_s)):
+        loaded.setdefault(one.name, []).append(one.version)
+    answers = yield [Ask("metadata", name, timeout_s=timeout_s) for name in loaded]
+    return [
+        ModelInfo(
+            name,
+            tuple(loaded[name]),
+            tuple(tensor["name"] for tensor in answer.get("inputs", [])),
+            tuple(tensor["name"] for tensor in answer.get("outputs", [])),
+        )
+        for name, answer in zip(loaded, answers, strict=True)
+    ]
+
+
+def statistics(
+    settings: Settings, /, model: str = "", *, timeout_s: float | None = None
+) -> Plan[list[ModelStatistics]]:
+    """The server's counters, one record a model version; of one model where it is named."""
+    answers = yield [Ask("statistics", model, timeout_s=timeout_s)]
+    return [ModelStatistics.of(record) for record in answers[0].get("model_stats", [])]
+
+
+def infer(
+    settings: Settings,
+    /,
+    model: str,
+    inputs: Mapping[str, np.ndarray],
+    *,
+    outputs: Sequence[str] = (),
+    parameters: Mapping[str, Parameter] | None = None,
+    version: str = "",
+    request_id: str = "",
+    timeout_s: float | None = None,
+) -> Plan[Arrays]:
+    """One request to any model, tensors in and out as they are; STRING tensors hold bytes."""
+    call = Infer(model, inputs, outputs, dict(parameters or {}), version, request_id, timeout_s)
+    answers = yield [call]
+    return answers[0]
+
+
+def embed(
+    settings: Settings,
+    /,
+    texts: Sequence[str] | None = None,
+    *,
+    ids: Ids | None = None,
+    attention_mask: Ids | None = None,
+    token_type_ids: Ids | None = None,
+    model: str | None = None,
+    version: str = "",
+    timeout_s: float | None = None,
+    **parameters: Parameter,
+) -> Plan[np.ndarray]:
+    """float32 [n, dim], a row a sequence."""
+    requests = requests_of(texts, None, ids, attention_mask, token_type_ids, settings.max_batch)
+    where = Where(model, version, timeout_s, parameters)
+    answers = yield from _ask(settings, "embed", requests, ["embedding"], where)
+    return np.concatenate([answer["embedding"] for answer in answers])
+
+
+def hidden(
+    settings: Settings,
+    /,
+    texts: Sequence[str] | None = None,
+    *,
+    ids: Ids | None = None,
+    attention_mask: Ids | None = None,
+    token_type_ids: Ids | None = None,
+    model: str | None = None,
+    version: str = "",
+    timeout_s: float | None = None,
+    **parameters: Parameter,
+) -> Plan[list[np.ndarray]]:
+    """The last hidden state: float32 [tokens, hidden] for each sequence, one request a text."""
+    requests = requests_of(texts, None, ids, attention_mask, token_type_ids, 1)
+    where = Where(model, version, timeout_s, parameters)
+    answers = yield from _ask(settings, "hidden", requests, ["last_hidden_state"], where)
+    return [np.array(row) for answer in answers for row in answer["last_hidden_state"]]
+
+
+def classify(
+    settings: Settings,
+    /,
+    texts: Sequence[str] | None = None,
+    pairs: Sequence[str] | None = None,
+    *,
+    ids: Ids | None = None,
+    attention_mask: Ids | None = None,
+    token_type_ids: Ids | None = None,
+    model: str | None = None,
+    version: str = "",
+    timeout_s: float | None = None,
+    **parameters: Parameter,
+) -> Plan[list[Classification]]:
+    """Label and scores of each text, or of each (text, pair): a reranker's query and passage."""
+    requests = requests_of(texts, pairs, ids, attention_mask, token_type_ids, settings.max_batch)
+    where = Where(model, version, timeout_s, parameters)
+    answers = yield from _ask(settings, "classify", requests, ["label", "scores"], where)
+    return [
+        Classification(label.decode(), np.array(scores))
+        for answer in answers
+        for label, scores in zip(answer["label"].reshape(-1), answer["scores"], strict=True)
+    ]
+
+
+def tag(
+    settings: Settings,
+    /,
+    texts: Sequence[str] | None = None,
+    *,
+    ids: Ids | None = None,
+    attention_mask: Ids | None = None,
+    token_type_ids: Ids | None = None,
+    model: str | None = None,
+    version: str = "",
+    timeout_s: float | None = None,
+    **parameters: Parameter,
+) -> Plan[list[list[Entity]]]:
+    """The entities of each text, in the order of the text."""
+    requests = requests_of(texts, None, ids, attention_mask, token_type_ids, settings.max_batch)
+    where = Where(model, version, timeout_s, parameters)
+    answers = yield from _ask(settings, "tag", requests, ["entities"], where)
+    return [_read(text, "entities", _entities) for text in _strings(answers, "entities")]
+
+
+def answer(
+    settings: Settings,
+    /,
+    question: str,
+    context: str,
+    *,
+    model: str | None = None,
+    version: str = "",
+    timeout_s: float | None = None,
+    **parameters: Parameter,
+) -> Plan[Answer]:
+    """The span of the context that answers the question."""
+    where = Where(model, version, timeout_s, parameters)
+    requests = text_requests([question], [context], 1)
+    answers = yield from _ask(settings, "answer", requests, ["answer"], where)
+    return _read(_strings(answers, "answer")[0], "answer", _span)
+
+
+def fill(
+    settings: Settings,
+    /,
+    text: str,
+    top_k: int = 5,
+    *,
+    model: str | None = None,
+    version: str = "",
+    timeout_s: float | None = None,
+    **parameters: Parameter,
+) -> Plan[list[Candidate]]:
+    """The `top_k` likeliest tokens for the mask token of the text, likeliest first."""
+    where = Where(model, version, timeout_s, {"top_k": top_k, **parameters})
+    requests = text_requests([text], None, 1)
+    answers = yield from _ask(settings, "fill", requests, ["candidates"], where)
+    return _read(_strings(answers, "candidates")[0], "candidates", _candidates)
+
+
+def _ask(
+    settings: Settings, task: str, requests: list[Inputs], outputs: list[str], where: Where
+) -> Plan[list[Arrays]]:
+    name = where.model or settings.model or (yield from _find(settings, task, where.timeout_s))
+    return (
+        yield [
+            Infer(name, inputs, outputs, where.parameters, where.version, "", where.timeout_s)
+            for inputs in requests
+        ]
+    )
+
+
+def _find(settings: Settings, task: str, timeout_s: float | None) -> Plan[str]:
+    if task not in settings.found:
+        loaded = yield from models(settings, timeout_s=timeout_s)
+        fitting = [model.name for model in loaded if model.task == task]
+        if not fitting:
+            there = ", ".join(f"{m.name} ({m.task or 'other'})" for m in loaded) or "none"
+            raise NotFound(f"model: got {there}, wanted one that does {task!r}; load one")
+        if len(fitting) > 1:
+            raise InvalidArgument(
+                f"model: got {len(fitting)} that do {task!r} ({', '.join(fitting)}), wanted one; "
+                "name it with model=…"
+            )
+        settings.found[task] = fitting[0]
+    return settings.found[task]
+
+
+def _strings(answers: list[Arrays], output: str) -> list[bytes]:
+    return [text for one in answers for text in one[output].reshape(-1)]
+
+
+def _read(text: bytes, output: str, build: Callable[[Any], Item]) -> Item:
+    try:
+        return build(json.loads(text))
+    except (ValueError, TypeError, KeyError) as error:
+        raise ServerError(
+            f"{output}: got {text[:200]!r}, wanted the JSON of a fusewire model ({error!r}); "
+            "is it another backend's model, or an older one?"
+        ) from error
+
+
+def _entities(records: list[dict[str, Any]]) -> list[Entity]:
+    return [Entity(r["entity"], r["word"], r["start"], r["end"], r["score"]) for r in records]
+
+
+def _span(record: dict[str, Any]) -> Answer:
+    return Answer(record["text"], record["start"], record["end"], record["score"])
+
+
+def _candidates(records: list[dict[str, Any]]) -> list[Candidate]:
+    return [Candidate(record["token"], record["score"]) for record in records]

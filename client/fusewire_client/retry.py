@@ -1,0 +1,58 @@
+"""When to try again: only what never reached the model, and never past the deadline."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .errors import DeadlineExceeded, Unavailable
+
+
+@dataclass(frozen=True)
+class Retry:
+    """Exponential backoff with full jitter: the n-th wait is uniform in (0, first·2ⁿ], capped."""
+
+    retries: int = 3
+    first_s: float = 0.1
+    longest_s: float = 2.0
+    uniform: Callable[[float, float], float] = random.uniform
+
+    def wait_s(self, attempt: int) -> float:
+        """The wait before retry number `attempt` (from 0)."""
+        return self.uniform(0.0, min(self.longest_s, self.first_s * 2.0**attempt))
+
+
+class Attempts:
+    """The attempts of one call, counted against its retries and its deadline."""
+
+    def __init__(
+        self, retry: Retry, timeout_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._retry = retry
+        self._timeout_s = timeout_s
+        self._clock = clock
+        self._deadline = clock() + timeout_s
+        self._failed = 0
+
+    def remaining_s(self) -> float:
+        """Seconds left for the next attempt."""
+        remaining = self._deadline - self._clock()
+        if remaining <= 0:
+            raise DeadlineExceeded(
+                f"timeout_s: got no answer in {self._timeout_s} s, {self._failed} attempts failed; "
+                "wait longer or look at the server's load"
+            )
+        return remaining
+
+    def wait_s(self, error: Unavailable) -> float:
+        """Seconds to sleep before trying again; raises `error` when this was the last attempt."""
+        if self._failed >= self._retry.retries:
+            raise error
+        wait = self._retry.wait_s(self._failed)
+        # A wait that ends after the deadline would only delay the truth.
+        if self._clock() + wait >= self._deadline:
+            raise error
+        self._failed += 1
+        return wait

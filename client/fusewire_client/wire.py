@@ -1,0 +1,54 @@
+"""What both wires share: numpy arrays as Triton's raw tensor bytes, and parameters that pass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
+
+from .errors import InvalidArgument, ServerError
+
+_RESERVED = {"sequence_id", "sequence_start", "sequence_end", "priority", "binary_data_output"}
+
+
+def check_parameters(parameters: Mapping[str, Any]) -> None:
+    """Names the server keeps for itself, and values it has no type for, are refused here."""
+    for name, value in parameters.items():
+        if name in _RESERVED or name.startswith("triton_"):
+            raise InvalidArgument(f"{name}: got a reserved parameter, wanted a model's; drop it")
+        if not isinstance(value, (str, int, float, bool)):
+            raise InvalidArgument(
+                f"{name}: got {type(value).__name__}, wanted str, int, float or bool; "
+                "leave it out for the model's default"
+            )
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise InvalidArgument(f"{name}: got {value}, wanted a 64-bit integer; make it smaller")
+
+
+def datatype_of(name: str, array: np.ndarray) -> str:
+    """Triton's name of the array's type."""
+    datatype = np_to_triton_dtype(array.dtype) if isinstance(array, np.ndarray) else None
+    if datatype is None:
+        got = getattr(array, "dtype", type(array).__name__)
+        raise InvalidArgument(f"{name}: got {got}, wanted a numpy array of a Triton type; convert")
+    return datatype
+
+
+def raw_bytes(array: np.ndarray) -> bytes:
+    """The array's bytes, C order; strings as length and bytes."""
+    if array.dtype.kind in "OSU":
+        strings = array.astype(np.object_)
+        return serialize_byte_tensor(strings).item() if strings.size else b""
+    return array.tobytes()
+
+
+def sized(name: str, flat: np.ndarray, shape: Sequence[int]) -> np.ndarray:
+    """`flat` in its shape; an answer without its bytes is an error, never an empty array."""
+    if flat.size != int(np.prod(shape, dtype=np.int64)):
+        raise ServerError(
+            f"{name}: got {flat.size} values, wanted shape {list(shape)}; the server's backend "
+            "lost them (numpy 2 beside Triton older than 25.x does)"
+        )
+    return flat.reshape(tuple(shape))
