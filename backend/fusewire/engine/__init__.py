@@ -1,0 +1,1 @@
+"""From requests to answers: packing, micro-batches, the encoder engine."""

@@ -1,0 +1,137 @@
+"""Extractive question answering: the span of a context that answers a question.
+
+Scores and spans are those of transformers' question-answering pipeline (last in 4.57): start and
+end probabilities over the context, their product per span, long contexts read in overlapping
+windows, spans widened to whole words, equal answers of several spans and windows added up.
+
+With ids instead of texts the context is what has token type 1, or what follows the first separator;
+`start` and `end` are null, and `tokens` gives the first and last column of the span.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fusewire.engine.batch import Batch
+from fusewire.engine.settings import EngineSettings
+from fusewire.errors import InvalidInput
+from fusewire.tasks.rows import Query, TextRow, Tokens
+from fusewire.tasks.scores import softmax
+from fusewire.tasks.spans import best_spans
+from fusewire.tasks.task import Item, Reply, Task, strings
+
+if TYPE_CHECKING:
+    from fusewire.kernels import Tensor
+
+DEFAULT_TOP_K = 1
+_NOWHERE = np.float32(-10000.0)  # the logit of a token outside the context
+
+
+class Answer(Task):
+    """`answer` [n, 1]: JSON of text, start, end (characters of the context), score; the list of
+    them, best first, when top_k is more than 1."""
+
+    name = "answer"
+    pairs = "required"
+    needs_offsets = True
+    reads_windows = True
+
+    def check(self, query: Query) -> None:
+        for row, windows in enumerate(query.tokens):
+            if windows[0].encoding is None and not self._context(windows[0])[1:].any():
+                where = f" in row {row}" if len(query.tokens) > 1 else ""
+                raise InvalidInput(
+                    "input_ids",
+                    f"ids without a context{where}",
+                    "question, separator, context; or token_type_ids that are 1 in the context",
+                    "send both parts, or text_input and text_pair",
+                )
+
+    def head(self, hidden: Tensor, batch: Batch, items: Sequence[Item]) -> list[Any]:
+        logits = self.model.logits(hidden, batch)
+        return [logits[batch.rows(row)].copy() for row in range(len(items))]
+
+    def reply(self, query: Query, results: list[list[Any]]) -> Reply:
+        replies = []
+        top_k = query.settings.top_k or DEFAULT_TOP_K
+        for row, windows, logits in zip(query.rows, query.tokens, results, strict=True):
+            context = row.pair if isinstance(row, TextRow) else None
+            found = self._answers(context, windows, logits, query.settings)[:top_k]
+            reply = found[0] if top_k == 1 else found
+            replies.append(json.dumps(reply, ensure_ascii=False))
+        return {"answer": strings(replies)}
+
+    def _answers(
+        self,
+        context: str | None,
+        windows: list[Tokens],
+        logits: list[NDArray[np.float32]],
+        settings: EngineSettings,
+    ) -> list[dict[str, Any]]:
+        # Widening to words makes some spans equal, so more are taken than asked for.
+        candidates = (settings.top_k or DEFAULT_TOP_K) * 2 + 10
+        answers: dict[Any, dict[str, Any]] = {}
+        none_score = 1.0
+        for tokens, window in zip(windows, logits, strict=True):
+            within = self._context(tokens)
+            start, end = softmax(np.where(within[:, None], window, _NOWHERE).T.copy())
+            none_score = min(none_score, float(start[0] * end[0]))
+            start[0] = end[0] = 0
+            for first, last, score in best_spans(start, end, settings.max_answer_len, candidates):
+                answer = self._answer(context, tokens, first, last)
+                key = answer["text"].lower() if context is not None else (first, last)
+                if key in answers:
+                    answers[key]["score"] += score
+                else:
+                    answers[key] = answer | {"score": score}
+        found = list(answers.values())
+        if settings.handle_impossible_answer or not found:
+            found.append({"text": "", "start": 0, "end": 0, "score": none_score})
+        return sorted(found, key=lambda answer: -answer["score"])
+
+    def _context(self, tokens: Tokens) -> NDArray[np.bool_]:
+        """Which tokens may be in an answer, [n]. The first token (CLS) counts too: it takes the
+        probability of there being no answer."""
+        ids = tokens.sequence.input_ids
+        if tokens.encoding is not None:
+            within = np.array([part == 1 for part in tokens.encoding.sequence_ids])
+        else:
+            within = tokens.sequence.token_type_ids == 1
+            if self.tokenizer is not None:
+                separators = np.flatnonzero(ids == self.tokenizer.sep_id)
+                if not within.any() and separators.size:
+                    within = np.arange(len(ids)) > separators[0]
+                names = self.tokenizer
+                ends = [index for index in (names.sep_id, names.pad_id) if index is not None]
+                within &= ~np.isin(ids, ends)
+        if self.tokenizer is not None and self.tokenizer.cls_id is not None:
+            within |= ids == self.tokenizer.cls_id
+        return within
+
+    def _answer(self, context: str | None, tokens: Tokens, first: int, last: int) -> dict[str, Any]:
+        if context is None:
+            text = None
+            if self.tokenizer is not None:
+                text = self.tokenizer.decode(tokens.sequence.input_ids[first : last + 1].tolist())
+            columns = [int(tokens.places[first]), int(tokens.places[last])]
+            return {"text": text, "start": None, "end": None, "tokens": columns}
+        start, end = _characters(tokens, first, last)
+        return {"text": context[start:end], "start": start, "end": end}
+
+
+def _characters(tokens: Tokens, first: int, last: int) -> tuple[int, int]:
+    """The characters of a span, widened to whole words where the tokenizer knows words."""
+    encoding = tokens.encoding
+    assert encoding is not None
+    words = encoding.token_to_word(first), encoding.token_to_word(last)
+    if None not in words:
+        start = encoding.word_to_chars(words[0], 1)
+        end = encoding.word_to_chars(words[1], 1)
+        if start is not None and end is not None:
+            return start[0], end[1]
+    return encoding.offsets[first][0], encoding.offsets[last][1]

@@ -1,0 +1,35 @@
+"""The encoder's last hidden states, in the shape of the request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fusewire.engine.batch import Batch
+from fusewire.tasks.rows import Query
+from fusewire.tasks.task import Item, Reply, Task
+
+if TYPE_CHECKING:
+    from fusewire.kernels import Tensor
+
+
+class Hidden(Task):
+    """`last_hidden_state` [n, longest, hidden]. With ids, longest is the client's own width, and
+    each token keeps its place there; at padding stand zeros."""
+
+    name = "hidden"
+    pairs = "optional"
+
+    def head(self, hidden: Tensor, batch: Batch, items: Sequence[Item]) -> list[Any]:
+        states = hidden.numpy()
+        return [states[batch.rows(row)].copy() for row in range(len(items))]
+
+    def reply(self, query: Query, results: list[list[Any]]) -> Reply:
+        rows = [windows[0] for windows in query.tokens]
+        width = max(row.width for row in rows)
+        states = np.zeros((len(rows), width, self.model.hidden_size), np.float32)
+        for row, tokens in enumerate(rows):
+            states[row, tokens.places] = results[row][0]
+        return {"last_hidden_state": states}

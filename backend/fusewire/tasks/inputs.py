@@ -1,0 +1,196 @@
+"""A request's tensors, checked and taken apart into rows.
+
+Everything that could reach a kernel out of range stops here, as an InvalidInput that names the
+field, what it held, what it may hold and what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fusewire.errors import InvalidInput
+from fusewire.tasks.contract import contract
+from fusewire.tasks.rows import IdRow, TextRow
+
+Pairs = Literal["refused", "optional", "required"]
+
+_TEXT_FIELDS = ("text_input", "text_pair")
+_ID_FIELDS = ("input_ids", "attention_mask", "token_type_ids")
+
+
+@dataclass(frozen=True)
+class InputRules:
+    """What the task and the model at hand accept."""
+
+    task: str
+    pairs: Pairs
+    has_tokenizer: bool
+    vocab_size: int
+    type_vocab_size: int  # 0: the model has no token types
+    max_length: int
+
+
+def read_rows(inputs: Mapping[str, NDArray[Any]], rules: InputRules) -> list[TextRow] | list[IdRow]:
+    """The request's rows, one or more, in order."""
+    known = [tensor.name for tensor in contract(rules.task)[0]]
+    for name in inputs:
+        if name not in known:
+            raise InvalidInput(
+                name, "an input", f"one of {', '.join(known)} for {rules.task}", "leave it out"
+            )
+    texts = [name for name in _TEXT_FIELDS if name in inputs]
+    ids = [name for name in _ID_FIELDS if name in inputs]
+    if texts and ids:
+        raise InvalidInput(
+            texts[0], f"{' and '.join(texts + ids)} together", "texts or ids", "send one of the two"
+        )
+    if "text_input" in inputs:
+        return _text_rows(inputs, rules)
+    if "input_ids" in inputs:
+        return _id_rows(inputs, rules)
+    if texts or ids:
+        alone, needed = (texts or ids)[0], "text_input" if texts else "input_ids"
+        raise InvalidInput(alone, f"{alone} alone", f"{needed} beside it", f"send {needed} too")
+    raise InvalidInput(
+        "text_input", "neither text_input nor input_ids", "one of them", "send a text or its ids"
+    )
+
+
+def _text_rows(inputs: Mapping[str, NDArray[Any]], rules: InputRules) -> list[TextRow]:
+    if not rules.has_tokenizer:
+        raise InvalidInput(
+            "text_input",
+            "a text for a model without tokenizer.json",
+            "input_ids",
+            "tokenize at the client, or put tokenizer.json into the model folder",
+        )
+    texts = _texts("text_input", inputs["text_input"])
+    if "text_pair" not in inputs:
+        if rules.pairs == "required":
+            raise InvalidInput(
+                "text_pair",
+                "nothing",
+                f"a second text, which {rules.task} needs",
+                "send text_pair with a text for each text_input",
+            )
+        return [TextRow(text) for text in texts]
+    if rules.pairs == "refused":
+        raise InvalidInput(
+            "text_pair", "a second text", f"none, as {rules.task} takes one text", "leave it out"
+        )
+    pairs = _texts("text_pair", inputs["text_pair"])
+    if len(pairs) != len(texts):
+        raise InvalidInput(
+            "text_pair",
+            f"{len(pairs)} texts",
+            f"{len(texts)}, as many as text_input",
+            "send a second text for each first",
+        )
+    return [TextRow(text, pair) for text, pair in zip(texts, pairs, strict=True)]
+
+
+def _texts(field: str, array: NDArray[Any]) -> list[str]:
+    if array.dtype.kind not in "OSU":
+        raise InvalidInput(field, f"dtype {array.dtype}", "strings (BYTES)", "send texts")
+    if array.ndim != 2 or array.shape[1] != 1:
+        raise InvalidInput(
+            field, f"shape {list(array.shape)}", "shape [n, 1]", "send one text a row"
+        )
+    if len(array) == 0:
+        raise InvalidInput(field, "no texts", "at least 1", "send a text")
+    return [_decoded(field, value, _row(row, len(array))) for row, value in enumerate(array[:, 0])]
+
+
+def _decoded(field: str, value: object, where: str) -> str:
+    try:
+        if isinstance(value, str):
+            value.encode()  # a lone surrogate is no text either
+            return value
+        if isinstance(value, (bytes, bytearray)):
+            return value.decode()
+    except UnicodeDecodeError as error:
+        got = f"byte 0x{error.object[error.start]:02x} at offset {error.start}{where}"
+        raise InvalidInput(field, got, "UTF-8", "encode the text as UTF-8") from None
+    except UnicodeEncodeError as error:
+        got = f"a lone surrogate at offset {error.start}{where}"
+        raise InvalidInput(field, got, "text that UTF-8 can hold", "repair the text") from None
+    raise InvalidInput(field, f"{type(value).__name__}{where}", "bytes of UTF-8 text", "send texts")
+
+
+def _id_rows(inputs: Mapping[str, NDArray[Any]], rules: InputRules) -> list[IdRow]:
+    ids = _ids("input_ids", inputs["input_ids"])
+    if ids.ndim != 2:
+        raise InvalidInput(
+            "input_ids", f"shape {list(ids.shape)}", "shape [n, length]", "send one row a sequence"
+        )
+    if ids.size == 0:
+        raise InvalidInput(
+            "input_ids", f"shape {list(ids.shape)}", "at least 1 token", "send a sequence's ids"
+        )
+    mask = _beside("attention_mask", inputs, ids.shape)
+    types = _beside("token_type_ids", inputs, ids.shape)
+    if mask is not None:
+        _within("attention_mask", mask, 2, "0 for padding, 1 for tokens", "correct the mask")
+    rows = []
+    for row in range(len(ids)):
+        places = np.arange(ids.shape[1]) if mask is None else np.flatnonzero(mask[row])
+        where = _row(row, len(ids))
+        if places.size == 0:
+            raise InvalidInput(
+                "attention_mask", f"all zeros{where}", "at least one 1", "leave out the empty row"
+            )
+        if places.size > rules.max_length:
+            raise InvalidInput(
+                "input_ids",
+                f"{places.size} tokens{where}",
+                f"at most {rules.max_length}",
+                "shorten the sequence (only texts can be truncated by the server)",
+            )
+        row_types = np.zeros(places.size, np.int32)
+        if types is not None:
+            kept = types[row, places]
+            most = max(rules.type_vocab_size, 1)
+            _within("token_type_ids", kept, most, f"0..{most - 1}{where}", "correct or omit it")
+            row_types = kept.astype(np.int32)
+        kept = ids[row, places]
+        wanted = f"0..{rules.vocab_size - 1}, the model's vocabulary{where}"
+        _within("input_ids", kept, rules.vocab_size, wanted, "use this model's tokenizer")
+        rows.append(IdRow(kept, row_types, places, ids.shape[1]))
+    return rows
+
+
+def _beside(
+    field: str, inputs: Mapping[str, NDArray[Any]], shape: tuple[int, ...]
+) -> NDArray[np.int64] | None:
+    if field not in inputs:
+        return None
+    array = _ids(field, inputs[field])
+    if array.shape != shape:
+        raise InvalidInput(
+            field,
+            f"shape {list(array.shape)}",
+            f"shape {list(shape)}, that of input_ids",
+            "send a value for each id",
+        )
+    return array
+
+
+def _ids(field: str, array: NDArray[Any]) -> NDArray[np.int64]:
+    if array.dtype != np.int64:
+        raise InvalidInput(field, f"dtype {array.dtype}", "dtype int64", "convert to int64")
+    return array
+
+
+def _within(field: str, values: NDArray[np.int64], end: int, wanted: str, remedy: str) -> None:
+    outside = values[(values < 0) | (values >= end)]
+    if outside.size:
+        raise InvalidInput(field, int(outside.flat[0]), wanted, remedy)
+
+
+def _row(row: int, rows: int) -> str:
+    return f" in row {row}" if rows > 1 else ""

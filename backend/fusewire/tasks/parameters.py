@@ -1,0 +1,97 @@
+"""Request parameters: which a task takes, of which type, and how they override the settings.
+
+A value has its own JSON type, or is that value written as a string ("true", "5"): clients that can
+only send strings, and config.pbtxt where every parameter is one, say the same thing the same way.
+Nothing else is converted: 1 is not true, 5.0 is not 5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pydantic import ValidationError
+
+from fusewire.engine.settings import EngineSettings
+from fusewire.errors import ConfigurationError, InvalidInput
+
+# What a request may set; operators may set these and the fields of no task (memory, threads).
+REQUEST_PARAMETERS: dict[str, tuple[str, ...]] = {
+    "embed": ("truncate", "max_length", "pooling", "normalize"),
+    "hidden": ("truncate", "max_length"),
+    "classify": ("truncate", "max_length", "function_to_apply"),
+    "tag": ("truncate", "max_length", "aggregation_strategy"),
+    "answer": ("max_length", "top_k", "doc_stride", "max_answer_len", "handle_impossible_answer"),
+    "fill": ("truncate", "max_length", "top_k"),
+}
+
+_FLAGS = ("truncate", "normalize", "handle_impossible_answer")
+_NUMBERS = ("max_length", "top_k", "doc_stride", "max_answer_len")
+_EVERY_TASK = ("max_batch_tokens", "threads")
+
+Value = str | int | float | bool
+
+
+def check_settings(settings: EngineSettings, task: str) -> None:
+    """ConfigurationError when an operator set something that the task has no use for."""
+    for name, field in EngineSettings.model_fields.items():
+        if name in _EVERY_TASK or name in REQUEST_PARAMETERS[task]:
+            continue
+        if getattr(settings, name) != field.default:
+            raise ConfigurationError(
+                f"{name}: got {getattr(settings, name)!r} for the task {task}, wanted one of "
+                f"{', '.join(_EVERY_TASK + REQUEST_PARAMETERS[task])}; remove it"
+            )
+
+
+def override(
+    settings: EngineSettings, parameters: Mapping[str, Value], task: str, longest: int
+) -> EngineSettings:
+    """The settings of one request. `longest`: what the deployment serves; a request may only
+    lower it. InvalidInput names the parameter, its value and what it may be."""
+    if not parameters:
+        return settings
+    values = settings.model_dump()
+    for name, value in parameters.items():
+        if name not in REQUEST_PARAMETERS[task]:
+            raise InvalidInput(
+                name,
+                repr(value)[:80],
+                f"one of the parameters of {task} ({', '.join(REQUEST_PARAMETERS[task])})",
+                "remove it",
+            )
+        values[name] = _typed(name, value)
+    try:
+        settings = EngineSettings(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        wanted = first["msg"].removeprefix("Input should be ")
+        raise InvalidInput(name, repr(values[name])[:80], wanted, "correct or remove it") from None
+    if settings.max_length is not None and settings.max_length > longest:
+        raise InvalidInput(
+            "max_length",
+            settings.max_length,
+            f"at most {longest}, the longest this deployment serves",
+            "lower or remove it",
+        )
+    return settings
+
+
+def _typed(name: str, value: Value) -> Value:
+    if name in _FLAGS:
+        if isinstance(value, bool):
+            return value
+        if value in ("true", "false"):
+            return value == "true"
+        wanted = "true or false"
+    elif name in _NUMBERS:
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+        if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10:
+            return int(value)
+        wanted = "a whole number"
+    else:
+        if isinstance(value, str):
+            return value
+        wanted = "a word"
+    raise InvalidInput(name, repr(value)[:80], wanted, "correct or remove it")

@@ -1,0 +1,152 @@
+"""The files sentence-transformers puts beside a model: how its vectors are meant to be made.
+
+modules.json lists the steps after the encoder. What is understood: Pooling (one mode), Normalize,
+Dropout (nothing at inference), a length limit, lower-casing and a default prompt. Any other step
+would change the embedding, so it is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fusewire.errors import CheckpointError
+from fusewire.weights import file_in, read_json
+from fusewire.weights.folder import JSON_LIMIT_BYTES
+
+MODULES = "modules.json"
+_SETTINGS = "sentence_bert_config.json"
+_PROMPTS = "config_sentence_transformers.json"
+
+# sentence-transformers' spelling -> ours; the older files have a flag a mode.
+_MODES = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
+_FLAGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_lasttoken": "lasttoken",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+}
+
+
+@dataclass(frozen=True)
+class SentenceFiles:
+    """What the folder says; the defaults are those of a folder without these files."""
+
+    pooling: str = "mean"
+    normalize: bool = False
+    max_length: int | None = None
+    lowercase: bool = False
+    prompt: str = ""
+
+    @staticmethod
+    def read(folder: Path) -> SentenceFiles:
+        """CheckpointError when the files ask for something not understood."""
+        modules = _modules(folder)
+        if modules is None:
+            return SentenceFiles()
+        steps = [(_kind(module), str(module.get("path", ""))) for module in modules]
+        if steps[0] != ("Transformer", ""):
+            raise _unsupported(
+                f"the first module {steps[0][0]} at {steps[0][1]!r}",
+                'Transformer at "" (the encoder at the top of the folder)',
+            )
+        pooling, normalize, include_prompt = "mean", False, True
+        for kind, path in steps[1:]:
+            if kind == "Pooling":
+                pooling, include_prompt = _pooling(folder, f"{path}/config.json")
+            elif kind == "Normalize":
+                normalize = True
+            elif kind != "Dropout":
+                raise _unsupported(f"the module {kind}", "Pooling and Normalize")
+        if "Pooling" not in [kind for kind, _ in steps]:
+            raise _unsupported("no Pooling module", "one after the Transformer")
+        settings = read_json(folder, _SETTINGS) or {}
+        prompt = _default_prompt(folder)
+        if prompt and not include_prompt:
+            raise _unsupported(
+                "a default prompt that pooling leaves out (include_prompt false)", "pooling over it"
+            )
+        return SentenceFiles(
+            pooling,
+            normalize,
+            _length(settings.get("max_seq_length")),
+            settings.get("do_lower_case") is True,
+            prompt,
+        )
+
+
+def _modules(folder: Path) -> list[dict[str, Any]] | None:
+    """modules.json, a list where every other file is an object."""
+    path = file_in(folder, MODULES)
+    if path is None:
+        return None
+    if path.stat().st_size > JSON_LIMIT_BYTES:
+        raise CheckpointError(f"{MODULES}: got {path.stat().st_size} bytes; download it again")
+    try:
+        modules = json.loads(path.read_bytes())
+    except (ValueError, RecursionError):
+        raise CheckpointError(f"{MODULES}: not valid JSON; download the file again") from None
+    if (
+        not isinstance(modules, list)
+        or not all(isinstance(m, dict) for m in modules)
+        or not modules
+    ):
+        raise CheckpointError(f"{MODULES}: wanted a list of modules; download the file again")
+    return modules
+
+
+def _kind(module: dict[str, Any]) -> str:
+    return str(module.get("type", "")).rsplit(".", 1)[-1]
+
+
+def _pooling(folder: Path, name: str) -> tuple[str, bool]:
+    config = read_json(folder, name)
+    if config is None:
+        raise CheckpointError(f"{name}: missing, yet {MODULES} names it; download it too")
+    modes = config.get("pooling_mode")
+    if modes is None:
+        modes = [mode for flag, mode in _FLAGS.items() if config.get(flag) is True] or ["mean"]
+    modes = [modes] if isinstance(modes, str) else modes
+    if not isinstance(modes, list) or len(modes) != 1 or modes[0] not in _MODES:
+        raise CheckpointError(
+            f"{name}: pooling: got {modes!r}, wanted one of {', '.join(_MODES)}; "
+            "set the pooling of this deployment yourself and remove the file"
+        )
+    return _MODES[modes[0]], config.get("include_prompt", True) is not False
+
+
+def _default_prompt(folder: Path) -> str:
+    config = read_json(folder, _PROMPTS) or {}
+    name = config.get("default_prompt_name")
+    if name is None:
+        return ""
+    prompts = config.get("prompts")
+    prompt = prompts.get(name) if isinstance(prompts, dict) else None
+    if not isinstance(prompt, str):
+        raise CheckpointError(
+            f"{_PROMPTS}: default_prompt_name: got {name!r}, wanted a name in `prompts`; "
+            "correct the file"
+        )
+    return prompt
+
+
+def _length(value: object) -> int | None:
+    if value is None:
+        return None
+    if type(value) is not int or value < 1:
+        raise CheckpointError(
+            f"{_SETTINGS}: max_seq_length: got {value!r}, wanted a whole number of at least 1; "
+            "correct the file"
+        )
+    return value
+
+
+def _unsupported(got: str, wanted: str) -> CheckpointError:
+    return CheckpointError(
+        f"{MODULES}: got {got}, wanted {wanted}; this sentence-transformers model is not supported "
+        "(serve the task hidden, and finish the embedding at the client)"
+    )

@@ -1,0 +1,196 @@
+"""Named entities: a label a token, grouped as transformers' token-classification pipeline does.
+
+With ids instead of a text there are no characters to point to: `start` and `end` are null, `index`
+(the column in the request's row) tells where, and `word` is the piece, null without a tokenizer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fusewire.engine.batch import Batch
+from fusewire.tasks.rows import Query, TextRow, Tokens
+from fusewire.tasks.scores import softmax
+from fusewire.tasks.task import Item, Reply, Task, strings
+
+if TYPE_CHECKING:
+    from fusewire.kernels import Tensor
+
+# The label of what is no entity.
+OUTSIDE = "O"
+
+
+@dataclass(frozen=True, eq=False)
+class Piece:
+    """A token with its scores over the labels [labels]."""
+
+    word: str | None
+    scores: NDArray[np.float32]
+    start: int | None
+    end: int | None
+    index: int
+    continues: bool  # inside a word that began before
+
+
+@dataclass(frozen=True)
+class Word:
+    """A labelled token, or several that one label was chosen for."""
+
+    label: str
+    score: float
+    word: str | None
+    start: int | None
+    end: int | None
+    index: int
+
+    @property
+    def begins(self) -> bool:
+        return self.label.startswith("B-")
+
+    @property
+    def tag(self) -> str:
+        return self.label[2:] if self.label.startswith(("B-", "I-")) else self.label
+
+
+class Tag(Task):
+    """`entities` [n, 1]: JSON list of entity (entity_group when grouped), score, word, start, end,
+    and index (the first token's column)."""
+
+    name = "tag"
+    needs_offsets = True
+
+    def head(self, hidden: Tensor, batch: Batch, items: Sequence[Item]) -> list[Any]:
+        scores = softmax(self.model.logits(hidden, batch))
+        return [scores[batch.rows(row)] for row in range(len(items))]
+
+    def reply(self, query: Query, results: list[list[Any]]) -> Reply:
+        replies = []
+        strategy = query.settings.aggregation_strategy
+        for row, windows, scores in zip(query.rows, query.tokens, results, strict=True):
+            text = row.text if isinstance(row, TextRow) else None
+            pieces = self._pieces(windows[0], scores[0], text, strategy)
+            replies.append(json.dumps(self._entities(pieces, strategy), ensure_ascii=False))
+        return {"entities": strings(replies)}
+
+    def _pieces(
+        self, tokens: Tokens, scores: NDArray[np.float32], text: str | None, strategy: str
+    ) -> list[Piece]:
+        """The tokens of the text itself, without those a tokenizer puts around it."""
+        if text is None or tokens.encoding is None:
+            return self._pieces_of_ids(tokens, scores)
+        pieces = []
+        encoding = tokens.encoding
+        for place, (token, special, (start, end)) in enumerate(
+            zip(encoding.ids, encoding.special_tokens_mask, encoding.offsets, strict=True)
+        ):
+            if special:
+                continue
+            word, source = self.tokenizer.piece(token), text[start:end]
+            if self.tokenizer.subword_prefix:  # ## makes a piece longer than its source
+                continues = len(word) != len(source)
+            else:  # no space at its edge: the word goes on
+                continues = start > 0 and " " not in text[start - 1 : start + 1]
+            if token == self.tokenizer.unk_id:
+                word, continues = source, False
+            pieces.append(Piece(word, scores[place], start, end, place, continues))
+        return pieces
+
+    def _pieces_of_ids(self, tokens: Tokens, scores: NDArray[np.float32]) -> list[Piece]:
+        """Special tokens are left out where a tokenizer names them; word starts are known only
+        where its pieces mark them."""
+        pieces = []
+        for place, token in enumerate(tokens.sequence.input_ids.tolist()):
+            word, continues = None, False
+            if self.tokenizer is not None:
+                if token in self.tokenizer.special_ids and token != self.tokenizer.unk_id:
+                    continue
+                word = self.tokenizer.piece(token)
+                prefix = self.tokenizer.subword_prefix
+                continues = bool(prefix) and word.startswith(prefix)
+            column = int(tokens.places[place])
+            pieces.append(Piece(word, scores[place], None, None, column, continues))
+        return pieces
+
+    def _entities(self, pieces: list[Piece], strategy: str) -> list[dict[str, Any]]:
+        if strategy in ("none", "simple"):
+            words = [self._word([piece], strategy) for piece in pieces]
+        else:
+            words = [self._word(group, strategy) for group in _word_groups(pieces)]
+        if strategy == "none":
+            return [_entity(word, "entity", word.label) for word in words if word.label != OUTSIDE]
+        groups = [self._group(group) for group in _tag_groups(words)]
+        return [
+            _entity(group, "entity_group", group.label)
+            for group in groups
+            if group.label != OUTSIDE
+        ]
+
+    def _word(self, pieces: list[Piece], strategy: str) -> Word:
+        scores = pieces[0].scores
+        if strategy == "max":
+            scores = max(pieces, key=lambda piece: piece.scores.max()).scores
+        elif strategy == "average":
+            scores = np.stack([piece.scores for piece in pieces]).mean(axis=0)
+        best = int(scores.argmax())
+        single = strategy in ("none", "simple")  # pieces stay pieces, as the vocabulary spells them
+        return Word(
+            self.model.id2label[best],
+            float(scores[best]),
+            pieces[0].word if single else self._joined(pieces),
+            pieces[0].start,
+            pieces[-1].end,
+            pieces[0].index,
+        )
+
+    def _group(self, words: list[Word]) -> Word:
+        return Word(
+            words[0].label.split("-", 1)[-1],
+            float(np.mean([word.score for word in words])),
+            self._joined(words),
+            words[0].start,
+            words[-1].end,
+            words[0].index,
+        )
+
+    def _joined(self, parts: Sequence[Piece | Word]) -> str | None:
+        if self.tokenizer is None:
+            return None
+        return self.tokenizer.join([part.word or "" for part in parts])
+
+
+def _word_groups(pieces: list[Piece]) -> list[list[Piece]]:
+    groups: list[list[Piece]] = []
+    for piece in pieces:
+        if groups and piece.continues:
+            groups[-1].append(piece)
+        else:
+            groups.append([piece])
+    return groups
+
+
+def _tag_groups(words: list[Word]) -> list[list[Word]]:
+    """Neighbours of one tag belong together, unless the next one begins a new entity (B-)."""
+    groups: list[list[Word]] = []
+    for word in words:
+        if groups and groups[-1][-1].tag == word.tag and not word.begins:
+            groups[-1].append(word)
+        else:
+            groups.append([word])
+    return groups
+
+
+def _entity(word: Word, key: str, label: str) -> dict[str, Any]:
+    return {
+        key: label,
+        "score": word.score,
+        "index": word.index,
+        "word": word.word,
+        "start": word.start,
+        "end": word.end,
+    }

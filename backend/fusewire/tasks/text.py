@@ -1,0 +1,158 @@
+"""Texts to tokens, for many requests in one call of the tokenizer.
+
+Truncation is transformers': `longest_first` for pairs, and for questions with a long context
+windows over the context (`only_second` with a stride). A text that is too long and may not be cut
+is its own request's error.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from tokenizers import Encoding
+
+from fusewire.errors import FusewireError, InvalidInput
+from fusewire.tasks.rows import IdRow, Query, TextRow, Tokens
+from fusewire.tasks.tokenizer import Tokenizer
+
+# Question answering reads windows of this many tokens unless told otherwise, as transformers does.
+WINDOW_TOKENS = 384
+WINDOW_STRIDE = 128
+
+
+class TextEncoder:
+    """Fills in `Query.tokens`. One thread at a time: truncation is state of the tokenizer."""
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        max_length: int,
+        *,
+        windows: bool,
+        offsets: bool,
+        uses_token_types: bool,
+        prefix: str = "",
+    ) -> None:
+        """`max_length`: of the deployment. `windows`: long second texts are read in windows.
+        `offsets`: the task maps tokens back to the text. `prefix`: put before every text."""
+        self.tokenizer = tokenizer
+        self._max_length = max_length
+        self._windows = windows
+        self._offsets = offsets
+        self._uses_token_types = uses_token_types
+        self._prefix = prefix
+
+    def encode(self, queries: Sequence[Query]) -> dict[int, FusewireError]:
+        """Sets `tokens` of each query; returns the errors by the query's index."""
+        errors: dict[int, FusewireError] = {}
+        groups: dict[tuple[int, bool], list[tuple[int, TextRow]]] = defaultdict(list)
+        for index, query in enumerate(queries):
+            query.tokens = []
+            for row in query.rows:
+                if isinstance(row, IdRow):
+                    query.tokens.append([Tokens.of_ids(row)])
+                else:
+                    key = (self._limit(query), query.settings.truncate and not self._windows)
+                    groups[key].append((index, row))
+        for (limit, truncate), members in groups.items():
+            encodings = self._encode_group([row for _, row in members], limit, truncate)
+            for (index, row), encoding in zip(members, encodings, strict=True):
+                if index in errors:
+                    continue
+                try:
+                    if isinstance(encoding, InvalidInput):
+                        raise encoding
+                    windows = self._fitted(encoding, row, limit, queries[index])
+                    queries[index].tokens.append(
+                        [Tokens.of_text(window, self._uses_token_types) for window in windows]
+                    )
+                except InvalidInput as error:
+                    errors[index] = error
+        return errors
+
+    def _limit(self, query: Query) -> int:
+        limit = query.settings.max_length or self._max_length
+        if self._windows and query.settings.max_length is None:
+            limit = min(limit, WINDOW_TOKENS)
+        return limit
+
+    def _encode_group(
+        self, rows: list[TextRow], limit: int, truncate: bool
+    ) -> list[Encoding | InvalidInput]:
+        assert self.tokenizer is not None  # texts are refused earlier where there is none
+        texts = [
+            self._prefix + row.text if row.pair is None else (self._prefix + row.text, row.pair)
+            for row in rows
+        ]
+        cut = None
+        # Too few tokens to hold even the special ones: leave whole, `_fitted` refuses it.
+        if truncate and limit > self.tokenizer.added_tokens(pair=True):
+            cut = {
+                "max_length": limit,
+                "stride": 0,
+                "strategy": "longest_first",
+                "direction": self.tokenizer.truncation_side,
+            }
+        try:
+            return [*self.tokenizer.encode(texts, offsets=self._offsets, cut=cut)]
+        except Exception:  # of one text (such as a word that a vocabulary without [UNK] lacks)
+            return [self._encode_alone(text, cut) for text in texts]
+
+    def _encode_alone(
+        self, text: str | tuple[str, str], cut: dict[str, Any] | None
+    ) -> Encoding | InvalidInput:
+        assert self.tokenizer is not None
+        try:
+            return self.tokenizer.encode([text], offsets=self._offsets, cut=cut)[0]
+        except Exception as error:
+            return InvalidInput(
+                "text_input",
+                f"a text that the tokenizer refuses ({str(error)[:80]})",
+                "words of its vocabulary",
+                "change the text",
+            )
+
+    def _fitted(self, encoding: Encoding, row: TextRow, limit: int, query: Query) -> list[Encoding]:
+        if len(encoding) == 0:
+            raise InvalidInput("text_input", "a text without tokens", "at least 1", "send a text")
+        if len(encoding) <= limit:
+            return [encoding]
+        if self._windows:
+            return self._windowed(encoding, row, limit, query)
+        if query.settings.truncate:
+            assert self.tokenizer is not None
+            raise InvalidInput(
+                "max_length",
+                limit,
+                f"more than {self.tokenizer.added_tokens(pair=True)}, the special tokens alone",
+                "raise it",
+            )
+        raise InvalidInput(
+            "text_input",
+            f"{len(encoding)} tokens",
+            f"at most {limit}",
+            "set truncate or shorten the text",
+        )
+
+    def _windowed(
+        self, encoding: Encoding, row: TextRow, limit: int, query: Query
+    ) -> list[Encoding]:
+        assert self.tokenizer is not None and row.pair is not None
+        stride = query.settings.doc_stride
+        if stride is None:
+            stride = min(limit // 2, WINDOW_STRIDE)
+        question = sum(part == 0 for part in encoding.sequence_ids)
+        room = limit - self.tokenizer.added_tokens(pair=True) - question
+        if stride >= room:
+            raise InvalidInput(
+                "text_input",
+                f"a question of {question} tokens",
+                f"at most {max(question + room - stride - 1, 0)}, as windows of {limit} tokens "
+                f"that share {stride} (doc_stride) must move on over the context",
+                "shorten the question or lower doc_stride",
+            )
+        cut = {"max_length": limit, "stride": stride, "strategy": "only_second"}
+        [first] = self.tokenizer.encode([(row.text, row.pair)], offsets=True, cut=cut)
+        return [first, *first.overflowing]

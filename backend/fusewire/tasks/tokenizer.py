@@ -1,0 +1,181 @@
+"""A folder's fast tokenizer: tokenizer.json, and what the files beside it say about it.
+
+Only the Rust `tokenizers` format is read. Padding and truncation that a tokenizer.json carries
+(all-MiniLM-L6-v2's cuts at 128 tokens) are training leftovers and switched off.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import Encoding, normalizers
+
+from fusewire.errors import CheckpointError
+from fusewire.weights import file_in, read_json
+
+FILE = "tokenizer.json"
+CONFIG = "tokenizer_config.json"
+
+# Folders often leave out the names that their tokenizer class has by default. These spellings
+# count only where tokenizer.json itself lists them as special tokens.
+_USUAL_NAMES = {
+    "mask_token": ("[MASK]", "<mask>"),
+    "cls_token": ("[CLS]", "<s>"),
+    "sep_token": ("[SEP]", "</s>"),
+    "pad_token": ("[PAD]", "<pad>"),
+    "unk_token": ("[UNK]", "<unk>"),
+}
+
+# What transformers' `clean_up_tokenization` takes back, in its order.
+_LOOSE_SPACES = (
+    (" .", "."),
+    (" ?", "?"),
+    (" !", "!"),
+    (" ,", ","),
+    (" ' ", "'"),
+    (" n't", "n't"),
+    (" 'm", "'m"),
+    (" 's", "'s"),
+    (" 've", "'ve"),
+    (" 're", "'re"),
+)
+
+
+def limit_tokenizer_threads(threads: int) -> None:
+    """Keeps the tokenizer's thread pool (one for the process, made at its first use) to `threads`;
+    0 leaves one a core. It rests while kernels compute, so together they fill the cores once.
+
+    TOKENIZERS_PARALLELISM stays as the operator set it: unset, the library itself goes serial in a
+    forked child, where its pool would deadlock.
+    """
+    if threads > 0:
+        os.environ.setdefault("RAYON_NUM_THREADS", str(threads))
+
+
+class Tokenizer:
+    """tokenizer.json with its special tokens by role; a role's id is None where there is none."""
+
+    def __init__(self, backend: tokenizers.Tokenizer, config: dict[str, Any]) -> None:
+        """`config`: tokenizer_config.json, completed by special_tokens_map.json."""
+        backend.no_padding()
+        backend.no_truncation()
+        self.backend = backend
+        added = backend.get_added_tokens_decoder()
+        self.special_ids = frozenset(index for index, token in added.items() if token.special)
+        self.mask_id = self._role(config, "mask_token")
+        self.cls_id = self._role(config, "cls_token")
+        self.sep_id = self._role(config, "sep_token")
+        self.pad_id = self._role(config, "pad_token")
+        self.unk_id = self._role(config, "unk_token")
+        self.truncation_side = _choice(config, "truncation_side", ("right", "left"))
+        self.max_length = _max_length(config)
+        self._cleans_spaces = config.get("clean_up_tokenization_spaces") is True and not isinstance(
+            backend.model, tokenizers.models.BPE
+        )
+
+    @staticmethod
+    def load(folder: Path) -> Tokenizer | None:
+        """The folder's tokenizer, or None when it has no tokenizer.json."""
+        path = file_in(folder, FILE)
+        if path is None:
+            return None
+        try:
+            backend = tokenizers.Tokenizer.from_buffer(path.read_bytes())
+        except Exception as error:  # the library raises plain Exception or ValueError
+            raise CheckpointError(
+                f"{FILE}: got a file that tokenizers {tokenizers.__version__} cannot read "
+                f"({str(error)[:120]}), wanted a fast tokenizer; save it again with transformers: "
+                "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+            ) from None
+        special = read_json(folder, "special_tokens_map.json") or {}
+        return Tokenizer(backend, special | (read_json(folder, CONFIG) or {}))
+
+    @property
+    def subword_prefix(self) -> str:
+        """What marks a piece inside a word (WordPiece's ##), empty where nothing does."""
+        return getattr(self.backend.model, "continuing_subword_prefix", None) or ""
+
+    def added_tokens(self, pair: bool) -> int:
+        """How many special tokens stand around a text or a pair."""
+        return self.backend.num_special_tokens_to_add(pair)
+
+    def lowercase(self) -> None:
+        """Lower-cases before anything else (sentence-transformers' `do_lower_case`)."""
+        steps = [normalizers.Lowercase()]
+        if self.backend.normalizer is not None:
+            steps.append(self.backend.normalizer)
+        self.backend.normalizer = normalizers.Sequence(steps)
+
+    def piece(self, token: int) -> str:
+        """A token as the vocabulary spells it; an id beyond the tokenizer's names has none: ""."""
+        return self.backend.id_to_token(token) or ""
+
+    def join(self, pieces: list[str]) -> str:
+        """Pieces put together again to text."""
+        decoder = self.backend.decoder
+        return decoder.decode(pieces) if decoder is not None else " ".join(pieces)
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
+        text = self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        if self._cleans_spaces:
+            for loose, tight in _LOOSE_SPACES:
+                text = text.replace(loose, tight)
+        return text
+
+    def encode(
+        self,
+        texts: list[str | tuple[str, str]],
+        *,
+        offsets: bool,
+        cut: dict[str, Any] | None = None,
+    ) -> list[Encoding]:
+        """Encodes texts and pairs with special tokens. `cut`: keyword arguments of the library's
+        truncation. `offsets`: also where each token stands in the text, which costs time.
+
+        Truncation is state of the Rust object, so one thread at a time (the engine's rule too).
+        """
+        encode = self.backend.encode_batch if offsets else self.backend.encode_batch_fast
+        if cut is None:
+            return encode(texts)
+        self.backend.enable_truncation(**cut)
+        try:
+            return encode(texts)
+        finally:
+            self.backend.no_truncation()
+
+    def _role(self, config: dict[str, Any], role: str) -> int | None:
+        named = config.get(role)
+        if isinstance(named, dict):
+            named = named.get("content")
+        if isinstance(named, str):
+            return self.backend.token_to_id(named)
+        for usual in _USUAL_NAMES[role]:
+            index = self.backend.token_to_id(usual)
+            if index in self.special_ids:
+                return index
+        return None
+
+
+def _choice(config: dict[str, Any], key: str, allowed: tuple[str, ...]) -> str:
+    value = config.get(key, allowed[0])
+    if value not in allowed:
+        raise CheckpointError(
+            f"{CONFIG}: {key}: got {value!r}, wanted one of {', '.join(allowed)}; correct the file"
+        )
+    return str(value)
+
+
+def _max_length(config: dict[str, Any]) -> int | None:
+    """model_max_length, None where transformers wrote its "no limit" (1e30) or nothing."""
+    value = config.get("model_max_length")
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 1:
+        raise CheckpointError(
+            f"{CONFIG}: model_max_length: got {value!r}, wanted a number of at least 1; "
+            "correct the file"
+        )
+    return int(value) if value < 1e9 else None
