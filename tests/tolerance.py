@@ -13,3 +13,7 @@ ROUNDING_ULPS = 4
 
 # Scores that leave a pipeline (softmax outputs, probabilities).
 PIPELINE_SCORE = 1e-5
+
+# LayerNorm of rows with mean 1e4 and deviation 0.1: the mean itself, rounded to fp32 (half a unit
+# of 1e4 is 4.9e-4), is off by this much of a deviation; torch's own error is measured beside it.
+LARGE_MEAN = 5e-3

@@ -1,0 +1,50 @@
+// Activations and gated units (Shazeer 2020) as ops of their own, where no GEMM epilogue has them.
+#include "core/kernels.h"
+#include "core/threads.h"
+#include "cpu/vec.h"
+
+namespace fusewire::FUSEWIRE_TARGET {
+namespace {
+
+constexpr int64_t kGrainElements = 1 << 14;
+
+int64_t grain_rows(int64_t cols) { return kGrainElements / cols + 1; }
+
+}  // namespace
+
+void activate(void* out, int64_t out_stride, const void* x, int64_t x_stride, int64_t rows,
+              int64_t cols, Activation activation, const Stream&) {
+  parallel_for(rows, grain_rows(cols), [&](int64_t begin, int64_t end, int) {
+    for (int64_t r = begin; r < end; ++r) {
+      const float* from = static_cast<const float*>(x) + r * x_stride;
+      float* to = static_cast<float*>(out) + r * out_stride;
+      int64_t c = 0;
+      for (; c + kLanes <= cols; c += kLanes) store(to + c, activated(load(from + c), activation));
+      if (c < cols) {
+        store_first(to + c, activated(load_first(from + c, cols - c), activation), cols - c);
+      }
+    }
+  });
+}
+
+void gate(void* out, int64_t out_stride, const void* x, int64_t x_stride, int64_t rows,
+          int64_t cols, Activation activation, const Stream&) {
+  parallel_for(rows, grain_rows(cols), [&](int64_t begin, int64_t end, int) {
+    for (int64_t r = begin; r < end; ++r) {
+      const float* from = static_cast<const float*>(x) + r * x_stride;
+      const float* factor = from + cols;
+      float* to = static_cast<float*>(out) + r * out_stride;
+      int64_t c = 0;
+      for (; c + kLanes <= cols; c += kLanes) {
+        store(to + c, activated(load(from + c), activation) * load(factor + c));
+      }
+      if (c < cols) {
+        const int64_t n = cols - c;
+        store_first(to + c,
+                    activated(load_first(from + c, n), activation) * load_first(factor + c, n), n);
+      }
+    }
+  });
+}
+
+}  // namespace fusewire::FUSEWIRE_TARGET

@@ -1,0 +1,112 @@
+// GEMM on prepacked weights: out[m, n] = activation(x[m, k] . weight[n, k]^T + bias) + residual.
+//
+// Weights are packed once into panels of 32 output columns, [n / 32][k][32], the same for every
+// instruction set. An output element's value does not depend on how many rows the call has or how
+// the work was split, so a request's answer is bit-equal in any batch. Bias, activation and
+// residual are applied while the sums are in registers. Nothing is compiled or tuned per shape:
+// ragged batches bring a new row count with every call.
+// The blocking follows Goto & van de Geijn, "Anatomy of High-Performance Matrix Multiplication"
+// (2008), without the packing of x: its broadcasts hide behind the multiply-adds.
+#include "core/kernels.h"
+#include "core/threads.h"
+#include "cpu/micro_kernel.h"
+
+namespace fusewire::FUSEWIRE_TARGET {
+namespace {
+
+constexpr int64_t kPanel = 32;
+
+struct Epilogue {
+  const float* bias;
+  const float* residual;
+  int64_t residual_stride;
+  Activation activation;
+};
+
+// One micro-kernel call: kRows x up to kColumns of the output. Not inlined, so that the compiler
+// gives each row count its own register allocation.
+template <int kRows>
+__attribute__((noinline)) void tile(const Product& product, const Epilogue& epilogue, float* out,
+                                    int64_t out_stride, int64_t columns) {
+  Vec sum[kRows][2] = {};
+  multiply<kRows>(product, sum);
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 2
+    for (int half = 0; half < 2; ++half) {
+      const int64_t first = half * kLanes;
+      const int64_t present = columns - first;
+      if (present <= 0) continue;
+      const bool whole = present >= kLanes;
+      const auto read = [&](const float* p) { return whole ? load(p) : load_first(p, present); };
+      Vec y = sum[r][half];
+      if (epilogue.bias) y += read(epilogue.bias + first);
+      y = activated(y, epilogue.activation);
+      if (epilogue.residual) y += read(epilogue.residual + r * epilogue.residual_stride + first);
+      float* to = out + r * out_stride + first;
+      whole ? store(to, y) : store_first(to, y, present);
+    }
+  }
+}
+
+}  // namespace
+
+size_t pack_weight_bytes(int64_t n, int64_t k) {
+  return static_cast<size_t>((n + kPanel - 1) / kPanel * kPanel * k) * sizeof(float);
+}
+
+void pack_weight(void* packed, const void* weight, int64_t n, int64_t k, const Stream&) {
+  float* out = static_cast<float*>(packed);
+  const float* w = static_cast<const float*>(weight);
+  parallel_for((n + kPanel - 1) / kPanel, 1, [&](int64_t panel, int64_t, int) {
+    for (int64_t i = 0; i < k; ++i) {
+      for (int64_t j = 0; j < kPanel; ++j) {
+        const int64_t row = panel * kPanel + j;
+        out[(panel * k + i) * kPanel + j] = row < n ? w[row * k + i] : 0.0f;
+      }
+    }
+  });
+}
+
+void gemm(void* out, int64_t out_stride, const void* x, int64_t x_stride, const void* packed,
+          const void* bias, const void* residual, int64_t residual_stride, int64_t m, int64_t n,
+          int64_t k, Activation activation, const Stream&) {
+  // A task is some rows by some panels: its rows of x and one panel stay in L2. A short request
+  // is bound by reading the weights, and then the columns alone are split.
+  constexpr int64_t kTaskRows = 112;
+  const int64_t panels = (n + kPanel - 1) / kPanel;
+  const int64_t row_tasks = (m + kTaskRows - 1) / kTaskRows;
+  const int64_t tasks_for_an_even_finish = 8 * num_threads();
+  int64_t column_tasks = (tasks_for_an_even_finish + row_tasks - 1) / row_tasks;
+  if (column_tasks > panels) column_tasks = panels;
+
+  parallel_for(row_tasks * column_tasks, 1, [&](int64_t task, int64_t, int) {
+    const int64_t row_task = task % row_tasks, column_task = task / row_tasks;
+    const int64_t first_row = m * row_task / row_tasks;
+    const int64_t last_row = m * (row_task + 1) / row_tasks;
+    const int64_t last_panel = panels * (column_task + 1) / column_tasks;
+    for (int64_t panel = panels * column_task / column_tasks; panel < last_panel; ++panel) {
+      for (int64_t inside = 0; inside < kPanel; inside += kColumns) {
+        const int64_t column = panel * kPanel + inside;
+        if (column >= n) break;
+        const int64_t columns = n - column < kColumns ? n - column : int64_t{kColumns};
+        for_row_blocks(last_row - first_row, [&](auto rows, int64_t from) {
+          const int64_t row = first_row + from;
+          const Product product = {static_cast<const float*>(x) + row * x_stride, x_stride, 1,
+                                   static_cast<const float*>(packed) + panel * kPanel * k + inside,
+                                   kPanel, k};
+          const Epilogue epilogue = {
+              bias ? static_cast<const float*>(bias) + column : nullptr,
+              residual ? static_cast<const float*>(residual) + row * residual_stride + column
+                       : nullptr,
+              residual_stride, activation};
+          tile<decltype(rows)::value>(product, epilogue,
+                                      static_cast<float*>(out) + row * out_stride + column,
+                                      out_stride, columns);
+        });
+      }
+    }
+  });
+}
+
+}  // namespace fusewire::FUSEWIRE_TARGET

@@ -1,0 +1,65 @@
+// The inner product of GEMM and of attention: a few rows times two registers of columns.
+//
+// `rows` x 2 sums stay in registers while k is walked once, so an output element is one chain of
+// fused multiply-adds in the order of k. The panel is read in whole registers, x as broadcasts.
+#pragma once
+
+#include "cpu/vec.h"
+
+namespace fusewire::FUSEWIRE_TARGET {
+
+constexpr int kRegisters = FUSEWIRE_VEC_BYTES == 64 ? 32 : 16;
+constexpr int kMaxRows = (kRegisters - 3) / 2;  // beside the sums: two of the panel, one broadcast
+constexpr int kColumns = 2 * kLanes;
+
+struct Product {
+  const float* x;  // element (row, k) at x[row * x_stride + k * x_step]
+  int64_t x_stride, x_step;
+  const float* panel;  // element (k, column) at panel[k * panel_stride + column]
+  int64_t panel_stride, k;
+};
+
+// sum[row][half] += x . panel, for kRows rows.
+template <int kRows>
+FUSEWIRE_INLINE void multiply(const Product& p, Vec (&sum)[kRows][2]) {
+  const float* x = p.x;
+  const float* w = p.panel;
+  const int64_t stride = p.x_stride, step = p.x_step, w_stride = p.panel_stride;
+  for (int64_t k = p.k; k > 0; --k, x += step, w += w_stride) {
+    const Vec w0 = load(w), w1 = load(w + kLanes);
+#pragma GCC unroll 16
+    for (int r = 0; r < kRows; ++r) {
+      const Vec a = broadcast(x[r * stride]);
+      sum[r][0] += a * w0;
+      sum[r][1] += a * w1;
+    }
+  }
+}
+
+// Calls body with std::integral_constant-like `Rows<n>` for the run-time n in 1..kMaxRows.
+template <int n>
+struct Rows {
+  static constexpr int value = n;
+};
+
+template <int n = kMaxRows, class Body>
+FUSEWIRE_INLINE void with_rows(int64_t rows, Body&& body) {
+  if constexpr (n > 0) {
+    if (rows == n) return body(Rows<n>{});
+    with_rows<n - 1>(rows, body);
+  }
+}
+
+// Splits `rows` evenly into blocks of at most kMaxRows (16 is 8 + 8, not 14 + 2) and calls
+// body(Rows<count>, first).
+template <class Body>
+FUSEWIRE_INLINE void for_row_blocks(int64_t rows, Body&& body) {
+  const int64_t blocks = (rows + kMaxRows - 1) / kMaxRows;
+  for (int64_t block = 0; block < blocks; ++block) {
+    const int64_t from = rows * block / blocks;
+    const int64_t to = rows * (block + 1) / blocks;
+    with_rows(to - from, [&](auto count) { body(count, from); });
+  }
+}
+
+}  // namespace fusewire::FUSEWIRE_TARGET

@@ -1,0 +1,40 @@
+// Registers the kernels of one CPU instruction set (this file is compiled once for each).
+#include "core/kernels.h"
+
+#define FUSEWIRE_TEXT_(x) #x
+#define FUSEWIRE_TEXT(x) FUSEWIRE_TEXT_(x)
+
+namespace fusewire::FUSEWIRE_TARGET {
+
+#define KERNEL(result, name, arguments) result name arguments;
+#include "core/kernels.inc"
+#undef KERNEL
+
+namespace {
+
+bool usable() {
+#if FUSEWIRE_VEC_BYTES == 64
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+         __builtin_cpu_supports("fma");
+#elif FUSEWIRE_VEC_BYTES == 32
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#else
+  return true;
+#endif
+}
+
+constexpr Kernels kFloat32 = {
+#define KERNEL(result, name, arguments) name,
+#include "core/kernels.inc"
+#undef KERNEL
+};
+
+const bool registered = [] {
+  register_target({FUSEWIRE_TEXT(FUSEWIRE_TARGET), DeviceType::kCpu, FUSEWIRE_VEC_BYTES, usable,
+                   DType::kFloat32, &kFloat32});
+  return true;
+}();
+
+}  // namespace
+}  // namespace fusewire::FUSEWIRE_TARGET

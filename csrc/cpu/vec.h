@@ -1,0 +1,126 @@
+// Vec: as many floats as one register of the target holds.
+//
+// Every kernel file is compiled once per instruction set. The compiler's vector types give one
+// spelling for all of them, so the three targets differ in FUSEWIRE_VEC_BYTES and flags alone.
+// Whatever is instantiated here lives in the target's namespace: a shared inline function compiled
+// with AVX-512 could otherwise be the copy that the linker keeps for everyone.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "core/activation.h"
+
+#define FUSEWIRE_INLINE inline __attribute__((always_inline))
+
+namespace fusewire::FUSEWIRE_TARGET {
+
+constexpr int kLanes = FUSEWIRE_VEC_BYTES / 4;
+
+typedef float Vec __attribute__((vector_size(FUSEWIRE_VEC_BYTES), may_alias));
+typedef int32_t IntVec __attribute__((vector_size(FUSEWIRE_VEC_BYTES), may_alias));
+typedef float UnalignedVec __attribute__((vector_size(FUSEWIRE_VEC_BYTES), aligned(4), may_alias));
+
+FUSEWIRE_INLINE Vec load(const float* p) { return *reinterpret_cast<const UnalignedVec*>(p); }
+FUSEWIRE_INLINE void store(float* p, Vec v) { *reinterpret_cast<UnalignedVec*>(p) = v; }
+FUSEWIRE_INLINE Vec broadcast(float x) { return x - Vec{}; }
+
+// The first n < kLanes floats; the other lanes read as `fill` and are not touched in memory.
+FUSEWIRE_INLINE Vec load_first(const float* p, int64_t n, float fill = 0.0f) {
+  Vec v = broadcast(fill);
+  for (int64_t i = 0; i < n; ++i) v[i] = p[i];
+  return v;
+}
+FUSEWIRE_INLINE void store_first(float* p, Vec v, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) p[i] = v[i];
+}
+
+FUSEWIRE_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }
+FUSEWIRE_INLINE Vec min(Vec a, Vec b) { return a < b ? a : b; }
+
+// Lane sums are folded in halves, so the order does not depend on the compiler.
+FUSEWIRE_INLINE float reduce_add(Vec v) {
+  float lanes[kLanes];
+  store(lanes, v);
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
+  }
+  return lanes[0];
+}
+FUSEWIRE_INLINE float reduce_max(Vec v) {
+  float lanes[kLanes];
+  store(lanes, v);
+  for (int width = kLanes / 2; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) {
+      lanes[i] = lanes[i] > lanes[i + width] ? lanes[i] : lanes[i + width];
+    }
+  }
+  return lanes[0];
+}
+
+// exp(x) = 2^n * 2^f with n = round(x log2 e), |f| <= 1/2; the minimax polynomial of degree 6 has
+// relative error 2e-9, so rounding decides. Below -87 the result is 0, above 88 it saturates.
+FUSEWIRE_INLINE Vec exp(Vec x) {
+  const Vec lowest = broadcast(-87.0f);
+  const Vec clamped = min(max(x, lowest), broadcast(88.0f));
+  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+  const Vec shifted = clamped * 1.44269504f + kRound;
+  const Vec n = shifted - kRound;
+  Vec f = clamped - n * 0.693359375f;  // ln 2 in two parts, exact product with n
+  f = f - n * -2.12194440e-4f;
+  f = f * 1.44269504f;
+  Vec p = f * 1.53458110e-4f + 1.33999309e-3f;
+  p = p * f + 9.61848907e-3f;
+  p = p * f + 5.55032864e-2f;
+  p = p * f + 2.40226462e-1f;
+  p = p * f + 6.93147182e-1f;
+  p = p * f + 1.0f;
+  const IntVec exponent = (reinterpret_cast<const IntVec&>(shifted) << 23);
+  const IntVec bits = reinterpret_cast<const IntVec&>(p) + exponent;
+  const Vec scaled = reinterpret_cast<const Vec&>(bits);
+  return x < lowest ? Vec{} : scaled;
+}
+
+// erf(x) = x P(x^2): Lawson-weighted least squares on |x| <= 4 (beyond it erf is 1 to fp32), in the
+// variable u = x^2/8 - 1 so that Horner is well conditioned. Largest error 3.4e-7.
+FUSEWIRE_INLINE Vec erf(Vec x) {
+  const Vec c = min(max(x, broadcast(-4.0f)), broadcast(4.0f));
+  const Vec u = c * c * 0.125f - 1.0f;
+  Vec p = u * 2.43953592e-3f - 5.94291883e-3f;
+  p = p * u + 3.52951121e-3f;
+  p = p * u - 3.21002491e-3f;
+  p = p * u + 1.48681570e-2f;
+  p = p * u - 2.65917890e-2f;
+  p = p * u + 3.31291072e-2f;
+  p = p * u - 4.41299900e-2f;
+  p = p * u + 5.97862750e-2f;
+  p = p * u - 7.50554875e-2f;
+  p = p * u + 9.02322531e-2f;
+  p = p * u - 1.07681863e-1f;
+  p = p * u + 1.31673485e-1f;
+  p = p * u - 1.76576942e-1f;
+  p = p * u + 3.53531003e-1f;
+  return c * p;
+}
+
+FUSEWIRE_INLINE Vec activated(Vec x, Activation activation) {
+  switch (activation) {
+    case Activation::kGeluErf:
+      return 0.5f * x * (1.0f + erf(x * 0.707106781f));
+    case Activation::kGeluTanh: {  // tanh form by the logistic: 0.5 (1 + tanh y) = 1 / (1 + e^-2y)
+      const Vec y = x * (0.797884561f + 0.0356774081f * x * x);
+      return x / (1.0f + exp(-2.0f * y));
+    }
+    case Activation::kRelu:
+      return max(x, Vec{});
+    case Activation::kSilu:
+      return x / (1.0f + exp(-x));
+    case Activation::kTanh:
+      return 1.0f - 2.0f / (exp(2.0f * x) + 1.0f);
+    case Activation::kNone:
+      break;
+  }
+  return x;
+}
+
+}  // namespace fusewire::FUSEWIRE_TARGET

@@ -1,0 +1,16 @@
+// The one place where a tensor's device and element type choose the kernels.
+#pragma once
+
+#include "core/check.h"
+#include "core/kernels.h"
+
+namespace fusewire::ops {
+
+// Calls launch(kernels), unless the stream only records or there is nothing to do.
+template <class Launch>
+void dispatch(const Check& check, const Stream& stream, int64_t rows, Launch&& launch) {
+  const Kernels& kernels = kernels_for(stream.device, check.dtype());
+  if (!stream.recording && rows > 0) launch(kernels);
+}
+
+}  // namespace fusewire::ops

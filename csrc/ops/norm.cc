@@ -1,0 +1,106 @@
+#include "ops/dispatch.h"
+#include "ops/ops.h"
+
+namespace fusewire::ops {
+namespace {
+
+NormArguments norm_arguments(Check& check, const Tensor& out, const Tensor& x,
+                             const Tensor* residual, const Tensor& weight, const Tensor* bias,
+                             float eps) {
+  Dim rows("rows"), cols("cols");
+  check.floats("x", x, {&rows, &cols});
+  check.floats("out", out, {&rows, &cols});
+  check.floats("weight", weight, {&cols});
+  if (residual) check.floats("residual", *residual, {&rows, &cols});
+  if (bias) check.floats("bias", *bias, {&cols});
+  check.require(cols.size > 0, "x: got rows of no elements, wanted at least one");
+  check.require(eps > 0.0f, "eps: got ", eps, ", wanted more than 0");
+  return {out.data,
+          x.data,
+          residual ? residual->data : nullptr,
+          weight.data,
+          bias ? bias->data : nullptr,
+          out.row_stride,
+          x.row_stride,
+          residual ? residual->row_stride : 0,
+          rows.size,
+          cols.size,
+          eps};
+}
+
+}  // namespace
+
+void layer_norm(const Tensor& out, const Tensor& x, const Tensor& weight, const Tensor* bias,
+                float eps, const Stream& stream) {
+  Check check("layer_norm", stream);
+  const NormArguments a = norm_arguments(check, out, x, nullptr, weight, bias, eps);
+  dispatch(check, stream, a.rows, [&](const Kernels& kernels) { kernels.layer_norm(a, stream); });
+}
+
+void add_layer_norm(const Tensor& out, const Tensor& x, const Tensor& residual,
+                    const Tensor& weight, const Tensor* bias, float eps, const Stream& stream) {
+  Check check("add_layer_norm", stream);
+  const NormArguments a = norm_arguments(check, out, x, &residual, weight, bias, eps);
+  dispatch(check, stream, a.rows, [&](const Kernels& kernels) { kernels.layer_norm(a, stream); });
+}
+
+void rms_norm(const Tensor& out, const Tensor& x, const Tensor& weight, float eps,
+              const Stream& stream) {
+  Check check("rms_norm", stream);
+  const NormArguments a = norm_arguments(check, out, x, nullptr, weight, nullptr, eps);
+  dispatch(check, stream, a.rows, [&](const Kernels& kernels) { kernels.rms_norm(a, stream); });
+}
+
+void add_rms_norm(const Tensor& out, const Tensor& x, const Tensor& residual, const Tensor& weight,
+                  float eps, const Stream& stream) {
+  Check check("add_rms_norm", stream);
+  const NormArguments a = norm_arguments(check, out, x, &residual, weight, nullptr, eps);
+  dispatch(check, stream, a.rows, [&](const Kernels& kernels) { kernels.rms_norm(a, stream); });
+}
+
+void embed_layer_norm(const Tensor& out, const Tensor& ids, const Tensor* positions,
+                      const Tensor* types, const Tensor& word, const Tensor* position,
+                      const Tensor* token_type, const Tensor& weight, const Tensor* bias, float eps,
+                      const Stream& stream) {
+  Check check("embed_layer_norm", stream);
+  Dim tokens("tokens"), hidden("hidden"), vocabulary("vocabulary");
+  Dim max_positions("positions"), type_vocabulary("types");
+  check.floats("word", word, {&vocabulary, &hidden});
+  check.contiguous("word", word);
+  check.is("ids", ids, DType::kInt64, {&tokens});
+  check.floats("out", out, {&tokens, &hidden});
+  check.floats("weight", weight, {&hidden});
+  if (bias) check.floats("bias", *bias, {&hidden});
+  check.require(!position == !positions, "position: wanted the table and the indices, or neither");
+  check.require(!token_type == !types, "token_type: wanted the table and the indices, or neither");
+  if (position) {
+    check.floats("position", *position, {&max_positions, &hidden});
+    check.contiguous("position", *position);
+    check.is("positions", *positions, DType::kInt32, {&tokens});
+  }
+  if (token_type) {
+    check.floats("token_type", *token_type, {&type_vocabulary, &hidden});
+    check.contiguous("token_type", *token_type);
+    check.is("types", *types, DType::kInt32, {&tokens});
+  }
+  const EmbedArguments a = {out.data,
+                            out.row_stride,
+                            ids.as<int64_t>(),
+                            positions ? positions->as<int32_t>() : nullptr,
+                            types ? types->as<int32_t>() : nullptr,
+                            word.data,
+                            position ? position->data : nullptr,
+                            token_type ? token_type->data : nullptr,
+                            vocabulary.size,
+                            max_positions.size,
+                            type_vocabulary.size,
+                            weight.data,
+                            bias ? bias->data : nullptr,
+                            tokens.size,
+                            hidden.size,
+                            eps};
+  dispatch(check, stream, tokens.size,
+           [&](const Kernels& kernels) { kernels.embed_layer_norm(a, stream); });
+}
+
+}  // namespace fusewire::ops

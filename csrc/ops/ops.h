@@ -1,0 +1,17 @@
+// Declarations of the op table.
+#pragma once
+
+#include "core/activation.h"
+#include "core/pooling.h"
+#include "core/sequence_batch.h"
+#include "core/stream.h"
+#include "core/tensor.h"
+#include "ops/linear.h"
+
+namespace fusewire::ops {
+
+#define OP(name, signature, meaning) void name signature;
+#include "ops/ops.def"
+#undef OP
+
+}  // namespace fusewire::ops

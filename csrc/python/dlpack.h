@@ -1,0 +1,16 @@
+// DLPack exchange for Tensor (https://dmlc.github.io/dlpack, structure version 0.8).
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include "core/tensor.h"
+
+namespace fusewire {
+
+pybind11::capsule to_dlpack(const Tensor& tensor, const pybind11::object& stream,
+                            const pybind11::object& max_version, const pybind11::object& dl_device,
+                            const pybind11::object& copy);
+pybind11::tuple dlpack_device(const Tensor& tensor);
+Tensor from_dlpack(const pybind11::object& source);
+
+}  // namespace fusewire

@@ -1,0 +1,89 @@
+// Binds the op table: names, arguments and help come from ops.def.
+#include "ops/ops.h"
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <list>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "python/casters.h"
+#include "python/register.h"
+
+namespace fusewire {
+namespace {
+
+namespace py = pybind11;
+
+// "(const Tensor& out, float eps)" -> {"out", "eps"}: the last word of each argument.
+const std::vector<std::string>& argument_names(const std::string& signature) {
+  static std::list<std::vector<std::string>> kept;  // py::arg holds pointers into these
+  std::vector<std::string> names;
+  size_t begin = 1;
+  while (begin < signature.size()) {
+    size_t end = signature.find_first_of(",)", begin);
+    size_t word = signature.find_last_of(" &*", end - 1) + 1;
+    names.push_back(signature.substr(word, end - word));
+    begin = end + 1;
+  }
+  kept.push_back(std::move(names));
+  return kept.back();
+}
+
+template <class... Args, size_t... kIndex>
+void bind_arguments(py::module_& m, const char* name, void (*op)(Args...), const std::string& signature,
+             const char* meaning, std::index_sequence<kIndex...>) {
+  const std::vector<std::string>& names = argument_names(signature);
+  constexpr size_t kLast = sizeof...(Args) - 1;  // the stream, which has a default
+  const auto argument = [&](auto index) {
+    constexpr size_t i = decltype(index)::value;
+    if constexpr (i == kLast) {
+      return py::arg_v(names[i].c_str(), Stream{}, "Stream()");
+    } else {
+      return py::arg(names[i].c_str());
+    }
+  };
+  m.def(name, op, meaning, argument(std::integral_constant<size_t, kIndex>{})...,
+        py::call_guard<py::gil_scoped_release>());
+}
+
+template <class... Args>
+void bind_op(py::module_& m, const char* name, void (*op)(Args...), const char* signature,
+             const char* meaning) {
+  bind_arguments(m, name, op, signature, meaning, std::index_sequence_for<Args...>{});
+}
+
+}  // namespace
+
+void register_ops(py::module_& m) {
+  py::class_<Stream>(m, "Stream", "An order of work on a device; a no-op on the CPU.")
+      .def(py::init<>());
+  py::class_<SequenceBatch>(m, "SequenceBatch",
+                            "Where each sequence of a packed matrix begins: cu_seqlens "
+                            "int32[sequences + 1].")
+      .def(py::init<Tensor>(), py::arg("cu_seqlens"))
+      .def_property_readonly("tokens", &SequenceBatch::tokens)
+      .def_property_readonly("sequences", &SequenceBatch::sequences)
+      .def_property_readonly("max_seqlen", &SequenceBatch::max_seqlen);
+  py::class_<Linear, std::shared_ptr<Linear>>(
+      m, "Linear", "weight[out_features, in_features] packed for the target, with its bias.")
+      .def(py::init([](const Tensor& weight, const Tensor* bias) {
+             return std::make_shared<Linear>(weight, bias, Stream{});
+           }),
+           py::arg("weight"), py::arg("bias") = py::none())
+      .def_property_readonly("in_features", &Linear::in_features)
+      .def_property_readonly("out_features", &Linear::out_features)
+      .def_property_readonly("nbytes", &Linear::bytes);
+
+  py::dict table;
+#define OP(name, signature, meaning)                  \
+  bind_op(m, #name, &ops::name, #signature, meaning); \
+  table[#name] = meaning;
+#include "ops/ops.def"
+#undef OP
+  m.attr("OPS") = table;
+}
+
+}  // namespace fusewire

@@ -1,0 +1,14 @@
+// The parts of the module, each in its own file.
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+namespace fusewire {
+
+void register_tensor(pybind11::module_& m);
+void register_memory(pybind11::module_& m);
+void register_ops(pybind11::module_& m);
+void register_layers(pybind11::module_& m);
+void register_runtime(pybind11::module_& m);
+
+}  // namespace fusewire

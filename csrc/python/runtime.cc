@@ -1,0 +1,22 @@
+// Instruction set and threads.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "core/kernels.h"
+#include "core/threads.h"
+#include "python/register.h"
+
+namespace fusewire {
+
+void register_runtime(pybind11::module_& m) {
+  namespace py = pybind11;
+  m.def("cpu_targets", &cpu_targets, "Instruction sets usable on this machine, slowest first.");
+  m.def("cpu_target", &cpu_target, "The instruction set in force.");
+  m.def("set_cpu_target", &set_cpu_target, py::arg("name"),
+        "Forces an instruction set; Error when this machine cannot run it.");
+  m.def("num_threads", &num_threads, "Threads of the pool, the caller included.");
+  m.def("set_num_threads", &set_num_threads, py::arg("threads"),
+        "Sets the pool's size; 0 means every core this process may use.");
+}
+
+}  // namespace fusewire

@@ -1,0 +1,121 @@
+// Tensor, with numpy and DLPack at its edges. No copy is made in either direction.
+#include "core/tensor.h"
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "core/allocator.h"
+#include "python/dlpack.h"
+#include "python/register.h"
+
+namespace fusewire {
+namespace {
+
+namespace py = pybind11;
+
+Shape shape_of(const std::vector<int64_t>& dims) {
+  Shape shape;
+  for (int64_t dim : dims) shape.push_back(dim);
+  return shape;
+}
+
+py::tuple shape_tuple(const Tensor& t) {
+  py::tuple out(t.shape.rank());
+  for (int i = 0; i < t.shape.rank(); ++i) out[i] = t.shape[i];
+  return out;
+}
+
+Tensor from_numpy(const py::array& array) {
+  DType dtype;
+  const char kind = array.dtype().kind();
+  const auto size = array.dtype().itemsize();
+  if (kind == 'f' && size == 4) {
+    dtype = DType::kFloat32;
+  } else if (kind == 'f' && size == 2) {
+    dtype = DType::kFloat16;
+  } else if (kind == 'i' && size == 4) {
+    dtype = DType::kInt32;
+  } else if (kind == 'i' && size == 8) {
+    dtype = DType::kInt64;
+  } else if (kind == 'u' && size == 1) {
+    dtype = DType::kUInt8;
+  } else {
+    fail("Tensor.from_numpy: got dtype ", std::string(py::str(array.dtype())),
+         ", wanted float32, float16, int32, int64 or uint8");
+  }
+  if (!(array.flags() & py::array::c_style)) {
+    fail("Tensor.from_numpy: got an array that is not C-contiguous; use numpy.ascontiguousarray");
+  }
+  Shape shape;
+  for (py::ssize_t i = 0; i < array.ndim(); ++i) shape.push_back(array.shape(i));
+  auto* kept = new py::array(array);
+  std::shared_ptr<void> owner(kept, [](py::array* p) {
+    py::gil_scoped_acquire gil;
+    delete p;
+  });
+  return Tensor(const_cast<void*>(array.data()), shape, dtype, Device{}, owner);
+}
+
+py::array to_numpy(const Tensor& t) {
+  if (t.device.type != DeviceType::kCpu) {
+    fail("Tensor.numpy: got a tensor on ", t.device.text(), ", wanted one on the cpu");
+  }
+  const char* format = t.dtype == DType::kFloat32   ? "f4"
+                       : t.dtype == DType::kFloat16 ? "f2"
+                       : t.dtype == DType::kInt32   ? "i4"
+                       : t.dtype == DType::kInt64   ? "i8"
+                       : t.dtype == DType::kUInt8   ? "u1"
+                                                    : nullptr;
+  if (!format) fail("Tensor.numpy: numpy has no ", name_of(t.dtype), "; use DLPack");
+  const auto item = static_cast<py::ssize_t>(size_of(t.dtype));
+  std::vector<py::ssize_t> shape(t.shape.rank()), strides(t.shape.rank());
+  py::ssize_t stride = item;
+  for (int i = t.shape.rank() - 1; i >= 0; --i) {
+    shape[i] = t.shape[i];
+    strides[i] = stride;
+    stride = i == t.shape.rank() - 1 ? t.row_stride * item : stride * t.shape[i];
+  }
+  return py::array(py::dtype(format), shape, strides, t.data, py::cast(t));
+}
+
+}  // namespace
+
+void register_tensor(py::module_& m) {
+  py::class_<Tensor>(m, "Tensor", "Data, shape, dtype, device, owner.")
+      .def_static("from_numpy", &from_numpy, py::arg("array"),
+                  "A view of a C-contiguous array, which is kept alive.")
+      .def_static("from_dlpack", &from_dlpack, py::arg("source"),
+                  "A view of any object with __dlpack__ on the CPU, which is kept alive.")
+      .def("numpy", &to_numpy, "A numpy view that keeps the tensor alive.")
+      .def("__dlpack__", &to_dlpack, py::kw_only(), py::arg("stream") = py::none(),
+           py::arg("max_version") = py::none(), py::arg("dl_device") = py::none(),
+           py::arg("copy") = py::none())
+      .def("__dlpack_device__", &dlpack_device)
+      .def_property_readonly("shape", &shape_tuple)
+      .def_property_readonly("dtype", [](const Tensor& t) { return name_of(t.dtype); })
+      .def_property_readonly("device", [](const Tensor& t) { return t.device.text(); })
+      .def_property_readonly("nbytes", &Tensor::bytes)
+      .def("__repr__", [](const Tensor& t) {
+        return std::string("Tensor(") + name_of(t.dtype) + t.shape.text() + ", " + t.device.text() +
+               ")";
+      });
+  m.def(
+      "empty",
+      [](const std::vector<int64_t>& shape, std::string_view dtype, std::string_view tag) {
+        return allocate_tensor(default_allocator(), shape_of(shape), dtype_named(dtype), tag);
+      },
+      py::arg("shape"), py::arg("dtype") = "float32", py::arg("tag") = "output",
+      "A dense tensor from the process's allocator, not initialised.");
+  m.def(
+      "matrix",
+      [](int64_t rows, int64_t cols, std::string_view dtype, std::string_view tag) {
+        const DType type = dtype_named(dtype);
+        const Shape padded = {rows, Tensor::spread_stride(cols, type)};
+        return allocate_tensor(default_allocator(), padded, type, tag).columns(0, cols);
+      },
+      py::arg("rows"), py::arg("cols"), py::arg("dtype") = "float32", py::arg("tag") = "output",
+      "A matrix whose rows lie apart as the kernels like them, not initialised.");
+}
+
+}  // namespace fusewire
