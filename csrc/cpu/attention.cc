@@ -43,17 +43,13 @@ __attribute__((noinline)) void score_rows(const Product& product, float* scores)
 template <int kRows>
 __attribute__((noinline)) void value_rows(const Product& product, const Vec (&correction)[2],
                                           float* out) {
-  Vec sum[kRows][2];
-#pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r) {
-    sum[r][0] = load(out + r * kColumns) * correction[0];
-    sum[r][1] = load(out + r * kColumns + kLanes) * correction[1];
-  }
+  Vec sum[kRows][2] = {};  // of this tile alone: long sequences keep their precision
   multiply<kRows>(product, sum);
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
-    store(out + r * kColumns, sum[r][0]);
-    store(out + r * kColumns + kLanes, sum[r][1]);
+    float* row = out + r * kColumns;
+    store(row, load(row) * correction[0] + sum[r][0]);
+    store(row + kLanes, load(row + kLanes) * correction[1] + sum[r][1]);
   }
 }
 
@@ -130,13 +126,13 @@ void attend(const AttentionArguments& a, const Scratch& s, int64_t token, int64_
       for (int64_t j = 0; j < keys; ++j) top = max(top, load(column + j * kColumns));
       correction[half] = exp(highest[half] - top);
       highest[half] = top;
-      Vec sum = total[half] * correction[half];
+      Vec sum = {};
       for (int64_t j = 0; j < keys; ++j) {
         const Vec e = exp(load(column + j * kColumns) - top);
         store(column + j * kColumns, e);
         sum += e;
       }
-      total[half] = sum;
+      total[half] = total[half] * correction[half] + sum;
     }
     for_row_blocks(dim, [&](auto rows, int64_t from) {
       const Product product = {v + tile * a.qkv_stride + from, 1, a.qkv_stride, s.scores, kColumns,

@@ -15,6 +15,7 @@ namespace fusewire::FUSEWIRE_TARGET {
 namespace {
 
 constexpr int64_t kPanel = 32;
+constexpr int64_t kChain = 256;  // additions in one chain: rounding grows with its length
 
 struct Epilogue {
   const float* bias;
@@ -29,7 +30,27 @@ template <int kRows>
 __attribute__((noinline)) void tile(const Product& product, const Epilogue& epilogue, float* out,
                                     int64_t out_stride, int64_t columns) {
   Vec sum[kRows][2] = {};
-  multiply<kRows>(product, sum);
+  if (product.k <= kChain) {
+    multiply<kRows>(product, sum);
+  } else {
+    Vec total[kRows][2] = {};  // in memory; touched once in kChain steps
+    Product part = product;
+    for (int64_t k = 0; k < product.k; k += kChain) {
+      part.k = product.k - k < kChain ? product.k - k : kChain;
+      part.x = product.x + k;
+      part.panel = product.panel + k * kPanel;
+      Vec chain[kRows][2] = {};
+      multiply<kRows>(part, chain);
+      for (int r = 0; r < kRows; ++r) {
+        total[r][0] += chain[r][0];
+        total[r][1] += chain[r][1];
+      }
+    }
+    for (int r = 0; r < kRows; ++r) {
+      sum[r][0] = total[r][0];
+      sum[r][1] = total[r][1];
+    }
+  }
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 2

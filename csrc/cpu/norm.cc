@@ -72,37 +72,36 @@ void layer_norm_rows(const NormArguments& a, int64_t first) {
 
 template <int kRows>
 void rms_norm_rows(const NormArguments& a, int64_t first) {
-  const float* weight = static_cast<const float*>(a.weight);
-  Vec squares[kRows] = {};
-  const float* from[kRows];
-  int64_t from_stride = a.x_stride;
-  float* out = static_cast<float*>(a.out) + first * a.out_stride;
+  constexpr int64_t kBlockColumns = 64 * kLanes;  // summed on their own: wide rows keep precision
   const float* x = static_cast<const float*>(a.x) + first * a.x_stride;
-  if (a.residual) {
-    const float* residual = static_cast<const float*>(a.residual) + first * a.residual_stride;
-    for_columns(a.cols, [&](int64_t c, int64_t count) {
+  const float* residual =
+      a.residual ? static_cast<const float*>(a.residual) + first * a.residual_stride : nullptr;
+  const float* weight = static_cast<const float*>(a.weight);
+  float* out = static_cast<float*>(a.out) + first * a.out_stride;
+  Vec squares[kRows] = {};
+  for (int64_t block = 0; block < a.cols; block += kBlockColumns) {
+    const int64_t width = a.cols - block < kBlockColumns ? a.cols - block : kBlockColumns;
+    Vec sum[kRows] = {};
+    for_columns(width, [&](int64_t inside, int64_t count) {
+      const int64_t c = block + inside;
       for (int r = 0; r < kRows; ++r) {
-        const Vec v = read(x + r * a.x_stride + c, count) +
-                      read(residual + r * a.residual_stride + c, count);
-        write(out + r * a.out_stride + c, v, count);
-        squares[r] += v * v;
+        Vec v = read(x + r * a.x_stride + c, count);
+        if (residual) {
+          v += read(residual + r * a.residual_stride + c, count);
+          write(out + r * a.out_stride + c, v, count);
+        }
+        sum[r] += v * v;
       }
     });
-  } else {
-    for_columns(a.cols, [&](int64_t c, int64_t count) {
-      for (int r = 0; r < kRows; ++r) {
-        const Vec v = read(x + r * a.x_stride + c, count);
-        squares[r] += v * v;
-      }
-    });
+    for (int r = 0; r < kRows; ++r) squares[r] += sum[r];
   }
   for (int r = 0; r < kRows; ++r) {
-    from[r] = a.residual ? out + r * a.out_stride : x + r * from_stride;
-    const float scale =
-        1.0f / std::sqrt(reduce_add(squares[r]) / static_cast<float>(a.cols) + a.eps);
+    float* to = out + r * a.out_stride;
+    const float* from = residual ? to : x + r * a.x_stride;
+    const float mean_square = reduce_add(squares[r]) / static_cast<float>(a.cols);
+    const float scale = 1.0f / std::sqrt(mean_square + a.eps);
     for_columns(a.cols, [&](int64_t c, int64_t count) {
-      write(out + r * a.out_stride + c,
-            read(from[r] + c, count) * scale * read(weight + c, count), count);
+      write(to + c, read(from + c, count) * scale * read(weight + c, count), count);
     });
   }
 }

@@ -19,6 +19,19 @@ FUSEWIRE_INLINE Vec fold_row(const float* row, int64_t cols, Vec start, float fi
   return a;
 }
 
+// Sum of map(vector) over a row. Blocks are summed on their own: a vocabulary-wide row would lose
+// digits in one long chain.
+template <class Map>
+FUSEWIRE_INLINE float sum_row(const float* row, int64_t cols, Map&& map) {
+  constexpr int64_t kBlock = 64 * kLanes;
+  Vec total = {};
+  for (int64_t c = 0; c < cols; c += kBlock) {
+    const int64_t width = cols - c < kBlock ? cols - c : kBlock;
+    total += fold_row(row + c, width, Vec{}, 0.0f, [&](Vec a, Vec b) { return a + map(b); });
+  }
+  return reduce_add(total);
+}
+
 template <class Map>
 FUSEWIRE_INLINE void map_row(float* out, const float* row, int64_t cols, Map&& map) {
   int64_t c = 0;
@@ -72,7 +85,7 @@ void softmax(void* out, int64_t out_stride, const void* x, int64_t x_stride, int
     const float top =
         reduce_max(fold_row(from, cols, broadcast(lowest), lowest, [](Vec a, Vec b) { return max(a, b); }));
     map_row(to, from, cols, [&](Vec v) { return exp(v - top); });
-    const float sum = reduce_add(fold_row(to, cols, Vec{}, 0.0f, [](Vec a, Vec b) { return a + b; }));
+    const float sum = sum_row(to, cols, [](Vec v) { return v; });
     map_row(to, to, cols, [&](Vec v) { return v / sum; });
   });
 }
@@ -80,9 +93,7 @@ void softmax(void* out, int64_t out_stride, const void* x, int64_t x_stride, int
 void l2_normalize(void* out, int64_t out_stride, const void* x, int64_t x_stride, int64_t rows,
                   int64_t cols, const Stream&) {
   for_each_row(out, out_stride, x, x_stride, rows, [&](float* to, const float* from) {
-    const float squares =
-        reduce_add(fold_row(from, cols, Vec{}, 0.0f, [](Vec a, Vec b) { return a + b * b; }));
-    const float norm = std::sqrt(squares);
+    const float norm = std::sqrt(sum_row(from, cols, [](Vec v) { return v * v; }));
     const float scale = 1.0f / (norm > 1e-12f ? norm : 1e-12f);
     map_row(to, from, cols, [&](Vec v) { return v * scale; });
   });

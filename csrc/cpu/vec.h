@@ -81,8 +81,8 @@ FUSEWIRE_INLINE Vec exp(Vec x) {
   return x < lowest ? Vec{} : scaled;
 }
 
-// erf(x) = x P(x^2): Lawson-weighted least squares on |x| <= 4 (beyond it erf is 1 to fp32), in the
-// variable u = x^2/8 - 1 so that Horner is well conditioned. Largest error 3.4e-7.
+// erf(x) = x P(x^2): Lawson-weighted least squares on |x| <= 4, in the variable u = x^2/8 - 1 so
+// that Horner is well conditioned; beyond 3.92 erf is 1 to fp32. Largest error 3.4e-7.
 FUSEWIRE_INLINE Vec erf(Vec x) {
   const Vec c = min(max(x, broadcast(-4.0f)), broadcast(4.0f));
   const Vec u = c * c * 0.125f - 1.0f;
@@ -100,7 +100,8 @@ FUSEWIRE_INLINE Vec erf(Vec x) {
   p = p * u + 1.31673485e-1f;
   p = p * u - 1.76576942e-1f;
   p = p * u + 3.53531003e-1f;
-  return c * p;
+  const Vec y = c * p;
+  return c > 3.92f ? Vec{} + 1.0f : (c < -3.92f ? Vec{} - 1.0f : y);
 }
 
 FUSEWIRE_INLINE Vec activated(Vec x, Activation activation) {

@@ -338,7 +338,7 @@ def rotate(t: Tensors, shape: tuple) -> torch.Tensor:
     cos, sin = (t[name][t["positions"].long()][:, None, None, :] for name in ("cos", "sin"))
     a, b = x[:, :2, :, : dim // 2], x[:, :2, :, dim // 2 :]
     turned = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
-    return torch.cat([turned, x[:, 2:]], 1).reshape(tokens, -1)
+    return torch.cat([turned, x[:, 2:]], 1).reshape(tokens, 3 * heads * dim)
 
 
 CASES["rotary"] = Case(
