@@ -1,0 +1,1 @@
+"""Serving: configuration, repository entries, the server process and its watchdog."""

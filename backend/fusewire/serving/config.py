@@ -1,0 +1,144 @@
+"""Every setting of serving, described once: config.pbtxt parameters, import options, server flags.
+
+A field is a `parameters` key of config.pbtxt (ModelSettings) and a command-line flag under the
+same name (all three classes); unknown names are refused everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fusewire.engine.settings import EngineSettings
+from fusewire.errors import ConfigurationError
+
+Kind = Literal["cpu", "gpu"]
+LogLevel = Literal["error", "warning", "info", "verbose"]
+Settings = TypeVar("Settings", bound=BaseModel)
+
+# Any model name goes into paths, URLs and log lines; the rest of Unicode is not needed for that.
+NAME_PATTERN = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
+
+
+class ModelSettings(EngineSettings):
+    """The `parameters` of one model's config.pbtxt."""
+
+    task: str = Field(
+        description="embed, hidden, classify, tag, answer or fill. Default: what the checkpoint's "
+        "`architectures` was made for."
+    )
+    dtype: Literal["float32"] = Field("float32", description="Precision of the computation.")
+    reloads: int = Field(
+        0, ge=0, description="How often the watchdog has reloaded the model; set by it alone."
+    )
+
+    def engine(self) -> EngineSettings:
+        """The engine's share of these settings."""
+        return EngineSettings(**{key: getattr(self, key) for key in EngineSettings.model_fields})
+
+    def parameters(self) -> dict[str, str]:
+        """As config.pbtxt holds them: the task, and what differs from its default."""
+        fields = type(self).model_fields
+        return {
+            name: _text(value)
+            for name, value in self
+            if name == "task" or value != fields[name].default
+        }
+
+
+class Deployment(BaseModel):
+    """How a model is run: the rest of its config.pbtxt."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    instances: int = Field(
+        1, ge=1, le=64, description="Processes that serve the model; each holds the weights."
+    )
+    kind: Kind = Field("cpu", description="Device of the instances.")
+    max_batch_size: int = Field(
+        128,
+        ge=1,
+        le=4096,
+        description="Rows of one execution, and the most rows of one request; the memory of an "
+        "execution is bounded by max_batch_tokens, not by this.",
+    )
+    queue_delay_us: int = Field(
+        200,
+        ge=0,
+        le=1_000_000,
+        description="Longest wait for company when the model is idle, in microseconds.",
+    )
+    version: int = Field(1, ge=1, le=1 << 30, description="Version folder that is written.")
+    versions_served: int = Field(
+        1, ge=1, le=64, description="How many of the latest versions the server loads."
+    )
+
+
+class ServerSettings(BaseModel):
+    """One server process and its watchdog."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    host: str = Field(
+        "127.0.0.1",
+        description="Address to listen on. Another than loopback opens the server to the network: "
+        "put a gateway with TLS and authentication in front.",
+    )
+    http_port: int = Field(8000, ge=0, le=65535, description="HTTP port; 0: any free one.")
+    grpc_port: int = Field(8001, ge=0, le=65535, description="gRPC port; 0: any free one.")
+    metrics_port: int = Field(8002, ge=0, le=65535, description="Metrics port; 0: any free one.")
+    log_level: LogLevel = Field("warning", description="What of the server's log is shown.")
+    start_timeout_s: float = Field(
+        600, gt=0, description="Seconds within which all models must have loaded."
+    )
+    exit_timeout_s: int = Field(
+        10, ge=0, le=3600, description="Seconds that requests in flight have to finish on exit."
+    )
+    watch_interval_s: float = Field(
+        5, ge=0.1, description="Seconds between two test inferences of the watchdog, per model."
+    )
+    watch_timeout_s: float = Field(
+        30, ge=1, description="Seconds without an answer and without progress that mean: hung."
+    )
+    restarts: int = Field(
+        5, ge=0, description="Restarts of a dead server within a minute before giving up."
+    )
+    control_key: str | None = Field(
+        None,
+        pattern=r"[A-Za-z0-9_-]{16,256}",
+        description="Key of the APIs that load models, read logs and map shared memory, sent as "
+        "the header fusewire-control-key. Default: random, so that only the watchdog has it. "
+        "Environment: FUSEWIRE_CONTROL_KEY.",
+    )
+    tritonserver: Path | None = Field(
+        None,
+        description="The tritonserver program. Default: /opt/tritonserver/bin/tritonserver, else "
+        "the one in the nvidia-pytriton wheel.",
+    )
+
+
+def validated(settings: type[Settings], values: Mapping[str, Any]) -> Settings:
+    """Settings from values; a ConfigurationError names the first bad field, its value and limit."""
+    try:
+        return settings.model_validate(dict(values))
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            known = ", ".join(settings.model_fields)
+            raise ConfigurationError(
+                f"{name}: got an unknown setting, wanted one of {known}; correct or remove it"
+            ) from None
+        if first["type"] == "missing":
+            raise ConfigurationError(f"{name}: not set, wanted a value; add it") from None
+        wanted = first["msg"].removeprefix("Input should be ").removeprefix("a valid ")
+        raise ConfigurationError(
+            f"{name}: got {str(first['input'])[:80]!r}, wanted {wanted}; correct or remove it"
+        ) from None
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,245 @@
+"""One tritonserver process with our backend in it: assembled, started, and cleared away."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import ctypes
+import os
+import re
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import fusewire
+from fusewire.errors import ConfigurationError
+from fusewire.serving import processes
+from fusewire.serving.config import ServerSettings
+from fusewire.serving.endpoint import CONTROL_HEADER, Endpoint
+from fusewire.serving.installation import Installation
+
+# What a stranger must not do to a server: load code, map memory, read or redirect logs.
+RESTRICTED_APIS = "shared-memory,model-repository,trace,logging"
+_SHARED_MEMORY = Path("/dev/shm")
+_LOG_LINE = re.compile(r"^([IWE])\d{4} ")
+# Logged as an error by every start on a machine without CUDA, and no error there.
+_HARMLESS = "CudaDriverHelper has not been initialized"
+_SHOWN = {"error": "E", "warning": "EW", "info": "EWI", "verbose": "EWI"}
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None)
+_ENTRY = """\
+import sys
+
+sys.path[:0] = {path!r}
+
+from fusewire_model import TritonPythonModel
+"""
+
+LogLine = Callable[[str, str], None]  # level letter, line
+
+
+class EmbeddedServer:
+    """A running tritonserver. `start` returns at once; readiness is the caller's question."""
+
+    def __init__(
+        self,
+        installation: Installation,
+        settings: ServerSettings,
+        endpoint: Endpoint,
+        workplace: Path,
+        control_key: str,
+    ) -> None:
+        """`workplace`: an empty folder for the backend directory, removed by the caller."""
+        self._installation = installation
+        self._settings = settings
+        self._endpoint = endpoint
+        self._backends = workplace / "backends"
+        self._control_key = control_key
+        self._region_prefix = f"fusewire_{os.getpid()}_{secrets.token_hex(4)}_"
+        self._process: subprocess.Popen[str] | None = None
+        self._reader: threading.Thread | None = None
+        self._stub_ids: set[int] = set()
+        self._drained = threading.Event()
+        self.last_lines: collections.deque[str] = collections.deque(maxlen=30)
+        self.loaded: set[str] = set()
+        self.stub_died = False
+        self._assemble()
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self, repositories: Sequence[Path], models: Sequence[str], log: LogLine) -> None:
+        """Starts the process with these models of these repositories.
+
+        The process ends with the thread that calls this, even if that is killed.
+        """
+        self.clear()
+        self._drained.clear()
+        self.last_lines.clear()
+        self.loaded.clear()
+        self.stub_died = False
+        self._process = subprocess.Popen(
+            self._command(repositories, models),
+            env=self._environment(),
+            cwd=self._backends,  # the stub imports from its working folder first
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,  # Ctrl-C is ours to handle
+            preexec_fn=_die_with_parent,
+        )
+        self._reader = threading.Thread(target=self._read_log, args=(log,), daemon=True)
+        self._reader.start()
+
+    def stubs(self) -> dict[processes.Stub, bool]:
+        """Stubs of this server that are alive; the server's dead children are in `dead_ids`."""
+        found = {}
+        for pid, dead in processes.children(self.pid).items():
+            stub = None if dead else processes.stub(pid)
+            if stub is not None:
+                found[stub] = dead
+                self._stub_ids.add(pid)
+        return found
+
+    def stop(self) -> None:
+        """Ends the process: requests in flight finish within the exit timeout, then it is killed.
+
+        After a stub has died the server cannot unload its model and would wait in vain, so it is
+        killed as soon as nothing is in flight.
+        """
+        if self.running():
+            self.stubs()
+            processes.kill(self.pid, signal.SIGTERM)
+            deadline = time.monotonic() + self._settings.exit_timeout_s + 5
+            while self.running() and time.monotonic() < deadline:
+                if self.stub_died and self._drained.wait(0.05):
+                    break
+                time.sleep(0.02)
+        self.clear()
+
+    def clear(self) -> None:
+        """Ends whatever is left of the process and removes its shared memory."""
+        if self._process is not None:
+            if self.running():
+                self.stubs()
+                self._process.kill()
+            self._process.wait()
+            for pid in self._stub_ids:
+                # An orphan ends by itself within a second or two; not waiting frees its memory.
+                if processes.stub(pid) is not None:
+                    processes.kill(pid)
+            self._stub_ids.clear()
+            if self._reader is not None:
+                self._reader.join(5)
+            self._process = None
+        for region in _SHARED_MEMORY.glob(f"{self._region_prefix}*"):
+            with contextlib.suppress(OSError):
+                region.unlink()
+
+    def _assemble(self) -> None:
+        """The backend directory: ours, and Python's beside it (copies: the server refuses links
+        that lead out of the directory)."""
+        ours = self._backends / "fusewire"
+        ours.mkdir(parents=True)
+        # The stub ignores PYTHONPATH, so the entry file carries the path to these same packages.
+        shutil.copy(_backend_model(), ours / "fusewire_model.py")
+        (ours / "model.py").write_text(_ENTRY.format(path=_import_path()))
+        python = self._backends / "python"
+        python.mkdir()
+        for path in self._installation.python_backend.iterdir():
+            if path.is_file():
+                shutil.copy(path, python / path.name)
+        shutil.copy(self._installation.stub, python / "triton_python_backend_stub")
+
+    def _command(self, repositories: Sequence[Path], models: Sequence[str]) -> list[str]:
+        settings, at = self._settings, self._endpoint
+        restricted = f"{RESTRICTED_APIS}:{CONTROL_HEADER}={self._control_key}"
+        return [
+            str(self._installation.tritonserver),
+            *(f"--model-repository={path}" for path in repositories),
+            f"--backend-directory={self._backends}",
+            f"--http-address={at.host}",
+            f"--http-port={at.http_port}",
+            f"--grpc-address={at.host}",
+            f"--grpc-port={at.grpc_port}",
+            f"--metrics-address={at.host}",
+            f"--metrics-port={at.metrics_port}",
+            # The watchdog heals by loading again, which takes explicit control: behind a key.
+            "--model-control-mode=explicit",
+            *(f"--load-model={name}" for name in models),
+            f"--http-restricted-api={restricted}",
+            f"--grpc-restricted-protocol={restricted}",
+            "--exit-on-error=false",  # so that the index can be asked what failed, and why
+            "--strict-readiness=true",
+            "--disable-auto-complete-config",
+            f"--exit-timeout-secs={settings.exit_timeout_s}",
+            f"--log-verbose={1 if settings.log_level == 'verbose' else 0}",
+            f"--backend-config=python,shm-region-prefix-name={self._region_prefix}",
+            # This build computes on the CPU.
+            "--allow-gpu-metrics=false",
+            "--pinned-memory-pool-byte-size=0",
+        ]
+
+    def _environment(self) -> dict[str, str]:
+        environment = dict(os.environ)
+        # The stub takes the first python3 for its own, and with it a virtual environment.
+        programs = str(Path(sys.executable).parent)
+        environment["PATH"] = os.pathsep.join([programs, environment.get("PATH", os.defpath)])
+        libraries = [str(path) for path in self._installation.libraries]
+        if environment.get("LD_LIBRARY_PATH"):
+            libraries.append(environment["LD_LIBRARY_PATH"])
+        environment["LD_LIBRARY_PATH"] = os.pathsep.join(libraries)
+        environment["PYTHONUNBUFFERED"] = "1"
+        environment.pop("FUSEWIRE_CONTROL_KEY", None)
+        return environment
+
+    def _read_log(self, log: LogLine) -> None:
+        assert self._process is not None and self._process.stdout is not None
+        level = "I"
+        for line in self._process.stdout:
+            line = line.rstrip()
+            begins = _LOG_LINE.match(line)
+            if begins:
+                level = begins[1]
+            self.last_lines.append(line)
+            if loaded := re.search(r"successfully loaded '([^']+)'", line):
+                self.loaded.add(loaded[1])
+            if "All models are stopped, unloading models" in line:
+                self._drained.set()
+            if level in _SHOWN[self._settings.log_level] and _HARMLESS not in line:
+                log(level, line)
+
+
+def _backend_model() -> Path:
+    """model.py: inside the installed package, or beside it in the source tree."""
+    package = Path(fusewire.__file__).parent
+    for path in (package / "serving" / "backend" / "model.py", package.parent / "model.py"):
+        if path.is_file():
+            return path
+    raise ConfigurationError(
+        "model.py: not found beside the package fusewire, wanted the backend's entry file; "
+        "install fusewire again"
+    )
+
+
+def _import_path() -> list[str]:
+    """Where this process imports from, this fusewire first."""
+    paths = [Path(fusewire.__file__).parent.parent, *(Path(path) for path in sys.path if path)]
+    return list(dict.fromkeys(str(path.absolute()) for path in paths if path.exists()))
+
+
+def _die_with_parent() -> None:
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)

@@ -1,0 +1,99 @@
+"""The server's own HTTP interface, as the watchdog and the command line need it."""
+
+from __future__ import annotations
+
+import json
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fusewire.errors import ConfigurationError, FusewireError
+
+CONTROL_HEADER = "fusewire-control-key"
+
+# No proxy: the server is on this machine, whatever the environment says about the network.
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+class EndpointError(FusewireError):
+    """The server's answer to a call that failed; `status` 0 when it gave none."""
+
+    def __init__(self, status: int, text: str) -> None:
+        self.status = status
+        super().__init__(text)
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where a server listens."""
+
+    host: str
+    http_port: int
+    grpc_port: int
+    metrics_port: int
+
+    @property
+    def reachable(self) -> str:
+        """The host to call from this machine."""
+        return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)
+
+    def call(
+        self,
+        path: str,
+        body: dict[str, Any] | None = None,
+        *,
+        timeout_s: float = 5.0,
+        control_key: str | None = None,
+    ) -> Any:
+        """GET, or POST with a body; the JSON answer, None when it is empty. EndpointError else."""
+        request = urllib.request.Request(
+            f"http://{self.reachable}:{self.http_port}/v2/{path}",
+            data=None if body is None else json.dumps(body).encode(),
+            headers={CONTROL_HEADER: control_key} if control_key else {},
+        )
+        try:
+            with _OPENER.open(request, timeout=timeout_s) as answer:
+                text = answer.read()
+        except urllib.error.HTTPError as error:
+            raise EndpointError(error.code, _error_text(error.read())) from None
+        except (OSError, urllib.error.URLError) as error:
+            raise EndpointError(0, f"no answer ({error})") from None
+        return json.loads(text) if text else None
+
+    def metrics(self) -> str:
+        """The metrics page."""
+        url = f"http://{self.reachable}:{self.metrics_port}/metrics"
+        with _OPENER.open(url, timeout=5) as answer:
+            return str(answer.read().decode())
+
+
+def choose_ports(host: str, ports: Sequence[tuple[str, int]]) -> list[int]:
+    """The (flag, port) pairs' ports, 0 replaced by a free one; a port in use is named."""
+    sockets = []
+    try:
+        for flag, port in ports:
+            listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+            sockets.append(listener)
+            # As the server does: a port whose last connections are still closing is free.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listener.bind((host, port))
+            except OSError as error:
+                raise ConfigurationError(
+                    f"{flag}: got {host}:{port}, wanted a free port ({error.strerror}); choose "
+                    f"another, or 0 for any"
+                ) from None
+        return [int(listener.getsockname()[1]) for listener in sockets]
+    finally:
+        for listener in sockets:
+            listener.close()
+
+
+def _error_text(body: bytes) -> str:
+    try:
+        return str(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        return body.decode(errors="replace")[:200]

@@ -1,0 +1,116 @@
+"""config.pbtxt: written from the task's contract and the settings, read back with checks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2
+
+from fusewire.errors import ConfigurationError
+from fusewire.serving.config import Deployment, ModelSettings, validated
+from fusewire.serving.probe import ProbeTensor
+from fusewire.tasks.contract import TensorContract, contract
+
+BACKEND = "fusewire"
+WARMUP = "warmup"
+_HEADER = "# Written by `fusewire import`; run it again rather than editing this by hand.\n"
+
+
+def model_config(
+    name: str, settings: ModelSettings, deployment: Deployment, probe: Sequence[ProbeTensor]
+) -> Any:
+    """The ModelConfig message of a model. `probe` becomes the warm-up request."""
+    inputs, outputs = contract(settings.task)
+    config = model_config_pb2.ModelConfig(
+        name=name,
+        backend=BACKEND,
+        max_batch_size=deployment.max_batch_size,
+        input=[_input(tensor) for tensor in inputs],
+        output=[
+            model_config_pb2.ModelOutput(
+                name=tensor.name, data_type=_data_type(tensor), dims=tensor.dims
+            )
+            for tensor in outputs
+        ],
+    )
+    config.version_policy.latest.num_versions = deployment.versions_served
+    # No queue policy: it turns prefetching off and stalls the batcher; admission is the engine's.
+    config.dynamic_batching.max_queue_delay_microseconds = deployment.queue_delay_us
+    kind = {"cpu": "KIND_CPU", "gpu": "KIND_GPU"}[deployment.kind]
+    config.instance_group.add(
+        count=deployment.instances, kind=model_config_pb2.ModelInstanceGroup.Kind.Value(kind)
+    )
+    for key, value in settings.parameters().items():
+        config.parameters[key].string_value = value
+    if probe:
+        warmup = config.model_warmup.add(name="probe", batch_size=1)
+        for tensor in probe:
+            data = warmup.inputs[tensor.name]
+            data.data_type = (
+                model_config_pb2.TYPE_STRING if tensor.texts else model_config_pb2.TYPE_INT64
+            )
+            data.dims.append(len(tensor.values))
+            data.input_data_file = tensor.name
+    return config
+
+
+def write(config: Any, path: Path) -> None:
+    """Writes the message as text; the same message gives the same bytes."""
+    path.write_text(_HEADER + text_format.MessageToString(config), encoding="utf-8")
+
+
+def read(path: Path) -> Any:
+    """The ModelConfig message of a file; ConfigurationError names the line at fault."""
+    name = f"{path.parent.name}/{path.name}"
+    try:
+        return text_format.Parse(path.read_text(encoding="utf-8"), model_config_pb2.ModelConfig())
+    except text_format.ParseError as error:
+        raise ConfigurationError(f"{name}: {error}; correct it or import the model again") from None
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"{name}: not UTF-8 text; import the model again") from None
+
+
+def check(config: Any, name: str) -> ModelSettings:
+    """The settings of a fusewire model's message, all of it checked that loading depends on."""
+    settings = settings_of(
+        {key: {"string_value": value.string_value} for key, value in config.parameters.items()}
+    )
+    contract(settings.task)
+    for group in config.instance_group:
+        check_kind(name, model_config_pb2.ModelInstanceGroup.Kind.Name(group.kind))
+    return settings
+
+
+def settings_of(parameters: Any) -> ModelSettings:
+    """ModelSettings from the `parameters` of a model's configuration (as Triton's JSON has it)."""
+    settings = validated(
+        ModelSettings, {key: value["string_value"] for key, value in parameters.items()}
+    )
+    contract(settings.task)
+    return settings
+
+
+def check_kind(name: str, kind: str) -> None:
+    """ConfigurationError for an instance kind that this build has no kernels for."""
+    if kind in ("KIND_GPU", "GPU"):
+        raise ConfigurationError(
+            f"{name}: instance_group: got KIND_GPU, wanted KIND_CPU: this build of fusewire has "
+            "no CUDA kernels; import the model with --kind cpu"
+        )
+
+
+def _input(tensor: TensorContract) -> Any:
+    return model_config_pb2.ModelInput(
+        name=tensor.name,
+        data_type=_data_type(tensor),
+        dims=tensor.dims,
+        optional=tensor.optional,
+        allow_ragged_batch=tensor.ragged,
+    )
+
+
+def _data_type(tensor: TensorContract) -> Any:
+    return model_config_pb2.DataType.Value(tensor.dtype)

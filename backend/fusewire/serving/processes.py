@@ -1,0 +1,62 @@
+"""What /proc says about the server's stub processes (one per model instance)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+_PROC = Path("/proc")
+_STUB = "triton_python_backend_stub"
+
+
+@dataclass(frozen=True)
+class Stub:
+    """A stub process and the model whose instance it runs."""
+
+    pid: int
+    model: str
+    version: str
+    instance: str
+
+
+def children(parent: int) -> dict[int, bool]:
+    """Child process id -> whether it is dead (a zombie, which the server leaves of a killed stub).
+
+    A process that ends while it is looked at is left out.
+    """
+    found = {}
+    for entry in _PROC.iterdir():
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError, IndexError, ValueError):
+            # "pid (name) state parent …"; the name may hold anything, so cut at its last bracket.
+            fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+            if int(fields[1]) == parent:
+                found[int(entry.name)] = fields[0] in "ZX"
+    return found
+
+
+def stub(pid: int) -> Stub | None:
+    """The stub behind a process id, None when it is something else or gone.
+
+    Triton's stub is called with: model.py of the version folder, shared-memory name, …, the
+    instance's name and the backend folder.
+    """
+    try:
+        arguments = (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    words = [argument.decode(errors="replace") for argument in arguments if argument]
+    if len(words) < 4 or Path(words[0]).name != _STUB:
+        return None
+    version = Path(words[1]).parent
+    return Stub(pid, version.parent.name, version.name, words[-2])
+
+
+def kill(pid: int, sign: signal.Signals = signal.SIGKILL) -> None:
+    """Sends a signal to a process that may be gone already."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, sign)

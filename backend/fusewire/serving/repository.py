@@ -1,0 +1,193 @@
+"""Model repositories: Hugging Face folders become entries that Triton can load.
+
+An entry is `NAME/config.pbtxt`, `NAME/warmup/` (the warm-up request) and `NAME/VERSION/`, which is
+the checkpoint folder. It is copied (only the files that serving reads, links resolved, none from
+outside the folder), or the version folder is one symbolic link to the checkpoint folder: then
+nothing is duplicated, and the rule that no file may lead out of the folder still holds inside it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from fusewire.errors import CheckpointError, ConfigurationError
+from fusewire.models import read_config, tasks_of
+from fusewire.serving import model_config
+from fusewire.serving.config import NAME_PATTERN, Deployment, ModelSettings
+from fusewire.serving.probe import probe
+from fusewire.tasks.contract import contract
+from fusewire.weights import open_folder
+from fusewire.weights.folder import file_in, weight_files
+
+CONFIG = "config.pbtxt"
+_CHUNK_BYTES = 8 << 20
+# The JSON files that serving reads lie in the folder or one level below (1_Pooling/config.json).
+_DESCRIPTIONS = ("*.json", "*/*.json")
+_DESCRIPTION_LIMIT = 200
+
+Progress = Callable[[str, int, int], None]  # file name, bytes done, bytes in all
+
+
+def _silent(name: str, done: int, total: int) -> None:
+    pass
+
+
+def import_folder(
+    folder: Path | str,
+    repository: Path | str,
+    *,
+    name: str | None = None,
+    settings: dict[str, object] | None = None,
+    deployment: Deployment | None = None,
+    link: bool = False,
+    replace: bool = False,
+    progress: Progress = _silent,
+) -> Path:
+    """Writes the entry of a checkpoint folder into a repository and returns its path.
+
+    `name`: the folder's, if not given. `settings`: fields of ModelSettings; the task may be left
+    out. An existing version is a ConfigurationError unless `replace`.
+    """
+    from fusewire.serving.config import validated
+
+    deployment = deployment or Deployment()
+    source = open_folder(folder)
+    name = checked_name(name if name is not None else source.name)
+    config = read_config(source)
+    chosen = dict(settings or {})
+    chosen.setdefault("task", None)
+    if chosen["task"] is None:
+        chosen["task"] = tasks_of(config)
+    checked = validated(ModelSettings, chosen)
+    contract(checked.task)
+    model_config.check_kind(name, f"KIND_{deployment.kind.upper()}")
+    files = _served_files(source)
+    question = probe(source, checked.task)
+
+    entry = Path(repository) / name
+    version = entry / str(deployment.version)
+    if version.is_symlink() or (version.exists() and list(version.iterdir()) != [_keep(version)]):
+        if not replace:
+            raise ConfigurationError(
+                f"{name}: version {deployment.version} exists already, wanted a new one; give "
+                "another --version, or --replace"
+            )
+    entry.mkdir(parents=True, exist_ok=True)
+    if link:
+        _swap(version, lambda staged: staged.symlink_to(source, target_is_directory=True))
+    else:
+        _swap(version, lambda staged: _copy(files, staged, progress))
+    warmup = entry / model_config.WARMUP
+    if question:
+        warmup.mkdir(exist_ok=True)
+        for tensor in question:
+            (warmup / tensor.name).write_bytes(tensor.raw())
+    model_config.write(
+        model_config.model_config(name, checked, deployment, question), entry / CONFIG
+    )
+    return entry
+
+
+def checked_name(name: str) -> str:
+    """The name, or a ConfigurationError when it cannot be a model's."""
+    if not re.fullmatch(NAME_PATTERN, name):
+        raise ConfigurationError(
+            f"name: got {name[:80]!r}, wanted letters, digits, '.', '_' and '-', not beginning "
+            "with '.' or '-'; give another --name"
+        )
+    return name
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Whether a folder is a model to be imported rather than a repository of models."""
+    return (path / "config.json").exists()
+
+
+def entries(repository: Path) -> Iterator[Path]:
+    """The models of a repository, by name."""
+    if not repository.is_dir():
+        raise ConfigurationError(
+            f"{repository}: no such folder; give a model repository or a Hugging Face model folder"
+        )
+    for entry in sorted(repository.iterdir()):
+        if (entry / CONFIG).is_file():
+            yield entry
+
+
+def versions(entry: Path) -> list[Path]:
+    """The version folders of an entry that hold a model, oldest first."""
+    folders = [path for path in entry.iterdir() if path.name.isdigit() and is_checkpoint(path)]
+    return sorted(folders, key=lambda path: int(path.name))
+
+
+def check(repository: Path) -> list[str]:
+    """Checks the entries of a repository and returns the names of those that can be loaded.
+
+    An entry of ours without weights (model_repository/ is committed without them) is left out.
+    """
+    names = []
+    for entry in entries(repository):
+        checked_name(entry.name)
+        config = model_config.read(entry / CONFIG)
+        if config.backend == model_config.BACKEND:
+            model_config.check(config, entry.name)
+            if not versions(entry):
+                continue
+        names.append(entry.name)
+    return names
+
+
+def _served_files(source: Path) -> dict[str, Path]:
+    """Name in the entry -> real file, of all that serving reads."""
+    descriptions = [
+        path.relative_to(source).as_posix()
+        for pattern in _DESCRIPTIONS
+        for path in sorted(source.glob(pattern))
+        if not any(part.startswith(".") for part in path.relative_to(source).parts)
+    ]
+    if len(descriptions) > _DESCRIPTION_LIMIT:
+        raise CheckpointError(
+            f"{source.name}: got {len(descriptions)} JSON files, wanted at most "
+            f"{_DESCRIPTION_LIMIT}; give the folder of one model"
+        )
+    files = {}
+    for name in sorted({*descriptions, *weight_files(source)}):
+        path = file_in(source, name)
+        if path is not None:
+            files[name] = path
+    return files
+
+
+def _copy(files: dict[str, Path], target: Path, progress: Progress) -> None:
+    total = sum(path.stat().st_size for path in files.values())
+    done = 0
+    for name, path in files.items():
+        copy = target / name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("rb") as reader, copy.open("wb") as writer:
+            while chunk := reader.read(_CHUNK_BYTES):
+                writer.write(chunk)
+                done += len(chunk)
+                progress(name, done, total)
+
+
+def _swap(version: Path, fill: Callable[[Path], None]) -> None:
+    """Builds the version folder aside and moves it into place, so that a reader sees all of it or
+    nothing, and a server that has the old files mapped keeps them."""
+    with tempfile.TemporaryDirectory(dir=version.parent, prefix=".import-") as aside:
+        staged = Path(aside) / "staged"
+        fill(staged)
+        if version.is_symlink():
+            version.unlink()
+        elif version.exists():
+            shutil.move(version, Path(aside) / "old")
+        os.rename(staged, version)
+
+
+def _keep(version: Path) -> Path:
+    return version / ".gitkeep"

@@ -1,0 +1,224 @@
+"""A server with its models: from repositories and checkpoint folders to ready, and away again."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from fusewire.errors import ConfigurationError, FusewireError
+from fusewire.serving import repository
+from fusewire.serving.config import ServerSettings
+from fusewire.serving.embedded import EmbeddedServer, LogLine
+from fusewire.serving.endpoint import Endpoint, EndpointError, choose_ports
+from fusewire.serving.installation import find
+from fusewire.serving.watchdog import Watchdog
+
+Loading = Callable[[set[str], Sequence[str]], None]  # loaded so far, all
+
+
+class ServerFailed(FusewireError):
+    """The server did not start, or did not stay alive."""
+
+
+def _quiet(level: str, line: str) -> None:
+    pass
+
+
+class Server:
+    """tritonserver with our backend, its watchdog, and everything temporary around them.
+
+        with Server([Path("model_repository"), Path("some-checkpoint")]) as server:
+            server.endpoint.http_port …
+
+    A source is a model repository, a checkpoint folder, or `name=checkpoint folder`; the latter
+    two are imported on the fly, linked, into a temporary repository.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Path | str],
+        settings: ServerSettings | None = None,
+        *,
+        model_settings: dict[str, object] | None = None,
+        log: LogLine = _quiet,
+        report: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """`model_settings`: of models imported on the fly. `log`: gets the server's log lines of
+        the set level. `report`: gets what the watchdog found and did, in words."""
+        self.settings = settings or ServerSettings()
+        self.control_key = self.settings.control_key or secrets.token_hex(16)
+        installation = find(self.settings.tritonserver)
+        self._log = log
+        self._starting = False
+        self._workplace = Path(tempfile.mkdtemp(prefix="fusewire-"))
+        try:
+            self.repositories, self.models = self._collect(sources, model_settings or {})
+            ports = choose_ports(
+                self.settings.host,
+                [
+                    ("http-port", self.settings.http_port),
+                    ("grpc-port", self.settings.grpc_port),
+                    ("metrics-port", self.settings.metrics_port),
+                ],
+            )
+            self.endpoint = Endpoint(self.settings.host, *ports)
+            self.process = EmbeddedServer(
+                installation, self.settings, self.endpoint, self._workplace, self.control_key
+            )
+        except BaseException:
+            shutil.rmtree(self._workplace, ignore_errors=True)
+            raise
+        self.watchdog = Watchdog(self, report)
+
+    def __enter__(self) -> Server:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self, loading: Loading = lambda loaded, models: None) -> None:
+        """Starts the process, waits until every model is ready, then lets the watchdog watch.
+
+        ServerFailed says in words which models could not be loaded and why; nothing is left.
+        """
+        try:
+            self.launch(loading)
+        except BaseException:
+            self.stop()
+            raise
+        self.watchdog.start()
+
+    def launch(self, loading: Loading = lambda loaded, models: None) -> None:
+        """Starts the process and waits until every model is ready."""
+        self._starting = self.settings.log_level in ("error", "warning")
+        self.process.start(self.repositories, self.models, self._log_line)
+        deadline = time.monotonic() + self.settings.start_timeout_s
+        while not self._live():
+            if not self.process.running():
+                raise ServerFailed(
+                    "the server ended while it started; its last words:\n"
+                    + "\n".join(list(self.process.last_lines)[-8:])
+                )
+            if time.monotonic() > deadline:
+                waiting = ", ".join(sorted(set(self.models) - self.process.loaded))
+                raise ServerFailed(
+                    f"not ready after {self.settings.start_timeout_s:.0f} s, still loading: "
+                    f"{waiting}; give more time with --start-timeout-s"
+                )
+            loading(self.process.loaded, self.models)
+            time.sleep(0.05)
+        failed = {
+            row["name"]: reason_in_words(row.get("reason", ""))
+            for row in self.index()
+            if row["name"] in self.models and row.get("state") != "READY"
+        }
+        if failed:
+            raise ServerFailed("\n".join(f"{name}: {text}" for name, text in failed.items()))
+        loading(set(self.models), self.models)
+        self._starting = False
+
+    def stop(self) -> None:
+        """Ends server, stubs and watchdog; removes shared memory and temporary folders."""
+        self.watchdog.stop()
+        self.process.stop()
+        shutil.rmtree(self._workplace, ignore_errors=True)
+
+    def index(self) -> list[dict[str, Any]]:
+        """The server's index of models and their states."""
+        rows = self.control("repository/index", {})
+        return rows if isinstance(rows, list) else []
+
+    def control(self, path: str, body: dict[str, Any], timeout_s: float = 10.0) -> Any:
+        """Calls a restricted API."""
+        return self.endpoint.call(path, body, timeout_s=timeout_s, control_key=self.control_key)
+
+    def entry(self, model: str) -> Path:
+        """The repository entry of a model."""
+        for path in self.repositories:
+            if (path / model / repository.CONFIG).is_file():
+                return path / model
+        raise ConfigurationError(f"{model}: in none of the repositories; import it first")
+
+    def _log_line(self, level: str, line: str) -> None:
+        # What fails while starting is told in words, not by the server's log as well.
+        if not self._starting:
+            self._log(level, line)
+
+    def _live(self) -> bool:
+        with contextlib.suppress(EndpointError):
+            self.endpoint.call("health/live", timeout_s=2)
+            return True
+        return False
+
+    def _collect(
+        self, sources: Sequence[Path | str], model_settings: dict[str, object]
+    ) -> tuple[list[Path], list[str]]:
+        """Repositories and the names of the models in them; folders are imported on the fly."""
+        imported = self._workplace / "repository"
+        repositories: list[Path] = []
+        models: list[str] = []
+        for source in sources:
+            name, folder = _named(source)
+            if name is None:
+                found = repository.check(folder)
+                repositories.append(folder.resolve())
+            else:
+                imported.mkdir(exist_ok=True)
+                repository.import_folder(
+                    folder, imported, name=name, settings=model_settings, link=True, replace=False
+                )
+                found = [name]
+            models += found
+        if imported.is_dir():
+            repositories.append(imported)
+        if len(set(models)) < len(models):
+            raise ConfigurationError(
+                f"models: got the names {', '.join(models)}, wanted each once; rename with "
+                "NAME=FOLDER"
+            )
+        if not models:
+            raise ConfigurationError(
+                "models: found none to serve; give a Hugging Face model folder, or import one with "
+                "`fusewire import FOLDER`"
+            )
+        return repositories, models
+
+
+def reason_in_words(reason: str) -> str:
+    """Triton's reason for a model that does not load, without its wrappings."""
+    words = re.sub(r"^(Internal|Invalid argument|Unavailable): ", "", reason.strip())
+    if "GPU" in words and "compute compatibility" in words:
+        return (
+            "instance_group: got KIND_GPU on a server without GPUs, wanted KIND_CPU; "
+            "import the model with --kind cpu"
+        )
+    return words.split("\n\nAt:")[0].strip() or "the server gives no reason; see --log-level info"
+
+
+def _named(source: Path | str) -> tuple[str | None, Path]:
+    """(name, checkpoint folder), or (None, repository)."""
+    text = str(source)
+    if "=" in text and not Path(text).exists():
+        name, _, folder = text.partition("=")
+        return repository.checked_name(name), Path(folder)
+    path = Path(source)
+    if not repository.is_checkpoint(path):
+        return None, path
+    real = path.resolve()
+    if real.parent.name == "snapshots":  # of the Hugging Face cache: models--owner--name
+        return real.parent.parent.name.split("--")[-1], path
+    return repository.checked_name(real.name), path

@@ -1,0 +1,218 @@
+"""Keeps a server answering: a dead stub's model is reloaded, a dead server is restarted.
+
+Triton itself does neither, and calls itself ready meanwhile. Two senses: the stubs' process states,
+a few times a second, and a tiny real inference per model, every few seconds. A model is reloaded
+by loading it again under a changed configuration (`reloads` counts up), because a load of the
+unchanged one does nothing: the new instances come up before the old ones go, so instances that are
+still alive answer all the while.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from fusewire.errors import FusewireError
+from fusewire.serving import processes, repository
+from fusewire.serving.endpoint import EndpointError
+from fusewire.serving.model_config import BACKEND, settings_of
+from fusewire.serving.probe import ProbeTensor, probe
+
+if TYPE_CHECKING:
+    from fusewire.serving.server import Server
+
+_TICK_S = 0.25
+_RETRY_S = 5.0
+_MINUTE_S = 60.0
+
+
+class Watchdog:
+    """Watches one server from two threads, until stopped. `failed` is set when it gives up."""
+
+    def __init__(self, server: Server, report: Callable[[str], None]) -> None:
+        self._server = server
+        self._report = report
+        self._ended = threading.Event()
+        self._threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        self._alive: dict[int, processes.Stub] = {}
+        self._suspects: dict[str, str] = {}  # model -> what is wrong with it
+        self._retry_at: dict[str, float] = {}
+        self._leftovers: dict[int, float] = {}  # stubs of a replaced model -> when to end them
+        self._probes: dict[str, list[ProbeTensor]] = {}
+        self._restarts: list[float] = []
+        self.reloads = 0
+        self.restarts = 0
+        self.failed: str | None = None
+
+    def start(self) -> None:
+        for target in (self._watch_processes, self._watch_answers):
+            thread = threading.Thread(target=target, daemon=True)
+            self._threads.append(thread)
+            thread.start()
+
+    def stop(self) -> None:
+        """Returns when nothing more will be started."""
+        self._ended.set()
+        for thread in self._threads:
+            thread.join(timeout=self._server.settings.start_timeout_s)
+
+    def _watch_processes(self) -> None:
+        while not self._ended.wait(_TICK_S):
+            if not self._server.process.running():
+                self._restart()
+                continue
+            self._look_for_dead_stubs()
+            self._end_leftovers()
+            with self._lock:
+                now = time.monotonic()
+                due = [
+                    (model, what)
+                    for model, what in self._suspects.items()
+                    if self._retry_at.get(model, 0) <= now
+                ]
+            for model, what in due:
+                if self._server.process.running():
+                    self._reload(model, what)
+
+    def _look_for_dead_stubs(self) -> None:
+        """A killed stub stays behind as the server's zombie; one that was unloaded does not."""
+        children = processes.children(self._server.process.pid)
+        for pid, dead in children.items():
+            stub = self._alive.get(pid)
+            if dead and stub is not None:
+                del self._alive[pid]
+                self._server.process.stub_died = True
+                if pid in self._leftovers:
+                    del self._leftovers[pid]
+                else:
+                    self._suspect(stub.model, f"the process of {stub.instance} died (pid {pid})")
+        for stub in self._server.process.stubs():
+            self._alive[stub.pid] = stub
+        self._alive = {pid: stub for pid, stub in self._alive.items() if pid in children}
+
+    def _end_leftovers(self) -> None:
+        for pid, when in list(self._leftovers.items()):
+            if pid not in self._alive:
+                del self._leftovers[pid]
+            elif when <= time.monotonic():
+                processes.kill(pid)
+
+    def _suspect(self, model: str, what: str) -> None:
+        with self._lock:
+            self._suspects.setdefault(model, what)
+
+    def _reload(self, model: str, what: str) -> None:
+        """Loads the model anew beside the old one, which the server then lets go."""
+        began = time.monotonic()
+        old = [pid for pid, stub in self._alive.items() if stub.model == model]
+        self._report(f"{model}: {what}; loading the model again")
+        try:
+            config = self._server.endpoint.call(f"models/{model}/config")
+            parameters = config.setdefault("parameters", {})
+            reloads = settings_of(parameters).reloads + 1
+            parameters["reloads"] = {"string_value": str(reloads)}
+            self._server.control(
+                f"repository/models/{model}/load",
+                {"parameters": {"config": json.dumps(config)}},
+                timeout_s=self._server.settings.start_timeout_s,
+            )
+        except FusewireError as error:
+            with self._lock:
+                self._retry_at[model] = time.monotonic() + _RETRY_S
+            self._report(f"{model}: could not be loaded again ({error}); next try in {_RETRY_S} s")
+            return
+        self.reloads += 1
+        with self._lock:
+            self._suspects.pop(model, None)
+            self._retry_at.pop(model, None)
+        # The server cannot finish unloading a model that lost a stub, so the survivors would stay.
+        # They answer what was queued for them first.
+        patience = time.monotonic() + self._server.settings.exit_timeout_s
+        self._leftovers.update((pid, patience) for pid in old)
+        self._report(f"{model}: serving again after {time.monotonic() - began:.1f} s")
+
+    def _restart(self) -> None:
+        """Starts a dead server again on the same ports; gives up when it keeps dying."""
+        now = time.monotonic()
+        self._restarts = [when for when in self._restarts if now - when < _MINUTE_S]
+        last = (list(self._server.process.last_lines) or [""])[-1][:200]
+        if len(self._restarts) >= self._server.settings.restarts:
+            self.failed = (
+                f"the server died {len(self._restarts) + 1} times within a minute; last line of "
+                f"its log: {last}"
+            )
+            self._report(self.failed)
+            self._ended.set()
+            return
+        self._restarts.append(now)
+        self._report(f"the server died; starting it again (last line of its log: {last})")
+        self._alive.clear()
+        self._leftovers.clear()
+        with self._lock:
+            self._suspects.clear()
+        try:
+            self._server.launch()
+        except FusewireError as error:
+            self._report(f"the server did not start ({error})")
+            self._server.process.clear()
+            return
+        self.restarts += 1
+        self._report(f"the server is ready again after {time.monotonic() - now:.1f} s")
+
+    def _watch_answers(self) -> None:
+        """Asks each ready model its probe; one that gives no answer and makes no progress hangs."""
+        while not self._ended.wait(self._server.settings.watch_interval_s):
+            try:
+                ready = {row["name"] for row in self._server.index() if row["state"] == "READY"}
+            except (EndpointError, KeyError):
+                continue  # dead, or starting: the other thread's affair
+            for model in sorted(ready):
+                if self._ended.is_set():
+                    return
+                question = self._question(model)
+                if question:
+                    self._ask(model, question)
+
+    def _ask(self, model: str, question: list[ProbeTensor]) -> None:
+        body = {"inputs": [tensor.json() for tensor in question]}
+        timeout_s = self._server.settings.watch_timeout_s
+        done = self._done(model)
+        try:
+            self._server.endpoint.call(f"models/{model}/infer", body, timeout_s=timeout_s)
+        except EndpointError as error:
+            if error.status == 0 and done is not None and done == self._done(model):
+                self._report(f"{model}: no answer for {timeout_s:.0f} s; ending its processes")
+                for pid, stub in list(self._alive.items()):
+                    if stub.model == model:
+                        processes.kill(pid)
+            elif "is not healthy" in str(error):
+                self._suspect(model, "a process of the model died")
+
+    def _done(self, model: str) -> int | None:
+        """Executions so far; None when the server does not say."""
+        try:
+            stats: dict[str, Any] = self._server.endpoint.call(f"models/{model}/stats")
+            return sum(int(row["execution_count"]) for row in stats["model_stats"])
+        except (EndpointError, KeyError):
+            return None
+
+    def _question(self, model: str) -> list[ProbeTensor]:
+        """The model's probe, empty for models of other backends."""
+        if model not in self._probes:
+            self._probes[model] = []
+            try:
+                config = self._server.endpoint.call(f"models/{model}/config")
+                if config["backend"] == BACKEND:
+                    newest = repository.versions(self._server.entry(model))[-1]
+                    task = settings_of(config["parameters"]).task
+                    self._probes[model] = probe(newest, task)
+            except EndpointError:
+                del self._probes[model]
+                return []
+            except (FusewireError, KeyError, IndexError):
+                return []
+        return self._probes[model]

@@ -1,0 +1,85 @@
+"""The Triton face of fusewire: decode, submit to the engine, reply. No logic of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+
+from fusewire.engine.encoder import EncoderEngine, Request
+from fusewire.errors import FusewireError, InvalidInput
+from fusewire.serving.installation import check_numpy
+from fusewire.serving.metrics import ServingMetrics
+from fusewire.serving.model_config import check_kind, settings_of
+
+
+class TritonPythonModel:
+    """One instance of one model: one process, one engine."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Loads the version folder; what is wrong becomes the model's load error."""
+        try:
+            check_numpy()
+            config = json.loads(args["model_config"])
+            check_kind(args["model_name"], args["model_instance_kind"])
+            settings = settings_of(config["parameters"])
+            engine_settings = settings.engine()
+            if not engine_settings.threads:
+                engine_settings = engine_settings.model_copy(
+                    update={"threads": threads_of_an_instance(config["instance_group"])}
+                )
+            folder = Path(args["model_repository"]) / args["model_version"]
+            self._engine = EncoderEngine(folder, settings.task, engine_settings)
+            self._metrics = ServingMetrics(
+                pb_utils.MetricFamily, args["model_name"], settings.task, settings.reloads
+            )
+        except FusewireError as error:
+            raise pb_utils.TritonModelException(str(error)) from None
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        """One response for each request, in order; an error stays with the request at fault."""
+        answers = self._engine.answer([_decoded(request) for request in requests])
+        self._metrics.record(answers, self._engine.last_counts)
+        return [
+            _response(request, answer) for request, answer in zip(requests, answers, strict=True)
+        ]
+
+    def finalize(self) -> None:
+        self._metrics.close()
+
+
+def threads_of_an_instance(instance_groups: list[dict[str, Any]]) -> int:
+    """This machine's cores, shared by the model's instances; at least one."""
+    instances = sum(int(group.get("count", 1)) for group in instance_groups)
+    return max(1, len(os.sched_getaffinity(0)) // max(1, instances))
+
+
+def _decoded(request: Any) -> Request:
+    # Undecodable tensors never get here: Triton checks dtypes, shapes and string lengths.
+    return Request(
+        {tensor.name(): tensor.as_numpy() for tensor in request.inputs()},
+        json.loads(request.parameters() or "{}"),
+        request.is_cancelled,
+    )
+
+
+def _response(request: Any, answer: Any) -> Any:
+    if answer is None:
+        return _failure("cancelled: got a cancelled request, which was not computed", "CANCELLED")
+    if isinstance(answer, InvalidInput):
+        return _failure(str(answer), "INVALID_ARG")
+    if isinstance(answer, FusewireError):
+        return _failure(str(answer), "INTERNAL")
+    wanted = request.requested_output_names()
+    return pb_utils.InferenceResponse(
+        [pb_utils.Tensor(name, array) for name, array in answer.items() if name in wanted]
+    )
+
+
+def _failure(text: str, code: str) -> Any:
+    return pb_utils.InferenceResponse(
+        error=pb_utils.TritonError(text, getattr(pb_utils.TritonError, code))
+    )
