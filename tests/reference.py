@@ -161,13 +161,14 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
     uniform, a forgotten bias or norm weight changes nothing.
     """
     generator = torch.Generator().manual_seed(seed)
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            if parameter.dim() > 1 and "embed" not in name and "relative_attention" not in name:
-                parameter.copy_(noise * 1.2 / parameter.shape[1] ** 0.5)
+            if id(parameter) in tables:
+                parameter.copy_(noise if "relative" in name else noise / 2)
             elif parameter.dim() > 1:
-                parameter.copy_(noise)
+                parameter.copy_(noise * 1.2 / parameter.shape[1] ** 0.5)
             elif name.endswith("weight"):  # norms
                 parameter.copy_(1 + 0.2 * noise)
             else:

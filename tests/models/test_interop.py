@@ -11,8 +11,9 @@ import pytest
 import torch
 from fusewire.errors import CheckpointError, ConfigurationError, InvalidInput
 from fusewire.interop import parity
-from reference import ARCHITECTURES, tiny_checkpoint
-from tolerance import MODEL_FP32
+
+from tests.reference import ARCHITECTURES, tiny_checkpoint
+from tests.tolerance import MODEL_FP32
 
 
 def padded_input(vocabulary: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -33,7 +34,8 @@ def test_a_live_module_is_taken_over(tmp_path, architecture, task):
         expected = reference(input_ids=ids, attention_mask=mask)
     assert list(output) == [name for name in expected if expected[name] is not None]
     for name, value in output.items():
-        assert isinstance(value, torch.Tensor) and value.dtype == torch.float32
+        assert isinstance(value, torch.Tensor)
+        assert value.dtype == torch.float32
         wanted = expected[name]
         if value.shape[:2] == mask.shape and task != "classify" and name != "pooler_output":
             keep = mask.bool()
@@ -123,7 +125,8 @@ def test_half_precision_modules_are_widened(tmp_path):
 def test_parity_measures_the_difference(tmp_path, task):
     tiny_checkpoint(tmp_path, "electra", task or "tag")
     measured = parity(tmp_path, task, sequences=5)
-    assert measured.sequences == 5 and measured.tokens >= 64 + 1
+    assert measured.sequences == 5
+    assert measured.tokens >= 64 + 1
     names = {"start_logits", "end_logits"} if task else {"logits"}
     assert measured.differences.keys() == names
     assert 0 < measured.largest <= MODEL_FP32

@@ -11,8 +11,9 @@ import pytest
 import torch
 import transformers
 from fusewire.models import load_model, read_config, tasks_of
-from oracle import largest_difference
-from tolerance import MODEL_FP32
+
+from tests.models.oracle import largest_difference
+from tests.tolerance import MODEL_FP32
 
 SENTENCES = [
     "A man is playing a guitar on the street.",
@@ -34,7 +35,8 @@ def reference(folder: Path) -> transformers.BertModel:
 
 def test_hidden_states_equal_transformers(folder, reference):
     model = load_model(folder, "hidden", pooler=True)
-    assert model.max_length == 512 and model.hidden_size == 384
+    assert model.max_length == 512
+    assert model.hidden_size == 384
     lengths = (1, 512, 128, 3, 57)
     assert largest_difference(reference, model, "hidden", lengths) <= MODEL_FP32
 

@@ -7,10 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import transformers
+from fusewire import kernels
+from fusewire.engine.batch import Batch
 from fusewire.models import load_model
-from oracle import RAGGED, fusewire_answers, largest_difference, random_sequences
-from reference import ARCHITECTURES, edit_config, tiny_checkpoint
-from tolerance import BATCHED_VERSUS_ALONE, MODEL_FP32
+
+from tests.models.oracle import RAGGED, fusewire_answers, largest_difference, random_sequences
+from tests.reference import ARCHITECTURES, edit_config, tiny_checkpoint
+from tests.tolerance import BATCHED_VERSUS_ALONE, MODEL_FP32
 
 TASKS = ("hidden", "classify", "tag", "answer", "fill")
 
@@ -39,6 +42,23 @@ def test_a_sequence_is_answered_alike_alone_and_in_a_batch(tmp_path, architectur
         (alone,) = fusewire_answers(model, [sequence], task)
         for name, value in answer.items():
             assert np.abs(alone[name] - value).max() <= BATCHED_VERSUS_ALONE, name
+
+
+@pytest.mark.parametrize("target", kernels.cpu_targets())
+@pytest.mark.parametrize("architecture", ["bert", "modernbert", "mpnet"])
+def test_every_instruction_set_gives_the_answer(tmp_path, architecture, target):
+    usual = kernels.cpu_target()
+    kernels.set_cpu_target(target)
+    try:
+        assert difference(tmp_path, architecture) <= MODEL_FP32
+        model = load_model(tmp_path, "embed")
+        sequences = random_sequences(model, RAGGED)
+        together = fusewire_answers(model, sequences, "embed")
+        for sequence, answer in zip(sequences, together, strict=True):
+            (alone,) = fusewire_answers(model, [sequence], "embed")
+            np.testing.assert_array_equal(alone["last_hidden_state"], answer["last_hidden_state"])
+    finally:
+        kernels.set_cpu_target(usual)
 
 
 # heads, head size, intermediate size; the vocabulary of a tiny checkpoint is odd already.
@@ -143,8 +163,6 @@ def test_vocabulary_scores_are_computed_for_chosen_rows_only(tmp_path):
     model = load_model(tmp_path, "fill")
     sequences = random_sequences(model, (4, 7))
     full = np.concatenate([a["logits"] for a in fusewire_answers(model, sequences, "fill")])
-    from fusewire.engine.batch import Batch
-
     hidden = model.encode(Batch.pack(sequences))
     some = model.fill_logits(hidden, np.array([9, 2]))
     assert some.shape == (2, model.vocab_size)

@@ -9,9 +9,10 @@ import pytest
 from fusewire.engine.batch import Batch, Sequence
 from fusewire.errors import CheckpointError, ConfigurationError, InvalidInput
 from fusewire.models import load_model, read_config, tasks_of
-from oracle import random_sequences
-from reference import ARCHITECTURES, edit_config, tiny_checkpoint
 from safetensors.numpy import load_file, save_file
+
+from tests.models.oracle import random_sequences
+from tests.reference import ARCHITECTURES, edit_config, tiny_checkpoint
 
 
 def edit_weights(folder, edit) -> None:

@@ -18,19 +18,22 @@ from transformers.models.roberta.modeling_roberta import RobertaEmbeddings
 
 
 def test_positions_count_within_each_sequence():
-    np.testing.assert_array_equal(counted_positions(np.int32([0, 3, 4, 6])), [0, 1, 2, 0, 0, 1])
-    assert counted_positions(np.int32([0, 1])).dtype == np.int32
+    got = counted_positions(np.int32([0, 3, 4, 6]), np.int32([3, 1, 2]))
+    np.testing.assert_array_equal(got, [0, 1, 2, 0, 0, 1])
+    assert got.dtype == np.int32
 
 
 def test_padding_ids_inside_a_text_are_not_counted():
     sequences = [[0, 5, 1, 7, 1, 1, 2], [1], [4, 1], [1, 3, 3]]
     packed = np.concatenate(sequences)
-    cu_seqlens = np.int32([0, *np.cumsum([len(sequence) for sequence in sequences])])
+    lengths = np.int32([len(sequence) for sequence in sequences])
+    cu_seqlens = np.int32([0, *np.cumsum(lengths)])
     expected = [
         RobertaEmbeddings.create_position_ids_from_input_ids(torch.tensor([sequence]), 1)[0]
         for sequence in sequences
     ]
-    got = positions_after_padding(packed, cu_seqlens, 1)
+    got = positions_after_padding(packed, cu_seqlens, lengths, 1)
+    assert got.dtype == np.int32
     np.testing.assert_array_equal(got, torch.cat(expected).numpy())
 
 

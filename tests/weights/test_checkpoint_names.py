@@ -71,5 +71,6 @@ def test_a_stored_tensor_wins_over_its_tie():
 def test_an_odd_name_is_shown_harmlessly():
     with pytest.raises(CheckpointError) as caught:
         checkpoint("x\x1b[31m\n" + "y" * 500).check({}, [])
-    assert "\x1b" not in str(caught.value) and "\n" not in str(caught.value)
+    assert "\x1b" not in str(caught.value)
+    assert "\n" not in str(caught.value)
     assert len(str(caught.value)) < 400

@@ -88,21 +88,22 @@ class EncoderModel:
 
         Raises InvalidInput when an id, a token type or a length is out of the model's range.
         """
-        self._check(batch)
+        lengths = np.diff(batch.cu_seqlens)
+        self._check(batch, lengths)
         tokens = batch.input_ids.size
-        positions = self._positions(batch)
-        types = batch.token_type_ids
-        if not self.uses_token_types:
-            types = np.zeros(tokens, np.int32)
         sequences = kernels.SequenceBatch(as_tensor(batch.cu_seqlens, np.int32))
-        position_ids = as_tensor(positions, np.int32)
+        positions = as_tensor(self._positions(batch, lengths), np.int32)
+        types = None
+        if self._token_type is not None:
+            ids = batch.token_type_ids if self.uses_token_types else np.zeros(tokens, np.int32)
+            types = as_tensor(ids, np.int32)
 
         x = kernels.empty((tokens, self._word.shape[1]))
         kernels.embed_layer_norm(
             x,
             as_tensor(batch.input_ids, np.int64),
-            position_ids,
-            as_tensor(types, np.int32),
+            None if self._position is None else positions,
+            types,
             self._word,
             self._position,
             self._token_type,
@@ -118,7 +119,7 @@ class EncoderModel:
                 sequences,
                 self._workspace,
                 self._relative_bias,
-                None if angles is None else (*angles, position_ids),
+                None if angles is None else (*angles, positions),
             )
         if self._final_norm is not None:
             kernels.layer_norm(x, x, *self._final_norm, self._final_eps)
@@ -151,19 +152,17 @@ class EncoderModel:
             )
         return self._head
 
-    def _positions(self, batch: Batch) -> NDArray[np.int32]:
+    def _positions(self, batch: Batch, lengths: NDArray[np.int32]) -> NDArray[np.int32]:
         if self._padding_index is None:
-            return counted_positions(batch.cu_seqlens)
-        return positions_after_padding(batch.input_ids, batch.cu_seqlens, self._padding_index)
+            return counted_positions(batch.cu_seqlens, lengths)
+        return positions_after_padding(
+            batch.input_ids, batch.cu_seqlens, lengths, self._padding_index
+        )
 
-    def _check(self, batch: Batch) -> None:
-        ids = batch.input_ids
-        if ids.size == 0 or np.diff(batch.cu_seqlens).min() < 1:
+    def _check(self, batch: Batch, lengths: NDArray[np.int32]) -> None:
+        if lengths.size == 0 or lengths.min() < 1:
             raise InvalidInput("input_ids", "an empty sequence", "1 token or more", "leave it out")
-        _check_range("input_ids", ids, self.vocab_size)
-        if self.uses_token_types:
-            _check_range("token_type_ids", batch.token_type_ids, self.type_vocab_size)
-        longest = int(np.diff(batch.cu_seqlens).max())
+        longest = int(lengths.max())
         if longest > self.max_length:
             raise InvalidInput(
                 "input_ids",
@@ -171,6 +170,9 @@ class EncoderModel:
                 f"at most {self.max_length}",
                 "shorten the text or set `truncate`",
             )
+        _check_range("input_ids", batch.input_ids, self.vocab_size)
+        if self.uses_token_types:
+            _check_range("token_type_ids", batch.token_type_ids, self.type_vocab_size)
 
 
 def _check_range(field: str, ids: NDArray[Any], end: int) -> None:

@@ -12,22 +12,27 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def counted_positions(cu_seqlens: NDArray[np.int32]) -> NDArray[np.int32]:
-    """0, 1, 2, … within each sequence: int32 [tokens]."""
-    starts = np.repeat(cu_seqlens[:-1], np.diff(cu_seqlens))
-    return (np.arange(cu_seqlens[-1], dtype=np.int32) - starts).astype(np.int32)
+def counted_positions(
+    cu_seqlens: NDArray[np.int32], lengths: NDArray[np.int32]
+) -> NDArray[np.int32]:
+    """0, 1, 2, … within each sequence: int32 [tokens]. `lengths` are those of the sequences."""
+    starts = np.repeat(cu_seqlens[:-1], lengths)
+    return np.arange(cu_seqlens[-1], dtype=np.int32) - starts
 
 
 def positions_after_padding(
-    input_ids: NDArray[np.int64], cu_seqlens: NDArray[np.int32], padding_index: int
+    input_ids: NDArray[np.int64],
+    cu_seqlens: NDArray[np.int32],
+    lengths: NDArray[np.int32],
+    padding_index: int,
 ) -> NDArray[np.int32]:
     """RoBERTa's positions: real tokens count from padding_index + 1, a padding id stands at
     padding_index and is not counted. int32 [tokens]."""
     real = input_ids != padding_index
-    counted = np.concatenate(([0], np.cumsum(real)))
-    before = np.repeat(counted[cu_seqlens[:-1]], np.diff(cu_seqlens))
-    positions: NDArray[np.int64] = (counted[1:] - before) * real + padding_index
-    return positions.astype(np.int32)
+    counted = np.zeros(real.size + 1, np.int32)
+    np.cumsum(real, out=counted[1:])
+    before = np.repeat(counted[cu_seqlens[:-1]], lengths)
+    return (counted[1:] - before) * real + np.int32(padding_index)
 
 
 def relative_buckets(
