@@ -39,10 +39,12 @@ class Answer:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One word for the mask."""
+    """One token for a mask; `sequence` is the text with the token in it."""
 
     token: str
+    token_id: int
     score: float
+    sequence: str
 
 
 # The output that tells which task a model does.

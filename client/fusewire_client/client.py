@@ -128,7 +128,9 @@ class Client(_Base[Transport]):
     classify = _blocking(plans.classify)
     tag = _blocking(plans.tag)
     answer = _blocking(plans.answer)
+    answers = _blocking(plans.answers)
     fill = _blocking(plans.fill)
+    fill_masks = _blocking(plans.fill_masks)
 
     def close(self) -> None:
         """Close the connections; calls under way end in an error."""
@@ -194,7 +196,9 @@ class AsyncClient(_Base[AsyncTransport]):
     classify = _awaiting(plans.classify)
     tag = _awaiting(plans.tag)
     answer = _awaiting(plans.answer)
+    answers = _awaiting(plans.answers)
     fill = _awaiting(plans.fill)
+    fill_masks = _awaiting(plans.fill_masks)
 
     async def close(self) -> None:
         """Close the connections; calls under way end in an error."""

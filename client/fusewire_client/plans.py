@@ -94,8 +94,8 @@ def infer(
 ) -> Plan[Arrays]:
     """One request to any model, tensors in and out as they are; STRING tensors hold bytes."""
     call = Infer(model, inputs, outputs, dict(parameters or {}), version, request_id, timeout_s)
-    answers = yield [call]
-    return answers[0]
+    outputs_of: list[Arrays] = yield [call]
+    return outputs_of[0]
 
 
 def embed(
@@ -194,11 +194,26 @@ def answer(
     timeout_s: float | None = None,
     **parameters: Parameter,
 ) -> Plan[Answer]:
-    """The span of the context that answers the question."""
-    where = Where(model, version, timeout_s, parameters)
-    requests = text_requests([question], [context], 1)
-    answers = yield from _ask(settings, "answer", requests, ["answer"], where)
-    return _read(_strings(answers, "answer")[0], "answer", _span)
+    """The span of the context that answers the question best."""
+    where = Where(model, version, timeout_s, {**parameters, "top_k": 1})
+    return (yield from _answers(settings, question, context, where))[0]
+
+
+def answers(
+    settings: Settings,
+    /,
+    question: str,
+    context: str,
+    top_k: int = 5,
+    *,
+    model: str | None = None,
+    version: str = "",
+    timeout_s: float | None = None,
+    **parameters: Parameter,
+) -> Plan[list[Answer]]:
+    """The `top_k` best spans, best first."""
+    where = Where(model, version, timeout_s, {**parameters, "top_k": top_k})
+    return (yield from _answers(settings, question, context, where))
 
 
 def fill(
@@ -212,11 +227,40 @@ def fill(
     timeout_s: float | None = None,
     **parameters: Parameter,
 ) -> Plan[list[Candidate]]:
-    """The `top_k` likeliest tokens for the mask token of the text, likeliest first."""
-    where = Where(model, version, timeout_s, {"top_k": top_k, **parameters})
+    """The `top_k` likeliest tokens for the text's one mask token, likeliest first."""
+    where = Where(model, version, timeout_s, {**parameters, "top_k": top_k})
+    masks = yield from _fills(settings, text, where)
+    if len(masks) != 1:
+        raise InvalidArgument(f"text: got {len(masks)} masks, wanted one; call fill_masks for more")
+    return masks[0]
+
+
+def fill_masks(
+    settings: Settings,
+    /,
+    text: str,
+    top_k: int = 5,
+    *,
+    model: str | None = None,
+    version: str = "",
+    timeout_s: float | None = None,
+    **parameters: Parameter,
+) -> Plan[list[list[Candidate]]]:
+    """As `fill`, for a text with any number of masks: a list for each, in the text's order."""
+    where = Where(model, version, timeout_s, {**parameters, "top_k": top_k})
+    return (yield from _fills(settings, text, where))
+
+
+def _answers(settings: Settings, question: str, context: str, where: Where) -> Plan[list[Answer]]:
+    requests = text_requests([question], [context], 1)
+    replies = yield from _ask(settings, "answer", requests, ["answer"], where)
+    return _read(_strings(replies, "answer")[0], "answer", _spans)
+
+
+def _fills(settings: Settings, text: str, where: Where) -> Plan[list[list[Candidate]]]:
     requests = text_requests([text], None, 1)
-    answers = yield from _ask(settings, "fill", requests, ["candidates"], where)
-    return _read(_strings(answers, "candidates")[0], "candidates", _candidates)
+    replies = yield from _ask(settings, "fill", requests, ["candidates"], where)
+    return _read(_strings(replies, "candidates")[0], "candidates", _masks)
 
 
 def _ask(
@@ -254,7 +298,7 @@ def _strings(answers: list[Arrays], output: str) -> list[bytes]:
 def _read(text: bytes, output: str, build: Callable[[Any], Item]) -> Item:
     try:
         return build(json.loads(text))
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, LookupError) as error:
         raise ServerError(
             f"{output}: got {text[:200]!r}, wanted the JSON of a fusewire model ({error!r}); "
             "is it another backend's model, or an older one?"
@@ -262,12 +306,27 @@ def _read(text: bytes, output: str, build: Callable[[Any], Item]) -> Item:
 
 
 def _entities(records: list[dict[str, Any]]) -> list[Entity]:
-    return [Entity(r["entity"], r["word"], r["start"], r["end"], r["score"]) for r in records]
+    # transformers names the field by whether neighbours were grouped; a reader need not care.
+    return [
+        Entity(
+            record["entity_group"] if "entity_group" in record else record["entity"],
+            record["word"],
+            record["start"],
+            record["end"],
+            record["score"],
+        )
+        for record in records
+    ]
 
 
-def _span(record: dict[str, Any]) -> Answer:
-    return Answer(record["text"], record["start"], record["end"], record["score"])
+def _spans(reply: Any) -> list[Answer]:
+    records = reply if isinstance(reply, list) else [reply]
+    return [Answer(r["text"], r["start"], r["end"], r["score"]) for r in records]
 
 
-def _candidates(records: list[dict[str, Any]]) -> list[Candidate]:
-    return [Candidate(record["token"], record["score"]) for record in records]
+def _masks(reply: list[Any]) -> list[list[Candidate]]:
+    masks = reply if isinstance(reply[0], list) else [reply]
+    return [
+        [Candidate(r["token_str"], r["token"], r["score"], r["sequence"]) for r in mask]
+        for mask in masks
+    ]

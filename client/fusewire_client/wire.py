@@ -29,7 +29,9 @@ def check_parameters(parameters: Mapping[str, Any]) -> None:
 
 def datatype_of(name: str, array: np.ndarray) -> str:
     """Triton's name of the array's type."""
-    datatype = np_to_triton_dtype(array.dtype) if isinstance(array, np.ndarray) else None
+    datatype: str | None = (
+        np_to_triton_dtype(array.dtype) if isinstance(array, np.ndarray) else None
+    )
     if datatype is None:
         got = getattr(array, "dtype", type(array).__name__)
         raise InvalidArgument(f"{name}: got {got}, wanted a numpy array of a Triton type; convert")

@@ -1,0 +1,186 @@
+"""Errors, retries, deadlines, cancellation."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+import time
+
+import pytest
+from conftest import KINDS, Call, caller
+from fake_triton import FakeTriton, Refusal, serve_grpc, serve_http
+from fusewire_client import (
+    AsyncClient,
+    Client,
+    DeadlineExceeded,
+    InvalidArgument,
+    NotFound,
+    PermissionDenied,
+    ServerError,
+    Unavailable,
+)
+from fusewire_client.errors import from_grpc, from_http
+from fusewire_client.retry import Attempts, Retry
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_errors_are_typed_and_carry_the_servers_words(call: Call, server: FakeTriton) -> None:
+    with pytest.raises(InvalidArgument, match="pooling: got 'best', wanted cls or mean") as caught:
+        call("embed", ["a"], model="mini", pooling="best")
+    assert caught.value.message == "pooling: got 'best', wanted cls or mean"
+    assert caught.value.status in ("INVALID_ARGUMENT", "400")
+    with pytest.raises(NotFound, match="'absent' is not found"):
+        call("embed", ["a"], model="absent")
+    assert len(server.seen) == 2  # neither was tried again
+
+
+def test_a_server_fault_is_not_tried_again(call: Call, server: FakeTriton) -> None:
+    server.failures = [Refusal("INTERNAL", "stub process is not healthy")]
+    with pytest.raises(ServerError, match="not healthy"):
+        call("embed", ["a"], model="mini")
+    assert len(server.seen) == 1
+
+
+def test_unavailable_is_tried_again(call: Call, server: FakeTriton) -> None:
+    server.failures = [Refusal("UNAVAILABLE", "busy")] * 3
+    assert call("embed", ["a"], model="mini").shape == (1, 2)
+    assert len(server.seen) == 4
+
+
+def test_retries_end(call: Call, server: FakeTriton) -> None:
+    server.failures = [Refusal("UNAVAILABLE", "busy")] * 9
+    with pytest.raises(Unavailable, match="busy"):
+        call("embed", ["a"], model="mini", options={"retries": 2})
+    assert len(server.seen) == 3
+
+
+def test_one_failed_request_of_several_fails_the_call(call: Call, server: FakeTriton) -> None:
+    server.failures = [Refusal("INTERNAL", "broken")]
+    with pytest.raises(ServerError, match="broken"):
+        call("embed", ids=[[1], [2], [3]], model="mini")
+
+
+def test_a_deadline_is_kept(call: Call, server: FakeTriton) -> None:
+    server.delay_s = 2.0
+    begin = time.monotonic()
+    with pytest.raises(DeadlineExceeded):
+        call("embed", ["a"], model="mini", timeout_s=0.3)
+    assert time.monotonic() - begin < 1.8
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_listens(kind: str) -> None:
+    port = free_port()
+    call = caller(kind, {"grpc": f"127.0.0.1:{port}", "http": f"127.0.0.1:{port}"})
+    assert call("ready") is False
+    with pytest.raises(Unavailable):
+        call("embed", ["a"], model="mini", options={"retries": 1})
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_server_that_comes_late_is_found(kind: str, server: FakeTriton) -> None:
+    port = free_port()
+    services = []
+
+    def start() -> None:
+        serve = serve_grpc if kind.startswith("grpc") else serve_http
+        services.append(serve(server, port)[0])
+
+    timer = threading.Timer(0.5, start)
+    timer.start()
+    call = caller(kind, {"grpc": f"127.0.0.1:{port}", "http": f"127.0.0.1:{port}"})
+    try:
+        options = {"retries": 60, "backoff_s": 0.2, "timeout_s": 20}
+        assert call("embed", ["a"], model="mini", options=options).shape == (1, 2)
+    finally:
+        timer.join()
+        for service in services:
+            service.stop(None) if kind.startswith("grpc") else service.shutdown()
+
+
+def test_cancelling_a_task_cancels_the_request(
+    addresses: dict[str, str], server: FakeTriton
+) -> None:
+    server.delay_s = 1.0
+
+    async def ask() -> None:
+        async with AsyncClient(addresses["grpc"]) as client:
+            task = asyncio.ensure_future(client.embed(["a"], model="mini"))
+            while not server.seen:
+                await asyncio.sleep(0.01)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+    asyncio.run(ask())
+    assert server.cancelled.wait(0.8)
+
+
+def test_threads_share_a_client(addresses: dict[str, str], server: FakeTriton) -> None:
+    server.delay_s = 0.01
+    wrong: list[tuple[int, float]] = []
+    with Client(addresses["grpc"], model="mini") as client:
+
+        def work(n: int) -> None:
+            for _ in range(10):
+                value = client.embed(["x" * n])[0, 0]
+                if value != n:
+                    wrong.append((n, value))
+
+        threads = [threading.Thread(target=work, args=(n,)) for n in range(1, 9)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not wrong
+    assert len(server.seen) == 80
+
+
+def test_waits_double_are_jittered_and_capped() -> None:
+    highest = Retry(first_s=0.1, longest_s=0.5, uniform=lambda low, high: high)
+    assert [highest.wait_s(n) for n in range(4)] == [0.1, 0.2, 0.4, 0.5]
+    drawn = [Retry(first_s=1.0).wait_s(0) for _ in range(200)]
+    assert 0 <= min(drawn) < 0.2 < 0.8 < max(drawn) <= 1.0
+
+
+def test_a_wait_never_outlives_the_deadline() -> None:
+    now = [0.0]
+    retry = Retry(retries=9, first_s=1.0, uniform=lambda low, high: high)
+    attempts = Attempts(retry, 2.5, clock=lambda: now[0])
+    busy = Unavailable("busy")
+    assert attempts.remaining_s() == 2.5
+    assert attempts.wait_s(busy) == 1.0
+    now[0] = 1.0
+    with pytest.raises(Unavailable, match="busy"):  # the next wait, 2 s, would end at 3.0
+        attempts.wait_s(busy)
+    now[0] = 3.0
+    with pytest.raises(DeadlineExceeded):
+        attempts.remaining_s()
+
+
+def test_restricted_is_not_unavailable() -> None:
+    words = "This protocol is restricted, expecting header 'triton-grpc-protocol-key'"
+    assert isinstance(from_grpc("UNAVAILABLE", words), PermissionDenied)
+    assert isinstance(from_http(403, words), PermissionDenied)
+    assert isinstance(from_http(500, "x"), ServerError)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"protocol": "udp"}, {"timeout_s": 0}, {"max_batch": 0}, {"retries": -1}, {"concurrency": 0}],
+)
+def test_options_are_checked(options: dict) -> None:
+    with pytest.raises(InvalidArgument, match=next(iter(options))):
+        Client("localhost:8001", **options)
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_an_address_is_not_a_url(protocol: str) -> None:
+    with pytest.raises(InvalidArgument, match="wanted host:port"):
+        Client("http://localhost:8000", protocol=protocol)  # type: ignore[arg-type]
