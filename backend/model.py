@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
-
 from fusewire.engine.encoder import EncoderEngine, Request
 from fusewire.errors import FusewireError, InvalidInput
 from fusewire.serving.installation import check_numpy

@@ -104,14 +104,11 @@ class EmbeddedServer:
         self._reader = threading.Thread(target=self._read_log, args=(log,), daemon=True)
         self._reader.start()
 
-    def stubs(self) -> dict[processes.Stub, bool]:
-        """Stubs of this server that are alive; the server's dead children are in `dead_ids`."""
-        found = {}
-        for pid, dead in processes.children(self.pid).items():
-            stub = None if dead else processes.stub(pid)
-            if stub is not None:
-                found[stub] = dead
-                self._stub_ids.add(pid)
+    def stubs(self) -> list[processes.Stub]:
+        """The stubs of this server that are alive."""
+        living = [pid for pid, dead in processes.children(self.pid).items() if not dead]
+        found = [stub for pid in living if (stub := processes.stub(pid)) is not None]
+        self._stub_ids.update(stub.pid for stub in found)
         return found
 
     def stop(self) -> None:
@@ -207,7 +204,8 @@ class EmbeddedServer:
         return environment
 
     def _read_log(self, log: LogLine) -> None:
-        assert self._process is not None and self._process.stdout is not None
+        assert self._process is not None
+        assert self._process.stdout is not None
         level = "I"
         for line in self._process.stdout:
             line = line.rstrip()
@@ -224,9 +222,9 @@ class EmbeddedServer:
 
 
 def _backend_model() -> Path:
-    """model.py: inside the installed package, or beside it in the source tree."""
+    """model.py: beside the package in the source tree, inside it where it is installed."""
     package = Path(fusewire.__file__).parent
-    for path in (package / "serving" / "backend" / "model.py", package.parent / "model.py"):
+    for path in (package.parent / "model.py", package / "serving" / "triton_model.py"):
         if path.is_file():
             return path
     raise ConfigurationError(

@@ -23,9 +23,7 @@ _TOKENS_BUCKETS = [float(1 << power) for power in range(3, 16)]
 class ServingMetrics:
     """The series of one model instance."""
 
-    def __init__(
-        self, family: Callable[..., Any], model: str, task: str, reloads: int
-    ) -> None:
+    def __init__(self, family: Callable[..., Any], model: str, task: str, reloads: int) -> None:
         """`family`: Triton's MetricFamily class."""
         self._labels = {"model": model, "task": task}
         self._updates: queue.SimpleQueue[tuple[Counter[str], Counts] | None] = queue.SimpleQueue()

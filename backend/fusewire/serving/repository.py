@@ -18,7 +18,7 @@ from pathlib import Path
 from fusewire.errors import CheckpointError, ConfigurationError
 from fusewire.models import read_config, tasks_of
 from fusewire.serving import model_config
-from fusewire.serving.config import NAME_PATTERN, Deployment, ModelSettings
+from fusewire.serving.config import NAME_PATTERN, Deployment, ModelSettings, validated
 from fusewire.serving.probe import probe
 from fusewire.tasks.contract import contract
 from fusewire.weights import open_folder
@@ -53,8 +53,6 @@ def import_folder(
     `name`: the folder's, if not given. `settings`: fields of ModelSettings; the task may be left
     out. An existing version is a ConfigurationError unless `replace`.
     """
-    from fusewire.serving.config import validated
-
     deployment = deployment or Deployment()
     source = open_folder(folder)
     name = checked_name(name if name is not None else source.name)
@@ -71,12 +69,11 @@ def import_folder(
 
     entry = Path(repository) / name
     version = entry / str(deployment.version)
-    if version.is_symlink() or (version.exists() and list(version.iterdir()) != [_keep(version)]):
-        if not replace:
-            raise ConfigurationError(
-                f"{name}: version {deployment.version} exists already, wanted a new one; give "
-                "another --version, or --replace"
-            )
+    if not replace and _occupied(version):
+        raise ConfigurationError(
+            f"{name}: version {deployment.version} exists already, wanted a new one; give "
+            "another --version, or --replace"
+        )
     entry.mkdir(parents=True, exist_ok=True)
     if link:
         _swap(version, lambda staged: staged.symlink_to(source, target_is_directory=True))
@@ -189,5 +186,8 @@ def _swap(version: Path, fill: Callable[[Path], None]) -> None:
         os.rename(staged, version)
 
 
-def _keep(version: Path) -> Path:
-    return version / ".gitkeep"
+def _occupied(version: Path) -> bool:
+    """Whether there is more than the placeholder of an entry that is committed without weights."""
+    if version.is_symlink():
+        return True
+    return version.exists() and any(path.name != ".gitkeep" for path in version.iterdir())

@@ -1,0 +1,246 @@
+"""The command `fusewire`: import, serve, ask, check, doctor, models.
+
+An error is one clear line and exit code 2; `--json` writes for machines where that makes sense.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+from rich.table import Table
+
+from fusewire import __version__
+from fusewire.errors import FusewireError
+from fusewire.serving.config import Deployment, ModelSettings, ServerSettings, validated
+from fusewire.serving.flags import given, with_flags
+from fusewire.serving.foreground import serve_until_signalled
+
+app = typer.Typer(
+    name="fusewire",
+    help="Serve Hugging Face Transformers on Triton without computing a padding token.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+out = Console(highlight=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+Json = Annotated[bool, typer.Option("--json", help="Write JSON, for machines.")]
+Folder = Annotated[Path, typer.Argument(help="A Hugging Face model folder.", show_default=False)]
+
+
+def main() -> None:
+    """Runs the command line; an error of ours is one line on stderr and exit code 2."""
+    try:
+        app()
+    except FusewireError as error:
+        _fail(str(error))
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _fail(text: str) -> None:
+    err.print(f"fusewire: {text}", markup=False)
+    sys.exit(2)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        out.print(f"fusewire {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command("import")
+@with_flags(ModelSettings, Deployment, leave_out=("reloads",))
+def import_(
+    folder: Folder,
+    name: Annotated[
+        str | None, typer.Option(help="The model's name. Default: the folder's.")
+    ] = None,
+    repository: Annotated[Path, typer.Option(help="The model repository to write to.")] = Path(
+        "model_repository"
+    ),
+    link: Annotated[
+        bool,
+        typer.Option(
+            "--link/--copy", help="Link the folder instead of copying what serving reads of it."
+        ),
+    ] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Overwrite the version.")] = False,
+    as_json: Json = False,
+    **flags: Any,
+) -> None:
+    """Puts a Hugging Face model folder into a model repository."""
+    from fusewire.serving.repository import import_folder
+
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), console=err, transient=True
+    ) as progress:
+        bar = progress.add_task("copying", total=None)
+        entry = import_folder(
+            folder,
+            repository,
+            name=name,
+            settings=given(flags, ModelSettings),
+            deployment=validated(Deployment, given(flags, Deployment)),
+            link=link,
+            replace=replace,
+            progress=lambda file, done, total: progress.update(
+                bar, description=file, completed=done, total=total
+            ),
+        )
+    if as_json:
+        out.print_json(json.dumps({"name": entry.name, "path": str(entry)}))
+    else:
+        out.print(f"{entry.name} is in {repository}; serve it: fusewire serve {repository}")
+
+
+@app.command()
+@with_flags(ServerSettings, ModelSettings, leave_out=("reloads",))
+def serve(
+    sources: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[REPOSITORY | FOLDER | NAME=FOLDER]...",
+            help="Model repositories and Hugging Face model folders.",
+            show_default="model_repository",
+        ),
+    ] = None,
+    as_json: Json = False,
+    **flags: Any,
+) -> None:
+    """Serves models over HTTP and gRPC until it is stopped.
+
+    A model folder is imported on the fly; the settings of models (--task, --pooling, …) apply to
+    such folders only.
+    """
+    code = serve_until_signalled(
+        sources or ["model_repository"],
+        validated(ServerSettings, given(flags, ServerSettings)),
+        given(flags, ModelSettings),
+        as_json,
+    )
+    raise typer.Exit(code)
+
+
+@app.command()
+def ask(
+    task: Annotated[str, typer.Argument(help="embed, classify, tag, answer, fill or hidden.")],
+    texts: Annotated[list[str], typer.Argument(help="The texts, or the question.")],
+    second: Annotated[
+        list[str] | None,
+        typer.Option(help="Second text of a pair, one for each text; the context of a question."),
+    ] = None,
+    address: Annotated[str, typer.Option(help="host:port of the server.")] = "localhost:8001",
+    protocol: Annotated[str, typer.Option(help="grpc or http (port 8000).")] = "grpc",
+    model: Annotated[
+        str | None, typer.Option(help="Default: the only model that does the task.")
+    ] = None,
+    parameter: Annotated[
+        list[str] | None, typer.Option(help="A request parameter, as truncate=true.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Asks a running server and shows the answer."""
+    from fusewire.serving import asking
+
+    lines, records = asking.ask(
+        task,
+        texts,
+        second or [],
+        address,
+        protocol,
+        model,
+        asking.read_parameters(parameter or []),
+    )
+    if as_json:
+        out.print(json.dumps(records, ensure_ascii=False), markup=False)
+    else:
+        out.print("\n".join(lines), markup=False)
+
+
+@app.command()
+def check(
+    folder: Folder,
+    task: Annotated[str | None, typer.Option(help="Default: the checkpoint's.")] = None,
+    sequences: Annotated[int, typer.Option(min=1, help="Random sequences to compare on.")] = 8,
+    tolerance: Annotated[float, typer.Option(min=0, help="Largest difference that passes.")] = 1e-4,
+    as_json: Json = False,
+) -> None:
+    """Compares fusewire with transformers on random ragged input; exit code 1 if they differ."""
+    from fusewire.interop import parity
+
+    with err.status("running the model twice"):
+        found = parity(folder, task, sequences=sequences)
+    passed = found.largest <= tolerance
+    if as_json:
+        out.print_json(
+            json.dumps({**vars(found), "differences": dict(found.differences), "passed": passed})
+        )
+    else:
+        table = Table("result", "largest difference", box=None)
+        for name, difference in found.differences.items():
+            table.add_row(name, f"{difference:.2e}")
+        out.print(
+            f"{found.architecture}, task {found.task}: {found.sequences} sequences, "
+            f"{found.tokens} tokens"
+        )
+        out.print(table)
+        out.print("equal within " if passed else "DIFFERENT: more than ", f"{tolerance:g}", sep="")
+    raise typer.Exit(0 if passed else 1)
+
+
+@app.command()
+@with_flags(ServerSettings)
+def doctor(as_json: Json = False, **flags: Any) -> None:
+    """Looks at what serving needs on this machine; exit code 1 if something is missing."""
+    from fusewire.serving.doctor import examine
+
+    findings = list(examine(validated(ServerSettings, given(flags, ServerSettings))))
+    if as_json:
+        out.print_json(json.dumps([vars(finding) for finding in findings]))
+    else:
+        table = Table(box=None, show_header=False)
+        for finding in findings:
+            text = f"{finding.found}\n  -> {finding.remedy}" if finding.remedy else finding.found
+            table.add_row("FAIL" if finding.remedy else "ok", finding.subject, text)
+        out.print(table)
+    raise typer.Exit(1 if any(finding.remedy for finding in findings) else 0)
+
+
+@app.command()
+def models(as_json: Json = False) -> None:
+    """Lists the architectures that can be served, and what they can be asked for."""
+    from fusewire.models.registry import ARCHITECTURES, TASK_HEADS
+
+    if as_json:
+        rows = [
+            {"model_type": name, "classes": f"{row.classes}*", "tasks": list(TASK_HEADS)}
+            for name, row in ARCHITECTURES.items()
+        ]
+        out.print_json(json.dumps(rows))
+        return
+    table = Table("model_type", "transformers classes", "tasks", box=None)
+    for name, row in ARCHITECTURES.items():
+        table.add_row(name, f"{row.classes}…", ", ".join(TASK_HEADS))
+    out.print(table)
+
+
+if __name__ == "__main__":
+    main()

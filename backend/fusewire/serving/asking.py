@@ -1,0 +1,159 @@
+"""`fusewire ask`: a running server's answers in words, through the client package."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fusewire.errors import ConfigurationError, FusewireError
+
+Shown = tuple[list[str], list[dict[str, Any]]]  # lines for people, records for machines
+
+
+class AskFailed(FusewireError):
+    """The client's error, in its own words."""
+
+
+def ask(
+    task: str,
+    texts: Sequence[str],
+    seconds: Sequence[str],
+    address: str,
+    protocol: str,
+    model: str | None,
+    parameters: dict[str, Any],
+) -> Shown:
+    """Asks one question of a task and returns the answer to show.
+
+    `seconds`: the second texts of pairs, or the context of a question.
+    """
+    if task not in _TASKS:
+        raise ConfigurationError(
+            f"task: got {task!r}, wanted one of {', '.join(_TASKS)}; choose one of these"
+        )
+    try:
+        import fusewire_client
+    except ImportError:
+        raise ConfigurationError(
+            "fusewire_client: not installed, wanted for `ask`; pip install ./client"
+        ) from None
+    try:
+        with fusewire_client.Client(address, protocol=protocol, model=model, retries=0) as client:  # type: ignore[arg-type]
+            return _TASKS[task](client, list(texts), list(seconds), parameters)
+    except fusewire_client.ClientError as error:
+        raise AskFailed(str(error)) from None
+
+
+def _embed(client: Any, texts: list[str], seconds: list[str], parameters: dict[str, Any]) -> Shown:
+    _none("embed", seconds)
+    vectors = client.embed(texts, **parameters)
+    lines = []
+    for index, (text, vector) in enumerate(zip(texts, vectors, strict=True)):
+        start = ", ".join(f"{value:.3f}" for value in vector[:4])
+        lines.append(f"{index + 1}  {text}  [{start}, …] {len(vector)} numbers")
+    if len(texts) > 1:
+        norms = (vectors * vectors).sum(1) ** 0.5
+        cosines = vectors @ vectors.T / norms[:, None] / norms[None, :]
+        lines += ["", "similarity  " + "".join(f"{n + 1:>7}" for n in range(len(texts)))]
+        for index, row in enumerate(cosines):
+            lines.append(f"{index + 1:>10}  " + "".join(f"{value:7.2f}" for value in row))
+    records = [
+        {"text": text, "embedding": vector.tolist()}
+        for text, vector in zip(texts, vectors, strict=True)
+    ]
+    return lines, records
+
+
+def _hidden(client: Any, texts: list[str], seconds: list[str], parameters: dict[str, Any]) -> Shown:
+    _none("hidden", seconds)
+    states = client.hidden(texts, **parameters)
+    lines = [
+        f"{text}: {state.shape[0]} tokens of {state.shape[1]} numbers"
+        for text, state in zip(texts, states, strict=True)
+    ]
+    records = [
+        {"text": text, "last_hidden_state": state.tolist()}
+        for text, state in zip(texts, states, strict=True)
+    ]
+    return lines, records
+
+
+def _classify(
+    client: Any, texts: list[str], seconds: list[str], parameters: dict[str, Any]
+) -> Shown:
+    found = client.classify(texts, seconds or None, **parameters)
+    lines = [
+        f"{text}: {one.label} ({', '.join(f'{score:.3f}' for score in one.scores)})"
+        for text, one in zip(texts, found, strict=True)
+    ]
+    records = [
+        {"text": text, "label": one.label, "scores": one.scores.tolist()}
+        for text, one in zip(texts, found, strict=True)
+    ]
+    return lines, records
+
+
+def _tag(client: Any, texts: list[str], seconds: list[str], parameters: dict[str, Any]) -> Shown:
+    _none("tag", seconds)
+    lines: list[str] = []
+    records = []
+    for text, entities in zip(texts, client.tag(texts, **parameters), strict=True):
+        lines.append(text)
+        lines += [f"  {one.entity}: {one.word} ({one.score:.3f})" for one in entities] or [
+            "  no entities"
+        ]
+        records.append({"text": text, "entities": [vars(one) for one in entities]})
+    return lines, records
+
+
+def _answer(client: Any, texts: list[str], seconds: list[str], parameters: dict[str, Any]) -> Shown:
+    if len(texts) != 1 or len(seconds) != 1:
+        raise ConfigurationError(
+            f"answer: got {len(texts)} questions and {len(seconds)} contexts, wanted one each; "
+            "fusewire ask answer QUESTION --second CONTEXT"
+        )
+    one = client.answer(texts[0], seconds[0], **parameters)
+    return [f"{one.text} ({one.score:.3f})"], [vars(one)]
+
+
+def _fill(client: Any, texts: list[str], seconds: list[str], parameters: dict[str, Any]) -> Shown:
+    _none("fill", seconds)
+    lines: list[str] = []
+    records = []
+    for text in texts:
+        candidates = client.fill(text, **parameters)
+        lines += [f"{one.sequence} ({one.score:.3f})" for one in candidates]
+        records.append({"text": text, "candidates": [vars(one) for one in candidates]})
+    return lines, records
+
+
+def _none(task: str, seconds: list[str]) -> None:
+    if seconds:
+        raise ConfigurationError(f"second: got a text, wanted none for {task}; leave it out")
+
+
+_TASKS: dict[str, Callable[[Any, list[str], list[str], dict[str, Any]], Shown]] = {
+    "embed": _embed,
+    "hidden": _hidden,
+    "classify": _classify,
+    "tag": _tag,
+    "answer": _answer,
+    "fill": _fill,
+}
+
+
+def read_parameters(pairs: Sequence[str]) -> dict[str, Any]:
+    """`key=value` as request parameters: JSON values as such, anything else as text."""
+    parameters: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key:
+            raise ConfigurationError(
+                f"parameter: got {pair!r}, wanted KEY=VALUE; for example truncate=true"
+            )
+        try:
+            parameters[key] = json.loads(value)
+        except ValueError:
+            parameters[key] = value
+    return parameters
