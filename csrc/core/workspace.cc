@@ -183,7 +183,7 @@ const WorkspaceProgram* Workspace::remember(const WorkspaceKey& key, WorkspacePr
 void Workspace::fit(size_t bytes) {
   high_water_ = std::max(high_water_, bytes);
   if (bytes > stats_.arena_bytes) {
-    resize(arena_size(bytes));
+    grow(bytes);
     ++stats_.growths;
   } else if (++window_runs_ >= shrink_after_) {
     size_t needed = arena_size(high_water_);
@@ -193,6 +193,16 @@ void Workspace::fit(size_t bytes) {
     }
     window_runs_ = 0;
     high_water_ = bytes;
+  }
+}
+
+void Workspace::grow(size_t bytes) {
+  size_t step = arena_size(bytes);
+  try {
+    resize(step);
+  } catch (const Error&) {
+    if (step == bytes) throw;
+    resize(bytes);  // near the cap what is needed may still fit
   }
 }
 

@@ -171,6 +171,7 @@ class Workspace {
   const WorkspaceProgram* find(const WorkspaceKey& key);
   const WorkspaceProgram* remember(const WorkspaceKey& key, WorkspaceProgram program);
   void fit(size_t bytes);
+  void grow(size_t bytes);
   void resize(size_t bytes);
 
   CachingAllocator& allocator_;

@@ -59,8 +59,11 @@ WorkspacePlan plan_workspace(const std::vector<Lifetime>& lifetimes) {
   }
   std::vector<size_t> by_size(lifetimes.size());
   std::iota(by_size.begin(), by_size.end(), size_t{0});
-  std::stable_sort(by_size.begin(), by_size.end(),
-                   [&](size_t a, size_t b) { return lifetimes[a].bytes > lifetimes[b].bytes; });
+  // Among equals the earlier first: for tensors of one size that order reaches the lower bound.
+  std::stable_sort(by_size.begin(), by_size.end(), [&](size_t a, size_t b) {
+    const Lifetime &left = lifetimes[a], &right = lifetimes[b];
+    return left.bytes != right.bytes ? left.bytes > right.bytes : left.first_use < right.first_use;
+  });
 
   WorkspacePlan plan;
   plan.offsets.resize(lifetimes.size());

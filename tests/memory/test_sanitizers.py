@@ -1,0 +1,61 @@
+"""The memory library under AddressSanitizer and UndefinedBehaviorSanitizer: random work from four
+threads is clean, and deliberate misuse is caught (so the clean run means something)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CORE = ROOT / "csrc" / "core"
+SOURCES = [
+    CORE / name for name in ("allocator.cc", "raw_memory.cc", "segment_cache.cc", "workspace.cc")
+] + [CORE / "workspace_plan.cc", Path(__file__).with_name("stress.cc")]
+COMPILER = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+FLAGS = ["-std=c++17", "-O1", "-g1", "-Wall", "-Wextra", "-Werror", "-fno-omit-frame-pointer"]
+SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+
+
+def run(program: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [program, *arguments], capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def stress(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sanitizers")
+    if not COMPILER:
+        pytest.skip("no C++ compiler here")
+    probe = subprocess.run(
+        [COMPILER, *SANITIZERS, "-x", "c++", "-", "-o", folder / "probe"],
+        input="int main() {}",
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if probe.returncode or run(folder / "probe").returncode:
+        pytest.skip(f"{COMPILER} has no working address sanitizer here")
+    program = folder / "stress"
+    build = [COMPILER, *FLAGS, *SANITIZERS, "-pthread", f"-I{ROOT / 'csrc'}", *SOURCES]
+    built = subprocess.run([*build, "-o", program], capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    return program
+
+
+def test_random_work_from_four_threads_is_clean(stress: Path) -> None:
+    result = run(stress)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "ok\n", "")
+
+
+@pytest.mark.parametrize(
+    "name", ["use_after_free", "overflow", "scratch_overflow", "scratch_use_after_release"]
+)
+def test_misuse_is_caught(stress: Path, name: str) -> None:
+    result = run(stress, "misuse", name)
+    assert result.returncode != 0
+    assert "AddressSanitizer: use-after-poison" in result.stderr
