@@ -76,6 +76,7 @@ void register_layers(py::module_& m) {
       .def_readonly("window", &LayerSpec::window);
 
   py::class_<EncoderLayer>(m, "EncoderLayer", "One encoder layer as a single call.")
+      .def_property_readonly("spec", &EncoderLayer::spec)
       .def(py::init([](const LayerSpec& spec, const py::dict& weights) {
              return EncoderLayer(spec, layer_weights(weights));
            }),

