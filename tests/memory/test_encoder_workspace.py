@@ -1,0 +1,168 @@
+"""What an encoder layer plans, at the shapes of real models up to 8192 tokens.
+
+Computing such shapes would take minutes, and a plan needs only sizes: `scratch_of` writes down what
+a layer creates and releases, the first test shows that it is what the real layer does, and the
+others plan from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from fusewire import kernels as k
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+PEAK_OVER_BOUND = 1.05
+
+
+@dataclass(frozen=True)
+class Spec:
+    hidden: int
+    intermediate: int
+    heads: int
+    gated: bool = False
+    pre_norm: bool = False
+    first_norm: bool = True  # a pre-norm layer may go without
+
+
+REAL = {
+    "MiniLM-L6": Spec(384, 1536, 12),
+    "BERT-base": Spec(768, 3072, 12),
+    "BERT-large, XLM-R-large": Spec(1024, 4096, 16),
+    "ELECTRA-small": Spec(256, 1024, 4),
+    "ALBERT-xxlarge": Spec(4096, 16384, 64),
+    "ModernBERT-base, first layer": Spec(
+        768, 1152, 12, gated=True, pre_norm=True, first_norm=False
+    ),
+    "ModernBERT-large": Spec(1024, 2624, 16, gated=True, pre_norm=True),
+}
+
+
+def scratch_of(spec: Spec, tokens: int) -> Callable[[object], None]:
+    """The temporaries of a layer in their order, rows as far apart as the library puts them."""
+
+    def forward(scratch: object) -> None:
+        def matrix(cols: int) -> object:
+            stride = k.matrix(2, cols).numpy().strides[0] // 4
+            return scratch.tensor([tokens, stride])
+
+        context = matrix(spec.hidden)
+        qkv = matrix(3 * spec.hidden)
+        if spec.pre_norm and spec.first_norm:
+            matrix(spec.hidden).release()
+        qkv.release()
+        context.release()
+
+        inner = matrix(spec.intermediate)
+        normed = matrix(spec.hidden) if spec.pre_norm else None
+        if spec.gated:
+            matrix(2 * spec.intermediate).release()
+        if normed:
+            normed.release()
+        inner.release()
+
+    return forward
+
+
+def layer_of(spec: Spec) -> k.EncoderLayer:
+    def linear(out: int, into: int) -> k.Linear:
+        return k.Linear(k.Tensor.from_numpy(np.zeros((out, into), np.float32)), None)
+
+    norm = (k.Tensor.from_numpy(np.ones(spec.hidden, np.float32)), None)
+    weights = {
+        "qkv": linear(3 * spec.hidden, spec.hidden),
+        "attention_output": linear(spec.hidden, spec.hidden),
+        "attention_norm": norm if spec.first_norm else None,
+        "intermediate": linear((2 if spec.gated else 1) * spec.intermediate, spec.hidden),
+        "output": linear(spec.hidden, spec.intermediate),
+        "output_norm": norm,
+    }
+    layer_spec = k.LayerSpec(
+        hidden=spec.hidden,
+        intermediate=spec.intermediate,
+        heads=spec.heads,
+        gated=spec.gated,
+        pre_norm=spec.pre_norm,
+    )
+    return k.EncoderLayer(layer_spec, weights)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        Spec(64, 256, 2),
+        Spec(60, 77, 3),
+        Spec(64, 96, 2, gated=True),
+        Spec(128, 96, 2, gated=True, pre_norm=True),
+        Spec(128, 96, 2, gated=True, pre_norm=True, first_norm=False),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("lengths", [[1], [7, 30], [64, 64, 1]], ids=str)
+def test_the_layer_creates_and_releases_just_this(spec: Spec, lengths: list[int]) -> None:
+    tokens = sum(lengths)
+    real, written = k.Workspace(k.CachingAllocator()), k.Workspace(k.CachingAllocator())
+    x = k.matrix(tokens, spec.hidden)
+    x.numpy()[...] = 0.5
+    boundaries = np.cumsum([0, *lengths]).astype(np.int32)
+    layer_of(spec).forward(x, k.SequenceBatch(k.Tensor.from_numpy(boundaries)), real)
+    written.run((1, tokens, 0, 0), scratch_of(spec, tokens))
+    (of_layer,), (of_text,) = real.programs(), written.programs()
+    assert of_layer["records"] == of_text["records"]
+    assert of_layer["offsets"] == of_text["offsets"]
+
+
+@pytest.mark.parametrize("name", REAL)
+@given(tokens=st.integers(1, 8192))
+@settings(max_examples=30, deadline=None)
+def test_the_peak_is_within_5_percent_of_the_bound(name: str, tokens: int) -> None:
+    workspace = k.Workspace(k.CachingAllocator())
+    workspace.run((1, tokens, 0, 0), scratch_of(REAL[name], tokens))
+    stats = workspace.stats()
+    assert 0 < stats["lower_bound_bytes"] <= stats["peak_bytes"]
+    assert stats["peak_bytes"] <= PEAK_OVER_BOUND * stats["lower_bound_bytes"]
+
+
+@given(
+    hidden=st.integers(1, 5000),
+    intermediate=st.integers(1, 20000),
+    tokens=st.integers(1, 8192),
+    gated=st.booleans(),
+    pre_norm=st.booleans(),
+)
+@settings(max_examples=100, deadline=None)
+def test_so_it_is_for_any_specification(
+    hidden: int, intermediate: int, tokens: int, gated: bool, pre_norm: bool
+) -> None:
+    workspace = k.Workspace(k.CachingAllocator())
+    spec = Spec(hidden, intermediate, 1, gated=gated, pre_norm=pre_norm)
+    workspace.run((1, tokens, 0, 0), scratch_of(spec, tokens))
+    assert workspace.stats()["worst_ratio"] <= PEAK_OVER_BOUND
+
+
+def test_a_whole_model_uses_one_plan_a_token_count_and_one_arena() -> None:
+    allocator = k.CachingAllocator()
+    workspace = k.Workspace(allocator)
+    layers = [layer_of(Spec(64, 256, 2)) for _ in range(6)]
+    lengths = [5, 90, 17, 90, 5, 17, 90]
+
+    def encode(length: int) -> None:
+        x = k.matrix(length, 64)
+        x.numpy()[...] = 0.5
+        boundaries = k.Tensor.from_numpy(np.array([0, length], np.int32))
+        for layer in layers:
+            layer.forward(x, k.SequenceBatch(boundaries), workspace)
+
+    for length in lengths[:3]:
+        encode(length)
+    before = allocator.stats()
+    for length in lengths:
+        encode(length)
+    assert allocator.stats() == before
+    assert before["live_blocks"] == 1
+    assert workspace.stats()["plans_recorded"] == 3
+    assert workspace.stats()["runs"] == 6 * (3 + 7)
