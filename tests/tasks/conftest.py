@@ -4,9 +4,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from deployed import Deployment
 from fusewire.engine.encoder import EncoderEngine
-from reference import tiny_checkpoint
+
+from tests.reference import tiny_checkpoint
+from tests.tasks.deployed import Deployment
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ class Deployment:
     reference: transformers.PreTrainedModel
     engine: EncoderEngine
 
-    @property
+    @cached_property
     def tokenizer(self) -> Any:
         return transformers.AutoTokenizer.from_pretrained(self.folder)
 
@@ -45,7 +46,8 @@ class Deployment:
     def ask_json(self, name: str, request: Request) -> list[Any]:
         """The rows of a STRING output of JSON."""
         rows = self.ask(request)[name]
-        assert rows.shape == (len(rows), 1) and rows.dtype == object
+        assert rows.shape == (len(rows), 1)
+        assert rows.dtype == object
         return [json.loads(row) for row in rows[:, 0]]
 
 
@@ -55,7 +57,9 @@ def texts(*values: str | bytes) -> np.ndarray:
     return array
 
 
-def text_request(*values: str | bytes, pairs: list[str] | None = None, **parameters: Any) -> Request:
+def text_request(
+    *values: str | bytes, pairs: list[str] | None = None, **parameters: Any
+) -> Request:
     inputs = {"text_input": texts(*values)}
     if pairs is not None:
         inputs["text_pair"] = texts(*pairs)

@@ -11,13 +11,14 @@ import math
 import numpy as np
 import pytest
 import torch
-from deployed import id_request, same_json, text_request
 from fusewire.errors import InvalidInput
 from fusewire.tasks.spans import best_spans
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import SENTENCES
-from tolerance import PIPELINE_SCORE
+
+from tests.reference import SENTENCES
+from tests.tasks.deployed import id_request, same_json, text_request
+from tests.tolerance import PIPELINE_SCORE
 
 CONTEXT = " ".join(SENTENCES[:4])  # several windows of 64 tokens
 QUESTIONS = ["Where does Clara live?", "Who met Barack Obama?", "What is the capital?"]
@@ -45,9 +46,7 @@ def spans_of_windows(deployed, question, context, limit, stride, max_answer_len)
         parts = encoded.sequence_ids(window)
         ids = encoded["input_ids"][window]
         inside = [
-            i
-            for i, part in enumerate(parts)
-            if part == 1 or ids[i] == tokenizer.cls_token_id
+            i for i, part in enumerate(parts) if part == 1 or ids[i] == tokenizer.cls_token_id
         ]
         start = _probabilities(output.start_logits[0], inside)
         end = _probabilities(output.end_logits[0], inside)
@@ -163,6 +162,11 @@ def test_ids_answer_with_columns_instead_of_characters(deploy, architecture):
     assert left == plain | {"tokens": [first + 2, last + 2]}
 
 
+def test_an_empty_context_has_the_empty_answer(deploy):
+    [got] = deploy("bert", "answer").ask_json("answer", text_request("Who?", pairs=[""]))
+    assert got == {"text": "", "start": 0, "end": 0, "score": 1.0}
+
+
 def test_ids_without_a_context_are_refused(deploy):
     with pytest.raises(InvalidInput, match="input_ids: got ids without a context"):
         deploy("roberta", "answer").ask(id_request([[0, 9, 9, 2]]))
@@ -170,7 +174,9 @@ def test_ids_without_a_context_are_refused(deploy):
 
 @settings(deadline=None, max_examples=60)
 @given(
-    st.lists(st.tuples(st.floats(0, 1, width=32), st.floats(0, 1, width=32)), min_size=1, max_size=12),
+    st.lists(
+        st.tuples(st.floats(0, 1, width=32), st.floats(0, 1, width=32)), min_size=1, max_size=12
+    ),
     st.integers(1, 14),
     st.integers(1, 30),
 )

@@ -7,10 +7,11 @@ import shutil
 
 import numpy as np
 import pytest
-from deployed import Deployment, id_request, text_request, texts
 from fusewire.engine.encoder import EncoderEngine, Request
 from fusewire.errors import InvalidInput
-from reference import SENTENCES
+
+from tests.reference import SENTENCES
+from tests.tasks.deployed import Deployment, id_request, text_request, texts
 
 IDS = np.array([[2, 9, 8, 3]], np.int64)
 LONG = " ".join(SENTENCES)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from deployed import id_request, same_json, text_request
-from reference import SENTENCES
-from tolerance import BATCHED_VERSUS_ALONE, MODEL_FP32, PIPELINE_SCORE
+
+from tests.reference import SENTENCES
+from tests.tasks.deployed import id_request, same_json, text_request
+from tests.tolerance import BATCHED_VERSUS_ALONE, MODEL_FP32, PIPELINE_SCORE
 
 FAMILIES = ["bert", "roberta", "mpnet", "distilbert", "modernbert"]
 
@@ -51,9 +52,9 @@ def test_padding_changes_no_answer_and_keeps_its_place(deploy, architecture, sid
 def test_what_stands_under_a_zero_of_the_mask_is_never_read(deploy):
     deployed = deploy("bert", "embed")
     clean = deployed.ask(id_request([[2, 9, 3, 0]], [[1, 1, 1, 0]]))["embedding"]
-    wild = deployed.ask(
-        id_request([[2, 9, 3, -(2**62)]], [[1, 1, 1, 0]], [[0, 0, 0, 77]])
-    )["embedding"]
+    wild = deployed.ask(id_request([[2, 9, 3, -(2**62)]], [[1, 1, 1, 0]], [[0, 0, 0, 77]]))[
+        "embedding"
+    ]
     np.testing.assert_array_equal(clean, wild)
     np.testing.assert_array_equal(clean, deployed.ask(id_request([[2, 9, 3]]))["embedding"])
 
@@ -62,9 +63,7 @@ def test_token_types_are_used(deploy):
     deployed = deploy("bert", "hidden", max_length=128)
     encoded = deployed.tokenizer(SENTENCES[0], SENTENCES[1])
     by_text = deployed.ask(text_request(SENTENCES[0], pairs=[SENTENCES[1]]))
-    by_ids = deployed.ask(
-        id_request([encoded["input_ids"]], types=[encoded["token_type_ids"]])
-    )
+    by_ids = deployed.ask(id_request([encoded["input_ids"]], types=[encoded["token_type_ids"]]))
     untyped = deployed.ask(id_request([encoded["input_ids"]]))
     name = "last_hidden_state"
     np.testing.assert_array_equal(by_text[name], by_ids[name])
@@ -101,7 +100,8 @@ def test_entities_of_ids_have_columns_and_no_characters(deploy, architecture, st
         "entities",
         id_request([[0, *ids]], [[0, *[1] * len(ids)]], aggregation_strategy=strategy),
     )
-    assert by_text and all(entity["start"] is None is entity["end"] for entity in by_ids)
+    assert by_text
+    assert all(entity["start"] is None is entity["end"] for entity in by_ids)
     moved = [
         entity | {"start": None, "end": None, "index": entity["index"] + 1} for entity in by_text
     ]
@@ -116,9 +116,7 @@ def test_words_of_ids_are_grouped_where_pieces_are_marked(deploy):
         [by_text] = deployed.ask_json(
             "entities", text_request(SENTENCES[3], aggregation_strategy=strategy)
         )
-        [by_ids] = deployed.ask_json(
-            "entities", id_request([ids], aggregation_strategy=strategy)
-        )
+        [by_ids] = deployed.ask_json("entities", id_request([ids], aggregation_strategy=strategy))
         unplaced = [entity | {"start": None, "end": None} for entity in by_text]
         same_json(by_ids, unplaced, PIPELINE_SCORE)
 

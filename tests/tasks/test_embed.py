@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from deployed import Deployment, id_request, text_request
 from fusewire.engine.encoder import EncoderEngine
 from fusewire.engine.settings import EngineSettings
 from fusewire.errors import CheckpointError, ConfigurationError, InvalidInput
 from fusewire.tasks.sentence_files import SentenceFiles
-from reference import SENTENCES, tiny_checkpoint
-from tolerance import MODEL_FP32
+
+from tests.reference import SENTENCES, tiny_checkpoint
+from tests.tasks.deployed import Deployment, id_request, text_request
+from tests.tolerance import MODEL_FP32
 
 LONG = " ".join(SENTENCES)
 
@@ -36,7 +37,8 @@ def pooled(deployed: Deployment, text: str, pooling: str, normalize: bool) -> np
 def test_without_files_it_is_the_mean_as_it_is(deploy):
     deployed = deploy("bert", "embed")
     got = deployed.ask(text_request(*SENTENCES[:3]))["embedding"]
-    assert got.shape == (3, 64) and got.dtype == np.float32
+    assert got.shape == (3, 64)
+    assert got.dtype == np.float32
     for row, sentence in zip(got, SENTENCES, strict=False):
         assert np.abs(row - pooled(deployed, sentence, "mean", False)).max() <= MODEL_FP32
 
@@ -149,7 +151,11 @@ def test_the_real_minilm_is_read_as_it_is_meant(minilm):
 
 def test_the_real_minilm_knows_what_is_alike(minilm):
     engine = EncoderEngine(minilm, "embed")
-    texts = ["A man plays the guitar.", "Someone makes music on a guitar.", "Stocks fell on Monday."]
+    texts = [
+        "A man plays the guitar.",
+        "Someone makes music on a guitar.",
+        "Stocks fell on Monday.",
+    ]
     [answer] = engine.answer([text_request(*texts)])
     alike = answer["embedding"] @ answer["embedding"].T
     assert alike[0, 1] > 0.7 > 0.2 > alike[0, 2]

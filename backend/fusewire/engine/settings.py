@@ -24,55 +24,58 @@ class EngineSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     truncate: bool = Field(
-        False, description="Cut texts that are too long for the model instead of refusing them."
+        default=False,
+        description="Cut texts that are too long for the model instead of refusing them.",
     )
     max_length: int | None = Field(
-        None,
+        default=None,
         ge=1,
         description="Longest sequence served, in tokens with special tokens; at most what the "
         "model has positions for. Default: sentence-transformers' max_seq_length for embed, else "
         "the tokenizer's model_max_length, else the model's positions.",
     )
     max_batch_tokens: int = Field(
-        16384,
+        default=16384,
         ge=1,
         le=1 << 24,
         description="Tokens computed at once; bounds the memory of a micro-batch.",
     )
     threads: int = Field(
-        0, ge=0, le=1024, description="CPU threads of kernels and tokenizer; 0: every core."
+        default=0, ge=0, le=1024, description="CPU threads of kernels and tokenizer; 0: every core."
     )
     pooling: Pooling | None = Field(
-        None,
+        default=None,
         description="embed: how token vectors become one. Default: the sentence-transformers "
         "files, else mean.",
     )
     normalize: bool | None = Field(
-        None,
+        default=None,
         description="embed: scale embeddings to length 1. Default: the sentence-transformers "
         "files, else not.",
     )
     function_to_apply: ScoreFunction | None = Field(
-        None,
+        default=None,
         description="classify: from logits to scores. Default: by the configuration's "
         "problem_type and number of labels, as transformers does.",
     )
     aggregation_strategy: Aggregation = Field(
-        "none", description="tag: how tokens are grouped to entities, as in transformers."
+        default="none", description="tag: how tokens are grouped to entities, as in transformers."
     )
     top_k: int | None = Field(
-        None,
+        default=None,
         ge=1,
         le=MOST_CANDIDATES,
         description="fill, answer: how many candidates are returned. Default: fill 5, answer 1.",
     )
     doc_stride: int | None = Field(
-        None,
+        default=None,
         ge=0,
         description="answer: tokens that neighbouring windows of a long context share. Default: "
         "half the window, at most 128.",
     )
-    max_answer_len: int = Field(15, ge=1, le=512, description="answer: longest answer, in tokens.")
+    max_answer_len: int = Field(
+        default=15, ge=1, le=512, description="answer: longest answer, in tokens."
+    )
     handle_impossible_answer: bool = Field(
-        False, description="answer: allow the empty answer for a question without one."
+        default=False, description="answer: allow the empty answer for a question without one."
     )

@@ -128,10 +128,10 @@ def _characters(tokens: Tokens, first: int, last: int) -> tuple[int, int]:
     """The characters of a span, widened to whole words where the tokenizer knows words."""
     encoding = tokens.encoding
     assert encoding is not None
-    words = encoding.token_to_word(first), encoding.token_to_word(last)
-    if None not in words:
-        start = encoding.word_to_chars(words[0], 1)
-        end = encoding.word_to_chars(words[1], 1)
+    first_word, last_word = encoding.token_to_word(first), encoding.token_to_word(last)
+    if first_word is not None and last_word is not None:
+        start = encoding.word_to_chars(first_word, 1)
+        end = encoding.word_to_chars(last_word, 1)
         if start is not None and end is not None:
             return start[0], end[1]
     return encoding.offsets[first][0], encoding.offsets[last][1]

@@ -35,7 +35,7 @@ class Fill(Task):
         self._mask_id = tokenizer.mask_id if tokenizer else None
 
     def check(self, query: Query) -> None:
-        if self._mask_id is None:
+        if self.tokenizer is None or self._mask_id is None:
             raise InvalidInput(
                 "input_ids",
                 "ids for a model whose folder names no mask token",
@@ -85,6 +85,8 @@ class Fill(Task):
     def _candidates(
         self, ids: np.ndarray, tokens: np.ndarray, scores: np.ndarray
     ) -> list[list[dict[str, Any]]]:
+        tokenizer = self.tokenizer
+        assert tokenizer is not None  # `check` has refused queries without one
         masks = []
         for place, place_tokens, place_scores in zip(
             np.flatnonzero(ids == self._mask_id), tokens.tolist(), scores.tolist(), strict=True
@@ -97,10 +99,10 @@ class Fill(Task):
                     {
                         "score": score,
                         "token": token,
-                        "token_str": self.tokenizer.decode([token]),
+                        "token_str": tokenizer.decode([token]),
                         # With several masks the others stay visible.
-                        "sequence": self.tokenizer.decode(
-                            filled[filled != self.tokenizer.pad_id].tolist(),
+                        "sequence": tokenizer.decode(
+                            filled[filled != tokenizer.pad_id].tolist(),
                             skip_special_tokens=len(tokens) == 1,
                         ),
                     }

@@ -84,6 +84,8 @@ class Tag(Task):
         """The tokens of the text itself, without those a tokenizer puts around it."""
         if text is None or tokens.encoding is None:
             return self._pieces_of_ids(tokens, scores)
+        tokenizer = self.tokenizer
+        assert tokenizer is not None  # it made the encoding
         pieces = []
         encoding = tokens.encoding
         for place, (token, special, (start, end)) in enumerate(
@@ -91,12 +93,12 @@ class Tag(Task):
         ):
             if special:
                 continue
-            word, source = self.tokenizer.piece(token), text[start:end]
-            if self.tokenizer.subword_prefix:  # ## makes a piece longer than its source
+            word, source = tokenizer.piece(token), text[start:end]
+            if tokenizer.subword_prefix:  # ## makes a piece longer than its source
                 continues = len(word) != len(source)
             else:  # no space at its edge: the word goes on
                 continues = start > 0 and " " not in text[start - 1 : start + 1]
-            if token == self.tokenizer.unk_id:
+            if token == tokenizer.unk_id:
                 word, continues = source, False
             pieces.append(Piece(word, scores[place], start, end, place, continues))
         return pieces

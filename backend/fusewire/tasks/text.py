@@ -139,7 +139,8 @@ class TextEncoder:
     def _windowed(
         self, encoding: Encoding, row: TextRow, limit: int, query: Query
     ) -> list[Encoding]:
-        assert self.tokenizer is not None and row.pair is not None
+        assert self.tokenizer is not None
+        assert row.pair is not None
         stride = query.settings.doc_stride
         if stride is None:
             stride = min(limit // 2, WINDOW_STRIDE)

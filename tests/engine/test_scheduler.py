@@ -1,0 +1,57 @@
+"""The planner: pure policy, checked by properties."""
+
+from __future__ import annotations
+
+import pytest
+from fusewire.engine.scheduler import halves, plan
+from hypothesis import given
+from hypothesis import strategies as st
+
+LENGTHS = st.lists(st.integers(1, 600), max_size=60)
+
+
+@given(LENGTHS, st.integers(1, 1000))
+def test_every_sequence_runs_once_within_the_budget(lengths, budget):
+    batches = plan(lengths, budget)
+    assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
+    for batch in batches:
+        tokens = sum(lengths[index] for index in batch)
+        assert tokens <= budget or len(batch) == 1
+
+
+@given(LENGTHS, st.integers(1, 1000))
+def test_few_batches_are_made(lengths, budget):
+    batches = plan(lengths, budget)
+    room = [min(length, budget) for length in lengths]
+    fewest = -(-sum(room) // budget)
+    assert len(batches) <= 2 * fewest  # no two of them could have been one
+    totals = sorted(sum(room[index] for index in batch) for batch in batches)
+    assert len(totals) < 2 or totals[0] + totals[1] > budget
+
+
+@given(LENGTHS, st.integers(1, 1000))
+def test_the_longest_come_first_and_ties_keep_their_order(lengths, budget):
+    for batch in plan(lengths, budget):
+        assert batch == sorted(batch, key=lambda index: (-lengths[index], index))
+
+
+def test_what_fits_is_one_batch():
+    assert plan([5, 9, 7], 21) == [[1, 2, 0]]
+    assert plan([], 21) == []
+    assert plan([30, 5], 21) == [[0], [1]]
+
+
+@given(st.lists(st.integers(1, 600), min_size=2, max_size=60))
+def test_halves_are_two_of_about_equal_tokens(lengths):
+    [whole] = plan(lengths, sum(lengths))
+    left, right = halves(whole, lengths)
+    assert left
+    assert right
+    assert sorted(left + right) == sorted(whole)
+    difference = abs(sum(lengths[i] for i in left) - sum(lengths[i] for i in right))
+    assert difference <= max(lengths)
+
+
+def test_one_sequence_has_no_halves():
+    with pytest.raises(ValueError, match="two or more"):
+        halves([3], [1, 1, 1, 5])

@@ -1,0 +1,165 @@
+"""Tokenising equals transformers' tokenizers: pairs, truncation, special tokens, odd texts."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from fusewire.engine.settings import EngineSettings
+from fusewire.errors import CheckpointError, InvalidInput
+from fusewire.tasks.rows import Query, TextRow
+from fusewire.tasks.text import TextEncoder
+from fusewire.tasks.tokenizer import Tokenizer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.reference import ARCHITECTURES, SENTENCES
+from tests.tasks.deployed import text_request
+
+LONG = " ".join(SENTENCES[:5])
+
+
+def encode(deployed, row: TextRow, limit: int, **chosen) -> list[int]:
+    texts = TextEncoder(
+        Tokenizer.load(deployed.folder),
+        limit,
+        windows=False,
+        offsets=False,
+        uses_token_types=True,
+    )
+    query = Query(EngineSettings(**chosen), [row])
+    errors = texts.encode([query])
+    if errors:
+        raise errors[0]
+    return query.tokens[0][0].sequence.input_ids.tolist()
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+@pytest.mark.parametrize("limit", [5, 6, 17, 40])
+def test_truncation_is_that_of_transformers(deploy, architecture, limit):
+    deployed = deploy(architecture, "hidden")
+    tokenizer = deployed.tokenizer
+    for text, pair in [(LONG, None), (LONG, LONG), ("a", LONG), (LONG, "b"), ("a", "b")]:
+        wanted = tokenizer(text, pair, truncation=True, max_length=limit)["input_ids"]
+        assert encode(deployed, TextRow(text, pair), limit, truncate=True) == wanted
+
+
+def test_truncation_from_the_left_where_the_folder_says_so(deploy, tmp_path):
+    import shutil
+
+    source = deploy("bert", "hidden")
+    shutil.copytree(source.folder, tmp_path / "left")
+    path = tmp_path / "left" / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"truncation_side": "left"}))
+    deployed = type(source)(tmp_path / "left", "hidden", source.reference, source.engine)
+    tokenizer = deployed.tokenizer
+    wanted = tokenizer(LONG, truncation=True, max_length=9)["input_ids"]
+    assert wanted != source.tokenizer(LONG, truncation=True, max_length=9)["input_ids"]
+    assert encode(deployed, TextRow(LONG), 9, truncate=True) == wanted
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.text(max_size=30), st.none() | st.text(max_size=10))
+def test_any_text_encodes_as_in_transformers(deploy, text, pair):
+    for architecture in ("bert", "roberta", "xlm-roberta"):
+        deployed = deploy(architecture, "hidden")
+        tokenizer = deployed.tokenizer
+        # As lists: alone, an empty second text would count as none.
+        [wanted] = tokenizer([text], None if pair is None else [pair])["input_ids"]
+        assert encode(deployed, TextRow(text, pair), 10**6) == wanted
+
+
+def test_truncation_and_padding_inside_tokenizer_json_are_switched_off(deploy):
+    backend = Tokenizer.load(deploy("bert", "hidden").folder).backend
+    backend.enable_truncation(max_length=4)
+    backend.enable_padding(length=30)
+    encoding = Tokenizer(backend, {}).backend.encode(LONG)
+    assert len(encoding) > 30
+    assert 0 not in encoding.attention_mask
+
+
+def test_truncating_one_request_leaves_the_next_alone(deploy):
+    deployed = deploy("bert", "hidden")
+    short, long_, cut, error = deployed.engine.answer(
+        [
+            text_request(SENTENCES[0]),
+            text_request(LONG, truncate=True, max_length=20),
+            text_request(LONG, truncate="true"),
+            text_request(LONG, truncate="false"),
+        ]
+    )
+    assert long_["last_hidden_state"].shape[1] == 20
+    assert cut["last_hidden_state"].shape[1] == 64
+    assert isinstance(error, InvalidInput)
+    [alone] = deployed.engine.answer([text_request(SENTENCES[0])])
+    np.testing.assert_array_equal(short["last_hidden_state"], alone["last_hidden_state"])
+
+
+def test_a_deployment_that_truncates_can_be_told_not_to(deploy):
+    deployed = deploy("bert", "hidden").with_settings(truncate=True, max_length=16)
+    assert deployed.ask(text_request(LONG))["last_hidden_state"].shape[1] == 16
+    with pytest.raises(InvalidInput, match="wanted at most 16"):
+        deployed.ask(text_request(LONG, truncate=False))
+
+
+def test_a_text_that_one_tokenizer_cannot_take_is_its_own_error(deploy, tmp_path):
+    import shutil
+
+    from fusewire.engine.encoder import EncoderEngine
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import models, pre_tokenizers
+
+    folder = tmp_path / "words"
+    shutil.copytree(deploy("bert", "hidden").folder, folder)
+    words = Backend(models.WordLevel({"known": 5}, unk_token="[UNK]"))  # but has no [UNK]
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.save(str(folder / "tokenizer.json"))
+    good, bad, empty = EncoderEngine(folder, "hidden").answer(
+        [text_request("known known"), text_request("unknown"), text_request("")]
+    )
+    assert good["last_hidden_state"].shape[1] == 2
+    assert isinstance(bad, InvalidInput)
+    assert "a text that the tokenizer refuses" in str(bad)
+    assert isinstance(empty, InvalidInput)
+    assert "a text without tokens" in str(empty)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("tokenizer.json", "{}", "tokenizer.json: got a file that tokenizers"),
+        ("tokenizer.json", "not json", "wanted a fast tokenizer"),
+        ("tokenizer_config.json", "[]", "tokenizer_config.json: got a JSON list"),
+        ("tokenizer_config.json", '{"model_max_length": "512"}', "model_max_length: got '512'"),
+        ("tokenizer_config.json", '{"truncation_side": "up"}', "truncation_side: got 'up'"),
+    ],
+)
+def test_broken_tokenizer_files_are_named(deploy, tmp_path, name, content, message):
+    import shutil
+
+    folder = tmp_path / "broken"
+    shutil.copytree(deploy("bert", "hidden").folder, folder)
+    (folder / name).write_text(content)
+    with pytest.raises(CheckpointError, match=message):
+        Tokenizer.load(folder)
+
+
+def test_special_tokens_that_no_file_names_are_found_by_their_usual_spelling(deploy):
+    for architecture in ("bert", "roberta", "mpnet"):
+        deployed = deploy(architecture, "hidden")
+        found = Tokenizer(Tokenizer.load(deployed.folder).backend, {})
+        tokenizer = deployed.tokenizer
+        assert found.mask_id == tokenizer.mask_token_id
+        assert found.cls_id == tokenizer.cls_token_id
+        assert found.sep_id == tokenizer.sep_token_id
+        assert found.pad_id == tokenizer.pad_token_id
+        assert found.max_length is None
+
+
+def test_decoding_cleans_spaces_only_where_the_folder_says_so(deploy):
+    backend = Tokenizer.load(deploy("xlm-roberta", "hidden").folder).backend
+    ids = backend.encode("ice melts , at zero .", add_special_tokens=False).ids
+    assert Tokenizer(backend, {}).decode(ids) == "ice melts , at zero ."
+    cleaning = Tokenizer(backend, {"clean_up_tokenization_spaces": True})
+    assert cleaning.decode(ids) == "ice melts, at zero."
