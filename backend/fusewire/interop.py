@@ -183,7 +183,7 @@ class Parity:
 
     @property
     def largest(self) -> float:
-        return max(self.differences.values())
+        return float(np.max(list(self.differences.values())))
 
 
 def parity(
@@ -219,7 +219,9 @@ def parity(
         for name, values in result.items():
             wanted = expected[name][0].numpy()
             got = values[row] if values[row].shape == wanted.shape else values[row][:length]
-            differences[name] = max(differences[name], float(np.abs(got - wanted).max()))
+            # Not max(): a NaN on either side must come through.
+            worst = np.maximum(differences[name], np.abs(got - wanted).max())
+            differences[name] = float(worst)
     return Parity(type(reference).__name__, ours.task, sequences, int(mask.sum()), differences)
 
 

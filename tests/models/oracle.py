@@ -11,6 +11,9 @@ from fusewire.engine.batch import Batch, Sequence
 from fusewire.models import EncoderModel
 from numpy.typing import NDArray
 
+# Two thread pools that wait for each other's cores are slower than one thread on tiny models.
+torch.set_num_threads(1)
+
 RAGGED = (1, 2, 64, 5, 33, 17)
 
 

@@ -145,6 +145,23 @@ def test_parity_sees_a_wrong_weight(tmp_path):
     assert parity(tmp_path).largest <= MODEL_FP32
 
 
+def test_parity_does_not_hide_a_nan(tmp_path):
+    reference = tiny_checkpoint(tmp_path, "bert")
+    with torch.no_grad():
+        reference.encoder.layer[1].output.dense.bias[3] = torch.nan
+    reference.save_pretrained(tmp_path)
+    assert not parity(tmp_path).largest <= MODEL_FP32
+
+
+def test_embedding_tables_of_a_live_module_are_not_copied(tmp_path):
+    reference = tiny_checkpoint(tmp_path, "bert")
+    model = fusewire.from_torch(reference)
+    before = model(np.array([[5]])).last_hidden_state
+    with torch.no_grad():
+        reference.embeddings.word_embeddings.weight[5] += 1.0
+    assert np.abs(model(np.array([[5]])).last_hidden_state - before).max() > 0.01
+
+
 def test_loading_and_running_needs_no_torch(tmp_path):
     tiny_checkpoint(tmp_path, "bert", "classify")
     code = (
