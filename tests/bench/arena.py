@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import rivals
+
+from tests.bench import rivals
 
 # Pools that spin after their work would slow the next system; libraries stop within this time.
 SETTLE_S = 0.1
@@ -90,7 +91,7 @@ def _serve(pipe: Connection, name: str, folder: Path, threads: int) -> None:
     try:
         run = rivals.SYSTEMS[name](folder, threads)
         pipe.send(("version", _version(name)))
-    except Exception:  # noqa: BLE001  whatever it is, the other side reports it
+    except Exception:
         pipe.send(("error", traceback.format_exc(limit=3)))
         return
     while True:
@@ -103,7 +104,7 @@ def _serve(pipe: Connection, name: str, folder: Path, threads: int) -> None:
                 pipe.send(("output", rivals.packed(run(sequences), sequences)))
             else:
                 pipe.send(("times", _times(run, sequences, seconds)))
-        except Exception:  # noqa: BLE001
+        except Exception:
             pipe.send(("error", traceback.format_exc(limit=3)))
 
 

@@ -1,4 +1,4 @@
-"""Speed of whole encoders beside their rivals, in one run: `python tests/bench/encoder.py`.
+"""Speed of whole encoders beside their rivals, in one run: `python -m tests.bench.encoder`.
 
 Models: all-MiniLM-L6-v2 (the real weights) and BERT-base's shape (random weights). Cases: one
 sequence of 16, 128 and 512 tokens, and 32 sequences with lengths uniform in 5..128. Every system
@@ -15,7 +15,6 @@ import contextlib
 import importlib.util
 import json
 import platform
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -24,11 +23,8 @@ from typing import Any
 
 import numpy as np
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
-import arena
-import encoder_report
-import rivals
-from tolerance import MODEL_FP32
+from tests.bench import arena, encoder_report, rivals
+from tests.tolerance import MODEL_FP32
 
 LENGTHS = {"1x16": [16], "1x128": [128], "1x512": [512]}
 MIXED = "mixed 32"

@@ -1,19 +1,11 @@
 from __future__ import annotations
 
-import asyncio
-import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from fake_triton import FakeTriton, serve_grpc, serve_http
-from fusewire_client import AsyncClient, Client
-
-KINDS = ["grpc", "http", "grpc-async", "http-async"]
-Call = Callable[..., Any]
+from tests.client.fake_triton import FakeTriton, serve_grpc, serve_http
+from tests.client.four_clients import KINDS, Call, caller
 
 
 @pytest.fixture
@@ -38,23 +30,4 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def call(kind: str, addresses: dict[str, str]) -> Call:
-    """call(method, *args, options={...}, **kwargs) on each of the four clients."""
     return caller(kind, addresses)
-
-
-def caller(kind: str, addresses: dict[str, str]) -> Call:
-    protocol = kind.partition("-")[0]
-
-    def call(method: str, *args: Any, options: dict[str, Any] | None = None, **kwargs: Any) -> Any:
-        settings = {"protocol": protocol, "timeout_s": 10, "backoff_s": 0.01, **(options or {})}
-        if kind.endswith("async"):
-
-            async def ask() -> Any:
-                async with AsyncClient(addresses[protocol], **settings) as client:
-                    return await getattr(client, method)(*args, **kwargs)
-
-            return asyncio.run(ask())
-        with Client(addresses[protocol], **settings) as client:
-            return getattr(client, method)(*args, **kwargs)
-
-    return call

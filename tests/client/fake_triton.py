@@ -295,5 +295,6 @@ def serve_http(server: FakeTriton, port: int = 0) -> tuple[ThreadingHTTPServer, 
             pass
 
     service = Quiet(("127.0.0.1", port), Handler)
-    threading.Thread(target=service.serve_forever, daemon=True).start()
+    # It looks for its end at each poll; the default, 0.5 s, would be most of a test's time.
+    threading.Thread(target=service.serve_forever, args=(0.01,), daemon=True).start()
     return service, service.server_address[1]

@@ -8,8 +8,6 @@ import threading
 import time
 
 import pytest
-from conftest import KINDS, Call, caller
-from fake_triton import FakeTriton, Refusal, serve_grpc, serve_http
 from fusewire_client import (
     AsyncClient,
     Client,
@@ -22,6 +20,9 @@ from fusewire_client import (
 )
 from fusewire_client.errors import from_grpc, from_http
 from fusewire_client.retry import Attempts, Retry
+
+from tests.client.fake_triton import FakeTriton, Refusal, serve_grpc, serve_http
+from tests.client.four_clients import KINDS, Call, caller
 
 
 def free_port() -> int:

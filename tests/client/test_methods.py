@@ -6,8 +6,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import Call
-from fake_triton import FakeTriton
 from fusewire_client import (
     Answer,
     Candidate,
@@ -16,6 +14,9 @@ from fusewire_client import (
     NotFound,
     ServerError,
 )
+
+from tests.client.fake_triton import FakeTriton
+from tests.client.four_clients import Call
 
 TEXTS = ["a", "zwei", "three of them", "日本語"]
 ROWS = [[len(text), sum(text.encode())] for text in TEXTS]
