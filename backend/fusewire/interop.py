@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from fusewire.engine.batch import Batch
 from fusewire.errors import ConfigurationError, InvalidInput
 from fusewire.models import EncoderModel, build_model, load_model, read_config, tasks_of
+from fusewire.padded import ModelOutput, integers, is_torch, token_mask, unpack
 
 # Task -> the transformers class that answers it, for `parity`.
 _AUTO_CLASSES = {
@@ -31,22 +32,6 @@ _AUTO_CLASSES = {
     "answer": "AutoModelForQuestionAnswering",
     "fill": "AutoModelForMaskedLM",
 }
-
-
-class ModelOutput(dict[str, Any]):
-    """Named results, as transformers returns them: by attribute, by name, or by position."""
-
-    def __getattr__(self, name: str) -> Any:
-        try:
-            return self[name]
-        except KeyError:
-            raise AttributeError(f"no {name!r} here; there are {', '.join(self)}") from None
-
-    def __getitem__(self, key: Any) -> Any:
-        return super().__getitem__(key) if isinstance(key, str) else self.to_tuple()[key]
-
-    def to_tuple(self) -> tuple[Any, ...]:
-        return tuple(self.values())
 
 
 class Encoder:
@@ -69,7 +54,7 @@ class Encoder:
         `attention_mask` is 1 where there is a token, 0 where there is padding (on any side: the
         result is that of the sequence alone). Raises InvalidInput naming the argument at fault.
         """
-        ids = _integers("input_ids", input_ids)
+        ids = integers("input_ids", input_ids)
         if ids.ndim != 2 or ids.size == 0:
             raise InvalidInput(
                 "input_ids",
@@ -77,7 +62,7 @@ class Encoder:
                 "[batch, length], not empty",
                 "call the tokenizer with return_tensors and padding",
             )
-        mask = _mask(attention_mask, ids.shape)
+        mask = token_mask(attention_mask, ids.shape)
         types = self._types(token_type_ids, ids.shape)
         lengths = mask.sum(axis=1)
         batch = Batch(
@@ -88,10 +73,10 @@ class Encoder:
         )
         results = self._run(batch)
         padded: dict[str, Any] = {
-            name: _unpack(value, mask) if by_token else value
+            name: unpack(value, mask) if by_token else value
             for name, (value, by_token) in results.items()
         }
-        if _is_torch(input_ids):
+        if is_torch(input_ids):
             import torch
 
             padded = {name: torch.from_numpy(value) for name, value in padded.items()}
@@ -118,7 +103,7 @@ class Encoder:
     def _types(self, token_type_ids: Any, shape: tuple[int, ...]) -> NDArray[Any]:
         if token_type_ids is None:
             return np.zeros(shape, np.int32)
-        types = _integers("token_type_ids", token_type_ids)
+        types = integers("token_type_ids", token_type_ids)
         if types.shape != shape:
             raise InvalidInput(
                 "token_type_ids",
@@ -239,50 +224,10 @@ def _random_input(
     return ids, types, mask.astype(np.int64)
 
 
-def _integers(name: str, value: Any) -> NDArray[np.int64]:
-    array: NDArray[Any] = np.asarray(value.detach().cpu().numpy() if _is_torch(value) else value)
-    if array.dtype.kind not in "iu":
-        raise InvalidInput(name, f"dtype {array.dtype}", "integers", "pass token ids")
-    return array.astype(np.int64, copy=False)
-
-
-def _mask(attention_mask: Any, shape: tuple[int, ...]) -> NDArray[np.bool_]:
-    if attention_mask is None:
-        return np.ones(shape, np.bool_)
-    if _is_torch(attention_mask):
-        attention_mask = attention_mask.detach().cpu().numpy()
-    array = np.asarray(attention_mask)
-    if array.shape != shape:
-        raise InvalidInput(
-            "attention_mask",
-            f"shape {list(array.shape)}",
-            f"{list(shape)} as input_ids",
-            "pad both alike",
-        )
-    mask: NDArray[np.bool_] = array == 1
-    if not (mask | (array == 0)).all():
-        raise InvalidInput("attention_mask", "other values", "0 or 1", "pass the tokenizer's mask")
-    if not mask.any(axis=1).all():
-        raise InvalidInput(
-            "attention_mask", "a row of zeros", "at least one 1 a row", "leave empty rows out"
-        )
-    return mask
-
-
-def _unpack(packed: NDArray[Any], mask: NDArray[np.bool_]) -> NDArray[Any]:
-    padded = np.zeros((*mask.shape, *packed.shape[1:]), packed.dtype)
-    padded[mask] = packed
-    return padded
-
-
 def _weight(tensor: Any) -> NDArray[Any]:
     tensor = tensor.detach().cpu()
     array: NDArray[Any] = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
     return array
-
-
-def _is_torch(value: Any) -> bool:
-    return type(value).__module__.split(".")[0] == "torch" and hasattr(value, "detach")
 
 
 def _check_placement(device: str, dtype: str) -> None:
