@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
@@ -26,7 +27,8 @@ def encode(deployed, row: TextRow, limit: int, **chosen) -> list[int]:
         limit,
         windows=False,
         offsets=False,
-        uses_token_types=True,
+        vocab_size=10**6,
+        type_vocab_size=2,
     )
     query = Query(EngineSettings(**chosen), [row])
     errors = texts.encode([query])
@@ -123,6 +125,35 @@ def test_a_text_that_one_tokenizer_cannot_take_is_its_own_error(deploy, tmp_path
     assert "a text that the tokenizer refuses" in str(bad)
     assert isinstance(empty, InvalidInput)
     assert "a text without tokens" in str(empty)
+
+
+def test_a_tokenizer_that_knows_more_than_its_model_harms_no_neighbour(deploy):
+    deployed = deploy("bert", "hidden", vocab_size=60)  # its tokenizer has some 300 tokens
+    good, bad = deployed.engine.answer([text_request("a b"), text_request("a b the treaty")])
+    assert isinstance(good, dict)
+    assert isinstance(bad, InvalidInput)
+    assert re.search(r"the token '\S+' with id \d+, wanted 0\.\.59, the model's voc", str(bad))
+
+
+def test_a_panic_inside_the_tokenizer_is_the_texts_own_error(deploy):
+    PanicException = type("PanicException", (BaseException,), {})
+
+    class Panicking:
+        def encode_batch_fast(self, texts):
+            if "bad" in texts:
+                raise PanicException("no entry found for key")
+            return [backend.encode(text) for text in texts]
+
+    tokenizer = Tokenizer.load(deploy("bert", "hidden").folder)
+    backend, tokenizer.backend = tokenizer.backend, Panicking()
+    texts = TextEncoder(
+        tokenizer, 64, windows=False, offsets=False, vocab_size=10**6, type_vocab_size=2
+    )
+    queries = [Query(EngineSettings(), [TextRow(text)]) for text in ("good", "bad", "fine")]
+    errors = texts.encode(queries)
+    assert list(errors) == [1]
+    assert "refuses (no entry found for key)" in str(errors[1])
+    assert len(queries[0].tokens) == len(queries[2].tokens) == 1
 
 
 @pytest.mark.parametrize(

@@ -111,7 +111,8 @@ class EncoderEngine:
             self.max_length,
             windows=self._task.reads_windows,
             offsets=self._task.needs_offsets,
-            uses_token_types=self.model.uses_token_types,
+            vocab_size=self.vocab_size,
+            type_vocab_size=self.model.type_vocab_size,
             prefix=self._task.prefix,
         )
 

@@ -53,13 +53,11 @@ class Tokens:
         return Tokens(Sequence(row.input_ids, row.token_type_ids), row.places, row.width)
 
     @staticmethod
-    def of_text(encoding: Encoding, uses_token_types: bool) -> Tokens:
-        """`uses_token_types`: whether the model has them; where not, all are 0."""
+    def of_text(encoding: Encoding, *, uses_types: bool) -> Tokens:
+        """`uses_types`: whether the model has token types; where not, all are 0."""
         ids = np.array(encoding.ids, np.int64)
         types = (
-            np.array(encoding.type_ids, np.int32)
-            if uses_token_types
-            else np.zeros(len(ids), np.int32)
+            np.array(encoding.type_ids, np.int32) if uses_types else np.zeros(len(ids), np.int32)
         )
         return Tokens(Sequence(ids, types), np.arange(len(ids)), len(ids), encoding)
 

@@ -15,7 +15,7 @@ from tokenizers import Encoding
 
 from fusewire.errors import FusewireError, InvalidInput
 from fusewire.tasks.rows import IdRow, Query, TextRow, Tokens
-from fusewire.tasks.tokenizer import Tokenizer
+from fusewire.tasks.tokenizer import Tokenizer, TokenizerFault
 
 # Question answering reads windows of this many tokens unless told otherwise, as transformers does.
 WINDOW_TOKENS = 384
@@ -32,16 +32,19 @@ class TextEncoder:
         *,
         windows: bool,
         offsets: bool,
-        uses_token_types: bool,
+        vocab_size: int,
+        type_vocab_size: int,
         prefix: str = "",
     ) -> None:
         """`max_length`: of the deployment. `windows`: long second texts are read in windows.
-        `offsets`: the task maps tokens back to the text. `prefix`: put before every text."""
+        `offsets`: the task maps tokens back to the text. `vocab_size`, `type_vocab_size`: of the
+        model. `prefix`: put before every text."""
         self.tokenizer = tokenizer
         self._max_length = max_length
         self._windows = windows
         self._offsets = offsets
-        self._uses_token_types = uses_token_types
+        self._vocab_size = vocab_size
+        self._type_vocab_size = type_vocab_size
         self._prefix = prefix
 
     def encode(self, queries: Sequence[Query]) -> dict[int, FusewireError]:
@@ -65,9 +68,7 @@ class TextEncoder:
                     if isinstance(encoding, InvalidInput):
                         raise encoding
                     windows = self._fitted(encoding, row, limit, queries[index])
-                    queries[index].tokens.append(
-                        [Tokens.of_text(window, self._uses_token_types) for window in windows]
-                    )
+                    queries[index].tokens.append([self._tokens(window) for window in windows])
                 except InvalidInput as error:
                     errors[index] = error
         return errors
@@ -97,7 +98,7 @@ class TextEncoder:
             }
         try:
             return [*self.tokenizer.encode(texts, offsets=self._offsets, cut=cut)]
-        except Exception:  # of one text (such as a word that a vocabulary without [UNK] lacks)
+        except TokenizerFault:  # of one text (a word that a vocabulary without [UNK] lacks)
             return [self._encode_alone(text, cut) for text in texts]
 
     def _encode_alone(
@@ -106,10 +107,10 @@ class TextEncoder:
         assert self.tokenizer is not None
         try:
             return self.tokenizer.encode([text], offsets=self._offsets, cut=cut)[0]
-        except Exception as error:
+        except TokenizerFault as fault:
             return InvalidInput(
                 "text_input",
-                f"a text that the tokenizer refuses ({str(error)[:80]})",
+                f"a text that the tokenizer refuses ({fault})",
                 "words of its vocabulary",
                 "change the text",
             )
@@ -135,6 +136,28 @@ class TextEncoder:
             f"at most {limit}",
             "set truncate or shorten the text",
         )
+
+    def _tokens(self, encoding: Encoding) -> Tokens:
+        """Checked like a client's own ids: a folder's tokenizer may know more than its model."""
+        tokens = Tokens.of_text(encoding, uses_types=self._type_vocab_size > 1)
+        highest = int(tokens.sequence.input_ids.max())
+        if highest >= self._vocab_size:
+            assert self.tokenizer is not None
+            raise InvalidInput(
+                "text_input",
+                f"the token {self.tokenizer.piece(highest)!r} with id {highest}",
+                f"0..{self._vocab_size - 1}, the model's vocabulary",
+                "leave the token out (the model folder has a tokenizer with more tokens than the "
+                "model)",
+            )
+        if int(tokens.sequence.token_type_ids.max()) >= max(self._type_vocab_size, 1):
+            raise InvalidInput(
+                "text_input",
+                f"the token type {tokens.sequence.token_type_ids.max()} from the tokenizer",
+                f"0..{self._type_vocab_size - 1}",
+                "send input_ids (the model folder has a tokenizer of another model)",
+            )
+        return tokens
 
     def _windowed(
         self, encoding: Encoding, row: TextRow, limit: int, query: Query

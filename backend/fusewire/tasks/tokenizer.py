@@ -7,6 +7,8 @@ Only the Rust `tokenizers` format is read. Padding and truncation that a tokeniz
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,21 @@ def limit_tokenizer_threads(threads: int) -> None:
         os.environ.setdefault("RAYON_NUM_THREADS", str(threads))
 
 
+class TokenizerFault(Exception):
+    """The Rust library gave up, on a damaged tokenizer.json or a text it has no token for."""
+
+
+@contextmanager
+def _faults() -> Iterator[None]:
+    """Turns the library's errors, and its panics, which are no Exception, into TokenizerFault."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise TokenizerFault(str(error)[:120]) from None
+        raise
+
+
 class Tokenizer:
     """tokenizer.json with its special tokens by role; a role's id is None where there is none."""
 
@@ -83,11 +100,12 @@ class Tokenizer:
         if path is None:
             return None
         try:
-            backend = tokenizers.Tokenizer.from_buffer(path.read_bytes())
-        except Exception as error:  # the library raises plain Exception or ValueError
+            with _faults():
+                backend = tokenizers.Tokenizer.from_buffer(path.read_bytes())
+        except TokenizerFault as fault:
             raise CheckpointError(
                 f"{FILE}: got a file that tokenizers {tokenizers.__version__} cannot read "
-                f"({str(error)[:120]}), wanted a fast tokenizer; save it again with transformers: "
+                f"({fault}), wanted a fast tokenizer; save it again with transformers: "
                 "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
             ) from None
         special = read_json(folder, "special_tokens_map.json") or {}
@@ -119,7 +137,8 @@ class Tokenizer:
         return decoder.decode(pieces) if decoder is not None else " ".join(pieces)
 
     def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
-        text = self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        with _faults():
+            text = self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
         if self._cleans_spaces:
             for loose, tight in _LOOSE_SPACES:
                 text = text.replace(loose, tight)
@@ -133,18 +152,20 @@ class Tokenizer:
         cut: dict[str, Any] | None = None,
     ) -> list[Encoding]:
         """Encodes texts and pairs with special tokens. `cut`: keyword arguments of the library's
-        truncation. `offsets`: also where each token stands in the text, which costs time.
+        truncation. `offsets`: also where each token stands in the text, which costs time. Raises
+        TokenizerFault.
 
         Truncation is state of the Rust object, so one thread at a time (the engine's rule too).
         """
         encode = self.backend.encode_batch if offsets else self.backend.encode_batch_fast
-        if cut is None:
-            return encode(texts)
-        self.backend.enable_truncation(**cut)
-        try:
-            return encode(texts)
-        finally:
-            self.backend.no_truncation()
+        with _faults():
+            if cut is None:
+                return encode(texts)
+            self.backend.enable_truncation(**cut)
+            try:
+                return encode(texts)
+            finally:
+                self.backend.no_truncation()
 
     def _role(self, config: dict[str, Any], role: str) -> int | None:
         named = config.get(role)
