@@ -36,11 +36,12 @@ const Target* best(DeviceType device, const DType* dtype) {
 
 }  // namespace
 
-void register_target(const Target& target) { registry().targets.push_back(target); }
+void register_target(const Target& target) {
+  registry().targets.push_back(target);
+}
 
 const Kernels& kernels_for(Device device, DType dtype) {
-  const Kernels*& slot =
-      registry().chosen[static_cast<int>(device.type)][static_cast<int>(dtype)];
+  const Kernels*& slot = registry().chosen[static_cast<int>(device.type)][static_cast<int>(dtype)];
   if (!slot) {
     const Target* target = best(device.type, &dtype);
     if (!target) {

@@ -22,7 +22,8 @@ class SequenceBatch {
     if (offsets[0] != 0) fail("cu_seqlens[0]: got ", offsets[0], ", wanted 0");
     for (int64_t i = 0; i < sequences(); ++i) {
       const int64_t length = static_cast<int64_t>(offsets[i + 1]) - offsets[i];
-      if (length < 1) fail("cu_seqlens: sequence ", i, " got length ", length, ", wanted 1 or more");
+      if (length < 1)
+        fail("cu_seqlens: sequence ", i, " got length ", length, ", wanted 1 or more");
       max_seqlen_ = std::max(max_seqlen_, length);
     }
   }

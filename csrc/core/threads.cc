@@ -153,7 +153,9 @@ std::unique_ptr<Pool>& pool() {
 
 }  // namespace
 
-int num_threads() { return pool()->threads(); }
+int num_threads() {
+  return pool()->threads();
+}
 
 void set_num_threads(int threads) {
   if (threads < 0 || threads > kMaxThreads) {

@@ -8,7 +8,9 @@ namespace {
 
 constexpr int64_t kGrainElements = 1 << 14;
 
-int64_t grain_rows(int64_t cols) { return kGrainElements / cols + 1; }
+int64_t grain_rows(int64_t cols) {
+  return kGrainElements / cols + 1;
+}
 
 }  // namespace
 

@@ -16,9 +16,9 @@
 namespace fusewire::FUSEWIRE_TARGET {
 namespace {
 
-constexpr int64_t kKeyTile = 9 * 14;        // whole micro-kernel blocks for 14 and for 6 rows
+constexpr int64_t kKeyTile = 9 * 14;            // whole micro-kernel blocks for 14 and for 6 rows
 constexpr int64_t kTaskQueries = 4 * kColumns;  // of one task: k and v of the head stay in L2
-constexpr float kMasked = -1e30f;           // finite: exp of it is 0, differences of it are not NaN
+constexpr float kMasked = -1e30f;  // finite: exp of it is 0, differences of it are not NaN
 
 // Scratch of one task, on its stack: head_dim x kColumns twice and one tile of scores.
 struct Scratch {
@@ -67,11 +67,11 @@ void mask_window(float* scores, int64_t first_query, int64_t first_key, int64_t 
 void attend(const AttentionArguments& a, const Scratch& s, int64_t token, int64_t length,
             int64_t head, int64_t first_query) {
   const int64_t dim = a.head_dim;
-  const int64_t queries = length - first_query < kColumns ? length - first_query : int64_t{kColumns};
-  const float* q = static_cast<const float*>(a.qkv) + (token + first_query) * a.qkv_stride +
-                   head * dim;
-  const float* k = static_cast<const float*>(a.qkv) + token * a.qkv_stride +
-                   (a.heads + head) * dim;
+  const int64_t queries =
+      length - first_query < kColumns ? length - first_query : int64_t{kColumns};
+  const float* q =
+      static_cast<const float*>(a.qkv) + (token + first_query) * a.qkv_stride + head * dim;
+  const float* k = static_cast<const float*>(a.qkv) + token * a.qkv_stride + (a.heads + head) * dim;
   const float* v = k + a.heads * dim;
 
   for (int64_t i = 0; i < queries; ++i) {
@@ -105,8 +105,8 @@ void attend(const AttentionArguments& a, const Scratch& s, int64_t token, int64_
   for (int64_t tile = first_key; tile < last_key; tile += kKeyTile) {
     const int64_t keys = last_key - tile < kKeyTile ? last_key - tile : kKeyTile;
     for_row_blocks(keys, [&](auto rows, int64_t from) {
-      const Product product = {k + (tile + from) * a.qkv_stride, a.qkv_stride, 1, s.query,
-                               kColumns, dim};
+      const Product product = {
+          k + (tile + from) * a.qkv_stride, a.qkv_stride, 1, s.query, kColumns, dim};
       score_rows<decltype(rows)::value>(product, s.scores + from * kColumns);
     });
     if (a.position_bias) {
@@ -135,8 +135,8 @@ void attend(const AttentionArguments& a, const Scratch& s, int64_t token, int64_
       total[half] = total[half] * correction[half] + sum;
     }
     for_row_blocks(dim, [&](auto rows, int64_t from) {
-      const Product product = {v + tile * a.qkv_stride + from, 1, a.qkv_stride, s.scores, kColumns,
-                               keys};
+      const Product product = {
+          v + tile * a.qkv_stride + from, 1, a.qkv_stride, s.scores, kColumns, keys};
       value_rows<decltype(rows)::value>(product, correction, s.out + from * kColumns);
     });
   }

@@ -113,9 +113,12 @@ void gemm(void* out, int64_t out_stride, const void* x, int64_t x_stride, const 
         const int64_t columns = n - column < kColumns ? n - column : int64_t{kColumns};
         for_row_blocks(last_row - first_row, [&](auto rows, int64_t from) {
           const int64_t row = first_row + from;
-          const Product product = {static_cast<const float*>(x) + row * x_stride, x_stride, 1,
+          const Product product = {static_cast<const float*>(x) + row * x_stride,
+                                   x_stride,
+                                   1,
                                    static_cast<const float*>(packed) + panel * kPanel * k + inside,
-                                   kPanel, k};
+                                   kPanel,
+                                   k};
           const Epilogue epilogue = {
               bias ? static_cast<const float*>(bias) + column : nullptr,
               residual ? static_cast<const float*>(residual) + row * residual_stride + column

@@ -51,17 +51,15 @@ void layer_norm_rows(const NormArguments& a, int64_t first) {
   Moments m[kRows];
   if (residual) {  // the sum is kept in out, which the second pass reads back from L1
     const auto sum = [&](int r, int64_t c, int64_t count) {
-      const Vec v = read(x + r * a.x_stride + c, count) +
-                    read(residual + r * a.residual_stride + c, count);
+      const Vec v =
+          read(x + r * a.x_stride + c, count) + read(residual + r * a.residual_stride + c, count);
       write(out + r * a.out_stride + c, v, count);
       return v;
     };
-    moments<kRows>(
-        a.cols, [&](int r, int64_t c) { return sum(r, c, kLanes); }, sum, m);
+    moments<kRows>(a.cols, [&](int r, int64_t c) { return sum(r, c, kLanes); }, sum, m);
   } else {
     const auto tail = [&](int r, int64_t c, int64_t n) { return read(x + r * a.x_stride + c, n); };
-    moments<kRows>(
-        a.cols, [&](int r, int64_t c) { return load(x + r * a.x_stride + c); }, tail, m);
+    moments<kRows>(a.cols, [&](int r, int64_t c) { return load(x + r * a.x_stride + c); }, tail, m);
   }
   for (int r = 0; r < kRows; ++r) {
     float* to = out + r * a.out_stride;
@@ -142,8 +140,9 @@ void embed_layer_norm(const EmbedArguments& a, const Stream&) {
       const float* word = row_of(a.word, a.ids[t], a.vocabulary, "id");
       const float* position =
           a.position ? row_of(a.position, a.positions[t], a.max_positions, "position") : nullptr;
-      const float* type =
-          a.token_type ? row_of(a.token_type, a.types[t], a.type_vocabulary, "token type") : nullptr;
+      const float* type = a.token_type
+                              ? row_of(a.token_type, a.types[t], a.type_vocabulary, "token type")
+                              : nullptr;
       float* out = static_cast<float*>(a.out) + t * a.out_stride;
       const auto sum = [&](int, int64_t c, int64_t count) {
         Vec v = read(word + c, count);
@@ -153,8 +152,7 @@ void embed_layer_norm(const EmbedArguments& a, const Stream&) {
         return v;
       };
       Moments m[1];
-      moments<1>(
-          a.hidden, [&](int r, int64_t c) { return sum(r, c, kLanes); }, sum, m);
+      moments<1>(a.hidden, [&](int r, int64_t c) { return sum(r, c, kLanes); }, sum, m);
       scale_row(out, out, m[0], static_cast<const float*>(a.weight),
                 static_cast<const float*>(a.bias), a.hidden, a.eps);
     }

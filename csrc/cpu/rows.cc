@@ -82,8 +82,8 @@ void softmax(void* out, int64_t out_stride, const void* x, int64_t x_stride, int
              int64_t cols, const Stream&) {
   for_each_row(out, out_stride, x, x_stride, rows, [&](float* to, const float* from) {
     const float lowest = -INFINITY;
-    const float top =
-        reduce_max(fold_row(from, cols, broadcast(lowest), lowest, [](Vec a, Vec b) { return max(a, b); }));
+    const float top = reduce_max(
+        fold_row(from, cols, broadcast(lowest), lowest, [](Vec a, Vec b) { return max(a, b); }));
     map_row(to, from, cols, [&](Vec v) { return exp(v - top); });
     const float sum = sum_row(to, cols, [](Vec v) { return v; });
     map_row(to, to, cols, [&](Vec v) { return v / sum; });

@@ -21,9 +21,15 @@ typedef float Vec __attribute__((vector_size(FUSEWIRE_VEC_BYTES), may_alias));
 typedef int32_t IntVec __attribute__((vector_size(FUSEWIRE_VEC_BYTES), may_alias));
 typedef float UnalignedVec __attribute__((vector_size(FUSEWIRE_VEC_BYTES), aligned(4), may_alias));
 
-FUSEWIRE_INLINE Vec load(const float* p) { return *reinterpret_cast<const UnalignedVec*>(p); }
-FUSEWIRE_INLINE void store(float* p, Vec v) { *reinterpret_cast<UnalignedVec*>(p) = v; }
-FUSEWIRE_INLINE Vec broadcast(float x) { return x - Vec{}; }
+FUSEWIRE_INLINE Vec load(const float* p) {
+  return *reinterpret_cast<const UnalignedVec*>(p);
+}
+FUSEWIRE_INLINE void store(float* p, Vec v) {
+  *reinterpret_cast<UnalignedVec*>(p) = v;
+}
+FUSEWIRE_INLINE Vec broadcast(float x) {
+  return x - Vec{};
+}
 
 // The first n < kLanes floats; the other lanes read as `fill` and are not touched in memory.
 FUSEWIRE_INLINE Vec load_first(const float* p, int64_t n, float fill = 0.0f) {
@@ -35,8 +41,12 @@ FUSEWIRE_INLINE void store_first(float* p, Vec v, int64_t n) {
   for (int64_t i = 0; i < n; ++i) p[i] = v[i];
 }
 
-FUSEWIRE_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }
-FUSEWIRE_INLINE Vec min(Vec a, Vec b) { return a < b ? a : b; }
+FUSEWIRE_INLINE Vec max(Vec a, Vec b) {
+  return a > b ? a : b;
+}
+FUSEWIRE_INLINE Vec min(Vec a, Vec b) {
+  return a < b ? a : b;
+}
 
 // Lane sums are folded in halves, so the order does not depend on the compiler.
 FUSEWIRE_INLINE float reduce_add(Vec v) {

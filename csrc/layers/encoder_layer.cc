@@ -20,7 +20,8 @@ class Matrix {
   Tensor view_;
 };
 
-void expect(const char* name, const std::shared_ptr<const Linear>& linear, int64_t out, int64_t in) {
+void expect(const char* name, const std::shared_ptr<const Linear>& linear, int64_t out,
+            int64_t in) {
   if (!linear) fail("EncoderLayer: ", name, ": got none, wanted a Linear[", out, ", ", in, "]");
   if (linear->out_features() != out || linear->in_features() != in) {
     fail("EncoderLayer: ", name, ": got Linear[", linear->out_features(), ", ",
@@ -46,7 +47,9 @@ EncoderLayer::EncoderLayer(LayerSpec spec, LayerWeights weights)
          spec_.hidden);
   expect("output", weights_.output, spec_.hidden, spec_.intermediate);
   if (!weights_.attention_norm && !spec_.pre_norm) {
-    fail("EncoderLayer: attention_norm: got none, wanted weights; only a pre-norm layer may skip it");
+    fail(
+        "EncoderLayer: attention_norm: got none, wanted weights; only a pre-norm layer may skip "
+        "it");
   }
 }
 
@@ -78,8 +81,7 @@ void EncoderLayer::attend(const Tensor& x, const SequenceBatch& batch, Scratch& 
       ops::rotary(qkv, rotary->positions, rotary->cos, rotary->sin, spec_.heads, stream);
     }
     const float scale = 1.0f / std::sqrt(static_cast<float>(spec_.head_dim));
-    ops::attention(context, qkv, batch, spec_.heads, scale, spec_.window,
-                   position_bias, stream);
+    ops::attention(context, qkv, batch, spec_.heads, scale, spec_.window, position_bias, stream);
   }
   ops::linear_add(x, context, *weights_.attention_output, x, stream);
   if (!spec_.pre_norm) normalize(x, x, *weights_.attention_norm, stream);

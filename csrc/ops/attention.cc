@@ -19,8 +19,8 @@ void attention(const Tensor& out, const Tensor& qkv, const SequenceBatch& batch,
     check.contiguous("position_bias", *position_bias);
     bias_span = (bias_width.size + 1) / 2;
     check.require(bias_width.size % 2 == 1 && bias_span >= batch.max_seqlen(),
-                  "position_bias: got width ", bias_width.size, ", wanted 2 L - 1 with L >= ",
-                  batch.max_seqlen(), ", the longest sequence");
+                  "position_bias: got width ", bias_width.size,
+                  ", wanted 2 L - 1 with L >= ", batch.max_seqlen(), ", the longest sequence");
   }
   const AttentionArguments a = {out.data,
                                 qkv.data,
@@ -50,8 +50,8 @@ void rotary(const Tensor& qkv, const Tensor& positions, const Tensor& cos, const
   check.require(heads > 0 && width.size == 6 * heads * half.size, "heads: got ", heads,
                 ", wanted qkv's width ", width.size, " / (6 * head_dim / 2 = ", 6 * half.size, ")");
   dispatch(check, stream, tokens.size, [&](const Kernels& kernels) {
-    kernels.rotary(qkv.data, qkv.row_stride, positions.as<int32_t>(), angles.size,
-                   cos.as<float>(), sin.as<float>(), tokens.size, heads, 2 * half.size, stream);
+    kernels.rotary(qkv.data, qkv.row_stride, positions.as<int32_t>(), angles.size, cos.as<float>(),
+                   sin.as<float>(), tokens.size, heads, 2 * half.size, stream);
   });
 }
 

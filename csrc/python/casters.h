@@ -8,15 +8,15 @@
 
 namespace pybind11::detail {
 
-#define FUSEWIRE_STRING_CASTER(Type, named)                                      \
-  template <>                                                                    \
-  struct type_caster<fusewire::Type> {                                           \
-    PYBIND11_TYPE_CASTER(fusewire::Type, const_name("str"));                     \
-    bool load(handle source, bool) {                                             \
-      if (!isinstance<str>(source)) return false;                                \
-      value = fusewire::named(source.cast<std::string>());                       \
-      return true;                                                               \
-    }                                                                            \
+#define FUSEWIRE_STRING_CASTER(Type, named)                  \
+  template <>                                                \
+  struct type_caster<fusewire::Type> {                       \
+    PYBIND11_TYPE_CASTER(fusewire::Type, const_name("str")); \
+    bool load(handle source, bool) {                         \
+      if (!isinstance<str>(source)) return false;            \
+      value = fusewire::named(source.cast<std::string>());   \
+      return true;                                           \
+    }                                                        \
   };
 FUSEWIRE_STRING_CASTER(Activation, activation_named)
 FUSEWIRE_STRING_CASTER(Pooling, pooling_named)

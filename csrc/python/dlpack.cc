@@ -33,8 +33,9 @@ struct DLManagedTensor {
 constexpr int32_t kDLCpu = 1, kDLCuda = 2;
 constexpr uint8_t kDLInt = 0, kDLUInt = 1, kDLFloat = 2, kDLBfloat = 4;
 
-constexpr DLDataType kTypes[kDTypeCount] = {{kDLFloat, 32, 1}, {kDLFloat, 16, 1}, {kDLBfloat, 16, 1},
-                                            {kDLInt, 32, 1},   {kDLInt, 64, 1},   {kDLUInt, 8, 1}};
+constexpr DLDataType kTypes[kDTypeCount] = {{kDLFloat, 32, 1},  {kDLFloat, 16, 1},
+                                            {kDLBfloat, 16, 1}, {kDLInt, 32, 1},
+                                            {kDLInt, 64, 1},    {kDLUInt, 8, 1}};
 
 struct Exported {
   DLManagedTensor managed;
@@ -78,8 +79,7 @@ py::capsule to_dlpack(const Tensor& tensor, const py::object&, const py::object&
   // A consumer renames the capsule and takes over the deleter; otherwise it is ours to call.
   return py::capsule(&exported->managed, "dltensor", [](PyObject* capsule) {
     if (!PyCapsule_IsValid(capsule, "dltensor")) return;
-    auto* managed =
-        static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule, "dltensor"));
+    auto* managed = static_cast<DLManagedTensor*>(PyCapsule_GetPointer(capsule, "dltensor"));
     managed->deleter(managed);
   });
 }

@@ -67,8 +67,8 @@ void register_layers(py::module_& m) {
                               gated,  norm_named(norm), norm_eps, pre_norm, window};
            }),
            py::kw_only(), "hidden"_a, "intermediate"_a, "heads"_a, "head_dim"_a = 0,
-           "activation"_a = "gelu_erf", "gated"_a = false,
-           "norm"_a = "layer_norm", "norm_eps"_a = 1e-12f, "pre_norm"_a = false, "window"_a = 0)
+           "activation"_a = "gelu_erf", "gated"_a = false, "norm"_a = "layer_norm",
+           "norm_eps"_a = 1e-12f, "pre_norm"_a = false, "window"_a = 0)
       .def_readonly("hidden", &LayerSpec::hidden)
       .def_readonly("intermediate", &LayerSpec::intermediate)
       .def_readonly("heads", &LayerSpec::heads)

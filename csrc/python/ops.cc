@@ -33,8 +33,9 @@ const std::vector<std::string>& argument_names(const std::string& signature) {
 }
 
 template <class... Args, size_t... kIndex>
-void bind_arguments(py::module_& m, const char* name, void (*op)(Args...), const std::string& signature,
-             const char* meaning, std::index_sequence<kIndex...>) {
+void bind_arguments(py::module_& m, const char* name, void (*op)(Args...),
+                    const std::string& signature, const char* meaning,
+                    std::index_sequence<kIndex...>) {
   const std::vector<std::string>& names = argument_names(signature);
   constexpr size_t kLast = sizeof...(Args) - 1;  // the stream, which has a default
   const auto argument = [&](auto index) {
