@@ -24,7 +24,7 @@ MAY_INCLUDE = {
 MAY_IMPORT = {
     "errors": set(),
     "kernels": {"_C"},
-    "padded": set(),
+    "padded": {"errors"},
     "weights": {"errors"},
     "models": {"errors", "kernels", "weights", "engine.batch"},
     "engine": set(),
