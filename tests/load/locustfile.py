@@ -21,7 +21,6 @@ import grpc.experimental.gevent
 
 grpc.experimental.gevent.init_gevent()
 
-import gevent  # noqa: E402
 import numpy as np  # noqa: E402
 from fusewire_client import Client, ClientError  # noqa: E402
 from gevent.pool import Group  # noqa: E402
@@ -132,22 +131,27 @@ class ClosedLoop(Embedder):
 class Poisson(Embedder):
     """The users share the rate; sums of Poisson streams are Poisson."""
 
-    wait_time = constant(0)
-
     def on_start(self) -> None:
         super().on_start()
         options = self.environment.parsed_options
         self.rate = options.rate / options.num_users
         self.under_way = Group()
-        self.next_arrival = time.perf_counter()
+        self.arrival: float | None = None
 
     def on_stop(self) -> None:
         self.under_way.join()
         super().on_stop()
 
+    def wait_time(self) -> float:
+        # From arrival to arrival, not from now: a late one does not push the others back.
+        assert self.arrival is not None
+        self.arrival += self.random.expovariate(self.rate)
+        return max(0.0, self.arrival - time.perf_counter())
+
     @task
     def arrive(self) -> None:
-        self.next_arrival += self.random.expovariate(self.rate)
-        gevent.sleep(max(0.0, self.next_arrival - time.perf_counter()))
-        # In a greenlet of its own: the next arrival does not wait for this answer.
-        self.under_way.spawn(self.embed, self.next_arrival)
+        if self.arrival is None:
+            self.arrival = time.perf_counter()  # the clock starts; all users at once would be one
+        else:
+            # In a greenlet of its own: the next arrival does not wait for this answer.
+            self.under_way.spawn(self.embed, self.arrival)

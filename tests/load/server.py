@@ -26,9 +26,7 @@ def served(folder: Path, name: str) -> Iterator[dict[str, str]]:
                 break
             print(line.strip(), file=sys.stderr)
         else:
-            raise SystemExit(
-                f"fusewire serve: ended ({process.wait()}) before it was ready"
-            )
+            raise SystemExit(f"fusewire serve: ended ({process.wait()}) before it was ready")
         yield event
     finally:
         process.send_signal(signal.SIGTERM)
