@@ -178,5 +178,7 @@ class TextEncoder:
                 "shorten the question or lower doc_stride",
             )
         cut = {"max_length": limit, "stride": stride, "strategy": "only_second"}
-        [first] = self.tokenizer.encode([(row.text, row.pair)], offsets=True, cut=cut)
+        first = self._encode_alone((row.text, row.pair), cut)
+        if isinstance(first, InvalidInput):
+            raise first
         return [first, *first.overflowing]
