@@ -89,9 +89,8 @@ def import_(
     """Puts a Hugging Face model folder into a model repository."""
     from fusewire.serving.repository import import_folder
 
-    with Progress(
-        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), console=err, transient=True
-    ) as progress:
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn()
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         bar = progress.add_task("copying", total=None)
         entry = import_folder(
             folder,

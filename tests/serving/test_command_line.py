@@ -1,0 +1,141 @@
+"""The command line without a server: words for people, JSON for machines, one line for errors."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from fusewire import __version__, cli
+from fusewire.errors import ConfigurationError
+from fusewire.models.registry import ARCHITECTURES
+from fusewire.serving.asking import read_parameters
+from fusewire.serving.config import Deployment, ModelSettings, ServerSettings
+
+from tests.reference import tiny_checkpoint
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["fusewire", *map(str, arguments)])
+    monkeypatch.setenv("COLUMNS", "400")
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return int(ended.value.code or 0)
+
+
+def test_the_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(monkeypatch, "--version") == 0
+    assert capsys.readouterr().out == f"fusewire {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "settings"),
+    [("import", ModelSettings), ("import", Deployment), ("serve", ServerSettings)],
+)
+def test_every_setting_is_a_flag(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    settings: type[ModelSettings] | type[Deployment] | type[ServerSettings],
+) -> None:
+    assert run(monkeypatch, command, "--help") == 0
+    text = capsys.readouterr().out
+    for name in settings.model_fields:
+        assert (f"--{name.replace('_', '-')}" in text) == (name != "reloads"), name
+
+
+def test_import_writes_an_entry(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    tiny_checkpoint(tmp_path / "folder", "bert")
+    repository = tmp_path / "repository"
+    code = run(
+        monkeypatch,
+        "import",
+        tmp_path / "folder",
+        "--name=tiny",
+        f"--repository={repository}",
+        "--truncate",
+        "--pooling=cls",
+        "--instances=2",
+        "--json",
+    )
+    assert code == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "name": "tiny",
+        "path": str(repository / "tiny"),
+    }
+    text = (repository / "tiny" / "config.pbtxt").read_text()
+    assert 'string_value: "cls"' in text
+    assert "count: 2" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["import", "/nowhere"], "no such folder"),
+        (["serve", "/nowhere"], "no such folder"),
+        (["serve", "a b=/nowhere"], "name: got 'a b'"),
+        (["serve", "/tmp", "--watch-interval-s=0"], "watch_interval_s: got '0.0'"),
+        (["check", "/nowhere"], "no such folder"),
+        (["ask", "sing", "la"], "task: got 'sing'"),
+        (["ask", "answer", "Who?"], "wanted one each"),
+        (["ask", "embed", "x", "--parameter", "truncate"], "wanted KEY=VALUE"),
+        (["ask", "embed", "x", "--address", "127.0.0.1:9"], "fusewire: "),
+    ],
+)
+def test_an_error_is_one_clear_line_and_exit_code_2(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    words: str,
+) -> None:
+    assert run(monkeypatch, *arguments) == 2
+    text = capsys.readouterr().err
+    assert words in text
+    assert text.startswith("fusewire: ")
+    assert text.count("\n") == 1
+
+
+def test_models_lists_the_architectures(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "models") == 0
+    text = capsys.readouterr().out
+    assert run(monkeypatch, "models", "--json") == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["model_type"] for row in rows] == list(ARCHITECTURES)
+    assert all(name in text for name in ARCHITECTURES)
+
+
+def test_doctor_says_what_it_found(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ports = ["--http-port=0", "--grpc-port=0", "--metrics-port=0"]
+    assert run(monkeypatch, "doctor", "--json", *ports) == 0
+    findings = {row["subject"]: row for row in json.loads(capsys.readouterr().out)}
+    assert {"kernels", "tritonserver", "shared memory", "numpy"} <= findings.keys()
+    assert run(monkeypatch, "doctor", *ports, "--tritonserver=/nowhere") == 1
+    assert "correct the path" in capsys.readouterr().out
+
+
+def test_check_compares_with_transformers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    tiny_checkpoint(tmp_path, "bert", "classify")
+    assert run(monkeypatch, "check", tmp_path, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["passed"] is True
+    assert run(monkeypatch, "check", tmp_path, "--tolerance=0") == 1
+    assert "DIFFERENT" in capsys.readouterr().out
+
+
+def test_request_parameters_keep_their_types() -> None:
+    assert read_parameters(["truncate=true", "top_k=3", "pooling=cls", "x=1.5"]) == {
+        "truncate": True,
+        "top_k": 3,
+        "pooling": "cls",
+        "x": 1.5,
+    }
+    with pytest.raises(ConfigurationError, match="KEY=VALUE"):
+        read_parameters(["=3"])

@@ -1,0 +1,57 @@
+"""What the watchdog reads in /proc."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+from fusewire.serving import processes
+
+# As tritonserver 2.51 starts it.
+STUB = (
+    "/backends/python/triton_python_backend_stub",
+    "/repository/minilm/3/model.py",
+    "fusewire_1_a_43ede36b",
+    "1048576",
+    "1048576",
+    "8193",
+    "/backends/python",
+    "336",
+    "minilm_0_1",
+    "/backends/fusewire",
+)
+
+
+def command_line(*words: str) -> bytes:
+    return b"".join(word.encode() + b"\0" for word in words)
+
+
+def test_a_killed_child_is_seen_dead() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        assert processes.children(os.getpid())[child.pid] is False
+        processes.kill(child.pid)
+        deadline = time.monotonic() + 10
+        while not processes.children(os.getpid())[child.pid]:
+            assert time.monotonic() < deadline
+    finally:
+        child.kill()
+        child.wait()
+    assert child.pid not in processes.children(os.getpid())
+    processes.kill(child.pid)  # gone already: no error
+
+
+def test_a_stub_names_model_version_and_instance() -> None:
+    assert processes.stub_of(7, command_line(*STUB)) == processes.Stub(
+        7, "minilm", "3", "minilm_0_1"
+    )
+
+
+def test_other_processes_are_no_stubs() -> None:
+    assert processes.stub_of(7, command_line("/usr/bin/python3", *STUB[1:])) is None
+    assert processes.stub_of(7, command_line(STUB[0])) is None
+    assert processes.stub_of(7, b"") is None
+    assert processes.stub(os.getpid()) is None
+    assert processes.stub(2**22 + 1) is None

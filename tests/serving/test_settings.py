@@ -1,0 +1,66 @@
+"""One typed description of every setting: what is not in it, is refused."""
+
+from __future__ import annotations
+
+import typing
+
+import pytest
+from fusewire.engine.settings import EngineSettings
+from fusewire.errors import ConfigurationError
+from fusewire.serving.config import Deployment, ModelSettings, ServerSettings, validated
+from fusewire.serving.model_config import settings_of
+
+
+def parameters(**values: str) -> dict[str, dict[str, str]]:
+    return {key: {"string_value": value} for key, value in values.items()}
+
+
+def test_parameters_come_back_as_they_were_set() -> None:
+    settings = ModelSettings(task="embed", truncate=True, max_length=77, pooling="cls", threads=2)
+    written = settings.parameters()
+    assert written == {
+        "task": "embed",
+        "truncate": "true",
+        "max_length": "77",
+        "pooling": "cls",
+        "threads": "2",
+    }
+    assert settings_of(parameters(**written)) == settings
+
+
+def test_the_engine_gets_its_share() -> None:
+    settings = settings_of(parameters(task="fill", top_k="3"))
+    assert settings.engine() == EngineSettings(top_k=3)
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        ({"task": "embed", "bogus": "1"}, ["bogus", "unknown setting", "truncate"]),
+        ({"task": "banana"}, ["task", "'banana'", "embed"]),
+        ({"truncate": "true"}, ["task", "not set"]),
+        ({"task": "embed", "truncate": "perhaps"}, ["truncate", "'perhaps'", "boolean"]),
+        ({"task": "embed", "max_length": "long"}, ["max_length", "'long'", "integer"]),
+        ({"task": "embed", "max_length": "0"}, ["max_length", "'0'", "greater than or equal to 1"]),
+        ({"task": "embed", "pooling": "median"}, ["pooling", "'median'", "'mean'"]),
+        ({"task": "embed", "dtype": "int4"}, ["dtype", "'int4'", "'float32'"]),
+    ],
+)
+def test_a_bad_parameter_is_named_with_its_value_and_limit(
+    bad: dict[str, str], words: list[str]
+) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        settings_of(parameters(**bad))
+    for word in words:
+        assert word in str(caught.value)
+
+
+@pytest.mark.parametrize("settings", [ModelSettings, Deployment, ServerSettings])
+def test_every_setting_is_described(settings: typing.Any) -> None:
+    for name, field in settings.model_fields.items():
+        assert field.description, name
+
+
+def test_a_short_control_key_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match="control_key"):
+        validated(ServerSettings, {"control_key": "secret"})
