@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 
-_WORDS = (
+_WORDS = (  # noqa: SIM905  a list of literals would be a line a word
     "server batch token river light morning engine answer paper garden winter signal cloud "
     "market number winding harbour letter question memory bridge silver music planet quick "
     "brown careful distant gentle heavy open quiet sudden usual yellow carry follow gather "
     "listen measure notice prefer remember travel whisper above across beneath during toward"
-).split()  # noqa: SIM905  a list of literals would be a line a word
+).split()
 
 
 def texts(count: int, seed: int, longest: int = 120) -> list[str]:

@@ -1,0 +1,44 @@
+# fusewire in the official Triton image. Targets: `serve` (default) and `load` (Locust).
+# 26.07 is the first release with every security bulletin of 2025 and of 2026 up to August fixed.
+ARG TRITON=26.07-py3
+
+# The wheel is built in the image it will run in, so that its Python and its libc are the stub's.
+FROM nvcr.io/nvidia/tritonserver:${TRITON} AS build
+RUN apt-get update \
+    && apt-get install --yes --no-install-recommends build-essential python3-dev \
+    && rm -rf /var/lib/apt/lists/*
+WORKDIR /source
+COPY pyproject.toml CMakeLists.txt constraints.txt README.md LICENSE ./
+COPY csrc csrc
+COPY backend backend
+COPY client client
+RUN python3 -m pip wheel --no-deps --wheel-dir /wheels . ./client
+
+FROM python:3.12-slim AS load
+RUN useradd --uid 1000 --create-home load
+WORKDIR /load
+COPY constraints.txt ./
+COPY client client
+RUN pip install --no-cache-dir -c constraints.txt ./client locust matplotlib
+COPY tests/__init__.py tests/
+COPY tests/load tests/load
+USER 1000:1000
+ENTRYPOINT ["locust", "-f", "tests/load/locustfile.py"]
+
+FROM nvcr.io/nvidia/tritonserver:${TRITON} AS serve
+COPY --from=build /wheels /wheels
+COPY constraints.txt /wheels/
+# Triton's stub runs the system's Python, so the packages go there and not into an environment.
+RUN python3 -m pip install --no-cache-dir --break-system-packages -c /wheels/constraints.txt \
+        /wheels/*.whl \
+    && rm -rf /wheels
+USER 1000:1000
+EXPOSE 8000 8001 8002
+# Since 26.04 readiness fails when a stub has died; `fusewire serve` itself tests each model with
+# an inference every few seconds and reloads it, so a probe need not do that again.
+HEALTHCHECK --interval=10s --timeout=3s --start-period=120s --retries=3 \
+    CMD ["curl", "--silent", "--fail", "--output", "/dev/null", "http://127.0.0.1:8000/v2/health/ready"]
+# Listens on all addresses of the container; what reaches them, docker-compose.yml decides.
+# The image's own entry point prints a banner and is not needed.
+ENTRYPOINT ["fusewire", "serve"]
+CMD ["/models", "--host", "0.0.0.0"]

@@ -1,0 +1,221 @@
+"""The files for containers say what is true of this tree: nothing here starts one."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+DASHBOARD = ROOT / "deploy/grafana/dashboards/fusewire.json"
+NAMES = re.compile(r"\b(?:nv|fusewire)_[a-z_]+")
+
+# Triton's own, of docs/user_guide/metrics.md, as far as they exist without a GPU or a cache.
+TRITON_METRICS = {
+    "nv_inference_request_success",
+    "nv_inference_request_failure",
+    "nv_inference_count",
+    "nv_inference_exec_count",
+    "nv_inference_request_duration_us",
+    "nv_inference_queue_duration_us",
+    "nv_inference_compute_input_duration_us",
+    "nv_inference_compute_infer_duration_us",
+    "nv_inference_compute_output_duration_us",
+    "nv_inference_pending_request_count",
+    "nv_cpu_utilization",
+    "nv_cpu_memory_total_bytes",
+    "nv_cpu_memory_used_bytes",
+}
+
+
+@pytest.fixture(scope="module")
+def compose() -> dict[str, Any]:
+    return yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+
+
+def fusewire_metrics() -> set[str]:
+    """What the backend reports: the names and kinds written in the one file that makes them."""
+    tree = ast.parse((ROOT / "backend/fusewire/serving/metrics.py").read_text())
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args):
+            continue
+        name = node.args[0]
+        if node.func.id in ("counter", "gauge", "histogram") and isinstance(name, ast.Constant):
+            ends = ("_bucket", "_sum", "_count") if node.func.id == "histogram" else ("",)
+            names |= {f"fusewire_{name.value}{end}" for end in ends}
+    return names
+
+
+def dashboard_metrics() -> set[str]:
+    dashboard = json.loads(DASHBOARD.read_text())
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    queries += [variable["query"]["query"] for variable in dashboard["templating"]["list"]]
+    return {name for query in queries for name in NAMES.findall(query)}
+
+
+def test_every_metric_of_the_dashboard_exists() -> None:
+    known = fusewire_metrics()
+    assert len(known) > 8, "metrics.py is written in another way: adapt fusewire_metrics()"
+    assert dashboard_metrics() <= known | TRITON_METRICS
+
+
+def test_the_dashboard_shows_what_an_operator_needs() -> None:
+    wanted = {
+        "nv_inference_exec_count",  # batch size
+        "nv_inference_request_duration_us",
+        "nv_inference_queue_duration_us",
+        "nv_inference_request_failure",
+        "fusewire_rejected_total",
+        "fusewire_padding_tokens_total",
+        "fusewire_batch_tokens_bucket",
+        "fusewire_allocator_reserved_bytes",
+    }
+    assert wanted <= dashboard_metrics()
+
+
+def test_panels_lie_side_by_side() -> None:
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    cells = [
+        (x, y)
+        for panel in panels
+        for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
+        for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
+    ]
+    assert len(set(cells)) == len(cells)
+    assert max(x for x, _ in cells) < 24
+
+
+def test_every_published_port_is_bound_to_loopback(compose: dict[str, Any]) -> None:
+    published = {
+        name: port for name, one in compose["services"].items() for port in one.get("ports", [])
+    }
+    assert {"fusewire", "prometheus", "grafana", "locust"} <= set(published)
+    for name, service in compose["services"].items():
+        for port in service.get("ports", []):
+            assert port.startswith("127.0.0.1:"), f"{name} opens {port} to the network"
+
+
+def test_every_mounted_file_exists_and_is_read_only(compose: dict[str, Any]) -> None:
+    mounts = [
+        volume
+        for service in compose["services"].values()
+        for volume in service.get("volumes", [])
+        if volume.startswith(".")
+    ]
+    assert mounts
+    for mount in mounts:
+        source, _, mode = mount.split(":")
+        assert mode == "ro", mount
+        assert (ROOT / source).exists(), f"{mount} mounts what is not in the tree"
+    named = {
+        volume.split(":")[0]
+        for service in compose["services"].values()
+        for volume in service.get("volumes", [])
+        if not volume.startswith(".")
+    }
+    assert named == set(compose["volumes"])
+
+
+@pytest.mark.parametrize("name", ["fusewire", "fusewire-gpu"])
+def test_the_server_is_confined(compose: dict[str, Any], name: str) -> None:
+    service = compose["services"][name]
+    assert "./model_repository:/models:ro" in service["volumes"]
+    assert service["read_only"] is True
+    assert service["cap_drop"] == ["ALL"]
+    assert service["shm_size"] == "1gb"
+    assert service["ulimits"] == {"memlock": -1, "stack": 67108864}
+    (tmp,) = service["tmpfs"]
+    assert "exec" in tmp.split(":")[1].split(",")  # the stub is started from there
+
+
+def test_only_the_cpu_server_and_its_monitoring_start_by_default(compose: dict[str, Any]) -> None:
+    started = {name for name, one in compose["services"].items() if not one.get("profiles")}
+    assert started == {"fusewire", "prometheus", "grafana"}
+    gpu = compose["services"]["fusewire-gpu"]
+    (device,) = gpu["deploy"]["resources"]["reservations"]["devices"]
+    assert device["capabilities"] == ["gpu"]
+    # Prometheus finds either server under one name.
+    assert gpu["networks"]["default"]["aliases"] == ["fusewire"]
+
+
+def test_services_find_each_other(compose: dict[str, Any]) -> None:
+    services = compose["services"]
+    prometheus = yaml.safe_load((ROOT / "deploy/prometheus.yml").read_text())
+    (job,) = prometheus["scrape_configs"]
+    host, port = job["static_configs"][0]["targets"][0].split(":")
+    assert host in services
+    assert any(one.endswith(f":{port}") for one in services[host]["ports"])
+    provisioning = ROOT / "deploy/grafana/provisioning"
+    (source,) = yaml.safe_load((provisioning / "datasources/prometheus.yml").read_text())[
+        "datasources"
+    ]
+    assert source["url"] == "http://prometheus:9090"
+    used = {panel["datasource"]["uid"] for panel in json.loads(DASHBOARD.read_text())["panels"]}
+    assert used == {source["uid"]}
+    (provider,) = yaml.safe_load((provisioning / "dashboards/fusewire.yml").read_text())[
+        "providers"
+    ]
+    targets = [volume.split(":")[1] for volume in services["grafana"]["volumes"]]
+    assert provider["options"]["path"] in targets
+    for service in services.values():
+        assert set(service.get("depends_on", [])) <= set(services)
+
+
+def test_images_are_pinned_and_built_targets_exist(compose: dict[str, Any]) -> None:
+    targets = {
+        stage: image for image, stage in re.findall(r"^FROM (\S+) AS (\w+)$", dockerfile(), re.M)
+    }
+    for service in compose["services"].values():
+        if "build" in service:
+            assert service["build"]["target"] in targets
+        else:
+            assert re.search(r":v?\d+\.\d+", service["image"]), service["image"]
+    release = re.search(r"^ARG TRITON=(\d+)\.(\d+)-py3$", dockerfile(), re.M)
+    assert release is not None
+    assert (int(release[1]), int(release[2])) >= (26, 7)  # the first with the known holes closed
+    assert targets["serve"] == targets["build"] == "nvcr.io/nvidia/tritonserver:${TRITON}"
+
+
+def dockerfile() -> str:
+    return (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
+
+
+def test_what_the_dockerfile_copies_exists_and_is_sent_to_the_builder() -> None:
+    sent = {
+        line.removeprefix("!")
+        for line in (ROOT / ".dockerignore").read_text().splitlines()
+        if line.startswith("!")
+    }
+    copies = re.findall(r"^COPY (?!--from)(.+)$", dockerfile(), re.M)
+    sources = {source for copy in copies for source in copy.split()[:-1]}
+    assert {"csrc", "backend", "client", "tests/load"} <= sources
+    for source in sources:
+        assert (ROOT / source).exists(), f"COPY {source}: not in the tree"
+        assert source in sent, f"COPY {source}: .dockerignore keeps it back"
+
+
+def test_containers_do_not_run_as_root_and_the_server_is_probed() -> None:
+    stages = re.split(r"^FROM ", dockerfile(), flags=re.M)[1:]
+    final = {re.match(r"\S+ AS (\w+)", stage)[1]: stage for stage in stages}  # type: ignore[index]
+    for name in ("serve", "load"):
+        assert re.findall(r"^USER (.+)$", final[name], re.M)[-1] == "1000:1000"
+    assert "/v2/health/ready" in final["serve"].partition("HEALTHCHECK")[2]
+
+
+def test_docker_compose_accepts_the_file() -> None:
+    if shutil.which("docker") is None:
+        pytest.skip("docker is not installed")
+    if subprocess.run(["docker", "compose", "version"], capture_output=True).returncode:
+        pytest.skip("docker has no compose plugin here")
+    command = ["docker", "compose", "--profile", "gpu", "--profile", "load", "config", "--quiet"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
