@@ -51,7 +51,7 @@ KINDS = {
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("with_pair", [False, True])
 def test_classify_scores_as_the_pipeline(deploy, kind, with_pair):
-    for architecture in ("bert", "roberta", "distilbert"):
+    for architecture in ("bert", "roberta", "distilbert", "electra", "modernbert"):
         deployed = deploy(architecture, "classify", max_length=128, **KINDS[kind])
         classify = deployed.pipeline("text-classification", top_k=None)
         pairs = PAIRS if with_pair else None
@@ -88,7 +88,7 @@ def test_entities_are_those_of_the_pipeline(deploy, architecture, strategy):
         same_json(row, [_plain(entity) for entity in tag(sentence)], PIPELINE_SCORE)
 
 
-@pytest.mark.parametrize("architecture", ["bert", "roberta", "xlm-roberta", "mpnet", "distilbert"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
 @pytest.mark.parametrize("masks", [1, 2])
 def test_candidates_are_those_of_fill_mask(deploy, architecture, masks):
     deployed = deploy(architecture, "fill")

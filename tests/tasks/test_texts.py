@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
+import transformers
 from fusewire.engine.settings import EngineSettings
 from fusewire.errors import CheckpointError, InvalidInput
 from fusewire.tasks.rows import Query, TextRow
@@ -48,8 +50,6 @@ def test_truncation_is_that_of_transformers(deploy, architecture, limit):
 
 
 def test_truncation_from_the_left_where_the_folder_says_so(deploy, tmp_path):
-    import shutil
-
     source = deploy("bert", "hidden")
     shutil.copytree(source.folder, tmp_path / "left")
     path = tmp_path / "left" / "tokenizer_config.json"
@@ -81,6 +81,29 @@ def test_truncation_and_padding_inside_tokenizer_json_are_switched_off(deploy):
     assert 0 not in encoding.attention_mask
 
 
+@pytest.mark.parametrize("named", ["BertTokenizer", "PreTrainedTokenizerFast"])
+@pytest.mark.parametrize(
+    "switches",
+    [
+        {"do_lower_case": False},
+        {"do_lower_case": True},
+        {"do_lower_case": True, "strip_accents": False},
+        {"do_lower_case": True, "strip_accents": None, "tokenize_chinese_chars": False},
+    ],
+)
+def test_a_bert_folder_may_overrule_its_normaliser(deploy, tmp_path, named, switches):
+    folder = tmp_path / "switched"
+    shutil.copytree(deploy("bert", "hidden").folder, folder)
+    path = folder / "tokenizer_config.json"
+    config = json.loads(path.read_text()) | {"tokenizer_class": named} | switches
+    path.write_text(json.dumps(config))
+    wanted = transformers.AutoTokenizer.from_pretrained(folder)
+    got = Tokenizer.load(folder)
+    for text in (*SENTENCES, "Straße 日本 Été"):
+        [encoding] = got.encode([text], offsets=False)
+        assert encoding.ids == wanted(text)["input_ids"]
+
+
 def test_truncating_one_request_leaves_the_next_alone(deploy):
     deployed = deploy("bert", "hidden")
     short, long_, cut, error = deployed.engine.answer(
@@ -106,8 +129,6 @@ def test_a_deployment_that_truncates_can_be_told_not_to(deploy):
 
 
 def test_a_text_that_one_tokenizer_cannot_take_is_its_own_error(deploy, tmp_path):
-    import shutil
-
     from fusewire.engine.encoder import EncoderEngine
     from tokenizers import Tokenizer as Backend
     from tokenizers import models, pre_tokenizers
@@ -164,11 +185,10 @@ def test_a_panic_inside_the_tokenizer_is_the_texts_own_error(deploy):
         ("tokenizer_config.json", "[]", "tokenizer_config.json: got a JSON list"),
         ("tokenizer_config.json", '{"model_max_length": "512"}', "model_max_length: got '512'"),
         ("tokenizer_config.json", '{"truncation_side": "up"}', "truncation_side: got 'up'"),
+        ("tokenizer_config.json", '{"do_lower_case": "yes"}', "do_lower_case: got 'yes'"),
     ],
 )
 def test_broken_tokenizer_files_are_named(deploy, tmp_path, name, content, message):
-    import shutil
-
     folder = tmp_path / "broken"
     shutil.copytree(deploy("bert", "hidden").folder, folder)
     (folder / name).write_text(content)

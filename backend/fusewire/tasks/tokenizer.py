@@ -31,6 +31,13 @@ _USUAL_NAMES = {
     "unk_token": ("[UNK]", "<unk>"),
 }
 
+# tokenizer_config.json -> the BERT normaliser's name. strip_accents may be null: as lower-casing.
+_BERT_SWITCHES = {
+    "do_lower_case": "lowercase",
+    "strip_accents": "strip_accents",
+    "tokenize_chinese_chars": "handle_chinese_chars",
+}
+
 # What transformers' `clean_up_tokenization` takes back, in its order.
 _LOOSE_SPACES = (
     (" .", "."),
@@ -79,6 +86,7 @@ class Tokenizer:
         """`config`: tokenizer_config.json, completed by special_tokens_map.json."""
         backend.no_padding()
         backend.no_truncation()
+        _follow_bert_switches(backend, config)
         self.backend = backend
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
@@ -178,6 +186,26 @@ class Tokenizer:
             if index in self.special_ids:
                 return index
         return None
+
+
+def _follow_bert_switches(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> None:
+    """Lets tokenizer_config.json overrule a BERT normaliser, as transformers' BERT classes do; its
+    plain fast class takes tokenizer.json as it stands."""
+    normalizer = backend.normalizer
+    if not isinstance(normalizer, normalizers.BertNormalizer):
+        return
+    if config.get("tokenizer_class") in ("PreTrainedTokenizerFast", "TokenizersBackend"):
+        return
+    for key, switch in _BERT_SWITCHES.items():
+        if key not in config:
+            continue
+        value = config[key]
+        if not isinstance(value, bool) and (value is not None or key != "strip_accents"):
+            raise CheckpointError(
+                f"{CONFIG}: {key}: got {value!r}, wanted true or false; correct the file"
+            )
+        setattr(normalizer, switch, value)
+    backend.normalizer = normalizer
 
 
 def _choice(config: dict[str, Any], key: str, allowed: tuple[str, ...]) -> str:
