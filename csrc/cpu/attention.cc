@@ -18,6 +18,7 @@ namespace {
 
 constexpr int64_t kKeyTile = 9 * 14;            // whole micro-kernel blocks for 14 and for 6 rows
 constexpr int64_t kTaskQueries = 4 * kColumns;  // of one task: k and v of the head stay in L2
+constexpr float kLog2e = 1.44269504f;           // scores are kept in units of log2, exp is then 2^x
 constexpr float kMasked = -1e30f;  // finite: exp of it is 0, differences of it are not NaN
 
 // Scratch of one task, on its stack: head_dim x kColumns twice and one tile of scores.
@@ -67,6 +68,7 @@ void mask_window(float* scores, int64_t first_query, int64_t first_key, int64_t 
 void attend(const AttentionArguments& a, const Scratch& s, int64_t token, int64_t length,
             int64_t head, int64_t first_query) {
   const int64_t dim = a.head_dim;
+  const float scale = a.scale * kLog2e;
   const int64_t queries =
       length - first_query < kColumns ? length - first_query : int64_t{kColumns};
   const float* q =
@@ -75,7 +77,7 @@ void attend(const AttentionArguments& a, const Scratch& s, int64_t token, int64_
   const float* v = k + a.heads * dim;
 
   for (int64_t i = 0; i < queries; ++i) {
-    for (int64_t d = 0; d < dim; ++d) s.query[d * kColumns + i] = q[i * a.qkv_stride + d] * a.scale;
+    for (int64_t d = 0; d < dim; ++d) s.query[d * kColumns + i] = q[i * a.qkv_stride + d] * scale;
   }
   for (int64_t d = 0; d < dim; ++d) {
     for (int64_t i = queries; i < kColumns; ++i) s.query[d * kColumns + i] = 0.0f;
@@ -87,7 +89,8 @@ void attend(const AttentionArguments& a, const Scratch& s, int64_t token, int64_
     const float* table = a.position_bias + head * (2 * a.bias_span - 1);
     for (int64_t u = 0; u < length + kColumns - 1; ++u) {
       const int64_t index = a.bias_span - 1 + length - 1 - first_query - u;
-      s.bias[u] = index >= 0 ? table[index] : 0.0f;  // only lanes beyond the sequence go below 0
+      s.bias[u] =
+          index >= 0 ? table[index] * kLog2e : 0.0f;  // only lanes beyond the sequence go below 0
     }
   }
 
@@ -124,11 +127,11 @@ void attend(const AttentionArguments& a, const Scratch& s, int64_t token, int64_
       float* column = s.scores + half * kLanes;
       Vec top = highest[half];
       for (int64_t j = 0; j < keys; ++j) top = max(top, load(column + j * kColumns));
-      correction[half] = exp(highest[half] - top);
+      correction[half] = exp2(highest[half] - top);
       highest[half] = top;
       Vec sum = {};
       for (int64_t j = 0; j < keys; ++j) {
-        const Vec e = exp(load(column + j * kColumns) - top);
+        const Vec e = exp2(load(column + j * kColumns) - top);
         store(column + j * kColumns, e);
         sum += e;
       }

@@ -68,27 +68,41 @@ FUSEWIRE_INLINE float reduce_max(Vec v) {
   return lanes[0];
 }
 
-// exp(x) = 2^n * 2^f with n = round(x log2 e), |f| <= 1/2; the minimax polynomial of degree 6 has
-// relative error 2e-9, so rounding decides. Below -87 the result is 0, above 88 it saturates.
-FUSEWIRE_INLINE Vec exp(Vec x) {
-  const Vec lowest = broadcast(-87.0f);
-  const Vec clamped = min(max(x, lowest), broadcast(88.0f));
-  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-  const Vec shifted = clamped * 1.44269504f + kRound;
-  const Vec n = shifted - kRound;
-  Vec f = clamped - n * 0.693359375f;  // ln 2 in two parts, exact product with n
-  f = f - n * -2.12194440e-4f;
-  f = f * 1.44269504f;
+constexpr float kRoundToInteger = 12582912.0f;  // 1.5 * 2^23: adding it drops the fraction
+
+// 2^(n + f) for |f| <= 1/2, n given as n + kRoundToInteger. The minimax polynomial of degree 6 has
+// relative error 2e-9, so rounding decides.
+FUSEWIRE_INLINE Vec power_of_two(Vec shifted_n, Vec f) {
   Vec p = f * 1.53458110e-4f + 1.33999309e-3f;
   p = p * f + 9.61848907e-3f;
   p = p * f + 5.55032864e-2f;
   p = p * f + 2.40226462e-1f;
   p = p * f + 6.93147182e-1f;
   p = p * f + 1.0f;
-  const IntVec exponent = (reinterpret_cast<const IntVec&>(shifted) << 23);
-  const IntVec bits = reinterpret_cast<const IntVec&>(p) + exponent;
-  const Vec scaled = reinterpret_cast<const Vec&>(bits);
-  return x < lowest ? Vec{} : scaled;
+  const IntVec bits =
+      reinterpret_cast<const IntVec&>(p) + (reinterpret_cast<const IntVec&>(shifted_n) << 23);
+  return reinterpret_cast<const Vec&>(bits);
+}
+
+// 2^x for x <= 127; 0 below -126.
+FUSEWIRE_INLINE Vec exp2(Vec x) {
+  const Vec lowest = broadcast(-126.0f);
+  const Vec clamped = max(x, lowest);
+  const Vec shifted = clamped + kRoundToInteger;
+  const Vec y = power_of_two(shifted, clamped - (shifted - kRoundToInteger));
+  return x < lowest ? Vec{} : y;
+}
+
+// e^x; 0 below -87, saturating above 88.
+FUSEWIRE_INLINE Vec exp(Vec x) {
+  const Vec lowest = broadcast(-87.0f);
+  const Vec clamped = min(max(x, lowest), broadcast(88.0f));
+  const Vec shifted = clamped * 1.44269504f + kRoundToInteger;
+  const Vec n = shifted - kRoundToInteger;
+  Vec rest = clamped - n * 0.693359375f;  // ln 2 in two parts, exact product with n
+  rest = rest - n * -2.12194440e-4f;
+  const Vec y = power_of_two(shifted, rest * 1.44269504f);
+  return x < lowest ? Vec{} : y;
 }
 
 // erf(x) = x P(x^2): Lawson-weighted least squares on |x| <= 4, in the variable u = x^2/8 - 1 so
