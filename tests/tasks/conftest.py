@@ -1,9 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
+from fusewire import kernels
 from fusewire.engine.encoder import EncoderEngine
 
 from tests.reference import tiny_checkpoint
@@ -24,3 +26,14 @@ def deploy(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Deployment
         return made[key]
 
     return make
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread_each() -> Iterator[None]:
+    """Tiny models on one thread: torch's and our threads would only wait for each other's cores."""
+    before = torch.get_num_threads(), kernels.num_threads()
+    torch.set_num_threads(1)
+    kernels.set_num_threads(1)
+    yield
+    torch.set_num_threads(before[0])
+    kernels.set_num_threads(before[1])
