@@ -53,9 +53,7 @@ def test_an_op_equals_its_fp64_reference(name: str, strided: bool):
         check(CASES[name], shape, strided)
 
 
-def test_attention_reaches_8192_tokens(target: str):
-    if target == "portable":
-        pytest.skip("the same code with narrower registers; 8192 tokens take it too long")
+def test_attention_reaches_8192_tokens():
     check(CASES["attention"], LONG_ATTENTION, strided=True)
 
 
