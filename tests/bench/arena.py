@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import time
 import traceback
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Self
@@ -27,7 +28,9 @@ def pin(threads: int) -> list[int]:
     usable = sorted(os.sched_getaffinity(0))
     if len(usable) < threads:
         raise SystemExit(f"threads: got {threads}, wanted at most {len(usable)}, the cores here")
-    first, second, seen = [], [], set()
+    first: list[int] = []
+    second: list[int] = []
+    seen: set[str | int] = set()
     for cpu in usable:
         siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
         core = siblings.read_text() if siblings.exists() else str(cpu)
@@ -38,6 +41,14 @@ def pin(threads: int) -> list[int]:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ[name] = str(threads)
     return chosen
+
+
+@dataclass(frozen=True)
+class Turn:
+    """`seconds` of each run; `disturbed`: share of the cores' time that others took meanwhile."""
+
+    seconds: list[float]
+    disturbed: float
 
 
 class System:
@@ -59,11 +70,14 @@ class System:
         self._pipe.send(("run", sequences, 0.0))
         return self._answer()
 
-    def time(self, sequences: list[np.ndarray], seconds: float) -> list[float]:
-        """Seconds of each run after one warm-up, for about `seconds`, at least one run."""
+    def time(self, sequences: list[np.ndarray], seconds: float) -> Turn:
+        """Runs for about `seconds`, at least once, after one warm-up."""
         time.sleep(SETTLE_S)
+        begin, busy = time.perf_counter(), _busy_s()
         self._pipe.send(("time", sequences, seconds))
-        return self._answer()
+        runs, own = self._answer()
+        cores = (time.perf_counter() - begin) * len(os.sched_getaffinity(0))
+        return Turn(runs, max(0.0, (_busy_s() - busy - own) / cores))
 
     def _answer(self) -> Any:
         try:
@@ -87,6 +101,18 @@ class System:
         self.close()
 
 
+def _busy_s() -> float:
+    """Seconds that the cores of this benchmark have worked, for anyone, since the system began."""
+    names = {f"cpu{cpu}" for cpu in os.sched_getaffinity(0)}
+    ticks = 0
+    for line in Path("/proc/stat").read_text().splitlines():
+        name, *fields = line.split()
+        if name in names:
+            user, nice, system, _idle, _wait, irq, softirq, steal = map(int, fields[:8])
+            ticks += user + nice + system + irq + softirq + steal
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def _serve(pipe: Connection, name: str, folder: Path, threads: int) -> None:
     try:
         run = rivals.SYSTEMS[name](folder, threads)
@@ -103,7 +129,9 @@ def _serve(pipe: Connection, name: str, folder: Path, threads: int) -> None:
             if command == "run":
                 pipe.send(("output", rivals.packed(run(sequences), sequences)))
             else:
-                pipe.send(("times", _times(run, sequences, seconds)))
+                begin = time.process_time()  # of all threads
+                times = _times(run, sequences, seconds)
+                pipe.send(("times", (times, time.process_time() - begin)))
         except Exception:
             pipe.send(("error", traceback.format_exc(limit=3)))
 

@@ -28,6 +28,8 @@ from tests.tolerance import MODEL_FP32
 
 LENGTHS = {"1x16": [16], "1x128": [128], "1x512": [512]}
 MIXED = "mixed 32"
+# Above this share of other work in any turn, a run says that its numbers are not to be quoted.
+DISTURBED = 0.1
 
 
 def lengths_of(case: str) -> list[int]:
@@ -65,18 +67,22 @@ def check(systems: list[arena.System], vocabulary: int) -> dict[str, float]:
 
 def measure(
     systems: list[arena.System], sequences: list[Any], rounds: int, seconds: float
-) -> dict[str, list[float]]:
-    times: dict[str, list[float]] = {system.name: [] for system in systems}
+) -> dict[str, list[arena.Turn]]:
+    turns: dict[str, list[arena.Turn]] = {system.name: [] for system in systems}
     for turn in range(rounds):
         # Each round starts with another system, so none always follows the same one.
         for system in systems[turn % len(systems) :] + systems[: turn % len(systems)]:
-            times[system.name] += system.time(sequences, seconds)
-    return times
+            turns[system.name].append(system.time(sequences, seconds))
+    return turns
 
 
 def rows_of_case(
-    times: dict[str, list[float]], facts: dict[str, Any], tokens: int, versions: dict[str, str]
+    turns: dict[str, list[arena.Turn]],
+    facts: dict[str, Any],
+    tokens: int,
+    versions: dict[str, str],
 ) -> list[dict[str, Any]]:
+    times = {name: [s for turn in own for s in turn.seconds] for name, own in turns.items()}
     medians = {name: median(values) * 1e3 for name, values in times.items()}
     ranked = sorted((ms, name) for name, ms in medians.items() if name != "fusewire")
     rows = []
@@ -91,6 +97,7 @@ def rows_of_case(
                 "p10_ms": round(tenths[0] * 1e3, 3),
                 "p90_ms": round(tenths[-1] * 1e3, 3),
                 "runs": len(values),
+                "disturbed": round(max(turn.disturbed for turn in turns[name]), 3),
                 "tokens_per_s": round(tokens / medians[name] * 1e3, 1),
                 "best_rival": ranked[0][1],
                 "times_best_rival": round(ranked[0][0] / medians[name], 3),
@@ -115,7 +122,7 @@ def bench_model(name: str, folder: Path, options: argparse.Namespace) -> list[di
             lengths = lengths_of(case)
             sequences = sequences_of(lengths, vocabulary, np.random.default_rng(1))
             print(f"  {case}", end=" ", flush=True)
-            times = measure(systems, sequences, options.rounds, options.seconds)
+            turns = measure(systems, sequences, options.rounds, options.seconds)
             facts = {
                 "benchmark": "encoder",
                 "model": name,
@@ -125,7 +132,7 @@ def bench_model(name: str, folder: Path, options: argparse.Namespace) -> list[di
                 "tokens": sum(lengths),
                 "padded_tokens": len(lengths) * max(lengths),
             }
-            new = rows_of_case(times, facts, sum(lengths), versions)
+            new = rows_of_case(turns, facts, sum(lengths), versions)
             for row in new:
                 row["max_abs_difference"] = differences[row["system"]]
             rows += new
@@ -169,6 +176,12 @@ def main() -> None:
     with (options.out / "encoder.jsonl").open("a") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
     print(encoder_report.table(rows))
+    worst = max(row["disturbed"] for row in rows)
+    if worst > DISTURBED:
+        print(
+            f"NOT QUOTABLE: other work took up to {worst:.0%} of the cores in a turn, wanted at "
+            f"most {DISTURBED:.0%}; run it again on a quiet machine"
+        )
     encoder_report.plot(rows, options.out / "encoder.png")
     print(f"rows added to {options.out / 'encoder.jsonl'}, plot in {options.out / 'encoder.png'}")
 

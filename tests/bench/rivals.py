@@ -134,7 +134,9 @@ def onnxruntime(folder: Path, threads: int) -> Run:
 def ctranslate2(folder: Path, threads: int) -> Run:
     """Converted by its own converter; it removes padding inside and adds it again at the end."""
     import ctranslate2 as ct2
+    import transformers
 
+    _quiet(transformers)
     with tempfile.TemporaryDirectory() as work:
         ct2.converters.TransformersConverter(str(folder)).convert(f"{work}/model")
         encoder = ct2.Encoder(
@@ -173,12 +175,16 @@ def _padded(sequences: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     return ids, mask
 
 
+def _quiet(transformers: Any) -> None:
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+
+
 def _bert(folder: Path, threads: int) -> tuple[Any, Any]:
     import torch
     import transformers
 
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
+    _quiet(transformers)
     torch.set_num_threads(threads)
     torch.set_num_interop_threads(1)
     model = transformers.BertModel.from_pretrained(folder, add_pooling_layer=False)
@@ -189,7 +195,7 @@ def _plain_bert(torch: Any, model: Any) -> Any:
     """BERT's forward pass written the way the optimizer's patterns expect: additive mask."""
     heads = model.config.num_attention_heads
 
-    class PlainBert(torch.nn.Module):  # type: ignore[misc,name-defined]
+    class PlainBert(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.model = model
