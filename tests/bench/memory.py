@@ -1,13 +1,13 @@
 """Memory on TurboTransformers' workload: `python tests/bench/memory.py`.
 
-BERT-base (random weights), fp32, batch 1, 150 requests with lengths uniform in 5..500 (seed 0),
-answered twice: the first pass meets new lengths, the second only known ones. Three systems, each in
-a process of its own:
+BERT-base (random weights), fp32, batch 1, 150 requests with lengths uniform in 5..500 (seed 0).
+Each system in a process of its own:
 
-- fusewire: the engine; figures from its arena, its plans and its allocator.
-- torch: transformers eager; every CPU allocation as torch's own profiler counts it.
-- naive: the temporaries of fusewire's layers, each from malloc when created and back at its last
-  use, written once; beside it the same writes into the planned arena. What planning saves in time.
+- fusewire: the engine, answering twice: the first pass meets new lengths, the second known ones.
+  Allocations are its calls to the operating system.
+- torch: transformers eager; allocations (from malloc) and live bytes as torch's profiler counts.
+- naive: the temporaries of fusewire's layers, each from malloc when created and freed at its last
+  use, written once; beside it the same writes into the planned arena, for the time it takes.
 
 Writes bench-results/memory.jsonl, one JSON object a row.
 """
@@ -50,22 +50,6 @@ def timed(call: Callable[[], Any]) -> float:
     return (time.perf_counter() - start) * 1e3
 
 
-class Resident:
-    """Growth of this process's resident memory from here to its highest point."""
-
-    def __init__(self) -> None:
-        Path("/proc/self/clear_refs").write_text("5")  # forgets the peak so far
-        self._before = self._field("VmRSS")
-
-    def growth(self) -> int:
-        return self._field("VmHWM") - self._before
-
-    @staticmethod
-    def _field(name: str) -> int:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
-
-
 def fusewire(folder: Path, threads: int) -> tuple[dict[str, Any], list[Program]]:
     from fusewire import kernels
     from fusewire.engine.batch import Batch, Sequence
@@ -76,16 +60,15 @@ def fusewire(folder: Path, threads: int) -> tuple[dict[str, Any], list[Program]]
     allocator = kernels.default_allocator()
     sequences = workload(rivals.vocabulary(folder))
     batches = [Batch.pack([Sequence(ids, np.zeros(len(ids), np.int32))]) for ids in sequences]
-    loaded, resident = allocator.stats(), Resident()
+    loaded = allocator.stats()
 
-    def answer_all() -> tuple[list[float], int]:
+    def answer_all() -> int:
         before = allocator.stats()["raw_allocations"]
-        times = [timed(lambda batch=batch: model.encode(batch)) for batch in batches]
-        return times, allocator.stats()["raw_allocations"] - before
+        for batch in batches:
+            model.encode(batch)
+        return allocator.stats()["raw_allocations"] - before
 
-    _, first = answer_all()
-    growth = resident.growth()
-    times, again = answer_all()
+    first, again = answer_all(), answer_all()
     after, workspace = allocator.stats(), model.workspace_stats()
     plans = {p["key"][1]: p for p in model._workspace.programs()}
     used = [plans[len(s)] for s in sequences]
@@ -95,16 +78,15 @@ def fusewire(folder: Path, threads: int) -> tuple[dict[str, Any], list[Program]]
         "peak_mib_mean": fmean(peaks) / MIB,
         "peak_mib_max": max(peaks) / MIB,
         "held_mib": (after["allocated_bytes"] - loaded["allocated_bytes"]) / MIB,
-        "resident_growth_mib": growth / MIB,
-        "device_calls_first_pass": first,
-        "device_calls_second_pass": again,
-        "median_ms": median(times),
+        "allocations_first_pass": first,
+        "allocations_second_pass": again,
         "planned_peak_mib": workspace["peak_bytes"] / MIB,
         "lower_bound_mib": workspace["lower_bound_bytes"] / MIB,
         "worst_peak_over_bound": workspace["worst_ratio"],
         "arena_mib": workspace["arena_bytes"] / MIB,
         "arena_growths": workspace["growths"],
         "plans": workspace["plans"],
+        "cache_hits": after["cache_hits"] - loaded["cache_hits"],
         "weights_mib": loaded["allocated_bytes"] / MIB,
         "reserved_for_weights_mib": loaded["reserved_bytes"] / MIB,
     }
@@ -117,11 +99,6 @@ def torch_eager(folder: Path, threads: int) -> dict[str, Any]:
 
     run = rivals.transformers_eager(folder, threads)
     sequences = workload(rivals.vocabulary(folder))
-    resident = Resident()
-    for sequence in sequences:
-        run([sequence])
-    growth = resident.growth()
-    times = [timed(lambda sequence=sequence: run([sequence])) for sequence in sequences]
 
     def profiled(sequence: np.ndarray) -> tuple[int, int]:
         """Highest live bytes and number of allocations of one request."""
@@ -135,10 +112,8 @@ def torch_eager(folder: Path, threads: int) -> dict[str, Any]:
     return {
         "peak_mib_mean": fmean(peaks) / MIB,
         "peak_mib_max": max(peaks) / MIB,
-        "resident_growth_mib": growth / MIB,
-        "device_calls_first_pass": sum(calls),
-        "device_calls_second_pass": sum(calls),
-        "median_ms": median(times),
+        "allocations_first_pass": sum(calls),
+        "allocations_second_pass": sum(calls),
         "version": torch.__version__,
     }
 
@@ -174,28 +149,28 @@ def naive(programs: list[Program]) -> list[dict[str, Any]]:
         moments = [first for _, first, _ in records]
         return max(sum(s for s, first, last in records if first <= t <= last) for t in moments)
 
-    rows = []
-    for name, write in (
-        ("planned arena, writes only", into_arena),
-        ("naive, writes only", from_malloc),
-    ):
-        for which in range(len(programs)):  # warm: pages of the arena, malloc's thresholds
-            write(which)
-        times = [timed(lambda which=which: write(which)) for which in range(len(programs))]
-        in_arena = write is into_arena
-        peaks = [peak if in_arena else alive_at_once(records) for records, _, peak in programs]
-        calls = 0 if in_arena else sum(LAYERS * len(records) for records, _, _ in programs)
-        rows.append(
-            {
-                "system": name,
-                "peak_mib_mean": fmean(peaks) / MIB,
-                "peak_mib_max": max(peaks) / MIB,
-                "device_calls_first_pass": max(calls, int(in_arena)),
-                "device_calls_second_pass": calls,
-                "median_ms": median(times),
-            }
+    def median_ms(write: Callable[[int], None]) -> float:
+        for _ in range(2):  # the first warms: pages of the arena, malloc's thresholds
+            times = [timed(lambda which=which: write(which)) for which in range(len(programs))]
+        return median(times)
+
+    planned = [peak for _, _, peak in programs]
+    alive = [alive_at_once(records) for records, _, _ in programs]
+    calls = sum(LAYERS * len(records) for records, _, _ in programs)
+    return [
+        {
+            "system": name,
+            "peak_mib_mean": fmean(peaks) / MIB,
+            "peak_mib_max": max(peaks) / MIB,
+            "allocations_first_pass": first,
+            "allocations_second_pass": second,
+            "median_ms": median_ms(write),
+        }
+        for name, write, peaks, first, second in (
+            ("arena, writes only", into_arena, planned, 1, 0),
+            ("naive, writes only", from_malloc, alive, calls, calls),
         )
-    return rows
+    ]
 
 
 def alone(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -209,17 +184,16 @@ def table(rows: list[dict[str, Any]]) -> str:
     columns = {
         "peak_mib_mean": "mean peak",
         "peak_mib_max": "max peak",
-        "resident_growth_mib": "RSS growth",
-        "device_calls_first_pass": "calls, new",
-        "device_calls_second_pass": "calls, warm",
+        "allocations_first_pass": "allocs, new",
+        "allocations_second_pass": "allocs, warm",
         "median_ms": "median ms",
     }
-    lines = ["MiB a request, allocation calls of all 150".ljust(44)]
-    lines.append(" " * 28 + "".join(name.rjust(13) for name in columns.values()))
+    lines = ["peaks: MiB a request; allocs: of all 150 requests; ms: a request", ""]
+    lines.append(" " * 20 + "".join(name.rjust(13) for name in columns.values()))
     for row in rows:
         cells = [row.get(column) for column in columns]
         texts = ["" if c is None else str(c) if isinstance(c, int) else f"{c:.2f}" for c in cells]
-        lines.append(row["system"].ljust(28) + "".join(text.rjust(13) for text in texts))
+        lines.append(row["system"].ljust(20) + "".join(text.rjust(13) for text in texts))
     own = rows[0]
     over = own["worst_peak_over_bound"]
     lines += [
@@ -228,8 +202,8 @@ def table(rows: list[dict[str, Any]]) -> str:
         f"{own['planned_peak_mib']:.2f} MiB, liveness bound {own['lower_bound_mib']:.2f} MiB",
         verdict(over <= PEAK_OVER_BOUND, f"planned peak at most 1.05 x the bound: {over:.3f} x"),
         verdict(
-            own["device_calls_second_pass"] == 0,
-            f"no allocation after warm-up: {own['device_calls_second_pass']}",
+            own["allocations_second_pass"] == 0,
+            f"no allocation after warm-up: {own['allocations_second_pass']}",
         ),
     ]
     return "\n".join(lines)
@@ -247,12 +221,12 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work) / "bert-base"
         rivals.write_bert_base(folder)
-        print("fusewire: 2 x 150 requests", flush=True)
+        print("fusewire: 150 requests, twice", flush=True)
         own, programs = alone(fusewire, folder, options.threads)
-        print("torch: 3 x 150 requests", flush=True)
+        print("torch: 150 requests", flush=True)
         rows = [{"system": "fusewire", **own}]
         rows.append({"system": "torch eager", **alone(torch_eager, folder, options.threads)})
-        print("naive: 4 x 150 requests, writes only", flush=True)
+        print("naive: writes only", flush=True)
         rows += alone(naive, programs)
     facts = {
         "benchmark": "memory",
