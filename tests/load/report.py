@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from collections import Counter
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,11 @@ class Run:
     def seconds(self) -> float:
         return float(self.time[-1] - self.time[0]) if len(self.time) > 1 else 0.0
 
+    @property
+    def samples_under_load(self) -> list[Sample]:
+        """Those between the first answer and the last: the texts asked alone before are no load."""
+        return [one for one in self.samples if self.time[0] <= one.time <= self.time[-1]]
+
 
 def read_log(path: Path) -> tuple[np.ndarray, np.ndarray, dict[str, int]]:
     """(times, milliseconds, count of each error), in the order of time."""
@@ -48,8 +54,16 @@ def read_log(path: Path) -> tuple[np.ndarray, np.ndarray, dict[str, int]]:
 
 
 def summary(run: Run) -> dict[str, Any]:
-    """The numbers of a run. Batch size: sequences per execution between first and last sample."""
-    first, last = run.samples[0].statistics, run.samples[-1].statistics
+    """The numbers of a run. Batch size: sequences per execution between first and last sample.
+
+    A run of less than two samples is refused: there is nothing to take a difference of.
+    """
+    samples = run.samples_under_load
+    if len(samples) < 2:
+        raise ValueError(
+            f"{run.profile}: got {run.seconds:.1f} s of load, wanted longer; --seconds"
+        )
+    first, last = samples[0].statistics, samples[-1].statistics
     executions = last.executions - first.executions
     requests = last.requests - first.requests
     p50, p95, p99 = np.percentile(run.ms, [50, 95, 99]) if len(run.ms) else [float("nan")] * 3
@@ -105,8 +119,8 @@ def plot(runs: list[Run], path: Path) -> None:
     for column, run in enumerate(runs):
         throughput, latency, batch = axes[:, column]
         second = (run.time - run.time[0]).astype(int)
-        seconds = np.arange(second.max() + 1)
-        throughput.step(seconds, np.bincount(second), where="post")
+        seconds = np.arange(max(second.max(), 1))  # the last second is not a whole one
+        throughput.step(seconds, np.bincount(second)[: len(seconds)], where="post")
         throughput.set(title=f"{run.profile}, {run.users} users", ylabel="requests / s")
         for percent in (50, 95, 99):
             values = [
@@ -129,7 +143,8 @@ def plot(runs: list[Run], path: Path) -> None:
 def batch_sizes(run: Run) -> tuple[list[float], list[float]]:
     """(seconds, mean batch since the sample before) where the model ran in between."""
     times, sizes = [], []
-    for before, after in zip(run.samples, run.samples[1:], strict=False):
+    samples = run.samples_under_load
+    for before, after in pairwise(samples):
         executions = after.statistics.executions - before.statistics.executions
         if executions:
             times.append(before.time - run.time[0])

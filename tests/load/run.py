@@ -24,6 +24,7 @@ from tests.load.server import served
 PROFILES = ("ClosedLoop", "Poisson")
 # Open-loop arrivals above capacity only measure how long the run was; this much of it is busy.
 SHARE_OF_CAPACITY = 0.7
+SAMPLE_S = 0.5
 
 
 def default_folder() -> Path:
@@ -51,7 +52,7 @@ def run_profile(
             while True:
                 (statistics,) = client.statistics(model)
                 samples.append(Sample(time.time(), statistics))
-                if done.wait(1.0):
+                if done.wait(SAMPLE_S):
                     break
             (statistics,) = client.statistics(model)
             samples.append(Sample(time.time(), statistics))
@@ -95,9 +96,12 @@ def main() -> int:
             address = stack.enter_context(served(folder, options.model or "embedder"))["grpc"]
         with Client(address) as client:
             embedders = [m.name for m in client.models() if m.task == "embed"]
-        model = options.model or (embedders[0] if len(embedders) == 1 else None)
-        if model not in embedders:
-            raise SystemExit(f"model: got {model}, wanted one of {embedders}; name it by --model")
+        if (options.model is None and len(embedders) != 1) or options.model not in (
+            None,
+            *embedders,
+        ):
+            raise SystemExit(f"model: got {options.model}, wanted one of {embedders}; use --model")
+        model: str = options.model or embedders[0]
         runs: list[Run] = []
         for profile in options.profiles:
             capacity = summary(runs[0])["requests_per_s"] if runs else 50.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import pytest
 from fusewire_client import ModelStatistics
 
 from tests.load.report import Run, Sample, batch_sizes, markdown, plot, read_log, summary
@@ -38,6 +39,13 @@ def test_a_summary_counts_only_this_run() -> None:
 
 def test_batch_sizes_leave_out_idle_seconds() -> None:
     assert batch_sizes(run_of([100.0, 103.0], [1, 1], {})) == ([1.0, 2.0], [6.0, 4.0])
+
+
+def test_samples_outside_the_load_do_not_count() -> None:
+    one = summary(run_of([100.5, 102.5], [1, 1], {}))
+    assert (one["executions"], one["mean_batch"]) == (10, 6.0)
+    with pytest.raises(ValueError, match="wanted longer"):
+        summary(run_of([100.5, 101.5], [1, 1], {}))
 
 
 def test_a_log_is_read_in_the_order_of_time(tmp_path: Path) -> None:
