@@ -140,8 +140,7 @@ class Traffic:
         while not self._ended.is_set():
             began = time.monotonic()
             try:
-                (output,) = self.asker.ask(self.model, self.inputs, timeout_s=20).values()
-                assert output.size
+                self.asker.ask(self.model, self.inputs, timeout_s=20)
             except InferenceServerException as error:
                 with self._lock:
                     self.errors.append((time.monotonic(), str(error)))

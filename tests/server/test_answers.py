@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -194,13 +193,6 @@ def test_the_metrics_of_the_design_are_there(asker: Asker) -> None:
     with pytest.raises(InferenceServerException):
         asker.ask("minilm", texts("x"), parameters={"bogus": 1})
     until(lambda: asker.metric("fusewire_rejected_total", reason="parameter") >= 1)
-
-
-def test_the_warm_up_ran_before_the_first_request(asker: Asker, repository: Path) -> None:
-    assert (repository / "fill" / "warmup" / "text_input").is_file()
-    # Nobody asked `unasked` anything but the warm-up and the watchdog's probe.
-    assert asker.metric("fusewire_requests_total", model="versions", outcome="ok") >= 2
-    assert asker.metric("fusewire_requests_total", outcome="failed") == 0
 
 
 def test_statistics_are_open_and_models_describe_themselves(asker: Asker) -> None:

@@ -31,6 +31,8 @@ _LOG_LINE = re.compile(r"^([IWE])\d{4} ")
 # Logged as an error by every start on a machine without CUDA, and no error there.
 _HARMLESS = "CudaDriverHelper has not been initialized"
 _SHOWN = {"error": "E", "warning": "EW", "info": "EWI", "verbose": "EWI"}
+# Triton lets go of a healthy Python model within two to three seconds.
+_UNLOAD_S = 5.0
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
 _ENTRY = """\
@@ -112,18 +114,20 @@ class EmbeddedServer:
         return found
 
     def stop(self) -> None:
-        """Ends the process: requests in flight finish within the exit timeout, then it is killed.
+        """Ends the process: requests in flight finish within the exit timeout, then models unload.
 
-        After a stub has died the server cannot unload its model and would wait in vain, so it is
-        killed as soon as nothing is in flight.
+        The server cannot unload a model that lost a stub or failed to load, and would wait in
+        vain; so it is killed when unloading takes longer than it does, at once if a stub died.
         """
         if self.running():
             self.stubs()
             processes.kill(self.pid, signal.SIGTERM)
-            deadline = time.monotonic() + self._settings.exit_timeout_s + 5
+            deadline = time.monotonic() + self._settings.exit_timeout_s + _UNLOAD_S
+            draining = True
             while self.running() and time.monotonic() < deadline:
-                if self.stub_died and self._drained.wait(0.05):
-                    break
+                if draining and self._drained.wait(0.02):
+                    draining = False
+                    deadline = time.monotonic() + (0 if self.stub_died else _UNLOAD_S)
                 time.sleep(0.02)
         self.clear()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import socket
 import urllib.error
@@ -59,9 +60,12 @@ class Endpoint:
                 text = answer.read()
         except urllib.error.HTTPError as error:
             raise EndpointError(error.code, _error_text(error.read())) from None
-        except (OSError, urllib.error.URLError) as error:
+        except (OSError, http.client.HTTPException) as error:
             raise EndpointError(0, f"no answer ({error})") from None
-        return json.loads(text) if text else None
+        try:
+            return json.loads(text) if text else None
+        except ValueError:
+            raise EndpointError(0, f"no JSON in the answer ({text[:80]!r})") from None
 
     def metrics(self) -> str:
         """The metrics page."""

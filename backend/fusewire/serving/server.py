@@ -200,7 +200,9 @@ class Server:
 
 def reason_in_words(reason: str) -> str:
     """Triton's reason for a model that does not load, without its wrappings."""
-    words = re.sub(r"^(Internal|Invalid argument|Unavailable): ", "", reason.strip())
+    words = re.sub(
+        r"^(Internal|Invalid argument|Unavailable): (TritonModelException: )?", "", reason.strip()
+    )
     if "GPU" in words and "compute compatibility" in words:
         return (
             "instance_group: got KIND_GPU on a server without GPUs, wanted KIND_CPU; "

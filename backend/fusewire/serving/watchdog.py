@@ -9,6 +9,7 @@ still alive answer all the while.
 
 from __future__ import annotations
 
+import collections
 import json
 import threading
 import time
@@ -41,6 +42,7 @@ class Watchdog:
         self._alive: dict[int, processes.Stub] = {}
         self._suspects: dict[str, str] = {}  # model -> what is wrong with it
         self._retry_at: dict[str, float] = {}
+        self._reloads_of: collections.Counter[str] = collections.Counter()
         self._leftovers: dict[int, float] = {}  # stubs of a replaced model -> when to end them
         self._probes: dict[str, list[ProbeTensor]] = {}
         self._restarts: list[float] = []
@@ -49,8 +51,10 @@ class Watchdog:
         self.failed: str | None = None
 
     def start(self) -> None:
-        for target in (self._watch_processes, self._watch_answers):
-            thread = threading.Thread(target=target, daemon=True)
+        """Begins to watch a server that is ready."""
+        self._look_for_dead_stubs()
+        for watch in (self._watch_processes, self._watch_answers):
+            thread = threading.Thread(target=self._guarded, args=(watch,), daemon=True)
             self._threads.append(thread)
             thread.start()
 
@@ -59,6 +63,18 @@ class Watchdog:
         self._ended.set()
         for thread in self._threads:
             thread.join(timeout=self._server.settings.start_timeout_s)
+
+    def _guarded(self, watch: Callable[[], None]) -> None:
+        """A watchdog that breaks must not be taken for one that watches."""
+        try:
+            watch()
+        except Exception as error:
+            self._give_up(f"the watchdog failed ({type(error).__name__}: {error})")
+
+    def _give_up(self, why: str) -> None:
+        self.failed = why
+        self._report(why)
+        self._ended.set()
 
     def _watch_processes(self) -> None:
         while not self._ended.wait(_TICK_S):
@@ -85,7 +101,6 @@ class Watchdog:
             stub = self._alive.get(pid)
             if dead and stub is not None:
                 del self._alive[pid]
-                self._server.process.stub_died = True
                 if pid in self._leftovers:
                     del self._leftovers[pid]
                 else:
@@ -102,6 +117,7 @@ class Watchdog:
                 processes.kill(pid)
 
     def _suspect(self, model: str, what: str) -> None:
+        self._server.process.stub_died = True
         with self._lock:
             self._suspects.setdefault(model, what)
 
@@ -112,6 +128,13 @@ class Watchdog:
         self._report(f"{model}: {what}; loading the model again")
         try:
             config = self._server.endpoint.call(f"models/{model}/config")
+        except EndpointError as error:
+            if error.status:
+                self._report(f"{model}: not loaded any more ({error}); left as it is")
+                with self._lock:
+                    self._suspects.pop(model, None)
+            return  # without an answer the server itself is looked at next
+        try:
             parameters = config.setdefault("parameters", {})
             reloads = settings_of(parameters).reloads + 1
             parameters["reloads"] = {"string_value": str(reloads)}
@@ -123,16 +146,21 @@ class Watchdog:
         except FusewireError as error:
             with self._lock:
                 self._retry_at[model] = time.monotonic() + _RETRY_S
-            self._report(f"{model}: could not be loaded again ({error}); next try in {_RETRY_S} s")
+            self._report(
+                f"{model}: could not be loaded again ({error}); next try in {_RETRY_S:.0f} s"
+            )
             return
-        self.reloads += 1
+        # The new stubs must be known before one of them can die unseen.
+        self._look_for_dead_stubs()
         with self._lock:
+            self.reloads += 1
+            self._reloads_of[model] += 1
             self._suspects.pop(model, None)
             self._retry_at.pop(model, None)
         # The server cannot finish unloading a model that lost a stub, so the survivors would stay.
         # They answer what was queued for them first.
         patience = time.monotonic() + self._server.settings.exit_timeout_s
-        self._leftovers.update((pid, patience) for pid in old)
+        self._leftovers.update((pid, patience) for pid in old if pid in self._alive)
         self._report(f"{model}: serving again after {time.monotonic() - began:.1f} s")
 
     def _restart(self) -> None:
@@ -141,12 +169,10 @@ class Watchdog:
         self._restarts = [when for when in self._restarts if now - when < _MINUTE_S]
         last = (list(self._server.process.last_lines) or [""])[-1][:200]
         if len(self._restarts) >= self._server.settings.restarts:
-            self.failed = (
+            self._give_up(
                 f"the server died {len(self._restarts) + 1} times within a minute; last line of "
                 f"its log: {last}"
             )
-            self._report(self.failed)
-            self._ended.set()
             return
         self._restarts.append(now)
         self._report(f"the server died; starting it again (last line of its log: {last})")
@@ -160,6 +186,7 @@ class Watchdog:
             self._report(f"the server did not start ({error})")
             self._server.process.clear()
             return
+        self._look_for_dead_stubs()
         self.restarts += 1
         self._report(f"the server is ready again after {time.monotonic() - now:.1f} s")
 
@@ -180,7 +207,7 @@ class Watchdog:
     def _ask(self, model: str, question: list[ProbeTensor]) -> None:
         body = {"inputs": [tensor.json() for tensor in question]}
         timeout_s = self._server.settings.watch_timeout_s
-        done = self._done(model)
+        done, reloads = self._done(model), self._reloads_of[model]
         try:
             self._server.endpoint.call(f"models/{model}/infer", body, timeout_s=timeout_s)
         except EndpointError as error:
@@ -189,7 +216,7 @@ class Watchdog:
                 for pid, stub in list(self._alive.items()):
                     if stub.model == model:
                         processes.kill(pid)
-            elif "is not healthy" in str(error):
+            elif "is not healthy" in str(error) and reloads == self._reloads_of[model]:
                 self._suspect(model, "a process of the model died")
 
     def _done(self, model: str) -> int | None:

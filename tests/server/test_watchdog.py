@@ -1,0 +1,131 @@
+"""Killed, hung and dead: the watchdog puts each right while clients go on asking."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from fusewire.serving.config import Deployment, ServerSettings
+from fusewire.serving.repository import import_folder
+from fusewire.serving.server import Server
+
+from tests.server.asking import Asker, Traffic, ids, until
+
+QUESTION = ids([5, 6, 7])
+# What healing may take beside loading the model; these models load within a second or two.
+HEALED_S = 5.0
+
+
+class Watched:
+    """A server of its own, its client, and what its watchdog said."""
+
+    def __init__(self, repository: Path) -> None:
+        self.said: list[str] = []
+        settings = ServerSettings(
+            http_port=0,
+            grpc_port=0,
+            metrics_port=0,
+            exit_timeout_s=3,
+            watch_interval_s=0.5,
+            watch_timeout_s=2,
+        )
+        self.server = Server([repository], settings, report=self.said.append)
+        began = time.monotonic()
+        self.server.start()
+        self.start_s = time.monotonic() - began
+        self.asker = Asker(self.server)
+
+    def pids(self, model: str) -> list[int]:
+        return [stub.pid for stub in self.server.process.stubs() if stub.model == model]
+
+    def heard(self, words: str) -> bool:
+        return any(words in text for text in self.said)
+
+
+@pytest.fixture
+def watched(tiny: Callable[..., Path], tmp_path: Path) -> Iterator[Watched]:
+    import_folder(tiny("bert", "embed"), tmp_path, name="one", link=True)
+    two = Deployment(instances=2)
+    import_folder(tiny("electra", "classify"), tmp_path, name="two", deployment=two, link=True)
+    watched = Watched(tmp_path)
+    yield watched
+    with watched.asker:
+        watched.server.stop()
+    regions = Path("/dev/shm").glob(f"fusewire_{os.getpid()}_*")
+    prefix = watched.server.process._region_prefix
+    assert not [region for region in regions if region.name.startswith(prefix)]
+    assert not watched.server._workplace.exists()
+
+
+def test_a_killed_stub_is_healed_under_traffic(watched: Watched) -> None:
+    server, asker = watched.server, watched.asker
+    (first,) = watched.pids("one")
+    before = asker.ask("one", QUESTION)["embedding"].tobytes()
+    with Traffic(asker, "one", QUESTION) as traffic, Traffic(asker, "two", QUESTION) as other:
+        killed = time.monotonic()
+        os.kill(first, signal.SIGKILL)
+        until(lambda: server.watchdog.reloads == 1)
+        traffic.more(50)
+        healed = time.monotonic()
+        other.more(50)
+    assert healed - killed < watched.start_s + HEALED_S
+    # Only those that were waiting for the dead stub failed, and said so.
+    assert all("not healthy" in text for _, text in traffic.errors), traffic.errors
+    assert max([when for when, _ in traffic.errors], default=killed) - killed < HEALED_S
+    assert other.errors == []
+    assert watched.heard(f"one: the process of one_0_0 died (pid {first})")
+    assert watched.heard("one: serving again after")
+    assert asker.ask("one", QUESTION)["embedding"].tobytes() == before
+    assert asker.metric("fusewire_model_reloads", model="one") == 1
+    assert asker.metric("fusewire_model_reloads", model="two") == 0
+
+
+def test_one_of_two_instances_may_die_again_and_again(watched: Watched) -> None:
+    """The other instance answers meanwhile; what is left of the old model goes after."""
+    gone: set[int] = set()
+    with Traffic(watched.asker, "two", QUESTION) as traffic:
+        for count in (1, 2):
+            current = set(watched.pids("two")) - gone
+            assert len(current) == 2
+            os.kill(min(current), signal.SIGKILL)
+            gone |= current
+            until(lambda count=count: watched.server.watchdog.reloads == count)
+            traffic.more(20)
+        until(lambda: len(watched.pids("two")) == 2)
+    assert not gone & set(watched.pids("two"))
+    assert watched.asker.metric("fusewire_model_reloads", model="two") == 2
+    assert watched.asker.metric("fusewire_model_reloads", model="one") == 0
+
+
+def test_a_stopped_stub_is_replaced(watched: Watched) -> None:
+    (pid,) = watched.pids("one")
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: watched.server.watchdog.reloads == 1, 20)
+    assert watched.asker.ask("one", QUESTION)["embedding"].size
+    until(lambda: pid not in watched.pids("one"))
+    time.sleep(1)  # the ends of the old process are no reason for another reload
+    assert watched.server.watchdog.reloads == 1
+
+
+def test_a_dead_server_is_started_again(watched: Watched) -> None:
+    server = watched.server
+    old = server.process.pid
+    with Traffic(watched.asker, "one", QUESTION) as traffic:
+        os.kill(old, signal.SIGKILL)
+        until(lambda: server.watchdog.restarts == 1, 30)
+        traffic.more(20)
+    assert server.process.pid != old
+    assert watched.heard("the server died; starting it again")
+    assert watched.heard("the server is ready again")
+
+
+def test_warm_up_ran_before_the_first_request(tiny: Callable[..., Path], tmp_path: Path) -> None:
+    import_folder(tiny("albert", "fill"), tmp_path, name="unasked", link=True)
+    settings = ServerSettings(http_port=0, grpc_port=0, metrics_port=0, watch_interval_s=3600)
+    with Server([tmp_path], settings) as server, Asker(server) as asker:
+        until(lambda: asker.metric("fusewire_requests_total", outcome="ok") == 1)
+        assert asker.metric("fusewire_requests_total") == 1
