@@ -125,7 +125,8 @@ def validated(settings: type[Settings], values: Mapping[str, Any]) -> Settings:
     try:
         return settings.model_validate(dict(values))
     except ValidationError as error:
-        first = error.errors()[0]
+        # A misspelt name first: what it leaves unset is only its consequence.
+        first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
         name = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
             known = ", ".join(settings.model_fields)
