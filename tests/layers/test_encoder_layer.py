@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fusewire import kernels as k
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fusewire import kernels as k
 from tests import tolerance
 from tests.ops.cases import ACTIVATIONS, attend, dense, rotate
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 import torch.nn.functional as F
-
 from fusewire import kernels as k
 
 Arrays = dict[str, np.ndarray]

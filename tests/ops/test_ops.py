@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-
 from fusewire import kernels
+
 from tests import tolerance
 from tests.ops.cases import CASES, LONG_ATTENTION, Case
 
