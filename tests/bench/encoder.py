@@ -163,18 +163,19 @@ def main() -> None:
     hardware = {"cpu": encoder_report.cpu_name(), "cpus": cpus, "machine": platform.machine()}
     print(f"{hardware['cpu']}, cpus {cpus}, {options.threads} threads, fp32")
     rows: list[dict[str, Any]] = []
+    options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as work:
         for name in options.models:
             folder = minilm_folder() if name == "MiniLM-L6" else Path(work) / "bert-base"
             if name != "MiniLM-L6":
                 rivals.write_bert_base(folder)
-            rows += bench_model(name, folder, options)
-    stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    for row in rows:
-        row.update(hardware, python=platform.python_version(), time=stamp)
-    options.out.mkdir(parents=True, exist_ok=True)
-    with (options.out / "encoder.jsonl").open("a") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
+            stamp = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+            new = bench_model(name, folder, options)
+            for row in new:
+                row.update(hardware, python=platform.python_version(), time=stamp)
+            with (options.out / "encoder.jsonl").open("a") as file:
+                file.writelines(json.dumps(row) + "\n" for row in new)
+            rows += new
     print(encoder_report.table(rows))
     worst = max(row["disturbed"] for row in rows)
     if worst > DISTURBED:

@@ -225,12 +225,23 @@ def _plain_bert(torch: Any, model: Any) -> Any:
 
 
 def write_bert_base(folder: Path) -> None:
-    """BERT-base's shape with seeded random weights, as a Hugging Face folder."""
-    import torch
-    from transformers import BertConfig, BertModel
+    """BERT-base's shape with seeded random weights, as a Hugging Face folder.
 
+    With what ctranslate2's converter asks for besides: a tokenizer (any of this vocabulary's size;
+    it is never used) and the field that older transformers wrote for the kind of positions.
+    """
+    import torch
+    import transformers
+
+    _quiet(transformers)
     torch.manual_seed(0)
-    BertModel(BertConfig(), add_pooling_layer=False).eval().save_pretrained(folder)
+    config = transformers.BertConfig(position_embedding_type="absolute")
+    transformers.BertModel(config).eval().save_pretrained(folder)
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    words += [f"w{n}" for n in range(config.vocab_size - len(words))]
+    vocabulary = folder / "vocab.txt"
+    vocabulary.write_text("\n".join(words) + "\n")
+    transformers.BertTokenizerFast(str(vocabulary)).save_pretrained(folder)
 
 
 def vocabulary(folder: Path) -> int:
