@@ -40,7 +40,9 @@ class TritonPythonModel:
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """One response for each request, in order; an error stays with the request at fault."""
-        answers = self._engine.answer([_decoded(request) for request in requests])
+        decoded = [_decoded(request) for request in requests]
+        computed = iter(self._engine.answer([r for r in decoded if isinstance(r, Request)]))
+        answers = [next(computed) if isinstance(r, Request) else r for r in decoded]
         self._metrics.record(answers, self._engine.last_counts)
         return [
             _response(request, answer) for request, answer in zip(requests, answers, strict=True)
@@ -56,13 +58,17 @@ def threads_of_an_instance(instance_groups: list[dict[str, Any]]) -> int:
     return max(1, len(os.sched_getaffinity(0)) // max(1, instances))
 
 
-def _decoded(request: Any) -> Request:
-    # Undecodable tensors never get here: Triton checks dtypes, shapes and string lengths.
-    return Request(
-        {tensor.name(): tensor.as_numpy() for tensor in request.inputs()},
-        json.loads(request.parameters() or "{}"),
-        request.is_cancelled,
-    )
+def _decoded(request: Any) -> Request | InvalidInput:
+    # Undecodable tensors never get here: Triton checks dtypes, shapes and string lengths. It does
+    # not check that parameters are UTF-8 when they come over HTTP.
+    try:
+        parameters = json.loads(request.parameters() or "{}")
+    except UnicodeDecodeError:
+        return InvalidInput(
+            "parameters", "bytes that are no text", "UTF-8", "encode names and values as UTF-8"
+        )
+    inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+    return Request(inputs, parameters, request.is_cancelled)
 
 
 def _response(request: Any, answer: Any) -> Any:

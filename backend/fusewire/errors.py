@@ -6,6 +6,8 @@ message must stand alone: what, got, wanted, remedy. It never carries a tracebac
 
 from __future__ import annotations
 
+_LONGEST_NAME = 64
+
 
 class FusewireError(Exception):
     """Base of all errors that fusewire raises deliberately."""
@@ -16,7 +18,10 @@ class InvalidInput(FusewireError):
 
     def __init__(self, field: str, got: object, wanted: str, remedy: str) -> None:
         self.field = field
-        super().__init__(f"{field}: got {got}, wanted {wanted}; {remedy}")
+        # A field may be a name that the client made up: of any length, with any characters.
+        plain = field.isascii() and field.isidentifier() and len(field) <= _LONGEST_NAME
+        shown = field if plain else repr(field[:_LONGEST_NAME])
+        super().__init__(f"{shown}: got {got}, wanted {wanted}; {remedy}")
 
 
 class CheckpointError(FusewireError):

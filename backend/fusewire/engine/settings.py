@@ -15,7 +15,9 @@ Aggregation = Literal["none", "simple", "first", "average", "max"]
 ScoreFunction = Literal["none", "sigmoid", "softmax"]
 
 # A request's share of the work, so that one request cannot ask for an answer without bound.
-MOST_CANDIDATES = 1000
+MOST_CANDIDATES = 1000  # of one mask or question
+MOST_REPLIES = 20_000  # candidates of one request, over all its masks
+MOST_WINDOWS = 1000  # of one request, beyond the first of each text
 
 
 class EngineSettings(BaseModel):

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fusewire import kernels
 from fusewire.engine.batch import Batch
-from fusewire.engine.settings import EngineSettings
+from fusewire.engine.settings import MOST_REPLIES, EngineSettings
 from fusewire.errors import InvalidInput
 from fusewire.tasks.rows import Query
 from fusewire.tasks.task import Item, Reply, Task, strings
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from fusewire.models import EncoderModel
 
 DEFAULT_TOP_K = 5
+_MOST_SCORES = 1 << 25  # 128 MiB
 
 
 class Fill(Task):
@@ -47,6 +49,17 @@ class Fill(Task):
             raise InvalidInput(
                 "top_k", top_k, f"at most {self.model.vocab_size}, the vocabulary", "lower it"
             )
+        masks = sum(
+            int(np.count_nonzero(windows[0].sequence.input_ids == self._mask_id))
+            for windows in query.tokens
+        )
+        if masks > 1 and masks * top_k > MOST_REPLIES:
+            raise InvalidInput(
+                "top_k",
+                f"{top_k} for each of {masks} mask tokens",
+                f"at most {MOST_REPLIES} candidates in a request",
+                "lower top_k or send fewer mask tokens at once",
+            )
         for row, windows in enumerate(query.tokens):
             if self._mask_id not in windows[0].sequence.input_ids:
                 field = "text_input" if windows[0].encoding else "input_ids"
@@ -61,19 +74,33 @@ class Fill(Task):
     def head(self, hidden: kernels.Tensor, batch: Batch, items: Sequence[Item]) -> list[Any]:
         """Per sequence: (token ids, probabilities) of each mask, [masks, top_k]."""
         rows = np.flatnonzero(batch.input_ids == self._mask_id)
-        logits = kernels.Tensor.from_numpy(self.model.fill_logits(hidden, rows))
-        kernels.softmax(logits, logits)
         most = max(item.query.settings.top_k or DEFAULT_TOP_K for item in items)
-        scores = kernels.empty((len(rows), most))
-        tokens = kernels.empty((len(rows), most), "int64")
-        kernels.top_k(scores, tokens, logits)
+        # Scores over the vocabulary are far larger than anything else, so some masks at a time.
+        step = max(1, _MOST_SCORES // self.model.vocab_size)
+        parts = [
+            self._best(hidden, rows[start : start + step], most)
+            for start in range(0, len(rows), step)
+        ]
+        tokens = np.concatenate([part[0] for part in parts])
+        scores = np.concatenate([part[1] for part in parts])
         results = []
         bounds = np.searchsorted(rows, batch.cu_seqlens)
         for index, item in enumerate(items):
             masks = slice(bounds[index], bounds[index + 1])
             k = item.query.settings.top_k or DEFAULT_TOP_K
-            results.append((tokens.numpy()[masks, :k].copy(), scores.numpy()[masks, :k].copy()))
+            results.append((tokens[masks, :k], scores[masks, :k]))
         return results
+
+    def _best(
+        self, hidden: kernels.Tensor, rows: NDArray[np.int64], most: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """(token ids, probabilities) of the tokens `rows`, [rows, most]."""
+        logits = kernels.Tensor.from_numpy(self.model.fill_logits(hidden, rows))
+        kernels.softmax(logits, logits)
+        scores = kernels.empty((len(rows), most))
+        tokens = kernels.empty((len(rows), most), "int64")
+        kernels.top_k(scores, tokens, logits)
+        return tokens.numpy().copy(), scores.numpy().copy()
 
     def reply(self, query: Query, results: list[list[Any]]) -> Reply:
         replies = []

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fusewire.engine.batch import Batch
+from fusewire.errors import InvalidInput
 from fusewire.tasks.rows import Query
 from fusewire.tasks.task import Item, Reply, Task
 
@@ -21,6 +22,17 @@ class Hidden(Task):
 
     name = "hidden"
     pairs = "optional"
+
+    def check(self, query: Query) -> None:
+        # Padding costs nothing to compute, but here it comes back, each token a row of floats.
+        width = max(windows[0].width for windows in query.tokens)
+        if width > self.model.max_length:
+            raise InvalidInput(
+                "input_ids",
+                f"rows of {width} with their padding",
+                f"at most {self.model.max_length}",
+                "leave out columns that are padding in every row",
+            )
 
     def head(self, hidden: Tensor, batch: Batch, items: Sequence[Item]) -> list[Any]:
         states = hidden.numpy()

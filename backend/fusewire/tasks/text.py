@@ -13,6 +13,7 @@ from typing import Any
 
 from tokenizers import Encoding
 
+from fusewire.engine.settings import MOST_WINDOWS
 from fusewire.errors import FusewireError, InvalidInput
 from fusewire.tasks.rows import IdRow, Query, TextRow, Tokens
 from fusewire.tasks.tokenizer import Tokenizer, TokenizerFault
@@ -176,6 +177,17 @@ class TextEncoder:
                 f"at most {max(question + room - stride - 1, 0)}, as windows of {limit} tokens "
                 f"that share {stride} (doc_stride) must move on over the context",
                 "shorten the question or lower doc_stride",
+            )
+        # Counted before they are made: a request of a megabyte could ask for gigabytes of windows.
+        context = len(encoding) - (limit - room)
+        windows = sum(len(row_windows) - 1 for row_windows in query.tokens)
+        windows += -(-(context - room) // (room - stride))
+        if windows > MOST_WINDOWS:
+            raise InvalidInput(
+                "text_pair",
+                f"texts that take {windows} more windows of {limit} tokens that share {stride}",
+                f"at most {MOST_WINDOWS} in a request",
+                "shorten the context, send fewer at once, or lower doc_stride",
             )
         cut = {"max_length": limit, "stride": stride, "strategy": "only_second"}
         first = self._encode_alone((row.text, row.pair), cut)
