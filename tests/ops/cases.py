@@ -280,7 +280,7 @@ def make_attention(rng: np.random.Generator, shape: tuple) -> Arrays:
 
 
 def attend(t: Tensors, shape: tuple) -> torch.Tensor:
-    lengths, heads, dim, window, biased = shape
+    _, heads, dim, window, biased = shape
     span = (t["bias"].shape[1] + 1) // 2
     outs = []
     for qkv in split(t["qkv"], shape):

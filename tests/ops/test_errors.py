@@ -27,7 +27,7 @@ def test_a_wrong_type_is_named():
 
 
 def test_a_precision_without_kernels_says_which_ones_there_are():
-    with pytest.raises(k.Error, match="got float16 on cpu, .* use float32 on the CPU"):
+    with pytest.raises(k.Error, match=r"got float16 on cpu, .* use float32 on the CPU"):
         k.softmax(dense(2, 8, dtype=np.float16), dense(2, 8, dtype=np.float16))
 
 
