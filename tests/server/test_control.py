@@ -13,6 +13,7 @@ import tritonclient.grpc as triton
 from fusewire.serving.config import Deployment
 from fusewire.serving.endpoint import CONTROL_HEADER, EndpointError
 from fusewire.serving.repository import import_folder
+from fusewire.serving.server import reason_in_words
 from tritonclient.utils import InferenceServerException
 
 from tests.server.asking import Asker, Traffic, ids
@@ -117,3 +118,14 @@ def test_the_key_opens_them_over_grpc_too(asker: Asker) -> None:
     headers = {f"triton-grpc-protocol-{CONTROL_HEADER}": CONTROL_KEY}
     index = asker.client.get_model_repository_index(headers=headers)
     assert "hidden" in [model.name for model in index.models]
+
+
+def test_a_gpu_instance_is_refused_in_words(asker: Asker) -> None:
+    config = asker.server.endpoint.call("models/hidden/config")
+    config["instance_group"] = [{"name": "gpu", "kind": "KIND_GPU", "count": 1}]
+    with pytest.raises(EndpointError) as caught:
+        load(asker, "hidden", config)
+    assert "KIND_GPU" in str(caught.value)
+    reason = str(caught.value).split("UNAVAILABLE state: ")[1]
+    assert reason_in_words(reason).endswith("import the model with --kind cpu")
+    assert asker.ask("hidden", QUESTION)

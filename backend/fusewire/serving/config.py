@@ -30,9 +30,13 @@ class ModelSettings(EngineSettings):
         description="embed, hidden, classify, tag, answer or fill. Default: what the checkpoint's "
         "`architectures` was made for."
     )
-    dtype: Literal["float32"] = Field("float32", description="Precision of the computation.")
+    dtype: Literal["float32"] = Field(
+        default="float32", description="Precision of the computation."
+    )
     reloads: int = Field(
-        0, ge=0, description="How often the watchdog has reloaded the model; set by it alone."
+        default=0,
+        ge=0,
+        description="How often the watchdog has reloaded the model; set by it alone.",
     )
 
     def engine(self) -> EngineSettings:
@@ -55,25 +59,28 @@ class Deployment(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     instances: int = Field(
-        1, ge=1, le=64, description="Processes that serve the model; each holds the weights."
+        default=1,
+        ge=1,
+        le=64,
+        description="Processes that serve the model; each holds the weights.",
     )
-    kind: Kind = Field("cpu", description="Device of the instances.")
+    kind: Kind = Field(default="cpu", description="Device of the instances.")
     max_batch_size: int = Field(
-        128,
+        default=128,
         ge=1,
         le=4096,
         description="Rows of one execution, and the most rows of one request; the memory of an "
         "execution is bounded by max_batch_tokens, not by this.",
     )
     queue_delay_us: int = Field(
-        200,
+        default=200,
         ge=0,
         le=1_000_000,
         description="Longest wait for company when the model is idle, in microseconds.",
     )
-    version: int = Field(1, ge=1, le=1 << 30, description="Version folder that is written.")
+    version: int = Field(default=1, ge=1, le=1 << 30, description="Version folder that is written.")
     versions_served: int = Field(
-        1, ge=1, le=64, description="How many of the latest versions the server loads."
+        default=1, ge=1, le=64, description="How many of the latest versions the server loads."
     )
 
 
@@ -83,38 +90,47 @@ class ServerSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     host: str = Field(
-        "127.0.0.1",
+        default="127.0.0.1",
         description="Address to listen on. Another than loopback opens the server to the network: "
         "put a gateway with TLS and authentication in front.",
     )
-    http_port: int = Field(8000, ge=0, le=65535, description="HTTP port; 0: any free one.")
-    grpc_port: int = Field(8001, ge=0, le=65535, description="gRPC port; 0: any free one.")
-    metrics_port: int = Field(8002, ge=0, le=65535, description="Metrics port; 0: any free one.")
-    log_level: LogLevel = Field("warning", description="What of the server's log is shown.")
+    http_port: int = Field(default=8000, ge=0, le=65535, description="HTTP port; 0: any free one.")
+    grpc_port: int = Field(default=8001, ge=0, le=65535, description="gRPC port; 0: any free one.")
+    metrics_port: int = Field(
+        default=8002, ge=0, le=65535, description="Metrics port; 0: any free one."
+    )
+    log_level: LogLevel = Field(default="warning", description="What of the server's log is shown.")
     start_timeout_s: float = Field(
-        600, gt=0, description="Seconds within which all models must have loaded."
+        default=600, gt=0, description="Seconds within which all models must have loaded."
     )
     exit_timeout_s: int = Field(
-        10, ge=0, le=3600, description="Seconds that requests in flight have to finish on exit."
+        default=10,
+        ge=0,
+        le=3600,
+        description="Seconds that requests in flight have to finish on exit.",
     )
     watch_interval_s: float = Field(
-        5, ge=0.1, description="Seconds between two test inferences of the watchdog, per model."
+        default=5,
+        ge=0.1,
+        description="Seconds between two test inferences of the watchdog, per model.",
     )
     watch_timeout_s: float = Field(
-        30, ge=1, description="Seconds without an answer and without progress that mean: hung."
+        default=30,
+        ge=1,
+        description="Seconds without an answer and without progress that mean: hung.",
     )
     restarts: int = Field(
-        5, ge=0, description="Restarts of a dead server within a minute before giving up."
+        default=5, ge=0, description="Restarts of a dead server within a minute before giving up."
     )
     control_key: str | None = Field(
-        None,
+        default=None,
         pattern=r"[A-Za-z0-9_-]{16,256}",
         description="Key of the APIs that load models, read logs and map shared memory, sent as "
         "the header fusewire-control-key. Default: random, so that only the watchdog has it. "
         "Environment: FUSEWIRE_CONTROL_KEY.",
     )
     tritonserver: Path | None = Field(
-        None,
+        default=None,
         description="The tritonserver program. Default: /opt/tritonserver/bin/tritonserver, else "
         "the one in the nvidia-pytriton wheel.",
     )

@@ -8,6 +8,7 @@ import platform
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from fusewire.errors import ConfigurationError, FusewireError
 from fusewire.serving.config import ServerSettings
@@ -34,7 +35,7 @@ def examine(settings: ServerSettings) -> Iterator[Finding]:
 
     yield Finding("fusewire", f"{__version__}, Python {platform.python_version()}")
     yield Finding("packages", ", ".join(f"{name} {_version(name)}" for name in _PACKAGES))
-    yield _try("numpy", lambda: check_numpy() or "goes with the server")
+    yield _try("numpy", _numpy)
     yield _try("kernels", _kernels)
     yield Finding("cores", f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}")
     yield _try("tritonserver", lambda: find(settings.tritonserver).origin)
@@ -42,7 +43,7 @@ def examine(settings: ServerSettings) -> Iterator[Finding]:
     for flag in ("http_port", "grpc_port", "metrics_port"):
         port = getattr(settings, flag)
         name = flag.replace("_", "-")
-        yield _try(name, lambda name=name, port=port: _free(settings.host, name, port))
+        yield _try(name, partial(_free, settings.host, name, port))
 
 
 def _try(subject: str, look: Callable[[], str]) -> Finding:
@@ -51,6 +52,11 @@ def _try(subject: str, look: Callable[[], str]) -> Finding:
     except FusewireError as error:
         found, _, remedy = str(error).rpartition("; ")
         return Finding(subject, found, remedy)
+
+
+def _numpy() -> str:
+    check_numpy()
+    return "goes with the server"
 
 
 def _kernels() -> str:

@@ -65,5 +65,5 @@ def _flag(name: str, field: Any) -> inspect.Parameter:
         envvar=_SECRETS.get(name),
         show_envvar=False,
     )
-    kind = Annotated[field.annotation | None, option]  # type: ignore[valid-type]
+    kind = Annotated[field.annotation | None, option]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from fusewire import kernels
@@ -23,7 +23,7 @@ _TOKENS_BUCKETS = [float(1 << power) for power in range(3, 16)]
 class ServingMetrics:
     """The series of one model instance."""
 
-    def __init__(self, family: Callable[..., Any], model: str, task: str, reloads: int) -> None:
+    def __init__(self, family: Any, model: str, task: str, reloads: int) -> None:
         """`family`: Triton's MetricFamily class."""
         self._labels = {"model": model, "task": task}
         self._updates: queue.SimpleQueue[tuple[Counter[str], Counts] | None] = queue.SimpleQueue()

@@ -203,7 +203,7 @@ def reason_in_words(reason: str) -> str:
     words = re.sub(
         r"^(Internal|Invalid argument|Unavailable): (TritonModelException: )?", "", reason.strip()
     )
-    if "GPU" in words and "compute compatibility" in words:
+    if "KIND_GPU" in words or "compute compatibility" in words:
         return (
             "instance_group: got KIND_GPU on a server without GPUs, wanted KIND_CPU; "
             "import the model with --kind cpu"

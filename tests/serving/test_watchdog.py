@@ -1,0 +1,149 @@
+"""The watchdog's judgement, against a stand-in of the server: what it does when."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from fusewire.serving.config import ServerSettings
+from fusewire.serving.endpoint import EndpointError
+from fusewire.serving.probe import ProbeTensor
+from fusewire.serving.processes import Stub
+from fusewire.serving.server import ServerFailed
+from fusewire.serving.watchdog import Watchdog
+
+PROBE = [ProbeTensor("text_input", ("awake?",))]
+
+
+class Process:
+    def __init__(self) -> None:
+        self.last_lines = ["last words"]
+        self.stub_died = False
+        self.pid = 1
+
+    def running(self) -> bool:
+        return False
+
+    def stubs(self) -> list[Stub]:
+        return []
+
+    def clear(self) -> None:
+        pass
+
+
+class Endpoint:
+    """Answers `infer` with an error and the statistics with a count."""
+
+    def __init__(self, error: EndpointError, executions: Iterator[int]) -> None:
+        self.error, self.executions = error, executions
+
+    def call(self, path: str, body: Any = None, timeout_s: float = 0) -> Any:
+        if path.endswith("/infer"):
+            raise self.error
+        return {"model_stats": [{"execution_count": str(next(self.executions))}]}
+
+
+class Server:
+    def __init__(self, launch: Callable[[], None] = lambda: None) -> None:
+        self.settings = ServerSettings(restarts=2)
+        self.process = Process()
+        self.launch = launch
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    yield child
+    child.kill()
+    child.wait()
+
+
+def watchdog(server: Server) -> tuple[Watchdog, list[str]]:
+    said: list[str] = []
+    return Watchdog(server, said.append), said  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("executions", "ended"), [([4, 4], True), ([4, 5], False)])
+def test_a_model_that_makes_no_progress_is_ended(
+    child: subprocess.Popen[bytes], executions: list[int], ended: bool
+) -> None:
+    """No answer in time means hung only if nothing else was answered either."""
+    server = Server()
+    server.endpoint = Endpoint(EndpointError(0, "timed out"), iter(executions))  # type: ignore[attr-defined]
+    watch, said = watchdog(server)
+    watch._alive = {child.pid: Stub(child.pid, "m", "1", "m_0_0")}
+    watch._ask("m", PROBE)
+    if ended:
+        assert child.wait(10) == -9
+        assert said == ["m: no answer for 30 s; ending its processes"]
+    else:
+        assert child.poll() is None
+        assert said == []
+
+
+@pytest.mark.parametrize("reloaded_meanwhile", [False, True])
+def test_an_unhealthy_answer_makes_a_suspect_unless_it_is_old_news(
+    reloaded_meanwhile: bool,
+) -> None:
+    server = Server()
+    watch, _ = watchdog(server)
+    endpoint = Endpoint(EndpointError(500, "Stub process 'm_0_0' is not healthy."), iter([1]))
+    call = endpoint.call
+
+    def meanwhile(path: str, body: Any = None, timeout_s: float = 0) -> Any:
+        if path.endswith("/infer") and reloaded_meanwhile:
+            watch._reloads_of["m"] += 1
+        return call(path, body, timeout_s)
+
+    endpoint.call = meanwhile  # type: ignore[method-assign]
+    server.endpoint = endpoint  # type: ignore[attr-defined]
+    watch._ask("m", PROBE)
+    assert ("m" in watch._suspects) != reloaded_meanwhile
+
+
+def test_other_errors_are_the_models_own_affair() -> None:
+    server = Server()
+    server.endpoint = Endpoint(EndpointError(400, "text_input: got …"), iter([1]))  # type: ignore[attr-defined]
+    watch, said = watchdog(server)
+    watch._ask("m", PROBE)
+    assert watch._suspects == {}
+    assert said == []
+
+
+def test_a_server_that_keeps_dying_is_given_up() -> None:
+    server = Server()
+    watch, said = watchdog(server)
+    watch._restart()
+    watch._restart()
+    assert watch.failed is None
+    assert watch.restarts == 2
+    watch._restart()
+    assert watch.failed is not None
+    assert "3 times within a minute" in watch.failed
+    assert "last words" in watch.failed
+    assert said[-1] == watch.failed
+
+
+def test_a_server_that_does_not_start_again_is_tried_again() -> None:
+    def launch() -> None:
+        raise ServerFailed("no port")
+
+    watch, said = watchdog(Server(launch))
+    watch._restart()
+    assert watch.restarts == 0
+    assert watch.failed is None
+    assert said[-1] == "the server did not start (no port)"
+
+
+def test_a_broken_watchdog_says_so() -> None:
+    watch, said = watchdog(Server())
+
+    def broken() -> None:
+        raise ValueError("surprise")
+
+    watch._guarded(broken)
+    assert watch.failed == "the watchdog failed (ValueError: surprise)"
+    assert said == [watch.failed]
