@@ -1,0 +1,86 @@
+"""Where a benchmark ran, and the files that benchmarks leave their rows in."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from tests.bench.encoder_report import cpu_name
+
+RESULTS = Path("bench-results")
+
+
+def facts(*packages: str) -> dict[str, Any]:
+    """Hardware, versions and time, the same keys in every row."""
+    return {
+        "cpu": cpu_name(),
+        "cpus": sorted(os.sched_getaffinity(0)),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "versions": {package: version_of(package) for package in packages},
+        "load_average": round(os.getloadavg()[0], 2),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # run from the source tree
+        return "source"
+
+
+class Watch:
+    """What others took of this benchmark's cores since the watch was made."""
+
+    def __init__(self, *others: int) -> None:
+        """`others`: processes that belong to the benchmark, besides this one."""
+        self._others = others
+        self._began, self._busy, self._own = time.perf_counter(), _busy_s(), self._own_s()
+
+    def disturbed(self) -> float:
+        """Share of the cores' time that others took."""
+        taken = (_busy_s() - self._busy) - (self._own_s() - self._own)
+        cores = (time.perf_counter() - self._began) * len(os.sched_getaffinity(0))
+        return round(max(0.0, taken / cores), 3)
+
+    def _own_s(self) -> float:
+        return time.process_time() + sum(cpu_s(pid) for pid in self._others)
+
+
+def cpu_s(pid: int) -> float:
+    """Seconds that a process has worked, all its threads together."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def _busy_s() -> float:
+    """Seconds that this benchmark's cores have worked, for anyone, since the system began."""
+    names = {f"cpu{cpu}" for cpu in os.sched_getaffinity(0)}
+    ticks = 0
+    for line in Path("/proc/stat").read_text().splitlines():
+        name, *fields = line.split()
+        if name in names:
+            user, nice, system, _idle, _wait, irq, softirq, steal = map(int, fields[:8])
+            ticks += user + nice + system + irq + softirq + steal
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def append(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in rows)
+    print(f"rows added to {path}")
+
+
+def latest(path: Path) -> list[dict[str, Any]]:
+    """The rows of the last run in a file: those that share the last row's time."""
+    if not path.is_file():
+        return []
+    rows = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+    return [row for row in rows if row["time"] == rows[-1]["time"]]
