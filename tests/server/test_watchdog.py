@@ -33,11 +33,15 @@ class Watched:
             watch_interval_s=0.5,
             watch_timeout_s=2,
         )
-        self.server = Server([repository], settings, report=self.said.append)
+        self.server = Server([repository], settings, report=self.hear)
         began = time.monotonic()
         self.server.start()
         self.start_s = time.monotonic() - began
         self.asker = Asker(self.server)
+
+    def hear(self, text: str) -> None:
+        print(f"{time.monotonic():.2f} {text}")  # shown where a test fails
+        self.said.append(text)
 
     def pids(self, model: str) -> list[int]:
         return [stub.pid for stub in self.server.process.stubs() if stub.model == model]
@@ -121,6 +125,13 @@ def test_a_dead_server_is_started_again(watched: Watched) -> None:
     assert server.process.pid != old
     assert watched.heard("the server died; starting it again")
     assert watched.heard("the server is ready again")
+
+
+def test_a_hung_server_is_started_again(watched: Watched) -> None:
+    os.kill(watched.server.process.pid, signal.SIGSTOP)
+    until(lambda: watched.server.watchdog.restarts == 1, 30)
+    assert watched.heard("the server gave no answer for 2 s; ending it")
+    assert watched.asker.ask("one", QUESTION)["embedding"].size
 
 
 def test_warm_up_ran_before_the_first_request(tiny: Callable[..., Path], tmp_path: Path) -> None:

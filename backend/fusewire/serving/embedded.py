@@ -16,9 +16,10 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import IO
 
 import fusewire
-from fusewire.errors import ConfigurationError
+from fusewire.errors import ConfigurationError, FusewireError
 from fusewire.serving import processes
 from fusewire.serving.config import ServerSettings
 from fusewire.serving.endpoint import CONTROL_HEADER, Endpoint
@@ -68,6 +69,8 @@ class EmbeddedServer:
         self._reader: threading.Thread | None = None
         self._stub_ids: set[int] = set()
         self._drained = threading.Event()
+        self._starting = threading.Lock()
+        self._stopped = False
         self.last_lines: collections.deque[str] = collections.deque(maxlen=30)
         self.loaded: set[str] = set()
         self.stub_died = False
@@ -75,11 +78,13 @@ class EmbeddedServer:
 
     @property
     def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
+        """The process id, -1 when there is no process (a watcher may ask at any moment)."""
+        process = self._process
+        return -1 if process is None else process.pid
 
     def running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        process = self._process
+        return process is not None and process.poll() is None
 
     def start(self, repositories: Sequence[Path], models: Sequence[str], log: LogLine) -> None:
         """Starts the process with these models of these repositories.
@@ -91,19 +96,24 @@ class EmbeddedServer:
         self.last_lines.clear()
         self.loaded.clear()
         self.stub_died = False
-        self._process = subprocess.Popen(
-            self._command(repositories, models),
-            env=self._environment(),
-            cwd=self._backends,  # the stub imports from its working folder first
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,  # Ctrl-C is ours to handle
-            preexec_fn=_die_with_parent,
-        )
-        self._reader = threading.Thread(target=self._read_log, args=(log,), daemon=True)
+        with self._starting:
+            if self._stopped:
+                raise FusewireError("the server was stopped while it was to be started")
+            self._process = subprocess.Popen(
+                self._command(repositories, models),
+                env=self._environment(),
+                cwd=self._backends,  # the stub imports from its working folder first
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                start_new_session=True,  # Ctrl-C is ours to handle
+                preexec_fn=_die_with_parent,
+            )
+            words = self._process.stdout
+        assert words is not None
+        self._reader = threading.Thread(target=self._read_log, args=(words, log), daemon=True)
         self._reader.start()
 
     def stubs(self) -> list[processes.Stub]:
@@ -113,13 +123,17 @@ class EmbeddedServer:
         self._stub_ids.update(stub.pid for stub in found)
         return found
 
-    def stop(self) -> None:
+    def stop(self, serving: bool = True) -> None:
         """Ends the process: requests in flight finish within the exit timeout, then models unload.
+        One that was not `serving` yet has nothing to finish and is killed.
 
         The server cannot unload a model that lost a stub or failed to load, and would wait in
         vain; so it is killed when unloading takes longer than it does, at once if a stub died.
+        It is not started again.
         """
-        if self.running():
+        with self._starting:
+            self._stopped = True
+        if serving and self.running():
             self.stubs()
             processes.kill(self.pid, signal.SIGTERM)
             deadline = time.monotonic() + self._settings.exit_timeout_s + _UNLOAD_S
@@ -133,11 +147,13 @@ class EmbeddedServer:
 
     def clear(self) -> None:
         """Ends whatever is left of the process and removes its shared memory."""
-        if self._process is not None:
-            if self.running():
-                self.stubs()
-                self._process.kill()
-            self._process.wait()
+        process, self._process = self._process, None
+        if process is not None:
+            if process.poll() is None:
+                living = [p for p, dead in processes.children(process.pid).items() if not dead]
+                self._stub_ids.update(p for p in living if processes.stub(p) is not None)
+                process.kill()
+            process.wait()
             for pid in self._stub_ids:
                 # An orphan ends by itself within a second or two; not waiting frees its memory.
                 if processes.stub(pid) is not None:
@@ -145,7 +161,6 @@ class EmbeddedServer:
             self._stub_ids.clear()
             if self._reader is not None:
                 self._reader.join(5)
-            self._process = None
         for region in _SHARED_MEMORY.glob(f"{self._region_prefix}*"):
             with contextlib.suppress(OSError):
                 region.unlink()
@@ -207,28 +222,27 @@ class EmbeddedServer:
         environment.pop("FUSEWIRE_CONTROL_KEY", None)
         return environment
 
-    def _read_log(self, log: LogLine) -> None:
-        assert self._process is not None
-        assert self._process.stdout is not None
+    def _read_log(self, words: IO[str], log: LogLine) -> None:
         level = "I"
-        for line in self._process.stdout:
-            line = line.rstrip()
-            begins = _LOG_LINE.match(line)
-            if begins:
-                level = begins[1]
-            self.last_lines.append(line)
-            if loaded := re.search(r"successfully loaded '([^']+)'", line):
-                self.loaded.add(loaded[1])
-            if "All models are stopped, unloading models" in line:
-                self._drained.set()
-            if level in _SHOWN[self._settings.log_level] and _HARMLESS not in line:
-                log(level, line)
+        with words:
+            for line in words:
+                line = line.rstrip()
+                begins = _LOG_LINE.match(line)
+                if begins:
+                    level = begins[1]
+                self.last_lines.append(line)
+                if loaded := re.search(r"successfully loaded '([^']+)'", line):
+                    self.loaded.add(loaded[1])
+                if "All models are stopped, unloading models" in line:
+                    self._drained.set()
+                if level in _SHOWN[self._settings.log_level] and _HARMLESS not in line:
+                    log(level, line)
 
 
 def _backend_model() -> Path:
-    """model.py: beside the package in the source tree, inside it where it is installed."""
+    """model.py: inside the package where that is installed, beside it in the source tree."""
     package = Path(fusewire.__file__).parent
-    for path in (package.parent / "model.py", package / "serving" / "triton_model.py"):
+    for path in (package / "serving" / "triton_model.py", package.parent / "model.py"):
         if path.is_file():
             return path
     raise ConfigurationError(

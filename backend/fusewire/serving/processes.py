@@ -62,5 +62,6 @@ def stub_of(pid: int, command_line: bytes) -> Stub | None:
 
 def kill(pid: int, sign: signal.Signals = signal.SIGKILL) -> None:
     """Sends a signal to a process that may be gone already."""
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, sign)
+    if pid > 1:  # 0 and below mean groups, -1 everything
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, sign)

@@ -58,6 +58,7 @@ class Server:
         installation = find(self.settings.tritonserver)
         self._log = log
         self._starting = False
+        self._serving = False
         self._workplace = Path(tempfile.mkdtemp(prefix="fusewire-"))
         try:
             self.repositories, self.models = self._collect(sources, model_settings or {})
@@ -130,16 +131,17 @@ class Server:
             raise ServerFailed("\n".join(f"{name}: {text}" for name, text in failed.items()))
         loading(set(self.models), self.models)
         self._starting = False
+        self._serving = True
 
     def stop(self) -> None:
         """Ends server, stubs and watchdog; removes shared memory and temporary folders."""
         self.watchdog.stop()
-        self.process.stop()
+        self.process.stop(self._serving)
         shutil.rmtree(self._workplace, ignore_errors=True)
 
-    def index(self) -> list[dict[str, Any]]:
+    def index(self, timeout_s: float = 10.0) -> list[dict[str, Any]]:
         """The server's index of models and their states."""
-        rows = self.control("repository/index", {})
+        rows = self.control("repository/index", {}, timeout_s)
         return rows if isinstance(rows, list) else []
 
     def control(self, path: str, body: dict[str, Any], timeout_s: float = 10.0) -> Any:

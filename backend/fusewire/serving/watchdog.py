@@ -37,6 +37,7 @@ class Watchdog:
         self._server = server
         self._report = report
         self._ended = threading.Event()
+        self._restarting = threading.Event()
         self._threads: list[threading.Thread] = []
         self._lock = threading.Lock()
         self._alive: dict[int, processes.Stub] = {}
@@ -59,16 +60,19 @@ class Watchdog:
             thread.start()
 
     def stop(self) -> None:
-        """Returns when nothing more will be started."""
+        """Lets nothing more be judged. A call under way may still wait for the server's answer;
+        it ends with the server, and whatever it says then is not heeded."""
         self._ended.set()
         for thread in self._threads:
-            thread.join(timeout=self._server.settings.start_timeout_s)
+            thread.join(timeout=1)
 
     def _guarded(self, watch: Callable[[], None]) -> None:
         """A watchdog that breaks must not be taken for one that watches."""
         try:
             watch()
         except Exception as error:
+            if self._ended.is_set():
+                return
             self._give_up(f"the watchdog failed ({type(error).__name__}: {error})")
 
     def _give_up(self, why: str) -> None:
@@ -144,6 +148,8 @@ class Watchdog:
                 timeout_s=self._server.settings.start_timeout_s,
             )
         except FusewireError as error:
+            if self._ended.is_set():
+                return
             with self._lock:
                 self._retry_at[model] = time.monotonic() + _RETRY_S
             self._report(
@@ -180,12 +186,17 @@ class Watchdog:
         self._leftovers.clear()
         with self._lock:
             self._suspects.clear()
+        self._restarting.set()
         try:
             self._server.launch()
         except FusewireError as error:
+            if self._ended.is_set():
+                return
             self._report(f"the server did not start ({error})")
             self._server.process.clear()
             return
+        finally:
+            self._restarting.clear()
         self._look_for_dead_stubs()
         self.restarts += 1
         self._report(f"the server is ready again after {time.monotonic() - now:.1f} s")
@@ -193,16 +204,26 @@ class Watchdog:
     def _watch_answers(self) -> None:
         """Asks each ready model its probe; one that gives no answer and makes no progress hangs."""
         while not self._ended.wait(self._server.settings.watch_interval_s):
-            try:
-                ready = {row["name"] for row in self._server.index() if row["state"] == "READY"}
-            except (EndpointError, KeyError):
-                continue  # dead, or starting: the other thread's affair
-            for model in sorted(ready):
+            for model in self._ready_models():
                 if self._ended.is_set():
                     return
                 question = self._question(model)
                 if question:
                     self._ask(model, question)
+
+    def _ready_models(self) -> list[str]:
+        """By name. A server that does not answer this hangs, and is ended to be started again."""
+        process, timeout_s = self._server.process, self._server.settings.watch_timeout_s
+        pid = process.pid if process.running() else None
+        try:
+            rows = self._server.index(timeout_s)
+            return sorted(row["name"] for row in rows if row.get("state") == "READY")
+        except EndpointError as error:
+            hangs = "timed out" in str(error) and not self._restarting.is_set()
+            if hangs and pid is not None and process.pid == pid and not self._ended.is_set():
+                self._report(f"the server gave no answer for {timeout_s:.0f} s; ending it")
+                processes.kill(pid)
+            return []
 
     def _ask(self, model: str, question: list[ProbeTensor]) -> None:
         body = {"inputs": [tensor.json() for tensor in question]}
@@ -211,6 +232,8 @@ class Watchdog:
         try:
             self._server.endpoint.call(f"models/{model}/infer", body, timeout_s=timeout_s)
         except EndpointError as error:
+            if self._ended.is_set():
+                return
             if error.status == 0 and done is not None and done == self._done(model):
                 self._report(f"{model}: no answer for {timeout_s:.0f} s; ending its processes")
                 for pid, stub in list(self._alive.items()):
