@@ -66,14 +66,29 @@ def check(systems: list[arena.System], vocabulary: int) -> dict[str, float]:
 
 
 def measure(
-    systems: list[arena.System], sequences: list[Any], rounds: int, seconds: float
+    systems: list[arena.System], sequences: list[Any], rounds: int, seconds: float, again: int
 ) -> dict[str, list[arena.Turn]]:
     turns: dict[str, list[arena.Turn]] = {system.name: [] for system in systems}
     for turn in range(rounds):
         # Each round starts with another system, so none always follows the same one.
         for system in systems[turn % len(systems) :] + systems[: turn % len(systems)]:
-            turns[system.name].append(system.time(sequences, seconds))
+            turns[system.name].append(least_disturbed(system, sequences, seconds, again))
     return turns
+
+
+def least_disturbed(
+    system: arena.System, sequences: list[Any], seconds: float, again: int
+) -> arena.Turn:
+    """One turn; taken up to `again` times more while other work disturbs it, whoever's turn it is.
+
+    The choice is by the disturbance alone, never by the times.
+    """
+    best = system.time(sequences, seconds)
+    for _ in range(again):
+        if best.disturbed <= DISTURBED:
+            break
+        best = min(best, system.time(sequences, seconds), key=lambda turn: turn.disturbed)
+    return best
 
 
 def rows_of_case(
@@ -122,7 +137,7 @@ def bench_model(name: str, folder: Path, options: argparse.Namespace) -> list[di
             lengths = lengths_of(case)
             sequences = sequences_of(lengths, vocabulary, np.random.default_rng(1))
             print(f"  {case}", end=" ", flush=True)
-            turns = measure(systems, sequences, options.rounds, options.seconds)
+            turns = measure(systems, sequences, options.rounds, options.seconds, options.again)
             facts = {
                 "benchmark": "encoder",
                 "model": name,
@@ -145,6 +160,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=5, help="turns of each system")
     parser.add_argument("--seconds", type=float, default=0.5, help="length of one turn")
+    parser.add_argument("--again", type=int, default=2, help="repeats of a disturbed turn")
     parser.add_argument("--models", nargs="+", default=["MiniLM-L6", "BERT-base"])
     parser.add_argument("--cases", nargs="+", default=[*LENGTHS, MIXED])
     parser.add_argument("--systems", nargs="+", default=None, choices=list(rivals.SYSTEMS))
