@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -37,13 +38,14 @@ class Process:
 class Endpoint:
     """Answers `infer` with an error and the statistics with a count."""
 
-    def __init__(self, error: EndpointError, executions: Iterator[int]) -> None:
-        self.error, self.executions = error, executions
+    def __init__(self, error: EndpointError, answered: Iterator[int]) -> None:
+        self.error, self.answered = error, answered
 
     def call(self, path: str, body: Any = None, timeout_s: float = 0) -> Any:
         if path.endswith("/infer"):
             raise self.error
-        return {"model_stats": [{"execution_count": str(next(self.executions))}]}
+        answered = {"success": {"count": str(next(self.answered))}}
+        return {"model_stats": [{"inference_stats": answered}]}
 
 
 class Server:
@@ -66,22 +68,22 @@ def watchdog(server: Server) -> tuple[Watchdog, list[str]]:
     return Watchdog(server, said.append), said  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("executions", "ended"), [([4, 4], True), ([4, 5], False)])
+@pytest.mark.parametrize(("answered", "ended"), [([4, 4], True), ([4, 5], False)])
 def test_a_model_that_makes_no_progress_is_ended(
-    child: subprocess.Popen[bytes], executions: list[int], ended: bool
+    child: subprocess.Popen[bytes], answered: list[int], ended: bool
 ) -> None:
     """No answer in time means hung only if nothing else was answered either."""
     server = Server()
-    server.endpoint = Endpoint(EndpointError(0, "timed out"), iter(executions))  # type: ignore[attr-defined]
-    watch, said = watchdog(server)
+    server.endpoint = Endpoint(EndpointError(0, "timed out"), iter(answered))  # type: ignore[attr-defined]
+    watch, _ = watchdog(server)
     watch._alive = {child.pid: Stub(child.pid, "m", "1", "m_0_0")}
     watch._ask("m", PROBE)
     if ended:
         assert child.wait(10) == -9
-        assert said == ["m: no answer for 30 s; ending its processes"]
+        assert watch._suspects == {"m": "no answer for 30 s"}
     else:
         assert child.poll() is None
-        assert said == []
+        assert watch._suspects == {}
 
 
 @pytest.mark.parametrize("reloaded_meanwhile", [False, True])
@@ -147,3 +149,23 @@ def test_a_broken_watchdog_says_so() -> None:
     watch._guarded(broken)
     assert watch.failed == "the watchdog failed (ValueError: surprise)"
     assert said == [watch.failed]
+
+
+def test_a_process_lost_unseen_is_missed() -> None:
+    """Whatever became of it: a ready model has as many processes as instances."""
+    server = Server()
+    server.endpoint = types.SimpleNamespace(  # type: ignore[attr-defined]
+        call=lambda path: {"instance_group": [{"count": 2}]}
+    )
+    watch, _ = watchdog(server)
+    watch._probes["m"] = PROBE
+    living = [Stub(1, "m", "1", "m_0_0"), Stub(2, "m", "1", "m_0_1"), Stub(3, "other", "1", "o")]
+    server.process.stubs = lambda: living  # type: ignore[method-assign]
+    watch._count_processes("m", 1)
+    watch._count_processes("m", 1)
+    assert watch._suspects == {}
+    del living[0]
+    watch._count_processes("m", 1)
+    assert watch._suspects == {}  # once may be in the middle of a load
+    watch._count_processes("m", 1)
+    assert watch._suspects == {"m": "1 of 2 processes are left"}

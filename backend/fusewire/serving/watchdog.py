@@ -45,6 +45,7 @@ class Watchdog:
         self._retry_at: dict[str, float] = {}
         self._reloads_of: collections.Counter[str] = collections.Counter()
         self._leftovers: dict[int, float] = {}  # stubs of a replaced model -> when to end them
+        self._short: set[str] = set()  # models that had too few processes at the last count
         self._probes: dict[str, list[ProbeTensor]] = {}
         self._restarts: list[float] = []
         self.reloads = 0
@@ -204,26 +205,49 @@ class Watchdog:
     def _watch_answers(self) -> None:
         """Asks each ready model its probe; one that gives no answer and makes no progress hangs."""
         while not self._ended.wait(self._server.settings.watch_interval_s):
-            for model in self._ready_models():
+            for model, versions in self._ready_models().items():
                 if self._ended.is_set():
                     return
+                self._count_processes(model, versions)
                 question = self._question(model)
                 if question:
                     self._ask(model, question)
 
-    def _ready_models(self) -> list[str]:
-        """By name. A server that does not answer this hangs, and is ended to be started again."""
+    def _ready_models(self) -> collections.Counter[str]:
+        """Name -> versions. A server that does not answer this hangs, and is ended."""
         process, timeout_s = self._server.process, self._server.settings.watch_timeout_s
         pid = process.pid if process.running() else None
         try:
             rows = self._server.index(timeout_s)
-            return sorted(row["name"] for row in rows if row.get("state") == "READY")
+            return collections.Counter(row["name"] for row in rows if row.get("state") == "READY")
         except EndpointError as error:
             hangs = "timed out" in str(error) and not self._restarting.is_set()
             if hangs and pid is not None and process.pid == pid and not self._ended.is_set():
                 self._report(f"the server gave no answer for {timeout_s:.0f} s; ending it")
                 processes.kill(pid)
-            return []
+            return collections.Counter()
+
+    def _count_processes(self, model: str, versions: int) -> None:
+        """A ready model with fewer processes than instances, twice in a row, lost one unseen."""
+        reloads = self._reloads_of[model]
+        try:
+            groups = self._server.endpoint.call(f"models/{model}/config")["instance_group"]
+        except (EndpointError, KeyError):
+            return
+        wanted = versions * sum(
+            int(group.get("count", 1)) * max(1, len(group.get("gpus", []))) for group in groups
+        )
+        living = [
+            stub
+            for stub in self._server.process.stubs()
+            if stub.model == model and stub.pid not in self._leftovers
+        ]
+        # A model that is none of ours may have no processes at all.
+        ours = bool(self._question(model))
+        short = ours and len(living) < wanted and reloads == self._reloads_of[model]
+        if short and model in self._short:
+            self._suspect(model, f"{len(living)} of {wanted} processes are left")
+        (self._short.add if short else self._short.discard)(model)
 
     def _ask(self, model: str, question: list[ProbeTensor]) -> None:
         body = {"inputs": [tensor.json() for tensor in question]}
@@ -235,18 +259,19 @@ class Watchdog:
             if self._ended.is_set():
                 return
             if error.status == 0 and done is not None and done == self._done(model):
-                self._report(f"{model}: no answer for {timeout_s:.0f} s; ending its processes")
                 for pid, stub in list(self._alive.items()):
                     if stub.model == model:
                         processes.kill(pid)
+                self._suspect(model, f"no answer for {timeout_s:.0f} s")
             elif "is not healthy" in str(error) and reloads == self._reloads_of[model]:
                 self._suspect(model, "a process of the model died")
 
     def _done(self, model: str) -> int | None:
-        """Executions so far; None when the server does not say."""
+        """Requests answered so far; None when the server does not say."""
         try:
             stats: dict[str, Any] = self._server.endpoint.call(f"models/{model}/stats")
-            return sum(int(row["execution_count"]) for row in stats["model_stats"])
+            rows = [row["inference_stats"] for row in stats["model_stats"]]
+            return sum(int(row["success"]["count"]) for row in rows)
         except (EndpointError, KeyError):
             return None
 
