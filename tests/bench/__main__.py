@@ -1,13 +1,66 @@
-"""Every benchmark, one after the other: `python -m tests.bench`. Results in bench-results/."""
+"""The benchmarks, one after the other: `python -m tests.bench [encoder memory served gemm]`.
+
+Prints the goals beside what was measured and writes bench-results/summary.md. `--readme` runs
+nothing: it renews the tables between the two markers of README.md from the last results.
+"""
 
 from __future__ import annotations
 
+import argparse
+import os
 import subprocess
 import sys
+from pathlib import Path
 
-# Each in a process of its own, so that none inherits another's threads or memory.
-BENCHMARKS = ("encoder", "memory")
+from tests.bench import machine, summary
 
-for name in BENCHMARKS:
-    print(f"== {name}", flush=True)
-    subprocess.run([sys.executable, "-m", f"tests.bench.{name}"], check=True)
+BENCHMARKS = ("encoder", "memory", "served", "gemm")
+
+
+def without_onednn(chosen: list[str]) -> list[str]:
+    """gemm needs wheels that nothing else does; when not asked for by name, it can be left out."""
+    if (Path(sys.prefix) / "include/oneapi/dnnl/dnnl.hpp").is_file():
+        return chosen
+    print("gemm: left out, oneDNN is not installed; python -m tests.bench.gemm says what it needs")
+    return [name for name in chosen if name != "gemm"]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="tests.bench", description=__doc__.splitlines()[0])
+    parser.add_argument("benchmarks", nargs="*", metavar="|".join(BENCHMARKS))
+    parser.add_argument("--readme", action="store_true", help="renew README.md; run nothing")
+    options = parser.parse_args()
+    unknown = [name for name in options.benchmarks if name not in BENCHMARKS]
+    if unknown:
+        parser.error(
+            f"benchmarks: got {', '.join(unknown)}, wanted some of {', '.join(BENCHMARKS)}"
+        )
+    if options.readme:
+        if options.benchmarks:
+            parser.error("--readme: got benchmarks beside it, wanted it alone; run them before")
+        summary.write_readme(Path("README.md"), machine.RESULTS)
+        return 0
+    failed = []
+    for name in options.benchmarks or without_onednn(list(BENCHMARKS)):
+        print(f"== {name} (load average {os.getloadavg()[0]:.1f})", flush=True)
+        # A process of its own, so that none inherits another's threads, memory or binding.
+        if subprocess.run([sys.executable, "-m", f"tests.bench.{name}"]).returncode:
+            failed.append(name)
+    if not summary.goals(machine.RESULTS):
+        print("summary: no results yet")
+        return int(bool(failed))
+    path = machine.RESULTS / "summary.md"
+    tables = summary.goals_markdown(machine.RESULTS), summary.readme_markdown(machine.RESULTS)
+    path.write_text("\n\n".join(("# Benchmarks", *tables)) + "\n", encoding="utf-8")
+    print("== goals")
+    for goal in summary.goals(machine.RESULTS):
+        verdict = "reached" if goal.reached else "missed"
+        print(f"{verdict:8} {goal.what}: {goal.measured}, wanted {goal.wanted}")
+    print(f"tables in {path}")
+    if failed:
+        print(f"failed: {', '.join(failed)}")
+    return int(bool(failed))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -79,8 +79,10 @@ def append(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def latest(path: Path) -> list[dict[str, Any]]:
-    """The rows of the last run in a file: those that share the last row's time."""
+    """The newest rows of each model and case, of the processor that was last measured on."""
     if not path.is_file():
         return []
     rows = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
-    return [row for row in rows if row["time"] == rows[-1]["time"]]
+    rows = [row for row in rows if row["cpu"] == rows[-1]["cpu"]]
+    newest = {(row["model"], row.get("case")): row["time"] for row in rows}
+    return [row for row in rows if row["time"] == newest[row["model"], row.get("case")]]

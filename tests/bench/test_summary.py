@@ -1,0 +1,98 @@
+"""The benchmarks' summary, on results made up here: goals, README tables, and their refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bench import machine, summary
+
+WHERE = {"cpu": "a processor", "threads": 2, "time": "2026-01-02T03:04:05Z"}
+
+
+def encoder_row(system: str, ms: float, **changes: Any) -> dict[str, Any]:
+    row = {"model": "MiniLM-L6", "case": "mixed 32", "system": system, "median_ms": ms}
+    return WHERE | row | {"version": "1.0", "times_best_rival": 1.3, "disturbed": 0.0} | changes
+
+
+def served_row(case: str, ratio: float, goal: float) -> dict[str, Any]:
+    speeds = {"engine_tokens_per_s": 1000.0, "served_tokens_per_s": 1000.0 * ratio}
+    row = {"model": "MiniLM-L6", "case": case, "goal": goal, "under_way": 2, "disturbed": 0.3}
+    return WHERE | speeds | row | {"served_over_engine": ratio, "versions": {"fusewire": "0.1"}}
+
+
+def write(folder: Path, name: str, *rows: dict[str, Any]) -> None:
+    machine.append(folder / f"{name}.jsonl", list(rows))
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    rivals = [encoder_row("transformers", 300.0), encoder_row("torch-packed", 130.0)]
+    write(tmp_path, "encoder", encoder_row("fusewire", 100.0), *rivals)
+    reached = served_row("batch mixed texts", 0.95, 0.9)
+    write(tmp_path, "served", reached, served_row("single sentences ids", 0.7, 0.8))
+    return tmp_path
+
+
+def test_goals_stand_beside_what_was_measured(results: Path) -> None:
+    found = {
+        goal.what: (goal.wanted, goal.measured, goal.reached) for goal in summary.goals(results)
+    }
+    assert found == {
+        "MiniLM-L6 mixed 32, times the best rival (torch-packed)": (">= 1.25", "1.30", True),
+        "MiniLM-L6 mixed 32, times transformers": (">= 1.9", "3.00", True),
+        "served batch mixed texts, of the engine's tokens/s": (">= 90%", "95.0%", True),
+        "served single sentences ids, of the engine's tokens/s": (">= 80%", "70.0%", False),
+    }
+
+
+def test_the_newest_run_of_a_case_counts(results: Path) -> None:
+    later = {"time": "2026-01-03T00:00:00Z"}
+    rivals = [encoder_row("transformers", 200.0, **later)]
+    write(results, "encoder", encoder_row("fusewire", 160.0, **later), *rivals)
+    first = summary.goals(results)[0]
+    assert (first.measured, first.reached) == ("1.25", True)
+    assert first.what.endswith("(transformers)")
+
+
+def test_results_of_another_processor_are_left_out(results: Path) -> None:
+    other = encoder_row("fusewire", 1.0, cpu="another", case="1x16")
+    lines = (results / "encoder.jsonl").read_text()
+    (results / "encoder.jsonl").write_text(json.dumps(other) + "\n" + lines)
+    assert {row["cpu"] for row in machine.latest(results / "encoder.jsonl")} == {"a processor"}
+
+
+def test_the_readme_keeps_everything_but_the_tables(results: Path) -> None:
+    readme = results / "README.md"
+    readme.write_text(f"above\n{summary.BEGIN}\nold\n{summary.END}\nbelow\n")
+    summary.write_readme(readme, results)
+    once = readme.read_text()
+    assert once.startswith(f"above\n{summary.BEGIN}\n")
+    assert once.endswith(f"\n{summary.END}\nbelow\n")
+    assert "old" not in once
+    assert "| MiniLM-L6 mixed 32 | 100.0 | 300.0 | 130.0 | 1.30 |" in once
+    assert "2026-01-02, a processor, 2 threads" in once
+    assert "Other processes took up to 30% of the cores' time" in once
+    summary.write_readme(readme, results)
+    assert readme.read_text() == once
+
+
+def test_a_missing_readme_is_named(results: Path) -> None:
+    with pytest.raises(SystemExit, match=r"README\.md: not there; write it with the lines"):
+        summary.write_readme(results / "README.md", results)
+
+
+@pytest.mark.parametrize("text", ["", summary.BEGIN, f"{summary.END} {summary.BEGIN}"])
+def test_markers_in_disorder_are_named(results: Path, text: str) -> None:
+    (results / "README.md").write_text(text)
+    with pytest.raises(SystemExit, match="each once; add them"):
+        summary.write_readme(results / "README.md", results)
+    assert (results / "README.md").read_text() == text
+
+
+def test_no_results_are_no_tables(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"run python -m tests\.bench"):
+        summary.readme_markdown(tmp_path)
