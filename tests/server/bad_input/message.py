@@ -1,4 +1,4 @@
-"""Inference requests taken to pieces, so that each piece can be wrong, and their way on the wire."""
+"""Inference requests in pieces, so that each piece can be wrong, and their way on the wire."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import quote
 
 import grpc
 from fusewire.serving.endpoint import Endpoint
@@ -77,9 +78,10 @@ class Message:
         text = json.dumps(header, ensure_ascii=False).encode(errors="surrogatepass")
         text = text.replace(json.dumps(NOT_UTF8)[1:-1].encode(), _NOT_UTF8_BYTES)
         body = text + b"".join(tensor.raw for tensor in self.inputs)
-        version = f"/versions/{self.version}" if self.version else ""
-        headers = {"Inference-Header-Content-Length": str(len(text))}
-        return f"/v2/models/{self.model}{version}/infer", headers, body
+        path = f"/v2/models/{quote(self.model, safe='')}"
+        if self.version:
+            path += f"/versions/{quote(self.version, safe='')}"
+        return f"{path}/infer", {"Inference-Header-Content-Length": str(len(text))}, body
 
 
 def texts(*values: str | bytes, name: str = "text_input") -> Tensor:
@@ -96,7 +98,10 @@ def ids(*rows: Sequence[int], name: str = "input_ids") -> Tensor:
 
 @dataclass
 class Reply:
-    """What the server said. `status`: OK or the gRPC code's name; over HTTP the number."""
+    """What the server said. `status`: OK or the gRPC code's name; over HTTP the number.
+
+    `outputs`: name -> (datatype, shape, data, as bytes over gRPC and as JSON over HTTP).
+    """
 
     status: str
     text: str = ""
@@ -144,6 +149,7 @@ class HttpCaller:
     def __init__(self, endpoint: Endpoint) -> None:
         self._endpoint = endpoint
         self._own = threading.local()
+        self._connections: list[http.client.HTTPConnection] = []
 
     def call(self, message: Message) -> Reply:
         return self.post(*message.http())
@@ -153,6 +159,7 @@ class HttpCaller:
             self._own.connection = http.client.HTTPConnection(
                 self._endpoint.reachable, self._endpoint.http_port, timeout=30
             )
+            self._connections.append(self._own.connection)
         connection = self._own.connection
         try:
             connection.request("POST", path, body, headers)
@@ -162,8 +169,28 @@ class HttpCaller:
             connection.close()
             return Reply("0", repr(error))
         if response.status == 200:
-            return Reply("200", content.decode(errors="replace"))
+            return Reply("200", outputs=_json_outputs(content))
         return Reply(str(response.status), _error_text(content))
+
+    def close(self) -> None:
+        for connection in self._connections:
+            connection.close()
+
+
+def _json_outputs(content: bytes) -> dict[str, tuple[str, tuple[int, ...], bytes]]:
+    """The outputs, each with its data as JSON; none when they came as binary data."""
+    try:
+        outputs = json.loads(content.decode(errors="replace"))["outputs"]
+    except ValueError:
+        return {}
+    return {
+        output["name"]: (
+            output["datatype"],
+            tuple(output["shape"]),
+            json.dumps(output.get("data")).encode(),
+        )
+        for output in outputs
+    }
 
 
 def _error_text(content: bytes) -> str:
