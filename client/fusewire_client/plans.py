@@ -10,20 +10,19 @@ Common keyword arguments of the task methods:
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
+from . import replies
 from .answers import Answer, Candidate, Classification, Entity, ModelInfo, ModelStatistics
 from .calls import Ask, Infer, Parameter, Plan
-from .errors import InvalidArgument, NotFound, ServerError, Unavailable
+from .errors import InvalidArgument, NotFound, Unavailable
 from .tensors import Ids, Inputs, requests_of, text_requests
 
 Arrays = dict[str, np.ndarray]
-Item = TypeVar("Item")
 
 
 @dataclass
@@ -180,7 +179,9 @@ def tag(
     requests = requests_of(texts, None, ids, attention_mask, token_type_ids, settings.max_batch)
     where = Where(model, version, timeout_s, parameters)
     answers = yield from _ask(settings, "tag", requests, ["entities"], where)
-    return [_read(text, "entities", _entities) for text in _strings(answers, "entities")]
+    return [
+        replies.parsed(text, "entities", replies.entities) for text in _strings(answers, "entities")
+    ]
 
 
 def answer(
@@ -253,14 +254,14 @@ def fill_masks(
 
 def _answers(settings: Settings, question: str, context: str, where: Where) -> Plan[list[Answer]]:
     requests = text_requests([question], [context], 1)
-    replies = yield from _ask(settings, "answer", requests, ["answer"], where)
-    return _read(_strings(replies, "answer")[0], "answer", _spans)
+    outputs = yield from _ask(settings, "answer", requests, ["answer"], where)
+    return replies.parsed(_strings(outputs, "answer")[0], "answer", replies.spans)
 
 
 def _fills(settings: Settings, text: str, where: Where) -> Plan[list[list[Candidate]]]:
     requests = text_requests([text], None, 1)
-    replies = yield from _ask(settings, "fill", requests, ["candidates"], where)
-    return _read(_strings(replies, "candidates")[0], "candidates", _masks)
+    outputs = yield from _ask(settings, "fill", requests, ["candidates"], where)
+    return replies.parsed(_strings(outputs, "candidates")[0], "candidates", replies.masks)
 
 
 def _ask(
@@ -293,40 +294,3 @@ def _find(settings: Settings, task: str, timeout_s: float | None) -> Plan[str]:
 
 def _strings(answers: list[Arrays], output: str) -> list[bytes]:
     return [text for one in answers for text in one[output].reshape(-1)]
-
-
-def _read(text: bytes, output: str, build: Callable[[Any], Item]) -> Item:
-    try:
-        return build(json.loads(text))
-    except (ValueError, TypeError, LookupError) as error:
-        raise ServerError(
-            f"{output}: got {text[:200]!r}, wanted the JSON of a fusewire model ({error!r}); "
-            "is it another backend's model, or an older one?"
-        ) from error
-
-
-def _entities(records: list[dict[str, Any]]) -> list[Entity]:
-    # transformers names the field by whether neighbours were grouped; a reader need not care.
-    return [
-        Entity(
-            record["entity_group"] if "entity_group" in record else record["entity"],
-            record["word"],
-            record["start"],
-            record["end"],
-            record["score"],
-        )
-        for record in records
-    ]
-
-
-def _spans(reply: Any) -> list[Answer]:
-    records = reply if isinstance(reply, list) else [reply]
-    return [Answer(r["text"], r["start"], r["end"], r["score"]) for r in records]
-
-
-def _masks(reply: list[Any]) -> list[list[Candidate]]:
-    masks = reply if isinstance(reply[0], list) else [reply]
-    return [
-        [Candidate(r["token_str"], r["token"], r["score"], r["sequence"]) for r in mask]
-        for mask in masks
-    ]
