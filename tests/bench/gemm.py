@@ -255,6 +255,7 @@ def main() -> None:
                         print(line(rows[-1]), flush=True)
     print(summary(rows))
     machine.append(options.out / "gemm.jsonl", rows)
+    print(f"rows added to {options.out / 'gemm.jsonl'}")
 
 
 if __name__ == "__main__":

@@ -75,7 +75,6 @@ def append(path: Path, rows: list[dict[str, Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         file.writelines(json.dumps(row) + "\n" for row in rows)
-    print(f"rows added to {path}")
 
 
 def latest(path: Path) -> list[dict[str, Any]]:
