@@ -155,22 +155,27 @@ class HttpCaller:
         return self.post(*message.http())
 
     def post(self, path: str, headers: dict[str, str], body: bytes) -> Reply:
+        try:
+            response, content = self._exchange(path, headers, body)
+        except (http.client.HTTPException, ConnectionError):
+            # The server closes connections after some bad bodies; a new one must be answered.
+            self._own.connection.close()
+            response, content = self._exchange(path, headers, body)
+        if response.status == 200:
+            return Reply("200", outputs=_json_outputs(content))
+        return Reply(str(response.status), _error_text(content))
+
+    def _exchange(
+        self, path: str, headers: dict[str, str], body: bytes
+    ) -> tuple[http.client.HTTPResponse, bytes]:
         if not hasattr(self._own, "connection"):
             self._own.connection = http.client.HTTPConnection(
                 self._endpoint.reachable, self._endpoint.http_port, timeout=30
             )
             self._connections.append(self._own.connection)
-        connection = self._own.connection
-        try:
-            connection.request("POST", path, body, headers)
-            response = connection.getresponse()
-            content = response.read()
-        except (http.client.HTTPException, ConnectionError) as error:
-            connection.close()
-            return Reply("0", repr(error))
-        if response.status == 200:
-            return Reply("200", outputs=_json_outputs(content))
-        return Reply(str(response.status), _error_text(content))
+        self._own.connection.request("POST", path, body, headers)
+        response = self._own.connection.getresponse()
+        return response, response.read()
 
     def close(self) -> None:
         for connection in self._connections:
