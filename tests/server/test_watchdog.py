@@ -72,24 +72,31 @@ def test_a_killed_stub_is_healed_under_traffic(watched: Watched) -> None:
     with Traffic(asker, "one", QUESTION) as traffic, Traffic(asker, "two", QUESTION) as other:
         killed = time.monotonic()
         os.kill(first, signal.SIGKILL)
-        until(lambda: server.watchdog.reloads == 1)
+        until(lambda: server.watchdog.reloads + server.watchdog.restarts > 0)
         traffic.more(50)
         healed = time.monotonic()
         other.more(50)
     assert healed - killed < watched.start_s + HEALED_S
+    last_error = max([when for when, _ in traffic.errors], default=killed)
+    assert last_error - killed < watched.start_s + HEALED_S
+    assert watched.heard(f"one: the process of one_0_0 died (pid {first})")
+    assert asker.ask("one", QUESTION)["embedding"].tobytes() == before
+    if server.watchdog.restarts:
+        # Now and then tritonserver 2.51 crashes over a stub that died with a request in its hands;
+        # then the whole server is started again, in the same time.
+        assert watched.heard("the server is ready again")
+        return
     # Only those that were waiting for the dead stub failed, and said so.
     assert all("not healthy" in text for _, text in traffic.errors), traffic.errors
-    assert max([when for when, _ in traffic.errors], default=killed) - killed < HEALED_S
     assert other.errors == []
-    assert watched.heard(f"one: the process of one_0_0 died (pid {first})")
     assert watched.heard("one: serving again after")
-    assert asker.ask("one", QUESTION)["embedding"].tobytes() == before
     assert asker.metric("fusewire_model_reloads", model="one") == 1
     assert asker.metric("fusewire_model_reloads", model="two") == 0
 
 
 def test_one_of_two_instances_may_die_again_and_again(watched: Watched) -> None:
     """The other instance answers meanwhile; what is left of the old model goes after."""
+    watchdog = watched.server.watchdog
     gone: set[int] = set()
     with Traffic(watched.asker, "two", QUESTION) as traffic:
         for count in (1, 2):
@@ -97,12 +104,13 @@ def test_one_of_two_instances_may_die_again_and_again(watched: Watched) -> None:
             assert len(current) == 2
             os.kill(min(current), signal.SIGKILL)
             gone |= current
-            until(lambda count=count: watched.server.watchdog.reloads == count)
+            until(lambda count=count: watchdog.reloads + watchdog.restarts >= count, 30)
             traffic.more(20)
         until(lambda: len(watched.pids("two")) == 2)
     assert not gone & set(watched.pids("two"))
-    assert watched.asker.metric("fusewire_model_reloads", model="two") == 2
-    assert watched.asker.metric("fusewire_model_reloads", model="one") == 0
+    if not watchdog.restarts:  # as above: the server itself may crash
+        assert watched.asker.metric("fusewire_model_reloads", model="two") == 2
+        assert watched.asker.metric("fusewire_model_reloads", model="one") == 0
 
 
 def test_a_stopped_stub_is_replaced(watched: Watched) -> None:
@@ -123,7 +131,7 @@ def test_a_dead_server_is_started_again(watched: Watched) -> None:
         until(lambda: server.watchdog.restarts == 1, 30)
         traffic.more(20)
     assert server.process.pid != old
-    assert watched.heard("the server died; starting it again")
+    assert watched.heard("the server died (exit code -9); starting it again")
     assert watched.heard("the server is ready again")
 
 

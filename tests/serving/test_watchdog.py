@@ -28,6 +28,9 @@ class Process:
     def running(self) -> bool:
         return False
 
+    def exit_code(self) -> int:
+        return -9
+
     def stubs(self) -> list[Stub]:
         return []
 

@@ -82,6 +82,11 @@ class EmbeddedServer:
         process = self._process
         return -1 if process is None else process.pid
 
+    def exit_code(self) -> int | None:
+        """Negative: ended by that signal. None while it runs, or when there is no process."""
+        process = self._process
+        return None if process is None else process.poll()
+
     def running(self) -> bool:
         process = self._process
         return process is not None and process.poll() is None

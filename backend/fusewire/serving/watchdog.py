@@ -182,7 +182,10 @@ class Watchdog:
             )
             return
         self._restarts.append(now)
-        self._report(f"the server died; starting it again (last line of its log: {last})")
+        code = self._server.process.exit_code()
+        self._report(
+            f"the server died (exit code {code}); starting it again (last line of its log: {last})"
+        )
         self._alive.clear()
         self._leftovers.clear()
         with self._lock:
