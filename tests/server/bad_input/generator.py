@@ -76,6 +76,7 @@ def generate(seed: int, index: int) -> Case:
             # With the data of one row the server takes it for a batch of nothing, and its batcher
             # keeps it for ever: test_a_batch_of_nothing_holds_up_no_other.
             tensor.raw += b"\0"
+            case.message.contents = "raw"
     return case
 
 
@@ -238,6 +239,11 @@ def _change_address(rng: random.Random, message: Message) -> None:
         message.id = rng.choice((NOT_UTF8, "\0", "a\nb", "x" * 100_000, "<id_unknown>"))
 
 
+def _change_contents(rng: random.Random, message: Message) -> None:
+    """Data in other fields of the gRPC message; some of these requests are right all the same."""
+    message.contents = rng.choice(("typed", "both", "fewer"))
+
+
 def _any_name(rng: random.Random) -> str:
     return "".join(chr(rng.randrange(1, 0xD800)) for _ in range(rng.choice((1, 5, 100))))
 
@@ -252,9 +258,9 @@ def _shape_of_ids(message: Message) -> tuple[int, int]:
 _CHANGES = (
     (
         _change_value, _change_mask, _change_length, _change_shape, _change_datatype, _change_raw,
-        _change_inputs, _change_parameters, _change_outputs, _change_address,
+        _change_inputs, _change_parameters, _change_outputs, _change_address, _change_contents,
     ),
-    (30, 14, 8, 10, 5, 8, 8, 20, 4, 4),
+    (30, 14, 8, 10, 5, 8, 8, 20, 4, 4, 4),
 )  # fmt: skip
 
 

@@ -43,14 +43,27 @@ class Message:
     outputs: list[str] = field(default_factory=list)
     version: str = ""
     id: str = ""
+    contents: str = "raw"  # over gRPC also: typed fields, both, or raw data for fewer inputs
 
     def protobuf(self) -> bytes:
         message = service_pb2.ModelInferRequest(
             model_name=self.model, model_version=self.version, id=self.id
         )
         for tensor in self.inputs:
-            message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.shape)
-            message.raw_input_contents.append(tensor.raw)
+            made = message.inputs.add(
+                name=tensor.name, datatype=tensor.datatype, shape=tensor.shape
+            )
+            if self.contents in ("typed", "both"):
+                if tensor.datatype == "BYTES":
+                    made.contents.bytes_contents.extend([tensor.raw[4:]])
+                else:
+                    whole = len(tensor.raw) // 8
+                    values = struct.unpack(f"<{whole}q", tensor.raw[: 8 * whole])
+                    made.contents.int64_contents.extend(values)
+            if self.contents != "typed":
+                message.raw_input_contents.append(tensor.raw)
+        if self.contents == "fewer" and self.inputs:
+            message.raw_input_contents.pop()
         for name in self.outputs:
             message.outputs.add(name=name)
         for name, value in self.parameters.items():
