@@ -12,7 +12,8 @@ from pathlib import Path
 from fusewire.serving.server import Server
 
 from tests.reference import SENTENCES
-from tests.server.bad_input.generator import MASK_ID, MODELS, broken_body, generate
+from tests.server.bad_input.broken_bodies import broken_body
+from tests.server.bad_input.generator import MASK_ID, MODELS, generate
 from tests.server.bad_input.message import (
     GrpcCaller,
     HttpCaller,
