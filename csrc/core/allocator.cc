@@ -1,9 +1,8 @@
 #include "core/allocator.h"
 
 #include <algorithm>
-#include <iomanip>
+#include <cstdio>
 #include <mutex>
-#include <sstream>
 #include <unordered_map>
 
 #include "core/error.h"
@@ -105,25 +104,23 @@ std::vector<HolderStats> CachingAllocator::State::holders_by_size() const {
 
 void CachingAllocator::State::out_of_memory(size_t bytes, std::string_view tag) const {
   const SegmentStats& segments = cache.stats();
-  std::ostringstream text;
-  text << "out of memory on " << cache.device().text() << ": got a request of " << bytes_text(bytes)
-       << " for '" << tag << "', wanted it within ";
-  if (segments.cap_bytes) {
-    text << "the cap of " << bytes_text(segments.cap_bytes);
-  } else {
-    text << "what the device has (no cap is set)";
-  }
-  text << "; " << bytes_text(allocated) << " are in use, " << bytes_text(segments.reserved_bytes)
-       << " reserved. Largest holders: ";
-  auto holders = holders_by_size();
-  if (holders.empty()) text << "none";
+  std::string holders_text;
+  const auto holders = holders_by_size();
   for (size_t i = 0; i < std::min(holders.size(), kHoldersShown); ++i) {
-    text << (i ? ", " : "") << "'" << holders[i].tag << "' " << bytes_text(holders[i].bytes)
-         << " in " << holders[i].blocks << (holders[i].blocks == 1 ? " block" : " blocks");
+    holders_text += std::string(i ? ", " : "") + "'" + holders[i].tag + "' " +
+                    bytes_text(holders[i].bytes) + " in " + std::to_string(holders[i].blocks) +
+                    (holders[i].blocks == 1 ? " block" : " blocks");
   }
-  if (holders.size() > kHoldersShown) text << " and " << holders.size() - kHoldersShown << " more";
-  text << "; raise the cap, release a holder or send smaller batches";
-  throw Error(text.str());
+  if (holders.size() > kHoldersShown) {
+    holders_text += " and " + std::to_string(holders.size() - kHoldersShown) + " more";
+  }
+  fail("out of memory on ", cache.device().text(), ": got a request of ", bytes_text(bytes),
+       " for '", tag, "', wanted it within ",
+       segments.cap_bytes ? "the cap of " + bytes_text(segments.cap_bytes)
+                          : "what the device has (no cap is set)",
+       "; ", bytes_text(allocated), " are in use, ", bytes_text(segments.reserved_bytes),
+       " reserved. Largest holders: ", holders.empty() ? "none" : holders_text,
+       "; raise the cap, release a holder or send smaller batches");
 }
 
 CachingAllocator::CachingAllocator(std::shared_ptr<RawMemory> raw, size_t cap_bytes)
@@ -215,10 +212,11 @@ std::string bytes_text(size_t bytes) {
     value /= 1024;
     ++unit;
   }
-  std::ostringstream text;
-  if (unit >= 0) text << std::setprecision(4) << value << ' ' << kUnits[unit] << " (";
-  text << bytes << " bytes" << (unit >= 0 ? ")" : "");
-  return text.str();
+  const std::string exact = std::to_string(bytes) + " bytes";
+  if (unit < 0) return exact;
+  char rounded[32];
+  std::snprintf(rounded, sizeof(rounded), "%.4g ", value);
+  return rounded + std::string(kUnits[unit]) + " (" + exact + ")";
 }
 
 }  // namespace fusewire

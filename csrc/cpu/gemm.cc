@@ -15,7 +15,8 @@ namespace fusewire::FUSEWIRE_TARGET {
 namespace {
 
 constexpr int64_t kPanel = 32;
-constexpr int64_t kChain = 256;  // additions in one chain: rounding grows with its length
+constexpr int64_t kLine = 16;    // floats
+constexpr int64_t kChain = 384;  // additions in one chain: rounding grows with its length
 
 struct Epilogue {
   const float* bias;
@@ -31,7 +32,7 @@ __attribute__((noinline)) void tile(const Product& product, const Epilogue& epil
                                     int64_t out_stride, int64_t columns) {
   Vec sum[kRows][2] = {};
   if (product.k <= kChain) {
-    multiply<kRows>(product, sum);
+    multiply<kRows, true>(product, sum);
   } else {
     Vec total[kRows][2] = {};  // in memory; touched once in kChain steps
     Product part = product;
@@ -39,8 +40,9 @@ __attribute__((noinline)) void tile(const Product& product, const Epilogue& epil
       part.k = product.k - k < kChain ? product.k - k : kChain;
       part.x = product.x + k;
       part.panel = product.panel + k * kPanel;
+      part.ahead = product.ahead + k * kLine;
       Vec chain[kRows][2] = {};
-      multiply<kRows>(part, chain);
+      multiply<kRows, true>(part, chain);
       for (int r = 0; r < kRows; ++r) {
         total[r][0] += chain[r][0];
         total[r][1] += chain[r][1];
@@ -94,7 +96,7 @@ void gemm(void* out, int64_t out_stride, const void* x, int64_t x_stride, const 
           int64_t k, Activation activation, const Stream&) {
   // A task is some rows by some panels: its rows of x and one panel stay in L2. A short request
   // is bound by reading the weights, and then the columns alone are split.
-  constexpr int64_t kTaskRows = 112;
+  constexpr int64_t kTaskRows = 56;
   const int64_t panels = (n + kPanel - 1) / kPanel;
   const int64_t row_tasks = (m + kTaskRows - 1) / kTaskRows;
   const int64_t tasks_for_an_even_finish = 8 * num_threads();
@@ -111,14 +113,22 @@ void gemm(void* out, int64_t out_stride, const void* x, int64_t x_stride, const 
         const int64_t column = panel * kPanel + inside;
         if (column >= n) break;
         const int64_t columns = n - column < kColumns ? n - column : int64_t{kColumns};
+        // While the rows pass over this panel the next one comes in from memory, a line for each k
+        // of the first two row blocks; later blocks touch what is there already.
+        const float* here = static_cast<const float*>(packed) + panel * kPanel * k;
+        const float* next = panel + 1 < last_panel ? here + kPanel * k : here;
+        int64_t block = 0;
         for_row_blocks(last_row - first_row, [&](auto rows, int64_t from) {
           const int64_t row = first_row + from;
+          const float* ahead = block < 2 ? next + block * k * kLine : here;
+          ++block;
           const Product product = {static_cast<const float*>(x) + row * x_stride,
                                    x_stride,
                                    1,
-                                   static_cast<const float*>(packed) + panel * kPanel * k + inside,
+                                   here + inside,
                                    kPanel,
-                                   k};
+                                   k,
+                                   ahead};
           const Epilogue epilogue = {
               bias ? static_cast<const float*>(bias) + column : nullptr,
               residual ? static_cast<const float*>(residual) + row * residual_stride + column

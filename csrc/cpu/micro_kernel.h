@@ -17,15 +17,22 @@ struct Product {
   int64_t x_stride, x_step;
   const float* panel;  // element (k, column) at panel[k * panel_stride + column]
   int64_t panel_stride, k;
+  const float* ahead = nullptr;  // with kPrefetch: a line for each k, brought into L2 on the way
 };
 
 // sum[row][half] += x . panel, for kRows rows.
-template <int kRows>
+template <int kRows, bool kPrefetch = false>
 FUSEWIRE_INLINE void multiply(const Product& p, Vec (&sum)[kRows][2]) {
+  constexpr int64_t kLine = 64 / sizeof(float);
+  const float* ahead = p.ahead;
   const float* x = p.x;
   const float* w = p.panel;
   const int64_t stride = p.x_stride, step = p.x_step, w_stride = p.panel_stride;
   for (int64_t k = p.k; k > 0; --k, x += step, w += w_stride) {
+    if constexpr (kPrefetch) {
+      __builtin_prefetch(ahead, 0, 2);
+      ahead += kLine;
+    }
     const Vec w0 = load(w), w1 = load(w + kLanes);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {

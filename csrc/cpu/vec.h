@@ -105,25 +105,22 @@ FUSEWIRE_INLINE Vec exp(Vec x) {
   return x < lowest ? Vec{} : y;
 }
 
-// erf(x) = x P(x^2): Lawson-weighted least squares on |x| <= 4, in the variable u = x^2/8 - 1 so
-// that Horner is well conditioned; beyond 3.92 erf is 1 to fp32. Largest error 3.4e-7.
+// erf(x) = x P(x^2): Lawson-weighted least squares on |x| <= 4, in the variable u = x^2/8 - 1,
+// in which the polynomial is well conditioned; beyond 3.92 erf is 1 to fp32. Largest error 3.4e-7.
 FUSEWIRE_INLINE Vec erf(Vec x) {
   const Vec c = min(max(x, broadcast(-4.0f)), broadcast(4.0f));
   const Vec u = c * c * 0.125f - 1.0f;
-  Vec p = u * 2.43953592e-3f - 5.94291883e-3f;
-  p = p * u + 3.52951121e-3f;
-  p = p * u - 3.21002491e-3f;
-  p = p * u + 1.48681570e-2f;
-  p = p * u - 2.65917890e-2f;
-  p = p * u + 3.31291072e-2f;
-  p = p * u - 4.41299900e-2f;
-  p = p * u + 5.97862750e-2f;
-  p = p * u - 7.50554875e-2f;
-  p = p * u + 9.02322531e-2f;
-  p = p * u - 1.07681863e-1f;
-  p = p * u + 1.31673485e-1f;
-  p = p * u - 1.76576942e-1f;
-  p = p * u + 3.53531003e-1f;
+  // Estrin's order: four multiply-adds deep instead of fourteen, which the epilogue of a GEMM waits
+  // for with few independent values.
+  const Vec u2 = u * u, u4 = u2 * u2, u8 = u4 * u4;
+  const Vec p0 =
+      (u * -1.76576942e-1f + 3.53531003e-1f) + u2 * (u * -1.07681863e-1f + 1.31673485e-1f);
+  const Vec p4 =
+      (u * -7.50554875e-2f + 9.02322531e-2f) + u2 * (u * -4.41299900e-2f + 5.97862750e-2f);
+  const Vec p8 =
+      (u * -2.65917890e-2f + 3.31291072e-2f) + u2 * (u * -3.21002491e-3f + 1.48681570e-2f);
+  const Vec p12 = (u * -5.94291883e-3f + 3.52951121e-3f) + u2 * 2.43953592e-3f;
+  const Vec p = (p0 + u4 * p4) + u8 * (p8 + u4 * p12);
   const Vec y = c * p;
   return c > 3.92f ? Vec{} + 1.0f : (c < -3.92f ? Vec{} - 1.0f : y);
 }
