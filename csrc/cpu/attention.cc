@@ -12,12 +12,14 @@
 #include "core/kernels.h"
 #include "core/threads.h"
 #include "cpu/micro_kernel.h"
+#include "cpu/transpose.h"
 
 namespace fusewire::FUSEWIRE_TARGET {
 namespace {
 
 constexpr int64_t kKeyTile = 9 * 14;            // whole micro-kernel blocks for 14 and for 6 rows
 constexpr int64_t kTaskQueries = 4 * kColumns;  // of one task: k and v of the head stay in L2
+constexpr int64_t kPrefetchedKeys = 512;        // at the start of a task
 constexpr float kLog2e = 1.44269504f;           // scores are kept in units of log2, exp is then 2^x
 constexpr float kMasked = -1e30f;  // finite: exp of it is 0, differences of it are not NaN
 
@@ -65,6 +67,30 @@ void mask_window(float* scores, int64_t first_query, int64_t first_key, int64_t 
   }
 }
 
+// out[i][d] = from[d][i] * inverse[i] for i < queries, d < dim, at most kLanes each.
+void write_block(float* out, int64_t out_stride, const float* from, Vec inverse, int64_t queries,
+                 int64_t dim) {
+  Vec block[kLanes];
+#pragma GCC unroll 16
+  for (int d = 0; d < kLanes; ++d) {
+    block[d] = d < dim ? load(from + d * kColumns) * inverse : Vec{};
+  }
+  transpose(block);
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) {
+    if (i >= queries) continue;
+    dim >= kLanes ? store(out + i * out_stride, block[i])
+                  : store_first(out + i * out_stride, block[i], dim);
+  }
+}
+
+// The rows of a head lie a whole matrix row apart, where no hardware prefetcher follows.
+void prefetch_head(const float* rows, int64_t stride, int64_t count, int64_t dim) {
+  for (int64_t r = 0; r < count; ++r) {
+    for (int64_t d = 0; d < dim; d += 16) __builtin_prefetch(rows + r * stride + d, 0, 2);
+  }
+}
+
 void attend(const AttentionArguments& a, const Scratch& s, int64_t token, int64_t length,
             int64_t head, int64_t first_query) {
   const int64_t dim = a.head_dim;
@@ -76,11 +102,11 @@ void attend(const AttentionArguments& a, const Scratch& s, int64_t token, int64_
   const float* k = static_cast<const float*>(a.qkv) + token * a.qkv_stride + (a.heads + head) * dim;
   const float* v = k + a.heads * dim;
 
-  for (int64_t i = 0; i < queries; ++i) {
-    for (int64_t d = 0; d < dim; ++d) s.query[d * kColumns + i] = q[i * a.qkv_stride + d] * scale;
-  }
-  for (int64_t d = 0; d < dim; ++d) {
-    for (int64_t i = queries; i < kColumns; ++i) s.query[d * kColumns + i] = 0.0f;
+  for (int64_t i = 0; i < kColumns; i += kLanes) {
+    for (int64_t d = 0; d < dim; d += kLanes) {
+      transpose_block(s.query + d * kColumns + i, kColumns, q + i * a.qkv_stride + d, a.qkv_stride,
+                      queries - i, dim - d, [&](Vec v) { return v * scale; });
+    }
   }
   for (int64_t d = 0; d < dim * kColumns; ++d) s.out[d] = 0.0f;
   if (a.position_bias) {
@@ -144,12 +170,13 @@ void attend(const AttentionArguments& a, const Scratch& s, int64_t token, int64_
     });
   }
 
-  float inverse[kColumns];
-  for (int half = 0; half < 2; ++half) store(inverse + half * kLanes, 1.0f / total[half]);
+  // out^T, divided by the sums, back to rows of the output: a block of it is kLanes queries.
   float* out = static_cast<float*>(a.out) + (token + first_query) * a.out_stride + head * dim;
-  for (int64_t i = 0; i < queries; ++i) {
-    for (int64_t d = 0; d < dim; ++d) {
-      out[i * a.out_stride + d] = s.out[d * kColumns + i] * inverse[i];
+  for (int64_t i = 0; i < queries; i += kLanes) {
+    const Vec inverse = 1.0f / total[i / kLanes];
+    for (int64_t d = 0; d < dim; d += kLanes) {
+      write_block(out + i * a.out_stride + d, a.out_stride, s.out + d * kColumns + i, inverse,
+                  queries - i, dim - d);
     }
   }
 }
@@ -173,6 +200,13 @@ void attention(const AttentionArguments& a, const Stream&) {
         (2 * wide + kKeyTile * kColumns + bias_floats) * sizeof(float), 512));
     const Scratch scratch = {floats, floats + 2 * wide, floats + wide,
                              floats + 2 * wide + kKeyTile * kColumns};
+    const float* q = static_cast<const float*>(a.qkv) + token * a.qkv_stride +
+                     task / tasks_each % a.heads * a.head_dim;
+    const int64_t width = a.heads * a.head_dim;
+    prefetch_head(q + begin * a.qkv_stride, a.qkv_stride, end - begin, a.head_dim);
+    const int64_t ahead = length < kPrefetchedKeys ? length : kPrefetchedKeys;
+    prefetch_head(q + width, a.qkv_stride, ahead, a.head_dim);
+    prefetch_head(q + 2 * width, a.qkv_stride, ahead, a.head_dim);
     for (int64_t query = begin; query < end; query += kColumns) {
       attend(a, scratch, token, length, task / tasks_each % a.heads, query);
     }
