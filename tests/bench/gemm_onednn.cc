@@ -61,7 +61,9 @@ auto reported(Body body) -> decltype(body()) {
 
 extern "C" {
 
-void onednn_set_threads(int threads) { omp_set_num_threads(threads); }
+void onednn_set_threads(int threads) {
+  omp_set_num_threads(threads);
+}
 
 // weight [n, k] and bias [n], both copied; packed as oneDNN wants it for `m` rows. Null on error.
 void* onednn_linear(int64_t m, int64_t n, int64_t k, float* weight, float* bias, int gelu) {
@@ -105,6 +107,8 @@ bool onednn_run(void* erased, float* x, float* out) {
   });
 }
 
-void onednn_free(void* erased) { delete static_cast<Linear*>(erased); }
+void onednn_free(void* erased) {
+  delete static_cast<Linear*>(erased);
+}
 
 }  // extern "C"
