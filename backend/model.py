@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +13,6 @@ from fusewire.errors import FusewireError, InvalidInput
 from fusewire.serving.installation import check_numpy
 from fusewire.serving.metrics import ServingMetrics
 from fusewire.serving.model_config import check_kind, settings_of
-
-# The engine asks before each piece of work. A question is a message to the server and back, 0.1 ms
-# of a sentence's 2 or 3, so an answer this fresh is not asked for again.
-_FRESH_S = 0.02
 
 
 class TritonPythonModel:
@@ -74,19 +68,7 @@ def _decoded(request: Any) -> Request | InvalidInput:
             "parameters", "bytes that are no text", "UTF-8", "encode names and values as UTF-8"
         )
     inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-    return Request(inputs, parameters, _asked_now_and_then(request.is_cancelled))
-
-
-def _asked_now_and_then(is_cancelled: Callable[[], bool]) -> Callable[[], bool]:
-    cancelled, asked = False, float("-inf")
-
-    def answer() -> bool:
-        nonlocal cancelled, asked
-        if not cancelled and time.monotonic() - asked > _FRESH_S:
-            cancelled, asked = is_cancelled(), time.monotonic()
-        return cancelled
-
-    return answer
+    return Request(inputs, parameters, request.is_cancelled)
 
 
 def _response(request: Any, answer: Any) -> Any:

@@ -134,7 +134,7 @@ def test_the_cancelled_are_skipped(tmp_path):
 
 
 def test_a_request_cancelled_on_the_way_stops_there(tmp_path):
-    asked = iter([False, False, True])  # at reading, before its first batch, before its second
+    asked = iter([False, True])  # at reading, before its second micro-batch
     model = CountingModel()
     got = engine(tmp_path, model, max_batch_tokens=5)
     late = request([1] * 5, [2] * 4, cancelled=lambda: next(asked))

@@ -48,7 +48,8 @@ def _never() -> bool:
 class Request:
     """A client's tensors (each with the batch dimension first) and parameters.
 
-    Texts are object arrays of bytes, ids int64. `cancelled` is asked before work is begun.
+    Texts are object arrays of bytes, ids int64. `cancelled` is asked on reading and before each
+    micro-batch but the first.
     """
 
     inputs: dict[str, NDArray[Any]]
@@ -191,8 +192,12 @@ class EncoderEngine:
         retry: bool = True,
     ) -> None:
         """Computes the sequences `members`; out of memory is tried once more in two halves."""
+        # Reading has just asked, and on a server each question is a round trip to its process.
+        begun = self.last_counts.micro_batches > 0
         cancelled = {
-            index for index in {sequences[m][0] for m in members} if requests[index].cancelled()
+            index
+            for index in {sequences[m][0] for m in members}
+            if begun and requests[index].cancelled()
         }
         members = [
             member
