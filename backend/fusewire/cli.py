@@ -146,8 +146,11 @@ def ask(
         list[str] | None,
         typer.Option(help="Second text of a pair, one for each text; the context of a question."),
     ] = None,
-    address: Annotated[str, typer.Option(help="host:port of the server.")] = "localhost:8001",
-    protocol: Annotated[str, typer.Option(help="grpc or http (port 8000).")] = "grpc",
+    address: Annotated[
+        str | None,
+        typer.Option(help="host:port of the server. Default: localhost, 8001 (grpc) or 8000."),
+    ] = None,
+    protocol: Annotated[str, typer.Option(help="grpc or http.")] = "grpc",
     model: Annotated[
         str | None, typer.Option(help="Default: the only model that does the task.")
     ] = None,
@@ -163,7 +166,7 @@ def ask(
         task,
         texts,
         second or [],
-        address,
+        address or f"localhost:{8000 if protocol == 'http' else 8001}",
         protocol,
         model,
         asking.read_parameters(parameter or []),

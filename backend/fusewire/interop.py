@@ -185,7 +185,7 @@ def parity(
     except ImportError as error:
         raise ConfigurationError(
             f"parity: got no module {error.name!r}, wanted torch and transformers to compare with; "
-            "run `pip install torch transformers`"
+            "install both: `pip install '.[torch]'` in fusewire's folder"
         ) from None
     ours = load(folder, task)
     reference = getattr(transformers, _AUTO_CLASSES[ours.task]).from_pretrained(

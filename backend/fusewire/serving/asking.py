@@ -113,8 +113,11 @@ def _answer(client: Any, texts: list[str], seconds: list[str], parameters: dict[
             f"answer: got {len(texts)} questions and {len(seconds)} contexts, wanted one each; "
             "fusewire ask answer QUESTION --second CONTEXT"
         )
-    one = client.answer(texts[0], seconds[0], **parameters)
-    return [f"{one.text} ({one.score:.3f})"], [vars(one)]
+    if parameters.get("top_k", 1) == 1:
+        found = [client.answer(texts[0], seconds[0], **parameters)]
+    else:
+        found = client.answers(texts[0], seconds[0], **parameters)
+    return [f"{one.text} ({one.score:.3f})" for one in found], [vars(one) for one in found]
 
 
 def _fill(client: Any, texts: list[str], seconds: list[str], parameters: dict[str, Any]) -> Shown:

@@ -17,7 +17,7 @@ from fusewire.serving.installation import check_numpy, find
 
 # A stub takes a megabyte to begin with and grows with the largest request and answer.
 _SHARED_MEMORY_WANTED = 64 << 20
-_PACKAGES = ("numpy", "tokenizers", "safetensors", "pydantic", "protobuf", "tritonclient")
+_PACKAGES = ("numpy", "tokenizers", "pydantic", "protobuf", "tritonclient")
 
 
 @dataclass(frozen=True)

@@ -132,7 +132,11 @@ def check(repository: Path) -> list[str]:
         checked_name(entry.name)
         config = model_config.read(entry / CONFIG)
         if config.backend == model_config.BACKEND:
-            model_config.check(config, entry.name)
+            try:
+                model_config.check(config, entry.name)
+            except ConfigurationError as error:
+                told = str(error).startswith(entry.name)
+                raise ConfigurationError(f"{'' if told else f'{entry.name}: '}{error}") from None
             if not versions(entry):
                 continue
         names.append(entry.name)

@@ -194,8 +194,8 @@ class Server:
             )
         if not models:
             raise ConfigurationError(
-                "models: found none to serve; give a Hugging Face model folder, or import one with "
-                "`fusewire import FOLDER`"
+                "models: found none with weights to serve; give a Hugging Face model folder, or "
+                "import one with `fusewire import FOLDER`"
             )
         return repositories, models
 

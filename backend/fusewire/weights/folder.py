@@ -20,8 +20,8 @@ JSON_LIMIT_BYTES = 64 << 20
 _OTHER_FORMATS = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt", "*.h5", "*.msgpack", "*.onnx")
 _CONVERT = (
     "convert it once where you trust its origin: "
-    "transformers.AutoModel.from_pretrained(FOLDER).save_pretrained(FOLDER) "
-    "with the class that config.json names in `architectures`"
+    "transformers.CLASS.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER), "
+    "where config.json names CLASS in `architectures`, and copy the tokenizer's files"
 )
 
 
