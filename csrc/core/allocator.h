@@ -1,7 +1,7 @@
 // CachingAllocator: every byte of a device that the process holds (weights, arenas, outputs) comes
 // from here, under a tag that says what it is for. Memory is taken from the device in segments,
 // split into blocks, merged again when neighbours are free, and reused at once by the stream that
-// freed it. A hit costs about 100 ns and never calls the device.
+// freed it. A hit never calls the device.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // The library's one exception. A message says what was wrong, what arrived, what was wanted and
-// what to do; its text is built only when something fails (formatting eagerly costs ~2 us a call).
+// what to do; its text is built only when something fails, never on the way of a good call.
 // No streams: they would bring the process's locale into messages and into a shared library.
 #pragma once
 
