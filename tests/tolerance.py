@@ -17,3 +17,6 @@ PIPELINE_SCORE = 1e-5
 # LayerNorm of rows with mean 1e4 and deviation 0.1: the mean itself, rounded to fp32 (half a unit
 # of 1e4 is 4.9e-4), is off by this much of a deviation; torch's own error is measured beside it.
 LARGE_MEAN = 5e-3
+
+# The planned peak of a workspace over the liveness lower bound.
+PEAK_OVER_BOUND = 1.05

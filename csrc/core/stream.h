@@ -12,8 +12,6 @@ struct Stream {
   // A recording stream launches nothing: ops check their arguments and return. A dry run of a
   // layer on such a stream is how workspace lifetimes become known (core/workspace.h).
   bool recording = false;
-
-  void synchronize() const {}
 };
 
 }  // namespace fusewire

@@ -1,11 +1,12 @@
 // Packed attention: softmax(q k^T * scale + bias) v for each sequence and head of a ragged batch.
 //
-// A task is a block of up to kColumns queries of one head. Everything is kept transposed, queries
-// along the lanes: scores^T = k . q^T and out^T = v^T . p^T are then the micro-kernel's product
-// with k and v read in place, and the softmax runs down the rows with no reduction across lanes.
-// Keys are walked in tiles with the running maximum and sum of Milakov & Gimelshein 2018 ("Online
-// normalizer calculation for softmax"), so scores never exceed a tile and memory does not grow with
-// length. Tiles start at the sequence's own beginning: the answer does not depend on the batch.
+// A task is up to kTaskQueries queries of one head, in blocks of kColumns. Everything is kept
+// transposed, queries along the lanes: scores^T = k . q^T and out^T = v^T . p^T are then the
+// micro-kernel's product with k and v read in place, and the softmax runs down the rows with no
+// reduction across lanes. Keys are walked in tiles with the running maximum and sum of Milakov &
+// Gimelshein 2018 ("Online normalizer calculation for softmax"), so scores never exceed a tile and
+// memory does not grow with length. Tiles start at the sequence's own beginning: the answer does
+// not depend on the batch.
 #include <cmath>
 
 #include "core/error.h"
@@ -28,7 +29,7 @@ struct Scratch {
   float* query;   // q^T [head_dim][kColumns], scaled
   float* scores;  // scores^T, then exp of them [kKeyTile][kColumns]
   float* out;     // out^T [head_dim][kColumns]
-  float* bias;    // position bias of this block, reversed: see bias_row
+  float* bias;    // position bias of this block, reversed: see attend
 };
 
 template <int kRows>

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from tests.bench import rivals
+from tests.bench import machine, rivals
 
 # Pools that spin after their work would slow the next system; libraries stop within this time.
 SETTLE_S = 0.1
@@ -73,11 +73,11 @@ class System:
     def time(self, sequences: list[np.ndarray], seconds: float) -> Turn:
         """Runs for about `seconds`, at least once, after one warm-up."""
         time.sleep(SETTLE_S)
-        begin, busy = time.perf_counter(), _busy_s()
+        begin, busy = time.perf_counter(), machine.busy_s()
         self._pipe.send(("time", sequences, seconds))
         runs, own = self._answer()
         cores = (time.perf_counter() - begin) * len(os.sched_getaffinity(0))
-        return Turn(runs, max(0.0, (_busy_s() - busy - own) / cores))
+        return Turn(runs, max(0.0, (machine.busy_s() - busy - own) / cores))
 
     def _answer(self) -> Any:
         try:
@@ -99,18 +99,6 @@ class System:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def _busy_s() -> float:
-    """Seconds that the cores of this benchmark have worked, for anyone, since the system began."""
-    names = {f"cpu{cpu}" for cpu in os.sched_getaffinity(0)}
-    ticks = 0
-    for line in Path("/proc/stat").read_text().splitlines():
-        name, *fields = line.split()
-        if name in names:
-            user, nice, system, _idle, _wait, irq, softirq, steal = map(int, fields[:8])
-            ticks += user + nice + system + irq + softirq + steal
-    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _serve(pipe: Connection, name: str, folder: Path, threads: int) -> None:

@@ -41,11 +41,11 @@ class Watch:
     def __init__(self, *others: int) -> None:
         """`others`: processes that belong to the benchmark, besides this one."""
         self._others = others
-        self._began, self._busy, self._own = time.perf_counter(), _busy_s(), self._own_s()
+        self._began, self._busy, self._own = time.perf_counter(), busy_s(), self._own_s()
 
     def disturbed(self) -> float:
         """Share of the cores' time that others took."""
-        taken = (_busy_s() - self._busy) - (self._own_s() - self._own)
+        taken = (busy_s() - self._busy) - (self._own_s() - self._own)
         cores = (time.perf_counter() - self._began) * len(os.sched_getaffinity(0))
         return round(max(0.0, taken / cores), 3)
 
@@ -59,7 +59,7 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _busy_s() -> float:
+def busy_s() -> float:
     """Seconds that this benchmark's cores have worked, for anyone, since the system began."""
     names = {f"cpu{cpu}" for cpu in os.sched_getaffinity(0)}
     ticks = 0

@@ -1,4 +1,4 @@
-"""Memory on TurboTransformers' workload: `python tests/bench/memory.py`.
+"""Memory on TurboTransformers' workload: `python -m tests.bench.memory`.
 
 BERT-base (random weights), fp32, batch 1, 150 requests with lengths uniform in 5..500 (seed 0).
 Each system in a process of its own:
@@ -18,7 +18,6 @@ import argparse
 import json
 import multiprocessing
 import platform
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -29,13 +28,11 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parent))
-import encoder_report
-import rivals
+from tests.bench import encoder_report, rivals
+from tests.tolerance import PEAK_OVER_BOUND
 
 MIB = 1 << 20
 LAYERS = 12
-PEAK_OVER_BOUND = 1.05
 Program = tuple[list[tuple[int, int, int]], list[int], int]  # records, offsets, peak
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from tests.bench import machine
 from tests.bench.encoder_report import GOALS as ENCODER_GOALS
+from tests.tolerance import PEAK_OVER_BOUND
 
 Rows = list[dict[str, Any]]
 BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
-PEAK_OVER_BOUND = 1.05
 # More than this taken by other processes, and ratios are more noise than measurement.
 DISTURBED = 0.1
 

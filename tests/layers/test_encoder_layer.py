@@ -210,7 +210,7 @@ def test_the_planned_peak_is_the_liveness_bound_within_5_percent(
     stats = workspace.stats()
     assert stats["plans_recorded"] == 1
     assert stats["lower_bound_bytes"] <= stats["peak_bytes"]
-    assert stats["peak_bytes"] <= 1.05 * stats["lower_bound_bytes"]
+    assert stats["peak_bytes"] <= tolerance.PEAK_OVER_BOUND * stats["lower_bound_bytes"]
 
 
 @settings(max_examples=10, deadline=None)

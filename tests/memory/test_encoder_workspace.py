@@ -16,7 +16,7 @@ from fusewire import kernels as k
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-PEAK_OVER_BOUND = 1.05
+from tests.tolerance import PEAK_OVER_BOUND
 
 
 @dataclass(frozen=True)
