@@ -7,7 +7,10 @@ test holds both sides: the folder for fusewire and the model for the right answe
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -79,27 +82,60 @@ SENTENCES = [
 ]
 
 
+def _pieces(tokenizer: Tokenizer, continuing_prefix: str, most: int) -> dict[str, float]:
+    """The characters of SENTENCES and their most frequent merges, each with its share of the text.
+
+    The WordPiece and unigram trainers of tokenizers break ties by hash order: another vocabulary
+    in each process, and with it other lengths, other windows and other scores.
+    """
+    words: list[list[str]] = []
+    for sentence in SENTENCES:
+        text = tokenizer.normalizer.normalize_str(sentence)
+        for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(text):
+            words.append([word[0], *(continuing_prefix + letter for letter in word[1:])])
+    counts = Counter(piece for word in words for piece in word)
+    found = sorted(counts)
+    while len(found) < most:
+        pairs = Counter(pair for word in words for pair in itertools.pairwise(word))
+        left, right = min(pairs, key=lambda pair: (-pairs[pair], pair))
+        merged = left + right.removeprefix(continuing_prefix)
+        if merged not in counts:
+            found.append(merged)
+        counts[merged] += pairs[left, right]
+        for word in words:
+            for at in range(len(word) - 2, -1, -1):
+                if word[at : at + 2] == [left, right]:
+                    word[at : at + 2] = [merged]
+    total = sum(counts.values())
+    return {piece: counts[piece] / total for piece in found[:most]}
+
+
 def tiny_tokenizer(family: str, vocabulary: int = 320) -> Tokenizer:
-    """A real fast tokenizer of the family, trained on SENTENCES: normaliser, pieces, template."""
+    """A real fast tokenizer of the family, made from SENTENCES: normaliser, pieces, template."""
     specials = [
         AddedToken(token, special=True, lstrip=(index == 4 and family != "wordpiece"))
         for index, token in enumerate(SPECIALS[family])
     ]
-    trainer: Any
     if family in ("wordpiece", "mpnet"):
         tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
         tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
         tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
         tokenizer.decoder = decoders.WordPiece()
-        trainer = trainers.WordPieceTrainer(vocab_size=vocabulary, special_tokens=specials)
+        pieces = [*SPECIALS[family], *_pieces(tokenizer, "##", vocabulary - len(specials))]
+        tokenizer.model = models.WordPiece(
+            {piece: index for index, piece in enumerate(pieces)}, unk_token="[UNK]"
+        )
     elif family in ("byte_bpe", "modernbert"):
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = decoders.ByteLevel()
-        alphabet = pre_tokenizers.ByteLevel.alphabet()
         trainer = trainers.BpeTrainer(
-            vocab_size=vocabulary + 80, special_tokens=specials, initial_alphabet=alphabet
+            vocab_size=vocabulary + 80,
+            special_tokens=specials,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
         )
+        tokenizer.train_from_iterator(SENTENCES, trainer)
     else:
         tokenizer = Tokenizer(models.Unigram())
         if family == "albert":
@@ -110,12 +146,11 @@ def tiny_tokenizer(family: str, vocabulary: int = 320) -> Tokenizer:
             tokenizer.normalizer = normalizers.NFKC()
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
         tokenizer.decoder = decoders.Metaspace()
-        unknown = "<unk>"
-        trainer = trainers.UnigramTrainer(
-            vocab_size=vocabulary, special_tokens=specials, unk_token=unknown
-        )
-    trainer.show_progress = False
-    tokenizer.train_from_iterator(SENTENCES, trainer)
+        scores = [(token, 0.0) for token in SPECIALS[family]]
+        found = _pieces(tokenizer, "", vocabulary - len(scores))
+        scores += [(piece, math.log(weight)) for piece, weight in found.items()]
+        tokenizer.model = models.Unigram(scores, unk_id=SPECIALS[family].index("<unk>"))
+    tokenizer.add_special_tokens(specials)
     first, last = _ends(family)
     pair = f"{first}:0 $A:0 {last}:0 $B:1 {last}:1"
     if first == "<s>":  # RoBERTa and its relatives put two separators between a pair

@@ -24,7 +24,7 @@ def test_windows_over_a_context_are_counted_before_they_are_made(deploy):
     deployed = deploy("bert", "answer")
     context = " ".join(SENTENCES) * 40
     text = refusal(
-        deployed.engine, text_request("who?", pairs=[context], max_length=16, doc_stride=9)
+        deployed.engine, text_request("who?", pairs=[context], max_length=16, doc_stride=8)
     )
     assert "text_pair: got texts that take" in text
     assert "at most 1000 in a request; shorten the context" in text
@@ -35,10 +35,10 @@ def test_windows_over_a_context_are_counted_before_they_are_made(deploy):
 def test_the_windows_of_all_rows_count_together(deploy):
     deployed = deploy("bert", "answer")
     context = " ".join(SENTENCES) * 2
-    few = text_request("who?", pairs=[context], max_length=16, doc_stride=9)
+    few = text_request("who?", pairs=[context], max_length=16, doc_stride=8)
     deployed.ask(few)
     rows = 8
-    many = text_request(*["who?"] * rows, pairs=[context] * rows, max_length=16, doc_stride=9)
+    many = text_request(*["who?"] * rows, pairs=[context] * rows, max_length=16, doc_stride=8)
     assert "at most 1000 in a request" in refusal(deployed.engine, many)
 
 
