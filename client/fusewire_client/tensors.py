@@ -97,6 +97,13 @@ def _check_texts(field: str, texts: Sequence[str]) -> None:
             raise InvalidArgument(
                 f"{field}[{i}]: got {type(text).__name__}, wanted str; convert or decode it"
             )
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgument(
+                f"{field}[{i}]: got half a surrogate pair at {error.start}, wanted a text that "
+                "UTF-8 can carry; decode it with errors='replace'"
+            ) from None
 
 
 def _rows(field: str, values: Ids) -> list[np.ndarray]:

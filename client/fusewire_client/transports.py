@@ -6,6 +6,7 @@ The blocking ones may be shared by threads (gRPC channels and urllib3 pools are 
 
 from __future__ import annotations
 
+import re
 from typing import Any, Protocol
 
 import aiohttp  # with urllib3, what tritonclient[http] itself stands on
@@ -33,7 +34,7 @@ class AsyncTransport(Protocol):
 
 
 def _host(address: str) -> str:
-    if "://" in address:
+    if "://" in address or not re.search(r":\d+/?$", address):
         raise InvalidArgument(
             f"address: got {address!r}, wanted host:port; choose by protocol= and tls="
         )

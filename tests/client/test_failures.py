@@ -182,6 +182,13 @@ def test_options_are_checked(options: dict) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
-def test_an_address_is_not_a_url(protocol: str) -> None:
+@pytest.mark.parametrize("address", ["http://localhost:8000", "localhost", "localhost:", ""])
+def test_an_address_is_a_host_with_a_port(protocol: str, address: str) -> None:
     with pytest.raises(InvalidArgument, match="wanted host:port"):
-        Client("http://localhost:8000", protocol=protocol)  # type: ignore[arg-type]
+        Client(address, protocol=protocol)  # type: ignore[arg-type]
+
+
+def test_half_a_surrogate_pair_is_named() -> None:
+    wanted = pytest.raises(InvalidArgument, match=r"texts\[1\]: got half a surrogate pair at 2")
+    with Client("localhost:8001") as client, wanted:
+        client.embed(["fine", "ab\ud800"])

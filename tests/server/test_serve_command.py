@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from typing import Any
 import pytest
 
 from tests.server.asking import until
+
+COMMITTED = Path(__file__).parents[2] / "model_repository"
 
 COMMAND = (sys.executable, "-m", "fusewire.cli")
 ANY_PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
@@ -79,13 +82,16 @@ def fusewire(*arguments: object) -> str:
 
 
 def test_a_folder_is_served_asked_and_cleared_away(
-    serving: Callable[..., Serving], minilm: Path
+    serving: Callable[..., Serving], minilm: Path, tmp_path: Path
 ) -> None:
+    # As the repository is committed: an entry without weights.
+    shutil.copytree(COMMITTED, tmp_path, ignore=lambda folder, names: {"1"}, dirs_exist_ok=True)
     began = time.monotonic()
-    server = serving(f"minilm={minilm}")
+    server = serving(f"minilm={minilm}", tmp_path)
     ready = server.event()
     assert time.monotonic() - began < 10  # the promise, from the command to ready
     assert ready["models"] == ["minilm"]
+    assert ready["left_out"] == ["all-MiniLM-L6-v2"]
     assert ready["grpc"].startswith("127.0.0.1:")
     words = ["a cat sleeps", "a kitten is asleep", "the stock market fell"]
     text = fusewire("ask", "embed", *words, "--address", ready["grpc"])

@@ -62,7 +62,7 @@ def watched(tiny: Callable[..., Path], tmp_path: Path) -> Iterator[Watched]:
     regions = Path("/dev/shm").glob(f"fusewire_{os.getpid()}_*")
     prefix = watched.server.process._region_prefix
     assert not [region for region in regions if region.name.startswith(prefix)]
-    assert not watched.server._workplace.exists()
+    assert not watched.server._workplace.path.exists()
 
 
 def test_a_killed_stub_is_healed_under_traffic(watched: Watched) -> None:

@@ -43,7 +43,9 @@ def test_committed_entries_without_weights_are_left_out() -> None:
     committed = {entry.name for entry in repository.entries(COMMITTED)}
     with_weights = {e.name for e in repository.entries(COMMITTED) if repository.versions(e)}
     assert "all-MiniLM-L6-v2" in committed
-    assert set(repository.check(COMMITTED)) == with_weights
+    loadable, empty = repository.check(COMMITTED)
+    assert set(loadable) == with_weights
+    assert set(empty) == committed - with_weights
 
 
 @pytest.mark.parametrize("task", TASKS)

@@ -168,7 +168,7 @@ class EncoderModel:
                 "input_ids",
                 f"{longest} tokens",
                 f"at most {self.max_length}",
-                "shorten the text or set `truncate`",
+                "shorten the sequence",
             )
         _check_range("input_ids", batch.input_ids, self.vocab_size)
         if self.uses_token_types:

@@ -74,9 +74,19 @@ def _announce(out: Console, server: Server, as_json: bool) -> None:
     http, grpc = f"{at.host}:{at.http_port}", f"{at.host}:{at.grpc_port}"
     metrics = f"{at.host}:{at.metrics_port}/metrics"
     if as_json:
-        _line(out, event="ready", models=server.models, http=http, grpc=grpc, metrics=metrics)
+        _line(
+            out,
+            event="ready",
+            models=server.models,
+            left_out=server.left_out,
+            http=http,
+            grpc=grpc,
+            metrics=metrics,
+        )
         return
     out.print(f"serving {', '.join(server.models)}", markup=False)
+    if server.left_out:
+        out.print(f"  without weights, left out: {', '.join(server.left_out)}", markup=False)
     out.print(f"  gRPC     {grpc}\n  HTTP     http://{http}\n  metrics  http://{metrics}")
     out.print(f"  ask      fusewire ask TASK TEXT --address {grpc}\nCtrl-C stops it.")
 

@@ -95,7 +95,7 @@ def checked_name(name: str) -> str:
     if not re.fullmatch(NAME_PATTERN, name):
         raise ConfigurationError(
             f"name: got {name[:80]!r}, wanted letters, digits, '.', '_' and '-', not beginning "
-            "with '.' or '-'; give another --name"
+            "with '.' or '-'; give another (import: --name, serve: NAME=FOLDER)"
         )
     return name
 
@@ -122,12 +122,10 @@ def versions(entry: Path) -> list[Path]:
     return sorted(folders, key=lambda path: int(path.name))
 
 
-def check(repository: Path) -> list[str]:
-    """Checks the entries of a repository and returns the names of those that can be loaded.
-
-    An entry of ours without weights (model_repository/ is committed without them) is left out.
-    """
-    names = []
+def check(repository: Path) -> tuple[list[str], list[str]]:
+    """Checks the entries of a repository; returns the names of those that can be loaded, and of
+    those of ours without weights (model_repository/ is committed without them)."""
+    names, empty = [], []
     for entry in entries(repository):
         checked_name(entry.name)
         config = model_config.read(entry / CONFIG)
@@ -138,9 +136,10 @@ def check(repository: Path) -> list[str]:
                 told = str(error).startswith(entry.name)
                 raise ConfigurationError(f"{'' if told else f'{entry.name}: '}{error}") from None
             if not versions(entry):
+                empty.append(entry.name)
                 continue
         names.append(entry.name)
-    return names
+    return names, empty
 
 
 def _served_files(source: Path) -> dict[str, Path]:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 import secrets
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,6 +18,7 @@ from fusewire.serving.embedded import EmbeddedServer, LogLine
 from fusewire.serving.endpoint import Endpoint, EndpointError, choose_ports
 from fusewire.serving.installation import find
 from fusewire.serving.watchdog import Watchdog
+from fusewire.serving.workplace import Workplace
 
 Loading = Callable[[set[str], Sequence[str]], None]  # loaded so far, all
 
@@ -59,7 +58,8 @@ class Server:
         self._log = log
         self._starting = False
         self._serving = False
-        self._workplace = Path(tempfile.mkdtemp(prefix="fusewire-"))
+        self._workplace = Workplace()
+        self.left_out: list[str] = []  # entries without weights
         try:
             self.repositories, self.models = self._collect(sources, model_settings or {})
             ports = choose_ports(
@@ -72,10 +72,10 @@ class Server:
             )
             self.endpoint = Endpoint(self.settings.host, *ports)
             self.process = EmbeddedServer(
-                installation, self.settings, self.endpoint, self._workplace, self.control_key
+                installation, self.settings, self.endpoint, self._workplace.path, self.control_key
             )
         except BaseException:
-            shutil.rmtree(self._workplace, ignore_errors=True)
+            self._workplace.remove()
             raise
         self.watchdog = Watchdog(self, report)
 
@@ -137,7 +137,7 @@ class Server:
         """Ends server, stubs and watchdog; removes shared memory and temporary folders."""
         self.watchdog.stop()
         self.process.stop(self._serving)
-        shutil.rmtree(self._workplace, ignore_errors=True)
+        self._workplace.remove()
 
     def index(self, timeout_s: float = 10.0) -> list[dict[str, Any]]:
         """The server's index of models and their states."""
@@ -170,28 +170,27 @@ class Server:
         self, sources: Sequence[Path | str], model_settings: dict[str, object]
     ) -> tuple[list[Path], list[str]]:
         """Repositories and the names of the models in them; folders are imported on the fly."""
-        imported = self._workplace / "repository"
+        imported = self._workplace.path / "repository"
         repositories: list[Path] = []
         models: list[str] = []
         for source in sources:
             name, folder = _named(source)
             if name is None:
-                found = repository.check(folder)
+                found, empty = repository.check(folder)
+                self.left_out += empty
                 repositories.append(folder.resolve())
             else:
+                _check_new(name, models)  # before the entry is in the way
                 imported.mkdir(exist_ok=True)
                 repository.import_folder(
                     folder, imported, name=name, settings=model_settings, link=True, replace=False
                 )
                 found = [name]
-            models += found
+            for model in found:
+                _check_new(model, models)
+                models.append(model)
         if imported.is_dir():
             repositories.append(imported)
-        if len(set(models)) < len(models):
-            raise ConfigurationError(
-                f"models: got the names {', '.join(models)}, wanted each once; rename with "
-                "NAME=FOLDER"
-            )
         if not models:
             raise ConfigurationError(
                 "models: found none with weights to serve; give a Hugging Face model folder, or "
@@ -211,6 +210,13 @@ def reason_in_words(reason: str) -> str:
             "import the model with --kind cpu"
         )
     return words.split("\n\nAt:")[0].strip() or "the server gives no reason; see --log-level info"
+
+
+def _check_new(name: str, models: Sequence[str]) -> None:
+    if name in models:
+        raise ConfigurationError(
+            f"models: got the name {name} twice, wanted each once; rename with NAME=FOLDER"
+        )
 
 
 def _named(source: Path | str) -> tuple[str | None, Path]:
