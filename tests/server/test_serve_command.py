@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fusewire.errors import ConfigurationError
+from fusewire.serving.server import Server
 
 from tests.server.asking import until
 
@@ -79,6 +81,11 @@ def fusewire(*arguments: object) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def test_a_name_given_twice_is_refused_before_anything_starts(minilm: Path) -> None:
+    with pytest.raises(ConfigurationError, match="got the name one twice, wanted each once"):
+        Server([f"one={minilm}", f"one={minilm}"])
 
 
 def test_a_folder_is_served_asked_and_cleared_away(
