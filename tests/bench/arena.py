@@ -6,21 +6,16 @@ owns a process, loaded once; the others sleep in a pipe read while one is timed.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import time
-import traceback
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
 from tests.bench import machine, rivals
-
-# Pools that spin after their work would slow the next system; libraries stop within this time.
-SETTLE_S = 0.1
+from tests.bench.worker import SETTLE_S, Handler, Worker
 
 
 def pin(threads: int) -> list[int]:
@@ -51,77 +46,44 @@ class Turn:
     disturbed: float
 
 
-class System:
+class System(Worker):
     """One system in its process."""
 
     def __init__(self, name: str, folder: Path, threads: int) -> None:
-        self.name = name
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(
-            target=_serve, args=(theirs, name, folder, threads), daemon=True
-        )
-        self._process.start()
-        theirs.close()
-        self.version: str = self._answer()
+        super().__init__(name, _answering, name, folder, threads)
+        try:
+            self.version: str = self.ask(("version", [], 0.0))
+        except RuntimeError:
+            self.close()
+            raise
 
     def run(self, sequences: list[np.ndarray]) -> np.ndarray:
         """[tokens, hidden]."""
-        self._pipe.send(("run", sequences, 0.0))
-        return self._answer()
+        return self.ask(("run", sequences, 0.0))
 
     def time(self, sequences: list[np.ndarray], seconds: float) -> Turn:
         """Runs for about `seconds`, at least once, after one warm-up."""
         time.sleep(SETTLE_S)
         begin, busy = time.perf_counter(), machine.busy_s()
-        self._pipe.send(("time", sequences, seconds))
-        runs, own = self._answer()
+        runs, own = self.ask(("time", sequences, seconds))
         cores = (time.perf_counter() - begin) * len(os.sched_getaffinity(0))
         return Turn(runs, max(0.0, (machine.busy_s() - busy - own) / cores))
 
-    def _answer(self) -> Any:
-        try:
-            kind, value = self._pipe.recv()
-        except EOFError:
-            raise RuntimeError(f"{self.name}: its process died") from None
-        if kind == "error":
-            raise RuntimeError(f"{self.name}: {value}")
-        return value
 
-    def close(self) -> None:
-        self._pipe.close()
-        self._process.join(5)
-        if self._process.is_alive():
-            self._process.kill()
+def _answering(name: str, folder: Path, threads: int) -> Handler:
+    run = rivals.SYSTEMS[name](folder, threads)
 
-    def __enter__(self) -> Self:
-        return self
+    def answer(question: tuple[str, list[np.ndarray], float]) -> Any:
+        command, sequences, seconds = question
+        if command == "version":
+            return _version(name)
+        if command == "run":
+            return rivals.packed(run(sequences), sequences)
+        begin = time.process_time()  # of all threads
+        times = _times(run, sequences, seconds)
+        return times, time.process_time() - begin
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-
-def _serve(pipe: Connection, name: str, folder: Path, threads: int) -> None:
-    try:
-        run = rivals.SYSTEMS[name](folder, threads)
-        pipe.send(("version", _version(name)))
-    except Exception:
-        pipe.send(("error", traceback.format_exc(limit=3)))
-        return
-    while True:
-        try:
-            command, sequences, seconds = pipe.recv()
-        except EOFError:
-            return
-        try:
-            if command == "run":
-                pipe.send(("output", rivals.packed(run(sequences), sequences)))
-            else:
-                begin = time.process_time()  # of all threads
-                times = _times(run, sequences, seconds)
-                pipe.send(("times", (times, time.process_time() - begin)))
-        except Exception:
-            pipe.send(("error", traceback.format_exc(limit=3)))
+    return answer
 
 
 def _times(run: rivals.Run, sequences: list[np.ndarray], seconds: float) -> list[float]:

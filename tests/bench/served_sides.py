@@ -6,17 +6,15 @@ Both get a case once, make its requests ready, and then answer all of it, timed,
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
-SETTLE_S = 0.1  # threads that spin after their work have stopped by then
+from tests.bench.worker import SETTLE_S, Handler, Worker
+
 Run = Callable[[], None]
 
 
@@ -51,71 +49,42 @@ class Case:
         return found
 
 
-class Side:
-    """One of them in its process."""
+Prepare = Callable[[Case], Run]
 
-    def __init__(self, name: str, setup: Callable[..., Any], *arguments: Any) -> None:
-        self.name = name
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, setup, arguments), daemon=True)
-        self._process.start()
-        theirs.close()
 
-    @property
-    def pid(self) -> int:
-        assert self._process.pid is not None
-        return self._process.pid
+class Side(Worker):
+    """One of them in its process; `setup` is `engine_side` or `client_side`."""
+
+    def __init__(self, name: str, setup: Callable[..., Prepare], *arguments: Any) -> None:
+        super().__init__(name, _answering, setup, arguments)
 
     def prepare(self, case: Case) -> None:
         """Makes the case's requests, and answers them once to warm up."""
-        self._ask(case)
+        self.ask(case)
 
     def run(self) -> tuple[float, float]:
         """Wall and CPU seconds of answering the whole case."""
         time.sleep(SETTLE_S)
-        return self._ask(None)
-
-    def _ask(self, case: Case | None) -> Any:
-        self._pipe.send(case)
-        try:
-            kind, value = self._pipe.recv()
-        except EOFError:
-            raise RuntimeError(f"{self.name}: its process died") from None
-        if kind == "error":
-            raise RuntimeError(f"{self.name}: {value}")
-        return value
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._pipe.close()
-        self._process.join(5)
-        if self._process.is_alive():
-            self._process.kill()
+        return self.ask(None)
 
 
-def _serve(pipe: Connection, setup: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    prepare = run = None
-    while True:
-        try:
-            case = pipe.recv()
-        except EOFError:
-            return
-        try:
-            prepare = prepare or setup(*arguments)
-            if case is not None:
-                run = prepare(case)
-            assert run is not None
-            began, worked = time.perf_counter(), time.process_time()
-            run()
-            pipe.send(("times", (time.perf_counter() - began, time.process_time() - worked)))
-        except Exception:
-            pipe.send(("error", traceback.format_exc(limit=4)))
+def _answering(setup: Callable[..., Prepare], arguments: tuple[Any, ...]) -> Handler:
+    prepare = setup(*arguments)
+    run: Run | None = None
+
+    def answer(case: Case | None) -> tuple[float, float]:
+        nonlocal run
+        if case is not None:
+            run = prepare(case)
+        assert run is not None
+        began, worked = time.perf_counter(), time.process_time()
+        run()
+        return time.perf_counter() - began, time.process_time() - worked
+
+    return answer
 
 
-def engine_side(folder: str, threads: int) -> Callable[[Case], Run]:
+def engine_side(folder: str, threads: int) -> Prepare:
     from fusewire.engine.encoder import EncoderEngine, Request
     from fusewire.engine.settings import EngineSettings
 
@@ -142,7 +111,7 @@ def engine_side(folder: str, threads: int) -> Callable[[Case], Run]:
     return prepare
 
 
-def client_side(address: str, model: str) -> Callable[[Case], Run]:
+def client_side(address: str, model: str) -> Prepare:
     from fusewire_client import AsyncClient
 
     loop = asyncio.new_event_loop()

@@ -180,15 +180,19 @@ class Server:
                 self.left_out += empty
                 repositories.append(folder.resolve())
             else:
-                _check_new(name, models)  # before the entry is in the way
+                found = [name]
+            for model in found:
+                if model in models:
+                    raise ConfigurationError(
+                        f"models: got the name {model} twice, wanted each once; rename with "
+                        "NAME=FOLDER"
+                    )
+            models += found
+            if name is not None:
                 imported.mkdir(exist_ok=True)
                 repository.import_folder(
                     folder, imported, name=name, settings=model_settings, link=True, replace=False
                 )
-                found = [name]
-            for model in found:
-                _check_new(model, models)
-                models.append(model)
         if imported.is_dir():
             repositories.append(imported)
         if not models:
@@ -210,13 +214,6 @@ def reason_in_words(reason: str) -> str:
             "import the model with --kind cpu"
         )
     return words.split("\n\nAt:")[0].strip() or "the server gives no reason; see --log-level info"
-
-
-def _check_new(name: str, models: Sequence[str]) -> None:
-    if name in models:
-        raise ConfigurationError(
-            f"models: got the name {name} twice, wanted each once; rename with NAME=FOLDER"
-        )
 
 
 def _named(source: Path | str) -> tuple[str | None, Path]:
