@@ -16,6 +16,7 @@ MAY_INCLUDE = {
     "cpu": {"core", "cpu"},
     "ops": {"core", "ops"},
     "layers": {"core", "ops", "layers"},
+    "cuda": {"core", "cuda"},
     "python": {"core", "ops", "layers", "python"},
 }
 
@@ -24,9 +25,10 @@ MAY_INCLUDE = {
 MAY_IMPORT = {
     "errors": set(),
     "kernels": {"_C"},
+    "placement": {"errors", "kernels"},
     "padded": {"errors"},
     "weights": {"errors"},
-    "models": {"errors", "kernels", "weights", "engine.batch"},
+    "models": {"errors", "kernels", "placement", "weights", "engine.batch"},
     "engine": set(),
     "engine.batch": {"errors"},
     "engine.scheduler": {"errors", "engine.batch"},
@@ -40,8 +42,8 @@ MAY_IMPORT = {
         "engine.batch",
         "engine.settings",
     },
-    "engine.encoder": {"errors", "kernels", "models", "tasks", "engine"},
-    "interop": {"errors", "kernels", "padded", "models", "weights", "engine.batch"},
+    "engine.encoder": {"errors", "kernels", "models", "placement", "tasks", "engine"},
+    "interop": {"errors", "kernels", "padded", "placement", "models", "weights", "engine.batch"},
     "serving": {"errors", "kernels", "engine", "models", "tasks", "weights"},
     "cli": {"errors", "kernels", "engine", "models", "tasks", "weights", "serving", "interop"},
 }
@@ -55,7 +57,7 @@ ONLY_IN = {
 
 def cpp_files() -> list[Path]:
     return sorted(
-        p for p in (ROOT / "csrc").rglob("*") if p.suffix in {".h", ".cc", ".inc", ".def"}
+        p for p in (ROOT / "csrc").rglob("*") if p.suffix in {".h", ".cc", ".cu", ".inc", ".def"}
     )
 
 

@@ -22,6 +22,7 @@ from fusewire.engine.batch import Batch
 from fusewire.errors import ConfigurationError, InvalidInput
 from fusewire.models import EncoderModel, build_model, load_model, read_config, tasks_of
 from fusewire.padded import ModelOutput, integers, is_torch, token_mask, unpack
+from fusewire.placement import Placement
 
 # Task -> the transformers class that answers it, for `parity`.
 _AUTO_CLASSES = {
@@ -87,12 +88,13 @@ class Encoder:
         model = self.model
         hidden = model.encode(batch)
         if self.task in ("embed", "hidden"):
-            results = {"last_hidden_state": (hidden.numpy(), True)}
+            results = {"last_hidden_state": (model.place.numpy(hidden), True)}
             if model.has_head:  # the pooler
                 results["pooler_output"] = (model.logits(hidden, batch), False)
             return results
         if self.task == "fill":
-            return {"logits": (model.fill_logits(hidden, np.arange(batch.input_ids.size)), True)}
+            every = np.arange(batch.input_ids.size)
+            return {"logits": (model.place.numpy(model.fill_logits(hidden, every)), True)}
         logits = model.logits(hidden, batch)
         if self.task == "answer":
             return {"start_logits": (logits[:, 0], True), "end_logits": (logits[:, 1], True)}
@@ -119,7 +121,7 @@ class Encoder:
 
 
 def load(
-    folder_or_model: Any, task: str | None = None, device: str = "cpu", dtype: str = "float32"
+    folder_or_model: Any, task: str | None = None, device: str = "cpu", dtype: str = "auto"
 ) -> Encoder:
     """Loads a Hugging Face folder, or takes over a live transformers module (`from_torch`).
 
@@ -128,21 +130,21 @@ def load(
     """
     if not isinstance(folder_or_model, (str, Path)):
         return from_torch(folder_or_model, task, device, dtype)
-    _check_placement(device, dtype)
+    place = Placement(device, dtype)
     folder = Path(folder_or_model)
     task = task or tasks_of(read_config(folder))
-    return Encoder(load_model(folder, task, pooler=True), task)
+    return Encoder(load_model(folder, task, place, pooler=True), task)
 
 
 def from_torch(
-    hf_model: Any, task: str | None = None, device: str = "cpu", dtype: str = "float32"
+    hf_model: Any, task: str | None = None, device: str = "cpu", dtype: str = "auto"
 ) -> Encoder:
     """Takes over a live transformers module: its configuration and its weights as they are now.
 
     Embedding tables in fp32 on the CPU stay shared with the module, matrices are packed anew: call
     again after the module's weights change.
     """
-    _check_placement(device, dtype)
+    place = Placement(device, dtype)
     config: Any = getattr(hf_model, "config", None)
     if not hasattr(config, "to_dict") or not hasattr(hf_model, "state_dict"):
         raise ConfigurationError(
@@ -153,7 +155,7 @@ def from_torch(
     values["architectures"] = [type(hf_model).__name__]
     arrays = {name: _weight(tensor) for name, tensor in hf_model.state_dict().items()}
     task = task or tasks_of(values)
-    return Encoder(build_model(values, arrays, task, pooler=True), task)
+    return Encoder(build_model(values, arrays, task, place, pooler=True), task)
 
 
 @dataclass(frozen=True)
@@ -228,10 +230,3 @@ def _weight(tensor: Any) -> NDArray[Any]:
     tensor = tensor.detach().cpu()
     array: NDArray[Any] = (tensor.float() if tensor.is_floating_point() else tensor).numpy()
     return array
-
-
-def _check_placement(device: str, dtype: str) -> None:
-    if device != "cpu":
-        raise ConfigurationError(f"device: got {device!r}, wanted 'cpu'; leave it out")
-    if dtype != "float32":
-        raise ConfigurationError(f"dtype: got {dtype!r}, wanted 'float32'; leave it out")

@@ -58,6 +58,13 @@ class Check {
     }
   }
 
+  void on_device(const char* name, const Device& device) const {
+    if (device != stream_.device) {
+      fail(op_, ": ", name, ": got one on ", device.text(), ", wanted it on ",
+           stream_.device.text());
+    }
+  }
+
   template <class... Parts>
   void require(bool holds, const Parts&... parts) const {
     if (!holds) fail(op_, ": ", parts...);

@@ -74,18 +74,18 @@ struct Tensor {
   size_t bytes() const { return static_cast<size_t>(shape.elements()) * size_of(dtype); }
   bool contiguous() const { return shape.rank() < 2 || row_stride == dim(-1); }
 
-  // Elements from one row to the next of a matrix this wide, so that neighbouring rows do not fall
-  // into the same set of the L1 cache: an odd number of 64-byte lines.
-  static int64_t spread_stride(int64_t cols, DType dtype) {
-    const int64_t line = 64 / static_cast<int64_t>(size_of(dtype));
-    return ((cols + line - 1) / line | 1) * line;
-  }
-
   // Columns [begin, begin + width) of a matrix, sharing its memory.
   Tensor columns(int64_t begin, int64_t width) const {
     Tensor view = *this;
     view.shape = {shape[0], width};
     view.data = as<char>() + begin * size_of(dtype);
+    return view;
+  }
+
+  // The first `count` rows of a matrix or entries of a vector, sharing its memory.
+  Tensor first(int64_t count) const {
+    Tensor view = *this;
+    view.shape = shape.rank() == 1 ? Shape{count} : Shape{count, shape[1]};
     return view;
   }
 };

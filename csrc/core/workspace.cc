@@ -214,6 +214,11 @@ void Workspace::resize(size_t bytes) {
   stats_.arena_bytes = bytes;
 }
 
+uint64_t Workspace::generation() const {
+  std::lock_guard lock(published_mutex_);
+  return published_.growths + published_.shrinks;
+}
+
 WorkspaceStats Workspace::stats() const {
   std::lock_guard lock(published_mutex_);
   return published_;

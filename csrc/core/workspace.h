@@ -146,6 +146,8 @@ class Workspace {
     scratch_.finish();
   }
 
+  // Changes whenever the arena moves: addresses of an earlier run are then of no use.
+  uint64_t generation() const;
   WorkspaceStats stats() const;  // as of the last run that ended; never waits for a run
   // The cached plans, for those who look into them; most recently used first.
   std::vector<std::pair<WorkspaceKey, WorkspaceProgram>> programs() const;

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "core/kernels.h"
 #include "ops/ops.h"
 
 namespace fusewire {
@@ -10,8 +11,8 @@ namespace {
 // A scratch matrix whose rows lie apart as the kernels like them.
 class Matrix {
  public:
-  Matrix(Scratch& scratch, int64_t rows, int64_t cols, DType dtype)
-      : memory_(scratch.tensor({rows, Tensor::spread_stride(cols, dtype)}, dtype)),
+  Matrix(Scratch& scratch, int64_t rows, int64_t cols, DType dtype, const Stream& stream)
+      : memory_(scratch.tensor({rows, kernels_for(stream.device, dtype).row_stride(cols)}, dtype)),
         view_(memory_->columns(0, cols)) {}
   operator const Tensor&() const { return view_; }
 
@@ -67,11 +68,11 @@ void EncoderLayer::attend(const Tensor& x, const SequenceBatch& batch, Scratch& 
                           const Tensor* position_bias, const Rotary* rotary,
                           const Stream& stream) const {
   const int64_t tokens = batch.tokens(), width = spec_.heads * spec_.head_dim;
-  const Matrix context(scratch, tokens, width, x.dtype);
+  const Matrix context(scratch, tokens, width, x.dtype, stream);
   {
-    const Matrix qkv(scratch, tokens, 3 * width, x.dtype);
+    const Matrix qkv(scratch, tokens, 3 * width, x.dtype, stream);
     if (spec_.pre_norm && weights_.attention_norm) {
-      const Matrix normed(scratch, tokens, spec_.hidden, x.dtype);
+      const Matrix normed(scratch, tokens, spec_.hidden, x.dtype, stream);
       normalize(normed, x, *weights_.attention_norm, stream);
       ops::linear(qkv, normed, *weights_.qkv, Activation::kNone, stream);
     } else {
@@ -89,10 +90,10 @@ void EncoderLayer::attend(const Tensor& x, const SequenceBatch& batch, Scratch& 
 
 void EncoderLayer::feed_forward(const Tensor& x, Scratch& scratch, const Stream& stream) const {
   const int64_t tokens = x.shape[0];
-  const Matrix inner(scratch, tokens, spec_.intermediate, x.dtype);
+  const Matrix inner(scratch, tokens, spec_.intermediate, x.dtype, stream);
   const auto expand = [&](const Tensor& from) {
     if (spec_.gated) {
-      const Matrix both(scratch, tokens, 2 * spec_.intermediate, x.dtype);
+      const Matrix both(scratch, tokens, 2 * spec_.intermediate, x.dtype, stream);
       ops::linear(both, from, *weights_.intermediate, Activation::kNone, stream);
       ops::gate(inner, both, spec_.activation, stream);
     } else {
@@ -100,7 +101,7 @@ void EncoderLayer::feed_forward(const Tensor& x, Scratch& scratch, const Stream&
     }
   };
   if (spec_.pre_norm) {
-    const Matrix normed(scratch, tokens, spec_.hidden, x.dtype);
+    const Matrix normed(scratch, tokens, spec_.hidden, x.dtype, stream);
     normalize(normed, x, weights_.output_norm, stream);
     expand(normed);
   } else {

@@ -6,6 +6,7 @@ namespace fusewire::ops {
 void attention(const Tensor& out, const Tensor& qkv, const SequenceBatch& batch, int64_t heads,
                float scale, int64_t window, const Tensor* position_bias, const Stream& stream) {
   Check check("attention", stream);
+  check.on_device("batch", batch.device());
   Dim tokens("tokens", batch.tokens()), width("heads * head_dim"), bias_width("2 L - 1");
   check.floats("out", out, {&tokens, &width});
   check.require(heads > 0 && width.size % heads == 0, "heads: got ", heads,

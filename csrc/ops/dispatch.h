@@ -3,6 +3,7 @@
 
 #include "core/check.h"
 #include "core/kernels.h"
+#include "core/runtime.h"
 
 namespace fusewire::ops {
 
@@ -10,7 +11,9 @@ namespace fusewire::ops {
 template <class Launch>
 void dispatch(const Check& check, const Stream& stream, int64_t rows, Launch&& launch) {
   const Kernels& kernels = kernels_for(stream.device, check.dtype());
-  if (!stream.recording && rows > 0) launch(kernels);
+  if (stream.recording || rows == 0) return;
+  const CurrentDevice current(stream.device);
+  launch(kernels);
 }
 
 }  // namespace fusewire::ops

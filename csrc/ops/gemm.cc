@@ -1,6 +1,5 @@
-#include <cstring>
-
 #include "core/allocator.h"
+#include "core/runtime.h"
 #include "ops/dispatch.h"
 #include "ops/ops.h"
 
@@ -16,6 +15,7 @@ Linear::Linear(const Tensor& weight, const Tensor* bias, const Stream& stream) {
   in_features_ = in.size;
   dtype_ = weight.dtype;
 
+  const CurrentDevice current(stream.device);
   const Kernels& kernels = kernels_for(stream.device, dtype_);
   CachingAllocator& allocator = default_allocator(stream.device);
   bytes_ = kernels.pack_weight_bytes(out.size, in.size);
@@ -23,7 +23,7 @@ Linear::Linear(const Tensor& weight, const Tensor* bias, const Stream& stream) {
   kernels.pack_weight(packed_.get(), weight.data, out.size, in.size, stream);
   if (bias) {
     bias_ = allocator.allocate(bias->bytes(), "weights", stream);
-    kernels.copy_in(bias_.get(), bias->data, bias->bytes(), stream);
+    runtime(stream.device.type).copy(bias_.get(), bias->data, bias->bytes(), stream);
     bytes_ += bias->bytes();
   }
 }

@@ -6,6 +6,7 @@ namespace fusewire::ops {
 void pool(const Tensor& out, const Tensor& x, const SequenceBatch& batch, Pooling pooling,
           const Stream& stream) {
   Check check("pool", stream);
+  check.on_device("batch", batch.device());
   Dim tokens("tokens", batch.tokens()), sequences("sequences", batch.sequences()), hidden("hidden");
   check.floats("x", x, {&tokens, &hidden});
   check.floats("out", out, {&sequences, &hidden});

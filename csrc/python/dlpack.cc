@@ -95,9 +95,12 @@ Tensor from_dlpack(const py::object& source) {
   });
 
   const DLTensor& t = managed->dl_tensor;
-  if (t.device.device_type != kDLCpu) {
-    fail("Tensor.from_dlpack: got DLPack device type ", t.device.device_type, ", wanted cpu (1)");
+  if (t.device.device_type != kDLCpu && t.device.device_type != kDLCuda) {
+    fail("Tensor.from_dlpack: got DLPack device type ", t.device.device_type,
+         ", wanted cpu (1) or cuda (2)");
   }
+  const Device device =
+      t.device.device_type == kDLCpu ? Device{} : Device{DeviceType::kCuda, t.device.device_id};
   int found = -1;
   for (int i = 0; i < kDTypeCount; ++i) {
     if (kTypes[i].code == t.dtype.code && kTypes[i].bits == t.dtype.bits && t.dtype.lanes == 1) {
@@ -118,7 +121,7 @@ Tensor from_dlpack(const py::object& source) {
     dense *= t.shape[i];
   }
   return Tensor(static_cast<char*>(t.data) + t.byte_offset, shape, static_cast<DType>(found),
-                Device{}, owner);
+                device, owner);
 }
 
 }  // namespace fusewire

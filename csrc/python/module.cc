@@ -5,6 +5,7 @@
 PYBIND11_MODULE(_C, m) {
   m.doc() = "fusewire's kernel library: fused Transformer layers on packed batches.";
   pybind11::register_exception<fusewire::Error>(m, "Error", PyExc_RuntimeError);
+  fusewire::register_stream(m);
   fusewire::register_tensor(m);
   fusewire::register_memory(m);
   fusewire::register_ops(m);

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/runtime.h"
 #include "python/casters.h"
 #include "python/register.h"
 
@@ -59,21 +60,26 @@ void bind_op(py::module_& m, const char* name, void (*op)(Args...), const char* 
 }  // namespace
 
 void register_ops(py::module_& m) {
-  py::class_<Stream>(m, "Stream", "An order of work on a device; a no-op on the CPU.")
-      .def(py::init<>());
   py::class_<SequenceBatch>(m, "SequenceBatch",
                             "Where each sequence of a packed matrix begins: cu_seqlens "
                             "int32[sequences + 1].")
-      .def(py::init<Tensor>(), py::arg("cu_seqlens"))
+      .def(py::init([](const Tensor& cu_seqlens, const Stream& stream) {
+             return SequenceBatch(cu_seqlens, upload(cu_seqlens, "input", stream));
+           }),
+           py::arg("cu_seqlens"), py::arg_v("stream", Stream{}, "Stream()"))
+      .def_static("bucket", &SequenceBatch::bucket, py::arg("device_offsets"), py::arg("tokens"),
+                  py::arg("max_seqlen"),
+                  "Upper bounds, for what is captured once; the offsets are read at every replay.")
       .def_property_readonly("tokens", &SequenceBatch::tokens)
       .def_property_readonly("sequences", &SequenceBatch::sequences)
       .def_property_readonly("max_seqlen", &SequenceBatch::max_seqlen);
   py::class_<Linear, std::shared_ptr<Linear>>(
       m, "Linear", "weight[out_features, in_features] packed for the target, with its bias.")
-      .def(py::init([](const Tensor& weight, const Tensor* bias) {
-             return std::make_shared<Linear>(weight, bias, Stream{});
+      .def(py::init([](const Tensor& weight, const Tensor* bias, const Stream& stream) {
+             return std::make_shared<Linear>(weight, bias, stream);
            }),
-           py::arg("weight"), py::arg("bias") = py::none())
+           py::arg("weight"), py::arg("bias") = py::none(),
+           py::arg_v("stream", Stream{}, "Stream()"))
       .def_property_readonly("in_features", &Linear::in_features)
       .def_property_readonly("out_features", &Linear::out_features)
       .def_property_readonly("nbytes", &Linear::bytes);

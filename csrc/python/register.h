@@ -5,6 +5,7 @@
 
 namespace fusewire {
 
+void register_stream(pybind11::module_& m);
 void register_tensor(pybind11::module_& m);
 void register_memory(pybind11::module_& m);
 void register_ops(pybind11::module_& m);

@@ -6,6 +6,8 @@
 #include <pybind11/stl.h>
 
 #include "core/allocator.h"
+#include "core/kernels.h"
+#include "core/runtime.h"
 #include "python/dlpack.h"
 #include "python/register.h"
 
@@ -40,9 +42,11 @@ Tensor from_numpy(const py::array& array) {
     dtype = DType::kInt64;
   } else if (kind == 'u' && size == 1) {
     dtype = DType::kUInt8;
+  } else if (kind == 'u' && size == 2) {
+    dtype = DType::kBFloat16;  // numpy has no bfloat16; its bits are
   } else {
     fail("Tensor.from_numpy: got dtype ", std::string(py::str(array.dtype())),
-         ", wanted float32, float16, int32, int64 or uint8");
+         ", wanted float32, float16, int32, int64, uint8, or uint16 for the bits of a bfloat16");
   }
   if (!(array.flags() & py::array::c_style)) {
     fail("Tensor.from_numpy: got an array that is not C-contiguous; use numpy.ascontiguousarray");
@@ -59,15 +63,15 @@ Tensor from_numpy(const py::array& array) {
 
 py::array to_numpy(const Tensor& t) {
   if (t.device.type != DeviceType::kCpu) {
-    fail("Tensor.numpy: got a tensor on ", t.device.text(), ", wanted one on the cpu");
+    fail("Tensor.numpy: got a tensor on ", t.device.text(),
+         ", wanted one on the cpu; download it first");
   }
   const char* format = t.dtype == DType::kFloat32   ? "f4"
                        : t.dtype == DType::kFloat16 ? "f2"
                        : t.dtype == DType::kInt32   ? "i4"
                        : t.dtype == DType::kInt64   ? "i8"
                        : t.dtype == DType::kUInt8   ? "u1"
-                                                    : nullptr;
-  if (!format) fail("Tensor.numpy: numpy has no ", name_of(t.dtype), "; use DLPack");
+                                                    : "u2";  // a bfloat16's bits
   const auto item = static_cast<py::ssize_t>(size_of(t.dtype));
   std::vector<py::ssize_t> shape(t.shape.rank()), strides(t.shape.rank());
   py::ssize_t stride = item;
@@ -79,15 +83,43 @@ py::array to_numpy(const Tensor& t) {
   return py::array(py::dtype(format), shape, strides, t.data, py::cast(t));
 }
 
+Tensor section(const Tensor& whole, size_t begin, const std::vector<int64_t>& dims,
+               std::string_view dtype) {
+  const Shape shape = shape_of(dims);
+  const DType type = dtype_named(dtype);
+  if (begin % size_of(type) || begin + checked_bytes(shape, type) > whole.bytes()) {
+    fail("Tensor.section: got ", dtype, shape.text(), " at byte ", begin,
+         ", wanted one aligned and within ", whole.bytes(), " bytes");
+  }
+  return {whole.as<char>() + begin, shape, type, whole.device, whole.owner};
+}
+
+// Into memory that stays where it is.
+void write(const Tensor& to, const Tensor& host, const Stream& stream) {
+  if (to.device != stream.device || host.device.type != DeviceType::kCpu ||
+      to.bytes() != host.bytes() || !to.contiguous() || !host.contiguous()) {
+    fail("write: got ", host.bytes(), " bytes on ", host.device.text(), " for ", to.bytes(), " on ",
+         to.device.text(), ", wanted dense tensors of one size, from the cpu to ",
+         stream.device.text());
+  }
+  runtime(to.device.type).copy_in(to.data, host.data, host.bytes(), stream);
+}
+
 }  // namespace
 
 void register_tensor(py::module_& m) {
   py::class_<Tensor>(m, "Tensor", "Data, shape, dtype, device, owner.")
       .def_static("from_numpy", &from_numpy, py::arg("array"),
-                  "A view of a C-contiguous array, which is kept alive.")
+                  "A view of a C-contiguous array, which is kept alive; uint16 are the bits of "
+                  "bfloat16.")
       .def_static("from_dlpack", &from_dlpack, py::arg("source"),
-                  "A view of any object with __dlpack__ on the CPU, which is kept alive.")
-      .def("numpy", &to_numpy, "A numpy view that keeps the tensor alive.")
+                  "A view of any object with __dlpack__, which is kept alive. Work on it must have "
+                  "been waited for: streams are not ordered with the source's.")
+      .def("numpy", &to_numpy,
+           "A numpy view that keeps the tensor alive; a bfloat16's bits are uint16.")
+      .def("section", &section, py::arg("begin"), py::arg("shape"), py::arg("dtype"),
+           "A dense tensor inside this one's bytes, beginning at byte `begin`, as a view.")
+      .def("first", &Tensor::first, py::arg("count"), "The first rows of a matrix, as a view.")
       .def("__dlpack__", &to_dlpack, py::kw_only(), py::arg("stream") = py::none(),
            py::arg("max_version") = py::none(), py::arg("dl_device") = py::none(),
            py::arg("copy") = py::none())
@@ -102,20 +134,34 @@ void register_tensor(py::module_& m) {
       });
   m.def(
       "empty",
-      [](const std::vector<int64_t>& shape, std::string_view dtype, std::string_view tag) {
-        return allocate_tensor(default_allocator(), shape_of(shape), dtype_named(dtype), tag);
+      [](const std::vector<int64_t>& shape, std::string_view dtype, std::string_view tag,
+         const Stream& stream) {
+        return allocate_tensor(default_allocator(stream.device), shape_of(shape),
+                               dtype_named(dtype), tag, stream);
       },
       py::arg("shape"), py::arg("dtype") = "float32", py::arg("tag") = "output",
+      py::arg_v("stream", Stream{}, "Stream()"),
       "A dense tensor from the process's allocator, not initialised.");
   m.def(
       "matrix",
-      [](int64_t rows, int64_t cols, std::string_view dtype, std::string_view tag) {
+      [](int64_t rows, int64_t cols, std::string_view dtype, std::string_view tag,
+         const Stream& stream) {
         const DType type = dtype_named(dtype);
-        const Shape padded = {rows, Tensor::spread_stride(cols, type)};
-        return allocate_tensor(default_allocator(), padded, type, tag).columns(0, cols);
+        const Shape padded = {rows, kernels_for(stream.device, type).row_stride(cols)};
+        return allocate_tensor(default_allocator(stream.device), padded, type, tag, stream)
+            .columns(0, cols);
       },
       py::arg("rows"), py::arg("cols"), py::arg("dtype") = "float32", py::arg("tag") = "output",
+      py::arg_v("stream", Stream{}, "Stream()"),
       "A matrix whose rows lie apart as the kernels like them, not initialised.");
+  m.def("upload", &upload, py::arg("host"), py::arg("tag") = "input",
+        py::arg_v("stream", Stream{}, "Stream()"),
+        "The tensor in the memory of the stream's device: itself on the CPU, else a copy.");
+  m.def("write", &write, py::arg("to"), py::arg("host"), py::arg_v("stream", Stream{}, "Stream()"),
+        "Copies into memory that stays where it is.");
+  m.def("download", &download, py::arg("tensor"), py::arg_v("stream", Stream{}, "Stream()"),
+        py::call_guard<py::gil_scoped_release>(),
+        "The tensor on the CPU, after the stream's work so far: itself there, else a copy.");
 }
 
 }  // namespace fusewire

@@ -11,6 +11,7 @@ from fusewire.engine.encoder import ComputeFailed, EncoderEngine, Request
 from fusewire.engine.settings import EngineSettings
 from fusewire.errors import InvalidInput
 from fusewire.kernels import Tensor
+from fusewire.placement import Placement
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -29,6 +30,8 @@ class CountingModel:
 
     def __init__(self, room: int = 10**9, poison: int | None = None) -> None:
         self.room, self.poison = room, poison
+        self.place = Placement()
+        self.computed_tokens = 0
         self.seen: list[list[int]] = []
 
     def encode(self, batch):
@@ -37,6 +40,7 @@ class CountingModel:
             raise RuntimeError(f"out of memory: wanted {batch.tokens} bytes; held: nothing")
         if self.poison in batch.input_ids:
             raise ZeroDivisionError("/secret/path.py exploded")
+        self.computed_tokens = batch.tokens
         return Tensor.from_numpy(np.stack([batch.input_ids] * 2, axis=1).astype(np.float32))
 
 
@@ -77,8 +81,9 @@ def test_requests_share_batches_within_the_budget(tmp_path):
 def test_padding_is_measured_not_assumed(tmp_path):
     class Padding(CountingModel):
         def encode(self, batch):
-            states = super().encode(batch).numpy()
-            return Tensor.from_numpy(np.concatenate([states, states[:3]]))
+            states = super().encode(batch)
+            self.computed_tokens += 3
+            return states
 
     got = engine(tmp_path, Padding())
     got.answer([request([1, 2, 3, 4])])

@@ -36,9 +36,9 @@ def fusewire_answers(
     """One dictionary a sequence, under the names that transformers uses."""
     batch = Batch.pack(sequences)
     hidden = model.encode(batch)
-    values = {"last_hidden_state": hidden.numpy()}
+    values = {"last_hidden_state": model.place.numpy(hidden)}
     if task == "fill":
-        values["logits"] = model.fill_logits(hidden, np.arange(batch.tokens))
+        values["logits"] = model.place.numpy(model.fill_logits(hidden, np.arange(batch.tokens)))
     elif model.has_head:
         values["logits"] = model.logits(hidden, batch)
     pooled = task in ("hidden", "classify")  # one row of logits a sequence, else one a token

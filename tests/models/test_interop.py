@@ -105,10 +105,14 @@ def test_what_cannot_be_loaded_is_said(tmp_path):
         fusewire.load(tmp_path / "gone")
     with pytest.raises(ConfigurationError, match=r"model: got int, wanted a transformers model"):
         fusewire.load(3)
-    with pytest.raises(ConfigurationError, match=r"device: got 'cuda', wanted 'cpu'"):
-        fusewire.load(tmp_path, device="cuda")
-    with pytest.raises(ConfigurationError, match=r"dtype: got 'float16', wanted 'float32'"):
+    with pytest.raises(ConfigurationError, match=r"device: got cuda.*, wanted"):
+        fusewire.load(tmp_path, device="cuda:9")
+    with pytest.raises(ConfigurationError, match=r"device: got 'tpu', wanted 'cpu', 'cuda'"):
+        fusewire.load(tmp_path, device="tpu")
+    with pytest.raises(ConfigurationError, match=r"dtype: got 'float16' on cpu, wanted float32"):
         fusewire.load(tmp_path, dtype="float16")
+    with pytest.raises(ConfigurationError, match=r"dtype: got 'half', wanted one of auto"):
+        fusewire.load(tmp_path, dtype="half")
 
 
 def test_half_precision_modules_are_widened(tmp_path):

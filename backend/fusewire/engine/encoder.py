@@ -230,7 +230,7 @@ class EncoderEngine:
             counts = self.last_counts
             counts.sequences += len(items)
             counts.tokens += real
-            counts.padding_tokens += hidden.shape[0] - real
+            counts.padding_tokens += self.model.computed_tokens - real
             counts.micro_batches += 1
             return results
         finally:

@@ -16,36 +16,48 @@ from fusewire.errors import ConfigurationError
 from fusewire.models.config import Config, read_config
 from fusewire.models.encoder import EncoderModel
 from fusewire.models.registry import ARCHITECTURES, TASK_HEADS, architecture, tasks_of
+from fusewire.placement import Placement
 from fusewire.weights import Checkpoint, open_folder
 
 __all__ = ["ARCHITECTURES", "EncoderModel", "build_model", "load_model", "read_config", "tasks_of"]
 
 
-def load_model(folder: Path | str, task: str, *, pooler: bool = False) -> EncoderModel:
+def load_model(
+    folder: Path | str, task: str, place: Placement | None = None, *, pooler: bool = False
+) -> EncoderModel:
     """Loads what `task` (embed, hidden, classify, tag, answer, fill) needs from a model folder.
 
-    Weights are mapped, checked by name and shape, and prepacked in fp32; tensors of other heads
-    are skipped, any other surplus or lack is a CheckpointError. `pooler` (for embed and hidden)
+    Weights are mapped, checked by name and shape, and prepacked in the placement's dtype (by
+    default fp32 on the CPU); tensors of other heads are skipped, any other surplus or lack is a
+    CheckpointError. `pooler` (for embed and hidden)
     loads the base model's tanh pooler as the head, where the checkpoint holds one.
     """
     folder = open_folder(folder)
-    return _build(read_config(folder), task, pooler, folder, partial(Checkpoint.open, folder))
+    place = place or Placement()
+    return _build(
+        read_config(folder), task, place, pooler, folder, partial(Checkpoint.open, folder)
+    )
 
 
 def build_model(
     config: Mapping[str, Any],
     arrays: Mapping[str, NDArray[Any]],
     task: str,
+    place: Placement | None = None,
     *,
     pooler: bool = False,
 ) -> EncoderModel:
     """As `load_model`, from a live model's configuration and its fp32 arrays by state-dict name."""
-    return _build(config, task, pooler, None, partial(Checkpoint.from_arrays, arrays, "the model"))
+    place = place or Placement()
+    return _build(
+        config, task, place, pooler, None, partial(Checkpoint.from_arrays, arrays, "the model")
+    )
 
 
 def _build(
     values: Mapping[str, Any],
     task: str,
+    place: Placement,
     pooler: bool,
     folder: Path | None,
     open_checkpoint: Callable[[str, Mapping[str, str]], Checkpoint],
@@ -63,5 +75,11 @@ def _build(
         wanted = blueprint.tensors("pooler").keys() - blueprint.tensors(None).keys()
         head = "pooler" if all(name in checkpoint for name in wanted) else None
     return EncoderModel(
-        blueprint, checkpoint, head, config=dict(values), folder=folder, id2label=config.labels()
+        blueprint,
+        checkpoint,
+        head,
+        place,
+        config=dict(values),
+        folder=folder,
+        id2label=config.labels(),
     )

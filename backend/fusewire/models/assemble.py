@@ -10,21 +10,19 @@ from numpy.typing import NDArray
 from fusewire import kernels
 from fusewire.models.blueprint import Blueprint, Dense, Layer, Norm, Table
 from fusewire.models.positions import relative_buckets, rotary_table
+from fusewire.placement import Placement
 from fusewire.weights import Checkpoint
 
 
-def as_tensor(array: NDArray[Any], dtype: Any) -> kernels.Tensor:
-    return kernels.Tensor.from_numpy(np.ascontiguousarray(array, dtype))
-
-
 class Weights:
-    """A checkpoint's tensors in the shapes the kernels want."""
+    """A checkpoint's tensors in the shapes the kernels want, in their place."""
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint, place: Placement) -> None:
         self._checkpoint = checkpoint
+        self._place = place
 
     def table(self, table: Table) -> kernels.Tensor:
-        return as_tensor(self._checkpoint.take(table.name), np.float32)
+        return self._vector(table.name)
 
     def norm(self, norm: Norm) -> tuple[kernels.Tensor, kernels.Tensor | None]:
         bias = self._vector(f"{norm.name}.bias") if norm.bias else None
@@ -34,14 +32,14 @@ class Weights:
         """Prepacked; several names become one matrix, so that one product serves them all."""
         weight = self._stacked(dense, "weight")
         bias = self._stacked(dense, "bias") if dense.bias else None
-        return kernels.Linear(weight, bias)
+        return self._place.linear(weight, bias, dense.names[0])
 
-    def _stacked(self, dense: Dense, kind: str) -> kernels.Tensor:
+    def _stacked(self, dense: Dense, kind: str) -> NDArray[np.float32]:
         parts = [self._checkpoint.take(f"{name}.{kind}") for name in dense.names]
-        return as_tensor(parts[0] if len(parts) == 1 else np.concatenate(parts), np.float32)
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _vector(self, name: str) -> kernels.Tensor:
-        return as_tensor(self._checkpoint.take(name), np.float32)
+        return self._place.floats(self._checkpoint.take(name), name)
 
 
 def build_layer(blueprint: Blueprint, layer: Layer, weights: Weights) -> kernels.EncoderLayer:
@@ -69,18 +67,20 @@ def build_layer(blueprint: Blueprint, layer: Layer, weights: Weights) -> kernels
 
 
 def rotary(
-    blueprint: Blueprint, theta: float | None
+    blueprint: Blueprint, theta: float | None, place: Placement
 ) -> tuple[kernels.Tensor, kernels.Tensor] | None:
     if theta is None:
         return None
     head_dim = blueprint.hidden_size // blueprint.heads
     cos, sin = rotary_table(blueprint.max_length, head_dim, theta)
-    return as_tensor(cos, np.float32), as_tensor(sin, np.float32)
+    return place.exact(cos, np.float32, "weights"), place.exact(sin, np.float32, "weights")
 
 
-def relative_bias(blueprint: Blueprint, checkpoint: Checkpoint) -> kernels.Tensor | None:
+def relative_bias(
+    blueprint: Blueprint, checkpoint: Checkpoint, place: Placement
+) -> kernels.Tensor | None:
     if blueprint.relative_bias is None:
         return None
     table = checkpoint.take(blueprint.relative_bias.name)
     buckets = relative_buckets(blueprint.max_length, table.shape[0])
-    return as_tensor(table[buckets].T, np.float32)
+    return place.exact(table[buckets].T, np.float32, "weights")

@@ -15,10 +15,14 @@ from numpy.typing import NDArray
 
 from fusewire import kernels
 from fusewire.errors import ConfigurationError, InvalidInput
-from fusewire.models.assemble import Weights, as_tensor, build_layer, relative_bias, rotary
+from fusewire.models.assemble import Weights, build_layer, relative_bias, rotary
 from fusewire.models.blueprint import Blueprint
+from fusewire.models.buckets import MOST_TOKENS
 from fusewire.models.head import BuiltHead
+from fusewire.models.packed_input import Layout, PackedInput, pack
 from fusewire.models.positions import counted_positions, positions_after_padding
+from fusewire.models.replay import Replays
+from fusewire.placement import Placement
 from fusewire.weights import Checkpoint
 
 if TYPE_CHECKING:
@@ -37,6 +41,7 @@ class EncoderModel:
         blueprint: Blueprint,
         checkpoint: Checkpoint,
         head: str | None,
+        place: Placement,
         *,
         config: dict[str, Any],
         folder: Path | None,
@@ -45,6 +50,7 @@ class EncoderModel:
         """Reads what the encoder and `head` (a key of blueprint.task_heads) need; CheckpointError
         when the checkpoint does not hold exactly that and known other heads."""
         checkpoint.check(blueprint.tensors(head), blueprint.other_heads)
+        self.place = place
         self.config = config
         self.folder = folder
         self.id2label = id2label
@@ -54,9 +60,9 @@ class EncoderModel:
         types = blueprint.embeddings.token_type
         self.type_vocab_size = types.rows if types else 0
         self._padding_index = blueprint.padding_index
-        self._workspace = kernels.Workspace(kernels.default_allocator())
+        self._workspace = kernels.Workspace(kernels.default_allocator(place.device))
 
-        weights = Weights(checkpoint)
+        weights = Weights(checkpoint, place)
         embeddings = blueprint.embeddings
         self._word = weights.table(embeddings.word)
         self._position = weights.table(embeddings.position) if embeddings.position else None
@@ -67,12 +73,17 @@ class EncoderModel:
 
         distinct = dict.fromkeys(blueprint.layers)  # ALBERT runs one layer many times
         built = {layer: build_layer(blueprint, layer, weights) for layer in distinct}
-        angles = {theta: rotary(blueprint, theta) for theta in {y.rope_theta for y in distinct}}
+        angles = {
+            theta: rotary(blueprint, theta, place) for theta in {y.rope_theta for y in distinct}
+        }
         self._layers = [(built[y], angles[y.rope_theta]) for y in blueprint.layers]
-        self._relative_bias = relative_bias(blueprint, checkpoint)
+        self._relative_bias = relative_bias(blueprint, checkpoint, place)
         self._final_norm = weights.norm(blueprint.final_norm) if blueprint.final_norm else None
         self._final_eps = blueprint.final_norm.eps if blueprint.final_norm else 0.0
-        self._head = BuiltHead(blueprint.task_heads[head], weights) if head else None
+        self._head = BuiltHead(blueprint.task_heads[head], weights, place) if head else None
+        self._embedded: kernels.Tensor | None = None
+        self._replays: Replays | None = None
+        self.computed_tokens = 0  # rows of the last `encode`, padding of its bucket included
 
     @property
     def uses_token_types(self) -> bool:
@@ -83,66 +94,98 @@ class EncoderModel:
     def has_head(self) -> bool:
         return self._head is not None
 
+    def record_forwards(self) -> None:
+        """From now on batches of a shape seen before replay a recorded forward, where the device
+        can record (CUDA graphs); hidden states then hold until the next `encode`. One sequence
+        alone is recorded at once for every length of the model, within a second."""
+        if not self.place.stream.can_capture:
+            return
+        self._replays = Replays(self.place, self._forward, self._workspace, self.hidden_size)
+        self._replays.warm_up(self.max_length)
+
     def encode(self, batch: Batch) -> kernels.Tensor:
-        """The last hidden state of each token: fp32 [tokens, hidden], in packed order.
+        """The last hidden state of each token, [tokens, hidden] in packed order, where the model
+        is placed; with recorded forwards it holds until the next `encode`.
 
         Raises InvalidInput when an id, a token type or a length is out of the model's range.
         """
         lengths = np.diff(batch.cu_seqlens)
         self._check(batch, lengths)
-        tokens = batch.input_ids.size
-        sequences = kernels.SequenceBatch(as_tensor(batch.cu_seqlens, np.int32))
-        positions = as_tensor(self._positions(batch, lengths), np.int32)
-        types = None
-        if self._token_type is not None:
-            ids = batch.token_type_ids if self.uses_token_types else np.zeros(tokens, np.int32)
-            types = as_tensor(ids, np.int32)
+        ids, offsets = batch.input_ids, batch.cu_seqlens
+        positions = self._positions(batch, lengths)
+        types = batch.token_type_ids if self.uses_token_types else None
+        if self._replays is not None:
+            longest = int(lengths.max())
+            replayed = self._replays.run(ids, positions, types, offsets, longest)
+            if replayed is not None:
+                hidden, self.computed_tokens = replayed
+                return hidden
+        layout = Layout(ids.size, lengths.size)
+        block = pack(layout, ids, positions, types, offsets)
+        hidden = self.place.empty(ids.size, self.hidden_size)
+        self._forward(
+            PackedInput.upload(layout, block, self.place), self.place.sequences(offsets), hidden
+        )
+        self.computed_tokens = hidden.shape[0]
+        return hidden
 
-        x = kernels.empty((tokens, self._word.shape[1]))
+    def logits(self, hidden: kernels.Tensor, batch: Batch) -> NDArray[np.float32]:
+        """The head's scores, fp32: [sequences, labels] where the task pools (classify), else
+        [tokens, labels] (tag) or [tokens, 2] (answer: start, end)."""
+        return self.place.numpy(self._built_head().apply(hidden, batch.cu_seqlens))
+
+    def fill_logits(self, hidden: kernels.Tensor, rows: NDArray[np.int64]) -> kernels.Tensor:
+        """Vocabulary scores of the tokens at `rows` (int64 [n], n >= 1, indices into the packed
+        batch): [n, vocabulary]. Only these rows are computed."""
+        picked = self.place.empty(rows.size, self.hidden_size)
+        kernels.gather_rows(picked, hidden, self.place.exact(rows, np.int64), self.place.stream)
+        return self._built_head().apply(picked, None)
+
+    def workspace_stats(self) -> dict[str, int]:
+        """The arena's counters, as the kernel library reports them."""
+        return self._workspace.stats()
+
+    def _forward(
+        self, inputs: PackedInput, batch: kernels.SequenceBatch, x: kernels.Tensor
+    ) -> None:
+        """Fills x [tokens, hidden]. Takes memory from the workspace alone: it can be recorded."""
+        stream = self.place.stream
+        embedded = x if self._projection is None else self._narrow(x.shape[0])
         kernels.embed_layer_norm(
-            x,
-            as_tensor(batch.input_ids, np.int64),
-            None if self._position is None else positions,
-            types,
+            embedded,
+            inputs.ids,
+            None if self._position is None else inputs.positions,
+            None if self._token_type is None else inputs.types,
             self._word,
             self._position,
             self._token_type,
             *self._embedding_norm,
             self._embedding_eps,
+            stream,
         )
         if self._projection is not None:
-            narrow, x = x, kernels.empty((tokens, self.hidden_size))
-            kernels.linear(x, narrow, self._projection, "none")
+            kernels.linear(x, embedded, self._projection, "none", stream)
         for layer, angles in self._layers:
             layer.forward(
                 x,
-                sequences,
+                batch,
                 self._workspace,
                 self._relative_bias,
-                None if angles is None else (*angles, positions),
+                None if angles is None else (*angles, inputs.positions),
+                stream,
             )
         if self._final_norm is not None:
-            kernels.layer_norm(x, x, *self._final_norm, self._final_eps)
-        return x
+            kernels.layer_norm(x, x, *self._final_norm, self._final_eps, stream)
 
-    def logits(self, hidden: kernels.Tensor, batch: Batch) -> NDArray[np.float32]:
-        """The head's scores, fp32: [sequences, labels] where the task pools (classify), else
-        [tokens, labels] (tag) or [tokens, 2] (answer: start, end)."""
-        return self._built_head().apply(hidden, batch.cu_seqlens).numpy()
-
-    def fill_logits(self, hidden: kernels.Tensor, rows: NDArray[np.int64]) -> NDArray[np.float32]:
-        """Vocabulary scores of the tokens at `rows` (int64 [n], indices into the packed batch):
-        fp32 [n, vocabulary]. Only these rows are computed."""
-        rows = np.asarray(rows, np.int64)
-        if rows.size == 0:
-            return np.zeros((0, self.vocab_size), np.float32)
-        picked = kernels.empty((rows.size, self.hidden_size))
-        kernels.gather_rows(picked, hidden, as_tensor(rows, np.int64))
-        return self._built_head().apply(picked, None).numpy()
-
-    def workspace_stats(self) -> dict[str, int]:
-        """The arena's counters, as the kernel library reports them."""
-        return self._workspace.stats()
+    def _narrow(self, tokens: int) -> kernels.Tensor:
+        """Room for embeddings before their projection; where forwards are recorded, always the
+        same."""
+        width = self._word.shape[1]
+        if tokens > MOST_TOKENS:
+            return self.place.empty(tokens, width)
+        if self._embedded is None:
+            self._embedded = self.place.empty(MOST_TOKENS, width)
+        return self._embedded.first(tokens)
 
     def _built_head(self) -> BuiltHead:
         if self._head is None:

@@ -8,12 +8,14 @@ from numpy.typing import NDArray
 from fusewire import kernels
 from fusewire.models.assemble import Weights
 from fusewire.models.blueprint import Head
+from fusewire.placement import Placement
 
 
 class BuiltHead:
     """A Head with its weights."""
 
-    def __init__(self, head: Head, weights: Weights) -> None:
+    def __init__(self, head: Head, weights: Weights, place: Placement) -> None:
+        self._place = place
         self._pooling = head.pooling
         self._chain = [
             (
@@ -25,16 +27,17 @@ class BuiltHead:
         ]
 
     def apply(self, x: kernels.Tensor, cu_seqlens: NDArray[np.int32] | None) -> kernels.Tensor:
-        """fp32 [rows, hidden] -> [rows, outputs], or [sequences, outputs] where the head pools."""
+        """[rows, hidden] -> [rows, outputs], or [sequences, outputs] where the head pools."""
+        stream = self._place.stream
         if self._pooling is not None and cu_seqlens is not None:
-            batch = kernels.SequenceBatch(kernels.Tensor.from_numpy(cu_seqlens))
-            pooled = kernels.empty((len(cu_seqlens) - 1, x.shape[1]))
-            kernels.pool(pooled, x, batch, self._pooling)
+            pooled = self._place.empty(len(cu_seqlens) - 1, x.shape[1])
+            batch = self._place.sequences(cu_seqlens)
+            kernels.pool(pooled, x, batch, self._pooling, stream)
             x = pooled
         for dense, linear, norm in self._chain:
-            y = kernels.empty((x.shape[0], dense.outputs))
-            kernels.linear(y, x, linear, dense.activation)
+            y = self._place.empty(x.shape[0], dense.outputs)
+            kernels.linear(y, x, linear, dense.activation, stream)
             if norm is not None:
-                kernels.layer_norm(y, y, *norm)
+                kernels.layer_norm(y, y, *norm, stream)
             x = y
         return x

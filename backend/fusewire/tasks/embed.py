@@ -35,7 +35,7 @@ class Embed(Task):
         return self._files.max_length or super().text_limit()
 
     def head(self, hidden: kernels.Tensor, batch: Batch, items: Sequence[Item]) -> list[Any]:
-        sequences = kernels.SequenceBatch(kernels.Tensor.from_numpy(batch.cu_seqlens))
+        sequences = self.model.place.sequences(batch.cu_seqlens)
         # Requests may pool and scale differently; almost always all do the same.
         kinds = [self._kind(item.query.settings) for item in items]
         pooled = {kind: self._pooled(hidden, sequences, *kind) for kind in set(kinds)}
@@ -58,8 +58,9 @@ class Embed(Task):
         pooling: str,
         normalize: bool,
     ) -> np.ndarray:
-        out = kernels.empty((sequences.sequences, self.model.hidden_size))
-        kernels.pool(out, hidden, sequences, pooling)
+        place = self.model.place
+        out = place.empty(sequences.sequences, self.model.hidden_size)
+        kernels.pool(out, hidden, sequences, pooling, place.stream)
         if normalize:
-            kernels.l2_normalize(out, out)
-        return out.numpy()
+            kernels.l2_normalize(out, out, place.stream)
+        return place.numpy(out)

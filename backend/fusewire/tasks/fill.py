@@ -95,12 +95,13 @@ class Fill(Task):
         self, hidden: kernels.Tensor, rows: NDArray[np.int64], most: int
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """(token ids, probabilities) of the tokens `rows`, [rows, most]."""
-        logits = kernels.Tensor.from_numpy(self.model.fill_logits(hidden, rows))
-        kernels.softmax(logits, logits)
-        scores = kernels.empty((len(rows), most))
-        tokens = kernels.empty((len(rows), most), "int64")
-        kernels.top_k(scores, tokens, logits)
-        return tokens.numpy().copy(), scores.numpy().copy()
+        place = self.model.place
+        logits = self.model.fill_logits(hidden, rows)
+        kernels.softmax(logits, logits, place.stream)
+        scores = place.empty(len(rows), most)
+        tokens = place.empty(len(rows), most, dtype="int64")
+        kernels.top_k(scores, tokens, logits, place.stream)
+        return place.numpy(tokens).copy(), place.numpy(scores).copy()
 
     def reply(self, query: Query, results: list[list[Any]]) -> Reply:
         replies = []

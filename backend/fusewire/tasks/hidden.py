@@ -35,7 +35,7 @@ class Hidden(Task):
             )
 
     def head(self, hidden: Tensor, batch: Batch, items: Sequence[Item]) -> list[Any]:
-        states = hidden.numpy()
+        states = self.model.place.numpy(hidden)
         return [states[batch.rows(row)].copy() for row in range(len(items))]
 
     def reply(self, query: Query, results: list[list[Any]]) -> Reply:

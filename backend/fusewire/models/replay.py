@@ -1,0 +1,115 @@
+"""Recorded forwards (CUDA graphs): a batch that fits one is a single launch instead of hundreds.
+
+A recording holds addresses: of the static buffers here, of the weights, and of the workspace's
+arena. So inputs are copied into the buffers before a replay, and all recordings are dropped when
+the arena moves.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fusewire import kernels
+from fusewire.models.buckets import MOST_TOKENS, Bucket, bucket_of
+from fusewire.models.packed_input import Layout, PackedInput, pack
+from fusewire.placement import Placement
+
+# A recording of a 12-layer model takes some hundred KB of device memory.
+MOST_RECORDINGS = 256
+
+# forward(inputs, batch, hidden): fills hidden [inputs.layout.tokens, hidden]
+Forward = Callable[[PackedInput, kernels.SequenceBatch, kernels.Tensor], None]
+
+
+class Replays:
+    """The recordings of one model, by bucket, least recently used out."""
+
+    def __init__(
+        self,
+        place: Placement,
+        forward: Forward,
+        workspace: kernels.Workspace,
+        hidden_size: int,
+    ) -> None:
+        self._place = place
+        self._forward = forward
+        self._workspace = workspace
+        self._recorded: OrderedDict[Bucket, tuple[PackedInput, kernels.Graph]] = OrderedDict()
+        self._seen: OrderedDict[Bucket, None] = OrderedDict()
+        self._hidden = place.empty(MOST_TOKENS, hidden_size)
+        widest = Layout(MOST_TOKENS, MOST_TOKENS)
+        self._block = place.empty(widest.nbytes, dtype="uint8")
+        self._arena = workspace.generation
+        self.hits = 0
+        self.misses = 0
+
+    def __len__(self) -> int:
+        return len(self._recorded)
+
+    def run(
+        self,
+        ids: NDArray[np.int64],
+        positions: NDArray[np.int32],
+        types: NDArray[np.int32] | None,
+        cu_seqlens: NDArray[np.int32],
+        max_seqlen: int,
+    ) -> tuple[kernels.Tensor, int] | None:
+        """(hidden states [tokens, hidden] that hold until the next run, tokens computed), or None
+        for a batch that is not to be replayed: too large, or the first of its bucket."""
+        bucket = bucket_of(ids.size, cu_seqlens.size - 1, max_seqlen)
+        if bucket is None:
+            return None
+        self._drop_stale()
+        found = self._recorded.get(bucket)
+        if found is None:
+            self.misses += 1
+            if bucket not in self._seen:  # a shape that comes once is not worth recording
+                self._seen[bucket] = None
+                if len(self._seen) > 4 * MOST_RECORDINGS:
+                    self._seen.popitem(last=False)
+                return None
+            found = self.record(bucket)
+        else:
+            self.hits += 1
+            self._recorded.move_to_end(bucket)
+        inputs, graph = found
+        block = pack(inputs.layout, ids, positions, types, cu_seqlens)
+        kernels.write(inputs.block, kernels.Tensor.from_numpy(block), self._place.stream)
+        graph.replay(self._place.stream)
+        return self._hidden.first(ids.size), bucket.tokens
+
+    def warm_up(self, max_length: int) -> None:
+        """Records one sequence alone of every length up to `max_length`."""
+        buckets = {bucket_of(n, 1, n): None for n in range(1, min(max_length, MOST_TOKENS) + 1)}
+        # The longest first: it makes the arena fit the others, so that none moves.
+        for bucket in list(buckets)[::-1]:
+            if bucket is not None:
+                self.record(bucket)
+
+    def record(self, bucket: Bucket) -> tuple[PackedInput, kernels.Graph]:
+        """Runs the bucket's forward once, which makes the arena fit and lets kernels be chosen,
+        then records it."""
+        layout = Layout(bucket.tokens, bucket.sequences)
+        inputs = PackedInput(layout, self._block.first(layout.nbytes))
+        hidden = self._hidden.first(bucket.tokens)
+        batch = kernels.SequenceBatch.bucket(inputs.offsets, bucket.tokens, bucket.max_seqlen)
+        stream = self._place.stream
+        empty = np.zeros(0, np.int64)
+        block = pack(layout, empty, empty.astype(np.int32), None, np.zeros(1, np.int32))
+        kernels.write(inputs.block, kernels.Tensor.from_numpy(block), stream)
+        self._forward(inputs, batch, hidden)
+        self._drop_stale()
+        graph = kernels.capture(stream, lambda: self._forward(inputs, batch, hidden))
+        self._recorded[bucket] = inputs, graph
+        while len(self._recorded) > MOST_RECORDINGS:
+            self._recorded.popitem(last=False)
+        return inputs, graph
+
+    def _drop_stale(self) -> None:
+        if self._workspace.generation != self._arena:
+            self._recorded.clear()
+            self._arena = self._workspace.generation

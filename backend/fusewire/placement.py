@@ -1,0 +1,103 @@
+"""Where a model's numbers live and how precise they are: one stream of one device, one dtype.
+
+Models and tasks move everything through a Placement and never ask which device it is: on the CPU
+its moves are views, elsewhere copies.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fusewire import kernels
+from fusewire.errors import ConfigurationError
+
+DTYPES = ("auto", "float32", "float16", "bfloat16")
+
+
+class Placement:
+    """One model's stream and element type."""
+
+    def __init__(self, device: str = "cpu", dtype: str = "auto") -> None:
+        """`device` is cpu, cuda or cuda:<index>; `dtype` "auto" is float32 on the CPU and float16
+        elsewhere. ConfigurationError when this build or machine has no such device, or no kernels
+        for the dtype there."""
+        if dtype not in DTYPES:
+            raise ConfigurationError(
+                f"dtype: got {dtype!r}, wanted one of {', '.join(DTYPES)}; choose one of these"
+            )
+        try:
+            self.stream = kernels.Stream(device)
+        except kernels.Error as error:
+            raise ConfigurationError(str(error)) from None
+        on_cpu = self.stream.device == "cpu"
+        self.dtype = ("float32" if on_cpu else "float16") if dtype == "auto" else dtype
+        if on_cpu and self.dtype != "float32":
+            raise ConfigurationError(
+                f"dtype: got {dtype!r} on cpu, wanted float32; 16-bit types need a GPU"
+            )
+
+    @property
+    def device(self) -> str:
+        return self.stream.device
+
+    def floats(self, array: NDArray[np.float32], name: str = "tensor") -> kernels.Tensor:
+        """fp32 values in the placement's dtype; ConfigurationError if float16 cannot hold them."""
+        array = np.ascontiguousarray(array, np.float32)
+        if self.dtype == "float16":
+            with np.errstate(over="ignore"):
+                halves = array.astype(np.float16)
+            if not np.isfinite(halves).all() and np.isfinite(array).all():
+                raise ConfigurationError(
+                    f"dtype: got float16 for {name}, whose largest value is "
+                    f"{np.abs(array).max():.4g}, wanted at most 65504; use bfloat16 or float32"
+                )
+            return self._upload(halves, "weights")
+        if self.dtype == "bfloat16":
+            return self._upload(_bfloat16_bits(array), "weights")
+        return self._upload(array, "weights")
+
+    def exact(self, array: NDArray[Any], dtype: Any, tag: str = "input") -> kernels.Tensor:
+        """The array as it is, in numpy's `dtype`: indices, and tables that stay fp32."""
+        return self._upload(np.ascontiguousarray(array, dtype), tag)
+
+    def empty(self, *shape: int, dtype: str | None = None) -> kernels.Tensor:
+        """A dense tensor, not initialised."""
+        return kernels.empty(shape, dtype or self.dtype, stream=self.stream)
+
+    def sequences(self, cu_seqlens: NDArray[np.int32]) -> kernels.SequenceBatch:
+        return kernels.SequenceBatch(
+            kernels.Tensor.from_numpy(np.ascontiguousarray(cu_seqlens, np.int32)), self.stream
+        )
+
+    def linear(
+        self, weight: NDArray[np.float32], bias: NDArray[np.float32] | None, name: str = "tensor"
+    ) -> kernels.Linear:
+        """A prepacked weight [out_features, in_features] with its bias."""
+        return kernels.Linear(
+            self.floats(weight, name),
+            None if bias is None else self.floats(bias, name),
+            self.stream,
+        )
+
+    def numpy(self, tensor: kernels.Tensor) -> NDArray[Any]:
+        """The tensor's values on the host, 16-bit floats widened to fp32."""
+        array: NDArray[Any] = kernels.download(tensor, self.stream).numpy()
+        if tensor.dtype == "float16":
+            return array.astype(np.float32)
+        if tensor.dtype == "bfloat16":
+            return (array.astype(np.uint32) << 16).view(np.float32)
+        return array
+
+    def _upload(self, array: NDArray[Any], tag: str) -> kernels.Tensor:
+        return kernels.upload(kernels.Tensor.from_numpy(array), tag, self.stream)
+
+
+def _bfloat16_bits(array: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Round to nearest even, as the bits of a bfloat16; NaN stays NaN."""
+    bits = array.view(np.uint32)
+    rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
+    rounded[np.isnan(array)] = 0x7FC0
+    return rounded.astype(np.uint16)

@@ -1,0 +1,87 @@
+# FUSEWIRE_CUDA=AUTO|ON|OFF: the CUDA half, wherever its compiler and cuBLASLt are found. AUTO takes
+# it when it can, ON fails when it cannot; either way one line says what was chosen.
+#
+# cuBLASLt is that of the toolkit, or of the pip package nvidia-cublas, which a compiler without the
+# full toolkit needs.
+set(FUSEWIRE_CUDA AUTO CACHE STRING "CUDA kernels: AUTO, ON or OFF")
+set_property(CACHE FUSEWIRE_CUDA PROPERTY STRINGS AUTO ON OFF)
+# 80: everything from Ampere on runs the general kernels; 90a: Hopper's own instructions.
+set(FUSEWIRE_CUDA_ARCHITECTURES "80;90a" CACHE STRING "Compute capabilities to compile for")
+
+function(find_cuda found_variable why_variable)
+  set(${found_variable} FALSE PARENT_SCOPE)
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(NOT CMAKE_CUDA_COMPILER)
+    set(${why_variable} "no nvcc" PARENT_SCOPE)
+    return()
+  endif()
+  execute_process(COMMAND ${CMAKE_CUDA_COMPILER} --version OUTPUT_VARIABLE version_text)
+  string(REGEX MATCH "release ([0-9]+)" _ "${version_text}")
+  set(major ${CMAKE_MATCH_1})
+  if(major LESS 13)
+    set(${why_variable} "nvcc ${major} is older than 13" PARENT_SCOPE)
+    return()
+  endif()
+  execute_process(COMMAND ${Python_EXECUTABLE} -c
+    "import nvidia, os; print(';'.join(os.path.join(p, 'cu${major}') for p in nvidia.__path__))"
+    OUTPUT_VARIABLE pip_folders OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+  get_filename_component(toolkit ${CMAKE_CUDA_COMPILER} REALPATH)
+  get_filename_component(toolkit ${toolkit} DIRECTORY)
+  get_filename_component(toolkit ${toolkit} DIRECTORY)
+  find_path(CUBLASLT_INCLUDE cublasLt.h
+            HINTS ${pip_folders} ${toolkit} ${toolkit}/targets/x86_64-linux PATH_SUFFIXES include)
+  find_library(CUBLASLT_LIBRARY NAMES cublasLt libcublasLt.so.${major}
+               HINTS ${pip_folders} ${toolkit} ${toolkit}/targets/x86_64-linux
+               PATH_SUFFIXES lib lib64)
+  if(NOT CUBLASLT_INCLUDE OR NOT CUBLASLT_LIBRARY)
+    set(${why_variable} "no cuBLASLt (pip install nvidia-cublas)" PARENT_SCOPE)
+    return()
+  endif()
+  set(${found_variable} TRUE PARENT_SCOPE)
+endfunction()
+
+# Compiles csrc/cuda into the target and links what it needs.
+function(add_cuda_target target)
+  set(CMAKE_CUDA_STANDARD 17)
+  file(GLOB kernels CONFIGURE_DEPENDS csrc/cuda/*.cu)
+  file(GLOB hopper CONFIGURE_DEPENDS csrc/cuda/sm90_*.cu)
+  list(REMOVE_ITEM kernels ${hopper})
+  add_library(cuda_general OBJECT ${kernels})
+  add_library(cuda_hopper OBJECT ${hopper})
+  set_target_properties(cuda_general PROPERTIES CUDA_ARCHITECTURES "${FUSEWIRE_CUDA_REAL}")
+  set_target_properties(cuda_hopper PROPERTIES CUDA_ARCHITECTURES 90a-real)
+  foreach(objects cuda_general cuda_hopper)
+    set_target_properties(${objects} PROPERTIES CUDA_STANDARD 17 CUDA_VISIBILITY_PRESET hidden
+                                                POSITION_INDEPENDENT_CODE ON)
+    target_include_directories(${objects} PRIVATE csrc)
+    target_include_directories(${objects} SYSTEM PRIVATE ${CUBLASLT_INCLUDE})
+    target_compile_options(${objects} PRIVATE --expt-relaxed-constexpr -Xcompiler=-Wall)
+    target_sources(${target} PRIVATE $<TARGET_OBJECTS:${objects}>)
+  endforeach()
+  target_link_libraries(${target} PRIVATE ${CUBLASLT_LIBRARY})
+  # An installed wheel finds the pip package beside it; a build by hand, where it was found.
+  get_filename_component(folder ${CUBLASLT_LIBRARY} DIRECTORY)
+  set_target_properties(${target} PROPERTIES BUILD_RPATH ${folder}
+                        INSTALL_RPATH "$ORIGIN/../nvidia/cu13/lib;${folder}")
+endfunction()
+
+set(cuda_found FALSE)
+if(NOT FUSEWIRE_CUDA MATCHES "^(AUTO|ON|OFF)$")
+  message(FATAL_ERROR "FUSEWIRE_CUDA: got '${FUSEWIRE_CUDA}', wanted AUTO, ON or OFF")
+elseif(FUSEWIRE_CUDA STREQUAL OFF)
+  message(STATUS "fusewire: CPU only (FUSEWIRE_CUDA=OFF)")
+else()
+  find_cuda(cuda_found why)
+  if(cuda_found)
+    list(TRANSFORM FUSEWIRE_CUDA_ARCHITECTURES APPEND -real OUTPUT_VARIABLE FUSEWIRE_CUDA_REAL)
+    set(CMAKE_CUDA_ARCHITECTURES ${FUSEWIRE_CUDA_REAL})
+    enable_language(CUDA)
+    message(STATUS "fusewire: CPU and CUDA ${CMAKE_CUDA_COMPILER_VERSION} for compute capability "
+                   "${FUSEWIRE_CUDA_ARCHITECTURES}, cuBLASLt ${CUBLASLT_LIBRARY}")
+  elseif(FUSEWIRE_CUDA STREQUAL ON)
+    message(FATAL_ERROR "FUSEWIRE_CUDA: got ON, wanted nvcc and cuBLASLt, but there is ${why}")
+  else()
+    message(STATUS "fusewire: CPU only (${why})")
+  endif()
+endif()

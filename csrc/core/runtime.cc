@@ -1,0 +1,113 @@
+#include "core/runtime.h"
+
+#include <array>
+#include <cstring>
+
+#include "core/allocator.h"
+#include "core/error.h"
+
+namespace fusewire {
+namespace {
+
+class CpuRuntime : public Runtime {
+ public:
+  int device_count() const override { return 1; }
+  std::string device_name(int) const override { return "cpu"; }
+  int make_current(int) override { return 0; }
+  void* create_stream(int) override { return nullptr; }
+  void destroy_stream(int, void*) noexcept override {}
+  void synchronize(const Stream&) override {}
+  void copy_in(void* to, const void* from, size_t bytes, const Stream&) override {
+    std::memcpy(to, from, bytes);
+  }
+  void copy_out(void* to, const void* from, size_t bytes, const Stream&) override {
+    std::memcpy(to, from, bytes);
+  }
+  void copy(void* to, const void* from, size_t bytes, const Stream&) override {
+    std::memcpy(to, from, bytes);
+  }
+  bool can_capture() const override { return false; }
+  void begin_capture(const Stream&) override { refuse(); }
+  std::shared_ptr<void> end_capture(const Stream&) override { refuse(); }
+  void abandon_capture(const Stream&) noexcept override {}
+  void replay(void*, const Stream&) override { refuse(); }
+
+ private:
+  [[noreturn]] static void refuse() {
+    fail(
+        "capture: got a stream on the cpu, wanted one of a device that records work; call "
+        "directly");
+  }
+};
+
+std::array<Runtime*, kDeviceTypeCount>& registry() {
+  static CpuRuntime cpu;
+  static std::array<Runtime*, kDeviceTypeCount> runtimes = {&cpu};
+  return runtimes;
+}
+
+}  // namespace
+
+void register_runtime(DeviceType type, Runtime* runtime) {
+  registry()[static_cast<int>(type)] = runtime;
+}
+
+bool has_runtime(DeviceType type) {
+  return registry()[static_cast<int>(type)] != nullptr;
+}
+
+Runtime& runtime(DeviceType type) {
+  Runtime* found = registry()[static_cast<int>(type)];
+  if (!found) {
+    fail(
+        "device: got cuda, wanted a device this build has kernels for: cpu; build with "
+        "FUSEWIRE_CUDA=ON for GPUs");
+  }
+  return *found;
+}
+
+std::shared_ptr<Stream> make_stream(Device device) {
+  Runtime& made_by = runtime(device.type);
+  const int count = made_by.device_count();
+  if (device.index < 0 || device.index >= count) {
+    fail("device: got ", device.text(), ", wanted one of ", count,
+         count ? " on this machine; count from 0"
+               : " on this machine, which shows none; check nvidia-smi, or use device cpu");
+  }
+  auto* stream = new Stream{device, made_by.create_stream(device.index)};
+  return {stream, [&made_by](Stream* s) {
+            made_by.destroy_stream(s->device.index, s->handle);
+            delete s;
+          }};
+}
+
+Tensor upload(const Tensor& host, const char* tag, const Stream& stream) {
+  if (host.device == stream.device) return host;
+  if (host.device.type != DeviceType::kCpu || !host.contiguous()) {
+    fail("upload: got a tensor on ", host.device.text(),
+         host.contiguous() ? "" : " with rows apart",
+         ", wanted a dense one on the cpu; download or copy it first");
+  }
+  Tensor out =
+      allocate_tensor(default_allocator(stream.device), host.shape, host.dtype, tag, stream);
+  if (host.bytes()) {
+    runtime(stream.device.type).copy_in(out.data, host.data, host.bytes(), stream);
+  }
+  return out;
+}
+
+Tensor download(const Tensor& tensor, const Stream& stream) {
+  if (tensor.device.type == DeviceType::kCpu) return tensor;
+  if (tensor.device != stream.device || !tensor.contiguous()) {
+    fail("download: got a tensor on ", tensor.device.text(),
+         tensor.contiguous() ? "" : " with rows apart", ", wanted a dense one on ",
+         stream.device.text(), ", the stream's device");
+  }
+  Tensor out = allocate_tensor(default_allocator(), tensor.shape, tensor.dtype, "download");
+  if (tensor.bytes()) {
+    runtime(tensor.device.type).copy_out(out.data, tensor.data, tensor.bytes(), stream);
+  }
+  return out;
+}
+
+}  // namespace fusewire

@@ -1,0 +1,73 @@
+// What a type of device can do besides memory (core/raw_memory.h) and kernels (core/kernels.h):
+// streams, copies between host and device, and recording work to replay it.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+#include "core/device.h"
+#include "core/stream.h"
+#include "core/tensor.h"
+
+namespace fusewire {
+
+class Runtime {
+ public:
+  virtual ~Runtime() = default;
+
+  virtual int device_count() const = 0;
+  virtual std::string device_name(int index) const = 0;  // as its maker calls it
+
+  // Makes a device the one that this thread's calls mean; returns which it was before.
+  virtual int make_current(int index) = 0;
+
+  virtual void* create_stream(int index) = 0;
+  // Waits for the stream's work.
+  virtual void destroy_stream(int index, void* handle) noexcept = 0;
+  virtual void synchronize(const Stream& stream) = 0;
+
+  // Copies are ordered by the stream. `copy_in` is free to read `from` until it returns only;
+  // `copy_out` has finished when it returns; `copy` stays on the device.
+  virtual void copy_in(void* to, const void* from, size_t bytes, const Stream& stream) = 0;
+  virtual void copy_out(void* to, const void* from, size_t bytes, const Stream& stream) = 0;
+  virtual void copy(void* to, const void* from, size_t bytes, const Stream& stream) = 0;
+
+  // Between begin and end the stream's work is recorded, not done. Error where a device cannot.
+  virtual bool can_capture() const = 0;
+  virtual void begin_capture(const Stream& stream) = 0;
+  virtual std::shared_ptr<void> end_capture(const Stream& stream) = 0;
+  virtual void abandon_capture(const Stream& stream) noexcept = 0;
+  virtual void replay(void* recorded, const Stream& stream) = 0;
+};
+
+// Called once by each device's own file; the CPU is always there.
+void register_runtime(DeviceType type, Runtime* runtime);
+
+// Error when this build knows no such device.
+Runtime& runtime(DeviceType type);
+bool has_runtime(DeviceType type);
+
+// For the length of a scope, the device that the thread's calls mean.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(Device device)
+      : runtime_(runtime(device.type)), before_(runtime_.make_current(device.index)) {}
+  ~CurrentDevice() { runtime_.make_current(before_); }
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+ private:
+  Runtime& runtime_;
+  int before_;
+};
+
+// A stream that lives as long as the pointer. Error when the device does not exist.
+std::shared_ptr<Stream> make_stream(Device device);
+
+// The tensor in the memory of the stream's device (itself, where it is there already), and in the
+// host's. Dense tensors only; `upload`'s memory comes from the device's allocator under `tag`.
+Tensor upload(const Tensor& host, const char* tag, const Stream& stream);
+Tensor download(const Tensor& tensor, const Stream& stream);
+
+}  // namespace fusewire

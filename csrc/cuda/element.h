@@ -1,0 +1,60 @@
+// The element types of the kernels, and 16-byte vectors of them: every access to device memory that
+// can be is one such vector a thread.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+#include "core/dtype.h"
+
+namespace fusewire::cuda {
+
+template <class T>
+inline constexpr DType kDTypeOf = DType::kFloat32;
+template <>
+inline constexpr DType kDTypeOf<__half> = DType::kFloat16;
+template <>
+inline constexpr DType kDTypeOf<__nv_bfloat16> = DType::kBFloat16;
+
+__device__ __forceinline__ float to_float(float x) { return x; }
+__device__ __forceinline__ float to_float(__half x) { return __half2float(x); }
+__device__ __forceinline__ float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+
+template <class T>
+__device__ __forceinline__ T from_float(float x);
+template <>
+__device__ __forceinline__ float from_float<float>(float x) { return x; }
+template <>
+__device__ __forceinline__ __half from_float<__half>(float x) { return __float2half_rn(x); }
+template <>
+__device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
+  return __float2bfloat16_rn(x);
+}
+
+// 16 bytes of T: 4 floats or 8 halves.
+template <class T>
+struct alignas(16) Vector {
+  static constexpr int kSize = 16 / sizeof(T);
+  T at[kSize];
+
+  __device__ __forceinline__ static Vector load(const T* from) {
+    return *reinterpret_cast<const Vector*>(from);
+  }
+  __device__ __forceinline__ void store(T* to) const { *reinterpret_cast<Vector*>(to) = *this; }
+};
+
+// Whether rows of `stride` elements that begin at `data` can be read as vectors.
+template <class T>
+bool vectors_fit(const void* data, int64_t stride) {
+  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % Vector<T>::kSize == 0;
+}
+
+}  // namespace fusewire::cuda
+
+// Instantiates what a family file defines for each element type: give it a macro of one type.
+#define FUSEWIRE_FOR_EACH_FLOAT(INSTANTIATE) \
+  INSTANTIATE(float)                         \
+  INSTANTIATE(__half)                        \
+  INSTANTIATE(__nv_bfloat16)

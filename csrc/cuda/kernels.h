@@ -1,0 +1,14 @@
+// What this target implements: one template a kernel, defined and instantiated in the family files.
+#pragma once
+
+#include "core/kernels.h"
+
+namespace fusewire::cuda {
+
+#define KERNEL(result, name, arguments) \
+  template <class T>                    \
+  result name arguments;
+#include "core/kernels.inc"
+#undef KERNEL
+
+}  // namespace fusewire::cuda

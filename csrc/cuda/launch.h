@@ -1,0 +1,68 @@
+// Launching kernels: every launch of ours is a programmatic dependent launch (CUDA programming
+// guide, "Programmatic Dependent Launch"), so that a kernel's prologue runs while its predecessor
+// drains.
+//
+// The rule that keeps this right: a kernel calls `wait_for_inputs()` in every thread before it
+// touches memory that an earlier kernel of the stream reads or writes. Weights were complete before
+// the stream began and may be fetched earlier. `let_next_start()` may come first of all: the next
+// kernel passes its own wait only when this one has ended, and so has everything before it.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <utility>
+
+#include "core/error.h"
+#include "core/stream.h"
+
+namespace fusewire::cuda {
+
+inline void check(cudaError_t status, const char* what) {
+  if (status != cudaSuccess) {
+    fail(what, ": got ", cudaGetErrorName(status), " (", cudaGetErrorString(status),
+         "), wanted success; run the same under compute-sanitizer to find the cause");
+  }
+}
+
+inline cudaStream_t handle(const Stream& stream) {
+  return static_cast<cudaStream_t>(stream.handle);
+}
+
+__device__ __forceinline__ void wait_for_inputs() {
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+#endif
+}
+
+__device__ __forceinline__ void let_next_start() {
+#if __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+
+// More than 48 KiB of dynamic shared memory has to be allowed once a kernel and device.
+template <class... Parameters>
+void allow_shared_memory(void (*kernel)(Parameters...), size_t bytes) {
+  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(bytes)),
+        "shared memory");
+}
+
+template <class... Parameters, class... Arguments>
+void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
+            const Stream& stream, Arguments&&... arguments) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared_bytes;
+  config.stream = handle(stream);
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  check(cudaLaunchKernelEx(&config, kernel, Parameters(std::forward<Arguments>(arguments))...),
+        "kernel launch");
+}
+
+}  // namespace fusewire::cuda

@@ -1,0 +1,102 @@
+// Streams, copies and graphs through the CUDA runtime.
+#include "core/runtime.h"
+
+#include <cuda_runtime.h>
+
+#include "cuda/launch.h"
+
+namespace fusewire::cuda {
+namespace {
+
+class CudaRuntime : public Runtime {
+ public:
+  int device_count() const override {
+    int count = 0;
+    // Without a driver there is no device; that is an answer, not an error.
+    if (cudaGetDeviceCount(&count) != cudaSuccess) {
+      cudaGetLastError();
+      return 0;
+    }
+    return count;
+  }
+
+  std::string device_name(int index) const override {
+    cudaDeviceProp properties;
+    check(cudaGetDeviceProperties(&properties, index), "device properties");
+    return properties.name;
+  }
+
+  int make_current(int index) override {
+    int before = 0;
+    check(cudaGetDevice(&before), "current device");
+    if (before != index) check(cudaSetDevice(index), "device");
+    return before;
+  }
+
+  void* create_stream(int index) override {
+    const CurrentDevice here({DeviceType::kCuda, index});
+    cudaStream_t stream;
+    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+    return stream;
+  }
+
+  void destroy_stream(int, void* stream) noexcept override {
+    cudaStreamSynchronize(static_cast<cudaStream_t>(stream));
+    cudaStreamDestroy(static_cast<cudaStream_t>(stream));
+  }
+
+  void synchronize(const Stream& stream) override {
+    check(cudaStreamSynchronize(handle(stream)), "stream synchronisation");
+  }
+
+  // From pageable memory the driver stages a copy before the call returns.
+  void copy_in(void* to, const void* from, size_t bytes, const Stream& stream) override {
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, handle(stream)), "copy in");
+  }
+
+  void copy_out(void* to, const void* from, size_t bytes, const Stream& stream) override {
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, handle(stream)), "copy out");
+    synchronize(stream);
+  }
+
+  void copy(void* to, const void* from, size_t bytes, const Stream& stream) override {
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, handle(stream)), "copy");
+  }
+
+  bool can_capture() const override { return true; }
+
+  void begin_capture(const Stream& stream) override {
+    // Thread-local: another model's allocation elsewhere does not break this recording.
+    check(cudaStreamBeginCapture(handle(stream), cudaStreamCaptureModeThreadLocal), "capture");
+  }
+
+  std::shared_ptr<void> end_capture(const Stream& stream) override {
+    const CurrentDevice here(stream.device);
+    cudaGraph_t graph = nullptr;
+    check(cudaStreamEndCapture(handle(stream), &graph), "capture");
+    cudaGraphExec_t exec = nullptr;
+    const cudaError_t status = cudaGraphInstantiate(&exec, graph, 0);
+    cudaGraphDestroy(graph);
+    check(status, "graph");
+    return {exec, [](cudaGraphExec_t e) { cudaGraphExecDestroy(e); }};
+  }
+
+  void abandon_capture(const Stream& stream) noexcept override {
+    cudaGraph_t graph = nullptr;
+    cudaStreamEndCapture(handle(stream), &graph);
+    if (graph) cudaGraphDestroy(graph);
+    cudaGetLastError();
+  }
+
+  void replay(void* recorded, const Stream& stream) override {
+    check(cudaGraphLaunch(static_cast<cudaGraphExec_t>(recorded), handle(stream)), "graph launch");
+  }
+};
+
+const bool registered = [] {
+  register_runtime(DeviceType::kCuda, new CudaRuntime);
+  return true;
+}();
+
+}  // namespace
+}  // namespace fusewire::cuda

@@ -1,0 +1,72 @@
+// Streams, what crosses between host and device, and recorded work.
+#include <pybind11/functional.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "core/runtime.h"
+#include "python/device.h"
+#include "python/register.h"
+
+namespace fusewire {
+namespace {
+
+namespace py = pybind11;
+
+// Work recorded on a stream, with what it was recorded from kept alive.
+struct Graph {
+  std::shared_ptr<void> recorded;
+
+  void replay(const Stream& stream) const {
+    runtime(stream.device.type).replay(recorded.get(), stream);
+  }
+};
+
+Graph capture(const Stream& stream, const py::function& work) {
+  Runtime& device = runtime(stream.device.type);
+  device.begin_capture(stream);
+  try {
+    work();
+  } catch (...) {
+    device.abandon_capture(stream);
+    throw;
+  }
+  return {device.end_capture(stream)};
+}
+
+std::vector<std::pair<std::string, std::string>> devices() {
+  std::vector<std::pair<std::string, std::string>> found;
+  for (DeviceType type : {DeviceType::kCpu, DeviceType::kCuda}) {
+    if (!has_runtime(type)) continue;
+    Runtime& of_type = runtime(type);
+    for (int i = 0; i < of_type.device_count(); ++i) {
+      found.emplace_back(Device{type, i}.text(), of_type.device_name(i));
+    }
+  }
+  return found;
+}
+
+}  // namespace
+
+void register_stream(py::module_& m) {
+  py::class_<Stream, std::shared_ptr<Stream>>(
+      m, "Stream", "An order of work on a device; on the CPU work is done when a call returns.")
+      .def(py::init([](const std::string& device) { return make_stream(device_named(device)); }),
+           py::arg("device") = "cpu")
+      .def_property_readonly("device", [](const Stream& s) { return s.device.text(); })
+      .def_property_readonly("can_capture",
+                             [](const Stream& s) { return runtime(s.device.type).can_capture(); })
+      .def(
+          "synchronize", [](const Stream& s) { runtime(s.device.type).synchronize(s); },
+          py::call_guard<py::gil_scoped_release>(), "Waits for the work given so far.");
+  py::class_<Graph>(m, "Graph", "Work that `capture` recorded.")
+      .def("replay", &Graph::replay, py::arg("stream"), py::call_guard<py::gil_scoped_release>());
+  m.def("capture", &capture, py::arg("stream"), py::arg("work"),
+        "Records what work() gives to the stream, without doing it. Its tensors and weights must "
+        "stay where they are for as long as the graph is replayed.");
+  m.def("devices", &devices, "(name, model) of every device this build and machine have.");
+  m.def(
+      "cuda_built", [] { return has_runtime(DeviceType::kCuda); },
+      "Whether this build has CUDA kernels.");
+}
+
+}  // namespace fusewire
