@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "from_torch", "load"]
+__all__ = ["__version__", "from_torch", "load", "use_torch_allocator"]
 
 if TYPE_CHECKING:
     from fusewire.interop import from_torch, load
+    from fusewire.torch_memory import use_torch_allocator
 
 
 def __getattr__(name: str) -> Any:
@@ -17,4 +18,8 @@ def __getattr__(name: str) -> Any:
         from fusewire import interop
 
         return getattr(interop, name)
+    if name == "use_torch_allocator":
+        from fusewire.torch_memory import use_torch_allocator
+
+        return use_torch_allocator
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -29,6 +29,7 @@ struct CachingAllocator::State : std::enable_shared_from_this<State> {
   std::shared_ptr<void> allocate(size_t bytes, std::string_view tag, const Stream& stream,
                                  bool cached);
   void release(Block* block, Holder* holder) noexcept;
+  Block* block_of(const std::shared_ptr<void>& pointer) const;
   size_t trim();
   std::vector<HolderStats> holders_by_size() const;
 
@@ -42,6 +43,15 @@ struct CachingAllocator::State : std::enable_shared_from_this<State> {
   Holder* holder_of(std::string_view tag);
   [[noreturn]] void out_of_memory(size_t bytes, std::string_view tag) const;
 
+  // Deletes a block's pointer, and finds the block behind it.
+  struct Deleter {
+    std::shared_ptr<State> state;
+    Block* block;
+    Holder* holder;
+
+    void operator()(void*) const noexcept { state->release(block, holder); }
+  };
+
   // Keys look into the holders' own strings.
   std::unordered_map<std::string_view, std::unique_ptr<Holder>> holders_;
 };
@@ -52,7 +62,7 @@ std::shared_ptr<void> CachingAllocator::State::allocate(size_t bytes, std::strin
   Holder* holder = holder_of(tag);
   Block* block = nullptr;
   if (bytes <= kLargestRequest) {
-    block = cached ? cache.take(bytes, stream) : cache.take_uncached(bytes);
+    block = cached ? cache.take(bytes, stream) : cache.take_uncached(bytes, stream);
   }
   if (!block) out_of_memory(bytes, tag);
   holder->bytes += block->bytes;
@@ -62,8 +72,16 @@ std::shared_ptr<void> CachingAllocator::State::allocate(size_t bytes, std::strin
   peak_allocated = std::max(peak_allocated, allocated);
   lock.unlock();
   unpoison(cache.device(), block->data, bytes);
-  return {block->data,
-          [self = shared_from_this(), block, holder](void*) { self->release(block, holder); }};
+  return {block->data, Deleter{shared_from_this(), block, holder}};
+}
+
+Block* CachingAllocator::State::block_of(const std::shared_ptr<void>& pointer) const {
+  const auto* deleter = std::get_deleter<Deleter>(pointer);
+  if (!deleter || deleter->state.get() != this) {
+    fail("memory: got a pointer that this allocator did not give, wanted a block of ",
+         cache.device().text(), "; pass the tensor's owner as it was allocated");
+  }
+  return deleter->block;
 }
 
 void CachingAllocator::State::release(Block* block, Holder* holder) noexcept {
@@ -103,7 +121,7 @@ std::vector<HolderStats> CachingAllocator::State::holders_by_size() const {
 }
 
 void CachingAllocator::State::out_of_memory(size_t bytes, std::string_view tag) const {
-  const SegmentStats& segments = cache.stats();
+  const SegmentStats segments = cache.stats();
   std::string holders_text;
   const auto holders = holders_by_size();
   for (size_t i = 0; i < std::min(holders.size(), kHoldersShown); ++i) {
@@ -123,8 +141,38 @@ void CachingAllocator::State::out_of_memory(size_t bytes, std::string_view tag) 
        "; raise the cap, release a holder or send smaller batches");
 }
 
+// All that live, so that the end of a stream reaches each. Never destroyed: blocks may be freed
+// while the process ends.
+struct CachingAllocator::Everyone {
+  std::mutex mutex;
+  std::vector<std::weak_ptr<State>> states;
+
+  static Everyone& get() {
+    static auto* everyone = new Everyone;
+    return *everyone;
+  }
+};
+
 CachingAllocator::CachingAllocator(std::shared_ptr<RawMemory> raw, size_t cap_bytes)
-    : state_(std::make_shared<State>(std::move(raw), cap_bytes)) {}
+    : state_(std::make_shared<State>(std::move(raw), cap_bytes)) {
+  Everyone& everyone = Everyone::get();
+  std::lock_guard lock(everyone.mutex);
+  auto& states = everyone.states;
+  states.erase(std::remove_if(states.begin(), states.end(), [](auto& s) { return s.expired(); }),
+               states.end());
+  states.push_back(state_);
+}
+
+void forget_stream(const Stream& stream) {
+  auto& everyone = CachingAllocator::Everyone::get();
+  std::lock_guard everyone_lock(everyone.mutex);
+  for (auto& weak : everyone.states) {
+    auto state = weak.lock();
+    if (!state || state->cache.device() != stream.device) continue;
+    std::lock_guard lock(state->mutex);
+    state->cache.forget(stream);
+  }
+}
 
 CachingAllocator::~CachingAllocator() {
   trim();
@@ -142,6 +190,21 @@ std::shared_ptr<void> CachingAllocator::allocate(size_t bytes, std::string_view 
 std::shared_ptr<void> CachingAllocator::allocate_uncached(size_t bytes, std::string_view tag,
                                                           const Stream& stream) {
   return state_->allocate(bytes, tag, stream, /*cached=*/false);
+}
+
+void CachingAllocator::used_by(const std::shared_ptr<void>& block, const Stream& stream) {
+  std::lock_guard lock(state_->mutex);
+  state_->cache.used_by(state_->block_of(block), stream);
+}
+
+void CachingAllocator::forget(const Stream& stream) {
+  std::lock_guard lock(state_->mutex);
+  state_->cache.forget(stream);
+}
+
+bool CachingAllocator::finish() {
+  std::lock_guard lock(state_->mutex);
+  return state_->cache.finish();
 }
 
 size_t CachingAllocator::trim() {

@@ -6,10 +6,12 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 namespace fusewire {
 
 class FreeLists;
+class StreamMemory;
 
 // A piece of a segment: its bytes, its neighbours by address, and its place in a bin when free.
 struct Block {
@@ -20,6 +22,9 @@ struct Block {
   Block* previous_free = nullptr;
   Block* next_free = nullptr;
   FreeLists* home = nullptr;  // null: a segment that is never cached
+  StreamMemory* stream = nullptr;
+  uint64_t freed_at = 0;              // a point of `stream` (core/stream_memory.h)
+  std::vector<StreamMemory*> others;  // that use it besides `stream`
   bool free = false;
 
   bool whole_segment() const { return !left && !right; }
@@ -64,13 +69,26 @@ class FreeLists {
     return best;
   }
 
-  // Removes every block that is a whole segment and hands it to `visit`.
+  // The same for whoever may not take every block. Looks at all that are large enough, if it must.
+  template <class Accept>
+  Block* take_if(size_t bytes, Accept accept) {
+    for (size_t bin = bin_of(bytes); bin < kBins; bin = next_occupied(bin)) {
+      for (Block* block = heads_[bin]; block; block = block->next_free) {
+        if (block->bytes < bytes || !accept(*block)) continue;
+        remove(block);
+        return block;
+      }
+    }
+    return nullptr;
+  }
+
+  // Removes every block that is a whole segment and was freed by point `last`, for `visit`.
   template <class Visit>
-  void take_whole_segments(Visit visit) {
+  void take_whole_segments(uint64_t last, Visit visit) {
     for (Block* head : heads_) {
       for (Block* block = head; block;) {
         Block* next = block->next_free;
-        if (block->whole_segment()) {
+        if (block->whole_segment() && block->freed_at <= last) {
           remove(block);
           visit(block);
         }
@@ -89,14 +107,20 @@ class FreeLists {
     return (exponent - 3) * 16 + (units >> (exponent - 4)) % 16;
   }
 
-  Block* first_above(size_t bin) const {
+  // kBins when none follows.
+  size_t next_occupied(size_t bin) const {
     ++bin;
     for (size_t word = bin / 64; word < kBins / 64; ++word) {
       uint64_t bits = occupied_[word];
       if (word == bin / 64) bits &= ~uint64_t{0} << bin % 64;
-      if (bits) return heads_[word * 64 + static_cast<size_t>(__builtin_ctzll(bits))];
+      if (bits) return word * 64 + static_cast<size_t>(__builtin_ctzll(bits));
     }
-    return nullptr;
+    return kBins;
+  }
+
+  Block* first_above(size_t bin) const {
+    bin = next_occupied(bin);
+    return bin < kBins ? heads_[bin] : nullptr;
   }
 
   size_t unit_;

@@ -6,8 +6,13 @@
 #include <memory>
 
 #include "core/device.h"
+#include "core/stream.h"
 
 namespace fusewire {
+
+// Whether the work that a stream had been given by some point is finished. Unknown: the device
+// cannot tell now (the stream is being captured into a graph); ask again later.
+enum class Progress { kDone, kPending, kUnknown };
 
 class RawMemory {
  public:
@@ -21,6 +26,21 @@ class RawMemory {
   virtual void* allocate(size_t bytes) = 0;
   // Returns what `allocate` gave, after the device's pending work on it has finished.
   virtual void release(void* data, size_t bytes) noexcept = 0;
+
+  // How far a stream has come. Memory that one stream used goes to another only once the first has
+  // passed a mark set after its use. The defaults are those of a device whose work is finished when
+  // a call returns. One thread at a time.
+  //
+  // kPending: `*mark` is the end of what the stream was given so far; drop it in the end.
+  virtual Progress set_mark(const Stream& /*stream*/, void** /*mark*/) noexcept {
+    return Progress::kDone;
+  }
+  virtual bool passed(void* /*mark*/) noexcept { return true; }
+  virtual bool wait(void* /*mark*/) noexcept { return true; }  // false: it cannot be waited for
+  virtual void drop(void* /*mark*/) noexcept {}
+  // Waits for everything the device was given, on any stream; false when that fails. Breaks a
+  // capture that is under way.
+  virtual bool finish() noexcept { return true; }
 };
 
 using RawMemoryFactory = std::shared_ptr<RawMemory> (*)(int index);

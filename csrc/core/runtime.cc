@@ -76,6 +76,7 @@ std::shared_ptr<Stream> make_stream(Device device) {
   }
   auto* stream = new Stream{device, made_by.create_stream(device.index)};
   return {stream, [&made_by](Stream* s) {
+            forget_stream(*s);  // its handle may come back as another stream's
             made_by.destroy_stream(s->device.index, s->handle);
             delete s;
           }};

@@ -21,31 +21,62 @@ SegmentCache::SegmentCache(std::shared_ptr<RawMemory> raw, size_t cap_bytes)
 }
 
 SegmentCache::~SegmentCache() {
-  trim();
+  wait_for_streams();
+  // A stream that never answered, at the end of everything, keeps nothing.
+  waiting_.take_all([this](Block* block) { settle(block); });
+  for (auto& memory : memories_) {
+    for (FreeLists* lists : {&memory->small, &memory->large}) {
+      lists->take_whole_segments(~uint64_t{0}, [this](Block* block) { release_segment(block); });
+    }
+  }
 }
 
 Block* SegmentCache::take(size_t bytes, const Stream& stream) {
   size_t size = round_up(std::max(bytes, size_t{1}), unit_);
-  StreamLists& lists = lists_of(stream);
+  StreamMemory& memory = memory_of(stream);
   bool small = size <= kSmallBlock;
-  FreeLists& own = small ? lists.small : lists.large;
+  FreeLists& own = small ? memory.small : memory.large;
   Block* block = hit(size, own);
-  if (!block) block = new_slab(size, &own);
-  // Under pressure a small block may come from a large segment.
-  if (!block && small) block = hit(size, lists.large);
-  if (!block && trim()) block = new_slab(size, &own);
+  if (!block && waiting_.blocks()) {
+    settle_passed();
+    block = hit(size, own);
+  }
+  if (!block) block = adopt(size, small, memory);
+  if (!block) block = new_slab(size, memory, &own);
+  if (!block) block = take_under_pressure(size, small, memory);
   if (block && block->bytes > size) split(block, size);
   return block;
 }
 
-Block* SegmentCache::take_uncached(size_t bytes) {
+Block* SegmentCache::take_uncached(size_t bytes, const Stream& stream) {
   size_t size = round_up(std::max(bytes, size_t{1}), raw_->page());
-  Block* block = new_segment(size, nullptr);
-  if (!block && trim()) block = new_segment(size, nullptr);
+  StreamMemory& memory = memory_of(stream);
+  Block* block = new_segment(size, memory, nullptr);
+  if (!block && trim()) block = new_segment(size, memory, nullptr);
+  if (!block && wait_for_streams() && trim()) block = new_segment(size, memory, nullptr);
   return block;
 }
 
 void SegmentCache::give_back(Block* block) noexcept {
+  block->freed_at = block->stream->new_point();
+  if (block->home && block->others.empty()) return settle(block);
+  StreamPoints points;
+  for (StreamMemory* other : block->others) points.emplace_back(other, other->new_point());
+  if (!block->home) points.emplace_back(block->stream, block->freed_at);
+  block->others.clear();
+  if (all_passed(points)) return settle(block);
+  if (!block->home) {
+    // Whoever keeps large blocks by itself asks for the next one at once: having both is the peak
+    // it wanted to avoid.
+    bool known = true;
+    for (auto [stream, point] : points) known &= wait_for(*stream);
+    if (known) return settle(block);
+  }
+  waiting_.add(block, std::move(points));
+}
+
+// Nobody but its own stream works on the block any more.
+void SegmentCache::settle(Block* block) noexcept {
   block->free = true;
   if (!block->home) return release_segment(block);
   poison(device_, block->data, block->bytes);
@@ -61,11 +92,19 @@ void SegmentCache::give_back(Block* block) noexcept {
   block->home->insert(block);
 }
 
+void SegmentCache::settle_passed() noexcept {
+  waiting_.take_passed([this](Block* block) { settle(block); });
+}
+
 size_t SegmentCache::trim() noexcept {
   size_t before = stats_.reserved_bytes;
-  for (auto& lists : lists_) {
-    lists->small.take_whole_segments([this](Block* block) { release_segment(block); });
-    lists->large.take_whole_segments([this](Block* block) { release_segment(block); });
+  settle_passed();
+  for (auto& memory : memories_) {
+    memory->poll();
+    for (FreeLists* lists : {&memory->small, &memory->large}) {
+      lists->take_whole_segments(memory->last_passed(),
+                                 [this](Block* block) { release_segment(block); });
+    }
   }
   return before - stats_.reserved_bytes;
 }
@@ -75,13 +114,11 @@ void SegmentCache::set_cap(size_t bytes) {
   if (bytes && stats_.reserved_bytes > bytes) trim();
 }
 
-SegmentCache::StreamLists& SegmentCache::lists_of(const Stream& stream) {
-  for (auto& lists : lists_) {
-    if (lists->stream == stream.handle) return *lists;
-  }
-  lists_.push_back(std::make_unique<StreamLists>(
-      StreamLists{stream.handle, FreeLists(unit_), FreeLists(unit_)}));
-  return *lists_.back();
+SegmentStats SegmentCache::stats() const {
+  SegmentStats stats = stats_;
+  stats.waiting_blocks = waiting_.blocks();
+  stats.waiting_bytes = waiting_.bytes();
+  return stats;
 }
 
 Block* SegmentCache::hit(size_t size, FreeLists& lists) {
@@ -93,13 +130,14 @@ Block* SegmentCache::hit(size_t size, FreeLists& lists) {
 }
 
 // Segments grow with the process, so device calls are few and slack stays near an eighth.
-Block* SegmentCache::new_slab(size_t size, FreeLists* home) {
+Block* SegmentCache::new_slab(size_t size, StreamMemory& memory, FreeLists* home) {
   size_t slab = std::min(stats_.reserved_bytes / 8, kLargestSlab);
-  if (Block* block = new_segment(round_up(std::max(size, slab), kSegmentStep), home)) return block;
-  return new_segment(round_up(size, raw_->page()), home);
+  size_t bytes = round_up(std::max(size, slab), kSegmentStep);
+  if (Block* block = new_segment(bytes, memory, home)) return block;
+  return new_segment(round_up(size, raw_->page()), memory, home);
 }
 
-Block* SegmentCache::new_segment(size_t bytes, FreeLists* home) {
+Block* SegmentCache::new_segment(size_t bytes, StreamMemory& memory, FreeLists* home) {
   size_t cap = stats_.cap_bytes;
   if (cap && (bytes > cap || stats_.reserved_bytes > cap - bytes)) return nullptr;
   Block* block = new_record();
@@ -110,6 +148,7 @@ Block* SegmentCache::new_segment(size_t bytes, FreeLists* home) {
   }
   block->bytes = bytes;
   block->home = home;
+  block->stream = &memory;
   poison(device_, block->data, bytes);
   ++stats_.raw_allocations;
   ++stats_.segments;
@@ -131,6 +170,8 @@ void SegmentCache::split(Block* block, size_t size) {
   rest->data = block->data + size;
   rest->bytes = block->bytes - size;
   rest->home = block->home;
+  rest->stream = block->stream;
+  rest->freed_at = block->freed_at;
   rest->free = true;
   rest->left = block;
   rest->right = block->right;
@@ -145,6 +186,7 @@ void SegmentCache::split(Block* block, size_t size) {
 void SegmentCache::absorb_right(Block* block) noexcept {
   Block* right = block->right;
   block->bytes += right->bytes;
+  block->freed_at = std::max(block->freed_at, right->freed_at);
   block->right = right->right;
   if (block->right) block->right->left = block;
   drop_record(right);

@@ -5,22 +5,13 @@
 
 #include "core/allocator.h"
 #include "core/workspace.h"
+#include "python/device.h"
 #include "python/register.h"
 
 namespace py = pybind11;
 
 namespace fusewire {
 namespace {
-
-Device device_named(const std::string& name) {
-  if (name == "cpu") return {};
-  bool cuda = name.rfind("cuda", 0) == 0;
-  if (cuda && name.size() == 4) return {DeviceType::kCuda, 0};
-  if (cuda && name.size() == 6 && name[4] == ':' && name[5] >= '0' && name[5] <= '9') {
-    return {DeviceType::kCuda, name[5] - '0'};
-  }
-  fail("device: got '", name, "', wanted 'cpu', 'cuda' or 'cuda:0' to 'cuda:9'");
-}
 
 // A block held from Python.
 struct Buffer {
@@ -58,6 +49,11 @@ struct PythonScratchTensor {
   }
 };
 
+// `stream`, or the device's default one.
+Stream stream_on(const CachingAllocator& allocator, const Stream* stream) {
+  return stream ? *stream : Stream{allocator.device()};
+}
+
 py::dict stats_of(const CachingAllocator& allocator) {
   AllocatorStats stats = allocator.stats();
   py::dict holders;
@@ -65,14 +61,16 @@ py::dict stats_of(const CachingAllocator& allocator) {
     holders[py::str(holder.tag)] = py::make_tuple(holder.bytes, holder.blocks);
   }
   using py::operator""_a;
-  return py::dict("allocated_bytes"_a = stats.allocated_bytes,
-                  "reserved_bytes"_a = stats.reserved_bytes,
-                  "peak_allocated_bytes"_a = stats.peak_allocated_bytes,
-                  "peak_reserved_bytes"_a = stats.peak_reserved_bytes,
-                  "cap_bytes"_a = stats.cap_bytes, "live_blocks"_a = stats.live_blocks,
-                  "segments"_a = stats.segments, "raw_allocations"_a = stats.raw_allocations,
-                  "raw_releases"_a = stats.raw_releases, "cache_hits"_a = stats.cache_hits,
-                  "splits"_a = stats.splits, "merges"_a = stats.merges, "holders"_a = holders);
+  return py::dict(
+      "allocated_bytes"_a = stats.allocated_bytes, "reserved_bytes"_a = stats.reserved_bytes,
+      "peak_allocated_bytes"_a = stats.peak_allocated_bytes,
+      "peak_reserved_bytes"_a = stats.peak_reserved_bytes, "cap_bytes"_a = stats.cap_bytes,
+      "live_blocks"_a = stats.live_blocks, "segments"_a = stats.segments,
+      "raw_allocations"_a = stats.raw_allocations, "raw_releases"_a = stats.raw_releases,
+      "cache_hits"_a = stats.cache_hits, "splits"_a = stats.splits, "merges"_a = stats.merges,
+      "segments_adopted"_a = stats.segments_adopted, "blocks_lent"_a = stats.blocks_lent,
+      "stream_waits"_a = stats.stream_waits, "waiting_blocks"_a = stats.waiting_blocks,
+      "waiting_bytes"_a = stats.waiting_bytes, "holders"_a = holders);
 }
 
 py::dict stats_of(const Workspace& workspace) {
@@ -140,19 +138,27 @@ void register_allocator(py::module_& m) {
            py::arg("device") = "cpu", py::arg("cap_bytes") = 0)
       .def(
           "allocate",
-          [](CachingAllocator& self, size_t bytes, const std::string& tag) {
+          [](CachingAllocator& self, size_t bytes, const std::string& tag, const Stream* stream) {
             py::gil_scoped_release release;
-            return Buffer{self.allocate(bytes, tag), bytes};
+            return Buffer{self.allocate(bytes, tag, stream_on(self, stream)), bytes};
           },
-          py::arg("bytes"), py::arg("tag") = "",
+          py::arg("bytes"), py::arg("tag") = "", py::arg("stream") = py::none(),
           "Raises Error naming the largest holders when the cap or the device allows no more.")
       .def(
           "allocate_uncached",
-          [](CachingAllocator& self, size_t bytes, const std::string& tag) {
+          [](CachingAllocator& self, size_t bytes, const std::string& tag, const Stream* stream) {
             py::gil_scoped_release release;
-            return Buffer{self.allocate_uncached(bytes, tag), bytes};
+            return Buffer{self.allocate_uncached(bytes, tag, stream_on(self, stream)), bytes};
           },
-          py::arg("bytes"), py::arg("tag") = "", "A segment of its own, never cached.")
+          py::arg("bytes"), py::arg("tag") = "", py::arg("stream") = py::none(),
+          "A segment of its own, never cached.")
+      .def(
+          "used_by",
+          [](CachingAllocator& self, const Buffer& buffer, const Stream& stream) {
+            self.used_by(buffer.block, stream);
+          },
+          py::arg("buffer"), py::arg("stream"),
+          "The buffer is reused only when the stream's work until then is finished.")
       .def("trim", &CachingAllocator::trim, "Returns what is free to the device; bytes.")
       .def("set_cap", &CachingAllocator::set_cap, py::arg("bytes"), "Of reserved bytes; 0: none.")
       .def("reset_peaks", &CachingAllocator::reset_peaks)
@@ -215,6 +221,8 @@ void register_workspace(py::module_& m) {
       .def("run", &run_python, py::arg("key"), py::arg("forward"),
            "Calls forward(scratch): twice for a new key (four integers), first dry; else once.")
       .def("programs", &programs_of, "The cached plans: key, records, offsets, peak, lower bound.")
+      .def_property_readonly("generation", &Workspace::generation,
+                             "Changes whenever the arena moves.")
       .def("stats", [](const Workspace& self) { return stats_of(self); });
 }
 

@@ -53,6 +53,9 @@ void register_stream(py::module_& m) {
       .def(py::init([](const std::string& device) { return make_stream(device_named(device)); }),
            py::arg("device") = "cpu")
       .def_property_readonly("device", [](const Stream& s) { return s.device.text(); })
+      .def_property_readonly(
+          "handle", [](const Stream& s) { return reinterpret_cast<uintptr_t>(s.handle); },
+          "The device's own handle (cudaStream_t), 0 on the CPU.")
       .def_property_readonly("can_capture",
                              [](const Stream& s) { return runtime(s.device.type).can_capture(); })
       .def(

@@ -13,6 +13,7 @@
 #include "core/allocator.h"
 #include "core/error.h"
 #include "core/workspace.h"
+#include "fake_device.h"
 
 using namespace fusewire;
 
@@ -168,6 +169,65 @@ void workspaces_survive_threads() {
   EXPECT(stats.allocated_bytes == 0 && stats.reserved_bytes == 0 && stats.live_blocks == 0);
 }
 
+// The same on several streams of a device whose work takes its time.
+void streams_survive_random_work() {
+  std::mt19937 random(1);
+  for (size_t cap : {size_t{0}, 24 * kMiB}) {
+    FakeDevice* device = fake_open(256 * kMiB, cap);
+    std::vector<int> streams;
+    for (int i = 0; i < 4; ++i) streams.push_back(fake_create_stream(device));
+    std::vector<int64_t> blocks;
+    for (int step = 0; step < 6 * kSteps; ++step) {
+      unsigned choice = random() % 100;
+      int& stream = streams[random() % streams.size()];
+      if (choice == 0) {
+        fake_destroy_stream(device, stream);
+        stream = fake_create_stream(device);
+      } else if (choice < 3) {
+        fake_trim(device);
+      } else if (choice < 20) {
+        fake_advance(device, stream, random() % 8);
+      } else if (choice < 30 && !blocks.empty()) {
+        fake_use(device, blocks[random() % blocks.size()], stream);
+      } else if (blocks.size() > 40 || (choice < 65 && !blocks.empty())) {
+        size_t which = random() % blocks.size();
+        fake_free(device, blocks[which]);
+        blocks.erase(blocks.begin() + static_cast<std::ptrdiff_t>(which));
+      } else {
+        int64_t block = fake_allocate(device, stream, random_size(random), choice < 98);
+        EXPECT(cap || block >= 0);
+        if (block < 0) continue;
+        blocks.push_back(block);
+        fake_use(device, block, stream);
+      }
+      EXPECT(!*fake_problem(device));
+    }
+    uint64_t stats[kFakeStats];
+    fake_stats(device, stats);
+    EXPECT(stats[6] > 0 && stats[8] > 0);  // segments adopted, stream waits
+    EXPECT(!cap || stats[7] > 0);          // blocks lent
+    EXPECT(fake_close(device));
+  }
+}
+
+void the_end_of_a_stream_reaches_every_allocator() {
+  FakeDevice* devices[] = {fake_open(64 * kMiB, 0), fake_open(64 * kMiB, 0)};
+  uint64_t addresses[2];
+  for (int i = 0; i < 2; ++i) {
+    int64_t block = fake_allocate(devices[i], fake_create_stream(devices[i]), kMiB, true);
+    fake_use(devices[i], block, 0);
+    addresses[i] = fake_address(devices[i], block);
+    fake_free(devices[i], block);
+  }
+  Stream first{{DeviceType::kCuda, 0}, reinterpret_cast<void*>(1)};
+  forget_stream(first);
+  for (int i = 0; i < 2; ++i) {
+    int64_t block = fake_allocate(devices[i], 0, kMiB, true);  // as a new stream at that address
+    EXPECT(fake_address(devices[i], block) != addresses[i]);
+    EXPECT(fake_close(devices[i]));
+  }
+}
+
 void misuse(const std::string& name) {
   CachingAllocator allocator(raw_memory({}));
   Workspace workspace(allocator);
@@ -202,5 +262,7 @@ int main(int argc, char** argv) {
   }
   allocator_survives_threads();
   workspaces_survive_threads();
+  streams_survive_random_work();
+  the_end_of_a_stream_reaches_every_allocator();
   std::puts("ok");
 }

@@ -3,20 +3,13 @@ threads is clean, and deliberate misuse is caught (so the clean run means someth
 
 from __future__ import annotations
 
-import os
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-CORE = ROOT / "csrc" / "core"
-SOURCES = [
-    CORE / name for name in ("allocator.cc", "raw_memory.cc", "segment_cache.cc", "workspace.cc")
-] + [CORE / "workspace_plan.cc", Path(__file__).with_name("stress.cc")]
-COMPILER = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
-FLAGS = ["-std=c++17", "-O1", "-g1", "-Wall", "-Wextra", "-Werror", "-fno-omit-frame-pointer"]
+from tests.memory.native import COMPILER, compiled
+
 SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
 
 
@@ -40,11 +33,7 @@ def stress(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     if probe.returncode or run(folder / "probe").returncode:
         pytest.skip(f"{COMPILER} has no working address sanitizer here")
-    program = folder / "stress"
-    build = [COMPILER, *FLAGS, *SANITIZERS, "-pthread", f"-I{ROOT / 'csrc'}", *SOURCES]
-    built = subprocess.run([*build, "-o", program], capture_output=True, text=True, check=False)
-    assert built.returncode == 0, built.stderr
-    return program
+    return compiled(folder / "stress", ["stress.cc", "fake_device.cc"], *SANITIZERS)
 
 
 def test_random_work_from_four_threads_is_clean(stress: Path) -> None:

@@ -1,0 +1,22 @@
+// Lets this thread allocate device memory and wait for events while a graph is being captured, by
+// itself or by another thread. What it does so must not be part of the graph.
+#pragma once
+
+#include "cuda/launch.h"
+
+namespace fusewire::cuda {
+
+class RelaxedCapture {
+ public:
+  RelaxedCapture() { exchange(); }
+  ~RelaxedCapture() { exchange(); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  void exchange() { cudaThreadExchangeStreamCaptureMode(&mode_); }  // swaps mode_ and the thread's
+
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
+}  // namespace fusewire::cuda
