@@ -9,6 +9,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /source
 COPY pyproject.toml CMakeLists.txt constraints.txt README.md LICENSE ./
+COPY cmake cmake
 COPY csrc csrc
 COPY backend backend
 COPY client client

@@ -3,9 +3,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-SOURCES := $(shell find csrc backend client -type f -not -name '*.so' -not -path '*/__pycache__/*')
+# With CUDA's compiler at hand the kernels for GPUs are built too; they need cuBLASLt.
+NVCC := $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
+SOURCES := $(shell find cmake csrc backend client -type f -not -name '*.so' -not -path '*/__pycache__/*')
 
-.PHONY: build demo test serve bench load lint clean
+.PHONY: build demo test gpu serve bench load lint clean
 
 build: $(VENV)/.installed
 
@@ -13,7 +15,7 @@ $(VENV)/.ready: constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fusewire needs Python 3.11 or later: make PYTHON=python3.11")'
 	@echo "== creating $(VENV)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(PIP) pip setuptools scikit-build-core pybind11 cmake ninja
+	@$(PIP) pip setuptools scikit-build-core pybind11 cmake ninja $(if $(NVCC),nvidia-cublas)
 	@touch $@
 
 # Without build isolation the build folder stays valid, so a second build takes seconds. The demo's
@@ -34,6 +36,10 @@ demo: build
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest tests
+
+# Everything that needs a GPU: its tests, then its benchmarks.
+gpu: $(VENV)/.bench $(VENV)/.test
+	PYTHON=$(BIN)/python .ci/gpu
 
 # make serve MODEL=/path/to/folder
 serve: build
@@ -56,7 +62,7 @@ $(VENV)/.lint: $(VENV)/.installed
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'csrc/*.cc' 'csrc/*.h' 'tests/*.cc')
+	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'csrc/*.cc' 'csrc/*.cu' 'csrc/*.h' 'tests/*.cc')
 	$(BIN)/mypy
 
 clean:

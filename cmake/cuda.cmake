@@ -10,32 +10,32 @@ set(FUSEWIRE_CUDA_ARCHITECTURES "80;90a" CACHE STRING "Compute capabilities to c
 
 function(find_cuda found_variable why_variable)
   set(${found_variable} FALSE PARENT_SCOPE)
-  include(CheckLanguage)
-  check_language(CUDA)
+  # Each nvidia-* package of pip puts its part of the toolkit into one folder.
+  execute_process(COMMAND ${Python_EXECUTABLE} -c
+    "import nvidia, os; print(';'.join(os.path.join(p, 'cu13') for p in nvidia.__path__))"
+    OUTPUT_VARIABLE pip_toolkits OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+  set(toolkits $ENV{CUDA_HOME} $ENV{CUDA_PATH} /usr/local/cuda ${pip_toolkits})
+  if(NOT CMAKE_CUDA_COMPILER AND DEFINED ENV{CUDACXX})
+    set(CMAKE_CUDA_COMPILER $ENV{CUDACXX} CACHE FILEPATH "nvcc")
+  endif()
+  find_program(CMAKE_CUDA_COMPILER nvcc HINTS $ENV{CUDA_HOME}/bin PATHS ${toolkits}
+               PATH_SUFFIXES bin)
   if(NOT CMAKE_CUDA_COMPILER)
     set(${why_variable} "no nvcc" PARENT_SCOPE)
     return()
   endif()
   execute_process(COMMAND ${CMAKE_CUDA_COMPILER} --version OUTPUT_VARIABLE version_text)
   string(REGEX MATCH "release ([0-9]+)" _ "${version_text}")
-  set(major ${CMAKE_MATCH_1})
-  if(major LESS 13)
-    set(${why_variable} "nvcc ${major} is older than 13" PARENT_SCOPE)
+  if(NOT CMAKE_MATCH_1 EQUAL 13)
+    set(${why_variable} "nvcc of CUDA ${CMAKE_MATCH_1}, wanted 13" PARENT_SCOPE)
     return()
   endif()
-  execute_process(COMMAND ${Python_EXECUTABLE} -c
-    "import nvidia, os; print(';'.join(os.path.join(p, 'cu${major}') for p in nvidia.__path__))"
-    OUTPUT_VARIABLE pip_folders OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
-  get_filename_component(toolkit ${CMAKE_CUDA_COMPILER} REALPATH)
-  get_filename_component(toolkit ${toolkit} DIRECTORY)
-  get_filename_component(toolkit ${toolkit} DIRECTORY)
-  find_path(CUBLASLT_INCLUDE cublasLt.h
-            HINTS ${pip_folders} ${toolkit} ${toolkit}/targets/x86_64-linux PATH_SUFFIXES include)
-  find_library(CUBLASLT_LIBRARY NAMES cublasLt libcublasLt.so.${major}
-               HINTS ${pip_folders} ${toolkit} ${toolkit}/targets/x86_64-linux
-               PATH_SUFFIXES lib lib64)
+  find_path(CUBLASLT_INCLUDE cublasLt.h HINTS ${toolkits}
+            PATH_SUFFIXES include targets/x86_64-linux/include)
+  find_library(CUBLASLT_LIBRARY NAMES cublasLt libcublasLt.so.13 HINTS ${toolkits}
+               PATH_SUFFIXES lib64 lib targets/x86_64-linux/lib)
   if(NOT CUBLASLT_INCLUDE OR NOT CUBLASLT_LIBRARY)
-    set(${why_variable} "no cuBLASLt (pip install nvidia-cublas)" PARENT_SCOPE)
+    set(${why_variable} "no cuBLASLt: pip install nvidia-cublas" PARENT_SCOPE)
     return()
   endif()
   set(${found_variable} TRUE PARENT_SCOPE)
@@ -76,11 +76,14 @@ else()
   if(cuda_found)
     list(TRANSFORM FUSEWIRE_CUDA_ARCHITECTURES APPEND -real OUTPUT_VARIABLE FUSEWIRE_CUDA_REAL)
     set(CMAKE_CUDA_ARCHITECTURES ${FUSEWIRE_CUDA_REAL})
+    # The pip packages keep their libraries in lib, where this compiler looks in lib64.
+    get_filename_component(toolkit ${CMAKE_CUDA_COMPILER} DIRECTORY)
+    string(APPEND CMAKE_CUDA_FLAGS " -L${toolkit}/../lib")
     enable_language(CUDA)
     message(STATUS "fusewire: CPU and CUDA ${CMAKE_CUDA_COMPILER_VERSION} for compute capability "
                    "${FUSEWIRE_CUDA_ARCHITECTURES}, cuBLASLt ${CUBLASLT_LIBRARY}")
   elseif(FUSEWIRE_CUDA STREQUAL ON)
-    message(FATAL_ERROR "FUSEWIRE_CUDA: got ON, wanted nvcc and cuBLASLt, but there is ${why}")
+    message(FATAL_ERROR "FUSEWIRE_CUDA: got ON, wanted nvcc and cuBLASLt; there is ${why}")
   else()
     message(STATUS "fusewire: CPU only (${why})")
   endif()

@@ -48,21 +48,33 @@ void allow_shared_memory(void (*kernel)(Parameters...), size_t bytes) {
         "shared memory");
 }
 
+// `cluster` neighbouring blocks of the grid's x dimension form a thread-block cluster (Hopper).
 template <class... Parameters, class... Arguments>
-void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
-            const Stream& stream, Arguments&&... arguments) {
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
+void launch_clusters(void (*kernel)(Parameters...), int cluster, dim3 grid, dim3 block,
+                     size_t shared_bytes, const Stream& stream, Arguments&&... arguments) {
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[0].val.programmaticStreamSerializationAllowed = 1;
+  attributes[1].id = cudaLaunchAttributeClusterDimension;
+  attributes[1].val.clusterDim.x = cluster;
+  attributes[1].val.clusterDim.y = 1;
+  attributes[1].val.clusterDim.z = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = grid;
   config.blockDim = block;
   config.dynamicSmemBytes = shared_bytes;
   config.stream = handle(stream);
-  config.attrs = &attribute;
-  config.numAttrs = 1;
+  config.attrs = attributes;
+  config.numAttrs = cluster == 1 ? 1 : 2;
   check(cudaLaunchKernelEx(&config, kernel, Parameters(std::forward<Arguments>(arguments))...),
         "kernel launch");
+}
+
+template <class... Parameters, class... Arguments>
+void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared_bytes,
+            const Stream& stream, Arguments&&... arguments) {
+  launch_clusters(kernel, 1, grid, block, shared_bytes, stream,
+                  std::forward<Arguments>(arguments)...);
 }
 
 }  // namespace fusewire::cuda

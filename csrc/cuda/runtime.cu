@@ -1,8 +1,7 @@
 // Streams, copies and graphs through the CUDA runtime.
-#include "core/runtime.h"
-
 #include <cuda_runtime.h>
 
+#include "core/runtime.h"
 #include "cuda/launch.h"
 
 namespace fusewire::cuda {
@@ -66,8 +65,9 @@ class CudaRuntime : public Runtime {
   bool can_capture() const override { return true; }
 
   void begin_capture(const Stream& stream) override {
-    // Thread-local: another model's allocation elsewhere does not break this recording.
-    check(cudaStreamBeginCapture(handle(stream), cudaStreamCaptureModeThreadLocal), "capture");
+    // Relaxed: Python may collect another model meanwhile, in this thread, and what releases its
+    // streams and memory would break a stricter recording.
+    check(cudaStreamBeginCapture(handle(stream), cudaStreamCaptureModeRelaxed), "capture");
   }
 
   std::shared_ptr<void> end_capture(const Stream& stream) override {

@@ -1,0 +1,30 @@
+// Chooses the kernel of a packed attention by element type, shape and device.
+#include "cuda/attention.h"
+#include "cuda/element.h"
+#include "cuda/kernels.h"
+
+namespace fusewire::cuda {
+
+// Keys times columns of a head up to which sequences are short: mma.sync's small tiles then waste
+// less than wgmma's, and memory is the limit.
+constexpr int64_t kShort = 128 * 64;
+
+template <class T>
+void attention(const AttentionArguments& a, const Stream& stream) {
+  if (a.head_dim > kMaxHeadDim) {
+    fail("attention: head_dim: got ", a.head_dim, ", wanted at most ", kMaxHeadDim, " on CUDA");
+  }
+  if constexpr (sizeof(T) == 4) {
+    fp32_attention(a, stream);
+  } else if (a.batch->max_seqlen() * a.head_dim > kShort && sm90_attention_fits(a)) {
+    sm90_attention<T>(a, stream);
+  } else {
+    flash_attention<T>(a, stream);
+  }
+}
+
+#define INSTANTIATE(T) template void attention<T>(const AttentionArguments&, const Stream&);
+FUSEWIRE_FOR_EACH_FLOAT(INSTANTIATE)
+#undef INSTANTIATE
+
+}  // namespace fusewire::cuda

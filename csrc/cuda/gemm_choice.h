@@ -1,0 +1,66 @@
+// Which implementation computes a product: our Hopper kernels in their configurations and what
+// cuBLASLt suggests are timed against each other when a product is first seen, and the fastest is
+// kept in memory and in a file (gemm_choice_file.h).
+//
+// A product is known by its key: element type, n, k, a bucket of m, alignment and what the epilogue
+// does. So a bucket of rows has one choice, made with the rows it was first asked for, which stays
+// while the process lives, and with the file from one process to the next. Whatever the choice,
+// sums are fp32 and rounded once: two choices differ by the order of additions alone.
+//
+// fp32 is not timed and takes cuBLASLt's first suggestion: there the order of additions is most of
+// the error, the fastest kernels add in the longest chains, and the library weighs that.
+//
+// Timing waits for the stream and takes some ten milliseconds, so it happens at warm-up: run the
+// model once for each number of tokens, outside of graph capture. A key first seen in a capture
+// gets the choice of the nearest bucket, or cuBLASLt's first suggestion, and is timed later.
+#pragma once
+
+#include <cstdint>
+#include <tuple>
+
+#include "core/dtype.h"
+#include "cuda/cublaslt_gemm.h"
+#include "cuda/gemm.h"
+
+namespace fusewire::cuda {
+
+struct GemmKey {
+  DType dtype = DType::kFloat32;
+  uint8_t epilogue = 0;                               // activation | bias << 3 | residual << 4
+  uint8_t read_alignment = 16, write_alignment = 16;  // bytes, 16 at most
+  int64_t n = 0, k = 0;
+  int64_t rows = 0;  // gemm_bucket(m)
+
+  // Buckets of a product are neighbours.
+  auto product() const { return std::tie(dtype, epilogue, read_alignment, write_alignment, n, k); }
+  bool operator<(const GemmKey& other) const {
+    return product() != other.product() ? product() < other.product() : rows < other.rows;
+  }
+};
+
+enum class GemmKernel : uint8_t { kPlain, kCublaslt, kSm90 };
+
+struct GemmChoice {
+  GemmKernel kernel = GemmKernel::kPlain;
+  int32_t configuration = 0;    // of kSm90
+  CublasltAlgorithm algorithm;  // of kCublaslt
+  uint64_t nanoseconds = 0;     // as timed; 0: not timed
+  bool settled = false;         // it stays; else it is a guess until it can be timed
+};
+
+// The upper edge of m's bucket: 1, 8, then steps of 8, from 64 on at most an eighth apart, from
+// 16384 on a quarter; everything above 65536 is one bucket.
+int64_t gemm_bucket(int64_t m);
+
+template <class T>
+GemmChoice choose_gemm(const GemmArguments& a, const Stream& stream);
+
+// Computes the product as chosen; false, with nothing launched, when the choice cannot compute it.
+template <class T>
+bool run_gemm(const GemmArguments& a, const GemmChoice& choice, const Stream& stream);
+
+// Without timing an unknown key takes cuBLASLt's first suggestion. The default is on, unless the
+// environment has FUSEWIRE_GEMM_TIMING=0.
+void set_gemm_timing(bool on);
+
+}  // namespace fusewire::cuda

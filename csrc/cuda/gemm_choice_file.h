@@ -1,0 +1,33 @@
+// Timed choices of one kind of GPU, kept on disk: $FUSEWIRE_CACHE, $XDG_CACHE_HOME/fusewire or
+// ~/.cache/fusewire, a text file for each GPU name, version of cuBLASLt and set of our kernels.
+// Where no file can be written (or FUSEWIRE_CACHE is empty) choices live in memory alone.
+#pragma once
+
+#include <map>
+#include <string>
+#include <string_view>
+
+#include "cuda/gemm_choice.h"
+
+namespace fusewire::cuda {
+
+using GemmChoices = std::map<GemmKey, GemmChoice>;
+
+class GemmChoiceFile {
+ public:
+  // `name` says for what the choices hold; characters that do not suit a file's name are replaced.
+  explicit GemmChoiceFile(std::string_view name);
+
+  // What the file holds now; a line that is damaged is left out.
+  GemmChoices read() const;
+  // Writes `choices` and what other processes have added since. The file changes at once, as a
+  // whole; of two processes that write together one may lose its news, and times them again.
+  void write(const GemmChoices& choices) const;
+
+  const std::string& path() const { return path_; }  // empty: none
+
+ private:
+  std::string path_;
+};
+
+}  // namespace fusewire::cuda

@@ -1,0 +1,21 @@
+// Times implementations of a matrix product against each other, on operands of its own.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "cuda/gemm_choice.h"
+
+namespace fusewire::cuda {
+
+// The candidate that computes a product of this shape fastest, with its time; of several that are
+// as good as equal the earliest. Waits for the stream and runs on it. Operands are random; weights
+// come cold from memory, as they do when a model's layers take turns, activations as the caches
+// left them. Nothing when no candidate computes the product, or the device has no memory left for
+// the operands. T is __half or __nv_bfloat16.
+template <class T>
+std::optional<GemmChoice> time_gemm(const GemmArguments& shape,
+                                    const std::vector<GemmChoice>& candidates,
+                                    const Stream& stream);
+
+}  // namespace fusewire::cuda

@@ -1,0 +1,109 @@
+// Tensor-core products of one warp (mma.sync m16n8k16) and what feeds them.
+//
+// Fragments, with g = lane / 4 and t = lane % 4: an accumulator holds rows g and g + 8, columns
+// 2t and 2t + 1, as {(g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1)}; a register of an operand
+// holds two neighbouring values along the contraction.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace fusewire::cuda {
+
+// sum[16, 8] += a[16, 16] . b[16, 8], in fp32.
+template <class T>
+__device__ __forceinline__ void multiply_add(float (&sum)[4], const uint32_t (&a)[4], uint32_t b0,
+                                             uint32_t b1);
+template <>
+__device__ __forceinline__ void multiply_add<__half>(float (&sum)[4], const uint32_t (&a)[4],
+                                                     uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+template <>
+__device__ __forceinline__ void multiply_add<__nv_bfloat16>(float (&sum)[4], const uint32_t (&a)[4],
+                                                            uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+      "{%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(sum[0]), "+f"(sum[1]), "+f"(sum[2]), "+f"(sum[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Two floats rounded to T, the first in the low half.
+template <class T>
+__device__ __forceinline__ uint32_t pack(float low, float high);
+template <>
+__device__ __forceinline__ uint32_t pack<__half>(float low, float high) {
+  const __half2 pair = __floats2half2_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+template <>
+__device__ __forceinline__ uint32_t pack<__nv_bfloat16>(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+// Four 8x8 matrices of 16-bit values, transposed on the way: lane 8m + r gives the shared address
+// of row r of matrix m, and register m receives that matrix's (2t, g) and (2t + 1, g).
+__device__ __forceinline__ uint4 load_transposed(uint32_t address) {
+  uint4 r;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
+               : "r"(address)
+               : "memory");
+  return r;
+}
+
+__device__ __forceinline__ uint4 load_shared_16(uint32_t address) {
+  uint4 r;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
+               : "r"(address)
+               : "memory");
+  return r;
+}
+
+__device__ __forceinline__ uint2 load_shared_8(uint32_t address) {
+  uint2 r;
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(r.x), "=r"(r.y) : "r"(address) : "memory");
+  return r;
+}
+
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// 16 bytes of global memory to shared memory, in the background; zeros unless `wanted`.
+__device__ __forceinline__ void copy_16(uint32_t to, const void* from, bool wanted) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+               "r"(wanted ? 16 : 0)
+               : "memory");
+}
+
+__device__ __forceinline__ void copy_4(uint32_t to, const void* from, bool wanted) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from),
+               "r"(wanted ? 4 : 0)
+               : "memory");
+}
+
+// Ends a group of copies; waits until at most `kGroups` of this thread's groups are in flight.
+__device__ __forceinline__ void end_copies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int kGroups>
+__device__ __forceinline__ void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kGroups) : "memory");
+}
+
+// 2^x, 0 for minus infinity.
+__device__ __forceinline__ float exp2_fast(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+}  // namespace fusewire::cuda

@@ -1,0 +1,91 @@
+// LayerNorm (Ba et al. 2016) and RMSNorm (Zhang & Sennrich 2019), with the residual fused in front.
+#include "cuda/kernels.h"
+#include "cuda/norm.h"
+
+namespace fusewire::cuda {
+namespace {
+
+template <class T, class L>
+__global__ void __launch_bounds__(L::kBlock, L::kBlocksPerSm)
+    norm_rows(NormArguments a, bool centered) {
+  let_next_start();
+  const int cols = static_cast<int>(a.cols);
+  Affine<T, L> affine;
+  affine.load(a.weight, a.bias, cols);
+  wait_for_inputs();
+  RowPacks<L, T> x, residual;
+  const auto fetch = [&](int64_t row) {
+    load_row<L>(x, static_cast<const T*>(a.x) + row * a.x_stride, cols, 0.0f);
+    if (a.residual) {
+      load_row<L>(residual, static_cast<const T*>(a.residual) + row * a.residual_stride, cols,
+                  0.0f);
+    }
+  };
+  int64_t row = L::first_row();
+  if (row < a.rows) fetch(row);
+  for (; row < a.rows; row += L::row_step()) {
+    float v[L::kElements];
+#pragma unroll
+    for (int i = 0; i < L::kElements; ++i) {
+      v[i] = to_float(x[i / L::kWidth].at[i % L::kWidth]);
+    }
+    if (a.residual) {
+#pragma unroll
+      for (int i = 0; i < L::kElements; ++i) {
+        v[i] += to_float(residual[i / L::kWidth].at[i % L::kWidth]);
+      }
+    }
+    if (row + L::row_step() < a.rows) fetch(row + L::row_step());
+    normalize<T, L>(v, cols, centered, a.eps);
+    affine.stay_packed();
+    affine.apply(v);
+    store_row<L>(static_cast<T*>(a.out) + row * a.out_stride, v, cols);
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kWideBlock) norm_wide_rows(NormArguments a, bool centered) {
+  let_next_start();
+  wait_for_inputs();
+  const int64_t row = blockIdx.x;
+  const int cols = static_cast<int>(a.cols);
+  const T* x = static_cast<const T*>(a.x) + row * a.x_stride;
+  const T* residual = static_cast<const T*>(a.residual) + row * a.residual_stride;
+  T* out = static_cast<T*>(a.out) + row * a.out_stride;
+  normalize_wide_row(out, x, a.weight, a.bias, cols, centered, a.eps,
+                     [&](float (&v)[Vector<T>::kSize], int c) {
+                       read_part(v, x, c, cols, 0.0f);
+                       if (a.residual) add_part(v, residual, c, cols);
+                     });
+}
+
+template <class T>
+void norm(const NormArguments& a, bool centered, const Stream& stream) {
+  const bool vectors = a.cols % Vector<T>::kSize == 0 && vectors_fit<T>(a.x, a.x_stride) &&
+                       vectors_fit<T>(a.out, a.out_stride) && vectors_fit<T>(a.weight, 0) &&
+                       vectors_fit<T>(a.bias, 0) && vectors_fit<T>(a.residual, a.residual_stride);
+  const bool held = with_row_layout<T>(a.cols, vectors, [&](auto layout) {
+    using L = decltype(layout);
+    launch(norm_rows<T, L>, L::grid(a.rows), L::kBlock, 0, stream, a, centered);
+  });
+  if (!held) launch(norm_wide_rows<T>, a.rows, kWideBlock, 0, stream, a, centered);
+}
+
+}  // namespace
+
+template <class T>
+void layer_norm(const NormArguments& a, const Stream& stream) {
+  norm<T>(a, true, stream);
+}
+
+template <class T>
+void rms_norm(const NormArguments& a, const Stream& stream) {
+  norm<T>(a, false, stream);
+}
+
+#define INSTANTIATE(T)                                              \
+  template void layer_norm<T>(const NormArguments&, const Stream&); \
+  template void rms_norm<T>(const NormArguments&, const Stream&);
+FUSEWIRE_FOR_EACH_FLOAT(INSTANTIATE)
+
+}  // namespace fusewire::cuda

@@ -1,0 +1,138 @@
+// Synchronisation of Hopper's asynchronous units: shared-memory barriers that count arrivals and
+// bytes (PTX ISA, "mbarrier"), named barriers, thread-block clusters, register reallocation.
+//
+// A ring of stages uses two barriers a stage. `full` is completed by the bytes that TMA writes,
+// `empty` by its readers' arrivals. A barrier's phases alternate in parity, from 0:
+// barrier_wait(b, p) returns once the phase of parity p has completed, so waiting on a fresh
+// barrier with parity 1 returns at once.
+#pragma once
+
+#include <cstdint>
+
+namespace fusewire::cuda::sm90 {
+
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+__device__ __forceinline__ void barrier_init(uint64_t* barrier, uint32_t arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
+               "r"(arrivals)
+               : "memory");
+}
+
+// After the inits, by the thread that made them, before the __syncthreads() (or cluster_sync())
+// that shows them to others: makes them visible to TMA and to the cluster too.
+__device__ __forceinline__ void barrier_init_fence() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// Arrives once and makes the current phase wait for `bytes` more from TMA.
+__device__ __forceinline__ void barrier_expect(uint64_t* barrier, uint32_t bytes) {
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+      "r"(bytes)
+      : "memory");
+}
+
+__device__ __forceinline__ void barrier_arrive(uint64_t* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier))
+               : "memory");
+}
+
+// The address of a shared variable as block `rank` of the cluster sees its own copy of it.
+__device__ __forceinline__ uint32_t cluster_address(const void* pointer, uint32_t rank) {
+  uint32_t address;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+               : "=r"(address)
+               : "r"(shared_address(pointer)), "r"(rank));
+  return address;
+}
+
+// Arrives at the barrier of the same name in block `rank` of the cluster (may be this one).
+// Releases nothing to that block: wgmma and TMA have read what the arrival frees. A release at
+// cluster scope would cost a fence of all device memory.
+__device__ __forceinline__ void barrier_arrive_at(uint64_t* barrier, uint32_t rank) {
+  asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(cluster_address(barrier, rank))
+               : "memory");
+}
+
+__device__ __forceinline__ bool barrier_try_wait(uint64_t* barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}"
+      : "=r"(done)
+      : "r"(shared_address(barrier)), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
+__device__ __forceinline__ void barrier_wait(uint64_t* barrier, uint32_t parity) {
+  while (!barrier_try_wait(barrier, parity)) {
+  }
+}
+
+// Orders this thread's ordinary accesses to shared memory before later ones by TMA and wgmma: in
+// each writing thread, then a barrier among them, then the asynchronous instruction.
+__device__ __forceinline__ void fence_async_shared() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// A barrier among `threads` threads (whole warps) of the block; ids 1..15, 0 is __syncthreads().
+__device__ __forceinline__ void named_barrier_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+__device__ __forceinline__ uint32_t cluster_rank() {
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+}
+// A barrier of all threads of the cluster that also shows what they wrote to shared memory.
+__device__ __forceinline__ void cluster_sync() {
+  asm volatile(
+      "barrier.cluster.arrive.release;\n"
+      "barrier.cluster.wait.acquire;" ::
+          : "memory");
+}
+// The same in two steps and of execution alone: cheaper, enough to know that blocks have started
+// (and ran their barrier_init_fence()) or have finished reading.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+}
+
+// True in one thread of the warp, all of which must call it.
+__device__ __forceinline__ bool elect_one() {
+  uint32_t elected;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "elect.sync _|p, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, p;\n"
+      "}"
+      : "=r"(elected));
+  return elected != 0;
+}
+
+// Whole warpgroups give registers back or take them: a multiple of 8 in 24..240, and the sum over
+// the block must stay within what it was launched with. The kernel needs __launch_bounds__(n, 1).
+template <int kRegisters>
+__device__ __forceinline__ void registers_shrink_to() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+template <int kRegisters>
+__device__ __forceinline__ void registers_grow_to() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+}  // namespace fusewire::cuda::sm90

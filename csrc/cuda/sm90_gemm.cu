@@ -1,0 +1,173 @@
+// The Hopper matrix product's configurations and their launches.
+#include "cuda/gemm.h"
+#include "cuda/sm90_gemm_large.h"
+#include "cuda/sm90_gemm_small.h"
+
+namespace fusewire::cuda {
+
+namespace {
+
+using sm90::LargeProblem;
+using sm90::LargeShape;
+using sm90::SmallProblem;
+using sm90::SmallShape;
+
+// split: slices of k. One of 0 marks a large configuration.
+struct Configuration {
+  int channels, tokens, split;
+  bool ping_pong;
+};
+
+constexpr Configuration kConfigurations[] = {
+    {128, 256, 0, false}, {128, 232, 0, false}, {128, 208, 0, false}, {128, 184, 0, true},
+    {128, 152, 0, true},  {128, 120, 0, true},  {64, 16, 1, false},   {64, 16, 2, false},
+    {64, 16, 3, false},   {64, 16, 4, false},   {64, 16, 6, false},   {64, 16, 8, false},
+    {64, 32, 1, false},   {64, 32, 2, false},   {64, 32, 3, false},   {64, 32, 4, false},
+    {64, 32, 6, false},   {64, 32, 8, false},   {64, 64, 1, false},   {64, 64, 2, false},
+    {64, 64, 3, false},   {64, 64, 4, false},   {64, 64, 6, false},   {64, 64, 8, false},
+    {64, 128, 1, false},  {64, 128, 2, false},  {64, 128, 4, false},  {64, 128, 8, false},
+    {128, 128, 1, false}, {128, 128, 2, false}, {128, 128, 3, false}, {128, 128, 4, false},
+};
+constexpr int kCount = sizeof(kConfigurations) / sizeof(kConfigurations[0]);
+constexpr int kMostDevices = 64;
+
+int64_t tiles(int64_t size, int64_t tile) {
+  return (size + tile - 1) / tile;
+}
+
+int current_device() {
+  int device = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  return device;
+}
+
+template <class Kernel>
+void allow_once(Kernel kernel, size_t bytes, bool (&allowed)[kMostDevices]) {
+  const int device = current_device();
+  if (device < kMostDevices && allowed[device]) return;
+  allow_shared_memory(kernel, bytes);
+  if (device < kMostDevices) allowed[device] = true;
+}
+
+int multiprocessors() {
+  int count = 0;
+  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, current_device()),
+        "multiprocessor count");
+  return count;
+}
+
+template <class T, class Shape>
+void launch_large(const GemmArguments& a, const Stream& stream) {
+  static bool allowed[kMostDevices] = {};
+  const auto kernel = sm90::large_kernel<T, Shape>;
+  allow_once(kernel, Shape::kSharedBytes, allowed);
+  constexpr DType kType = kDTypeOf<T>;
+  const CUtensorMap x = sm90::matrix_map(kType, a.x, a.m, a.k, a.x_stride, Shape::kShare, 64);
+  const CUtensorMap weight = sm90::matrix_map(kType, a.weight, a.n, a.k, a.k, 128, 64);
+  const CUtensorMap out =
+      sm90::matrix_map(kType, a.out, a.m, a.n, a.out_stride, Shape::kTokens, 64);
+  const CUtensorMap residual =
+      a.residual == nullptr || a.residual == a.out
+          ? out
+          : sm90::matrix_map(kType, a.residual, a.m, a.n, a.residual_stride, Shape::kTokens, 64);
+  LargeProblem p;
+  p.n = static_cast<int>(a.n);
+  p.k_blocks = static_cast<int>(tiles(a.k, 64));
+  p.token_tiles = static_cast<int>(tiles(a.m, Shape::kTokens));
+  p.channel_tiles = static_cast<int>(tiles(a.n, 128 * Shape::kCluster));
+  p.bias = a.bias;
+  p.has_residual = a.residual != nullptr;
+  p.activation = sm90::formula_of(a.activation);
+  const int64_t work = static_cast<int64_t>(p.token_tiles) * p.channel_tiles;
+  const int64_t most = multiprocessors() / Shape::kCluster;
+  const int clusters = static_cast<int>(work < most ? work : most);
+  launch_clusters(kernel, Shape::kCluster, dim3(clusters * Shape::kCluster), dim3(Shape::kThreads),
+                  Shape::kSharedBytes, stream, x, weight, out, residual, p);
+}
+
+template <class T, class Shape>
+void launch_small(const GemmArguments& a, int split, const Stream& stream) {
+  static bool allowed[kMostDevices] = {};
+  const auto kernel = sm90::small_kernel<T, Shape>;
+  allow_once(kernel, 227 * 1024, allowed);
+  constexpr DType kType = kDTypeOf<T>;
+  const CUtensorMap x = sm90::matrix_map(kType, a.x, a.m, a.k, a.x_stride, Shape::kTokens, 64);
+  const CUtensorMap weight = sm90::matrix_map(kType, a.weight, a.n, a.k, a.k, Shape::kChannels, 64);
+  SmallProblem p;
+  p.m = static_cast<int>(a.m);
+  p.n = static_cast<int>(a.n);
+  p.k_blocks = static_cast<int>(tiles(a.k, 64));
+  p.stages = Shape::stages(static_cast<int>(tiles(p.k_blocks, split)));
+  p.bias = a.bias;
+  p.residual = a.residual;
+  p.residual_stride = a.residual_stride;
+  p.out = a.out;
+  p.out_stride = a.out_stride;
+  p.activation = sm90::formula_of(a.activation);
+  const dim3 grid(static_cast<unsigned>(tiles(a.n, Shape::kChannels) * split),
+                  static_cast<unsigned>(tiles(a.m, Shape::kTokens)));
+  launch_clusters(kernel, split, grid, dim3(Shape::kThreads), Shape::shared_bytes(p.stages), stream,
+                  x, weight, p, split);
+}
+
+}  // namespace
+
+int sm90_gemm_configurations() {
+  return kCount;
+}
+
+bool sm90_gemm_fits(const GemmArguments& a, int configuration) {
+  const auto aligned = [](const void* pointer, int64_t stride) {
+    return reinterpret_cast<uintptr_t>(pointer) % 16 == 0 && stride % 8 == 0;
+  };
+  constexpr int64_t kMost = 1 << 30;
+  if (!aligned(a.out, a.out_stride) || !aligned(a.x, a.x_stride) || !aligned(a.weight, a.k) ||
+      !aligned(a.bias, 0) || !aligned(a.residual, a.residual == nullptr ? 0 : a.residual_stride) ||
+      (a.residual == a.out && a.residual_stride != a.out_stride) || a.n % 8 != 0 || a.k < 8 ||
+      a.m > kMost || a.n > kMost || a.k > kMost) {
+    return false;
+  }
+  const Configuration& c = kConfigurations[configuration];
+  if (c.split == 0) return a.m > 128;
+  // A grid of a few waves at most, and tiles not mostly padding.
+  const int64_t blocks = tiles(a.n, c.channels) * tiles(a.m, c.tokens) * c.split;
+  return c.split <= tiles(a.k, 64) && (c.tokens == 16 || a.m > c.tokens / 2) &&
+         tiles(a.m, c.tokens) <= 65535 && (blocks <= 1024 || c.split == 1);
+}
+
+template <class T>
+void sm90_gemm(const GemmArguments& a, int configuration, const Stream& stream) {
+  const Configuration& c = kConfigurations[configuration];
+  if (c.split != 0) {
+    if (c.channels == 128) return launch_small<T, SmallShape<2, 128>>(a, c.split, stream);
+    switch (c.tokens) {
+      case 16:
+        return launch_small<T, SmallShape<1, 16>>(a, c.split, stream);
+      case 32:
+        return launch_small<T, SmallShape<1, 32>>(a, c.split, stream);
+      case 64:
+        return launch_small<T, SmallShape<1, 64>>(a, c.split, stream);
+      default:
+        return launch_small<T, SmallShape<1, 128>>(a, c.split, stream);
+    }
+  }
+  switch (c.tokens) {
+    case 256:
+      return launch_large<T, LargeShape<256, false, 2>>(a, stream);
+    case 232:
+      return launch_large<T, LargeShape<232, false, 2>>(a, stream);
+    case 208:
+      return launch_large<T, LargeShape<208, false, 2>>(a, stream);
+    case 184:
+      return launch_large<T, LargeShape<184, true, 2>>(a, stream);
+    case 152:
+      return launch_large<T, LargeShape<152, true, 2>>(a, stream);
+    default:
+      return launch_large<T, LargeShape<120, true, 2>>(a, stream);
+  }
+}
+
+template void sm90_gemm<__half>(const GemmArguments&, int, const Stream&);
+template void sm90_gemm<__nv_bfloat16>(const GemmArguments&, int, const Stream&);
+
+}  // namespace fusewire::cuda

@@ -1,0 +1,180 @@
+// What happens to a product's accumulators: bias, activation, residual, one rounding.
+//
+// Both kernels compute transposed tiles: the weight's rows (output channels) are wgmma's 64-row
+// side and the tokens its flexible side, any multiple of 8 up to 256. So a ragged number of tokens
+// divides well over the multiprocessors, and a thread needs only two biases a tile.
+#pragma once
+
+#include <cmath>
+
+#include "core/activation.h"
+#include "cuda/element.h"
+#include "cuda/sm90_barrier.h"
+
+namespace fusewire::cuda::sm90 {
+
+// Every activation is one of three formulas, so that unrolled epilogues stay small:
+//   kFloor    max(x, floor)                           none, relu
+//   kNormal   x * normal distribution(x)              gelu_erf
+//   kLogistic (slope x + scale) s + shift, where s = 1 / (1 + exp2(x (linear + cubic x^2)))
+enum class Formula : int { kFloor, kNormal, kLogistic };
+
+struct ActivationFormula {
+  Formula formula = Formula::kFloor;
+  float floor = 0, linear = 0, cubic = 0, slope = 0, scale = 0, shift = 0;
+};
+
+inline ActivationFormula formula_of(Activation activation) {
+  constexpr float kLog2e = 1.4426950408889634f;
+  constexpr float kTwoRootTwoOverPi = 1.5957691216057308f;
+  ActivationFormula f;
+  switch (activation) {
+    case Activation::kNone:
+      f.floor = -INFINITY;
+      break;
+    case Activation::kRelu:
+      break;
+    case Activation::kGeluErf:
+      f.formula = Formula::kNormal;
+      break;
+    case Activation::kGeluTanh:
+      f.formula = Formula::kLogistic;
+      f.linear = -kLog2e * kTwoRootTwoOverPi;
+      f.cubic = f.linear * 0.044715f;
+      f.slope = 1;
+      break;
+    case Activation::kSilu:
+      f.formula = Formula::kLogistic;
+      f.linear = -kLog2e;
+      f.slope = 1;
+      break;
+    case Activation::kTanh:
+      f.formula = Formula::kLogistic;
+      f.linear = -2 * kLog2e;
+      f.scale = 2;
+      f.shift = -1;
+      break;
+  }
+  return f;
+}
+
+__device__ __forceinline__ float exp2_approximate(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+struct FloorActivation {
+  float floor;
+  __device__ __forceinline__ float operator()(float x) const { return fmaxf(x, floor); }
+};
+
+// x Phi(x) = max(x, 0) - t Q(t) with t = |x| and the upper tail Q(t) = erfc(t / sqrt 2) / 2. log2 Q
+// is smooth: its minimax polynomial of degree 5 gives Q within 8.4e-5 of its value wherever t Q(t)
+// is not below fp16's normal range, that is 0.09 ulp of an fp16 result, and falls to 0 beyond.
+struct NormalActivation {
+  __device__ __forceinline__ float operator()(float x) const {
+    const float t = fabsf(x);
+    float p = fmaf(t, -3.2055695e-4f, 5.8277356e-3f);
+    p = fmaf(t, p, -0.048238713f);
+    p = fmaf(t, p, -0.46411908f);
+    p = fmaf(t, p, -1.1491765f);
+    p = fmaf(t, p, -1.0001208f);
+    return fmaf(-t, exp2_approximate(p), fmaxf(x, 0.0f));
+  }
+};
+
+struct LogisticActivation {
+  float linear, cubic, slope, scale, shift;
+  __device__ __forceinline__ float operator()(float x) const {
+    const float e = exp2_approximate(x * fmaf(x * x, cubic, linear));
+    return fmaf(fmaf(slope, x, scale), __fdividef(1.0f, 1.0f + e), shift);
+  }
+};
+
+// Calls use(activation) with the functor of the formula: the branch is outside of unrolled loops.
+template <class Use>
+__device__ __forceinline__ void with_activation(const ActivationFormula& f, Use&& use) {
+  if (f.formula == Formula::kFloor) {
+    use(FloorActivation{f.floor});
+  } else if (f.formula == Formula::kNormal) {
+    use(NormalActivation{});
+  } else {
+    use(LogisticActivation{f.linear, f.cubic, f.slope, f.scale, f.shift});
+  }
+}
+
+__device__ __forceinline__ float2 to_float2(uint32_t pair, __half) {
+  return __half22float2(*reinterpret_cast<__half2*>(&pair));
+}
+__device__ __forceinline__ float2 to_float2(uint32_t pair, __nv_bfloat16) {
+  return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
+}
+__device__ __forceinline__ uint32_t to_pair(float x, float y, __half) {
+  const __half2 pair = __floats2half2_rn(x, y);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+__device__ __forceinline__ uint32_t to_pair(float x, float y, __nv_bfloat16) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+// Four (two) 8 x 8 matrices between fragments and rows of 16 bytes at `row`, transposed: a thread's
+// pair of neighbouring tokens of one channel to (from) rows of 8 channels of one token.
+__device__ __forceinline__ void store_transposed(uint32_t row, const uint32_t (&pairs)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row),
+               "r"(pairs[0]), "r"(pairs[1]), "r"(pairs[2]), "r"(pairs[3])
+               : "memory");
+}
+__device__ __forceinline__ void store_transposed_half(uint32_t row, const uint32_t (&pairs)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(row),
+               "r"(pairs[0]), "r"(pairs[1])
+               : "memory");
+}
+__device__ __forceinline__ void load_transposed(uint32_t row, uint32_t (&pairs)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(pairs[0]), "=r"(pairs[1]), "=r"(pairs[2]), "=r"(pairs[3])
+               : "r"(row)
+               : "memory");
+}
+__device__ __forceinline__ void load_transposed_half(uint32_t row, uint32_t (&pairs)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+               : "=r"(pairs[0]), "=r"(pairs[1])
+               : "r"(row)
+               : "memory");
+}
+
+// One warpgroup's 64 channels x kTokens accumulators to `tile`: rows of 64
+// channels, swizzled as TMA wants them, where the residual already lies if there is one.
+template <class T, int kTokens, bool kResidual, class Activate>
+__device__ __forceinline__ void finish_tile(const float (&d)[kTokens / 2], const float (&bias)[2],
+                                            uint8_t* tile, const Activate& activate) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+  // Lane l addresses row l % 8 of matrix l / 8: tokens + 8 (l / 16), channels + 8 (l / 8 % 2).
+  const int chunk = 2 * warp + lane / 8 % 2;
+  const uint32_t row =
+      shared_address(tile) + (lane / 16 * 8 + lane % 8) * 128 + ((chunk ^ (lane % 8)) * 16);
+#pragma unroll
+  for (int j = 0; j < kTokens / 8; j += 2) {
+    const int columns = j + 2 <= kTokens / 8 ? 2 : 1;
+    const uint32_t at = row + j * 1024;
+    uint32_t pairs[4], residual[4];
+    if constexpr (kResidual) {
+      columns == 2 ? load_transposed(at, residual) : load_transposed_half(at, residual);
+    }
+#pragma unroll
+    for (int i = 0; i < 2 * columns; ++i) {
+      float x = activate(d[4 * j + 2 * i] + bias[i % 2]);
+      float y = activate(d[4 * j + 2 * i + 1] + bias[i % 2]);
+      if constexpr (kResidual) {
+        const float2 add = to_float2(residual[i], T{});
+        x += add.x;
+        y += add.y;
+      }
+      pairs[i] = to_pair(x, y, T{});
+    }
+    columns == 2 ? store_transposed(at, pairs) : store_transposed_half(at, pairs);
+  }
+}
+
+}  // namespace fusewire::cuda::sm90

@@ -1,0 +1,116 @@
+// The online softmax between attention's two products, in the registers that wgmma leaves and takes
+// (fragments: sm90_wgmma.h). A thread holds two rows, each shared with the three other threads of
+// its quad.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace fusewire::cuda::sm90 {
+
+// Scores are taken relative to a reference of their row: the highest so far, or one up to 2^8 times
+// (in weights) below it, which spares most corrections of the output. Weights stay below 2^8: far
+// from the largest fp16.
+inline constexpr float kSlack = 8.0f;
+
+__device__ __forceinline__ float fast_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+template <class T>
+__device__ __forceinline__ uint32_t pack(float low, float high);
+template <>
+__device__ __forceinline__ uint32_t pack<__half>(float low, float high) {
+  const __half2 pair = __floats2half2_rn(low, high);
+  uint32_t bits;
+  memcpy(&bits, &pair, sizeof(bits));
+  return bits;
+}
+template <>
+__device__ __forceinline__ uint32_t pack<__nv_bfloat16>(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  uint32_t bits;
+  memcpy(&bits, &pair, sizeof(bits));
+  return bits;
+}
+
+struct SoftmaxRows {
+  float reference[2] = {-1e30f, -1e30f};  // of a row's scores, unscaled
+  float total[2] = {0.0f, 0.0f};          // of this thread's weights
+};
+
+// Turns scores into weights 2^((score - reference) * scale) and adds them to the totals. Returns
+// whether a row of this warp has a new reference: then what was summed so far, the output too, has
+// to be multiplied by `correction`.
+template <int kCount>
+__device__ __forceinline__ bool softmax(float (&s)[kCount], float scale, SoftmaxRows& rows,
+                                        float (&correction)[2]) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    float high = fmaxf(s[2 * h], s[2 * h + 1]);
+#pragma unroll
+    for (int j = 1; j < kCount / 4; ++j) {
+      high = fmaxf(high, fmaxf(s[4 * j + 2 * h], s[4 * j + 2 * h + 1]));
+    }
+    high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 1));
+    high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 2));
+    const float rise = (high - rows.reference[h]) * scale;
+    correction[h] = 1.0f;
+    if (rise > kSlack) {
+      correction[h] = fast_exp2(-rise);
+      rows.reference[h] = high;
+      rows.total[h] *= correction[h];
+    }
+  }
+  const bool corrected = __any_sync(0xffffffffu, correction[0] != 1.0f || correction[1] != 1.0f);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const float shift = -rows.reference[h] * scale;
+    float sum[2] = {rows.total[h], 0.0f};
+#pragma unroll
+    for (int j = 0; j < kCount / 4; ++j) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float& x = s[4 * j + 2 * h + i];
+        x = fast_exp2(fmaf(x, scale, shift));
+        sum[i] += x;
+      }
+    }
+    rows.total[h] = sum[0] + sum[1];
+  }
+  return corrected;
+}
+
+// Hides the keys from `keys` on.
+template <int kCount>
+__device__ __forceinline__ void mask_keys(float (&s)[kCount], int keys) {
+  const int first = threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    if (i / 4 * 8 + i % 2 + first >= keys) s[i] = -INFINITY;
+  }
+}
+
+// Words 4 x 4 over the threads of a quad: thread t gets the t-th word of all four.
+__device__ __forceinline__ void transpose_quad(uint32_t (&w)[4]) {
+  const bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
+#pragma unroll
+  for (int b = 0; b < 4; b += 2) {
+    const uint32_t got = __shfl_xor_sync(0xffffffffu, odd ? w[b] : w[b + 1], 1);
+    w[b] = odd ? got : w[b];
+    w[b + 1] = odd ? w[b + 1] : got;
+  }
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const uint32_t got = __shfl_xor_sync(0xffffffffu, upper ? w[i] : w[i + 2], 2);
+    w[i] = upper ? got : w[i];
+    w[i + 2] = upper ? w[i + 2] : got;
+  }
+}
+
+}  // namespace fusewire::cuda::sm90
