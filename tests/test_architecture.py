@@ -26,6 +26,7 @@ MAY_IMPORT = {
     "errors": set(),
     "kernels": {"_C"},
     "placement": {"errors", "kernels"},
+    "torch_memory": {"errors", "kernels"},
     "padded": {"errors"},
     "weights": {"errors"},
     "models": {"errors", "kernels", "placement", "weights", "engine.batch"},
@@ -42,6 +43,8 @@ MAY_IMPORT = {
         "engine.batch",
         "engine.settings",
     },
+    "engine.request": {"errors", "tasks"},
+    "engine.micro_batches": {"errors", "kernels", "models", "tasks", "engine"},
     "engine.encoder": {"errors", "kernels", "models", "placement", "tasks", "engine"},
     "interop": {"errors", "kernels", "padded", "placement", "models", "weights", "engine.batch"},
     "serving": {"errors", "kernels", "engine", "models", "tasks", "weights"},
@@ -49,7 +52,7 @@ MAY_IMPORT = {
 }
 ONLY_IN = {
     "_C": {"kernels"},
-    "torch": {"interop"},
+    "torch": {"interop", "torch_memory"},
     "transformers": {"interop"},
     "triton_python_backend_utils": set(),  # backend/model.py alone
 }

@@ -45,19 +45,7 @@ class Placement:
 
     def floats(self, array: NDArray[np.float32], name: str = "tensor") -> kernels.Tensor:
         """fp32 values in the placement's dtype; ConfigurationError if float16 cannot hold them."""
-        array = np.ascontiguousarray(array, np.float32)
-        if self.dtype == "float16":
-            with np.errstate(over="ignore"):
-                halves = array.astype(np.float16)
-            if not np.isfinite(halves).all() and np.isfinite(array).all():
-                raise ConfigurationError(
-                    f"dtype: got float16 for {name}, whose largest value is "
-                    f"{np.abs(array).max():.4g}, wanted at most 65504; use bfloat16 or float32"
-                )
-            return self._upload(halves, "weights")
-        if self.dtype == "bfloat16":
-            return self._upload(_bfloat16_bits(array), "weights")
-        return self._upload(array, "weights")
+        return self._upload(converted(array, self.dtype, name), "weights")
 
     def exact(self, array: NDArray[Any], dtype: Any, tag: str = "input") -> kernels.Tensor:
         """The array as it is, in numpy's `dtype`: indices, and tables that stay fp32."""
@@ -85,14 +73,36 @@ class Placement:
     def numpy(self, tensor: kernels.Tensor) -> NDArray[Any]:
         """The tensor's values on the host, 16-bit floats widened to fp32."""
         array: NDArray[Any] = kernels.download(tensor, self.stream).numpy()
-        if tensor.dtype == "float16":
-            return array.astype(np.float32)
-        if tensor.dtype == "bfloat16":
-            return (array.astype(np.uint32) << 16).view(np.float32)
-        return array
+        return widened(array, tensor.dtype)
 
     def _upload(self, array: NDArray[Any], tag: str) -> kernels.Tensor:
         return kernels.upload(kernels.Tensor.from_numpy(array), tag, self.stream)
+
+
+def converted(array: NDArray[Any], dtype: str, name: str = "tensor") -> NDArray[Any]:
+    """The numbers in one of DTYPES, rounded to nearest, a bfloat16 as its bits (uint16);
+    ConfigurationError if float16 cannot hold one of them."""
+    array = np.ascontiguousarray(array, np.float32)
+    if dtype == "float16":
+        with np.errstate(over="ignore"):
+            halves = array.astype(np.float16)
+        beyond = np.isinf(halves) & np.isfinite(array)
+        if beyond.any():
+            raise ConfigurationError(
+                f"dtype: got float16 for {name}, whose largest value is "
+                f"{np.abs(array[beyond]).max():.4g}, wanted at most 65504; use bfloat16 or float32"
+            )
+        return halves
+    return _bfloat16_bits(array) if dtype == "bfloat16" else array
+
+
+def widened(array: NDArray[Any], dtype: str) -> NDArray[Any]:
+    """What `converted` gave, in fp32; other arrays as they are."""
+    if dtype == "float16":
+        return array.astype(np.float32)
+    if dtype == "bfloat16":
+        return (array.astype(np.uint32) << 16).view(np.float32)
+    return array
 
 
 def _bfloat16_bits(array: NDArray[np.float32]) -> NDArray[np.uint16]:

@@ -1,5 +1,5 @@
-"""One fused encoder layer equals the same layer written out in fp64, on every instruction set, and
-takes its memory from a plan that is as small as lifetimes allow."""
+"""One fused encoder layer equals the same layer written out in fp64, on every instruction set and
+on a GPU in every precision. It takes its memory from a plan that is as small as lifetimes allow."""
 
 from __future__ import annotations
 
@@ -9,161 +9,72 @@ import numpy as np
 import pytest
 import torch
 from fusewire import kernels as k
+from fusewire.placement import Placement
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests import tolerance
-from tests.ops.cases import ACTIVATIONS, attend, dense, rotate
-
-SPECS: dict[str, dict[str, Any]] = {
-    "post_norm": {},
-    "post_norm_odd": {"hidden": 60, "heads": 3, "intermediate": 77, "activation": "relu"},
-    "wide_heads": {"head_dim": 40, "activation": "gelu_tanh"},
-    "position_bias": {"biased": True},
-    "pre_norm": {"pre_norm": True},
-    "pre_norm_rotary_gated_window": {
-        "pre_norm": True,
-        "gated": True,
-        "rotary": True,
-        "window": 5,
-        "first_norm": False,
-    },
-    "rms_norm_silu_gated": {
-        "pre_norm": True,
-        "gated": True,
-        "norm": "rms_norm",
-        "activation": "silu",
-    },
-}
-DEFAULTS = {"hidden": 64, "heads": 2, "intermediate": 128, "activation": "gelu_erf"}
-LENGTHS = (1, 17, 40)
+from tests.layers.layer import GPU_LENGTHS, GPU_SPECS, LENGTHS, SPECS, Layer
+from tests.ops.case import Operands
+from tests.places import GPU, TORCH_DTYPES
 
 
-class Layer:
-    """Random weights for one specification: as the library takes them and as torch does."""
-
-    def __init__(self, options: dict[str, Any]) -> None:
-        o = {**DEFAULTS, **options}
-        self.o = o
-        self.dim = o.get("head_dim") or o["hidden"] // o["heads"]
-        self.width = self.dim * o["heads"]
-        rng = np.random.default_rng(3)
-
-        def matrix(out: int, into: int) -> tuple[np.ndarray, np.ndarray]:
-            weight = rng.standard_normal((out, into), dtype=np.float32) / np.float32(into**0.5)
-            return weight, rng.standard_normal(out, dtype=np.float32) * np.float32(0.1)
-
-        hidden, inner = o["hidden"], o["intermediate"]
-        self.linears = {
-            "qkv": matrix(3 * self.width, hidden),
-            "attention_output": matrix(hidden, self.width),
-            "intermediate": matrix(inner * (2 if o.get("gated") else 1), hidden),
-            "output": matrix(hidden, inner),
-        }
-        self.norms = {
-            name: matrix(hidden, 1)[1] * 5 + 1 for name in ("attention_norm", "output_norm")
-        }
-        if not o.get("first_norm", True):
-            del self.norms["attention_norm"]
-        span = max(LENGTHS)
-        self.bias = rng.standard_normal((o["heads"], 2 * span - 1), dtype=np.float32)
-        angles = np.outer(np.arange(span), 10.0 ** -np.arange(self.dim // 2))
-        self.cos, self.sin = np.cos(angles, dtype=np.float32), np.sin(angles, dtype=np.float32)
-        self.positions = np.concatenate([np.arange(n, dtype=np.int32) for n in LENGTHS])
-
-    def built(self) -> k.EncoderLayer:
-        names = ("hidden", "intermediate", "heads", "activation", "gated", "norm", "pre_norm")
-        spec = k.LayerSpec(
-            **{name: self.o[name] for name in names if name in self.o},
-            head_dim=self.dim,
-            window=self.o.get("window", 0),
-            norm_eps=1e-6,
-        )
-        weights: dict[str, Any] = {
-            name: k.Linear(dense(w), dense(b)) for name, (w, b) in self.linears.items()
-        }
-        weights |= {name: (dense(w), None) for name, w in self.norms.items()}
-        return k.EncoderLayer(spec, weights)
-
-    def reference(self, x: np.ndarray, lengths: tuple[int, ...], dtype: torch.dtype) -> np.ndarray:
-        def norm(h: torch.Tensor, name: str) -> torch.Tensor:
-            if name not in self.norms:
-                return h
-            weight = torch.from_numpy(self.norms[name]).to(dtype)
-            if self.o.get("norm") == "rms_norm":
-                return h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6) * weight
-            return torch.nn.functional.layer_norm(h, h.shape[1:], weight, None, 1e-6)
-
-        def linear(h: torch.Tensor, name: str) -> torch.Tensor:
-            weight, bias = (torch.from_numpy(a).to(dtype) for a in self.linears[name])
-            return torch.nn.functional.linear(h, weight, bias)
-
-        def attention(h: torch.Tensor) -> torch.Tensor:
-            qkv = linear(h, "qkv")
-            if self.o.get("rotary"):
-                tables = {
-                    "qkv": qkv,
-                    "positions": torch.from_numpy(self.positions),
-                    "cos": torch.from_numpy(self.cos).to(dtype),
-                    "sin": torch.from_numpy(self.sin).to(dtype),
-                }
-                qkv = rotate(tables, (len(h), self.o["heads"], self.dim))
-            biased = bool(self.o.get("biased"))
-            shape = (lengths, self.o["heads"], self.dim, self.o.get("window", 0), biased)
-            context = attend({"qkv": qkv, "bias": torch.from_numpy(self.bias).to(dtype)}, shape)
-            return linear(context, "attention_output")
-
-        def feed_forward(h: torch.Tensor) -> torch.Tensor:
-            h = linear(h, "intermediate")
-            activation = ACTIVATIONS[self.o["activation"]]
-            if self.o.get("gated"):
-                a, b = h.chunk(2, -1)
-                return linear(activation(a) * b, "output")
-            return linear(activation(h), "output")
-
-        h = torch.from_numpy(x).to(dtype)
-        if self.o.get("pre_norm"):
-            h = h + attention(norm(h, "attention_norm"))
-            return (h + feed_forward(norm(h, "output_norm"))).numpy()
-        h = norm(h + attention(h), "attention_norm")
-        return norm(h + feed_forward(h), "output_norm").numpy()
-
-    def forward(self, layer: k.EncoderLayer, x: k.Tensor, workspace: k.Workspace) -> None:
-        batch = k.SequenceBatch(dense(np.cumsum([0, *LENGTHS]).astype(np.int32)))
-        bias = dense(self.bias) if self.o.get("biased") else None
-        rotary = (dense(self.cos), dense(self.sin), dense(self.positions))
-        layer.forward(x, batch, workspace, bias, rotary if self.o.get("rotary") else None)
+def workspace_at(place: Placement) -> k.Workspace:
+    return k.Workspace(k.default_allocator(place.device))
 
 
-@pytest.mark.parametrize("target", k.cpu_targets())
+def truth_and_granted(layer: Layer, x: np.ndarray) -> tuple[np.ndarray, float]:
+    truth = layer.reference(x, torch.float64)
+    dtype = layer.place.dtype
+    torch_error = np.abs(layer.reference(x, TORCH_DTYPES[dtype]) - truth).max()
+    return truth, tolerance.granted(torch_error, np.abs(truth).max(), dtype)
+
+
+def check(layer: Layer) -> None:
+    x = layer.input(seed=4)
+    truth, granted = truth_and_granted(layer, x)
+    operands = Operands(layer.place, "strided")
+    got = operands.rows(x)
+    layer.forward(layer.built(), got, workspace_at(layer.place))
+    assert np.abs(operands.read(got) - truth).max() <= granted
+
+
 @pytest.mark.parametrize("name", SPECS)
-def test_a_layer_equals_its_fp64_reference(name: str, target: str) -> None:
-    before = k.cpu_target()
-    k.set_cpu_target(target)
-    try:
-        layer = Layer(SPECS[name])
-        x = np.random.default_rng(4).standard_normal((sum(LENGTHS), layer.o["hidden"]))
-        x = x.astype(np.float32)
-        got = k.matrix(*x.shape)
-        got.numpy()[...] = x
-        layer.forward(layer.built(), got, k.Workspace())
-        truth = layer.reference(x, LENGTHS, torch.float64)
-        torch_error = np.abs(layer.reference(x, LENGTHS, torch.float32) - truth).max()
-        granted = tolerance.OP_VERSUS_TORCH * torch_error
-        granted += tolerance.ROUNDING_ULPS * np.spacing(np.float32(np.abs(truth).max()))
-        assert np.abs(got.numpy() - truth).max() <= granted
-    finally:
-        k.set_cpu_target(before)
+def test_a_layer_equals_its_fp64_reference(name: str, place: Placement) -> None:
+    check(Layer(SPECS[name], place))
+
+
+@pytest.mark.parametrize("place", GPU, indirect=True)
+@pytest.mark.parametrize("name", GPU_SPECS)
+def test_a_layer_of_a_published_size_equals_its_fp64_reference(name: str, place: Placement) -> None:
+    check(Layer(GPU_SPECS[name], place, GPU_LENGTHS))
+
+
+@pytest.mark.parametrize("place", GPU, indirect=True)
+@pytest.mark.parametrize("name", [*SPECS, "bert_base", "modernbert_base"])
+def test_a_layer_over_a_bucket_sees_the_batch_alone(name: str, place: Placement) -> None:
+    layer = Layer((SPECS | GPU_SPECS)[name], place)
+    tokens, sequences = sum(LENGTHS) + 6, 8
+    offsets = np.full(sequences + 1, sum(LENGTHS), np.int32)
+    offsets[: len(LENGTHS) + 1] = np.cumsum([0, *LENGTHS])
+    batch = k.SequenceBatch.bucket(place.exact(offsets, np.int32), tokens, max(LENGTHS))
+    x = layer.input(seed=6)
+    truth, granted = truth_and_granted(layer, x)
+    padding = np.full((tokens - len(x), x.shape[1]), np.nan, np.float32)
+    got = place.floats(np.concatenate([x, padding]))
+    layer.forward(layer.built(), got, workspace_at(place), batch)
+    assert np.abs(place.numpy(got)[: len(x)] - truth).max() <= granted
 
 
 def shaped(hidden: int, heads: int, intermediate: int, **options: Any) -> k.EncoderLayer:
     """A layer whose weights do not matter: only what memory it plans."""
+    place = Placement()
     gated = 2 if options.get("gated") else 1
 
     def linear(out: int, into: int) -> k.Linear:
-        return k.Linear(dense(np.zeros((out, into), np.float32)), None)
+        return place.linear(np.zeros((out, into), np.float32), None)
 
-    norm = (dense(np.ones(hidden, np.float32)), None)
+    norm = (place.floats(np.ones(hidden, np.float32)), None)
     spec = k.LayerSpec(hidden=hidden, heads=heads, intermediate=intermediate, **options)
     weights = {
         "qkv": linear(3 * hidden, hidden),
@@ -177,7 +88,7 @@ def shaped(hidden: int, heads: int, intermediate: int, **options: Any) -> k.Enco
 
 
 def run(layer: k.EncoderLayer, workspace: k.Workspace, lengths: list[int]) -> None:
-    batch = k.SequenceBatch(dense(np.cumsum([0, *lengths]).astype(np.int32)))
+    batch = Placement().sequences(np.cumsum([0, *lengths]))
     x = k.matrix(sum(lengths), layer_width(layer))
     x.numpy()[...] = 0.5
     layer.forward(x, batch, workspace)
@@ -257,7 +168,7 @@ def test_a_missing_or_unknown_weight_is_named() -> None:
 def test_threads_share_a_loop_without_changing_the_answer() -> None:
     layer = Layer({"hidden": 128, "intermediate": 512, "heads": 4})
     built = layer.built()
-    x = np.random.default_rng(5).standard_normal((sum(LENGTHS), 128)).astype(np.float32)
+    x = layer.input(seed=5)
     before, answers = k.num_threads(), []
     try:
         for threads in (1, 2, 3):

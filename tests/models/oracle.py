@@ -11,10 +11,15 @@ from fusewire.engine.batch import Batch, Sequence
 from fusewire.models import EncoderModel
 from numpy.typing import NDArray
 
+from tests import tolerance
+from tests.places import TORCH_DTYPES
+
 # Two thread pools that wait for each other's cores are slower than one thread on tiny models.
 torch.set_num_threads(1)
 
 RAGGED = (1, 2, 64, 5, 33, 17)
+
+Answers = list[dict[str, NDArray[np.float32]]]  # one dictionary a sequence
 
 
 def random_sequences(model: EncoderModel, lengths: Sequences[int], seed: int = 0) -> list[Sequence]:
@@ -30,9 +35,7 @@ def random_sequences(model: EncoderModel, lengths: Sequences[int], seed: int = 0
     ]
 
 
-def fusewire_answers(
-    model: EncoderModel, sequences: list[Sequence], task: str
-) -> list[dict[str, NDArray[np.float32]]]:
+def fusewire_answers(model: EncoderModel, sequences: list[Sequence], task: str) -> Answers:
     """One dictionary a sequence, under the names that transformers uses."""
     batch = Batch.pack(sequences)
     hidden = model.encode(batch)
@@ -52,40 +55,66 @@ def fusewire_answers(
     return answers
 
 
-def transformers_answers(
-    reference: Any, model: EncoderModel, sequences: list[Sequence]
-) -> list[dict[str, NDArray[np.float32]]]:
+def transformers_answers(reference: Any, model: EncoderModel, sequences: list[Sequence]) -> Answers:
+    """As `fusewire_answers`: computed where and in what the weights are, then widened."""
     answers = []
+    device = next(reference.parameters()).device
+
+    def fp32(tensor: torch.Tensor) -> NDArray[np.float32]:
+        return tensor.float().cpu().numpy()
+
     for sequence in sequences:
-        inputs = {"input_ids": torch.from_numpy(sequence.input_ids[None])}
+        inputs = {"input_ids": torch.from_numpy(sequence.input_ids[None]).to(device)}
         if model.uses_token_types:
-            inputs["token_type_ids"] = torch.from_numpy(sequence.token_type_ids[None]).long()
+            types = torch.from_numpy(sequence.token_type_ids[None]).long()
+            inputs["token_type_ids"] = types.to(device)
         with torch.no_grad():
             output = reference(**inputs, output_hidden_states=True)
-        answer = {"last_hidden_state": output.hidden_states[-1][0].numpy()}
+        answer = {"last_hidden_state": fp32(output.hidden_states[-1][0])}
         if "start_logits" in output:
             both = torch.stack([output.start_logits[0], output.end_logits[0]], dim=1)
-            answer["logits"] = both.numpy()
+            answer["logits"] = fp32(both)
         elif "logits" in output:
-            answer["logits"] = output.logits[0].numpy()
+            answer["logits"] = fp32(output.logits[0])
         elif output.get("pooler_output") is not None:
-            answer["logits"] = output.pooler_output[0].numpy()
+            answer["logits"] = fp32(output.pooler_output[0])
         answers.append(answer)
     return answers
 
 
-def largest_difference(
-    reference: Any, model: EncoderModel, task: str, lengths: Sequences[int] = RAGGED, seed: int = 0
-) -> float:
-    """Over all results and sequences; the sets of results must be the same."""
-    sequences = random_sequences(model, lengths, seed)
-    worst = 0.0
-    ours = fusewire_answers(model, sequences, task)
-    theirs = transformers_answers(reference, model, sequences)
+def differences(ours: Answers, theirs: Answers) -> dict[str, float]:
+    """The largest over all sequences, by result; the sets of results must be the same."""
+    worst: dict[str, float] = {}
     for got, wanted in zip(ours, theirs, strict=True):
         assert got.keys() == wanted.keys()
         for name, value in wanted.items():
             assert got[name].shape == value.shape, name
             assert np.isfinite(got[name]).all(), name
-            worst = max(worst, float(np.abs(got[name] - value).max()))
+            difference = float(np.abs(got[name] - value).max())
+            worst[name] = max(worst.get(name, 0.0), difference)
     return worst
+
+
+def truth_and_granted(
+    reference: Any, model: EncoderModel, sequences: list[Sequence]
+) -> tuple[Answers, dict[str, float]]:
+    """The answers of a reference in fp32, and, by result, what answers in the model's dtype may be
+    off. Leaves the reference in that dtype."""
+    dtype = model.place.dtype
+    truth = transformers_answers(reference, model, sequences)
+    rounded = transformers_answers(reference.to(TORCH_DTYPES[dtype]), model, sequences)
+    largest = {name: max(np.abs(answer[name]).max() for answer in truth) for name in truth[0]}
+    return truth, {
+        name: tolerance.granted(error, largest[name], dtype)
+        for name, error in differences(rounded, truth).items()
+    }
+
+
+def largest_difference(
+    reference: Any, model: EncoderModel, task: str, lengths: Sequences[int] = RAGGED, seed: int = 0
+) -> float:
+    """Over all results and sequences."""
+    sequences = random_sequences(model, lengths, seed)
+    ours = fusewire_answers(model, sequences, task)
+    theirs = transformers_answers(reference, model, sequences)
+    return max(differences(ours, theirs).values())

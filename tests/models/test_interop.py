@@ -12,6 +12,8 @@ import torch
 from fusewire.errors import CheckpointError, ConfigurationError, InvalidInput
 from fusewire.interop import parity
 
+from tests import tolerance
+from tests.places import GPU, TORCH_DTYPES
 from tests.reference import ARCHITECTURES, tiny_checkpoint
 from tests.tolerance import MODEL_FP32
 
@@ -176,3 +178,21 @@ def test_loading_and_running_needs_no_torch(tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout.strip() == "(1, 2)", done.stderr
+
+
+@pytest.mark.parametrize("place", GPU, indirect=True)
+def test_a_model_on_a_gpu_is_called_alike(tmp_path, place):
+    reference = tiny_checkpoint(tmp_path, "bert")
+    model = fusewire.load(tmp_path, device=place.device, dtype=place.dtype)
+    ids, mask = padded_input(reference.config.vocab_size)
+    output = model(ids, mask)
+    with torch.no_grad():
+        truth = reference(ids, mask).pooler_output
+        rounded = reference.to(place.device, TORCH_DTYPES[place.dtype])(
+            ids.to(place.device), mask.to(place.device)
+        ).pooler_output
+    torch_error = float((rounded.float().cpu() - truth).abs().max())
+    granted = tolerance.granted(torch_error, float(truth.abs().max()), place.dtype)
+    assert output.pooler_output.dtype == torch.float32
+    assert (output.pooler_output - truth).abs().max() <= max(granted, MODEL_FP32)
+    assert not output.last_hidden_state[~mask.bool()].any()

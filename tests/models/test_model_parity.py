@@ -1,73 +1,56 @@
-"""Every architecture and head gives what transformers gives, alone and batched."""
+"""Every architecture and head gives what transformers gives in fp32, on the CPU and on a GPU."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import transformers
-from fusewire import kernels
 from fusewire.engine.batch import Batch
 from fusewire.models import load_model
+from fusewire.placement import Placement
 
 from tests.models.oracle import RAGGED, fusewire_answers, largest_difference, random_sequences
+from tests.places import CPU, GPU_FP32
 from tests.reference import ARCHITECTURES, edit_config, tiny_checkpoint
-from tests.tolerance import BATCHED_VERSUS_ALONE, MODEL_FP32
+from tests.tolerance import MODEL_FP32
 
 TASKS = ("hidden", "classify", "tag", "answer", "fill")
 
+pytestmark = pytest.mark.parametrize("place", [CPU, GPU_FP32], indirect=True)
+Difference = Callable[..., float]
 
-def difference(folder: Path, architecture: str, task: str = "hidden", **sizes) -> float:
-    lengths = sizes.pop("lengths", RAGGED)
-    reference = tiny_checkpoint(folder, architecture, task, **sizes)
-    return largest_difference(reference, load_model(folder, task, pooler=True), task, lengths)
+
+@pytest.fixture
+def difference(tmp_path: Path, place: Placement) -> Difference:
+    """difference(architecture, task="hidden", **sizes): between a tiny checkpoint's answers here
+    and those of transformers on the same device."""
+
+    def between(architecture: str, task: str = "hidden", **sizes) -> float:
+        lengths = sizes.pop("lengths", RAGGED)
+        reference = tiny_checkpoint(tmp_path, architecture, task, **sizes).to(place.device)
+        model = load_model(tmp_path, task, place, pooler=True)
+        return largest_difference(reference, model, task, lengths)
+
+    return between
 
 
 @pytest.mark.parametrize("task", TASKS)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_hidden_states_and_logits_equal_transformers(tmp_path, architecture, task):
+def test_hidden_states_and_logits_equal_transformers(difference, architecture, task):
     labels = {} if task in ("answer", "hidden", "fill") else {"num_labels": 5}
-    assert difference(tmp_path, architecture, task, **labels) <= MODEL_FP32
-
-
-@pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_a_sequence_is_answered_alike_alone_and_in_a_batch(tmp_path, architecture, task):
-    tiny_checkpoint(tmp_path, architecture, task)
-    model = load_model(tmp_path, task)
-    sequences = random_sequences(model, RAGGED, seed=1)
-    together = fusewire_answers(model, sequences, task)
-    for sequence, answer in zip(sequences, together, strict=True):
-        (alone,) = fusewire_answers(model, [sequence], task)
-        for name, value in answer.items():
-            assert np.abs(alone[name] - value).max() <= BATCHED_VERSUS_ALONE, name
-
-
-@pytest.mark.parametrize("target", kernels.cpu_targets())
-@pytest.mark.parametrize("architecture", ["bert", "modernbert", "mpnet"])
-def test_every_instruction_set_gives_the_answer(tmp_path, architecture, target):
-    usual = kernels.cpu_target()
-    kernels.set_cpu_target(target)
-    try:
-        assert difference(tmp_path, architecture) <= MODEL_FP32
-        model = load_model(tmp_path, "embed")
-        sequences = random_sequences(model, RAGGED)
-        together = fusewire_answers(model, sequences, "embed")
-        for sequence, answer in zip(sequences, together, strict=True):
-            (alone,) = fusewire_answers(model, [sequence], "embed")
-            np.testing.assert_array_equal(alone["last_hidden_state"], answer["last_hidden_state"])
-    finally:
-        kernels.set_cpu_target(usual)
+    assert difference(architecture, task, **labels) <= MODEL_FP32
 
 
 # heads, head size, intermediate size; the vocabulary of a tiny checkpoint is odd already.
-SHAPES = [(1, 32, 40), (3, 64, 100), (5, 80, 77), (2, 6, 3)]
+SHAPES = [(1, 32, 40), (3, 64, 100), (5, 80, 77), (2, 6, 3), (2, 96, 96), (1, 128, 200)]
 
 
 @pytest.mark.parametrize(("heads", "head_size", "intermediate"), SHAPES)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_odd_sizes(tmp_path, architecture, heads, head_size, intermediate):
+def test_odd_sizes(difference, architecture, heads, head_size, intermediate):
     sizes = {
         "hidden_size": heads * head_size,
         "num_attention_heads": heads,
@@ -75,18 +58,18 @@ def test_odd_sizes(tmp_path, architecture, heads, head_size, intermediate):
         "num_hidden_layers": 1,
     }
     lengths = (3, 1, 40)
-    assert difference(tmp_path, architecture, lengths=lengths, **sizes) <= MODEL_FP32
+    assert difference(architecture, lengths=lengths, **sizes) <= MODEL_FP32
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_the_longest_sequence(tmp_path, architecture):
-    worst = difference(tmp_path, architecture, max_length=515, lengths=(515, 1, 514))
+def test_the_longest_sequence(difference, architecture):
+    worst = difference(architecture, max_length=515, lengths=(515, 1, 514))
     assert worst <= MODEL_FP32
 
 
-def test_rotary_positions_hold_to_the_end_of_8192_tokens(tmp_path):
+def test_rotary_positions_hold_to_the_end_of_8192_tokens(difference):
     sizes = {"max_length": 8192, "hidden_size": 32, "num_attention_heads": 1}
-    worst = difference(tmp_path, "modernbert", lengths=(8192,), local_attention=128, **sizes)
+    worst = difference("modernbert", lengths=(8192,), local_attention=128, **sizes)
     assert worst <= MODEL_FP32
 
 
@@ -94,8 +77,8 @@ def test_rotary_positions_hold_to_the_end_of_8192_tokens(tmp_path):
 @pytest.mark.parametrize(
     ("architecture", "key"), [("bert", "hidden_act"), ("modernbert", "hidden_activation")]
 )
-def test_activations(tmp_path, architecture, key, activation):
-    assert difference(tmp_path, architecture, "fill", **{key: activation}) <= MODEL_FP32
+def test_activations(difference, architecture, key, activation):
+    assert difference(architecture, "fill", **{key: activation}) <= MODEL_FP32
 
 
 @pytest.mark.parametrize(
@@ -121,16 +104,16 @@ def test_activations(tmp_path, architecture, key, activation):
         ),
     ],
 )
-def test_options_of_one_architecture(tmp_path, architecture, sizes):
-    assert difference(tmp_path, architecture, "fill", **sizes) <= MODEL_FP32
+def test_options_of_one_architecture(difference, architecture, sizes):
+    assert difference(architecture, "fill", **sizes) <= MODEL_FP32
 
 
-def test_modernbert_pools_by_mean(tmp_path):
-    worst = difference(tmp_path, "modernbert", "classify", classifier_pooling="mean")
+def test_modernbert_pools_by_mean(difference):
+    worst = difference("modernbert", "classify", classifier_pooling="mean")
     assert worst <= MODEL_FP32
 
 
-def test_modernbert_configurations_of_before_transformers_5(tmp_path):
+def test_modernbert_configurations_of_before_transformers_5(tmp_path, place):
     reference = tiny_checkpoint(tmp_path, "modernbert", num_hidden_layers=4)
     edit_config(
         tmp_path,
@@ -140,27 +123,29 @@ def test_modernbert_configurations_of_before_transformers_5(tmp_path):
         local_rope_theta=10000.0,
         global_attn_every_n_layers=3,
     )
-    assert largest_difference(reference, load_model(tmp_path, "embed"), "embed") <= MODEL_FP32
+    model = load_model(tmp_path, "embed", place)
+    assert largest_difference(reference.to(place.device), model, "embed") <= MODEL_FP32
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-def test_an_untied_decoder_keeps_its_own_weights(tmp_path, architecture):
-    assert difference(tmp_path, architecture, "fill", tie_word_embeddings=False) <= MODEL_FP32
+def test_an_untied_decoder_keeps_its_own_weights(difference, architecture):
+    assert difference(architecture, "fill", tie_word_embeddings=False) <= MODEL_FP32
 
 
-def test_a_pretraining_checkpoint_fills_masks(tmp_path):
+def test_a_pretraining_checkpoint_fills_masks(tmp_path, place):
     tiny_checkpoint(tmp_path, "bert", "fill")
     both = transformers.BertForPreTraining.from_pretrained(tmp_path)
     both.save_pretrained(tmp_path)
     masked = transformers.BertForMaskedLM.from_pretrained(
         tmp_path, attn_implementation="eager"
     ).eval()
-    assert largest_difference(masked, load_model(tmp_path, "fill"), "fill") <= MODEL_FP32
+    model = load_model(tmp_path, "fill", place)
+    assert largest_difference(masked.to(place.device), model, "fill") <= MODEL_FP32
 
 
-def test_vocabulary_scores_are_computed_for_chosen_rows_only(tmp_path):
+def test_vocabulary_scores_are_computed_for_chosen_rows_only(tmp_path, place):
     tiny_checkpoint(tmp_path, "bert", "fill")
-    model = load_model(tmp_path, "fill")
+    model = load_model(tmp_path, "fill", place)
     sequences = random_sequences(model, (4, 7))
     full = np.concatenate([a["logits"] for a in fusewire_answers(model, sequences, "fill")])
     hidden = model.encode(Batch.pack(sequences))

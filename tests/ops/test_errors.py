@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from fusewire import kernels as k
+from fusewire.placement import Placement
+
+from tests.places import GPU, TORCH_DTYPES
 
 
 def dense(*shape: int, dtype: type = np.float32) -> k.Tensor:
@@ -80,6 +84,23 @@ def test_an_unknown_name_or_number_is_refused(call, message: str):
         call()
 
 
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: k.SequenceBatch.bucket(dense(3), 1, 1), r"bucket: got float32\[3\]"),
+        (lambda: k.SequenceBatch.bucket(dense(1, dtype=np.int32), 1, 1), r"got int32\[1\]"),
+        (lambda: k.SequenceBatch.bucket(dense(3, dtype=np.int32), 0, 1), "tokens 0, max_seqlen 1"),
+        (lambda: dense(4).section(2, [1], "float32"), "at byte 2, wanted one aligned and within"),
+        (lambda: dense(4).section(8, [3], "float32"), "within 16 bytes"),
+        (lambda: k.write(dense(4), dense(5)), "write: got 20 bytes on cpu for 16"),
+        (lambda: k.capture(k.Stream(), lambda: None), "capture: got a stream on the cpu"),
+    ],
+)
+def test_what_recorded_work_is_made_of_is_checked(call, message: str):
+    with pytest.raises(k.Error, match=message):
+        call()
+
+
 def test_an_output_on_top_of_a_gemm_input_is_refused():
     x = dense(2, 4)
     with pytest.raises(k.Error, match="out: got x's memory"):
@@ -98,3 +119,57 @@ def test_numpy_and_dlpack_see_the_same_memory():
 def test_memory_outlives_its_maker():
     view = k.Tensor.from_numpy(np.full((64, 64), 7, np.float32)).numpy()
     assert (view == 7).all()
+
+
+@pytest.mark.parametrize("place", GPU, indirect=True)
+def test_an_index_out_of_range_on_a_gpu_gives_a_row_of_nan_and_reads_no_memory(place: Placement):
+    table = place.floats(np.ones((10, 8), np.float32))
+    weight = place.floats(np.ones(8, np.float32))
+    bad, good = [3, -1, 4, 10, 2**31 - 1], [True, False, True, False, False]
+
+    def check(out: k.Tensor) -> None:
+        assert np.isfinite(place.numpy(out)).all(1).tolist() == good
+        assert np.isnan(place.numpy(out)).all(1).tolist() == [not y for y in good]
+
+    out = place.empty(5, 8)
+    ids, zeros = place.exact(bad, np.int64), place.exact([0] * 5, np.int64)
+    small, nought = place.exact(bad, np.int32), place.exact([0] * 5, np.int32)
+    for arguments in (
+        (ids, nought, nought),
+        (zeros, small, nought),
+        (zeros, nought, small),
+    ):
+        k.embed_layer_norm(out, *arguments, table, table, table, weight, None, 1e-5, place.stream)
+        check(out)
+    k.gather_rows(out, table, ids, place.stream)
+    check(out)
+    qkv, angles = place.floats(np.ones((5, 24), np.float32)), np.ones((10, 2), np.float32)
+    angles = place.exact(angles, np.float32)
+    k.rotary(qkv, small, angles, angles, 2, place.stream)
+    turned = place.numpy(qkv)
+    assert np.isnan(turned[:, :16]).all(1).tolist() == [not y for y in good]
+    assert (turned[:, 16:] == 1).all()
+
+
+@pytest.mark.parametrize("place", GPU, indirect=True)
+def test_a_tensor_of_another_device_is_refused(place: Placement):
+    out = place.empty(2, 8)
+    with pytest.raises(k.Error, match=r"softmax: x: got float32\[2, 8\] on cpu, wanted .*cuda:0"):
+        k.softmax(out, dense(2, 8), place.stream)
+    with pytest.raises(k.Error, match=r"attention: batch: got one on cpu, wanted it on cuda:0"):
+        k.attention(out, place.empty(2, 24), batch(2), 1, 1.0, 0, None, place.stream)
+    with pytest.raises(k.Error, match=r"Tensor.numpy: got a tensor on cuda:0"):
+        out.numpy()
+
+
+@pytest.mark.parametrize("place", GPU, indirect=True)
+def test_torch_sees_a_tensor_of_a_gpu_by_dlpack(place: Placement):
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
+    tensor = place.floats(values)
+    place.stream.synchronize()
+    seen = torch.from_dlpack(tensor)
+    assert seen.is_cuda
+    assert seen.dtype == TORCH_DTYPES[place.dtype]
+    assert (seen.float().cpu().numpy() == values).all()
+    back = k.Tensor.from_dlpack(seen)
+    assert (place.numpy(back) == values).all()

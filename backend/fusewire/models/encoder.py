@@ -60,7 +60,11 @@ class EncoderModel:
         types = blueprint.embeddings.token_type
         self.type_vocab_size = types.rows if types else 0
         self._padding_index = blueprint.padding_index
-        self._workspace = kernels.Workspace(kernels.default_allocator(place.device))
+        # An arena that recordings point at keeps its size.
+        shrink_after = 2**31 - 1 if place.stream.can_capture else 1024
+        self._workspace = kernels.Workspace(
+            kernels.default_allocator(place.device), shrink_after=shrink_after
+        )
 
         weights = Weights(checkpoint, place)
         embeddings = blueprint.embeddings
@@ -94,14 +98,23 @@ class EncoderModel:
     def has_head(self) -> bool:
         return self._head is not None
 
-    def record_forwards(self) -> None:
+    @property
+    def replay_counts(self) -> tuple[int, int]:
+        """So far: batches that replayed a recorded forward, and small ones that found none."""
+        replays = self._replays
+        return (0, 0) if replays is None else (replays.hits, replays.misses)
+
+    def record_forwards(self, max_tokens: int = MOST_TOKENS) -> None:
         """From now on batches of a shape seen before replay a recorded forward, where the device
-        can record (CUDA graphs); hidden states then hold until the next `encode`. One sequence
-        alone is recorded at once for every length of the model, within a second."""
+        can record (CUDA graphs); hidden states then hold until the next `encode`. Memory for
+        batches of `max_tokens` is taken now, and one sequence alone is recorded for every length of
+        the model, which takes seconds."""
         if not self.place.stream.can_capture:
             return
-        self._replays = Replays(self.place, self._forward, self._workspace, self.hidden_size)
-        self._replays.warm_up(self.max_length)
+        self._replays = Replays(
+            self.place, self._forward, self._workspace, self.hidden_size, self.max_length
+        )
+        self._replays.warm_up(max_tokens)
 
     def encode(self, batch: Batch) -> kernels.Tensor:
         """The last hidden state of each token, [tokens, hidden] in packed order, where the model

@@ -14,15 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusewire import kernels
+from fusewire.kernels import SequenceBatch
 from fusewire.models.buckets import MOST_TOKENS, Bucket, bucket_of
 from fusewire.models.packed_input import Layout, PackedInput, pack
 from fusewire.placement import Placement
 
-# A recording of a 12-layer model takes some hundred KB of device memory.
+# Each holds device memory of its own for its launches.
 MOST_RECORDINGS = 256
 
 # forward(inputs, batch, hidden): fills hidden [inputs.layout.tokens, hidden]
-Forward = Callable[[PackedInput, kernels.SequenceBatch, kernels.Tensor], None]
+Forward = Callable[[PackedInput, SequenceBatch, kernels.Tensor], None]
 
 
 class Replays:
@@ -34,7 +35,9 @@ class Replays:
         forward: Forward,
         workspace: kernels.Workspace,
         hidden_size: int,
+        max_length: int,
     ) -> None:
+        self._max_length = max_length
         self._place = place
         self._forward = forward
         self._workspace = workspace
@@ -60,7 +63,7 @@ class Replays:
     ) -> tuple[kernels.Tensor, int] | None:
         """(hidden states [tokens, hidden] that hold until the next run, tokens computed), or None
         for a batch that is not to be replayed: too large, or the first of its bucket."""
-        bucket = bucket_of(ids.size, cu_seqlens.size - 1, max_seqlen)
+        bucket = self.bucket(ids.size, cu_seqlens.size - 1, max_seqlen)
         if bucket is None:
             return None
         self._drop_stale()
@@ -82,9 +85,23 @@ class Replays:
         graph.replay(self._place.stream)
         return self._hidden.first(ids.size), bucket.tokens
 
-    def warm_up(self, max_length: int) -> None:
-        """Records one sequence alone of every length up to `max_length`."""
-        buckets = {bucket_of(n, 1, n): None for n in range(1, min(max_length, MOST_TOKENS) + 1)}
+    def bucket(self, tokens: int, sequences: int, max_seqlen: int) -> Bucket | None:
+        """As `bucket_of`, no longer than the model's sequences."""
+        bucket = bucket_of(tokens, sequences, max_seqlen)
+        if bucket is None:
+            return None
+        return bucket._replace(max_seqlen=min(bucket.max_seqlen, self._max_length))
+
+    def warm_up(self, max_tokens: int) -> None:
+        """Runs the largest batch once, after which the arena stays where it is, and records one
+        sequence alone of every length that the model takes."""
+        if max_tokens > MOST_TOKENS:
+            layout = Layout(max_tokens, -(-max_tokens // self._max_length))
+            inputs = PackedInput.upload(layout, np.zeros(layout.nbytes, np.uint8), self._place)
+            bounds = SequenceBatch.bucket(inputs.offsets, max_tokens, self._max_length)
+            self._forward(inputs, bounds, self._place.empty(max_tokens, self._hidden.shape[1]))
+        longest = min(self._max_length, MOST_TOKENS)
+        buckets = {self.bucket(n, 1, n): None for n in range(1, longest + 1)}
         # The longest first: it makes the arena fit the others, so that none moves.
         for bucket in list(buckets)[::-1]:
             if bucket is not None:
@@ -96,7 +113,7 @@ class Replays:
         layout = Layout(bucket.tokens, bucket.sequences)
         inputs = PackedInput(layout, self._block.first(layout.nbytes))
         hidden = self._hidden.first(bucket.tokens)
-        batch = kernels.SequenceBatch.bucket(inputs.offsets, bucket.tokens, bucket.max_seqlen)
+        batch = SequenceBatch.bucket(inputs.offsets, bucket.tokens, bucket.max_seqlen)
         stream = self._place.stream
         empty = np.zeros(0, np.int64)
         block = pack(layout, empty, empty.astype(np.int32), None, np.zeros(1, np.int32))

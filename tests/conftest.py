@@ -1,0 +1,34 @@
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+from fusewire.placement import Placement
+
+from tests import places
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") and (reason := places.why_no_gpu()):
+        pytest.skip(f"needs a GPU: {reason}")
+
+
+@pytest.fixture(params=places.EVERYWHERE)
+def place(request: pytest.FixtureRequest) -> Iterator[Placement]:
+    with places.at(request.param) as place:
+        yield place
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _torch_computes_in_the_precision_it_is_asked_for() -> None:
+    torch.set_float32_matmul_precision("highest")  # no TF32
+    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _choices_of_kernels_are_this_runs_own(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What other runs timed does not decide what is tested; child processes share the folder."""
+    os.environ.setdefault("FUSEWIRE_CACHE", str(tmp_path_factory.mktemp("cache")))

@@ -1,0 +1,192 @@
+"""A random encoder layer: as the library takes it, and written out in torch in any precision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from fusewire import kernels as k
+from fusewire.placement import Placement
+
+from tests.ops.activations import ACTIVATIONS
+from tests.ops.attention import attend, rotate
+from tests.places import rounded
+
+SPECS: dict[str, dict[str, Any]] = {
+    "post_norm": {},
+    "post_norm_odd": {"hidden": 60, "heads": 3, "intermediate": 77, "activation": "relu"},
+    "wide_heads": {"head_dim": 40, "activation": "gelu_tanh"},
+    "position_bias": {"biased": True},
+    "pre_norm": {"pre_norm": True},
+    "pre_norm_rotary_gated_window": {
+        "pre_norm": True,
+        "gated": True,
+        "rotary": True,
+        "window": 5,
+        "first_norm": False,
+    },
+    "rms_norm_silu_gated": {
+        "pre_norm": True,
+        "gated": True,
+        "norm": "rms_norm",
+        "activation": "silu",
+    },
+}
+# What only a GPU computes in no time: layers of published models, and all of their head sizes.
+GPU_SPECS: dict[str, dict[str, Any]] = {
+    "bert_base": {"hidden": 768, "heads": 12, "intermediate": 3072},
+    "modernbert_base": {
+        "hidden": 768,
+        "heads": 12,
+        "intermediate": 1152,
+        "pre_norm": True,
+        "gated": True,
+        "rotary": True,
+        "window": 64,
+    },
+    "head_dim_32": {"hidden": 384, "heads": 12, "intermediate": 1536},
+    "head_dim_80": {"hidden": 320, "heads": 4, "intermediate": 640, "biased": True},
+    "head_dim_96": {"hidden": 288, "heads": 3, "intermediate": 576},
+    "head_dim_128": {"hidden": 512, "heads": 4, "intermediate": 1024, "window": 32},
+}
+DEFAULTS = {"hidden": 64, "heads": 2, "intermediate": 128, "activation": "gelu_erf"}
+LENGTHS = (1, 17, 40)
+GPU_LENGTHS = (1, 17, 300, 128, 77)
+
+
+class Layer:
+    """Random weights for one specification: as the library takes them and as torch does."""
+
+    def __init__(
+        self,
+        options: dict[str, Any],
+        place: Placement | None = None,
+        lengths: tuple[int, ...] = LENGTHS,
+    ) -> None:
+        o = {**DEFAULTS, **options}
+        self.o = o
+        self.place = place or Placement()
+        self.lengths = lengths
+        self.dim = o.get("head_dim") or o["hidden"] // o["heads"]
+        self.width = self.dim * o["heads"]
+        rng = np.random.default_rng(3)
+
+        def matrix(out: int, into: int) -> tuple[np.ndarray, np.ndarray]:
+            weight = rng.standard_normal((out, into), dtype=np.float32) / np.float32(into**0.5)
+            bias = rng.standard_normal(out, dtype=np.float32) * np.float32(0.1)
+            return rounded(weight, self.place.dtype), rounded(bias, self.place.dtype)
+
+        hidden, inner = o["hidden"], o["intermediate"]
+        self.linears = {
+            "qkv": matrix(3 * self.width, hidden),
+            "attention_output": matrix(hidden, self.width),
+            "intermediate": matrix(inner * (2 if o.get("gated") else 1), hidden),
+            "output": matrix(hidden, inner),
+        }
+        self.norms = {
+            name: rounded(matrix(hidden, 1)[1] * 5 + 1, self.place.dtype)
+            for name in ("attention_norm", "output_norm")
+        }
+        if not o.get("first_norm", True):
+            del self.norms["attention_norm"]
+        span = max(lengths)
+        self.bias = rng.standard_normal((o["heads"], 2 * span - 1), dtype=np.float32)
+        angles = np.outer(np.arange(span), 10.0 ** -np.arange(self.dim // 2))
+        self.cos, self.sin = np.cos(angles, dtype=np.float32), np.sin(angles, dtype=np.float32)
+        self.positions = np.concatenate([np.arange(n, dtype=np.int32) for n in lengths])
+
+    def built(self) -> k.EncoderLayer:
+        names = ("hidden", "intermediate", "heads", "activation", "gated", "norm", "pre_norm")
+        spec = k.LayerSpec(
+            **{name: self.o[name] for name in names if name in self.o},
+            head_dim=self.dim,
+            window=self.o.get("window", 0),
+            norm_eps=1e-6,
+        )
+        weights: dict[str, Any] = {
+            name: self.place.linear(w, b) for name, (w, b) in self.linears.items()
+        }
+        weights |= {name: (self.place.floats(w), None) for name, w in self.norms.items()}
+        return k.EncoderLayer(spec, weights)
+
+    def input(self, seed: int) -> np.ndarray:
+        rng = np.random.default_rng(seed)
+        x = rng.standard_normal((sum(self.lengths), self.o["hidden"]), dtype=np.float32)
+        return rounded(x, self.place.dtype)
+
+    def reference(self, x: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+        """The layer's output in torch, computed in `dtype` on the place's device."""
+
+        def there(array: np.ndarray) -> torch.Tensor:
+            tensor = torch.from_numpy(array).to(self.place.device)
+            return tensor.to(dtype) if tensor.is_floating_point() else tensor
+
+        def norm(h: torch.Tensor, name: str) -> torch.Tensor:
+            if name not in self.norms:
+                return h
+            weight = there(self.norms[name])
+            if self.o.get("norm") == "rms_norm":
+                return h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6) * weight
+            return torch.nn.functional.layer_norm(h, h.shape[1:], weight, None, 1e-6)
+
+        def linear(h: torch.Tensor, name: str) -> torch.Tensor:
+            weight, bias = (there(a) for a in self.linears[name])
+            return torch.nn.functional.linear(h, weight, bias)
+
+        def attention(h: torch.Tensor) -> torch.Tensor:
+            qkv = linear(h, "qkv")
+            if self.o.get("rotary"):
+                tables = {
+                    "qkv": qkv,
+                    "positions": there(self.positions),
+                    "cos": there(self.cos),
+                    "sin": there(self.sin),
+                }
+                qkv = rotate(tables, (len(h), self.o["heads"], self.dim))
+            biased = bool(self.o.get("biased"))
+            shape = (self.lengths, self.o["heads"], self.dim, self.o.get("window", 0), biased)
+            context = attend({"qkv": qkv, "bias": there(self.bias)}, shape)
+            return linear(context, "attention_output")
+
+        def feed_forward(h: torch.Tensor) -> torch.Tensor:
+            h = linear(h, "intermediate")
+            activation = ACTIVATIONS[self.o["activation"]]
+            if self.o.get("gated"):
+                a, b = h.chunk(2, -1)
+                return linear(activation(a) * b, "output")
+            return linear(activation(h), "output")
+
+        h = there(x)
+        if self.o.get("pre_norm"):
+            h = h + attention(norm(h, "attention_norm"))
+            h = h + feed_forward(norm(h, "output_norm"))
+        else:
+            h = norm(h + attention(h), "attention_norm")
+            h = norm(h + feed_forward(h), "output_norm")
+        return h.double().cpu().numpy()
+
+    def forward(
+        self,
+        layer: k.EncoderLayer,
+        x: k.Tensor,
+        workspace: k.Workspace,
+        batch: k.SequenceBatch | None = None,
+    ) -> None:
+        offsets = np.cumsum([0, *self.lengths]).astype(np.int32)
+        place = self.place
+        positions = np.zeros(x.shape[0], np.int32)  # of a bucket's padding: any
+        positions[: self.positions.size] = self.positions
+        rotary = (
+            place.exact(self.cos, np.float32),
+            place.exact(self.sin, np.float32),
+            place.exact(positions, np.int32),
+        )
+        layer.forward(
+            x,
+            batch or place.sequences(offsets),
+            workspace,
+            place.exact(self.bias, np.float32) if self.o.get("biased") else None,
+            rotary if self.o.get("rotary") else None,
+            place.stream,
+        )

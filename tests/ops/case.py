@@ -1,0 +1,103 @@
+"""What a row of the table of ops is, and how its operands lie in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from fusewire import kernels as k
+from fusewire.placement import Placement
+
+from tests.places import as_torch, settle
+
+Arrays = dict[str, np.ndarray]
+Tensors = dict[str, torch.Tensor]
+
+# Rows end to end; rows apart, with NaN between them; rows end to end from an address that no
+# vector access likes.
+LAYOUTS = ("dense", "strided", "unaligned")
+
+
+@dataclass(frozen=True)
+class Operands:
+    """Makes what an op takes and reads what it gives, in one place and one layout."""
+
+    place: Placement
+    layout: str
+
+    def rows(self, array: np.ndarray) -> k.Tensor:
+        if self.layout == "dense":
+            return self.place.floats(array)
+        tensor = self.room(*array.shape)
+        if array.size:
+            as_torch(tensor, self.place).copy_(torch.from_numpy(array))
+            settle(self.place)
+        return tensor
+
+    def room(self, rows: int, cols: int) -> k.Tensor:
+        """A matrix to write to. It holds NaN: what is not written shows, and so does what is read
+        between the rows."""
+        if self.layout == "dense":
+            return self.place.floats(np.full((rows, cols), np.nan, np.float32))
+        if self.layout == "strided":
+            tensor = k.matrix(rows, cols, self.place.dtype, stream=self.place.stream)
+            whole = as_torch(tensor, self.place) if rows * cols else torch.empty(0)
+            if whole.numel():
+                span = (rows - 1) * whole.stride(0) + cols
+                whole = whole.as_strided((span,), (1,))
+        else:
+            memory = self.place.empty(rows * cols + 1)
+            item = memory.nbytes // (rows * cols + 1)
+            tensor = memory.section(item, [rows, cols], self.place.dtype)
+            whole = as_torch(memory, self.place)
+        whole.fill_(np.nan)
+        settle(self.place)
+        return tensor
+
+    def result(self, call: Callable, shape: tuple[int, int], *arguments) -> np.ndarray:
+        out = self.room(*shape)
+        call(out, *arguments, stream=self.place.stream)
+        return self.read(out)
+
+    def read(self, tensor: k.Tensor) -> np.ndarray:
+        if self.layout != "strided":
+            return self.place.numpy(tensor).copy()
+        if 0 in tensor.shape:
+            return np.empty(tensor.shape, np.float32)
+        return as_torch(tensor, self.place).float().cpu().numpy().copy()
+
+    def floats(self, array: np.ndarray) -> k.Tensor:
+        return self.place.floats(array)
+
+    def fp32(self, array: np.ndarray) -> k.Tensor:
+        return self.place.exact(array, np.float32)
+
+    def int64(self, array: np.ndarray) -> k.Tensor:
+        return self.place.exact(array, np.int64)
+
+    def int32(self, array: np.ndarray) -> k.Tensor:
+        return self.place.exact(array, np.int32)
+
+    def sequences(self, lengths: tuple[int, ...]) -> k.SequenceBatch:
+        return self.place.sequences(np.cumsum([0, *lengths]).astype(np.int32))
+
+
+@dataclass(frozen=True)
+class Case:
+    shapes: list[tuple]
+    make: Callable[[np.random.Generator, tuple], Arrays]
+    ours: Callable[[Operands, Arrays, tuple], np.ndarray]
+    reference: Callable[[Tensors, tuple], torch.Tensor]
+    exact: bool = False  # integers and copies
+    fp32: tuple[str, ...] = ()  # inputs that are fp32 in every precision
+    gpu_shapes: tuple[tuple, ...] = ()  # sizes that are worth a GPU's time only
+
+
+def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.standard_normal(shape, dtype=np.float32)
+
+
+MATRICES = [(1, 1), (1, 7), (5, 16), (3, 33), (17, 384), (9, 769), (130, 1024), (2, 30522), (0, 8)]
+LARGE_MATRICES = ((2000, 768), (613, 1024), (70, 4096), (5, 16384))

@@ -1,0 +1,60 @@
+"""linear, linear_add."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch.nn.functional as F
+from fusewire import kernels as k
+
+from tests.ops.activations import ACTIVATIONS
+from tests.ops.case import Arrays, Case, Operands, normal
+
+# (tokens, in_features, out_features, activation)
+LINEARS = [
+    (1, 1, 1, "none"),
+    (1, 64, 33, "gelu_erf"),
+    (7, 384, 1152, "none"),
+    (15, 31, 65, "relu"),
+    (16, 768, 768, "tanh"),
+    (113, 100, 97, "silu"),
+    (230, 3072, 48, "gelu_tanh"),
+    (0, 8, 8, "none"),
+]
+# BERT-base, from one token to a batch whose size nothing divides.
+BERT_TOKENS = (1, 7, 64, 129, 613)
+BERT_LINEARS = [(768, 2304, "none"), (768, 3072, "gelu_erf")]
+BERT_RESIDUALS = [(768, 768, "none"), (3072, 768, "none")]
+
+
+def make(rng: np.random.Generator, shape: tuple) -> Arrays:
+    m, kk, n = shape[:3]
+    return {
+        "x": normal(rng, m, kk),
+        "weight": normal(rng, n, kk) / np.float32(np.sqrt(kk)),
+        "bias": normal(rng, n),
+        "residual": normal(rng, m, n),
+    }
+
+
+def packed(o: Operands, a: Arrays) -> k.Linear:
+    return o.place.linear(a["weight"], a["bias"])
+
+
+CASES = {
+    "linear": Case(
+        LINEARS,
+        make,
+        lambda o, a, s: o.result(k.linear, (s[0], s[2]), o.rows(a["x"]), packed(o, a), s[3]),
+        lambda t, s: ACTIVATIONS[s[3]](F.linear(t["x"], t["weight"], t["bias"])),
+        gpu_shapes=tuple((m, *sizes) for m in BERT_TOKENS for sizes in BERT_LINEARS),
+    ),
+    "linear_add": Case(
+        LINEARS,
+        make,
+        lambda o, a, s: o.result(
+            k.linear_add, (s[0], s[2]), o.rows(a["x"]), packed(o, a), o.rows(a["residual"])
+        ),
+        lambda t, s: F.linear(t["x"], t["weight"], t["bias"]) + t["residual"],
+        gpu_shapes=tuple((m, *sizes) for m in BERT_TOKENS for sizes in BERT_RESIDUALS),
+    ),
+}

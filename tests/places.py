@@ -1,0 +1,97 @@
+"""Where tests run: each instruction set of this machine's CPU in fp32, and, marked gpu, its first
+GPU in every precision.
+
+A test that takes the fixture `place` (tests/conftest.py) runs in all of them; one that is meant for
+some says `@pytest.mark.parametrize("place", [...], indirect=True)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from fusewire import kernels
+from fusewire.placement import Placement
+
+TORCH_DTYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+}
+
+
+class Where(NamedTuple):
+    device: str
+    dtype: str
+    cpu_target: str = ""  # the instruction set to force; empty: the usual one
+
+
+def _gpu(dtype: str):
+    return pytest.param(Where("cuda", dtype), id=f"cuda-{dtype}", marks=pytest.mark.gpu)
+
+
+CPU = pytest.param(Where("cpu", "float32"), id="cpu")
+CPU_TARGETS = [
+    pytest.param(Where("cpu", "float32", name), id=name) for name in kernels.cpu_targets()
+]
+GPU_FP32 = _gpu("float32")
+GPU_HALVES = [_gpu("float16"), _gpu("bfloat16")]
+GPU = [GPU_FP32, *GPU_HALVES]
+EVERYWHERE = [*CPU_TARGETS, *GPU]
+
+
+@cache
+def why_no_gpu() -> str:
+    """Why tests marked gpu cannot run here; empty where they can."""
+    if not kernels.cuda_built():
+        return "this build has no CUDA kernels (FUSEWIRE_CUDA=ON)"
+    if "cuda:0" not in dict(kernels.devices()):
+        return "this machine shows no GPU"
+    if not torch.cuda.is_available():
+        return "torch, the reference, sees no GPU: install its CUDA build"
+    return ""
+
+
+@contextmanager
+def at(where: Where) -> Iterator[Placement]:
+    """The placement, with its instruction set in force."""
+    usual = kernels.cpu_target()
+    kernels.set_cpu_target(where.cpu_target or usual)
+    try:
+        yield _placement(where.device, where.dtype)
+    finally:
+        kernels.set_cpu_target(usual)
+
+
+@cache
+def _placement(device: str, dtype: str) -> Placement:
+    return Placement(device, dtype)
+
+
+def on_gpu(place: Placement) -> bool:
+    return place.device != "cpu"
+
+
+def settle(place: Placement) -> None:
+    """Waits for the placement's work and for torch's, which are not ordered with each other."""
+    place.stream.synchronize()
+    if on_gpu(place):
+        torch.cuda.synchronize(place.device)
+
+
+def as_torch(tensor: kernels.Tensor, place: Placement) -> torch.Tensor:
+    """The same memory, as torch sees it."""
+    settle(place)
+    return torch.from_dlpack(tensor)
+
+
+def rounded(array: np.ndarray, dtype: str) -> np.ndarray:
+    """fp32 values that the element type can hold; other arrays as they are."""
+    if array.dtype != np.float32:
+        return array
+    return torch.from_numpy(array).to(TORCH_DTYPES[dtype]).float().numpy()

@@ -1,0 +1,112 @@
+"""A model's numbers go to its device in its dtype and come back; what cannot be is said."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from fusewire.errors import ConfigurationError
+from fusewire.placement import DTYPES, Placement, converted, widened
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from tests.places import CPU, GPU, TORCH_DTYPES, on_gpu
+
+SHAPES = arrays.array_shapes(min_dims=1, max_dims=2, max_side=9)
+# Every bit pattern of an fp32 number, NaN, infinities and subnormal ones included.
+BITS = arrays.arrays(np.uint32, SHAPES, elements=st.integers(0, 2**32 - 1))
+
+TIES = np.uint32([0x3F808000, 0x3F818000, 0x3F808001, 0x3F807FFF, 0x7F7FFFFF, 0x00008000, 1])
+
+
+def expected(array: np.ndarray, dtype: str) -> np.ndarray:
+    return torch.from_numpy(array).to(TORCH_DTYPES[dtype]).float().numpy()
+
+
+@given(BITS)
+def test_bfloat16_is_rounded_as_torch_rounds(bits: np.ndarray) -> None:
+    array = bits.view(np.float32)
+    got = widened(converted(array, "bfloat16"), "bfloat16")
+    np.testing.assert_array_equal(got, expected(array, "bfloat16"))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_halves_are_rounded_to_the_nearest_and_ties_to_the_even_one(dtype: str) -> None:
+    array = np.concatenate([TIES, TIES | 0x80000000]).view(np.float32)
+    if dtype == "float16":
+        array = np.float32([1 + 2**-11, 1 + 3 * 2**-11, 65504, 65519, 2**-25, 3 * 2**-25, np.nan])
+    got = widened(converted(array, dtype), dtype)
+    np.testing.assert_array_equal(got, expected(array, dtype))
+
+
+@given(arrays.arrays(np.float32, SHAPES, elements=st.floats(-65504, 65504, width=32)))
+def test_float16_is_rounded_as_torch_rounds(array: np.ndarray) -> None:
+    got = widened(converted(array, "float16"), "float16")
+    np.testing.assert_array_equal(got, expected(array, "float16"))
+
+
+@pytest.mark.parametrize("beside", [0.0, np.nan, np.inf])
+@pytest.mark.parametrize("value", [65520.0, -1e5, 3e38])
+def test_a_number_beyond_float16_is_refused_with_the_tensors_name(value, beside) -> None:
+    message = r"got float16 for layer.1.weight, whose largest value is .*use bfloat16 or float32"
+    with pytest.raises(ConfigurationError, match=message):
+        converted(np.float32([1, value, beside]), "float16", "layer.1.weight")
+    assert converted(np.float32([value]), "bfloat16").dtype == np.uint16
+    assert converted(np.float32([value]), "float32") == np.float32(value)
+
+
+def test_infinities_and_nan_are_no_overflow() -> None:
+    array = np.float32([np.inf, -np.inf, np.nan, 65504])
+    np.testing.assert_array_equal(widened(converted(array, "float16"), "float16"), array)
+
+
+@pytest.mark.parametrize("place", [CPU, *GPU], indirect=True)
+def test_what_goes_in_comes_back(place: Placement) -> None:
+    array = np.random.default_rng(0).standard_normal((7, 33), dtype=np.float32)
+    tensor = place.floats(array)
+    assert tensor.dtype == place.dtype
+    assert tensor.device == place.device
+    np.testing.assert_array_equal(place.numpy(tensor), expected(array, place.dtype))
+    for dtype in (np.int64, np.int32, np.uint8, np.float32):
+        exact = place.exact(np.arange(9), dtype)
+        np.testing.assert_array_equal(place.numpy(exact), np.arange(9, dtype=dtype))
+    assert place.empty(2, 3).dtype == place.dtype
+    assert place.empty(2, 3, dtype="uint8").nbytes == 6
+    assert place.stream.can_capture == on_gpu(place)
+
+
+def test_auto_is_float32_on_the_cpu() -> None:
+    assert Placement().dtype == "float32"
+    assert Placement("cpu", "auto").device == "cpu"
+
+
+@pytest.mark.gpu
+def test_auto_is_float16_on_a_gpu() -> None:
+    assert Placement("cuda").dtype == "float16"
+    assert Placement("cuda").device == "cuda:0"
+
+
+@pytest.mark.parametrize("dtype", ["half", "fp16", "", "int8"])
+def test_an_unknown_dtype_is_refused(dtype: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"got {dtype!r}, wanted one of auto, float32"):
+        Placement("cpu", dtype)
+
+
+@pytest.mark.parametrize("dtype", [d for d in DTYPES if d.endswith("16")])
+def test_the_cpu_refuses_16_bits(dtype: str) -> None:
+    message = f"got {dtype!r} on cpu, wanted float32; 16-bit types need a GPU"
+    with pytest.raises(ConfigurationError, match=message):
+        Placement("cpu", dtype)
+
+
+@pytest.mark.parametrize("device", ["gpu", "tpu", "cuda:", "cuda:10", "cuda:x", "CPU"])
+def test_an_unknown_device_is_refused(device: str) -> None:
+    message = f"device: got '{device}', wanted 'cpu', 'cuda' or 'cuda:0' to 'cuda:9'"
+    with pytest.raises(ConfigurationError, match=message):
+        Placement(device)
+
+
+def test_a_device_that_is_not_there_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"device: got cuda"):
+        Placement("cuda:9")
