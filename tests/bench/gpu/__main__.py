@@ -1,0 +1,73 @@
+"""The GPU's benchmarks: `python -m tests.bench.gpu [encoder kernels gemm attention memory]`.
+
+Adds JSON rows to `--out` and prints tables and goals last. `summary` runs nothing: it prints those
+of the rows that are there; with `--readme` it renews the tables between the two markers of
+README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+from pathlib import Path
+
+from tests.bench.gpu import goals, summary
+from tests.bench.gpu.records import RESULTS
+from tests.bench.gpu.run import run
+from tests.bench.gpu.workload import GRIDS, SIZES
+
+BENCHMARKS = ("encoder", "kernels", "gemm", "attention", "memory")
+
+
+def main() -> int:
+    options = arguments()
+    if "summary" in options.benchmarks:
+        if options.readme:
+            summary.write_readme(Path("README.md"), options.out)
+            return 0
+        print(summary.markdown(options.out))
+        print(goals.text(options.out))
+        return 0
+    failed = []
+    for name in options.benchmarks or BENCHMARKS:
+        # A process of its own, so that none inherits another's memory, or its fault.
+        context = multiprocessing.get_context("spawn")
+        process = context.Process(target=run, args=(name, options))
+        process.start()
+        process.join()
+        if process.exitcode:
+            failed.append(name)
+    if options.out.is_file():
+        print(summary.markdown(options.out))
+        print(goals.text(options.out))
+    if failed:
+        print(f"failed: {', '.join(failed)}")
+    return int(bool(failed))
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="tests.bench.gpu", description=__doc__.splitlines()[0])
+    parser.add_argument("benchmarks", nargs="*", metavar="|".join((*BENCHMARKS, "summary")))
+    parser.add_argument("--out", type=Path, default=RESULTS, help="the file of rows")
+    parser.add_argument("--readme", action="store_true", help="summary: renew README.md")
+    encoder = parser.add_argument_group("encoder")
+    encoder.add_argument("--grids", nargs="+", choices=list(GRIDS), default=list(GRIDS))
+    encoder.add_argument("--sizes", nargs="+", choices=list(SIZES), default=list(SIZES))
+    encoder.add_argument("--cases", nargs="+", default=[], help="only these, such as 16x512")
+    encoder.add_argument(
+        "--compile-all", action="store_true", help="compile the packed rival at every grid point"
+    )
+    encoder.add_argument(
+        "--no-compiled-transformers", action="store_true", help="leave it out: 12 s a case"
+    )
+    encoder.add_argument("--without-own", action="store_true", help="the rivals alone")
+    options = parser.parse_args()
+    unknown = [name for name in options.benchmarks if name not in (*BENCHMARKS, "summary")]
+    if unknown:
+        parser.error(f"benchmarks: got {', '.join(unknown)}, wanted {', '.join(BENCHMARKS)}")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

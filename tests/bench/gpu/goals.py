@@ -1,0 +1,84 @@
+"""What was wanted of the GPU, beside what the last runs measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tests.bench.gpu.records import latest
+from tests.bench.summary import Goal
+
+TIMES_STRONGEST = 1.3  # at every grid point
+SHARES = {
+    ("BERT-base", "16x512"): 0.72,
+    ("BERT-base", "64x512"): 0.75,
+    ("BERT-large", "16x512"): 0.78,
+}
+DEVICE_MS = {("BERT-base", "1x32"): 0.25, ("BERT-base", "1x128"): 0.30}
+SHARE_OF_COPY = 0.9
+
+
+def goals(path: Path) -> list[Goal]:
+    """Of every benchmark that has rows."""
+    found: list[Goal] = []
+    for name, rows in latest(path).items():
+        own = [row for row in rows if row["system"] == "fusewire"]
+        found += [goal for row in own for goal in _OF_BENCHMARK[name](row)]
+    return found
+
+
+def text(path: Path) -> str:
+    lines = []
+    for goal in goals(path):
+        verdict = "reached" if goal.reached else "missed"
+        lines.append(f"{verdict:8} {goal.what}: {goal.measured}, wanted {goal.wanted}")
+    return "\n".join(lines)
+
+
+def _encoder(row: dict[str, Any]) -> list[Goal]:
+    case = row["model"], row["case"]
+    name = " ".join(case)
+    if "device_ms" not in row:
+        return [Goal(f"{name}, as right as transformers", "yes", "no", False)]
+    found = []
+    if "times_strongest_rival" in row:
+        what = f"{name}, times the strongest rival ({row['strongest_rival']})"
+        found.append(_at_least(what, TIMES_STRONGEST, row["times_strongest_rival"], "{:.2f}"))
+    if case in SHARES:
+        what = f"{name}, of the matmul rate"
+        found.append(_at_least(what, SHARES[case], row["share_of_matmul"], "{:.1%}"))
+    if case in DEVICE_MS:
+        found.append(_at_most(f"{name}, device ms", DEVICE_MS[case], row["device_ms"], "{:.3f}"))
+    return found
+
+
+def _kernels(row: dict[str, Any]) -> list[Goal]:
+    what = f"{row['case']}, of the copy bandwidth"
+    return [_at_least(what, SHARE_OF_COPY, row["share_of_copy"], "{:.1%}")]
+
+
+def _attention(row: dict[str, Any]) -> list[Goal]:
+    what = f"attention {row['case']}, times the best rival ({row['best_rival']})"
+    return [_at_least(what, 1.0, row["times_best_rival"], "{:.2f}")]
+
+
+def _memory(row: dict[str, Any]) -> list[Goal]:
+    what = "device memory beyond the context, MiB"
+    return [_at_most(what, row["allowed_mib"], row["beyond_context_mib"], "{:.0f}")]
+
+
+def _at_least(what: str, wanted: float, value: float, form: str) -> Goal:
+    return Goal(what, f">= {form.format(wanted)}", form.format(value), value >= wanted)
+
+
+def _at_most(what: str, wanted: float, value: float, form: str) -> Goal:
+    return Goal(what, f"<= {form.format(wanted)}", form.format(value), value <= wanted)
+
+
+_OF_BENCHMARK = {
+    "encoder": _encoder,
+    "kernels": _kernels,
+    "gemm": lambda row: [],
+    "attention": _attention,
+    "memory": _memory,
+}

@@ -1,0 +1,180 @@
+"""What the last GPU run of each benchmark says, as the README's tables; numbers from rows alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.bench.gpu.records import Rows, latest
+
+BEGIN, END = "<!-- bench-gpu:begin -->", "<!-- bench-gpu:end -->"
+GRID_TITLES = {
+    "grid": "lengths uniform in 0.2 S..S",
+    "lightseq": "LightSeq's grid, full lengths",
+    "eet": "EET's grid, full lengths",
+}
+
+
+def markdown(path: Path) -> str:
+    """Every table; SystemExit when nothing was measured."""
+    found = latest(path)
+    tables = [table(found[name]) for name, table in TABLES.items() if name in found]
+    if not tables:
+        raise SystemExit(f"results: got none in {path}, wanted some; run python -m tests.bench.gpu")
+    return "\n\n".join(tables)
+
+
+def write_readme(readme: Path, path: Path) -> None:
+    """Replaces what stands between the two markers."""
+    text = readme.read_text(encoding="utf-8")
+    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
+        raise SystemExit(f"{readme}: wanted {BEGIN} and after it {END}, each once; add them")
+    before, rest = text.split(BEGIN)
+    after = rest.split(END)[1]
+    readme.write_text(f"{before}{BEGIN}\n{markdown(path)}\n{END}{after}", encoding="utf-8")
+
+
+def line(rows: Rows) -> str:
+    """One case as it was just measured, for the eye."""
+    case = " ".join(str(rows[0][key]) for key in ("model", "case") if key in rows[0])
+    unit = next((u for u in ("device_ms", "us", "traffic_mib") if any(u in r for r in rows)), "")
+    cells = [
+        f"{r['system']} {r[unit]}" if unit in r else f"{r['system']} WRONG by {_off(r)}"
+        for r in rows
+    ]
+    return f"{case} [{unit}]: {', '.join(cells)}"
+
+
+def _off(row: dict[str, Any]) -> str:
+    return f"{row['max_abs_difference']}, allowed {row['allowed_difference']}"
+
+
+def _encoder(rows: Rows) -> str:
+    parts = []
+    for grid, title in GRID_TITLES.items():
+        own = [row for row in rows if grid in row["grids"]]
+        if own:
+            parts.append(_encoder_grid(own, title))
+    return "\n\n".join(parts)
+
+
+def _encoder_grid(rows: Rows, title: str) -> str:
+    systems = _systems(rows)
+    found = _by_case(rows)
+    lines = [
+        f"Encoders in fp16, {title}: device ms of a forward, median (share: of the same run's "
+        "8192³ matmul rate, real tokens' FLOPs only):",
+        "",
+        f"| batch x S (tokens) | {' | '.join(systems)} | times the strongest | share | wall |",
+        "|---" * (len(systems) + 4) + "|",
+    ]
+    for (model, case), of_case in found.items():
+        cells = [_cell(of_case.get(system), "device_ms", "{:.3f}") for system in systems]
+        own = of_case.get("fusewire")
+        last = [
+            _cell(own, "times_strongest_rival", "{:.2f}"),
+            _cell(own, "share_of_matmul", "{:.0%}"),
+            _cell(own, "wall_ms", "{:.3f}"),
+        ]
+        tokens = next(iter(of_case.values()))["tokens"]
+        lines.append(f"| {model} {case} ({tokens}) | {' | '.join([*cells, *last])} |")
+    return "\n".join([*lines, "", _where(rows)])
+
+
+def _kernels(rows: Rows) -> str:
+    return _shares(
+        rows,
+        "Row kernels in fp16, {shape[0]} x {shape[1]}: TB/s read and written (share of the same "
+        "run's copy bandwidth):",
+        lambda row: f"{row['tb_s']:.2f} ({row['share_of_copy']:.0%})",
+    )
+
+
+def _gemm(rows: Rows) -> str:
+    return _shares(
+        rows,
+        "BERT's products in fp16 with bias, and erf GELU in the intermediate one, by tokens: "
+        "TFLOP/s (share of the same run's 8192³ matmul rate):",
+        lambda row: f"{row['tflops']:.0f} ({row['share_of_matmul']:.0%})",
+    )
+
+
+def _attention(rows: Rows) -> str:
+    return _shares(
+        rows,
+        "Attention in fp16 on 16k packed tokens (heads x head_dim, longest sequence): TFLOP/s:",
+        lambda row: f"{row['tflops']:.0f}",
+    )
+
+
+def _shares(rows: Rows, title: str, cell: Callable[[dict[str, Any]], str]) -> str:
+    """A line a case, a column a system."""
+    systems = _systems(rows)
+    lines = [
+        title.format(**rows[0]),
+        "",
+        f"| | {' | '.join(systems)} |",
+        "|---" * (len(systems) + 1) + "|",
+    ]
+    for (_, case), of_case in _by_case(rows).items():
+        cells = [cell(of_case[system]) if system in of_case else "" for system in systems]
+        lines.append(f"| {case} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", _where(rows)])
+
+
+def _memory(rows: Rows) -> str:
+    columns = {
+        "context_mib": "context",
+        "weights_mib": "weights",
+        "planned_arena_mib": "arena, planned",
+        "arena_mib": "arena, taken",
+        "peak_reserved_mib": "peak from the driver",
+        "beyond_context_mib": "all but the context",
+    }
+    lines = [
+        "Device memory of BERT-base in fp16 in service, MiB (150 sequences alone of 5 to 500 "
+        "tokens, 30 batches of 16 of 102 to 512, twice):",
+        "",
+        f"| | {' | '.join(columns.values())} |",
+        "|---" * (len(columns) + 1) + "|",
+    ]
+    for row in rows:
+        cells = [_cell(row, key, "{:.0f}") for key in columns]
+        lines.append(f"| {row['system']} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", _where(rows)])
+
+
+TABLES: dict[str, Callable[[Rows], str]] = {
+    "encoder": _encoder,
+    "kernels": _kernels,
+    "gemm": _gemm,
+    "attention": _attention,
+    "memory": _memory,
+}
+
+
+def _by_case(rows: Rows) -> dict[tuple[str, str], dict[str, dict[str, Any]]]:
+    found: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault((row.get("model", ""), row["case"]), {})[row["system"]] = row
+    return found
+
+
+def _systems(rows: Rows) -> list[str]:
+    """Ours first, the others as they came."""
+    names = dict.fromkeys(row["system"] for row in rows)
+    return sorted(names, key=lambda name: name != "fusewire")
+
+
+def _cell(row: dict[str, Any] | None, key: str, form: str) -> str:
+    return form.format(row[key]) if row is not None and key in row else ""
+
+
+def _where(rows: Rows) -> str:
+    row = rows[-1]
+    named = ", ".join(f"{name} {version}" for name, version in row["versions"].items())
+    return (
+        f"{row['time'][:10]}, {row['gpu']}, driver {row['driver']}, CUDA {row['cuda']}; matmul "
+        f"{row['matmul_tflops']:.0f} TFLOP/s, copy {row['copy_tb_s']:.2f} TB/s; {named}."
+    )

@@ -1,0 +1,119 @@
+"""The GPU benchmarks' tables, on rows made up here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.bench.gpu import goals, summary
+from tests.bench.gpu.records import add, latest
+from tests.bench.gpu.workload import EET, GRID, LIGHTSEQ, SIZES
+
+WHERE = {
+    "gpu": "a GPU",
+    "driver": "1.2.3",
+    "cuda": "13.0",
+    "matmul_tflops": 761.0,
+    "copy_tb_s": 4.24,
+    "time": "2026-01-02T03:04:05Z",
+    "versions": {"torch": "2.0"},
+}
+
+
+KERNEL: dict[str, Any] = {"benchmark": "kernels", "case": "softmax", "shape": [32768, 1024]}
+KERNEL |= {"tb_s": 3.6, "share_of_copy": 0.85, "system": "fusewire"}
+ATTENTION: dict[str, Any] = {"benchmark": "attention", "case": "12x64 32 full"}
+ATTENTION |= {"times_best_rival": 0.9, "best_rival": "cuDNN", "tflops": 10.0, "system": "fusewire"}
+MEMORY: dict[str, Any] = {"benchmark": "memory", "case": "BERT-base served", "system": "fusewire"}
+MEMORY |= {"allowed_mib": 240.0, "beyond_context_mib": 230.0}
+
+
+def encoder_row(system: str, ms: float, **changes: Any) -> dict[str, Any]:
+    row = {"benchmark": "encoder", "model": "BERT-base", "case": "16x512", "grids": ["grid"]}
+    speed = {"device_ms": ms, "times_strongest_rival": 1.4, "share_of_matmul": 0.72, "tokens": 4939}
+    who = {"system": system, "wall_ms": ms + 0.1, "strongest_rival": "packed"}
+    return WHERE | row | speed | who | changes
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    path = tmp_path / "gpu.jsonl"
+    add(path, [encoder_row("fusewire", 1.6), encoder_row("packed, graph", 2.24)])
+    return path
+
+
+def test_an_encoder_stands_beside_its_rivals(results: Path) -> None:
+    found = summary.markdown(results)
+    assert "| BERT-base 16x512 (4939) | 1.600 | 2.240 | 1.40 | 72% | 1.700 |" in found
+    assert "2026-01-02, a GPU, driver 1.2.3, CUDA 13.0; matmul 761 TFLOP/s" in found
+
+
+def test_one_that_was_wrong_has_no_time(results: Path) -> None:
+    wrong = encoder_row("fusewire", 1.0, max_abs_difference=9.0, allowed_difference=0.1)
+    del wrong["device_ms"], wrong["wall_ms"], wrong["share_of_matmul"]
+    del wrong["times_strongest_rival"]
+    assert summary.line([wrong, encoder_row("packed, graph", 2.0)]).endswith(
+        "[device_ms]: fusewire WRONG by 9.0, allowed 0.1, packed, graph 2.0"
+    )
+    add(results, [wrong | {"time": "2026-01-03T00:00:00Z"}])
+    assert "| BERT-base 16x512 (4939) |  |  |  |  |" in summary.markdown(results)
+
+
+def test_the_newest_run_of_a_case_on_the_last_gpu_counts(results: Path) -> None:
+    add(results, [encoder_row("fusewire", 1.0, gpu="another")])
+    assert [row["gpu"] for row in latest(results)["encoder"]] == ["another"]
+    later = {"time": "2026-01-03T00:00:00Z"}
+    add(results, [encoder_row("fusewire", 1.5, **later), encoder_row("other", 2.0, case="1x32")])
+    assert {row["device_ms"] for row in latest(results)["encoder"]} == {1.5, 2.0}
+
+
+def test_the_readme_keeps_everything_but_the_tables(results: Path) -> None:
+    readme = results.parent / "README.md"
+    readme.write_text(f"above\n{summary.BEGIN}\nold\n{summary.END}\nbelow\n")
+    summary.write_readme(readme, results)
+    once = readme.read_text()
+    assert once.startswith("above\n")
+    assert once.endswith("\nbelow\n")
+    assert "old" not in once
+    summary.write_readme(readme, results)
+    assert readme.read_text() == once
+
+
+def test_markers_in_disorder_are_named(results: Path) -> None:
+    readme = results.parent / "README.md"
+    readme.write_text("no markers")
+    with pytest.raises(SystemExit, match="each once; add them"):
+        summary.write_readme(readme, results)
+
+
+def test_no_results_are_no_tables(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match=r"run python -m tests\.bench\.gpu"):
+        summary.markdown(tmp_path / "gpu.jsonl")
+
+
+def test_the_grids_are_those_of_the_published_benchmarks() -> None:
+    sums = [sum(case.lengths()) for case in GRID[:9]]
+    assert sums == [32, 128, 512, 613, 1232, 2471, 4939, 9880, 19902]
+    assert {case.sequences for case in LIGHTSEQ} == {1, 8, 32}
+    assert all(len(set(case.lengths())) == 1 for case in (*LIGHTSEQ, *EET))
+
+
+def test_flops_count_real_tokens_only() -> None:
+    # 170 MFLOP a token in the products, and 4 n^2 hidden a sequence and layer in attention
+    size = SIZES["base"]
+    assert size.flops([1]) == 12 * (24 * 768**2 + 4 * 768)
+    assert size.flops([3, 4]) == size.flops([3]) + size.flops([4])
+
+
+def test_goals_stand_beside_what_was_measured(results: Path) -> None:
+    add(results, [WHERE | row for row in (KERNEL, ATTENTION, MEMORY)])
+    found = {goal.what: (goal.wanted, goal.measured, goal.reached) for goal in goals.goals(results)}
+    assert found == {
+        "BERT-base 16x512, times the strongest rival (packed)": (">= 1.30", "1.40", True),
+        "BERT-base 16x512, of the matmul rate": (">= 72.0%", "72.0%", True),
+        "softmax, of the copy bandwidth": (">= 90.0%", "85.0%", False),
+        "attention 12x64 32 full, times the best rival (cuDNN)": (">= 1.00", "0.90", False),
+        "device memory beyond the context, MiB": ("<= 240", "230", True),
+    }
