@@ -10,20 +10,25 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 from fusewire.engine.encoder import EncoderEngine, Request
 from fusewire.errors import FusewireError, InvalidInput
+from fusewire.serving import devices
 from fusewire.serving.installation import check_numpy
 from fusewire.serving.metrics import ServingMetrics
-from fusewire.serving.model_config import check_kind, settings_of
+from fusewire.serving.model_config import settings_of
 
 
 class TritonPythonModel:
-    """One instance of one model: one process, one engine."""
+    """One instance of one model: one process, one engine, on one device."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Loads the version folder; what is wrong becomes the model's load error."""
+        """Loads the version folder onto the instance's device and records its forwards there; what
+        is wrong becomes the model's load error."""
         try:
             check_numpy()
             config = json.loads(args["model_config"])
-            check_kind(args["model_name"], args["model_instance_kind"])
+            name = args["model_name"]
+            device = devices.of_instance(
+                name, args["model_instance_kind"], args["model_instance_device_id"]
+            )
             settings = settings_of(config["parameters"])
             engine_settings = settings.engine()
             if not engine_settings.threads:
@@ -31,9 +36,9 @@ class TritonPythonModel:
                     update={"threads": threads_of_an_instance(config["instance_group"])}
                 )
             folder = Path(args["model_repository"]) / args["model_version"]
-            self._engine = EncoderEngine(folder, settings.task, engine_settings)
+            self._engine = EncoderEngine(folder, settings.task, engine_settings, device=device)
             self._metrics = ServingMetrics(
-                pb_utils.MetricFamily, args["model_name"], settings.task, settings.reloads
+                pb_utils.MetricFamily, name, settings.task, settings.reloads, device
             )
         except FusewireError as error:
             raise pb_utils.TritonModelException(str(error)) from None
@@ -50,11 +55,14 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         self._metrics.close()
+        del self._engine  # its graphs and streams go before the process takes the driver away
 
 
 def threads_of_an_instance(instance_groups: list[dict[str, Any]]) -> int:
     """This machine's cores, shared by the model's instances; at least one."""
-    instances = sum(int(group.get("count", 1)) for group in instance_groups)
+    instances = sum(
+        int(group.get("count", 1)) * max(1, len(group.get("gpus", []))) for group in instance_groups
+    )
     return max(1, len(os.sched_getaffinity(0)) // max(1, instances))
 
 

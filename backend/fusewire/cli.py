@@ -111,7 +111,9 @@ def import_(
 
 
 @app.command()
-@with_flags(ServerSettings, ModelSettings, leave_out=("reloads",))
+@with_flags(
+    ServerSettings, ModelSettings, Deployment, leave_out=("reloads", "version", "versions_served")
+)
 def serve(
     sources: Annotated[
         list[str] | None,
@@ -126,13 +128,14 @@ def serve(
 ) -> None:
     """Serves models over HTTP and gRPC until it is stopped.
 
-    A model folder is imported on the fly; the settings of models (--task, --pooling, …) apply to
-    such folders only.
+    A model folder is imported on the fly; the settings of models (--task, --device, --pooling, …)
+    apply to such folders only.
     """
     code = serve_until_signalled(
         sources or ["model_repository"],
         validated(ServerSettings, given(flags, ServerSettings)),
         given(flags, ModelSettings),
+        validated(Deployment, given(flags, Deployment)),
         as_json,
     )
     raise typer.Exit(code)

@@ -22,7 +22,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
-from fusewire.serving.config import ServerSettings
+from fusewire.serving.config import Deployment, ServerSettings
 from fusewire.serving.server import Server
 
 from tests.bench import arena, machine
@@ -166,6 +166,7 @@ def main() -> None:
                 [f"{MODEL}={folder}"],
                 settings,
                 model_settings={"threads": options.threads},
+                deployment=Deployment(device="cpu"),
                 report=print,
             )
         )

@@ -15,6 +15,8 @@ import tritonclient.grpc as triton
 from fusewire.serving.server import Server
 from tritonclient.utils import InferenceServerException
 
+from tests import tolerance
+
 Inputs = dict[str, np.ndarray]
 Outputs = dict[str, np.ndarray]
 DATATYPES = {"int64": "INT64", "int32": "INT32", "float32": "FP32", "object": "BYTES"}
@@ -30,11 +32,20 @@ def ids(*rows: Sequence[int], **others: Any) -> Inputs:
     return inputs | {name: np.array(value, np.int64) for name, value in others.items()}
 
 
+def same(device: str, got: np.ndarray, wanted: np.ndarray) -> None:
+    """The answers to one request, whatever it was batched with."""
+    on_cpu, on_gpu = tolerance.BATCHED_VERSUS_ALONE, tolerance.GPU_BATCHED_VERSUS_ALONE
+    limit = on_cpu if device == "cpu" else on_gpu
+    np.testing.assert_allclose(got, wanted, rtol=0, atol=limit)
+
+
 class Asker:
     """A gRPC client of one server; threads may share it."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, device: str = "cpu") -> None:
+        """`device`: where the server's models compute."""
         self.server = server
+        self.device = device
         at = server.endpoint
         self.client = triton.InferenceServerClient(f"{at.reachable}:{at.grpc_port}")
 
@@ -68,6 +79,9 @@ class Asker:
             client_timeout=timeout_s,
         )
         return _outputs(result)
+
+    def same(self, got: np.ndarray, wanted: np.ndarray) -> None:
+        same(self.device, got, wanted)
 
     def together(self, model: str, requests: Sequence[Inputs]) -> list[Outputs | Exception]:
         """Requests sent at once; their answers, or errors, in order."""
@@ -151,7 +165,7 @@ class Traffic:
                     self.slowest_s = max(self.slowest_s, time.monotonic() - began)
 
 
-def until(true: Any, seconds: float = 15) -> None:
+def until(true: Any, seconds: float = 30) -> None:
     """Waits until `true()`; fails after `seconds`."""
     deadline = time.monotonic() + seconds
     while not true():

@@ -1,4 +1,4 @@
-"""One real server for the whole session, with models of every task."""
+"""One real server for the whole session and each device, with models of every task, in fp32."""
 
 from __future__ import annotations
 
@@ -24,6 +24,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.server)
+
+
+@pytest.fixture(scope="session", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    """Where the server's models compute."""
+    return str(request.param)
 
 
 @pytest.fixture(scope="session")
@@ -52,28 +58,35 @@ def reference(minilm: Path) -> transformers.PreTrainedModel:
 
 @pytest.fixture(scope="session")
 def repository(
-    tmp_path_factory: pytest.TempPathFactory, tiny: Callable[..., Path], minilm: Path
+    tmp_path_factory: pytest.TempPathFactory,
+    tiny: Callable[..., Path],
+    minilm: Path,
+    device: str,
 ) -> Path:
     """Entries of every task; `gather` waits for company, so that batches are certain."""
     root = tmp_path_factory.mktemp("repository")
-    gather = Deployment(queue_delay_us=GATHER_US)
 
-    def add(name: str, folder: Path, deployment: Deployment | None = None, task: str = "") -> None:
-        settings: dict[str, object] = {"task": task} if task else {}
-        import_folder(folder, root, name=name, settings=settings, deployment=deployment, link=True)
+    def add(name: str, folder: Path, task: str | None = None, **deployment: int) -> None:
+        import_folder(
+            folder,
+            root,
+            name=name,
+            settings={"task": task, "dtype": "float32"},
+            deployment=Deployment(device=device, **deployment),
+            link=True,
+        )
 
     add("minilm", minilm)
-    add("gather", minilm, gather)
-    add("cancel", minilm, gather)
-    add("pair", tiny("electra", "classify"), Deployment(instances=2))
+    add("gather", minilm, queue_delay_us=GATHER_US)
+    add("cancel", minilm, queue_delay_us=GATHER_US)
+    add("pair", tiny("electra", "classify"), instances=2)
     add("classify", tiny("bert", "classify"))
     add("hidden", tiny("bert", "embed"), task="hidden")
     add("tag", tiny("roberta", "tag"))
     add("answer", tiny("distilbert", "answer"))
     add("fill", tiny("albert", "fill"))
-    both = Deployment(versions_served=2)
-    add("versions", tiny("bert", "embed", seed=1), both)
-    add("versions", tiny("bert", "embed", seed=2), both.model_copy(update={"version": 2}))
+    add("versions", tiny("bert", "embed", seed=1), versions_served=2)
+    add("versions", tiny("bert", "embed", seed=2), versions_served=2, version=2)
     return root
 
 
@@ -87,6 +100,6 @@ def server(repository: Path) -> Iterator[Server]:
 
 
 @pytest.fixture(scope="session")
-def asker(server: Server) -> Iterator[Asker]:
-    with Asker(server) as asker:
+def asker(server: Server, device: str) -> Iterator[Asker]:
+    with Asker(server, device) as asker:
         yield asker

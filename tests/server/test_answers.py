@@ -55,18 +55,20 @@ def test_versions_are_served_side_by_side(asker: Asker) -> None:
     first = asker.ask("versions", question, version="1")["embedding"]
     second = asker.ask("versions", question, version="2")["embedding"]
     assert np.abs(first - second).max() > 1e-3
-    np.testing.assert_array_equal(asker.ask("versions", question)["embedding"], second)
+    asker.same(asker.ask("versions", question)["embedding"], second)
     with pytest.raises(InferenceServerException, match="version"):
         asker.ask("versions", question, version="3")
 
 
 def test_several_instances_answer_alike(asker: Asker) -> None:
     stubs = [stub for stub in asker.server.process.stubs() if stub.model == "pair"]
-    assert sorted(stub.instance for stub in stubs) == ["pair_0_0", "pair_0_1"]
+    assert len(stubs) == 2
+    if asker.device == "cpu":
+        assert sorted(stub.instance for stub in stubs) == ["pair_0_0", "pair_0_1"]
     answers = asker.together("pair", [ids([5, 6, 7])] * 16)
     for answer in answers:
         assert isinstance(answer, dict), answer
-        np.testing.assert_array_equal(answer["scores"], answers[0]["scores"])  # type: ignore[index]
+        asker.same(answer["scores"], answers[0]["scores"])  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +147,7 @@ def test_bad_requests_do_not_harm_others_of_their_execution(asker: Asker) -> Non
             assert "99999" in answer.message()
         else:
             assert isinstance(answer, dict), answer
-            np.testing.assert_array_equal(answer["embedding"], alone)
+            asker.same(answer["embedding"], alone)
     until(
         lambda: (
             asker.metric("fusewire_rejected_total", model="gather", reason="input_ids")

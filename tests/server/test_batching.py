@@ -39,7 +39,7 @@ def test_32_requests_of_32_lengths_take_at_most_4_executions(
     for row, answer in zip(rows, answers, strict=True):
         assert isinstance(answer, dict), answer
         alone = asker.ask("minilm", ids(row))["embedding"]
-        np.testing.assert_array_equal(answer["embedding"], alone)
+        asker.same(answer["embedding"], alone)
     given = np.concatenate([answer["embedding"] for answer in answers])  # type: ignore[index]
     np.testing.assert_allclose(
         given, embeddings(reference, rows), rtol=0, atol=tolerance.MODEL_FP32
@@ -54,7 +54,7 @@ def test_texts_of_different_lengths_share_an_execution(asker: Asker) -> None:
     for sentence, answer in zip(sentences, answers, strict=True):
         assert isinstance(answer, dict), answer
         alone = asker.ask("minilm", texts(sentence))
-        np.testing.assert_array_equal(answer["embedding"], alone["embedding"])
+        asker.same(answer["embedding"], alone["embedding"])
 
 
 def test_text_clients_and_ids_clients_are_not_merged(asker: Asker) -> None:
@@ -69,7 +69,7 @@ def test_text_clients_and_ids_clients_are_not_merged(asker: Asker) -> None:
     for answer in answers:
         assert isinstance(answer, dict), answer
         # "hello" is 7592 between [CLS] and [SEP]: both kinds arrive at the same tokens.
-        np.testing.assert_array_equal(answer["embedding"], answers[0]["embedding"])  # type: ignore[index]
+        asker.same(answer["embedding"], answers[0]["embedding"])  # type: ignore[index]
 
 
 def test_a_request_with_several_rows_keeps_them_in_order(asker: Asker) -> None:
@@ -77,7 +77,7 @@ def test_a_request_with_several_rows_keeps_them_in_order(asker: Asker) -> None:
     rows = asker.ask("minilm", texts(*words))["embedding"]
     assert rows.shape == (3, 384)
     for word, row in zip(words, rows, strict=True):
-        np.testing.assert_array_equal(row, asker.ask("minilm", texts(word))["embedding"][0])
+        asker.same(row, asker.ask("minilm", texts(word))["embedding"][0])
 
 
 @pytest.mark.parametrize("side", ["none", "right", "left", "scattered"])
@@ -98,8 +98,8 @@ def test_masked_rows_equal_rows_without_padding(asker: Asker, side: str) -> None
         padded[1], mask[1] = long, 1
         together = asker.ask("minilm", ids(*padded.tolist(), attention_mask=mask))["embedding"]
         alone = asker.ask("minilm", ids(short))["embedding"]
-    np.testing.assert_array_equal(together[0], alone[0])
-    np.testing.assert_array_equal(together[1], asker.ask("minilm", ids(long))["embedding"][0])
+    asker.same(together[0], alone[0])
+    asker.same(together[1], asker.ask("minilm", ids(long))["embedding"][0])
 
 
 def test_hidden_states_keep_the_shape_of_the_request(asker: Asker) -> None:
@@ -107,13 +107,19 @@ def test_hidden_states_keep_the_shape_of_the_request(asker: Asker) -> None:
     states = asker.ask("hidden", padded)["last_hidden_state"]
     assert states.shape[:2] == (2, 4)
     assert not states[0, 3].any()
-    np.testing.assert_array_equal(
-        states[0, :3], asker.ask("hidden", ids([5, 6, 7]))["last_hidden_state"][0]
-    )
+    asker.same(states[0, :3], asker.ask("hidden", ids([5, 6, 7]))["last_hidden_state"][0])
 
 
-def test_padding_tokens_are_counted_and_there_are_none(asker: Asker) -> None:
-    page = asker.server.endpoint.metrics()
-    assert 'fusewire_padding_tokens_total{model="minilm",task="embed"} 0' in page
-    assert asker.metric("fusewire_padding_tokens_total") == 0
-    assert asker.metric("fusewire_tokens_total", model="gather") > 32 * 5
+def test_padding_tokens_are_counted_and_few_or_none(asker: Asker) -> None:
+    """None on the CPU; on a GPU a batch is padded up to that of a recorded forward."""
+    for _ in range(3):
+        asker.together("gather", [ids(random_ids(length)) for length in (5, 70, 90)])
+    tokens = asker.metric("fusewire_tokens_total", model="gather")
+    padding = asker.metric("fusewire_padding_tokens_total")
+    assert tokens > 3 * 165
+    if asker.device == "cpu":
+        page = asker.server.endpoint.metrics()
+        assert 'fusewire_padding_tokens_total{model="minilm",task="embed"} 0' in page
+        assert padding == 0
+    else:
+        assert 0 < padding <= tolerance.PADDING_SHARE * asker.metric("fusewire_tokens_total")

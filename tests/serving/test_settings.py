@@ -29,8 +29,8 @@ def test_parameters_come_back_as_they_were_set() -> None:
 
 
 def test_the_engine_gets_its_share() -> None:
-    settings = settings_of(parameters(task="fill", top_k="3"))
-    assert settings.engine() == EngineSettings(top_k=3)
+    settings = settings_of(parameters(task="fill", top_k="3", dtype="float16", graphs="false"))
+    assert settings.engine() == EngineSettings(top_k=3, dtype="float16", graphs=False)
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,29 @@ def test_other_errors_are_the_models_own_affair() -> None:
     assert said == []
 
 
+def test_a_model_that_fails_its_probe_twice_is_loaded_again_once() -> None:
+    """As one does whose GPU had a fault: its process lives, and answers nothing any more."""
+    server = Server()
+    broken = Endpoint(EndpointError(500, "compute: got Error"), iter(range(9)))
+    server.endpoint = broken  # type: ignore[attr-defined]
+    watch, _ = watchdog(server)
+    watch._ask("m", PROBE)
+    assert watch._suspects == {}
+    watch._ask("m", PROBE)
+    assert watch._suspects.pop("m") == "its test inference fails (compute: got Error)"
+    for _ in range(3):
+        watch._ask("m", PROBE)
+    assert watch._suspects == {}
+    server.endpoint = types.SimpleNamespace(  # type: ignore[attr-defined]
+        call=lambda path, body=None, timeout_s=0: {"model_stats": []}
+    )
+    watch._ask("m", PROBE)  # it answers
+    server.endpoint = broken  # type: ignore[attr-defined]
+    watch._ask("m", PROBE)
+    watch._ask("m", PROBE)
+    assert "m" in watch._suspects
+
+
 def test_a_server_that_keeps_dying_is_given_up() -> None:
     server = Server()
     watch, said = watchdog(server)

@@ -1,31 +1,29 @@
 """The encoder engine: requests in, answers out, no request harmed by another.
 
-The way of a call: read and check each request (tasks), tokenise all texts at once, plan
-micro-batches over all sequences of all requests (scheduler), pack, encode, head, reply.
+The way of a call: read and check each request (tasks), tokenise texts, plan micro-batches over the
+sequences of all requests (scheduler), pack, encode, head (micro_batches), reply.
 """
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from fusewire import kernels
-from fusewire.engine.batch import Batch
-from fusewire.engine.scheduler import halves, plan
+from fusewire.engine.micro_batches import MicroBatches
+from fusewire.engine.request import Answer, ComputeFailed, Counts, Request, failure
 from fusewire.engine.settings import EngineSettings
-from fusewire.errors import ConfigurationError, FusewireError
+from fusewire.errors import ConfigurationError
 from fusewire.models import load_model
+from fusewire.placement import Placement
 from fusewire.tasks.contract import contract
 from fusewire.tasks.inputs import InputRules, read_rows
-from fusewire.tasks.parameters import Value, check_settings, override
+from fusewire.tasks.parameters import check_settings, override
 from fusewire.tasks.registry import TASK_TYPES
-from fusewire.tasks.rows import Query
+from fusewire.tasks.rows import Query, TextRow
 from fusewire.tasks.task import Item
 from fusewire.tasks.text import TextEncoder
 from fusewire.tasks.tokenizer import Tokenizer, limit_tokenizer_threads
@@ -33,44 +31,10 @@ from fusewire.tasks.tokenizer import Tokenizer, limit_tokenizer_threads
 if TYPE_CHECKING:
     from fusewire.models import EncoderModel
 
-_log = logging.getLogger(__name__)
+__all__ = ["Answer", "ComputeFailed", "Counts", "EncoderEngine", "Request"]
 
-
-class ComputeFailed(FusewireError):
-    """The server's fault while computing an answer: out of memory, or a defect."""
-
-
-def _never() -> bool:
-    return False
-
-
-@dataclass(eq=False)
-class Request:
-    """A client's tensors (each with the batch dimension first) and parameters.
-
-    Texts are object arrays of bytes, ids int64. `cancelled` is asked on reading and before each
-    micro-batch but the first.
-    """
-
-    inputs: dict[str, NDArray[Any]]
-    parameters: dict[str, Value] = field(default_factory=dict)
-    cancelled: Callable[[], bool] = _never
-
-
-@dataclass
-class Counts:
-    """What one call of `answer` did. `padding_tokens` is measured: rows that the model computed
-    less the tokens that requests had."""
-
-    sequences: int = 0
-    tokens: int = 0
-    padding_tokens: int = 0
-    micro_batches: int = 0
-    tokenize_seconds: float = 0.0
-    compute_seconds: float = 0.0
-
-
-Answer = dict[str, NDArray[Any]] | FusewireError | None
+# Fewer than texts have in any language: a group of texts has no more than about a micro-batch.
+_CHARACTERS_PER_TOKEN = 4
 
 
 class EncoderEngine:
@@ -82,9 +46,11 @@ class EncoderEngine:
         task: str,
         settings: EngineSettings | None = None,
         model: EncoderModel | None = None,
+        device: str = "cpu",
     ) -> None:
-        """Loads the folder (CheckpointError, ConfigurationError), or takes a model loaded for
-        `task` from it."""
+        """Loads the folder onto `device` (cpu, cuda, cuda:<index>) and records its forwards where
+        the device can (CheckpointError, ConfigurationError), or takes a model loaded for `task`
+        from it as it is."""
         contract(task)
         settings = settings or EngineSettings()
         check_settings(settings, task)
@@ -93,7 +59,7 @@ class EncoderEngine:
         limit_tokenizer_threads(settings.threads)
         self.task = task
         self.settings = settings
-        self.model = model if model is not None else load_model(folder, task)
+        self.model = model if model is not None else _loaded(folder, task, settings, device)
         self.vocab_size = self.model.vocab_size
         self.last_counts = Counts()
         tokenizer = Tokenizer.load(Path(folder))
@@ -118,23 +84,26 @@ class EncoderEngine:
         )
 
     def answer(self, requests: Sequence[Request]) -> list[Answer]:
-        """Answers in the order of `requests`: outputs by name, the request's own error, or None
-        for one that was cancelled. Never raises for a request."""
-        self.last_counts = Counts()
+        """Answers in the order of `requests`. Never raises for a request."""
+        counts = self.last_counts = Counts()
+        hits, misses = self.model.replay_counts
         answers: list[Answer] = [None] * len(requests)
-        queries = self._read(requests, answers)
-        self._tokenize(queries, answers)
-        sequences = [
-            (index, Item(query, tokens))
-            for index, query in queries.items()
-            for windows in query.tokens
-            for tokens in windows
-        ]
-        results: dict[int, Any] = {}
-        lengths = [len(item.tokens) for _, item in sequences]
-        for members in plan(lengths, self.settings.max_batch_tokens):
-            self._micro_batch(members, lengths, sequences, requests, results, answers)
-        self._reply(queries, sequences, results, answers)
+        run = MicroBatches(self.model, self._task, requests, answers, counts)
+        tokenized: dict[int, Query] = {}
+        for group in self._groups(self._read(requests, answers)):
+            self._tokenize(group, answers)
+            tokenized |= group
+            sequences = [
+                (index, Item(query, tokens))
+                for index, query in group.items()
+                for windows in query.tokens
+                for tokens in windows
+            ]
+            run.compute(sequences, self.settings.max_batch_tokens)
+        run.finish()
+        counts.graph_hits = self.model.replay_counts[0] - hits
+        counts.graph_misses = self.model.replay_counts[1] - misses
+        self._reply(tokenized, run, answers)
         return answers
 
     def _longest(self, wanted: int | None) -> int:
@@ -160,8 +129,24 @@ class EncoderEngine:
                     rules = replace(rules, max_length=settings.max_length)
                 queries[index] = Query(settings, read_rows(request.inputs, rules))
             except Exception as error:
-                answers[index] = _failure(error)
+                answers[index] = failure(error)
         return queries
+
+    def _groups(self, queries: dict[int, Query]) -> Iterator[dict[int, Query]]:
+        """The queries in order, cut where their texts come to about a micro-batch: while the device
+        computes that, the texts of the next are tokenised."""
+        group: dict[int, Query] = {}
+        room = budget = self.settings.max_batch_tokens * _CHARACTERS_PER_TOKEN
+        for index, query in queries.items():
+            group[index] = query
+            for row in query.rows:
+                if isinstance(row, TextRow):
+                    room -= len(row.text) + len(row.pair or "")
+            if room <= 0:
+                yield group
+                group, room = {}, budget
+        if group:
+            yield group
 
     def _tokenize(self, queries: dict[int, Query], answers: list[Answer]) -> None:
         """Fills in the tokens; queries that fail leave `queries` with their answer set."""
@@ -170,112 +155,41 @@ class EncoderEngine:
         try:
             errors = self._texts.encode([queries[index] for index in order])
         except Exception as error:
-            errors = dict.fromkeys(range(len(order)), _failure(error))
+            errors = dict.fromkeys(range(len(order)), failure(error))
         for place, index in enumerate(order):
             try:
                 if place in errors:
                     raise errors[place]
                 self._task.check(queries[index])
             except Exception as error:
-                answers[index] = _failure(error)
+                answers[index] = failure(error)
                 del queries[index]
         self.last_counts.tokenize_seconds += time.perf_counter() - began
 
-    def _micro_batch(
-        self,
-        members: list[int],
-        lengths: list[int],
-        sequences: list[tuple[int, Item]],
-        requests: Sequence[Request],
-        results: dict[int, Any],
-        answers: list[Answer],
-        retry: bool = True,
-    ) -> None:
-        """Computes the sequences `members`; out of memory is tried once more in two halves."""
-        # Reading has just asked, and on a server each question is a round trip to its process.
-        begun = self.last_counts.micro_batches > 0
-        cancelled = {
-            index
-            for index in {sequences[m][0] for m in members}
-            if begun and requests[index].cancelled()
-        }
-        members = [
-            member
-            for member in members
-            if sequences[member][0] not in cancelled and answers[sequences[member][0]] is None
-        ]
-        if not members:
-            return
-        try:
-            found = self._compute([sequences[member][1] for member in members])
-            results.update(zip(members, found, strict=True))
-            return
-        except Exception as error:
-            if not (retry and _out_of_memory(error) and len(members) > 1):
-                failure = _failure(error)
-                for member in members:
-                    answers[sequences[member][0]] = failure
-                return
-            _log.warning("out of memory on %d sequences, trying again in halves", len(members))
-        for half in halves(members, lengths):
-            self._micro_batch(half, lengths, sequences, requests, results, answers, retry=False)
-
-    def _compute(self, items: list[Item]) -> list[Any]:
-        began = time.perf_counter()
-        try:
-            batch = Batch.pack([item.tokens.sequence for item in items])
-            hidden = self.model.encode(batch)
-            real = sum(len(item.tokens) for item in items)
-            results = self._task.head(hidden, batch, items)
-            counts = self.last_counts
-            counts.sequences += len(items)
-            counts.tokens += real
-            counts.padding_tokens += self.model.computed_tokens - real
-            counts.micro_batches += 1
-            return results
-        finally:
-            self.last_counts.compute_seconds += time.perf_counter() - began
-
-    def _reply(
-        self,
-        queries: dict[int, Query],
-        sequences: list[tuple[int, Item]],
-        results: dict[int, Any],
-        answers: list[Answer],
-    ) -> None:
+    def _reply(self, queries: dict[int, Query], run: MicroBatches, answers: list[Answer]) -> None:
         """Replies to each query all of whose sequences were computed."""
         first = 0
         for index, query in queries.items():
             count = sum(len(windows) for windows in query.tokens)
-            members = range(first, first + count)
+            results = run.results(first, count)
             first += count
-            if answers[index] is not None or not all(member in results for member in members):
+            if answers[index] is not None or results is None:
                 continue
-            found = iter([results[member] for member in members])
+            found = iter(results)
             try:
                 answers[index] = self._task.reply(
                     query, [[next(found) for _ in windows] for windows in query.tokens]
                 )
             except Exception as error:
-                answers[index] = _failure(error)
+                answers[index] = failure(error)
 
 
-def _out_of_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError) or "out of memory" in str(error).lower()
-
-
-def _failure(error: Exception) -> FusewireError:
-    """The answer for an exception: ours as they are; of others the traceback goes to the log and
-    only what happened to the client."""
-    if isinstance(error, FusewireError):
-        return error
-    _log.error("computing an answer failed", exc_info=error)
-    if _out_of_memory(error):
-        return ComputeFailed(
-            "memory: got a batch that does not fit, wanted room for it; send fewer or shorter "
-            "texts at once, or lower max_batch_tokens"
-        )
-    return ComputeFailed(
-        f"compute: got {type(error).__name__}, wanted an answer; this is a defect of the server, "
-        "whose log has the details"
-    )
+def _loaded(folder: Path | str, task: str, settings: EngineSettings, device: str) -> EncoderModel:
+    place = Placement(device, settings.dtype)
+    try:
+        model = load_model(folder, task, place)
+        if settings.graphs:
+            model.record_forwards()
+    except kernels.Error as error:  # no room, or no kernels for this model on this device
+        raise ConfigurationError(f"{place.device}: {error}") from None
+    return model

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 Pooling = Literal["cls", "mean", "max", "last"]
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 ScoreFunction = Literal["none", "sigmoid", "softmax"]
+Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 
 # A request's share of the work, so that one request cannot ask for an answer without bound.
 MOST_CANDIDATES = 1000  # of one mask or question
@@ -44,6 +45,15 @@ class EngineSettings(BaseModel):
     )
     threads: int = Field(
         default=0, ge=0, le=1024, description="CPU threads of kernels and tokenizer; 0: every core."
+    )
+    dtype: Dtype = Field(
+        default="auto",
+        description="Precision of the computation: float32, float16, bfloat16; auto: float32 on "
+        "the CPU, float16 on a GPU.",
+    )
+    graphs: bool = Field(
+        default=True,
+        description="Record forwards as CUDA graphs and replay them; no effect on the CPU.",
     )
     pooling: Pooling | None = Field(
         default=None,

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from fusewire.engine.settings import EngineSettings
 from fusewire.errors import ConfigurationError
+from fusewire.serving import devices
 
-Kind = Literal["cpu", "gpu"]
 LogLevel = Literal["error", "warning", "info", "verbose"]
 Settings = TypeVar("Settings", bound=BaseModel)
 
@@ -29,9 +29,6 @@ class ModelSettings(EngineSettings):
     task: str = Field(
         description="embed, hidden, classify, tag, answer or fill. Default: what the checkpoint's "
         "`architectures` was made for."
-    )
-    dtype: Literal["float32"] = Field(
-        default="float32", description="Precision of the computation."
     )
     reloads: int = Field(
         default=0,
@@ -62,9 +59,14 @@ class Deployment(BaseModel):
         default=1,
         ge=1,
         le=64,
-        description="Processes that serve the model; each holds the weights.",
+        description="Processes that serve the model on each of its devices; each holds the "
+        "weights. On a GPU two let one tokenise while the other computes.",
     )
-    kind: Kind = Field(default="cpu", description="Device of the instances.")
+    device: str = Field(
+        default="auto",
+        description="Where the instances compute: cpu, cuda (the first GPU), cuda:N, or several as "
+        "cuda:0,1; auto: the first GPU, where this machine and build have one, else the CPU.",
+    )
     max_batch_size: int = Field(
         default=128,
         ge=1,
@@ -82,6 +84,12 @@ class Deployment(BaseModel):
     versions_served: int = Field(
         default=1, ge=1, le=64, description="How many of the latest versions the server loads."
     )
+
+    @field_validator("device")
+    @classmethod
+    def _known(cls, device: str) -> str:
+        devices.gpus_of(device)
+        return device
 
 
 class ServerSettings(BaseModel):

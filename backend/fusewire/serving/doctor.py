@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from fusewire.errors import ConfigurationError, FusewireError
+from fusewire.serving import devices
 from fusewire.serving.config import ServerSettings
 from fusewire.serving.endpoint import choose_ports
 from fusewire.serving.installation import check_numpy, find
@@ -37,6 +38,7 @@ def examine(settings: ServerSettings) -> Iterator[Finding]:
     yield Finding("packages", ", ".join(f"{name} {_version(name)}" for name in _PACKAGES))
     yield _try("numpy", _numpy)
     yield _try("kernels", _kernels)
+    yield _try("GPUs", devices.described)
     yield Finding("cores", f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}")
     yield _try("tritonserver", lambda: find(settings.tritonserver).origin)
     yield _shared_memory()

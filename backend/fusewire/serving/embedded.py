@@ -20,7 +20,7 @@ from typing import IO
 
 import fusewire
 from fusewire.errors import ConfigurationError, FusewireError
-from fusewire.serving import processes
+from fusewire.serving import devices, processes
 from fusewire.serving.config import ServerSettings
 from fusewire.serving.endpoint import CONTROL_HEADER, Endpoint
 from fusewire.serving.installation import Installation
@@ -57,13 +57,17 @@ class EmbeddedServer:
         endpoint: Endpoint,
         workplace: Path,
         control_key: str,
+        *,
+        on_gpus: bool = False,
     ) -> None:
-        """`workplace`: an empty folder for the backend directory, removed by the caller."""
+        """`workplace`: an empty folder for the backend directory, removed by the caller.
+        `on_gpus`: whether a model computes on one."""
         self._installation = installation
         self._settings = settings
         self._endpoint = endpoint
         self._backends = workplace / "backends"
         self._control_key = control_key
+        self._on_gpus = on_gpus
         self._region_prefix = f"fusewire_{os.getpid()}_{secrets.token_hex(4)}_"
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
@@ -187,6 +191,7 @@ class EmbeddedServer:
 
     def _command(self, repositories: Sequence[Path], models: Sequence[str]) -> list[str]:
         settings, at = self._settings, self._endpoint
+        gpus = devices.found() if self._on_gpus else []
         restricted = f"{RESTRICTED_APIS}:{CONTROL_HEADER}={self._control_key}"
         return [
             str(self._installation.tritonserver),
@@ -209,9 +214,10 @@ class EmbeddedServer:
             f"--exit-timeout-secs={settings.exit_timeout_s}",
             f"--log-verbose={1 if settings.log_level == 'verbose' else 0}",
             f"--backend-config=python,shm-region-prefix-name={self._region_prefix}",
-            # This build computes on the CPU.
-            "--allow-gpu-metrics=false",
+            f"--allow-gpu-metrics={str(self._on_gpus).lower()}",
+            # Tensors pass between server and stub in the host's memory; the stubs have the GPU's.
             "--pinned-memory-pool-byte-size=0",
+            *(f"--cuda-memory-pool-byte-size={gpu}:0" for gpu in gpus),
         ]
 
     def _environment(self) -> dict[str, str]:

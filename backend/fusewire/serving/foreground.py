@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from fusewire.serving.config import ServerSettings
+from fusewire.serving.config import Deployment, ServerSettings
 from fusewire.serving.server import Server
 
 
@@ -23,6 +23,7 @@ def serve_until_signalled(
     sources: Sequence[str],
     settings: ServerSettings,
     model_settings: dict[str, object],
+    deployment: Deployment,
     as_json: bool,
 ) -> int:
     """Serves until SIGTERM or SIGINT (exit code 0), or until the watchdog gives up (1).
@@ -43,7 +44,14 @@ def serve_until_signalled(
     def log(level: str, line: str) -> None:
         err.print(line, markup=False)
 
-    server = Server(sources, settings, model_settings=model_settings, log=log, report=report)
+    server = Server(
+        sources,
+        settings,
+        model_settings=model_settings,
+        deployment=deployment,
+        log=log,
+        report=report,
+    )
     code = 0
     try:
         _on_signals(_stop)

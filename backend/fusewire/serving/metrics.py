@@ -23,9 +23,12 @@ _TOKENS_BUCKETS = [float(1 << power) for power in range(3, 16)]
 class ServingMetrics:
     """The series of one model instance."""
 
-    def __init__(self, family: Any, model: str, task: str, reloads: int) -> None:
-        """`family`: Triton's MetricFamily class."""
+    def __init__(
+        self, family: Any, model: str, task: str, reloads: int, device: str = "cpu"
+    ) -> None:
+        """`family`: Triton's MetricFamily class. `device`: where the instance computes."""
         self._labels = {"model": model, "task": task}
+        self._memory = kernels.default_allocator(device)
         self._updates: queue.SimpleQueue[tuple[Counter[str], Counts] | None] = queue.SimpleQueue()
 
         # Triton wants a family to outlive its series.
@@ -40,7 +43,7 @@ class ServingMetrics:
             return new(name, description, family.COUNTER)
 
         def gauge(name: str, description: str) -> Any:
-            return new(name, description, family.GAUGE).Metric(labels=self._labels)
+            return new(name, description, family.GAUGE)
 
         def histogram(name: str, description: str, buckets: list[float]) -> Any:
             made = new(name, description, family.HISTOGRAM)
@@ -48,10 +51,17 @@ class ServingMetrics:
 
         self._requests = counter("requests_total", "Requests by outcome: ok, rejected, …")
         self._rejected = counter("rejected_total", "Requests refused, by the field at fault")
-        self._tokens = counter("tokens_total", "Tokens computed").Metric(labels=self._labels)
-        self._padding = counter("padding_tokens_total", "Padding tokens computed").Metric(
-            labels=self._labels
-        )
+        counters = {
+            "tokens": counter("tokens_total", "Tokens computed, without padding"),
+            "padding_tokens": counter("padding_tokens_total", "Padding tokens computed"),
+            "graph_hits": counter("graph_hits_total", "Batches that replayed a recorded forward"),
+            "graph_misses": counter(
+                "graph_misses_total", "Batches small enough for a recorded forward that found none"
+            ),
+        }
+        self._counted = {  # by the field of Counts
+            name: each.Metric(labels=self._labels) for name, each in counters.items()
+        }
         self._tokenize = histogram(
             "tokenize_seconds", "Time an execution spent tokenizing", _SECONDS_BUCKETS
         )
@@ -61,12 +71,19 @@ class ServingMetrics:
         self._batch_tokens = histogram(
             "batch_tokens", "Tokens of an execution, packed", _TOKENS_BUCKETS
         )
-        self._reserved = gauge("allocator_reserved_bytes", "Bytes taken from the system")
-        self._allocated = gauge("allocator_allocated_bytes", "Bytes in use")
-        self._reloads = gauge("model_reloads", "How often the watchdog reloaded the model")
+        # Instances on several devices must not overwrite each other's.
+        here = self._labels | {"device": device}
+        self._reserved = gauge("allocator_reserved_bytes", "Bytes taken from the system").Metric(
+            labels=here
+        )
+        self._allocated = gauge("allocator_allocated_bytes", "Bytes in use").Metric(labels=here)
+        self._reloads = gauge("model_reloads", "How often the watchdog reloaded the model").Metric(
+            labels=self._labels
+        )
         self._reloads.set(reloads)
         self._series: dict[str, Any] = {}
-        self._padding.increment(0)
+        for metric in self._counted.values():
+            metric.increment(0)
         self._thread = threading.Thread(target=self._send, daemon=True)
         self._thread.start()
 
@@ -93,13 +110,13 @@ class ServingMetrics:
             outcomes, counts = update
             for outcome, count in outcomes.items():
                 self._outcome(outcome).increment(count)
-            self._padding.increment(counts.padding_tokens)
+            for name, metric in self._counted.items():
+                metric.increment(getattr(counts, name))
             if counts.tokens:
-                self._tokens.increment(counts.tokens)
                 self._batch_tokens.observe(counts.tokens)
                 self._tokenize.observe(counts.tokenize_seconds)
                 self._compute.observe(counts.compute_seconds)
-            memory = kernels.default_allocator().stats()
+            memory = self._memory.stats()
             self._reserved.set(memory["reserved_bytes"])
             self._allocated.set(memory["allocated_bytes"])
 

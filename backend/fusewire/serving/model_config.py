@@ -10,6 +10,7 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
 from fusewire.errors import ConfigurationError
+from fusewire.serving import devices
 from fusewire.serving.config import Deployment, ModelSettings, validated
 from fusewire.serving.probe import ProbeTensor
 from fusewire.tasks.contract import TensorContract, contract
@@ -39,10 +40,9 @@ def model_config(
     config.version_policy.latest.num_versions = deployment.versions_served
     # No queue policy: it turns prefetching off and stalls the batcher; admission is the engine's.
     config.dynamic_batching.max_queue_delay_microseconds = deployment.queue_delay_us
-    kind = {"cpu": "KIND_CPU", "gpu": "KIND_GPU"}[deployment.kind]
-    config.instance_group.add(
-        count=deployment.instances, kind=model_config_pb2.ModelInstanceGroup.Kind.Value(kind)
-    )
+    gpus = devices.gpus_of(deployment.device)
+    kind = model_config_pb2.ModelInstanceGroup.Kind.Value(devices.GPU if gpus else devices.CPU)
+    config.instance_group.add(count=deployment.instances, kind=kind, gpus=gpus)
     for key, value in settings.parameters().items():
         config.parameters[key].string_value = value
     if probe:
@@ -80,8 +80,13 @@ def check(config: Any, name: str) -> ModelSettings:
     )
     contract(settings.task)
     for group in config.instance_group:
-        check_kind(name, model_config_pb2.ModelInstanceGroup.Kind.Name(group.kind))
+        devices.check(name, _kind(group), group.gpus)
     return settings
+
+
+def on_a_gpu(config: Any) -> bool:
+    """Whether a model's message has an instance on a GPU."""
+    return any(_kind(group) == devices.GPU for group in config.instance_group)
 
 
 def settings_of(parameters: Any) -> ModelSettings:
@@ -93,13 +98,8 @@ def settings_of(parameters: Any) -> ModelSettings:
     return settings
 
 
-def check_kind(name: str, kind: str) -> None:
-    """ConfigurationError for an instance kind that this build has no kernels for."""
-    if kind in ("KIND_GPU", "GPU"):
-        raise ConfigurationError(
-            f"{name}: instance_group: got KIND_GPU, wanted KIND_CPU: this build of fusewire has "
-            "no CUDA kernels; import the model with --kind cpu"
-        )
+def _kind(group: Any) -> str:
+    return str(model_config_pb2.ModelInstanceGroup.Kind.Name(group.kind))
 
 
 def _input(tensor: TensorContract) -> Any:

@@ -51,7 +51,8 @@ def import_folder(
     """Writes the entry of a checkpoint folder into a repository and returns its path.
 
     `name`: the folder's, if not given. `settings`: fields of ModelSettings; the task may be left
-    out. An existing version is a ConfigurationError unless `replace`.
+    out. An existing version is a ConfigurationError unless `replace`. The device need not be on
+    this machine: `check` looks for it before a server starts.
     """
     deployment = deployment or Deployment()
     source = open_folder(folder)
@@ -63,7 +64,6 @@ def import_folder(
         chosen["task"] = tasks_of(config)
     checked = validated(ModelSettings, chosen)
     contract(checked.task)
-    model_config.check_kind(name, f"KIND_{deployment.kind.upper()}")
     files = _served_files(source)
     question = probe(source, checked.task)
 

@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Any
 
 from fusewire.errors import ConfigurationError, FusewireError
-from fusewire.serving import repository
-from fusewire.serving.config import ServerSettings
+from fusewire.serving import model_config, repository
+from fusewire.serving.config import Deployment, ServerSettings
 from fusewire.serving.embedded import EmbeddedServer, LogLine
 from fusewire.serving.endpoint import Endpoint, EndpointError, choose_ports
 from fusewire.serving.installation import find
@@ -47,11 +47,12 @@ class Server:
         settings: ServerSettings | None = None,
         *,
         model_settings: dict[str, object] | None = None,
+        deployment: Deployment | None = None,
         log: LogLine = _quiet,
         report: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """`model_settings`: of models imported on the fly. `log`: gets the server's log lines of
-        the set level. `report`: gets what the watchdog found and did, in words."""
+        """`model_settings`, `deployment`: of models imported on the fly. `log`: gets the server's
+        log lines of the set level. `report`: gets what the watchdog found and did, in words."""
         self.settings = settings or ServerSettings()
         self.control_key = self.settings.control_key or secrets.token_hex(16)
         installation = find(self.settings.tritonserver)
@@ -61,7 +62,9 @@ class Server:
         self._workplace = Workplace()
         self.left_out: list[str] = []  # entries without weights
         try:
-            self.repositories, self.models = self._collect(sources, model_settings or {})
+            self.repositories, self.models = self._collect(
+                sources, model_settings or {}, deployment or Deployment()
+            )
             ports = choose_ports(
                 self.settings.host,
                 [
@@ -72,7 +75,12 @@ class Server:
             )
             self.endpoint = Endpoint(self.settings.host, *ports)
             self.process = EmbeddedServer(
-                installation, self.settings, self.endpoint, self._workplace.path, self.control_key
+                installation,
+                self.settings,
+                self.endpoint,
+                self._workplace.path,
+                self.control_key,
+                on_gpus=any(self._on_a_gpu(model) for model in self.models),
             )
         except BaseException:
             self._workplace.remove()
@@ -155,6 +163,9 @@ class Server:
                 return path / model
         raise ConfigurationError(f"{model}: in none of the repositories; import it first")
 
+    def _on_a_gpu(self, model: str) -> bool:
+        return model_config.on_a_gpu(model_config.read(self.entry(model) / repository.CONFIG))
+
     def _log_line(self, level: str, line: str) -> None:
         # What fails while starting is told in words, not by the server's log as well.
         if not self._starting:
@@ -167,7 +178,10 @@ class Server:
         return False
 
     def _collect(
-        self, sources: Sequence[Path | str], model_settings: dict[str, object]
+        self,
+        sources: Sequence[Path | str],
+        model_settings: dict[str, object],
+        deployment: Deployment,
     ) -> tuple[list[Path], list[str]]:
         """Repositories and the names of the models in them; folders are imported on the fly."""
         imported = self._workplace.path / "repository"
@@ -191,9 +205,15 @@ class Server:
             if name is not None:
                 imported.mkdir(exist_ok=True)
                 repository.import_folder(
-                    folder, imported, name=name, settings=model_settings, link=True, replace=False
+                    folder,
+                    imported,
+                    name=name,
+                    settings=model_settings,
+                    deployment=deployment,
+                    link=True,
                 )
         if imported.is_dir():
+            repository.check(imported)
             repositories.append(imported)
         if not models:
             raise ConfigurationError(
@@ -208,10 +228,10 @@ def reason_in_words(reason: str) -> str:
     words = re.sub(
         r"^(Internal|Invalid argument|Unavailable): (TritonModelException: )?", "", reason.strip()
     )
-    if "KIND_GPU" in words or "compute compatibility" in words:
+    if "has kind KIND_GPU but" in words or "compute compatibility" in words:
         return (
-            "instance_group: got KIND_GPU on a server without GPUs, wanted KIND_CPU; "
-            "import the model with --kind cpu"
+            "instance_group: got a GPU that the server does not have, wanted KIND_CPU or a GPU "
+            "that nvidia-smi shows; import the model with --device cpu, or another"
         )
     return words.split("\n\nAt:")[0].strip() or "the server gives no reason; see --log-level info"
 

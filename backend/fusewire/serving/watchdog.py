@@ -45,6 +45,7 @@ class Watchdog:
         self._retry_at: dict[str, float] = {}
         self._reloads_of: collections.Counter[str] = collections.Counter()
         self._leftovers: dict[int, float] = {}  # stubs of a replaced model -> when to end them
+        self._failures: collections.Counter[str] = collections.Counter()  # of probes, in a row
         self._short: set[str] = set()  # models that had too few processes at the last count
         self._probes: dict[str, list[ProbeTensor]] = {}
         self._restarts: list[float] = []
@@ -240,11 +241,8 @@ class Watchdog:
         wanted = versions * sum(
             int(group.get("count", 1)) * max(1, len(group.get("gpus", []))) for group in groups
         )
-        living = [
-            stub
-            for stub in self._server.process.stubs()
-            if stub.model == model and stub.pid not in self._leftovers
-        ]
+        stubs = [stub for stub in self._server.process.stubs() if stub.model == model]
+        living = [stub for stub in stubs if stub.pid not in self._leftovers]
         # A model that is none of ours may have no processes at all.
         ours = bool(self._question(model))
         short = ours and len(living) < wanted and reloads == self._reloads_of[model]
@@ -258,6 +256,7 @@ class Watchdog:
         done, reloads = self._done(model), self._reloads_of[model]
         try:
             self._server.endpoint.call(f"models/{model}/infer", body, timeout_s=timeout_s)
+            self._failures[model] = 0
         except EndpointError as error:
             if self._ended.is_set():
                 return
@@ -268,6 +267,11 @@ class Watchdog:
                 self._suspect(model, f"no answer for {timeout_s:.0f} s")
             elif "is not healthy" in str(error) and reloads == self._reloads_of[model]:
                 self._suspect(model, "a process of the model died")
+            elif error.status == 500:
+                # Once may be a lack of memory that passes; after a fault a GPU answers no more.
+                self._failures[model] += 1
+                if self._failures[model] == 2:  # should a reload not help, another would not
+                    self._suspect(model, f"its test inference fails ({error})")
 
     def _done(self, model: str) -> int | None:
         """Requests answered so far; None when the server does not say."""

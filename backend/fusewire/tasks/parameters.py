@@ -26,7 +26,7 @@ REQUEST_PARAMETERS: dict[str, tuple[str, ...]] = {
 
 _FLAGS = ("truncate", "normalize", "handle_impossible_answer")
 _NUMBERS = ("max_length", "top_k", "doc_stride", "max_answer_len")
-_EVERY_TASK = ("max_batch_tokens", "threads")
+_EVERY_TASK = ("max_batch_tokens", "threads", "dtype", "graphs")
 
 Value = str | int | float | bool
 

@@ -22,12 +22,12 @@ _GATHER_US = 400_000
 
 
 @pytest.fixture(scope="package")
-def hostile_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def hostile_server(tmp_path_factory: pytest.TempPathFactory, device: str) -> Iterator[Server]:
     """Every task once; and embed, answer, fill and a folder without tokenizer (`bare`) with
     `gather-` before their names, which wait for company so that one execution is certain."""
     root = tmp_path_factory.mktemp("hostile")
-    prompt = Deployment(max_batch_size=MAX_BATCH)
-    patient = Deployment(max_batch_size=64, queue_delay_us=_GATHER_US)
+    prompt = Deployment(device=device, max_batch_size=MAX_BATCH)
+    patient = Deployment(device=device, max_batch_size=64, queue_delay_us=_GATHER_US)
     for task, architecture in _ARCHITECTURES.items():
         tiny_checkpoint(root / task, architecture, task, max_length=MAX_LENGTH)
     tiny_checkpoint(root / "bare", "bert", "embed")
@@ -40,7 +40,7 @@ def hostile_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]
             root / folder,
             root / "repository",
             name=name,
-            settings={"task": task, "threads": 1},
+            settings={"task": task, "threads": 1, "dtype": "float32"},
             deployment=deployment,
             link=True,
         )

@@ -12,6 +12,7 @@ from pathlib import Path
 from fusewire.serving.server import Server
 
 from tests.reference import SENTENCES
+from tests.server.bad_input.alike import alike
 from tests.server.bad_input.broken_bodies import broken_body
 from tests.server.bad_input.generator import MASK_ID, MODELS, generate
 from tests.server.bad_input.message import (
@@ -25,7 +26,7 @@ from tests.server.bad_input.message import (
 from tests.server.bad_input.verdict import judge
 
 SEED = 20261121
-REQUESTS = 11_000
+REQUESTS = {"cpu": 11_000, "cuda": 3_000}
 ROUND = 1000
 THREADS = 4
 # Large requests leave a higher heap with holes in it; the same ones again do not add to it.
@@ -83,7 +84,7 @@ def send(index: int, grpc_caller: GrpcCaller, http_caller: HttpCaller) -> str:
 
 
 def test_no_request_of_chance_harms_the_server(
-    hostile_server: Server, grpc_caller: GrpcCaller, http_caller: HttpCaller
+    hostile_server: Server, grpc_caller: GrpcCaller, http_caller: HttpCaller, device: str
 ) -> None:
     def probe() -> list[Reply]:
         """All at once, so that they also meet in executions."""
@@ -109,15 +110,19 @@ def test_no_request_of_chance_harms_the_server(
     def memory() -> dict[str, int]:
         return {instance: resident_bytes(pid) for instance, pid in stubs.items()}
 
+    def still_the_same() -> None:
+        for reply, wanted in zip(probe(), before, strict=True):
+            alike(device, reply, wanted)
+
     with ThreadPoolExecutor(THREADS) as threads:
         at_first = memory()
-        for first in range(0, REQUESTS, ROUND):
+        for first in range(0, REQUESTS[device], ROUND):
             send_all(threads, range(first, first + ROUND))
-            assert probe() == before, f"after generate({SEED}, {first + ROUND - 1})"
+            still_the_same()
         after_all = memory()
-        send_all(threads, [index for index in range(REQUESTS // 2) if small(index)])
+        send_all(threads, [index for index in range(REQUESTS[device] // 2) if small(index)])
         at_last = memory()
-    assert probe() == before
+    still_the_same()
     assert hostile_server.process.running()
     assert hostile_server.process.pid == process
     assert {stub.instance: stub.pid for stub in hostile_server.process.stubs()} == stubs
@@ -125,6 +130,10 @@ def test_no_request_of_chance_harms_the_server(
     grown_by_small = {name: at_last[name] - after_all[name] for name in stubs}
     print(f"{dict(outcomes)} in {time.monotonic() - began:.1f} s, {grown=}, {grown_by_small=}")
     assert max(grown.values()) < GROWTH_BYTES, grown
-    assert max(grown_by_small.values()) < SMALL_GROWTH_BYTES, grown_by_small
+    if device == "cpu":  # on a GPU shapes are recorded on their second visit
+        assert max(grown_by_small.values()) < SMALL_GROWTH_BYTES, grown_by_small
     # Each kind of end is common: a generator that lost its aim would pass all of the above.
-    assert min(outcomes[kind] for kind in ("answered", "refused", "refused by Triton")) > 1000
+    assert (
+        min(outcomes[kind] for kind in ("answered", "refused", "refused by Triton"))
+        > REQUESTS[device] // 11
+    )

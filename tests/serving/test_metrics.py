@@ -1,0 +1,87 @@
+"""The series of a model instance, against a stand-in of Triton's metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fusewire import kernels
+from fusewire.engine.encoder import Counts
+from fusewire.serving.metrics import ServingMetrics
+
+ANSWER: dict[str, Any] = {}
+
+
+class Series:
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def increment(self, value: float) -> None:
+        self.value += value
+
+    observe = increment
+
+    def set(self, value: float) -> None:
+        self.value = value
+
+
+class Families:
+    """Triton's MetricFamily, and all the series made of it."""
+
+    COUNTER, GAUGE, HISTOGRAM = range(3)
+
+    def __init__(self) -> None:
+        self.series: dict[tuple[str, frozenset[tuple[str, str]]], Series] = {}
+
+    def __call__(self, name: str, description: str, kind: int) -> Any:
+        families = self
+
+        class Family:
+            def Metric(self, labels: dict[str, str], buckets: Any = None) -> Series:
+                return families.series.setdefault((name, frozenset(labels.items())), Series())
+
+        assert description
+        return Family()
+
+    def value(self, name: str, **labels: str) -> float:
+        (found,) = (
+            series.value
+            for (of, its), series in self.series.items()
+            if of == f"fusewire_{name}" and labels.items() <= dict(its).items()
+        )
+        return found
+
+
+def test_what_executions_did_is_added_up() -> None:
+    families = Families()
+    metrics = ServingMetrics(families, "m", "embed", reloads=2)
+    assert families.value("padding_tokens_total", model="m", task="embed") == 0
+    assert families.value("graph_hits_total") == families.value("graph_misses_total") == 0
+    counts = Counts(sequences=3, tokens=100, padding_tokens=4, graph_hits=2, graph_misses=1)
+    metrics.record([ANSWER, None], counts)
+    metrics.record([ANSWER], counts)
+    metrics.close()
+    for name, value in {
+        "tokens_total": 200,
+        "padding_tokens_total": 8,
+        "graph_hits_total": 4,
+        "graph_misses_total": 2,
+        "batch_tokens": 200,
+        "model_reloads": 2,
+    }.items():
+        assert families.value(name, model="m", task="embed") == value, name
+    assert families.value("requests_total", outcome="ok") == 2
+    assert families.value("requests_total", outcome="cancelled") == 1
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def test_memory_is_that_of_the_device_in_use(device: str) -> None:
+    held = kernels.default_allocator(device).allocate(1 << 20)
+    families = Families()
+    metrics = ServingMetrics(families, "m", "embed", 0, device)
+    metrics.record([ANSWER], Counts())
+    metrics.close()
+    stats = kernels.default_allocator(device).stats()
+    for name in ("reserved", "allocated"):
+        value = families.value(f"allocator_{name}_bytes", model="m", device=device)
+        assert value == stats[f"{name}_bytes"] >= held.nbytes
