@@ -8,12 +8,18 @@ RUN apt-get update \
     && apt-get install --yes --no-install-recommends build-essential python3-dev \
     && rm -rf /var/lib/apt/lists/*
 WORKDIR /source
-COPY pyproject.toml CMakeLists.txt constraints.txt README.md LICENSE ./
+COPY constraints.txt ./
 COPY cmake cmake
+RUN python3 -m pip install --no-cache-dir --break-system-packages -c constraints.txt \
+        -r cmake/cuda-compiler.txt scikit-build-core pybind11 cmake ninja
+COPY pyproject.toml CMakeLists.txt README.md LICENSE ./
 COPY csrc csrc
 COPY backend backend
 COPY client client
-RUN python3 -m pip wheel --no-deps --wheel-dir /wheels . ./client
+# Without isolation, so that the build sees the compiler installed above.
+RUN python3 -m pip wheel --no-deps --no-build-isolation -C cmake.define.FUSEWIRE_CUDA=ON \
+        --wheel-dir /wheels . \
+    && python3 -m pip wheel --no-deps --wheel-dir /wheels ./client
 
 FROM python:3.12-slim AS load
 RUN useradd --uid 1000 --create-home load
@@ -31,7 +37,7 @@ COPY --from=build /wheels /wheels
 COPY constraints.txt /wheels/
 # Triton's stub runs the system's Python, so the packages go there and not into an environment.
 RUN python3 -m pip install --no-cache-dir --break-system-packages -c /wheels/constraints.txt \
-        /wheels/*.whl \
+        /wheels/*.whl nvidia-cublas \
     && rm -rf /wheels
 USER 1000:1000
 EXPOSE 8000 8001 8002
