@@ -136,6 +136,11 @@ def _id_rows(inputs: Mapping[str, NDArray[Any]], rules: InputRules) -> list[IdRo
     types = _beside("token_type_ids", inputs, ids.shape)
     if mask is not None:
         _within("attention_mask", mask, 2, "0 for padding, 1 for tokens", "correct the mask")
+    most_types = max(rules.type_vocab_size, 1)
+    # Rows are looked into one by one only to name what is wrong; padding may hold anything.
+    suspect_ids = _outside(ids, rules.vocab_size).any()
+    suspect_types = types is not None and _outside(types, most_types).any()
+    no_types = np.zeros(ids.shape[1], np.int32)
     rows = []
     for row in range(len(ids)):
         places = np.arange(ids.shape[1]) if mask is None else np.flatnonzero(mask[row])
@@ -151,15 +156,17 @@ def _id_rows(inputs: Mapping[str, NDArray[Any]], rules: InputRules) -> list[IdRo
                 f"at most {rules.max_length}",
                 "shorten the sequence (only texts can be truncated by the server)",
             )
-        row_types = np.zeros(places.size, np.int32)
+        row_types = no_types[: places.size]
         if types is not None:
             kept = types[row, places]
-            most = max(rules.type_vocab_size, 1)
-            _within("token_type_ids", kept, most, f"0..{most - 1}{where}", "correct or omit it")
+            if suspect_types:
+                wanted = f"0..{most_types - 1}{where}"
+                _within("token_type_ids", kept, most_types, wanted, "correct or omit it")
             row_types = kept.astype(np.int32)
         kept = ids[row, places]
-        wanted = f"0..{rules.vocab_size - 1}, the model's vocabulary{where}"
-        _within("input_ids", kept, rules.vocab_size, wanted, "use this model's tokenizer")
+        if suspect_ids:
+            wanted = f"0..{rules.vocab_size - 1}, the model's vocabulary{where}"
+            _within("input_ids", kept, rules.vocab_size, wanted, "use this model's tokenizer")
         rows.append(IdRow(kept, row_types, places, ids.shape[1]))
     return rows
 
@@ -187,9 +194,13 @@ def _ids(field: str, array: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def _within(field: str, values: NDArray[np.int64], end: int, wanted: str, remedy: str) -> None:
-    outside = values[(values < 0) | (values >= end)]
+    outside = values[_outside(values, end)]
     if outside.size:
         raise InvalidInput(field, int(outside.flat[0]), wanted, remedy)
+
+
+def _outside(values: NDArray[np.int64], end: int) -> NDArray[np.bool_]:
+    return (values < 0) | (values >= end)
 
 
 def _row(row: int, rows: int) -> str:
