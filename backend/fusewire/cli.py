@@ -186,13 +186,15 @@ def check(
     task: Annotated[str | None, typer.Option(help="Default: the checkpoint's.")] = None,
     sequences: Annotated[int, typer.Option(min=1, help="Random sequences to compare on.")] = 8,
     tolerance: Annotated[float, typer.Option(min=0, help="Largest difference that passes.")] = 1e-4,
+    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="auto, float32, float16 or bfloat16.")] = "auto",
     as_json: Json = False,
 ) -> None:
     """Compares fusewire with transformers on random ragged input; exit code 1 if they differ."""
     from fusewire.interop import parity
 
     with err.status("running the model twice"):
-        found = parity(folder, task, sequences=sequences)
+        found = parity(folder, task, device, dtype, sequences=sequences)
     passed = found.largest <= tolerance
     if as_json:
         out.print_json(

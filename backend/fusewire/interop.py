@@ -126,7 +126,9 @@ def load(
     """Loads a Hugging Face folder, or takes over a live transformers module (`from_torch`).
 
     `task` (hidden, classify, tag, answer, fill) defaults to what the folder's `architectures`
-    were made for. Raises CheckpointError for a folder that cannot be loaded.
+    were made for. `device` is cpu, cuda or cuda:<index>; `dtype` "auto" is float32 on the CPU and
+    float16 on a GPU. Raises CheckpointError for a folder that cannot be loaded, ConfigurationError
+    for a device or dtype that is not to be had.
     """
     if not isinstance(folder_or_model, (str, Path)):
         return from_torch(folder_or_model, task, device, dtype)
@@ -174,10 +176,16 @@ class Parity:
 
 
 def parity(
-    folder: Path | str, task: str | None = None, *, sequences: int = 8, seed: int = 0
+    folder: Path | str,
+    task: str | None = None,
+    device: str = "cpu",
+    dtype: str = "auto",
+    *,
+    sequences: int = 8,
+    seed: int = 0,
 ) -> Parity:
-    """Runs random ragged sequences (one token up to 512 or the model's limit) through fusewire as
-    one batch and through transformers (eager attention, fp32) one by one.
+    """Runs random ragged sequences (one token up to 512 or the model's limit) through fusewire on
+    `device` as one batch and through transformers (CPU, eager attention, fp32) one by one.
 
     Needs torch and transformers; ConfigurationError where they are not installed.
     """
@@ -189,7 +197,7 @@ def parity(
             f"parity: got no module {error.name!r}, wanted torch and transformers to compare with; "
             "install both: `pip install '.[torch]'` in fusewire's folder"
         ) from None
-    ours = load(folder, task)
+    ours = load(folder, task, device, dtype)
     reference = getattr(transformers, _AUTO_CLASSES[ours.task]).from_pretrained(
         folder, attn_implementation="eager", dtype=torch.float32, local_files_only=True
     )

@@ -248,8 +248,10 @@ def test_an_arena_beyond_the_cap_names_the_workspace_and_smaller_runs_go_on() ->
     allocator = CachingAllocator(cap_bytes=8 * MIB)
     workspace = Workspace(allocator)
     workspace.run((KEY, 1, 0, 0), block(MIB))
+    before = workspace.generation
     with pytest.raises(Error, match=r"out of memory.*for 'workspace'"):
         workspace.run((KEY, 9, 0, 0), block(9 * MIB))
+    assert workspace.generation != before, "the old arena is gone"
     workspace.run((KEY, 1, 0, 0), block(MIB))
     assert workspace.stats()["arena_bytes"] == 2 * MIB
 
