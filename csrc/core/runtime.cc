@@ -76,7 +76,12 @@ std::shared_ptr<Stream> make_stream(Device device) {
   }
   auto* stream = new Stream{device, made_by.create_stream(device.index)};
   return {stream, [&made_by](Stream* s) {
-            forget_stream(*s);  // its handle may come back as another stream's
+            try {
+              forget_stream(*s);  // its handle may come back as another stream's
+            } catch (const Error&) {
+              // The device is lost. To go on under the old name does no harm: a new stream of that
+              // handle begins after this one's work.
+            }
             made_by.destroy_stream(s->device.index, s->handle);
             delete s;
           }};

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "core/device.h"
+#include "core/error.h"
 #include "core/stream.h"
 #include "core/tensor.h"
 
@@ -53,7 +54,12 @@ class CurrentDevice {
  public:
   explicit CurrentDevice(Device device)
       : runtime_(runtime(device.type)), before_(runtime_.make_current(device.index)) {}
-  ~CurrentDevice() { runtime_.make_current(before_); }
+  ~CurrentDevice() {
+    try {
+      runtime_.make_current(before_);
+    } catch (const Error&) {  // of earlier work on the device, whose caller hears of it elsewhere
+    }
+  }
   CurrentDevice(const CurrentDevice&) = delete;
   CurrentDevice& operator=(const CurrentDevice&) = delete;
 

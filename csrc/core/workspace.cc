@@ -183,13 +183,13 @@ const WorkspaceProgram* Workspace::remember(const WorkspaceKey& key, WorkspacePr
 void Workspace::fit(size_t bytes) {
   high_water_ = std::max(high_water_, bytes);
   if (bytes > stats_.arena_bytes) {
+    ++stats_.growths;  // first: where memory is short the old arena is gone all the same
     grow(bytes);
-    ++stats_.growths;
   } else if (++window_runs_ >= shrink_after_) {
     size_t needed = arena_size(high_water_);
     if (high_water_ < stats_.arena_bytes / 2 && needed < stats_.arena_bytes) {
-      resize(needed);
       ++stats_.shrinks;
+      resize(needed);
     }
     window_runs_ = 0;
     high_water_ = bytes;

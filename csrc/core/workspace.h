@@ -113,7 +113,7 @@ struct WorkspaceStats {
   uint64_t runs = 0;
   uint64_t plans = 0;  // cached now
   uint64_t plans_recorded = 0;
-  uint64_t growths = 0;
+  uint64_t growths = 0;  // begun; one that finds no memory leaves no arena
   uint64_t shrinks = 0;
 };
 

@@ -12,7 +12,7 @@ namespace {
 
 namespace py = pybind11;
 
-// Work recorded on a stream, with what it was recorded from kept alive.
+// Work recorded on a stream. What it was recorded from is its owner's to keep alive.
 struct Graph {
   std::shared_ptr<void> recorded;
 

@@ -87,11 +87,21 @@ Tensor section(const Tensor& whole, size_t begin, const std::vector<int64_t>& di
                std::string_view dtype) {
   const Shape shape = shape_of(dims);
   const DType type = dtype_named(dtype);
-  if (begin % size_of(type) || begin + checked_bytes(shape, type) > whole.bytes()) {
+  const size_t bytes = checked_bytes(shape, type);
+  if (begin % size_of(type) || bytes > whole.bytes() || begin > whole.bytes() - bytes) {
     fail("Tensor.section: got ", dtype, shape.text(), " at byte ", begin,
          ", wanted one aligned and within ", whole.bytes(), " bytes");
   }
   return {whole.as<char>() + begin, shape, type, whole.device, whole.owner};
+}
+
+Tensor first_rows(const Tensor& whole, int64_t count) {
+  const int rank = whole.shape.rank();
+  if (rank < 1 || rank > 2 || count < 0 || count > whole.shape[0]) {
+    fail("Tensor.first: got ", count, " rows of ", whole.shape.text(),
+         ", wanted at most all of a vector or matrix");
+  }
+  return whole.first(count);
 }
 
 // Into memory that stays where it is.
@@ -119,7 +129,7 @@ void register_tensor(py::module_& m) {
            "A numpy view that keeps the tensor alive; a bfloat16's bits are uint16.")
       .def("section", &section, py::arg("begin"), py::arg("shape"), py::arg("dtype"),
            "A dense tensor inside this one's bytes, beginning at byte `begin`, as a view.")
-      .def("first", &Tensor::first, py::arg("count"), "The first rows of a matrix, as a view.")
+      .def("first", &first_rows, py::arg("count"), "The first rows of a matrix, as a view.")
       .def("__dlpack__", &to_dlpack, py::kw_only(), py::arg("stream") = py::none(),
            py::arg("max_version") = py::none(), py::arg("dl_device") = py::none(),
            py::arg("copy") = py::none())

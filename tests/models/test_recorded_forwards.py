@@ -3,6 +3,8 @@ tokens."""
 
 from __future__ import annotations
 
+import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +113,21 @@ def test_recordings_are_bounded_and_the_least_recently_used_goes(bert, monkeypat
     assert hits(5)
     assert hits(4)
     assert not hits(3)
+
+
+@pytest.mark.parametrize("place", [GPU_FP32], indirect=True)
+def test_a_model_with_recordings_goes_with_its_last_user(tmp_path, place):
+    tiny_checkpoint(tmp_path, "bert", "hidden")
+    model = load_model(tmp_path, "hidden", place)
+    recorded(model)
+    gone = weakref.ref(model)
+    gc.collect()
+    gc.disable()
+    try:
+        del model
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("place", [GPU_FP32], indirect=True)

@@ -125,6 +125,36 @@ def test_recorded_work_is_done_at_each_replay_on_the_inputs_of_then(place):
         assert np.isfinite(replayed).all()
 
 
+def all_of_another_model(place: Placement) -> list[object]:
+    """A stream, its memory of both kinds and work recorded on it."""
+    other = Placement(place.device, place.dtype)
+    x = other.floats(np.ones((2, 3), np.float32))
+    k.activate(x, x, "relu", other.stream)
+    graph = k.capture(other.stream, lambda: k.activate(x, x, "relu", other.stream))
+    graph.replay(other.stream)
+    allocator = k.default_allocator(place.device)
+    return [graph, allocator.allocate_uncached(1 << 20, "test", other.stream), x, other]
+
+
+def test_another_model_may_end_inside_a_recording(place):
+    """As when Python collects it meanwhile."""
+    x = place.floats(np.full((2, 3), 2, np.float32))
+    out = place.empty(2, 3)
+    garbage = all_of_another_model(place)
+
+    def work() -> None:
+        k.activate(out, x, "relu", place.stream)
+        garbage.clear()
+        k.default_allocator(place.device).trim()
+        k.activate(out, out, "tanh", place.stream)
+
+    work()
+    garbage = all_of_another_model(place)
+    graph = k.capture(place.stream, work)
+    graph.replay(place.stream)
+    np.testing.assert_allclose(place.numpy(out), np.tanh(2), rtol=1e-2)
+
+
 def test_an_error_inside_a_recording_leaves_the_stream_usable(place):
     x = place.floats(np.ones((2, 3), np.float32))
     out = place.empty(2, 3)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from weakref import WeakMethod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -111,8 +112,16 @@ class EncoderModel:
         the model, which takes seconds."""
         if not self.place.stream.can_capture:
             return
+        # Weakly: without a cycle a model goes with its last user, not when Python collects.
+        ours = WeakMethod(self._forward)
+
+        def forward(inputs: PackedInput, batch: kernels.SequenceBatch, x: kernels.Tensor) -> None:
+            bound = ours()
+            assert bound is not None
+            bound(inputs, batch, x)
+
         self._replays = Replays(
-            self.place, self._forward, self._workspace, self.hidden_size, self.max_length
+            self.place, forward, self._workspace, self.hidden_size, self.max_length
         )
         self._replays.warm_up(max_tokens)
 

@@ -7,8 +7,11 @@ the arena moves.
 
 from __future__ import annotations
 
+import gc
+import logging
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +21,8 @@ from fusewire.kernels import SequenceBatch
 from fusewire.models.buckets import MOST_TOKENS, Bucket, bucket_of
 from fusewire.models.packed_input import Layout, PackedInput, pack
 from fusewire.placement import Placement
+
+_log = logging.getLogger(__name__)
 
 # Each holds device memory of its own for its launches.
 MOST_RECORDINGS = 256
@@ -75,7 +80,12 @@ class Replays:
                 if len(self._seen) > 4 * MOST_RECORDINGS:
                     self._seen.popitem(last=False)
                 return None
-            found = self.record(bucket)
+            try:
+                found = self.record(bucket)
+            except kernels.Error as error:
+                # Another library's wait for the whole device breaks a recording; the batch is fine.
+                _log.warning("a forward of %d tokens was not recorded: %s", bucket.tokens, error)
+                return None
         else:
             self.hits += 1
             self._recorded.move_to_end(bucket)
@@ -120,7 +130,8 @@ class Replays:
         kernels.write(inputs.block, kernels.Tensor.from_numpy(block), stream)
         self._forward(inputs, batch, hidden)
         self._drop_stale()
-        graph = kernels.capture(stream, lambda: self._forward(inputs, batch, hidden))
+        with _no_collection():
+            graph = kernels.capture(stream, lambda: self._forward(inputs, batch, hidden))
         self._recorded[bucket] = inputs, graph
         while len(self._recorded) > MOST_RECORDINGS:
             self._recorded.popitem(last=False)
@@ -130,3 +141,15 @@ class Replays:
         if self._workspace.generation != self._arena:
             self._recorded.clear()
             self._arena = self._workspace.generation
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Another model that is collected now would wait for its work, which breaks a recording."""
+    usual = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if usual:
+            gc.enable()
