@@ -13,7 +13,8 @@ constexpr int kAsked = 12;  // suggestions at a time; the best is seldom beyond
 // Of the kernels that split k most store a sum rounded to T, to which another kernel applies the
 // epilogue: half precision would be rounded twice (seen with 13.1 for every such algorithm but the
 // Hopper kernels, whose last block adds up the fp32 sums and applies the epilogue to them). The
-// residual is no part of the epilogue and is right with all of them.
+// residual is no part of the epilogue and is right with all of them, unless it lies where out does:
+// then the library adds the rounded sum to it.
 bool rounds_once(const cublasLtMatmulAlgo_t& algo) {
   constexpr int32_t kHopperKernels = 66;
   int32_t id = 0, split = 0;

@@ -72,7 +72,7 @@ GemmKey key_of(const GemmArguments& a) {
   GemmKey key;
   key.dtype = kDTypeOf<T>;
   key.epilogue = static_cast<uint8_t>(static_cast<int>(a.activation) | (a.bias != nullptr) << 3 |
-                                      (a.residual != nullptr) << 4);
+                                      (a.residual != nullptr) << 4 | (a.residual == a.out) << 5);
   int read = std::min(alignment_of(a.x, a.x_stride * kSize), alignment_of(a.weight, a.k * kSize));
   int write = alignment_of(a.out, a.out_stride * kSize);
   if (a.residual) write = std::min(write, alignment_of(a.residual, a.residual_stride * kSize));
@@ -124,11 +124,16 @@ std::vector<GemmChoice> candidates(const GemmArguments& a, bool hopper, const St
   return all;
 }
 
+// One product is timed at a time, whatever its type: it wants the device for itself, and the file.
+std::mutex& timing_turn() {
+  static auto* mutex = new std::mutex;
+  return *mutex;
+}
+
 // Times the product, unless another thread has done so in the meantime.
 template <class T>
 GemmChoice settle(Known& device, const GemmKey& key, const GemmArguments& a, const Stream& stream) {
-  static auto* one_at_a_time = new std::mutex;
-  std::lock_guard turn(*one_at_a_time);
+  std::lock_guard turn(timing_turn());
   {
     std::shared_lock lock(device.mutex);
     const auto found = device.choices.find(key);

@@ -5,7 +5,8 @@
 // A product is known by its key: element type, n, k, a bucket of m, alignment and what the epilogue
 // does. So a bucket of rows has one choice, made with the rows it was first asked for, which stays
 // while the process lives, and with the file from one process to the next. Whatever the choice,
-// sums are fp32 and rounded once: two choices differ by the order of additions alone.
+// sums are fp32; ours are rounded once. cuBLASLt's may be rounded to the element type before an
+// activation that follows as a pass of its own, and before a residual that is out itself.
 //
 // fp32 is not timed and takes cuBLASLt's first suggestion: there the order of additions is most of
 // the error, the fastest kernels add in the longest chains, and the library weighs that.
@@ -26,7 +27,8 @@ namespace fusewire::cuda {
 
 struct GemmKey {
   DType dtype = DType::kFloat32;
-  uint8_t epilogue = 0;                               // activation | bias << 3 | residual << 4
+  // activation | bias << 3 | residual << 4 | residual is out << 5
+  uint8_t epilogue = 0;
   uint8_t read_alignment = 16, write_alignment = 16;  // bytes, 16 at most
   int64_t n = 0, k = 0;
   int64_t rows = 0;  // gemm_bucket(m)

@@ -94,9 +94,11 @@ class Operands {
     at += x_bytes;
     if (a_.bias) a_.bias = at;
     at += bias_bytes;
+    // In place stays in place: cuBLASLt has other kernels for it.
+    const bool in_place = a_.residual == a_.out;
     if (a_.residual) {
       a_.residual = at + shift(out_alignment);
-      at += out_bytes;
+      if (!in_place) at += out_bytes;
     }
     a_.out = at + shift(out_alignment);
     next();

@@ -3,9 +3,10 @@
 // drains.
 //
 // The rule that keeps this right: a kernel calls `wait_for_inputs()` in every thread before it
-// touches memory that an earlier kernel of the stream reads or writes. Weights were complete before
-// the stream began and may be fetched earlier. `let_next_start()` may come first of all: the next
-// kernel passes its own wait only when this one has ended, and so has everything before it.
+// touches memory that an earlier kernel of the stream reads or writes. Weights are written by
+// copies, which are over before a later kernel begins, and may be fetched earlier.
+// `let_next_start()` may come first of all: the next kernel passes its own wait only when this one
+// has ended, and so has everything before it.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -19,6 +20,7 @@ namespace fusewire::cuda {
 
 inline void check(cudaError_t status, const char* what) {
   if (status != cudaSuccess) {
+    cudaGetLastError();  // reported here, so not again by the next check of a launch
     fail(what, ": got ", cudaGetErrorName(status), " (", cudaGetErrorString(status),
          "), wanted success; run the same under compute-sanitizer to find the cause");
   }
@@ -26,6 +28,19 @@ inline void check(cudaError_t status, const char* what) {
 
 inline cudaStream_t handle(const Stream& stream) {
   return static_cast<cudaStream_t>(stream.handle);
+}
+
+inline int attribute_of_device(cudaDeviceAttr attribute) {
+  int device = 0, value = 0;
+  check(cudaGetDevice(&device), "current device");
+  check(cudaDeviceGetAttribute(&value, attribute, device), "device attribute");
+  return value;
+}
+
+// Of the current device, which is the same kind as any other of the process.
+inline int multiprocessors() {
+  static const int count = attribute_of_device(cudaDevAttrMultiProcessorCount);
+  return count;
 }
 
 __device__ __forceinline__ void wait_for_inputs() {

@@ -6,6 +6,7 @@
 // and only `finish`, which its caller knows, waits for the device as a whole.
 #include <cuda_runtime.h>
 
+#include <mutex>
 #include <vector>
 
 #include "core/raw_memory.h"
@@ -23,7 +24,7 @@ class Here {
     changed_ = before_ != index;
   }
   ~Here() {
-    if (changed_) cudaSetDevice(before_);
+    if (changed_ && cudaSetDevice(before_) != cudaSuccess) cudaGetLastError();
   }
   Here(const Here&) = delete;
   Here& operator=(const Here&) = delete;
@@ -84,6 +85,7 @@ class CudaMemory : public RawMemory {
 
   Progress set_mark(const Stream& stream, void** mark) noexcept override {
     const Here here(index_);
+    const std::lock_guard lock(capture_begins());
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusActive;
     // The default stream answers with an error while a stream that it would wait for is captured.
     if (cudaStreamIsCapturing(handle(stream), &capture) != cudaSuccess) cudaGetLastError();

@@ -2,9 +2,18 @@
 // itself or by another thread. What it does so must not be part of the graph.
 #pragma once
 
+#include <mutex>
+
 #include "cuda/launch.h"
 
 namespace fusewire::cuda {
+
+// Held while a capture of ours begins, and by who asks whether a stream is captured for as long as
+// the answer has to stay: a query of a captured stream would break its capture.
+inline std::mutex& capture_begins() {
+  static auto* mutex = new std::mutex;
+  return *mutex;
+}
 
 class RelaxedCapture {
  public:

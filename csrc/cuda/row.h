@@ -11,17 +11,6 @@
 
 namespace fusewire::cuda {
 
-// Of the current device, which is the same kind as any other of the process.
-inline int multiprocessors() {
-  static const int count = [] {
-    int device = 0, value = 0;
-    check(cudaGetDevice(&device), "current device");
-    check(cudaDeviceGetAttribute(&value, cudaDevAttrMultiProcessorCount, device), "device");
-    return value;
-  }();
-  return count;
-}
-
 // kWidth neighbouring elements, moved by one instruction.
 template <class T, int kWidth>
 struct alignas(sizeof(T) * kWidth) Pack {

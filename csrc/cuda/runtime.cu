@@ -1,8 +1,11 @@
 // Streams, copies and graphs through the CUDA runtime.
 #include <cuda_runtime.h>
 
+#include <mutex>
+
 #include "core/runtime.h"
 #include "cuda/launch.h"
+#include "cuda/relaxed_capture.h"
 
 namespace fusewire::cuda {
 namespace {
@@ -67,6 +70,8 @@ class CudaRuntime : public Runtime {
   void begin_capture(const Stream& stream) override {
     // Relaxed: Python may collect another model meanwhile, in this thread, and what releases its
     // streams and memory would break a stricter recording.
+    const CurrentDevice here(stream.device);
+    const std::lock_guard lock(capture_begins());
     check(cudaStreamBeginCapture(handle(stream), cudaStreamCaptureModeRelaxed), "capture");
   }
 
@@ -89,6 +94,7 @@ class CudaRuntime : public Runtime {
   }
 
   void replay(void* recorded, const Stream& stream) override {
+    const CurrentDevice here(stream.device);
     check(cudaGraphLaunch(static_cast<cudaGraphExec_t>(recorded), handle(stream)), "graph launch");
   }
 };

@@ -12,18 +12,6 @@ namespace {
 
 constexpr int kKeys = 64;
 
-int attribute_of_device(cudaDeviceAttr attribute) {
-  int device = 0, value = 0;
-  check(cudaGetDevice(&device), "current device");
-  check(cudaDeviceGetAttribute(&value, attribute, device), "device attribute");
-  return value;
-}
-
-// Of the current device, which is the same kind as any other of the process.
-int multiprocessors() {
-  static const int count = attribute_of_device(cudaDevAttrMultiProcessorCount);
-  return count;
-}
 bool hopper() {
   static const bool is = attribute_of_device(cudaDevAttrComputeCapabilityMajor) == 9;
   return is;

@@ -1,4 +1,6 @@
 // The Hopper matrix product's configurations and their launches.
+#include <atomic>
+
 #include "cuda/gemm.h"
 #include "cuda/sm90_gemm_large.h"
 #include "cuda/sm90_gemm_small.h"
@@ -15,18 +17,15 @@ using sm90::SmallShape;
 // split: slices of k. One of 0 marks a large configuration.
 struct Configuration {
   int channels, tokens, split;
-  bool ping_pong;
 };
 
 constexpr Configuration kConfigurations[] = {
-    {128, 256, 0, false}, {128, 232, 0, false}, {128, 208, 0, false}, {128, 184, 0, true},
-    {128, 152, 0, true},  {128, 120, 0, true},  {64, 16, 1, false},   {64, 16, 2, false},
-    {64, 16, 3, false},   {64, 16, 4, false},   {64, 16, 6, false},   {64, 16, 8, false},
-    {64, 32, 1, false},   {64, 32, 2, false},   {64, 32, 3, false},   {64, 32, 4, false},
-    {64, 32, 6, false},   {64, 32, 8, false},   {64, 64, 1, false},   {64, 64, 2, false},
-    {64, 64, 3, false},   {64, 64, 4, false},   {64, 64, 6, false},   {64, 64, 8, false},
-    {64, 128, 1, false},  {64, 128, 2, false},  {64, 128, 4, false},  {64, 128, 8, false},
-    {128, 128, 1, false}, {128, 128, 2, false}, {128, 128, 3, false}, {128, 128, 4, false},
+    {128, 256, 0}, {128, 232, 0}, {128, 208, 0}, {128, 184, 0}, {128, 152, 0}, {128, 120, 0},
+    {64, 16, 1},   {64, 16, 2},   {64, 16, 3},   {64, 16, 4},   {64, 16, 6},   {64, 16, 8},
+    {64, 32, 1},   {64, 32, 2},   {64, 32, 3},   {64, 32, 4},   {64, 32, 6},   {64, 32, 8},
+    {64, 64, 1},   {64, 64, 2},   {64, 64, 3},   {64, 64, 4},   {64, 64, 6},   {64, 64, 8},
+    {64, 128, 1},  {64, 128, 2},  {64, 128, 4},  {64, 128, 8},  {128, 128, 1}, {128, 128, 2},
+    {128, 128, 3}, {128, 128, 4},
 };
 constexpr int kCount = sizeof(kConfigurations) / sizeof(kConfigurations[0]);
 constexpr int kMostDevices = 64;
@@ -35,32 +34,22 @@ int64_t tiles(int64_t size, int64_t tile) {
   return (size + tile - 1) / tile;
 }
 
-int current_device() {
-  int device = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  return device;
-}
+// For a kernel: the devices on which it has its shared memory.
+using Allowed = std::atomic<bool>[kMostDevices];
 
 template <class Kernel>
-void allow_once(Kernel kernel, size_t bytes, bool (&allowed)[kMostDevices]) {
-  const int device = current_device();
+void allow_once(Kernel kernel, size_t bytes, const Stream& stream, Allowed& allowed) {
+  const int device = stream.device.index;
   if (device < kMostDevices && allowed[device]) return;
   allow_shared_memory(kernel, bytes);
   if (device < kMostDevices) allowed[device] = true;
 }
 
-int multiprocessors() {
-  int count = 0;
-  check(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, current_device()),
-        "multiprocessor count");
-  return count;
-}
-
 template <class T, class Shape>
 void launch_large(const GemmArguments& a, const Stream& stream) {
-  static bool allowed[kMostDevices] = {};
+  static Allowed allowed;
   const auto kernel = sm90::large_kernel<T, Shape>;
-  allow_once(kernel, Shape::kSharedBytes, allowed);
+  allow_once(kernel, Shape::kSharedBytes, stream, allowed);
   constexpr DType kType = kDTypeOf<T>;
   const CUtensorMap x = sm90::matrix_map(kType, a.x, a.m, a.k, a.x_stride, Shape::kShare, 64);
   const CUtensorMap weight = sm90::matrix_map(kType, a.weight, a.n, a.k, a.k, 128, 64);
@@ -87,9 +76,9 @@ void launch_large(const GemmArguments& a, const Stream& stream) {
 
 template <class T, class Shape>
 void launch_small(const GemmArguments& a, int split, const Stream& stream) {
-  static bool allowed[kMostDevices] = {};
+  static Allowed allowed;
   const auto kernel = sm90::small_kernel<T, Shape>;
-  allow_once(kernel, 227 * 1024, allowed);
+  allow_once(kernel, 227 * 1024, stream, allowed);
   constexpr DType kType = kDTypeOf<T>;
   const CUtensorMap x = sm90::matrix_map(kType, a.x, a.m, a.k, a.x_stride, Shape::kTokens, 64);
   const CUtensorMap weight = sm90::matrix_map(kType, a.weight, a.n, a.k, a.k, Shape::kChannels, 64);

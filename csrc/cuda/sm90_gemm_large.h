@@ -4,8 +4,7 @@
 //
 //  - Cooperating warpgroups each take 64 channels of one tile: the largest tiles fit.
 //  - Ping-pong warpgroups each take whole tiles, in turn: one's epilogue (an erf costs a quarter of
-//  a
-//    k = 768 main loop) runs while the other keeps the tensor cores busy.
+//    a k = 768 main loop) runs while the other keeps the tensor cores busy.
 //
 // Two blocks of a cluster take neighbouring channels of the same tokens: each fetches half of the
 // token tile and multicasts it to both, since L2 cannot feed 132 tensor cores by itself.

@@ -3,9 +3,9 @@
 //
 // A matrix_map() is made on the host for each call and goes to the kernel by value, as a parameter
 // `const __grid_constant__ CUtensorMap`. Boxes may reach over the matrix's edges: reads give zeros
-// there, writes leave them out. With kSwizzle128 a box is at most 128 bytes wide, its place in
-// shared memory is aligned to 1024 bytes, and row r's 16-byte chunk c lies at 128 r + 16 (c ^ r %
-// 8).
+// there, writes leave them out. With the swizzle of 128 bytes, which all have, a box is at most 128
+// bytes wide, its place in shared memory is aligned to 1024 bytes, and row r's 16-byte chunk c lies
+// at 128 r + 16 (c ^ r % 8).
 #pragma once
 
 #include <cuda.h>
@@ -19,15 +19,12 @@
 
 namespace fusewire::cuda::sm90 {
 
-enum class Swizzle { kNone, kSwizzle128 };
-
 inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder();
 
 // Rows of `columns` elements of 2 bytes, `stride` elements apart, in boxes of box_rows x
 // box_columns (each at most 256). `data` is aligned to 16 bytes and stride is a multiple of 8.
 inline CUtensorMap matrix_map(DType dtype, const void* data, int64_t rows, int64_t columns,
-                              int64_t stride, int box_rows, int box_columns,
-                              Swizzle swizzle = Swizzle::kSwizzle128);
+                              int64_t stride, int box_rows, int box_columns);
 
 __device__ __forceinline__ void map_prefetch(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
@@ -91,21 +88,20 @@ inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder() {
 }
 
 inline CUtensorMap matrix_map(DType dtype, const void* data, int64_t rows, int64_t columns,
-                              int64_t stride, int box_rows, int box_columns, Swizzle swizzle) {
+                              int64_t stride, int box_rows, int box_columns) {
   CUtensorMap map;
   const cuuint64_t sizes[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
   const cuuint64_t strides[] = {static_cast<cuuint64_t>(stride) * 2};
   const cuuint32_t box[] = {static_cast<cuuint32_t>(box_columns),
                             static_cast<cuuint32_t>(box_rows)};
   const cuuint32_t element_strides[] = {1, 1};
-  const CUresult status = tensor_map_encoder()(
-      &map,
-      dtype == DType::kBFloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-      2, const_cast<void*>(data), sizes, strides, box, element_strides,
-      CU_TENSOR_MAP_INTERLEAVE_NONE,
-      swizzle == Swizzle::kSwizzle128 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_NONE,
-      CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  const CUresult status =
+      tensor_map_encoder()(&map,
+                           dtype == DType::kBFloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                                                     : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+                           2, const_cast<void*>(data), sizes, strides, box, element_strides,
+                           CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                           CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   if (status != CUDA_SUCCESS) {
     fail("tensor map: got status ", static_cast<int>(status), " for ", rows, " rows of ", columns,
          ", stride ", stride, ", box ", box_rows, " x ", box_columns,

@@ -20,7 +20,7 @@
 
 namespace fusewire::cuda::sm90 {
 
-// Of a tile whose rows hold 64 elements (128 bytes) along k, written by TMA with kSwizzle128, at a
+// Of a tile whose rows hold 64 elements (128 bytes) along k, written by TMA (sm90_tma.h), at a
 // multiple of 1024 bytes. The next 16 along k: + 2; the next 8 rows: + 64 (units of 16 bytes).
 __device__ __forceinline__ uint64_t k_major_descriptor(const void* tile) {
   return static_cast<uint64_t>((shared_address(tile) & 0x3ffff) >> 4) | uint64_t{1} << 16 |
