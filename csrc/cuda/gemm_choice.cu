@@ -130,12 +130,18 @@ std::mutex& timing_turn() {
   return *mutex;
 }
 
-// Times the product, unless another thread has done so in the meantime.
+// Times the product, unless another thread or process has done so in the meantime.
 template <class T>
 GemmChoice settle(Known& device, const GemmKey& key, const GemmArguments& a, const Stream& stream) {
   std::lock_guard turn(timing_turn());
+  const GemmChoiceFile::Turn alone(*device.file);
+  const GemmChoices of_others = device.file->read();
   {
-    std::shared_lock lock(device.mutex);
+    std::unique_lock lock(device.mutex);
+    for (const auto& [other, theirs] : of_others) {
+      GemmChoice& ours = device.choices[other];
+      if (!ours.settled) ours = theirs;
+    }
     const auto found = device.choices.find(key);
     if (found != device.choices.end() && found->second.settled) return found->second;
   }

@@ -1,5 +1,8 @@
+#include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cinttypes>
 #include <cstdio>
 #include <cstdlib>
@@ -93,6 +96,18 @@ GemmChoiceFile::GemmChoiceFile(std::string_view name) {
     path_ += plain ? c : '-';
   }
   path_ += ".txt";
+}
+
+GemmChoiceFile::Turn::Turn(const GemmChoiceFile& file) {
+  if (file.path_.empty()) return;
+  lock_ = open((file.path_ + ".lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+  // The lock ends with its process, however that ends.
+  while (lock_ >= 0 && flock(lock_, LOCK_EX) != 0 && errno == EINTR) {
+  }
+}
+
+GemmChoiceFile::Turn::~Turn() {
+  if (lock_ >= 0) close(lock_);
 }
 
 GemmChoices GemmChoiceFile::read() const {
