@@ -80,7 +80,8 @@ class Encoder:
         if is_torch(input_ids):
             import torch
 
-            padded = {name: torch.from_numpy(value) for name, value in padded.items()}
+            there = input_ids.device
+            padded = {name: torch.from_numpy(value).to(there) for name, value in padded.items()}
         return ModelOutput(padded)
 
     def _run(self, batch: Batch) -> dict[str, tuple[NDArray[np.float32], bool]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from fusewire import kernels
 from fusewire.errors import ConfigurationError
@@ -49,6 +51,17 @@ def test_what_this_build_has_is_found() -> None:
         assert devices.found() == []
         with pytest.raises(ConfigurationError, match="no CUDA kernels; build it with"):
             devices.of_instance("m", "GPU", "0")
+
+
+def test_gpus_that_the_build_cannot_use_are_pointed_out(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(devices, "_built", lambda: False)
+    monkeypatch.setattr(devices, "_DRIVER", tmp_path / "version")
+    assert devices.described() == "none, and this build has no CUDA kernels"
+    (tmp_path / "version").touch()
+    with pytest.raises(ConfigurationError, match="without CUDA kernels; build it with"):
+        devices.described()
 
 
 def test_an_instance_without_its_gpu_is_refused(gpus: list[int]) -> None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from pathlib import Path
 
 from fusewire.errors import ConfigurationError
+
+_DRIVER = Path("/proc/driver/nvidia/version")
 
 CPU = "KIND_CPU"
 GPU = "KIND_GPU"
@@ -66,9 +69,14 @@ def of_instance(name: str, kind: str, device_id: str) -> str:
 
 
 def described() -> str:
-    """This machine's GPUs in words."""
+    """This machine's GPUs in words; ConfigurationError for GPUs that this build cannot use."""
     if not _built():
-        return "not used: this build has no CUDA kernels"
+        if _DRIVER.exists():
+            raise ConfigurationError(
+                "an NVIDIA driver, and a build of fusewire without CUDA kernels; build it with "
+                "FUSEWIRE_CUDA=ON to use the GPUs (README, Two commands)"
+            )
+        return "none, and this build has no CUDA kernels"
     from fusewire import kernels
 
     names = [f"{name} {model}" for name, model in kernels.devices() if name != "cpu"]
