@@ -46,9 +46,8 @@ def test_other_words_are_refused(device: str) -> None:
 def test_what_this_build_has_is_found() -> None:
     names = [name for name, _ in kernels.devices()]
     assert [f"cuda:{gpu}" for gpu in devices.found()] == names[1:]
-    if kernels.cuda_built():
-        assert devices.described()
-    else:
+    assert devices.described()
+    if not kernels.cuda_built():
         assert devices.found() == []
         with pytest.raises(ConfigurationError, match="no CUDA kernels; build it with"):
             devices.of_instance("m", "GPU", "0")
@@ -61,8 +60,7 @@ def test_gpus_that_the_build_cannot_use_are_pointed_out(
     monkeypatch.setattr(devices, "_DRIVER", tmp_path / "version")
     assert devices.described() == "none, and this build has no CUDA kernels"
     (tmp_path / "version").touch()
-    with pytest.raises(ConfigurationError, match="without CUDA kernels; build it with"):
-        devices.described()
+    assert devices.described().startswith("not used: there is an NVIDIA driver")
 
 
 def test_an_instance_without_its_gpu_is_refused(gpus: list[int]) -> None:

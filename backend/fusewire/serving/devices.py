@@ -69,12 +69,12 @@ def of_instance(name: str, kind: str, device_id: str) -> str:
 
 
 def described() -> str:
-    """This machine's GPUs in words; ConfigurationError for GPUs that this build cannot use."""
+    """This machine's GPUs in words, and those that this build cannot use."""
     if not _built():
         if _DRIVER.exists():
-            raise ConfigurationError(
-                "an NVIDIA driver, and a build of fusewire without CUDA kernels; build it with "
-                "FUSEWIRE_CUDA=ON to use the GPUs (README, Two commands)"
+            return (
+                "not used: there is an NVIDIA driver, but this build has no CUDA kernels; build "
+                "with FUSEWIRE_CUDA=ON (README, Two commands)"
             )
         return "none, and this build has no CUDA kernels"
     from fusewire import kernels
