@@ -59,8 +59,9 @@ function(add_cuda_target target)
     target_compile_options(${objects} PRIVATE --expt-relaxed-constexpr -Xcompiler=-Wall)
     target_sources(${target} PRIVATE $<TARGET_OBJECTS:${objects}>)
   endforeach()
-  target_link_libraries(${target} PRIVATE ${CUBLASLT_LIBRARY})
-  # An installed wheel finds the pip package beside it; a build by hand, where it was found.
+  target_link_libraries(${target} PRIVATE ${CMAKE_DL_LIBS})
+  # cuBLASLt is loaded on first use (cublaslt_library.cu). An installed wheel finds the pip package
+  # beside it; a build by hand, where it was found.
   get_filename_component(folder ${CUBLASLT_LIBRARY} DIRECTORY)
   set_target_properties(${target} PROPERTIES BUILD_RPATH ${folder}
                         INSTALL_RPATH "$ORIGIN/../nvidia/cu13/lib;${folder}")

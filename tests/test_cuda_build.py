@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,14 @@ HAS_GPU = "cuda:0" in dict(kernels.devices())
 @pytest.mark.skipif(not NVCC, reason="no nvcc, so there is no CUDA half to build")
 def test_a_machine_with_a_compiler_builds_the_cuda_half():
     assert kernels.cuda_built()
+
+
+@pytest.mark.skipif(not kernels.cuda_built(), reason="a build without CUDA")
+def test_a_model_on_the_cpu_does_not_load_cublaslt():
+    program = "import fusewire.kernels; print(open('/proc/self/maps').read())"
+    mapped = subprocess.check_output([sys.executable, "-c", program], text=True)
+    assert "_C." in mapped
+    assert "cublas" not in mapped
 
 
 @pytest.mark.skipif(not kernels.cuda_built() or HAS_GPU, reason="a build with CUDA and no GPU")
