@@ -16,18 +16,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import re
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-import numpy as np
+from fusewire.engine.settings import EngineSettings
 from fusewire.serving.config import Deployment, ServerSettings
 from fusewire.serving.server import Server
 
-from tests.bench import arena, machine
+from tests.bench import arena, machine, served_seconds
 from tests.bench.encoder import minilm_folder
-from tests.bench.served_sides import Case, Side, client_side, engine_side
+from tests.bench.served_requests import Case, Texts
+from tests.bench.served_sides import Side, client_side, engine_side
 
 MODEL = "minilm"
 # Requests under way, the goal as a share of the engine's own tokens/s.
@@ -35,45 +35,20 @@ KINDS = {"batch": (2, 0.9), "single": (32, 0.8)}
 LENGTHS = {"mixed": (5, 128), "sentences": (8, 40)}
 BATCH = 32
 DISTURBED = 0.1
-_METRIC = re.compile(r"^fusewire_(tokenize|compute)_seconds_sum\{.*\} (\S+)$", re.MULTILINE)
 
 
 def cases_of(folder: Path, batches: int) -> list[Case]:
-    """Texts of whole words, so that a text's number of tokens is known; ids are theirs."""
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
-    words = [w for w in tokenizer.get_vocab() if w.isascii() and w.isalpha() and w.islower()]
-    rng = np.random.default_rng(0)
+    """Every kind of request with every range of lengths, as texts and as ids."""
+    texts = Texts(folder)
     cases = []
     for kind, (under_way, _) in KINDS.items():
         for lengths, (least, most) in LENGTHS.items():
-            counts = rng.integers(least - 2, most - 1, batches * BATCH)  # and [CLS], [SEP]
-            texts = [" ".join(rng.choice(words, count)) for count in counts]
-            ids = [np.array(found.ids) for found in tokenizer.encode_batch(texts)]
+            made = texts.some(batches * BATCH, least, most)
             size = BATCH if kind == "batch" else 1
             for form in ("texts", "ids"):
                 name = f"{kind} {lengths} {form}"
-                cases.append(Case(name, texts, ids, form == "ids", size, under_way))
+                cases.append(Case(name, *made, form == "ids", size, under_way, BATCH))
     return cases
-
-
-def cpu_and_statistics(server: Server) -> dict[str, float]:
-    """Seconds since the server began: CPU of its processes, and what its counters say."""
-    stubs = sum(machine.cpu_s(stub.pid) for stub in server.process.stubs())
-    answer = server.endpoint.call(f"models/{MODEL}/stats")["model_stats"][0]
-    counters = answer["inference_stats"]
-    names = ("queue", "compute_input", "compute_infer", "compute_output")
-    return {
-        "cpu_triton": machine.cpu_s(server.process.pid),
-        "cpu_backend": stubs,
-        "executions": answer["execution_count"],
-        "requests": counters["success"]["count"],
-        **{name: int(counters[name]["ns"]) * 1e-9 for name in names},
-        **{name: float(value) for name, value in _METRIC.findall(server.endpoint.metrics())},
-    }
 
 
 def measure(case: Case, engine: Side, client: Side, server: Server, rounds: int) -> dict[str, Any]:
@@ -87,19 +62,13 @@ def measure(case: Case, engine: Side, client: Side, server: Server, rounds: int)
     watch = machine.Watch(*pids)
     for turn in range(rounds):
         for side in ((engine, client), (client, engine))[turn % 2]:
-            before = cpu_and_statistics(server)
+            before = served_seconds.so_far(server, MODEL)
             wall, cpu = side.run()
             seconds[side].append(wall)
             spent[f"cpu_{side.name}"] += cpu
             if side is client:
-                for name, value in cpu_and_statistics(server).items():
-                    spent[name] = spent.get(name, 0.0) + value - before[name]
+                served_seconds.add_since(before, served_seconds.so_far(server, MODEL), spent)
     disturbed = watch.disturbed()
-    wall = sum(seconds[client])
-    per_request = {
-        f"{name}_ms": round(spent[name] / spent["requests"] * 1e3, 3)
-        for name in ("queue", "compute_input", "compute_infer", "compute_output")
-    }
     own, served = (tokens / median(seconds[side]) for side in (engine, client))
     return {
         "case": case.name,
@@ -114,15 +83,7 @@ def measure(case: Case, engine: Side, client: Side, server: Server, rounds: int)
             round(e / c, 3) for e, c in zip(seconds[engine], seconds[client], strict=True)
         ],
         "goal": KINDS[case.name.split()[0]][1],
-        "sequences_per_execution": round(
-            spent["requests"] * case.size / max(spent["executions"], 1), 1
-        ),
-        **per_request,
-        # Of the wall time of the served turns; CPU seconds count every core.
-        **{
-            f"{name}_share": round(spent.get(name, 0.0) / wall, 3)
-            for name in ("tokenize", "compute", "cpu_client", "cpu_triton", "cpu_backend")
-        },
+        **served_seconds.row(spent, sum(seconds[client]), case.size),
         "cpu_engine_share": round(spent["cpu_engine"] / sum(seconds[engine]), 3),
         "disturbed": disturbed,
     }
@@ -171,7 +132,8 @@ def main() -> None:
             )
         )
         at = f"{server.endpoint.reachable}:{server.endpoint.grpc_port}"
-        engine = stack.enter_context(Side("engine", engine_side, str(folder), options.threads))
+        own = EngineSettings(threads=options.threads)
+        engine = stack.enter_context(Side("engine", engine_side, str(folder), own, "cpu"))
         client = stack.enter_context(Side("client", client_side, at, MODEL))
         for case in cases:
             row = measure(case, engine, client, server, options.rounds)

@@ -1,55 +1,47 @@
-"""The two sides of `served.py`, each in its own process: the engine alone, and a gRPC client.
+"""The two sides of served benchmarks, each in its own process: the engine alone, a gRPC client.
 
-Both get a case once, make its requests ready, and then answer all of it, timed, each time asked.
+Both get a case once and make its requests ready. Then they answer, each time asked: all of it,
+timed, or over and over, counting the tokens of a window of time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from tests.bench.served_requests import Case
 from tests.bench.worker import SETTLE_S, Handler, Worker
 
-Run = Callable[[], None]
+if TYPE_CHECKING:
+    from fusewire.engine.settings import EngineSettings
+
+MOST_ROWS = 128  # of a request: what a server allows unless it is told otherwise
+
+
+class Prepared(NamedTuple):
+    """A case as one side takes it: in steps, each a request or a call of the engine."""
+
+    steps: list[Any]
+    tokens: list[int]  # of each step
+    answer: Callable[[Iterable[Any]], None]
 
 
 @dataclass(frozen=True)
-class Case:
-    """Texts and their ids, in requests of `size`, of which `under_way` at once."""
+class Window:
+    """A time to work in, by `perf_counter`, which is one clock for every process of a machine."""
 
-    name: str
-    texts: list[str]
-    ids: list[np.ndarray]
-    as_ids: bool
-    size: int
-    under_way: int
-
-    def requests(self) -> list[dict[str, Any]]:
-        """Keyword arguments of the client's `embed`, one dict a request."""
-        found: list[dict[str, Any]] = []
-        for begin in range(0, len(self.texts), self.size):
-            part = slice(begin, begin + self.size)
-            if not self.as_ids:
-                found.append({"texts": self.texts[part]})
-                continue
-            rows = self.ids[part]
-            longest = max(map(len, rows))
-            ids = np.zeros((len(rows), longest), np.int64)
-            for row, sequence in zip(ids, rows, strict=True):
-                row[: len(sequence)] = sequence
-            found.append({"ids": ids})
-            if len(rows) > 1:  # within one request, ids are a rectangle
-                mask = np.array([np.arange(longest) < len(row) for row in rows], np.int64)
-                found[-1]["attention_mask"] = mask
-        return found
+    begin: float
+    end: float
+    first: int = 0  # the step to begin with, so that several clients differ
 
 
-Prepare = Callable[[Case], Run]
+Prepare = Callable[[Case], Prepared]
 
 
 class Side(Worker):
@@ -67,46 +59,70 @@ class Side(Worker):
         time.sleep(SETTLE_S)
         return self.ask(None)
 
+    def begin(self, window: Window) -> None:
+        """Answers the case over and over, from now to the window's end; `receive` what it took:
+        the tokens of the steps begun within the window."""
+        self.send(window)
+
 
 def _answering(setup: Callable[..., Prepare], arguments: tuple[Any, ...]) -> Handler:
     prepare = setup(*arguments)
-    run: Run | None = None
+    prepared: Prepared | None = None
 
-    def answer(case: Case | None) -> tuple[float, float]:
-        nonlocal run
-        if case is not None:
-            run = prepare(case)
-        assert run is not None
+    def answer(question: Case | Window | None) -> tuple[float, float] | int:
+        nonlocal prepared
+        if isinstance(question, Case):
+            prepared = prepare(question)
+        assert prepared is not None
+        if isinstance(question, Window):
+            return tokens_within(question, prepared)
         began, worked = time.perf_counter(), time.process_time()
-        run()
+        prepared.answer(prepared.steps)
         return time.perf_counter() - began, time.process_time() - worked
 
     return answer
 
 
-def engine_side(folder: str, threads: int) -> Prepare:
-    from fusewire.engine.encoder import EncoderEngine, Request
-    from fusewire.engine.settings import EngineSettings
+def tokens_within(window: Window, prepared: Prepared) -> int:
+    """Answers over and over until the window ends; the tokens of the steps begun within it."""
+    tokens = 0
 
-    engine = EncoderEngine(folder, "embed", EngineSettings(threads=threads))
+    def taken() -> Iterator[Any]:
+        nonlocal tokens
+        steps = itertools.cycle(zip(prepared.steps, prepared.tokens, strict=True))
+        for step, its_tokens in itertools.islice(steps, window.first, None):
+            now = time.perf_counter()
+            if now >= window.end:
+                return
+            if now >= window.begin:
+                tokens += its_tokens
+            yield step
+
+    prepared.answer(taken())
+    return tokens
+
+
+def engine_side(folder: str, settings: EngineSettings, device: str) -> Prepare:
+    from fusewire.engine.encoder import EncoderEngine, Request
+
+    engine = EncoderEngine(folder, "embed", settings, device=device)
 
     def inputs(request: dict[str, Any]) -> dict[str, np.ndarray]:
         if "texts" in request:
             return {"text_input": np.array([[t.encode()] for t in request["texts"]], object)}
         return {"input_ids" if name == "ids" else name: a for name, a in request.items()}
 
-    def prepare(case: Case) -> Run:
+    def answer(calls: Iterable[list[Request]]) -> None:
+        for call in calls:
+            for found in engine.answer(call):
+                if not isinstance(found, dict):
+                    raise RuntimeError(f"the engine answered {found}")
+
+    def prepare(case: Case) -> Prepared:
         requests = [Request(inputs(request)) for request in case.requests()]
-        together = 32 // case.size  # as many sequences a call, whatever the requests hold
-        batches = [requests[i : i + together] for i in range(0, len(requests), together)]
-
-        def run() -> None:
-            for batch in batches:
-                for answer in engine.answer(batch):
-                    if not isinstance(answer, dict):
-                        raise RuntimeError(f"the engine answered {answer}")
-
-        return run
+        together = case.a_call // case.size
+        calls = [requests[i : i + together] for i in range(0, len(requests), together)]
+        return Prepared(calls, case.tokens(case.a_call), answer)
 
     return prepare
 
@@ -118,21 +134,22 @@ def client_side(address: str, model: str) -> Prepare:
     asyncio.set_event_loop(loop)
     client = loop.run_until_complete(_connected(AsyncClient, address, model))
 
-    def prepare(case: Case) -> Run:
-        requests = case.requests()
-
-        async def worker(waiting: Any) -> None:
+    def prepare(case: Case) -> Prepared:
+        async def worker(waiting: Iterator[dict[str, Any]]) -> None:
             for request in waiting:
                 await client.embed(**request)
 
-        async def all_of_it() -> None:
+        async def all_of(requests: Iterable[dict[str, Any]]) -> None:
             waiting = iter(requests)  # shared: each takes the next
             await asyncio.gather(*(worker(waiting) for _ in range(case.under_way)))
 
-        return lambda: loop.run_until_complete(all_of_it())
+        def answer(requests: Iterable[dict[str, Any]]) -> None:
+            loop.run_until_complete(all_of(requests))
+
+        return Prepared(case.requests(), case.tokens(case.size), answer)
 
     return prepare
 
 
 async def _connected(kind: Any, address: str, model: str) -> Any:
-    return kind(address, model=model)
+    return kind(address, model=model, max_batch=MOST_ROWS)

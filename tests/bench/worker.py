@@ -34,7 +34,14 @@ class Worker:
         return self._process.pid
 
     def ask(self, question: Any) -> Any:
+        self.send(question)
+        return self.receive()
+
+    def send(self, question: Any) -> None:
+        """Returns at once, so that several can work at a time; each wants its `receive`."""
         self._pipe.send(question)
+
+    def receive(self) -> Any:
         try:
             answered, value = self._pipe.recv()
         except EOFError:

@@ -1,4 +1,4 @@
-"""The GPU's benchmarks: `python -m tests.bench.gpu [encoder kernels gemm attention memory]`.
+"""The GPU's benchmarks: `python -m tests.bench.gpu [encoder kernels gemm attention memory served]`.
 
 Adds JSON rows to `--out` and prints tables and goals last. `summary` runs nothing: it prints those
 of the rows that are there; with `--readme` it renews the tables between the two markers of
@@ -17,7 +17,7 @@ from tests.bench.gpu.records import RESULTS
 from tests.bench.gpu.run import run
 from tests.bench.gpu.workload import GRIDS, SIZES
 
-BENCHMARKS = ("encoder", "kernels", "gemm", "attention", "memory")
+BENCHMARKS = ("encoder", "kernels", "gemm", "attention", "memory", "served")
 
 
 def main() -> int:

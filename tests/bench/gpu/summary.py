@@ -9,6 +9,7 @@ from typing import Any
 from tests.bench.gpu.records import Rows, latest
 
 BEGIN, END = "<!-- bench-gpu:begin -->", "<!-- bench-gpu:end -->"
+UNITS = ("device_ms", "us", "traffic_mib", "served_over_engine")
 GRID_TITLES = {
     "grid": "lengths uniform in 0.2 S..S",
     "lightseq": "LightSeq's grid, full lengths",
@@ -38,7 +39,7 @@ def write_readme(readme: Path, path: Path) -> None:
 def line(rows: Rows) -> str:
     """One case as it was just measured, for the eye."""
     case = " ".join(str(rows[0][key]) for key in ("model", "case") if key in rows[0])
-    unit = next((u for u in ("device_ms", "us", "traffic_mib") if any(u in r for r in rows)), "")
+    unit = next((u for u in UNITS if any(u in r for r in rows)), "")
     cells = [
         f"{r['system']} {r[unit]}" if unit in r else f"{r['system']} WRONG by {_off(r)}"
         for r in rows
@@ -145,12 +146,31 @@ def _memory(rows: Rows) -> str:
     return "\n".join([*lines, "", _where(rows)])
 
 
+def _served(rows: Rows) -> str:
+    lines = [
+        "{model} in fp16 served over gRPC by the embedded Triton, {sequences} sequences of "
+        "{lengths[0]} to {lengths[1]} tokens a request, tokens/s (queue: a request's; tokenize, "
+        "compute: share of an instance's time):".format(**rows[0]),
+        "",
+        "| requests | instances | under way | engine alone | served | | queue ms | tokenize "
+        "| compute |",
+        "|---" * 9 + "|",
+    ]
+    form = (
+        "| {form} | {instances} | {under_way} | {engine_tokens_per_s:.0f} | "
+        "{served_tokens_per_s:.0f} | {served_over_engine:.0%} | {queue_ms:.2f} | "
+        "{tokenize_share:.0%} | {compute_share:.0%} |"
+    )
+    return "\n".join([*lines, *(form.format(**row) for row in rows), "", _where(rows)])
+
+
 TABLES: dict[str, Callable[[Rows], str]] = {
     "encoder": _encoder,
     "kernels": _kernels,
     "gemm": _gemm,
     "attention": _attention,
     "memory": _memory,
+    "served": _served,
 }
 
 

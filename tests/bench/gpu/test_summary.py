@@ -28,6 +28,12 @@ ATTENTION: dict[str, Any] = {"benchmark": "attention", "case": "12x64 32 full"}
 ATTENTION |= {"times_best_rival": 0.9, "best_rival": "cuDNN", "tflops": 10.0, "system": "fusewire"}
 MEMORY: dict[str, Any] = {"benchmark": "memory", "case": "BERT-base served", "system": "fusewire"}
 MEMORY |= {"allowed_mib": 240.0, "beyond_context_mib": 230.0}
+SERVED: dict[str, Any] = {"benchmark": "served", "case": "ids, 1 x 4", "form": "ids"}
+SERVED |= {"model": "BERT-base", "system": "fusewire", "sequences": 64, "lengths": [25, 128]}
+SERVED |= {"instances": 1, "under_way": 4}
+SERVED |= {"engine_tokens_per_s": 1e6, "served_tokens_per_s": 9e5, "served_over_engine": 0.9}
+SERVED_GOAL = "served ids (instances: 1, under way: 4), of the engine's tokens/s"
+SERVED |= {"queue_ms": 1.5, "tokenize_share": 0.04, "compute_share": 0.8}
 
 
 def encoder_row(system: str, ms: float, **changes: Any) -> dict[str, Any]:
@@ -48,6 +54,13 @@ def test_an_encoder_stands_beside_its_rivals(results: Path) -> None:
     found = summary.markdown(results)
     assert "| BERT-base 16x512 (4939) | 1.600 | 2.240 | 1.40 | 72% | 1.700 |" in found
     assert "2026-01-02, a GPU, driver 1.2.3, CUDA 13.0; matmul 761 TFLOP/s" in found
+
+
+def test_served_stands_beside_the_engine(results: Path) -> None:
+    add(results, [WHERE | SERVED])
+    found = summary.markdown(results)
+    assert "| ids | 1 | 4 | 1000000 | 900000 | 90% | 1.50 | 4% | 80% |" in found
+    assert summary.line([SERVED]) == "BERT-base ids, 1 x 4 [served_over_engine]: fusewire 0.9"
 
 
 def test_one_that_was_wrong_has_no_time(results: Path) -> None:
@@ -108,7 +121,10 @@ def test_flops_count_real_tokens_only() -> None:
 
 
 def test_goals_stand_beside_what_was_measured(results: Path) -> None:
-    add(results, [WHERE | row for row in (KERNEL, ATTENTION, MEMORY)])
+    slower = {"case": "ids, 2 x 4", "served_tokens_per_s": 8e5, "served_over_engine": 0.8}
+    texts = {"case": "texts, 1 x 4", "form": "texts", "served_tokens_per_s": 9.5e5}
+    served = (SERVED, SERVED | slower, SERVED | texts)
+    add(results, [WHERE | row for row in (KERNEL, ATTENTION, MEMORY, *served)])
     found = {goal.what: (goal.wanted, goal.measured, goal.reached) for goal in goals.goals(results)}
     assert found == {
         "BERT-base 16x512, times the strongest rival (packed)": (">= 1.30", "1.40", True),
@@ -116,4 +132,5 @@ def test_goals_stand_beside_what_was_measured(results: Path) -> None:
         "softmax, of the copy bandwidth": (">= 90.0%", "85.0%", False),
         "attention 12x64 32 full, times the best rival (cuDNN)": (">= 1.00", "0.90", False),
         "device memory beyond the context, MiB": ("<= 240", "230", True),
+        SERVED_GOAL: (">= 85.0%", "90.0%", True),
     }
