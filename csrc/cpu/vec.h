@@ -134,11 +134,11 @@ FUSEWIRE_INLINE Vec activated(Vec x, Activation activation) {
       return x / (1.0f + exp(-2.0f * y));
     }
     case Activation::kRelu:
-      return max(x, Vec{});
+      return x < 0.0f ? Vec{} : x;  // NaN stays NaN
     case Activation::kSilu:
       return x / (1.0f + exp(-x));
     case Activation::kTanh:
-      return 1.0f - 2.0f / (exp(2.0f * x) + 1.0f);
+      return x != x ? x : 1.0f - 2.0f / (exp(2.0f * x) + 1.0f);
     case Activation::kNone:
       break;
   }

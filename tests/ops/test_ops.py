@@ -10,6 +10,7 @@ from fusewire import kernels as k
 from fusewire.placement import Placement
 
 from tests import tolerance
+from tests.ops.activations import ACTIVATIONS
 from tests.ops.attention import LONG_ATTENTION, attend
 from tests.ops.case import LAYOUTS, Arrays, Case, Operands, Tensors, normal
 from tests.ops.cases import CASES
@@ -121,6 +122,21 @@ def test_a_broken_sequence_does_not_break_its_neighbours(place: Placement):
     np.testing.assert_array_equal(
         np.delete(broken, np.s_[17:57], 0), np.delete(whole, np.s_[17:57], 0)
     )
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_a_nan_passes_through_every_activation(activation: str, place: Placement):
+    rng = np.random.default_rng(6)
+    x = normal(rng, 9, 64)
+    x[4, 7] = np.nan
+    o = Operands(place, "dense")
+    linear = place.linear(normal(rng, 32, 64), normal(rng, 32))
+    for got in (
+        o.result(k.linear, (9, 32), o.rows(x), linear, activation),
+        o.result(k.activate, x.shape, o.rows(x), activation),
+    ):
+        assert np.isnan(got[4]).any()
+        assert np.isfinite(np.delete(got, 4, axis=0)).all()
 
 
 def test_a_weight_may_be_used_as_soon_as_it_is_packed(place: Placement):
