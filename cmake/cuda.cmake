@@ -4,6 +4,9 @@
 # cuBLASLt is that of the toolkit, or of the pip package nvidia-cublas, which a compiler without the
 # full toolkit needs.
 set(FUSEWIRE_CUDA AUTO CACHE STRING "CUDA kernels: AUTO, ON or OFF")
+if(DEFINED ENV{FUSEWIRE_CUDA})
+  set(FUSEWIRE_CUDA $ENV{FUSEWIRE_CUDA} CACHE STRING "CUDA kernels: AUTO, ON or OFF" FORCE)
+endif()
 set_property(CACHE FUSEWIRE_CUDA PROPERTY STRINGS AUTO ON OFF)
 # 80: everything from Ampere on runs the general kernels; 90a: Hopper's own instructions.
 set(FUSEWIRE_CUDA_ARCHITECTURES "80;90a" CACHE STRING "Compute capabilities to compile for")
@@ -35,7 +38,7 @@ function(find_cuda found_variable why_variable)
   find_library(CUBLASLT_LIBRARY NAMES cublasLt libcublasLt.so.13 HINTS ${toolkits}
                PATH_SUFFIXES lib64 lib targets/x86_64-linux/lib)
   if(NOT CUBLASLT_INCLUDE OR NOT CUBLASLT_LIBRARY)
-    set(${why_variable} "no cuBLASLt: pip install nvidia-cublas" PARENT_SCOPE)
+    set(${why_variable} "no cuBLASLt; pip install -r cmake/cuda-compiler.txt, then build with --no-build-isolation" PARENT_SCOPE)
     return()
   endif()
   set(${found_variable} TRUE PARENT_SCOPE)
@@ -69,7 +72,8 @@ endfunction()
 
 set(cuda_found FALSE)
 if(NOT FUSEWIRE_CUDA MATCHES "^(AUTO|ON|OFF)$")
-  message(FATAL_ERROR "FUSEWIRE_CUDA: got '${FUSEWIRE_CUDA}', wanted AUTO, ON or OFF")
+  message(FATAL_ERROR "FUSEWIRE_CUDA: got '${FUSEWIRE_CUDA}', wanted AUTO, ON or OFF; "
+                      "leave it out for AUTO")
 elseif(FUSEWIRE_CUDA STREQUAL OFF)
   message(STATUS "fusewire: CPU only (FUSEWIRE_CUDA=OFF)")
 else()

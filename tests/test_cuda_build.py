@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -16,7 +17,9 @@ NVCC = shutil.which("nvcc") or Path("/usr/local/cuda/bin/nvcc").exists()
 HAS_GPU = "cuda:0" in dict(kernels.devices())
 
 
-@pytest.mark.skipif(not NVCC, reason="no nvcc, so there is no CUDA half to build")
+@pytest.mark.skipif(
+    not NVCC or os.environ.get("FUSEWIRE_CUDA") == "OFF", reason="no nvcc, or told not to use it"
+)
 def test_a_machine_with_a_compiler_builds_the_cuda_half():
     assert kernels.cuda_built()
 

@@ -95,7 +95,7 @@ def test_an_unknown_dtype_is_refused(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", [d for d in DTYPES if d.endswith("16")])
 def test_the_cpu_refuses_16_bits(dtype: str) -> None:
-    message = f"got {dtype!r} on cpu, wanted float32; 16-bit types need a GPU"
+    message = f"got {dtype!r} on cpu, wanted float32; leave it out, or choose a GPU"
     with pytest.raises(ConfigurationError, match=message):
         Placement("cpu", dtype)
 

@@ -167,6 +167,7 @@ class Parity:
 
     architecture: str
     task: str
+    dtype: str
     sequences: int
     tokens: int
     differences: Mapping[str, float]  # result name -> largest absolute difference
@@ -218,7 +219,14 @@ def parity(
             # Not max(): a NaN on either side must come through.
             worst = np.maximum(differences[name], np.abs(got - wanted).max())
             differences[name] = float(worst)
-    return Parity(type(reference).__name__, ours.task, sequences, int(mask.sum()), differences)
+    return Parity(
+        type(reference).__name__,
+        ours.task,
+        ours.model.place.dtype,
+        sequences,
+        int(mask.sum()),
+        differences,
+    )
 
 
 def _random_input(

@@ -36,7 +36,7 @@ class Placement:
         self.dtype = ("float32" if on_cpu else "float16") if dtype == "auto" else dtype
         if on_cpu and self.dtype != "float32":
             raise ConfigurationError(
-                f"dtype: got {dtype!r} on cpu, wanted float32; 16-bit types need a GPU"
+                f"dtype: got {dtype!r} on cpu, wanted float32; leave it out, or choose a GPU"
             )
 
     @property

@@ -14,7 +14,7 @@ import ctypes
 import inspect
 
 from fusewire.errors import ConfigurationError
-from fusewire.kernels import CachingAllocator, default_allocator
+from fusewire.kernels import CachingAllocator, Error, cuda_built, default_allocator
 
 # torch's hook -> our function. Without them a block that another stream uses, or that a captured
 # graph is replayed in, would be reused too early.
@@ -32,15 +32,27 @@ _installed = False
 def use_torch_allocator() -> None:
     """Makes torch take its CUDA memory from fusewire, for the rest of the process.
 
-    Raises ConfigurationError when torch has no CUDA or already has memory of its own, Error when
-    this build of fusewire has no CUDA.
+    Raises ConfigurationError when torch has no CUDA or already has memory of its own, or when this
+    build of fusewire or this machine has no CUDA.
     """
     global _installed
     if _installed:
         return
-    import torch
-
-    default_allocator("cuda")  # says what is missing, if anything is
+    try:
+        import torch
+    except ImportError:
+        raise ConfigurationError(
+            "torch: got no such module, wanted a CUDA build of it; install torch"
+        ) from None
+    if not cuda_built():
+        raise ConfigurationError(
+            "use_torch_allocator: got a build without CUDA kernels, wanted one with them; build "
+            "fusewire with FUSEWIRE_CUDA=ON"
+        )
+    try:
+        default_allocator("cuda")  # says what is missing, if anything is
+    except Error as error:
+        raise ConfigurationError(str(error)) from None
     if not hasattr(torch._C, "_cuda_customAllocator"):
         raise ConfigurationError(
             f"torch: got {torch.__version__}, which is built without CUDA, wanted one with it; "

@@ -72,7 +72,8 @@ std::shared_ptr<Stream> make_stream(Device device) {
   if (device.index < 0 || device.index >= count) {
     fail("device: got ", device.text(), ", wanted one of ", count,
          count ? " on this machine; count from 0"
-               : " on this machine, which shows none; check nvidia-smi, or use device cpu");
+               : " on this machine, which shows none; check nvidia-smi (CUDA 13 wants driver 580 "
+                 "or later), or use device cpu");
   }
   auto* stream = new Stream{device, made_by.create_stream(device.index)};
   return {stream, [&made_by](Stream* s) {

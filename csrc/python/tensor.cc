@@ -130,10 +130,11 @@ void register_tensor(py::module_& m) {
       .def("section", &section, py::arg("begin"), py::arg("shape"), py::arg("dtype"),
            "A dense tensor inside this one's bytes, beginning at byte `begin`, as a view.")
       .def("first", &first_rows, py::arg("count"), "The first rows of a matrix, as a view.")
-      .def("__dlpack__", &to_dlpack, py::kw_only(), py::arg("stream") = py::none(),
-           py::arg("max_version") = py::none(), py::arg("dl_device") = py::none(),
-           py::arg("copy") = py::none(),
-           "A view; synchronise the stream that fills it first, a consumer's `stream` is not asked.")
+      .def(
+          "__dlpack__", &to_dlpack, py::kw_only(), py::arg("stream") = py::none(),
+          py::arg("max_version") = py::none(), py::arg("dl_device") = py::none(),
+          py::arg("copy") = py::none(),
+          "A view; synchronise the stream that fills it first, a consumer's `stream` is not asked.")
       .def("__dlpack_device__", &dlpack_device)
       .def_property_readonly("shape", &shape_tuple)
       .def_property_readonly("dtype", [](const Tensor& t) { return name_of(t.dtype); })

@@ -23,12 +23,12 @@ def gpus_of(device: str) -> tuple[int, ...]:
         return ()
     if device == "auto":
         return tuple(found()[:1])
-    words = re.fullmatch(r"cuda(?::(\d(?:,\d)*))?", device)
+    words = re.fullmatch(r"cuda(?::([0-9](?:,[0-9])*))?", device)
     gpus = tuple(int(word) for word in (words[1] or "0").split(",")) if words else ()
     if not gpus or len(set(gpus)) < len(gpus):
         raise ConfigurationError(
-            f"device: got {device[:80]!r}, wanted auto, cpu, cuda, cuda:N or several as cuda:0,1; "
-            "choose one of these"
+            f"device: got {device[:80]!r}, wanted auto, cpu, cuda, cuda:0 to cuda:9, or several as "
+            "cuda:0,1; choose one of these"
         )
     return gpus
 
@@ -40,7 +40,7 @@ def check(name: str, kind: str, gpus: Iterable[int]) -> None:
     """
     if kind.removeprefix("KIND_") != "GPU":
         return
-    remedy = "or import the model with --device cpu"
+    remedy = "or choose --device cpu"
     if not _built():
         raise ConfigurationError(
             f"{name}: instance_group: got KIND_GPU, wanted KIND_CPU: this build of fusewire has "
@@ -50,7 +50,7 @@ def check(name: str, kind: str, gpus: Iterable[int]) -> None:
     if not here:
         raise ConfigurationError(
             f"{name}: instance_group: got KIND_GPU, wanted KIND_CPU: this machine shows no GPU; "
-            f"see nvidia-smi and CUDA_VISIBLE_DEVICES, {remedy}"
+            f"see nvidia-smi (driver 580 or later) and CUDA_VISIBLE_DEVICES, {remedy}"
         )
     for gpu in gpus:
         if gpu not in here:

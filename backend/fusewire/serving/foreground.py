@@ -86,13 +86,15 @@ def _announce(out: Console, server: Server, as_json: bool) -> None:
             out,
             event="ready",
             models=server.models,
+            devices={model: server.device(model) for model in server.models},
             left_out=server.left_out,
             http=http,
             grpc=grpc,
             metrics=metrics,
         )
         return
-    out.print(f"serving {', '.join(server.models)}", markup=False)
+    placed = [f"{model} on {server.device(model)}" for model in server.models]
+    out.print(f"serving {', '.join(placed)}", markup=False)
     if server.left_out:
         out.print(f"  without weights, left out: {', '.join(server.left_out)}", markup=False)
     out.print(f"  gRPC     {grpc}\n  HTTP     http://{http}\n  metrics  http://{metrics}")

@@ -89,6 +89,14 @@ def on_a_gpu(config: Any) -> bool:
     return any(_kind(group) == devices.GPU for group in config.instance_group)
 
 
+def places(config: Any) -> str:
+    """Where a model's message puts its instances, in words."""
+    gpus = [gpu for group in config.instance_group for gpu in group.gpus]
+    if not on_a_gpu(config):
+        return "cpu"
+    return f"cuda:{','.join(map(str, gpus))}" if gpus else "every GPU"
+
+
 def settings_of(parameters: Any) -> ModelSettings:
     """ModelSettings from the `parameters` of a model's configuration (as Triton's JSON has it)."""
     settings = validated(

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from fusewire.errors import CheckpointError, ConfigurationError
 from fusewire.models import read_config, tasks_of
-from fusewire.serving import model_config
+from fusewire.serving import devices, model_config
 from fusewire.serving.config import NAME_PATTERN, Deployment, ModelSettings, validated
 from fusewire.serving.probe import probe
 from fusewire.tasks.contract import contract
@@ -64,6 +64,11 @@ def import_folder(
         chosen["task"] = tasks_of(config)
     checked = validated(ModelSettings, chosen)
     contract(checked.task)
+    if not devices.gpus_of(deployment.device) and checked.dtype in ("float16", "bfloat16"):
+        raise ConfigurationError(
+            f"dtype: got {checked.dtype} on cpu, wanted float32; leave out --dtype, or choose a "
+            "GPU with --device cuda"
+        )
     files = _served_files(source)
     question = probe(source, checked.task)
 
@@ -133,7 +138,7 @@ def check(repository: Path) -> tuple[list[str], list[str]]:
             try:
                 model_config.check(config, entry.name)
             except ConfigurationError as error:
-                told = str(error).startswith(entry.name)
+                told = str(error).startswith(f"{entry.name}: ")
                 raise ConfigurationError(f"{'' if told else f'{entry.name}: '}{error}") from None
             if not versions(entry):
                 empty.append(entry.name)

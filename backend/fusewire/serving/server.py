@@ -80,7 +80,7 @@ class Server:
                 self.endpoint,
                 self._workplace.path,
                 self.control_key,
-                on_gpus=any(self._on_a_gpu(model) for model in self.models),
+                on_gpus=any(self.device(model) != "cpu" for model in self.models),
             )
         except BaseException:
             self._workplace.remove()
@@ -163,8 +163,9 @@ class Server:
                 return path / model
         raise ConfigurationError(f"{model}: in none of the repositories; import it first")
 
-    def _on_a_gpu(self, model: str) -> bool:
-        return model_config.on_a_gpu(model_config.read(self.entry(model) / repository.CONFIG))
+    def device(self, model: str) -> str:
+        """Where a model's instances are, as operators say it."""
+        return model_config.places(model_config.read(self.entry(model) / repository.CONFIG))
 
     def _log_line(self, level: str, line: str) -> None:
         # What fails while starting is told in words, not by the server's log as well.
