@@ -38,13 +38,13 @@ def test_a_device_or_dtype_that_is_not_here_is_refused(folder, device, dtype, wo
 @pytest.mark.parametrize("graphs", [True, False])
 def test_forwards_are_recorded_before_the_first_request_if_wanted(folder, monkeypatch, graphs):
     recorded = []
-    monkeypatch.setattr(EncoderModel, "record_forwards", lambda model: recorded.append(model))
-    got = EncoderEngine(folder, "hidden", EngineSettings(graphs=graphs))
-    assert recorded == [got.model] * graphs
+    monkeypatch.setattr(EncoderModel, "record_forwards", lambda *asked: recorded.append(asked))
+    got = EncoderEngine(folder, "hidden", EngineSettings(graphs=graphs, max_batch_tokens=7000))
+    assert recorded == [(got.model, 7000)] * graphs
 
 
 def test_a_device_without_room_is_named(folder, monkeypatch):
-    def full(model):
+    def full(model, max_tokens):
         raise kernels.Error("out of memory: wanted 9 bytes; held: weights 8 bytes")
 
     monkeypatch.setattr(EncoderModel, "record_forwards", full)

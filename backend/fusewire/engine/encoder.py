@@ -189,7 +189,7 @@ def _loaded(folder: Path | str, task: str, settings: EngineSettings, device: str
     try:
         model = load_model(folder, task, place)
         if settings.graphs:
-            model.record_forwards()
+            model.record_forwards(settings.max_batch_tokens)
     except kernels.Error as error:  # no room, or no kernels for this model on this device
         raise ConfigurationError(f"{place.device}: {error}") from None
     return model
