@@ -10,7 +10,7 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 from fusewire.engine.encoder import EncoderEngine, Request
 from fusewire.errors import FusewireError, InvalidInput
-from fusewire.serving import devices
+from fusewire.serving import instance_group
 from fusewire.serving.installation import check_numpy
 from fusewire.serving.metrics import ServingMetrics
 from fusewire.serving.model_config import settings_of
@@ -26,7 +26,7 @@ class TritonPythonModel:
             check_numpy()
             config = json.loads(args["model_config"])
             name = args["model_name"]
-            device = devices.of_instance(
+            device = instance_group.of_instance(
                 name, args["model_instance_kind"], args["model_instance_device_id"]
             )
             settings = settings_of(config["parameters"])

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from fusewire import devices
 from fusewire.placement import Placement
 
 from tests import places
@@ -19,6 +20,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def place(request: pytest.FixtureRequest) -> Iterator[Placement]:
     with places.at(request.param) as place:
         yield place
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The GPUs of this machine, for a test to set: none at first."""
+    here: list[int] = []
+    monkeypatch.setattr(devices, "cuda_built", lambda: True)
+    monkeypatch.setattr(devices, "found", lambda: here)
+    return here
 
 
 @pytest.fixture(scope="session", autouse=True)

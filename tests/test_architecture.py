@@ -25,7 +25,8 @@ MAY_INCLUDE = {
 MAY_IMPORT = {
     "errors": set(),
     "kernels": {"_C"},
-    "placement": {"errors", "kernels"},
+    "devices": {"errors", "kernels"},
+    "placement": {"devices", "errors", "kernels"},
     "torch_memory": {"errors", "kernels"},
     "padded": {"errors"},
     "weights": {"errors"},
@@ -47,7 +48,7 @@ MAY_IMPORT = {
     "engine.micro_batches": {"errors", "kernels", "models", "tasks", "engine"},
     "engine.encoder": {"errors", "kernels", "models", "placement", "tasks", "engine"},
     "interop": {"errors", "kernels", "padded", "placement", "models", "weights", "engine.batch"},
-    "serving": {"errors", "kernels", "engine", "models", "tasks", "weights"},
+    "serving": {"devices", "errors", "kernels", "engine", "models", "tasks", "weights"},
     "cli": {"errors", "kernels", "engine", "models", "tasks", "weights", "serving", "interop"},
 }
 ONLY_IN = {

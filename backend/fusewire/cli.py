@@ -189,7 +189,7 @@ def check(
         float | None,
         typer.Option(min=0, help="Largest that passes; default 1e-4, 2^-5 in fp16, 2^-2 in bf16."),
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda or cuda:N.")] = "cpu",
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="auto, float32, float16 or bfloat16.")] = "auto",
     as_json: Json = False,
 ) -> None:

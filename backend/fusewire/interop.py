@@ -122,14 +122,15 @@ class Encoder:
 
 
 def load(
-    folder_or_model: Any, task: str | None = None, device: str = "cpu", dtype: str = "auto"
+    folder_or_model: Any, task: str | None = None, device: Any = "cpu", dtype: str = "auto"
 ) -> Encoder:
     """Loads a Hugging Face folder, or takes over a live transformers module (`from_torch`).
 
     `task` (hidden, classify, tag, answer, fill) defaults to what the folder's `architectures`
-    were made for. `device` is cpu, cuda or cuda:<index>; `dtype` "auto" is float32 on the CPU and
-    float16 on a GPU. Raises CheckpointError for a folder that cannot be loaded, ConfigurationError
-    for a device or dtype that is not to be had.
+    were made for. `device` is cpu, cuda (the first GPU), cuda:<index>, auto (the first GPU where
+    there is one, else the CPU) or a torch.device; `dtype` "auto" is float32 on the CPU and float16
+    on a GPU. Raises CheckpointError for a folder that cannot be loaded, ConfigurationError for a
+    device or dtype that is not to be had.
     """
     if not isinstance(folder_or_model, (str, Path)):
         return from_torch(folder_or_model, task, device, dtype)
@@ -140,7 +141,7 @@ def load(
 
 
 def from_torch(
-    hf_model: Any, task: str | None = None, device: str = "cpu", dtype: str = "auto"
+    hf_model: Any, task: str | None = None, device: Any = "cpu", dtype: str = "auto"
 ) -> Encoder:
     """Takes over a live transformers module: its configuration and its weights as they are now.
 
@@ -180,7 +181,7 @@ class Parity:
 def parity(
     folder: Path | str,
     task: str | None = None,
-    device: str = "cpu",
+    device: Any = "cpu",
     dtype: str = "auto",
     *,
     sequences: int = 8,

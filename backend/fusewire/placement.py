@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusewire import kernels
+from fusewire.devices import one_device
 from fusewire.errors import ConfigurationError
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
@@ -20,16 +21,16 @@ DTYPES = ("auto", "float32", "float16", "bfloat16")
 class Placement:
     """One model's stream and element type."""
 
-    def __init__(self, device: str = "cpu", dtype: str = "auto") -> None:
-        """`device` is cpu, cuda or cuda:<index>; `dtype` "auto" is float32 on the CPU and float16
-        elsewhere. ConfigurationError when this build or machine has no such device, or no kernels
-        for the dtype there."""
+    def __init__(self, device: Any = "cpu", dtype: str = "auto") -> None:
+        """`device` is auto (the first GPU, else the CPU), cpu, cuda, cuda:<index> or a
+        torch.device; `dtype` "auto" is float32 on the CPU and float16 elsewhere. ConfigurationError
+        when this build or machine has no such device, or no kernels for the dtype there."""
         if dtype not in DTYPES:
             raise ConfigurationError(
                 f"dtype: got {dtype!r}, wanted one of {', '.join(DTYPES)}; choose one of these"
             )
         try:
-            self.stream = kernels.Stream(device)
+            self.stream = kernels.Stream(one_device(device))
         except kernels.Error as error:
             raise ConfigurationError(str(error)) from None
         on_cpu = self.stream.device == "cpu"

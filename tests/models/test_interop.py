@@ -102,6 +102,16 @@ def test_bad_arguments_are_named(tmp_path, arguments, message):
         model(**{"input_ids": np.array([[5, 6, 7]])} | arguments)
 
 
+def test_a_device_is_a_word_or_torchs(tmp_path, gpus):
+    reference = tiny_checkpoint(tmp_path, "bert")
+    for device in ("auto", "cpu", reference.device):
+        assert fusewire.load(tmp_path, device=device).model.place.device == "cpu"
+        assert fusewire.from_torch(reference, device=device).model.place.device == "cpu"
+    assert parity(tmp_path, device="auto").largest <= MODEL_FP32
+    with pytest.raises(ConfigurationError, match=r"device: got 'cuda:0,1', wanted one of auto"):
+        fusewire.from_torch(reference, device="cuda:0,1")
+
+
 def test_what_cannot_be_loaded_is_said(tmp_path):
     with pytest.raises(CheckpointError, match=r"no such folder"):
         fusewire.load(tmp_path / "gone")
@@ -109,7 +119,7 @@ def test_what_cannot_be_loaded_is_said(tmp_path):
         fusewire.load(3)
     with pytest.raises(ConfigurationError, match=r"device: got cuda.*, wanted"):
         fusewire.load(tmp_path, device="cuda:9")
-    with pytest.raises(ConfigurationError, match=r"device: got 'tpu', wanted 'cpu', 'cuda'"):
+    with pytest.raises(ConfigurationError, match=r"device: got 'tpu', wanted one of auto, cpu"):
         fusewire.load(tmp_path, device="tpu")
     with pytest.raises(ConfigurationError, match=r"dtype: got 'float16' on cpu, wanted float32"):
         fusewire.load(tmp_path, dtype="float16")

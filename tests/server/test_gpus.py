@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from fusewire.serving import devices
+from fusewire import devices
 from fusewire.serving.config import Deployment, ServerSettings
 from fusewire.serving.repository import import_folder
 from fusewire.serving.server import Server

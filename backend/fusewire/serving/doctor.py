@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
+from fusewire import devices
 from fusewire.errors import ConfigurationError, FusewireError
-from fusewire.serving import devices
 from fusewire.serving.config import ServerSettings
 from fusewire.serving.endpoint import choose_ports
 from fusewire.serving.installation import check_numpy, find

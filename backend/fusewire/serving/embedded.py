@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import IO
 
 import fusewire
+from fusewire import devices
 from fusewire.errors import ConfigurationError, FusewireError
-from fusewire.serving import devices, processes
+from fusewire.serving import processes
 from fusewire.serving.config import ServerSettings
 from fusewire.serving.endpoint import CONTROL_HEADER, Endpoint
 from fusewire.serving.installation import Installation

@@ -9,8 +9,9 @@ from typing import Any
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
+from fusewire import devices
 from fusewire.errors import ConfigurationError
-from fusewire.serving import devices
+from fusewire.serving import instance_group
 from fusewire.serving.config import Deployment, ModelSettings, validated
 from fusewire.serving.probe import ProbeTensor
 from fusewire.tasks.contract import TensorContract, contract
@@ -41,7 +42,8 @@ def model_config(
     # No queue policy: it turns prefetching off and stalls the batcher; admission is the engine's.
     config.dynamic_batching.max_queue_delay_microseconds = deployment.queue_delay_us
     gpus = devices.gpus_of(deployment.device)
-    kind = model_config_pb2.ModelInstanceGroup.Kind.Value(devices.GPU if gpus else devices.CPU)
+    word = instance_group.GPU if gpus else instance_group.CPU
+    kind = model_config_pb2.ModelInstanceGroup.Kind.Value(word)
     config.instance_group.add(count=deployment.instances, kind=kind, gpus=gpus)
     for key, value in settings.parameters().items():
         config.parameters[key].string_value = value
@@ -80,13 +82,13 @@ def check(config: Any, name: str) -> ModelSettings:
     )
     contract(settings.task)
     for group in config.instance_group:
-        devices.check(name, _kind(group), group.gpus)
+        instance_group.check(name, _kind(group), group.gpus)
     return settings
 
 
 def on_a_gpu(config: Any) -> bool:
     """Whether a model's message has an instance on a GPU."""
-    return any(_kind(group) == devices.GPU for group in config.instance_group)
+    return any(_kind(group) == instance_group.GPU for group in config.instance_group)
 
 
 def places(config: Any) -> str:

@@ -15,9 +15,10 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from fusewire import devices
 from fusewire.errors import CheckpointError, ConfigurationError
 from fusewire.models import read_config, tasks_of
-from fusewire.serving import devices, model_config
+from fusewire.serving import model_config
 from fusewire.serving.config import NAME_PATTERN, Deployment, ModelSettings, validated
 from fusewire.serving.probe import probe
 from fusewire.tasks.contract import contract
