@@ -26,9 +26,8 @@ class TritonPythonModel:
             check_numpy()
             config = json.loads(args["model_config"])
             name = args["model_name"]
-            device = instance_group.of_instance(
-                name, args["model_instance_kind"], args["model_instance_device_id"]
-            )
+            kind = args["model_instance_kind"]
+            device = instance_group.of_instance(name, kind, args["model_instance_device_id"])
             settings = settings_of(config["parameters"])
             engine_settings = settings.engine()
             if not engine_settings.threads:
@@ -37,6 +36,9 @@ class TritonPythonModel:
                 )
             folder = Path(args["model_repository"]) / args["model_version"]
             self._engine = EncoderEngine(folder, settings.task, engine_settings, device=device)
+            # The only word of it where the server settled KIND_AUTO by itself.
+            dtype = self._engine.model.place.dtype
+            pb_utils.Logger.log_info(f"{name}: KIND_{kind}: computes on {device} in {dtype}")
             self._metrics = ServingMetrics(
                 pb_utils.MetricFamily, name, settings.task, settings.reloads, device
             )

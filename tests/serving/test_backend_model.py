@@ -16,6 +16,8 @@ from fusewire.engine.encoder import ComputeFailed
 from fusewire.errors import InvalidInput
 from fusewire.serving.embedded import _backend_model
 
+from tests.reference import tiny_checkpoint
+
 
 class Failure(Exception):
     pass
@@ -75,18 +77,18 @@ def test_a_gpu_instance_says_that_there_are_no_cuda_kernels(
 
 @pytest.mark.parametrize(
     ("kind", "device_id", "device"),
-    [("CPU", "0", "cpu"), ("MODEL", "0", "cpu"), ("GPU", "1", "cuda:1")],
+    [("CPU", "0", "cpu"), ("GPU", "1", "cuda:1"), ("AUTO", "0", "cuda:0")],
 )
 def test_an_instance_computes_where_triton_puts_it(
     model: Any,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    gpus: list[int],
     kind: str,
     device_id: str,
     device: str,
 ) -> None:
-    monkeypatch.setattr(devices, "cuda_built", lambda: True)
-    monkeypatch.setattr(devices, "found", lambda: [0, 1])
+    gpus += [0, 1]
     given: dict[str, Any] = {}
 
     def engine(*arguments: Any, **settings: Any) -> Any:
@@ -98,6 +100,25 @@ def test_an_instance_computes_where_triton_puts_it(
     with pytest.raises(Failure, match="far"):
         model.TritonPythonModel().initialize(arguments(tmp_path) | changes)
     assert given == {"device": device}
+
+
+def test_an_instance_of_no_kind_is_refused(model: Any, tmp_path: Path) -> None:
+    values = arguments(tmp_path) | {"model_instance_kind": "MODEL"}
+    with pytest.raises(Failure, match="m: instance_group: got KIND_MODEL, wanted KIND_GPU"):
+        model.TritonPythonModel().initialize(values)
+
+
+def test_the_log_says_where_an_instance_computes(
+    model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logged: list[str] = []
+    logger = types.SimpleNamespace(log_info=logged.append)
+    monkeypatch.setattr(model.pb_utils, "Logger", logger, raising=False)
+    monkeypatch.setattr(model, "ServingMetrics", lambda *arguments: None)
+    monkeypatch.setattr(model.pb_utils, "MetricFamily", None, raising=False)
+    tiny_checkpoint(tmp_path / "1", "bert")
+    model.TritonPythonModel().initialize(arguments(tmp_path))
+    assert logged == ["m: KIND_CPU: computes on cpu in float32"]
 
 
 def test_an_unknown_parameter_is_a_load_error(model: Any, tmp_path: Path) -> None:

@@ -29,6 +29,34 @@ def test_an_instance_without_its_gpu_is_refused(gpus: list[int]) -> None:
         instance_group.of_instance("m", "GPU", "2")
 
 
+@pytest.mark.parametrize(
+    ("kind", "named", "here", "place"),
+    [
+        ("KIND_CPU", [], [0, 1], "cpu"),
+        ("KIND_GPU", [], [0, 1], "every GPU"),
+        ("KIND_GPU", [1], [0, 1], "cuda:1"),
+        ("KIND_AUTO", [], [], "cpu"),
+        ("KIND_AUTO", [], [0, 1], "every GPU"),
+        ("KIND_AUTO", [0, 1], [0, 1], "cuda:0,1"),
+    ],
+)
+def test_a_group_is_said_where_triton_puts_it(
+    gpus: list[int], kind: str, named: list[int], here: list[int], place: str
+) -> None:
+    gpus += here
+    instance_group.check("m", kind, named)
+    assert instance_group.described(kind, named) == place
+
+
+@pytest.mark.parametrize("here", [[], [0]])
+def test_triton_may_not_take_the_cpu_for_a_gpu_that_is_named(
+    gpus: list[int], here: list[int]
+) -> None:
+    gpus += here
+    with pytest.raises(ConfigurationError, match=r"m: instance_group: got (KIND_AUTO|GPU 1)"):
+        instance_group.check("m", "KIND_AUTO", [1])
+
+
 @pytest.mark.parametrize("on_gpus", [False, True])
 def test_the_server_takes_no_memory_of_the_gpus_for_itself(
     gpus: list[int], tmp_path, on_gpus: bool

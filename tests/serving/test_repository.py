@@ -92,7 +92,7 @@ def test_the_deployment_is_written(checkpoint: Path, tmp_path: Path) -> None:
     config = parse(entry)
     assert config.instance_group[0].count == 3
     assert config.instance_group[0].kind == model_config_pb2.ModelInstanceGroup.KIND_CPU
-    assert not model_config.on_a_gpu(config)
+    assert model_config.places(config) == "cpu"
     assert config.max_batch_size == 7
     assert config.dynamic_batching.max_queue_delay_microseconds == 0
     assert config.version_policy.latest.num_versions == 2
@@ -192,7 +192,25 @@ def test_an_entry_for_a_gpu_is_written_anywhere_and_checked_before_serving(
         repository.check(tmp_path)
     monkeypatch.setattr(devices, "found", lambda: [0, 1, 2])
     assert repository.check(tmp_path) == ([entry.name], [])
-    assert model_config.on_a_gpu(parse(entry))
+    assert model_config.places(parse(entry)) == "cuda:0,2"
+
+
+def test_a_file_without_instance_groups_goes_where_triton_puts_it(
+    checkpoint: Path, tmp_path: Path, gpus: list[int]
+) -> None:
+    config = parse(repository.import_folder(checkpoint, tmp_path))
+    cpu = config.instance_group[0]
+    del config.instance_group[:]
+    model_config.check(config, "m")
+    assert model_config.places(config) == "cpu"
+    gpus += [0, 1]
+    assert model_config.places(config) == "every GPU"
+    config.instance_group.append(cpu)
+    config.instance_group.add(kind=model_config_pb2.ModelInstanceGroup.KIND_AUTO, gpus=[1])
+    assert model_config.places(config) == "cpu and cuda:1"
+    config.instance_group.add(kind=model_config_pb2.ModelInstanceGroup.KIND_MODEL)
+    with pytest.raises(ConfigurationError, match="m: instance_group: got KIND_MODEL, wanted"):
+        model_config.check(config, "m")
 
 
 def test_a_misspelt_key_is_named_with_its_line(checkpoint: Path, tmp_path: Path) -> None:

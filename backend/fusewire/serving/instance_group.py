@@ -1,33 +1,44 @@
-"""Devices of a model's instances as config.pbtxt and Triton have them."""
+"""Devices of a model's instances as config.pbtxt and Triton have them.
+
+Of the kinds, KIND_MODEL has no meaning here and is refused. KIND_AUTO, also that of a file without
+instance groups, is settled by Triton before a model hears of it: on GPUs where there are any, else
+on the CPU, and so even where the file names a GPU that is missing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from fusewire import devices
 from fusewire.errors import ConfigurationError
 
+AUTO = "KIND_AUTO"
 CPU = "KIND_CPU"
 GPU = "KIND_GPU"
 
 
-def check(name: str, kind: str, gpus: Iterable[int]) -> None:
+def check(name: str, kind: str, gpus: Sequence[int]) -> None:
     """ConfigurationError for an instance group that this build or machine has no device for.
 
-    `kind`: Triton's, with or without KIND_ before it. No `gpus`: any.
+    No `gpus`: any.
     """
-    if kind.removeprefix("KIND_") != "GPU":
+    if kind not in (AUTO, CPU, GPU):
+        raise ConfigurationError(
+            f"{name}: instance_group: got {kind}, wanted {GPU}, {CPU} or {AUTO}; say where to "
+            "compute: write one of these into config.pbtxt, or import the model with --device"
+        )
+    if kind == CPU or (kind == AUTO and not gpus):
         return
     remedy = "or choose --device cpu"
     if not devices.cuda_built():
         raise ConfigurationError(
-            f"{name}: instance_group: got KIND_GPU, wanted KIND_CPU: this build of fusewire has "
+            f"{name}: instance_group: got {kind}, wanted {CPU}: this build of fusewire has "
             f"no CUDA kernels; build it with FUSEWIRE_CUDA=ON, {remedy}"
         )
     here = devices.found()
     if not here:
         raise ConfigurationError(
-            f"{name}: instance_group: got KIND_GPU, wanted KIND_CPU: this machine shows no GPU; "
+            f"{name}: instance_group: got {kind}, wanted {CPU}: this machine shows no GPU; "
             f"see nvidia-smi (driver 580 or later) and CUDA_VISIBLE_DEVICES, {remedy}"
         )
     for gpu in gpus:
@@ -39,8 +50,16 @@ def check(name: str, kind: str, gpus: Iterable[int]) -> None:
 
 
 def of_instance(name: str, kind: str, device_id: str) -> str:
-    """Where an instance computes: `kind` and `device_id` as Triton tells them."""
-    if kind.removeprefix("KIND_") != "GPU":
+    """Where an instance computes: `kind`, without KIND_, and `device_id` as Triton tells them."""
+    kind = f"KIND_{kind}"
+    check(name, kind, [int(device_id)] if kind == GPU else [])
+    if kind == AUTO:  # no Triton that we know leaves it unsettled
+        return devices.one_device("auto")
+    return f"cuda:{device_id}" if kind == GPU else "cpu"
+
+
+def described(kind: str, gpus: Sequence[int]) -> str:
+    """Where Triton puts a group's instances, as operators say it."""
+    if kind not in (AUTO, GPU) or (kind == AUTO and not devices.found()):
         return "cpu"
-    check(name, kind, [int(device_id)])
-    return f"cuda:{device_id}"
+    return f"cuda:{','.join(map(str, gpus))}" if gpus else "every GPU"

@@ -81,22 +81,15 @@ def check(config: Any, name: str) -> ModelSettings:
         {key: {"string_value": value.string_value} for key, value in config.parameters.items()}
     )
     contract(settings.task)
-    for group in config.instance_group:
-        instance_group.check(name, _kind(group), group.gpus)
+    for kind, gpus in _groups(config):
+        instance_group.check(name, kind, gpus)
     return settings
-
-
-def on_a_gpu(config: Any) -> bool:
-    """Whether a model's message has an instance on a GPU."""
-    return any(_kind(group) == instance_group.GPU for group in config.instance_group)
 
 
 def places(config: Any) -> str:
     """Where a model's message puts its instances, in words."""
-    gpus = [gpu for group in config.instance_group for gpu in group.gpus]
-    if not on_a_gpu(config):
-        return "cpu"
-    return f"cuda:{','.join(map(str, gpus))}" if gpus else "every GPU"
+    words = (instance_group.described(kind, gpus) for kind, gpus in _groups(config))
+    return " and ".join(dict.fromkeys(words))
 
 
 def settings_of(parameters: Any) -> ModelSettings:
@@ -108,8 +101,11 @@ def settings_of(parameters: Any) -> ModelSettings:
     return settings
 
 
-def _kind(group: Any) -> str:
-    return str(model_config_pb2.ModelInstanceGroup.Kind.Name(group.kind))
+def _groups(config: Any) -> list[tuple[str, list[int]]]:
+    """(kind, GPUs) of each instance group."""
+    name_of = model_config_pb2.ModelInstanceGroup.Kind.Name
+    groups = [(str(name_of(group.kind)), list(group.gpus)) for group in config.instance_group]
+    return groups or [(instance_group.AUTO, [])]
 
 
 def _input(tensor: TensorContract) -> Any:
