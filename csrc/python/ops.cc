@@ -67,6 +67,8 @@ void register_ops(py::module_& m) {
              return SequenceBatch(cu_seqlens, upload(cu_seqlens, "input", stream));
            }),
            py::arg("cu_seqlens"), py::arg_v("stream", Stream{}, "Stream()"))
+      .def(py::init<Tensor, Tensor>(), py::arg("cu_seqlens"), py::arg("device_offsets"),
+           "The same offsets twice: on the host, and where the kernels run.")
       .def_static("bucket", &SequenceBatch::bucket, py::arg("device_offsets"), py::arg("tokens"),
                   py::arg("max_seqlen"),
                   "Upper bounds, for what is captured once; the offsets are read at every replay.")

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
+from fusewire import kernels
 from fusewire.models.packed_input import Layout, PackedInput, pack
 from fusewire.placement import Placement
 from hypothesis import given
@@ -46,6 +49,29 @@ def test_a_block_holds_what_was_packed(lengths, spare, typed, seed) -> None:
 @pytest.mark.parametrize("place", [CPU, GPU_FP32], indirect=True)
 def test_a_block_crosses_to_the_device(place: Placement) -> None:
     check([3, 1, 40], (5, 13), True, 0, place)
+
+
+@pytest.mark.parametrize("place", [CPU, GPU_FP32], indirect=True)
+def test_kernels_find_the_sequences_in_the_block(place: Placement) -> None:
+    offsets = np.int32([0, 3, 4, 44])
+    ids = np.zeros(44, np.int64)
+    layout = Layout(44, 3)
+    block = pack(layout, ids, ids.astype(np.int32), None, offsets)
+    batch = PackedInput.upload(layout, block, place).batch(offsets)
+    assert (batch.tokens, batch.sequences, batch.max_seqlen) == (44, 3, 40)
+    rows = np.random.default_rng(0).standard_normal((44, 16), np.float32)
+    pooled = place.empty(3, 16)
+    kernels.pool(pooled, place.floats(rows), batch, "max", place.stream)
+    wanted = np.stack([rows[a:b].max(0) for a, b in itertools.pairwise(offsets)])
+    np.testing.assert_array_equal(place.numpy(pooled), wanted)
+
+
+def test_offsets_in_a_block_with_room_to_spare_are_refused() -> None:
+    offsets = np.int32([0, 3])
+    block = np.zeros(Layout(3, 2).nbytes, np.uint8)
+    inputs = PackedInput.upload(Layout(3, 2), block, Placement())
+    with pytest.raises(kernels.Error, match=r"device_offsets: got int32\[3\], wanted int32\[2\]"):
+        inputs.batch(offsets)
 
 
 @given(st.integers(1, 5000), st.integers(1, 300))

@@ -144,10 +144,9 @@ class EncoderModel:
                 return hidden
         layout = Layout(ids.size, lengths.size)
         block = pack(layout, ids, positions, types, offsets)
+        inputs = PackedInput.upload(layout, block, self.place)
         hidden = self.place.empty(ids.size, self.hidden_size)
-        self._forward(
-            PackedInput.upload(layout, block, self.place), self.place.sequences(offsets), hidden
-        )
+        self._forward(inputs, inputs.batch(offsets), hidden)
         self.computed_tokens = hidden.shape[0]
         return hidden
 

@@ -74,6 +74,11 @@ class PackedInput:
     def upload(cls, layout: Layout, block: NDArray[np.uint8], place: Placement) -> PackedInput:
         return cls(layout, place.exact(block, np.uint8))
 
+    def batch(self, cu_seqlens: NDArray[np.int32]) -> kernels.SequenceBatch:
+        """The sequences, for kernels that read their offsets from the block; `cu_seqlens` is what
+        was packed, for a layout without room to spare."""
+        return kernels.SequenceBatch(kernels.Tensor.from_numpy(cu_seqlens), self.offsets)
+
 
 def _section(block: NDArray[np.uint8], begin: int, count: int) -> NDArray[np.int32]:
     return block[begin : begin + 4 * count].view(np.int32)
