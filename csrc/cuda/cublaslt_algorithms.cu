@@ -1,5 +1,7 @@
-// Which of its algorithms the library suggests, and which of those are accurate enough.
+// Which of its algorithms the library suggests.
+#include <algorithm>
 #include <cstring>
+#include <iterator>
 
 #include "cuda/cublaslt_problem.h"
 
@@ -10,24 +12,6 @@ using namespace cublaslt;
 
 constexpr int kAsked = 12;  // suggestions at a time; the best is seldom beyond
 
-// Of the kernels that split k most store a sum rounded to T, to which another kernel applies the
-// epilogue: half precision would be rounded twice (seen with 13.1 for every such algorithm but the
-// Hopper kernels, whose last block adds up the fp32 sums and applies the epilogue to them). The
-// residual is no part of the epilogue and is right with all of them, unless it lies where out does:
-// then the library adds the rounded sum to it.
-bool rounds_once(const cublasLtMatmulAlgo_t& algo) {
-  constexpr int32_t kHopperKernels = 66;
-  int32_t id = 0, split = 0;
-  size_t written = 0;
-  check(cublasLtMatmulAlgoConfigGetAttribute(&algo, CUBLASLT_ALGO_CONFIG_ID, &id, sizeof(id),
-                                             &written),
-        "algorithm");
-  check(cublasLtMatmulAlgoConfigGetAttribute(&algo, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &split,
-                                             sizeof(split), &written),
-        "algorithm");
-  return split <= 1 || id == kHopperKernels;
-}
-
 template <class Value>
 void prefer(cublasLtMatmulPreferenceOpaque_t& preference,
             cublasLtMatmulPreferenceAttributes_t attribute, Value value) {
@@ -37,7 +21,7 @@ void prefer(cublasLtMatmulPreferenceOpaque_t& preference,
 
 template <class T>
 std::vector<CublasltAlgorithm> ask(const GemmArguments& a, Problem& p, bool may_split_k,
-                                   bool round_once, const Stream& stream) {
+                                   const Stream& stream) {
   cublasLtMatmulPreferenceOpaque_t preference;
   check(cublasLtMatmulPreferenceInit(&preference), "preference");
   prefer(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, uint64_t{kWorkspaceBytes});
@@ -66,7 +50,6 @@ std::vector<CublasltAlgorithm> ask(const GemmArguments& a, Problem& p, bool may_
   std::vector<CublasltAlgorithm> result;
   for (int i = 0; i < returned; ++i) {
     if (found[i].state != CUBLAS_STATUS_SUCCESS) continue;
-    if (round_once && !rounds_once(found[i].algo)) continue;
     CublasltAlgorithm algorithm;
     static_assert(sizeof(algorithm.words) == sizeof(found[i].algo));
     std::memcpy(algorithm.words, &found[i].algo, sizeof(algorithm.words));
@@ -78,16 +61,20 @@ std::vector<CublasltAlgorithm> ask(const GemmArguments& a, Problem& p, bool may_
 
 // With the activation in the epilogue, or apart from it.
 template <class T>
-std::vector<CublasltAlgorithm> suggestions(const GemmArguments& a, size_t count,
+std::vector<CublasltAlgorithm> suggestions(const GemmArguments& a, size_t count, Rounding rounding,
                                            bool activation_apart, const Stream& stream) {
   const Activation fused = activation_apart ? Activation::kNone : a.activation;
   Problem p;
   describe<T>(a, fused, p);
-  const bool round_once = !std::is_same_v<T, float> && (a.bias || fused != Activation::kNone);
-  auto found = ask<T>(a, p, true, round_once, stream);
-  if (round_once && found.size() < kAsked) {
-    const auto unsplit = ask<T>(a, p, false, false, stream);
-    found.insert(found.end(), unsplit.begin(), unsplit.end());
+  const bool may_round_twice = !std::is_same_v<T, float> && (a.bias || fused != Activation::kNone);
+  auto found = ask<T>(a, p, !may_round_twice || rounding == Rounding::kUnknown, stream);
+  if (may_round_twice && rounding == Rounding::kUnknown) {  // should none of these do
+    for (const CublasltAlgorithm& unsplit : ask<T>(a, p, false, stream)) {
+      const auto same = [&](const CublasltAlgorithm& other) {
+        return std::equal(unsplit.words, std::end(unsplit.words), other.words);
+      };
+      if (std::none_of(found.begin(), found.end(), same)) found.push_back(unsplit);
+    }
   }
   if (found.size() > count) found.resize(count);
   for (CublasltAlgorithm& algorithm : found) algorithm.activation_apart = activation_apart;
@@ -102,19 +89,21 @@ size_t cublaslt_version() {
 
 template <class T>
 std::vector<CublasltAlgorithm> cublaslt_algorithms(const GemmArguments& a, size_t count,
-                                                   const Stream& stream) {
+                                                   Rounding rounding, const Stream& stream) {
   if (!cublaslt_fits(a)) return {};
   std::vector<CublasltAlgorithm> found;
-  if (in_epilogue<T>(a.activation)) found = suggestions<T>(a, count, false, stream);
+  if (in_epilogue<T>(a.activation)) {
+    found = suggestions<T>(a, count, rounding, false, stream);
+  }
   if (found.empty() && a.activation != Activation::kNone) {
-    found = suggestions<T>(a, count, true, stream);
+    found = suggestions<T>(a, count, rounding, true, stream);
   }
   return found;
 }
 
 #define INSTANTIATE(T)                                                                         \
   template std::vector<CublasltAlgorithm> cublaslt_algorithms<T>(const GemmArguments&, size_t, \
-                                                                 const Stream&);
+                                                                 Rounding, const Stream&);
 FUSEWIRE_FOR_EACH_FLOAT(INSTANTIATE)
 #undef INSTANTIATE
 

@@ -25,10 +25,15 @@ size_t cublaslt_version();
 // bias off a 16-byte boundary, which its kernels take for granted.
 bool cublaslt_fits(const GemmArguments& a);
 
+// Of the library's kernels that split k some round the sum to half precision before bias and
+// activation. kOnce asks for none that split k where that matters; kUnknown is for callers who look
+// at what they compute (gemm_rounding.h).
+enum class Rounding { kOnce, kUnknown };
+
 // At most `count` suggestions of the library, its best first; none when it cannot compute this.
 template <class T>
 std::vector<CublasltAlgorithm> cublaslt_algorithms(const GemmArguments& a, size_t count,
-                                                   const Stream& stream);
+                                                   Rounding rounding, const Stream& stream);
 
 // False, with nothing launched, when the algorithm cannot compute this product.
 //

@@ -35,7 +35,7 @@ void gemm(void* out, int64_t out_stride, const void* x, int64_t x_stride, const 
                            residual, residual_stride, m, n,        k,      activation};
   if (run_gemm<T>(a, choose_gemm<T>(a, stream), stream)) return;
   // What suits the bucket does not always suit each of its products, nor a neighbour's choice.
-  for (const CublasltAlgorithm& algorithm : cublaslt_algorithms<T>(a, 1, stream)) {
+  for (const CublasltAlgorithm& algorithm : cublaslt_algorithms<T>(a, 1, Rounding::kOnce, stream)) {
     if (cublaslt_gemm<T>(a, algorithm, stream)) return;
   }
   plain_gemm<T>(a, stream);

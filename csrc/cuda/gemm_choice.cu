@@ -21,8 +21,8 @@ namespace fusewire::cuda {
 namespace {
 
 // In the file's name: another meaning of a key, another way of timing.
-constexpr int kVersion = 1;
-constexpr int kSuggestions = 12;  // of cuBLASLt
+constexpr int kVersion = 2;
+constexpr int kSuggestions = 18;  // of cuBLASLt
 constexpr int64_t kLargestBucket = 65536;
 // Rows that are timed at most: beyond them the waves of blocks are many and the ranking stays.
 constexpr int64_t kMostRowsTimed = 32768;
@@ -100,7 +100,7 @@ GemmChoice by_cublaslt(const CublasltAlgorithm& algorithm) {
 
 template <class T>
 GemmChoice first_suggestion(const GemmArguments& a, const Stream& stream) {
-  const auto suggested = cublaslt_algorithms<T>(a, 1, stream);
+  const auto suggested = cublaslt_algorithms<T>(a, 1, Rounding::kOnce, stream);
   return suggested.empty() ? GemmChoice() : by_cublaslt(suggested[0]);
 }
 
@@ -114,7 +114,7 @@ std::vector<GemmChoice> candidates(const GemmArguments& a, bool hopper, const St
     all.back().kernel = GemmKernel::kSm90;
     all.back().configuration = i;
   }
-  const auto suggested = cublaslt_algorithms<T>(a, kSuggestions, stream);
+  const auto suggested = cublaslt_algorithms<T>(a, kSuggestions, Rounding::kUnknown, stream);
   // Without a workspace first: it takes memory, and mostly a second launch.
   for (const bool workspace : {false, true}) {
     for (const CublasltAlgorithm& algorithm : suggested) {

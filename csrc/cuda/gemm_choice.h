@@ -5,8 +5,9 @@
 // A product is known by its key: element type, n, k, a bucket of m, alignment and what the epilogue
 // does. So a bucket of rows has one choice, made with the rows it was first asked for, which stays
 // while the process lives, and with the file from one process to the next. Whatever the choice,
-// sums are fp32; ours are rounded once. cuBLASLt's may be rounded to the element type before an
-// activation that follows as a pass of its own, and before a residual that is out itself.
+// sums are fp32; ours are rounded once. cuBLASLt's are rounded before an activation that follows as
+// a pass of its own, and most of them before a residual that is out itself (which torch adds so
+// too); what else rounds twice is not chosen (gemm_rounding.h).
 //
 // fp32 is not timed and takes cuBLASLt's first suggestion: there the order of additions is most of
 // the error, the fastest kernels add in the longest chains, and the library weighs that.

@@ -8,11 +8,11 @@
 
 namespace fusewire::cuda {
 
-// The candidate that computes a product of this shape fastest, with its time; of several that are
-// as good as equal the earliest. Waits for the stream and runs on it. Operands are random; weights
-// come cold from memory, as they do when a model's layers take turns, activations as the caches
-// left them. Nothing when no candidate computes the product, or the device has no memory left for
-// the operands. T is __half or __nv_bfloat16.
+// The candidate that computes a product of this shape fastest and rounds once (gemm_rounding.h),
+// with its time; of several that are as good as equal the earliest. Waits for the stream and runs
+// on it. Operands are random; weights come cold from memory, as they do when a model's layers take
+// turns, activations as the caches left them. Nothing when no candidate computes the product, or
+// the device has no memory left for the operands. T is __half or __nv_bfloat16.
 template <class T>
 std::optional<GemmChoice> time_gemm(const GemmArguments& shape,
                                     const std::vector<GemmChoice>& candidates,
