@@ -13,7 +13,8 @@ class CpuRuntime : public Runtime {
  public:
   int device_count() const override { return 1; }
   std::string device_name(int) const override { return "cpu"; }
-  int make_current(int) override { return 0; }
+  bool enter(int) override { return false; }
+  void leave() noexcept override {}
   void* create_stream(int) override { return nullptr; }
   void destroy_stream(int, void*) noexcept override {}
   void synchronize(const Stream&) override {}

@@ -20,8 +20,9 @@ class Runtime {
   virtual int device_count() const = 0;
   virtual std::string device_name(int index) const = 0;  // as its maker calls it
 
-  // Makes a device the one that this thread's calls mean; returns which it was before.
-  virtual int make_current(int index) = 0;
+  // Makes a device the one that this thread's calls mean; true where `leave` has to undo it.
+  virtual bool enter(int index) = 0;
+  virtual void leave() noexcept = 0;
 
   virtual void* create_stream(int index) = 0;
   // Waits for the stream's work.
@@ -53,19 +54,16 @@ bool has_runtime(DeviceType type);
 class CurrentDevice {
  public:
   explicit CurrentDevice(Device device)
-      : runtime_(runtime(device.type)), before_(runtime_.make_current(device.index)) {}
+      : runtime_(runtime(device.type)), entered_(runtime_.enter(device.index)) {}
   ~CurrentDevice() {
-    try {
-      runtime_.make_current(before_);
-    } catch (const Error&) {  // of earlier work on the device, whose caller hears of it elsewhere
-    }
+    if (entered_) runtime_.leave();
   }
   CurrentDevice(const CurrentDevice&) = delete;
   CurrentDevice& operator=(const CurrentDevice&) = delete;
 
  private:
   Runtime& runtime_;
-  int before_;
+  bool entered_;
 };
 
 // A stream that lives as long as the pointer. Error when the device does not exist.

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/raw_memory.h"
+#include "cuda/current_device.h"
 #include "cuda/launch.h"
 #include "cuda/relaxed_capture.h"
 
@@ -17,22 +18,11 @@ namespace fusewire::cuda {
 namespace {
 
 // For the length of a scope: this device is the thread's, and captures elsewhere do not mind.
-class Here {
- public:
-  explicit Here(int index) {
-    if (cudaGetDevice(&before_) == cudaSuccess && before_ != index) cudaSetDevice(index);
-    changed_ = before_ != index;
-  }
-  ~Here() {
-    if (changed_ && cudaSetDevice(before_) != cudaSuccess) cudaGetLastError();
-  }
-  Here(const Here&) = delete;
-  Here& operator=(const Here&) = delete;
+struct Scope {
+  explicit Scope(int index) noexcept : here(index) {}
 
- private:
-  const RelaxedCapture relaxed_;
-  int before_ = 0;
-  bool changed_ = false;
+  const Here here;
+  const RelaxedCapture relaxed;
 };
 
 class CudaMemory : public RawMemory {
@@ -53,7 +43,7 @@ class CudaMemory : public RawMemory {
   }
 
   ~CudaMemory() override {
-    const Here here(index_);
+    const Scope scope(index_);
     for (cudaEvent_t event : idle_events_) cudaEventDestroy(event);
   }
 
@@ -65,7 +55,7 @@ class CudaMemory : public RawMemory {
   size_t page() const override { return size_t{2} << 20; }
 
   void* allocate(size_t bytes) override {
-    const Here here(index_);
+    const Scope scope(index_);
     void* data = nullptr;
     const cudaError_t status = cudaMalloc(&data, bytes);
     if (status == cudaErrorMemoryAllocation) {
@@ -79,12 +69,12 @@ class CudaMemory : public RawMemory {
   // cudaFree waits for the device by itself. An error here is that of an earlier kernel, which the
   // next checked call reports too, or the driver's end with the process.
   void release(void* data, size_t) noexcept override {
-    const Here here(index_);
+    const Scope scope(index_);
     if (cudaFree(data) != cudaSuccess) cudaGetLastError();
   }
 
   Progress set_mark(const Stream& stream, void** mark) noexcept override {
-    const Here here(index_);
+    const Scope scope(index_);
     const std::lock_guard lock(capture_begins());
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusActive;
     // The default stream answers with an error while a stream that it would wait for is captured.
@@ -106,14 +96,14 @@ class CudaMemory : public RawMemory {
   }
 
   bool passed(void* mark) noexcept override {
-    const Here here(index_);
+    const Scope scope(index_);
     const bool done = cudaEventQuery(static_cast<cudaEvent_t>(mark)) == cudaSuccess;
     if (!done) cudaGetLastError();
     return done;
   }
 
   bool wait(void* mark) noexcept override {
-    const Here here(index_);
+    const Scope scope(index_);
     const bool done = cudaEventSynchronize(static_cast<cudaEvent_t>(mark)) == cudaSuccess;
     if (!done) cudaGetLastError();
     return done;
@@ -124,7 +114,7 @@ class CudaMemory : public RawMemory {
   }
 
   bool finish() noexcept override {
-    const Here here(index_);
+    const Scope scope(index_);
     const bool done = cudaDeviceSynchronize() == cudaSuccess;
     if (!done) cudaGetLastError();
     return done;

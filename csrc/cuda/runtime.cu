@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "core/runtime.h"
+#include "cuda/current_device.h"
 #include "cuda/launch.h"
 #include "cuda/relaxed_capture.h"
 
@@ -28,12 +29,14 @@ class CudaRuntime : public Runtime {
     return properties.name;
   }
 
-  int make_current(int index) override {
-    int before = 0;
-    check(cudaGetDevice(&before), "current device");
-    if (before != index) check(cudaSetDevice(index), "device");
-    return before;
+  bool enter(int index) override {
+    bool entered = false;
+    const CUresult status = push_context(index, &entered);
+    check(static_cast<cudaError_t>(status), "device");  // the codes are the same
+    return entered;
   }
+
+  void leave() noexcept override { pop_context(); }
 
   void* create_stream(int index) override {
     const CurrentDevice here({DeviceType::kCuda, index});
@@ -42,26 +45,31 @@ class CudaRuntime : public Runtime {
     return stream;
   }
 
-  void destroy_stream(int, void* stream) noexcept override {
+  void destroy_stream(int index, void* stream) noexcept override {
+    const Here here(index);
     cudaStreamSynchronize(static_cast<cudaStream_t>(stream));
     cudaStreamDestroy(static_cast<cudaStream_t>(stream));
   }
 
   void synchronize(const Stream& stream) override {
+    const Here here(stream.device.index);
     check(cudaStreamSynchronize(handle(stream)), "stream synchronisation");
   }
 
   // From pageable memory the driver stages a copy before the call returns.
   void copy_in(void* to, const void* from, size_t bytes, const Stream& stream) override {
+    const Here here(stream.device.index);
     check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, handle(stream)), "copy in");
   }
 
   void copy_out(void* to, const void* from, size_t bytes, const Stream& stream) override {
+    const Here here(stream.device.index);
     check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, handle(stream)), "copy out");
     synchronize(stream);
   }
 
   void copy(void* to, const void* from, size_t bytes, const Stream& stream) override {
+    const Here here(stream.device.index);
     check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, handle(stream)), "copy");
   }
 
@@ -83,10 +91,14 @@ class CudaRuntime : public Runtime {
     const cudaError_t status = cudaGraphInstantiate(&exec, graph, 0);
     cudaGraphDestroy(graph);
     check(status, "graph");
-    return {exec, [](cudaGraphExec_t e) { cudaGraphExecDestroy(e); }};
+    return {exec, [index = stream.device.index](cudaGraphExec_t e) {
+              const Here there(index);
+              cudaGraphExecDestroy(e);
+            }};
   }
 
   void abandon_capture(const Stream& stream) noexcept override {
+    const Here here(stream.device.index);
     cudaGraph_t graph = nullptr;
     cudaStreamEndCapture(handle(stream), &graph);
     if (graph) cudaGraphDestroy(graph);
