@@ -1,7 +1,10 @@
 #include "core/runtime.h"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
+#include <mutex>
+#include <vector>
 
 #include "core/allocator.h"
 #include "core/error.h"
@@ -18,6 +21,7 @@ class CpuRuntime : public Runtime {
   void* create_stream(int) override { return nullptr; }
   void destroy_stream(int, void*) noexcept override {}
   void synchronize(const Stream&) override {}
+  void order(const Stream&, const Stream&) override {}
   void copy_in(void* to, const void* from, size_t bytes, const Stream&) override {
     std::memcpy(to, from, bytes);
   }
@@ -45,6 +49,17 @@ std::array<Runtime*, kDeviceTypeCount>& registry() {
   static CpuRuntime cpu;
   static std::array<Runtime*, kDeviceTypeCount> runtimes = {&cpu};
   return runtimes;
+}
+
+// The streams that `make_stream` made and nobody has destroyed.
+struct Living {
+  std::mutex mutex;
+  std::vector<const Stream*> streams;
+};
+
+Living& living() {
+  static auto* all = new Living;
+  return *all;
 }
 
 }  // namespace
@@ -77,7 +92,16 @@ std::shared_ptr<Stream> make_stream(Device device) {
                  "or later), or use device cpu");
   }
   auto* stream = new Stream{device, made_by.create_stream(device.index)};
+  {
+    const std::lock_guard lock(living().mutex);
+    living().streams.push_back(stream);
+  }
   return {stream, [&made_by](Stream* s) {
+            {
+              const std::lock_guard lock(living().mutex);
+              auto& streams = living().streams;
+              streams.erase(std::find(streams.begin(), streams.end(), s));
+            }
             try {
               forget_stream(*s);  // its handle may come back as another stream's
             } catch (const Error&) {
@@ -87,6 +111,15 @@ std::shared_ptr<Stream> make_stream(Device device) {
             made_by.destroy_stream(s->device.index, s->handle);
             delete s;
           }};
+}
+
+void order_after_all(const Stream& later) {
+  const std::lock_guard lock(living().mutex);
+  for (const Stream* stream : living().streams) {
+    if (stream->device == later.device && stream->handle != later.handle) {
+      runtime(later.device.type).order(*stream, later);
+    }
+  }
 }
 
 Tensor upload(const Tensor& host, const char* tag, const Stream& stream) {

@@ -28,6 +28,9 @@ class Runtime {
   // Waits for the stream's work.
   virtual void destroy_stream(int index, void* handle) noexcept = 0;
   virtual void synchronize(const Stream& stream) = 0;
+  // What `later` is given from now on begins when what `earlier` was given so far has ended. Work
+  // that is being recorded on `earlier` is none.
+  virtual void order(const Stream& earlier, const Stream& later) = 0;
 
   // Copies are ordered by the stream. `copy_in` is free to read `from` until it returns only;
   // `copy_out` has finished when it returns; `copy` stays on the device.
@@ -68,6 +71,10 @@ class CurrentDevice {
 
 // A stream that lives as long as the pointer. Error when the device does not exist.
 std::shared_ptr<Stream> make_stream(Device device);
+
+// What `later`, which may be anybody's, is given from now on begins when all streams that
+// `make_stream` made of its device have done what they were given so far.
+void order_after_all(const Stream& later);
 
 // The tensor in the memory of the stream's device (itself, where it is there already), and in the
 // host's. Dense tensors only; `upload`'s memory comes from the device's allocator under `tag`.

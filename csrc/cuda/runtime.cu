@@ -56,6 +56,20 @@ class CudaRuntime : public Runtime {
     check(cudaStreamSynchronize(handle(stream)), "stream synchronisation");
   }
 
+  void order(const Stream& earlier, const Stream& later) override {
+    const Here here(earlier.device.index);
+    const std::lock_guard lock(capture_begins());
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusActive;
+    check(cudaStreamIsCapturing(handle(earlier), &capture), "stream order");
+    if (capture != cudaStreamCaptureStatusNone) return;
+    cudaEvent_t event = nullptr;
+    check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "stream order");
+    cudaError_t status = cudaEventRecord(event, handle(earlier));
+    if (status == cudaSuccess) status = cudaStreamWaitEvent(handle(later), event, 0);
+    cudaEventDestroy(event);  // which the wait survives
+    check(status, "stream order");
+  }
+
   // From pageable memory the driver stages a copy before the call returns.
   void copy_in(void* to, const void* from, size_t bytes, const Stream& stream) override {
     const Here here(stream.device.index);

@@ -1,6 +1,9 @@
 #include "python/dlpack.h"
 
 #include <array>
+#include <optional>
+
+#include "core/runtime.h"
 
 namespace fusewire {
 namespace {
@@ -43,6 +46,29 @@ struct Exported {
   std::array<int64_t, Shape::kMaxRank> shape, strides;
 };
 
+// The stream that has to wait, if any. On CUDA the standard's 1 and 2 are the runtime's own handles
+// of the legacy and the per-thread default stream.
+std::optional<Stream> consumer_stream(const Device& device, const py::object& stream) {
+  constexpr long long kDoNotWait = -1, kLegacyDefault = 1;
+  int overflow = 0;
+  long long number = kLegacyDefault;
+  if (!stream.is_none()) {
+    number = py::isinstance<py::int_>(stream)
+                 ? PyLong_AsLongLongAndOverflow(stream.ptr(), &overflow)
+                 : 0;
+  }
+  const bool on_cpu = device.type == DeviceType::kCpu;
+  if (overflow || number < kDoNotWait || number == 0 ||
+      (on_cpu && number != kDoNotWait && !stream.is_none())) {
+    fail("Tensor.__dlpack__: stream: got ", std::string(py::repr(stream)).substr(0, 80), " for ",
+         device.text(), ", wanted None",
+         on_cpu ? " or -1; work on the cpu is done when a call returns"
+                : ", -1, 1, 2 or a cudaStream_t's address; pass the stream that will read");
+  }
+  if (on_cpu || number == kDoNotWait) return {};
+  return Stream{device, reinterpret_cast<void*>(static_cast<uintptr_t>(number))};
+}
+
 }  // namespace
 
 py::tuple dlpack_device(const Tensor& tensor) {
@@ -50,14 +76,16 @@ py::tuple dlpack_device(const Tensor& tensor) {
   return py::make_tuple(type, tensor.device.index);
 }
 
-py::capsule to_dlpack(const Tensor& tensor, const py::object&, const py::object&,
+py::capsule to_dlpack(const Tensor& tensor, const py::object& stream, const py::object&,
                       const py::object& dl_device, const py::object& copy) {
+  const std::optional<Stream> consumer = consumer_stream(tensor.device, stream);
   if (!dl_device.is_none() && !dl_device.equal(dlpack_device(tensor))) {
     throw py::buffer_error("Tensor.__dlpack__: exports on its own device only");
   }
   if (!copy.is_none() && copy.cast<bool>()) {
     throw py::buffer_error("Tensor.__dlpack__: exports views, not copies");
   }
+  if (consumer) order_after_all(*consumer);
   auto* exported = new Exported{{}, tensor, {}, {}};
   const int rank = tensor.shape.rank();
   int64_t stride = 1;

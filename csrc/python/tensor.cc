@@ -134,7 +134,8 @@ void register_tensor(py::module_& m) {
           "__dlpack__", &to_dlpack, py::kw_only(), py::arg("stream") = py::none(),
           py::arg("max_version") = py::none(), py::arg("dl_device") = py::none(),
           py::arg("copy") = py::none(),
-          "A view; synchronise the stream that fills it first, a consumer's `stream` is not asked.")
+          "A view. The consumer's `stream` (None: the default stream; -1: none) waits for what our "
+          "streams on the device were given so far. Who lets go of the view is done with it.")
       .def("__dlpack_device__", &dlpack_device)
       .def_property_readonly("shape", &shape_tuple)
       .def_property_readonly("dtype", [](const Tensor& t) { return name_of(t.dtype); })

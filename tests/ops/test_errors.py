@@ -116,6 +116,20 @@ def test_numpy_and_dlpack_see_the_same_memory():
         k.Tensor.from_numpy(array.T)
 
 
+@pytest.mark.parametrize("stream", [None, -1])
+def test_on_the_cpu_nothing_is_waited_for(stream: int | None):
+    tensor = dense(2, 3)
+    assert "dltensor" in repr(tensor.__dlpack__(stream=stream))
+    assert tensor.__dlpack_device__() == (1, 0)
+
+
+@pytest.mark.parametrize("stream", [0, 1, 2, -2, 2**70, "1", 1.0])
+def test_a_consumers_stream_on_the_cpu_is_refused(stream: object):
+    message = r"Tensor.__dlpack__: stream: got .* for cpu, wanted None or -1"
+    with pytest.raises(k.Error, match=message):
+        dense(2, 3).__dlpack__(stream=stream)
+
+
 def test_memory_outlives_its_maker():
     view = k.Tensor.from_numpy(np.full((64, 64), 7, np.float32)).numpy()
     assert (view == 7).all()
@@ -166,10 +180,29 @@ def test_a_tensor_of_another_device_is_refused(place: Placement):
 def test_torch_sees_a_tensor_of_a_gpu_by_dlpack(place: Placement):
     values = np.arange(6, dtype=np.float32).reshape(2, 3)
     tensor = place.floats(values)
-    place.stream.synchronize()
     seen = torch.from_dlpack(tensor)
     assert seen.is_cuda
     assert seen.dtype == TORCH_DTYPES[place.dtype]
     assert (seen.float().cpu().numpy() == values).all()
     back = k.Tensor.from_dlpack(seen)
     assert (place.numpy(back) == values).all()
+    for stream in (0, -2, "1"):
+        with pytest.raises(k.Error, match=r"stream: got .* for cuda:0, wanted None, -1, 1, 2 or"):
+            tensor.__dlpack__(stream=stream)
+
+
+@pytest.mark.parametrize("place", GPU[:1], indirect=True)
+@pytest.mark.parametrize("own_stream", [False, True])
+def test_torch_waits_for_what_fills_a_tensor(place: Placement, own_stream: bool):
+    ones = np.ones((2048, 2048), np.float32)
+    x, weight, other = place.floats(ones), place.linear(ones, None), place.floats(ones)
+    out = place.floats(np.zeros_like(ones))
+    consumer = torch.cuda.Stream() if own_stream else torch.cuda.default_stream()
+    place.stream.synchronize()
+    for _ in range(20):  # milliseconds of work before the one that counts
+        k.linear(other, x, weight, "none", place.stream)
+    k.linear(out, x, weight, "none", place.stream)
+    with torch.cuda.stream(consumer):
+        seen = torch.from_dlpack(out).clone()
+    consumer.synchronize()
+    assert (seen == 2048).all()
