@@ -59,7 +59,7 @@ struct Affine {
     // No bias is a row of no columns: all zeros.
     load_row<L>(bias, static_cast<const T*>(biases), biases ? cols : 0, 0.0f);
   }
-  // Keeps the compiler from converting them to fp32 once for all rows, in twice the registers.
+  // Keeps the compiler from converting them to fp32 as soon as they come, in twice the registers.
   __device__ __forceinline__ void stay_packed() {
     if constexpr (sizeof(Pack<T, L::kWidth>) == 16) {
 #pragma unroll

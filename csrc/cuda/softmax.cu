@@ -29,7 +29,7 @@ __global__ void __launch_bounds__(L::kBlock, L::kBlocksPerSm) scale_rows(RowsArg
   let_next_start();
   wait_for_inputs();
   const int cols = static_cast<int>(a.cols);
-  const int64_t row = L::first_row();
+  const int64_t row = L::row();
   if (row >= a.rows) return;
   RowPacks<L, T> x;
   load_row<L>(x, static_cast<const T*>(a.x) + row * a.x_stride, cols, kSoftmax ? -INFINITY : 0.0f);
@@ -98,7 +98,7 @@ void scale(const RowsArguments& a, const Stream& stream) {
                        vectors_fit<T>(a.out, a.out_stride);
   const bool held = with_row_layout<T>(a.cols, vectors, [&](auto layout) {
     using L = decltype(layout);
-    launch(scale_rows<T, L, kSoftmax>, L::grid_of_all(a.rows), L::kBlock, 0, stream, a);
+    launch(scale_rows<T, L, kSoftmax>, L::grid(a.rows), L::kBlock, 0, stream, a);
   });
   if (!held) launch(scale_wide_rows<T, kSoftmax>, a.rows, kWideBlock, 0, stream, a);
 }
