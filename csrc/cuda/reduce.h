@@ -11,22 +11,20 @@ constexpr int kWarp = 32;
 constexpr unsigned kWholeWarp = 0xffffffffu;
 
 struct Sum {
-  static constexpr float kIdentity = 0.0f;
   __device__ __forceinline__ float operator()(float a, float b) const { return a + b; }
 };
 
 // NaN loses here: who wants it in the result gets it from the elements themselves.
 struct Max {
-  static constexpr float kIdentity = -INFINITY;
   __device__ __forceinline__ float operator()(float a, float b) const { return fmaxf(a, b); }
 };
 
-// Every thread of the warp receives the result, which is the same in each: a butterfly adds the
-// same pairs in every lane.
-template <class Operation>
-__device__ __forceinline__ float reduce_warp(float x, Operation operation) {
+// Over kLanes neighbouring lanes, a power of two. Each receives the result, which is the same in
+// all: a butterfly adds the same pairs in every lane.
+template <int kLanes, class Operation>
+__device__ __forceinline__ float reduce_lanes(float x, Operation operation) {
 #pragma unroll
-  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+  for (int distance = kLanes / 2; distance > 0; distance /= 2) {
     x = operation(x, __shfl_xor_sync(kWholeWarp, x, distance));
   }
   return x;
@@ -38,7 +36,7 @@ __device__ __forceinline__ float reduce_warp(float x, Operation operation) {
 template <int kThreads, int kSlot, class Operation, int kValues>
 __device__ __forceinline__ void reduce(float (&x)[kValues], Operation operation) {
 #pragma unroll
-  for (int i = 0; i < kValues; ++i) x[i] = reduce_warp(x[i], operation);
+  for (int i = 0; i < kValues; ++i) x[i] = reduce_lanes<kWarp>(x[i], operation);
   if constexpr (kThreads > kWarp) {
     constexpr int kWarps = kThreads / kWarp;
     __shared__ float partial[kValues][kWarps];
@@ -50,7 +48,7 @@ __device__ __forceinline__ void reduce(float (&x)[kValues], Operation operation)
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < kValues; ++i) {
-      x[i] = reduce_warp(lane < kWarps ? partial[i][lane] : Operation::kIdentity, operation);
+      x[i] = reduce_lanes<kWarps>(partial[i][lane % kWarps], operation);
     }
   }
 }
