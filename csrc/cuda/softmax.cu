@@ -12,6 +12,9 @@ struct RowsArguments {
   int64_t out_stride, x_stride, rows, cols;
 };
 
+// The widest row whose elements a block holds as they are: the vocabulary of BERT has 30522.
+constexpr int kHeldColumns = 32768;
+
 // One over what a row is divided by.
 __device__ __forceinline__ float l2_scale(float sum_of_squares) {
   const float norm = sqrtf(sum_of_squares);
@@ -50,6 +53,83 @@ __global__ void __launch_bounds__(L::kBlock, L::kBlocksPerSm) scale_rows(RowsArg
 #pragma unroll
   for (int i = 0; i < L::kElements; ++i) v[i] *= scale;
   store_row<L>(static_cast<T*>(a.out) + row * a.out_stride, v, cols);
+}
+
+// A row as it lies in memory in the registers of a block: the vectors between its first and its
+// last 16-byte boundary, and around them fewer elements than two vectors have, one to a thread.
+template <class T, int kThreads>
+struct HeldRow {
+  static constexpr int n = Vector<T>::kSize, kVectors = kHeldColumns / n / kThreads;
+  int first, vectors, edge_column;
+  bool has_edge;
+  uint4 held[kVectors];
+  float edge;
+
+  __device__ __forceinline__ void load(const T* row, int cols, float fill) {
+    const int misaligned = static_cast<int>(reinterpret_cast<uintptr_t>(row) % 16 / sizeof(T));
+    first = misaligned ? n - misaligned : 0;
+    vectors = (cols - first) / n;
+    Vector<T> filled;
+#pragma unroll
+    for (int j = 0; j < n; ++j) filled.at[j] = from_float<T>(fill);
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      held[i] = reinterpret_cast<const uint4&>(filled);
+      if (index(i) < vectors) held[i] = *reinterpret_cast<const uint4*>(row + column(i));
+    }
+    const int t = threadIdx.x;
+    edge_column = t < n ? t : first + vectors * n + t - n;
+    has_edge = edge_column < (t < n ? first : cols);
+    edge = has_edge ? to_float(row[edge_column]) : fill;
+  }
+  __device__ __forceinline__ int index(int i) const { return threadIdx.x + i * kThreads; }
+  __device__ __forceinline__ int column(int i) const { return first + index(i) * n; }
+
+  // body(i, v) for each vector. What is converted to fp32 is not kept: it takes twice the
+  // registers.
+  template <class Body>
+  __device__ __forceinline__ void for_each(Body&& body) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      asm volatile("" : "+r"(held[i].x), "+r"(held[i].y), "+r"(held[i].z), "+r"(held[i].w));
+      float v[n];
+#pragma unroll
+      for (int j = 0; j < n; ++j) v[j] = to_float(reinterpret_cast<const T*>(&held[i])[j]);
+      body(i, v);
+    }
+  }
+};
+
+// With 512 threads (16-bit elements) two blocks fit a multiprocessor, and the arithmetic of one
+// overlaps the memory of the other; 1024 are faster for a row alone.
+template <class T, int kThreads>
+__global__ void __launch_bounds__(kThreads, 1024 / kThreads) softmax_held_rows(RowsArguments a) {
+  constexpr int n = Vector<T>::kSize;
+  let_next_start();
+  wait_for_inputs();
+  HeldRow<T, kThreads> row;
+  row.load(static_cast<const T*>(a.x) + blockIdx.x * a.x_stride, static_cast<int>(a.cols),
+           -INFINITY);
+  float tops[4] = {row.edge, -INFINITY, -INFINITY, -INFINITY};
+  row.for_each([&](int, const float (&v)[n]) {
+#pragma unroll
+    for (int j = 0; j < n; ++j) tops[j % 4] = fmaxf(tops[j % 4], v[j]);
+  });
+  const float top = reduce<kThreads, 0>(reduce_thread(tops, Max{}), Max{});
+  row.edge = exp_for<T>(row.edge - top);
+  float sums[4] = {row.edge};
+  row.for_each([&](int, const float (&v)[n]) {
+#pragma unroll
+    for (int j = 0; j < n; ++j) sums[j % 4] += exp_for<T>(v[j] - top);
+  });
+  const float scale = 1.0f / reduce<kThreads, 1>(reduce_thread(sums, Sum{}), Sum{});
+  T* out = static_cast<T*>(a.out) + blockIdx.x * a.out_stride;
+  row.for_each([&](int i, float (&v)[n]) {
+#pragma unroll
+    for (int j = 0; j < n; ++j) v[j] = exp_for<T>(v[j] - top) * scale;
+    if (row.index(i) < row.vectors) write_part(out, v, row.column(i), static_cast<int>(a.cols));
+  });
+  if (row.has_edge) out[row.edge_column] = from_float<T>(row.edge * scale);
 }
 
 // Rows that no registers hold are read twice, the second time from the caches. The sum of
@@ -100,7 +180,15 @@ void scale(const RowsArguments& a, const Stream& stream) {
     using L = decltype(layout);
     launch(scale_rows<T, L, kSoftmax>, L::grid(a.rows), L::kBlock, 0, stream, a);
   });
-  if (!held) launch(scale_wide_rows<T, kSoftmax>, a.rows, kWideBlock, 0, stream, a);
+  if (held) return;
+  if (!kSoftmax || a.cols <= kHeldColumns / 2 || a.cols > kHeldColumns) {
+    launch(scale_wide_rows<T, kSoftmax>, a.rows, kWideBlock, 0, stream, a);
+  } else if (a.rows > multiprocessors()) {
+    constexpr int kHalf = sizeof(T) == 2 ? 512 : 1024;
+    launch(softmax_held_rows<T, kHalf>, a.rows, kHalf, 0, stream, a);
+  } else {
+    launch(softmax_held_rows<T, 1024>, a.rows, 1024, 0, stream, a);
+  }
 }
 
 }  // namespace
