@@ -21,28 +21,29 @@ __device__ __forceinline__ bool valid(const EmbedArguments& a, const Indices& at
          (!a.token_type || (at.type >= 0 && at.type < a.type_vocabulary));
 }
 
+// Registers are few, for many rows under way: each has two latencies behind each other, that of its
+// indices and that of its table rows.
 template <class T, class L>
 __global__ void __launch_bounds__(L::kBlock, L::kBlocksPerSm) embed_rows(EmbedArguments a) {
+  constexpr bool kWeightsFirst = L::kElements <= 8;
   let_next_start();
   const int cols = static_cast<int>(a.hidden);
+  Affine<T, L> affine;
+  if constexpr (kWeightsFirst) affine.load(a.weight, a.bias, cols);
   wait_for_inputs();
-  // Word and position rows are fetched a token ahead, their indices two; the few rows of token
-  // types stay in the L1 cache. No table, or no row in it, is a row of no columns.
-  RowPacks<L, T> word, position;
-  const auto fetch = [&](const Indices& at) {
-    const bool known = valid(a, at);
-    load_row<L>(word, static_cast<const T*>(a.word) + at.word * a.hidden, known ? cols : 0, NAN);
+  const int64_t token = L::row();
+  if (token >= a.tokens) return;
+  float v[L::kElements];
+  {
+    // No table, or no row in it, is a row of no columns.
+    const Indices at = indices_of(a, token);
+    const int known = valid(a, at) ? cols : 0;
+    RowPacks<L, T> word, position, type;
+    load_row<L>(word, static_cast<const T*>(a.word) + at.word * a.hidden, known, NAN);
     load_row<L>(position, static_cast<const T*>(a.position) + at.position * a.hidden,
-                known && a.position ? cols : 0, 0.0f);
-  };
-  int64_t token = L::first_row();
-  Indices at = indices_of(a, token), next = indices_of(a, token + L::row_step());
-  if (token < a.tokens) fetch(at);
-  for (; token < a.tokens; token += L::row_step()) {
-    RowPacks<L, T> type;
+                a.position ? known : 0, 0.0f);
     load_row<L>(type, static_cast<const T*>(a.token_type) + at.type * a.hidden,
-                a.token_type && valid(a, at) ? cols : 0, 0.0f);
-    float v[L::kElements];
+                a.token_type ? known : 0, 0.0f);
 #pragma unroll
     for (int i = 0; i < L::kElements; ++i) {
       const int pack = i / L::kWidth, j = i % L::kWidth;
@@ -50,14 +51,14 @@ __global__ void __launch_bounds__(L::kBlock, L::kBlocksPerSm) embed_rows(EmbedAr
           to_float(word[pack].at[j]) + to_float(type[pack].at[j]) + to_float(position[pack].at[j]);
       if (L::column(pack) >= cols) v[i] = 0.0f;
     }
-    at = next;
-    if (token + L::row_step() < a.tokens) fetch(at);
-    next = indices_of(a, token + 2 * L::row_step());
-    normalize<T, L>(v, cols, true, a.eps);
-    Affine<T, L> affine;  // from the L1 cache but for the first row: registers are short
-    affine.load(a.weight, a.bias, cols);
+  }
+  normalize<T, L>(v, cols, true, a.eps);
+  T* out = static_cast<T*>(a.out) + token * a.out_stride;
+  if constexpr (kWeightsFirst) {
     affine.apply(v);
-    store_row<L>(static_cast<T*>(a.out) + token * a.out_stride, v, cols);
+    store_row<L>(out, v, cols);
+  } else {
+    store_affine_row<T, L>(out, v, a.weight, a.bias, cols);
   }
 }
 
@@ -92,10 +93,17 @@ void embed_layer_norm(const EmbedArguments& a, const Stream& stream) {
                        vectors_fit<T>(a.word, 0) && vectors_fit<T>(a.position, 0) &&
                        vectors_fit<T>(a.token_type, 0) && vectors_fit<T>(a.weight, 0) &&
                        vectors_fit<T>(a.bias, 0);
-  const bool held = with_row_layout<T>(a.hidden, vectors, [&](auto layout) {
+  const auto run = [&](auto layout) {
     using L = decltype(layout);
     launch(embed_rows<T, L>, L::grid(a.tokens), L::kBlock, 0, stream, a);
-  });
+  };
+  // A token for each multiprocessor, or fewer: then its row is shared by more threads than a warp.
+  using Spread = RowLayout<Vector<T>::kSize, 8 / Vector<T>::kSize, 128>;
+  if (vectors && a.tokens <= multiprocessors() &&
+      a.hidden <= Spread::kElements * Spread::kThreads) {
+    return run(Spread{});
+  }
+  const bool held = with_row_layout<T>(a.hidden, vectors, run);
   if (!held) launch(embed_wide_rows<T>, a.tokens, kWideBlock, 0, stream, a);
 }
 

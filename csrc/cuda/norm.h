@@ -80,6 +80,28 @@ struct Affine {
   }
 };
 
+// The same with weights that come last, from the caches, a vector at a time: for rows that have
+// left no registers for them.
+template <class T, class L>
+__device__ __forceinline__ void store_affine_row(T* out, const float (&v)[L::kElements],
+                                                 const void* weights, const void* biases,
+                                                 int cols) {
+  using P = Pack<T, L::kWidth>;
+#pragma unroll
+  for (int i = 0; i < L::kCount; ++i) {
+    if (L::column(i) >= cols) continue;
+    P weight = *reinterpret_cast<const P*>(static_cast<const T*>(weights) + L::column(i));
+    P bias;
+    if (biases) bias = *reinterpret_cast<const P*>(static_cast<const T*>(biases) + L::column(i));
+#pragma unroll
+    for (int j = 0; j < L::kWidth; ++j) {
+      weight.at[j] = from_float<T>(
+          fmaf(v[i * L::kWidth + j], to_float(weight.at[j]), biases ? to_float(bias.at[j]) : 0.0f));
+    }
+    *reinterpret_cast<P*>(out + L::column(i)) = weight;
+  }
+}
+
 template <class T>
 __device__ __forceinline__ void add_part(float (&v)[Vector<T>::kSize], const T* row, int c,
                                          int cols) {
