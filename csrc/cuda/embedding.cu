@@ -46,10 +46,8 @@ __global__ void __launch_bounds__(L::kBlock, L::kBlocksPerSm) embed_rows(EmbedAr
                 a.token_type ? known : 0, 0.0f);
 #pragma unroll
     for (int i = 0; i < L::kElements; ++i) {
-      const int pack = i / L::kWidth, j = i % L::kWidth;
-      v[i] =
-          to_float(word[pack].at[j]) + to_float(type[pack].at[j]) + to_float(position[pack].at[j]);
-      if (L::column(pack) >= cols) v[i] = 0.0f;
+      v[i] = element<L, T>(word, i) + element<L, T>(type, i) + element<L, T>(position, i);
+      if (L::column(i / L::kWidth) >= cols) v[i] = 0.0f;
     }
   }
   normalize<T, L>(v, cols, true, a.eps);

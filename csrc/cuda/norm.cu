@@ -25,8 +25,8 @@ __global__ void __launch_bounds__(L::kBlock, L::kBlocksPerSm)
   float v[L::kElements];
 #pragma unroll
   for (int i = 0; i < L::kElements; ++i) {
-    v[i] = to_float(x[i / L::kWidth].at[i % L::kWidth]);
-    if constexpr (kResidual) v[i] += to_float(residual[i / L::kWidth].at[i % L::kWidth]);
+    v[i] = element<L, T>(x, i);
+    if constexpr (kResidual) v[i] += element<L, T>(residual, i);
   }
   normalize<T, L>(v, cols, centered, a.eps);
   affine.stay_packed();

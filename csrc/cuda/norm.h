@@ -74,8 +74,7 @@ struct Affine {
   __device__ __forceinline__ void apply(float (&v)[L::kElements]) const {
 #pragma unroll
     for (int i = 0; i < L::kElements; ++i) {
-      const int pack = i / L::kWidth, j = i % L::kWidth;
-      v[i] = fmaf(v[i], to_float(weight[pack].at[j]), to_float(bias[pack].at[j]));
+      v[i] = fmaf(v[i], element<L, T>(weight, i), element<L, T>(bias, i));
     }
   }
 };

@@ -28,9 +28,14 @@ struct RowLayout {
   static constexpr int kRows = threads == kWarp ? 4 : 1;  // of a block
   static constexpr int kBlock = threads * kRows;
   // Bounds a thread's registers to 128, or 168 where 32 elements are not packed in pairs: they, a
-  // residual, the weight and the bias take that many.
-  static constexpr int kBlocksPerSm =
-      kBlock <= 256 ? (kElements > 16 && kWidth < 8 ? 384 : 512) / kBlock : 1;
+  // residual, the weight and the bias take that many. Vectors of 16-bit elements need no more than
+  // 96, or 64 for up to 24 elements: the fewer, the more rows are under way.
+  static constexpr int kWarpsPerSm = kElements <= 16   ? 16
+                                     : kWidth < 8      ? 12
+                                     : kBlock > 128    ? 16
+                                     : kElements <= 24 ? 32
+                                                       : 20;
+  static constexpr int kBlocksPerSm = kBlock <= 256 ? kWarpsPerSm * kWarp / kBlock : 1;
 
   __device__ __forceinline__ static int column(int i) {
     return (threadIdx.x % kThreads + i * kThreads) * kWidth;
@@ -44,17 +49,53 @@ struct RowLayout {
 template <class L, class T>
 using RowPacks = Pack<T, L::kWidth>[L::kCount];
 
+// Vectors are moved and widened as words: element by element the compiler takes the halves of a
+// register apart, in more instructions than the arithmetic.
+template <class T, int kWidth>
+constexpr bool kWords = sizeof(T) * kWidth == 16;
+
 // Columns beyond the row are left as `fill`.
 template <class L, class T>
 __device__ __forceinline__ void load_row(RowPacks<L, T>& to, const T* row, int cols, float fill) {
+  Pack<T, L::kWidth> filled;
+#pragma unroll
+  for (int j = 0; j < L::kWidth; ++j) filled.at[j] = from_float<T>(fill);
 #pragma unroll
   for (int i = 0; i < L::kCount; ++i) {
-    if (L::column(i) < cols) {
-      to[i] = *reinterpret_cast<const Pack<T, L::kWidth>*>(row + L::column(i));
+    if constexpr (kWords<T, L::kWidth>) {
+      uint4 words = reinterpret_cast<const uint4&>(filled);
+      if (L::column(i) < cols) words = *reinterpret_cast<const uint4*>(row + L::column(i));
+      reinterpret_cast<uint4&>(to[i]) = words;
     } else {
-#pragma unroll
-      for (int j = 0; j < L::kWidth; ++j) to[i].at[j] = from_float<T>(fill);
+      to[i] = filled;
+      if (L::column(i) < cols) {
+        to[i] = *reinterpret_cast<const Pack<T, L::kWidth>*>(row + L::column(i));
+      }
     }
+  }
+}
+
+__device__ __forceinline__ float2 widen(uint32_t pair, __half) {
+  return __half22float2(reinterpret_cast<const __half2&>(pair));
+}
+__device__ __forceinline__ float2 widen(uint32_t pair, __nv_bfloat16) {
+  return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
+}
+
+// Element i of the row that `packs` hold, in fp32.
+template <class L, class T>
+__device__ __forceinline__ float element(const RowPacks<L, T>& packs, int i) {
+  if constexpr (kWords<T, L::kWidth> && sizeof(T) == 2) {
+    const uint4& words = reinterpret_cast<const uint4&>(packs[i / 8]);
+    const int word = i % 8 / 2;
+    const float2 two = widen(word == 0   ? words.x
+                             : word == 1 ? words.y
+                             : word == 2 ? words.z
+                                         : words.w,
+                             T());
+    return i % 2 ? two.y : two.x;
+  } else {
+    return to_float(packs[i / L::kWidth].at[i % L::kWidth]);
   }
 }
 

@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(L::kBlock, L::kBlocksPerSm) scale_rows(RowsArg
   load_row<L>(x, static_cast<const T*>(a.x) + row * a.x_stride, cols, kSoftmax ? -INFINITY : 0.0f);
   float v[L::kElements], scale;
 #pragma unroll
-  for (int i = 0; i < L::kElements; ++i) v[i] = to_float(x[i / L::kWidth].at[i % L::kWidth]);
+  for (int i = 0; i < L::kElements; ++i) v[i] = element<L, T>(x, i);
   if constexpr (kSoftmax) {
     const float top = reduce<L::kThreads, 0>(reduce_thread(v, Max{}), Max{});
 #pragma unroll
