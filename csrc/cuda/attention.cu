@@ -5,9 +5,8 @@
 
 namespace fusewire::cuda {
 
-// Keys times columns of a head up to which sequences are short: mma.sync's small tiles then waste
-// less than wgmma's, and memory is the limit.
-constexpr int64_t kShort = 128 * 64;
+// Sequences up to it are short: mma.sync's small tiles then waste less than wgmma's.
+constexpr int64_t kShort = 64;
 
 template <class T>
 void attention(const AttentionArguments& a, const Stream& stream) {
@@ -16,7 +15,7 @@ void attention(const AttentionArguments& a, const Stream& stream) {
   }
   if constexpr (sizeof(T) == 4) {
     fp32_attention(a, stream);
-  } else if (a.batch->max_seqlen() * a.head_dim > kShort && sm90_attention_fits(a)) {
+  } else if (a.batch->max_seqlen() > kShort && sm90_attention_fits(a)) {
     sm90_attention<T>(a, stream);
   } else {
     flash_attention<T>(a, stream);
