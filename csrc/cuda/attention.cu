@@ -2,12 +2,15 @@
 #include "cuda/attention.h"
 #include "cuda/element.h"
 #include "cuda/kernels.h"
+#include "cuda/launch.h"
 
 namespace fusewire::cuda {
 
-// Keys times columns of a head up to which sequences are short: mma.sync's small tiles then waste
-// less than wgmma's, and memory is the limit.
-constexpr int64_t kShort = 128 * 64;
+// Whether wgmma's large tiles waste less than mma.sync's small ones: on long sequences, and where
+// all tiles run at once in either case.
+bool large_tiles_pay(const AttentionArguments& a) {
+  return a.batch->max_seqlen() > 64 || a.batch->query_tiles(64) * a.heads <= multiprocessors();
+}
 
 template <class T>
 void attention(const AttentionArguments& a, const Stream& stream) {
@@ -16,7 +19,9 @@ void attention(const AttentionArguments& a, const Stream& stream) {
   }
   if constexpr (sizeof(T) == 4) {
     fp32_attention(a, stream);
-  } else if (a.batch->max_seqlen() * a.head_dim > kShort && sm90_attention_fits(a)) {
+  } else if (split_attention_fits(a)) {
+    split_attention<T>(a, stream);
+  } else if (large_tiles_pay(a) && sm90_attention_fits(a)) {
     sm90_attention<T>(a, stream);
   } else {
     flash_attention<T>(a, stream);

@@ -30,11 +30,17 @@ struct AttentionShape {
 // The widest head of the kernels.
 inline constexpr int64_t kMaxHeadDim = 256;
 
-// Our kernel for Hopper (T is __half or __nv_bfloat16): long sequences, head_dim 64 or 128, no
-// window, no bias, rows that TMA can address. `fits` says whether it can be used.
+// Our kernel for Hopper (T is __half or __nv_bfloat16): head_dim 64 or 128, no window, no bias,
+// rows that TMA can address. `fits` says whether it can be used.
 bool sm90_attention_fits(const AttentionArguments& a);
 template <class T>
 void sm90_attention(const AttentionArguments& a, const Stream& stream);
+
+// A batch of so few short sequences (head_dim 64, no window, no bias) that each tile of 16 queries
+// of a head has a multiprocessor to itself. `fits` says whether it is one.
+bool split_attention_fits(const AttentionArguments& a);
+template <class T>
+void split_attention(const AttentionArguments& a, const Stream& stream);
 
 // Tensor cores by mma.sync (T is __half or __nv_bfloat16): every shape.
 template <class T>

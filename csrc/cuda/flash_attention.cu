@@ -29,7 +29,7 @@ void flash_attention(const AttentionArguments& a, const Stream& stream) {
   const bool vectors = a.head_dim % 8 == 0 && vectors_fit<T>(a.qkv, a.qkv_stride) &&
                        vectors_fit<T>(a.out, a.out_stride);
   const bool plain =
-      vectors && a.window == 0 && !a.position_bias && a.scale * kLog2e > kLeastFactor;
+      vectors && a.window == 0 && !a.position_bias && a.scale * kLog2E > kLeastFactor;
   const int64_t longest = a.batch->max_seqlen();
   // Measured on an H200, 12 heads of 64 and 16 of 128, 5000 and 16000 tokens.
   if (plain && a.head_dim == 64) {

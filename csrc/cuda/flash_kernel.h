@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   work.window = shape.window;
   work.vectors = vectors;
   // The maximum is taken of scores before the factor, which then has to be positive.
-  const float scale = shape.scale * kLog2e;
+  const float scale = shape.scale * kLog2E;
   const bool direct = Tile::kPlain || (!shape.position_bias && scale > kLeastFactor);
   work.factor = direct ? scale : 1.0f;
   work.raised = direct ? 1.0f : scale;

@@ -4,12 +4,12 @@
 
 #include <cmath>
 
+#include "cuda/activation.h"
 #include "cuda/flash_tile.h"
 
 namespace fusewire::cuda {
 
 constexpr unsigned kWholeWarp = 0xffffffffu;
-constexpr float kLog2e = 1.44269504f;  // scores are kept in units of log2, exp is then 2^x
 // Below it a scale is applied to the scores before their maximum is taken.
 constexpr float kLeastFactor = 1e-30f;
 

@@ -112,7 +112,7 @@ struct FlashSteps {
       }
       if (bias) {
         for_each<kEdge>(score, keys,
-                        [&](float& x, int row, int key) { x = fmaf(bias[key - row], kLog2e, x); });
+                        [&](float& x, int row, int key) { x = fmaf(bias[key - row], kLog2E, x); });
       }
       if (kEdge && work.window > 0) {
         for_each<kEdge>(score, keys, [&](float& x, int row, int key) {
@@ -156,7 +156,7 @@ struct FlashSteps {
         base[r][half] = (!Tile::kPlain && top == -INFINITY ? 0.0f : top) * factor;
         sum[r][half] = 0.0f;
         if constexpr (!Tile::kOnce) {
-          const float correction = exp2_fast(s.top[r][half] * factor - base[r][half]);
+          const float correction = fast_exp2(s.top[r][half] * factor - base[r][half]);
           s.top[r][half] = top;
           sum[r][half] = s.sum[r][half] * correction;
 #pragma unroll
@@ -174,7 +174,7 @@ struct FlashSteps {
       for (int r = 0; r < kRowTiles; ++r) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          score[r][n][i] = exp2_fast(fmaf(score[r][n][i], factor, -base[r][i / 2]));
+          score[r][n][i] = fast_exp2(fmaf(score[r][n][i], factor, -base[r][i / 2]));
           sum[r][i / 2] += score[r][n][i];
         }
       }

@@ -1,9 +1,10 @@
 // Hopper's attention: which shapes it takes, and how its kernel is cut for them.
 //
 // A head size has one tile of keys whatever the batch, so a sequence's answer does not depend on
-// what it was batched with. More warpgroups read keys and values less often and hide one another's
-// softmax better; fewer waste less on short sequences and spread a small batch over more of the
-// device. At head_dim 128 there are registers for three at most.
+// what it was batched with. More warpgroups of a team read keys and values less often and hide one
+// another's softmax better; fewer waste less on short sequences and spread a small batch over more
+// of the device. At head_dim 64 four share a multiprocessor, in one team or two; at head_dim 128
+// there are registers for three at most.
 #include "cuda/attention.h"
 #include "cuda/sm90_attention.h"
 
@@ -17,7 +18,8 @@ bool hopper() {
   return is;
 }
 
-// The most warpgroups of 64 queries that sequences fill; fewer while all items still run at once.
+// Of a team: the most warpgroups of 64 queries that sequences fill; fewer while all items still run
+// at once.
 int warpgroups(const AttentionArguments& a) {
   const SequenceBatch& batch = *a.batch;
   const bool small = a.head_dim == 64;
@@ -52,7 +54,7 @@ void sm90_attention(const AttentionArguments& a, const Stream& stream) {
   const int groups = warpgroups(a);
   if (a.head_dim == 64) {
     if (groups == 1) run(AttentionTile<64, 1, kKeys, 4, 2>{});
-    if (groups == 2) run(AttentionTile<64, 2, kKeys, 4, 2>{});
+    if (groups == 2) run(AttentionTile<64, 2, kKeys, 4, 2, 2>{});
     if (groups == 4) run(AttentionTile<64, 4, kKeys, 4, 2>{});
   } else {
     if (groups == 1) run(AttentionTile<128, 1, kKeys, 4, 2>{});

@@ -1,5 +1,6 @@
 // What the blocks of Hopper's attention work on: items, a tile of queries of one head each. The
-// grid is no larger than the device; each block takes one item of every round over the grid.
+// grid is no larger than the device; each team of a block has a place and takes one item of every
+// round over all places.
 #pragma once
 
 #include <cstdint>
@@ -13,87 +14,89 @@ struct AttentionItem {
   int head;
 };
 
-// Items of ragged lengths are dealt longest first and back and forth, so that blocks end together.
-// In the block's shared memory, for up to kMost sequences; more are many items a block, whose
-// lengths average out.
-struct SequenceOrder {
+// Tiles of ragged sequences are dealt dearest first and back and forth, so that places end
+// together. In the block's shared memory, for up to kMost tiles; more are many items a place, whose
+// costs average out.
+struct TileOrder {
   static constexpr int kMost = 512;
-  int length_of[kMost];  // in the batch's order
-  int token[kMost], length[kMost];
-  int tiles_through[kMost];  // of the sequences up to this one
+  struct Costs {
+    int length;
+    int full, full_key;  // how many tiles have all their rows, and what each costs
+    int rest_key;        // of the last tile, which has not; -1: there is none
+  };
+  Costs costs[kMost];  // of the sequences
+  QueryTile tile[kMost];
+  int tiles;
 
   // All threads of the block; they meet before the order is read.
+  template <int kRows>
   __device__ __forceinline__ void sort(const int32_t* offsets, int sequences) {
     for (int i = threadIdx.x; i < sequences; i += blockDim.x) {
-      length_of[i] = offsets[i + 1] - offsets[i];
+      const int length = offsets[i + 1] - offsets[i], rest = length % kRows;
+      // Of a tile of keys each warpgroup's part costs about 2, what all share 3. No two sequences
+      // have the same key.
+      const auto key = [&](int rows, int last) {
+        return (length + 63) / 64 * (2 * ((rows + 63) / 64) + 3) * (2 * kMost) + 2 * i + last;
+      };
+      costs[i] = {length, length / kRows, key(kRows, 0), rest ? key(rest, 1) : -1};
     }
     __syncthreads();
-    for (int i = threadIdx.x; i < sequences; i += blockDim.x) {
-      const int mine = length_of[i];
-      int rank = 0;
-#pragma unroll 8
+    for (int i = threadIdx.x; i < 2 * sequences; i += blockDim.x) {
+      const Costs mine = costs[i / 2];
+      const bool last = i % 2;
+      const int key = last ? mine.rest_key : mine.full_key;
+      int before = 0, all = 0;
+#pragma unroll 4
       for (int j = 0; j < sequences; ++j) {
-        const int other = length_of[j];
-        rank += other > mine || (other == mine && j < i);
+        const Costs other = costs[j];
+        before += (other.full_key > key ? other.full : 0) + (other.rest_key > key);
+        all += other.full + (other.rest_key >= 0);
       }
-      token[rank] = offsets[i];
-      length[rank] = mine;
+      if (i == 0) tiles = all;
+      const int token = offsets[i / 2], count = last ? key >= 0 : mine.full;
+      for (int t = 0; t < count; ++t) {
+        tile[before + t] = {token, mine.length, (last ? mine.full : t) * kRows};
+      }
     }
-  }
-
-  // One warp, after the sort.
-  template <int kRows>
-  __device__ __forceinline__ void count_tiles(int sequences) {
-    const int lane = threadIdx.x % 32, each = (sequences + 31) / 32;
-    const int begin = min(lane * each, sequences), end = min(begin + each, sequences);
-    int tiles = 0;
-    for (int i = begin; i < end; ++i) tiles += (length[i] + kRows - 1) / kRows;
-    int through = tiles;
-    for (int distance = 1; distance < 32; distance *= 2) {
-      const int other = __shfl_up_sync(0xffffffffu, through, distance);
-      if (lane >= distance) through += other;
-    }
-    through -= tiles;
-    for (int i = begin; i < end; ++i) {
-      through += (length[i] + kRows - 1) / kRows;
-      tiles_through[i] = through;
-    }
-    __syncwarp();
   }
 };
 
-// One warp walks over its block's items.
+// One warp walks over the items of its place.
 template <int kRows>
 class AttentionItems {
  public:
   // `order` has been sorted, or is null: then items are taken in the batch's order.
-  __device__ __forceinline__ AttentionItems(const int32_t* offsets, SequenceOrder* order,
-                                            int sequences, int heads, int most)
-      : offsets_(offsets), order_(order), sequences_(sequences), heads_(heads), most_(most) {
-    if (order_) order_->template count_tiles<kRows>(sequences);
-  }
+  __device__ __forceinline__ AttentionItems(const int32_t* offsets, const TileOrder* order,
+                                            int sequences, int heads, int most, int place,
+                                            int places)
+      : offsets_(offsets),
+        order_(order),
+        sequences_(sequences),
+        heads_(heads),
+        most_(most),
+        place_(place),
+        places_(places) {}
 
   __device__ __forceinline__ AttentionItem next() {
-    const int place = order_ && round_ % 2 ? gridDim.x - 1 - blockIdx.x : blockIdx.x;
-    const int number = round_++ * gridDim.x + place;
+    const int place = order_ && round_ % 2 ? places_ - 1 - place_ : place_;
+    const int number = round_++ * places_ + place;
     if (number >= most_) return {{0, 0, 0}, 0};
-    const int tile = number / heads_;
+    const int tile = static_cast<uint32_t>(number) / heads_;
     return {order_ ? find(tile) : find_query_tile<kRows>(offsets_, sequences_, tile),
-            number % heads_};
+            static_cast<int>(number - tile * heads_)};
   }
 
  private:
-  __device__ __forceinline__ QueryTile find(int tile) {
-    while (at_ < sequences_ && tile >= order_->tiles_through[at_]) ++at_;
-    if (at_ == sequences_) return {0, 0, 0};
-    const int before = at_ ? order_->tiles_through[at_ - 1] : 0;
-    return {order_->token[at_], order_->length[at_], (tile - before) * kRows};
+  __device__ __forceinline__ QueryTile find(int tile) const {
+    return tile < order_->tiles ? order_->tile[tile] : QueryTile{0, 0, 0};
   }
 
   const int32_t* offsets_;
-  SequenceOrder* order_;
-  int sequences_, heads_, most_;
-  int round_ = 0, at_ = 0;
+  const TileOrder* order_;
+  int sequences_;
+  uint32_t heads_;
+  int most_, place_, places_;
+  int round_ = 0;
 };
 
 }  // namespace fusewire::cuda::sm90

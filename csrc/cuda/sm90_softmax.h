@@ -3,11 +3,9 @@
 // its quad.
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
-
 #include <cstdint>
-#include <cstring>
+
+#include "cuda/activation.h"
 
 namespace fusewire::cuda::sm90 {
 
@@ -15,29 +13,6 @@ namespace fusewire::cuda::sm90 {
 // (in weights) below it, which spares most corrections of the output. Weights stay below 2^8: far
 // from the largest fp16.
 inline constexpr float kSlack = 8.0f;
-
-__device__ __forceinline__ float fast_exp2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-template <class T>
-__device__ __forceinline__ uint32_t pack(float low, float high);
-template <>
-__device__ __forceinline__ uint32_t pack<__half>(float low, float high) {
-  const __half2 pair = __floats2half2_rn(low, high);
-  uint32_t bits;
-  memcpy(&bits, &pair, sizeof(bits));
-  return bits;
-}
-template <>
-__device__ __forceinline__ uint32_t pack<__nv_bfloat16>(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  uint32_t bits;
-  memcpy(&bits, &pair, sizeof(bits));
-  return bits;
-}
 
 struct SoftmaxRows {
   float reference[2] = {-1e30f, -1e30f};  // of a row's scores, unscaled
@@ -93,23 +68,6 @@ __device__ __forceinline__ void mask_keys(float (&s)[kCount], int keys) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     if (i / 4 * 8 + i % 2 + first >= keys) s[i] = -INFINITY;
-  }
-}
-
-// Words 4 x 4 over the threads of a quad: thread t gets the t-th word of all four.
-__device__ __forceinline__ void transpose_quad(uint32_t (&w)[4]) {
-  const bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
-#pragma unroll
-  for (int b = 0; b < 4; b += 2) {
-    const uint32_t got = __shfl_xor_sync(0xffffffffu, odd ? w[b] : w[b + 1], 1);
-    w[b] = odd ? got : w[b];
-    w[b + 1] = odd ? w[b + 1] : got;
-  }
-#pragma unroll
-  for (int i = 0; i < 2; ++i) {
-    const uint32_t got = __shfl_xor_sync(0xffffffffu, upper ? w[i] : w[i + 2], 2);
-    w[i] = upper ? got : w[i];
-    w[i + 2] = upper ? w[i + 2] : got;
   }
 }
 

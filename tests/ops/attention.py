@@ -23,10 +23,14 @@ LONG_ATTENTION = ((8192,), 1, 64, 0, False)
 
 HEAD_DIMS = (32, 64, 80, 96, 128)
 RAGGED_256 = tuple(int(n) for n in np.random.default_rng(7).integers(1, 97, 256))
+RAGGED_16 = tuple(int(n) for n in np.random.default_rng(0).integers(102, 513, 16))
 GPU_ATTENTIONS = (
     *(((1000, 1, 63, 257, 2, 130), 4, dim, 0, False) for dim in HEAD_DIMS),
     *(((200, 2, 31), 3, dim, 16, True) for dim in HEAD_DIMS),
     (RAGGED_256, 12, 64, 0, False),
+    (RAGGED_16, 12, 64, 0, False),
+    ((5, 64, 17), 3, 64, 0, False),
+    ((128, 100), 4, 64, 0, False),
     ((1,) * 256, 2, 32, 0, False),
     ((513,), 12, 64, 0, True),
     ((512, 128, 384), 16, 64, 0, False),
