@@ -1,9 +1,11 @@
-// Matrix product for few tokens, where reading the weight is the work: a block takes kGroups * 64
-// channels x kTokens tokens of one slice of k, and the blocks of a cluster, which hold the slices
-// (split k), add their partial tiles through each other's shared memory.
+// Matrix product for few tokens, where latency is the work. A block takes kGroups * 64 channels x
+// kTokens tokens of one slice of k, and the blocks of a cluster hold the slices (split k).
 //
 // Weights do not depend on earlier kernels: their fetch starts before wait_for_inputs(), so in a
-// chain of programmatic dependent launches it runs under the previous kernel's tail.
+// chain of programmatic dependent launches it runs under the previous kernel. After the wait come
+// only the tokens' fetch, the products and one hop: every thread sends its partial sums straight to
+// the thread of its number in the block that adds them, by st.async, whose bytes a barrier there
+// counts. Nobody waits at the end: a block that has got its sums is not written to any more.
 #pragma once
 
 #include "cuda/sm90_gemm_epilogue.h"
@@ -13,7 +15,7 @@
 namespace fusewire::cuda::sm90 {
 
 struct SmallProblem {
-  int m, n, k_blocks, stages;
+  int m, n, k_blocks, stages, slices;
   const void* bias;      // or null
   const void* residual;  // or null
   int64_t residual_stride;
@@ -27,66 +29,98 @@ struct SmallShape {
   static constexpr int kGroups = kGroups_, kTokens = kTokens_, kChannels = 64 * kGroups;
   static constexpr int kConsumers = 128 * kGroups, kThreads = kConsumers + 32;
   static constexpr int kWeightBytes = kChannels * 128, kStageBytes = kWeightBytes + kTokens * 128;
-  static constexpr int kMostStages = 16;
-  // The partial tile [tokens][channels] in fp32 takes the ring's place; a pitch of 4 modulo 16
-  // words spreads a fragment's 4 x 8 elements over all banks.
-  static constexpr int kPitch = kChannels + 4;
-  static constexpr int kTileBytes = kTokens * kPitch * 4;
-  static constexpr int kBarrierBytes = 2 * kMostStages * 8;
-  // Two blocks to a multiprocessor, so that the next kernel's can begin beside this one's.
-  static constexpr int kRingBytes = 112 * 1024 - kBarrierBytes;
-  static int stages(int k_blocks) {
-    constexpr int kFitting = kRingBytes / kStageBytes;
-    const int most = kFitting < kMostStages ? kFitting : kMostStages;
+  static constexpr int kMostStages = 16, kMostSlices = 8;
+  // Tokens are dealt out to the slices' blocks in columns of 8: 4 sums a thread.
+  static constexpr int kColumns = kTokens / 8;
+  static constexpr int kSumBytes = kConsumers * 16, kResidualBytes = kConsumers * 8;
+  static constexpr int kBarrierBytes = (2 * kMostStages + 1) * 8;
+
+  // Of a block: for each of its columns the slices' sums and a residual.
+  static int exchange_bytes(int slices) {
+    return (kColumns + slices - 1) / slices * (slices * kSumBytes + kResidualBytes);
+  }
+  static int stages(int k_blocks, int slices) {
+    constexpr int kRingBytes = 160 * 1024, kAllBytes = 227 * 1024;
+    const int left = kAllBytes - kBarrierBytes - exchange_bytes(slices);
+    const int fitting = (left < kRingBytes ? left : kRingBytes) / kStageBytes;
+    const int most = fitting < kMostStages ? fitting : kMostStages;
     return k_blocks < most ? k_blocks : most;
   }
-  static int shared_bytes(int stages) {
-    const int ring = stages * kStageBytes;
-    return kBarrierBytes + (ring > kTileBytes ? ring : kTileBytes) + 1024;
+  static int shared_bytes(int stages, int slices) {
+    return stages * kStageBytes + exchange_bytes(slices) + kBarrierBytes;
   }
 };
 
-__device__ __forceinline__ float4 load_cluster(uint32_t address) {
-  float4 v;
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "r"(address)
-               : "memory");
-  return v;
+// Stores in another block of the cluster and counts the bytes at its barrier. Only where the launch
+// has named a cluster.
+__device__ __forceinline__ void send(uint32_t to, uint32_t barrier, float a, float b, float c,
+                                     float d) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(to),
+      "f"(a), "f"(b), "f"(c), "f"(d), "r"(barrier)
+      : "memory");
 }
 
-// This block's share of the cluster's tile: adds the slices, 8 channels of a token a thread.
+// Starts a copy of 4 bytes to shared memory, which the same thread may read after copies_wait().
+__device__ __forceinline__ void copy_4(void* to, const void* from) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from)
+               : "memory");
+}
+__device__ __forceinline__ void copies_wait() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+// Two neighbouring channels of a token.
+template <class T>
+__device__ __forceinline__ const uint32_t* pair_at(const void* data, int64_t at) {
+  return reinterpret_cast<const uint32_t*>(static_cast<const T*>(data) + at);
+}
+
+// A thread's place in the tile. Its fragment is two tokens of a column x two channels, 8 apart;
+// with the lane of the next channel it becomes one token and two pairs of neighbouring channels.
+struct SmallPlace {
+  int token, channel;
+  bool odd;
+  __device__ __forceinline__ SmallPlace(int first_token, int first_channel) {
+    const int lane = threadIdx.x % 32;
+    odd = lane / 4 % 2;
+    token = first_token + lane % 4 * 2 + odd;
+    channel = first_channel + threadIdx.x / 32 * 16 + lane / 8 * 2;
+  }
+};
+
+// The columns of this block: adds the slices and writes the results.
 template <class T, class Shape, class Activate>
-__device__ __forceinline__ void add_slices(const SmallProblem& p, const float* partial, int rank,
-                                           int slices, int channel, int token,
-                                           const Activate& activate) {
-  constexpr int kVectors = Shape::kTokens * Shape::kChannels / 8;
-  const int share = (kVectors + slices - 1) / slices;
-  const int end = min(kVectors, (rank + 1) * share);
-  for (int v = rank * share + threadIdx.x; v < end; v += Shape::kConsumers) {
-    const int t = v / (Shape::kChannels / 8), c = v % (Shape::kChannels / 8) * 8;
-    if (token + t >= p.m || channel + c >= p.n) continue;
-    Vector<T> add{}, bias{};
-    if (p.bias != nullptr) bias = Vector<T>::load(static_cast<const T*>(p.bias) + channel + c);
-    if (p.residual != nullptr) {
-      add = Vector<T>::load(static_cast<const T*>(p.residual) + (token + t) * p.residual_stride +
-                            channel + c);
+__device__ __forceinline__ void finish_columns(const SmallProblem& p, const SmallPlace& place,
+                                               const float4* sums, const uint32_t* residuals,
+                                               const float2 (&bias)[2], int rank, int columns,
+                                               const Activate& activate) {
+  const bool odd = place.odd;
+  for (int j = rank; j < columns; j += p.slices) {
+    float4 sum = *sums;
+    sums += Shape::kConsumers;
+    for (int s = 1; s < p.slices; ++s, sums += Shape::kConsumers) {
+      const float4 add = *sums;
+      sum.x += add.x, sum.y += add.y, sum.z += add.z, sum.w += add.w;
     }
-    const float* own = partial + t * Shape::kPitch + c;
-    float sum[8] = {};
-    for (int s = 0; s < slices; ++s) {
-      const uint32_t from = cluster_address(own, s);
-      const float4 low = load_cluster(from), high = load_cluster(from + 16);
-      sum[0] += low.x, sum[1] += low.y, sum[2] += low.z, sum[3] += low.w;
-      sum[4] += high.x, sum[5] += high.y, sum[6] += high.z, sum[7] += high.w;
-    }
-    Vector<T> out;
+    const float mine[2] = {odd ? sum.y : sum.x, odd ? sum.w : sum.z};
+    const float theirs[2] = {odd ? sum.x : sum.y, odd ? sum.z : sum.w};
+    const int token = place.token + 8 * j;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const float x = activate(sum[i] + to_float(bias.at[i]));
-      out.at[i] = from_float<T>(x + (p.residual != nullptr ? to_float(add.at[i]) : 0.0f));
+    for (int h = 0; h < 2; ++h) {
+      const float other = __shfl_xor_sync(0xffffffffu, theirs[h], 4);
+      float low = activate((odd ? other : mine[h]) + bias[h].x);
+      float high = activate((odd ? mine[h] : other) + bias[h].y);
+      if (token >= p.m || place.channel + 8 * h >= p.n) continue;
+      if (p.residual != nullptr) {
+        const float2 add = to_float2(residuals[h * Shape::kConsumers], T{});
+        low += add.x, high += add.y;
+      }
+      const int64_t at = token * p.out_stride + place.channel + 8 * h;
+      *reinterpret_cast<uint32_t*>(static_cast<T*>(p.out) + at) = to_pair(low, high, T{});
     }
-    out.store(static_cast<T*>(p.out) + (token + t) * p.out_stride + channel + c);
+    residuals += 2 * Shape::kConsumers;
   }
 }
 
@@ -95,65 +129,94 @@ template <class T, class Shape>
 __global__ void __launch_bounds__(Shape::kThreads)
     small_kernel(const __grid_constant__ CUtensorMap x_map,
                  const __grid_constant__ CUtensorMap weight_map,
-                 const __grid_constant__ SmallProblem p, int slices) {
+                 const __grid_constant__ SmallProblem p) {
   extern __shared__ __align__(1024) uint8_t base[];
-  uint8_t* ring = base;
-  const int tile_bytes = max(p.stages * Shape::kStageBytes, Shape::kTileBytes);
-  uint64_t* full = reinterpret_cast<uint64_t*>(base + tile_bytes);
-  uint64_t* empty = full + Shape::kMostStages;
-  const int rank = blockIdx.x % slices, channel = blockIdx.x / slices * Shape::kChannels;
+  const int slices = p.slices, rank = blockIdx.x % slices;
+  const int channel = blockIdx.x / slices * Shape::kChannels;
   const int token = blockIdx.y * Shape::kTokens;
-  const int begin = p.k_blocks * rank / slices, end = p.k_blocks * (rank + 1) / slices;
+  const int begin = p.k_blocks * rank / slices;
+  const int blocks = p.k_blocks * (rank + 1) / slices - begin;
+  const int columns = min(Shape::kColumns, (p.m - token + 7) / 8);
+  const int own_columns = (columns - rank + slices - 1) / slices;
+  const int most_columns = (Shape::kColumns + slices - 1) / slices;
   const int warp = threadIdx.x / 32;
+  uint8_t* sums = base + p.stages * Shape::kStageBytes;
+  uint8_t* residuals = sums + most_columns * slices * Shape::kSumBytes;
+  uint64_t* full = reinterpret_cast<uint64_t*>(residuals + most_columns * Shape::kResidualBytes);
+  uint64_t* empty = full + Shape::kMostStages;
+  uint64_t* arrived = empty + Shape::kMostStages;
   let_next_start();
 
-  const auto load_weight = [&](int i) {
-    const int stage = i % p.stages;
+  const auto load_weight = [&](int i, int stage) {
     barrier_expect(&full[stage], Shape::kStageBytes);
-    tma_load(ring + stage * Shape::kStageBytes, &weight_map, channel, (begin + i) * 64,
+    tma_load(base + stage * Shape::kStageBytes, &weight_map, channel, (begin + i) * 64,
              &full[stage]);
   };
-  const auto load_tokens = [&](int i) {
-    const int stage = i % p.stages;
-    tma_load(ring + stage * Shape::kStageBytes + Shape::kWeightBytes, &x_map, token,
+  const auto load_tokens = [&](int i, int stage) {
+    tma_load(base + stage * Shape::kStageBytes + Shape::kWeightBytes, &x_map, token,
              (begin + i) * 64, &full[stage]);
   };
-  const int early = min(p.stages, end - begin);
+  const int early = min(p.stages, blocks);
   if (threadIdx.x == Shape::kConsumers) {
     for (int s = 0; s < p.stages; ++s) {
       barrier_init(&full[s], 1);
       barrier_init(&empty[s], Shape::kGroups);
     }
+    barrier_init(arrived, 1);
     barrier_init_fence();
-    for (int i = 0; i < early; ++i) load_weight(i);
+    barrier_expect(arrived, own_columns * (slices - 1) * Shape::kSumBytes);
+    map_prefetch(&x_map);
+    for (int i = 0; i < early; ++i) load_weight(i, i);
   }
   __syncthreads();
+  if (slices > 1) cluster_arrive_relaxed();
 
   if (warp == Shape::kConsumers / 32) {
     if (elect_one()) {
       wait_for_inputs();
-      for (int i = 0; i < early; ++i) load_tokens(i);
-      for (int i = early; i < end - begin; ++i) {
-        barrier_wait(&empty[i % p.stages], i / p.stages % 2 ^ 1);
-        load_weight(i);
-        load_tokens(i);
+      for (int i = 0; i < early; ++i) load_tokens(i, i);
+      int stage = 0, parity = 0;
+      for (int i = early; i < blocks; ++i) {
+        barrier_wait(&empty[stage], parity);
+        load_weight(i, stage);
+        load_tokens(i, stage);
+        if (++stage == p.stages) stage = 0, parity ^= 1;
       }
     }
     __syncwarp();
-    if (slices > 1) {
-      cluster_sync();
-      cluster_arrive_relaxed();
-      cluster_wait();
-    }
+    if (slices > 1) cluster_wait();
     return;
   }
 
-  const int group = warp / 4, lane = threadIdx.x % 32;
+  const int group = warp / 4;
+  const SmallPlace place(token, channel);
+  float2 bias[2] = {};
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    if (p.bias == nullptr || place.channel + 8 * h >= p.n) continue;
+    bias[h] = to_float2(*pair_at<T>(p.bias, place.channel + 8 * h), T{});
+  }
+  const auto* own_sums = reinterpret_cast<const float4*>(sums) + threadIdx.x;
+  auto* own_residuals = reinterpret_cast<uint32_t*>(residuals) + threadIdx.x;
+
+  wait_for_inputs();
+  if (p.residual != nullptr) {
+    uint32_t* to = own_residuals;
+    for (int j = rank; j < columns; j += slices) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h, to += Shape::kConsumers) {
+        if (place.token + 8 * j >= p.m || place.channel + 8 * h >= p.n) continue;
+        copy_4(to, pair_at<T>(p.residual,
+                              (place.token + 8 * j) * p.residual_stride + place.channel + 8 * h));
+      }
+    }
+  }
+
   float d[Shape::kTokens / 2];
-  for (int i = 0; i < end - begin; ++i) {
-    const int stage = i % p.stages;
-    barrier_wait(&full[stage], i / p.stages % 2);
-    const uint8_t* at = ring + stage * Shape::kStageBytes;
+  int stage = 0, parity = 0;
+  for (int i = 0; i < blocks; ++i) {
+    barrier_wait(&full[stage], parity);
+    const uint8_t* at = base + stage * Shape::kStageBytes;
     const uint64_t weight = k_major_descriptor(at + group * 8192);
     const uint64_t tokens = k_major_descriptor(at + Shape::kWeightBytes);
     wgmma_fence();
@@ -163,33 +226,34 @@ __global__ void __launch_bounds__(Shape::kThreads)
     }
     wgmma_commit();
     wgmma_wait<1>();
-    if (i != 0 && threadIdx.x % 128 == 0) barrier_arrive(&empty[(i - 1) % p.stages]);
+    if (i != 0 && threadIdx.x % 128 == 0) {
+      barrier_arrive(&empty[(stage == 0 ? p.stages : stage) - 1]);
+    }
+    if (++stage == p.stages) stage = 0, parity ^= 1;
   }
   wgmma_wait<0>();
   wgmma_results(d);
 
-  // The whole block has read the ring before the partial tile takes its place.
-  named_barrier_sync(1, Shape::kConsumers);
-  float* partial = reinterpret_cast<float*>(ring);
-  const int row = group * 64 + warp % 4 * 16 + lane / 4;
+  if (slices > 1) cluster_wait();  // the other blocks have begun and made their barriers
+  int owner = 0;
+  uint32_t at = (rank * Shape::kConsumers + threadIdx.x) * 16;
 #pragma unroll
-  for (int i = 0; i < Shape::kTokens / 2; ++i) {
-    const int t = i / 4 * 8 + lane % 4 * 2 + i % 2;
-    partial[t * Shape::kPitch + row + i / 2 % 2 * 8] = d[i];
+  for (int j = 0; j < Shape::kColumns; ++j) {
+    if (j >= columns) break;
+    if (owner == rank) {
+      *reinterpret_cast<float4*>(sums + at) =
+          make_float4(d[4 * j], d[4 * j + 1], d[4 * j + 2], d[4 * j + 3]);
+    } else {
+      send(cluster_address(sums, owner) + at, cluster_address(arrived, owner), d[4 * j],
+           d[4 * j + 1], d[4 * j + 2], d[4 * j + 3]);
+    }
+    if (++owner == slices) owner = 0, at += slices * Shape::kSumBytes;
   }
-  wait_for_inputs();
-  if (slices > 1) {
-    cluster_sync();
-  } else {
-    named_barrier_sync(1, Shape::kConsumers);
-  }
+  copies_wait();
+  if (slices > 1) barrier_wait(arrived, 0);
   with_activation(p.activation, [&](const auto& activate) {
-    add_slices<T, Shape>(p, partial, rank, slices, channel, token, activate);
+    finish_columns<T, Shape>(p, place, own_sums, own_residuals, bias, rank, columns, activate);
   });
-  if (slices > 1) {  // nobody leaves while its slice is being read
-    cluster_arrive_relaxed();
-    cluster_wait();
-  }
 }
 
 }  // namespace fusewire::cuda::sm90
