@@ -29,16 +29,18 @@ struct SmallShape {
   static constexpr int kGroups = kGroups_, kTokens = kTokens_, kChannels = 64 * kGroups;
   static constexpr int kConsumers = 128 * kGroups, kThreads = kConsumers + 32;
   static constexpr int kWeightBytes = kChannels * 128, kStageBytes = kWeightBytes + kTokens * 128;
-  static constexpr int kMostStages = 16, kMostSlices = 8;
-  // Tokens are dealt out to the slices' blocks in columns of 8: 4 sums a thread.
-  static constexpr int kColumns = kTokens / 8;
-  static constexpr int kSumBytes = kConsumers * 16, kResidualBytes = kConsumers * 8;
+  static constexpr int kMostStages = 16;
+  // Tokens are dealt out to the slices' blocks in columns of 8: 4 sums a thread. A block finishes
+  // kBatch of its columns at a time.
+  static constexpr int kColumns = kTokens / 8, kSumBytes = kConsumers * 16;
+  static constexpr int kBatch = kTokens <= 32 ? 1 : 2;
   static constexpr int kBarrierBytes = (2 * kMostStages + 1) * 8;
 
-  // Of a block: for each of its columns the slices' sums and a residual.
-  static int exchange_bytes(int slices) {
-    return (kColumns + slices - 1) / slices * (slices * kSumBytes + kResidualBytes);
+  // Of a block: for each of its columns the slices' sums.
+  __host__ __device__ static int exchange_bytes(int slices) {
+    return (kColumns + slices - 1) / slices * slices * kSumBytes;
   }
+  // Small rings leave room for the next kernels, whose weights then come earlier.
   static int stages(int k_blocks, int slices) {
     constexpr int kRingBytes = 160 * 1024, kAllBytes = 227 * 1024;
     const int left = kAllBytes - kBarrierBytes - exchange_bytes(slices);
@@ -51,78 +53,104 @@ struct SmallShape {
   }
 };
 
-// Stores in another block of the cluster and counts the bytes at its barrier. Only where the launch
-// has named a cluster.
-__device__ __forceinline__ void send(uint32_t to, uint32_t barrier, float a, float b, float c,
-                                     float d) {
+// Stores 16 bytes at `to`, an address of this block's, in block `owner` of the cluster, where they
+// count at `barrier`; in this block itself (`own`) they do not. No branches: they would cost more
+// than the store. The asynchronous store is legal only where the launch has named a cluster.
+__device__ __forceinline__ void send(uint32_t to, uint32_t barrier, int owner, int own,
+                                     const float* d) {
   asm volatile(
-      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
-      "[%5];" ::"r"(to),
-      "f"(a), "f"(b), "f"(c), "f"(d), "r"(barrier)
+      "{\n"
+      ".reg .pred p;\n"
+      ".reg .u32 to, barrier;\n"
+      "setp.eq.s32 p, %2, %3;\n"
+      "mapa.shared::cluster.u32 to, %0, %2;\n"
+      "mapa.shared::cluster.u32 barrier, %1, %2;\n"
+      "@!p st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [to], {%4, %5, %6, %7}, "
+      "[barrier];\n"
+      "@p st.shared.v4.f32 [%0], {%4, %5, %6, %7};\n"
+      "}" ::"r"(to),
+      "r"(barrier), "r"(owner), "r"(own), "f"(d[0]), "f"(d[1]), "f"(d[2]), "f"(d[3])
       : "memory");
 }
 
-// Starts a copy of 4 bytes to shared memory, which the same thread may read after copies_wait().
-__device__ __forceinline__ void copy_4(void* to, const void* from) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared_address(to)), "l"(from)
-               : "memory");
-}
-__device__ __forceinline__ void copies_wait() {
-  asm volatile("cp.async.wait_all;" ::: "memory");
-}
+// What a thread writes. Its fragment of a column is two tokens x two channels, 8 apart; with the
+// lane of the next channel it becomes one token and two pairs of neighbouring channels.
+template <class T, class Shape>
+struct SmallOutput {
+  int token;  // of the next column to be finished
+  int step;   // from one of this block's columns to the next
+  int last;   // the end of tokens
+  bool odd, inside[2];
+  float2 bias[2] = {};
+  const T* residual;  // or null
+  T* out;
+  int64_t residual_step, out_step;
 
-// Two neighbouring channels of a token.
-template <class T>
-__device__ __forceinline__ const uint32_t* pair_at(const void* data, int64_t at) {
-  return reinterpret_cast<const uint32_t*>(static_cast<const T*>(data) + at);
-}
-
-// A thread's place in the tile. Its fragment is two tokens of a column x two channels, 8 apart;
-// with the lane of the next channel it becomes one token and two pairs of neighbouring channels.
-struct SmallPlace {
-  int token, channel;
-  bool odd;
-  __device__ __forceinline__ SmallPlace(int first_token, int first_channel) {
+  __device__ __forceinline__ SmallOutput(const SmallProblem& p, int rank, int first_token,
+                                         int first_channel) {
     const int lane = threadIdx.x % 32;
     odd = lane / 4 % 2;
-    token = first_token + lane % 4 * 2 + odd;
-    channel = first_channel + threadIdx.x / 32 * 16 + lane / 8 * 2;
-  }
-};
-
-// The columns of this block: adds the slices and writes the results.
-template <class T, class Shape, class Activate>
-__device__ __forceinline__ void finish_columns(const SmallProblem& p, const SmallPlace& place,
-                                               const float4* sums, const uint32_t* residuals,
-                                               const float2 (&bias)[2], int rank, int columns,
-                                               const Activate& activate) {
-  const bool odd = place.odd;
-  for (int j = rank; j < columns; j += p.slices) {
-    float4 sum = *sums;
-    sums += Shape::kConsumers;
-    for (int s = 1; s < p.slices; ++s, sums += Shape::kConsumers) {
-      const float4 add = *sums;
-      sum.x += add.x, sum.y += add.y, sum.z += add.z, sum.w += add.w;
-    }
-    const float mine[2] = {odd ? sum.y : sum.x, odd ? sum.w : sum.z};
-    const float theirs[2] = {odd ? sum.x : sum.y, odd ? sum.z : sum.w};
-    const int token = place.token + 8 * j;
+    token = first_token + rank * 8 + lane % 4 * 2 + odd;
+    step = p.slices * 8;
+    last = min(p.m, first_token + Shape::kTokens);
+    const int channel = first_channel + threadIdx.x / 32 * 16 + lane / 8 * 2;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const float other = __shfl_xor_sync(0xffffffffu, theirs[h], 4);
-      float low = activate((odd ? other : mine[h]) + bias[h].x);
-      float high = activate((odd ? mine[h] : other) + bias[h].y);
-      if (token >= p.m || place.channel + 8 * h >= p.n) continue;
-      if (p.residual != nullptr) {
-        const float2 add = to_float2(residuals[h * Shape::kConsumers], T{});
-        low += add.x, high += add.y;
-      }
-      const int64_t at = token * p.out_stride + place.channel + 8 * h;
-      *reinterpret_cast<uint32_t*>(static_cast<T*>(p.out) + at) = to_pair(low, high, T{});
+      inside[h] = channel + 8 * h < p.n;
+      if (p.bias == nullptr || !inside[h]) continue;
+      bias[h] = to_float2(*pair(static_cast<const T*>(p.bias) + channel + 8 * h), T{});
     }
-    residuals += 2 * Shape::kConsumers;
+    residual = p.residual == nullptr
+                   ? nullptr
+                   : static_cast<const T*>(p.residual) + token * p.residual_stride + channel;
+    residual_step = step * p.residual_stride;
+    out = static_cast<T*>(p.out) + token * p.out_stride + channel;
+    out_step = step * p.out_stride;
   }
-}
+  __device__ __forceinline__ static const uint32_t* pair(const T* at) {
+    return reinterpret_cast<const uint32_t*>(at);
+  }
+
+  // Of the next kBatch columns.
+  __device__ __forceinline__ void load(uint32_t (&add)[Shape::kBatch][2]) {
+#pragma unroll
+    for (int b = 0; b < Shape::kBatch; ++b) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        add[b][h] = 0;
+        if (residual != nullptr && token + b * step < last && inside[h]) {
+          add[b][h] = *pair(residual + b * residual_step + 8 * h);
+        }
+      }
+    }
+    if (residual != nullptr) residual += Shape::kBatch * residual_step;
+  }
+
+  template <class Activate>
+  __device__ __forceinline__ void store(const float4 (&sums)[Shape::kBatch],
+                                        const uint32_t (&add)[Shape::kBatch][2],
+                                        const Activate& activate) {
+#pragma unroll
+    for (int b = 0; b < Shape::kBatch; ++b) {
+      const float4& sum = sums[b];
+      const float mine[2] = {odd ? sum.y : sum.x, odd ? sum.w : sum.z};
+      const float theirs[2] = {odd ? sum.x : sum.y, odd ? sum.z : sum.w};
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float other = __shfl_xor_sync(0xffffffffu, theirs[h], 4);
+        const float2 more = to_float2(add[b][h], T{});
+        const float low = activate((odd ? other : mine[h]) + bias[h].x) + more.x;
+        const float high = activate((odd ? mine[h] : other) + bias[h].y) + more.y;
+        const uint32_t both = to_pair(low, high, T{});
+        if (token + b * step < last && inside[h]) {
+          *reinterpret_cast<uint32_t*>(out + b * out_step + 8 * h) = both;
+        }
+      }
+    }
+    token += Shape::kBatch * step;
+    out += Shape::kBatch * out_step;
+  }
+};
 
 // Grid: x = channel tiles * slices (the cluster), y = token tiles.
 template <class T, class Shape>
@@ -136,13 +164,10 @@ __global__ void __launch_bounds__(Shape::kThreads)
   const int token = blockIdx.y * Shape::kTokens;
   const int begin = p.k_blocks * rank / slices;
   const int blocks = p.k_blocks * (rank + 1) / slices - begin;
-  const int columns = min(Shape::kColumns, (p.m - token + 7) / 8);
-  const int own_columns = (columns - rank + slices - 1) / slices;
-  const int most_columns = (Shape::kColumns + slices - 1) / slices;
+  const int own_columns = (Shape::kColumns - rank + slices - 1) / slices;
   const int warp = threadIdx.x / 32;
   uint8_t* sums = base + p.stages * Shape::kStageBytes;
-  uint8_t* residuals = sums + most_columns * slices * Shape::kSumBytes;
-  uint64_t* full = reinterpret_cast<uint64_t*>(residuals + most_columns * Shape::kResidualBytes);
+  uint64_t* full = reinterpret_cast<uint64_t*>(sums + Shape::exchange_bytes(slices));
   uint64_t* empty = full + Shape::kMostStages;
   uint64_t* arrived = empty + Shape::kMostStages;
   let_next_start();
@@ -169,7 +194,10 @@ __global__ void __launch_bounds__(Shape::kThreads)
     for (int i = 0; i < early; ++i) load_weight(i, i);
   }
   __syncthreads();
-  if (slices > 1) cluster_arrive_relaxed();
+  if (slices > 1) {  // the other blocks have begun and made their barriers
+    cluster_arrive_relaxed();
+    cluster_wait();
+  }
 
   if (warp == Shape::kConsumers / 32) {
     if (elect_one()) {
@@ -183,34 +211,14 @@ __global__ void __launch_bounds__(Shape::kThreads)
         if (++stage == p.stages) stage = 0, parity ^= 1;
       }
     }
-    __syncwarp();
-    if (slices > 1) cluster_wait();
     return;
   }
 
   const int group = warp / 4;
-  const SmallPlace place(token, channel);
-  float2 bias[2] = {};
-#pragma unroll
-  for (int h = 0; h < 2; ++h) {
-    if (p.bias == nullptr || place.channel + 8 * h >= p.n) continue;
-    bias[h] = to_float2(*pair_at<T>(p.bias, place.channel + 8 * h), T{});
-  }
-  const auto* own_sums = reinterpret_cast<const float4*>(sums) + threadIdx.x;
-  auto* own_residuals = reinterpret_cast<uint32_t*>(residuals) + threadIdx.x;
-
+  SmallOutput<T, Shape> output(p, rank, token, channel);
   wait_for_inputs();
-  if (p.residual != nullptr) {
-    uint32_t* to = own_residuals;
-    for (int j = rank; j < columns; j += slices) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h, to += Shape::kConsumers) {
-        if (place.token + 8 * j >= p.m || place.channel + 8 * h >= p.n) continue;
-        copy_4(to, pair_at<T>(p.residual,
-                              (place.token + 8 * j) * p.residual_stride + place.channel + 8 * h));
-      }
-    }
-  }
+  uint32_t add[Shape::kBatch][2];
+  output.load(add);
 
   float d[Shape::kTokens / 2];
   int stage = 0, parity = 0;
@@ -226,7 +234,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
     }
     wgmma_commit();
     wgmma_wait<1>();
-    if (i != 0 && threadIdx.x % 128 == 0) {
+    if (i != 0 && i + p.stages <= blocks && threadIdx.x % 128 == 0) {
       barrier_arrive(&empty[(stage == 0 ? p.stages : stage) - 1]);
     }
     if (++stage == p.stages) stage = 0, parity ^= 1;
@@ -234,25 +242,44 @@ __global__ void __launch_bounds__(Shape::kThreads)
   wgmma_wait<0>();
   wgmma_results(d);
 
-  if (slices > 1) cluster_wait();  // the other blocks have begun and made their barriers
-  int owner = 0;
-  uint32_t at = (rank * Shape::kConsumers + threadIdx.x) * 16;
+  uint32_t to = shared_address(sums) + (rank * Shape::kConsumers + threadIdx.x) * 16;
+  if (slices > 1) {
+    int owner = 0;
 #pragma unroll
-  for (int j = 0; j < Shape::kColumns; ++j) {
-    if (j >= columns) break;
-    if (owner == rank) {
-      *reinterpret_cast<float4*>(sums + at) =
-          make_float4(d[4 * j], d[4 * j + 1], d[4 * j + 2], d[4 * j + 3]);
-    } else {
-      send(cluster_address(sums, owner) + at, cluster_address(arrived, owner), d[4 * j],
-           d[4 * j + 1], d[4 * j + 2], d[4 * j + 3]);
+    for (int j = 0; j < Shape::kColumns; ++j) {
+      send(to, shared_address(arrived), owner, rank, &d[4 * j]);
+      const bool around = ++owner == slices;
+      owner = around ? 0 : owner;
+      to += around ? slices * Shape::kSumBytes : 0;
     }
-    if (++owner == slices) owner = 0, at += slices * Shape::kSumBytes;
+    barrier_wait(arrived, 0);
+  } else {
+#pragma unroll
+    for (int j = 0; j < Shape::kColumns; ++j) {
+      *reinterpret_cast<float4*>(sums + (j * Shape::kConsumers + threadIdx.x) * 16) =
+          make_float4(d[4 * j], d[4 * j + 1], d[4 * j + 2], d[4 * j + 3]);
+    }
   }
-  copies_wait();
-  if (slices > 1) barrier_wait(arrived, 0);
+
   with_activation(p.activation, [&](const auto& activate) {
-    finish_columns<T, Shape>(p, place, own_sums, own_residuals, bias, rank, columns, activate);
+    const auto* from = reinterpret_cast<const float4*>(sums) + threadIdx.x;
+    for (int left = own_columns; left > 0; left -= Shape::kBatch) {
+      float4 sum[Shape::kBatch];
+#pragma unroll
+      for (int b = 0; b < Shape::kBatch; ++b) sum[b] = make_float4(0, 0, 0, 0);
+      const int second = left > 1 ? slices * Shape::kConsumers : 0;
+#pragma unroll 2
+      for (int s = 0; s < slices; ++s) {
+#pragma unroll
+        for (int b = 0; b < Shape::kBatch; ++b) {
+          const float4 more = from[s * Shape::kConsumers + b * second];
+          sum[b].x += more.x, sum[b].y += more.y, sum[b].z += more.z, sum[b].w += more.w;
+        }
+      }
+      from += Shape::kBatch * slices * Shape::kConsumers;
+      output.store(sum, add, activate);
+      if (left > Shape::kBatch) output.load(add);
+    }
   });
 }
 
