@@ -8,6 +8,8 @@
 // counts. Nobody waits at the end: a block that has got its sums is not written to any more.
 #pragma once
 
+#include <algorithm>
+
 #include "cuda/sm90_gemm_epilogue.h"
 #include "cuda/sm90_tma.h"
 #include "cuda/sm90_wgmma.h"
@@ -33,20 +35,25 @@ struct SmallShape {
   // Tokens are dealt out to the slices' blocks in columns of 8: 4 sums a thread. A block finishes
   // kBatch of its columns at a time.
   static constexpr int kColumns = kTokens / 8, kSumBytes = kConsumers * 16;
-  static constexpr int kBatch = kTokens <= 32 ? 1 : 2;
+  static constexpr int kBatch = kChannels * kTokens <= 64 * 32 ? 1 : 2;
   static constexpr int kBarrierBytes = (2 * kMostStages + 1) * 8;
 
   // Of a block: for each of its columns the slices' sums.
   __host__ __device__ static int exchange_bytes(int slices) {
     return (kColumns + slices - 1) / slices * slices * kSumBytes;
   }
-  // Small rings leave room for the next kernels, whose weights then come earlier.
+  // Blocks of many tokens keep their ring short: the next kernel's then find room beside them and
+  // fetch their weights in time. Those of few tokens hold their slice as a whole.
   static int stages(int k_blocks, int slices) {
-    constexpr int kRingBytes = 160 * 1024, kAllBytes = 227 * 1024;
-    const int left = kAllBytes - kBarrierBytes - exchange_bytes(slices);
-    const int fitting = (left < kRingBytes ? left : kRingBytes) / kStageBytes;
-    const int most = fitting < kMostStages ? fitting : kMostStages;
-    return k_blocks < most ? k_blocks : most;
+    constexpr int kAllBytes = 227 * 1024, kRingBytes = 160 * 1024, kShortBytes = 90 * 1024;
+    constexpr int kLeastStages = 4;
+    const int others = kBarrierBytes + exchange_bytes(slices);
+    int most =
+        std::min({k_blocks, kMostStages, std::min(kRingBytes, kAllBytes - others) / kStageBytes});
+    if (kTokens >= 64) {
+      most = std::min(most, std::max(kLeastStages, (kShortBytes - others) / kStageBytes));
+    }
+    return most;
   }
   static int shared_bytes(int stages, int slices) {
     return stages * kStageBytes + exchange_bytes(slices) + kBarrierBytes;
@@ -267,16 +274,16 @@ __global__ void __launch_bounds__(Shape::kThreads)
       float4 sum[Shape::kBatch];
 #pragma unroll
       for (int b = 0; b < Shape::kBatch; ++b) sum[b] = make_float4(0, 0, 0, 0);
-      const int second = left > 1 ? slices * Shape::kConsumers : 0;
+      const int per_column = slices * Shape::kConsumers;
 #pragma unroll 2
       for (int s = 0; s < slices; ++s) {
 #pragma unroll
         for (int b = 0; b < Shape::kBatch; ++b) {
-          const float4 more = from[s * Shape::kConsumers + b * second];
+          const float4 more = from[s * Shape::kConsumers + (b < left ? b * per_column : 0)];
           sum[b].x += more.x, sum[b].y += more.y, sum[b].z += more.z, sum[b].w += more.w;
         }
       }
-      from += Shape::kBatch * slices * Shape::kConsumers;
+      from += Shape::kBatch * per_column;
       output.store(sum, add, activate);
       if (left > Shape::kBatch) output.load(add);
     }
