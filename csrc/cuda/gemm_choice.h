@@ -12,8 +12,8 @@
 // fp32 is not timed and takes cuBLASLt's first suggestion: there the order of additions is most of
 // the error, the fastest kernels add in the longest chains, and the library weighs that.
 //
-// Timing waits for the stream and takes some ten milliseconds, so it happens at warm-up: run the
-// model once for each number of tokens, outside of graph capture. A key first seen in a capture
+// Timing waits for the stream and takes some tens of milliseconds, so it happens at warm-up: run
+// the model once for each number of tokens, outside of graph capture. A key first seen in a capture
 // gets the choice of the nearest bucket, or cuBLASLt's first suggestion, and is timed later.
 #pragma once
 

@@ -19,16 +19,23 @@ struct Configuration {
   int channels, tokens, split;
 };
 
-constexpr Configuration kConfigurations[] = {
-    {128, 256, 0}, {128, 232, 0}, {128, 208, 0}, {128, 184, 0}, {128, 152, 0}, {128, 120, 0},
-    {64, 16, 1},   {64, 16, 2},   {64, 16, 3},   {64, 16, 4},   {64, 16, 6},   {64, 16, 8},
-    {64, 32, 1},   {64, 32, 2},   {64, 32, 3},   {64, 32, 4},   {64, 32, 6},   {64, 32, 8},
-    {64, 64, 1},   {64, 64, 2},   {64, 64, 3},   {64, 64, 4},   {64, 64, 6},   {64, 64, 8},
-    {64, 128, 1},  {64, 128, 2},  {64, 128, 4},  {64, 128, 8},  {128, 128, 1}, {128, 128, 2},
-    {128, 128, 3}, {128, 128, 4},
-};
-constexpr int kCount = sizeof(kConfigurations) / sizeof(kConfigurations[0]);
+constexpr Configuration kLarge[] = {{128, 256, 0}, {128, 232, 0}, {128, 208, 0},
+                                    {128, 184, 0}, {128, 152, 0}, {128, 120, 0}};
+// Small configurations are all of these tiles with all of these splits.
+constexpr Configuration kSmall[] = {{64, 16, 1},  {64, 32, 1},  {64, 64, 1},  {64, 128, 1},
+                                    {128, 32, 1}, {128, 64, 1}, {128, 128, 1}};
+constexpr int kSplits[] = {1, 2, 3, 4, 5, 6, 8};
+constexpr int kLargeCount = sizeof(kLarge) / sizeof(kLarge[0]);
+constexpr int kSplitCount = sizeof(kSplits) / sizeof(kSplits[0]);
+constexpr int kCount = kLargeCount + sizeof(kSmall) / sizeof(kSmall[0]) * kSplitCount;
 constexpr int kMostDevices = 64;
+
+Configuration configuration_of(int number) {
+  if (number < kLargeCount) return kLarge[number];
+  Configuration c = kSmall[(number - kLargeCount) / kSplitCount];
+  c.split = kSplits[(number - kLargeCount) % kSplitCount];
+  return c;
+}
 
 int64_t tiles(int64_t size, int64_t tile) {
   return (size + tile - 1) / tile;
@@ -86,7 +93,8 @@ void launch_small(const GemmArguments& a, int split, const Stream& stream) {
   p.m = static_cast<int>(a.m);
   p.n = static_cast<int>(a.n);
   p.k_blocks = static_cast<int>(tiles(a.k, 64));
-  p.stages = Shape::stages(static_cast<int>(tiles(p.k_blocks, split)));
+  p.slices = split;
+  p.stages = Shape::stages(static_cast<int>(tiles(p.k_blocks, split)), split);
   p.bias = a.bias;
   p.residual = a.residual;
   p.residual_stride = a.residual_stride;
@@ -95,8 +103,8 @@ void launch_small(const GemmArguments& a, int split, const Stream& stream) {
   p.activation = sm90::formula_of(a.activation);
   const dim3 grid(static_cast<unsigned>(tiles(a.n, Shape::kChannels) * split),
                   static_cast<unsigned>(tiles(a.m, Shape::kTokens)));
-  launch_clusters(kernel, split, grid, dim3(Shape::kThreads), Shape::shared_bytes(p.stages), stream,
-                  x, weight, p, split);
+  launch_clusters(kernel, split, grid, dim3(Shape::kThreads), Shape::shared_bytes(p.stages, split),
+                  stream, x, weight, p);
 }
 
 }  // namespace
@@ -116,29 +124,30 @@ bool sm90_gemm_fits(const GemmArguments& a, int configuration) {
       a.m > kMost || a.n > kMost || a.k > kMost) {
     return false;
   }
-  const Configuration& c = kConfigurations[configuration];
+  const Configuration c = configuration_of(configuration);
   if (c.split == 0) return a.m > 128;
-  // A grid of a few waves at most, and tiles not mostly padding.
-  const int64_t blocks = tiles(a.n, c.channels) * tiles(a.m, c.tokens) * c.split;
+  // What cannot win is not timed: tiles that are mostly padding, or small and many.
+  const int64_t token_tiles = tiles(a.m, c.tokens);
+  const int64_t blocks = tiles(a.n, c.channels) * token_tiles * c.split;
   return c.split <= tiles(a.k, 64) && (c.tokens == 16 || a.m > c.tokens / 2) &&
-         tiles(a.m, c.tokens) <= 65535 && (blocks <= 1024 || c.split == 1);
+         (token_tiles <= 8 || c.tokens == 128) && token_tiles <= 65535 &&
+         (blocks <= 2 * multiprocessors() || c.split == 1);
 }
 
 template <class T>
 void sm90_gemm(const GemmArguments& a, int configuration, const Stream& stream) {
-  const Configuration& c = kConfigurations[configuration];
+  const Configuration c = configuration_of(configuration);
   if (c.split != 0) {
-    if (c.channels == 128) return launch_small<T, SmallShape<2, 128>>(a, c.split, stream);
-    switch (c.tokens) {
-      case 16:
-        return launch_small<T, SmallShape<1, 16>>(a, c.split, stream);
-      case 32:
-        return launch_small<T, SmallShape<1, 32>>(a, c.split, stream);
-      case 64:
-        return launch_small<T, SmallShape<1, 64>>(a, c.split, stream);
-      default:
-        return launch_small<T, SmallShape<1, 128>>(a, c.split, stream);
+    const auto run = [&](auto shape) { launch_small<T, decltype(shape)>(a, c.split, stream); };
+    if (c.channels == 64) {
+      if (c.tokens == 16) return run(SmallShape<1, 16>{});
+      if (c.tokens == 32) return run(SmallShape<1, 32>{});
+      if (c.tokens == 64) return run(SmallShape<1, 64>{});
+      return run(SmallShape<1, 128>{});
     }
+    if (c.tokens == 32) return run(SmallShape<2, 32>{});
+    if (c.tokens == 64) return run(SmallShape<2, 64>{});
+    return run(SmallShape<2, 128>{});
   }
   switch (c.tokens) {
     case 256:

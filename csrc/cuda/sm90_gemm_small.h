@@ -1,10 +1,14 @@
-// Matrix product for few tokens, where reading the weight is the work: a block takes kGroups * 64
-// channels x kTokens tokens of one slice of k, and the blocks of a cluster, which hold the slices
-// (split k), add their partial tiles through each other's shared memory.
+// Matrix product for few tokens, where latency is the work. A block takes kGroups * 64 channels x
+// kTokens tokens of one slice of k, and the blocks of a cluster hold the slices (split k).
 //
 // Weights do not depend on earlier kernels: their fetch starts before wait_for_inputs(), so in a
-// chain of programmatic dependent launches it runs under the previous kernel's tail.
+// chain of programmatic dependent launches it runs under the previous kernel. After the wait come
+// only the tokens' fetch, the products and one hop: every thread sends its partial sums straight to
+// the thread of its number in the block that adds them, by st.async, whose bytes a barrier there
+// counts. Nobody waits at the end: a block that has got its sums is not written to any more.
 #pragma once
+
+#include <algorithm>
 
 #include "cuda/sm90_gemm_epilogue.h"
 #include "cuda/sm90_tma.h"
@@ -13,7 +17,7 @@
 namespace fusewire::cuda::sm90 {
 
 struct SmallProblem {
-  int m, n, k_blocks, stages;
+  int m, n, k_blocks, stages, slices;
   const void* bias;      // or null
   const void* residual;  // or null
   int64_t residual_stride;
@@ -28,132 +32,206 @@ struct SmallShape {
   static constexpr int kConsumers = 128 * kGroups, kThreads = kConsumers + 32;
   static constexpr int kWeightBytes = kChannels * 128, kStageBytes = kWeightBytes + kTokens * 128;
   static constexpr int kMostStages = 16;
-  // The partial tile [tokens][channels] in fp32 takes the ring's place; a pitch of 4 modulo 16
-  // words spreads a fragment's 4 x 8 elements over all banks.
-  static constexpr int kPitch = kChannels + 4;
-  static constexpr int kTileBytes = kTokens * kPitch * 4;
-  static constexpr int kBarrierBytes = 2 * kMostStages * 8;
-  // Two blocks to a multiprocessor, so that the next kernel's can begin beside this one's.
-  static constexpr int kRingBytes = 112 * 1024 - kBarrierBytes;
-  static int stages(int k_blocks) {
-    constexpr int kFitting = kRingBytes / kStageBytes;
-    const int most = kFitting < kMostStages ? kFitting : kMostStages;
-    return k_blocks < most ? k_blocks : most;
+  // Tokens are dealt out to the slices' blocks in columns of 8: 4 sums a thread. A block finishes
+  // kBatch of its columns at a time.
+  static constexpr int kColumns = kTokens / 8, kSumBytes = kConsumers * 16;
+  static constexpr int kBatch = kChannels * kTokens <= 64 * 32 ? 1 : 2;
+  static constexpr int kBarrierBytes = (2 * kMostStages + 1) * 8;
+
+  // Of a block: for each of its columns the slices' sums.
+  __host__ __device__ static int exchange_bytes(int slices) {
+    return (kColumns + slices - 1) / slices * slices * kSumBytes;
   }
-  static int shared_bytes(int stages) {
-    const int ring = stages * kStageBytes;
-    return kBarrierBytes + (ring > kTileBytes ? ring : kTileBytes) + 1024;
+  // Blocks of many tokens keep their ring short: the next kernel's then find room beside them and
+  // fetch their weights in time. Those of few tokens hold their slice as a whole.
+  static int stages(int k_blocks, int slices) {
+    constexpr int kAllBytes = 227 * 1024, kRingBytes = 160 * 1024, kShortBytes = 90 * 1024;
+    constexpr int kLeastStages = 4;
+    const int others = kBarrierBytes + exchange_bytes(slices);
+    int most =
+        std::min({k_blocks, kMostStages, std::min(kRingBytes, kAllBytes - others) / kStageBytes});
+    if (kTokens >= 64) {
+      most = std::min(most, std::max(kLeastStages, (kShortBytes - others) / kStageBytes));
+    }
+    return most;
+  }
+  static int shared_bytes(int stages, int slices) {
+    return stages * kStageBytes + exchange_bytes(slices) + kBarrierBytes;
   }
 };
 
-__device__ __forceinline__ float4 load_cluster(uint32_t address) {
-  float4 v;
-  asm volatile("ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [%4];"
-               : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w)
-               : "r"(address)
-               : "memory");
-  return v;
+// Stores 16 bytes at `to`, an address of this block's, in block `owner` of the cluster, where they
+// count at `barrier`; in this block itself (`own`) they do not. No branches: they would cost more
+// than the store. The asynchronous store is legal only where the launch has named a cluster.
+__device__ __forceinline__ void send(uint32_t to, uint32_t barrier, int owner, int own,
+                                     const float* d) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      ".reg .u32 to, barrier;\n"
+      "setp.eq.s32 p, %2, %3;\n"
+      "mapa.shared::cluster.u32 to, %0, %2;\n"
+      "mapa.shared::cluster.u32 barrier, %1, %2;\n"
+      "@!p st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [to], {%4, %5, %6, %7}, "
+      "[barrier];\n"
+      "@p st.shared.v4.f32 [%0], {%4, %5, %6, %7};\n"
+      "}" ::"r"(to),
+      "r"(barrier), "r"(owner), "r"(own), "f"(d[0]), "f"(d[1]), "f"(d[2]), "f"(d[3])
+      : "memory");
 }
 
-// This block's share of the cluster's tile: adds the slices, 8 channels of a token a thread.
-template <class T, class Shape, class Activate>
-__device__ __forceinline__ void add_slices(const SmallProblem& p, const float* partial, int rank,
-                                           int slices, int channel, int token,
-                                           const Activate& activate) {
-  constexpr int kVectors = Shape::kTokens * Shape::kChannels / 8;
-  const int share = (kVectors + slices - 1) / slices;
-  const int end = min(kVectors, (rank + 1) * share);
-  for (int v = rank * share + threadIdx.x; v < end; v += Shape::kConsumers) {
-    const int t = v / (Shape::kChannels / 8), c = v % (Shape::kChannels / 8) * 8;
-    if (token + t >= p.m || channel + c >= p.n) continue;
-    Vector<T> add{}, bias{};
-    if (p.bias != nullptr) bias = Vector<T>::load(static_cast<const T*>(p.bias) + channel + c);
-    if (p.residual != nullptr) {
-      add = Vector<T>::load(static_cast<const T*>(p.residual) + (token + t) * p.residual_stride +
-                            channel + c);
-    }
-    const float* own = partial + t * Shape::kPitch + c;
-    float sum[8] = {};
-    for (int s = 0; s < slices; ++s) {
-      const uint32_t from = cluster_address(own, s);
-      const float4 low = load_cluster(from), high = load_cluster(from + 16);
-      sum[0] += low.x, sum[1] += low.y, sum[2] += low.z, sum[3] += low.w;
-      sum[4] += high.x, sum[5] += high.y, sum[6] += high.z, sum[7] += high.w;
-    }
-    Vector<T> out;
+// What a thread writes. Its fragment of a column is two tokens x two channels, 8 apart; with the
+// lane of the next channel it becomes one token and two pairs of neighbouring channels.
+template <class T, class Shape>
+struct SmallOutput {
+  int token;  // of the next column to be finished
+  int step;   // from one of this block's columns to the next
+  int last;   // the end of tokens
+  bool odd, inside[2];
+  float2 bias[2] = {};
+  const T* residual;  // or null
+  T* out;
+  int64_t residual_step, out_step;
+
+  __device__ __forceinline__ SmallOutput(const SmallProblem& p, int rank, int first_token,
+                                         int first_channel) {
+    const int lane = threadIdx.x % 32;
+    odd = lane / 4 % 2;
+    token = first_token + rank * 8 + lane % 4 * 2 + odd;
+    step = p.slices * 8;
+    last = min(p.m, first_token + Shape::kTokens);
+    const int channel = first_channel + threadIdx.x / 32 * 16 + lane / 8 * 2;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const float x = activate(sum[i] + to_float(bias.at[i]));
-      out.at[i] = from_float<T>(x + (p.residual != nullptr ? to_float(add.at[i]) : 0.0f));
+    for (int h = 0; h < 2; ++h) {
+      inside[h] = channel + 8 * h < p.n;
+      if (p.bias == nullptr || !inside[h]) continue;
+      bias[h] = to_float2(*pair(static_cast<const T*>(p.bias) + channel + 8 * h), T{});
     }
-    out.store(static_cast<T*>(p.out) + (token + t) * p.out_stride + channel + c);
+    residual = p.residual == nullptr
+                   ? nullptr
+                   : static_cast<const T*>(p.residual) + token * p.residual_stride + channel;
+    residual_step = step * p.residual_stride;
+    out = static_cast<T*>(p.out) + token * p.out_stride + channel;
+    out_step = step * p.out_stride;
   }
-}
+  __device__ __forceinline__ static const uint32_t* pair(const T* at) {
+    return reinterpret_cast<const uint32_t*>(at);
+  }
+
+  // Of the next kBatch columns.
+  __device__ __forceinline__ void load(uint32_t (&add)[Shape::kBatch][2]) {
+#pragma unroll
+    for (int b = 0; b < Shape::kBatch; ++b) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        add[b][h] = 0;
+        if (residual != nullptr && token + b * step < last && inside[h]) {
+          add[b][h] = *pair(residual + b * residual_step + 8 * h);
+        }
+      }
+    }
+    if (residual != nullptr) residual += Shape::kBatch * residual_step;
+  }
+
+  template <class Activate>
+  __device__ __forceinline__ void store(const float4 (&sums)[Shape::kBatch],
+                                        const uint32_t (&add)[Shape::kBatch][2],
+                                        const Activate& activate) {
+#pragma unroll
+    for (int b = 0; b < Shape::kBatch; ++b) {
+      const float4& sum = sums[b];
+      const float mine[2] = {odd ? sum.y : sum.x, odd ? sum.w : sum.z};
+      const float theirs[2] = {odd ? sum.x : sum.y, odd ? sum.z : sum.w};
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float other = __shfl_xor_sync(0xffffffffu, theirs[h], 4);
+        const float2 more = to_float2(add[b][h], T{});
+        const float low = activate((odd ? other : mine[h]) + bias[h].x) + more.x;
+        const float high = activate((odd ? mine[h] : other) + bias[h].y) + more.y;
+        const uint32_t both = to_pair(low, high, T{});
+        if (token + b * step < last && inside[h]) {
+          *reinterpret_cast<uint32_t*>(out + b * out_step + 8 * h) = both;
+        }
+      }
+    }
+    token += Shape::kBatch * step;
+    out += Shape::kBatch * out_step;
+  }
+};
 
 // Grid: x = channel tiles * slices (the cluster), y = token tiles.
 template <class T, class Shape>
 __global__ void __launch_bounds__(Shape::kThreads)
     small_kernel(const __grid_constant__ CUtensorMap x_map,
                  const __grid_constant__ CUtensorMap weight_map,
-                 const __grid_constant__ SmallProblem p, int slices) {
+                 const __grid_constant__ SmallProblem p) {
   extern __shared__ __align__(1024) uint8_t base[];
-  uint8_t* ring = base;
-  const int tile_bytes = max(p.stages * Shape::kStageBytes, Shape::kTileBytes);
-  uint64_t* full = reinterpret_cast<uint64_t*>(base + tile_bytes);
-  uint64_t* empty = full + Shape::kMostStages;
-  const int rank = blockIdx.x % slices, channel = blockIdx.x / slices * Shape::kChannels;
+  const int slices = p.slices, rank = blockIdx.x % slices;
+  const int channel = blockIdx.x / slices * Shape::kChannels;
   const int token = blockIdx.y * Shape::kTokens;
-  const int begin = p.k_blocks * rank / slices, end = p.k_blocks * (rank + 1) / slices;
+  const int begin = p.k_blocks * rank / slices;
+  const int blocks = p.k_blocks * (rank + 1) / slices - begin;
+  const int own_columns = (Shape::kColumns - rank + slices - 1) / slices;
   const int warp = threadIdx.x / 32;
+  uint8_t* sums = base + p.stages * Shape::kStageBytes;
+  uint64_t* full = reinterpret_cast<uint64_t*>(sums + Shape::exchange_bytes(slices));
+  uint64_t* empty = full + Shape::kMostStages;
+  uint64_t* arrived = empty + Shape::kMostStages;
   let_next_start();
 
-  const auto load_weight = [&](int i) {
-    const int stage = i % p.stages;
+  const auto load_weight = [&](int i, int stage) {
     barrier_expect(&full[stage], Shape::kStageBytes);
-    tma_load(ring + stage * Shape::kStageBytes, &weight_map, channel, (begin + i) * 64,
+    tma_load(base + stage * Shape::kStageBytes, &weight_map, channel, (begin + i) * 64,
              &full[stage]);
   };
-  const auto load_tokens = [&](int i) {
-    const int stage = i % p.stages;
-    tma_load(ring + stage * Shape::kStageBytes + Shape::kWeightBytes, &x_map, token,
+  const auto load_tokens = [&](int i, int stage) {
+    tma_load(base + stage * Shape::kStageBytes + Shape::kWeightBytes, &x_map, token,
              (begin + i) * 64, &full[stage]);
   };
-  const int early = min(p.stages, end - begin);
+  const int early = min(p.stages, blocks);
   if (threadIdx.x == Shape::kConsumers) {
     for (int s = 0; s < p.stages; ++s) {
       barrier_init(&full[s], 1);
       barrier_init(&empty[s], Shape::kGroups);
     }
+    barrier_init(arrived, 1);
     barrier_init_fence();
-    for (int i = 0; i < early; ++i) load_weight(i);
+    barrier_expect(arrived, own_columns * (slices - 1) * Shape::kSumBytes);
+    map_prefetch(&x_map);
+    for (int i = 0; i < early; ++i) load_weight(i, i);
   }
   __syncthreads();
+  if (slices > 1) {  // the other blocks have begun and made their barriers
+    cluster_arrive_relaxed();
+    cluster_wait();
+  }
 
   if (warp == Shape::kConsumers / 32) {
     if (elect_one()) {
       wait_for_inputs();
-      for (int i = 0; i < early; ++i) load_tokens(i);
-      for (int i = early; i < end - begin; ++i) {
-        barrier_wait(&empty[i % p.stages], i / p.stages % 2 ^ 1);
-        load_weight(i);
-        load_tokens(i);
+      for (int i = 0; i < early; ++i) load_tokens(i, i);
+      int stage = 0, parity = 0;
+      for (int i = early; i < blocks; ++i) {
+        barrier_wait(&empty[stage], parity);
+        load_weight(i, stage);
+        load_tokens(i, stage);
+        if (++stage == p.stages) stage = 0, parity ^= 1;
       }
-    }
-    __syncwarp();
-    if (slices > 1) {
-      cluster_sync();
-      cluster_arrive_relaxed();
-      cluster_wait();
     }
     return;
   }
 
-  const int group = warp / 4, lane = threadIdx.x % 32;
+  const int group = warp / 4;
+  SmallOutput<T, Shape> output(p, rank, token, channel);
+  wait_for_inputs();
+  uint32_t add[Shape::kBatch][2];
+  output.load(add);
+
   float d[Shape::kTokens / 2];
-  for (int i = 0; i < end - begin; ++i) {
-    const int stage = i % p.stages;
-    barrier_wait(&full[stage], i / p.stages % 2);
-    const uint8_t* at = ring + stage * Shape::kStageBytes;
+  int stage = 0, parity = 0;
+  for (int i = 0; i < blocks; ++i) {
+    barrier_wait(&full[stage], parity);
+    const uint8_t* at = base + stage * Shape::kStageBytes;
     const uint64_t weight = k_major_descriptor(at + group * 8192);
     const uint64_t tokens = k_major_descriptor(at + Shape::kWeightBytes);
     wgmma_fence();
@@ -163,33 +241,53 @@ __global__ void __launch_bounds__(Shape::kThreads)
     }
     wgmma_commit();
     wgmma_wait<1>();
-    if (i != 0 && threadIdx.x % 128 == 0) barrier_arrive(&empty[(i - 1) % p.stages]);
+    if (i != 0 && i + p.stages <= blocks && threadIdx.x % 128 == 0) {
+      barrier_arrive(&empty[(stage == 0 ? p.stages : stage) - 1]);
+    }
+    if (++stage == p.stages) stage = 0, parity ^= 1;
   }
   wgmma_wait<0>();
   wgmma_results(d);
 
-  // The whole block has read the ring before the partial tile takes its place.
-  named_barrier_sync(1, Shape::kConsumers);
-  float* partial = reinterpret_cast<float*>(ring);
-  const int row = group * 64 + warp % 4 * 16 + lane / 4;
-#pragma unroll
-  for (int i = 0; i < Shape::kTokens / 2; ++i) {
-    const int t = i / 4 * 8 + lane % 4 * 2 + i % 2;
-    partial[t * Shape::kPitch + row + i / 2 % 2 * 8] = d[i];
-  }
-  wait_for_inputs();
+  uint32_t to = shared_address(sums) + (rank * Shape::kConsumers + threadIdx.x) * 16;
   if (slices > 1) {
-    cluster_sync();
+    int owner = 0;
+#pragma unroll
+    for (int j = 0; j < Shape::kColumns; ++j) {
+      send(to, shared_address(arrived), owner, rank, &d[4 * j]);
+      const bool around = ++owner == slices;
+      owner = around ? 0 : owner;
+      to += around ? slices * Shape::kSumBytes : 0;
+    }
+    barrier_wait(arrived, 0);
   } else {
-    named_barrier_sync(1, Shape::kConsumers);
+#pragma unroll
+    for (int j = 0; j < Shape::kColumns; ++j) {
+      *reinterpret_cast<float4*>(sums + (j * Shape::kConsumers + threadIdx.x) * 16) =
+          make_float4(d[4 * j], d[4 * j + 1], d[4 * j + 2], d[4 * j + 3]);
+    }
   }
+
   with_activation(p.activation, [&](const auto& activate) {
-    add_slices<T, Shape>(p, partial, rank, slices, channel, token, activate);
+    const auto* from = reinterpret_cast<const float4*>(sums) + threadIdx.x;
+    for (int left = own_columns; left > 0; left -= Shape::kBatch) {
+      float4 sum[Shape::kBatch];
+#pragma unroll
+      for (int b = 0; b < Shape::kBatch; ++b) sum[b] = make_float4(0, 0, 0, 0);
+      const int per_column = slices * Shape::kConsumers;
+#pragma unroll 2
+      for (int s = 0; s < slices; ++s) {
+#pragma unroll
+        for (int b = 0; b < Shape::kBatch; ++b) {
+          const float4 more = from[s * Shape::kConsumers + (b < left ? b * per_column : 0)];
+          sum[b].x += more.x, sum[b].y += more.y, sum[b].z += more.z, sum[b].w += more.w;
+        }
+      }
+      from += Shape::kBatch * per_column;
+      output.store(sum, add, activate);
+      if (left > Shape::kBatch) output.load(add);
+    }
   });
-  if (slices > 1) {  // nobody leaves while its slice is being read
-    cluster_arrive_relaxed();
-    cluster_wait();
-  }
 }
 
 }  // namespace fusewire::cuda::sm90
