@@ -253,7 +253,7 @@ struct Attend {
     if (group == Tile::kWarpgroups - 1) pass_turn();
     for (;; query.advance()) {
       barrier_wait(&memory.query_full[query.stage][group], query.parity);
-      const AttentionItem item = memory.item[query.stage];
+      const AttentionItem item = read_item(memory.item[query.stage]);
       const int length = item.tile.length;
       if (length == 0) return;
       if (item.tile.first_query + group * 64 < length) {

@@ -9,10 +9,19 @@
 
 namespace fusewire::cuda::sm90 {
 
-struct AttentionItem {
+struct alignas(16) AttentionItem {
   QueryTile tile;  // length 0: no more items
   int head;
 };
+
+// Out of shared memory, by the lane that also tells the feeding warp that it has been read: what
+// racecheck can follow.
+__device__ __forceinline__ AttentionItem read_item(const AttentionItem& item) {
+  int4 words = {};
+  if (threadIdx.x % 32 == 0) words = *reinterpret_cast<const int4*>(&item);
+  const auto of_all = [](int word) { return __shfl_sync(0xffffffffu, word, 0); };
+  return {{of_all(words.x), of_all(words.y), of_all(words.z)}, of_all(words.w)};
+}
 
 // Tiles of ragged sequences are dealt dearest first and back and forth, so that places end
 // together. In the block's shared memory, for up to kMost tiles; more are many items a place, whose
