@@ -17,15 +17,17 @@ using sm90::SmallShape;
 // split: slices of k. One of 0 marks a large configuration.
 struct Configuration {
   int channels, tokens, split;
+  bool ping_pong = false;
 };
 
 constexpr Configuration kConfigurations[] = {
-    {128, 256, 0}, {128, 232, 0}, {128, 208, 0}, {128, 184, 0}, {128, 152, 0}, {128, 120, 0},
-    {64, 16, 1},   {64, 16, 2},   {64, 16, 3},   {64, 16, 4},   {64, 16, 6},   {64, 16, 8},
-    {64, 32, 1},   {64, 32, 2},   {64, 32, 3},   {64, 32, 4},   {64, 32, 6},   {64, 32, 8},
-    {64, 64, 1},   {64, 64, 2},   {64, 64, 3},   {64, 64, 4},   {64, 64, 6},   {64, 64, 8},
-    {64, 128, 1},  {64, 128, 2},  {64, 128, 4},  {64, 128, 8},  {128, 128, 1}, {128, 128, 2},
-    {128, 128, 3}, {128, 128, 4},
+    {128, 256, 0},       {128, 232, 0},       {128, 184, 0},       {128, 152, 0}, {128, 120, 0},
+    {128, 184, 0, true}, {128, 152, 0, true}, {128, 120, 0, true}, {64, 16, 1},   {64, 16, 2},
+    {64, 16, 3},         {64, 16, 4},         {64, 16, 6},         {64, 16, 8},   {64, 32, 1},
+    {64, 32, 2},         {64, 32, 3},         {64, 32, 4},         {64, 32, 6},   {64, 32, 8},
+    {64, 64, 1},         {64, 64, 2},         {64, 64, 3},         {64, 64, 4},   {64, 64, 6},
+    {64, 64, 8},         {64, 128, 1},        {64, 128, 2},        {64, 128, 4},  {64, 128, 8},
+    {128, 128, 1},       {128, 128, 2},       {128, 128, 3},       {128, 128, 4},
 };
 constexpr int kCount = sizeof(kConfigurations) / sizeof(kConfigurations[0]);
 constexpr int kMostDevices = 64;
@@ -53,12 +55,18 @@ void launch_large(const GemmArguments& a, const Stream& stream) {
   constexpr DType kType = kDTypeOf<T>;
   const CUtensorMap x = sm90::matrix_map(kType, a.x, a.m, a.k, a.x_stride, Shape::kShare, 64);
   const CUtensorMap weight = sm90::matrix_map(kType, a.weight, a.n, a.k, a.k, 128, 64);
-  const CUtensorMap out =
-      sm90::matrix_map(kType, a.out, a.m, a.n, a.out_stride, Shape::kTokens, 64);
-  const CUtensorMap residual =
-      a.residual == nullptr || a.residual == a.out
-          ? out
-          : sm90::matrix_map(kType, a.residual, a.m, a.n, a.residual_stride, Shape::kTokens, 64);
+  const auto piece_maps = [&](const void* data, int64_t stride) {
+    sm90::PieceMaps maps;
+    maps.last = sm90::matrix_map(kType, data, a.m, a.n, stride, Shape::kLastPiece, 64);
+    maps.whole = Shape::kLastPiece == Shape::kPiece
+                     ? maps.last
+                     : sm90::matrix_map(kType, data, a.m, a.n, stride, Shape::kPiece, 64);
+    return maps;
+  };
+  const sm90::PieceMaps out = piece_maps(a.out, a.out_stride);
+  const sm90::PieceMaps residual = a.residual == nullptr || a.residual == a.out
+                                       ? out
+                                       : piece_maps(a.residual, a.residual_stride);
   LargeProblem p;
   p.n = static_cast<int>(a.n);
   p.k_blocks = static_cast<int>(tiles(a.k, 64));
@@ -117,7 +125,10 @@ bool sm90_gemm_fits(const GemmArguments& a, int configuration) {
     return false;
   }
   const Configuration& c = kConfigurations[configuration];
-  if (c.split == 0) return a.m > 128;
+  if (c.split == 0) {  // ping-pong's registers have no room for an activation before a residual
+    return a.m > 128 &&
+           !(c.ping_pong && a.residual != nullptr && a.activation != Activation::kNone);
+  }
   // A grid of a few waves at most, and tiles not mostly padding.
   const int64_t blocks = tiles(a.n, c.channels) * tiles(a.m, c.tokens) * c.split;
   return c.split <= tiles(a.k, 64) && (c.tokens == 16 || a.m > c.tokens / 2) &&
@@ -140,19 +151,27 @@ void sm90_gemm(const GemmArguments& a, int configuration, const Stream& stream) 
         return launch_small<T, SmallShape<1, 128>>(a, c.split, stream);
     }
   }
+  if (c.ping_pong) {
+    switch (c.tokens) {
+      case 184:
+        return launch_large<T, LargeShape<184, true, 2>>(a, stream);
+      case 152:
+        return launch_large<T, LargeShape<152, true, 2>>(a, stream);
+      default:
+        return launch_large<T, LargeShape<120, true, 2>>(a, stream);
+    }
+  }
   switch (c.tokens) {
     case 256:
       return launch_large<T, LargeShape<256, false, 2>>(a, stream);
     case 232:
       return launch_large<T, LargeShape<232, false, 2>>(a, stream);
-    case 208:
-      return launch_large<T, LargeShape<208, false, 2>>(a, stream);
     case 184:
-      return launch_large<T, LargeShape<184, true, 2>>(a, stream);
+      return launch_large<T, LargeShape<184, false, 2>>(a, stream);
     case 152:
-      return launch_large<T, LargeShape<152, true, 2>>(a, stream);
+      return launch_large<T, LargeShape<152, false, 2>>(a, stream);
     default:
-      return launch_large<T, LargeShape<120, true, 2>>(a, stream);
+      return launch_large<T, LargeShape<120, false, 2>>(a, stream);
   }
 }
 
