@@ -17,10 +17,13 @@ using sm90::SmallShape;
 // split: slices of k. One of 0 marks a large configuration.
 struct Configuration {
   int channels, tokens, split;
+  bool ping_pong = false;
 };
 
-constexpr Configuration kLarge[] = {{128, 256, 0}, {128, 232, 0}, {128, 208, 0},
-                                    {128, 184, 0}, {128, 152, 0}, {128, 120, 0}};
+constexpr Configuration kLarge[] = {
+    {128, 256, 0}, {128, 232, 0},       {128, 184, 0},       {128, 152, 0},
+    {128, 120, 0}, {128, 184, 0, true}, {128, 152, 0, true}, {128, 120, 0, true},
+};
 // Small configurations are all of these tiles with all of these splits.
 constexpr Configuration kSmall[] = {{64, 16, 1},  {64, 32, 1},  {64, 64, 1},  {64, 128, 1},
                                     {128, 32, 1}, {128, 64, 1}, {128, 128, 1}};
@@ -60,12 +63,18 @@ void launch_large(const GemmArguments& a, const Stream& stream) {
   constexpr DType kType = kDTypeOf<T>;
   const CUtensorMap x = sm90::matrix_map(kType, a.x, a.m, a.k, a.x_stride, Shape::kShare, 64);
   const CUtensorMap weight = sm90::matrix_map(kType, a.weight, a.n, a.k, a.k, 128, 64);
-  const CUtensorMap out =
-      sm90::matrix_map(kType, a.out, a.m, a.n, a.out_stride, Shape::kTokens, 64);
-  const CUtensorMap residual =
-      a.residual == nullptr || a.residual == a.out
-          ? out
-          : sm90::matrix_map(kType, a.residual, a.m, a.n, a.residual_stride, Shape::kTokens, 64);
+  const auto piece_maps = [&](const void* data, int64_t stride) {
+    sm90::PieceMaps maps;
+    maps.last = sm90::matrix_map(kType, data, a.m, a.n, stride, Shape::kLastPiece, 64);
+    maps.whole = Shape::kLastPiece == Shape::kPiece
+                     ? maps.last
+                     : sm90::matrix_map(kType, data, a.m, a.n, stride, Shape::kPiece, 64);
+    return maps;
+  };
+  const sm90::PieceMaps out = piece_maps(a.out, a.out_stride);
+  const sm90::PieceMaps residual = a.residual == nullptr || a.residual == a.out
+                                       ? out
+                                       : piece_maps(a.residual, a.residual_stride);
   LargeProblem p;
   p.n = static_cast<int>(a.n);
   p.k_blocks = static_cast<int>(tiles(a.k, 64));
@@ -125,7 +134,10 @@ bool sm90_gemm_fits(const GemmArguments& a, int configuration) {
     return false;
   }
   const Configuration c = configuration_of(configuration);
-  if (c.split == 0) return a.m > 128;
+  if (c.split == 0) {  // ping-pong's registers have no room for an activation before a residual
+    return a.m > 128 &&
+           !(c.ping_pong && a.residual != nullptr && a.activation != Activation::kNone);
+  }
   // What cannot win is not timed: tiles that are mostly padding, or small and many.
   const int64_t token_tiles = tiles(a.m, c.tokens);
   const int64_t blocks = tiles(a.n, c.channels) * token_tiles * c.split;
@@ -149,19 +161,27 @@ void sm90_gemm(const GemmArguments& a, int configuration, const Stream& stream) 
     if (c.tokens == 64) return run(SmallShape<2, 64>{});
     return run(SmallShape<2, 128>{});
   }
+  if (c.ping_pong) {
+    switch (c.tokens) {
+      case 184:
+        return launch_large<T, LargeShape<184, true, 2>>(a, stream);
+      case 152:
+        return launch_large<T, LargeShape<152, true, 2>>(a, stream);
+      default:
+        return launch_large<T, LargeShape<120, true, 2>>(a, stream);
+    }
+  }
   switch (c.tokens) {
     case 256:
       return launch_large<T, LargeShape<256, false, 2>>(a, stream);
     case 232:
       return launch_large<T, LargeShape<232, false, 2>>(a, stream);
-    case 208:
-      return launch_large<T, LargeShape<208, false, 2>>(a, stream);
     case 184:
-      return launch_large<T, LargeShape<184, true, 2>>(a, stream);
+      return launch_large<T, LargeShape<184, false, 2>>(a, stream);
     case 152:
-      return launch_large<T, LargeShape<152, true, 2>>(a, stream);
+      return launch_large<T, LargeShape<152, false, 2>>(a, stream);
     default:
-      return launch_large<T, LargeShape<120, true, 2>>(a, stream);
+      return launch_large<T, LargeShape<120, false, 2>>(a, stream);
   }
 }
 

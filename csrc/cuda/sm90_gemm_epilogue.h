@@ -5,7 +5,7 @@
 // divides well over the multiprocessors, and a thread needs only two biases a tile.
 #pragma once
 
-#include <cmath>
+#include <type_traits>
 
 #include "cuda/activation.h"
 #include "cuda/element.h"
@@ -13,15 +13,16 @@
 
 namespace fusewire::cuda::sm90 {
 
-// Every activation is one of three formulas, so that unrolled epilogues stay small:
-//   kFloor    max(x, floor)                           none, relu
+// Every activation is one of four formulas, so that unrolled epilogues stay small:
+//   kNone     x
+//   kRelu     max(x, 0)
 //   kNormal   x * normal distribution(x)              gelu_erf
 //   kLogistic (slope x + scale) s + shift, where s = 1 / (1 + exp2(x (linear + cubic x^2)))
-enum class Formula : int { kFloor, kNormal, kLogistic };
+enum class Formula : int { kNone, kRelu, kNormal, kLogistic };
 
 struct ActivationFormula {
-  Formula formula = Formula::kFloor;
-  float floor = 0, linear = 0, cubic = 0, slope = 0, scale = 0, shift = 0;
+  Formula formula = Formula::kNone;
+  float linear = 0, cubic = 0, slope = 0, scale = 0, shift = 0;
 };
 
 inline ActivationFormula formula_of(Activation activation) {
@@ -30,9 +31,9 @@ inline ActivationFormula formula_of(Activation activation) {
   ActivationFormula f;
   switch (activation) {
     case Activation::kNone:
-      f.floor = -INFINITY;
       break;
     case Activation::kRelu:
+      f.formula = Formula::kRelu;
       break;
     case Activation::kGeluErf:
       f.formula = Formula::kNormal;
@@ -58,13 +59,12 @@ inline ActivationFormula formula_of(Activation activation) {
   return f;
 }
 
-struct FloorActivation {
-  float floor;
-  __device__ __forceinline__ float operator()(float x) const {  // fmaxf would drop a NaN
-    float y;
-    asm("max.NaN.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(floor));
-    return y;
-  }
+struct NoActivation {
+  __device__ __forceinline__ float operator()(float x) const { return x; }
+};
+
+struct ReluActivation {
+  __device__ __forceinline__ float operator()(float x) const { return relu(x); }
 };
 
 // x Phi(x) = max(x, 0) - t Q(t) with t = |x| and the upper tail Q(t) = erfc(t / sqrt 2) / 2. log2 Q
@@ -93,8 +93,10 @@ struct LogisticActivation {
 // Calls use(activation) with the functor of the formula: the branch is outside of unrolled loops.
 template <class Use>
 __device__ __forceinline__ void with_activation(const ActivationFormula& f, Use&& use) {
-  if (f.formula == Formula::kFloor) {
-    use(FloorActivation{f.floor});
+  if (f.formula == Formula::kNone) {
+    use(NoActivation{});
+  } else if (f.formula == Formula::kRelu) {
+    use(ReluActivation{});
   } else if (f.formula == Formula::kNormal) {
     use(NormalActivation{});
   } else {
@@ -142,36 +144,67 @@ __device__ __forceinline__ void load_transposed_half(uint32_t row, uint32_t (&pa
                : "memory");
 }
 
-// One warpgroup's 64 channels x kTokens accumulators to `tile`: rows of 64
-// channels, swizzled as TMA wants them, where the residual already lies if there is one.
-template <class T, int kTokens, bool kResidual, class Activate>
-__device__ __forceinline__ void finish_tile(const float (&d)[kTokens / 2], const float (&bias)[2],
-                                            uint8_t* tile, const Activate& activate) {
+// Where a lane's row of a tile of 64 channels a token begins, for the instructions above: lane l
+// has row l % 8 of matrix l / 8: tokens + 8 (l / 16), channels + 8 (l / 8 % 2). 8 tokens: + 1024.
+__device__ __forceinline__ uint32_t fragment_row(const uint8_t* tile) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-  // Lane l addresses row l % 8 of matrix l / 8: tokens + 8 (l / 16), channels + 8 (l / 8 % 2).
   const int chunk = 2 * warp + lane / 8 % 2;
-  const uint32_t row =
-      shared_address(tile) + (lane / 16 * 8 + lane % 8) * 128 + ((chunk ^ (lane % 8)) * 16);
+  return shared_address(tile) + (lane / 16 * 8 + lane % 8) * 128 + ((chunk ^ (lane % 8)) * 16);
+}
+
+// Tokens [kBegin, kEnd) of a warpgroup's 64 channels x kTokens residual from `piece`, rows of 64
+// channels, swizzled as TMA leaves them: pairs[2 j + h] belongs to d[4 j + 2 h].
+template <int kTokens, int kBegin, int kEnd>
+__device__ __forceinline__ void load_piece(uint32_t (&pairs)[kTokens / 4], const uint8_t* piece) {
+  const uint32_t row = fragment_row(piece);
 #pragma unroll
-  for (int j = 0; j < kTokens / 8; j += 2) {
-    const int columns = j + 2 <= kTokens / 8 ? 2 : 1;
-    const uint32_t at = row + j * 1024;
-    uint32_t pairs[4], residual[4];
-    if constexpr (kResidual) {
-      columns == 2 ? load_transposed(at, residual) : load_transposed_half(at, residual);
+  for (int j = kBegin / 8; j < kEnd / 8; j += 2) {
+    uint32_t four[4];
+    const bool both = j + 2 <= kEnd / 8;
+    const uint32_t at = row + (j - kBegin / 8) * 1024;
+    both ? load_transposed(at, four) : load_transposed_half(at, four);
+#pragma unroll
+    for (int i = 0; i < (both ? 4 : 2); ++i) pairs[2 * j + i] = four[i];
+  }
+}
+
+// Where store_piece() finds the residual.
+struct NoResidual {};
+struct ResidualInPiece {};  // where the results go
+template <int kTokens>
+struct ResidualInRegisters {  // from load_piece()
+  const uint32_t (&pairs)[kTokens / 4];
+};
+
+// Tokens [kBegin, kEnd) of a warpgroup's 64 channels x kTokens accumulators to `piece`.
+template <class T, int kTokens, int kBegin, int kEnd, class Activate, class Residual>
+__device__ __forceinline__ void store_piece(const float (&d)[kTokens / 2], const float (&bias)[2],
+                                            uint8_t* piece, const Activate& activate,
+                                            const Residual& residual) {
+  const uint32_t row = fragment_row(piece);
+#pragma unroll
+  for (int j = kBegin / 8; j < kEnd / 8; j += 2) {
+    const bool both = j + 2 <= kEnd / 8;
+    const uint32_t at = row + (j - kBegin / 8) * 1024;
+    uint32_t pairs[4], added[4];
+    if constexpr (std::is_same_v<Residual, ResidualInPiece>) {
+      both ? load_transposed(at, added) : load_transposed_half(at, added);
     }
 #pragma unroll
-    for (int i = 0; i < 2 * columns; ++i) {
+    for (int i = 0; i < (both ? 4 : 2); ++i) {
       float x = activate(d[4 * j + 2 * i] + bias[i % 2]);
       float y = activate(d[4 * j + 2 * i + 1] + bias[i % 2]);
-      if constexpr (kResidual) {
-        const float2 add = to_float2(residual[i], T{});
+      if constexpr (std::is_same_v<Residual, ResidualInRegisters<kTokens>>) {
+        added[i] = residual.pairs[2 * j + i];
+      }
+      if constexpr (!std::is_same_v<Residual, NoResidual>) {
+        const float2 add = to_float2(added[i], T{});
         x += add.x;
         y += add.y;
       }
       pairs[i] = to_pair(x, y, T{});
     }
-    columns == 2 ? store_transposed(at, pairs) : store_transposed_half(at, pairs);
+    both ? store_transposed(at, pairs) : store_transposed_half(at, pairs);
   }
 }
 
