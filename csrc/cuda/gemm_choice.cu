@@ -21,7 +21,7 @@ namespace fusewire::cuda {
 namespace {
 
 // In the file's name: another meaning of a key, another way of timing.
-constexpr int kVersion = 3;
+constexpr int kVersion = 4;
 constexpr int kSuggestions = 18;  // of cuBLASLt
 constexpr int64_t kLargestBucket = 65536;
 // Rows that are timed at most: beyond them the waves of blocks are many and the ranking stays.
@@ -145,8 +145,10 @@ GemmChoice settle(Known& device, const GemmKey& key, const GemmArguments& a, con
     const auto found = device.choices.find(key);
     if (found != device.choices.end() && found->second.settled) return found->second;
   }
+  // As many rows as the bucket has: a tile that divides fewer into whole waves of blocks may need
+  // another wave for these.
   GemmArguments sample = a;
-  sample.m = std::min(a.m, kMostRowsTimed);
+  sample.m = std::min(key.rows, kMostRowsTimed);
   const auto all = candidates<T>(sample, device.hopper, stream);
   GemmChoice choice;
   if (const auto best = all.size() > 1 ? time_gemm<T>(sample, all, stream) : std::nullopt) {
@@ -186,7 +188,7 @@ const GemmChoice* neighbour(const GemmChoices& choices, const GemmKey& key) {
 int64_t gemm_bucket(int64_t m) {
   if (m <= 1) return 1;
   if (m > kLargestBucket) return kLargestBucket * 2;
-  const int parts = m > 16384 ? 4 : 8;
+  const int parts = m > 16384 ? 4 : m > 1024 ? 16 : 8;
   int64_t step = 8;
   while (step * parts * 2 < m) step *= 2;
   return (m + step - 1) / step * step;

@@ -3,11 +3,11 @@
 // kept in memory and in a file (gemm_choice_file.h).
 //
 // A product is known by its key: element type, n, k, a bucket of m, alignment and what the epilogue
-// does. So a bucket of rows has one choice, made with the rows it was first asked for, which stays
-// while the process lives, and with the file from one process to the next. Whatever the choice,
-// sums are fp32; ours are rounded once. cuBLASLt's are rounded before an activation that follows as
-// a pass of its own, and most of them before a residual that is out itself (which torch adds so
-// too); what else rounds twice is not chosen (gemm_rounding.h).
+// does. So a bucket of rows has one choice, made for the most rows that it takes, which stays while
+// the process lives, and with the file from one process to the next. Whatever the choice, sums are
+// fp32; ours are rounded once. cuBLASLt's are rounded before an activation that follows as a pass
+// of its own, and most of them before a residual that is out itself (which torch adds so too); what
+// else rounds twice is not chosen (gemm_rounding.h).
 //
 // fp32 is not timed and takes cuBLASLt's first suggestion: there the order of additions is most of
 // the error, the fastest kernels add in the longest chains, and the library weighs that.
@@ -52,7 +52,8 @@ struct GemmChoice {
 };
 
 // The upper edge of m's bucket: 1, 8, then steps of 8, from 64 on at most an eighth apart, from
-// 16384 on a quarter; everything above 65536 is one bucket.
+// 1024 on a sixteenth (there a wave of blocks more or less tells), from 16384 on a quarter;
+// everything above 65536 is one bucket.
 int64_t gemm_bucket(int64_t m);
 
 template <class T>
