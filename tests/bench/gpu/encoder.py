@@ -74,13 +74,13 @@ def _own_side(model: EncoderModel, batch: Batch) -> Side:
 
 
 def _cases(options: argparse.Namespace, size: str) -> list[tuple[Case, list[str]]]:
-    """Each once, with the grids that it is in."""
-    grids: dict[Case, list[str]] = {}
-    for grid in options.grids:
-        for case in GRIDS[grid]:
-            if case.size == size and (not options.cases or case.name in options.cases):
-                grids.setdefault(case, []).append(grid)
-    return list(grids.items())
+    """Each once, with all grids that it is in: also those that were not asked for."""
+    asked = dict.fromkeys(case for grid in options.grids for case in GRIDS[grid])
+    return [
+        (case, [grid for grid, cases in GRIDS.items() if case in cases])
+        for case in asked
+        if case.size == size and (not options.cases or case.name in options.cases)
+    ]
 
 
 def bench_case(

@@ -10,6 +10,7 @@ from tests.bench.gpu.records import Rows, latest
 
 BEGIN, END = "<!-- bench-gpu:begin -->", "<!-- bench-gpu:end -->"
 UNITS = ("device_ms", "us", "traffic_mib", "served_over_engine")
+FOLDS = {"kernels": "Row kernels", "gemm": "Matrix products", "attention": "Attention"}
 GRID_TITLES = {
     "grid": "lengths uniform in 0.2 S..S",
     "lightseq": "LightSeq's grid, full lengths",
@@ -17,13 +18,24 @@ GRID_TITLES = {
 }
 
 
-def markdown(path: Path) -> str:
-    """Every table; SystemExit when nothing was measured."""
+def markdown(path: Path, *, folded: bool = False) -> str:
+    """Every table, those of single kernels behind a fold where asked; SystemExit when nothing was
+    measured."""
     found = latest(path)
-    tables = [table(found[name]) for name, table in TABLES.items() if name in found]
+    tables = []
+    for name, table in TABLES.items():
+        if name in found:
+            text = table(found[name])
+            tables.append(_fold(name, text) if folded else text)
     if not tables:
         raise SystemExit(f"results: got none in {path}, wanted some; run python -m tests.bench.gpu")
     return "\n\n".join(tables)
+
+
+def _fold(name: str, table: str) -> str:
+    if name not in FOLDS:
+        return table
+    return f"<details><summary>{FOLDS[name]}</summary>\n\n{table}\n\n</details>"
 
 
 def write_readme(readme: Path, path: Path) -> None:
@@ -33,7 +45,9 @@ def write_readme(readme: Path, path: Path) -> None:
         raise SystemExit(f"{readme}: wanted {BEGIN} and after it {END}, each once; add them")
     before, rest = text.split(BEGIN)
     after = rest.split(END)[1]
-    readme.write_text(f"{before}{BEGIN}\n{markdown(path)}\n{END}{after}", encoding="utf-8")
+    readme.write_text(
+        f"{before}{BEGIN}\n{markdown(path, folded=True)}\n{END}{after}", encoding="utf-8"
+    )
 
 
 def line(rows: Rows) -> str:
@@ -54,7 +68,9 @@ def _off(row: dict[str, Any]) -> str:
 def _encoder(rows: Rows) -> str:
     parts = []
     for grid, title in GRID_TITLES.items():
-        own = [row for row in rows if grid in row["grids"]]
+        own = sorted(
+            (r for r in rows if grid in r["grids"]), key=lambda r: (r["model"], r["tokens"])
+        )
         if own:
             parts.append(_encoder_grid(own, title))
     return "\n\n".join(parts)

@@ -56,6 +56,15 @@ def test_an_encoder_stands_beside_its_rivals(results: Path) -> None:
     assert "2026-01-02, a GPU, driver 1.2.3, CUDA 13.0; matmul 761 TFLOP/s" in found
 
 
+def test_cases_are_listed_by_size_and_tables_of_kernels_are_folded(results: Path) -> None:
+    add(results, [encoder_row("fusewire", 0.2, case="1x32", tokens=32)])
+    add(results, [WHERE | KERNEL])
+    found = summary.markdown(results, folded=True)
+    assert found.index("BERT-base 1x32 (32)") < found.index("BERT-base 16x512 (4939)")
+    assert found.index("<details>") < found.index("| softmax |") < found.index("</details>")
+    assert "<details>" not in summary.markdown(results)
+
+
 def test_served_stands_beside_the_engine(results: Path) -> None:
     add(results, [WHERE | SERVED])
     found = summary.markdown(results)
