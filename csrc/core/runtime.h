@@ -28,8 +28,8 @@ class Runtime {
   // Waits for the stream's work.
   virtual void destroy_stream(int index, void* handle) noexcept = 0;
   virtual void synchronize(const Stream& stream) = 0;
-  // What `later` is given from now on begins when what `earlier` was given so far has ended. Work
-  // that is being recorded on `earlier` is none.
+  // What `later` is given from now on begins when what `earlier` was given so far has ended, which
+  // is waited for where `later` is being recorded. What is recorded on `earlier` is no work yet.
   virtual void order(const Stream& earlier, const Stream& later) = 0;
 
   // Copies are ordered by the stream. `copy_in` is free to read `from` until it returns only;

@@ -62,6 +62,13 @@ class CudaRuntime : public Runtime {
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusActive;
     check(cudaStreamIsCapturing(handle(earlier), &capture), "stream order");
     if (capture != cudaStreamCaptureStatusNone) return;
+    if (cudaStreamIsCapturing(handle(later), &capture) != cudaSuccess) cudaGetLastError();
+    if (capture != cudaStreamCaptureStatusNone) {
+      // What is captured may not depend on work outside of it: that is waited for here.
+      const RelaxedCapture relaxed;
+      check(cudaStreamSynchronize(handle(earlier)), "stream order");
+      return;
+    }
     cudaEvent_t event = nullptr;
     check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "stream order");
     cudaError_t status = cudaEventRecord(event, handle(earlier));
