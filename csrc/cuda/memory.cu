@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/raw_memory.h"
+#include "core/runtime.h"
 #include "cuda/current_device.h"
 #include "cuda/launch.h"
 #include "cuda/relaxed_capture.h"
@@ -55,7 +56,8 @@ class CudaMemory : public RawMemory {
   size_t page() const override { return size_t{2} << 20; }
 
   void* allocate(size_t bytes) override {
-    const Scope scope(index_);
+    const CurrentDevice here(device());  // checked: cudaMalloc would succeed on another device
+    const RelaxedCapture relaxed;
     void* data = nullptr;
     const cudaError_t status = cudaMalloc(&data, bytes);
     if (status == cudaErrorMemoryAllocation) {
