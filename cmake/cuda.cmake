@@ -8,7 +8,8 @@ if(DEFINED ENV{FUSEWIRE_CUDA})
   set(FUSEWIRE_CUDA $ENV{FUSEWIRE_CUDA} CACHE STRING "CUDA kernels: AUTO, ON or OFF" FORCE)
 endif()
 set_property(CACHE FUSEWIRE_CUDA PROPERTY STRINGS AUTO ON OFF)
-# 80: everything from Ampere on runs the general kernels; 90a: Hopper's own instructions.
+# 80: Ampere and Ada run the general kernels; 90a: Hopper, with its own instructions too. Nothing is
+# kept as PTX for later ones: that of 80 would leave out the waits between dependent launches.
 set(FUSEWIRE_CUDA_ARCHITECTURES "80;90a" CACHE STRING "Compute capabilities to compile for")
 
 function(find_cuda found_variable why_variable)

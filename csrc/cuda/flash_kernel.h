@@ -5,8 +5,8 @@
 // Queries go straight from device memory to registers: the contraction may take the columns of a
 // head in any order as long as queries and keys agree, so each thread takes 16 neighbouring bytes
 // of both where mma.sync has two pairs of values in mind. Values come by ldmatrix; two tiles of
-// keys and values are fetched ahead by cp.async. Tiles start at the sequence's own beginning: the
-// answer does not depend on the batch.
+// keys and values are fetched ahead by cp.async. Tiles start at the sequence's own beginning: this
+// kernel's answer does not depend on the batch.
 #pragma once
 
 #include "cuda/flash_steps.h"

@@ -1,10 +1,10 @@
 // Hopper's attention: which shapes it takes, and how its kernel is cut for them.
 //
-// A head size has one tile of keys whatever the batch, so a sequence's answer does not depend on
-// what it was batched with. More warpgroups of a team read keys and values less often and hide one
-// another's softmax better; fewer waste less on short sequences and spread a small batch over more
-// of the device. At head_dim 64 four share a multiprocessor, in one team or two; at head_dim 128
-// there are registers for three at most.
+// A head size has one tile of keys whatever the batch, so this kernel's answer for a sequence does
+// not depend on what it was batched with. More warpgroups of a team read keys and values less often
+// and hide one another's softmax better; fewer waste less on short sequences and spread a small
+// batch over more of the device. At head_dim 64 four share a multiprocessor, in one team or two; at
+// head_dim 128 there are registers for three at most.
 #include "cuda/attention.h"
 #include "cuda/sm90_attention.h"
 
