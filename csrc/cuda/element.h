@@ -43,6 +43,32 @@ __device__ __forceinline__ __nv_bfloat16 from_float<__nv_bfloat16>(float x) {
   return __float2bfloat16_rn(x);
 }
 
+// Two floats rounded to T, the first in the low half.
+template <class T>
+__device__ __forceinline__ uint32_t pack(float low, float high);
+template <>
+__device__ __forceinline__ uint32_t pack<__half>(float low, float high) {
+  const __half2 pair = __floats2half2_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+template <>
+__device__ __forceinline__ uint32_t pack<__nv_bfloat16>(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return *reinterpret_cast<const uint32_t*>(&pair);
+}
+
+// And back.
+template <class T>
+__device__ __forceinline__ float2 unpack(uint32_t pair);
+template <>
+__device__ __forceinline__ float2 unpack<__half>(uint32_t pair) {
+  return __half22float2(reinterpret_cast<const __half2&>(pair));
+}
+template <>
+__device__ __forceinline__ float2 unpack<__nv_bfloat16>(uint32_t pair) {
+  return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
+}
+
 // 16 bytes of T: 4 floats or 8 halves.
 template <class T>
 struct alignas(16) Vector {

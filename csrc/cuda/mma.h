@@ -33,20 +33,6 @@ __device__ __forceinline__ void multiply_add<__nv_bfloat16>(float (&sum)[4], con
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Two floats rounded to T, the first in the low half.
-template <class T>
-__device__ __forceinline__ uint32_t pack(float low, float high);
-template <>
-__device__ __forceinline__ uint32_t pack<__half>(float low, float high) {
-  const __half2 pair = __floats2half2_rn(low, high);
-  return *reinterpret_cast<const uint32_t*>(&pair);
-}
-template <>
-__device__ __forceinline__ uint32_t pack<__nv_bfloat16>(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return *reinterpret_cast<const uint32_t*>(&pair);
-}
-
 // Four 8x8 matrices of 16-bit values, transposed on the way: lane 8m + r gives the shared address
 // of row r of matrix m, and register m receives that matrix's (2t, g) and (2t + 1, g).
 __device__ __forceinline__ uint4 load_transposed(uint32_t address) {

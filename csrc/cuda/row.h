@@ -19,8 +19,8 @@ struct alignas(sizeof(T) * kWidth) Pack {
 
 // Thread t of a row's kThreads threads holds the elements t * kWidth + [0, kWidth) and those
 // kThreads * kWidth further on, kCount times. A warp keeps a row to itself where it can: its
-// reductions need no barrier, and four rows share a block (blocks of fewer start too slowly, 0.8 a
-// nanosecond). Otherwise a block has one row.
+// reductions need no barrier, and four rows share a block (the device starts blocks too slowly
+// for fewer). Otherwise a block has one row.
 template <int width, int count, int threads>
 struct RowLayout {
   static constexpr int kWidth = width, kCount = count, kThreads = threads;
@@ -75,24 +75,16 @@ __device__ __forceinline__ void load_row(RowPacks<L, T>& to, const T* row, int c
   }
 }
 
-__device__ __forceinline__ float2 widen(uint32_t pair, __half) {
-  return __half22float2(reinterpret_cast<const __half2&>(pair));
-}
-__device__ __forceinline__ float2 widen(uint32_t pair, __nv_bfloat16) {
-  return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
-}
-
 // Element i of the row that `packs` hold, in fp32.
 template <class L, class T>
 __device__ __forceinline__ float element(const RowPacks<L, T>& packs, int i) {
   if constexpr (kWords<T, L::kWidth> && sizeof(T) == 2) {
     const uint4& words = reinterpret_cast<const uint4&>(packs[i / 8]);
     const int word = i % 8 / 2;
-    const float2 two = widen(word == 0   ? words.x
-                             : word == 1 ? words.y
-                             : word == 2 ? words.z
-                                         : words.w,
-                             T());
+    const float2 two = unpack<T>(word == 0   ? words.x
+                                 : word == 1 ? words.y
+                                 : word == 2 ? words.z
+                                             : words.w);
     return i % 2 ? two.y : two.x;
   } else {
     return to_float(packs[i / L::kWidth].at[i % L::kWidth]);

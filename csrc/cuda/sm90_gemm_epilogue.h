@@ -104,21 +104,6 @@ __device__ __forceinline__ void with_activation(const ActivationFormula& f, Use&
   }
 }
 
-__device__ __forceinline__ float2 to_float2(uint32_t pair, __half) {
-  return __half22float2(*reinterpret_cast<__half2*>(&pair));
-}
-__device__ __forceinline__ float2 to_float2(uint32_t pair, __nv_bfloat16) {
-  return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
-}
-__device__ __forceinline__ uint32_t to_pair(float x, float y, __half) {
-  const __half2 pair = __floats2half2_rn(x, y);
-  return *reinterpret_cast<const uint32_t*>(&pair);
-}
-__device__ __forceinline__ uint32_t to_pair(float x, float y, __nv_bfloat16) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(x, y);
-  return *reinterpret_cast<const uint32_t*>(&pair);
-}
-
 // Four (two) 8 x 8 matrices between fragments and rows of 16 bytes at `row`, transposed: a thread's
 // pair of neighbouring tokens of one channel to (from) rows of 8 channels of one token.
 __device__ __forceinline__ void store_transposed(uint32_t row, const uint32_t (&pairs)[4]) {
@@ -198,11 +183,11 @@ __device__ __forceinline__ void store_piece(const float (&d)[kTokens / 2], const
         added[i] = residual.pairs[2 * j + i];
       }
       if constexpr (!std::is_same_v<Residual, NoResidual>) {
-        const float2 add = to_float2(added[i], T{});
+        const float2 add = unpack<T>(added[i]);
         x += add.x;
         y += add.y;
       }
-      pairs[i] = to_pair(x, y, T{});
+      pairs[i] = pack<T>(x, y);
     }
     both ? store_transposed(at, pairs) : store_transposed_half(at, pairs);
   }

@@ -105,7 +105,7 @@ struct SmallOutput {
     for (int h = 0; h < 2; ++h) {
       inside[h] = channel + 8 * h < p.n;
       if (p.bias == nullptr || !inside[h]) continue;
-      bias[h] = to_float2(*pair(static_cast<const T*>(p.bias) + channel + 8 * h), T{});
+      bias[h] = unpack<T>(*pair(static_cast<const T*>(p.bias) + channel + 8 * h));
     }
     residual = p.residual == nullptr
                    ? nullptr
@@ -145,10 +145,10 @@ struct SmallOutput {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const float other = __shfl_xor_sync(0xffffffffu, theirs[h], 4);
-        const float2 more = to_float2(add[b][h], T{});
+        const float2 more = unpack<T>(add[b][h]);
         const float low = activate((odd ? other : mine[h]) + bias[h].x) + more.x;
         const float high = activate((odd ? mine[h] : other) + bias[h].y) + more.y;
-        const uint32_t both = to_pair(low, high, T{});
+        const uint32_t both = pack<T>(low, high);
         if (token + b * step < last && inside[h]) {
           *reinterpret_cast<uint32_t*>(out + b * out_step + 8 * h) = both;
         }
