@@ -5,12 +5,15 @@
 #include "cuda/launch.h"
 
 namespace fusewire::cuda {
+namespace {
 
 // Whether wgmma's large tiles waste less than mma.sync's small ones: on long sequences, and where
 // all tiles run at once in either case.
 bool large_tiles_pay(const AttentionArguments& a) {
   return a.batch->max_seqlen() > 64 || a.batch->query_tiles(64) * a.heads <= multiprocessors();
 }
+
+}  // namespace
 
 template <class T>
 void attention(const AttentionArguments& a, const Stream& stream) {

@@ -24,7 +24,7 @@ struct GemmArguments {
 };
 
 // Our own kernels for Hopper (T is __half or __nv_bfloat16). They come in numbered configurations
-// (tile, cluster, stages); which is fastest for a shape is measured, see gemm_choice.h.
+// (tile, slices of k); which is fastest for a shape is measured, see gemm_choice.h.
 int sm90_gemm_configurations();
 // Whether this configuration can compute the product: alignment of TMA, sizes.
 bool sm90_gemm_fits(const GemmArguments& a, int configuration);

@@ -164,24 +164,24 @@ void sm90_gemm(const GemmArguments& a, int configuration, const Stream& stream) 
   if (c.ping_pong) {
     switch (c.tokens) {
       case 184:
-        return launch_large<T, LargeShape<184, true, 2>>(a, stream);
+        return launch_large<T, LargeShape<184, true>>(a, stream);
       case 152:
-        return launch_large<T, LargeShape<152, true, 2>>(a, stream);
+        return launch_large<T, LargeShape<152, true>>(a, stream);
       default:
-        return launch_large<T, LargeShape<120, true, 2>>(a, stream);
+        return launch_large<T, LargeShape<120, true>>(a, stream);
     }
   }
   switch (c.tokens) {
     case 256:
-      return launch_large<T, LargeShape<256, false, 2>>(a, stream);
+      return launch_large<T, LargeShape<256, false>>(a, stream);
     case 232:
-      return launch_large<T, LargeShape<232, false, 2>>(a, stream);
+      return launch_large<T, LargeShape<232, false>>(a, stream);
     case 184:
-      return launch_large<T, LargeShape<184, false, 2>>(a, stream);
+      return launch_large<T, LargeShape<184, false>>(a, stream);
     case 152:
-      return launch_large<T, LargeShape<152, false, 2>>(a, stream);
+      return launch_large<T, LargeShape<152, false>>(a, stream);
     default:
-      return launch_large<T, LargeShape<120, false, 2>>(a, stream);
+      return launch_large<T, LargeShape<120, false>>(a, stream);
   }
 }
 

@@ -17,14 +17,14 @@ struct LargeProblem {
   ActivationFormula activation;
 };
 
-template <int kTokens_, bool kPingPong_, int kCluster_>
+template <int kTokens_, bool kPingPong_>
 struct LargeShape {
-  static constexpr int kTokens = kTokens_, kCluster = kCluster_;
+  static constexpr int kTokens = kTokens_, kCluster = 2;  // blocks
   static constexpr bool kPingPong = kPingPong_;
   static constexpr int kBlocks = kPingPong ? 2 : 1;  // of 64 channels for one warpgroup
   static constexpr int kThreads = 3 * 128;
   // What one block of the cluster fetches of the token tile: shares may overlap by 8 tokens.
-  static constexpr int kShare = kCluster == 1 ? kTokens : (kTokens / 8 + 1) / 2 * 8;
+  static constexpr int kShare = (kTokens / 8 + 1) / 2 * 8;
   static constexpr int kWeightBytes = 128 * 128, kTokenBytes = kTokens * 128;
   static constexpr int kStageBytes = kWeightBytes + kTokenBytes;
   static constexpr int kArrivingBytes = kWeightBytes + kCluster * kShare * 128;
@@ -102,11 +102,7 @@ __device__ __forceinline__ void produce(const LargeShared<Shape>& shared, const 
   const auto load_tokens = [&](const TileOrder& tile, int block, int stage) {
     uint8_t* to = shared.stages + stage * Shape::kStageBytes + Shape::kWeightBytes;
     const int row = tile.tokens * Shape::kTokens + share_begin;
-    if constexpr (Shape::kCluster == 1) {
-      tma_load(to, x_map, row, block * 64, &shared.full[stage]);
-    } else {
-      tma_load_multicast(to + share_begin * 128, x_map, row, block * 64, &shared.full[stage], 3);
-    }
+    tma_load_multicast(to + share_begin * 128, x_map, row, block * 64, &shared.full[stage], 3);
   };
   // The first weights do not wait for earlier kernels.
   const int early = min(kStages, p.k_blocks);

@@ -39,11 +39,7 @@ __device__ __forceinline__ void consume(const LargeShared<Shape>& shared, const 
     const int s = (stage == 0 ? kStages : stage) - 1;
     // Arrivals that no load waits for are left out: the other block may have ended.
     if (left-- <= kStages) return;
-    if constexpr (Shape::kCluster == 1) {
-      if (thread == 0) barrier_arrive(&shared.empty[s]);
-    } else {
-      if (thread < 2) barrier_arrive_at(&shared.empty[s], thread);
-    }
+    if (thread < Shape::kCluster) barrier_arrive_at(&shared.empty[s], thread);
   };
   // A warpgroup begins its main loop when the other has seen all of its own stages filled: barriers
   // tell phases by parity, so nobody may wait for one phase further on than the next.
@@ -200,7 +196,7 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
                  const __grid_constant__ LargeProblem p) {
   extern __shared__ __align__(1024) uint8_t base[];
   const LargeShared<Shape> shared(base);
-  const int rank = Shape::kCluster == 1 ? 0 : cluster_rank();
+  const int rank = cluster_rank();
   const int cluster = blockIdx.x / Shape::kCluster, clusters = gridDim.x / Shape::kCluster;
   if (threadIdx.x == 0) {
     for (int s = 0; s < Shape::kStages; ++s) {
@@ -214,12 +210,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     map_prefetch(&out_maps.whole);
   }
   let_next_start();
-  if constexpr (Shape::kCluster == 1) {
-    __syncthreads();
-  } else {
-    cluster_arrive_relaxed();
-    cluster_wait();
-  }
+  cluster_arrive_relaxed();
+  cluster_wait();
 
   const int group = threadIdx.x / 128;
   if (group == 0) {
