@@ -15,7 +15,8 @@ from fusewire import kernels
 from fusewire.devices import one_device
 from fusewire.errors import ConfigurationError
 
-DTYPES = ("auto", "float32", "float16", "bfloat16")
+BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+DTYPES = ("auto", *BYTES)
 
 
 class Placement:
@@ -48,6 +49,14 @@ class Placement:
         """fp32 values in the placement's dtype; ConfigurationError if float16 cannot hold them."""
         return self._upload(converted(array, self.dtype, name), "weights")
 
+    def reserve(self, count: int, tag: str) -> None:
+        """Makes room in one piece for `count` numbers that are about to come, so that no ends of
+        many pieces stay empty. Nothing on the CPU, which packs matrices anew."""
+        if self.device != "cpu":
+            allocator = kernels.default_allocator(self.device)
+            nbytes = count * BYTES[self.dtype]
+            allocator.allocate(nbytes, tag, self.stream).free()
+
     def exact(self, array: NDArray[Any], dtype: Any, tag: str = "input") -> kernels.Tensor:
         """The array as it is, in numpy's `dtype`: indices, and tables that stay fp32."""
         return self._upload(np.ascontiguousarray(array, dtype), tag)
@@ -65,11 +74,12 @@ class Placement:
         self, weight: NDArray[np.float32], bias: NDArray[np.float32] | None, name: str = "tensor"
     ) -> kernels.Linear:
         """A prepacked weight [out_features, in_features] with its bias."""
-        return kernels.Linear(
-            self.floats(weight, name),
-            None if bias is None else self.floats(bias, name),
-            self.stream,
-        )
+        # From the host: a copy on the device, freed at once, would leave a hole before the next.
+        on_host = [
+            None if each is None else kernels.Tensor.from_numpy(converted(each, self.dtype, name))
+            for each in (weight, bias)
+        ]
+        return kernels.Linear(*on_host, self.stream)
 
     def numpy(self, tensor: kernels.Tensor) -> NDArray[Any]:
         """The tensor's values on the host, 16-bit floats widened to fp32."""

@@ -11,7 +11,7 @@ namespace {
 // would keep it from ever being whole again.
 constexpr size_t kSmallBlock = size_t{256} << 10;
 constexpr size_t kSegmentStep = size_t{2} << 20;
-constexpr size_t kLargestSlab = size_t{32} << 20;
+constexpr size_t kLargestSlab = size_t{16} << 20;
 
 }  // namespace
 
@@ -129,9 +129,9 @@ Block* SegmentCache::hit(size_t size, FreeLists& lists) {
   return block;
 }
 
-// Segments grow with the process, so device calls are few and slack stays near an eighth.
+// Segments grow with the process, so device calls are few and slack stays near a sixteenth.
 Block* SegmentCache::new_slab(size_t size, StreamMemory& memory, FreeLists* home) {
-  size_t slab = std::min(stats_.reserved_bytes / 8, kLargestSlab);
+  size_t slab = std::min(stats_.reserved_bytes / 16, kLargestSlab);
   size_t bytes = round_up(std::max(size, slab), kSegmentStep);
   if (Block* block = new_segment(bytes, memory, home)) return block;
   return new_segment(round_up(size, raw_->page()), memory, home);

@@ -25,7 +25,7 @@ void* workspace_of(const Stream& stream) {
   std::shared_ptr<void>& block = (*blocks)[{stream.device.index, stream.handle}];
   if (!block) {
     const RelaxedCapture relaxed;
-    block = default_allocator(stream.device).allocate(kWorkspaceBytes, "cublas", stream);
+    block = default_allocator(stream.device).allocate_uncached(kWorkspaceBytes, "cublas", stream);
   }
   return block.get();
 }

@@ -18,8 +18,8 @@ size_t pack_weight_bytes(int64_t n, int64_t k) {
 
 template <class T>
 void pack_weight(void* packed, const void* weight, int64_t n, int64_t k, const Stream& stream) {
-  check(cudaMemcpyAsync(packed, weight, static_cast<size_t>(n * k) * sizeof(T),
-                        cudaMemcpyDeviceToDevice, handle(stream)),
+  check(cudaMemcpyAsync(packed, weight, static_cast<size_t>(n * k) * sizeof(T), cudaMemcpyDefault,
+                        handle(stream)),  // from the host too
         "pack_weight");
 }
 

@@ -6,7 +6,9 @@
 namespace fusewire {
 
 Linear::Linear(const Tensor& weight, const Tensor* bias, const Stream& stream) {
-  Check check("Linear", stream);
+  const bool on_host = weight.device.type == DeviceType::kCpu;
+  const Stream source = on_host ? Stream{} : stream;
+  Check check("Linear", source);
   Dim out("out_features"), in("in_features");
   check.floats("weight", weight, {&out, &in});
   check.contiguous("weight", weight);
@@ -23,7 +25,12 @@ Linear::Linear(const Tensor& weight, const Tensor* bias, const Stream& stream) {
   kernels.pack_weight(packed_.get(), weight.data, out.size, in.size, stream);
   if (bias) {
     bias_ = allocator.allocate(bias->bytes(), "weights", stream);
-    runtime(stream.device.type).copy(bias_.get(), bias->data, bias->bytes(), stream);
+    Runtime& device = runtime(stream.device.type);
+    if (on_host) {
+      device.copy_in(bias_.get(), bias->data, bias->bytes(), stream);
+    } else {
+      device.copy(bias_.get(), bias->data, bias->bytes(), stream);
+    }
     bytes_ += bias->bytes();
   }
 }

@@ -8,7 +8,8 @@ namespace fusewire {
 
 class Linear {
  public:
-  // weight [out_features, in_features], bias [out_features] or null. Both are copied.
+  // weight [out_features, in_features], bias [out_features] or null, both in the memory of the
+  // stream's device or both in the host's. They are copied.
   Linear(const Tensor& weight, const Tensor* bias, const Stream& stream);
 
   int64_t in_features() const { return in_features_; }

@@ -76,7 +76,9 @@ void register_ops(py::module_& m) {
       .def_property_readonly("sequences", &SequenceBatch::sequences)
       .def_property_readonly("max_seqlen", &SequenceBatch::max_seqlen);
   py::class_<Linear, std::shared_ptr<Linear>>(
-      m, "Linear", "weight[out_features, in_features] packed for the target, with its bias.")
+      m, "Linear",
+      "weight[out_features, in_features] packed for the target, with its bias; both come from "
+      "the stream's device or both from the host.")
       .def(py::init([](const Tensor& weight, const Tensor* bias, const Stream& stream) {
              return std::make_shared<Linear>(weight, bias, stream);
            }),

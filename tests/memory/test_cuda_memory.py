@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
-from fusewire.kernels import CachingAllocator, Error, Stream, cuda_built
+from fusewire.kernels import CachingAllocator, Error, Stream, cuda_built, default_allocator
+from fusewire.placement import Placement
 
 MIB = 1 << 20
 gpu = pytest.mark.gpu
@@ -56,3 +58,15 @@ def test_streams_share_memory_and_leave_it_behind() -> None:
     block.free()
     third = Stream("cuda")
     assert allocator.allocate(4 * MIB, "x", third).data == address
+
+
+@gpu
+def test_weights_that_were_announced_come_in_one_piece() -> None:
+    place = Placement("cuda", "float16")
+    matrix = np.ones((1, 9 * MIB // 4), np.float32)  # 4.5 MiB: ends of 16 MiB would stay empty
+    default_allocator("cuda").trim()
+    before = default_allocator("cuda").stats()["raw_allocations"]
+    place.reserve(40 * matrix.size, "weights")
+    held = [place.floats(matrix) for _ in range(40)]
+    assert default_allocator("cuda").stats()["raw_allocations"] == before + 1
+    assert len(held) == 40

@@ -148,3 +148,13 @@ def test_a_weight_may_be_used_as_soon_as_it_is_packed(place: Placement):
         settle(place)
         k.linear(later, x, linear, "none", place.stream)
         np.testing.assert_array_equal(place.numpy(at_once), place.numpy(later))
+
+
+def test_a_weight_comes_from_the_device_or_the_host(place: Placement):
+    rng = np.random.default_rng(11)
+    weight, bias, x = normal(rng, 5, 64), normal(rng, 5), place.floats(normal(rng, 3, 64))
+    answers = [place.empty(3, 5) for _ in range(2)]
+    of_device = k.Linear(place.floats(weight), place.floats(bias), place.stream)
+    for linear, out in zip((of_device, place.linear(weight, bias)), answers, strict=True):
+        k.linear(out, x, linear, "none", place.stream)
+    np.testing.assert_array_equal(*map(place.numpy, answers))

@@ -7,6 +7,7 @@ workspace.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from weakref import WeakMethod
@@ -50,7 +51,8 @@ class EncoderModel:
     ) -> None:
         """Reads what the encoder and `head` (a key of blueprint.task_heads) need; CheckpointError
         when the checkpoint does not hold exactly that and known other heads."""
-        checkpoint.check(blueprint.tensors(head), blueprint.other_heads)
+        tensors = blueprint.tensors(head)
+        checkpoint.check(tensors, blueprint.other_heads)
         self.place = place
         self.config = config
         self.folder = folder
@@ -67,6 +69,7 @@ class EncoderModel:
             kernels.default_allocator(place.device), shrink_after=shrink_after
         )
 
+        place.reserve(sum(math.prod(shape) for shape in tensors.values()), "weights")
         weights = Weights(checkpoint, place)
         embeddings = blueprint.embeddings
         self._word = weights.table(embeddings.word)
