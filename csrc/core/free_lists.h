@@ -34,6 +34,8 @@ class FreeLists {
  public:
   explicit FreeLists(size_t unit) : unit_(unit) {}  // every size is a multiple of `unit`
 
+  size_t segment_bytes = 0;  // of the segments whose blocks come here, free or not
+
   void insert(Block* block) {
     size_t bin = bin_of(block->bytes);
     block->previous_free = nullptr;

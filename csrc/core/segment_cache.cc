@@ -129,9 +129,9 @@ Block* SegmentCache::hit(size_t size, FreeLists& lists) {
   return block;
 }
 
-// Segments grow with the process, so device calls are few and slack stays near a sixteenth.
+// Segments grow with what their lists have: device calls are few and slack stays near a sixteenth.
 Block* SegmentCache::new_slab(size_t size, StreamMemory& memory, FreeLists* home) {
-  size_t slab = std::min(stats_.reserved_bytes / 16, kLargestSlab);
+  size_t slab = std::min(home->segment_bytes / 16, kLargestSlab);
   size_t bytes = round_up(std::max(size, slab), kSegmentStep);
   if (Block* block = new_segment(bytes, memory, home)) return block;
   return new_segment(round_up(size, raw_->page()), memory, home);
@@ -148,6 +148,7 @@ Block* SegmentCache::new_segment(size_t bytes, StreamMemory& memory, FreeLists* 
   }
   block->bytes = bytes;
   block->home = home;
+  if (home) home->segment_bytes += bytes;
   block->stream = &memory;
   poison(device_, block->data, bytes);
   ++stats_.raw_allocations;
@@ -162,6 +163,7 @@ void SegmentCache::release_segment(Block* block) noexcept {
   ++stats_.raw_releases;
   --stats_.segments;
   stats_.reserved_bytes -= block->bytes;
+  if (block->home) block->home->segment_bytes -= block->bytes;
   drop_record(block);
 }
 

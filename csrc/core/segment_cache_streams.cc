@@ -83,7 +83,9 @@ Block* SegmentCache::adopt(size_t size, bool small, StreamMemory& memory) {
     });
     if (!block) continue;
     block->free = false;
+    lists.segment_bytes -= block->bytes;
     block->home = small ? &memory.small : &memory.large;
+    block->home->segment_bytes += block->bytes;
     block->stream = &memory;
     block->freed_at = 0;  // its use by `memory` begins here
     ++stats_.segments_adopted;

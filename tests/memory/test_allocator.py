@@ -326,3 +326,9 @@ def test_the_default_allocator_is_one_for_the_process() -> None:
 def test_an_unknown_device_is_named(device: str) -> None:
     with pytest.raises(Error, match=f"device: got '{device}', wanted 'cpu'"):
         CachingAllocator(device)
+
+
+def test_a_small_block_beside_a_large_segment_takes_a_small_segment() -> None:
+    allocator = CachingAllocator()
+    held = [allocator.allocate(size) for size in (200 * MIB, 4 * KIB)]
+    assert allocator.stats()["reserved_bytes"] == 202 * MIB, len(held)
