@@ -124,9 +124,9 @@ class EncoderModel:
             bound(inputs, batch, x)
 
         self._replays = Replays(
-            self.place, forward, self._workspace, self.hidden_size, self.max_length
+            self.place, forward, self._workspace, self.hidden_size, self.max_length, max_tokens
         )
-        self._replays.warm_up(max_tokens)
+        self._replays.warm_up()
 
     def encode(self, batch: Batch) -> kernels.Tensor:
         """The last hidden state of each token, [tokens, hidden] in packed order, where the model
@@ -148,7 +148,10 @@ class EncoderModel:
         layout = Layout(ids.size, lengths.size)
         block = pack(layout, ids, positions, types, offsets)
         inputs = PackedInput.upload(layout, block, self.place)
-        hidden = self.place.empty(ids.size, self.hidden_size)
+        if self._replays is not None:
+            hidden = self._replays.hidden(ids.size)
+        else:
+            hidden = self.place.empty(ids.size, self.hidden_size)
         self._forward(inputs, inputs.batch(offsets), hidden)
         self.computed_tokens = hidden.shape[0]
         return hidden

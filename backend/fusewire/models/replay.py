@@ -41,14 +41,16 @@ class Replays:
         workspace: kernels.Workspace,
         hidden_size: int,
         max_length: int,
+        max_tokens: int,
     ) -> None:
         self._max_length = max_length
+        self._max_tokens = max(max_tokens, MOST_TOKENS)
         self._place = place
         self._forward = forward
         self._workspace = workspace
         self._recorded: OrderedDict[Bucket, tuple[PackedInput, kernels.Graph]] = OrderedDict()
         self._seen: OrderedDict[Bucket, None] = OrderedDict()
-        self._hidden = place.empty(MOST_TOKENS, hidden_size)
+        self._hidden = place.empty(self._max_tokens, hidden_size)
         widest = Layout(MOST_TOKENS, MOST_TOKENS)
         self._block = place.empty(widest.nbytes, dtype="uint8")
         self._arena = workspace.generation
@@ -102,14 +104,20 @@ class Replays:
             return None
         return bucket._replace(max_seqlen=min(bucket.max_seqlen, self._max_length))
 
-    def warm_up(self, max_tokens: int) -> None:
+    def hidden(self, tokens: int) -> kernels.Tensor:
+        """Room for hidden states [tokens, hidden] that hold until the next run, replayed or not."""
+        if tokens > self._max_tokens:
+            return self._place.empty(tokens, self._hidden.shape[1])
+        return self._hidden.first(tokens)
+
+    def warm_up(self) -> None:
         """Runs the largest batch once, after which the arena stays where it is, and records one
         sequence alone of every length that the model takes."""
-        if max_tokens > MOST_TOKENS:
-            layout = Layout(max_tokens, -(-max_tokens // self._max_length))
+        if self._max_tokens > MOST_TOKENS:
+            layout = Layout(self._max_tokens, -(-self._max_tokens // self._max_length))
             inputs = PackedInput.upload(layout, np.zeros(layout.nbytes, np.uint8), self._place)
-            bounds = SequenceBatch.bucket(inputs.offsets, max_tokens, self._max_length)
-            self._forward(inputs, bounds, self._place.empty(max_tokens, self._hidden.shape[1]))
+            bounds = SequenceBatch.bucket(inputs.offsets, self._max_tokens, self._max_length)
+            self._forward(inputs, bounds, self._hidden)
         longest = min(self._max_length, MOST_TOKENS)
         buckets = {self.bucket(n, 1, n): None for n in range(1, longest + 1)}
         # The longest first: it makes the arena fit the others, so that none moves.
