@@ -66,7 +66,7 @@ def _attention(row: dict[str, Any]) -> list[Goal]:
 
 
 def _memory(row: dict[str, Any]) -> list[Goal]:
-    what = "device memory beyond the context, MiB"
+    what = "device memory beyond the context and the kernels' code, MiB"
     return [_at_most(what, row["allowed_mib"], row["beyond_context_mib"], "{:.0f}")]
 
 

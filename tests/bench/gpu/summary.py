@@ -142,12 +142,12 @@ def _shares(rows: Rows, title: str, cell: Callable[[dict[str, Any]], str]) -> st
 
 def _memory(rows: Rows) -> str:
     columns = {
-        "context_mib": "context",
+        "unloaded_mib": "context and code",
         "weights_mib": "weights",
         "planned_arena_mib": "arena, planned",
         "arena_mib": "arena, taken",
         "peak_reserved_mib": "peak from the driver",
-        "beyond_context_mib": "all but the context",
+        "beyond_context_mib": "all but context and code",
     }
     lines = [
         "Device memory of BERT-base in fp16 in service, MiB (150 sequences alone of 5 to 500 "

@@ -140,6 +140,6 @@ def test_goals_stand_beside_what_was_measured(results: Path) -> None:
         "BERT-base 16x512, of the matmul rate": (">= 72.0%", "72.0%", True),
         "softmax, of the copy bandwidth": (">= 90.0%", "85.0%", False),
         "attention 12x64 32 full, times the best rival (cuDNN)": (">= 1.00", "0.90", False),
-        "device memory beyond the context, MiB": ("<= 240", "230", True),
+        "device memory beyond the context and the kernels' code, MiB": ("<= 240", "230", True),
         SERVED_GOAL: (">= 85.0%", "90.0%", True),
     }
