@@ -88,7 +88,6 @@ class Watchdog:
                 self._restart()
                 continue
             self._look_for_dead_stubs()
-            self._end_leftovers()
             with self._lock:
                 now = time.monotonic()
                 due = [
@@ -107,20 +106,23 @@ class Watchdog:
             stub = self._alive.get(pid)
             if dead and stub is not None:
                 del self._alive[pid]
-                if pid in self._leftovers:
-                    del self._leftovers[pid]
-                else:
+                with self._lock:
+                    left_over = self._leftovers.pop(pid, None) is not None
+                if not left_over:
                     self._suspect(stub.model, f"the process of {stub.instance} died (pid {pid})")
         for stub in self._server.process.stubs():
             self._alive[stub.pid] = stub
         self._alive = {pid: stub for pid, stub in self._alive.items() if pid in children}
 
     def _end_leftovers(self) -> None:
-        for pid, when in list(self._leftovers.items()):
-            if pid not in self._alive:
-                del self._leftovers[pid]
-            elif when <= time.monotonic():
-                processes.kill(pid)
+        """From the thread that never loads: a load may wait for what is left over to go."""
+        now = time.monotonic()
+        with self._lock:
+            alive = self._alive
+            self._leftovers = {pid: at for pid, at in self._leftovers.items() if pid in alive}
+            due = [pid for pid, at in self._leftovers.items() if at <= now]
+        for pid in due:
+            processes.kill(pid)
 
     def _suspect(self, model: str, what: str) -> None:
         self._server.process.stub_died = True
@@ -168,7 +170,8 @@ class Watchdog:
         # The server cannot finish unloading a model that lost a stub, so the survivors would stay.
         # They answer what was queued for them first.
         patience = time.monotonic() + self._server.settings.exit_timeout_s
-        self._leftovers.update((pid, patience) for pid in old if pid in self._alive)
+        with self._lock:
+            self._leftovers.update((pid, patience) for pid in old if pid in self._alive)
         self._report(f"{model}: serving again after {time.monotonic() - began:.1f} s")
 
     def _restart(self) -> None:
@@ -188,8 +191,8 @@ class Watchdog:
             f"the server died (exit code {code}); starting it again (last line of its log: {last})"
         )
         self._alive.clear()
-        self._leftovers.clear()
         with self._lock:
+            self._leftovers.clear()
             self._suspects.clear()
         self._restarting.set()
         try:
@@ -209,6 +212,7 @@ class Watchdog:
     def _watch_answers(self) -> None:
         """Asks each ready model its probe; one that gives no answer and makes no progress hangs."""
         while not self._ended.wait(self._server.settings.watch_interval_s):
+            self._end_leftovers()
             for model, versions in self._ready_models().items():
                 if self._ended.is_set():
                     return
