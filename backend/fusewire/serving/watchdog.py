@@ -89,12 +89,8 @@ class Watchdog:
                 continue
             self._look_for_dead_stubs()
             with self._lock:
-                now = time.monotonic()
-                due = [
-                    (model, what)
-                    for model, what in self._suspects.items()
-                    if self._retry_at.get(model, 0) <= now
-                ]
+                now, suspects, at = time.monotonic(), self._suspects.items(), self._retry_at
+                due = [(model, what) for model, what in suspects if at.get(model, 0) <= now]
             for model, what in due:
                 if self._server.process.running():
                     self._reload(model, what)
@@ -118,8 +114,7 @@ class Watchdog:
         """From the thread that never loads: a load may wait for what is left over to go."""
         now = time.monotonic()
         with self._lock:
-            alive = self._alive
-            self._leftovers = {pid: at for pid, at in self._leftovers.items() if pid in alive}
+            self._leftovers = {pid: at for pid, at in self._leftovers.items() if pid in self._alive}
             due = [pid for pid, at in self._leftovers.items() if at <= now]
         for pid in due:
             processes.kill(pid)
