@@ -1,0 +1,212 @@
+"""The pages of the KV cache that each sequence has: pure policy, no memory, no kernels.
+
+A page holds the keys and values of `page_size` tokens. What they are depends on these tokens and on
+all before them, so a full page is named by the hash of its tokens and of the name of the page
+before it; whoever begins with the same tokens finds the same pages. Full pages are thus shared and
+never written again; the one page that a sequence writes into is its own: a fork copies it first.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+
+from fusewire.engine.page_pool import OutOfPages, PagePool
+from fusewire.errors import ConfigurationError
+
+__all__ = ["KvCache", "OutOfPages", "PageNames", "SequencePages"]
+
+_NAME_BYTES = 32  # a collision would show one client another's context: nobody can make one
+
+
+class PageNames:
+    """The names of a sequence's full pages, each computed once.
+
+    name(page) = BLAKE2b-256(name(page - 1), ids of the page as int64); the page before the first is
+    BLAKE2b-256(salt). Sequences of different salt share nothing: whatever else the keys and values
+    depend on (a tenant, an adapter, an image) belongs into it.
+    """
+
+    def __init__(self, page_size: int, salt: bytes = b"") -> None:
+        self._page_size = page_size
+        self._before = blake2b(salt, digest_size=_NAME_BYTES).digest()
+        self._names: list[bytes] = []
+
+    def name(self, page: int, token_ids: Sequence[int]) -> bytes:
+        """The name of a full page of `token_ids`, which only ever grow between calls."""
+        while len(self._names) <= page:
+            first = len(self._names) * self._page_size
+            ids = array("q", token_ids[first : first + self._page_size]).tobytes()
+            before = self._names[-1] if self._names else self._before
+            self._names.append(blake2b(before + ids, digest_size=_NAME_BYTES).digest())
+        return self._names[page]
+
+    def copy(self) -> PageNames:
+        twin = PageNames(self._page_size)
+        twin._before, twin._names = self._before, self._names[:]
+        return twin
+
+
+@dataclass(eq=False)
+class SequencePages:
+    """What a sequence has of the cache: page table[i] holds its positions i * page_size on."""
+
+    names: PageNames
+    table: list[int] = field(default_factory=list)
+    length: int = 0  # tokens stored
+
+
+class KvCache:
+    """Pages 0 to `pages` - 1 of `page_size` tokens each, given to sequences and shared among them.
+
+    Invariants. Every page is free, used by at least one sequence, or cached (findable, used by
+    none). Two sequences have a page in common only if its tokens, all before them and the salt are
+    the same for both. A page is written only below `reserve`'s length, at positions not stored yet,
+    by its one owner. A page that is found has its predecessors found too (they are given up after
+    it). When every sequence is released, no page is used.
+    """
+
+    def __init__(self, pages: int, page_size: int, prefix_caching: bool = True) -> None:
+        for name, value in (("pages", pages), ("page_size", page_size)):
+            if value < 1:
+                raise ConfigurationError(f"{name}: got {value}, wanted at least 1; raise it")
+        self.page_size = page_size
+        self.prefix_caching = prefix_caching
+        self.live_tokens = 0  # stored, of all sequences; a shared token counts for each
+        self.prefix_hit_tokens = 0  # tokens that sequences found there when they began
+        self._pool = PagePool(pages)
+
+    @property
+    def pages(self) -> int:
+        return self._pool.pages
+
+    @property
+    def free(self) -> int:
+        return self._pool.free
+
+    @property
+    def cached(self) -> int:
+        return self._pool.idle
+
+    @property
+    def available(self) -> int:
+        """Pages that can be given: free and cached ones."""
+        return self._pool.available
+
+    @property
+    def used(self) -> int:
+        return self.pages - self.available
+
+    @property
+    def evictions(self) -> int:
+        return self._pool.evictions
+
+    def names(self, salt: bytes = b"") -> PageNames:
+        return PageNames(self.page_size, salt)
+
+    def begin(self, token_ids: Sequence[int], salt: bytes = b"") -> SequencePages:
+        """A new sequence that starts with the pages found for its tokens: whole pages, and never
+        the last token, so that there is one left to compute. Takes no other page. What is stored
+        later goes on from `token_ids`: their names are known already."""
+        return self.admit(token_ids, self.names(salt))
+
+    def admit(
+        self, token_ids: Sequence[int], names: PageNames, room: int = 0, spare: int = 0
+    ) -> SequencePages:
+        """As `begin`, with pages for `room` tokens at once. OutOfPages, and nothing changed, unless
+        `spare` pages are still available afterwards. Hashes only what `names` does not know."""
+        found = self._find(token_ids, names)
+        revived = sum(not self._pool.owners(page) for page in found)
+        more = max(0, self._pages_for(room) - len(found))
+        if revived + more > self.available - spare:
+            raise OutOfPages(revived + more, self.available - spare)
+        for page in found:
+            self._pool.share(page)
+        table = found + [self._pool.take() for _ in range(more)]
+        length = len(found) * self.page_size
+        self.live_tokens += length
+        self.prefix_hit_tokens += length
+        return SequencePages(names, table, length)
+
+    def wanted(self, sequence: SequencePages, length: int) -> int:
+        """How many pages `reserve` would take."""
+        more = self._pages_for(length) - len(sequence.table)
+        return max(0, more) + self._copies(sequence, length)
+
+    def reserve(self, sequence: SequencePages, length: int) -> list[tuple[int, int]]:
+        """Makes room for `length` tokens, those not stored yet in pages of the sequence's own.
+
+        Returns the page copies (from, to) to make before anything is written, at most one: of the
+        page that was begun before a fork. OutOfPages, and nothing changed, when there are too few.
+        """
+        more = self._pages_for(length) - len(sequence.table)
+        copies = self._copies(sequence, length)
+        if more <= 0 and not copies:
+            return []
+        more = max(0, more)
+        if more + copies > self.available:
+            raise OutOfPages(more + copies, self.available)
+        sequence.table += [self._pool.take() for _ in range(more)]
+        if not copies:
+            return []
+        place = sequence.length // self.page_size
+        shared, own = sequence.table[place], self._pool.take()
+        self._pool.release(shared)
+        sequence.table[place] = own
+        return [(shared, own)]
+
+    def advance(
+        self, sequence: SequencePages, token_ids: Sequence[int], length: int | None = None
+    ) -> None:
+        """The first `length` (default: all) of `token_ids` are stored now. Pages that became full
+        are found from now on; where an equal one was found before, it replaces the sequence's own.
+        """
+        length = len(token_ids) if length is None else length
+        most = min(len(token_ids), len(sequence.table) * self.page_size)
+        if not sequence.length <= length <= most:
+            raise ValueError(f"length: got {length}, wanted {sequence.length} to {most}")
+        if self.prefix_caching:
+            for place in range(sequence.length // self.page_size, length // self.page_size):
+                name = sequence.names.name(place, token_ids)
+                sequence.table[place] = self._pool.name(sequence.table[place], name)
+        self.live_tokens += length - sequence.length
+        sequence.length = length
+
+    def fork(self, sequence: SequencePages) -> SequencePages:
+        """A second sequence with the same stored tokens in the same pages; each `reserve`s before
+        it writes. Pages reserved but empty stay with the first."""
+        table = sequence.table[: self._pages_for(sequence.length)]
+        for page in table:
+            self._pool.share(page)
+        self.live_tokens += sequence.length
+        return SequencePages(sequence.names.copy(), table, sequence.length)
+
+    def release(self, sequence: SequencePages) -> None:
+        """Gives every page back; the sequence is empty afterwards. Full pages stay findable until
+        others need the room, the later ones of a sequence given up before the earlier."""
+        for page in reversed(sequence.table):
+            self._pool.release(page)
+        self.live_tokens -= sequence.length
+        sequence.table, sequence.length = [], 0
+
+    def _find(self, token_ids: Sequence[int], names: PageNames) -> list[int]:
+        found: list[int] = []
+        if self.prefix_caching:
+            for place in range((len(token_ids) - 1) // self.page_size):
+                page = self._pool.find(names.name(place, token_ids))
+                if page is None:
+                    break
+                found.append(page)
+        return found
+
+    def _pages_for(self, length: int) -> int:
+        return -(-length // self.page_size)
+
+    def _copies(self, sequence: SequencePages, length: int) -> int:
+        """1 when a page that is not full is shared and about to be written, else 0."""
+        stored = sequence.length
+        if stored % self.page_size == 0 or length <= stored:
+            return 0
+        return int(self._pool.owners(sequence.table[stored // self.page_size]) > 1)

@@ -1,0 +1,104 @@
+"""Pages by number: who owns them, by what name they are found again, which are given up first.
+
+Pure bookkeeping, no memory. A page is free, owned (by one or more sequences) or idle: owned by
+nobody, yet still findable by its name, the hash of what it holds. Wanted pages come from the free
+ones, then from the idle one that was released longest ago. Every call takes constant time.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from fusewire.errors import FusewireError
+
+
+class OutOfPages(FusewireError):
+    """Fewer pages are free or idle than were wanted; nothing was changed."""
+
+    def __init__(self, wanted: int, available: int) -> None:
+        self.wanted = wanted
+        self.available = available
+        super().__init__(
+            f"pages: got {available} available, wanted {wanted}; wait until other sequences end, "
+            "or give the cache more pages"
+        )
+
+
+class PagePool:
+    """Pages 0 to `pages` - 1, all free at first.
+
+    A named page is found as long as it is owned or idle. What a name stands for never changes:
+    nobody may write into a page once it is named.
+    """
+
+    def __init__(self, pages: int) -> None:
+        self.pages = pages
+        self.evictions = 0  # idle pages given up for others
+        self._owners = [0] * pages
+        self._free = list(range(pages - 1, -1, -1))  # a stack, page 0 on top
+        self._names: list[bytes | None] = [None] * pages
+        self._by_name: dict[bytes, int] = {}
+        self._idle: OrderedDict[int, None] = OrderedDict()  # released longest ago first
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    @property
+    def idle(self) -> int:
+        return len(self._idle)
+
+    @property
+    def available(self) -> int:
+        """Pages that `take` can still give: free and idle ones."""
+        return len(self._free) + len(self._idle)
+
+    def owners(self, page: int) -> int:
+        return self._owners[page]
+
+    def find(self, name: bytes) -> int | None:
+        """The page of that name, owned or idle."""
+        return self._by_name.get(name)
+
+    def take(self) -> int:
+        """A page without name, now with one owner. OutOfPages when none is available."""
+        if self._free:
+            page = self._free.pop()
+        elif self._idle:
+            page, _ = self._idle.popitem(last=False)
+            name = self._names[page]
+            assert name is not None
+            del self._by_name[name]
+            self._names[page] = None
+            self.evictions += 1
+        else:
+            raise OutOfPages(1, 0)
+        self._owners[page] = 1
+        return page
+
+    def share(self, page: int) -> None:
+        """One owner more, for an owned or idle page."""
+        if not self._owners[page]:
+            del self._idle[page]
+        self._owners[page] += 1
+
+    def release(self, page: int) -> None:
+        """One owner less; without owners a named page is idle, any other free."""
+        self._owners[page] -= 1
+        if self._owners[page]:
+            return
+        if self._names[page] is None:
+            self._free.append(page)
+        else:
+            self._idle[page] = None
+
+    def name(self, page: int, name: bytes) -> int:
+        """Names an owned page, unless another has that name already: then the owner gets a share of
+        that one for this. Returns the page that the owner has now."""
+        known = self._by_name.setdefault(name, page)
+        if known == page:
+            self._names[page] = name
+        else:
+            self.share(known)
+            self.release(page)
+        return known

@@ -1,0 +1,53 @@
+"""What a device would hold in the pages of a cache: the tiny model that policy is tested against.
+
+In place of a token's keys and values stands what they depend on: the salt and all tokens up to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from fusewire.engine.kv_cache import SequencePages
+
+Stored = tuple[bytes, tuple[int, ...]]
+
+
+class PagedMemory:
+    """`pages` pages of `page_size` places, each empty (None) or written."""
+
+    def __init__(self, pages: int, page_size: int) -> None:
+        self.page_size = page_size
+        self._pages: list[list[Stored | None]] = [[None] * page_size for _ in range(pages)]
+
+    def copy_pages(self, copies: Sequence[tuple[int, int]]) -> None:
+        """All at once, as a kernel does: no page may be both source and target, or target twice."""
+        targets = [target for _, target in copies]
+        assert len(set(targets)) == len(targets)
+        assert not {source for source, _ in copies} & set(targets)
+        for source, target in copies:
+            self._pages[target] = self._pages[source][:]
+
+    def write(
+        self,
+        pages: SequencePages,
+        token_ids: Sequence[int],
+        salt: bytes,
+        first: int,
+        tokens: int,
+        everyone: Iterable[SequencePages],
+    ) -> None:
+        """Writes tokens first to first + tokens - 1; nobody of `everyone` else has these pages."""
+        places = range(first // self.page_size, (first + tokens - 1) // self.page_size + 1)
+        written = {pages.table[place] for place in places}
+        for other in everyone:
+            assert other is pages or not written & set(other.table)
+        for position in range(first, first + tokens):
+            page = pages.table[position // self.page_size]
+            self._pages[page][position % self.page_size] = (salt, tuple(token_ids[: position + 1]))
+
+    def check(self, pages: SequencePages, token_ids: Sequence[int], salt: bytes) -> None:
+        """The sequence reads its own tokens, with nothing but its own tokens before them."""
+        for position in range(pages.length):
+            page = pages.table[position // self.page_size]
+            read = self._pages[page][position % self.page_size]
+            assert read == (salt, tuple(token_ids[: position + 1]))
