@@ -1,0 +1,255 @@
+"""Which sequences run in a step, and how many tokens of each: pure policy, no kernels.
+
+Continuous batching: sequences join and leave at every step. Whoever only needs its next token gets
+it in every step; prompts are cut into chunks that fill what is left of the token budget, so they
+never stall the others. Pages are taken as tokens come; when they run out, the last of the running
+sequences gives up its own and is computed again later. So nothing is reserved for the longest case,
+and running out of pages costs time, never an error.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import count
+from typing import NamedTuple
+
+from fusewire.engine.generation_queue import GenerationQueue, QueueFull
+from fusewire.engine.generation_sequence import GenerationSequence, Ranked, State
+from fusewire.engine.kv_cache import KvCache, OutOfPages
+from fusewire.errors import ConfigurationError, InvalidInput
+
+__all__ = ["Chunk", "GenerationScheduler", "GenerationSequence", "QueueFull", "State", "Step"]
+
+
+class Chunk(NamedTuple):
+    """Tokens first to first + tokens - 1 of a sequence are computed and stored in this step."""
+
+    sequence: GenerationSequence
+    first: int
+    tokens: int
+
+
+@dataclass(eq=False)
+class Step:
+    """What to do: the copies (no page is both source and target), then all chunks at once."""
+
+    chunks: list[Chunk] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)  # pages (from, to)
+    preempted: list[GenerationSequence] = field(default_factory=list)  # waiting again
+    expired: list[GenerationSequence] = field(default_factory=list)  # finished, never ran
+
+    @property
+    def tokens(self) -> int:
+        return sum(chunk.tokens for chunk in self.chunks)
+
+
+class GenerationScheduler:
+    """Plans steps over waiting and running sequences. One thread at a time.
+
+    The engine's loop: `plan`, compute, `done`, append a token to each sequence whose chunk reached
+    its end and to its new forks, `finish` those that are complete; again. `finish` may come at any
+    time between two of these calls.
+
+    Invariants. A step has at most `max_batch_tokens` tokens of at most `max_sequences` sequences. A
+    running sequence with one token left gets it in every step. All else goes by rank (priority,
+    then arrival): budget for prompts, admission (nobody overtakes the first in the queue), and who
+    is pre-empted (always the last of the running). So the first by rank is never pre-empted; once
+    it runs it moves in every step, and as long as anything runs or waits, a step has a chunk. Same
+    calls, same plans.
+    """
+
+    def __init__(
+        self,
+        cache: KvCache,
+        max_batch_tokens: int,
+        max_sequences: int,
+        max_waiting: int,
+        max_chunk_tokens: int | None = None,
+    ) -> None:
+        """`max_chunk_tokens` bounds a sequence's share of one step, which keeps steps even;
+        default: the whole budget. ConfigurationError when settings contradict each other."""
+        self._cache = cache
+        self._max_batch_tokens = max_batch_tokens
+        self._max_sequences = max_sequences
+        self._max_chunk_tokens = max_batch_tokens if max_chunk_tokens is None else max_chunk_tokens
+        for name, value in (
+            ("max_sequences", max_sequences),
+            ("max_waiting", max_waiting),
+            ("max_chunk_tokens", self._max_chunk_tokens),
+        ):
+            if value < 1:
+                raise ConfigurationError(f"{name}: got {value}, wanted at least 1; raise it")
+        if max_batch_tokens < max_sequences:
+            raise ConfigurationError(
+                f"max_batch_tokens: got {max_batch_tokens}, wanted at least {max_sequences}, a "
+                "token for each of max_sequences; raise it or lower max_sequences"
+            )
+        self.preemptions = 0
+        self._running = Ranked()
+        self._waiting = GenerationQueue(max_waiting)
+        self._slots = 0  # that running sequences take: one for each of their continuations
+        self._arrivals = count()
+        self._branches = count(1)
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def check(self, sequence: GenerationSequence) -> None:
+        """InvalidInput when the sequence could never run, however empty the cache is."""
+        if not sequence.token_ids:
+            raise InvalidInput("prompt", "no tokens", "at least one", "send a longer prompt")
+        room = self._cache.pages * self._cache.page_size
+        longest = max(sequence.most_tokens, len(sequence.token_ids))
+        if longest > room:
+            raise InvalidInput(
+                "max_tokens",
+                f"{longest} tokens with the prompt",
+                f"at most {room}, for which the cache has room",
+                "shorten the prompt or lower it",
+            )
+        if not 1 <= sequence.continuations <= self._max_sequences:
+            raise InvalidInput(
+                "n",
+                sequence.continuations,
+                f"1 to {self._max_sequences}, the sequences that run at once",
+                "ask for fewer",
+            )
+
+    def add(self, sequence: GenerationSequence) -> None:
+        """Puts a new sequence into the queue. QueueFull, or InvalidInput as `check` says."""
+        self.check(sequence)
+        sequence.arrival = next(self._arrivals)
+        sequence.names = self._cache.names(sequence.salt)
+        self._waiting.add(sequence)
+
+    def plan(self, now: float) -> Step:
+        """The next step; `now` is seconds on the clock of deadlines."""
+        step = Step(expired=self._waiting.expire(now))
+        for sequence in step.expired:
+            sequence.state = State.FINISHED
+        self._make_room(step)
+        budget = self._continue(step)
+        self._admit(step, budget)
+        return step
+
+    def done(self, step: Step) -> list[tuple[GenerationSequence, list[GenerationSequence]]]:
+        """The step was computed. Returns the sequences that were forked because their prompt is
+        stored now, each with its forks, which run from here on; what the prompt's last token says
+        holds for all of them."""
+        forked = []
+        for sequence, first, tokens in step.chunks:
+            if sequence.pages is None:  # finished meanwhile
+                continue
+            sequence.stored = first + tokens
+            self._cache.advance(sequence.pages, sequence.token_ids, sequence.stored)
+            if sequence.continuations > 1 and sequence.stored == len(sequence.token_ids):
+                more = sequence.continuations - 1
+                sequence.continuations = 1
+                self._slots -= more
+                forked.append((sequence, [self.fork(sequence) for _ in range(more)]))
+        return forked
+
+    def fork(self, sequence: GenerationSequence) -> GenerationSequence:
+        """A second running sequence that goes on from the same tokens, in the same pages.
+        ValueError unless `sequence` runs, is past its prompt, and a slot is free."""
+        if sequence.pages is None or sequence.left > 1 or self._slots >= self._max_sequences:
+            raise ValueError(
+                f"sequence: got one {sequence.state.value} with {sequence.left} tokens left and "
+                f"{self._slots} of {self._max_sequences} slots taken, wanted one running past its "
+                "prompt and a free slot"
+            )
+        twin = sequence.twin(self._cache.fork(sequence.pages), next(self._branches))
+        self._running.add(twin)
+        self._slots += 1
+        return twin
+
+    def finish(self, sequence: GenerationSequence) -> None:
+        """The sequence is complete or not wanted any more: its slot and pages are free on return.
+        Does nothing when it was finished before."""
+        if sequence.state is State.RUNNING:
+            self._stop(sequence)
+        elif sequence.state is State.WAITING:
+            self._waiting.remove(sequence)
+        sequence.state = State.FINISHED
+
+    cancel = finish
+
+    def _make_room(self, step: Step) -> None:
+        """Pre-empts the last of the running until all others have room for their next token. Done
+        before any page is given, so no page that is copied from is given away in the same step."""
+        while len(self._running) > max(1, self._cache.available):  # each wants one page at most
+            wanted = sum(
+                self._cache.wanted(sequence.pages, sequence.stored + 1)
+                for sequence in self._running
+                if sequence.pages is not None and sequence.left
+            )
+            if wanted <= self._cache.available:
+                return
+            last = self._running.last
+            self._stop(last)
+            self._waiting.add(last)
+            step.preempted.append(last)
+            self.preemptions += 1
+
+    def _continue(self, step: Step) -> int:
+        """Chunks of the running sequences: single tokens first, then prompts. Returns what is left
+        of the budget."""
+        prompts = []
+        for sequence in self._running:
+            left = sequence.left
+            if left == 1:
+                self._put(step, sequence, 1)
+            elif left:
+                prompts.append(sequence)
+        budget = self._max_batch_tokens - len(step.chunks)
+        for sequence in prompts:
+            if not budget:
+                break
+            tokens = min(sequence.left, budget, self._max_chunk_tokens)
+            self._put(step, sequence, tokens)
+            budget -= tokens
+        return budget
+
+    def _admit(self, step: Step, budget: int) -> None:
+        """Lets the first in the queue run while there are budget, slots and pages: all that their
+        tokens need, and beyond that one for each running sequence, so that nobody is pre-empted
+        soon after."""
+        while self._waiting and budget:
+            sequence = self._waiting.first
+            slots = self._slots + sequence.continuations
+            if slots > self._max_sequences:
+                return
+            assert sequence.names is not None
+            ids = sequence.token_ids
+            spare = slots if self._running else 0
+            try:
+                pages = self._cache.admit(ids, sequence.names, room=len(ids), spare=spare)
+            except OutOfPages:
+                return
+            self._waiting.remove(sequence)
+            self._running.add(sequence)
+            self._slots = slots
+            sequence.pages, sequence.stored = pages, pages.length
+            sequence.state, sequence.started = State.RUNNING, True
+            tokens = min(sequence.left, budget, self._max_chunk_tokens)
+            self._put(step, sequence, tokens)
+            budget -= tokens
+
+    def _put(self, step: Step, sequence: GenerationSequence, tokens: int) -> None:
+        assert sequence.pages is not None
+        first = sequence.stored
+        step.copies += self._cache.reserve(sequence.pages, first + tokens)
+        step.chunks.append(Chunk(sequence, first, tokens))
+
+    def _stop(self, sequence: GenerationSequence) -> None:
+        """A running sequence runs no more: its slot and pages are free."""
+        assert sequence.pages is not None
+        self._running.remove(sequence)
+        self._slots -= sequence.continuations
+        self._cache.release(sequence.pages)
+        sequence.pages, sequence.stored = None, 0

@@ -1,0 +1,99 @@
+"""A sequence that is generated, as the scheduler sees it: tokens, rank, state."""
+
+from __future__ import annotations
+
+import copy
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from operator import attrgetter
+
+from fusewire.engine.kv_cache import PageNames, SequencePages
+
+
+class State(Enum):
+    WAITING = "waiting"
+    RUNNING = "running"
+    FINISHED = "finished"
+
+
+@dataclass(eq=False)
+class GenerationSequence:
+    """A prompt and what was generated after it.
+
+    The engine appends to `token_ids`; everything from `stored` on is the scheduler's. The last
+    token of a running sequence is never stored yet: it is what the next step computes with.
+    """
+
+    token_ids: list[int]  # the prompt, then what was generated
+    most_tokens: int  # how long token_ids may get
+    priority: int = 0  # lower runs first
+    deadline: float | None = None  # seconds on `plan`'s clock; expires unless it ran by then
+    salt: bytes = b""  # sequences of other salt share no pages with it
+    continuations: int = 1  # sequences that go on from the prompt, this one included
+
+    prompt_length: int = field(init=False)
+    stored: int = field(init=False, default=0)  # tokens in the cache
+    pages: SequencePages | None = field(init=False, default=None)  # while running
+    names: PageNames | None = field(init=False, default=None)
+    state: State = field(init=False, default=State.WAITING)
+    started: bool = field(init=False, default=False)  # has run at least once
+    arrival: int = field(
+        init=False, default=-1
+    )  # counted by the scheduler; forks have their first's
+    branch: int = field(init=False, default=0)  # forks: counted by the scheduler, from 1
+
+    def __post_init__(self) -> None:
+        self.prompt_length = len(self.token_ids)
+
+    @property
+    def rank(self) -> tuple[int, int, int]:
+        """Lowest first: by priority, then by arrival; a fork right after what it was forked from.
+        No two sequences of a scheduler have the same."""
+        return (self.priority, self.arrival, self.branch)
+
+    @property
+    def left(self) -> int:
+        """Tokens to compute before the next one can be sampled."""
+        return len(self.token_ids) - self.stored
+
+    def twin(self, pages: SequencePages, branch: int) -> GenerationSequence:
+        """A sequence of the same type that goes on from here by itself, with `pages`."""
+        twin = copy.copy(self)
+        twin.token_ids = self.token_ids[:]
+        twin.pages, twin.names, twin.branch = pages, pages.names, branch
+        twin.continuations = 1
+        return twin
+
+
+class Ranked:
+    """Sequences in the order of their rank, the first to run first."""
+
+    def __init__(self) -> None:
+        self._sequences: list[GenerationSequence] = []
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def __iter__(self) -> Iterator[GenerationSequence]:
+        return iter(self._sequences)
+
+    @property
+    def first(self) -> GenerationSequence:
+        return self._sequences[0]
+
+    @property
+    def last(self) -> GenerationSequence:
+        return self._sequences[-1]
+
+    def add(self, sequence: GenerationSequence) -> None:
+        insort(self._sequences, sequence, key=_rank)
+
+    def remove(self, sequence: GenerationSequence) -> None:
+        place = bisect_left(self._sequences, sequence.rank, key=_rank)
+        assert self._sequences[place] is sequence
+        del self._sequences[place]
+
+
+_rank = attrgetter("rank")

@@ -1,0 +1,452 @@
+"""The steps of generation: examples, then any calls in any order against a model of the memory."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+from fusewire.engine.generation_scheduler import (
+    GenerationScheduler,
+    GenerationSequence,
+    QueueFull,
+    State,
+    Step,
+)
+from fusewire.engine.kv_cache import KvCache
+from fusewire.errors import ConfigurationError, InvalidInput
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from tests.engine.paged_memory import PagedMemory
+
+
+class Engine:
+    """The scheduler with a memory behind it and a model of two tokens; checks every step."""
+
+    def __init__(
+        self,
+        pages: int = 100,
+        page_size: int = 4,
+        max_batch_tokens: int = 64,
+        max_sequences: int = 8,
+        max_waiting: int = 100,
+        max_chunk_tokens: int | None = None,
+        prefix_caching: bool = True,
+    ) -> None:
+        self.cache = KvCache(pages, page_size, prefix_caching)
+        self.scheduler = GenerationScheduler(
+            self.cache, max_batch_tokens, max_sequences, max_waiting, max_chunk_tokens
+        )
+        self.memory = PagedMemory(pages, page_size)
+        self.budget = max_batch_tokens
+        self.slots = max_sequences
+        self.chunk = max_chunk_tokens or max_batch_tokens
+        self.now = 0.0
+        self.known: list[GenerationSequence] = []  # in the order in which they came
+
+    def add(self, prompt: list[int], new_tokens: int = 4, **wishes) -> GenerationSequence:
+        sequence = GenerationSequence(prompt[:], len(prompt) + new_tokens, **wishes)
+        self.scheduler.add(sequence)
+        self.known.append(sequence)
+        return sequence
+
+    def those(self, state: State) -> list[GenerationSequence]:
+        return [sequence for sequence in self.known if sequence.state is state]
+
+    def step(self) -> Step:
+        """One turn of the engine's loop."""
+        self.now += 1
+        running, waiting = self.those(State.RUNNING), self.those(State.WAITING)
+        single = [sequence for sequence in running if sequence.left == 1]
+        step = self.scheduler.plan(self.now)
+        self._check(step, running, waiting, single)
+        self.compute(step)
+        return step
+
+    def compute(self, step: Step) -> None:
+        self.memory.copy_pages(step.copies)
+        everyone = [s.pages for s in self.known if s.pages is not None]
+        for sequence, first, tokens in step.chunks:
+            if sequence.state is State.RUNNING:  # else cancelled after it was planned
+                ids, salt = sequence.token_ids, sequence.salt
+                self.memory.write(sequence.pages, ids, salt, first, tokens, everyone)
+        for sequence, forks in self.scheduler.done(step):
+            assert sequence.left == 0
+            self.known += forks
+        for sequence in self.those(State.RUNNING):
+            self.memory.check(sequence.pages, sequence.token_ids, sequence.salt)
+            assert sequence.stored == sequence.pages.length
+            if sequence.left == 0:
+                self.sample(sequence)
+
+    def sample(self, sequence: GenerationSequence) -> None:
+        sequence.token_ids.append(hash((*sequence.token_ids, sequence.branch)) % 2)
+        if len(sequence.token_ids) == sequence.most_tokens:
+            self.scheduler.finish(sequence)
+
+    def drain(self) -> int:
+        """Steps until all are finished, for which each may take its tokens twice."""
+        most = sum(2 * s.most_tokens * s.continuations for s in self.known) + 1
+        for steps in range(most):
+            if not self.scheduler.running + self.scheduler.waiting:
+                assert self.cache.used == self.cache.live_tokens == 0
+                return steps
+            self.step()
+        raise AssertionError(f"still busy after {most} steps")
+
+    def _check(self, step, running, waiting, single):
+        chunks = {sequence: tokens for sequence, _, tokens in step.chunks}
+        assert len(chunks) == len(step.chunks) <= self.slots
+        assert step.tokens <= self.budget
+        assert all(1 <= tokens <= self.chunk for tokens in chunks.values())
+        assert all(first == sequence.stored for sequence, first, _ in step.chunks)
+
+        for sequence in waiting:
+            late = sequence.deadline is not None and sequence.deadline <= self.now
+            assert (sequence in step.expired) == (late and not sequence.started)
+        assert all(sequence.state is State.FINISHED for sequence in step.expired)
+
+        stayed = [sequence for sequence in running if sequence not in step.preempted]
+        for sequence in step.preempted:
+            assert sequence.state is State.WAITING
+            assert sequence.stored == 0
+            assert all(other.rank < sequence.rank for other in stayed)
+        assert bool(stayed) == bool(running)
+
+        for sequence in single:
+            assert sequence in step.preempted or chunks[sequence] == 1
+        prompts = sorted((s for s in stayed if s not in single), key=lambda s: s.rank)
+        admitted = [s for s in self.those(State.RUNNING) if s not in running]
+        short = False  # somebody got less than they could have used: nothing is left for the next
+        for sequence in prompts + sorted(admitted, key=lambda s: s.rank):
+            assert not short or sequence not in chunks
+            short |= chunks.get(sequence, 0) < min(sequence.left, self.chunk)
+        still = self.those(State.WAITING)
+        assert all(first.rank < other.rank for first in admitted for other in still)
+        assert step.chunks or not self.those(State.RUNNING) + still
+
+
+def generated(sequence: GenerationSequence) -> int:
+    return len(sequence.token_ids) - sequence.prompt_length
+
+
+def test_sequences_join_and_leave_at_every_step():
+    engine = Engine()
+    first = engine.add([1, 2, 3], new_tokens=2)
+    assert [tuple(chunk) for chunk in engine.step().chunks] == [(first, 0, 3)]
+    second = engine.add([4, 5], new_tokens=3)
+    assert [tuple(chunk) for chunk in engine.step().chunks] == [(first, 3, 1), (second, 0, 2)]
+    assert first.state is State.FINISHED
+    assert [tuple(chunk) for chunk in engine.step().chunks] == [(second, 2, 1)]
+
+
+def test_a_long_prompt_comes_in_chunks_and_stalls_nobody():
+    engine = Engine(max_batch_tokens=8, max_chunk_tokens=5)
+    short = engine.add([1], new_tokens=9)
+    engine.step()
+    long = engine.add([2] * 12)
+    late = engine.add([3] * 12)
+    plans = [[chunk.tokens for chunk in engine.step().chunks] for _ in range(4)]
+    assert plans == [[1, 5, 2], [1, 5, 2], [1, 2, 5], [1, 1, 3]]
+    assert [generated(sequence) for sequence in (short, long, late)] == [5, 2, 1]
+
+
+def test_lower_priority_numbers_run_first_and_equals_in_order():
+    engine = Engine(max_sequences=1)
+    order = [engine.add([n], 1, priority=priority) for n, priority in enumerate((1, 0, 1, -2))]
+    ran = [engine.step().chunks[0].sequence for _ in order]
+    assert ran == [order[3], order[1], order[0], order[2]]
+
+
+def test_nobody_overtakes_the_first_in_the_queue():
+    engine = Engine(pages=4, page_size=4)
+    running = engine.add([1] * 8, new_tokens=4)
+    engine.step()
+    long, short = engine.add([2] * 12), engine.add([3])
+    while running.state is State.RUNNING:
+        assert [chunk.sequence for chunk in engine.step().chunks] == [running]
+    assert [chunk.sequence for chunk in engine.step().chunks] == [long]
+    assert short.state is State.WAITING
+
+
+def test_pages_are_left_for_those_that_run():
+    engine = Engine(pages=8, page_size=4)
+    engine.add([1] * 8, new_tokens=8)
+    engine.add([2] * 8, new_tokens=8)
+    engine.step()
+    waiting = engine.add([3] * 4, new_tokens=8)
+    engine.step()  # there is a page for it, which one of the others would miss soon
+    assert (engine.cache.available, waiting.state) == (2, State.WAITING)
+    engine.drain()
+    assert engine.scheduler.preemptions == 0
+
+
+def test_the_last_to_come_gives_up_its_pages_and_is_computed_again():
+    engine = Engine(pages=6, page_size=4, prefix_caching=False)
+    first = engine.add([1] * 7, new_tokens=10)
+    second = engine.add([2] * 7, new_tokens=10)
+    steps = [engine.step() for _ in range(7)]
+    assert [step.preempted for step in steps] == [[]] * 6 + [[second]]
+    assert (second.stored, generated(second), engine.scheduler.preemptions) == (0, 6, 1)
+    engine.drain()
+    assert [generated(sequence) for sequence in (first, second)] == [10, 10]
+
+
+def test_what_was_pre_empted_finds_its_pages_again():
+    engine = Engine(pages=6, page_size=4)
+    first, second = engine.add([1] * 7, 10), engine.add([2] * 7, 10)
+    while not engine.scheduler.preemptions:
+        engine.step()
+    engine.scheduler.cancel(first)
+    before = second.token_ids[:]
+    [chunk] = engine.step().chunks
+    assert chunk.sequence is second
+    assert chunk.first == 8
+    assert second.token_ids[:-1] == before
+
+
+def test_an_equal_prompt_starts_where_the_other_is_stored():
+    engine = Engine()
+    engine.add([1, 2, 3, 4, 5])
+    engine.step()
+    [_, chunk] = [engine.add([1, 2, 3, 4, 6]), engine.step().chunks[-1]]
+    assert (chunk.first, chunk.tokens) == (4, 1)
+    engine.add([1, 2, 3, 4, 6], salt=b"other")
+    assert engine.step().chunks[-1].first == 0
+
+
+def test_continuations_share_the_prompt_and_go_their_own_ways():
+    engine = Engine(page_size=4)
+    sequence = engine.add([1, 2, 3, 4, 5, 6], continuations=3)
+    assert [chunk.tokens for chunk in engine.step().chunks] == [6]
+    family = engine.those(State.RUNNING)
+    assert len(family) == 3
+    assert len({tuple(one.pages.table) for one in family}) == 1
+    step = engine.step()
+    assert [chunk.sequence for chunk in step.chunks] == family
+    assert [source for source, _ in step.copies] == [step.copies[0][0]] * 2
+    assert engine.cache.used == 4
+    assert sequence.continuations == 1
+    engine.drain()
+    assert [generated(one) for one in family] == [4, 4, 4]
+
+
+def test_room_for_every_continuation_is_waited_for():
+    engine = Engine(max_sequences=3)
+    engine.add([1] * 4, new_tokens=2)
+    engine.step()
+    wide = engine.add([2] * 4, continuations=3)
+    assert len(engine.step().chunks) == 1
+    engine.step()
+    assert wide.state is State.RUNNING
+    assert engine.scheduler.running == 3
+
+
+def test_a_running_sequence_forks_at_any_time():
+    engine = Engine(max_sequences=2)
+    sequence = engine.add([1] * 3)
+    with pytest.raises(ValueError, match="got one waiting"):
+        engine.scheduler.fork(sequence)
+    engine.step()
+    twin = engine.scheduler.fork(sequence)
+    engine.known.append(twin)
+    assert (twin.token_ids, twin.pages.table) == (sequence.token_ids, sequence.pages.table)
+    assert twin.token_ids is not sequence.token_ids
+    with pytest.raises(ValueError, match="2 of 2 slots"):
+        engine.scheduler.fork(sequence)
+    assert [chunk.sequence for chunk in engine.step().chunks] == [sequence, twin]
+    engine.drain()
+
+
+def test_cancelling_frees_slot_and_pages_at_once():
+    engine = Engine(max_sequences=1)
+    running, waiting = engine.add([1] * 9), engine.add([2])
+    engine.step()
+    engine.scheduler.cancel(running)
+    assert (engine.cache.used, engine.scheduler.running) == (0, 0)
+    engine.scheduler.cancel(waiting)
+    engine.scheduler.cancel(waiting)
+    assert engine.step().chunks == []
+
+
+def test_what_is_cancelled_between_plan_and_done_stays_so():
+    engine = Engine()
+    sequence, other = engine.add([1] * 9), engine.add([2] * 3)
+    step = engine.scheduler.plan(0.0)
+    engine.scheduler.cancel(sequence)
+    engine.compute(step)
+    assert (sequence.state, sequence.stored, engine.cache.live_tokens) == (State.FINISHED, 0, 3)
+    engine.drain()
+    assert generated(other) == 4
+
+
+def test_a_deadline_ends_the_wait_but_not_what_has_begun():
+    engine = Engine(pages=6, page_size=4, max_sequences=2)
+    begun = engine.add([1] * 7, 10)
+    pre_empted = engine.add([2] * 7, 10, deadline=2.0)
+    late, later = engine.add([3], deadline=2.0), engine.add([4], deadline=3.0)
+    expired = [engine.step().expired for _ in range(7)]
+    assert expired == [[], [late], [later], [], [], [], []]
+    assert pre_empted.state is State.WAITING
+    engine.drain()
+    assert [generated(sequence) for sequence in (begun, pre_empted, late)] == [10, 10, 0]
+
+
+def test_a_full_queue_refuses():
+    engine = Engine(max_waiting=2)
+    engine.add([1])
+    engine.add([2])
+    with pytest.raises(QueueFull, match=r"got 2 .* waiting, wanted fewer than 2; try again"):
+        engine.add([3])
+    engine.step()
+    engine.add([3])
+
+
+@pytest.mark.parametrize(
+    ("sequence", "message"),
+    [
+        (GenerationSequence([1] * 5, 13), r"max_tokens: got 13 .* at most 12"),
+        (GenerationSequence([1] * 13, 5), r"max_tokens: got 13 .* at most 12"),
+        (GenerationSequence([], 5), r"prompt: got no tokens, wanted at least one"),
+        (GenerationSequence([1], 2, continuations=3), r"n: got 3, wanted 1 to 2"),
+        (GenerationSequence([1], 2, continuations=0), r"n: got 0, wanted 1 to 2"),
+    ],
+)
+def test_what_can_never_run_is_refused_at_once(sequence, message):
+    engine = Engine(pages=3, page_size=4, max_sequences=2)
+    with pytest.raises(InvalidInput, match=message):
+        engine.scheduler.add(sequence)
+    engine.scheduler.check(GenerationSequence([1] * 5, 12, continuations=2))
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"max_sequences": 0}, "max_sequences: got 0"),
+        ({"max_waiting": 0}, "max_waiting: got 0"),
+        ({"max_chunk_tokens": -1}, "max_chunk_tokens: got -1"),
+        ({"max_batch_tokens": 7}, "max_batch_tokens: got 7, wanted at least 8"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(wrong, message):
+    with pytest.raises(ConfigurationError, match=message):
+        Engine(**wrong)
+
+
+PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=10)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Any calls in any order, to two engines, which must always agree."""
+
+    @initialize(
+        pages=st.integers(3, 12),
+        page_size=st.integers(1, 4),
+        max_sequences=st.integers(1, 6),
+        more_tokens=st.integers(0, 8),
+        max_chunk_tokens=st.none() | st.integers(1, 6),
+        prefix_caching=st.booleans(),
+    )
+    def start(self, max_sequences, more_tokens, **wishes):
+        self.engines = [
+            Engine(
+                max_sequences=max_sequences,
+                max_batch_tokens=max_sequences + more_tokens,
+                max_waiting=8,
+                **wishes,
+            )
+            for _ in range(2)
+        ]
+
+    def place(self, data) -> int | None:
+        known = len(self.engines[0].known)
+        return data.draw(st.integers(0, known - 1)) if known else None
+
+    @rule(
+        prompts=st.lists(PROMPTS, min_size=1, max_size=4),
+        new_tokens=st.integers(1, 20),
+        priority=st.integers(0, 2),
+        wait=st.sampled_from([None, None, None, 1, 5]),
+        salt=st.sampled_from([b"", b"", b"other"]),
+        continuations=st.sampled_from([1, 1, 2, 3]),
+    )
+    def add(self, prompts, new_tokens, wait, continuations, **wishes):
+        for engine, prompt in product(self.engines, prompts):
+            room = engine.cache.pages * engine.cache.page_size
+            wishes["deadline"] = None if wait is None else engine.now + wait
+            wishes["continuations"] = min(continuations, engine.slots)
+            fitting = prompt[: room - 1]
+            if engine.scheduler.waiting < 8:
+                engine.add(fitting, min(new_tokens, room - len(fitting)), **wishes)
+
+    @rule(times=st.integers(1, 5))
+    def steps(self, times):
+        for _ in range(times):
+            self.step()
+
+    def step(self):
+        steps = [engine.step() for engine in self.engines]
+        plans = [
+            (
+                [(c.sequence.rank, c.first, c.tokens, c.sequence.pages) for c in step.chunks],
+                step.copies,
+                [sequence.rank for sequence in step.preempted],
+                [sequence.rank for sequence in step.expired],
+            )
+            for step in steps
+        ]
+        for plan in plans:
+            plan[0][:] = [(*chunk[:3], chunk[3] and chunk[3].table[:]) for chunk in plan[0]]
+        assert plans[0] == plans[1]
+
+    @rule(data=st.data())
+    def cancel(self, data):
+        place = self.place(data)
+        if place is not None:
+            for engine in self.engines:
+                engine.scheduler.cancel(engine.known[place])
+                assert engine.known[place].pages is None
+
+    @rule(data=st.data())
+    def cancel_after_the_plan(self, data):
+        place = self.place(data)
+        for engine in self.engines:
+            step = engine.scheduler.plan(engine.now)
+            if place is not None:
+                engine.scheduler.cancel(engine.known[place])
+            engine.compute(step)
+
+    @rule(data=st.data())
+    def fork(self, data):
+        place = self.place(data)
+        if place is None:
+            return
+        for engine in self.engines:
+            sequence = engine.known[place]
+            widths = sum(one.continuations for one in engine.those(State.RUNNING))
+            can = sequence.state is State.RUNNING and sequence.left == 1 and sequence.stored
+            if can and widths < engine.slots:
+                engine.known.append(engine.scheduler.fork(sequence))
+
+    @invariant()
+    def figures_agree(self):
+        for engine in getattr(self, "engines", ()):
+            running = engine.those(State.RUNNING)
+            assert engine.scheduler.running == len(running)
+            assert engine.scheduler.waiting == len(engine.those(State.WAITING))
+            assert engine.cache.live_tokens == sum(sequence.stored for sequence in running)
+            owned = {page for sequence in running for page in sequence.pages.table}
+            assert engine.cache.used == len(owned)
+            others = [one for one in engine.known if one not in running]
+            assert all(one.pages is None and one.stored == 0 for one in others)
+
+    def teardown(self):
+        for engine in getattr(self, "engines", ()):
+            engine.drain()
+            asked = [one for one in engine.known if one.state is not State.FINISHED]
+            assert asked == []
+
+
+TestAnyCalls = SchedulerMachine.TestCase
+TestAnyCalls.settings = settings(max_examples=200, stateful_step_count=30, deadline=None)
