@@ -170,6 +170,44 @@ def test_nobody_overtakes_the_first_in_the_queue():
     assert short.state is State.WAITING
 
 
+def test_one_refused_for_pages_is_looked_up_again_when_there_may_be_enough(monkeypatch):
+    engine = Engine(pages=16, page_size=4)
+    asked = []
+    admit = engine.cache.admit
+    monkeypatch.setattr(engine.cache, "admit", lambda *a, **b: asked.append(1) or admit(*a, **b))
+    running = engine.add([3] * 32, new_tokens=20)
+    engine.step()
+    waiting = engine.add([1, 2] * 16)  # 8 pages, of 8 that are left, 2 of which are for the two
+    for _ in range(10):
+        engine.step()
+    assert len(asked) == 2
+    engine.scheduler.finish(running)
+    engine.step()
+    assert waiting.state is State.RUNNING
+
+
+def test_one_refused_for_pages_finds_a_prompt_that_was_stored_meanwhile():
+    engine = Engine(pages=12, page_size=4, max_batch_tokens=20)
+    engine.add([1, 2] * 16, new_tokens=16)
+    engine.step()
+    waiting = engine.add([1, 2] * 16 + [3], new_tokens=2)
+    engine.step()  # it finds 5 pages, wants 4 more, and 4 are left
+    assert waiting.state is State.WAITING
+    [_, chunk] = engine.step().chunks
+    assert (chunk.sequence, chunk.first, chunk.tokens) == (waiting, 32, 1)
+
+
+def test_one_refused_for_pages_holds_up_nobody_that_ranks_before_it():
+    engine = Engine(pages=12, page_size=4)
+    engine.add([1] * 20, new_tokens=20)
+    engine.step()
+    long = engine.add([2] * 24)
+    engine.step()
+    short = engine.add([3], priority=-1)
+    assert [chunk.sequence for chunk in engine.step().chunks][1:] == [short]
+    assert long.state is State.WAITING
+
+
 def test_pages_are_left_for_those_that_run():
     engine = Engine(pages=8, page_size=4)
     engine.add([1] * 8, new_tokens=8)

@@ -88,6 +88,9 @@ class GenerationScheduler:
         self._running = Ranked()
         self._waiting = GenerationQueue(max_waiting)
         self._slots = 0  # that running sequences take: one for each of their continuations
+        # Who was refused for how many pages: the pages of a long prompt are not looked up again and
+        # again while it waits.
+        self._refused: tuple[GenerationSequence, int] | None = None
         self._arrivals = count()
         self._branches = count(1)
 
@@ -147,7 +150,9 @@ class GenerationScheduler:
                 continue
             sequence.stored = first + tokens
             self._cache.advance(sequence.pages, sequence.token_ids, sequence.stored)
-            if sequence.continuations > 1 and sequence.stored == len(sequence.token_ids):
+            if sequence.left == 0 and tokens > 1:
+                self._refused = None  # it may find this prompt's pages
+            if sequence.left == 0 and sequence.continuations > 1:
                 more = sequence.continuations - 1
                 sequence.continuations = 1
                 self._slots -= more
@@ -227,9 +232,14 @@ class GenerationScheduler:
             assert sequence.names is not None
             ids = sequence.token_ids
             spare = slots if self._running else 0
+            if self._refused is not None:
+                refused, wanted = self._refused
+                if refused is sequence and self._cache.available - spare < wanted:
+                    return
             try:
                 pages = self._cache.admit(ids, sequence.names, room=len(ids), spare=spare)
-            except OutOfPages:
+            except OutOfPages as error:
+                self._refused = (sequence, error.wanted)
                 return
             self._waiting.remove(sequence)
             self._running.add(sequence)
