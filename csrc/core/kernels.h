@@ -11,6 +11,7 @@
 #include "core/activation.h"
 #include "core/device.h"
 #include "core/dtype.h"
+#include "core/paged_batch.h"
 #include "core/pooling.h"
 #include "core/sequence_batch.h"
 #include "core/stream.h"
@@ -28,8 +29,10 @@ struct NormArguments {
   float eps;
 };
 
-// Row t of out = layer_norm(word[ids[t]] + position[positions[t]] + token_type[types[t]]).
-// position and token_type (with their index arrays) and bias may be null.
+// embed: row t of out = word[ids[t]] * scale + position[positions[t]].
+// embed_layer_norm: layer_norm(word[ids[t]] + position[positions[t]] + token_type[types[t]]).
+// position and token_type (with their index arrays) and bias may be null; embed has no token_type,
+// weight, bias and eps, embed_layer_norm no scale.
 struct EmbedArguments {
   void* out;
   int64_t out_stride;
@@ -40,6 +43,7 @@ struct EmbedArguments {
   const void *weight, *bias;
   int64_t tokens, hidden;
   float eps;
+  float scale;
 };
 
 // qkv rows are q | k | v, each heads * head_dim wide. Token i of a sequence sees token j when
@@ -54,6 +58,23 @@ struct AttentionArguments {
   float scale;
   const float* position_bias;
   int64_t bias_span;
+};
+
+// qkv rows are q | k | v: heads, kv_heads and kv_heads times head_dim wide; only q is read here.
+// keys and values [pages, kv_heads, page_size, head_dim] are dense and hold the new tokens already.
+// Query head h reads kv head h / (heads / kv_heads). The token at position p sees positions
+// max(0, p - window + 1) to p of its sequence (window == 0: 0 to p). The score of key j is
+// s = scale * q k (soft_cap > 0: soft_cap * tanh(s / soft_cap)) + alibi_slopes[h] * (j - p), where
+// alibi_slopes [heads] may be null.
+struct PagedAttentionArguments {
+  void* out;
+  const void* qkv;
+  int64_t out_stride, qkv_stride;
+  const void *keys, *values;
+  const PagedBatch* batch;
+  int64_t heads, kv_heads, head_dim, window;
+  float scale, soft_cap;
+  const float* alibi_slopes;
 };
 
 struct Kernels {
