@@ -69,6 +69,9 @@ class PagedBatch {
         page_size_(page_size),
         max_context_(max_context) {
     if (batch_.begin()) fail("PagedBatch.bucket: got a batch, wanted SequenceBatch.bucket");
+    if (batch_.device().type == DeviceType::kCpu) {
+      fail("PagedBatch.bucket: got one on the cpu, where nothing is recorded; use PagedBatch");
+    }
     expect("device_context_lengths", device_contexts_, 1, batch_.device());
     expect("device_block_table", device_table_, 2, batch_.device());
     expect_page_size();

@@ -1,28 +1,17 @@
 // Packed attention: softmax(q k^T * scale + bias) v for each sequence and head of a ragged batch.
 //
-// A task is up to kTaskQueries queries of one head, in blocks of kColumns. Everything is kept
-// transposed, queries along the lanes: scores^T = k . q^T and out^T = v^T . p^T are then the
-// micro-kernel's product with k and v read in place, and the softmax runs down the rows with no
-// reduction across lanes. Keys are walked in tiles with the running maximum and sum of Milakov &
-// Gimelshein 2018 ("Online normalizer calculation for softmax"), so scores never exceed a tile and
-// memory does not grow with length. Tiles start at the sequence's own beginning: the answer does
+// A task is up to kTaskQueries queries of one head, in blocks of kColumns (cpu/attention_tile.h),
+// with k and v read in place. Tiles of keys start at the sequence's own beginning: the answer does
 // not depend on the batch.
-#include <cmath>
-
-#include "core/error.h"
 #include "core/kernels.h"
 #include "core/threads.h"
-#include "cpu/micro_kernel.h"
-#include "cpu/transpose.h"
+#include "cpu/attention_tile.h"
 
 namespace fusewire::FUSEWIRE_TARGET {
 namespace {
 
-constexpr int64_t kKeyTile = 9 * 14;            // whole micro-kernel blocks for 14 and for 6 rows
 constexpr int64_t kTaskQueries = 4 * kColumns;  // of one task: k and v of the head stay in L2
 constexpr int64_t kPrefetchedKeys = 512;        // at the start of a task
-constexpr float kLog2e = 1.44269504f;           // scores are kept in units of log2, exp is then 2^x
-constexpr float kMasked = -1e30f;  // finite: exp of it is 0, differences of it are not NaN
 
 // Scratch of one task, on its stack: head_dim x kColumns twice and one tile of scores.
 struct Scratch {
@@ -32,31 +21,6 @@ struct Scratch {
   float* bias;    // position bias of this block, reversed: see attend
 };
 
-template <int kRows>
-__attribute__((noinline)) void score_rows(const Product& product, float* scores) {
-  Vec sum[kRows][2] = {};
-  multiply<kRows>(product, sum);
-#pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r) {
-    store(scores + r * kColumns, sum[r][0]);
-    store(scores + r * kColumns + kLanes, sum[r][1]);
-  }
-}
-
-// out^T rows: what was there times `correction`, plus v^T p^T of this tile.
-template <int kRows>
-__attribute__((noinline)) void value_rows(const Product& product, const Vec (&correction)[2],
-                                          float* out) {
-  Vec sum[kRows][2] = {};  // of this tile alone: long sequences keep their precision
-  multiply<kRows>(product, sum);
-#pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r) {
-    float* row = out + r * kColumns;
-    store(row, load(row) * correction[0] + sum[r][0]);
-    store(row + kLanes, load(row + kLanes) * correction[1] + sum[r][1]);
-  }
-}
-
 // Hides the scores of keys that a query may not see, |query - key| > window.
 void mask_window(float* scores, int64_t first_query, int64_t first_key, int64_t keys,
                  int64_t window) {
@@ -65,23 +29,6 @@ void mask_window(float* scores, int64_t first_query, int64_t first_key, int64_t 
       const int64_t distance = first_query + i - (first_key + j);
       if (distance > window || -distance > window) scores[j * kColumns + i] = kMasked;
     }
-  }
-}
-
-// out[i][d] = from[d][i] * inverse[i] for i < queries, d < dim, at most kLanes each.
-void write_block(float* out, int64_t out_stride, const float* from, Vec inverse, int64_t queries,
-                 int64_t dim) {
-  Vec block[kLanes];
-#pragma GCC unroll 16
-  for (int d = 0; d < kLanes; ++d) {
-    block[d] = d < dim ? load(from + d * kColumns) * inverse : Vec{};
-  }
-  transpose(block);
-#pragma GCC unroll 16
-  for (int i = 0; i < kLanes; ++i) {
-    if (i >= queries) continue;
-    dim >= kLanes ? store(out + i * out_stride, block[i])
-                  : store_first(out + i * out_stride, block[i], dim);
   }
 }
 
@@ -130,15 +77,10 @@ void attend(const AttentionArguments& a, const Scratch& s, int64_t token, int64_
     last_key = reach < length ? reach : length;
   }
 
-  Vec highest[2] = {broadcast(kMasked), broadcast(kMasked)};
-  Vec total[2] = {};
+  OnlineSoftmax online;
   for (int64_t tile = first_key; tile < last_key; tile += kKeyTile) {
     const int64_t keys = last_key - tile < kKeyTile ? last_key - tile : kKeyTile;
-    for_row_blocks(keys, [&](auto rows, int64_t from) {
-      const Product product = {
-          k + (tile + from) * a.qkv_stride, a.qkv_stride, 1, s.query, kColumns, dim};
-      score_rows<decltype(rows)::value>(product, s.scores + from * kColumns);
-    });
+    score(k + tile * a.qkv_stride, a.qkv_stride, s.query, keys, dim, s.scores);
     if (a.position_bias) {
       for (int64_t j = 0; j < keys; ++j) {
         float* row = s.scores + j * kColumns;
@@ -150,31 +92,14 @@ void attend(const AttentionArguments& a, const Scratch& s, int64_t token, int64_
     if (a.window > 0) mask_window(s.scores, first_query, tile, keys, a.window);
 
     Vec correction[2];
-    for (int half = 0; half < 2; ++half) {
-      float* column = s.scores + half * kLanes;
-      Vec top = highest[half];
-      for (int64_t j = 0; j < keys; ++j) top = max(top, load(column + j * kColumns));
-      correction[half] = exp2(highest[half] - top);
-      highest[half] = top;
-      Vec sum = {};
-      for (int64_t j = 0; j < keys; ++j) {
-        const Vec e = exp2(load(column + j * kColumns) - top);
-        store(column + j * kColumns, e);
-        sum += e;
-      }
-      total[half] = total[half] * correction[half] + sum;
-    }
-    for_row_blocks(dim, [&](auto rows, int64_t from) {
-      const Product product = {
-          v + tile * a.qkv_stride + from, 1, a.qkv_stride, s.scores, kColumns, keys};
-      value_rows<decltype(rows)::value>(product, correction, s.out + from * kColumns);
-    });
+    online.step(s.scores, keys, correction);
+    add_values(v + tile * a.qkv_stride, a.qkv_stride, s.scores, keys, correction, s.out, dim);
   }
 
   // out^T, divided by the sums, back to rows of the output: a block of it is kLanes queries.
   float* out = static_cast<float*>(a.out) + (token + first_query) * a.out_stride + head * dim;
   for (int64_t i = 0; i < queries; i += kLanes) {
-    const Vec inverse = 1.0f / total[i / kLanes];
+    const Vec inverse = 1.0f / online.total[i / kLanes];
     for (int64_t d = 0; d < dim; d += kLanes) {
       write_block(out + i * a.out_stride + d, a.out_stride, s.out + d * kColumns + i, inverse,
                   queries - i, dim - d);
@@ -210,28 +135,6 @@ void attention(const AttentionArguments& a, const Stream&) {
     prefetch_head(q + 2 * width, a.qkv_stride, ahead, a.head_dim);
     for (int64_t query = begin; query < end; query += kColumns) {
       attend(a, scratch, token, length, task / tasks_each % a.heads, query);
-    }
-  });
-}
-
-void rotary(void* qkv, int64_t stride, const int32_t* positions, int64_t angles, const float* cos,
-            const float* sin, int64_t tokens, int64_t heads, int64_t head_dim, const Stream&) {
-  const int64_t half = head_dim / 2;
-  parallel_for(tokens, 16, [&](int64_t begin, int64_t end, int) {
-    for (int64_t t = begin; t < end; ++t) {
-      if (positions[t] < 0 || positions[t] >= angles) {
-        fail("rotary: position: got ", positions[t], ", wanted 0 to ", angles - 1);
-      }
-      const float* c = cos + positions[t] * half;
-      const float* s = sin + positions[t] * half;
-      float* row = static_cast<float*>(qkv) + t * stride;
-      for (int64_t head = 0; head < 2 * heads; ++head, row += head_dim) {  // q's, then k's
-        for (int64_t d = 0; d < half; ++d) {
-          const float x = row[d], y = row[d + half];
-          row[d] = x * c[d] - y * s[d];
-          row[d + half] = y * c[d] + x * s[d];
-        }
-      }
     }
   });
 }

@@ -6,7 +6,9 @@
 // latency of each (batch reduction, TurboTransformers, Fang et al. 2021, section 4.1).
 #pragma once
 
-#include "cpu/vec.h"
+#include <cmath>
+
+#include "cpu/columns.h"
 
 namespace fusewire::FUSEWIRE_TARGET {
 
@@ -72,6 +74,17 @@ FUSEWIRE_INLINE void moments(int64_t cols, Read&& read, ReadTail&& read_tail,
     }
     result[r] = m;
   }
+}
+
+// (from - mean) / sqrt(variance + eps) * weight [+ bias]
+FUSEWIRE_INLINE void scale_row(float* out, const float* from, Moments m, const float* weight,
+                               const float* bias, int64_t cols, float eps) {
+  const float scale = 1.0f / std::sqrt(m.squares / static_cast<float>(cols) + eps);
+  for_columns(cols, [&](int64_t c, int64_t count) {
+    Vec y = (read(from + c, count) - m.mean) * scale * read(weight + c, count);
+    if (bias) y += read(bias + c, count);
+    write(out + c, y, count);
+  });
 }
 
 }  // namespace fusewire::FUSEWIRE_TARGET

@@ -125,6 +125,24 @@ FUSEWIRE_INLINE Vec erf(Vec x) {
   return c > 3.92f ? Vec{} + 1.0f : (c < -3.92f ? Vec{} - 1.0f : y);
 }
 
+// By the logistic, which loses digits near 0: there x + x^3 P(x^2), a least-squares fit with
+// relative error 5e-9. NaN stays NaN.
+FUSEWIRE_INLINE Vec tanh(Vec x) {
+  const Vec z = x * x;
+  Vec p = z * -5.67937e-3f + 2.061819e-2f;
+  p = p * z - 5.373402e-2f;
+  p = p * z + 1.3331384e-1f;
+  p = p * z - 3.3333280e-1f;
+  const Vec small = x + x * z * p;
+  const Vec large = 1.0f - 2.0f / (exp(2.0f * x) + 1.0f);
+  return z < 0.39f ? small : (x != x ? x : large);
+}
+
+// cap tanh(x / cap), never beyond the cap.
+FUSEWIRE_INLINE Vec capped(Vec x, float cap) {
+  return cap * tanh(x / cap);
+}
+
 FUSEWIRE_INLINE Vec activated(Vec x, Activation activation) {
   switch (activation) {
     case Activation::kGeluErf:
@@ -138,7 +156,7 @@ FUSEWIRE_INLINE Vec activated(Vec x, Activation activation) {
     case Activation::kSilu:
       return x / (1.0f + exp(-x));
     case Activation::kTanh:
-      return x != x ? x : 1.0f - 2.0f / (exp(2.0f * x) + 1.0f);
+      return tanh(x);
     case Activation::kNone:
       break;
   }

@@ -79,7 +79,8 @@ void EncoderLayer::attend(const Tensor& x, const SequenceBatch& batch, Scratch& 
       ops::linear(qkv, x, *weights_.qkv, Activation::kNone, stream);
     }
     if (rotary) {
-      ops::rotary(qkv, rotary->positions, rotary->cos, rotary->sin, spec_.heads, stream);
+      ops::rotary(qkv, rotary->positions, rotary->cos, rotary->sin, spec_.heads, spec_.heads,
+                  stream);
     }
     const float scale = 1.0f / std::sqrt(static_cast<float>(spec_.head_dim));
     ops::attention(context, qkv, batch, spec_.heads, scale, spec_.window, position_bias, stream);

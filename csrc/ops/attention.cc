@@ -38,22 +38,4 @@ void attention(const Tensor& out, const Tensor& qkv, const SequenceBatch& batch,
            [&](const Kernels& kernels) { kernels.attention(a, stream); });
 }
 
-void rotary(const Tensor& qkv, const Tensor& positions, const Tensor& cos, const Tensor& sin,
-            int64_t heads, const Stream& stream) {
-  Check check("rotary", stream);
-  Dim tokens("tokens"), width("3 * heads * head_dim"), angles("positions"), half("head_dim / 2");
-  check.floats("qkv", qkv, {&tokens, &width});
-  check.is("positions", positions, DType::kInt32, {&tokens});
-  check.is("cos", cos, DType::kFloat32, {&angles, &half});
-  check.is("sin", sin, DType::kFloat32, {&angles, &half});
-  check.contiguous("cos", cos);
-  check.contiguous("sin", sin);
-  check.require(heads > 0 && width.size == 6 * heads * half.size, "heads: got ", heads,
-                ", wanted qkv's width ", width.size, " / (6 * head_dim / 2 = ", 6 * half.size, ")");
-  dispatch(check, stream, tokens.size, [&](const Kernels& kernels) {
-    kernels.rotary(qkv.data, qkv.row_stride, positions.as<int32_t>(), angles.size, cos.as<float>(),
-                   sin.as<float>(), tokens.size, heads, 2 * half.size, stream);
-  });
-}
-
 }  // namespace fusewire::ops

@@ -58,6 +58,55 @@ void add_rms_norm(const Tensor& out, const Tensor& x, const Tensor& residual, co
   dispatch(check, stream, a.rows, [&](const Kernels& kernels) { kernels.rms_norm(a, stream); });
 }
 
+void rms_norm_add(const Tensor& out, const Tensor& x, const Tensor& residual, const Tensor& weight,
+                  float eps, const Stream& stream) {
+  Check check("rms_norm_add", stream);
+  const NormArguments a = norm_arguments(check, out, x, &residual, weight, nullptr, eps);
+  dispatch(check, stream, a.rows, [&](const Kernels& kernels) { kernels.rms_norm_add(a, stream); });
+}
+
+void rms_norm_heads(const Tensor& x, const Tensor& weight, float eps, const Stream& stream) {
+  Check check("rms_norm_heads", stream);
+  Dim tokens("tokens"), width("heads * head_dim"), head_dim("head_dim");
+  check.floats("x", x, {&tokens, &width});
+  check.floats("weight", weight, {&head_dim});
+  check.require(head_dim.size > 0 && width.size % head_dim.size == 0, "weight: got ", head_dim.size,
+                " numbers, wanted a divisor of x's width ", width.size);
+  dispatch(check, stream, tokens.size * width.size, [&](const Kernels& kernels) {
+    kernels.rms_norm_heads(x.data, x.row_stride, weight.data, tokens.size,
+                           width.size / head_dim.size, head_dim.size, eps, stream);
+  });
+}
+
+void embed(const Tensor& out, const Tensor& ids, const Tensor* positions, const Tensor& word,
+           const Tensor* position, float scale, const Stream& stream) {
+  Check check("embed", stream);
+  Dim tokens("tokens"), hidden("hidden"), vocabulary("vocabulary"), max_positions("positions");
+  check.floats("word", word, {&vocabulary, &hidden});
+  check.contiguous("word", word);
+  check.is("ids", ids, DType::kInt64, {&tokens});
+  check.floats("out", out, {&tokens, &hidden});
+  check.require(!position == !positions, "position: wanted the table and the indices, or neither");
+  if (position) {
+    check.floats("position", *position, {&max_positions, &hidden});
+    check.contiguous("position", *position);
+    check.is("positions", *positions, DType::kInt32, {&tokens});
+  }
+  EmbedArguments a = {};
+  a.out = out.data;
+  a.out_stride = out.row_stride;
+  a.ids = ids.as<int64_t>();
+  a.positions = positions ? positions->as<int32_t>() : nullptr;
+  a.word = word.data;
+  a.position = position ? position->data : nullptr;
+  a.vocabulary = vocabulary.size;
+  a.max_positions = max_positions.size;
+  a.tokens = tokens.size;
+  a.hidden = hidden.size;
+  a.scale = scale;
+  dispatch(check, stream, tokens.size, [&](const Kernels& kernels) { kernels.embed(a, stream); });
+}
+
 void embed_layer_norm(const Tensor& out, const Tensor& ids, const Tensor* positions,
                       const Tensor* types, const Tensor& word, const Tensor* position,
                       const Tensor* token_type, const Tensor& weight, const Tensor* bias, float eps,
@@ -98,7 +147,8 @@ void embed_layer_norm(const Tensor& out, const Tensor& ids, const Tensor* positi
                             bias ? bias->data : nullptr,
                             tokens.size,
                             hidden.size,
-                            eps};
+                            eps,
+                            /*scale=*/1.0f};
   dispatch(check, stream, tokens.size,
            [&](const Kernels& kernels) { kernels.embed_layer_norm(a, stream); });
 }

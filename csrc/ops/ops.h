@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/activation.h"
+#include "core/paged_batch.h"
 #include "core/pooling.h"
 #include "core/sequence_batch.h"
 #include "core/stream.h"

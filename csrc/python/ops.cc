@@ -75,6 +75,31 @@ void register_ops(py::module_& m) {
       .def_property_readonly("tokens", &SequenceBatch::tokens)
       .def_property_readonly("sequences", &SequenceBatch::sequences)
       .def_property_readonly("max_seqlen", &SequenceBatch::max_seqlen);
+  py::class_<PagedBatch>(m, "PagedBatch",
+                         "New tokens of sequences whose keys and values live in pages: position p "
+                         "is row p % page_size of page block_table[sequence, p / page_size].")
+      .def(py::init([](const SequenceBatch& batch, const Tensor& context_lengths,
+                       const Tensor& block_table, int64_t page_size, const Stream& stream) {
+             return PagedBatch(batch, context_lengths, block_table, page_size,
+                               upload(context_lengths, "input", stream),
+                               upload(block_table, "input", stream));
+           }),
+           py::arg("batch"), py::arg("context_lengths"), py::arg("block_table"),
+           py::arg("page_size"), py::arg_v("stream", Stream{}, "Stream()"),
+           "context_lengths int32[sequences]: positions in the cache once the new tokens are "
+           "stored; block_table int32[sequences, pages]; both on the host.")
+      .def(py::init<SequenceBatch, Tensor, Tensor, int64_t, Tensor, Tensor>(), py::arg("batch"),
+           py::arg("context_lengths"), py::arg("block_table"), py::arg("page_size"),
+           py::arg("device_context_lengths"), py::arg("device_block_table"),
+           "The same numbers twice: on the host, and where the kernels run.")
+      .def_static("bucket", &PagedBatch::bucket, py::arg("batch"),
+                  py::arg("device_context_lengths"), py::arg("device_block_table"),
+                  py::arg("page_size"), py::arg("max_context"),
+                  "For what is captured once: lengths and tables are read at every replay.")
+      .def_property_readonly("tokens", &PagedBatch::tokens)
+      .def_property_readonly("sequences", &PagedBatch::sequences)
+      .def_property_readonly("page_size", &PagedBatch::page_size)
+      .def_property_readonly("max_context", &PagedBatch::max_context);
   py::class_<Linear, std::shared_ptr<Linear>>(
       m, "Linear",
       "weight[out_features, in_features] packed for the target, with its bias; both come from "

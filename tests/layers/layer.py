@@ -10,7 +10,8 @@ from fusewire import kernels as k
 from fusewire.placement import Placement
 
 from tests.ops.activations import ACTIVATIONS
-from tests.ops.attention import attend, rotate
+from tests.ops.attention import attend
+from tests.ops.rotary import rotate
 from tests.places import rounded
 
 SPECS: dict[str, dict[str, Any]] = {
@@ -143,7 +144,8 @@ class Layer:
                     "cos": there(self.cos),
                     "sin": there(self.sin),
                 }
-                qkv = rotate(tables, (len(h), self.o["heads"], self.dim))
+                heads = self.o["heads"]
+                qkv = rotate(tables, (len(h), heads, heads, self.dim, self.dim))
             biased = bool(self.o.get("biased"))
             shape = (self.lengths, self.o["heads"], self.dim, self.o.get("window", 0), biased)
             context = attend({"qkv": qkv, "bias": there(self.bias)}, shape)

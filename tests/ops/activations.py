@@ -1,4 +1,4 @@
-"""activate, gate."""
+"""activate, gate, soft_cap."""
 
 from __future__ import annotations
 
@@ -32,5 +32,12 @@ CASES = {
         lambda o, a, s: o.result(k.gate, s[:2], o.rows(a["x"]), s[2]),
         lambda t, s: ACTIVATIONS[s[2]](t["x"][:, : s[1]]) * t["x"][:, s[1] :],
         gpu_shapes=tuple((613, 1152, act) for act in GATES),
+    ),
+    "soft_cap": Case(
+        [(r, c, cap) for r, c in MATRICES if c < 2000 for cap in (0.5, 30.0)],
+        lambda rng, s: {"x": normal(rng, *s[:2]) * 4},
+        lambda o, a, s: o.result(k.soft_cap, s[:2], o.rows(a["x"]), s[2]),
+        lambda t, s: s[2] * torch.tanh(t["x"] / s[2]),
+        gpu_shapes=((64, 50257, 30.0),),
     ),
 }

@@ -1,4 +1,4 @@
-"""attention, rotary."""
+"""attention."""
 
 from __future__ import annotations
 
@@ -81,43 +81,8 @@ def attend(t: Tensors, shape: tuple) -> torch.Tensor:
     return torch.cat(outs)
 
 
-def make_rotary(rng: np.random.Generator, shape: tuple) -> Arrays:
-    tokens, heads, dim = shape
-    angles = np.outer(np.arange(50), 100.0 ** -(np.arange(dim // 2) / max(dim // 2, 1)))
-    return {
-        "qkv": normal(rng, tokens, 3 * heads * dim),
-        "positions": rng.integers(0, 50, tokens, dtype=np.int32),
-        "cos": np.cos(angles).astype(np.float32),
-        "sin": np.sin(angles).astype(np.float32),
-    }
-
-
-def rotated(o: Operands, a: Arrays, shape: tuple) -> np.ndarray:
-    qkv = o.rows(a["qkv"].copy())
-    cos, sin = o.fp32(a["cos"]), o.fp32(a["sin"])
-    k.rotary(qkv, o.int32(a["positions"]), cos, sin, shape[1], o.place.stream)
-    return o.read(qkv)
-
-
-def rotate(t: Tensors, shape: tuple) -> torch.Tensor:
-    tokens, heads, dim = shape
-    x = t["qkv"].view(tokens, 3, heads, dim)
-    cos, sin = (t[name][t["positions"].long()][:, None, None, :] for name in ("cos", "sin"))
-    a, b = x[:, :2, :, : dim // 2], x[:, :2, :, dim // 2 :]
-    turned = torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
-    return torch.cat([turned, x[:, 2:]], 1).reshape(tokens, 3 * heads * dim)
-
-
 CASES = {
     "attention": Case(
         ATTENTIONS, make_attention, attended, attend, fp32=("bias",), gpu_shapes=GPU_ATTENTIONS
-    ),
-    "rotary": Case(
-        [(1, 1, 2), (5, 3, 64), (40, 2, 80), (0, 1, 4)],
-        make_rotary,
-        rotated,
-        rotate,
-        fp32=("cos", "sin"),
-        gpu_shapes=tuple((613, 12, dim) for dim in HEAD_DIMS),
     ),
 }

@@ -5,7 +5,7 @@ fails test_ops.py. Shapes include one, odd, long and empty ones. The reference r
 (the truth), and in the precision of the op (the error that is granted).
 """
 
-from tests.ops import activations, attention, gemm, norms, rows
+from tests.ops import activations, attention, gemm, norms, paged, rotary, rows
 from tests.ops.case import Case
 
 CASES: dict[str, Case] = {
@@ -13,5 +13,7 @@ CASES: dict[str, Case] = {
     **norms.CASES,
     **activations.CASES,
     **attention.CASES,
+    **rotary.CASES,
+    **paged.CASES,
     **rows.CASES,
 }

@@ -49,6 +49,17 @@ def test_rows_outside_of_a_matrix_are_refused():
         k.gather_rows(dense(1, 4), dense(3, 4), k.Tensor.from_numpy(np.array([3])))
 
 
+def test_embed_checks_ids_and_positions():
+    word = dense(10, 4)
+    for ids, positions, message in (
+        ([0, 10], [0, 0], "embed: id: got 10, wanted 0 to 9"),
+        ([0, 1], [0, 3], "embed: position: got 3, wanted 0 to 2"),
+    ):
+        i, p = k.Tensor.from_numpy(np.array(ids)), k.Tensor.from_numpy(np.int32(positions))
+        with pytest.raises(k.Error, match=message):
+            k.embed(dense(2, 4), i, p, word, dense(3, 4), 1.0)
+
+
 @pytest.mark.parametrize(
     ("offsets", "message"),
     [
@@ -157,9 +168,12 @@ def test_an_index_out_of_range_on_a_gpu_gives_a_row_of_nan_and_reads_no_memory(p
         check(out)
     k.gather_rows(out, table, ids, place.stream)
     check(out)
+    for arguments in ((ids, None, table, None), (zeros, small, table, table)):
+        k.embed(out, *arguments, 1.0, place.stream)
+        check(out)
     qkv, angles = place.floats(np.ones((5, 24), np.float32)), np.ones((10, 2), np.float32)
     angles = place.exact(angles, np.float32)
-    k.rotary(qkv, small, angles, angles, 2, place.stream)
+    k.rotary(qkv, small, angles, angles, 2, 2, place.stream)
     turned = place.numpy(qkv)
     assert np.isnan(turned[:, :16]).all(1).tolist() == [not y for y in good]
     assert (turned[:, 16:] == 1).all()

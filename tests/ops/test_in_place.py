@@ -20,6 +20,8 @@ CALLS: dict[str, Callable] = {
     "add_layer_norm": lambda out, x, y, w, stream: k.add_layer_norm(out, x, y, w, w, 1e-5, stream),
     "rms_norm": lambda out, x, y, w, stream: k.rms_norm(out, x, w, 1e-5, stream),
     "add_rms_norm": lambda out, x, y, w, stream: k.add_rms_norm(out, x, y, w, 1e-5, stream),
+    "add_after_rms_norm": lambda out, x, y, w, stream: k.rms_norm_add(out, x, y, w, 1e-5, stream),
+    "soft_cap": lambda out, x, y, w, stream: k.soft_cap(out, x, 3.0, stream),
     "activate": lambda out, x, y, w, stream: k.activate(out, x, "gelu_erf", stream),
     "softmax": lambda out, x, y, w, stream: k.softmax(out, x, stream),
     "l2_normalize": lambda out, x, y, w, stream: k.l2_normalize(out, x, stream),

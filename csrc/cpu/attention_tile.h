@@ -1,0 +1,103 @@
+// A block of kColumns queries against a tile of keys.
+//
+// Everything is kept transposed, queries along the lanes: scores^T = k . q^T and out^T = v^T . p^T
+// are then the micro-kernel's product, and the softmax runs down the rows with no reduction across
+// lanes. Keys are walked in tiles with the running maximum and sum of Milakov & Gimelshein 2018
+// ("Online normalizer calculation for softmax"), so scores never exceed a tile and memory does not
+// grow with length.
+#pragma once
+
+#include "cpu/micro_kernel.h"
+#include "cpu/transpose.h"
+
+namespace fusewire::FUSEWIRE_TARGET {
+
+constexpr int64_t kKeyTile = 9 * 14;   // whole micro-kernel blocks for 14 and for 6 rows
+constexpr float kLog2e = 1.44269504f;  // scores are kept in units of log2, exp is then 2^x
+constexpr float kMasked = -1e30f;      // finite: exp of it is 0, differences of it are not NaN
+
+template <int kRows>
+__attribute__((noinline)) void score_rows(const Product& product, float* scores) {
+  Vec sum[kRows][2] = {};
+  multiply<kRows>(product, sum);
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+    store(scores + r * kColumns, sum[r][0]);
+    store(scores + r * kColumns + kLanes, sum[r][1]);
+  }
+}
+
+// out^T rows: what was there times `correction`, plus v^T p^T of this tile.
+template <int kRows>
+__attribute__((noinline)) void value_rows(const Product& product, const Vec (&correction)[2],
+                                          float* out) {
+  Vec sum[kRows][2] = {};  // of this tile alone: long sequences keep their precision
+  multiply<kRows>(product, sum);
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+    float* row = out + r * kColumns;
+    store(row, load(row) * correction[0] + sum[r][0]);
+    store(row + kLanes, load(row + kLanes) * correction[1] + sum[r][1]);
+  }
+}
+
+// scores [keys][kColumns] = keys . query^T, query^T being [dim][kColumns].
+inline void score(const float* k, int64_t k_stride, const float* query, int64_t keys, int64_t dim,
+                  float* scores) {
+  for_row_blocks(keys, [&](auto rows, int64_t from) {
+    const Product product = {k + from * k_stride, k_stride, 1, query, kColumns, dim};
+    score_rows<decltype(rows)::value>(product, scores + from * kColumns);
+  });
+}
+
+// out^T [dim][kColumns] = out^T * correction + values^T . scores
+inline void add_values(const float* v, int64_t v_stride, const float* scores, int64_t keys,
+                       const Vec (&correction)[2], float* out, int64_t dim) {
+  for_row_blocks(dim, [&](auto rows, int64_t from) {
+    const Product product = {v + from, 1, v_stride, scores, kColumns, keys};
+    value_rows<decltype(rows)::value>(product, correction, out + from * kColumns);
+  });
+}
+
+// The running maximum and sum of each query.
+struct OnlineSoftmax {
+  Vec highest[2] = {broadcast(kMasked), broadcast(kMasked)};
+  Vec total[2] = {};
+
+  // Scores of a tile become their exponentials; what was summed before is worth `correction`.
+  FUSEWIRE_INLINE void step(float* scores, int64_t keys, Vec (&correction)[2]) {
+    for (int half = 0; half < 2; ++half) {
+      float* column = scores + half * kLanes;
+      Vec top = highest[half];
+      for (int64_t j = 0; j < keys; ++j) top = max(top, load(column + j * kColumns));
+      correction[half] = exp2(highest[half] - top);
+      highest[half] = top;
+      Vec sum = {};
+      for (int64_t j = 0; j < keys; ++j) {
+        const Vec e = exp2(load(column + j * kColumns) - top);
+        store(column + j * kColumns, e);
+        sum += e;
+      }
+      total[half] = total[half] * correction[half] + sum;
+    }
+  }
+};
+
+// out[i][d] = from[d][i] * inverse[i] for i < queries, d < dim, at most kLanes each.
+inline void write_block(float* out, int64_t out_stride, const float* from, Vec inverse,
+                        int64_t queries, int64_t dim) {
+  Vec block[kLanes];
+#pragma GCC unroll 16
+  for (int d = 0; d < kLanes; ++d) {
+    block[d] = d < dim ? load(from + d * kColumns) * inverse : Vec{};
+  }
+  transpose(block);
+#pragma GCC unroll 16
+  for (int i = 0; i < kLanes; ++i) {
+    if (i >= queries) continue;
+    dim >= kLanes ? store(out + i * out_stride, block[i])
+                  : store_first(out + i * out_stride, block[i], dim);
+  }
+}
+
+}  // namespace fusewire::FUSEWIRE_TARGET

@@ -1,0 +1,217 @@
+// Attention of new tokens over their sequences' pages. What is run depends on the sequence alone,
+// so the answer does not depend on the batch: a few queries go part by part of the context
+// (cpu/paged_few.h), a prompt's in blocks of kColumns with the tiles of cpu/attention_tile.h, whose
+// keys and values are first copied from their pages.
+#include <cstring>
+#include <new>
+
+#include "core/thread_buffer.h"
+#include "core/threads.h"
+#include "cpu/paged_few.h"
+
+namespace fusewire::FUSEWIRE_TARGET {
+namespace {
+
+constexpr int64_t kFewRows = 8;  // above, blocks of kColumns queries cost less
+
+struct Task {
+  CachedSequence cached;
+  int64_t first,
+      last;  // positions that any of its queries sees: the first split's part begins here
+  bool few;
+  int64_t rows, pieces;  // of each kv head: queries, and parts or blocks
+  int64_t begin;         // of its units among all
+  float* parts;          // where its partial results begin, more than one part
+};
+
+// std::min would be one function for all instruction sets: see cpu/vec.h.
+constexpr int64_t lesser(int64_t a, int64_t b) {
+  return a < b ? a : b;
+}
+
+int64_t padded(int64_t dim) {
+  return (dim + kLanes - 1) / kLanes * kLanes;
+}
+
+// q of a block's queries, row by row and scaled, with zeros up to `stride`.
+void read_queries(const PagedAttentionArguments& a, const Task& task, int64_t kv_head,
+                  int64_t first_row, int64_t rows, int64_t stride, float* to) {
+  const int64_t group = a.heads / a.kv_heads;
+  const float scale = query_scale(a);
+  for (int64_t i = 0; i < rows; ++i, to += stride) {
+    const int64_t row = first_row + i, token = task.cached.first_token + row / group;
+    const float* from = static_cast<const float*>(a.qkv) + token * a.qkv_stride +
+                        (kv_head * group + row % group) * a.head_dim;
+    for (int64_t d = 0; d < a.head_dim; ++d) to[d] = from[d] * scale;
+    for (int64_t d = a.head_dim; d < stride; ++d) to[d] = 0.0f;
+  }
+}
+
+float* output_row(const PagedAttentionArguments& a, const Task& task, int64_t kv_head,
+                  int64_t row) {
+  const int64_t group = a.heads / a.kv_heads;
+  return static_cast<float*>(a.out) + (task.cached.first_token + row / group) * a.out_stride +
+         (kv_head * group + row % group) * a.head_dim;
+}
+
+void merge_queries(const PagedAttentionArguments& a, const Task& task, int64_t kv_head,
+                   const float* parts) {
+  const int64_t width = padded(a.head_dim), stride = partial_stride(width);
+  for (int64_t row = 0; row < task.rows; ++row) {
+    merge_parts(parts + row * stride, task.pieces, task.rows * stride, width, a.head_dim,
+                output_row(a, task, kv_head, row));
+  }
+}
+
+__attribute__((noinline)) void attend_few(const PagedAttentionArguments& a, const Task& task,
+                                          int64_t kv_head, int64_t piece) {
+  const int64_t width = padded(a.head_dim), floats = task.rows * partial_stride(width);
+  float* query = static_cast<float*>(__builtin_alloca_with_align(
+      static_cast<size_t>(task.rows * width + floats) * sizeof(float), 512));
+  read_queries(a, task, kv_head, 0, task.rows, width, query);
+  const FewQueries queries = {kv_head, a.heads / a.kv_heads, task.rows, query, width};
+  const int64_t split = task.first / kSplitKeys + piece;
+  const int64_t first = piece == 0 ? task.first : split * kSplitKeys;
+  const int64_t last = lesser(task.last, (split + 1) * kSplitKeys);
+  float* partial = task.pieces == 1 ? query + task.rows * width
+                                    : task.parts + (kv_head * task.pieces + piece) * floats;
+  attend_part(a, task.cached, queries, first, last, partial);
+  if (task.pieces == 1) merge_queries(a, task, kv_head, partial);
+}
+
+__attribute__((noinline)) void attend_block(const PagedAttentionArguments& a, const Task& task,
+                                            int64_t kv_head, int64_t block) {
+  const int64_t dim = a.head_dim, group = a.heads / a.kv_heads;
+  const int64_t first_row = block * kColumns;
+  const int64_t rows = lesser(task.rows - first_row, kColumns);
+  const CachedSequence& cached = task.cached;
+  float* query = static_cast<float*>(__builtin_alloca_with_align(
+      static_cast<size_t>(3 * dim * kColumns + kKeyTile * (kColumns + 2 * dim)) * sizeof(float),
+      512));
+  float* rows_of_q = query + dim * kColumns;  // and later of the output
+  float* out = rows_of_q + dim * kColumns;
+  float* scores = out + dim * kColumns;
+  float* keys = scores + kKeyTile * kColumns;
+  float* values = keys + kKeyTile * dim;
+
+  read_queries(a, task, kv_head, first_row, rows, dim, rows_of_q);
+  for (int64_t i = 0; i < kColumns; i += kLanes) {
+    for (int64_t d = 0; d < dim; d += kLanes) {
+      transpose_block(query + d * kColumns + i, kColumns, rows_of_q + i * dim + d, dim, rows - i,
+                      dim - d, [](Vec v) { return v; });
+    }
+  }
+  for (int64_t d = 0; d < dim * kColumns; ++d) out[d] = 0.0f;
+  Vec position[2], slope[2];
+  for (int64_t i = 0; i < kColumns; ++i) {  // columns beyond the last row repeat it
+    const int64_t row = first_row + lesser(i, rows - 1);
+    position[i / kLanes][i % kLanes] =
+        static_cast<float>(cached.context - cached.added + row / group);
+    slope[i / kLanes][i % kLanes] = slope_of(a, kv_head * group + row % group);
+  }
+  const int64_t nearest = cached.context - cached.added + first_row / group;
+  const int64_t last_key = cached.context - cached.added + (first_row + rows - 1) / group + 1;
+
+  OnlineSoftmax online;
+  // Tiles begin at multiples of kKeyTile where no window hides what is before.
+  for (int64_t tile = first_visible(a, nearest); tile < last_key;) {
+    const int64_t next = lesser((tile / kKeyTile + 1) * kKeyTile, last_key);
+    const int64_t count = next - tile;
+    for (int64_t j = 0; j < count; ++j) {
+      const int64_t at = cached.row(kv_head, tile + j);
+      const size_t bytes = static_cast<size_t>(dim) * sizeof(float);
+      std::memcpy(keys + j * dim, static_cast<const float*>(a.keys) + at, bytes);
+      std::memcpy(values + j * dim, static_cast<const float*>(a.values) + at, bytes);
+    }
+    score(keys, dim, query, count, dim, scores);
+    for (int64_t j = 0; j < count; ++j) {
+      for (int half = 0; half < 2; ++half) {
+        float* s = scores + j * kColumns + half * kLanes;
+        const Vec distance = static_cast<float>(tile + j) - position[half];
+        store(s, adjusted(a, load(s), distance, slope[half]));
+      }
+    }
+    Vec correction[2];
+    online.step(scores, count, correction);
+    add_values(values, dim, scores, count, correction, out, dim);
+    tile = next;
+  }
+
+  for (int64_t i = 0; i < rows; i += kLanes) {
+    const Vec inverse = 1.0f / online.total[i / kLanes];
+    for (int64_t d = 0; d < dim; d += kLanes) {
+      write_block(rows_of_q + i * dim + d, dim, out + d * kColumns + i, inverse, rows - i, dim - d);
+    }
+  }
+  for (int64_t i = 0; i < rows; ++i) {
+    std::memcpy(output_row(a, task, kv_head, first_row + i), rows_of_q + i * dim,
+                static_cast<size_t>(dim) * sizeof(float));
+  }
+}
+
+Task task_of(const PagedAttentionArguments& a, int64_t sequence) {
+  Task task = {
+      CachedSequence(*a.batch, sequence, a.kv_heads, a.head_dim), 0, 0, false, 0, 0, 0, nullptr};
+  task.rows = task.cached.added * (a.heads / a.kv_heads);
+  task.first = first_visible(a, task.cached.context - task.cached.added);
+  task.last = task.cached.context;
+  task.few = task.cached.added == 1 || task.rows <= kFewRows;
+  task.pieces = task.few ? (task.last - 1) / kSplitKeys - task.first / kSplitKeys + 1
+                         : (task.rows + kColumns - 1) / kColumns;
+  return task;
+}
+
+// Floats of the partial results of a kv head; 0 where there is nothing to merge.
+int64_t part_floats(const PagedAttentionArguments& a, const Task& task) {
+  if (!task.few || task.pieces == 1) return 0;
+  return task.pieces * task.rows * partial_stride(padded(a.head_dim));
+}
+
+// The sequence that a unit belongs to: the last one that begins at or before it.
+const Task& task_at(const Task* tasks, int64_t count, int64_t unit) {
+  int64_t low = 0, high = count;
+  while (high - low > 1) {
+    const int64_t middle = (low + high) / 2;
+    (tasks[middle].begin <= unit ? low : high) = middle;
+  }
+  return tasks[low];
+}
+
+}  // namespace
+
+void paged_attention(const PagedAttentionArguments& a, const Stream&) {
+  const int64_t sequences = a.batch->sequences();
+  int64_t units = 0, floats = 0;
+  for (int64_t i = 0; i < sequences; ++i) {
+    floats += a.kv_heads * part_floats(a, task_of(a, i));
+  }
+  const size_t task_bytes = static_cast<size_t>(sequences) * sizeof(Task);
+  char* memory =
+      static_cast<char*>(thread_buffer(task_bytes + static_cast<size_t>(floats) * sizeof(float)));
+  Task* tasks = reinterpret_cast<Task*>(memory);
+  float* parts = reinterpret_cast<float*>(memory + task_bytes);
+  for (int64_t i = 0; i < sequences; ++i) {
+    Task& task = *new (tasks + i) Task(task_of(a, i));
+    task.begin = units;
+    task.parts = parts;
+    units += a.kv_heads * task.pieces;
+    parts += a.kv_heads * part_floats(a, task);
+  }
+  parallel_for(units, 1, [&](int64_t unit, int64_t, int) {
+    const Task& task = task_at(tasks, sequences, unit);
+    const int64_t kv_head = (unit - task.begin) / task.pieces;
+    const int64_t piece = (unit - task.begin) % task.pieces;
+    task.few ? attend_few(a, task, kv_head, piece) : attend_block(a, task, kv_head, piece);
+  });
+  if (floats == 0) return;
+  parallel_for(sequences, 4, [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin; i < end; ++i) {
+      const int64_t each = part_floats(a, tasks[i]);
+      for (int64_t head = 0; each > 0 && head < a.kv_heads; ++head) {
+        merge_queries(a, tasks[i], head, tasks[i].parts + head * each);
+      }
+    }
+  });
+}
+
+}  // namespace fusewire::FUSEWIRE_TARGET

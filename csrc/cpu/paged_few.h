@@ -1,0 +1,194 @@
+// A few queries of one kv head against a part of its cache: decoding, which is bound by reading
+// keys and values. A key's row is read whole, in registers along head_dim; what is to come is
+// fetched meanwhile.
+//
+// The context is split at fixed positions (flash-decoding, Dao et al. 2023), each part on its own,
+// and the parts are merged in order: the answer does not depend on who computed which.
+#pragma once
+
+#include "cpu/columns.h"
+#include "cpu/paged_cache.h"
+#include "cpu/paged_score.h"
+
+namespace fusewire::FUSEWIRE_TARGET {
+
+constexpr int64_t kSplitKeys = 512;
+constexpr int64_t kFewTile = 64;  // keys whose scores are kept; k and v of them stay in L1 and L2
+
+// The queries of a sequence's new tokens, token by token the heads of one kv head.
+struct FewQueries {
+  int64_t kv_head, group, rows;  // rows = tokens * group
+  const float* query;            // [rows][padded_dim], scaled
+  int64_t padded_dim;            // whole registers
+};
+
+// Partial results [rows][padded_dim + 2]: the sum of values, then the maximum and the sum.
+inline int64_t partial_stride(int64_t padded_dim) {
+  return padded_dim + 2;
+}
+
+// kLanes scores: q . k of the keys at offset[0 .. kLanes). With kFetch the values of these keys and
+// the keys kFewTile further on come into L2 meanwhile: pages lie anywhere, where no hardware
+// prefetcher follows.
+template <bool kFetch>
+FUSEWIRE_INLINE Vec dot_keys(const float* q, const float* keys, const float* values,
+                             const int64_t* offset, int64_t dim) {
+  constexpr int64_t kLine = 64 / sizeof(float);
+  Vec sum[kLanes] = {};
+  const auto fetch = [&](int r, int64_t d) {
+    if (!kFetch || d % kLine != 0) return;
+    __builtin_prefetch(values + offset[r] + d, 0, 2);
+    __builtin_prefetch(keys + offset[r + kFewTile] + d, 0, 2);
+  };
+  int64_t d = 0;
+  for (; d + kLanes <= dim; d += kLanes) {
+    const Vec qd = load(q + d);
+#pragma GCC unroll 16
+    for (int r = 0; r < kLanes; ++r) {
+      fetch(r, d);
+      sum[r] += qd * load(keys + offset[r] + d);
+    }
+  }
+  if (d < dim) {
+    const Vec qd = load(q + d);
+#pragma GCC unroll 16
+    for (int r = 0; r < kLanes; ++r) sum[r] += qd * load_first(keys + offset[r] + d, dim - d);
+  }
+  transpose(sum);
+  Vec total = sum[0];
+#pragma GCC unroll 16
+  for (int r = 1; r < kLanes; ++r) total += sum[r];
+  return total;
+}
+
+// out [kRows][kVecs registers] = out * correction + p . v, over `keys` keys. With kTail only the
+// first `tail` numbers of the register are in v's row.
+template <int kRows, int kVecs, bool kTail = false>
+FUSEWIRE_INLINE void weigh_values(const float* v, const int64_t* offset, const float* p,
+                                  int64_t keys, const float* correction, float* out, int64_t stride,
+                                  int64_t tail = 0) {
+  Vec sum[kRows][kVecs] = {};
+  for (int64_t j = 0; j < keys; ++j) {
+    const float* row = v + offset[j];
+    Vec value[kVecs];
+#pragma GCC unroll 4
+    for (int i = 0; i < kVecs; ++i) {
+      value[i] = kTail ? load_first(row, tail) : load(row + i * kLanes);
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      const Vec weight = broadcast(p[r * kFewTile + j]);
+#pragma GCC unroll 4
+      for (int i = 0; i < kVecs; ++i) sum[r][i] += weight * value[i];
+    }
+  }
+  for (int r = 0; r < kRows; ++r) {
+    for (int i = 0; i < kVecs; ++i) {
+      float* to = out + r * stride + i * kLanes;
+      store(to, load(to) * correction[r] + sum[r][i]);
+    }
+  }
+}
+
+template <int kRows, int kVecs>
+void weigh_rows(const float* v, const int64_t* offset, const float* p, int64_t keys,
+                const float* correction, float* out, int64_t stride, int64_t dim) {
+  int64_t d = 0;
+  for (; d + kVecs * kLanes <= dim; d += kVecs * kLanes) {
+    weigh_values<kRows, kVecs>(v + d, offset, p, keys, correction, out + d, stride);
+  }
+  for (; d + kLanes <= dim; d += kLanes) {
+    weigh_values<kRows, 1>(v + d, offset, p, keys, correction, out + d, stride);
+  }
+  if (d < dim) {
+    weigh_values<kRows, 1, true>(v + d, offset, p, keys, correction, out + d, stride, dim - d);
+  }
+}
+
+// One part of the context, positions [first, last) within one split.
+__attribute__((noinline)) inline void attend_part(const PagedAttentionArguments& a,
+                                                  const CachedSequence& cached, const FewQueries& q,
+                                                  int64_t first, int64_t last, float* partial) {
+  const int64_t dim = a.head_dim, stride = partial_stride(q.padded_dim), keys = last - first;
+  const float* k = static_cast<const float*>(a.keys);
+  const float* v = static_cast<const float*>(a.values);
+  int64_t offset[kSplitKeys + kFewTile + kLanes];  // beyond the last key: that one again
+  for (int64_t j = 0; j < keys; ++j) offset[j] = cached.row(q.kv_head, first + j);
+  for (int64_t j = keys; j < keys + kFewTile + kLanes; ++j) offset[j] = offset[keys - 1];
+
+  float* scores = static_cast<float*>(
+      __builtin_alloca_with_align((kFewTile + 1) * q.rows * sizeof(float), 512));
+  float* correction = scores + kFewTile * q.rows;
+  for (int64_t row = 0; row < q.rows; ++row) {
+    float* out = partial + row * stride;
+    for (int64_t d = 0; d < q.padded_dim; ++d) out[d] = 0.0f;
+    out[q.padded_dim] = kMasked;
+    out[q.padded_dim + 1] = 0.0f;
+  }
+  for (int64_t tile = 0; tile < keys; tile += kFewTile) {
+    const int64_t present = keys - tile < kFewTile ? keys - tile : kFewTile;
+    for (int64_t j = 0; j < present; j += kLanes) {
+      const int64_t* here = offset + tile + j;
+      for (int64_t row = 0; row < q.rows; ++row) {
+        const int64_t position = cached.context - cached.added + row / q.group;
+        const Vec distance = lane_numbers() + static_cast<float>(first + tile + j - position);
+        const Vec slope = broadcast(slope_of(a, q.kv_head * q.group + row % q.group));
+        const float* query = q.query + row * q.padded_dim;
+        Vec s = row == 0 ? dot_keys<true>(query, k, v, here, dim)
+                         : dot_keys<false>(query, k, v, here, dim);
+        s = adjusted(a, s, distance, slope);
+        if (j + kLanes > present) {
+          s = lane_numbers() < static_cast<float>(present - j) ? s : broadcast(kMasked);
+        }
+        store(scores + row * kFewTile + j, s);
+      }
+    }
+    for (int64_t row = 0; row < q.rows; ++row) {
+      float* highest = partial + row * stride + q.padded_dim;
+      float* p = scores + row * kFewTile;
+      Vec top = broadcast(*highest);
+      for (int64_t j = 0; j < present; j += kLanes) top = max(top, load(p + j));
+      const Vec now = broadcast(reduce_max(top));
+      Vec sum = {};
+      for (int64_t j = 0; j < present; j += kLanes) {
+        const Vec e = exp2(load(p + j) - now);
+        store(p + j, e);
+        sum += e;
+      }
+      correction[row] = exp2(*highest - now)[0];
+      highest[0] = now[0];
+      highest[1] = highest[1] * correction[row] + reduce_add(sum);
+    }
+    int64_t row = 0;
+    for (; row + 4 <= q.rows; row += 4) {
+      weigh_rows<4, 2>(v, offset + tile, scores + row * kFewTile, present, correction + row,
+                       partial + row * stride, stride, dim);
+    }
+    for (; row < q.rows; ++row) {
+      weigh_rows<1, 4>(v, offset + tile, scores + row * kFewTile, present, correction + row,
+                       partial + row * stride, stride, dim);
+    }
+  }
+}
+
+// out [dim] of one query from the partial results of its parts, `step` floats from one to the next.
+inline void merge_parts(const float* parts, int64_t count, int64_t step, int64_t padded_dim,
+                        int64_t dim, float* out) {
+  float top = kMasked;
+  for (int64_t i = 0; i < count; ++i) {
+    const float highest = parts[i * step + padded_dim];
+    top = highest > top ? highest : top;
+  }
+  for_columns(dim, [&](int64_t d, int64_t columns) {
+    Vec sum = {}, total = {};
+    for (int64_t i = 0; i < count; ++i) {
+      const float* part = parts + i * step;
+      const Vec weight = exp2(broadcast(part[padded_dim] - top));
+      sum += load(part + d) * weight;
+      total += part[padded_dim + 1] * weight;
+    }
+    write(out + d, sum / total, columns);
+  });
+}
+
+}  // namespace fusewire::FUSEWIRE_TARGET

@@ -1,0 +1,234 @@
+"""store_kv, paged_attention, copy_pages."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from fusewire import kernels as k
+
+from tests.ops.case import Arrays, Case, Operands, Tensors, normal
+
+
+class Paged(NamedTuple):
+    """Sequences of `contexts` positions, the last `added` of which are new."""
+
+    added: tuple[int, ...]
+    contexts: tuple[int, ...]
+    heads: int = 2
+    kv_heads: int = 2
+    dim: int = 64
+    page_size: int = 16
+    window: int = 0
+    soft_cap: float = 0.0
+    alibi: bool = False
+
+    @property
+    def width(self) -> int:
+        return (self.heads + 2 * self.kv_heads) * self.dim
+
+    @property
+    def past(self) -> list[int]:
+        return [c - n for c, n in zip(self.contexts, self.added, strict=True)]
+
+
+def decoding(*contexts: int, **options) -> Paged:
+    return Paged((1,) * len(contexts), contexts, **options)
+
+
+def prompts(*lengths: int, **options) -> Paged:
+    return Paged(lengths, lengths, **options)
+
+
+PAGED = [
+    decoding(1, heads=1, kv_heads=1, dim=1, page_size=1),
+    decoding(1, 2, 3, 40, dim=8, page_size=4),
+    decoding(511, 512, 513, 1025, heads=3, kv_heads=3),
+    decoding(130, 700, heads=8, kv_heads=2, dim=80, page_size=32),
+    decoding(77, 1100, heads=9, kv_heads=1, dim=20, page_size=8),
+    decoding(300, 1030, heads=4, dim=128, window=600),
+    decoding(200, 9, heads=4, kv_heads=2, window=5, soft_cap=3.0),
+    decoding(90, 600, heads=4, kv_heads=4, dim=32, alibi=True),
+    prompts(1, 17, 126, 130, heads=3, kv_heads=3),
+    prompts(40, 300, heads=6, kv_heads=2, dim=80, page_size=4),
+    prompts(200, 33, heads=4, kv_heads=1, window=20, page_size=64, soft_cap=5.0),
+    prompts(150, heads=2, kv_heads=2, dim=20, alibi=True, page_size=1),
+    prompts(513, 6, heads=2, kv_heads=1, dim=96, window=129),
+    # Chunks of prompts beside decoding.
+    Paged((1, 5, 60, 3), (200, 5, 300, 700), heads=4, kv_heads=2, page_size=8),
+    Paged((33, 8, 1, 2), (800, 520, 1, 1027), heads=2, kv_heads=1, dim=20, window=90, alibi=True),
+]
+GPU_PAGED = (
+    decoding(*(int(n) for n in np.random.default_rng(5).integers(1, 2100, 64)), heads=12),
+    *(decoding(1024, 1, 333, heads=32, kv_heads=8, dim=dim) for dim in (64, 80, 96, 128, 256)),
+    decoding(32768, 5000, heads=8, kv_heads=1, dim=128, page_size=64),
+    decoding(8192, heads=16, kv_heads=8, dim=128, window=4096, soft_cap=50.0),
+    prompts(1024, 1, 513, heads=8, kv_heads=2, dim=128),
+    prompts(700, 64, heads=12, kv_heads=12, dim=64),
+    prompts(300, 257, heads=4, kv_heads=1, dim=256, window=100, soft_cap=50.0),
+    Paged((512, 1, 100), (4096, 4096, 612), heads=8, kv_heads=2, dim=128),
+)
+
+
+def make_paged(rng: np.random.Generator, shape: Paged) -> Arrays:
+    return {
+        "qkv": normal(rng, sum(shape.added), shape.width) * 2,
+        # k | v of every position before the new ones, sequence after sequence
+        "past": normal(rng, sum(shape.past), 2 * shape.kv_heads * shape.dim) * 2,
+        "slopes": np.float32(2.0) ** -np.arange(1, shape.heads + 1, dtype=np.float32),
+    }
+
+
+class Cache:
+    """Pages in no order, with NaN wherever no position has been stored."""
+
+    def __init__(self, o: Operands, a: Arrays, shape: Paged, seed: int = 1) -> None:
+        self.o, self.shape = o, shape
+        size = shape.page_size
+        counts = [-(-c // size) for c in shape.contexts]
+        pages = sum(counts) + 3
+        order = np.random.default_rng(seed).permutation(pages).astype(np.int32)
+        self.table = np.full((len(counts), max(counts) + 1), -1, np.int32)
+        for row, count, begin in zip(self.table, counts, np.cumsum([0, *counts]), strict=False):
+            row[:count] = order[begin : begin + count]
+        planes = np.full((2, pages, shape.kv_heads, size, shape.dim), np.nan, np.float32)
+        parts = np.split(a["past"], np.cumsum(shape.past)[:-1])
+        for sequence, part in enumerate(parts):
+            for position, row in enumerate(part.reshape(len(part), 2, shape.kv_heads, shape.dim)):
+                planes[:, *self.at(sequence, position)] = row
+        self.keys, self.values = o.floats(planes[0].copy()), o.floats(planes[1].copy())
+        context_lengths = np.array(shape.contexts, np.int32)
+        self.batch = k.PagedBatch(
+            o.sequences(shape.added),
+            k.Tensor.from_numpy(context_lengths),
+            k.Tensor.from_numpy(self.table),
+            size,
+            o.place.stream,
+        )
+
+    def at(self, sequence: int, position: int) -> tuple:
+        size = self.shape.page_size
+        return self.table[sequence, position // size], slice(None), position % size
+
+    def store(self, qkv: k.Tensor) -> None:
+        stream = self.o.place.stream
+        k.store_kv(self.keys, self.values, qkv, self.batch, self.shape.heads, stream)
+
+    def attend(self, out: k.Tensor, qkv: k.Tensor, slopes: np.ndarray) -> None:
+        s = self.shape
+        k.paged_attention(
+            out,
+            qkv,
+            self.keys,
+            self.values,
+            self.batch,
+            s.heads,
+            s.dim**-0.5,
+            s.window,
+            s.soft_cap,
+            self.o.fp32(slopes) if s.alibi else None,
+            self.o.place.stream,
+        )
+
+    def new_rows(self) -> np.ndarray:
+        """k | v of the new positions, as the cache holds them."""
+        planes = [self.o.place.numpy(plane) for plane in (self.keys, self.values)]
+        rows = [
+            [plane[self.at(sequence, position)].reshape(-1) for plane in planes]
+            for sequence, (past, context) in enumerate(
+                zip(self.shape.past, self.shape.contexts, strict=True)
+            )
+            for position in range(past, context)
+        ]
+        return np.array(rows).reshape(len(rows), -1)
+
+
+def stored(o: Operands, a: Arrays, shape: Paged) -> np.ndarray:
+    cache = Cache(o, a, shape)
+    cache.store(o.rows(a["qkv"]))
+    return cache.new_rows()
+
+
+def attended(o: Operands, a: Arrays, shape: Paged) -> np.ndarray:
+    cache = Cache(o, a, shape)
+    qkv, out = o.rows(a["qkv"]), o.room(sum(shape.added), shape.heads * shape.dim)
+    cache.store(qkv)
+    cache.attend(out, qkv, a["slopes"])
+    return o.read(out)
+
+
+def sequences(t: Tensors, shape: Paged) -> Iterator[tuple[torch.Tensor, ...]]:
+    """q [heads, new, dim], k and v [heads, context, dim] of each sequence."""
+    group = shape.heads // shape.kv_heads
+    for qkv, past in zip(
+        torch.split(t["qkv"], list(shape.added)), torch.split(t["past"], shape.past), strict=True
+    ):
+        q = qkv[:, : shape.heads * shape.dim].reshape(len(qkv), shape.heads, shape.dim)
+        kv = torch.cat([past, qkv[:, shape.heads * shape.dim :]])
+        key, value = kv.view(len(kv), 2, shape.kv_heads, shape.dim).permute(1, 2, 0, 3)
+        yield q.transpose(0, 1), key.repeat_interleave(group, 0), value.repeat_interleave(group, 0)
+
+
+def attend(t: Tensors, shape: Paged) -> torch.Tensor:
+    outs = []
+    for q, key, value in sequences(t, shape):
+        new, context = q.shape[1], key.shape[1]
+        positions = torch.arange(context, device=q.device)
+        distance = positions - positions[context - new :, None]  # key - query
+        scores = q @ key.transpose(-1, -2) * shape.dim**-0.5
+        if shape.soft_cap:
+            scores = shape.soft_cap * torch.tanh(scores / shape.soft_cap)
+        if shape.alibi:
+            scores = scores + t["slopes"][:, None, None] * distance
+        hidden = distance > 0
+        if shape.window:
+            hidden = hidden | (distance <= -shape.window)
+        scores = scores.masked_fill(hidden, float("-inf"))
+        outs.append((scores.softmax(-1) @ value).transpose(0, 1).reshape(new, -1))
+    return torch.cat(outs)
+
+
+# (planes, pages, elements, copies)
+COPIES = [(1, 4, 1, 1), (3, 9, 33, 4), (2, 40, 1024, 20), (4, 3, 8, 0)]
+
+
+def make_copies(rng: np.random.Generator, shape: tuple) -> Arrays:
+    planes, pages, elements, count = shape
+    order = rng.permutation(pages)
+    return {
+        "cache": normal(rng, planes, pages, elements),
+        "from": order[rng.integers(0, max(pages - count, 1), count)],  # a source may serve twice
+        "to": order[pages - count :],
+    }
+
+
+def copied(o: Operands, a: Arrays, shape: tuple) -> np.ndarray:
+    cache = o.floats(a["cache"].copy())
+    k.copy_pages(cache, o.int64(a["from"]), o.int64(a["to"]), o.place.stream)
+    return o.place.numpy(cache).copy()
+
+
+def copy(t: Tensors, shape: tuple) -> torch.Tensor:
+    cache = t["cache"].clone()
+    cache[:, t["to"]] = cache[:, t["from"]]
+    return cache
+
+
+CASES = {
+    "store_kv": Case(
+        PAGED,
+        make_paged,
+        stored,
+        lambda t, s: t["qkv"][:, s.heads * s.dim :],
+        exact=True,
+        gpu_shapes=GPU_PAGED,
+    ),
+    "paged_attention": Case(
+        PAGED, make_paged, attended, attend, fp32=("slopes",), gpu_shapes=GPU_PAGED
+    ),
+    "copy_pages": Case(
+        COPIES, make_copies, copied, copy, exact=True, gpu_shapes=((24, 500, 16 * 64 * 12, 100),)
+    ),
+}

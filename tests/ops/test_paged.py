@@ -1,0 +1,199 @@
+"""What decoding relies on beyond each op's reference: an answer belongs to its sequence alone,
+however it was batched, split over threads, chunked or paged."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from fusewire import kernels as k
+from fusewire.placement import Placement
+
+from tests import tolerance
+from tests.ops.case import Arrays, Operands, normal
+from tests.ops.paged import Cache, Paged, attend, attended, decoding, make_paged, prompts
+from tests.places import CPU_TARGETS, GPU, TORCH_DTYPES, on_gpu, rounded
+
+MIXED = Paged((1, 40, 1, 3, 130), (1300, 90, 7, 520, 130), heads=4, kv_heads=2, dim=32, page_size=8)
+
+
+def inputs(shape: Paged, place: Placement) -> Arrays:
+    arrays = make_paged(np.random.default_rng(3), shape)
+    return {name: rounded(array, place.dtype) for name, array in arrays.items()}
+
+
+def truth_and_granted(shape: Paged, arrays: Arrays, place: Placement) -> tuple[np.ndarray, float]:
+    def reference(dtype: torch.dtype) -> np.ndarray:
+        moved = {n: torch.from_numpy(a).to(place.device, dtype) for n, a in arrays.items()}
+        return attend(moved, shape).double().cpu().numpy()
+
+    truth = reference(torch.float64)
+    torch_error = np.abs(reference(TORCH_DTYPES[place.dtype]) - truth).max()
+    return truth, tolerance.granted(torch_error, np.abs(truth).max(), place.dtype)
+
+
+def alone(shape: Paged, arrays: Arrays, sequence: int) -> tuple[Paged, Arrays, slice]:
+    """One sequence of a batch, and its rows."""
+    ends, past_ends = np.cumsum([0, *shape.added]), np.cumsum([0, *shape.past])
+    rows = slice(ends[sequence], ends[sequence + 1])
+    past = slice(past_ends[sequence], past_ends[sequence + 1])
+    one = shape._replace(
+        added=shape.added[sequence : sequence + 1], contexts=shape.contexts[sequence : sequence + 1]
+    )
+    return one, {**arrays, "qkv": arrays["qkv"][rows], "past": arrays["past"][past]}, rows
+
+
+@pytest.mark.parametrize("page_size", [1, 16, 64])
+def test_an_answer_is_the_same_alone_and_on_other_pages(page_size: int, place: Placement):
+    arrays, o = inputs(MIXED, place), Operands(place, "dense")
+    together, allowed = attended(o, arrays, MIXED), tolerance.BATCHED_VERSUS_ALONE
+    if on_gpu(place):  # which may split the context of a small batch over more of its processors
+        together, allowed = truth_and_granted(MIXED, arrays, place)
+    for sequence in range(len(MIXED.added)):
+        shape, own, rows = alone(MIXED._replace(page_size=page_size), arrays, sequence)
+        got = attended(o, own, shape)
+        assert np.abs(got - together[rows]).max() <= allowed, sequence
+
+
+@pytest.mark.parametrize("place", CPU_TARGETS, indirect=True)
+def test_threads_share_a_context_without_changing_the_answer(place: Placement):
+    for shape in (MIXED, decoding(5000, heads=2, kv_heads=1, dim=64)):
+        arrays, before, answers = inputs(shape, place), k.num_threads(), []
+        try:
+            for threads in (1, 2, 3):
+                k.set_num_threads(threads)
+                answers.append(attended(Operands(place, "dense"), arrays, shape))
+        finally:
+            k.set_num_threads(before)
+        assert np.array_equal(answers[0], answers[1])
+        assert np.array_equal(answers[0], answers[2])
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"window": 33}, {"soft_cap": 4.0}, {"alibi": True}], ids=str
+)
+def test_a_prompt_in_chunks_sees_what_it_sees_whole(options: dict, place: Placement):
+    shape = prompts(700, heads=4, kv_heads=2, dim=32, **options)
+    arrays, o = inputs(shape, place), Operands(place, "dense")
+    truth, granted = truth_and_granted(shape, arrays, place)
+    kv = arrays["qkv"][:, shape.heads * shape.dim :]
+    got = []
+    for begin, end in ((0, 1), (1, 3), (3, 130), (130, 520), (520, 521), (521, 700)):
+        chunk = shape._replace(added=(end - begin,), contexts=(end,))
+        own = {**arrays, "qkv": arrays["qkv"][begin:end], "past": kv[:begin]}
+        got.append(attended(o, own, chunk))
+    assert np.abs(np.concatenate(got) - truth).max() <= granted
+
+
+def test_a_broken_sequence_does_not_break_its_neighbours(place: Placement):
+    arrays, o = inputs(MIXED, place), Operands(place, "dense")
+    whole = attended(o, arrays, MIXED)
+    _, _, rows = alone(MIXED, arrays, 1)
+    broken = {**arrays, "qkv": arrays["qkv"].copy()}
+    broken["qkv"][rows] = np.nan
+    got = attended(o, broken, MIXED)
+    assert np.isnan(got[rows]).all()
+    np.testing.assert_array_equal(np.delete(got, rows, 0), np.delete(whole, rows, 0))
+
+
+def test_storing_touches_no_other_row(place: Placement):
+    arrays, o = inputs(MIXED, place), Operands(place, "dense")
+    before, after = (Cache(o, arrays, MIXED) for _ in range(2))
+    after.store(o.rows(arrays["qkv"]))
+    after.new_rows()  # waits
+    for old, new in ((before.keys, after.keys), (before.values, after.values)):
+        changed = place.numpy(new).copy()
+        for sequence, (past, context) in enumerate(zip(MIXED.past, MIXED.contexts, strict=True)):
+            for position in range(past, context):
+                changed[after.at(sequence, position)] = np.nan
+        np.testing.assert_array_equal(changed, place.numpy(old))
+
+
+@pytest.mark.parametrize("place", GPU, indirect=True)
+@pytest.mark.parametrize("shape", [decoding(900, 1, 40, heads=4, kv_heads=2), MIXED], ids=str)
+def test_a_bucket_sees_the_batch_alone(shape: Paged, place: Placement):
+    arrays, o = inputs(shape, place), Operands(place, "dense")
+    wanted, granted = truth_and_granted(shape, arrays, place)
+    cache = Cache(o, arrays, shape)
+    tokens, sequences = len(wanted) + 9, len(shape.added) + 3
+    offsets = np.full(sequences + 1, len(wanted), np.int32)
+    offsets[: len(shape.added) + 1] = np.cumsum([0, *shape.added])
+    contexts = np.full(sequences, 2**30, np.int32)  # of idle sequences: not read
+    contexts[: len(shape.contexts)] = shape.contexts
+    table = np.full((sequences, cache.table.shape[1]), 2**30, np.int32)
+    table[: len(cache.table)] = cache.table
+    room = max(shape.contexts) + 1
+    cache.batch = k.PagedBatch.bucket(
+        k.SequenceBatch.bucket(place.exact(offsets, np.int32), tokens, max(shape.added)),
+        place.exact(contexts, np.int32),
+        place.exact(table, np.int32),
+        shape.page_size,
+        room,
+    )
+    padding = np.full((tokens - len(wanted), shape.width), np.nan, np.float32)
+    qkv = o.rows(np.concatenate([arrays["qkv"], padding]))
+    out = o.room(tokens, shape.heads * shape.dim)
+    cache.store(qkv)
+    cache.attend(out, qkv, arrays["slopes"])
+    assert np.abs(o.read(out)[: len(wanted)] - wanted).max() <= granted
+
+
+def batch_of(contexts, table, page_size=4, added=(1, 2)) -> k.PagedBatch:
+    def int32(values) -> k.Tensor:
+        return k.Tensor.from_numpy(np.array(values, np.int32))
+
+    sequences = k.SequenceBatch(int32(np.cumsum([0, *added])))
+    return k.PagedBatch(sequences, int32(contexts), int32(table), page_size)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([3, 1], [[0], [1]]), r"context_lengths\[1\]: got 1, wanted 2 .* to 4"),
+        (([5, 2], [[0], [1]]), r"context_lengths\[0\]: got 5, wanted 1 .* to 4"),
+        (([4, 5], [[0, 9], [1, -1]]), r"block_table\[1, 1\]: got -1, wanted a page"),
+        (([1, 2, 3], [[0], [1]]), r"context_lengths: got int32\[3\] on cpu, wanted int32\[2\]"),
+        (([1, 2], [0, 1]), r"block_table: got int32\[2\] on cpu, wanted int32\[2, pages\]"),
+        (([1, 2], [[0], [1]], 3), "page_size: got 3, wanted a power of two"),
+    ],
+)
+def test_a_malformed_paged_batch_is_refused(arguments: tuple, message: str):
+    with pytest.raises(k.Error, match=message):
+        batch_of(*arguments)
+
+
+def test_a_bucket_is_for_devices_that_record():
+    numbers = k.Tensor.from_numpy(np.zeros(2, np.int32))
+    table = k.Tensor.from_numpy(np.zeros((1, 1), np.int32))
+    with pytest.raises(k.Error, match="bucket: got one on the cpu, where nothing is recorded"):
+        k.PagedBatch.bucket(k.SequenceBatch.bucket(numbers, 1, 1), numbers.first(1), table, 4, 4)
+    with pytest.raises(k.Error, match="got a bucket, wanted a batch"):
+        k.PagedBatch(k.SequenceBatch.bucket(numbers, 1, 1), numbers.first(1), table, 4)
+
+
+def test_a_batch_that_does_not_fit_its_cache_is_refused():
+    def dense(*shape: int) -> k.Tensor:
+        return k.Tensor.from_numpy(np.zeros(shape, np.float32))
+
+    cache, qkv, out = dense(3, 2, 4, 8), dense(3, 64), dense(3, 32)
+    good, beyond = batch_of([3, 5], [[0, -1], [1, 2]]), batch_of([3, 5], [[0, -1], [1, 3]])
+    with pytest.raises(
+        k.Error, match="store_kv: batch: got page 3 in its table, wanted less than 3"
+    ):
+        k.store_kv(cache, cache, qkv, beyond, 4)
+    with pytest.raises(k.Error, match="heads: got 3, wanted a multiple of the cache's kv_heads 2"):
+        k.store_kv(cache, cache, qkv, good, 3)
+    with pytest.raises(k.Error, match=r"keys: got float32\[3, 2, 4, 8\] .* page_size=8"):
+        k.store_kv(cache, cache, qkv, batch_of([3, 5], [[0], [1]], 8), 4)
+    with pytest.raises(k.Error, match="window: got -1, wanted 0"):
+        k.paged_attention(out, qkv, cache, cache, good, 4, 1.0, -1, 0.0, None)
+    with pytest.raises(k.Error, match=r"alibi_slopes: got float32\[3\]"):
+        k.paged_attention(out, qkv, cache, cache, good, 4, 1.0, 0, 0.0, dense(3))
+
+
+def test_a_page_outside_of_the_cache_is_not_copied():
+    cache = k.Tensor.from_numpy(normal(np.random.default_rng(1), 2, 3, 4))
+    for pages in ((0, 3), (-1, 0)):
+        source, target = (k.Tensor.from_numpy(np.array([page])) for page in pages)
+        with pytest.raises(k.Error, match=r"copy_pages: page 0: got (3|-1), wanted 0 to 2"):
+            k.copy_pages(cache, source, target)
