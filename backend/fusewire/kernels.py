@@ -5,7 +5,6 @@ from __future__ import annotations
 from fusewire._C import (
     OPS,
     CachingAllocator,
-    EncoderLayer,
     Error,
     Graph,
     LayerSpec,
@@ -14,6 +13,7 @@ from fusewire._C import (
     SequenceBatch,
     Stream,
     Tensor,
+    TransformerLayer,
     Workspace,
     activate,
     add_layer_norm,
@@ -58,7 +58,6 @@ from fusewire._C import (
 __all__ = [
     "OPS",
     "CachingAllocator",
-    "EncoderLayer",
     "Error",
     "Graph",
     "LayerSpec",
@@ -67,6 +66,7 @@ __all__ = [
     "SequenceBatch",
     "Stream",
     "Tensor",
+    "TransformerLayer",
     "Workspace",
     "activate",
     "add_layer_norm",

@@ -1,7 +1,8 @@
-"""A random encoder layer: as the library takes it, and written out in torch in any precision."""
+"""A random layer: as the library takes it, and written out in torch in any precision."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,19 @@ GPU_SPECS: dict[str, dict[str, Any]] = {
     "head_dim_128": {"hidden": 512, "heads": 4, "intermediate": 1024, "window": 32},
 }
 DEFAULTS = {"hidden": 64, "heads": 2, "intermediate": 128, "activation": "gelu_erf"}
+SPEC_NAMES = (
+    "hidden",
+    "intermediate",
+    "heads",
+    "kv_heads",
+    "activation",
+    "gated",
+    "norm",
+    "pre_norm",
+    "parallel",
+    "scale",
+    "soft_cap",
+)
 LENGTHS = (1, 17, 40)
 GPU_LENGTHS = (1, 17, 300, 128, 77)
 
@@ -71,6 +85,8 @@ class Layer:
         self.lengths = lengths
         self.dim = o.get("head_dim") or o["hidden"] // o["heads"]
         self.width = self.dim * o["heads"]
+        self.kv_heads = o.get("kv_heads") or o["heads"]
+        self.rotary_dim = o.get("rotary_dim") or self.dim
         rng = np.random.default_rng(3)
 
         def matrix(out: int, into: int) -> tuple[np.ndarray, np.ndarray]:
@@ -80,27 +96,32 @@ class Layer:
 
         hidden, inner = o["hidden"], o["intermediate"]
         self.linears = {
-            "qkv": matrix(3 * self.width, hidden),
+            "qkv": matrix(self.width + 2 * self.kv_heads * self.dim, hidden),
             "attention_output": matrix(hidden, self.width),
             "intermediate": matrix(inner * (2 if o.get("gated") else 1), hidden),
             "output": matrix(hidden, inner),
         }
+        sizes = {"attention_norm": hidden, "output_norm": hidden}
+        if o.get("post_norms"):
+            sizes |= {"attention_post_norm": hidden, "output_post_norm": hidden}
+        if o.get("head_norms"):
+            sizes |= {"q_norm": self.dim, "k_norm": self.dim}
         self.norms = {
-            name: rounded(matrix(hidden, 1)[1] * 5 + 1, self.place.dtype)
-            for name in ("attention_norm", "output_norm")
+            name: rounded(matrix(size, 1)[1] * 5 + 1, self.place.dtype)
+            for name, size in sizes.items()
         }
         if not o.get("first_norm", True):
             del self.norms["attention_norm"]
         span = max(lengths)
         self.bias = rng.standard_normal((o["heads"], 2 * span - 1), dtype=np.float32)
-        angles = np.outer(np.arange(span), 10.0 ** -np.arange(self.dim // 2))
+        angles = np.outer(np.arange(span), 10.0 ** -np.arange(self.rotary_dim // 2))
         self.cos, self.sin = np.cos(angles, dtype=np.float32), np.sin(angles, dtype=np.float32)
         self.positions = np.concatenate([np.arange(n, dtype=np.int32) for n in lengths])
 
-    def built(self) -> k.EncoderLayer:
-        names = ("hidden", "intermediate", "heads", "activation", "gated", "norm", "pre_norm")
+    def built(self) -> k.TransformerLayer:
+        given = {name: self.o[name] for name in SPEC_NAMES if name in self.o}
         spec = k.LayerSpec(
-            **{name: self.o[name] for name in names if name in self.o},
+            **given,
             head_dim=self.dim,
             window=self.o.get("window", 0),
             norm_eps=1e-6,
@@ -109,7 +130,7 @@ class Layer:
             name: self.place.linear(w, b) for name, (w, b) in self.linears.items()
         }
         weights |= {name: (self.place.floats(w), None) for name, w in self.norms.items()}
-        return k.EncoderLayer(spec, weights)
+        return k.TransformerLayer(spec, weights)
 
     def input(self, seed: int) -> np.ndarray:
         rng = np.random.default_rng(seed)
@@ -127,16 +148,23 @@ class Layer:
             if name not in self.norms:
                 return h
             weight = there(self.norms[name])
-            if self.o.get("norm") == "rms_norm":
+            if self.o.get("norm") == "rms_norm" or name not in ("attention_norm", "output_norm"):
                 return h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-6) * weight
             return torch.nn.functional.layer_norm(h, h.shape[1:], weight, None, 1e-6)
+
+        def head_norm(h: torch.Tensor, name: str) -> torch.Tensor:
+            return norm(h.reshape(len(h), -1, self.dim), name).reshape(h.shape)
 
         def linear(h: torch.Tensor, name: str) -> torch.Tensor:
             weight, bias = (there(a) for a in self.linears[name])
             return torch.nn.functional.linear(h, weight, bias)
 
         def attention(h: torch.Tensor) -> torch.Tensor:
-            qkv = linear(h, "qkv")
+            qkv = linear(norm(h, "attention_norm") if pre_norm else h, "qkv")
+            kv_width = self.kv_heads * self.dim
+            q, key, value = qkv.split([self.width, kv_width, kv_width], -1)
+            q, key = head_norm(q, "q_norm"), head_norm(key, "k_norm")
+            qkv = torch.cat([q, key, value], -1)
             if self.o.get("rotary"):
                 tables = {
                     "qkv": qkv,
@@ -145,32 +173,40 @@ class Layer:
                     "sin": there(self.sin),
                 }
                 heads = self.o["heads"]
-                qkv = rotate(tables, (len(h), heads, heads, self.dim, self.dim))
-            biased = bool(self.o.get("biased"))
-            shape = (self.lengths, self.o["heads"], self.dim, self.o.get("window", 0), biased)
-            context = attend({"qkv": qkv, "bias": there(self.bias)}, shape)
-            return linear(context, "attention_output")
+                shape = (len(h), heads, self.kv_heads, self.dim, self.rotary_dim)
+                qkv = rotate(tables, shape)
+            return norm(linear(self.context(qkv, there), "attention_output"), "attention_post_norm")
 
         def feed_forward(h: torch.Tensor) -> torch.Tensor:
-            h = linear(h, "intermediate")
+            h = linear(norm(h, "output_norm") if pre_norm else h, "intermediate")
             activation = ACTIVATIONS[self.o["activation"]]
             if self.o.get("gated"):
                 a, b = h.chunk(2, -1)
-                return linear(activation(a) * b, "output")
-            return linear(activation(h), "output")
+                h = activation(a) * b
+            else:
+                h = activation(h)
+            return norm(linear(h, "output"), "output_post_norm")
 
-        h = there(x)
-        if self.o.get("pre_norm"):
-            h = h + attention(norm(h, "attention_norm"))
-            h = h + feed_forward(norm(h, "output_norm"))
+        h, pre_norm = there(x), self.o.get("pre_norm")
+        if self.o.get("parallel"):
+            h = h + attention(h) + feed_forward(h)
+        elif pre_norm:
+            h = h + attention(h)
+            h = h + feed_forward(h)
         else:
             h = norm(h + attention(h), "attention_norm")
             h = norm(h + feed_forward(h), "output_norm")
         return h.double().cpu().numpy()
 
+    def context(self, qkv: torch.Tensor, there: Callable) -> torch.Tensor:
+        """What attention gives for rows of q | k | v, in torch."""
+        biased, window = bool(self.o.get("biased")), self.o.get("window", 0)
+        shape = (self.lengths, self.o["heads"], self.dim, window, biased)
+        return attend({"qkv": qkv, "bias": there(self.bias)}, shape)
+
     def forward(
         self,
-        layer: k.EncoderLayer,
+        layer: k.TransformerLayer,
         x: k.Tensor,
         workspace: k.Workspace,
         batch: k.SequenceBatch | None = None,

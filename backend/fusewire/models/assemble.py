@@ -42,7 +42,7 @@ class Weights:
         return self._place.floats(self._checkpoint.take(name), name)
 
 
-def build_layer(blueprint: Blueprint, layer: Layer, weights: Weights) -> kernels.EncoderLayer:
+def build_layer(blueprint: Blueprint, layer: Layer, weights: Weights) -> kernels.TransformerLayer:
     spec = kernels.LayerSpec(
         hidden=blueprint.hidden_size,
         intermediate=layer.output.inputs,
@@ -63,7 +63,7 @@ def build_layer(blueprint: Blueprint, layer: Layer, weights: Weights) -> kernels
     }
     if layer.attention_norm is not None:
         parts["attention_norm"] = weights.norm(layer.attention_norm)
-    return kernels.EncoderLayer(spec, parts)
+    return kernels.TransformerLayer(spec, parts)
 
 
 def rotary(

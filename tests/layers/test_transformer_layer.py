@@ -66,7 +66,7 @@ def test_a_layer_over_a_bucket_sees_the_batch_alone(name: str, place: Placement)
     assert np.abs(place.numpy(got)[: len(x)] - truth).max() <= granted
 
 
-def shaped(hidden: int, heads: int, intermediate: int, **options: Any) -> k.EncoderLayer:
+def shaped(hidden: int, heads: int, intermediate: int, **options: Any) -> k.TransformerLayer:
     """A layer whose weights do not matter: only what memory it plans."""
     place = Placement()
     gated = 2 if options.get("gated") else 1
@@ -84,17 +84,17 @@ def shaped(hidden: int, heads: int, intermediate: int, **options: Any) -> k.Enco
         "output": linear(hidden, intermediate),
         "output_norm": norm,
     }
-    return k.EncoderLayer(spec, weights)
+    return k.TransformerLayer(spec, weights)
 
 
-def run(layer: k.EncoderLayer, workspace: k.Workspace, lengths: list[int]) -> None:
+def run(layer: k.TransformerLayer, workspace: k.Workspace, lengths: list[int]) -> None:
     batch = Placement().sequences(np.cumsum([0, *lengths]))
     x = k.matrix(sum(lengths), layer_width(layer))
     x.numpy()[...] = 0.5
     layer.forward(x, batch, workspace)
 
 
-def layer_width(layer: k.EncoderLayer) -> int:
+def layer_width(layer: k.TransformerLayer) -> int:
     return layer.spec.hidden
 
 
@@ -158,9 +158,9 @@ def test_a_weight_that_does_not_fit_the_specification_is_named() -> None:
 def test_a_missing_or_unknown_weight_is_named() -> None:
     spec = k.LayerSpec(hidden=8, heads=2, intermediate=8)
     with pytest.raises(k.Error, match="output_norm: got none"):
-        k.EncoderLayer(spec, {})
+        k.TransformerLayer(spec, {})
     with pytest.raises(k.Error, match="got 'query', wanted qkv"):
-        k.EncoderLayer(spec, {"query": None})
+        k.TransformerLayer(spec, {"query": None})
     with pytest.raises(k.Error, match="heads: got 3, wanted a divisor of hidden 8"):
         k.LayerSpec(hidden=8, heads=3, intermediate=8)
 

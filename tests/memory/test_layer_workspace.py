@@ -68,7 +68,7 @@ def scratch_of(spec: Spec, tokens: int) -> Callable[[object], None]:
     return forward
 
 
-def layer_of(spec: Spec) -> k.EncoderLayer:
+def layer_of(spec: Spec) -> k.TransformerLayer:
     def linear(out: int, into: int) -> k.Linear:
         return k.Linear(k.Tensor.from_numpy(np.zeros((out, into), np.float32)), None)
 
@@ -88,7 +88,7 @@ def layer_of(spec: Spec) -> k.EncoderLayer:
         gated=spec.gated,
         pre_norm=spec.pre_norm,
     )
-    return k.EncoderLayer(layer_spec, weights)
+    return k.TransformerLayer(layer_spec, weights)
 
 
 @pytest.mark.parametrize(
