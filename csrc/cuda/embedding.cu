@@ -1,7 +1,10 @@
-// The embedding sum and its LayerNorm: word, position and token type rows are gathered, added and
-// normalised in one pass.
+// The embedding sum, alone or with its LayerNorm: word, position and token type rows are gathered,
+// added and normalised in one pass.
+#include <type_traits>
+
 #include "cuda/kernels.h"
 #include "cuda/norm.h"
+#include "cuda/tile.h"
 
 namespace fusewire::cuda {
 namespace {
@@ -19,6 +22,39 @@ __device__ __forceinline__ bool valid(const EmbedArguments& a, const Indices& at
   return at.word >= 0 && at.word < a.vocabulary &&
          (!a.position || (at.position >= 0 && at.position < a.max_positions)) &&
          (!a.token_type || (at.type >= 0 && at.type < a.type_vocabulary));
+}
+
+// word * scale + position, element by element. A row with an index outside of its table becomes
+// NaN.
+template <class T, int kWidth>
+__global__ void __launch_bounds__(256) embed_elements(EmbedArguments a) {
+  using P = Pack<T, kWidth>;
+  let_next_start();
+  wait_for_inputs();
+  const int64_t c = tile_access<1>(0) * kWidth;
+  if (c >= a.hidden) return;
+  for (int64_t token = tile_row(); token < a.tokens; token += tile_row_step()) {
+    const Indices at = indices_of(a, token);
+    const bool known = valid(a, at);
+    P word, position;
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) {
+      word.at[j] = from_float<T>(NAN);
+      position.at[j] = from_float<T>(0.0f);
+    }
+    if (known) {
+      word = *reinterpret_cast<const P*>(static_cast<const T*>(a.word) + at.word * a.hidden + c);
+      if (a.position) {
+        position = *reinterpret_cast<const P*>(static_cast<const T*>(a.position) +
+                                               at.position * a.hidden + c);
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) {
+      word.at[j] = from_float<T>(fmaf(to_float(word.at[j]), a.scale, to_float(position.at[j])));
+    }
+    *reinterpret_cast<P*>(static_cast<T*>(a.out) + token * a.out_stride + c) = word;
+  }
 }
 
 // Registers are few, for many rows under way: each has two latencies behind each other, that of its
@@ -86,6 +122,22 @@ __global__ void __launch_bounds__(kWideBlock) embed_wide_rows(EmbedArguments a) 
 }  // namespace
 
 template <class T>
+void embed(const EmbedArguments& a, const Stream& stream) {
+  constexpr int n = Vector<T>::kSize;
+  const auto run = [&](auto width) {
+    constexpr int kWidth = decltype(width)::value;
+    const Tiles tiles = tiles_of<1>(a.tokens, a.hidden / kWidth);
+    launch(embed_elements<T, kWidth>, tiles.grid, tiles.block, 0, stream, a);
+  };
+  if (a.hidden % n == 0 && vectors_fit<T>(a.out, a.out_stride) && vectors_fit<T>(a.word, 0) &&
+      vectors_fit<T>(a.position, 0)) {
+    run(std::integral_constant<int, n>{});
+  } else {
+    run(std::integral_constant<int, 1>{});
+  }
+}
+
+template <class T>
 void embed_layer_norm(const EmbedArguments& a, const Stream& stream) {
   const bool vectors = a.hidden % Vector<T>::kSize == 0 && vectors_fit<T>(a.out, a.out_stride) &&
                        vectors_fit<T>(a.word, 0) && vectors_fit<T>(a.position, 0) &&
@@ -105,7 +157,9 @@ void embed_layer_norm(const EmbedArguments& a, const Stream& stream) {
   if (!held) launch(embed_wide_rows<T>, a.tokens, kWideBlock, 0, stream, a);
 }
 
-#define INSTANTIATE(T) template void embed_layer_norm<T>(const EmbedArguments&, const Stream&);
+#define INSTANTIATE(T)                                          \
+  template void embed<T>(const EmbedArguments&, const Stream&); \
+  template void embed_layer_norm<T>(const EmbedArguments&, const Stream&);
 FUSEWIRE_FOR_EACH_FLOAT(INSTANTIATE)
 
 }  // namespace fusewire::cuda

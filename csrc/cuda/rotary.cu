@@ -9,22 +9,23 @@
 namespace fusewire::cuda {
 namespace {
 
-// An access is kWidth columns of the first half of a head and those of the second half that they
-// turn with; a row of qkv has 2 * heads * half / kWidth of them, those of q and then those of k.
+// An access is kWidth columns of the first half of what turns in a head, 2 * half columns, and
+// those of the second half that they turn with; a row of qkv has heads * half / kWidth of them,
+// those of q and then those of k.
 template <class T, int kWidth>
 __global__ void __launch_bounds__(256)
     rotate(T* qkv, int64_t stride, const int32_t* positions, int64_t angles, const float* cos,
-           const float* sin, int64_t tokens, int heads, int half) {
+           const float* sin, int64_t tokens, int heads, int head_dim, int half) {
   using P = Pack<T, kWidth>;
   let_next_start();
   const int packs_per_head = half / kWidth;
   const int access = static_cast<int>(tile_access<1>(0));
   const int head = access / packs_per_head, c = access % packs_per_head * kWidth;
-  if (head >= 2 * heads) return;
+  if (head >= heads) return;
   wait_for_inputs();
   for (int64_t token = tile_row(); token < tokens; token += tile_row_step()) {
     const int64_t position = positions[token];
-    T* first = qkv + token * stride + head * 2 * half + c;
+    T* first = qkv + token * stride + head * head_dim + c;
     T* second = first + half;
     P a = *reinterpret_cast<const P*>(first), b = *reinterpret_cast<const P*>(second);
     const bool known = position >= 0 && position < angles;
@@ -45,17 +46,18 @@ __global__ void __launch_bounds__(256)
 
 template <class T>
 void rotary(void* qkv, int64_t stride, const int32_t* positions, int64_t angles, const float* cos,
-            const float* sin, int64_t tokens, int64_t heads, int64_t head_dim,
+            const float* sin, int64_t tokens, int64_t turning, int64_t head_dim, int64_t rotary_dim,
             const Stream& stream) {
   constexpr int n = Vector<T>::kSize;
-  const int64_t half = head_dim / 2;
+  const int64_t half = rotary_dim / 2;
   const auto run = [&](auto width) {
     constexpr int kWidth = decltype(width)::value;
-    const Tiles tiles = tiles_of<1>(tokens, 2 * heads * (half / kWidth));
+    const Tiles tiles = tiles_of<1>(tokens, turning * (half / kWidth));
     launch(rotate<T, kWidth>, tiles.grid, tiles.block, 0, stream, static_cast<T*>(qkv), stride,
-           positions, angles, cos, sin, tokens, static_cast<int>(heads), static_cast<int>(half));
+           positions, angles, cos, sin, tokens, static_cast<int>(turning),
+           static_cast<int>(head_dim), static_cast<int>(half));
   };
-  if (half % n == 0 && vectors_fit<T>(qkv, stride)) {
+  if (half % n == 0 && head_dim % n == 0 && vectors_fit<T>(qkv, stride)) {
     run(std::integral_constant<int, n>{});
   } else {
     run(std::integral_constant<int, 1>{});
@@ -64,7 +66,7 @@ void rotary(void* qkv, int64_t stride, const int32_t* positions, int64_t angles,
 
 #define INSTANTIATE(T)                                                                         \
   template void rotary<T>(void*, int64_t, const int32_t*, int64_t, const float*, const float*, \
-                          int64_t, int64_t, int64_t, const Stream&);
+                          int64_t, int64_t, int64_t, int64_t, const Stream&);
 FUSEWIRE_FOR_EACH_FLOAT(INSTANTIATE)
 
 }  // namespace fusewire::cuda
