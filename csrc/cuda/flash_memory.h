@@ -6,10 +6,10 @@
 
 #include "cuda/activation.h"
 #include "cuda/flash_tile.h"
+#include "cuda/reduce.h"
 
 namespace fusewire::cuda {
 
-constexpr unsigned kWholeWarp = 0xffffffffu;
 // Below it a scale is applied to the scores before their maximum is taken.
 constexpr float kLeastFactor = 1e-30f;
 
@@ -68,16 +68,18 @@ struct FlashMemory {
     }
   }
 
-  __device__ __forceinline__ static void load_queries(State& s, const Work& work, int warp_row) {
+  // `row_at(row)` is where row `row` of the warp begins, `width_at(row)` how much of it there is.
+  template <class RowAt, class WidthAt>
+  __device__ __forceinline__ static void load_rows(State& s, bool vectors, RowAt row_at,
+                                                   WidthAt width_at) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    const bool vectors = Tile::kPlain || work.vectors;
 #pragma unroll
     for (int r = 0; r < kRowTiles; ++r) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const int row = warp_row + r * 16 + half * 8 + g;
-        const T* query = work.query + row * work.stride;
-        const int width = row < work.length ? (Tile::kPlain ? Tile::kDim : work.head_dim) : 0;
+        const int row = r * 16 + half * 8 + g;
+        const T* query = row_at(row);
+        const int width = width_at(row);
 #pragma unroll
         for (int j = 0; j < Tile::kPairs; ++j) {
           const uint4 q = load_chunk(query, (j * 4 + t) * 8, width, vectors);
@@ -93,6 +95,15 @@ struct FlashMemory {
         }
       }
     }
+  }
+
+  __device__ __forceinline__ static void load_queries(State& s, const Work& work, int warp_row) {
+    load_rows(
+        s, Tile::kPlain || work.vectors,
+        [&](int row) { return work.query + (warp_row + row) * work.stride; },
+        [&](int row) {
+          return warp_row + row < work.length ? (Tile::kPlain ? Tile::kDim : work.head_dim) : 0;
+        });
   }
 
   __device__ __forceinline__ static void store(State& s, const Work& work, int warp_row) {

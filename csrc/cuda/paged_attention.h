@@ -1,0 +1,47 @@
+// Attention over paged keys and values as its kernels see it: paged_attention.cu picks one by
+// element type.
+#pragma once
+
+#include "core/kernels.h"
+
+namespace fusewire::cuda {
+
+// What the kernels need by value: a PagedBatch stays on the host.
+//
+// A row is a new token under one query head. Row r of a sequence and a kv head is token r / group
+// under head r % group of those that read the kv head, so that rows share the keys they read.
+struct PagedShape {
+  int64_t out_stride, qkv_stride;
+  const int32_t *offsets, *contexts, *table;  // of the batch, in device memory
+  int sequences, table_width, page_shift;
+  int heads, kv_heads, group, head_dim, window;
+  float scale, soft_cap;
+  const float* slopes;
+  bool vectors;  // whether all rows can be accessed by 16 bytes
+
+  PagedShape(const PagedAttentionArguments& a, bool vectors)
+      : out_stride(a.out_stride),
+        qkv_stride(a.qkv_stride),
+        offsets(a.batch->batch().device_offsets()),
+        contexts(a.batch->device_context_lengths()),
+        table(a.batch->device_block_table()),
+        sequences(static_cast<int>(a.batch->sequences())),
+        table_width(static_cast<int>(a.batch->table_width())),
+        page_shift(__builtin_ctzll(static_cast<uint64_t>(a.batch->page_size()))),
+        heads(static_cast<int>(a.heads)),
+        kv_heads(static_cast<int>(a.kv_heads)),
+        group(static_cast<int>(a.heads / a.kv_heads)),
+        head_dim(static_cast<int>(a.head_dim)),
+        window(static_cast<int>(a.window < INT32_MAX / 2 ? a.window : 0)),
+        scale(a.scale),
+        soft_cap(a.soft_cap),
+        slopes(a.alibi_slopes),
+        vectors(vectors) {}
+};
+
+// Tensor cores by mma.sync (T is __half or __nv_bfloat16), and CUDA cores in fp32.
+template <class T>
+void paged_mma_attention(const PagedAttentionArguments& a, const Stream& stream);
+void paged_fp32_attention(const PagedAttentionArguments& a, const Stream& stream);
+
+}  // namespace fusewire::cuda
