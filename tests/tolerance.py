@@ -18,6 +18,9 @@ GPU_BATCHED_VERSUS_ALONE = 1e-5
 OP_VERSUS_TORCH = 2.0
 ROUNDING_ULPS = 4
 
+# Cosine and sine of equal fp32 angles: their last two bits are the library's.
+COSINE = 2.5e-7
+
 # Scores that leave a pipeline (softmax outputs, probabilities).
 PIPELINE_SCORE = 1e-5
 

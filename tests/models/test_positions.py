@@ -1,4 +1,4 @@
-"""Position ids, relative buckets and rotary angles are those of transformers, to the bit."""
+"""Position ids and relative buckets are those of transformers, to the bit."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from fusewire.models.positions import (
     counted_positions,
     positions_after_padding,
     relative_buckets,
-    rotary_table,
 )
-from transformers import ModernBertConfig
-from transformers.models.modernbert.modeling_modernbert import ModernBertRotaryEmbedding
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 from transformers.models.roberta.modeling_roberta import RobertaEmbeddings
 
@@ -42,16 +39,3 @@ def test_relative_buckets(length):
     distances = torch.arange(-(length - 1), length)
     expected = MPNetEncoder.relative_position_bucket(distances)
     np.testing.assert_array_equal(relative_buckets(length), expected.numpy())
-
-
-@pytest.mark.parametrize("head_dim", [6, 32, 64, 80])
-def test_rotary_angles(head_dim):
-    config = ModernBertConfig(hidden_size=head_dim, num_attention_heads=1)
-    rotary = ModernBertRotaryEmbedding(config)
-    positions = torch.arange(8192)[None]
-    for kind, parameters in config.rope_parameters.items():
-        cos, sin = rotary(torch.zeros(1), positions, kind)
-        ours = rotary_table(8192, head_dim, parameters["rope_theta"])
-        for got, wanted in zip(ours, (cos, sin), strict=True):
-            # Equal angles; the last bit of a cosine is the library's.
-            np.testing.assert_allclose(got, wanted[0, :, : head_dim // 2], atol=1e-7, rtol=0)

@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from fusewire import kernels
 from fusewire.models.blueprint import Blueprint, Dense, Layer, Norm, Table
-from fusewire.models.positions import relative_buckets, rotary_table
+from fusewire.models.positions import relative_buckets
+from fusewire.models.rope import Rope, unscaled
 from fusewire.placement import Placement
 from fusewire.weights import Checkpoint
 
@@ -66,14 +67,21 @@ def build_layer(blueprint: Blueprint, layer: Layer, weights: Weights) -> kernels
     return kernels.TransformerLayer(spec, parts)
 
 
+def rope_table(
+    rope: Rope | None, max_length: int, place: Placement
+) -> tuple[kernels.Tensor, kernels.Tensor] | None:
+    if rope is None:
+        return None
+    cos, sin = rope.table(max_length)
+    return place.exact(cos, np.float32, "weights"), place.exact(sin, np.float32, "weights")
+
+
 def rotary(
     blueprint: Blueprint, theta: float | None, place: Placement
 ) -> tuple[kernels.Tensor, kernels.Tensor] | None:
-    if theta is None:
-        return None
     head_dim = blueprint.hidden_size // blueprint.heads
-    cos, sin = rotary_table(blueprint.max_length, head_dim, theta)
-    return place.exact(cos, np.float32, "weights"), place.exact(sin, np.float32, "weights")
+    rope = None if theta is None else Rope.of(unscaled(theta, head_dim))
+    return rope_table(rope, blueprint.max_length, place)
 
 
 def relative_bias(

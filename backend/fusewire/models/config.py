@@ -68,6 +68,26 @@ class Config:
             raise self.fault(key, value, "a positive number")
         return float(value)
 
+    def given(self, key: str, default: bool = False) -> bool:
+        """Whether the key has a value other than null; `default` where it is left out."""
+        return self.values[key] is not None if key in self.values else default
+
+    def size_or_null(self, key: str, default: int | None, most: int = 1 << 24) -> int | None:
+        """As `size` for a key that may be null; `default` where it is left out."""
+        return self.size(key, most=most) if self.given(key) else self._absent(key, default)
+
+    def number_or_null(self, key: str, default: float | None) -> float | None:
+        """As `number` for a key that may be null; `default` where it is left out."""
+        return self.number(key) if self.given(key) else self._absent(key, default)
+
+    def token_ids(self, key: str, default: int | None) -> tuple[int, ...]:
+        """One token id, a list of them, or null for none."""
+        value = self.values.get(key, default)
+        ids = [] if value is None else value if isinstance(value, list) else [value]
+        if not all(type(each) is int and 0 <= each < 1 << 31 for each in ids):
+            raise self.fault(key, value, "a token id or a list of them")
+        return tuple(ids)
+
     def flag(self, key: str, default: bool | None = None) -> bool:
         value = self._get(key, default)
         if type(value) is not bool:
@@ -114,6 +134,9 @@ class Config:
         return CheckpointError(
             f"{FILE}: {key}: got {shown}, wanted {wanted}; this model is not supported as it is"
         )
+
+    def _absent(self, key: str, default: Any) -> Any:
+        return None if key in self.values else default
 
     def _get(self, key: str, default: Any) -> Any:
         value = self.values.get(key, _MISSING)

@@ -1,7 +1,6 @@
-"""Where a token stands: position ids, relative-position buckets, rotary tables. numpy only.
+"""Where a token stands: position ids and relative-position buckets; `rope.py` has angles.
 
-Computed the way transformers does, in fp32 where it uses fp32, so that the tables are equal and
-not merely close: far from the start of a text an ulp of a rotary frequency is a visible angle.
+numpy only, and computed the way transformers does, in fp32 where it uses fp32.
 """
 
 from __future__ import annotations
@@ -53,19 +52,3 @@ def relative_buckets(
     bucket: NDArray[np.int64] = np.where(distance < exact, distance, np.minimum(far, half - 1))
     bucket[backward < 0] += half
     return bucket
-
-
-def rotary_table(
-    max_length: int, head_dim: int, theta: float
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """cos and sin of position times frequency: fp32 [max_length, head_dim / 2] each.
-
-    Frequency k is theta^(-2k / head_dim); transformers repeats the table for both halves of a
-    head, the kernel does not need it to.
-    """
-    exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-    # numpy's fp32 power is an ulp off now and then; the rounded fp64 power is what torch returns.
-    powers = np.power(np.float64(theta), exponents.astype(np.float64)).astype(np.float32)
-    frequencies = np.float32(1) / powers
-    angles = np.arange(max_length, dtype=np.float32)[:, None] * frequencies
-    return np.cos(angles), np.sin(angles)
