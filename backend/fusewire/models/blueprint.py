@@ -2,7 +2,8 @@
 
 A blueprint is data. `encoder.py` reads it to check a checkpoint, build the layers and run them, so
 an architecture is added by writing one function from config.json to a Blueprint. Names are
-relative to the base model (no `bert.` in front); heads keep theirs.
+relative to the base model (no `bert.` in front); heads keep theirs. Decoders are made of the same
+parts (`decoder_blueprint.py`).
 """
 
 from __future__ import annotations
@@ -14,24 +15,32 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Table:
-    """An embedding table [rows, columns]; `name` is the tensor's."""
+    """An embedding table [rows, columns]; `name` is the tensor's.
+
+    The tensor has `skipped` rows more, in front, which nothing looks up (OPT's positions).
+    """
 
     name: str
     rows: int
     columns: int
+    skipped: int = 0
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        return {self.name: (self.rows, self.columns)}
+        return {self.name: (self.skipped + self.rows, self.columns)}
 
 
 @dataclass(frozen=True)
 class Norm:
-    """A LayerNorm over `size` features: `name`.weight and, unless absent, `name`.bias."""
+    """A norm over `size` features: `name`.weight and, unless absent, `name`.bias.
+
+    `one_plus`: what is stored is the weight's difference from 1 (Gemma).
+    """
 
     name: str
     size: int
     eps: float
     bias: bool = True
+    one_plus: bool = False
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         kinds = ("weight", "bias") if self.bias else ("weight",)
@@ -40,7 +49,11 @@ class Norm:
 
 @dataclass(frozen=True)
 class Dense:
-    """y = norm(activation(x W^T + b)). Several names are stacked by rows (query, key, value)."""
+    """y = norm(activation(x W^T + b)). Several names are stacked by rows (query, key, value).
+
+    `transposed`: stored as [inputs, outputs] (GPT-2). `by_head`: stored with the rows of each of
+    so many heads together, q | k | v within a head (GPT-NeoX).
+    """
 
     names: tuple[str, ...]
     inputs: int
@@ -48,13 +61,19 @@ class Dense:
     bias: bool = True
     activation: str = "none"
     norm: Norm | None = None
+    rows: tuple[int, ...] = ()  # of each name; empty: all have the same
+    transposed: bool = False
+    by_head: int = 0
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        rows = self.outputs // len(self.names)
-        shapes: dict[str, tuple[int, ...]] = {
-            f"{n}.weight": (rows, self.inputs) for n in self.names
-        }
-        return shapes | ({f"{n}.bias": (rows,) for n in self.names} if self.bias else {})
+        rows = self.rows or (self.outputs // len(self.names),) * len(self.names)
+        shapes: dict[str, tuple[int, ...]] = {}
+        for name, count in zip(self.names, rows, strict=True):
+            shape = (count, self.inputs)
+            shapes[f"{name}.weight"] = shape[::-1] if self.transposed else shape
+            if self.bias:
+                shapes[f"{name}.bias"] = (count,)
+        return shapes
 
 
 @dataclass(frozen=True)
@@ -117,14 +136,16 @@ class Blueprint:
 
     def tensors(self, head: str | None) -> dict[str, tuple[int, ...]]:
         """Every tensor the encoder and one head read, with its shape."""
-        shapes: dict[str, tuple[int, ...]] = {}
         roots = [self.embeddings, self.layers, self.relative_bias, self.final_norm]
-        if head is not None:
-            roots.append(self.task_heads[head])
-        for root in roots:
-            for part in _parts(root):
-                shapes.update(part.tensors())
-        return shapes
+        return tensors_of(*roots, self.task_heads[head] if head is not None else None)
+
+
+def tensors_of(*roots: Any) -> dict[str, tuple[int, ...]]:
+    """Every tensor of the parts below `roots`, with its shape."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for part in _parts(roots):
+        shapes.update(part.tensors())
+    return shapes
 
 
 def _parts(node: Any) -> Iterator[Table | Norm | Dense]:

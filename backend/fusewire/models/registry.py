@@ -4,21 +4,50 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from fusewire.errors import CheckpointError
-from fusewire.models import albert, bert, distilbert, electra, modernbert, mpnet, roberta
+from fusewire.models import (
+    albert,
+    bert,
+    distilbert,
+    electra,
+    gemma2,
+    gemma3,
+    gpt2,
+    gpt_neox,
+    llama,
+    mistral,
+    modernbert,
+    mpnet,
+    opt,
+    phi3,
+    qwen2,
+    qwen3,
+    roberta,
+)
 from fusewire.models.blueprint import Blueprint
 from fusewire.models.config import Config
+from fusewire.models.decoder_blueprint import DecoderBlueprint
 
 
 @dataclass(frozen=True)
 class Row:
-    """One architecture: the prefix of its transformers classes, and its blueprint."""
+    """An encoder: the prefix of its transformers classes, and its blueprint."""
 
     classes: str
     blueprint: Callable[[Config], Blueprint]
 
+
+@dataclass(frozen=True)
+class DecoderRow:
+    """A decoder: its transformers class with a language-modelling head, and its blueprint."""
+
+    causal_class: str
+    blueprint: Callable[[Config], DecoderBlueprint]
+
+
+_AnyRow = TypeVar("_AnyRow", Row, DecoderRow, Row | DecoderRow)
 
 # By `model_type` of config.json.
 ARCHITECTURES: dict[str, Row] = {
@@ -31,6 +60,19 @@ ARCHITECTURES: dict[str, Row] = {
     "electra": Row("Electra", electra.blueprint),
     "mpnet": Row("MPNet", mpnet.blueprint),
     "modernbert": Row("ModernBert", modernbert.blueprint),
+}
+
+DECODERS: dict[str, DecoderRow] = {
+    "gpt2": DecoderRow("GPT2LMHeadModel", gpt2.blueprint),
+    "gpt_neox": DecoderRow("GPTNeoXForCausalLM", gpt_neox.blueprint),
+    "opt": DecoderRow("OPTForCausalLM", opt.blueprint),
+    "llama": DecoderRow("LlamaForCausalLM", llama.blueprint),
+    "mistral": DecoderRow("MistralForCausalLM", mistral.blueprint),
+    "qwen2": DecoderRow("Qwen2ForCausalLM", qwen2.blueprint),
+    "qwen3": DecoderRow("Qwen3ForCausalLM", qwen3.blueprint),
+    "gemma2": DecoderRow("Gemma2ForCausalLM", gemma2.blueprint),
+    "gemma3_text": DecoderRow("Gemma3ForCausalLM", gemma3.blueprint),
+    "phi3": DecoderRow("Phi3ForCausalLM", phi3.blueprint),
 }
 
 # Task -> the head of the blueprint it needs.
@@ -56,12 +98,13 @@ _PRETRAINING = {"BertForPreTraining": "fill", "AlbertForPreTraining": "fill"}
 
 
 def architecture(config: Mapping[str, Any]) -> Row:
-    """The row of a config.json; CheckpointError when there is none."""
-    model_type = config.get("model_type")
-    row = ARCHITECTURES.get(model_type) if isinstance(model_type, str) else None
-    if row is None:
-        raise Config.fault("model_type", model_type, f"one of {', '.join(ARCHITECTURES)}")
-    return row
+    """The row of an encoder's config.json; CheckpointError when there is none."""
+    return _row(ARCHITECTURES, config)
+
+
+def decoder(config: Mapping[str, Any]) -> DecoderRow:
+    """The row of a decoder's config.json; CheckpointError when there is none."""
+    return _row(DECODERS, config)
 
 
 def tasks_of(config: Mapping[str, Any]) -> str:
@@ -70,17 +113,35 @@ def tasks_of(config: Mapping[str, Any]) -> str:
     Raises CheckpointError when the class is not known or serves no task (then one can still be
     asked for by name, e.g. `embed`).
     """
-    row = architecture(config)
+    rows: dict[str, Row | DecoderRow] = {**ARCHITECTURES, **DECODERS}
+    row = _row(rows, config)
+    known, others = _task_classes(row)
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
-    task = _PRETRAINING.get(name) if isinstance(name, str) else None
-    for ending, default in _DEFAULT_TASKS.items():
-        if name == row.classes + ending:
-            task = default
+    task = (known | others).get(name) if isinstance(name, str) else None
     if task is None:
-        known = ", ".join(row.classes + ending for ending in _DEFAULT_TASKS)
         raise CheckpointError(
-            f"config.json: architectures: got {str(name)[:80]!r}, wanted one of {known}; "
-            f"name the task yourself ({', '.join(TASK_HEADS)})"
+            f"config.json: architectures: got {str(name)[:80]!r}, wanted one of "
+            f"{', '.join(known)}; name the task yourself ({', '.join(tasks_served(row))})"
         )
     return task
+
+
+def tasks_served(row: Row | DecoderRow) -> list[str]:
+    """Every task that checkpoints of the architecture can be loaded for."""
+    return list(TASK_HEADS) if isinstance(row, Row) else ["generate"]
+
+
+def _task_classes(row: Row | DecoderRow) -> tuple[dict[str, str], dict[str, str]]:
+    """Class name -> task: the architecture's own, and those with a head more than is needed."""
+    if isinstance(row, DecoderRow):
+        return {row.causal_class: "generate"}, {}
+    return {row.classes + ending: task for ending, task in _DEFAULT_TASKS.items()}, _PRETRAINING
+
+
+def _row(rows: Mapping[str, _AnyRow], config: Mapping[str, Any]) -> _AnyRow:
+    model_type = config.get("model_type")
+    row = rows.get(model_type) if isinstance(model_type, str) else None
+    if row is None:
+        raise Config.fault("model_type", model_type, f"one of {', '.join(rows)}")
+    return row
