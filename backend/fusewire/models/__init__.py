@@ -1,11 +1,13 @@
-"""Encoders straight from Hugging Face folders.
+"""Encoders and decoders straight from Hugging Face folders.
 
-An architecture is one file here (config.json -> Blueprint) and one row in `registry.py`.
+An architecture is one file here (config.json -> Blueprint or DecoderBlueprint) and one row in
+`registry.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,12 +16,33 @@ from numpy.typing import NDArray
 
 from fusewire.errors import ConfigurationError
 from fusewire.models.config import Config, read_config
+from fusewire.models.decoder import DecoderModel
+from fusewire.models.decoder_blueprint import DecoderBlueprint
 from fusewire.models.encoder import EncoderModel
-from fusewire.models.registry import ARCHITECTURES, TASK_HEADS, architecture, tasks_of
+from fusewire.models.generation_config import eos_token_ids
+from fusewire.models.registry import (
+    ARCHITECTURES,
+    DECODERS,
+    TASK_HEADS,
+    architecture,
+    decoder,
+    tasks_of,
+)
 from fusewire.placement import Placement
 from fusewire.weights import Checkpoint, open_folder
 
-__all__ = ["ARCHITECTURES", "EncoderModel", "build_model", "load_model", "read_config", "tasks_of"]
+__all__ = [
+    "ARCHITECTURES",
+    "DECODERS",
+    "DecoderModel",
+    "EncoderModel",
+    "build_decoder",
+    "build_model",
+    "load_decoder",
+    "load_model",
+    "read_config",
+    "tasks_of",
+]
 
 
 def load_model(
@@ -51,6 +74,54 @@ def build_model(
     place = place or Placement()
     return _build(
         config, task, place, pooler, None, partial(Checkpoint.from_arrays, arrays, "the model")
+    )
+
+
+def load_decoder(folder: Path | str, place: Placement | None = None) -> DecoderModel:
+    """Loads a decoder (task generate) from a model folder, as strictly as `load_model`.
+
+    The tokens that end a text are those of generation_config.json, where the folder has it, as
+    transformers' `generate` takes them.
+    """
+    folder = open_folder(folder)
+    values = read_config(folder)
+    blueprint = decoder(values).blueprint(Config(values))
+    ends = eos_token_ids(folder, blueprint.eos_token_ids)
+    return _build_decoder(
+        replace(blueprint, eos_token_ids=ends),
+        values,
+        place,
+        folder,
+        partial(Checkpoint.open, folder),
+    )
+
+
+def build_decoder(
+    config: Mapping[str, Any],
+    arrays: Mapping[str, NDArray[Any]],
+    place: Placement | None = None,
+) -> DecoderModel:
+    """As `load_decoder`, from a live model's configuration and its fp32 arrays by state-dict
+    name."""
+    return _build_decoder(
+        decoder(config).blueprint(Config(config)),
+        config,
+        place,
+        None,
+        partial(Checkpoint.from_arrays, arrays, "the model"),
+    )
+
+
+def _build_decoder(
+    blueprint: DecoderBlueprint,
+    values: Mapping[str, Any],
+    place: Placement | None,
+    folder: Path | None,
+    open_checkpoint: Callable[[str, Mapping[str, str]], Checkpoint],
+) -> DecoderModel:
+    checkpoint = open_checkpoint(blueprint.prefix, blueprint.aliases)
+    return DecoderModel(
+        blueprint, checkpoint, place or Placement(), config=dict(values), folder=folder
     )
 
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from fusewire import kernels
 from fusewire.models.blueprint import Blueprint, Dense, Layer, Norm, Table
+from fusewire.models.decoder_blueprint import DecoderBlueprint, DecoderLayer, TokenEmbeddings
 from fusewire.models.positions import relative_buckets
 from fusewire.models.rope import Rope, unscaled
 from fusewire.placement import Placement
@@ -22,12 +23,20 @@ class Weights:
         self._checkpoint = checkpoint
         self._place = place
 
-    def table(self, table: Table) -> kernels.Tensor:
-        return self._vector(table.name)
+    def table(self, table: Table, projection: Dense | None = None) -> kernels.Tensor:
+        """`projection` is applied to each row, once and for all."""
+        rows = self._checkpoint.take(table.name)[table.skipped :]
+        if projection is not None:
+            rows = rows @ self._stacked(projection, "weight").T
+        return self._place.floats(rows, table.name)
 
     def norm(self, norm: Norm) -> tuple[kernels.Tensor, kernels.Tensor | None]:
         bias = self._vector(f"{norm.name}.bias") if norm.bias else None
-        return self._vector(f"{norm.name}.weight"), bias
+        name = f"{norm.name}.weight"
+        weight = self._checkpoint.take(name)
+        if norm.one_plus:
+            weight = weight + np.float32(1)
+        return self._place.floats(weight, name), bias
 
     def linear(self, dense: Dense) -> kernels.Linear:
         """Prepacked; several names become one matrix, so that one product serves them all."""
@@ -37,7 +46,13 @@ class Weights:
 
     def _stacked(self, dense: Dense, kind: str) -> NDArray[np.float32]:
         parts = [self._checkpoint.take(f"{name}.{kind}") for name in dense.names]
-        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+        whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        if dense.transposed and kind == "weight":
+            whole = whole.T
+        if dense.by_head:
+            split = whole.reshape(dense.by_head, 3, -1, *whole.shape[1:])
+            whole = split.swapaxes(0, 1).reshape(whole.shape)
+        return whole
 
     def _vector(self, name: str) -> kernels.Tensor:
         return self._place.floats(self._checkpoint.take(name), name)
@@ -65,6 +80,50 @@ def build_layer(blueprint: Blueprint, layer: Layer, weights: Weights) -> kernels
     if layer.attention_norm is not None:
         parts["attention_norm"] = weights.norm(layer.attention_norm)
     return kernels.TransformerLayer(spec, parts)
+
+
+def build_decoder_layer(
+    blueprint: DecoderBlueprint, layer: DecoderLayer, weights: Weights
+) -> kernels.TransformerLayer:
+    spec = kernels.LayerSpec(
+        hidden=blueprint.hidden_size,
+        intermediate=layer.output.inputs,
+        heads=blueprint.heads,
+        kv_heads=blueprint.kv_heads,
+        head_dim=blueprint.head_dim,
+        activation=blueprint.activation,
+        gated=blueprint.gated,
+        norm=blueprint.norm,
+        norm_eps=blueprint.norm_eps,
+        pre_norm=blueprint.pre_norm,
+        parallel=blueprint.parallel,
+        window=layer.window,
+        scale=layer.scale,
+        soft_cap=blueprint.soft_cap,
+    )
+    products = ("qkv", "attention_output", "intermediate", "output")
+    parts: dict[str, Any] = {name: weights.linear(getattr(layer, name)) for name in products}
+    for name in (
+        "attention_norm",
+        "output_norm",
+        "q_norm",
+        "k_norm",
+        "attention_post_norm",
+        "output_post_norm",
+    ):
+        norm = getattr(layer, name)
+        if norm is not None:
+            parts[name] = weights.norm(norm)
+    return kernels.TransformerLayer(spec, parts)
+
+
+def token_tables(
+    embeddings: TokenEmbeddings, weights: Weights
+) -> tuple[kernels.Tensor, kernels.Tensor | None]:
+    """Words [vocabulary, hidden] and positions [max_length, hidden]."""
+    position = embeddings.position
+    word = weights.table(embeddings.word, embeddings.projection)
+    return word, None if position is None else weights.table(position)
 
 
 def rope_table(
