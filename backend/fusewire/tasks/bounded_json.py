@@ -1,0 +1,64 @@
+"""A JSON object of a request: bounded in size and nesting, strict in what JSON allows."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any, NoReturn
+
+from fusewire.errors import InvalidInput
+
+# Over ten times what the longest sensible parameters take: every list at its limit.
+MOST_BYTES = 1 << 18
+# The object, and lists or objects in it; one more than any field has, so that the field is named.
+MOST_NESTING = 3
+
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+_BRACKET = re.compile(rb"[\[\]{}]")
+
+
+def read_object(field: str, text: bytes) -> dict[str, Any]:
+    """The object in `text`. InvalidInput names `field`: too long, not UTF-8, ill-formed, nested too
+    deep, a key given twice, NaN or Infinity (which JSON does not have)."""
+    if len(text) > MOST_BYTES:
+        raise InvalidInput(
+            field, f"{len(text)} bytes", f"at most {MOST_BYTES}", "shorten its lists and strings"
+        )
+    depth = 0
+    for bracket in _BRACKET.findall(_STRING.sub(b"", text)):
+        depth += 1 if bracket in b"[{" else -1
+        if depth > MOST_NESTING:
+            raise InvalidInput(
+                field, "deeper nesting", f"at most {MOST_NESTING} levels", "send a flat object"
+            )
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in pairs:
+            if key in found:
+                raise InvalidInput(
+                    field, f"the key {key[:40]!r} twice", "each key once", "drop one"
+                )
+            found[key] = value
+        return found
+
+    def no_number(word: str) -> NoReturn:
+        raise InvalidInput(field, word, "finite numbers", "correct or remove it")
+
+    try:
+        value = json.loads(text.decode(), object_pairs_hook=unique, parse_constant=no_number)
+    except UnicodeDecodeError as error:
+        got = f"byte 0x{text[error.start]:02x} at offset {error.start}"
+        raise InvalidInput(field, got, "UTF-8", "encode the text as UTF-8") from None
+    except json.JSONDecodeError as error:
+        got = f"{error.msg} at character {error.pos}"
+        raise InvalidInput(
+            field, f"ill-formed JSON ({got})", "a JSON object", "correct it"
+        ) from None
+    except ValueError:  # a whole number of thousands of digits
+        raise InvalidInput(field, "an endless number", "a JSON object", "correct it") from None
+    if not isinstance(value, dict):
+        raise InvalidInput(
+            field, f"a JSON {type(value).__name__}", "a JSON object", 'send {"name": value, ...}'
+        )
+    return value

@@ -1,0 +1,110 @@
+"""What a folder's generation_config.json and the operator say about generation.
+
+A key that changes which tokens transformers would generate, and that is not supported, is refused
+unless it has the value that switches it off: an answer that differs from the model's own for no
+visible reason is worse than none. Keys about caches, speculation, outputs and origin are ignored;
+so is `max_length`, whose place the deployment's own limit takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from fusewire.errors import CheckpointError, ConfigurationError, InvalidInput
+from fusewire.tasks.generation_checks import GenerationLimits, check, refusal
+from fusewire.tasks.generation_parameters import GenerationParameters, layer
+from fusewire.weights import read_json
+
+FILE = "generation_config.json"
+
+# Hugging Face's key -> the field that takes it.
+_TAKEN = {
+    **{
+        name: name
+        for name in (
+            "max_new_tokens",
+            "min_new_tokens",
+            "do_sample",
+            "temperature",
+            "top_k",
+            "top_p",
+            "min_p",
+            "typical_p",
+            "repetition_penalty",
+            "no_repeat_ngram_size",
+        )
+    },
+    "stop_strings": "stop",
+}
+
+# Hugging Face's key -> the values, besides null, with which it changes nothing.
+_SWITCHED_OFF: dict[str, tuple[Any, ...]] = {
+    "bad_words_ids": ([],),
+    "begin_suppress_tokens": ([],),
+    "constraints": ([],),
+    "diversity_penalty": (0,),
+    "dola_layers": (),
+    "encoder_no_repeat_ngram_size": (0,),
+    "encoder_repetition_penalty": (1,),
+    "epsilon_cutoff": (0,),
+    "eta_cutoff": (0,),
+    "exponential_decay_length_penalty": (),
+    "force_words_ids": ([],),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+    "guidance_scale": (1,),
+    "max_time": (),
+    "min_length": (0,),
+    "num_beam_groups": (1,),
+    "num_beams": (1,),
+    "num_return_sequences": (1,),
+    "penalty_alpha": (0,),
+    "sequence_bias": ([], {}),
+    "suppress_tokens": ([],),
+    "token_healing": (False,),
+    "top_h": (1,),
+    "watermarking_config": (),
+}
+
+
+def generation_defaults(
+    folder: Path, limits: GenerationLimits, settings: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The `defaults` of GenerationParameters.parse: the folder's values, overridden by `settings`,
+    an operator's. CheckpointError and ConfigurationError say whose values are wrong."""
+    of_folder = _of_folder(folder)
+    try:
+        _check(of_folder, limits)
+    except InvalidInput as error:
+        raise CheckpointError(f"{FILE}: {error}") from None
+    try:
+        defaults = {**of_folder, **layer(settings or {})}
+        _check(defaults, limits)
+    except InvalidInput as error:
+        raise ConfigurationError(str(error)) from None
+    return defaults
+
+
+def _of_folder(folder: Path) -> dict[str, Any]:
+    config = read_json(folder, FILE) or {}
+    for key, off in _SWITCHED_OFF.items():
+        value = config.get(key)
+        if value is not None and value not in off:
+            wanted = " or ".join([*(str(value) for value in off), "null"])
+            raise CheckpointError(
+                f"{FILE}: {key}: got {repr(value)[:80]}, wanted {wanted}, as it is not supported; "
+                "remove it where its effect is not needed"
+            )
+    return {field: config[key] for key, field in _TAKEN.items() if config.get(key) is not None}
+
+
+def _check(values: Mapping[str, Any], limits: GenerationLimits) -> None:
+    try:
+        parameters = GenerationParameters(**values)
+    except ValidationError as error:
+        raise refusal(error, values, list(GenerationParameters.model_fields)) from None
+    check(parameters, limits, {})

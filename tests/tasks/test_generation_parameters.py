@@ -1,0 +1,317 @@
+"""The parameters of a generation request: what they mean, and what is refused in which words."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fusewire.errors import CheckpointError, ConfigurationError, InvalidInput
+from fusewire.tasks.bounded_json import MOST_BYTES
+from fusewire.tasks.generation_checks import GenerationLimits
+from fusewire.tasks.generation_defaults import FILE, generation_defaults
+from fusewire.tasks.generation_parameters import (
+    LONGEST_BAD_WORD,
+    LONGEST_STOP,
+    MOST_BAD_WORDS,
+    MOST_BIASES,
+    MOST_LOGPROBS,
+    MOST_SEQUENCES,
+    MOST_STOP_TOKENS,
+    MOST_STOPS,
+    GenerationParameters,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import GenerationConfig
+
+LIMITS = GenerationLimits(vocab_size=2000, max_length=512, max_request_tokens=1024)
+
+
+def parse(defaults: dict[str, Any] | None = None, /, **asked: Any) -> GenerationParameters:
+    return GenerationParameters.parse(json.dumps(asked).encode(), LIMITS, defaults)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Callable[..., Path]:
+    def write(**config: Any) -> Path:
+        (tmp_path / FILE).write_text(json.dumps(config))
+        return tmp_path
+
+    return write
+
+
+def test_a_request_that_says_nothing_is_greedy_and_takes_what_fits() -> None:
+    parameters = parse()
+    assert parameters.greedy
+    assert parameters.sequences == 1
+    assert parameters.new_tokens(12, LIMITS) == 500
+
+
+@pytest.mark.parametrize(
+    ("asked", "greedy"),
+    [
+        ({"temperature": 0.7}, False),
+        ({"top_p": 0.9}, False),
+        ({"top_k": 5}, False),
+        ({"temperature": 0}, True),
+        ({"temperature": 0, "do_sample": True}, True),
+        ({"do_sample": True}, False),
+        ({"do_sample": False, "temperature": 0.7, "top_k": 50}, True),
+        ({"seed": 3, "repetition_penalty": 1.1}, True),
+    ],
+)
+def test_who_says_how_to_draw_wants_to_draw(asked: dict[str, Any], greedy: bool) -> None:
+    assert parse(**asked).greedy is greedy
+
+
+def test_the_later_layer_wins(folder: Callable[..., Path]) -> None:
+    path = folder(do_sample=True, temperature=0.6, top_k=20, top_p=0.9)
+    defaults = generation_defaults(path, LIMITS, {"top_k": 30, "max_tokens": 64})
+    parameters = parse(defaults, top_p=0.5, max_tokens=None)
+    assert not parameters.greedy
+    assert (parameters.temperature, parameters.top_k, parameters.top_p) == (0.6, 30, 0.5)
+    assert parameters.max_new_tokens == 64
+    assert parse(defaults, do_sample=False).greedy
+    assert parse(defaults, temperature=0).greedy
+
+
+def test_a_temperature_in_the_folder_alone_does_not_draw(folder: Callable[..., Path]) -> None:
+    defaults = generation_defaults(folder(temperature=0.6), LIMITS)
+    assert parse(defaults).greedy
+    assert parse(defaults, top_p=0.9).temperature == 0.6
+
+
+def test_top_k_is_off_as_zero_or_minus_one() -> None:
+    assert parse(top_k=-1).top_k == parse(top_k=0).top_k == parse().top_k == 0
+
+
+def test_other_names_and_single_strings() -> None:
+    parameters = parse(max_tokens=9, min_tokens=2, stop="END", logit_bias={"7": -100})
+    assert (parameters.max_new_tokens, parameters.min_new_tokens) == (9, 2)
+    assert parameters.stop == ("END",)
+    assert parameters.logit_bias == {7: -100.0}
+
+
+NOT_NUMBERS = [True, "1", [1], {}, "NaN"]
+REFUSED: list[tuple[str, list[Any]]] = [
+    ("max_new_tokens", [0, -1, 1.5, 5.0, 1025, *NOT_NUMBERS]),
+    ("max_tokens", [0, True]),
+    ("min_new_tokens", [-1, 1025, *NOT_NUMBERS]),
+    ("do_sample", [1, 0, "true", "yes"]),
+    ("temperature", [-0.1, 100.5, 1e-9, *NOT_NUMBERS]),
+    ("top_k", [-2, -1.0, 2001, 1.5, *NOT_NUMBERS]),
+    ("top_p", [0, -0.5, 1.0001, *NOT_NUMBERS]),
+    ("min_p", [-0.1, 1.1, *NOT_NUMBERS]),
+    ("typical_p", [0, 1.1, *NOT_NUMBERS]),
+    ("repetition_penalty", [0, -1, 101, *NOT_NUMBERS]),
+    ("presence_penalty", [-2.1, 2.1, *NOT_NUMBERS]),
+    ("frequency_penalty", [-2.1, 2.1, *NOT_NUMBERS]),
+    ("no_repeat_ngram_size", [-1, 1025, *NOT_NUMBERS]),
+    ("logit_bias", [5, [], {"x": 1}, {"-1": 1}, {"07": 1}, {"2000": 1}, {"7": 101}, {"7": "1"}]),
+    ("logit_bias", [{str(i): 1 for i in range(MOST_BIASES + 1)}, {"7": True}, {"9" * 30: 1}]),
+    (
+        "bad_words",
+        ["word", [""], [1], ["w"] * (MOST_BAD_WORDS + 1), ["w" * (LONGEST_BAD_WORD + 1)]],
+    ),
+    ("stop", ["", [""], [1], 1, {}, ["s"] * (MOST_STOPS + 1), "s" * (LONGEST_STOP + 1)]),
+    ("stop_token_ids", [5, [True], [-1], [2000], [1] * (MOST_STOP_TOKENS + 1)]),
+    ("ignore_eos", [1, "false"]),
+    ("skip_special_tokens", [1]),
+    ("include_stop_str_in_output", [0]),
+    ("n", [0, MOST_SEQUENCES + 1, 10**6, 2, *NOT_NUMBERS]),  # 2: greedy
+    ("best_of", [0, MOST_SEQUENCES + 1, 2, *NOT_NUMBERS]),
+    ("seed", [2**63, -(2**63) - 1, *NOT_NUMBERS]),
+    ("logprobs", [-1, MOST_LOGPROBS + 1, *NOT_NUMBERS]),
+    ("priority", [1001, -1001, *NOT_NUMBERS]),
+    ("timeout_seconds", [0, -1, 86401, *NOT_NUMBERS]),
+    ("temprature", [0.5]),
+    ("echo", [True]),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in REFUSED for value in values]
+)
+def test_a_wrong_value_is_refused_by_its_name(name: str, value: Any) -> None:
+    with pytest.raises(InvalidInput, match=rf"^{name}: got .+, wanted .+; .+$") as caught:
+        parse(**{name: value})
+    assert caught.value.field == name
+    assert len(str(caught.value)) < 700
+
+
+def test_every_parameter_is_refused_somewhere() -> None:
+    assert set(GenerationParameters.model_fields) <= {name for name, _ in REFUSED}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("max_new_tokens", 1024),
+        ("temperature", 100),
+        ("top_k", 2000),
+        ("top_p", 1),
+        ("min_p", 1),
+        ("no_repeat_ngram_size", 1024),
+        ("logit_bias", {str(i): -100 for i in range(MOST_BIASES)}),
+        ("bad_words", ["w" * LONGEST_BAD_WORD] * MOST_BAD_WORDS),
+        ("stop", ["s" * LONGEST_STOP] * MOST_STOPS),
+        ("stop_token_ids", [1999] * MOST_STOP_TOKENS),
+        ("seed", -(2**63)),
+        ("logprobs", MOST_LOGPROBS),
+    ],
+)
+def test_the_limit_itself_is_allowed(name: str, value: Any) -> None:
+    parse(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"max_tokens": 3, "max_new_tokens": 3}, "max_tokens: got max_tokens and max_new_tokens"),
+        ({"max_tokens": 3, "min_tokens": 4}, "min_tokens: got 4, wanted at most 3"),
+        ({"n": 4, "best_of": 3, "temperature": 1}, "best_of: got 3, wanted at least 4"),
+        ({"n": 3}, "n: got 3, wanted 1 where no tokens are drawn"),
+        ({"n": 4, "top_p": 0.9, "max_tokens": 300}, "n: got 1200 tokens over 4 sequences"),
+        ({"best_of": 8, "top_p": 0.9, "max_tokens": 300}, "best_of: got 2400 tokens over 8"),
+        ({"max_tokens": 1025}, "max_tokens: got 1025 tokens, wanted at most 1024"),
+    ],
+)
+def test_what_does_not_go_together_is_refused(asked: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        parse(**asked)
+    assert str(caught.value).startswith(words)
+
+
+def test_new_tokens_fit_behind_the_prompt() -> None:
+    assert parse(max_tokens=12).new_tokens(500, LIMITS) == 12
+    with pytest.raises(InvalidInput, match="max_new_tokens: got 13, wanted at most 12 "):
+        parse(max_tokens=13).new_tokens(500, LIMITS)
+    with pytest.raises(InvalidInput, match="min_new_tokens: got 13, wanted at most 12 "):
+        parse(min_tokens=13).new_tokens(500, LIMITS)
+    with pytest.raises(InvalidInput, match="text_input: got 512 tokens, wanted at most 511"):
+        parse().new_tokens(512, LIMITS)
+
+
+def test_without_max_new_tokens_all_sequences_share_what_a_request_may_generate() -> None:
+    parameters = parse(n=4, temperature=1.0)
+    assert parameters.new_tokens(12, LIMITS) == 1024 // 4
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (b"", "ill-formed JSON"),
+        (b"{", "ill-formed JSON"),
+        (b"{'n': 1}", "ill-formed JSON"),
+        (b"[]", "got a JSON list, wanted a JSON object"),
+        (b"null", "wanted a JSON object"),
+        (b'{"n": 1, "n": 2}', "the key 'n' twice"),
+        (b'{"logit_bias": {"1": 1, "1": 2}}', "the key '1' twice"),
+        (b'{"temperature": NaN}', "got NaN, wanted finite"),
+        (b'{"temperature": -Infinity}', "got -Infinity, wanted finite"),
+        (b'{"stop": "\xff"}', "byte 0xff at offset 10"),
+        (b'{"stop": ' + b"[" * 100_000, "deeper nesting"),
+        (b'{"seed": ' + b"9" * 5000 + b"}", "an endless number"),
+        (b'{"stop": "' + b" " * MOST_BYTES + b'"}', "bytes, wanted at most"),
+    ],
+)
+def test_ill_formed_json_is_refused(text: bytes, words: str) -> None:
+    with pytest.raises(InvalidInput, match=r"^sampling_parameters: got ") as caught:
+        GenerationParameters.parse(text, LIMITS)
+    assert words in str(caught.value)
+    assert len(str(caught.value)) < 200
+
+
+def test_a_number_beyond_floats_is_no_number() -> None:
+    with pytest.raises(InvalidInput, match="temperature: got inf"):
+        GenerationParameters.parse(b'{"temperature": 1e999}', LIMITS)
+
+
+def test_brackets_in_strings_are_no_nesting() -> None:
+    assert parse(stop=['[[[[[{"\\']).stop == ('[[[[[{"\\',)
+
+
+@given(st.binary(max_size=80) | st.text('{}[]":,01enstop\\ ', max_size=40).map(str.encode))
+def test_any_bytes_are_parameters_or_an_invalid_input(text: bytes) -> None:
+    with suppress(InvalidInput):
+        GenerationParameters.parse(text, LIMITS)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(sorted(GenerationParameters.model_fields)),
+        st.recursive(
+            st.none()
+            | st.booleans()
+            | st.integers()
+            | st.floats(width=32)
+            | st.text("a0", max_size=5),
+            lambda inner: (
+                st.lists(inner, max_size=3) | st.dictionaries(st.text("a0", max_size=3), inner)
+            ),
+            max_leaves=4,
+        ),
+        max_size=4,
+    )
+)
+def test_any_values_are_parameters_or_an_invalid_input(asked: dict[str, Any]) -> None:
+    with suppress(InvalidInput):
+        parse(**asked)
+
+
+def test_a_folder_without_the_file_says_nothing(tmp_path: Path) -> None:
+    assert generation_defaults(tmp_path, LIMITS) == {}
+
+
+def test_what_transformers_itself_saves_is_read(tmp_path: Path) -> None:
+    """Its defaults, those of an encoder-decoder aside, all count as switched off or harmless."""
+    GenerationConfig(
+        **GenerationConfig._get_default_generation_params() | {"eos_token_id": [1, 2]}
+    ).save_pretrained(tmp_path)
+    defaults = generation_defaults(tmp_path, LIMITS)
+    assert parse(defaults).greedy
+    assert parse(defaults, do_sample=True).top_k == 50
+
+
+def test_a_folders_top_k_above_the_vocabulary_is_no_fault(folder: Callable[..., Path]) -> None:
+    assert generation_defaults(folder(top_k=50_000), LIMITS) == {"top_k": 50_000}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"num_beams": 4},
+        {"suppress_tokens": [1, 2]},
+        {"forced_eos_token_id": 2},
+        {"min_length": 10},
+        {"epsilon_cutoff": 3e-4},
+        {"guidance_scale": 1.5},
+        {"bad_words_ids": [[5]]},
+        {"temperature": -1},
+        {"top_p": "high"},
+        {"max_new_tokens": 5, "min_new_tokens": 6},
+    ],
+)
+def test_what_a_folder_asks_and_is_not_supported_is_refused(
+    folder: Callable[..., Path], config: dict[str, Any]
+) -> None:
+    name = list(config)[-1]
+    with pytest.raises(CheckpointError, match=rf"^generation_config\.json: {name}: got .+wanted"):
+        generation_defaults(folder(**config), LIMITS)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"temperature": -1}, {"max_tokens": 5, "max_new_tokens": 5}, {"beams": 2}]
+)
+def test_an_operators_mistake_is_the_operators(tmp_path: Path, settings: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=r"got .+wanted"):
+        generation_defaults(tmp_path, LIMITS, settings)
+
+
+def test_parameters_cannot_be_changed() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        parse().temperature = 2.0  # type: ignore[misc]
