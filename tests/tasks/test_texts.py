@@ -160,7 +160,7 @@ def test_a_panic_inside_the_tokenizer_is_the_texts_own_error(deploy):
     PanicException = type("PanicException", (BaseException,), {})
 
     class Panicking:
-        def encode_batch_fast(self, texts):
+        def encode_batch_fast(self, texts, add_special_tokens):
             if "bad" in texts:
                 raise PanicException("no entry found for key")
             return [backend.encode(text) for text in texts]

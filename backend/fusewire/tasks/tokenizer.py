@@ -16,6 +16,7 @@ import tokenizers
 from tokenizers import Encoding, normalizers
 
 from fusewire.errors import CheckpointError
+from fusewire.tasks.loose_spaces import tighten
 from fusewire.weights import file_in, read_json
 
 FILE = "tokenizer.json"
@@ -37,20 +38,6 @@ _BERT_SWITCHES = {
     "strip_accents": "strip_accents",
     "tokenize_chinese_chars": "handle_chinese_chars",
 }
-
-# What transformers' `clean_up_tokenization` takes back, in its order.
-_LOOSE_SPACES = (
-    (" .", "."),
-    (" ?", "?"),
-    (" !", "!"),
-    (" ,", ","),
-    (" ' ", "'"),
-    (" n't", "n't"),
-    (" 'm", "'m"),
-    (" 's", "'s"),
-    (" 've", "'ve"),
-    (" 're", "'re"),
-)
 
 
 def limit_tokenizer_threads(threads: int) -> None:
@@ -97,7 +84,7 @@ class Tokenizer:
         self.unk_id = self._role(config, "unk_token")
         self.truncation_side = _choice(config, "truncation_side", ("right", "left"))
         self.max_length = _max_length(config)
-        self._cleans_spaces = config.get("clean_up_tokenization_spaces") is True and not isinstance(
+        self.cleans_spaces = config.get("clean_up_tokenization_spaces") is True and not isinstance(
             backend.model, tokenizers.models.BPE
         )
 
@@ -145,12 +132,13 @@ class Tokenizer:
         return decoder.decode(pieces) if decoder is not None else " ".join(pieces)
 
     def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
+        text = self.decode_as_spelled(ids, skip_special_tokens)
+        return tighten(text) if self.cleans_spaces else text
+
+    def decode_as_spelled(self, ids: list[int], skip_special_tokens: bool = False) -> str:
+        """Without taking loose spaces back."""
         with _faults():
-            text = self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
-        if self._cleans_spaces:
-            for loose, tight in _LOOSE_SPACES:
-                text = text.replace(loose, tight)
-        return text
+            return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
 
     def encode(
         self,
@@ -158,9 +146,11 @@ class Tokenizer:
         *,
         offsets: bool,
         cut: dict[str, Any] | None = None,
+        special_tokens: bool = True,
     ) -> list[Encoding]:
-        """Encodes texts and pairs with special tokens. `cut`: keyword arguments of the library's
-        truncation. `offsets`: also where each token stands in the text, which costs time. Raises
+        """Encodes texts and pairs. `cut`: keyword arguments of the library's truncation. `offsets`:
+        also where each token stands in the text, which costs time. `special_tokens`: those that
+        stand around a text are put there; a chat template writes them itself. Raises
         TokenizerFault.
 
         Truncation is state of the Rust object, so one thread at a time (the engine's rule too).
@@ -168,10 +158,10 @@ class Tokenizer:
         encode = self.backend.encode_batch if offsets else self.backend.encode_batch_fast
         with _faults():
             if cut is None:
-                return encode(texts)
+                return encode(texts, add_special_tokens=special_tokens)
             self.backend.enable_truncation(**cut)
             try:
-                return encode(texts)
+                return encode(texts, add_special_tokens=special_tokens)
             finally:
                 self.backend.no_truncation()
 
