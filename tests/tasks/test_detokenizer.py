@@ -143,7 +143,7 @@ def test_a_text_streams_without_a_replacement_character_of_its_own(name: str) ->
     assert not any("\ufffd" in piece for piece in streamed(name, ids, [], True))
 
 
-# Of each sort: ASCII, continuations, starts of 2, 3 and 4 bytes, surrogates, beyond Unicode, U+FEFF.
+# Of each sort: ASCII, continuations, starts of 2 to 4 bytes, surrogates, U+FEFF, beyond Unicode.
 AWKWARD_BYTES = bytes.fromhex("41 80 BF C3 E2 82 AC ED A0 F0 9F 98 F4 90 FF EF BB BD C0")
 
 

@@ -1,0 +1,348 @@
+"""Chat templates against transformers, and against templates that mean harm."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fusewire.errors import CheckpointError, InvalidInput
+from fusewire.tasks import template_sandbox
+from fusewire.tasks.chat_template import (
+    MOST_CHARACTERS,
+    MOST_MESSAGES,
+    MOST_TEMPLATE_BYTES,
+    ChatTemplate,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Backend
+from tokenizers import models
+from transformers import PreTrainedTokenizerFast
+
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+
+CHATML = """\
+{%- for message in messages %}
+    {%- if loop.first and message.role != 'system' %}
+        {{- '<|im_start|>system\\nBe brief.<|im_end|>\\n' }}
+    {%- endif %}
+    {{- '<|im_start|>' ~ message.role + '\\n' + message.content | trim + '<|im_end|>' + '\\n' }}
+{%- endfor %}
+{% if add_generation_prompt %}
+<|im_start|>assistant
+{% endif %}
+"""
+
+LLAMA = """\
+{{- bos_token }}
+{%- set ns = namespace(system='', n=0) %}
+{%- if messages[0]['role'] == 'system' %}
+    {%- set ns.system = messages[0]['content'] | trim %}
+    {%- set messages = messages[1:] %}
+{%- endif %}
+{%- if tools is not none %}tools{% endif %}
+{%- macro header(role) %}<|start|>{{ role }}<|end|>{{ '\\n\\n' }}{% endmacro %}
+{{- header('system') }}{{ ns.system }}<|eot|>
+{%- for message in messages %}
+    {%- if message.content is not defined %}{% continue %}{% endif %}
+    {%- set ns.n = ns.n + 1 %}
+    {{- header(message['role']) + message['content'].strip().replace('  ', ' ') + '<|eot|>' }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{ header('assistant') }}[{{ ns.n }}]{% endif %}
+"""
+
+GEMMA = (
+    "{{ bos_token }}{% if messages[0]['role'] == 'system' %}"
+    "{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% for message in messages %}"
+    "{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant/...') }}{% endif %}"
+    "{% if (message['role'] == 'assistant') %}{% set role = 'model' %}"
+    "{% else %}{% set role = message['role'] %}{% endif %}"
+    "{{ '<start_of_turn>' + role + '\\n' + message['content'] | trim + '<end_of_turn>\\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{'<start_of_turn>model\\n'}}{% endif %}"
+)
+
+MISTRAL = """\
+{%- set users = messages | selectattr('role', 'equalto', 'user') | list %}
+{{- bos_token }}
+{%- for message in messages %}
+    {%- if message.role == 'user' %}
+        {{- '[INST] ' + message.content + ' [/INST]' }}
+    {%- elif message.role == 'assistant' %}
+        {%- if message.tool_calls is defined %}
+            {{- '[CALLS] [' }}
+            {%- for call in message.tool_calls %}
+                {{- call.function | tojson }}{{ ', ' if not loop.last else ']' }}
+            {%- endfor %}
+        {%- else %}
+            {%- generation %}{{ ' ' + message.content + eos_token }}{%- endgeneration %}
+        {%- endif %}
+    {%- else %}
+        {{- message | tojson(indent=2) + '%-6s|%3d' | format(message.role, loop.index) }}
+    {%- endif %}
+{%- endfor %}
+{{- users | length }}{{ users | map(attribute='content') | join('/') }}
+{{- '{}:{:>4}'.format(users[0].role, 7) if users }}{{ ([1, 2] + [3] * 2) | tojson }}{{ 2 ** 10 }}
+"""
+
+STYLES = {"ChatML": CHATML, "Llama": LLAMA, "Gemma": GEMMA, "Mistral": MISTRAL}
+
+texts = st.text("aZ é<|{%}'\"&\n", max_size=12)
+conversations = st.lists(
+    st.fixed_dictionaries(
+        {"role": st.sampled_from(["system", "user", "assistant", "tool"]), "content": texts},
+        optional={
+            "name": texts,
+            "tool_calls": st.just(
+                [{"type": "function", "function": {"name": "é", "n": [1, None]}}]
+            ),
+            "refusal": st.none(),
+        },
+    ),
+    min_size=1,
+    max_size=5,
+)
+
+
+def template(text: str) -> ChatTemplate:
+    return ChatTemplate(text, TOKENS, source="chat_template.jinja")
+
+
+def user(text: str = "hi") -> list[dict[str, Any]]:
+    return [{"role": "user", "content": text}]
+
+
+def reference(text: str) -> PreTrainedTokenizerFast:
+    backend = Backend(models.WordLevel({"<unk>": 0}, unk_token="<unk>"))
+    return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=text, **TOKENS)
+
+
+@pytest.mark.parametrize("style", STYLES)
+@given(messages=conversations, prompt=st.booleans())
+def test_a_conversation_becomes_what_transformers_makes_of_it(
+    style: str, messages: list[dict[str, Any]], prompt: bool
+) -> None:
+    theirs = reference(STYLES[style])
+    try:
+        expected = theirs.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=prompt
+        )
+    except Exception:
+        with pytest.raises(InvalidInput, match=r"^messages: got what the chat template"):
+            template(STYLES[style]).render(messages, add_generation_prompt=prompt)
+    else:
+        assert template(STYLES[style]).render(messages, add_generation_prompt=prompt) == expected
+
+
+def test_a_templates_own_refusal_is_the_requests_error() -> None:
+    with pytest.raises(InvalidInput) as caught:
+        template(GEMMA).render([{"role": "system", "content": "x"}])
+    assert str(caught.value) == (
+        "messages: got what the chat template refuses (System role not supported), "
+        "wanted a conversation in the model's form; change the messages"
+    )
+
+
+def test_the_time_is_that_of_now() -> None:
+    made = template("{{ strftime_now('%Y') }}").render(user())
+    assert made == time.strftime("%Y")
+
+
+def test_a_message_is_data_and_never_a_template() -> None:
+    assert template("{{ messages[0].content }}").render(user("{{ 7 * 7 }}")) == "{{ 7 * 7 }}"
+
+
+def grown(start: str, step: str, use: str = "") -> str:
+    """x, made of itself sixty times."""
+    loop = f"{{% for i in range(60) %}}{{% set n.x = {step} %}}{{% endfor %}}"
+    return f"{{% set n = namespace(x={start}) %}}{loop}{use}"
+
+
+TURNS = "{% for i in range(99999) %}"
+END = "{% endfor %}"
+ITSELF = "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}"
+BOMBS = {
+    "a loop of a billion turns": "{% for i in range(1000000000) %}{% endfor %}",
+    "loops in loops": TURNS + TURNS + END + END,
+    "a loop's text": TURNS + "x" * 50_000 + END,
+    "a macro of itself": ITSELF + "{{ f(60) }}",
+    "a macro without end": "{% macro f(n) %}{{ f(n) }}{% endmacro %}{{ f(1) }}",
+    "a loop of itself": "{% for x in range(9) recursive %}{{ loop(range(9)) }}{% endfor %}",
+    "text doubled": grown("'ab'", "n.x ~ n.x"),
+    "text added": grown("'ab'", "n.x + n.x"),
+    "lists added": grown("[1]", "n.x + n.x"),
+    "lists in lists": grown("[1]", "[n.x, n.x]", "{{ n.x }}"),
+    "dictionaries in them": grown("{}", "{1: n.x, 2: n.x}", "{{ n.x }}"),
+    "dictionaries made": grown("1", "dict(a=n.x, b=n.x)", "{{ n.x | tojson }}"),
+    "text multiplied": "{{ 'x' * 10000000000 }}",
+    "multiplied the other way": "{{ 10000000000 * 'x' }}",
+    "a list multiplied": "{{ [1] * 10000000000 }}",
+    "a power": "{{ 10 ** 10000000000 }}",
+    "a number squared": grown("9", "n.x * n.x"),
+    "a width": "{{ 'x'.center(10000000000) }}",
+    "a filter's width": "{{ 'x' | center(10000000000) }}",
+    "an indent": "{{ [1] | tojson(indent=10000000000) }}",
+    "zeros": "{{ '1'.zfill(10000000000) }}",
+    "a percent format": "{{ '%10000000000d' % 1 }}",
+    "a percent format of an argument": "{{ '%*d' % (10000000000, 1) }}",
+    "a format filter": "{{ '%10000000000d' | format(1) }}",
+    "a format method": "{{ '{:10000000000}'.format(1) }}",
+    "a format in a format": "{{ '{:{}}'.format(1, 10000000000) }}",
+    "replacements": "{{ ('x' * 100000).replace('x', 'y' * 100000) }}",
+    "a filter's replacements": "{{ ('x' * 100000) | replace('x', 'y' * 100000) }}",
+    "a separator": "{{ ('y' * 100000).join(['x'] * 100000) }}",
+    "a separator of a filter": "{{ range(99999) | join('y' * 100000) }}",
+    "values of a generator": (
+        "{{ range(99999) | map('string') | map('replace', '9', 'y' * 99999) | list }}"
+    ),
+    "a number as bytes": "{{ (1).to_bytes(10000000000, 'big') }}",
+    "digits rounded": "{{ 1 | round(10000000000, 'ceil') }}",
+}
+
+
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_template_without_end_is_stopped(bomb: str) -> None:
+    started = time.monotonic()
+    made = template(BOMBS[bomb])  # computing none of its constants
+    with pytest.raises(InvalidInput, match=r"^messages: got .+, wanted .+; change the messages$"):
+        made.render(user())
+    assert time.monotonic() - started < template_sandbox.MOST_SECONDS + 5
+
+
+def test_what_has_no_price_is_stopped_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_sandbox, "MOST_SECONDS", 0.0)
+    with pytest.raises(InvalidInput, match="stopped"):
+        template(CHATML).render(user())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ messages.__init__.__globals__ }}",
+        "{{ raise_exception.__globals__.json }}",
+        "{{ ''['__class__']['__base__'] }}",
+        "{{ '{0.__class__.__mro__}'.format(1) }}",
+        "{{ messages | attr('__class__') | string }}{{ messages.append(1) }}",
+        "{% set n = namespace() %}{% set n.__init__ = 1 %}",
+        "{{ namespace(_a=1) }}",
+    ],
+)
+def test_a_template_that_reaches_for_python_is_the_folders_fault(text: str) -> None:
+    with pytest.raises(CheckpointError, match=r"^chat_template\.jinja: got a template that is not"):
+        template(text).render(user())
+
+
+@pytest.mark.parametrize("text", ["{% include 'x' %}", "{% import 'x' as y %}", "{{ nothing.x }}"])
+def test_what_cannot_be_rendered_is_said_without_paths(text: str) -> None:
+    with pytest.raises(InvalidInput, match="cannot render") as caught:
+        template(text).render(user())
+    assert "/" not in str(caught.value)
+    assert "Traceback" not in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["{% for %}", "{{ x", "{% nonsense %}", "{{ 1 | nonsense }}"])
+def test_what_is_no_template_is_the_folders_fault(text: str) -> None:
+    with pytest.raises(CheckpointError, match=r"^chat_template\.jinja: line 1: .+; correct it$"):
+        template(text)
+
+
+def test_nesting_without_end_is_the_folders_fault() -> None:
+    with pytest.raises(CheckpointError, match="not safe"):
+        template("{{ " + "(" * 20_000 + "1" + ")" * 20_000 + " }}")
+
+
+@pytest.mark.parametrize(
+    ("messages", "words"),
+    [
+        ([], "messages: got 0, wanted 1.."),
+        (user() * (MOST_MESSAGES + 1), "messages: got 4097, wanted 1..4096"),
+        ("hi", "messages: got str, wanted a list"),
+        (["hi"], "messages: got str in message 0, wanted objects"),
+        ([{"content": "x"}], "role: got none in message 0, wanted a string"),
+        ([{"role": 1, "content": "x"}], "role: got int in message 0, wanted a string"),
+        ([{"role": "user", "content": ["x"]}], "content: got list in message 0, wanted a string"),
+        ([{"role": "user", "x": object()}], "messages: got object in message 0, wanted what JSON"),
+        (user("x" * MOST_CHARACTERS), "messages: got over 4194304 characters"),
+    ],
+)
+def test_what_is_no_conversation_is_refused(messages: Any, words: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        template(CHATML).render(messages)
+    assert str(caught.value).startswith(words)
+
+
+def test_deep_values_are_refused() -> None:
+    value: list[Any] = []
+    for _ in range(50):
+        value = [value]
+    with pytest.raises(InvalidInput, match="messages: got deeper nesting in message 0"):
+        template(CHATML).render([{"role": "user", "content": "x", "extra": value}])
+
+
+def test_a_long_conversation_stays_within_the_budget() -> None:
+    messages = [
+        {"role": ("user", "assistant")[i % 2], "content": "some words " * 90} for i in range(4000)
+    ]
+    for text in (CHATML, LLAMA, GEMMA, MISTRAL):
+        assert len(template(text).render(messages)) > 3_900_000
+
+
+def write(folder: Path, **files: Any) -> Path:
+    for name, content in files.items():
+        stem, _, kind = name.rpartition("_")
+        text = content if isinstance(content, str) else json.dumps(content)
+        (folder / f"{stem}.{kind}").write_text(text)
+    return folder
+
+
+def test_the_folders_files_in_their_order(tmp_path: Path) -> None:
+    def rendered() -> str | None:
+        made = ChatTemplate.load(tmp_path)
+        return made and made.render(user())
+
+    assert rendered() is None
+    write(tmp_path, chat_template_json={"chat_template": "legacy"})
+    assert rendered() == "legacy"
+    named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "named"}]
+    write(tmp_path, tokenizer_config_json={"chat_template": named})
+    assert rendered() == "named"
+    write(tmp_path, tokenizer_config_json={"chat_template": "config"})
+    assert rendered() == "config"
+    write(tmp_path, chat_template_jinja="jinja")
+    assert rendered() == "jinja"
+
+
+def test_special_tokens_are_those_of_the_folder(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        tokenizer_config_json={"bos_token": {"content": "<s>"}, "pad_token": None},
+        special_tokens_map_json={"bos_token": "old", "eos_token": "</s>"},
+        chat_template_jinja="{{ bos_token }}{{ eos_token }}{{ pad_token }}{{ cls_token }}",
+    )
+    made = ChatTemplate.load(tmp_path)
+    assert made is not None
+    assert made.render(user()) == "<s></s>"
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({"chat_template_jinja": "x" * (MOST_TEMPLATE_BYTES + 1)}, "bytes, wanted at most"),
+        ({"tokenizer_config_json": {"chat_template": 5}}, "chat_template: got int, wanted"),
+        (
+            {"tokenizer_config_json": {"chat_template": [{"name": "rag", "template": "x"}]}},
+            r"chat_template: got \['rag'\], wanted one named 'default'",
+        ),
+        ({"tokenizer_config_json": {"chat_template": "{{"}}, "tokenizer_config.json: line 1"),
+    ],
+)
+def test_a_folders_unusable_template_is_its_fault(
+    tmp_path: Path, files: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(CheckpointError, match=words):
+        ChatTemplate.load(write(tmp_path, **files))
