@@ -16,7 +16,7 @@ from fusewire.tasks.chat_template import (
     MOST_TEMPLATE_BYTES,
     ChatTemplate,
 )
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Backend
 from tokenizers import models
@@ -122,6 +122,7 @@ def reference(text: str) -> PreTrainedTokenizerFast:
 
 
 @pytest.mark.parametrize("style", STYLES)
+@settings(deadline=None)
 @given(messages=conversations, prompt=st.booleans())
 def test_a_conversation_becomes_what_transformers_makes_of_it(
     style: str, messages: list[dict[str, Any]], prompt: bool

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -24,7 +25,7 @@ from fusewire.tasks.generation_parameters import (
     MOST_STOPS,
     GenerationParameters,
 )
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import GenerationConfig
 
@@ -231,16 +232,25 @@ def test_a_number_beyond_floats_is_no_number() -> None:
         GenerationParameters.parse(b'{"temperature": 1e999}', LIMITS)
 
 
+def test_time_is_linear_in_a_string_without_end() -> None:
+    started = time.monotonic()
+    with pytest.raises(InvalidInput, match="ill-formed JSON"):
+        GenerationParameters.parse(b'{"' + rb"\"" * (MOST_BYTES // 2 - 10), LIMITS)
+    assert time.monotonic() - started < 5
+
+
 def test_brackets_in_strings_are_no_nesting() -> None:
     assert parse(stop=['[[[[[{"\\']).stop == ('[[[[[{"\\',)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=80) | st.text('{}[]":,01enstop\\ ', max_size=40).map(str.encode))
 def test_any_bytes_are_parameters_or_an_invalid_input(text: bytes) -> None:
     with suppress(InvalidInput):
         GenerationParameters.parse(text, LIMITS)
 
 
+@settings(deadline=None)
 @given(
     st.dictionaries(
         st.sampled_from(sorted(GenerationParameters.model_fields)),

@@ -13,7 +13,8 @@ MOST_BYTES = 1 << 18
 # The object, and lists or objects in it; one more than any field has, so that the field is named.
 MOST_NESTING = 3
 
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
+# Its end may be missing: a search for it from every quote would take quadratic time.
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
 _BRACKET = re.compile(rb"[\[\]{}]")
 
 

@@ -10,6 +10,9 @@ the tokenizer's decoder:
   is what it adds behind a token or two before it.
 - ByteFallback (Llama 2, Gemma) reads neighbouring byte tokens (<0x0A>) as a whole: one bad byte
   makes U+FFFD of all. They are held back until another token ends the run.
+
+(The library's own DecodeStream never lets out the half character that a text ends on, and reads a
+run of bad bytes again with each that follows.)
 """
 
 from __future__ import annotations
