@@ -177,6 +177,7 @@ BOMBS = {
     "text added": grown("'ab'", "n.x + n.x"),
     "lists added": grown("[1]", "n.x + n.x"),
     "lists in lists": grown("[1]", "[n.x, n.x]", "{{ n.x }}"),
+    "tuples in tuples": grown("1", "(n.x, n.x)", "{{ n.x }}"),
     "dictionaries in them": grown("{}", "{1: n.x, 2: n.x}", "{{ n.x }}"),
     "dictionaries made": grown("1", "dict(a=n.x, b=n.x)", "{{ n.x | tojson }}"),
     "text multiplied": "{{ 'x' * 10000000000 }}",

@@ -54,7 +54,15 @@ def unigram() -> Tokenizer:
 
 def byte_fallback(*last: decoders.Decoder) -> Tokenizer:
     """Llama 2's: spaces as ▁, bytes as tokens, one space taken from the front."""
-    pieces = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁▁", "\ufffd", "▁the"]
+    pieces = [
+        *SPECIAL,
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "▁",
+        "▁▁",
+        "\ufffd",
+        "▁the",
+        "",
+    ]
     vocabulary = {piece: index for index, piece in enumerate([*pieces, *"abcdelnot'."])}
     backend = Backend(
         models.BPE(vocabulary, [("▁", "▁")], unk_token="<unk>", byte_fallback=True, fuse_unk=True)
@@ -95,6 +103,7 @@ MAKERS: dict[str, Callable[[], Tokenizer]] = {
     "unigram": unigram,
     "byte fallback, Llama's": lambda: byte_fallback(decoders.Strip(" ", 1, 0)),
     "byte fallback, Gemma's": byte_fallback,
+    "byte fallback, three spaces taken": lambda: byte_fallback(decoders.Strip(" ", 3, 0)),
     "word piece": word_piece,
     "end of word": end_of_word,
     "no decoder": words,
@@ -110,7 +119,10 @@ def made(name: str) -> tuple[Tokenizer, Detokenizer]:
 
 
 every_tokenizer = pytest.mark.parametrize("name", MAKERS)
-random_ids = st.lists(st.integers(0, 400) | st.integers(0, 30_600), max_size=25)
+# Also beyond every vocabulary. 259 to 264: spaces and a token without text, of byte_fallback's.
+random_ids = st.lists(
+    st.integers(0, 400) | st.integers(0, 30_600) | st.integers(259, 264), max_size=25
+)
 
 
 def streamed(name: str, ids: list[int], prompt: list[int], skip: bool) -> list[str]:
@@ -197,6 +209,14 @@ def test_the_first_space_is_taken_from_a_text_but_not_from_the_answer_to_a_promp
     assert detokenizer.start([letter]).step(the) == " the"
 
 
+def test_a_run_of_byte_tokens_does_not_reach_into_the_prompt() -> None:
+    """Its text is out: half a character there is not completed later."""
+    tokenizer, detokenizer = made("byte fallback, Llama's")
+    letter, *euro = (tokenizer.backend.token_to_id(f) for f in ("a", "<0xE2>", "<0x82>", "<0xAC>"))
+    stream = detokenizer.start([letter, euro[0]])
+    assert [stream.step(token) for token in (euro[1], euro[2], letter)] == ["", "", "\ufffd\ufffda"]
+
+
 def test_skipped_tokens_between_words_change_nothing() -> None:
     """Behind a window of special tokens alone, a token would look like the text's first."""
     tokenizer, _ = made("byte fallback, Llama's")
@@ -223,15 +243,15 @@ def test_a_decoder_without_an_exact_stream_is_refused(
         Detokenizer(Tokenizer(backend, {}))
 
 
-@pytest.mark.parametrize("name", ["byte level", "byte fallback, Llama's", "unigram"])
+@pytest.mark.parametrize("name", ["byte level", "byte fallback, three spaces taken", "unigram"])
 def test_time_is_linear_in_the_tokens(name: str) -> None:
     """Whatever is generated: half characters, spaces or bytes without end. A decoder that reads
     its text again at each token would take an hour."""
     tokenizer, detokenizer = made(name)
     started = time.monotonic()
-    for piece in ("<0xE2>", "â", "▁", "a", "</s>"):
+    for piece in ("<0xE2>", "â", "▁", "a", "", "</s>"):
         if (token := tokenizer.backend.token_to_id(piece)) is not None:
-            stream = detokenizer.start()
+            stream = detokenizer.start(tokenizer.backend.encode("a").ids)
             for _ in range(30_000):
                 stream.step(token)
             stream.flush()

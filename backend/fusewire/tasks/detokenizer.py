@@ -28,8 +28,8 @@ from fusewire.tasks.loose_spaces import TighteningStream
 from fusewire.tasks.tokenizer import FILE, Tokenizer
 
 _BYTE_TOKEN = re.compile("<0x[+0-9A-Fa-f][0-9A-Fa-f]>")  # as the library parses them
-# Tokens before a new one that are looked through for text to stand behind.
-_LONGEST_ANCHOR = 4
+# Last tokens of a prompt in which text is looked for, for the answer to stand behind.
+_PROMPT_TOKENS = 16
 
 
 def _byte_of_character() -> dict[str, int]:
@@ -74,7 +74,7 @@ class Detokenizer:
             if spelled is None or (not anchor and self._is_byte(spelled)):
                 continue
             anchor.insert(0, token)
-            if len(anchor) == _LONGEST_ANCHOR:
+            if len(anchor) == _PROMPT_TOKENS:
                 break
         window = _Window(self._decode, self._is_byte, anchor)
         return TextStream(piece, window, self._tokenizer.cleans_spaces)
@@ -155,16 +155,16 @@ class _Window:
         ids = self._anchor + new
         text = self._decode(ids)[len(self._shown) :]
         self._run = []
-        self._stand_behind(ids)
+        if text or not self._shown:  # behind a token without text all is as it was
+            self._stand_behind(ids)
         return text
 
     def _stand_behind(self, ids: list[int]) -> None:
-        for size in range(1, _LONGEST_ANCHOR + 1):
-            self._anchor = ids[-size:]
-            self._shown = self._decode(self._anchor)
-            if self._shown or size >= len(ids):
-                return
         self._anchor, self._shown = ids, self._decode(ids)
+        for size in range(1, len(ids)):
+            if shown := self._decode(ids[-size:]):
+                self._anchor, self._shown = ids[-size:], shown
+                return
 
 
 def _steps(decoder: Any) -> list[dict[str, Any]]:

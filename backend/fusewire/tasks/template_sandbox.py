@@ -30,7 +30,7 @@ from jinja2.visitor import NodeTransformer
 # thousand characters take up to a third of it.
 MOST_UNITS = 1 << 21
 _LINE = 64  # characters of text for the price of one unit
-# For what has no price (long comparisons); a rendering takes milliseconds.
+# For what has no price (comparing, slicing long texts); a rendering takes milliseconds.
 MOST_SECONDS = 5.0
 # Widths, counts and digits that a template may hand to a filter or method.
 _MOST_COUNT = 1 << 20
@@ -176,10 +176,6 @@ class _Pricing(NodeTransformer):
     def visit_Tuple(self, node: nodes.Tuple) -> nodes.Expr:
         self.generic_visit(node)
         return _filtered(node, _MEASURED, node) if node.ctx == "load" else node
-
-    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Expr:
-        self.generic_visit(node)
-        return _filtered(node, _MEASURED, node) if isinstance(node.arg, nodes.Slice) else node
 
     def visit_NSRef(self, node: nodes.NSRef) -> nodes.NSRef:
         _check_attribute(node.attr)
