@@ -77,6 +77,17 @@ struct PagedAttentionArguments {
   const float* alibi_slopes;
 };
 
+// Row r of logits gives tokens[r]; every setting has one number a row (ops.def, sample).
+struct SampleArguments {
+  int64_t* tokens;
+  const void* logits;
+  int64_t stride, rows, cols;
+  const float* temperature;
+  const int32_t* top_k;
+  const float *top_p, *min_p, *typical_p;
+  const int64_t *seeds, *steps;
+};
+
 struct Kernels {
 #define KERNEL(result, name, arguments) result(*name) arguments;
 #include "core/kernels.inc"

@@ -5,7 +5,7 @@ fails test_ops.py. Shapes include one, odd, long and empty ones. The reference r
 (the truth), and in the precision of the op (the error that is granted).
 """
 
-from tests.ops import activations, attention, gemm, norms, paged, rotary, rows
+from tests.ops import activations, attention, gemm, norms, paged, rotary, rows, sampling
 from tests.ops.case import Case
 
 CASES: dict[str, Case] = {
@@ -16,4 +16,5 @@ CASES: dict[str, Case] = {
     **rotary.CASES,
     **paged.CASES,
     **rows.CASES,
+    **sampling.CASES,
 }
