@@ -44,6 +44,8 @@ MAY_IMPORT = {
         "engine.batch",
         "engine.settings",
     },
+    "engine.sampling": {"kernels", "placement", "engine.sampling_state"},
+    "engine.sampling_state": set(),
     "engine.request": {"errors", "tasks"},
     "engine.micro_batches": {"errors", "kernels", "models", "tasks", "engine"},
     "engine.encoder": {"errors", "kernels", "models", "placement", "tasks", "engine"},

@@ -1,0 +1,161 @@
+"""Logits become tokens, for all sequences of a step at once and for each as it asked.
+
+In the order of transformers' `generate`: biases and bans, penalties, then the draw (temperature,
+top_k, top_p, min_p, typical_p). Log-probabilities are those of the logits as the model gave them,
+as vLLM reports them. A draw depends on the row, the seed and how many tokens the sequence has, on
+nothing else in the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fusewire import kernels
+from fusewire.engine.sampling_state import Biases, SamplingParameters, SamplingState
+from fusewire.placement import Placement
+
+__all__ = ["Drawn", "Sampler", "SamplingParameters", "SamplingState"]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """The next token of a sequence; -1 where its row has no distribution: NaN or +inf among the
+    logits, or every token forbidden. `top_logprobs`: (token, log-probability), likeliest first."""
+
+    token: int
+    logprob: float
+    top_logprobs: Sequence[tuple[int, float]] = ()
+
+
+class Sampler:
+    """Draws with a model's placement and vocabulary."""
+
+    def __init__(self, place: Placement, vocab_size: int) -> None:
+        self._place = place
+        self._vocab_size = vocab_size
+
+    def sample(self, logits: kernels.Tensor, states: Sequence[SamplingState]) -> list[Drawn]:
+        """Draws for each row of logits [rows, vocab], which are overwritten, and appends each token
+        to its row's state."""
+        rows, stream = len(states), self._place.stream
+        biases = [state.biases() for state in states]
+        seen = [state.seen() for state in states]
+        raw = logits
+        if any(each is not None for each in seen) or any(len(tokens) for tokens, _ in biases):
+            raw = self._rows(logits, np.arange(rows))
+            self._bias(logits, biases)
+            self._penalize(logits, states, seen)
+        tops = self._tops(raw, states)
+
+        out = self._place.empty(16 * rows, dtype="uint8")  # read in one piece
+        tokens = out.section(0, [rows], "int64")
+        chosen, total = (out.section(at * rows, [rows], "float32") for at in (8, 12))
+        kernels.sample(tokens, logits, *self._settings(states), stream)
+        kernels.gather_columns(chosen, raw, tokens, stream)
+        kernels.log_sum_exp(total, raw, stream)
+
+        read = self._place.numpy(out)
+        drawn = []
+        for row, (token, logit, of_all) in enumerate(
+            zip(
+                read[: 8 * rows].view(np.int64).tolist(),
+                *read[8 * rows :].view(np.float32).reshape(2, rows).tolist(),
+                strict=True,
+            )
+        ):
+            top = [(at, value - of_all) for at, value in tops.get(row, ())]
+            drawn.append(Drawn(token, logit - of_all, top))
+            if token >= 0:
+                states[row].append(token)
+        return drawn
+
+    def _together(self, *arrays: NDArray[Any]) -> list[kernels.Tensor]:
+        """Vectors on the device, by one copy."""
+        ends = np.cumsum([0, *(-(-array.nbytes // 8) * 8 for array in arrays)]).tolist()
+        host = np.zeros(ends[-1], np.uint8)
+        for array, begin in zip(arrays, ends, strict=False):
+            host[begin : begin + array.nbytes] = array.view(np.uint8)
+        there = self._place.exact(host, np.uint8)
+        return [
+            there.section(begin, [len(array)], array.dtype.name)
+            for array, begin in zip(arrays, ends, strict=False)
+        ]
+
+    def _rows(self, logits: kernels.Tensor, rows: NDArray[Any]) -> kernels.Tensor:
+        copy = self._place.empty(len(rows), self._vocab_size)
+        kernels.gather_rows(copy, logits, self._place.exact(rows, np.int64), self._place.stream)
+        return copy
+
+    def _bias(
+        self,
+        logits: kernels.Tensor,
+        biases: list[Biases],
+    ) -> None:
+        tokens = np.concatenate([each for each, _ in biases])
+        values = np.concatenate([each for _, each in biases])
+        rows = np.repeat(np.arange(len(biases)), [len(each) for each, _ in biases])
+        # A folder may name a stop token that its model's vocabulary has not.
+        known = (tokens >= 0) & (tokens < self._vocab_size)
+        where = self._together(rows[known].astype(np.int32), tokens[known], values[known])
+        kernels.bias_logits(logits, *where, self._place.stream)
+
+    def _penalize(
+        self,
+        logits: kernels.Tensor,
+        states: Sequence[SamplingState],
+        seen: list[tuple[NDArray[np.int32], NDArray[np.int32]] | None],
+    ) -> None:
+        given = [each for each in seen if each is not None]
+        if not given:
+            return
+        ends = np.cumsum([0, *(0 if each is None else len(each[0]) for each in seen)])
+        lists = [np.concatenate([each[i] for each in given]) for i in range(2)]
+        penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
+        arguments = self._together(
+            ends.astype(np.int32), *lists, *(_each(states, name) for name in penalties)
+        )
+        kernels.penalize(logits, *arguments, self._place.stream)
+
+    def _tops(
+        self, raw: kernels.Tensor, states: Sequence[SamplingState]
+    ) -> dict[int, list[tuple[int, float]]]:
+        """The likeliest tokens with their logits, for the rows that ask."""
+        wanted = {
+            row: min(state.parameters.logprobs, self._vocab_size)
+            for row, state in enumerate(states)
+            if state.parameters.logprobs
+        }
+        if not wanted:
+            return {}
+        some = self._rows(raw, np.array([*wanted]))
+        shape = len(wanted), max(wanted.values())
+        values, tokens = self._place.empty(*shape), self._place.empty(*shape, dtype="int64")
+        kernels.top_k(values, tokens, some, self._place.stream)
+        pairs = zip(
+            self._place.numpy(tokens).tolist(), self._place.numpy(values).tolist(), strict=True
+        )
+        return {
+            row: list(zip(ids[:count], logits[:count], strict=True))
+            for (row, count), (ids, logits) in zip(wanted.items(), pairs, strict=True)
+        }
+
+    def _settings(self, states: Sequence[SamplingState]) -> list[kernels.Tensor]:
+        """What `kernels.sample` takes behind the logits."""
+        greedy = [state.parameters.greedy for state in states]
+        top_k = [min(state.parameters.top_k, self._vocab_size) for state in states]
+        return self._together(
+            np.where(greedy, np.float32(0), _each(states, "temperature")),
+            np.array(top_k, np.int32),
+            *(_each(states, name) for name in ("top_p", "min_p", "typical_p")),
+            np.array([state.seed for state in states], np.int64),
+            np.array([state.new_tokens for state in states], np.int64),
+        )
+
+
+def _each(states: Sequence[SamplingState], name: str) -> NDArray[np.float32]:
+    return np.array([getattr(state.parameters, name) for state in states], np.float32)
