@@ -25,14 +25,35 @@ __device__ __forceinline__ float reduce_block(float x, Operation operation) {
   return values[0];
 }
 
-// body(value, column) for the elements of this thread, always in the same order; outside of the row
-// the value is -inf. kTogether vectors are under way.
+// body(value, column) for the elements of this thread, of which there are Vector<T>::kSize every so
+// many columns. Which they are, and their order, does not depend on where the row begins, unlike
+// for_values' (row.h): else a draw would depend on the row's place in the batch. kTogether vectors
+// are under way; rows that are not aligned are read element by element.
 template <int kTogether = 2, class T, class Body>
 __device__ __forceinline__ void for_elements(const T* row, int cols, Body&& body) {
-  for_values<kTogether>(row, cols, -INFINITY, [&](int c, float (&v)[Vector<T>::kSize]) {
+  constexpr int n = Vector<T>::kSize, kStep = kDrawThreads * n;
+  int c = threadIdx.x * n;
+  if (reinterpret_cast<uintptr_t>(row) % 16 == 0) {
+    for (; c + (kTogether - 1) * kStep + n <= cols; c += kTogether * kStep) {
+      Vector<T> vectors[kTogether];
 #pragma unroll
-    for (int j = 0; j < Vector<T>::kSize; ++j) body(v[j], c + j);
-  });
+      for (int i = 0; i < kTogether; ++i) vectors[i] = Vector<T>::load(row + c + i * kStep);
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+#pragma unroll
+        for (int j = 0; j < n; ++j) body(to_float(vectors[i].at[j]), c + i * kStep + j);
+      }
+    }
+  }
+  for (; c < cols; c += kStep) {
+    float v[n];
+#pragma unroll
+    for (int j = 0; j < n; ++j) v[j] = c + j < cols ? to_float(row[c + j]) : 0.0f;
+#pragma unroll
+    for (int j = 0; j < n; ++j) {
+      if (c + j < cols) body(v[j], c + j);
+    }
+  }
 }
 
 // The largest number that elements with a mass of at least `target` reach (core/bracket.h); number

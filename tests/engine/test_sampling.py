@@ -1,4 +1,4 @@
-"""The sampler does to each row what transformers' processors do, and says how likely a token was."""
+"""The sampler does to each row what transformers' processors do, and says how likely it was."""
 
 from __future__ import annotations
 
