@@ -24,6 +24,11 @@ class InvalidInput(FusewireError):
         super().__init__(f"{shown}: got {got}, wanted {wanted}; {remedy}")
 
 
+class Unavailable(FusewireError):
+    """Nobody's fault: no room or no time for a request now. Answered with UNAVAILABLE, at once; the
+    same request may succeed later."""
+
+
 class CheckpointError(FusewireError):
     """A model folder's fault: missing, damaged, hostile or unsupported files."""
 

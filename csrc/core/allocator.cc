@@ -212,6 +212,11 @@ size_t CachingAllocator::trim() {
   return state_->trim();
 }
 
+size_t CachingAllocator::free_bytes() const {
+  std::lock_guard lock(state_->mutex);
+  return state_->cache.device_free_bytes();
+}
+
 void CachingAllocator::set_cap(size_t bytes) {
   std::lock_guard lock(state_->mutex);
   state_->cache.set_cap(bytes);

@@ -72,6 +72,8 @@ class CachingAllocator {
   // Returns every free segment whose work is finished to the device, without waiting; bytes given
   // back.
   size_t trim();
+  // What the device could still give, to anybody; not counted: what is cached here.
+  size_t free_bytes() const;
   void set_cap(size_t bytes);  // 0: none. Trims; blocks that are live above the cap stay
   void reset_peaks();
   AllocatorStats stats() const;

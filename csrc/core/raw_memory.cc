@@ -1,6 +1,7 @@
 #include "core/raw_memory.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cstdint>
 #include <mutex>
@@ -18,6 +19,11 @@ class CpuMemory : public RawMemory {
   Device device() const override { return {}; }
   size_t alignment() const override { return 64; }  // a cache line, one AVX-512 register
   size_t page() const override { return 4096; }
+
+  size_t free_bytes() override {
+    const long pages = sysconf(_SC_AVPHYS_PAGES), bytes = sysconf(_SC_PAGESIZE);
+    return pages > 0 && bytes > 0 ? static_cast<size_t>(pages) * static_cast<size_t>(bytes) : 0;
+  }
 
   void* allocate(size_t bytes) override {
     if (bytes < kHugePage) return map(bytes);

@@ -22,6 +22,9 @@ class RawMemory {
   virtual size_t alignment() const = 0;  // of every block carved from a segment; a power of two
   virtual size_t page() const = 0;       // bytes; segments are whole pages, `alignment` divides it
 
+  // What the device could still give, to anybody; 0 where it cannot tell.
+  virtual size_t free_bytes() { return 0; }
+
   // Whole pages, or null when the device has no more.
   virtual void* allocate(size_t bytes) = 0;
   // Returns what `allocate` gave, after the device's pending work on it has finished.

@@ -66,6 +66,7 @@ class SegmentCache {
   void reset_peaks() { stats_.peak_reserved_bytes = stats_.reserved_bytes; }
   SegmentStats stats() const;
   Device device() const { return device_; }
+  size_t device_free_bytes() const { return raw_->free_bytes(); }
   // Waits for all work on the device; false, having done nothing, while a stream is captured.
   bool finish() noexcept;
 

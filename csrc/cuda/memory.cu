@@ -55,6 +55,14 @@ class CudaMemory : public RawMemory {
   // What the driver maps at a time: less would be lost.
   size_t page() const override { return size_t{2} << 20; }
 
+  size_t free_bytes() override {
+    const CurrentDevice here(device());
+    const RelaxedCapture relaxed;
+    size_t free = 0, total = 0;
+    check(cudaMemGetInfo(&free, &total), "device memory");
+    return free;
+  }
+
   void* allocate(size_t bytes) override {
     const CurrentDevice here(device());  // checked: cudaMalloc would succeed on another device
     const RelaxedCapture relaxed;

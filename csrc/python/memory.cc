@@ -160,6 +160,8 @@ void register_allocator(py::module_& m) {
           py::arg("buffer"), py::arg("stream"),
           "The buffer is reused only when the stream's work until then is finished.")
       .def("trim", &CachingAllocator::trim, "Returns what is free to the device; bytes.")
+      .def("free_bytes", &CachingAllocator::free_bytes,
+           "What the device could still give, to anybody; what is cached here is not counted.")
       .def("set_cap", &CachingAllocator::set_cap, py::arg("bytes"), "Of reserved bytes; 0: none.")
       .def("reset_peaks", &CachingAllocator::reset_peaks)
       .def(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from math import inf
 
 from fusewire.engine.generation_sequence import GenerationSequence, Ranked, State
-from fusewire.errors import FusewireError
+from fusewire.errors import Unavailable
 
 
-class QueueFull(FusewireError):
+class QueueFull(Unavailable):
     """As many sequences wait as may: to be answered at once, and tried again later."""
 
     def __init__(self, waiting: int, limit: int) -> None:

@@ -1,0 +1,97 @@
+"""One continuation of a prompt: its tokens become text until something ends it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from fusewire.tasks.detokenizer import TextStream
+from fusewire.tasks.stop_strings import StopMatcher
+
+FinishReason = Literal["stop", "length", "cancelled"]
+# The likeliest tokens at one place with their log-probabilities, likeliest first.
+TopLogprobs = Sequence[tuple[int, float]]
+
+
+@dataclass(frozen=True)
+class Delta:
+    """What a step added to continuation `index` of a request; `text` may be empty.
+
+    `token` is None where a continuation ended without one (cancelled). `num_output_tokens` and
+    `cumulative_logprob` count from the beginning.
+    """
+
+    index: int
+    text: str
+    token: int | None
+    logprob: float
+    top_logprobs: TopLogprobs
+    cumulative_logprob: float
+    num_output_tokens: int
+    finish_reason: FinishReason | None = None
+
+
+class Continuation:
+    """Takes sampled tokens; `accept` says what each adds, and whether it was the last."""
+
+    def __init__(
+        self,
+        index: int,
+        text: TextStream,
+        stop: StopMatcher,
+        stop_tokens: Collection[int],
+        min_new_tokens: int,
+        max_new_tokens: int,
+    ) -> None:
+        """`stop_tokens` end the text and are no part of it. Stop strings count from the end of
+        `min_new_tokens` on."""
+        self.index = index
+        self.finish_reason: FinishReason | None = None
+        self.cumulative_logprob = 0.0
+        self.num_output_tokens = 0
+        self._text = text
+        self._stop = stop
+        self._stop_tokens = stop_tokens
+        self._min_new_tokens = min_new_tokens
+        self._max_new_tokens = max_new_tokens
+
+    def accept(self, token: int, logprob: float, top_logprobs: TopLogprobs = ()) -> Delta:
+        self.num_output_tokens += 1
+        self.cumulative_logprob += logprob
+        if token in self._stop_tokens:
+            self.finish_reason = "stop"
+            text = self._let_out(self._text.flush())
+        else:
+            text = self._let_out(self._text.step(token))
+            if self._stop.matched is None and self.num_output_tokens == self._max_new_tokens:
+                self.finish_reason = "length"
+                text += self._let_out(self._text.flush())
+        if self._stop.matched is not None:
+            self.finish_reason = "stop"
+        elif self.finish_reason is not None:
+            text += self._stop.flush()
+        return self._delta(text, token, logprob, top_logprobs)
+
+    def cancel(self) -> Delta:
+        self.finish_reason = "cancelled"
+        return self._delta("", None, 0.0, ())
+
+    def _let_out(self, text: str) -> str:
+        if self.num_output_tokens < self._min_new_tokens:
+            return self._stop.pass_through(text)
+        return self._stop.feed(text)
+
+    def _delta(
+        self, text: str, token: int | None, logprob: float, top_logprobs: TopLogprobs
+    ) -> Delta:
+        return Delta(
+            self.index,
+            text,
+            token,
+            logprob,
+            top_logprobs,
+            self.cumulative_logprob,
+            self.num_output_tokens,
+            self.finish_reason,
+        )

@@ -1,0 +1,235 @@
+"""Generation, a step at a time, by one thread.
+
+A step: the scheduler says which sequences run and how many of their tokens; pages are copied where
+sharing ends; one forward over all of it; whoever has reached its end is sampled, all together; each
+token becomes text and is told; who is done leaves, and its pages are free at once.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from itertools import count
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fusewire.engine.continuation import Continuation, Delta
+from fusewire.engine.generation_scheduler import GenerationScheduler, GenerationSequence, Step
+from fusewire.engine.request import ComputeFailed, failure
+from fusewire.engine.sampling import Drawn, Sampler, SamplingState
+from fusewire.errors import FusewireError, Unavailable
+from fusewire.models.step_batch import StepBatch
+
+if TYPE_CHECKING:
+    from fusewire.models.decoder import DecoderModel
+    from fusewire.models.decoder_cache import DecoderCache
+
+TOO_LATE = (
+    "timeout_seconds: got more work than this time was enough for, wanted the last token in it; "
+    "allow more time, or try again later"
+)
+
+NO_NUMBERS = (
+    "compute: got logits that are no numbers, wanted a distribution; use another dtype, or report "
+    "the model"
+)
+
+_log = logging.getLogger(__name__)
+
+# What a request is told: what a step added, or the error that ends it.
+Told = Delta | FusewireError
+
+
+@dataclass(eq=False)
+class Branch:
+    """One continuation of a request, as each part of the engine knows it."""
+
+    continuation: Continuation
+    sampling: SamplingState
+    sequence: GenerationSequence | None = None  # of all but the first: once the prompt is stored
+    open: bool = True
+
+
+@dataclass(eq=False)
+class Generation:
+    """A request under way: its branches, and whom to tell."""
+
+    branches: list[Branch]
+    tell: Callable[[Told], None]
+    open: int = field(init=False)  # branches that have not ended
+
+    def __post_init__(self) -> None:
+        self.open = len(self.branches)
+
+
+@dataclass
+class StepCounts:
+    """What one step did."""
+
+    sequences: int = 0
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+    preempted: int = 0
+
+
+class GenerationLoop:
+    """The requests of one model. Every call from one thread."""
+
+    def __init__(
+        self,
+        model: DecoderModel,
+        cache: DecoderCache,
+        scheduler: GenerationScheduler,
+        sampler: Sampler,
+    ) -> None:
+        self.scheduler = scheduler
+        self._model = model
+        self._cache = cache
+        self._sampler = sampler
+        self._owners: dict[GenerationSequence, tuple[Generation, Branch]] = {}
+        self._deadlines: list[tuple[float, int, Generation]] = []  # a heap
+        self._order = count()
+
+    @property
+    def idle(self) -> bool:
+        return not self._owners
+
+    def add(self, generation: Generation, sequence: GenerationSequence) -> None:
+        """Queues a request by the sequence of its first branch. Raises what the scheduler says of
+        it: InvalidInput, QueueFull."""
+        self.scheduler.add(sequence)
+        self._own(generation, generation.branches[0], sequence)
+        if sequence.deadline is not None:
+            heappush(self._deadlines, (sequence.deadline, next(self._order), generation))
+
+    def cancel(self, generation: Generation) -> None:
+        """Ends what is left of a request, and tells it; its slots and pages are free on return."""
+        for branch in generation.branches:
+            if branch.open:
+                self._end(generation, branch)
+                self._tell(generation, branch.continuation.cancel())
+
+    def cancel_all(self) -> None:
+        for generation in {id(of): of for of, _ in self._owners.values()}.values():
+            self.cancel(generation)
+
+    def step(self, now: float) -> StepCounts:
+        """Computes the next step; `now` is seconds on the clock of deadlines. Does nothing when
+        nothing is there to run. Never raises for a request."""
+        while self._deadlines and self._deadlines[0][0] <= now:
+            self._fail(heappop(self._deadlines)[2], Unavailable(TOO_LATE))
+        step = self.scheduler.plan(now)
+        for sequence in step.expired:
+            self._fail(self._owners[sequence][0], Unavailable(TOO_LATE))
+        counts = StepCounts(len(step.chunks), preempted=len(step.preempted))
+        if not step.chunks:
+            return counts
+        try:
+            self._compute(step, counts)
+        except Exception as error:
+            failed = failure(error)
+            for sequence, _, _ in step.chunks:
+                if sequence in self._owners:
+                    self._fail(self._owners[sequence][0], failed)
+        return counts
+
+    def _compute(self, step: Step, counts: StepCounts) -> None:
+        if step.copies:
+            source, destination = zip(*step.copies, strict=True)
+            self._cache.copy_pages(source, destination)
+        batch, sampled = _batch(step)
+        logits = self._model.step(batch, self._cache)
+        forks = dict(self.scheduler.done(step))
+        drawing: list[tuple[Generation, Branch]] = []  # a row of logits each
+        for sequence in sampled:
+            generation, first = self._owners[sequence]
+            drawing.append((generation, first))
+            for branch, fork in zip(generation.branches[1:], forks.get(sequence, ()), strict=False):
+                self._own(generation, branch, fork)
+                drawing.append((generation, branch))
+        counts.new_tokens = len(drawing)
+        counts.prompt_tokens = step.tokens - len(sampled)
+        if drawing:
+            drawn = self._sampler.sample(logits, [branch.sampling for _, branch in drawing])
+            for (generation, branch), token in zip(drawing, drawn, strict=True):
+                if branch.sequence is not None:  # else its request has failed meanwhile
+                    self._accept(generation, branch, branch.sequence, token)
+
+    def _accept(
+        self, generation: Generation, branch: Branch, sequence: GenerationSequence, drawn: Drawn
+    ) -> None:
+        if drawn.token < 0:
+            self._fail(generation, ComputeFailed(NO_NUMBERS))
+            return
+        sequence.token_ids.append(drawn.token)
+        told = branch.continuation.accept(drawn.token, drawn.logprob, drawn.top_logprobs)
+        if told.finish_reason is not None:
+            self._end(generation, branch)
+        self._tell(generation, told)
+
+    def _own(self, generation: Generation, branch: Branch, sequence: GenerationSequence) -> None:
+        branch.sequence = sequence
+        self._owners[sequence] = (generation, branch)
+
+    def _end(self, generation: Generation, branch: Branch) -> None:
+        """A branch is over: its slot and pages are free on return."""
+        if branch.open:
+            branch.open = False
+            generation.open -= 1
+        if branch.sequence is not None:
+            self.scheduler.finish(branch.sequence)
+            del self._owners[branch.sequence]
+            branch.sequence = None
+
+    def _fail(self, generation: Generation, error: FusewireError) -> None:
+        """Ends a whole request, unless it has ended."""
+        if generation.open:
+            for branch in generation.branches:
+                self._end(generation, branch)
+            self._tell(generation, error)
+
+    def _tell(self, generation: Generation, told: Told) -> None:
+        """Whoever listens badly harms nobody else."""
+        try:
+            generation.tell(told)
+        except Exception:
+            _log.exception("a request's listener failed")
+
+
+def _batch(step: Step) -> tuple[StepBatch, list[GenerationSequence]]:
+    """The step's tokens packed, and the sequences whose next token can be drawn after it: each has
+    a row of logits, or one for each of its continuations, which are forked from here."""
+    chunks = step.chunks
+    counts = np.array([chunk.tokens for chunk in chunks], np.int32)
+    offsets = np.zeros(len(chunks) + 1, np.int32)
+    np.cumsum(counts, out=offsets[1:])
+    firsts = np.array([chunk.first for chunk in chunks], np.int32)
+    tables = [chunk.sequence.pages.table if chunk.sequence.pages else [] for chunk in chunks]
+    block_table = np.zeros((len(chunks), max(map(len, tables))), np.int32)
+    for row, table in zip(block_table, tables, strict=True):
+        row[: len(table)] = table
+    ids: list[int] = []
+    rows: list[int] = []
+    sampled: list[GenerationSequence] = []
+    for chunk, end in zip(chunks, offsets[1:], strict=True):
+        sequence, last = chunk.sequence, chunk.first + chunk.tokens
+        ids += sequence.token_ids[chunk.first : last]
+        if last == len(sequence.token_ids):
+            sampled.append(sequence)
+            rows += [int(end) - 1] * sequence.continuations
+    return (
+        StepBatch(
+            input_ids=np.array(ids, np.int64),
+            positions=(np.arange(len(ids)) + np.repeat(firsts - offsets[:-1], counts)).astype(
+                np.int32
+            ),
+            cu_seqlens=offsets,
+            context_lengths=firsts + counts,
+            block_table=block_table,
+            logit_rows=np.array(rows, np.int64),
+        ),
+        sampled,
+    )

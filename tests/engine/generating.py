@@ -1,0 +1,108 @@
+"""A tiny random GPT-2 with a real tokenizer, and listeners for what the engine tells."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import torch
+import transformers
+from fusewire.engine.continuation import Delta
+from fusewire.engine.generation import GenerationEngine, Ticket
+from fusewire.engine.generation_settings import GenerationSettings
+from fusewire.errors import FusewireError
+from fusewire.tasks.generation_parameters import GenerationParameters, layer
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+TOLD_WITHIN_S = 60
+LONGEST = 128
+END = 256  # of text
+
+
+@cache
+def tiny_gpt2() -> transformers.GPT2LMHeadModel:
+    """Byte-level: 256 bytes and an end of text. Weights large enough that answers differ."""
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(
+        vocab_size=257,
+        n_positions=LONGEST,
+        n_embd=48,
+        n_layer=2,
+        n_head=4,
+        bos_token_id=END,
+        eos_token_id=END,
+        initializer_range=0.3,
+    )
+    return transformers.GPT2LMHeadModel(config).eval()
+
+
+def tiny_folder(folder: Path) -> Path:
+    tiny_gpt2().save_pretrained(folder)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {character: index for index, character in enumerate(alphabet)}
+    vocabulary["<|endoftext|>"] = END
+    backend = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<|endoftext|>"])
+    backend.save(str(folder / "tokenizer.json"))
+    return folder
+
+
+def is_greedy(prompt: Sequence[int], tokens: list[int], new_tokens: int) -> bool:
+    """Whether transformers, given prompt and tokens, finds each token the likeliest at its place,
+    and they end where `generate` ends: at the end of text, or after `new_tokens`."""
+    with torch.no_grad():
+        logits = tiny_gpt2()(torch.tensor([[*prompt, *tokens]])).logits[0]
+    likeliest = logits[len(prompt) - 1 : -1].argmax(-1).tolist()
+    ended = tokens[-1] == END if END in tokens else len(tokens) == new_tokens
+    return likeliest == tokens and END not in tokens[:-1] and ended
+
+
+class Answer:
+    """Listens to one request."""
+
+    def __init__(self) -> None:
+        self._told: queue.SimpleQueue[Delta | FusewireError] = queue.SimpleQueue()
+        self.deltas: list[Delta] = []
+
+    def __call__(self, told: Delta | FusewireError) -> None:
+        self._told.put(told)
+
+    def next(self) -> Delta:
+        """The next delta; raises the error that ended the request."""
+        told = self._told.get(timeout=TOLD_WITHIN_S)
+        if isinstance(told, FusewireError):
+            raise told
+        self.deltas.append(told)
+        return told
+
+    def finish(self, continuations: int = 1) -> Answer:
+        """Listens until so many continuations have ended."""
+        while sum(delta.finish_reason is not None for delta in self.deltas) < continuations:
+            self.next()
+        return self
+
+    def tokens(self, index: int = 0) -> list[int]:
+        mine = [delta.token for delta in self.deltas if delta.index == index]
+        return [token for token in mine if token is not None]
+
+    def text(self, index: int = 0) -> str:
+        return "".join(delta.text for delta in self.deltas if delta.index == index)
+
+    def finish_reason(self, index: int = 0) -> str | None:
+        return [delta for delta in self.deltas if delta.index == index][-1].finish_reason
+
+
+def ask(
+    engine: GenerationEngine, prompt: str | Sequence[int], **parameters: object
+) -> tuple[Answer, Ticket]:
+    answer = Answer()
+    ticket = engine.submit(prompt, GenerationParameters(**layer(parameters)), answer)
+    return answer, ticket
+
+
+def tiny_engine(folder: Path, **settings: object) -> GenerationEngine:
+    return GenerationEngine(tiny_folder(folder), GenerationSettings(**settings))

@@ -1,0 +1,246 @@
+"""Many requests at once are each answered as if alone, and leave nothing behind."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+
+import pytest
+from fusewire import kernels
+from fusewire.engine.generation import PAGE_SIZE, GenerationEngine
+from fusewire.engine.generation_settings import GenerationSettings
+from fusewire.errors import ConfigurationError, InvalidInput, Unavailable
+from fusewire.tasks.generation_parameters import GenerationParameters
+
+from tests.engine.generating import (
+    END,
+    LONGEST,
+    Answer,
+    ask,
+    is_greedy,
+    tiny_engine,
+    tiny_folder,
+)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory) -> Iterator[GenerationEngine]:
+    engine = tiny_engine(tmp_path_factory.mktemp("gpt2"))
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def short_of_pages(tmp_path_factory) -> Iterator[GenerationEngine]:
+    """Pages for two sequences of full length and a half, and slots for sixteen."""
+
+    class Tight(GenerationEngine):
+        def _pages(self) -> int:
+            return 5 * LONGEST // PAGE_SIZE // 2
+
+    settings = GenerationSettings(max_batch_tokens=24, max_sequences=16)
+    engine = Tight(tiny_folder(tmp_path_factory.mktemp("gpt2")), settings)
+    yield engine
+    engine.close()
+
+
+def prompts(count: int, seed: int) -> list[tuple[int, ...]]:
+    chosen = random.Random(seed)
+    return [
+        tuple(chosen.randrange(256) for _ in range(chosen.randint(1, LONGEST - 30)))
+        for _ in range(count)
+    ]
+
+
+def test_greedy_tokens_are_those_of_transformers(engine):
+    asked = [(prompt, ask(engine, prompt, max_new_tokens=20)[0]) for prompt in prompts(200, 1)]
+    for prompt, answer in asked:
+        assert is_greedy(prompt, answer.finish().tokens(), 20)
+
+
+def test_requests_come_and_go_at_any_time(engine):
+    chosen = random.Random(2)
+    kept, cancelled = [], []
+    for prompt in prompts(150, 2):
+        length = chosen.randint(1, 25)
+        answer, ticket = ask(engine, prompt, max_new_tokens=length)
+        if chosen.random() < 0.4:
+            time.sleep(chosen.random() * 0.004)
+            ticket.cancel()
+            cancelled.append((prompt, length, answer))
+        else:
+            kept.append((prompt, length, answer))
+    for prompt, length, answer in kept:
+        assert is_greedy(prompt, answer.finish().tokens(), length)
+    for prompt, _, answer in cancelled:
+        told = answer.finish().tokens()
+        assert not told or END in told or is_greedy(prompt, told, len(told))
+    assert {answer.finish_reason() for *_, answer in cancelled} >= {"cancelled"}
+    assert engine.cache.used == 0
+
+
+def test_running_out_of_pages_costs_time_and_no_answer(short_of_pages):
+    before = short_of_pages.preemptions
+    short = [prompt[:6] for prompt in prompts(40, 3)]  # each grows to seven pages
+    asked = [(p, ask(short_of_pages, p, max_new_tokens=100)[0]) for p in short]
+    for prompt, answer in asked:
+        assert is_greedy(prompt, answer.finish().tokens(), 100)
+    assert short_of_pages.preemptions > before
+    assert short_of_pages.cache.used == 0
+
+
+def test_a_thousand_cancelled_requests_leave_nothing_behind(short_of_pages):
+    memory = kernels.default_allocator(short_of_pages.model.place.device).stats
+    chosen, before = random.Random(4), 0
+    for prompt in prompts(1000, 4):
+        answer, ticket = ask(short_of_pages, prompt, max_new_tokens=25)
+        for _ in range(chosen.randrange(3)):
+            if answer.next().finish_reason:
+                break
+        ticket.cancel()
+        answer.finish()
+        before = before or memory()["allocated_bytes"]
+    assert short_of_pages.cache.used == 0
+    assert memory()["allocated_bytes"] == before
+
+
+def test_every_continuation_is_what_its_seed_alone_would_be(engine):
+    prompt = prompts(1, 5)[0]
+    sampled = {"max_new_tokens": 12, "temperature": 1.5, "top_k": 50}
+    answer, _ = ask(engine, prompt, n=3, seed=7, **sampled)
+    answer.finish(3)
+    for index in range(3):
+        alone, _ = ask(engine, prompt, seed=7 + index, **sampled)
+        assert alone.finish().tokens() == answer.tokens(index)
+    assert len({tuple(answer.tokens(index)) for index in range(3)}) == 3
+
+
+def test_a_seed_decides_whatever_else_is_in_the_batch(engine):
+    prompt = prompts(1, 6)[0]
+    sampled = {"max_new_tokens": 15, "temperature": 1.0, "seed": 3}
+    alone = ask(engine, prompt, **sampled)[0].finish().tokens()
+    asked = [ask(engine, p, max_new_tokens=15, temperature=2.0)[0] for p in prompts(20, 6)]
+    among, _ = ask(engine, prompt, **sampled)
+    assert among.finish().tokens() == alone
+    for answer in asked:
+        answer.finish()
+
+
+def test_the_best_of_many_are_the_likeliest_a_token(engine):
+    prompt, sampled = prompts(1, 7)[0], {"temperature": 1.5, "max_new_tokens": 8, "seed": 1}
+    every = ask(engine, prompt, n=6, **sampled)[0].finish(6)
+    best = ask(engine, prompt, n=2, best_of=6, **sampled)[0].finish(2)
+
+    def likelihood(answer: Answer, index: int) -> float:
+        last = [delta for delta in answer.deltas if delta.index == index][-1]
+        return last.cumulative_logprob / last.num_output_tokens
+
+    ranked = sorted((likelihood(every, index) for index in range(6)), reverse=True)
+    assert [likelihood(best, index) for index in range(2)] == pytest.approx(ranked[:2], abs=1e-4)
+
+
+def test_the_text_ends_before_a_stop_string(engine):
+    prompt = prompts(1, 8)[0]
+    whole = ask(engine, prompt, max_new_tokens=25)[0].finish().text()
+    stop = whole[9:12]
+    answer, _ = ask(engine, prompt, max_new_tokens=25, stop=[stop])
+    assert answer.finish().text() == whole[: whole.index(stop)]
+    assert answer.finish_reason() == "stop"
+
+
+def test_a_stop_token_ends_the_text_and_is_no_part_of_it(engine):
+    prompt = prompts(1, 9)[0]
+    tokens = ask(engine, prompt, max_new_tokens=20)[0].finish().tokens()
+    answer, _ = ask(engine, prompt, max_new_tokens=20, stop_token_ids=[tokens[5]])
+    answer.finish()
+    first = tokens.index(tokens[5])
+    assert answer.tokens() == tokens[: first + 1]
+    assert answer.text() == engine.tokenizer.decode(tokens[:first])
+
+
+def test_a_prompt_that_begins_like_an_earlier_one_is_not_computed_again(engine):
+    prompt = (*range(100), 1)
+    ask(engine, prompt, max_new_tokens=2)[0].finish()
+    before = engine.cache.prefix_hit_tokens
+    again = (*range(100), 2)
+    assert is_greedy(again, ask(engine, again, max_new_tokens=10)[0].finish().tokens(), 10)
+    assert engine.cache.prefix_hit_tokens - before == 100 // PAGE_SIZE * PAGE_SIZE
+
+
+def test_logprobs_are_those_of_the_model(engine):
+    import torch
+
+    from tests.engine.generating import tiny_gpt2
+
+    prompt = prompts(1, 10)[0]
+    answer = ask(engine, prompt, max_new_tokens=6, logprobs=3)[0].finish()
+    tokens = answer.tokens()
+    with torch.no_grad():
+        logits = tiny_gpt2()(torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
+    wanted = logits.log_softmax(-1)
+    for delta, row in zip(answer.deltas, wanted, strict=True):
+        assert delta.logprob == pytest.approx(row[delta.token].item(), abs=1e-4)
+        values, ids = row.topk(3)
+        assert [token for token, _ in delta.top_logprobs] == ids.tolist()
+        assert [p for _, p in delta.top_logprobs] == pytest.approx(values.tolist(), abs=1e-4)
+
+
+def test_what_cannot_be_served_is_refused_at_once(engine):
+    with pytest.raises(InvalidInput, match="text_input: got no tokens"):
+        ask(engine, "")
+    with pytest.raises(InvalidInput, match=rf"at most {LONGEST - 1}, which leave room"):
+        ask(engine, [1] * LONGEST)
+    with pytest.raises(InvalidInput, match=r"input_ids: got 257, wanted 0\.\.256"):
+        ask(engine, [257])
+
+
+def test_a_request_that_comes_too_late_is_told_so(engine):
+    answer, _ = ask(engine, [1, 2, 3], max_new_tokens=100, timeout_seconds=1e-6)
+    with pytest.raises(Unavailable, match="timeout_seconds: got more work"):
+        answer.finish()
+    assert engine.cache.used == 0
+
+
+def test_one_more_than_may_wait_is_refused(tmp_path):
+    engine = tiny_engine(tmp_path, max_sequences=1, max_waiting=2)
+    answers = [ask(engine, [1, 2, 3], max_new_tokens=100, ignore_eos=True)[0] for _ in range(8)]
+    told = []
+    for answer in answers:
+        try:
+            told.append(answer.finish().finish_reason())
+        except Unavailable as error:
+            told.append(str(error))
+    assert told[0] == "length"
+    assert any("2 sequences waiting" in text for text in told)
+    engine.close()
+
+
+def test_closing_lets_requests_finish_and_takes_no_more(tmp_path):
+    engine = tiny_engine(tmp_path)
+    answer, _ = ask(engine, [5, 6], max_new_tokens=60, ignore_eos=True)
+    engine.close(drain_seconds=60)
+    assert len(answer.finish().tokens()) == 60
+    with pytest.raises(Unavailable, match="while it stops"):
+        ask(engine, [5, 6])
+
+
+def test_closing_at_once_cancels(tmp_path):
+    engine = tiny_engine(tmp_path)
+    answer, _ = ask(engine, [5, 6], max_new_tokens=120, ignore_eos=True)
+    answer.next()
+    engine.close()
+    assert answer.finish().finish_reason() == "cancelled"
+
+
+def test_a_listener_that_fails_harms_nobody(engine):
+    def fails(told: object) -> None:
+        raise RuntimeError("gone")
+
+    engine.submit([1, 2, 3], GenerationParameters(max_new_tokens=5), fails)
+    assert is_greedy([4, 5], ask(engine, [4, 5], max_new_tokens=5)[0].finish().tokens(), 5)
+
+
+def test_a_cache_too_small_for_one_sequence_is_refused(tmp_path):
+    with pytest.raises(ConfigurationError, match="max_length: got 129, wanted at most 128"):
+        tiny_engine(tmp_path, max_length=129)
