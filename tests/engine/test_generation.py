@@ -186,6 +186,18 @@ def test_logprobs_are_those_of_the_model(engine):
         assert [p for _, p in delta.top_logprobs] == pytest.approx(values.tolist(), abs=1e-4)
 
 
+def test_an_iterator_gives_the_text_as_it_comes_and_leaving_it_cancels(engine):
+    parameters = GenerationParameters(max_new_tokens=20)
+    prompt = prompts(1, 11)[0]
+    whole = ask(engine, prompt, max_new_tokens=20)[0].finish().text()
+    assert "".join(delta.text for delta in engine.generate(prompt, parameters)) == whole
+    pieces = engine.generate(prompt, GenerationParameters(max_new_tokens=LONGEST - len(prompt)))
+    next(pieces)
+    pieces.close()
+    ask(engine, [1], max_new_tokens=1)[0].finish()  # behind the cancellation
+    assert engine.cache.used == 0
+
+
 def test_what_cannot_be_served_is_refused_at_once(engine):
     with pytest.raises(InvalidInput, match="text_input: got no tokens"):
         ask(engine, "")

@@ -11,14 +11,14 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fusewire import kernels
 from fusewire.engine.best_of import BestOf
-from fusewire.engine.continuation import Continuation
+from fusewire.engine.continuation import Continuation, Delta
 from fusewire.engine.generation_loop import Branch, Generation, GenerationLoop, Told
 from fusewire.engine.generation_scheduler import GenerationScheduler, GenerationSequence
 from fusewire.engine.generation_settings import GenerationSettings
@@ -144,6 +144,24 @@ class GenerationEngine:
 
         self._asked.put(add)
         return Ticket(len(ids), lambda: self._asked.put(lambda: self._loop.cancel(generation)))
+
+    def generate(
+        self, prompt: str | Sequence[int], parameters: GenerationParameters
+    ) -> Iterator[Delta]:
+        """Takes a request and gives what it is told, as it comes; raises the error that ends it.
+        Leaving the iterator cancels what has not ended."""
+        told: queue.SimpleQueue[Told] = queue.SimpleQueue()
+        ticket = self.submit(prompt, parameters, told.put)
+        left = parameters.n
+        try:
+            while left:
+                delta = told.get()
+                if isinstance(delta, FusewireError):
+                    raise delta
+                left -= delta.finish_reason is not None
+                yield delta
+        finally:
+            ticket.cancel()
 
     @property
     def preemptions(self) -> int:
