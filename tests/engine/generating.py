@@ -6,11 +6,12 @@ import queue
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
 from fusewire.engine.continuation import Delta
-from fusewire.engine.generation import GenerationEngine, Ticket
+from fusewire.engine.generation import PAGE_SIZE, GenerationEngine, Ticket
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.errors import FusewireError
 from fusewire.tasks.generation_parameters import GenerationParameters, layer
@@ -38,8 +39,8 @@ def tiny_gpt2() -> transformers.GPT2LMHeadModel:
     return transformers.GPT2LMHeadModel(config).eval()
 
 
-def tiny_folder(folder: Path) -> Path:
-    tiny_gpt2().save_pretrained(folder)
+def byte_tokenizer(folder: Path) -> None:
+    """256 bytes and the end of text."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {character: index for index, character in enumerate(alphabet)}
     vocabulary["<|endoftext|>"] = END
@@ -48,14 +49,20 @@ def tiny_folder(folder: Path) -> Path:
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens(["<|endoftext|>"])
     backend.save(str(folder / "tokenizer.json"))
+
+
+def tiny_folder(folder: Path) -> Path:
+    tiny_gpt2().save_pretrained(folder)
+    byte_tokenizer(folder)
     return folder
 
 
-def is_greedy(prompt: Sequence[int], tokens: list[int], new_tokens: int) -> bool:
-    """Whether transformers, given prompt and tokens, finds each token the likeliest at its place,
-    and they end where `generate` ends: at the end of text, or after `new_tokens`."""
+def is_greedy(prompt: Sequence[int], tokens: list[int], new_tokens: int, model: Any = None) -> bool:
+    """Whether transformers' `model` (default: the tiny GPT-2), given prompt and tokens, finds each
+    token the likeliest at its place, and they end where `generate` ends: at the end of text, or
+    after `new_tokens`."""
     with torch.no_grad():
-        logits = tiny_gpt2()(torch.tensor([[*prompt, *tokens]])).logits[0]
+        logits = (model or tiny_gpt2())(torch.tensor([[*prompt, *tokens]])).logits[0]
     likeliest = logits[len(prompt) - 1 : -1].argmax(-1).tolist()
     ended = tokens[-1] == END if END in tokens else len(tokens) == new_tokens
     return likeliest == tokens and END not in tokens[:-1] and ended
@@ -102,6 +109,13 @@ def ask(
     answer = Answer()
     ticket = engine.submit(prompt, GenerationParameters(**layer(parameters)), answer)
     return answer, ticket
+
+
+class ShortOfPages(GenerationEngine):
+    """Pages for two sequences of full length and a half, whatever there is memory for."""
+
+    def _pages(self) -> int:
+        return 5 * self.limits.max_length // PAGE_SIZE // 2
 
 
 def tiny_engine(folder: Path, **settings: object) -> GenerationEngine:

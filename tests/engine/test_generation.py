@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 
@@ -17,6 +19,7 @@ from tests.engine.generating import (
     END,
     LONGEST,
     Answer,
+    ShortOfPages,
     ask,
     is_greedy,
     tiny_engine,
@@ -33,14 +36,8 @@ def engine(tmp_path_factory) -> Iterator[GenerationEngine]:
 
 @pytest.fixture(scope="module")
 def short_of_pages(tmp_path_factory) -> Iterator[GenerationEngine]:
-    """Pages for two sequences of full length and a half, and slots for sixteen."""
-
-    class Tight(GenerationEngine):
-        def _pages(self) -> int:
-            return 5 * LONGEST // PAGE_SIZE // 2
-
     settings = GenerationSettings(max_batch_tokens=24, max_sequences=16)
-    engine = Tight(tiny_folder(tmp_path_factory.mktemp("gpt2")), settings)
+    engine = ShortOfPages(tiny_folder(tmp_path_factory.mktemp("gpt2")), settings)
     yield engine
     engine.close()
 
@@ -256,3 +253,18 @@ def test_a_listener_that_fails_harms_nobody(engine):
 def test_a_cache_too_small_for_one_sequence_is_refused(tmp_path):
     with pytest.raises(ConfigurationError, match="max_length: got 129, wanted at most 128"):
         tiny_engine(tmp_path, max_length=129)
+
+
+def test_a_program_that_forgets_to_close_ends_all_the_same(tmp_path):
+    program = """
+import sys
+from fusewire.engine.generation import GenerationEngine
+from fusewire.tasks.generation_parameters import GenerationParameters
+engine = GenerationEngine(sys.argv[1])
+print(next(engine.generate([1, 2], GenerationParameters(max_new_tokens=100))).token)
+engine.submit([1, 2], GenerationParameters(max_new_tokens=100), print)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program, str(tiny_folder(tmp_path))], capture_output=True, timeout=60
+    )
+    assert (ended.returncode, ended.stderr) == (0, b"")

@@ -6,6 +6,7 @@ tells the listeners, so that a slow one costs no step.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import queue
 import secrets
@@ -14,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from fusewire import kernels
 from fusewire.engine.best_of import BestOf
@@ -104,6 +105,13 @@ class GenerationEngine:
         ]
         for thread in self._threads:
             thread.start()
+        atexit.register(self.close)  # before Python takes its threads away in the middle of a step
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def submit(
         self,
@@ -172,6 +180,7 @@ class GenerationEngine:
         """Takes no more requests, lets those that were taken run for so long, cancels the rest, and
         returns when all have been told."""
         self._closing = True
+        atexit.unregister(self.close)
         self._asked.put(lambda: None)
         if not self._ended.wait(drain_seconds):
             self._asked.put(self._loop.cancel_all)
