@@ -12,6 +12,7 @@ import pytest
 from fusewire import kernels
 from fusewire.engine.generation import PAGE_SIZE, GenerationEngine
 from fusewire.engine.generation_settings import GenerationSettings
+from fusewire.engine.request import ComputeFailed
 from fusewire.errors import ConfigurationError, InvalidInput, Unavailable
 from fusewire.tasks.generation_parameters import GenerationParameters
 
@@ -268,3 +269,24 @@ engine.submit([1, 2], GenerationParameters(max_new_tokens=100), print)
         [sys.executable, "-c", program, str(tiny_folder(tmp_path))], capture_output=True, timeout=60
     )
     assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+def test_a_step_that_fails_is_told_to_those_in_it_and_the_next_goes_on(tmp_path, monkeypatch):
+    with tiny_engine(tmp_path) as engine:
+        step = engine.model.step
+        monkeypatch.setattr(engine.model, "step", lambda *_: 1 / 0)
+        with pytest.raises(ComputeFailed, match="compute: got ZeroDivisionError"):
+            ask(engine, [1, 2], max_new_tokens=3)[0].finish()
+        monkeypatch.setattr(engine.model, "step", step)
+        assert ask(engine, [1, 2], max_new_tokens=3)[0].finish().finish_reason() == "length"
+        assert engine.cache.used == 0
+
+
+def test_a_loop_that_breaks_leaves_nobody_waiting(tmp_path, monkeypatch):
+    engine = tiny_engine(tmp_path)
+    monkeypatch.setattr(engine._loop, "step", lambda now: 1 / 0)
+    with pytest.raises(ComputeFailed):
+        ask(engine, [1, 2], max_new_tokens=3)[0].finish()
+    with pytest.raises(Unavailable, match="while it stops"):
+        ask(engine, [1, 2])
+    engine.close()

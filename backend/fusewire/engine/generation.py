@@ -24,6 +24,7 @@ from fusewire.engine.generation_loop import Branch, Generation, GenerationLoop, 
 from fusewire.engine.generation_scheduler import GenerationScheduler, GenerationSequence
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.engine.kv_cache import KvCache
+from fusewire.engine.request import failure
 from fusewire.engine.sampling import Sampler, SamplingState
 from fusewire.errors import ConfigurationError, FusewireError, InvalidInput, Unavailable
 from fusewire.models import load_decoder
@@ -97,6 +98,7 @@ class GenerationEngine:
         )
         self._asked: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._told: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._door = threading.Lock()
         self._closing = False
         self._ended = threading.Event()
         self._threads = [
@@ -125,8 +127,6 @@ class GenerationEngine:
         `parameters.n` continuations had one with a finish_reason; or with the error that ends them
         all.
         """
-        if self._closing:
-            raise Unavailable(_CLOSED)
         arrived = time.monotonic()
         ids = self._prompt_ids(prompt)
         most = parameters.new_tokens(len(ids), self.limits)
@@ -150,7 +150,10 @@ class GenerationEngine:
             except FusewireError as error:
                 generation.tell(error)
 
-        self._asked.put(add)
+        with self._door:  # what is asked behind it is done before the loop ends
+            if self._closing:
+                raise Unavailable(_CLOSED)
+            self._asked.put(add)
         return Ticket(len(ids), lambda: self._asked.put(lambda: self._loop.cancel(generation)))
 
     def generate(
@@ -179,7 +182,8 @@ class GenerationEngine:
     def close(self, drain_seconds: float = 0.0) -> None:
         """Takes no more requests, lets those that were taken run for so long, cancels the rest, and
         returns when all have been told."""
-        self._closing = True
+        with self._door:
+            self._closing = True
         atexit.unregister(self.close)
         self._asked.put(lambda: None)
         if not self._ended.wait(drain_seconds):
@@ -192,6 +196,12 @@ class GenerationEngine:
             while not (self._closing and self._loop.idle and self._asked.empty()):
                 self._take()
                 self._loop.step(time.monotonic())
+        except Exception as error:  # a defect: nobody must wait for an answer that never comes
+            with self._door:
+                self._closing = True
+            while not self._asked.empty():
+                self._asked.get()()
+            self._loop.fail_all(failure(error))
         finally:
             self._ended.set()
             self._told.put(None)

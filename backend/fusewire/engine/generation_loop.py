@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING
 
@@ -104,6 +104,9 @@ class GenerationLoop:
         self._own(generation, generation.branches[0], sequence)
         if sequence.deadline is not None:
             heappush(self._deadlines, (sequence.deadline, next(self._order), generation))
+            if len(self._deadlines) > 2 * len(self._owners) + 64:  # most of them ended in time
+                self._deadlines = [each for each in self._deadlines if each[2].open]
+                heapify(self._deadlines)
 
     def cancel(self, generation: Generation) -> None:
         """Ends what is left of a request, and tells it; its slots and pages are free on return."""
@@ -113,8 +116,12 @@ class GenerationLoop:
                 self._tell(generation, branch.continuation.cancel())
 
     def cancel_all(self) -> None:
-        for generation in {id(of): of for of, _ in self._owners.values()}.values():
+        for generation in self._generations():
             self.cancel(generation)
+
+    def fail_all(self, error: FusewireError) -> None:
+        for generation in self._generations():
+            self._fail(generation, error)
 
     def step(self, now: float) -> StepCounts:
         """Computes the next step; `now` is seconds on the clock of deadlines. Does nothing when
@@ -135,6 +142,9 @@ class GenerationLoop:
                 if sequence in self._owners:
                     self._fail(self._owners[sequence][0], failed)
         return counts
+
+    def _generations(self) -> list[Generation]:
+        return list({id(of): of for of, _ in self._owners.values()}.values())
 
     def _compute(self, step: Step, counts: StepCounts) -> None:
         if step.copies:
