@@ -35,8 +35,11 @@ $(VENV)/.test: $(VENV)/.installed
 demo: build
 	@$(BIN)/python client/examples/demo.py
 
+# Those that watch a server, and the clock, have the machine to themselves.
+SERVERS := tests/server tests/load tests/deploy tests/client
 test: $(VENV)/.test
-	$(BIN)/python -m pytest tests
+	$(BIN)/python -m pytest tests -n 2 --dist loadfile $(SERVERS:%=--ignore %)
+	$(BIN)/python -m pytest $(SERVERS)
 
 # Everything that needs a GPU: its tests, then its benchmarks.
 gpu: has-gpu $(VENV)/.bench $(VENV)/.test
