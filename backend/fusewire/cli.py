@@ -17,7 +17,13 @@ from rich.table import Table
 
 from fusewire import __version__
 from fusewire.errors import FusewireError
-from fusewire.serving.config import Deployment, ModelSettings, ServerSettings, validated
+from fusewire.serving.config import (
+    Deployment,
+    GeneratorSettings,
+    ModelSettings,
+    ServerSettings,
+    validated,
+)
 from fusewire.serving.flags import given, with_flags
 from fusewire.serving.foreground import serve_until_signalled
 
@@ -67,7 +73,7 @@ def _common(
 
 
 @app.command("import")
-@with_flags(ModelSettings, Deployment, leave_out=("reloads",))
+@with_flags(ModelSettings, GeneratorSettings, Deployment, leave_out=("reloads",))
 def import_(
     folder: Folder,
     name: Annotated[
@@ -96,7 +102,7 @@ def import_(
             folder,
             repository,
             name=name,
-            settings=given(flags, ModelSettings),
+            settings=given(flags, ModelSettings, GeneratorSettings),
             deployment=validated(Deployment, given(flags, Deployment)),
             link=link,
             replace=replace,
@@ -112,7 +118,11 @@ def import_(
 
 @app.command()
 @with_flags(
-    ServerSettings, ModelSettings, Deployment, leave_out=("reloads", "version", "versions_served")
+    ServerSettings,
+    ModelSettings,
+    GeneratorSettings,
+    Deployment,
+    leave_out=("reloads", "version", "versions_served"),
 )
 def serve(
     sources: Annotated[
@@ -134,7 +144,7 @@ def serve(
     code = serve_until_signalled(
         sources or ["model_repository"],
         validated(ServerSettings, given(flags, ServerSettings)),
-        given(flags, ModelSettings),
+        given(flags, ModelSettings, GeneratorSettings),
         validated(Deployment, given(flags, Deployment)),
         as_json,
     )
@@ -239,18 +249,19 @@ def doctor(as_json: Json = False, **flags: Any) -> None:
 @app.command()
 def models(as_json: Json = False) -> None:
     """Lists the architectures that can be served, and what they can be asked for."""
-    from fusewire.models.registry import ARCHITECTURES, TASK_HEADS
+    from fusewire.models.registry import ARCHITECTURES, DECODERS, tasks_served
 
+    rows = [
+        *((name, f"{row.classes}*", tasks_served(row)) for name, row in ARCHITECTURES.items()),
+        *((name, row.causal_class, tasks_served(row)) for name, row in DECODERS.items()),
+    ]
     if as_json:
-        rows = [
-            {"model_type": name, "classes": f"{row.classes}*", "tasks": list(TASK_HEADS)}
-            for name, row in ARCHITECTURES.items()
-        ]
-        out.print_json(json.dumps(rows))
+        keys = ("model_type", "classes", "tasks")
+        out.print_json(json.dumps([dict(zip(keys, row, strict=True)) for row in rows]))
         return
     table = Table("model_type", "transformers classes", "tasks", box=None)
-    for name, row in ARCHITECTURES.items():
-        table.add_row(name, f"{row.classes}…", ", ".join(TASK_HEADS))
+    for name, classes, tasks in rows:
+        table.add_row(name, classes.replace("*", "…"), ", ".join(tasks))
     out.print(table)
 
 

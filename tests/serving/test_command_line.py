@@ -9,9 +9,14 @@ from pathlib import Path
 import pytest
 from fusewire import __version__, cli, devices
 from fusewire.errors import ConfigurationError
-from fusewire.models.registry import ARCHITECTURES
+from fusewire.models.registry import ARCHITECTURES, DECODERS
 from fusewire.serving.asking import read_parameters
-from fusewire.serving.config import Deployment, ModelSettings, ServerSettings
+from fusewire.serving.config import (
+    Deployment,
+    GeneratorSettings,
+    ModelSettings,
+    ServerSettings,
+)
 
 from tests.reference import tiny_checkpoint
 
@@ -31,13 +36,19 @@ def test_the_version(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize(
     ("command", "settings"),
-    [("import", ModelSettings), ("import", Deployment), ("serve", ServerSettings)],
+    [
+        ("import", ModelSettings),
+        ("import", GeneratorSettings),
+        ("import", Deployment),
+        ("serve", GeneratorSettings),
+        ("serve", ServerSettings),
+    ],
 )
 def test_every_setting_is_a_flag(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     command: str,
-    settings: type[ModelSettings] | type[Deployment] | type[ServerSettings],
+    settings: type[ModelSettings | GeneratorSettings | Deployment | ServerSettings],
 ) -> None:
     assert run(monkeypatch, command, "--help") == 0
     text = capsys.readouterr().out
@@ -128,8 +139,9 @@ def test_models_lists_the_architectures(
     text = capsys.readouterr().out
     assert run(monkeypatch, "models", "--json") == 0
     rows = json.loads(capsys.readouterr().out)
-    assert [row["model_type"] for row in rows] == list(ARCHITECTURES)
-    assert all(name in text for name in ARCHITECTURES)
+    assert [row["model_type"] for row in rows] == [*ARCHITECTURES, *DECODERS]
+    assert all(name in text for name in (*ARCHITECTURES, *DECODERS))
+    assert {tuple(row["tasks"]) for row in rows if row["model_type"] in DECODERS} == {("generate",)}
 
 
 def test_doctor_says_what_it_found(

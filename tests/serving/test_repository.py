@@ -11,7 +11,7 @@ from fusewire import devices
 from fusewire.errors import CheckpointError, ConfigurationError
 from fusewire.serving import model_config, repository
 from fusewire.serving.config import Deployment
-from fusewire.tasks.contract import TASKS, contract
+from fusewire.tasks.contract import ENCODER_TASKS, contract
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
@@ -51,7 +51,7 @@ def test_committed_entries_without_weights_are_left_out() -> None:
     assert set(empty) == committed - with_weights
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", ENCODER_TASKS)
 def test_the_entry_states_the_task_contract(checkpoint: Path, tmp_path: Path, task: str) -> None:
     folder = checkpoint
     if task in ("classify", "tag", "answer"):

@@ -7,7 +7,13 @@ import typing
 import pytest
 from fusewire.engine.settings import EngineSettings
 from fusewire.errors import ConfigurationError
-from fusewire.serving.config import Deployment, ModelSettings, ServerSettings, validated
+from fusewire.serving.config import (
+    Deployment,
+    GeneratorSettings,
+    ModelSettings,
+    ServerSettings,
+    validated,
+)
 from fusewire.serving.model_config import settings_of
 
 
@@ -55,7 +61,7 @@ def test_a_bad_parameter_is_named_with_its_value_and_limit(
         assert word in str(caught.value)
 
 
-@pytest.mark.parametrize("settings", [ModelSettings, Deployment, ServerSettings])
+@pytest.mark.parametrize("settings", [ModelSettings, GeneratorSettings, Deployment, ServerSettings])
 def test_every_setting_is_described(settings: typing.Any) -> None:
     for name, field in settings.model_fields.items():
         assert field.description, name

@@ -7,7 +7,7 @@ import pytest
 from fusewire.engine.encoder import EncoderEngine
 from fusewire.engine.settings import EngineSettings
 from fusewire.errors import ConfigurationError
-from fusewire.tasks.contract import TASKS, contract
+from fusewire.tasks.contract import ENCODER_TASKS, contract
 from fusewire.tasks.parameters import REQUEST_PARAMETERS, override
 from fusewire.tasks.registry import TASK_TYPES
 from pydantic import ValidationError
@@ -17,16 +17,16 @@ from tests.tasks.deployed import text_request
 
 
 def test_every_task_has_a_contract_parameters_and_a_type():
-    assert set(TASKS) == set(REQUEST_PARAMETERS) == set(TASK_TYPES)
+    assert set(ENCODER_TASKS) == set(REQUEST_PARAMETERS) == set(TASK_TYPES)
     fields = EngineSettings.model_fields
-    for task in TASKS:
+    for task in ENCODER_TASKS:
         assert set(REQUEST_PARAMETERS[task]) <= set(fields)
     assert all(field.description for field in fields.values())
 
 
 def test_replies_have_the_names_types_and_ranks_of_the_contract(deploy):
     types = {"TYPE_FP32": np.float32, "TYPE_STRING": object}
-    for task in TASKS:
+    for task in ENCODER_TASKS:
         pairs = ["It was him.", "Or her."] if task == "answer" else None
         text = "who [MASK] it?"
         answer = deploy("bert", task).ask(text_request(text, text, pairs=pairs))

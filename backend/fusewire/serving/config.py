@@ -1,7 +1,7 @@
 """Every setting of serving, described once: config.pbtxt parameters, import options, server flags.
 
-A field is a `parameters` key of config.pbtxt (ModelSettings) and a command-line flag under the
-same name (all three classes); unknown names are refused everywhere.
+A field is a `parameters` key of config.pbtxt (ModelSettings, GeneratorSettings) and a command-line
+flag under the same name (all four classes); unknown names are refused everywhere.
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from fusewire import devices
+from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.engine.settings import EngineSettings
 from fusewire.errors import ConfigurationError
+from fusewire.tasks.contract import GENERATE
 
 LogLevel = Literal["error", "warning", "info", "verbose"]
 Settings = TypeVar("Settings", bound=BaseModel)
@@ -23,22 +25,21 @@ Settings = TypeVar("Settings", bound=BaseModel)
 NAME_PATTERN = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
 
 
-class ModelSettings(EngineSettings):
-    """The `parameters` of one model's config.pbtxt."""
+_TASK = (
+    "embed, hidden, classify, tag, answer, fill or generate. Default: what the checkpoint's "
+    "`architectures` was made for."
+)
 
-    task: str = Field(
-        description="embed, hidden, classify, tag, answer or fill. Default: what the checkpoint's "
-        "`architectures` was made for."
-    )
+
+class _Served(BaseModel):
+    """What the `parameters` of any model's config.pbtxt have beside its engine's settings."""
+
+    task: str = Field(description=_TASK)
     reloads: int = Field(
         default=0,
         ge=0,
         description="How often the watchdog has reloaded the model; set by it alone.",
     )
-
-    def engine(self) -> EngineSettings:
-        """The engine's share of these settings."""
-        return EngineSettings(**{key: getattr(self, key) for key in EngineSettings.model_fields})
 
     def parameters(self) -> dict[str, str]:
         """As config.pbtxt holds them: the task, and what differs from its default."""
@@ -48,6 +49,25 @@ class ModelSettings(EngineSettings):
             for name, value in self
             if name == "task" or value != fields[name].default
         }
+
+
+class ModelSettings(_Served, EngineSettings):
+    """The `parameters` of one encoder's config.pbtxt."""
+
+    def engine(self) -> EngineSettings:
+        """The engine's share of these settings."""
+        return EngineSettings(**{key: getattr(self, key) for key in EngineSettings.model_fields})
+
+
+class GeneratorSettings(_Served, GenerationSettings):
+    """The `parameters` of the config.pbtxt of one model that generates."""
+
+    task: Literal["generate"] = Field(description=_TASK)
+
+    def engine(self) -> GenerationSettings:
+        """The engine's share of these settings."""
+        names = GenerationSettings.model_fields
+        return GenerationSettings(**{key: getattr(self, key) for key in names})
 
 
 class Deployment(BaseModel):
@@ -72,13 +92,14 @@ class Deployment(BaseModel):
         ge=1,
         le=4096,
         description="Rows of one execution, and the most rows of one request; the memory of an "
-        "execution is bounded by max_batch_tokens, not by this.",
+        "execution is bounded by max_batch_tokens, not by this. Not for generate.",
     )
     queue_delay_us: int = Field(
         default=200,
         ge=0,
         le=1_000_000,
-        description="Longest wait for company when the model is idle, in microseconds.",
+        description="Longest wait for company when the model is idle, in microseconds. Not for "
+        "generate, whose steps any request may join.",
     )
     version: int = Field(default=1, ge=1, le=1 << 30, description="Version folder that is written.")
     versions_served: int = Field(
@@ -142,6 +163,20 @@ class ServerSettings(BaseModel):
         description="The tritonserver program. Default: /opt/tritonserver/bin/tritonserver, else "
         "the one in the nvidia-pytriton wheel.",
     )
+
+
+def model_settings(values: Mapping[str, Any]) -> ModelSettings | GeneratorSettings:
+    """The settings of a model for its task; ConfigurationError also for those of other tasks."""
+    task = values.get("task")
+    kinds: list[type[ModelSettings | GeneratorSettings]] = [ModelSettings, GeneratorSettings]
+    own, other = reversed(kinds) if task == GENERATE else kinds
+    for name in values:
+        if name in other.model_fields and name not in own.model_fields:
+            raise ConfigurationError(
+                f"{name}: got {str(values[name])[:80]!r} for the task {task}, wanted one of "
+                f"{', '.join(own.model_fields)}; remove it"
+            )
+    return validated(own, values)
 
 
 def validated(settings: type[Settings], values: Mapping[str, Any]) -> Settings:

@@ -26,12 +26,12 @@ def with_flags(*settings: type[BaseModel], leave_out: tuple[str, ...] = ()) -> C
             for parameter in signature.parameters.values()
             if parameter.kind is not inspect.Parameter.VAR_KEYWORD
         ]
-        flags = [
-            _flag(name, field)
-            for each in settings
-            for name, field in each.model_fields.items()
-            if name not in leave_out
-        ]
+        fields: dict[str, list[Any]] = {}  # several classes may have a field of one name
+        for each in settings:
+            for name, field in each.model_fields.items():
+                if name not in leave_out:
+                    fields.setdefault(name, []).append(field)
+        flags = [_flag(name, *of_name) for name, of_name in fields.items()]
         command.__signature__ = signature.replace(  # type: ignore[attr-defined]
             parameters=own + flags
         )
@@ -43,21 +43,19 @@ def with_flags(*settings: type[BaseModel], leave_out: tuple[str, ...] = ()) -> C
     return decorate
 
 
-def given(values: dict[str, Any], settings: type[BaseModel]) -> dict[str, Any]:
+def given(values: dict[str, Any], *settings: type[BaseModel]) -> dict[str, Any]:
     """The flags of `settings` that were given."""
-    return {
-        name: value
-        for name, value in values.items()
-        if name in settings.model_fields and value is not None
-    }
+    fields = {name for each in settings for name in each.model_fields}
+    return {name: value for name, value in values.items() if name in fields and value is not None}
 
 
-def _flag(name: str, field: Any) -> inspect.Parameter:
+def _flag(name: str, field: Any, *others: Any) -> inspect.Parameter:
+    """The flag of a name; fields that differ are described one after the other."""
     flag = f"--{name.replace('_', '-')}"
     boolean = field.annotation in (bool, bool | None)
-    text = field.description or ""
-    if field.default not in (None, PydanticUndefined):
-        text += f" [default: {str(field.default).lower() if boolean else field.default}]"
+    text = " For generate: ".join(
+        dict.fromkeys(_described(each, boolean) for each in (field, *others))
+    )
     option = typer.Option(
         f"{flag}/--no-{flag[2:]}" if boolean else flag,
         help=text,
@@ -67,3 +65,10 @@ def _flag(name: str, field: Any) -> inspect.Parameter:
     )
     kind = Annotated[field.annotation | None, option]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+
+
+def _described(field: Any, boolean: bool) -> str:
+    text = field.description or ""
+    if field.default not in (None, PydanticUndefined):
+        text += f" [default: {str(field.default).lower() if boolean else field.default}]"
+    return text

@@ -12,9 +12,14 @@ from tritonclient.grpc import model_config_pb2
 from fusewire import devices
 from fusewire.errors import ConfigurationError
 from fusewire.serving import instance_group
-from fusewire.serving.config import Deployment, ModelSettings, validated
+from fusewire.serving.config import (
+    Deployment,
+    GeneratorSettings,
+    ModelSettings,
+    model_settings,
+)
 from fusewire.serving.probe import ProbeTensor
-from fusewire.tasks.contract import TensorContract, contract
+from fusewire.tasks.contract import GENERATE, TensorContract, contract
 
 BACKEND = "fusewire"
 WARMUP = "warmup"
@@ -22,14 +27,18 @@ _HEADER = "# Written by `fusewire import`; run it again rather than editing this
 
 
 def model_config(
-    name: str, settings: ModelSettings, deployment: Deployment, probe: Sequence[ProbeTensor]
+    name: str,
+    settings: ModelSettings | GeneratorSettings,
+    deployment: Deployment,
+    probe: Sequence[ProbeTensor],
 ) -> Any:
     """The ModelConfig message of a model. `probe` becomes the warm-up request."""
+    generates = settings.task == GENERATE
     inputs, outputs = contract(settings.task)
     config = model_config_pb2.ModelConfig(
         name=name,
         backend=BACKEND,
-        max_batch_size=deployment.max_batch_size,
+        max_batch_size=0 if generates else deployment.max_batch_size,
         input=[_input(tensor) for tensor in inputs],
         output=[
             model_config_pb2.ModelOutput(
@@ -39,8 +48,12 @@ def model_config(
         ],
     )
     config.version_policy.latest.num_versions = deployment.versions_served
-    # No queue policy: it turns prefetching off and stalls the batcher; admission is the engine's.
-    config.dynamic_batching.max_queue_delay_microseconds = deployment.queue_delay_us
+    if generates:  # the engine batches; a request has as many responses as steps
+        config.model_transaction_policy.decoupled = True
+    else:
+        # No queue policy: it turns prefetching off and stalls the batcher; admission is the
+        # engine's.
+        config.dynamic_batching.max_queue_delay_microseconds = deployment.queue_delay_us
     gpus = devices.gpus_of(deployment.device)
     word = instance_group.GPU if gpus else instance_group.CPU
     kind = model_config_pb2.ModelInstanceGroup.Kind.Value(word)
@@ -75,7 +88,7 @@ def read(path: Path) -> Any:
         raise ConfigurationError(f"{name}: not UTF-8 text; import the model again") from None
 
 
-def check(config: Any, name: str) -> ModelSettings:
+def check(config: Any, name: str) -> ModelSettings | GeneratorSettings:
     """The settings of a fusewire model's message, all of it checked that loading depends on."""
     settings = settings_of(
         {key: {"string_value": value.string_value} for key, value in config.parameters.items()}
@@ -92,11 +105,9 @@ def places(config: Any) -> str:
     return " and ".join(dict.fromkeys(words))
 
 
-def settings_of(parameters: Any) -> ModelSettings:
-    """ModelSettings from the `parameters` of a model's configuration (as Triton's JSON has it)."""
-    settings = validated(
-        ModelSettings, {key: value["string_value"] for key, value in parameters.items()}
-    )
+def settings_of(parameters: Any) -> ModelSettings | GeneratorSettings:
+    """A model's settings from the `parameters` of its configuration (as Triton's JSON has it)."""
+    settings = model_settings({key: value["string_value"] for key, value in parameters.items()})
     contract(settings.task)
     return settings
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from fusewire.errors import CheckpointError
+from fusewire.tasks.contract import GENERATE
 from fusewire.tasks.tokenizer import Tokenizer
 from fusewire.weights import open_folder
 
 _TEXT = "Is this model awake?"
+# One step, before those that wait: a model that has much to do is no model that hangs.
+_ONE_STEP = json.dumps({"max_new_tokens": 1, "min_new_tokens": 0, "priority": -1000})
 
 
 @dataclass(frozen=True)
 class ProbeTensor:
-    """One input of the probe, without its batch dimension of one."""
+    """One input of the probe, without the batch dimension of one that an encoder's has."""
 
     name: str
     values: tuple[str, ...] | tuple[int, ...]
@@ -40,9 +44,32 @@ class ProbeTensor:
         }
 
 
+@dataclass(frozen=True)
+class Probe:
+    """The probe's inputs and how they are sent over HTTP."""
+
+    task: str
+    tensors: tuple[ProbeTensor, ...]
+
+    @property
+    def path(self) -> str:
+        """Behind the model's: decoupled models answer no `infer`."""
+        return "generate" if self.task == GENERATE else "infer"
+
+    def json(self) -> dict[str, object]:
+        if self.task == GENERATE:
+            return {
+                tensor.name: tensor.values[0] if tensor.texts else list(tensor.values)
+                for tensor in self.tensors
+            }
+        return {"inputs": [tensor.json() for tensor in self.tensors]}
+
+
 def probe(folder: Path, task: str) -> list[ProbeTensor]:
     """The probe of a checkpoint folder for a task; empty when it has no tokenizer and the task
     cannot do without one."""
+    if task == GENERATE:
+        return [ProbeTensor("input_ids", (0,)), ProbeTensor("sampling_parameters", (_ONE_STEP,))]
     tokenizer = Tokenizer.load(open_folder(folder))
     if tokenizer is None:
         if task in ("answer", "fill"):

@@ -19,16 +19,16 @@ from fusewire import devices
 from fusewire.errors import CheckpointError, ConfigurationError
 from fusewire.models import read_config, tasks_of
 from fusewire.serving import model_config
-from fusewire.serving.config import NAME_PATTERN, Deployment, ModelSettings, validated
+from fusewire.serving.config import NAME_PATTERN, Deployment, model_settings
 from fusewire.serving.probe import probe
-from fusewire.tasks.contract import contract
+from fusewire.tasks.contract import GENERATE, contract
 from fusewire.weights import open_folder
 from fusewire.weights.folder import file_in, weight_files
 
 CONFIG = "config.pbtxt"
 _CHUNK_BYTES = 8 << 20
 # The JSON files that serving reads lie in the folder or one level below (1_Pooling/config.json).
-_DESCRIPTIONS = ("*.json", "*/*.json")
+_DESCRIPTIONS = ("*.json", "*/*.json", "chat_template.jinja")
 _DESCRIPTION_LIMIT = 200
 
 Progress = Callable[[str, int, int], None]  # file name, bytes done, bytes in all
@@ -51,9 +51,9 @@ def import_folder(
 ) -> Path:
     """Writes the entry of a checkpoint folder into a repository and returns its path.
 
-    `name`: the folder's, if not given. `settings`: fields of ModelSettings; the task may be left
-    out. An existing version is a ConfigurationError unless `replace`. The device need not be on
-    this machine: `check` looks for it before a server starts.
+    `name`: the folder's, if not given. `settings`: fields of ModelSettings, or GeneratorSettings
+    for `generate`; the task may be left out. An existing version is a ConfigurationError unless
+    `replace`. The device need not be on this machine: `check` looks for it before a server starts.
     """
     deployment = deployment or Deployment()
     source = open_folder(folder)
@@ -63,8 +63,10 @@ def import_folder(
     chosen.setdefault("task", None)
     if chosen["task"] is None:
         chosen["task"] = tasks_of(config)
-    checked = validated(ModelSettings, chosen)
+    checked = model_settings(chosen)
     contract(checked.task)
+    if checked.task == GENERATE:
+        _check_batching(deployment)
     if not devices.gpus_of(deployment.device) and checked.dtype in ("float16", "bfloat16"):
         raise ConfigurationError(
             f"dtype: got {checked.dtype} on cpu, wanted float32; leave out --dtype, or choose a "
@@ -146,6 +148,16 @@ def check(repository: Path) -> tuple[list[str], list[str]]:
                 continue
         names.append(entry.name)
     return names, empty
+
+
+def _check_batching(deployment: Deployment) -> None:
+    for name in ("max_batch_size", "queue_delay_us"):
+        if name in deployment.model_fields_set:
+            raise ConfigurationError(
+                f"{name}: got {getattr(deployment, name)} for the task {GENERATE}, wanted none, as "
+                "its steps take requests at any time; remove it, or set max_sequences or "
+                "max_batch_tokens"
+            )
 
 
 def _served_files(source: Path) -> dict[str, Path]:

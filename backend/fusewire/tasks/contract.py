@@ -12,7 +12,8 @@ from fusewire.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class TensorContract:
-    """One tensor of a task. `dims` leave out the batch dimension that stands first in each."""
+    """One tensor of a task. `dims` leave out the batch dimension that stands first in each; the
+    tensors of `generate` have none."""
 
     name: str
     dtype: str  # as config.pbtxt spells it
@@ -51,11 +52,49 @@ _OUTPUTS: dict[str, tuple[TensorContract, ...]] = {
     "fill": (TensorContract("candidates", "TYPE_STRING", (1,)),),
 }
 
-TASKS = tuple(_OUTPUTS)
+ENCODER_TASKS = tuple(_OUTPUTS)
+
+# The contract of vllm_backend, and token ids instead of a text. One prompt a request; any number of
+# responses, each of n texts.
+GENERATE = "generate"
+# Each of these inputs adds the output of its name to every response.
+RETURNED = (
+    "finish_reason",
+    "cumulative_logprob",
+    "logprobs",
+    "num_input_tokens",
+    "num_output_tokens",
+)
+
+
+def _one(name: str, dtype: str) -> TensorContract:
+    return TensorContract(name, dtype, (1,), optional=True)
+
+
+_GENERATE_INPUTS = (
+    _one("text_input", "TYPE_STRING"),
+    TensorContract("input_ids", "TYPE_INT64", (-1,), optional=True),
+    _one("stream", "TYPE_BOOL"),
+    _one("sampling_parameters", "TYPE_STRING"),
+    _one("exclude_input_in_output", "TYPE_BOOL"),
+    *(_one(f"return_{name}", "TYPE_BOOL") for name in RETURNED),
+)
+_GENERATE_OUTPUTS = (
+    TensorContract("text_output", "TYPE_STRING", (-1,)),
+    TensorContract("finish_reason", "TYPE_STRING", (-1,)),
+    TensorContract("cumulative_logprob", "TYPE_FP32", (-1,)),
+    TensorContract("logprobs", "TYPE_STRING", (-1,)),
+    TensorContract("num_input_tokens", "TYPE_UINT32", (1,)),
+    TensorContract("num_output_tokens", "TYPE_UINT32", (-1,)),
+)
+
+TASKS = (*ENCODER_TASKS, GENERATE)
 
 
 def contract(task: str) -> tuple[tuple[TensorContract, ...], tuple[TensorContract, ...]]:
     """(inputs, outputs) of a task; an unknown task is a ConfigurationError."""
+    if task == GENERATE:
+        return _GENERATE_INPUTS, _GENERATE_OUTPUTS
     if task not in _OUTPUTS:
         raise ConfigurationError(
             f"task: got {task!r}, wanted one of {', '.join(TASKS)}; "

@@ -32,7 +32,8 @@ Value = str | int | float | bool
 
 
 def check_settings(settings: EngineSettings, task: str) -> None:
-    """ConfigurationError when an operator set something that the task has no use for."""
+    """ConfigurationError when an operator set something that the task, an encoder's, has no use
+    for."""
     for name, field in EngineSettings.model_fields.items():
         if name in _EVERY_TASK or name in REQUEST_PARAMETERS[task]:
             continue

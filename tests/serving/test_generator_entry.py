@@ -1,0 +1,84 @@
+"""A model that generates, as a repository entry: its contract, its settings, its warm-up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from fusewire.engine.generation_settings import GenerationSettings
+from fusewire.errors import ConfigurationError
+from fusewire.serving import model_config, repository
+from fusewire.serving.config import Deployment, GeneratorSettings, ModelSettings
+from fusewire.serving.probe import Probe, probe
+from fusewire.tasks.contract import GENERATE, RETURNED, contract
+
+from tests.engine.generating import tiny_folder
+from tests.reference import tiny_checkpoint
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_folder(tmp_path_factory.mktemp("gpt2"))
+
+
+def test_the_entry_states_the_contract_and_is_decoupled(folder: Path, tmp_path: Path) -> None:
+    entry = repository.import_folder(folder, tmp_path, name="g")
+    config = model_config.read(entry / "config.pbtxt")
+    inputs, outputs = contract(GENERATE)
+    assert [each.name for each in config.input] == [each.name for each in inputs]
+    assert [each.name for each in config.output] == [each.name for each in outputs]
+    assert all(each.optional and not each.allow_ragged_batch for each in config.input)
+    assert {f"return_{name}" for name in RETURNED} < {each.name for each in inputs}
+    assert set(RETURNED) < {each.name for each in outputs}
+    assert config.model_transaction_policy.decoupled
+    assert config.max_batch_size == 0
+    assert not config.HasField("dynamic_batching")
+
+
+def test_settings_come_back_as_they_were_given(folder: Path, tmp_path: Path) -> None:
+    settings = {"max_sequences": 3, "prefix_caching": False, "kv_cache_mib": 7, "threads": 2}
+    entry = repository.import_folder(folder, tmp_path, name="g", settings=dict(settings))
+    found = model_config.check(model_config.read(entry / "config.pbtxt"), "g")
+    assert found == GeneratorSettings(task="generate", **settings)
+    assert found.engine() == GenerationSettings(**settings)
+    assert isinstance(model_config.settings_of({"task": {"string_value": "embed"}}), ModelSettings)
+
+
+@pytest.mark.parametrize(("task", "name"), [("generate", "pooling"), ("embed", "max_sequences")])
+def test_a_setting_of_other_tasks_is_refused(task: str, name: str) -> None:
+    values = {"task": {"string_value": task}, name: {"string_value": "mean"}}
+    with pytest.raises(ConfigurationError, match=f"{name}: got 'mean' for the task {task}"):
+        model_config.settings_of(values)
+
+
+@pytest.mark.parametrize("field", ["max_batch_size", "queue_delay_us"])
+def test_what_only_batches_of_encoders_have_is_refused(
+    folder: Path, tmp_path: Path, field: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"{field}: got 3 for the task generate"):
+        repository.import_folder(
+            folder, tmp_path, name="g", deployment=Deployment.model_validate({field: 3})
+        )
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_chat_template_comes_along(folder: Path, tmp_path: Path) -> None:
+    source = tiny_folder(tmp_path / "source")
+    (source / "chat_template.jinja").write_text("{{ messages }}")
+    entry = repository.import_folder(source, tmp_path / "repository", name="g")
+    assert (entry / "1" / "chat_template.jinja").read_text() == "{{ messages }}"
+
+
+def test_the_probe_is_one_step_before_all_others(folder: Path) -> None:
+    tensors = probe(folder, GENERATE)
+    asked = Probe(GENERATE, tuple(tensors))
+    assert asked.path == "generate"
+    assert asked.json()["input_ids"] == [0]
+    assert '"max_new_tokens": 1' in str(asked.json()["sampling_parameters"])
+
+
+def test_an_encoders_probe_is_a_plain_inference(tmp_path: Path) -> None:
+    tiny_checkpoint(tmp_path, "bert")
+    asked = Probe("embed", tuple(probe(tmp_path, "embed")))
+    assert asked.path == "infer"
+    assert list(asked.json()) == ["inputs"]
