@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
 from fusewire.engine.encoder import EncoderEngine, Request
-from fusewire.errors import FusewireError, InvalidInput
-from fusewire.serving import instance_group
+from fusewire.errors import FusewireError, InvalidInput, Unavailable
+from fusewire.serving import generating, instance_group
+from fusewire.serving.config import GeneratorSettings, ModelSettings
+from fusewire.serving.generation_metrics import GenerationMetrics
 from fusewire.serving.installation import check_numpy
 from fusewire.serving.metrics import ServingMetrics
 from fusewire.serving.model_config import settings_of
@@ -29,35 +32,93 @@ class TritonPythonModel:
             kind = args["model_instance_kind"]
             device = instance_group.of_instance(name, kind, args["model_instance_device_id"])
             settings = settings_of(config["parameters"])
-            engine_settings = settings.engine()
-            if not engine_settings.threads:
-                engine_settings = engine_settings.model_copy(
+            if not settings.threads:
+                settings = settings.model_copy(
                     update={"threads": threads_of_an_instance(config["instance_group"])}
                 )
             folder = Path(args["model_repository"]) / args["model_version"]
-            self._engine = EncoderEngine(folder, settings.task, engine_settings, device=device)
+            if isinstance(settings, GeneratorSettings):
+                self._role: _Encodes | _Generates = _Generates(folder, settings, device, args)
+            else:
+                self._role = _Encodes(folder, settings, device, args)
             # The only word of it where the server settled KIND_AUTO by itself.
-            dtype = self._engine.model.place.dtype
+            dtype = self._role.engine.model.place.dtype
             pb_utils.Logger.log_info(f"{name}: KIND_{kind}: computes on {device} in {dtype}")
-            self._metrics = ServingMetrics(
-                pb_utils.MetricFamily, name, settings.task, settings.reloads, device
-            )
         except FusewireError as error:
             raise pb_utils.TritonModelException(str(error)) from None
 
-    def execute(self, requests: list[Any]) -> list[Any]:
-        """One response for each request, in order; an error stays with the request at fault."""
-        decoded = [_decoded(request) for request in requests]
-        computed = iter(self._engine.answer([r for r in decoded if isinstance(r, Request)]))
-        answers = [next(computed) if isinstance(r, Request) else r for r in decoded]
-        self._metrics.record(answers, self._engine.last_counts)
-        return [
-            _response(request, answer) for request, answer in zip(requests, answers, strict=True)
-        ]
+    def execute(self, requests: list[Any]) -> list[Any] | None:
+        """One response for each request, in order, or, decoupled, None: they follow by themselves.
+        An error stays with the request at fault."""
+        return self._role.execute(requests)
 
     def finalize(self) -> None:
+        self._role.close()
+        del self._role  # its graphs and streams go before the process takes the driver away
+
+
+class _Encodes:
+    """Answers in `execute`."""
+
+    def __init__(
+        self, folder: Path, settings: ModelSettings, device: str, args: dict[str, str]
+    ) -> None:
+        self.engine = EncoderEngine(folder, settings.task, settings.engine(), device=device)
+        self._metrics = ServingMetrics(
+            pb_utils.MetricFamily, args["model_name"], settings.task, settings.reloads, device
+        )
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        decoded = [_decoded(request) for request in requests]
+        computed = iter(self.engine.answer([r for r in decoded if isinstance(r, Request)]))
+        answers = [next(computed) if isinstance(r, Request) else r for r in decoded]
+        self._metrics.record(answers, self.engine.last_counts)
+        return [
+            _response(request.requested_output_names(), answer)
+            for request, answer in zip(requests, answers, strict=True)
+        ]
+
+    def close(self) -> None:
         self._metrics.close()
-        del self._engine  # its graphs and streams go before the process takes the driver away
+
+
+class _Generates:
+    """Takes requests in `execute`; their responses are sent as they come."""
+
+    def __init__(
+        self, folder: Path, settings: GeneratorSettings, device: str, args: dict[str, str]
+    ) -> None:
+        self.engine = generating.load(folder, settings.engine(), device)
+        metrics = GenerationMetrics(
+            pb_utils.MetricFamily,
+            args["model_name"],
+            settings.reloads,
+            device,
+            args["model_instance_name"],
+        )
+        self._generating = generating.Generating(self.engine, metrics)
+
+    def execute(self, requests: list[Any]) -> None:
+        for request in requests:
+            self._generating.take(_decoded(request), _Sender(request))
+
+    def close(self) -> None:
+        self._generating.close()
+
+
+class _Sender:
+    """The way back to the client of a decoupled request."""
+
+    def __init__(self, request: Any) -> None:
+        self._wanted = request.requested_output_names()
+        self._sender = request.get_response_sender()
+
+    def send(self, answer: Any, final: bool) -> None:
+        flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
+        self._sender.send(_response(self._wanted, answer), flags)
+
+    def cancelled(self) -> bool:
+        return bool(self._sender.is_cancelled())
 
 
 def threads_of_an_instance(instance_groups: list[dict[str, Any]]) -> int:
@@ -81,14 +142,15 @@ def _decoded(request: Any) -> Request | InvalidInput:
     return Request(inputs, parameters, request.is_cancelled)
 
 
-def _response(request: Any, answer: Any) -> Any:
+def _response(wanted: Sequence[str], answer: Any) -> Any:
     if answer is None:
-        return _failure("cancelled: got a cancelled request, which was not computed", "CANCELLED")
+        return _failure("cancelled: got a cancelled request, which is not computed", "CANCELLED")
     if isinstance(answer, InvalidInput):
         return _failure(str(answer), "INVALID_ARG")
+    if isinstance(answer, Unavailable):
+        return _failure(str(answer), "UNAVAILABLE")
     if isinstance(answer, FusewireError):
         return _failure(str(answer), "INTERNAL")
-    wanted = request.requested_output_names()
     return pb_utils.InferenceResponse(
         [pb_utils.Tensor(name, array) for name, array in answer.items() if name in wanted]
     )

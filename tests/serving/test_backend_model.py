@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from fusewire import devices
 from fusewire.engine.encoder import ComputeFailed
-from fusewire.errors import InvalidInput
+from fusewire.errors import InvalidInput, Unavailable
 from fusewire.serving.embedded import _backend_model
 
 from tests.reference import tiny_checkpoint
@@ -25,6 +25,7 @@ class Failure(Exception):
 
 class TritonError:
     INVALID_ARG, INTERNAL, CANCELLED = "invalid", "internal", "cancelled"
+    UNAVAILABLE = "unavailable"
 
     def __init__(self, text: str, code: str) -> None:
         self.text, self.code = text, code
@@ -146,21 +147,17 @@ def test_instances_share_the_cores(model: Any, instances: list[int]) -> None:
     assert model.threads_of_an_instance(on_two_gpus) == max(1, cores // (2 * sum(instances)))
 
 
-class Asked:
-    def requested_output_names(self) -> list[str]:
-        return ["label"]
-
-
 def test_each_kind_of_answer_has_its_code(model: Any) -> None:
-    refused = model._response(Asked(), InvalidInput("top_k", 0, "1 or more", "raise it"))
+    refused = model._response(["label"], InvalidInput("top_k", 0, "1 or more", "raise it"))
     assert refused.error.code == "invalid"
     assert refused.error.text == "top_k: got 0, wanted 1 or more; raise it"
-    assert model._response(Asked(), ComputeFailed("memory: …")).error.code == "internal"
-    assert model._response(Asked(), None).error.code == "cancelled"
+    assert model._response(["label"], ComputeFailed("memory: …")).error.code == "internal"
+    assert model._response(["label"], Unavailable("queue: …")).error.code == "unavailable"
+    assert model._response(["label"], None).error.code == "cancelled"
 
 
 def test_only_requested_outputs_are_sent(model: Any) -> None:
     import numpy as np
 
     answer = {"scores": np.zeros((1, 2), np.float32), "label": np.array([[b"x"]], object)}
-    assert model._response(Asked(), answer).outputs == ["label"]
+    assert model._response(["label"], answer).outputs == ["label"]

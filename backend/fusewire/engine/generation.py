@@ -20,7 +20,13 @@ from typing import TYPE_CHECKING, Self
 from fusewire import kernels
 from fusewire.engine.best_of import BestOf
 from fusewire.engine.continuation import Continuation, Delta
-from fusewire.engine.generation_loop import Branch, Generation, GenerationLoop, Told
+from fusewire.engine.generation_loop import (
+    Branch,
+    EngineCounts,
+    Generation,
+    GenerationLoop,
+    Told,
+)
 from fusewire.engine.generation_scheduler import GenerationScheduler, GenerationSequence
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.engine.kv_cache import KvCache
@@ -98,6 +104,7 @@ class GenerationEngine:
         )
         self._asked: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._told: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._tokens = 0
         self._door = threading.Lock()
         self._closing = False
         self._ended = threading.Event()
@@ -174,6 +181,19 @@ class GenerationEngine:
         finally:
             ticket.cancel()
 
+    def counts(self) -> EngineCounts:
+        """What there is to do and what was done since the start, from any thread."""
+        scheduler = self._loop.scheduler
+        return EngineCounts(
+            running=scheduler.running,
+            waiting=scheduler.waiting,
+            used_pages=self.cache.used,
+            pages=self.cache.pages,
+            tokens=self._tokens,
+            preemptions=scheduler.preemptions,
+            prefix_hit_tokens=self.cache.prefix_hit_tokens,
+        )
+
     @property
     def preemptions(self) -> int:
         """How often a sequence gave up its pages and was computed again."""
@@ -195,7 +215,8 @@ class GenerationEngine:
         try:
             while not (self._closing and self._loop.idle and self._asked.empty()):
                 self._take()
-                self._loop.step(time.monotonic())
+                counts = self._loop.step(time.monotonic())
+                self._tokens += counts.prompt_tokens + counts.new_tokens
         except Exception as error:  # a defect: nobody must wait for an answer that never comes
             with self._door:
                 self._closing = True

@@ -75,6 +75,20 @@ class StepCounts:
     preempted: int = 0
 
 
+@dataclass(frozen=True)
+class EngineCounts:
+    """An engine at one moment. Sequences run or wait; pages are of keys and values; tokens were
+    computed, of prompts and answers, or found with `prefix_hit_tokens`."""
+
+    running: int
+    waiting: int
+    used_pages: int
+    pages: int
+    tokens: int
+    preemptions: int
+    prefix_hit_tokens: int
+
+
 class GenerationLoop:
     """The requests of one model. Every call from one thread."""
 

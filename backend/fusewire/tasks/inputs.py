@@ -103,10 +103,10 @@ def _texts(field: str, array: NDArray[Any]) -> list[str]:
         )
     if len(array) == 0:
         raise InvalidInput(field, "no texts", "at least 1", "send a text")
-    return [_decoded(field, value, _row(row, len(array))) for row, value in enumerate(array[:, 0])]
+    return [decoded(field, value, _row(row, len(array))) for row, value in enumerate(array[:, 0])]
 
 
-def _decoded(field: str, value: object, where: str) -> str:
+def decoded(field: str, value: object, where: str) -> str:
     try:
         if isinstance(value, str):
             value.encode()  # a lone surrogate is no text either

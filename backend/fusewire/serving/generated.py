@@ -1,0 +1,110 @@
+"""From what the engine tells of a request to the tensors of its responses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fusewire.engine.continuation import Delta
+from fusewire.tasks.generate import GenerateRequest
+
+Outputs = dict[str, NDArray[Any]]
+
+# JSON has no infinity; as OpenAI's servers write the logarithm of nothing.
+_LEAST_LOGPROB = -9999.0
+
+
+class Generated:
+    """The n texts of one request, as far as they are not sent yet.
+
+    Streamed: a response has what one step added to each text. Else there is one, of all of it.
+    """
+
+    def __init__(
+        self, request: GenerateRequest, num_input_tokens: int, spell: Callable[[int], str]
+    ) -> None:
+        """`spell`: a token's text, for logprobs."""
+        count = request.parameters.n
+        self._request = request
+        self._num_input_tokens = num_input_tokens
+        self._spell = spell
+        self._texts = [request.prefix] * count
+        self._tokens = [0] * count
+        self._logprobs: list[list[dict[int, dict[str, Any]]]] = [[] for _ in range(count)]
+        self._reasons: list[str | None] = [None] * count
+        self._cumulative = [0.0] * count
+        self._heard: set[int] = set()  # of which texts there is something to send
+        self._open = set(range(count))
+
+    @property
+    def ended(self) -> bool:
+        return not self._open
+
+    def add(self, delta: Delta) -> list[Outputs]:
+        """The responses that can be sent now. A step's are sent together once every open text has
+        its own, or when one goes on without the others (which may have lost their pages)."""
+        responses = []
+        if self._request.stream and delta.index in self._heard:
+            responses.append(self._take())
+        self._note(delta)
+        if self.ended or (self._request.stream and self._open <= self._heard):
+            responses.append(self._take())
+        return responses
+
+    def _note(self, delta: Delta) -> None:
+        index = delta.index
+        self._heard.add(index)
+        self._texts[index] += delta.text
+        self._reasons[index] = delta.finish_reason
+        self._cumulative[index] = delta.cumulative_logprob
+        if delta.token is not None:
+            self._tokens[index] += 1
+            if "logprobs" in self._request.returned:
+                self._logprobs[index].append(self._alternatives(delta.token, delta))
+        if delta.finish_reason is not None:
+            self._open.discard(index)
+
+    def _take(self) -> Outputs:
+        made: Outputs = {
+            "text_output": _strings(self._texts),
+            # Of a text that goes on: Python's None, as vllm_backend sends it.
+            "finish_reason": _strings([str(reason) for reason in self._reasons]),
+            "cumulative_logprob": np.array(self._cumulative, np.float32),
+            "logprobs": _strings([self._json(each) for each in self._logprobs]),
+            "num_input_tokens": np.array([self._num_input_tokens], np.uint32),
+            "num_output_tokens": np.array(self._tokens, np.uint32),
+        }
+        count = len(self._texts)
+        self._texts, self._tokens = [""] * count, [0] * count
+        self._logprobs = [[] for _ in range(count)]
+        self._heard.clear()
+        returned = self._request.returned
+        return {name: made[name] for name in made if name == "text_output" or name in returned}
+
+    def _json(self, tokens: list[dict[int, dict[str, Any]]]) -> str:
+        return "null" if self._request.parameters.logprobs is None else json.dumps(tokens)
+
+    def _alternatives(self, token: int, delta: Delta) -> dict[int, dict[str, Any]]:
+        """The token taken, whose rank is null where it is none of the likeliest asked for, and
+        those."""
+        found = {token: self._one(token, delta.logprob, None)}
+        for rank, (other, logprob) in enumerate(delta.top_logprobs, 1):
+            found[other] = self._one(other, logprob, rank)
+        return found
+
+    def _one(self, token: int, logprob: float, rank: int | None) -> dict[str, Any]:
+        return {
+            "logprob": max(logprob, _LEAST_LOGPROB),
+            "rank": rank,
+            "decoded_token": self._spell(token),
+        }
+
+
+def _strings(texts: list[str]) -> NDArray[Any]:
+    array = np.empty(len(texts), object)
+    array[:] = [text.encode() for text in texts]
+    return array

@@ -1,0 +1,118 @@
+"""The metrics of a generating instance on Triton's metrics page."""
+
+from __future__ import annotations
+
+import queue
+import random
+import time
+from typing import Any
+
+from fusewire.engine.generation import GenerationEngine
+from fusewire.serving.series import SECONDS_BUCKETS, ModelSeries, outcomes_of
+
+# How often the engine is looked at. Each number that changed is a message to the server.
+_LOOK_S = 0.25
+# Of the times between tokens, at most so many are sent each time: 64 streams have thousands a
+# second, and a random share has the same quantiles.
+_MOST_TIMES = 32
+
+
+class GenerationMetrics(ModelSeries):
+    """The series of one instance."""
+
+    def __init__(
+        self, family: Any, model: str, reloads: int, device: str = "cpu", instance: str = ""
+    ) -> None:
+        """`instance`: its name, for what cannot be added up over instances."""
+        super().__init__(family, model, "generate", reloads, device)
+        self._engine: GenerationEngine | None = None
+        self._first = self._histogram(
+            "time_to_first_token_seconds", "From a request to its first token", SECONDS_BUCKETS
+        )
+        self._next = self._histogram(
+            "inter_token_seconds",
+            "Between two tokens of a text; under load of a random share of them",
+            SECONDS_BUCKETS,
+        )
+        gauges = {
+            "running": ("running", "Sequences that are generated now"),
+            "waiting": ("waiting", "Sequences that wait for their turn"),
+            "used": ("kv_pages_used_ratio", "Share of the pages of keys and values in use"),
+        }
+        self._gauges = {
+            key: self._gauge(name, words, instance=instance)
+            for key, (name, words) in gauges.items()
+        }
+        counters = {
+            "tokens": ("tokens_total", "Tokens computed, without padding"),
+            "preemptions": ("preemptions_total", "Sequences that gave up their pages for others"),
+            "prefix_hit_tokens": ("prefix_hit_tokens_total", "Tokens of prompts found computed"),
+        }
+        self._counters = {
+            key: self._counter(name, words) for key, (name, words) in counters.items()
+        }
+        self._sent = dict.fromkeys((*self._gauges, *self._counters), 0.0)
+        for metric in self._counters.values():
+            metric.increment(0)
+        for metric in self._gauges.values():
+            metric.set(0)
+        self._times: list[float] = []  # between tokens, since the last look
+        self._skipped = 0
+        self._thread.start()
+
+    def watch(self, engine: GenerationEngine) -> None:
+        """Reports on this engine from now on."""
+        self._engine = engine
+
+    def first_token(self, seconds: float) -> None:
+        self._updates.put(lambda: self._first.observe(seconds))
+
+    def next_token(self, seconds: float) -> None:
+        """A reservoir (Vitter, 1985, algorithm R): each time has the same chance to be sent."""
+        if len(self._times) < _MOST_TIMES:
+            self._times.append(seconds)
+            return
+        self._skipped += 1
+        place = random.randrange(_MOST_TIMES + self._skipped)
+        if place < _MOST_TIMES:
+            self._times[place] = seconds
+
+    def ended(self, answer: object) -> None:
+        """A request has its last answer: outputs, an error, or None where it was cancelled."""
+        outcomes = outcomes_of([answer])
+        self._updates.put(lambda: self._count(outcomes))
+
+    def _send(self) -> None:
+        looked = 0.0
+        update = None
+        while True:
+            try:
+                update = self._updates.get(timeout=_LOOK_S)
+            except queue.Empty:
+                pass
+            else:
+                if update is None:
+                    break
+                update()
+            if time.monotonic() - looked >= _LOOK_S:
+                self._look()
+                looked = time.monotonic()
+        self._look()
+
+    def _look(self) -> None:
+        times, self._times, self._skipped = self._times, [], 0
+        for seconds in times:
+            self._next.observe(seconds)
+        if self._engine is None:
+            return
+        counts = self._engine.counts()
+        now = {**vars(counts), "used": counts.used_pages / counts.pages}
+        changed = {key: now[key] for key, sent in self._sent.items() if now[key] != sent}
+        for key, value in changed.items():
+            if key in self._gauges:
+                self._gauges[key].set(value)
+            else:
+                self._counters[key].increment(value - self._sent[key])
+            self._sent[key] = value
+        if changed:
+            self._refresh()

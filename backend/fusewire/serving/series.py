@@ -1,0 +1,120 @@
+"""The series that every model instance has on Triton's metrics page.
+
+Every instance of a model feeds the same series. Updates cost a message to the server each, so they
+are gathered, and sent by a thread of their own, after the answers.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from fusewire import kernels
+from fusewire.errors import FusewireError, InvalidInput, Unavailable
+
+SECONDS_BUCKETS = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0]
+
+Outcomes = Counter[tuple[str, str]]  # (label, its value) -> requests
+_OUTCOMES = {
+    "outcome": ("requests_total", "Requests by outcome: ok, rejected, …"),
+    "reason": ("rejected_total", "Requests refused, by the field at fault"),
+}
+
+
+class ModelSeries:
+    """Requests by outcome, memory, reloads; a subclass adds what its engine counts."""
+
+    def __init__(
+        self, family: Any, model: str, task: str, reloads: int, device: str = "cpu"
+    ) -> None:
+        """`family`: Triton's MetricFamily class. `device`: where the instance computes."""
+        self._family = family
+        self._labels = {"model": model, "task": task}
+        self._memory = kernels.default_allocator(device)
+        self._updates: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._families: dict[str, Any] = {}  # Triton wants a family to outlive its series
+        # Instances on several devices must not overwrite each other's.
+        self._reserved = self._gauge(
+            "allocator_reserved_bytes", "Bytes taken from the system", device=device
+        )
+        self._allocated = self._gauge("allocator_allocated_bytes", "Bytes in use", device=device)
+        self._gauge("model_reloads", "How often the watchdog reloaded the model").set(reloads)
+        self._outcomes: dict[tuple[str, str], Any] = {}
+        self._thread = threading.Thread(target=self._send, daemon=True)
+
+    def close(self) -> None:
+        """Sends what is waiting."""
+        self._updates.put(None)
+        self._thread.join(timeout=5)
+
+    def _counter(self, name: str, description: str, **labels: str) -> Any:
+        return self._series(name, description, self._family.COUNTER, labels)
+
+    def _gauge(self, name: str, description: str, **labels: str) -> Any:
+        return self._series(name, description, self._family.GAUGE, labels)
+
+    def _histogram(self, name: str, description: str, buckets: list[float]) -> Any:
+        return self._series(name, description, self._family.HISTOGRAM, {}, buckets=buckets)
+
+    def _series(
+        self, name: str, description: str, kind: Any, labels: dict[str, str], **more: Any
+    ) -> Any:
+        if name not in self._families:
+            self._families[name] = self._family(
+                name=f"fusewire_{name}", description=description, kind=kind
+            )
+        return self._families[name].Metric(labels=self._labels | labels, **more)
+
+    def _count(self, outcomes: Outcomes) -> None:
+        for (label, value), count in outcomes.items():
+            if (label, value) not in self._outcomes:
+                name, description = _OUTCOMES[label]
+                self._outcomes[label, value] = self._counter(name, description, **{label: value})
+            self._outcomes[label, value].increment(count)
+
+    def _refresh(self) -> None:
+        """Sends what is looked up rather than told."""
+        memory = self._memory.stats()
+        self._reserved.set(memory["reserved_bytes"])
+        self._allocated.set(memory["allocated_bytes"])
+
+    def _send(self) -> None:
+        while (update := self._updates.get()) is not None:
+            update()
+
+
+def outcomes_of(answers: Iterable[object]) -> Outcomes:
+    """What became of requests: outputs, errors, or None where one was cancelled."""
+    found: Outcomes = Counter()
+    for answer in answers:
+        if answer is None:
+            found["outcome", "cancelled"] += 1
+        elif isinstance(answer, (InvalidInput, Unavailable)):
+            found["outcome", "rejected"] += 1
+            found["reason", _reason(answer)] += 1
+        else:
+            found["outcome", "failed" if isinstance(answer, FusewireError) else "ok"] += 1
+    return found
+
+
+def _reason(error: InvalidInput | Unavailable) -> str:
+    """The field at fault; a parameter's name is the client's own, and series must not multiply."""
+    if isinstance(error, Unavailable):
+        return str(error).partition(":")[0]  # queue, timeout_seconds, server: ours
+    return error.field if error.field in _KNOWN_FIELDS else "parameter"
+
+
+_KNOWN_FIELDS = frozenset(
+    (
+        "text_input",
+        "text_pair",
+        "input_ids",
+        "attention_mask",
+        "token_type_ids",
+        "sampling_parameters",
+        "exclude_input_in_output",
+    )
+)
