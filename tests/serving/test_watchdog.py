@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 import types
@@ -11,12 +12,12 @@ from typing import Any
 import pytest
 from fusewire.serving.config import ServerSettings
 from fusewire.serving.endpoint import EndpointError
-from fusewire.serving.probe import ProbeTensor
+from fusewire.serving.probe import Probe, ProbeTensor
 from fusewire.serving.processes import Stub
 from fusewire.serving.server import ServerFailed
 from fusewire.serving.watchdog import Watchdog
 
-PROBE = [ProbeTensor("text_input", ("awake?",))]
+PROBE = Probe("embed", (ProbeTensor("text_input", ("awake?",)),))
 
 
 class Process:
@@ -39,16 +40,22 @@ class Process:
 
 
 class Endpoint:
-    """Answers `infer` with an error and the statistics with a count."""
+    """Answers `infer` and `generate` with an error, the statistics and metrics with a count."""
 
-    def __init__(self, error: EndpointError, answered: Iterator[int]) -> None:
+    def __init__(
+        self, error: EndpointError, answered: Iterator[int], tokens: Iterator[int] | None = None
+    ) -> None:
         self.error, self.answered = error, answered
+        self.tokens = tokens or itertools.repeat(0)
 
     def call(self, path: str, body: Any = None, timeout_s: float = 0) -> Any:
-        if path.endswith("/infer"):
+        if path.endswith(("/infer", "/generate")):
             raise self.error
         answered = {"success": {"count": str(next(self.answered))}}
         return {"model_stats": [{"inference_stats": answered}]}
+
+    def metrics(self) -> str:
+        return f'fusewire_tokens_total{{model="m",task="generate"}} {next(self.tokens)}\n'
 
 
 class Server:
@@ -87,6 +94,20 @@ def test_a_model_that_makes_no_progress_is_ended(
     else:
         assert child.poll() is None
         assert watch._suspects == {}
+
+
+@pytest.mark.parametrize(("tokens", "ended"), [([7, 7], True), ([7, 8], False)])
+def test_a_model_whose_long_texts_go_on_does_not_hang(
+    child: subprocess.Popen[bytes], tokens: list[int], ended: bool
+) -> None:
+    server = Server()
+    late = EndpointError(0, "timed out")
+    server.endpoint = Endpoint(late, itertools.repeat(4), iter(tokens))  # type: ignore[attr-defined]
+    watch, _ = watchdog(server)
+    watch._alive = {child.pid: Stub(child.pid, "m", "1", "m_0_0")}
+    watch._ask("m", Probe("generate", (ProbeTensor("input_ids", (0,)),)))
+    assert ("m" in watch._suspects) == ended
+    assert (child.poll() is None) or ended
 
 
 @pytest.mark.parametrize("reloaded_meanwhile", [False, True])
@@ -132,7 +153,7 @@ def test_a_model_that_fails_its_probe_twice_is_loaded_again_once() -> None:
         watch._ask("m", PROBE)
     assert watch._suspects == {}
     server.endpoint = types.SimpleNamespace(  # type: ignore[attr-defined]
-        call=lambda path, body=None, timeout_s=0: {"model_stats": []}
+        call=lambda path, body=None, timeout_s=0: {"model_stats": []}, metrics=lambda: ""
     )
     watch._ask("m", PROBE)  # it answers
     server.endpoint = broken  # type: ignore[attr-defined]
@@ -184,7 +205,7 @@ def test_a_process_lost_unseen_is_missed() -> None:
         call=lambda path: {"instance_group": [{"count": 2}]}
     )
     watch, _ = watchdog(server)
-    watch._probes["m"] = PROBE
+    watch._pulse._probes["m"] = PROBE
     living = [Stub(1, "m", "1", "m_0_0"), Stub(2, "m", "1", "m_0_1"), Stub(3, "other", "1", "o")]
     server.process.stubs = lambda: living  # type: ignore[method-assign]
     watch._count_processes("m", 1)

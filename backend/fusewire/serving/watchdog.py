@@ -14,13 +14,14 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fusewire.errors import FusewireError
-from fusewire.serving import processes, repository
+from fusewire.serving import processes
 from fusewire.serving.endpoint import EndpointError
-from fusewire.serving.model_config import BACKEND, settings_of
-from fusewire.serving.probe import ProbeTensor, probe
+from fusewire.serving.model_config import settings_of
+from fusewire.serving.probe import Probe
+from fusewire.serving.pulse import Pulse
 
 if TYPE_CHECKING:
     from fusewire.serving.server import Server
@@ -47,7 +48,7 @@ class Watchdog:
         self._leftovers: dict[int, float] = {}  # stubs of a replaced model -> when to end them
         self._failures: collections.Counter[str] = collections.Counter()  # of probes, in a row
         self._short: set[str] = set()  # models that had too few processes at the last count
-        self._probes: dict[str, list[ProbeTensor]] = {}
+        self._pulse = Pulse(server)
         self._restarts: list[float] = []
         self.reloads = 0
         self.restarts = 0
@@ -212,8 +213,8 @@ class Watchdog:
                 if self._ended.is_set():
                     return
                 self._count_processes(model, versions)
-                question = self._question(model)
-                if question:
+                question = self._pulse.question(model)
+                if question is not None:
                     self._ask(model, question)
 
     def _ready_models(self) -> collections.Counter[str]:
@@ -243,23 +244,22 @@ class Watchdog:
         stubs = [stub for stub in self._server.process.stubs() if stub.model == model]
         living = [stub for stub in stubs if stub.pid not in self._leftovers]
         # A model that is none of ours may have no processes at all.
-        ours = bool(self._question(model))
+        ours = self._pulse.question(model) is not None
         short = ours and len(living) < wanted and reloads == self._reloads_of[model]
         if short and model in self._short:
             self._suspect(model, f"{len(living)} of {wanted} processes are left")
         (self._short.add if short else self._short.discard)(model)
 
-    def _ask(self, model: str, question: list[ProbeTensor]) -> None:
-        body = {"inputs": [tensor.json() for tensor in question]}
+    def _ask(self, model: str, question: Probe) -> None:
         timeout_s = self._server.settings.watch_timeout_s
-        done, reloads = self._done(model), self._reloads_of[model]
+        done, reloads = self._pulse.done(model), self._reloads_of[model]
         try:
-            self._server.endpoint.call(f"models/{model}/infer", body, timeout_s=timeout_s)
+            self._pulse.ask(model, question, timeout_s)
             self._failures[model] = 0
         except EndpointError as error:
             if self._ended.is_set():
                 return
-            if error.status == 0 and done is not None and done == self._done(model):
+            if error.status == 0 and done is not None and done == self._pulse.done(model):
                 for pid, stub in list(self._alive.items()):
                     if stub.model == model:
                         processes.kill(pid)
@@ -271,29 +271,3 @@ class Watchdog:
                 self._failures[model] += 1
                 if self._failures[model] == 2:  # should a reload not help, another would not
                     self._suspect(model, f"its test inference fails ({error})")
-
-    def _done(self, model: str) -> int | None:
-        """Requests answered so far; None when the server does not say."""
-        try:
-            stats: dict[str, Any] = self._server.endpoint.call(f"models/{model}/stats")
-            rows = [row["inference_stats"] for row in stats["model_stats"]]
-            return sum(int(row["success"]["count"]) for row in rows)
-        except (EndpointError, KeyError):
-            return None
-
-    def _question(self, model: str) -> list[ProbeTensor]:
-        """The model's probe, empty for models of other backends."""
-        if model not in self._probes:
-            self._probes[model] = []
-            try:
-                config = self._server.endpoint.call(f"models/{model}/config")
-                if config["backend"] == BACKEND:
-                    newest = repository.versions(self._server.entry(model))[-1]
-                    task = settings_of(config["parameters"]).task
-                    self._probes[model] = probe(newest, task)
-            except EndpointError:
-                del self._probes[model]
-                return []
-            except (FusewireError, KeyError, IndexError):
-                return []
-        return self._probes[model]
