@@ -30,7 +30,7 @@ class GenerationSettings(BaseModel):
     )
     max_waiting: int = Field(
         default=256,
-        ge=0,
+        ge=1,
         le=1 << 20,
         description="Requests that wait for their turn; one more is refused at once.",
     )

@@ -1,0 +1,279 @@
+"""A real server that generates: over HTTP, as streams, many at once, and whatever goes wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tokenizers
+import torch
+import transformers
+from fusewire.serving.config import Deployment, ServerSettings
+from fusewire.serving.repository import import_folder
+from fusewire.serving.server import Server
+from tritonclient.utils import InferenceServerException
+
+from tests.engine.generating import END, tiny_folder, tiny_gpt2
+from tests.server.asking import Asker, until
+from tests.server.conftest import CONTROL_KEY
+from tests.server.streaming import Stream, asked, generate, generate_stream
+
+PROMPTS = [f"Number {number} of the prompts" + "!" * number for number in range(32)]
+LONG = 6000  # tokens of the slow model: seconds
+# What tritonserver's `generate` makes of a model's error, whichever its code; gRPC streams have the
+# words alone.
+ANY_ERROR = 400
+
+
+def slow_folder(folder: Path) -> Path:
+    """As the tiny one, with room for long texts."""
+    tiny_folder(folder)
+    torch.manual_seed(1)
+    config = transformers.GPT2Config(
+        vocab_size=257, n_positions=8192, n_embd=32, n_layer=1, n_head=2, eos_token_id=END
+    )
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_folder(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path, tmp_path_factory: pytest.TempPathFactory, device: str) -> Iterator[Server]:
+    root = tmp_path_factory.mktemp("repository")
+    slow = slow_folder(tmp_path_factory.mktemp("slow"))
+    for name, source, settings in (
+        ("tiny", folder, {}),
+        ("slow", slow, {}),
+        ("narrow", slow, {"max_sequences": 1, "max_waiting": 1}),
+    ):
+        import_folder(
+            source,
+            root,
+            name=name,
+            settings={"dtype": "float32", **settings},
+            deployment=Deployment(device=device),
+            link=True,
+        )
+    ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
+    settings = ServerSettings(control_key=CONTROL_KEY, watch_interval_s=1, **ports)
+    with Server([root], settings, report=print) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def asker(server: Server, device: str) -> Iterator[Asker]:
+    with Asker(server, device) as asker:
+        yield asker
+
+
+@pytest.fixture(scope="module")
+def greedy(folder: Path) -> Callable[[str, int], str]:
+    """What transformers adds to a prompt."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+    def text(prompt: str, tokens: int) -> str:
+        ids = torch.tensor([tokenizer.encode(prompt).ids])
+        made = tiny_gpt2().generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=tokens,
+            pad_token_id=END,
+        )
+        return tokenizer.decode(made[0, ids.shape[1] :].tolist())
+
+    return text
+
+
+def nothing_runs(asker: Asker, model: str) -> bool:
+    gauges = ("fusewire_running", "fusewire_waiting", "fusewire_kv_pages_used_ratio")
+    return all(asker.metric(name, model=model) == 0 for name in gauges)
+
+
+def test_http_answers_with_the_text_of_transformers(
+    server: Server, greedy: Callable[[str, int], str]
+) -> None:
+    for prompt in PROMPTS[:4]:
+        status, answer = generate(server, "tiny", asked(prompt, max_new_tokens=20))
+        assert status == 200
+        assert answer["text_output"] == prompt + greedy(prompt, 20)
+
+
+def test_http_streams_a_piece_a_step(server: Server, greedy: Callable[[str, int], str]) -> None:
+    body = asked(PROMPTS[1], max_new_tokens=20) | {
+        "return_finish_reason": True,
+        "return_num_input_tokens": True,
+        "return_num_output_tokens": True,
+    }
+    events = list(generate_stream(server, "tiny", body))
+    assert "".join(event["text_output"] for event in events) == greedy(PROMPTS[1], 20)
+    assert [event["num_output_tokens"] for event in events] == [1] * len(events)
+    assert {event["num_input_tokens"] for event in events} == {len(PROMPTS[1])}
+    assert [event["finish_reason"] for event in events[:-1]] == ["None"] * (len(events) - 1)
+    assert events[-1]["finish_reason"] in ("stop", "length")
+
+
+def test_parameters_may_come_one_by_one(server: Server, greedy: Callable[[str, int], str]) -> None:
+    body = {"text_input": PROMPTS[2], "parameters": {"max_new_tokens": 7, "temperature": 0}}
+    status, answer = generate(server, "tiny", body | {"exclude_input_in_output": True})
+    assert status == 200
+    assert answer["text_output"] == greedy(PROMPTS[2], 7)
+
+
+def test_ids_are_a_prompt_too(server: Server, folder: Path) -> None:
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    given = {"sampling_parameters": '{"max_new_tokens": 9}'}
+    ids = tokenizer.encode(PROMPTS[3]).ids
+    of_ids = generate(server, "tiny", {"input_ids": ids, **given})
+    whole = {"text_input": PROMPTS[3], "exclude_input_in_output": True, **given}
+    assert of_ids == generate(server, "tiny", whole)
+
+
+def test_several_texts_are_in_one_answer(server: Server) -> None:
+    given: dict[str, Any] = {"max_new_tokens": 6, "temperature": 1.0, "seed": 5, "logprobs": 2}
+    body = asked("So", n=3, **given) | {"exclude_input_in_output": True, "return_logprobs": True}
+    status, answer = generate(server, "tiny", body)
+    assert status == 200
+    assert len(set(answer["text_output"])) == len(answer["text_output"]) == 3
+    for text in answer["logprobs"]:
+        for place in json.loads(text):
+            ranks = [one["rank"] for one in place.values()]
+            assert sorted(rank for rank in ranks if rank is not None) == [1, 2]
+    streamed = [[], [], []]  # type: ignore[var-annotated]
+    for event in generate_stream(server, "tiny", asked("So", n=3, **given)):
+        for text, piece in zip(streamed, event["text_output"], strict=True):
+            text.append(piece)
+    assert ["".join(text) for text in streamed] == answer["text_output"]
+
+
+def test_32_streams_at_once_are_each_as_if_alone(
+    server: Server, asker: Asker, greedy: Callable[[str, int], str]
+) -> None:
+    streams = [Stream(server, "tiny", prompt, max_new_tokens=60) for prompt in PROMPTS]
+    for prompt, stream in zip(PROMPTS, streams, strict=True):
+        with stream:
+            assert stream.text() == greedy(prompt, 60)
+    until(lambda: nothing_runs(asker, "tiny"))
+
+
+def cancelled(asker: Asker) -> float:
+    return asker.metric("fusewire_requests_total", model="slow", outcome="cancelled")
+
+
+def test_a_cancelled_stream_gives_its_pages_back(server: Server, asker: Asker) -> None:
+    before = cancelled(asker)
+    with Stream(server, "slow", "On and on", max_new_tokens=LONG, ignore_eos=True) as stream:
+        responses = iter(stream)
+        next(responses)
+        until(lambda: asker.metric("fusewire_kv_pages_used_ratio", model="slow") > 0)
+        stream.cancel()
+        until(lambda: nothing_runs(asker, "slow"), 2)
+    assert cancelled(asker) == before + 1
+
+
+def test_a_closed_connection_cancels_its_stream(server: Server, asker: Asker) -> None:
+    before = cancelled(asker)
+    events = generate_stream(server, "slow", asked("Away", max_new_tokens=LONG, ignore_eos=True))
+    next(events)
+    until(lambda: asker.metric("fusewire_running", model="slow") == 1)
+    events.close()  # type: ignore[attr-defined]
+    until(lambda: nothing_runs(asker, "slow"), 2)
+    assert cancelled(asker) == before + 1
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"text_input": "x", "sampling_parameters": "{"}, "sampling_parameters: got ill-formed JSON"),
+    ({"text_input": "x", "sampling_parameters": "[]"}, "sampling_parameters: got a JSON list"),
+    (asked("x", temperature=-1), "temperature: got -1"),
+    ({"text_input": "x", "sampling_parameters": '{"top_p": NaN}'}, "got NaN"),
+    (asked("x", top_p=0), "top_p: got 0"),
+    (asked("x", top_p=1.5), "top_p: got 1.5"),
+    (asked("x", temprature=1), "temprature: got 1"),
+    (asked("x" * 128, max_new_tokens=1), "text_input: got 128 tokens"),
+    (asked("x", max_new_tokens=4000), "max_new_tokens: got 4000"),
+    (asked("x", n=60, temperature=1.0, max_new_tokens=100), "n: got 6000 tokens"),
+    (asked("x", stop=["a"] * 17), "stop: got 17 entries"),
+    (asked(""), "text_input: got no tokens"),
+    ({"sampling_parameters": "{}"}, "text_input: got neither"),
+    ({"text_input": "x", "input_ids": [1]}, "text_input: got both"),
+    ({"input_ids": [1, 257]}, "input_ids: got 257"),
+    (asked("x") | {"stream": True, "exclude_input_in_output": False}, "exclude_input_in_output"),
+    (asked("x") | {"parameters": {"n": 1}}, "sampling_parameters: got parameters of the request"),
+]
+
+
+def test_bad_input_gets_its_own_error_and_disturbs_no_stream(server: Server) -> None:
+    with Stream(server, "slow", "Steady", max_new_tokens=300, ignore_eos=True) as alone:
+        wanted = alone.text()
+    with Stream(server, "slow", "Steady", max_new_tokens=300, ignore_eos=True) as stream:
+        responses = iter(stream)
+        first = next(responses)["text_output"][0].decode()
+        for body, words in BAD:
+            status, answer = generate(server, "tiny", body)
+            assert (status, words in answer["error"]) == (ANY_ERROR, True), (body, answer)
+        assert first + "".join(r["text_output"][0].decode() for r in responses) == wanted
+
+
+def test_an_error_on_a_grpc_stream_is_the_requests_own(server: Server) -> None:
+    with (
+        Stream(server, "tiny", "x", top_p=7) as stream,
+        pytest.raises(InferenceServerException, match=r"top_p: got 7, wanted"),
+    ):
+        stream.text()
+
+
+def test_a_full_queue_is_said_at_once(server: Server, asker: Asker) -> None:
+    given: dict[str, Any] = {"max_new_tokens": LONG, "ignore_eos": True}
+    with Stream(server, "narrow", "Runs", **given) as running:
+        next(iter(running))
+        with Stream(server, "narrow", "Waits", **given):
+            until(lambda: asker.metric("fusewire_waiting", model="narrow") == 1)
+            status, answer = generate(server, "narrow", asked("Too much"))
+            assert status == ANY_ERROR
+            assert answer["error"].startswith("queue: got 1 sequences waiting")
+    until(lambda: nothing_runs(asker, "narrow"), 2)
+    assert asker.metric("fusewire_rejected_total", model="narrow", reason="queue") >= 1
+
+
+def test_a_request_out_of_time_fails(server: Server) -> None:
+    given = {"max_new_tokens": LONG, "ignore_eos": True, "timeout_seconds": 0.2}
+    status, answer = generate(server, "slow", asked("Late", **given))
+    assert status == ANY_ERROR
+    assert answer["error"].startswith("timeout_seconds: ")
+
+
+def test_an_unloaded_model_finishes_what_it_began(server: Server) -> None:
+    def control(what: str) -> None:
+        server.control(f"repository/models/tiny/{what}", {}, timeout_s=60)
+
+    with Stream(server, "tiny", "Last", max_new_tokens=100, ignore_eos=True) as stream:
+        responses = iter(stream)
+        count = 1 + bool(next(responses))
+        unloading = threading.Thread(target=control, args=("unload",))
+        unloading.start()
+        assert count + sum(1 for _ in responses) == 101
+        unloading.join()
+    control("load")
+    assert generate(server, "tiny", asked("Back", max_new_tokens=2))[0] == 200
+
+
+def test_a_killed_model_is_loaded_again(server: Server, asker: Asker) -> None:
+    watchdog = server.watchdog
+    healed = watchdog.reloads + watchdog.restarts
+    with Stream(server, "slow", "Doomed", max_new_tokens=LONG, ignore_eos=True) as stream:
+        next(iter(stream))
+        (pid,) = [stub.pid for stub in server.process.stubs() if stub.model == "slow"]
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: watchdog.reloads + watchdog.restarts > healed)
+    assert generate(server, "slow", asked("Alive", max_new_tokens=2))[0] == 200
+    until(lambda: nothing_runs(asker, "slow"))
