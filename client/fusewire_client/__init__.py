@@ -1,7 +1,8 @@
 """Client of the fusewire backend: typed answers and numpy arrays over gRPC or HTTP."""
 
 from .answers import Answer, Candidate, Classification, Entity, ModelInfo, ModelStatistics
-from .client import AsyncClient, Client
+from .async_client import AsyncClient
+from .client import Client
 from .errors import (
     Cancelled,
     ClientError,

@@ -55,6 +55,7 @@ TASK_OF_OUTPUT = {
     "answer": "answer",
     "candidates": "fill",
     "scores": "classify",
+    "text_output": "generate",
 }
 
 

@@ -1,33 +1,22 @@
-"""The two clients: they drive the plans, one by blocking, one by awaiting."""
+"""The blocking client: it drives the plans by waiting."""
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, ClassVar, Concatenate, Generic, Literal, ParamSpec, Self, TypeVar
+from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, Self, TypeVar, overload
 
-from . import plans
-from .calls import Ask, Call, Infer, Plan
-from .errors import ClientError, InvalidArgument, Unavailable
-from .retry import Attempts, Retry
-from .transports import (
-    AsyncGrpcTransport,
-    AsyncHttpTransport,
-    AsyncTransport,
-    GrpcTransport,
-    HttpTransport,
-    Transport,
-)
-from .wire import check_parameters
+from . import generation, plans
+from .base import Base
+from .calls import Call, Infer, Plan
+from .errors import ClientError, Unavailable
+from .transports import GrpcTransport, HttpTransport, Transport
 
 P = ParamSpec("P")
 T = TypeVar("T")
-C = TypeVar("C")  # the transport
-_AT_ONCE = Retry(retries=0)
 
 
 def _blocking(
@@ -40,77 +29,7 @@ def _blocking(
     return method
 
 
-def _awaiting(
-    plan: Callable[Concatenate[plans.Settings, P], Plan[T]],
-) -> Callable[Concatenate[AsyncClient, P], Awaitable[T]]:
-    @functools.wraps(plan)
-    async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._drive(plan(self._settings, *args, **kwargs))
-
-    return method
-
-
-class _Base(Generic[C]):
-    """Options of both clients.
-
-    address: host:port, of the protocol's port (Triton: 8001 gRPC, 8000 HTTP).
-    model: which model to ask where a call names none; None: the server's only one for the task.
-    timeout_s: of one call, retries included.
-    retries: how often an `Unavailable` is tried again; backoff_s: the first wait's upper bound.
-    max_batch: most texts in one request, not above the model's max_batch_size.
-    concurrency: most requests of this client under way at once within one method call.
-    headers: sent with each request (authorisation, keys of restricted APIs).
-    """
-
-    _transports: ClassVar[dict[str, Callable[[str, bool, dict[str, str], int], Any]]]
-
-    def __init__(
-        self,
-        address: str,
-        *,
-        protocol: Literal["grpc", "http"] = "grpc",
-        model: str | None = None,
-        timeout_s: float = 60.0,
-        retries: int = 3,
-        backoff_s: float = 0.1,
-        max_batch: int = 32,
-        concurrency: int = 32,
-        tls: bool = False,
-        headers: dict[str, str] | None = None,
-    ) -> None:
-        if protocol not in self._transports:
-            raise InvalidArgument(f"protocol: got {protocol!r}, wanted 'grpc' or 'http'; choose")
-        for name, value in (
-            ("timeout_s", timeout_s),
-            ("max_batch", max_batch),
-            ("concurrency", concurrency),
-        ):
-            if not value > 0:
-                raise InvalidArgument(f"{name}: got {value}, wanted more than 0; raise it")
-        if retries < 0 or backoff_s < 0:
-            raise InvalidArgument(
-                f"retries, backoff_s: got {retries}, {backoff_s}, wanted 0 or more; raise them"
-            )
-        self._settings = plans.Settings(model, max_batch, {})
-        self._timeout_s = timeout_s
-        self._retry = Retry(retries, backoff_s)
-        self._concurrency = concurrency
-        self._transport: C = self._transports[protocol](
-            address, tls, dict(headers or {}), concurrency
-        )
-
-    def _attempts(self, call: Call) -> Attempts:
-        if isinstance(call, Infer):
-            check_parameters(call.parameters)
-        if call.timeout_s is not None and not call.timeout_s > 0:
-            raise InvalidArgument(f"timeout_s: got {call.timeout_s}, wanted more than 0; raise it")
-        # "Is it ready?" is answered by "no", not by waiting.
-        at_once = isinstance(call, Ask) and call.about == "ready"
-        timeout_s = self._timeout_s if call.timeout_s is None else call.timeout_s
-        return Attempts(_AT_ONCE if at_once else self._retry, timeout_s)
-
-
-class Client(_Base[Transport]):
+class Client(Base[Transport]):
     """Blocking client; threads may share it. Methods: see `plans`, or `help(Client.embed)`."""
 
     _transports: ClassVar = {"grpc": GrpcTransport, "http": HttpTransport}
@@ -131,6 +50,36 @@ class Client(_Base[Transport]):
     answers = _blocking(plans.answers)
     fill = _blocking(plans.fill)
     fill_masks = _blocking(plans.fill_masks)
+
+    @overload
+    def generate(
+        self, prompt: str | None = ..., *, stream: Literal[False] = ..., **given: Any
+    ) -> str: ...
+    @overload
+    def generate(
+        self, prompt: str | None = ..., *, stream: Literal[True], **given: Any
+    ) -> Iterator[str]: ...
+    def generate(
+        self,
+        prompt: str | None = None,
+        *,
+        stream: bool = False,
+        ids: Sequence[int] | None = None,
+        model: str | None = None,
+        version: str = "",
+        timeout_s: float | None = None,
+        **parameters: Any,
+    ) -> str | Iterator[str]:
+        """What the model writes after the prompt, or after token ids; streamed: its pieces, as they
+        come. Leaving the iterator cancels the rest. `parameters` are those of generation, checked
+        by the server: max_new_tokens, temperature, top_p, stop, seed, …"""
+        call = self._drive(
+            generation.request(
+                self._settings, prompt, ids, stream, model, version, timeout_s, parameters
+            )
+        )
+        pieces = self._pieces(call)
+        return pieces if stream else "".join(pieces)
 
     def close(self) -> None:
         """Close the connections; calls under way end in an error."""
@@ -181,74 +130,16 @@ class Client(_Base[Transport]):
             except Unavailable as error:
                 time.sleep(attempts.wait_s(error))
 
-
-class AsyncClient(_Base[AsyncTransport]):
-    """asyncio client, for one event loop. The methods of `Client`, awaited."""
-
-    _transports: ClassVar = {"grpc": AsyncGrpcTransport, "http": AsyncHttpTransport}
-
-    ready = _awaiting(plans.ready)
-    models = _awaiting(plans.models)
-    statistics = _awaiting(plans.statistics)
-    infer = _awaiting(plans.infer)
-    embed = _awaiting(plans.embed)
-    hidden = _awaiting(plans.hidden)
-    classify = _awaiting(plans.classify)
-    tag = _awaiting(plans.tag)
-    answer = _awaiting(plans.answer)
-    answers = _awaiting(plans.answers)
-    fill = _awaiting(plans.fill)
-    fill_masks = _awaiting(plans.fill_masks)
-
-    async def close(self) -> None:
-        """Close the connections; calls under way end in an error."""
-        await self._transport.close()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
-
-    async def _drive(self, plan: Plan[T]) -> T:
-        try:
-            calls = next(plan)
-            while True:
-                try:
-                    answers = await self._send_all(calls)
-                except ClientError as error:
-                    calls = plan.throw(error)
-                else:
-                    calls = plan.send(answers)
-        except StopIteration as done:
-            result: T = done.value
-            return result
-
-    async def _send_all(self, calls: Sequence[Call]) -> list[Any]:
-        room = asyncio.Semaphore(self._concurrency)
-
-        async def send(call: Call) -> Any:
-            async with room:
-                return await self._send(call)
-
-        tasks = [asyncio.ensure_future(send(call)) for call in calls]
-        try:
-            return await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            # Their ends are awaited, so that a cancelled method leaves nothing running.
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _send(self, call: Call) -> Any:
+    def _pieces(self, call: Infer) -> Iterator[str]:
         attempts = self._attempts(call)
+        begun = False
         while True:
             try:
-                return await self._transport.send(call, attempts.remaining_s())
+                for outputs in self._transport.stream(call, attempts.remaining_s()):
+                    begun = True
+                    yield generation.piece(outputs)
+                return
             except Unavailable as error:
-                await asyncio.sleep(attempts.wait_s(error))
+                if begun:  # what was given cannot be taken back
+                    raise
+                time.sleep(attempts.wait_s(error))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 
 class ClientError(Exception):
     """Base of all errors of this package. `message`: the server's words; `status`: its code."""
@@ -71,3 +73,23 @@ def from_grpc(code: str, message: str) -> ClientError:
 def from_http(status: int, message: str) -> ClientError:
     """The error for an HTTP status."""
     return _BY_HTTP_STATUS.get(status, ServerError)(message, str(status))
+
+
+# Streams and `generate` carry the words of a model's error, but not its code.
+_BY_WORDS: tuple[tuple[str, type[ClientError]], ...] = (
+    (r"queue: got \d+ sequences waiting", Unavailable),
+    (r"timeout_seconds: got more work", Unavailable),
+    (r"server: got a request while it stops", Unavailable),
+    (r"cancelled: ", Cancelled),
+    (r"(compute|memory): got ", ServerError),
+    (r"Request for unknown model", NotFound),
+    (r"\S+: got .*, wanted .*; ", InvalidArgument),
+)
+
+
+def from_words(message: str) -> ClientError:
+    """The error for a model's message that came without a code."""
+    for words, kind in _BY_WORDS:
+        if re.match(words, message, re.DOTALL):
+            return kind(message)
+    return ServerError(message)

@@ -10,7 +10,7 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import deserialize_bytes_tensor, triton_to_np_dtype
 
 from .calls import Ask, Call, Infer
-from .errors import ServerError
+from .errors import ServerError, from_words
 from .wire import datatype_of, raw_bytes, sized
 
 # Message sizes are the server's to limit, not the client's.
@@ -51,6 +51,13 @@ def decode(call: Call, message: Any) -> Any:
     if isinstance(call, Ask) and call.about == "ready":
         return {"ready": message.ready}
     return MessageToDict(message, preserving_proto_field_name=True)
+
+
+def streamed(message: Any) -> dict[str, np.ndarray] | None:
+    """The outputs of a stream's message, None of one that only ends it; raises its error."""
+    if message.error_message:
+        raise from_words(message.error_message)
+    return _arrays(message.infer_response) if message.infer_response.outputs else None
 
 
 def _infer_request(call: Infer) -> pb.ModelInferRequest:

@@ -11,7 +11,7 @@ import numpy as np
 from tritonclient.utils import deserialize_bytes_tensor, triton_to_np_dtype
 
 from .calls import Call, Infer
-from .errors import ClientError, ServerError, from_http
+from .errors import ClientError, ServerError, from_http, from_words
 from .wire import datatype_of, raw_bytes, sized
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"
@@ -37,6 +37,44 @@ def encode(call: Call) -> HttpRequest:
         end = {"ready": "/ready", "metadata": "", "statistics": "/stats"}[call.about]
         path = _model_path(call.model, call.version) + end
     return HttpRequest("GET", path, {})
+
+
+def encode_stream(call: Infer) -> HttpRequest:
+    """The request of a call whose responses come as events."""
+    body: dict[str, Any] = {}
+    for name, array in call.inputs.items():
+        values = [v.decode() if isinstance(v, bytes) else v for v in array.reshape(-1).tolist()]
+        body[name] = values if name == "input_ids" else values[0]
+    return HttpRequest(
+        "POST",
+        _model_path(call.model, call.version) + "/generate_stream",
+        {"Content-Type": "application/json"},
+        json.dumps(body).encode(),
+    )
+
+
+def streamed(status: int, line: bytes) -> dict[str, np.ndarray] | None:
+    """The outputs of a line of events, None of an empty one; raises the error in it."""
+    if not line.strip():
+        return None
+    event = line.startswith(b"data: ")
+    try:
+        values = dict(json.loads(line[6:] if event else line))
+    except (ValueError, TypeError) as error:
+        if status != 200:
+            raise from_http(status, _message(status, line)) from None
+        raise ServerError(f"answer: got {line[:200]!r}, wanted an event ({error!r})") from error
+    if "error" in values:
+        message = str(values["error"])
+        raise from_words(message) if event else from_http(status, message)
+    return {name: _listed(value) for name, value in values.items()}
+
+
+def _listed(value: Any) -> np.ndarray:
+    values = value if isinstance(value, list) else [value]
+    if all(isinstance(each, str) for each in values):
+        return np.array([each.encode() for each in values], np.object_)
+    return np.array(values)
 
 
 def decode(call: Call, status: int, headers: dict[str, str], body: bytes) -> Any:

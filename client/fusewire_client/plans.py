@@ -267,13 +267,20 @@ def _fills(settings: Settings, text: str, where: Where) -> Plan[list[list[Candid
 def _ask(
     settings: Settings, task: str, requests: list[Inputs], outputs: list[str], where: Where
 ) -> Plan[list[Arrays]]:
-    name = where.model or settings.model or (yield from _find(settings, task, where.timeout_s))
+    name = yield from model_for(settings, where.model, task, where.timeout_s)
     return (
         yield [
             Infer(name, inputs, outputs, where.parameters, where.version, "", where.timeout_s)
             for inputs in requests
         ]
     )
+
+
+def model_for(
+    settings: Settings, model: str | None, task: str, timeout_s: float | None
+) -> Plan[str]:
+    """The model named, or the client's, or the server's only one that does the task."""
+    return model or settings.model or (yield from _find(settings, task, timeout_s))
 
 
 def _find(settings: Settings, task: str, timeout_s: float | None) -> Plan[str]:

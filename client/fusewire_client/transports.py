@@ -6,7 +6,10 @@ The blocking ones may be shared by threads (gRPC channels and urllib3 pools are 
 
 from __future__ import annotations
 
+import contextlib
 import re
+import time
+from collections.abc import AsyncGenerator, Iterator
 from typing import Any, Protocol
 
 import aiohttp  # with urllib3, what tritonclient[http] itself stands on
@@ -15,14 +18,17 @@ import urllib3
 from tritonclient.grpc import service_pb2_grpc
 
 from . import grpc_wire, http_wire
-from .calls import Call
+from .calls import Call, Infer
 from .errors import DeadlineExceeded, InvalidArgument, Unavailable, from_grpc
+
+_CHUNK_BYTES = 1 << 16
 
 
 class Transport(Protocol):
     """Carries one call at a time per caller."""
 
     def send(self, call: Call, timeout_s: float) -> Any: ...
+    def stream(self, call: Infer, timeout_s: float) -> Iterator[Any]: ...
     def close(self) -> None: ...
 
 
@@ -30,6 +36,7 @@ class AsyncTransport(Protocol):
     """Carries any number of calls on one event loop."""
 
     async def send(self, call: Call, timeout_s: float) -> Any: ...
+    def stream(self, call: Infer, timeout_s: float) -> AsyncGenerator[Any]: ...
     async def close(self) -> None: ...
 
 
@@ -43,6 +50,15 @@ def _host(address: str) -> str:
 
 def _metadata(headers: dict[str, str]) -> tuple[tuple[str, str], ...]:
     return tuple((name.lower(), value) for name, value in headers.items())
+
+
+def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """The lines of a text that comes in pieces, each as soon as it is whole."""
+    rest = b""
+    for chunk in chunks:
+        *whole, rest = (rest + chunk).split(b"\n")
+        yield from whole
+    yield rest
 
 
 def _late(timeout_s: float) -> DeadlineExceeded:
@@ -72,6 +88,21 @@ class GrpcTransport:
             raise from_grpc(error.code().name, error.details() or str(error)) from None
         return grpc_wire.decode(call, message)
 
+    def stream(self, call: Infer, timeout_s: float) -> Iterator[Any]:
+        """The responses of a call as they come; leaving early cancels it."""
+        _, request = grpc_wire.encode(call)
+        messages = self._stub.ModelStreamInfer(
+            iter([request]), timeout=timeout_s, metadata=self._metadata
+        )
+        try:
+            for message in messages:
+                if (outputs := grpc_wire.streamed(message)) is not None:
+                    yield outputs
+        except grpc.RpcError as error:
+            raise from_grpc(error.code().name, error.details() or str(error)) from None
+        finally:
+            messages.cancel()
+
     def close(self) -> None:
         self._channel.close()
 
@@ -99,6 +130,21 @@ class AsyncGrpcTransport:
             raise from_grpc(error.code().name, error.details() or str(error)) from None
         return grpc_wire.decode(call, message)
 
+    async def stream(self, call: Infer, timeout_s: float) -> AsyncGenerator[Any]:
+        """The responses of a call as they come; leaving early cancels it."""
+        _, request = grpc_wire.encode(call)
+        messages = self._stub.ModelStreamInfer(
+            iter([request]), timeout=timeout_s, metadata=self._metadata
+        )
+        try:
+            async for message in messages:
+                if (outputs := grpc_wire.streamed(message)) is not None:
+                    yield outputs
+        except grpc.RpcError as error:
+            raise from_grpc(error.code().name, error.details() or str(error)) from None
+        finally:
+            messages.cancel()
+
     async def close(self) -> None:
         await self._channel.close()
 
@@ -112,17 +158,45 @@ class HttpTransport:
         self._headers = headers
 
     def send(self, call: Call, timeout_s: float) -> Any:
-        request = http_wire.encode(call)
-        try:
-            response = self._pool.request(
-                request.method,
-                self._base + request.path,
-                body=request.body,
-                headers={**self._headers, **request.headers},
-                timeout=urllib3.Timeout(total=timeout_s),
-                pool_timeout=timeout_s,
-                redirect=False,
+        with self._faults(timeout_s):
+            response = self._request(http_wire.encode(call), timeout_s)
+        return http_wire.decode(call, response.status, dict(response.headers), response.data)
+
+    def stream(self, call: Infer, timeout_s: float) -> Iterator[Any]:
+        """The responses of a call as they come; leaving early closes its connection, which cancels
+        it."""
+        ends = time.monotonic() + timeout_s
+        with self._faults(timeout_s):
+            response = self._request(
+                http_wire.encode_stream(call), timeout_s, preload_content=False
             )
+        try:
+            with self._faults(timeout_s):
+                for line in _lines(response.stream(_CHUNK_BYTES)):
+                    if (outputs := http_wire.streamed(response.status, line)) is not None:
+                        yield outputs
+                    if time.monotonic() > ends:
+                        raise _late(timeout_s)
+        finally:
+            response.close()
+            response.release_conn()
+
+    def _request(self, request: http_wire.HttpRequest, timeout_s: float, **more: Any) -> Any:
+        return self._pool.request(
+            request.method,
+            self._base + request.path,
+            body=request.body,
+            headers={**self._headers, **request.headers},
+            timeout=urllib3.Timeout(total=timeout_s),
+            pool_timeout=timeout_s,
+            redirect=False,
+            **more,
+        )
+
+    @contextlib.contextmanager
+    def _faults(self, timeout_s: float) -> Iterator[None]:
+        try:
+            yield
         except (urllib3.exceptions.ReadTimeoutError, urllib3.exceptions.EmptyPoolError):
             raise _late(timeout_s) from None
         except urllib3.exceptions.NewConnectionError as error:
@@ -131,7 +205,6 @@ class HttpTransport:
             raise _late(timeout_s) from None
         except urllib3.exceptions.HTTPError as error:
             raise Unavailable(f"{self._base}: {error}") from None
-        return http_wire.decode(call, response.status, dict(response.headers), response.data)
 
     def close(self) -> None:
         self._pool.clear()
@@ -147,26 +220,46 @@ class AsyncHttpTransport:
         self._session: aiohttp.ClientSession | None = None
 
     async def send(self, call: Call, timeout_s: float) -> Any:
+        with self._faults(timeout_s):
+            async with self._request(http_wire.encode(call), timeout_s) as response:
+                body = await response.read()
+        return http_wire.decode(call, response.status, dict(response.headers), body)
+
+    async def stream(self, call: Infer, timeout_s: float) -> AsyncGenerator[Any]:
+        """The responses of a call as they come; leaving early closes its connection, which cancels
+        it."""
+        with self._faults(timeout_s):
+            async with self._request(http_wire.encode_stream(call), timeout_s) as response:
+                rest = b""
+                async for chunk in response.content.iter_any():
+                    *whole, rest = (rest + chunk).split(b"\n")
+                    for line in whole:
+                        if (outputs := http_wire.streamed(response.status, line)) is not None:
+                            yield outputs
+                http_wire.streamed(response.status, rest)  # an error's body has no line's end
+
+    def _request(self, request: http_wire.HttpRequest, timeout_s: float) -> Any:
         if self._session is None:  # aiohttp wants the running loop, a constructor has none
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=self._connections)
             )
-        request = http_wire.encode(call)
+        return self._session.request(
+            request.method,
+            self._base + request.path,
+            data=request.body,
+            headers={**self._headers, **request.headers},
+            timeout=aiohttp.ClientTimeout(total=timeout_s),
+            allow_redirects=False,
+        )
+
+    @contextlib.contextmanager
+    def _faults(self, timeout_s: float) -> Iterator[None]:
         try:
-            async with self._session.request(
-                request.method,
-                self._base + request.path,
-                data=request.body,
-                headers={**self._headers, **request.headers},
-                timeout=aiohttp.ClientTimeout(total=timeout_s),
-                allow_redirects=False,
-            ) as response:
-                body = await response.read()
+            yield
         except TimeoutError:
             raise _late(timeout_s) from None
         except aiohttp.ClientError as error:
             raise Unavailable(f"{self._base}: {error}") from None
-        return http_wire.decode(call, response.status, dict(response.headers), body)
 
     async def close(self) -> None:
         if self._session is not None:

@@ -1,0 +1,75 @@
+"""What both clients have: their options, and how a call is tried."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+
+from . import plans
+from .calls import Ask, Call, Infer
+from .errors import InvalidArgument
+from .retry import Attempts, Retry
+from .wire import check_parameters
+
+C = TypeVar("C")  # the transport
+_AT_ONCE = Retry(retries=0)
+
+
+class Base(Generic[C]):
+    """Options of both clients.
+
+    address: host:port, of the protocol's port (Triton: 8001 gRPC, 8000 HTTP).
+    model: which model to ask where a call names none; None: the server's only one for the task.
+    timeout_s: of one call, retries included.
+    retries: how often an `Unavailable` is tried again; backoff_s: the first wait's upper bound.
+    max_batch: most texts in one request, not above the model's max_batch_size.
+    concurrency: most requests of this client under way at once within one method call.
+    headers: sent with each request (authorisation, keys of restricted APIs).
+    """
+
+    _transports: ClassVar[dict[str, Callable[[str, bool, dict[str, str], int], Any]]]
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        protocol: Literal["grpc", "http"] = "grpc",
+        model: str | None = None,
+        timeout_s: float = 60.0,
+        retries: int = 3,
+        backoff_s: float = 0.1,
+        max_batch: int = 32,
+        concurrency: int = 32,
+        tls: bool = False,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        if protocol not in self._transports:
+            raise InvalidArgument(f"protocol: got {protocol!r}, wanted 'grpc' or 'http'; choose")
+        for name, value in (
+            ("timeout_s", timeout_s),
+            ("max_batch", max_batch),
+            ("concurrency", concurrency),
+        ):
+            if not value > 0:
+                raise InvalidArgument(f"{name}: got {value}, wanted more than 0; raise it")
+        if retries < 0 or backoff_s < 0:
+            raise InvalidArgument(
+                f"retries, backoff_s: got {retries}, {backoff_s}, wanted 0 or more; raise them"
+            )
+        self._settings = plans.Settings(model, max_batch, {})
+        self._timeout_s = timeout_s
+        self._retry = Retry(retries, backoff_s)
+        self._concurrency = concurrency
+        self._transport: C = self._transports[protocol](
+            address, tls, dict(headers or {}), concurrency
+        )
+
+    def _attempts(self, call: Call) -> Attempts:
+        if isinstance(call, Infer):
+            check_parameters(call.parameters)
+        if call.timeout_s is not None and not call.timeout_s > 0:
+            raise InvalidArgument(f"timeout_s: got {call.timeout_s}, wanted more than 0; raise it")
+        # "Is it ready?" is answered by "no", not by waiting.
+        at_once = isinstance(call, Ask) and call.about == "ready"
+        timeout_s = self._timeout_s if call.timeout_s is None else call.timeout_s
+        return Attempts(_AT_ONCE if at_once else self._retry, timeout_s)
