@@ -60,6 +60,13 @@ MAY_IMPORT = {
     "engine.continuation": {"tasks"},
     "engine.best_of": {"errors", "engine.continuation"},
     "engine.generation_loop": {"errors", "models", "engine"},
+    "engine.generation_memory": {
+        "errors",
+        "kernels",
+        "models",
+        "tasks",
+        "engine.generation_settings",
+    },
     "engine.generation": {"errors", "kernels", "models", "placement", "tasks", "engine"},
     "engine.request": {"errors", "tasks"},
     "engine.micro_batches": {"errors", "kernels", "models", "tasks", "engine"},

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import transformers
 from fusewire.engine.continuation import Delta
-from fusewire.engine.generation import PAGE_SIZE, GenerationEngine, Ticket
+from fusewire.engine.generation import GenerationEngine, Ticket
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.errors import FusewireError
 from fusewire.tasks.generation_parameters import GenerationParameters, layer

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 from fusewire import kernels
-from fusewire.engine.generation import PAGE_SIZE, GenerationEngine
+from fusewire.engine.generation import GenerationEngine
+from fusewire.engine.generation_memory import PAGE_SIZE
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.engine.request import ComputeFailed
 from fusewire.errors import ConfigurationError, InvalidInput, Unavailable

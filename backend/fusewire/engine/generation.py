@@ -27,6 +27,7 @@ from fusewire.engine.generation_loop import (
     GenerationLoop,
     Told,
 )
+from fusewire.engine.generation_memory import PAGE_SIZE, limits_of, pages_for
 from fusewire.engine.generation_scheduler import GenerationScheduler, GenerationSequence
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.engine.kv_cache import KvCache
@@ -36,7 +37,6 @@ from fusewire.errors import ConfigurationError, FusewireError, InvalidInput, Una
 from fusewire.models import load_decoder
 from fusewire.placement import Placement
 from fusewire.tasks.detokenizer import Detokenizer
-from fusewire.tasks.generation_checks import GenerationLimits
 from fusewire.tasks.generation_defaults import generation_defaults
 from fusewire.tasks.generation_parameters import GenerationParameters
 from fusewire.tasks.stop_strings import StopMatcher, StopStrings
@@ -45,13 +45,6 @@ from fusewire.tasks.tokenizer import Tokenizer, limit_tokenizer_threads
 if TYPE_CHECKING:
     from fusewire.models.decoder import DecoderModel
 
-PAGE_SIZE = 16  # positions; a sequence's last page is half empty on average
-# Generated tokens of one request, over its continuations, in sequences of full length: a request
-# must not occupy a server for as long as it likes.
-MOST_FULL_SEQUENCES = 8
-# Of the device's free memory, for keys and values where nobody says how much. A machine has other
-# work than ours; on a GPU a step's activations and the libraries need some.
-FREE_SHARE = {"cpu": 0.25, "cuda": 0.9}
 _log = logging.getLogger(__name__)
 _CLOSED = "server: got a request while it stops, wanted one before; ask another server"
 
@@ -89,7 +82,7 @@ class GenerationEngine:
             )
         self.tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer)
-        self.limits = self._limits(settings.max_length)
+        self.limits = limits_of(self.model, settings)
         self.defaults = generation_defaults(Path(folder), self.limits)
         pages = self._pages()
         self.cache = KvCache(pages, PAGE_SIZE, settings.prefix_caching)
@@ -284,31 +277,5 @@ class GenerationEngine:
             for index in range(parameters.sequences)
         ]
 
-    def _limits(self, wanted: int | None) -> GenerationLimits:
-        longest = self.model.max_length
-        if wanted is not None and wanted > longest:
-            raise ConfigurationError(
-                f"max_length: got {wanted}, wanted at most {longest}, the positions that the model "
-                "has; lower or remove it"
-            )
-        longest = wanted or longest
-        return GenerationLimits(self.model.vocab_size, longest, longest * MOST_FULL_SEQUENCES)
-
     def _pages(self) -> int:
-        """Pages for keys and values, as the settings say."""
-        page_bytes = PAGE_SIZE * self.model.bytes_per_token
-        of_one = -(-self.limits.max_length // PAGE_SIZE)
-        if self.settings.kv_cache_mib is not None:
-            pages = (self.settings.kv_cache_mib << 20) // page_bytes
-        else:
-            device = self.model.place.device
-            free_bytes = kernels.default_allocator(device).free_bytes()
-            share = FREE_SHARE[device.partition(":")[0]]
-            pages = min(of_one * self.settings.max_sequences, int(free_bytes * share) // page_bytes)
-        if pages < of_one:
-            raise ConfigurationError(
-                f"kv_cache_mib: got room for {pages * PAGE_SIZE} tokens, wanted at least "
-                f"{self.limits.max_length}, one sequence of max_length; raise it, or lower "
-                "max_length"
-            )
-        return pages
+        return pages_for(self.model, self.settings, self.limits.max_length)

@@ -1,0 +1,53 @@
+"""How long sequences may get, and how many pages there are for their keys and values."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fusewire import kernels
+from fusewire.engine.generation_settings import GenerationSettings
+from fusewire.errors import ConfigurationError
+from fusewire.tasks.generation_checks import GenerationLimits
+
+if TYPE_CHECKING:
+    from fusewire.models.decoder import DecoderModel
+
+PAGE_SIZE = 16  # positions; a sequence's last page is half empty on average
+# Generated tokens of one request, over its continuations, in sequences of full length: a request
+# must not occupy a server for as long as it likes.
+MOST_FULL_SEQUENCES = 8
+# Of the device's free memory, for keys and values where nobody says how much. A machine has other
+# work than ours; on a GPU a step's activations and the libraries need some.
+FREE_SHARE = {"cpu": 0.25, "cuda": 0.9}
+
+
+def limits_of(model: DecoderModel, settings: GenerationSettings) -> GenerationLimits:
+    """ConfigurationError when the settings ask for more positions than the model has."""
+    longest, wanted = model.max_length, settings.max_length
+    if wanted is not None and wanted > longest:
+        raise ConfigurationError(
+            f"max_length: got {wanted}, wanted at most {longest}, the positions that the model "
+            "has; lower or remove it"
+        )
+    longest = wanted or longest
+    return GenerationLimits(model.vocab_size, longest, longest * MOST_FULL_SEQUENCES)
+
+
+def pages_for(model: DecoderModel, settings: GenerationSettings, max_length: int) -> int:
+    """Pages of PAGE_SIZE tokens, as the settings say; ConfigurationError when one sequence of
+    `max_length` would not fit."""
+    page_bytes = PAGE_SIZE * model.bytes_per_token
+    of_one = -(-max_length // PAGE_SIZE)
+    if settings.kv_cache_mib is not None:
+        pages = (settings.kv_cache_mib << 20) // page_bytes
+    else:
+        device = model.place.device
+        free_bytes = kernels.default_allocator(device).free_bytes()
+        share = FREE_SHARE[device.partition(":")[0]]
+        pages = min(of_one * settings.max_sequences, int(free_bytes * share) // page_bytes)
+    if pages < of_one:
+        raise ConfigurationError(
+            f"kv_cache_mib: got room for {pages * PAGE_SIZE} tokens, wanted at least "
+            f"{max_length}, one sequence of max_length; raise it, or lower max_length"
+        )
+    return pages
