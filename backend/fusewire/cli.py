@@ -26,6 +26,7 @@ from fusewire.serving.config import (
 )
 from fusewire.serving.flags import given, with_flags
 from fusewire.serving.foreground import serve_until_signalled
+from fusewire.tasks.contract import GENERATE
 
 app = typer.Typer(
     name="fusewire",
@@ -153,8 +154,10 @@ def serve(
 
 @app.command()
 def ask(
-    task: Annotated[str, typer.Argument(help="embed, classify, tag, answer, fill or hidden.")],
-    texts: Annotated[list[str], typer.Argument(help="The texts, or the question.")],
+    task: Annotated[
+        str, typer.Argument(help="embed, classify, tag, answer, fill, generate or hidden.")
+    ],
+    texts: Annotated[list[str], typer.Argument(help="The texts, the question, or the prompts.")],
     second: Annotated[
         list[str] | None,
         typer.Option(help="Second text of a pair, one for each text; the context of a question."),
@@ -175,14 +178,20 @@ def ask(
     """Asks a running server and shows the answer."""
     from fusewire.serving import asking
 
+    address = address or f"localhost:{8000 if protocol == 'http' else 8001}"
+    parameters = asking.read_parameters(parameter or [])
+    if task == GENERATE and not as_json and not second:
+        for piece in asking.pieces(texts, address, protocol, model, parameters):
+            out.print(piece, end="", markup=False)
+        return
     lines, records = asking.ask(
         task,
         texts,
         second or [],
-        address or f"localhost:{8000 if protocol == 'http' else 8001}",
+        address,
         protocol,
         model,
-        asking.read_parameters(parameter or []),
+        parameters,
     )
     if as_json:
         out.print(json.dumps(records, ensure_ascii=False), markup=False)

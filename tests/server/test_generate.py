@@ -14,6 +14,7 @@ import pytest
 import tokenizers
 import torch
 import transformers
+from fusewire.serving.asking import AskFailed, ask, pieces
 from fusewire.serving.config import Deployment, ServerSettings
 from fusewire.serving.repository import import_folder
 from fusewire.serving.server import Server
@@ -277,3 +278,18 @@ def test_a_killed_model_is_loaded_again(server: Server, asker: Asker) -> None:
         until(lambda: watchdog.reloads + watchdog.restarts > healed)
     assert generate(server, "slow", asked("Alive", max_new_tokens=2))[0] == 200
     until(lambda: nothing_runs(asker, "slow"))
+
+
+def test_the_command_line_shows_the_text_as_it_comes(
+    server: Server, greedy: Callable[[str, int], str]
+) -> None:
+    address = f"{server.endpoint.reachable}:{server.endpoint.grpc_port}"
+    prompt = PROMPTS[5]
+    parts = list(pieces([prompt], address, "grpc", "tiny", {"max_new_tokens": 2}))
+    assert len(parts) > 2
+    assert "".join(parts) == greedy(prompt, 2) + "\n"
+    lines, records = ask("generate", [prompt], [], address, "grpc", "tiny", {"max_new_tokens": 2})
+    assert lines == [greedy(prompt, 2)]
+    assert records == [{"text": prompt, "output": lines[0]}]
+    with pytest.raises(AskFailed, match="top_p: got 7"):
+        list(pieces([prompt], address, "grpc", "tiny", {"top_p": 7}))

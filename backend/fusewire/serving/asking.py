@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from fusewire.errors import ConfigurationError, FusewireError
@@ -28,6 +29,27 @@ def ask(
 
     `seconds`: the second texts of pairs, or the context of a question.
     """
+    with _asked(task, address, protocol, model) as client:
+        return _TASKS[task](client, list(texts), list(seconds), parameters)
+
+
+def pieces(
+    texts: Sequence[str],
+    address: str,
+    protocol: str,
+    model: str | None,
+    parameters: dict[str, Any],
+) -> Iterator[str]:
+    """What a model writes after each text, in pieces as they come, a line's end after each."""
+    with _asked("generate", address, protocol, model) as client:
+        for text in texts:
+            yield from client.generate(text, stream=True, **parameters)
+            yield "\n"
+
+
+@contextmanager
+def _asked(task: str, address: str, protocol: str, model: str | None) -> Iterator[Any]:
+    """A client; its errors become ours."""
     if task not in _TASKS:
         raise ConfigurationError(
             f"task: got {task!r}, wanted one of {', '.join(_TASKS)}; choose one of these"
@@ -40,7 +62,7 @@ def ask(
         ) from None
     try:
         with fusewire_client.Client(address, protocol=protocol, model=model, retries=0) as client:  # type: ignore[arg-type]
-            return _TASKS[task](client, list(texts), list(seconds), parameters)
+            yield client
     except fusewire_client.ClientError as error:
         raise AskFailed(str(error)) from None
 
@@ -131,6 +153,15 @@ def _fill(client: Any, texts: list[str], seconds: list[str], parameters: dict[st
     return lines, records
 
 
+def _generate(
+    client: Any, texts: list[str], seconds: list[str], parameters: dict[str, Any]
+) -> Shown:
+    _none("generate", seconds)
+    written = [client.generate(text, **parameters) for text in texts]
+    records = [{"text": text, "output": one} for text, one in zip(texts, written, strict=True)]
+    return written, records
+
+
 def _none(task: str, seconds: list[str]) -> None:
     if seconds:
         raise ConfigurationError(f"second: got a text, wanted none for {task}; leave it out")
@@ -143,6 +174,7 @@ _TASKS: dict[str, Callable[[Any, list[str], list[str], dict[str, Any]], Shown]] 
     "tag": _tag,
     "answer": _answer,
     "fill": _fill,
+    "generate": _generate,
 }
 
 
