@@ -12,6 +12,7 @@ import torch
 import transformers
 from fusewire.engine.continuation import Delta
 from fusewire.engine.generation import GenerationEngine, Ticket
+from fusewire.engine.generation_memory import PAGE_SIZE
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.errors import FusewireError
 from fusewire.tasks.generation_parameters import GenerationParameters, layer
