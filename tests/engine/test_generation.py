@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 from fusewire import kernels
+from fusewire.engine.continuation import Continuation
 from fusewire.engine.generation import GenerationEngine
 from fusewire.engine.generation_memory import PAGE_SIZE
 from fusewire.engine.generation_settings import GenerationSettings
@@ -202,8 +203,64 @@ def test_what_cannot_be_served_is_refused_at_once(engine):
         ask(engine, "")
     with pytest.raises(InvalidInput, match=rf"at most {LONGEST - 1}, which leave room"):
         ask(engine, [1] * LONGEST)
-    with pytest.raises(InvalidInput, match=r"input_ids: got 257, wanted 0\.\.256"):
+    with pytest.raises(InvalidInput, match=r"input_ids: got id 257, wanted ids 0\.\.256"):
         ask(engine, [257])
+    with pytest.raises(InvalidInput, match="input_ids: got what is no id"):
+        ask(engine, [1.5])
+    with pytest.raises(InvalidInput, match="text_input: got a text that the tokenizer cannot"):
+        ask(engine, "\ud800")
+    with pytest.raises(InvalidInput, match="best_of: got 2, wanted at least 3"):
+        ask(engine, [1], n=3, best_of=2, temperature=1.0)
+
+
+def test_a_text_with_a_token_that_the_model_has_not_is_refused_alone(tmp_path):
+    with tiny_engine(tmp_path) as engine:
+        engine.tokenizer.backend.add_special_tokens(["<pad>"])
+        other, _ = ask(engine, [1, 2], max_new_tokens=50)
+        with pytest.raises(InvalidInput, match="text_input: got id 257"):
+            ask(engine, "a<pad>")
+        assert other.finish().tokens()
+
+
+def test_a_fault_in_one_text_fails_that_request_alone(tmp_path, monkeypatch):
+    with tiny_engine(tmp_path) as engine:
+        answers = [ask(engine, [n, n], max_new_tokens=40)[0] for n in range(4)]
+        answers[0].next()
+        accept, failed = Continuation.accept, []
+
+        def once(self, *drawn):
+            if not failed:
+                failed.append(self)
+                raise ValueError("no text")
+            return accept(self, *drawn)
+
+        monkeypatch.setattr(Continuation, "accept", once)
+        ended = 0
+        for answer in answers:
+            try:
+                answer.finish()
+            except ComputeFailed:
+                ended += 1
+        assert ended <= 1
+        assert len(failed) == 1
+        assert engine.cache.used == 0
+
+
+def test_forks_that_nobody_owns_leave_with_the_step_that_failed(tmp_path, monkeypatch):
+    with tiny_engine(tmp_path) as engine:
+        scheduler = engine._loop.scheduler
+        done = scheduler.done
+
+        def breaks(step):
+            done(step)
+            raise MemoryError
+
+        monkeypatch.setattr(scheduler, "done", breaks)
+        with pytest.raises(ComputeFailed, match="memory"):
+            ask(engine, [1, 2], n=4, temperature=1.0, max_new_tokens=5)[0].finish()
+        monkeypatch.setattr(scheduler, "done", done)
+        ask(engine, [3], max_new_tokens=1)[0].finish()
+        assert engine.cache.used == scheduler.running == 0
 
 
 def test_a_request_that_comes_too_late_is_told_so(engine):

@@ -64,7 +64,7 @@ class Continuation:
             text = self._let_out(self._text.flush())
         else:
             text = self._let_out(self._text.step(token))
-            if self._stop.matched is None and self.num_output_tokens == self._max_new_tokens:
+            if self._stop.matched is None and self.num_output_tokens >= self._max_new_tokens:
                 self.finish_reason = "length"
                 text += self._let_out(self._text.flush())
         if self._stop.matched is not None:

@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import index
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -37,10 +38,11 @@ from fusewire.errors import ConfigurationError, FusewireError, InvalidInput, Una
 from fusewire.models import load_decoder
 from fusewire.placement import Placement
 from fusewire.tasks.detokenizer import Detokenizer
+from fusewire.tasks.generation_checks import check
 from fusewire.tasks.generation_defaults import generation_defaults
 from fusewire.tasks.generation_parameters import GenerationParameters
 from fusewire.tasks.stop_strings import StopMatcher, StopStrings
-from fusewire.tasks.tokenizer import Tokenizer, limit_tokenizer_threads
+from fusewire.tasks.tokenizer import Tokenizer, TokenizerFault, limit_tokenizer_threads
 
 if TYPE_CHECKING:
     from fusewire.models.decoder import DecoderModel
@@ -128,6 +130,7 @@ class GenerationEngine:
         all.
         """
         arrived = time.monotonic()
+        check(parameters, self.limits, {})
         ids = self._prompt_ids(prompt)
         most = parameters.new_tokens(len(ids), self.limits)
         timeout = parameters.timeout_seconds
@@ -202,7 +205,8 @@ class GenerationEngine:
         if not self._ended.wait(drain_seconds):
             self._asked.put(self._loop.cancel_all)
         for thread in self._threads:
-            thread.join()
+            if thread is not threading.current_thread():  # a listener may close
+                thread.join()
 
     def _run(self) -> None:
         try:
@@ -231,21 +235,30 @@ class GenerationEngine:
         while (telling := self._told.get()) is not None:
             try:
                 telling()
-            except Exception:
+            except BaseException:  # SystemExit too: the others are to be told all the same
                 _log.exception("a request's listener failed")
 
     def _prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
         if isinstance(prompt, str):
-            (encoded,) = self.tokenizer.encode([prompt], offsets=False)
-            ids = list(encoded.ids)
+            try:
+                (encoded,) = self.tokenizer.encode([prompt], offsets=False)
+            except TokenizerFault as fault:
+                what = f"a text that the tokenizer cannot read ({fault})"
+                raise InvalidInput("text_input", what, "text", "send valid Unicode") from None
+            name, ids = "text_input", list(encoded.ids)
         else:
-            ids = [int(token) for token in prompt]
-            if ids and not 0 <= min(ids) <= max(ids) < self.model.vocab_size:
-                wrong = min(ids) if min(ids) < 0 else max(ids)
-                wanted = f"0..{self.model.vocab_size - 1}, the model's vocabulary"
-                raise InvalidInput("input_ids", wrong, wanted, "use this model's tokenizer")
+            name = "input_ids"
+            try:
+                ids = [] if isinstance(prompt, bytes) else [index(token) for token in prompt]
+            except TypeError:
+                raise InvalidInput(name, "what is no id", "whole numbers", "send ids") from None
         if not ids:
-            raise InvalidInput("text_input", "no tokens", "at least one", "send a prompt")
+            raise InvalidInput(name, "no tokens", "at least one", "send a prompt")
+        # A tokenizer may know more tokens than its model.
+        if not 0 <= min(ids) <= max(ids) < self.model.vocab_size:
+            wrong = min(ids) if min(ids) < 0 else max(ids)
+            wanted = f"ids 0..{self.model.vocab_size - 1}, the model's vocabulary"
+            raise InvalidInput(name, f"id {wrong}", wanted, "use this model's tokenizer and tokens")
         return ids
 
     def _branches(

@@ -155,6 +155,9 @@ class GenerationLoop:
             for sequence, _, _ in step.chunks:
                 if sequence in self._owners:
                     self._fail(self._owners[sequence][0], failed)
+            for sequence in self.scheduler.sequences():  # forks that nobody has come to own
+                if sequence not in self._owners:
+                    self.scheduler.finish(sequence)
         return counts
 
     def _generations(self) -> list[Generation]:
@@ -179,8 +182,12 @@ class GenerationLoop:
         if drawing:
             drawn = self._sampler.sample(logits, [branch.sampling for _, branch in drawing])
             for (generation, branch), token in zip(drawing, drawn, strict=True):
-                if branch.sequence is not None:  # else its request has failed meanwhile
+                if branch.sequence is None:  # its request has failed meanwhile
+                    continue
+                try:
                     self._accept(generation, branch, branch.sequence, token)
+                except Exception as error:
+                    self._fail(generation, failure(error))
 
     def _accept(
         self, generation: Generation, branch: Branch, sequence: GenerationSequence, drawn: Drawn

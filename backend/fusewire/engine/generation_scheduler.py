@@ -102,6 +102,10 @@ class GenerationScheduler:
     def waiting(self) -> int:
         return len(self._waiting)
 
+    def sequences(self) -> list[GenerationSequence]:
+        """All that run and wait."""
+        return [*self._running, *self._waiting]
+
     def check(self, sequence: GenerationSequence) -> None:
         """InvalidInput when the sequence could never run, however empty the cache is."""
         if not sequence.token_ids:

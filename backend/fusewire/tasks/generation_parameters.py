@@ -246,7 +246,7 @@ class GenerationParameters(BaseModel):
                 f"at most {room} ({limits.max_length} less the {prompt_tokens} of the prompt)",
                 "lower it or shorten the prompt",
             )
-        return most or min(room, limits.max_request_tokens // self.sequences)
+        return most or max(1, min(room, limits.max_request_tokens // self.sequences))
 
 
 def layer(values: Mapping[str, Any]) -> dict[str, Any]:
