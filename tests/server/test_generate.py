@@ -207,7 +207,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (asked(""), "text_input: got no tokens"),
     ({"sampling_parameters": "{}"}, "text_input: got neither"),
     ({"text_input": "x", "input_ids": [1]}, "text_input: got both"),
-    ({"input_ids": [1, 257]}, "input_ids: got 257"),
+    ({"input_ids": [1, 257]}, "input_ids: got id 257"),
     (asked("x") | {"stream": True, "exclude_input_in_output": False}, "exclude_input_in_output"),
     (asked("x") | {"parameters": {"n": 1}}, "sampling_parameters: got parameters of the request"),
 ]

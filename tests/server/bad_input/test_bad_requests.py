@@ -303,7 +303,7 @@ def test_an_unknown_task_is_a_load_error_that_names_it(
             'name: "embed"', 'name: "sing"', 1
         )
     )
-    words = r"task: got 'sing', wanted one of embed, hidden, classify, tag, answer, fill; name"
+    words = "task: got 'sing', wanted one of embed, hidden, classify, tag, answer, fill, generate;"
     # Before anything is started …
     with pytest.raises(ConfigurationError, match=words):
         Server([tmp_path])
