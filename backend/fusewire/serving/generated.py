@@ -21,7 +21,7 @@ _LEAST_LOGPROB = -9999.0
 class Generated:
     """The n texts of one request, as far as they are not sent yet.
 
-    Streamed: a response has what one step added to each text. Else there is one, of all of it.
+    Streamed: a response has what was added to each text since the last one. Else there is one.
     """
 
     def __init__(
@@ -39,24 +39,18 @@ class Generated:
         self._cumulative = [0.0] * count
         self._heard: set[int] = set()  # of which texts there is something to send
         self._open = set(range(count))
+        self.ready = False  # there is a response to send
 
     @property
     def ended(self) -> bool:
         return not self._open
 
-    def add(self, delta: Delta) -> list[Outputs]:
-        """The responses that can be sent now. A step's are sent together once every open text has
-        its own, or when one goes on without the others (which may have lost their pages)."""
-        responses = []
-        if self._request.stream and delta.index in self._heard:
-            responses.append(self._take())
-        self._note(delta)
-        if self.ended or (self._request.stream and self._open <= self._heard):
-            responses.append(self._take())
-        return responses
-
-    def _note(self, delta: Delta) -> None:
+    def add(self, delta: Delta) -> None:
+        """Takes note of what a step added to one text. Streamed, a response is ready once every
+        open text has its share, or one goes on without the others (which may have lost their
+        pages)."""
         index = delta.index
+        goes_on = index in self._heard
         self._heard.add(index)
         self._texts[index] += delta.text
         self._reasons[index] = delta.finish_reason
@@ -67,8 +61,11 @@ class Generated:
                 self._logprobs[index].append(self._alternatives(delta.token, delta))
         if delta.finish_reason is not None:
             self._open.discard(index)
+        together = goes_on or self._open <= self._heard
+        self.ready = self.ended or (self._request.stream and (self.ready or together))
 
-    def _take(self) -> Outputs:
+    def take(self) -> Outputs:
+        """The response of all that was added since the last."""
         made: Outputs = {
             "text_output": _strings(self._texts),
             # Of a text that goes on: Python's None, as vllm_backend sends it.
@@ -82,6 +79,7 @@ class Generated:
         self._texts, self._tokens = [""] * count, [0] * count
         self._logprobs = [[] for _ in range(count)]
         self._heard.clear()
+        self.ready = False
         returned = self._request.returned
         return {name: made[name] for name in made if name == "text_output" or name in returned}
 

@@ -1,12 +1,13 @@
 """One instance of a model that generates: requests in, responses out as they come.
 
-Triton's thread reads and submits a request; the engine's own thread tells what it computes, and
-sends it. A third asks, some times a second, which requests were cancelled: Triton tells nobody.
+Triton's thread reads and submits a request; the engine's tells what it computes; one thread sends
+it, and one asks, some times a second, which requests were cancelled: Triton tells nobody.
 """
 
 from __future__ import annotations
 
 import logging
+import queue
 import threading
 from pathlib import Path
 
@@ -46,8 +47,13 @@ class Generating:
         self._lock = threading.Lock()
         self._some = threading.Event()  # something is under way, or the end
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._ask, name="cancel", daemon=True)
-        self._thread.start()
+        self._outbox: queue.SimpleQueue[Conversation | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=work, name=name, daemon=True)
+            for work, name in ((self._ask, "cancel"), (self._send, "send"))
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def take(self, request: Request | FusewireError, sender: Sender) -> None:
         """Takes a request, or what kept it from being read. Never raises for a request."""
@@ -56,7 +62,9 @@ class Generating:
                 raise request
             engine = self._engine
             wanted = read(request.inputs, request.parameters, engine.limits, engine.defaults)
-            conversation = Conversation(wanted, sender, self._metrics, self._forget)
+            conversation = Conversation(
+                wanted, sender, self._metrics, self._outbox.put, self._forget
+            )
             with self._lock:
                 self._under_way.add(conversation)
             try:
@@ -75,12 +83,21 @@ class Generating:
         self._engine.close(_DRAIN_S)
         self._closed.set()
         self._some.set()
-        self._thread.join()
+        self._outbox.put(None)
+        for thread in self._threads:
+            thread.join()
         self._metrics.close()
 
     def _forget(self, conversation: Conversation) -> None:
         with self._lock:
             self._under_way.discard(conversation)
+
+    def _send(self) -> None:
+        while (conversation := self._outbox.get()) is not None:
+            try:
+                conversation.send()
+            except Exception:
+                _log.exception("a response could not be sent")
 
     def _ask(self) -> None:
         while not self._closed.wait(_ASK_S):
