@@ -162,6 +162,20 @@ def test_a_model_that_fails_its_probe_twice_is_loaded_again_once() -> None:
     assert "m" in watch._suspects
 
 
+@pytest.mark.parametrize(
+    ("words", "suspect"), [("queue: got 9 sequences waiting", False), ("server: got a …", True)]
+)
+def test_a_model_that_refuses_to_generate_is_loaded_again_unless_it_is_full(
+    words: str, suspect: bool
+) -> None:
+    server = Server()
+    server.endpoint = Endpoint(EndpointError(400, words), itertools.count())  # type: ignore[attr-defined]
+    watch, _ = watchdog(server)
+    for _ in range(2):
+        watch._ask("m", Probe("generate", (ProbeTensor("input_ids", (0,)),)))
+    assert ("m" in watch._suspects) == suspect
+
+
 def test_a_server_that_keeps_dying_is_given_up() -> None:
     server = Server()
     watch, said = watchdog(server)

@@ -11,6 +11,7 @@ from fusewire.serving import repository
 from fusewire.serving.endpoint import EndpointError
 from fusewire.serving.model_config import BACKEND, settings_of
 from fusewire.serving.probe import Probe, probe
+from fusewire.tasks.contract import GENERATE
 
 if TYPE_CHECKING:
     from fusewire.serving.server import Server
@@ -44,9 +45,16 @@ class Pulse:
         return self._probes[model]
 
     def ask(self, model: str, question: Probe, timeout_s: float) -> None:
-        """EndpointError when the answer is an error, or none comes."""
+        """EndpointError when the answer is an error, or none comes. `generate` answers 400 to every
+        error of a model; as the probe is no client's, only a lack of room is none of status 500."""
         path = f"models/{model}/{question.path}"
-        self._server.endpoint.call(path, question.json(), timeout_s=timeout_s)
+        try:
+            self._server.endpoint.call(path, question.json(), timeout_s=timeout_s)
+        except EndpointError as error:
+            if question.task == GENERATE and error.status == 400:
+                busy = str(error).startswith("queue: ")
+                raise EndpointError(503 if busy else 500, str(error)) from None
+            raise
 
     def done(self, model: str) -> tuple[int, float] | None:
         """Requests answered and tokens computed so far, as some requests take long; None when the
