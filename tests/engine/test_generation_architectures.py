@@ -11,17 +11,20 @@ from fusewire.models import DECODERS
 
 from tests.engine.generating import END, ShortOfPages, ask, byte_tokenizer, is_greedy
 from tests.models.tiny_decoders import LONGEST, tiny_decoder
+from tests.places import CPU, GPU_FP32
 
 PROMPTS = 200
 NEW_TOKENS = 20
 
 
+@pytest.mark.parametrize("place", [CPU, GPU_FP32], indirect=True)
 @pytest.mark.parametrize("model_type", DECODERS)
-def test_greedy_tokens_are_those_of_transformers(tmp_path, model_type):
+def test_greedy_tokens_are_those_of_transformers(tmp_path, model_type, place):
     """Arriving at random, a sixth of them cancelled, and pages too few for all that run."""
     reference = tiny_decoder(tmp_path, model_type, vocab_size=END + 1, eos_token_id=END)
     byte_tokenizer(tmp_path)
-    engine = ShortOfPages(tmp_path, GenerationSettings(max_batch_tokens=40, max_sequences=16))
+    settings = GenerationSettings(max_batch_tokens=40, max_sequences=16, dtype=place.dtype)
+    engine = ShortOfPages(tmp_path, settings, place.device)
     chosen = random.Random(model_type)
     asked = []
     for _ in range(PROMPTS):

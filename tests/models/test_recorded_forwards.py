@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fusewire.engine.batch import Batch, Sequence
-from fusewire.models import EncoderModel, load_model, replay
+from fusewire.models import EncoderModel, load_model, recordings, replay
 from fusewire.placement import Placement
 
 from tests.models.oracle import (
@@ -86,7 +86,7 @@ def test_one_sequence_alone_is_recorded_from_the_start(tmp_path, depth, place):
     model = load_model(tmp_path, "hidden", place)
     replays = recorded(model)
     lengths = [*range(1, 65), *range(66, 129, 2), *range(132, 257, 4), *range(264, 513, 8)]
-    assert len(replays) == len(lengths)
+    assert len(replays.recorded) == len(lengths)
     for length in lengths:
         model.encode(Batch.pack(one(model, length)))
         assert model.computed_tokens == length
@@ -95,7 +95,7 @@ def test_one_sequence_alone_is_recorded_from_the_start(tmp_path, depth, place):
 
 @pytest.mark.parametrize("place", [GPU_FP32], indirect=True)
 def test_recordings_are_bounded_and_the_least_recently_used_goes(bert, monkeypatch):
-    monkeypatch.setattr(replay, "MOST_RECORDINGS", 4)
+    monkeypatch.setattr(recordings, "MOST_RECORDINGS", 4)
     eager = {length: answers(bert, one(bert, length)) for length in (3, 4, 5)}
     replays = recorded(bert)
 
@@ -103,10 +103,10 @@ def test_recordings_are_bounded_and_the_least_recently_used_goes(bert, monkeypat
         before = replays.hits
         (difference, *_) = differences(answers(bert, one(bert, length)), eager[length]).values()
         assert difference <= GPU_BATCHED_VERSUS_ALONE
-        assert len(replays) <= 4
+        assert len(replays.recorded) <= 4
         return replays.hits > before
 
-    assert len(replays) == 4  # of the lengths 4, 3, 2, 1, recorded in this order
+    assert len(replays.recorded) == 4  # of the lengths 4, 3, 2, 1, recorded in this order
     assert hits(4)
     assert not hits(5)  # noted
     assert not hits(5)  # recorded in place of 3
@@ -142,14 +142,14 @@ def test_recordings_go_when_the_arena_moves(bert):
 
     for _ in range(3):
         check()
-    assert len(replays) > 1
+    assert len(replays.recorded) > 1
     growths = bert.workspace_stats()["growths"]
     large = random_sequences(bert, (64,) * 100)  # too large to be recorded, or for the arena
     bert.encode(Batch.pack(large))
     assert bert.workspace_stats()["growths"] > growths
     for _ in range(3):
         check()
-        assert len(replays) <= 1
+        assert len(replays.recorded) <= 1
 
 
 @pytest.mark.parametrize("place", [GPU_FP32], indirect=True)

@@ -91,9 +91,12 @@ class GenerationEngine:
         scheduler = GenerationScheduler(
             self.cache, settings.max_batch_tokens, settings.max_sequences, settings.max_waiting
         )
+        memory = self.model.new_cache(pages, PAGE_SIZE)
+        if settings.graphs:
+            self.model.record_steps(memory, settings.max_sequences, settings.max_batch_tokens)
         self._loop = GenerationLoop(
             self.model,
-            self.model.new_cache(pages, PAGE_SIZE),
+            memory,
             scheduler,
             Sampler(self.model.place, self.model.vocab_size),
         )

@@ -51,3 +51,7 @@ class GenerationSettings(BaseModel):
         description="Precision of the computation: float32, float16, bfloat16; auto: float32 on "
         "the CPU, float16 on a GPU.",
     )
+    graphs: bool = Field(
+        default=True,
+        description="Record steps as CUDA graphs and replay them; no effect on the CPU.",
+    )

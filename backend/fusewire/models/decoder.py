@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 from typing import Any
+from weakref import WeakMethod
 
 from numpy.typing import NDArray
 
@@ -20,6 +21,8 @@ from fusewire.models.assemble import Weights, build_decoder_layer, rope_table, t
 from fusewire.models.decoder_blueprint import DecoderBlueprint
 from fusewire.models.decoder_cache import DecoderCache
 from fusewire.models.step_batch import StepBatch, StepInput
+from fusewire.models.step_replay import StepReplays
+from fusewire.models.warm_up_prompts import warm_up_prompts
 from fusewire.placement import BYTES, Placement
 from fusewire.weights import Checkpoint
 
@@ -68,6 +71,7 @@ class DecoderModel:
             for layer in blueprint.layers
         ]
         self._final_norm = weights.norm(blueprint.final_norm) if blueprint.final_norm else None
+        self._replays: StepReplays | None = None
         self._head = [(weights.linear(dense), dense.outputs) for dense in blueprint.head]
 
     @property
@@ -84,24 +88,73 @@ class DecoderModel:
             self.place, len(shape.layers), pages, page_size, shape.kv_heads, shape.head_dim
         )
 
+    @property
+    def replay_counts(self) -> tuple[int, int]:
+        """So far: steps that replayed a recorded one, and small ones that found none."""
+        replays = self._replays
+        return (0, 0) if replays is None else (replays.hits, replays.misses)
+
+    def record_steps(self, cache: DecoderCache, max_sequences: int, max_tokens: int) -> None:
+        """From now on steps with this cache of one token a sequence replay a recorded one, where
+        the device can record (CUDA graphs); logits then hold until the next `step`. Takes seconds:
+        runs prompts of up to `max_tokens`, so that kernels are chosen and the arena is as large as
+        it gets, and records steps of every number of sequences up to `max_sequences`. Overwrites
+        pages of the cache."""
+        if not self.place.stream.can_capture:
+            return
+        for step in warm_up_prompts(max_tokens, self.max_length, cache):
+            self.step(step, cache)
+        # Weakly: without a cycle a model goes with its last user, not when Python collects.
+        ours = WeakMethod(self._recorded)
+
+        def forward(
+            inputs: StepInput,
+            batch: kernels.PagedBatch,
+            cache: DecoderCache,
+            rooms: list[kernels.Tensor],
+        ) -> None:
+            bound = ours()
+            assert bound is not None
+            bound(inputs, batch, cache, rooms)
+
+        widths = [self.hidden_size, *(outputs for _, outputs in self._head)]
+        self._replays = StepReplays(
+            self.place, forward, self._workspace, cache, widths, max_sequences
+        )
+        self._replays.warm_up()
+
     def step(self, tokens: StepBatch, cache: DecoderCache) -> kernels.Tensor:
         """Runs the tokens and stores their keys and values. The logits of the rows that are
-        wanted, [len(logit_rows), vocabulary], where the model is placed.
+        wanted, [len(logit_rows), vocabulary], where the model is placed; with recorded steps they
+        hold until the next `step`.
 
         Raises InvalidInput when an id, a position or a row is out of range, kernels.Error when the
         pages do not fit the contexts.
         """
         self._check(tokens)
-        inputs = StepInput(tokens, cache.page_size, self.place)
+        if self._replays is not None and self._replays.cache is cache:
+            logits = self._replays.run(tokens)
+            if logits is not None:
+                return logits
+        inputs = StepInput.upload(tokens, self.place)
         x = self.place.empty(tokens.tokens, self.hidden_size)
-        self._forward(inputs, x, cache)
-        return self._logits(x, inputs.logit_rows)
+        self._forward(inputs, inputs.batch(tokens, cache.page_size), x, cache)
+        count = tokens.logit_rows.size
+        if count == 0:
+            return self.place.empty(0, self.vocab_size)
+        wanted = self.place.empty(count, self.hidden_size)
+        kernels.gather_rows(wanted, x, inputs.logit_rows, self.place.stream)
+        rooms = [self.place.empty(count, outputs) for _, outputs in self._head]
+        self._score(wanted, rooms)
+        return rooms[-1]
 
     def workspace_stats(self) -> dict[str, int]:
         """The arena's counters, as the kernel library reports them."""
         return self._workspace.stats()
 
-    def _forward(self, inputs: StepInput, x: kernels.Tensor, cache: DecoderCache) -> None:
+    def _forward(
+        self, inputs: StepInput, batch: kernels.PagedBatch, x: kernels.Tensor, cache: DecoderCache
+    ) -> None:
         """Fills x [tokens, hidden]. Takes memory from the workspace alone."""
         stream = self.place.stream
         positions = None if self._position is None else inputs.positions
@@ -110,7 +163,7 @@ class DecoderModel:
         for (layer, angles), (keys, values) in zip(self._layers, cache.layers, strict=True):
             layer.forward_cached(
                 x,
-                inputs.batch,
+                batch,
                 keys,
                 values,
                 self._workspace,
@@ -119,25 +172,33 @@ class DecoderModel:
                 stream,
             )
 
-    def _logits(self, hidden: kernels.Tensor, rows: kernels.Tensor) -> kernels.Tensor:
-        stream, count = self.place.stream, rows.shape[0]
-        if count == 0:
-            return self.place.empty(0, self.vocab_size)
-        x = self.place.empty(count, self.hidden_size)
-        kernels.gather_rows(x, hidden, rows, stream)
+    def _recorded(
+        self,
+        inputs: StepInput,
+        batch: kernels.PagedBatch,
+        cache: DecoderCache,
+        rooms: list[kernels.Tensor],
+    ) -> None:
+        """A step whose every token is its sequence's last. Takes memory from the workspace alone:
+        it can be recorded."""
+        self._forward(inputs, batch, rooms[0], cache)
+        self._score(rooms[0], rooms[1:])
+
+    def _score(self, x: kernels.Tensor, rooms: list[kernels.Tensor]) -> None:
+        """Fills rooms, what each matrix of the head makes of hidden states x [rows, hidden], which
+        are normed in place; the last are the logits."""
+        stream = self.place.stream
         if self._final_norm is not None:
             weight, bias = self._final_norm
             if self._blueprint.norm == "rms_norm":
                 kernels.rms_norm(x, x, weight, self._blueprint.norm_eps, stream)
             else:
                 kernels.layer_norm(x, x, weight, bias, self._blueprint.norm_eps, stream)
-        for linear, outputs in self._head:
-            y = self.place.empty(count, outputs)
+        for (linear, _), y in zip(self._head, rooms, strict=True):
             kernels.linear(y, x, linear, "none", stream)
             x = y
         if self._blueprint.final_soft_cap:
             kernels.soft_cap(x, x, self._blueprint.final_soft_cap, stream)
-        return x
 
     def _check(self, step: StepBatch) -> None:
         """What no kernel can check on a device."""

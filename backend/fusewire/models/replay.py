@@ -1,17 +1,8 @@
-"""Recorded forwards (CUDA graphs): a batch that fits one is a single launch instead of hundreds.
-
-A recording holds addresses: of the static buffers here, of the weights, and of the workspace's
-arena. So inputs are copied into the buffers before a replay, and all recordings are dropped when
-the arena moves.
-"""
+"""Recorded forwards of encoders: small batches that fit a bucket are a single launch."""
 
 from __future__ import annotations
 
-import gc
-import logging
-from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,19 +11,15 @@ from fusewire import kernels
 from fusewire.kernels import SequenceBatch
 from fusewire.models.buckets import MOST_TOKENS, Bucket, bucket_of
 from fusewire.models.packed_input import Layout, PackedInput, pack
+from fusewire.models.recordings import Recordings
 from fusewire.placement import Placement
-
-_log = logging.getLogger(__name__)
-
-# Each holds device memory of its own for its launches.
-MOST_RECORDINGS = 256
 
 # forward(inputs, batch, hidden): fills hidden [inputs.layout.tokens, hidden]
 Forward = Callable[[PackedInput, SequenceBatch, kernels.Tensor], None]
 
 
-class Replays:
-    """The recordings of one model, by bucket, least recently used out."""
+class Replays(Recordings[Bucket, PackedInput]):
+    """The recordings of one encoder, by bucket."""
 
     def __init__(
         self,
@@ -43,22 +30,13 @@ class Replays:
         max_length: int,
         max_tokens: int,
     ) -> None:
+        super().__init__(place, workspace)
         self._max_length = max_length
         self._max_tokens = max(max_tokens, MOST_TOKENS)
-        self._place = place
         self._forward = forward
-        self._workspace = workspace
-        self._recorded: OrderedDict[Bucket, tuple[PackedInput, kernels.Graph]] = OrderedDict()
-        self._seen: OrderedDict[Bucket, None] = OrderedDict()
         self._hidden = place.empty(self._max_tokens, hidden_size)
         widest = Layout(MOST_TOKENS, MOST_TOKENS)
         self._block = place.empty(widest.nbytes, dtype="uint8")
-        self._arena = workspace.generation
-        self.hits = 0
-        self.misses = 0
-
-    def __len__(self) -> int:
-        return len(self._recorded)
 
     def run(
         self,
@@ -73,24 +51,9 @@ class Replays:
         bucket = self.bucket(ids.size, cu_seqlens.size - 1, max_seqlen)
         if bucket is None:
             return None
-        self._drop_stale()
-        found = self._recorded.get(bucket)
+        found = self.find(bucket)
         if found is None:
-            self.misses += 1
-            if bucket not in self._seen:  # a shape that comes once is not worth recording
-                self._seen[bucket] = None
-                if len(self._seen) > 4 * MOST_RECORDINGS:
-                    self._seen.popitem(last=False)
-                return None
-            try:
-                found = self.record(bucket)
-            except kernels.Error as error:
-                # Another library's wait for the whole device breaks a recording; the batch is fine.
-                _log.warning("a forward of %d tokens was not recorded: %s", bucket.tokens, error)
-                return None
-        else:
-            self.hits += 1
-            self._recorded.move_to_end(bucket)
+            return None
         inputs, graph = found
         block = pack(inputs.layout, ids, positions, types, cu_seqlens)
         kernels.write(inputs.block, kernels.Tensor.from_numpy(block), self._place.stream)
@@ -125,39 +88,13 @@ class Replays:
             if bucket is not None:
                 self.record(bucket)
 
-    def record(self, bucket: Bucket) -> tuple[PackedInput, kernels.Graph]:
-        """Runs the bucket's forward once, which makes the arena fit and lets kernels be chosen,
-        then records it."""
+    def _prepare(self, bucket: Bucket) -> tuple[PackedInput, Callable[[], None]]:
+        """No tokens at all, in the bucket's buffers, and the forward over them."""
         layout = Layout(bucket.tokens, bucket.sequences)
         inputs = PackedInput(layout, self._block.first(layout.nbytes))
         hidden = self._hidden.first(bucket.tokens)
         batch = SequenceBatch.bucket(inputs.offsets, bucket.tokens, bucket.max_seqlen)
-        stream = self._place.stream
         empty = np.zeros(0, np.int64)
         block = pack(layout, empty, empty.astype(np.int32), None, np.zeros(1, np.int32))
-        kernels.write(inputs.block, kernels.Tensor.from_numpy(block), stream)
-        self._forward(inputs, batch, hidden)
-        self._drop_stale()
-        with _no_collection():
-            graph = kernels.capture(stream, lambda: self._forward(inputs, batch, hidden))
-        self._recorded[bucket] = inputs, graph
-        while len(self._recorded) > MOST_RECORDINGS:
-            self._recorded.popitem(last=False)
-        return inputs, graph
-
-    def _drop_stale(self) -> None:
-        if self._workspace.generation != self._arena:
-            self._recorded.clear()
-            self._arena = self._workspace.generation
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Another model that is collected now would wait for its work, which breaks a recording."""
-    usual = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if usual:
-            gc.enable()
+        kernels.write(inputs.block, kernels.Tensor.from_numpy(block), self._place.stream)
+        return inputs, lambda: self._forward(inputs, batch, hidden)

@@ -3,8 +3,9 @@ the block of memory in which all of it crosses to the device in one copy."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +14,14 @@ from fusewire import kernels
 from fusewire.placement import Placement
 
 _ALIGNMENT = 16  # bytes
+_DTYPES = {
+    "input_ids": "int64",
+    "logit_rows": "int64",
+    "positions": "int32",
+    "cu_seqlens": "int32",
+    "context_lengths": "int32",
+    "block_table": "int32",
+}
 
 
 @dataclass(frozen=True)
@@ -40,46 +49,98 @@ class StepBatch:
         return self.context_lengths.size
 
 
-class StepInput:
-    """A StepBatch's arrays on the device."""
+@dataclass(frozen=True)
+class StepLayout:
+    """Where the arrays of a step lie in its block of memory: one of so many tokens and sequences,
+    whose longest sequence has so many pages."""
 
-    def __init__(self, step: StepBatch, page_size: int, place: Placement) -> None:
-        arrays: dict[str, tuple[NDArray[Any], str]] = {
-            "input_ids": (step.input_ids, "int64"),
-            "logit_rows": (step.logit_rows, "int64"),
-            "positions": (step.positions, "int32"),
-            "cu_seqlens": (step.cu_seqlens, "int32"),
-            "context_lengths": (step.context_lengths, "int32"),
-            "block_table": (step.block_table, "int32"),
+    tokens: int
+    sequences: int
+    pages: int
+    logit_rows: int
+
+    @cached_property
+    def sections(self) -> dict[str, tuple[int, list[int]]]:
+        """For each array of a StepBatch: its first byte, and its shape."""
+        shapes = {
+            "input_ids": [self.tokens],
+            "logit_rows": [self.logit_rows],
+            "positions": [self.tokens],
+            "cu_seqlens": [self.sequences + 1],
+            "context_lengths": [self.sequences],
+            "block_table": [self.sequences, self.pages],
         }
-        begins, end = [], 0
-        for array, dtype in arrays.values():
-            begins.append(end)
-            nbytes = array.size * np.dtype(dtype).itemsize
-            end += (nbytes + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT
-        host = np.zeros(end, np.uint8)
-        for begin, (array, dtype) in zip(begins, arrays.values(), strict=True):
-            section = host[begin : begin + array.size * np.dtype(dtype).itemsize].view(dtype)
-            section[:] = array.reshape(-1)
-        block = place.exact(host, np.uint8)
+        sections, end = {}, 0
+        for name, shape in shapes.items():
+            sections[name] = end, shape
+            end += _aligned(math.prod(shape) * np.dtype(_DTYPES[name]).itemsize)
+        return sections
 
-        def there(index: int, name: str) -> kernels.Tensor:
-            array, dtype = arrays[name]
-            return block.section(begins[index], array.shape, dtype)
+    @property
+    def nbytes(self) -> int:
+        begin, shape = self.sections["block_table"]
+        return begin + _aligned(4 * math.prod(shape))
 
-        sections = {name: there(index, name) for index, name in enumerate(arrays)}
-        self.ids = sections["input_ids"]
-        self.positions = sections["positions"]
-        self.logit_rows = sections["logit_rows"]
-        self.batch = kernels.PagedBatch(
-            kernels.SequenceBatch(_host(step.cu_seqlens), sections["cu_seqlens"]),
+    def pack(self, step: StepBatch) -> NDArray[np.uint8]:
+        """The block for a step that may be smaller: tokens beyond it are id 0, and sequences beyond
+        it have none."""
+        block = np.zeros(self.nbytes, np.uint8)
+        for name, (begin, shape) in self.sections.items():
+            array = getattr(step, name)
+            nbytes = math.prod(shape) * np.dtype(_DTYPES[name]).itemsize
+            section = block[begin : begin + nbytes].view(_DTYPES[name]).reshape(shape)
+            section[tuple(slice(size) for size in array.shape)] = array
+            if name == "cu_seqlens":
+                section[array.size :] = array[-1]
+        return block
+
+
+class StepInput:
+    """The arrays of a block on the device, as tensors."""
+
+    def __init__(self, layout: StepLayout, block: kernels.Tensor) -> None:
+        self.layout = layout
+        self.block = block
+        there = {
+            name: block.section(begin, shape, _DTYPES[name])
+            for name, (begin, shape) in layout.sections.items()
+        }
+        self.ids = there["input_ids"]
+        self.positions = there["positions"]
+        self.logit_rows = there["logit_rows"]
+        self._offsets = there["cu_seqlens"]
+        self._contexts = there["context_lengths"]
+        self._table = there["block_table"]
+
+    @classmethod
+    def upload(cls, step: StepBatch, place: Placement) -> StepInput:
+        layout = StepLayout(
+            step.tokens, step.sequences, step.block_table.shape[1], step.logit_rows.size
+        )
+        return cls(layout, place.exact(layout.pack(step), np.uint8))
+
+    def batch(self, step: StepBatch, page_size: int) -> kernels.PagedBatch:
+        """The step that was packed, for a layout without room to spare."""
+        return kernels.PagedBatch(
+            kernels.SequenceBatch(_host(step.cu_seqlens), self._offsets),
             _host(step.context_lengths),
             _host(step.block_table),
             page_size,
-            sections["context_lengths"],
-            sections["block_table"],
+            self._contexts,
+            self._table,
         )
 
+    def bucket(self, page_size: int) -> kernels.PagedBatch:
+        """Any step of at most one token a sequence that is ever packed into the block."""
+        layout = self.layout
+        offsets = kernels.SequenceBatch.bucket(self._offsets, layout.tokens, 1)
+        room = layout.pages * page_size
+        return kernels.PagedBatch.bucket(offsets, self._contexts, self._table, page_size, room)
 
-def _host(array: NDArray[Any]) -> kernels.Tensor:
+
+def _host(array: NDArray[np.int32]) -> kernels.Tensor:
     return kernels.Tensor.from_numpy(np.ascontiguousarray(array, np.int32))
+
+
+def _aligned(nbytes: int) -> int:
+    return (nbytes + _ALIGNMENT - 1) // _ALIGNMENT * _ALIGNMENT

@@ -69,7 +69,7 @@ def _recording(model: EncoderModel, batch: Batch) -> kernels.Graph | None:
     bucket = model._replays.bucket(batch.tokens, batch.sequences, batch.max_seqlen)
     if bucket is None:
         return None
-    found = model._replays._recorded.get(bucket)
+    found = model._replays.recorded.get(bucket)
     return None if found is None else found[1]
 
 

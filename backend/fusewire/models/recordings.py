@@ -1,0 +1,97 @@
+"""Recorded work (CUDA graphs) by key: what fits one is a single launch instead of hundreds.
+
+A recording holds addresses: of its static inputs, of the weights, and of the workspace's arena. So
+inputs are copied to where it reads them before a replay, and all recordings are dropped when the
+arena moves.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+from abc import ABC, abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from typing import Generic, TypeVar
+
+from fusewire import kernels
+from fusewire.placement import Placement
+
+_log = logging.getLogger(__name__)
+
+# Each holds device memory of its own for its launches.
+MOST_RECORDINGS = 256
+
+Key = TypeVar("Key", bound=Hashable)
+Inputs = TypeVar("Inputs")
+
+
+class Recordings(ABC, Generic[Key, Inputs]):
+    """The recordings of one model, least recently used out."""
+
+    def __init__(self, place: Placement, workspace: kernels.Workspace) -> None:
+        self._place = place
+        self._workspace = workspace
+        self.recorded: OrderedDict[Key, tuple[Inputs, kernels.Graph]] = OrderedDict()
+        self._seen: OrderedDict[Key, None] = OrderedDict()
+        self._arena = workspace.generation
+        self.hits = 0
+        self.misses = 0
+
+    @abstractmethod
+    def _prepare(self, key: Key) -> tuple[Inputs, Callable[[], None]]:
+        """Static inputs that hold something harmless, and the work on them, which takes memory from
+        the workspace alone."""
+
+    def find(self, key: Key) -> tuple[Inputs, kernels.Graph] | None:
+        """The recording of a key; made when the key is asked for the second time, as one that comes
+        once is not worth it. None at first, and where recording fails."""
+        self._drop_stale()
+        found = self.recorded.get(key)
+        if found is not None:
+            self.hits += 1
+            self.recorded.move_to_end(key)
+            return found
+        self.misses += 1
+        if key not in self._seen:
+            self._seen[key] = None
+            if len(self._seen) > 4 * MOST_RECORDINGS:
+                self._seen.popitem(last=False)
+            return None
+        try:
+            return self.record(key)
+        except kernels.Error as error:
+            # Another library's wait for the whole device breaks a recording; the work is fine.
+            _log.warning("%s was not recorded: %s", key, error)
+            return None
+
+    def record(self, key: Key) -> tuple[Inputs, kernels.Graph]:
+        """Does the work once, which makes the arena fit and lets kernels be chosen, then records
+        it."""
+        inputs, work = self._prepare(key)
+        work()
+        self._drop_stale()
+        with _no_collection():
+            graph = kernels.capture(self._place.stream, work)
+        self.recorded[key] = inputs, graph
+        while len(self.recorded) > MOST_RECORDINGS:
+            self.recorded.popitem(last=False)
+        return inputs, graph
+
+    def _drop_stale(self) -> None:
+        if self._workspace.generation != self._arena:
+            self.recorded.clear()
+            self._arena = self._workspace.generation
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Another model that is collected now would wait for its work, which breaks a recording."""
+    usual = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if usual:
+            gc.enable()

@@ -1,0 +1,96 @@
+"""Recorded steps of decoders: steps of one token a sequence, as most are, are a single launch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from fusewire import kernels
+from fusewire.models.buckets import power_of_two
+from fusewire.models.decoder_cache import DecoderCache
+from fusewire.models.recordings import Recordings
+from fusewire.models.step_batch import StepBatch, StepInput, StepLayout
+from fusewire.placement import Placement
+
+# Beyond this a step keeps the device busy for longer than its launches take.
+MOST_SEQUENCES = 256
+# Rows up to a multiple of this cost a matrix product the same: it reads the weights once.
+SEQUENCES_STEP = 8
+# Pages of a table's row at least: 16 * 128 positions are no more work to upload than fewer.
+LEAST_PAGES = 128
+
+# forward(inputs, batch, cache, rooms): fills rooms, [tokens, width] each: hidden states, then what
+# each matrix of the head makes of them; the last are logits
+Forward = Callable[[StepInput, kernels.PagedBatch, DecoderCache, list[kernels.Tensor]], None]
+
+
+class StepBucket(NamedTuple):
+    """Upper bounds of a step; every step within them may replay the same recording."""
+
+    sequences: int
+    pages: int  # of the longest sequence
+
+
+class StepReplays(Recordings[StepBucket, StepInput]):
+    """The recordings of one decoder with one cache, by bucket."""
+
+    def __init__(
+        self,
+        place: Placement,
+        forward: Forward,
+        workspace: kernels.Workspace,
+        cache: DecoderCache,
+        widths: list[int],
+        max_sequences: int,
+    ) -> None:
+        super().__init__(place, workspace)
+        self.cache = cache
+        self._forward = forward
+        self.max_sequences = min(max_sequences, MOST_SEQUENCES)
+        self._rooms = [place.empty(_rounded(self.max_sequences), width) for width in widths]
+
+    def run(self, step: StepBatch) -> kernels.Tensor | None:
+        """Logits [sequences, vocabulary] that hold until the next run, or None for a step that is
+        not to be replayed: with more than one token of a sequence, or with tokens whose logits
+        nobody wants; too large; or the first of its bucket."""
+        bucket = self.bucket(step)
+        found = None if bucket is None else self.find(bucket)
+        if found is None:
+            return None
+        inputs, graph = found
+        block = inputs.layout.pack(step)
+        kernels.write(inputs.block, kernels.Tensor.from_numpy(block), self._place.stream)
+        graph.replay(self._place.stream)
+        return self._rooms[-1].first(step.sequences)
+
+    def bucket(self, step: StepBatch) -> StepBucket | None:
+        count = step.sequences
+        if not (count == step.tokens == step.logit_rows.size and count <= self.max_sequences):
+            return None
+        if not np.array_equal(step.logit_rows, np.arange(count)):
+            return None
+        pages = power_of_two(max(step.block_table.shape[1], LEAST_PAGES))
+        return StepBucket(_rounded(count), pages)
+
+    def warm_up(self) -> None:
+        """Records steps of every number of sequences, as long as they are short; the largest first:
+        it makes the arena fit the others, so that none moves."""
+        for count in sorted({_rounded(n + 1) for n in range(self.max_sequences)}, reverse=True):
+            self.record(StepBucket(count, LEAST_PAGES))
+
+    def _prepare(self, bucket: StepBucket) -> tuple[StepInput, Callable[[], None]]:
+        """Sequences without a token, in a block of the recording's own, and the step over them."""
+        count = bucket.sequences
+        layout = StepLayout(count, count, bucket.pages, count)
+        nobody = np.zeros(layout.nbytes, np.uint8)
+        inputs = StepInput(layout, self._place.exact(nobody, np.uint8))
+        batch = inputs.bucket(self.cache.page_size)
+        rooms = [room.first(count) for room in self._rooms]
+        return inputs, lambda: self._forward(inputs, batch, self.cache, rooms)
+
+
+def _rounded(sequences: int) -> int:
+    step = 1 if sequences <= SEQUENCES_STEP else SEQUENCES_STEP
+    return -(-sequences // step) * step
