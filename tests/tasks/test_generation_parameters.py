@@ -197,6 +197,76 @@ def test_new_tokens_fit_behind_the_prompt() -> None:
         parse().new_tokens(512, LIMITS)
 
 
+# What folders and operators may have said, each well by itself.
+DEFAULTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "do_sample": st.booleans(),
+        "temperature": st.sampled_from([0, 0.6]),
+        "top_k": st.sampled_from([0, 50, 50_000]),
+        "max_new_tokens": st.sampled_from([1, 16, 400, 5000]),
+        "min_new_tokens": st.sampled_from([0, 16, 400, 5000]),
+        "n": st.integers(1, MOST_SEQUENCES),
+        "best_of": st.integers(1, MOST_SEQUENCES),
+    },
+)
+ASKED = st.fixed_dictionaries(
+    {},
+    optional={
+        "do_sample": st.booleans(),
+        "temperature": st.sampled_from([0, 0.6]),
+        "top_k": st.sampled_from([0, 50]),
+        "max_new_tokens": st.sampled_from([1, 16, 400, 1000]),
+        "min_new_tokens": st.sampled_from([0, 16, 400, 1000]),
+        "n": st.integers(1, MOST_SEQUENCES),
+        "best_of": st.integers(1, MOST_SEQUENCES),
+    },
+)
+
+
+@settings(deadline=None)
+@given(defaults=DEFAULTS, asked=ASKED, prompt_tokens=st.integers(1, 511))
+def test_no_default_refuses_what_would_be_taken_without_it(
+    defaults: dict[str, Any], asked: dict[str, Any], prompt_tokens: int
+) -> None:
+    try:
+        alone = parse(**asked).new_tokens(prompt_tokens, LIMITS)
+    except InvalidInput:
+        return
+    parameters = parse(defaults, **asked)
+    assert {name: getattr(parameters, name) for name in asked} == asked
+    assert 1 <= parameters.new_tokens(prompt_tokens, LIMITS) <= alone
+
+
+def test_a_default_gives_way_to_the_room_that_a_prompt_leaves() -> None:
+    assert parse({"max_new_tokens": 400}).new_tokens(500, LIMITS) == 12
+    assert parse({"min_new_tokens": 400}).new_tokens(500, LIMITS) == 12
+
+
+def test_a_default_is_as_near_to_its_value_as_what_is_asked_allows() -> None:
+    assert parse({"max_new_tokens": 9}, min_new_tokens=12).max_new_tokens == 12
+    assert parse({"min_new_tokens": 12}, max_new_tokens=9).min_new_tokens == 9
+    assert parse({"max_new_tokens": 900}, n=8, temperature=1.0).max_new_tokens == 1024 // 8
+    assert parse({"n": 8, "do_sample": True}, max_new_tokens=512).n == 2
+    assert parse({"n": 8, "do_sample": True}, temperature=0).n == 1
+    assert parse({"best_of": 2, "do_sample": True}, n=3).best_of is None
+    assert not parse({"temperature": 0}, top_p=0.9).greedy
+
+
+def test_a_folder_may_want_more_than_a_deployment_grants(folder: Callable[..., Path]) -> None:
+    defaults = generation_defaults(folder(max_new_tokens=100_000), LIMITS)
+    assert parse(defaults).new_tokens(12, LIMITS) == 500
+
+
+def test_what_python_gives_is_refused_in_the_same_words() -> None:
+    with pytest.raises(InvalidInput, match=r"^max_tokens: got 'x', wanted a whole number; "):
+        GenerationParameters(max_tokens="x")
+    with pytest.raises(InvalidInput, match=r"^beams: got 2, wanted one of the parameters"):
+        GenerationParameters(beams=2)
+    assert not GenerationParameters(temperature=0.5, max_tokens=None).greedy
+    assert GenerationParameters(logit_bias={7: -1.0}).logit_bias == {7: -1.0}
+
+
 def test_without_max_new_tokens_all_sequences_share_what_a_request_may_generate() -> None:
     parameters = parse(n=4, temperature=1.0)
     assert parameters.new_tokens(12, LIMITS) == 1024 // 4

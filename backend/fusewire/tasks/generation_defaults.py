@@ -8,14 +8,13 @@ so is `max_length`, whose place the deployment's own limit takes.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from fusewire.errors import CheckpointError, ConfigurationError, InvalidInput
-from fusewire.tasks.generation_checks import GenerationLimits, check, refusal
+from fusewire.tasks.generation_checks import GenerationLimits
 from fusewire.tasks.generation_parameters import GenerationParameters, layer
 from fusewire.weights import read_json
 
@@ -70,6 +69,10 @@ _SWITCHED_OFF: dict[str, tuple[Any, ...]] = {
     "watermarking_config": (),
 }
 
+# A folder is made for no deployment in particular: what it says must go together, and gives way
+# where a deployment has less room.
+_ANY = GenerationLimits(sys.maxsize, sys.maxsize, sys.maxsize)
+
 
 def generation_defaults(
     folder: Path, limits: GenerationLimits, settings: Mapping[str, Any] | None = None
@@ -78,15 +81,14 @@ def generation_defaults(
     an operator's. CheckpointError and ConfigurationError say whose values are wrong."""
     of_folder = _of_folder(folder)
     try:
-        _check(of_folder, limits)
+        GenerationParameters.of(of_folder, _ANY)
     except InvalidInput as error:
         raise CheckpointError(f"{FILE}: {error}") from None
     try:
-        defaults = {**of_folder, **layer(settings or {})}
-        _check(defaults, limits)
+        GenerationParameters.of(settings or {}, limits, of_folder)
     except InvalidInput as error:
         raise ConfigurationError(str(error)) from None
-    return defaults
+    return {**of_folder, **layer(settings or {})}
 
 
 def _of_folder(folder: Path) -> dict[str, Any]:
@@ -100,11 +102,3 @@ def _of_folder(folder: Path) -> dict[str, Any]:
                 "remove it where its effect is not needed"
             )
     return {field: config[key] for key, field in _TAKEN.items() if config.get(key) is not None}
-
-
-def _check(values: Mapping[str, Any], limits: GenerationLimits) -> None:
-    try:
-        parameters = GenerationParameters(**values)
-    except ValidationError as error:
-        raise refusal(error, values, list(GenerationParameters.model_fields)) from None
-    check(parameters, limits, {})

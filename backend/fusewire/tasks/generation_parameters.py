@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from fusewire.errors import InvalidInput
 from fusewire.tasks.bounded_json import read_object
-from fusewire.tasks.generation_checks import ALIASES, GenerationLimits, check, refusal
+from fusewire.tasks.generation_checks import ALIASES, GenerationLimits, check, give_way, refusal
 
 FIELD = "sampling_parameters"
 
@@ -44,7 +44,8 @@ Text = Annotated[str, Field(strict=True, min_length=1)]
 
 
 class GenerationParameters(BaseModel):
-    """Parameters of one request, checked and complete."""
+    """Parameters of one request, complete. `model_fields_set`: those that the request named, for
+    which alone it can be refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -156,7 +157,9 @@ class GenerationParameters(BaseModel):
         default=None,
         ge=-(2**63),
         lt=2**63,
-        description="Makes draws repeatable, whatever else runs. Default: another each time.",
+        description="Makes draws repeatable, whatever else is generated, as far as logits are: "
+        "with the prompt cut or cached otherwise, or on a GPU in another batch, they are equal "
+        "within rounding. Default: another each time.",
     )
     logprobs: Whole | None = Field(
         default=None,
@@ -195,26 +198,42 @@ class GenerationParameters(BaseModel):
         if not isinstance(value, dict):
             return value
         for key in value:
-            if not (isinstance(key, str) and _ID.fullmatch(key)):
+            if type(key) is not int and not (isinstance(key, str) and _ID.fullmatch(key)):
                 raise ValueError(f"token ids as keys, not {str(key)[:40]!r}")
         return {int(key): bias for key, bias in value.items()}
+
+    def __init__(self, /, **values: Any) -> None:
+        """From what is asked, aliases and nulls included. InvalidInput names the parameter, its
+        value, what it may be and the remedy."""
+        try:
+            super().__init__(**layer(values))
+        except ValidationError as error:
+            raise refusal(error, values, list(type(self).model_fields)) from None
+
+    @classmethod
+    def of(
+        cls,
+        asked: Mapping[str, Any],
+        limits: GenerationLimits,
+        defaults: Mapping[str, Any] | None = None,
+    ) -> GenerationParameters:
+        """What is asked, checked and completed by `defaults`, as `generation_defaults` makes them:
+        those that do not fit what is asked, or the limits, give way. InvalidInput."""
+        given = {name: value for name, value in asked.items() if value is not None}
+        named = layer(given)
+        others = {"do_sample": False, **(defaults or {})}
+        parameters = cls(**{k: v for k, v in others.items() if k not in named}, **given)
+        fitting = {**dict(parameters), **give_way(parameters, limits, named)}
+        parameters = cls.model_construct(set(named), **fitting)
+        check(parameters, limits, {ALIASES.get(name, name): name for name in given})
+        return parameters
 
     @classmethod
     def parse(
         cls, text: bytes, limits: GenerationLimits, defaults: Mapping[str, Any] | None = None
     ) -> GenerationParameters:
-        """The parameters in `text`, a request's JSON object; a null is a parameter not given.
-
-        `defaults`: what holds where the request says nothing, as `generation_defaults` makes it.
-        InvalidInput names the parameter, its value, what it may be and the remedy.
-        """
-        asked = read_object(FIELD, text)
-        try:
-            parameters = cls(**{**(defaults or {}), **layer(asked)})
-        except ValidationError as error:
-            raise refusal(error, asked, list(cls.model_fields)) from None
-        check(parameters, limits, {ALIASES.get(name, name): name for name in asked})
-        return parameters
+        """As `of`, from a request's JSON object; a null is a parameter not given."""
+        return cls.of(read_object(FIELD, text), limits, defaults)
 
     @property
     def greedy(self) -> bool:
@@ -237,16 +256,17 @@ class GenerationParameters(BaseModel):
                 f"at most {limits.max_length - 1}, which leave room for one new token",
                 "shorten the prompt",
             )
-        least, most = self.min_new_tokens, self.max_new_tokens
-        name, asked = ("max_new_tokens", most) if most is not None else ("min_new_tokens", least)
-        if asked > room:
-            raise InvalidInput(
-                name,
-                asked,
-                f"at most {room} ({limits.max_length} less the {prompt_tokens} of the prompt)",
-                "lower it or shorten the prompt",
-            )
-        return most or max(1, min(room, limits.max_request_tokens // self.sequences))
+        for name in ("max_new_tokens", "min_new_tokens"):
+            asked = getattr(self, name)
+            if name in self.model_fields_set and asked is not None and asked > room:
+                raise InvalidInput(
+                    name,
+                    asked,
+                    f"at most {room} ({limits.max_length} less the {prompt_tokens} of the prompt)",
+                    "lower it or shorten the prompt",
+                )
+        most = self.max_new_tokens or max(1, limits.max_request_tokens // self.sequences)
+        return min(room, most)
 
 
 def layer(values: Mapping[str, Any]) -> dict[str, Any]:
