@@ -38,7 +38,8 @@ MAY_IMPORT = {
     "engine.page_pool": {"errors"},
     "engine.kv_cache": {"errors", "engine.page_pool"},
     "engine.generation_sequence": {"engine.kv_cache"},
-    "engine.generation_queue": {"errors", "engine.generation_sequence"},
+    "engine.generation_queue": {"engine.generation_sequence"},
+    "engine.admission": {"errors"},
     "engine.generation_scheduler": {
         "errors",
         "engine.generation_queue",
@@ -59,6 +60,7 @@ MAY_IMPORT = {
     "engine.generation_settings": {"engine.settings"},
     "engine.continuation": {"tasks"},
     "engine.best_of": {"errors", "engine.continuation"},
+    "engine.deltas": {"errors", "engine.best_of", "engine.continuation"},
     "engine.generation_loop": {"errors", "models", "engine"},
     "engine.generation_memory": {
         "errors",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import queue
+from collections import deque
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -10,12 +11,13 @@ from typing import Any
 
 import torch
 import transformers
+from fusewire.engine.best_of import BestOf
 from fusewire.engine.continuation import Delta
-from fusewire.engine.generation import GenerationEngine, Ticket
+from fusewire.engine.generation import GenerationEngine, Inbox, Ticket
 from fusewire.engine.generation_memory import PAGE_SIZE
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.errors import FusewireError
-from fusewire.tasks.generation_parameters import GenerationParameters, layer
+from fusewire.tasks.generation_parameters import GenerationParameters
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 TOLD_WITHIN_S = 60
@@ -72,16 +74,17 @@ def is_greedy(prompt: Sequence[int], tokens: list[int], new_tokens: int, model: 
 class Answer:
     """Listens to one request."""
 
-    def __init__(self) -> None:
-        self._told: queue.SimpleQueue[Delta | FusewireError] = queue.SimpleQueue()
+    def __init__(self, parameters: GenerationParameters) -> None:
+        self.told: Inbox = queue.SimpleQueue()
         self.deltas: list[Delta] = []
-
-    def __call__(self, told: Delta | FusewireError) -> None:
-        self._told.put(told)
+        self._best = BestOf(parameters.n, parameters.sequences)
+        self._ready: deque[Delta | FusewireError] = deque()
 
     def next(self) -> Delta:
         """The next delta; raises the error that ended the request."""
-        told = self._told.get(timeout=TOLD_WITHIN_S)
+        while not self._ready:
+            self._ready += self._best.hear(self.told.get(timeout=TOLD_WITHIN_S)[1])
+        told = self._ready.popleft()
         if isinstance(told, FusewireError):
             raise told
         self.deltas.append(told)
@@ -107,9 +110,9 @@ class Answer:
 def ask(
     engine: GenerationEngine, prompt: str | Sequence[int], **parameters: object
 ) -> tuple[Answer, Ticket]:
-    answer = Answer()
-    ticket = engine.submit(prompt, GenerationParameters(**layer(parameters)), answer)
-    return answer, ticket
+    asked = GenerationParameters(**parameters)
+    answer = Answer(asked)
+    return answer, engine.submit(prompt, asked, answer.told)
 
 
 class ShortOfPages(GenerationEngine):

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 
@@ -15,8 +13,7 @@ from fusewire.engine.generation import GenerationEngine
 from fusewire.engine.generation_memory import PAGE_SIZE
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.engine.request import ComputeFailed
-from fusewire.errors import ConfigurationError, InvalidInput, Unavailable
-from fusewire.tasks.generation_parameters import GenerationParameters
+from fusewire.errors import ConfigurationError, Unavailable
 
 from tests.engine.generating import (
     END,
@@ -186,42 +183,6 @@ def test_logprobs_are_those_of_the_model(engine):
         assert [p for _, p in delta.top_logprobs] == pytest.approx(values.tolist(), abs=1e-4)
 
 
-def test_an_iterator_gives_the_text_as_it_comes_and_leaving_it_cancels(engine):
-    parameters = GenerationParameters(max_new_tokens=20)
-    prompt = prompts(1, 11)[0]
-    whole = ask(engine, prompt, max_new_tokens=20)[0].finish().text()
-    assert "".join(delta.text for delta in engine.generate(prompt, parameters)) == whole
-    pieces = engine.generate(prompt, GenerationParameters(max_new_tokens=LONGEST - len(prompt)))
-    next(pieces)
-    pieces.close()
-    ask(engine, [1], max_new_tokens=1)[0].finish()  # behind the cancellation
-    assert engine.cache.used == 0
-
-
-def test_what_cannot_be_served_is_refused_at_once(engine):
-    with pytest.raises(InvalidInput, match="text_input: got no tokens"):
-        ask(engine, "")
-    with pytest.raises(InvalidInput, match=rf"at most {LONGEST - 1}, which leave room"):
-        ask(engine, [1] * LONGEST)
-    with pytest.raises(InvalidInput, match=r"input_ids: got id 257, wanted ids 0\.\.256"):
-        ask(engine, [257])
-    with pytest.raises(InvalidInput, match="input_ids: got what is no id"):
-        ask(engine, [1.5])
-    with pytest.raises(InvalidInput, match="text_input: got a text that the tokenizer cannot"):
-        ask(engine, "\ud800")
-    with pytest.raises(InvalidInput, match="best_of: got 2, wanted at least 3"):
-        ask(engine, [1], n=3, best_of=2, temperature=1.0)
-
-
-def test_a_text_with_a_token_that_the_model_has_not_is_refused_alone(tmp_path):
-    with tiny_engine(tmp_path) as engine:
-        engine.tokenizer.backend.add_special_tokens(["<pad>"])
-        other, _ = ask(engine, [1, 2], max_new_tokens=50)
-        with pytest.raises(InvalidInput, match="text_input: got id 257"):
-            ask(engine, "a<pad>")
-        assert other.finish().tokens()
-
-
 def test_a_fault_in_one_text_fails_that_request_alone(tmp_path, monkeypatch):
     with tiny_engine(tmp_path) as engine:
         answers = [ask(engine, [n, n], max_new_tokens=40)[0] for n in range(4)]
@@ -263,70 +224,9 @@ def test_forks_that_nobody_owns_leave_with_the_step_that_failed(tmp_path, monkey
         assert engine.cache.used == scheduler.running == 0
 
 
-def test_a_request_that_comes_too_late_is_told_so(engine):
-    answer, _ = ask(engine, [1, 2, 3], max_new_tokens=100, timeout_seconds=1e-6)
-    with pytest.raises(Unavailable, match="timeout_seconds: got more work"):
-        answer.finish()
-    assert engine.cache.used == 0
-
-
-def test_one_more_than_may_wait_is_refused(tmp_path):
-    engine = tiny_engine(tmp_path, max_sequences=1, max_waiting=2)
-    answers = [ask(engine, [1, 2, 3], max_new_tokens=100, ignore_eos=True)[0] for _ in range(8)]
-    told = []
-    for answer in answers:
-        try:
-            told.append(answer.finish().finish_reason())
-        except Unavailable as error:
-            told.append(str(error))
-    assert told[0] == "length"
-    assert any("2 sequences waiting" in text for text in told)
-    engine.close()
-
-
-def test_closing_lets_requests_finish_and_takes_no_more(tmp_path):
-    engine = tiny_engine(tmp_path)
-    answer, _ = ask(engine, [5, 6], max_new_tokens=60, ignore_eos=True)
-    engine.close(drain_seconds=60)
-    assert len(answer.finish().tokens()) == 60
-    with pytest.raises(Unavailable, match="while it stops"):
-        ask(engine, [5, 6])
-
-
-def test_closing_at_once_cancels(tmp_path):
-    engine = tiny_engine(tmp_path)
-    answer, _ = ask(engine, [5, 6], max_new_tokens=120, ignore_eos=True)
-    answer.next()
-    engine.close()
-    assert answer.finish().finish_reason() == "cancelled"
-
-
-def test_a_listener_that_fails_harms_nobody(engine):
-    def fails(told: object) -> None:
-        raise RuntimeError("gone")
-
-    engine.submit([1, 2, 3], GenerationParameters(max_new_tokens=5), fails)
-    assert is_greedy([4, 5], ask(engine, [4, 5], max_new_tokens=5)[0].finish().tokens(), 5)
-
-
 def test_a_cache_too_small_for_one_sequence_is_refused(tmp_path):
     with pytest.raises(ConfigurationError, match="max_length: got 129, wanted at most 128"):
         tiny_engine(tmp_path, max_length=129)
-
-
-def test_a_program_that_forgets_to_close_ends_all_the_same(tmp_path):
-    program = """
-import sys
-from fusewire.engine.generation import GenerationEngine
-from fusewire.tasks.generation_parameters import GenerationParameters
-engine = GenerationEngine(sys.argv[1])
-print(next(engine.generate([1, 2], GenerationParameters(max_new_tokens=100))).token)
-engine.submit([1, 2], GenerationParameters(max_new_tokens=100), print)
-"""
-    ended = subprocess.run(
-        [sys.executable, "-c", program, str(tiny_folder(tmp_path))], capture_output=True, timeout=60
-    )
-    assert (ended.returncode, ended.stderr) == (0, b"")
 
 
 def test_a_step_that_fails_is_told_to_those_in_it_and_the_next_goes_on(tmp_path, monkeypatch):

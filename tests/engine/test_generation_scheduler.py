@@ -8,7 +8,6 @@ import pytest
 from fusewire.engine.generation_scheduler import (
     GenerationScheduler,
     GenerationSequence,
-    QueueFull,
     State,
     Step,
 )
@@ -30,13 +29,12 @@ class Engine:
         page_size: int = 4,
         max_batch_tokens: int = 64,
         max_sequences: int = 8,
-        max_waiting: int = 100,
         max_chunk_tokens: int | None = None,
         prefix_caching: bool = True,
     ) -> None:
         self.cache = KvCache(pages, page_size, prefix_caching)
         self.scheduler = GenerationScheduler(
-            self.cache, max_batch_tokens, max_sequences, max_waiting, max_chunk_tokens
+            self.cache, max_batch_tokens, max_sequences, max_chunk_tokens
         )
         self.memory = PagedMemory(pages, page_size)
         self.budget = max_batch_tokens
@@ -331,16 +329,6 @@ def test_a_deadline_ends_the_wait_but_not_what_has_begun():
     assert [generated(sequence) for sequence in (begun, pre_empted, late)] == [10, 10, 0]
 
 
-def test_a_full_queue_refuses():
-    engine = Engine(max_waiting=2)
-    engine.add([1])
-    engine.add([2])
-    with pytest.raises(QueueFull, match=r"got 2 .* waiting, wanted fewer than 2; try again"):
-        engine.add([3])
-    engine.step()
-    engine.add([3])
-
-
 @pytest.mark.parametrize(
     ("sequence", "message"),
     [
@@ -362,7 +350,6 @@ def test_what_can_never_run_is_refused_at_once(sequence, message):
     ("wrong", "message"),
     [
         ({"max_sequences": 0}, "max_sequences: got 0"),
-        ({"max_waiting": 0}, "max_waiting: got 0"),
         ({"max_chunk_tokens": -1}, "max_chunk_tokens: got -1"),
         ({"max_batch_tokens": 7}, "max_batch_tokens: got 7, wanted at least 8"),
     ],
@@ -391,7 +378,6 @@ class SchedulerMachine(RuleBasedStateMachine):
             Engine(
                 max_sequences=max_sequences,
                 max_batch_tokens=max_sequences + more_tokens,
-                max_waiting=8,
                 **wishes,
             )
             for _ in range(2)

@@ -293,9 +293,9 @@ def test_the_command_line_shows_the_text_as_it_comes(
 ) -> None:
     address = f"{server.endpoint.reachable}:{server.endpoint.grpc_port}"
     prompt = PROMPTS[5]
-    parts = list(pieces([prompt], address, "grpc", "tiny", {"max_new_tokens": 2}))
+    parts = list(pieces([prompt], address, "grpc", "tiny", {"max_new_tokens": 40}))
     assert len(parts) > 2
-    assert "".join(parts) == greedy(prompt, 2) + "\n"
+    assert "".join(parts) == greedy(prompt, 40) + "\n"
     lines, records = ask("generate", [prompt], [], address, "grpc", "tiny", {"max_new_tokens": 2})
     assert lines == [greedy(prompt, 2)]
     assert records == [{"text": prompt, "output": lines[0]}]

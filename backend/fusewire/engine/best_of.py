@@ -1,8 +1,8 @@
-"""`best_of`: more continuations are generated than answered; the likeliest are told at the end."""
+"""`best_of`: more sequences are generated than answered; the likeliest are answered at the end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 
 from fusewire.engine.continuation import Delta
@@ -10,29 +10,32 @@ from fusewire.errors import FusewireError
 
 
 class BestOf:
-    """A listener that keeps what it is told until all have ended, then tells `n` of them.
+    """From what is told of a request's sequences to its answer: `n` of them.
 
-    The likeliest: by log-probability a token, as OpenAI's completions define it.
+    Where there are more, nothing until all have ended. The likeliest: by log-probability a token,
+    as OpenAI's completions define it.
     """
 
-    def __init__(self, n: int, sequences: int, tell: Callable[[Delta | FusewireError], None]):
+    def __init__(self, n: int, sequences: int) -> None:
         self._n = n
-        self._tell = tell
         self._deltas: list[list[Delta]] = [[] for _ in range(sequences)]
         self._open = sequences
 
-    def __call__(self, told: Delta | FusewireError) -> None:
-        if isinstance(told, FusewireError):
-            self._tell(told)
-            return
+    def hear(self, told: Delta | FusewireError) -> Sequence[Delta | FusewireError]:
+        """What is answered now."""
+        if isinstance(told, FusewireError) or len(self._deltas) == self._n:
+            return (told,)
         self._deltas[told.index].append(told)
         if told.finish_reason is not None:
             self._open -= 1
-        if not self._open:
-            ranked = sorted(self._deltas, key=lambda deltas: -_likelihood(deltas[-1]))
-            for index, deltas in enumerate(ranked[: self._n]):
-                for delta in deltas:
-                    self._tell(replace(delta, index=index))
+        if self._open:
+            return ()
+        ranked = sorted(self._deltas, key=lambda deltas: -_likelihood(deltas[-1]))
+        return [
+            replace(delta, index=index)
+            for index, deltas in enumerate(ranked[: self._n])
+            for delta in deltas
+        ]
 
 
 def _likelihood(last: Delta) -> float:

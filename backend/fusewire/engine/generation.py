@@ -1,7 +1,7 @@
 """The engine that generates: requests in at any time, tokens out as they come.
 
-Requests come from any thread and are checked and tokenised there. One thread runs the loop; one
-tells the listeners, so that a slow one costs no step.
+Requests come from any thread and are checked and tokenised there. One thread computes; what it has
+to tell it puts into queues, so that nobody who listens can keep it, or others, waiting.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ import queue
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from operator import index
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from fusewire import kernels
-from fusewire.engine.best_of import BestOf
-from fusewire.engine.continuation import Continuation, Delta
+from fusewire.engine.admission import Admission
+from fusewire.engine.continuation import Continuation
+from fusewire.engine.deltas import Deltas
 from fusewire.engine.generation_loop import (
     Branch,
     EngineCounts,
@@ -34,20 +34,26 @@ from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.engine.kv_cache import KvCache
 from fusewire.engine.request import failure
 from fusewire.engine.sampling import Sampler, SamplingState
-from fusewire.errors import ConfigurationError, FusewireError, InvalidInput, Unavailable
+from fusewire.errors import ConfigurationError, Unavailable
 from fusewire.models import load_decoder
 from fusewire.placement import Placement
 from fusewire.tasks.detokenizer import Detokenizer
 from fusewire.tasks.generation_checks import check
 from fusewire.tasks.generation_defaults import generation_defaults
 from fusewire.tasks.generation_parameters import GenerationParameters
+from fusewire.tasks.prompt import prompt_ids
 from fusewire.tasks.stop_strings import StopMatcher, StopStrings
-from fusewire.tasks.tokenizer import Tokenizer, TokenizerFault, limit_tokenizer_threads
+from fusewire.tasks.tokenizer import Tokenizer, limit_tokenizer_threads
 
 if TYPE_CHECKING:
     from fusewire.models.decoder import DecoderModel
 
 _log = logging.getLogger(__name__)
+# (tag, Told): what requests are told, under the tags that they were submitted with.
+Inbox = queue.SimpleQueue[tuple[Any, Any]]
+
+# Far more than any step takes: a device that has hung must not hang the program's end.
+_LONGEST_STEP_S = 60.0
 _CLOSED = "server: got a request while it stops, wanted one before; ask another server"
 
 
@@ -89,8 +95,9 @@ class GenerationEngine:
         pages = self._pages()
         self.cache = KvCache(pages, PAGE_SIZE, settings.prefix_caching)
         scheduler = GenerationScheduler(
-            self.cache, settings.max_batch_tokens, settings.max_sequences, settings.max_waiting
+            self.cache, settings.max_batch_tokens, settings.max_sequences
         )
+        self._admission = Admission(settings.max_sequences, settings.max_waiting)
         memory = self.model.new_cache(pages, PAGE_SIZE)
         if settings.graphs:
             self.model.record_steps(memory, settings.max_sequences, settings.max_batch_tokens)
@@ -99,19 +106,14 @@ class GenerationEngine:
             memory,
             scheduler,
             Sampler(self.model.place, self.model.vocab_size),
+            self._admission,
         )
         self._asked: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._told: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._tokens = 0
         self._door = threading.Lock()
         self._closing = False
-        self._ended = threading.Event()
-        self._threads = [
-            threading.Thread(target=work, name=name, daemon=True)
-            for name, work in (("generate", self._run), ("tell", self._tell))
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._thread = threading.Thread(target=self._run, name="generate", daemon=True)
+        self._thread.start()
         atexit.register(self.close)  # before Python takes its threads away in the middle of a step
 
     def __enter__(self) -> Self:
@@ -120,21 +122,49 @@ class GenerationEngine:
     def __exit__(self, *error: object) -> None:
         self.close()
 
+    def parameters(self, /, **asked: Any) -> GenerationParameters:
+        """What is asked of one request, checked and completed by the folder's
+        generation_config.json; InvalidInput."""
+        return GenerationParameters.of(asked, self.limits, self.defaults)
+
+    def generate(self, prompt: str | Sequence[int], /, **asked: Any) -> Deltas:
+        """Takes a request, as `submit` does, and gives what it is answered, as it comes; `asked` as
+        for `parameters`. Leaving the iterator cancels what has not ended."""
+        parameters = self.parameters(**asked)
+        told: Inbox = queue.SimpleQueue()
+        ticket = self.submit(prompt, parameters, told)
+        return Deltas(parameters.n, parameters.sequences, told, ticket.cancel)
+
     def submit(
         self,
         prompt: str | Sequence[int],
         parameters: GenerationParameters,
-        tell: Callable[[Told], None],
+        told: Inbox,
+        tag: Any = None,
     ) -> Ticket:
-        """Takes a request, from any thread; InvalidInput and Unavailable at once.
+        """Takes a request, from any thread; InvalidInput and Unavailable (of which QueueFull) at
+        once.
 
-        `tell` is called in a thread of the engine with every Delta, in order, until each of
-        `parameters.n` continuations had one with a finish_reason; or with the error that ends them
-        all.
+        `told` gets (tag, Delta) of each of `parameters.sequences`, in order, until each had one
+        with a finish_reason; or (tag, error), which ends them all. `BestOf` makes the answer of it.
         """
         arrived = time.monotonic()
-        check(parameters, self.limits, {})
-        ids = self._prompt_ids(prompt)
+        check(parameters, self.limits, {name: name for name in parameters.model_fields_set})
+        self._admission.take(parameters.sequences)
+        try:
+            return self._submit(prompt, parameters, lambda news: told.put((tag, news)), arrived)
+        except BaseException:
+            self._admission.leave(parameters.sequences)
+            raise
+
+    def _submit(
+        self,
+        prompt: str | Sequence[int],
+        parameters: GenerationParameters,
+        tell: Callable[[Told], None],
+        arrived: float,
+    ) -> Ticket:
+        ids = prompt_ids(prompt, self.tokenizer, self.model.vocab_size)
         most = parameters.new_tokens(len(ids), self.limits)
         timeout = parameters.timeout_seconds
         sequence = GenerationSequence(
@@ -145,40 +175,12 @@ class GenerationEngine:
             continuations=parameters.sequences,
         )
         self._loop.scheduler.check(sequence)
-        branches = self._branches(ids, parameters, most)
-        if parameters.sequences > parameters.n:
-            tell = BestOf(parameters.n, parameters.sequences, tell)
-        generation = Generation(branches, lambda told: self._told.put(lambda: tell(told)))
-
-        def add() -> None:
-            try:
-                self._loop.add(generation, sequence)
-            except FusewireError as error:
-                generation.tell(error)
-
+        generation = Generation(self._branches(ids, parameters, most), tell)
         with self._door:  # what is asked behind it is done before the loop ends
             if self._closing:
                 raise Unavailable(_CLOSED)
-            self._asked.put(add)
+            self._asked.put(lambda: self._loop.add(generation, sequence))
         return Ticket(len(ids), lambda: self._asked.put(lambda: self._loop.cancel(generation)))
-
-    def generate(
-        self, prompt: str | Sequence[int], parameters: GenerationParameters
-    ) -> Iterator[Delta]:
-        """Takes a request and gives what it is told, as it comes; raises the error that ends it.
-        Leaving the iterator cancels what has not ended."""
-        told: queue.SimpleQueue[Told] = queue.SimpleQueue()
-        ticket = self.submit(prompt, parameters, told.put)
-        left = parameters.n
-        try:
-            while left:
-                delta = told.get()
-                if isinstance(delta, FusewireError):
-                    raise delta
-                left -= delta.finish_reason is not None
-                yield delta
-        finally:
-            ticket.cancel()
 
     def counts(self) -> EngineCounts:
         """What there is to do and what was done since the start, from any thread."""
@@ -205,11 +207,14 @@ class GenerationEngine:
             self._closing = True
         atexit.unregister(self.close)
         self._asked.put(lambda: None)
-        if not self._ended.wait(drain_seconds):
-            self._asked.put(self._loop.cancel_all)
-        for thread in self._threads:
-            if thread is not threading.current_thread():  # a listener may close
-                thread.join()
+        self._thread.join(drain_seconds)
+        self._asked.put(self._loop.cancel_all)
+        self._thread.join(_LONGEST_STEP_S)
+        if self._thread.is_alive():
+            _log.error(
+                "close: got a step that has not ended for %g s, wanted its end; its device hangs",
+                _LONGEST_STEP_S,
+            )
 
     def _run(self) -> None:
         try:
@@ -223,9 +228,6 @@ class GenerationEngine:
             while not self._asked.empty():
                 self._asked.get()()
             self._loop.fail_all(failure(error))
-        finally:
-            self._ended.set()
-            self._told.put(None)
 
     def _take(self) -> None:
         """Does what was asked since the last step; waits for it where nothing runs."""
@@ -233,36 +235,6 @@ class GenerationEngine:
         while wait or not self._asked.empty():
             self._asked.get()()
             wait = False
-
-    def _tell(self) -> None:
-        while (telling := self._told.get()) is not None:
-            try:
-                telling()
-            except BaseException:  # SystemExit too: the others are to be told all the same
-                _log.exception("a request's listener failed")
-
-    def _prompt_ids(self, prompt: str | Sequence[int]) -> list[int]:
-        if isinstance(prompt, str):
-            try:
-                (encoded,) = self.tokenizer.encode([prompt], offsets=False)
-            except TokenizerFault as fault:
-                what = f"a text that the tokenizer cannot read ({fault})"
-                raise InvalidInput("text_input", what, "text", "send valid Unicode") from None
-            name, ids = "text_input", list(encoded.ids)
-        else:
-            name = "input_ids"
-            try:
-                ids = [] if isinstance(prompt, bytes) else [index(token) for token in prompt]
-            except TypeError:
-                raise InvalidInput(name, "what is no id", "whole numbers", "send ids") from None
-        if not ids:
-            raise InvalidInput(name, "no tokens", "at least one", "send a prompt")
-        # A tokenizer may know more tokens than its model.
-        if not 0 <= min(ids) <= max(ids) < self.model.vocab_size:
-            wrong = min(ids) if min(ids) < 0 else max(ids)
-            wanted = f"ids 0..{self.model.vocab_size - 1}, the model's vocabulary"
-            raise InvalidInput(name, f"id {wrong}", wanted, "use this model's tokenizer and tokens")
-        return ids
 
     def _branches(
         self, ids: list[int], parameters: GenerationParameters, most: int

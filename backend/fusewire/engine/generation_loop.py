@@ -7,7 +7,6 @@ token becomes text and is told; who is done leaves, and its pages are free at on
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fusewire.engine.admission import Admission
 from fusewire.engine.continuation import Continuation, Delta
 from fusewire.engine.generation_scheduler import GenerationScheduler, GenerationSequence, Step
 from fusewire.engine.request import ComputeFailed, failure
@@ -37,8 +37,6 @@ NO_NUMBERS = (
     "the model"
 )
 
-_log = logging.getLogger(__name__)
-
 # What a request is told: what a step added, or the error that ends it.
 Told = Delta | FusewireError
 
@@ -55,7 +53,8 @@ class Branch:
 
 @dataclass(eq=False)
 class Generation:
-    """A request under way: its branches, and whom to tell."""
+    """A request under way: its branches, and where what is told of them goes; nobody's code runs
+    there."""
 
     branches: list[Branch]
     tell: Callable[[Told], None]
@@ -98,11 +97,14 @@ class GenerationLoop:
         cache: DecoderCache,
         scheduler: GenerationScheduler,
         sampler: Sampler,
+        admission: Admission,
     ) -> None:
+        """`admission`: whom a sequence that has ended leaves."""
         self.scheduler = scheduler
         self._model = model
         self._cache = cache
         self._sampler = sampler
+        self._admission = admission
         self._owners: dict[GenerationSequence, tuple[Generation, Branch]] = {}
         self._deadlines: list[tuple[float, int, Generation]] = []  # a heap
         self._order = count()
@@ -112,8 +114,7 @@ class GenerationLoop:
         return not self._owners
 
     def add(self, generation: Generation, sequence: GenerationSequence) -> None:
-        """Queues a request by the sequence of its first branch. Raises what the scheduler says of
-        it: InvalidInput, QueueFull."""
+        """Queues a request by the sequence of its first branch, which the scheduler has checked."""
         self.scheduler.add(sequence)
         self._own(generation, generation.branches[0], sequence)
         if sequence.deadline is not None:
@@ -127,7 +128,7 @@ class GenerationLoop:
         for branch in generation.branches:
             if branch.open:
                 self._end(generation, branch)
-                self._tell(generation, branch.continuation.cancel())
+                generation.tell(branch.continuation.cancel())
 
     def cancel_all(self) -> None:
         for generation in self._generations():
@@ -199,7 +200,7 @@ class GenerationLoop:
         told = branch.continuation.accept(drawn.token, drawn.logprob, drawn.top_logprobs)
         if told.finish_reason is not None:
             self._end(generation, branch)
-        self._tell(generation, told)
+        generation.tell(told)
 
     def _own(self, generation: Generation, branch: Branch, sequence: GenerationSequence) -> None:
         branch.sequence = sequence
@@ -210,6 +211,7 @@ class GenerationLoop:
         if branch.open:
             branch.open = False
             generation.open -= 1
+            self._admission.leave()
         if branch.sequence is not None:
             self.scheduler.finish(branch.sequence)
             del self._owners[branch.sequence]
@@ -220,14 +222,7 @@ class GenerationLoop:
         if generation.open:
             for branch in generation.branches:
                 self._end(generation, branch)
-            self._tell(generation, error)
-
-    def _tell(self, generation: Generation, told: Told) -> None:
-        """Whoever listens badly harms nobody else."""
-        try:
-            generation.tell(told)
-        except Exception:
-            _log.exception("a request's listener failed")
+            generation.tell(error)
 
 
 def _batch(step: Step) -> tuple[StepBatch, list[GenerationSequence]]:

@@ -1,42 +1,24 @@
-"""Sequences that wait to run: bounded, by rank, each until its deadline."""
+"""Sequences that wait to run: by rank, each until its deadline."""
 
 from __future__ import annotations
 
 from math import inf
 
 from fusewire.engine.generation_sequence import GenerationSequence, Ranked, State
-from fusewire.errors import Unavailable
-
-
-class QueueFull(Unavailable):
-    """As many sequences wait as may: to be answered at once, and tried again later."""
-
-    def __init__(self, waiting: int, limit: int) -> None:
-        self.waiting = waiting
-        self.limit = limit
-        super().__init__(
-            f"queue: got {waiting} sequences waiting, wanted fewer than {limit}; try again later, "
-            "or raise max_waiting"
-        )
 
 
 class GenerationQueue(Ranked):
-    """Waiting sequences by rank. New ones are refused when `limit` wait; those that ran before and
-    were pre-empted always find a place, and no deadline touches them any more."""
+    """Waiting sequences by rank. No deadline touches those that ran before and were
+    pre-empted."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._limit = limit
         self._next_deadline = inf  # no sequence here has an earlier one
 
     def add(self, sequence: GenerationSequence) -> None:
-        """QueueFull when the sequence is new and the queue is full."""
         sequence.state = State.WAITING
-        if not sequence.started:
-            if len(self) >= self._limit:
-                raise QueueFull(len(self), self._limit)
-            if sequence.deadline is not None:
-                self._next_deadline = min(self._next_deadline, sequence.deadline)
+        if sequence.deadline is not None and not sequence.started:
+            self._next_deadline = min(self._next_deadline, sequence.deadline)
         super().add(sequence)
 
     def expire(self, now: float) -> list[GenerationSequence]:

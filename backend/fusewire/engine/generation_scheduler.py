@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
 
-from fusewire.engine.generation_queue import GenerationQueue, QueueFull
+from fusewire.engine.generation_queue import GenerationQueue
 from fusewire.engine.generation_sequence import GenerationSequence, Ranked, State
 from fusewire.engine.kv_cache import KvCache, OutOfPages
 from fusewire.errors import ConfigurationError, InvalidInput
 
-__all__ = ["Chunk", "GenerationScheduler", "GenerationSequence", "QueueFull", "State", "Step"]
+__all__ = ["Chunk", "GenerationScheduler", "GenerationSequence", "State", "Step"]
 
 
 class Chunk(NamedTuple):
@@ -63,7 +63,6 @@ class GenerationScheduler:
         cache: KvCache,
         max_batch_tokens: int,
         max_sequences: int,
-        max_waiting: int,
         max_chunk_tokens: int | None = None,
     ) -> None:
         """`max_chunk_tokens` bounds a sequence's share of one step, which keeps steps even;
@@ -74,7 +73,6 @@ class GenerationScheduler:
         self._max_chunk_tokens = max_batch_tokens if max_chunk_tokens is None else max_chunk_tokens
         for name, value in (
             ("max_sequences", max_sequences),
-            ("max_waiting", max_waiting),
             ("max_chunk_tokens", self._max_chunk_tokens),
         ):
             if value < 1:
@@ -86,7 +84,7 @@ class GenerationScheduler:
             )
         self.preemptions = 0
         self._running = Ranked()
-        self._waiting = GenerationQueue(max_waiting)
+        self._waiting = GenerationQueue()
         self._slots = 0  # that running sequences take: one for each of their continuations
         # Who was refused for how many pages: the pages of a long prompt are not looked up again and
         # again while it waits.
@@ -128,7 +126,7 @@ class GenerationScheduler:
             )
 
     def add(self, sequence: GenerationSequence) -> None:
-        """Puts a new sequence into the queue. QueueFull, or InvalidInput as `check` says."""
+        """Puts a new sequence into the queue. InvalidInput as `check` says."""
         self.check(sequence)
         sequence.arrival = next(self._arrivals)
         sequence.names = self._cache.names(sequence.salt)

@@ -32,7 +32,8 @@ class GenerationSettings(BaseModel):
         default=256,
         ge=1,
         le=1 << 20,
-        description="Requests that wait for their turn; one more is refused at once.",
+        description="Sequences that wait for their turn, beyond the max_sequences that run; a "
+        "request more is refused at once.",
     )
     kv_cache_mib: int | None = Field(
         default=None,

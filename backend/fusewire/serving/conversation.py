@@ -1,4 +1,4 @@
-"""One request for generated text, between the engine that tells and the client that listens."""
+"""One request for generated text, between what the engine tells and the client that listens."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
+from fusewire.engine.best_of import BestOf
 from fusewire.engine.continuation import Delta
-from fusewire.engine.generation import GenerationEngine, Ticket
+from fusewire.engine.generation import GenerationEngine, Inbox, Ticket
 from fusewire.engine.generation_loop import Told
 from fusewire.engine.request import failure
 from fusewire.errors import FusewireError
@@ -30,8 +31,8 @@ class Sender(Protocol):
 class Conversation:
     """Sends what the engine tells of a request, until it has ended.
 
-    The engine calls `hear`, one thread `send`, another `ask`. A step's response waits in no queue:
-    where steps are faster than `send`, a response has what several of them added.
+    One thread calls `hear` and `send`, another `ask`. A step's response waits in no queue: where
+    steps are faster than `send`, a response has what several of them added.
     """
 
     def __init__(
@@ -39,59 +40,53 @@ class Conversation:
         request: GenerateRequest,
         sender: Sender,
         metrics: GenerationMetrics,
-        wake: Callable[[Conversation], None],
         ended: Callable[[Conversation], None],
     ) -> None:
-        """`wake`: `send` is to be called, once. `ended`: called once, when nothing more is sent."""
+        """`ended`: called once, when nothing more is sent."""
         self._request = request
         self._sender = sender
         self._metrics = metrics
-        self._wake = wake
         self._ended = ended
         self._arrived = time.monotonic()
         self._last: dict[int, float] = {}  # text -> when it was last heard of
-        self._news = threading.Lock()  # over what was heard
+        self._answer = BestOf(request.parameters.n, request.parameters.sequences)
+        self._turn = threading.Lock()  # over all that follows
         self._ticket: Ticket | None = None
         self._generated: Generated
         self._failed: list[FusewireError | None] = []  # what ends it before its time
-        self._woken = False
-        self._turn = threading.Lock()  # over the sender; taken before the other
         self._open = True
 
-    def begin(self, engine: GenerationEngine) -> None:
-        """Submits the request; InvalidInput and Unavailable where it is not taken."""
-        with self._news:  # what is told meanwhile waits
-            ticket = engine.submit(self._request.prompt, self._request.parameters, self.hear)
+    def begin(self, engine: GenerationEngine, told: Inbox) -> None:
+        """Submits the request, to be told under this conversation; InvalidInput and Unavailable
+        where it is not taken."""
+        with self._turn:  # what is told meanwhile waits
+            ticket = engine.submit(self._request.prompt, self._request.parameters, told, self)
+            self._ticket = ticket
             self._generated = Generated(
                 self._request,
                 ticket.num_input_tokens,
                 lambda token: engine.tokenizer.decode([token]),
             )
-            self._ticket = ticket
 
-    def hear(self, told: Told) -> None:
-        """What the engine calls."""
-        with self._news:
-            if isinstance(told, FusewireError):
-                self._failed.append(told)
-            elif told.finish_reason == "cancelled":
-                self._failed.append(None)
-            else:
-                self._time(told)
-                self._generated.add(told)
-            if (self._failed or self._generated.ready) and not self._woken:
-                self._woken = True
-                self._wake(self)
+    def hear(self, told: Told) -> bool:
+        """Takes note of what the engine tells. Whether there is something to send."""
+        with self._turn:
+            for each in self._answer.hear(told):
+                if isinstance(each, FusewireError):
+                    self._failed.append(each)
+                elif each.finish_reason == "cancelled":
+                    self._failed.append(None)
+                else:
+                    self._note(each)
+            return bool(self._failed) or self._generated.ready
 
     def send(self) -> None:
         """Sends what was heard since the last time."""
         with self._turn:
             if not self._open:
                 return
-            with self._news:
-                self._woken = False
-                answer = self._failed[0] if self._failed else self._generated.take()
-                final = bool(self._failed) or self._generated.ended
+            answer = self._failed[0] if self._failed else self._generated.take()
+            final = bool(self._failed) or self._generated.ended
             try:
                 self._sender.send(answer, final)
             except Exception as error:  # a client that cannot be reached, or a defect
@@ -107,18 +102,27 @@ class Conversation:
                     self._ended(self)
 
     def ask(self) -> None:
-        """Asks whether the client has gone, and gives up where it has."""
-        with self._turn:
-            if self._open and self._ticket is not None and self._sender.cancelled():
-                self._give_up()
+        """Asks whether the client has gone, and gives up where it has. Not while there is a request
+        to submit or a response to send: there will be another time."""
+        if self._turn.acquire(blocking=False):
+            try:
+                if self._open and self._sender.cancelled():
+                    self._give_up()
+            finally:
+                self._turn.release()
 
-    def _time(self, told: Delta) -> None:
+    def _note(self, delta: Delta) -> None:
         now = time.monotonic()
-        if told.index in self._last:
-            self._metrics.next_token(now - self._last[told.index])
+        if delta.index in self._last:
+            self._metrics.next_token(now - self._last[delta.index])
         elif not self._last:
             self._metrics.first_token(now - self._arrived)
-        self._last[told.index] = now
+        self._last[delta.index] = now
+        try:
+            self._generated.add(delta)
+        except Exception as error:  # a defect
+            self._give_up()
+            self._failed.append(failure(error))
 
     def _give_up(self) -> None:
         if self._ticket is not None:

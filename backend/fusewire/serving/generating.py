@@ -1,7 +1,8 @@
 """One instance of a model that generates: requests in, responses out as they come.
 
-Triton's thread reads and submits a request; the engine's tells what it computes; one thread sends
-it, and one asks, some times a second, which requests were cancelled: Triton tells nobody.
+Triton's thread reads and submits a request; the engine's puts what it has to tell of any of them
+into one queue; one thread empties it and sends; one asks, some times a second, which requests were
+cancelled, as Triton tells nobody.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import threading
 from pathlib import Path
 
 from fusewire import kernels
-from fusewire.engine.generation import GenerationEngine
+from fusewire.engine.generation import GenerationEngine, Inbox
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.engine.request import Request, failure
 from fusewire.errors import ConfigurationError, FusewireError
@@ -26,6 +27,8 @@ _log = logging.getLogger(__name__)
 _ASK_S = 0.05
 # For what is still under way when the model is unloaded; the server has waited for it as well.
 _DRAIN_S = 5.0
+# For a response that is being sent then.
+_SEND_S = 5.0
 
 
 def load(folder: Path, settings: GenerationSettings, device: str) -> GenerationEngine:
@@ -47,7 +50,7 @@ class Generating:
         self._lock = threading.Lock()
         self._some = threading.Event()  # something is under way, or the end
         self._closed = threading.Event()
-        self._outbox: queue.SimpleQueue[Conversation | None] = queue.SimpleQueue()
+        self._told: Inbox = queue.SimpleQueue()  # of a conversation, or None at the end
         self._threads = [
             threading.Thread(target=work, name=name, daemon=True)
             for work, name in ((self._ask, "cancel"), (self._send, "send"))
@@ -62,13 +65,11 @@ class Generating:
                 raise request
             engine = self._engine
             wanted = read(request.inputs, request.parameters, engine.limits, engine.defaults)
-            conversation = Conversation(
-                wanted, sender, self._metrics, self._outbox.put, self._forget
-            )
+            conversation = Conversation(wanted, sender, self._metrics, self._forget)
             with self._lock:
                 self._under_way.add(conversation)
             try:
-                conversation.begin(engine)
+                conversation.begin(engine, self._told)
             except BaseException:
                 self._forget(conversation)
                 raise
@@ -83,9 +84,11 @@ class Generating:
         self._engine.close(_DRAIN_S)
         self._closed.set()
         self._some.set()
-        self._outbox.put(None)
+        self._told.put((None, None))
         for thread in self._threads:
-            thread.join()
+            thread.join(_SEND_S)
+            if thread.is_alive():
+                _log.error("close: got no end of the thread %r, wanted one", thread.name)
         self._metrics.close()
 
     def _forget(self, conversation: Conversation) -> None:
@@ -93,11 +96,24 @@ class Generating:
             self._under_way.discard(conversation)
 
     def _send(self) -> None:
-        while (conversation := self._outbox.get()) is not None:
-            try:
-                conversation.send()
-            except Exception:
-                _log.exception("a response could not be sent")
+        """Hears all that was told, sends one response, and again."""
+        ready: dict[Conversation, None] = {}  # who has something to send, in order
+        ending = False
+        while ready or not ending:
+            heard = [] if ready else [self._told.get()]
+            heard += [self._told.get() for _ in range(self._told.qsize())]
+            for conversation, told in heard:
+                if conversation is None:
+                    ending = True
+                elif conversation.hear(told):
+                    ready[conversation] = None
+            if ready:
+                first = next(iter(ready))
+                del ready[first]
+                try:
+                    first.send()
+                except Exception:
+                    _log.exception("a response could not be sent")
 
     def _ask(self) -> None:
         while not self._closed.wait(_ASK_S):

@@ -1,0 +1,37 @@
+"""A prompt, text or ids, as the ids that a model reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import index
+
+from fusewire.errors import InvalidInput
+from fusewire.tasks.tokenizer import Tokenizer, TokenizerFault
+
+
+def prompt_ids(
+    prompt: str | Sequence[int], tokenizer: Tokenizer, vocab_size: int
+) -> list[int]:
+    """Tokenised, if it is a text, and checked; InvalidInput."""
+    if isinstance(prompt, str):
+        name = "text_input"
+        try:
+            (encoded,) = tokenizer.encode([prompt], offsets=False)
+        except TokenizerFault as fault:
+            what = f"a text that the tokenizer cannot read ({fault})"
+            raise InvalidInput(name, what, "text", "send valid Unicode") from None
+        ids = list(encoded.ids)
+    else:
+        name = "input_ids"
+        try:
+            ids = [] if isinstance(prompt, bytes) else [index(token) for token in prompt]
+        except TypeError:
+            raise InvalidInput(name, "what is no id", "whole numbers", "send ids") from None
+    if not ids:
+        raise InvalidInput(name, "no tokens", "at least one", "send a prompt")
+    # A tokenizer may know more tokens than its model.
+    if not 0 <= min(ids) <= max(ids) < vocab_size:
+        wrong = min(ids) if min(ids) < 0 else max(ids)
+        wanted = f"ids 0..{vocab_size - 1}, the model's vocabulary"
+        raise InvalidInput(name, f"id {wrong}", wanted, "use this model's tokenizer and tokens")
+    return ids

@@ -1,0 +1,223 @@
+"""Requests are taken or refused at once, answered to iterate over, and never left waiting."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from fusewire.engine import generation
+from fusewire.engine.admission import QueueFull
+from fusewire.engine.generation import GenerationEngine
+from fusewire.errors import InvalidInput, Unavailable
+
+from tests.engine.generating import (
+    LONGEST,
+    TOLD_WITHIN_S,
+    ask,
+    is_greedy,
+    tiny_engine,
+    tiny_folder,
+)
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory) -> Iterator[GenerationEngine]:
+    engine = tiny_engine(tmp_path_factory.mktemp("gpt2"))
+    yield engine
+    engine.close()
+
+
+def test_an_iterator_gives_the_text_as_it_comes_and_leaving_it_cancels(engine):
+    prompt = (7, 70, 170)
+    whole = ask(engine, prompt, max_new_tokens=20)[0].finish().text()
+    assert "".join(delta.text for delta in engine.generate(prompt, max_new_tokens=20)) == whole
+    endless = {"max_new_tokens": LONGEST - len(prompt), "ignore_eos": True}
+
+    def close() -> None:
+        pieces = engine.generate(prompt, **endless)
+        next(pieces)
+        pieces.close()
+        assert list(pieces) == []
+
+    def leave() -> None:
+        for _ in engine.generate(prompt, **endless):
+            break
+
+    def never_begin() -> None:
+        engine.generate(prompt, **endless)
+
+    for way in (close, leave, never_begin):
+        way()
+        ask(engine, [1], max_new_tokens=1)[0].finish()  # behind the cancellation
+        assert engine.cache.used == 0
+
+
+def test_an_iterator_answers_the_best_of_many_and_raises_what_ends_it(engine):
+    prompt, sampled = (7, 70), {"temperature": 1.5, "max_new_tokens": 8, "seed": 1}
+    best = ask(engine, prompt, n=2, best_of=6, **sampled)[0].finish(2)
+    deltas = engine.generate(prompt, n=2, best_of=6, **sampled)
+    assert [(d.index, d.token) for d in deltas] == [(d.index, d.token) for d in best.deltas]
+    late = engine.generate(prompt, timeout_seconds=1e-6)
+    with pytest.raises(Unavailable, match="timeout_seconds: got more work"):
+        next(late)
+    assert list(late) == []
+
+
+def test_generate_refuses_at_once_in_words(engine):
+    for asked, words in (
+        ({"temperature": -1}, "temperature: got -1, wanted at least "),
+        ({"max_tokens": "many"}, "max_tokens: got 'many', wanted a whole number; "),
+        ({"beams": 2}, "beams: got 2, wanted one of the parameters of generation"),
+        ({"max_new_tokens": LONGEST}, f"max_new_tokens: got {LONGEST}, wanted at most"),
+    ):
+        with pytest.raises(InvalidInput, match=f"^{words}"):
+            engine.generate([1, 2], **asked)
+
+
+def until(true: Callable[[], bool]) -> None:
+    started = time.monotonic()
+    while not true():
+        assert time.monotonic() - started < TOLD_WITHIN_S
+        time.sleep(0.001)
+
+
+def test_generate_begins_before_it_is_read(engine):
+    before = engine.counts().tokens
+    deltas = engine.generate([1, 2, 3], max_new_tokens=1)
+    until(lambda: engine.counts().tokens >= before + 3)
+    assert len(list(deltas)) == 1
+
+
+def test_the_folders_generation_config_holds_where_nothing_is_asked(tmp_path):
+    folder = tiny_folder(tmp_path)
+    config = {"max_new_tokens": 7, "do_sample": True, "temperature": 0.7, "min_new_tokens": 7}
+    (folder / "generation_config.json").write_text(json.dumps(config))
+    with GenerationEngine(folder) as engine:
+        assert engine.parameters().temperature == 0.7
+        assert len(list(engine.generate([1, 2]))) == 7
+        assert len(list(engine.generate([1, 2], max_new_tokens=3))) == 3
+        assert len(list(engine.generate([1] * (LONGEST - 2)))) == 2  # what fits
+        greedy = [delta.token for delta in engine.generate([4, 5], temperature=0)]
+        assert is_greedy([4, 5], greedy, 7)
+
+
+def test_what_cannot_be_served_is_refused_at_once(engine):
+    with pytest.raises(InvalidInput, match="text_input: got no tokens"):
+        ask(engine, "")
+    with pytest.raises(InvalidInput, match=rf"at most {LONGEST - 1}, which leave room"):
+        ask(engine, [1] * LONGEST)
+    with pytest.raises(InvalidInput, match=r"input_ids: got id 257, wanted ids 0\.\.256"):
+        ask(engine, [257])
+    with pytest.raises(InvalidInput, match="input_ids: got what is no id"):
+        ask(engine, [1.5])
+    with pytest.raises(InvalidInput, match="text_input: got a text that the tokenizer cannot"):
+        ask(engine, "\ud800")
+    with pytest.raises(InvalidInput, match="best_of: got 2, wanted at least 3"):
+        ask(engine, [1], n=3, best_of=2, temperature=1.0)
+
+
+def test_a_text_with_a_token_that_the_model_has_not_is_refused_alone(tmp_path):
+    with tiny_engine(tmp_path) as engine:
+        engine.tokenizer.backend.add_special_tokens(["<pad>"])
+        other, _ = ask(engine, [1, 2], max_new_tokens=50)
+        with pytest.raises(InvalidInput, match="text_input: got id 257"):
+            ask(engine, "a<pad>")
+        assert other.finish().tokens()
+
+
+def test_a_request_that_comes_too_late_is_told_so(engine):
+    answer, _ = ask(engine, [1, 2, 3], max_new_tokens=100, timeout_seconds=1e-6)
+    with pytest.raises(Unavailable, match="timeout_seconds: got more work"):
+        answer.finish()
+    assert engine.cache.used == 0
+
+
+@pytest.fixture
+def held(tmp_path, monkeypatch) -> Iterator[tuple[GenerationEngine, threading.Event]]:
+    """An engine whose steps begin when the event is set: two run, three wait."""
+    go = threading.Event()
+    with tiny_engine(tmp_path, max_sequences=2, max_waiting=3) as engine:
+        step = engine.model.step
+        monkeypatch.setattr(engine.model, "step", lambda *args: go.wait() and step(*args))
+        yield engine, go
+        go.set()
+
+
+def test_a_burst_fills_the_free_slots_and_the_queue_and_one_more_is_refused_at_once(held):
+    engine, go = held
+    answers = [ask(engine, [1, 2, 3], max_new_tokens=5)[0] for _ in range(5)]
+    for _ in range(2):
+        with pytest.raises(QueueFull, match=r"got 3 .* waiting, wanted fewer than 3; try again"):
+            engine.generate([1, 2, 3])
+    go.set()
+    for answer in answers:
+        assert is_greedy([1, 2, 3], answer.finish().tokens(), 5)
+
+
+def test_what_is_refused_or_over_leaves_its_place_to_others(held):
+    engine, go = held
+    go.set()
+    for _ in range(20):
+        with pytest.raises(InvalidInput):
+            ask(engine, [257])
+        ask(engine, [1, 2], max_new_tokens=2, n=2, temperature=1.0)[0].finish(2)
+        answer, ticket = ask(engine, [1, 2], max_new_tokens=100, n=2, temperature=1.0)
+        ticket.cancel()
+        answer.finish(2)
+        with pytest.raises(Unavailable, match="timeout"):
+            ask(engine, [1], max_new_tokens=100, timeout_seconds=1e-6)[0].finish()
+    go.clear()
+    for _ in range(5):
+        ask(engine, [1, 2, 3], max_new_tokens=1)
+
+
+def test_who_does_not_listen_keeps_nobody_waiting(engine):
+    silent = [engine.generate([9, n], max_new_tokens=30) for n in range(3)]
+    assert is_greedy([4, 5], ask(engine, [4, 5], max_new_tokens=30)[0].finish().tokens(), 30)
+    for n, deltas in enumerate(silent):
+        assert is_greedy([9, n], [delta.token for delta in deltas], 30)
+
+
+def test_a_step_that_hangs_does_not_hang_the_end(held, monkeypatch, caplog):
+    engine, _ = held
+    ask(engine, [1], max_new_tokens=1)
+    until(lambda: engine.counts().running == 1)
+    monkeypatch.setattr(generation, "_LONGEST_STEP_S", 0.1)
+    engine.close()
+    assert "close: got a step that has not ended" in caplog.text
+
+
+def test_closing_lets_requests_finish_and_takes_no_more(tmp_path):
+    engine = tiny_engine(tmp_path)
+    answer, _ = ask(engine, [5, 6], max_new_tokens=60, ignore_eos=True)
+    engine.close(drain_seconds=60)
+    assert len(answer.finish().tokens()) == 60
+    with pytest.raises(Unavailable, match="while it stops"):
+        ask(engine, [5, 6])
+
+
+def test_closing_at_once_cancels(tmp_path):
+    engine = tiny_engine(tmp_path)
+    answer, _ = ask(engine, [5, 6], max_new_tokens=120, ignore_eos=True)
+    answer.next()
+    engine.close()
+    assert answer.finish().finish_reason() == "cancelled"
+
+
+def test_a_program_that_forgets_to_close_ends_all_the_same(tmp_path):
+    program = """
+import sys
+from fusewire.engine.generation import GenerationEngine
+engine = GenerationEngine(sys.argv[1])
+print(next(engine.generate([1, 2], max_new_tokens=100)).token)
+left = engine.generate([1, 2], max_new_tokens=100)
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program, str(tiny_folder(tmp_path))], capture_output=True, timeout=60
+    )
+    assert (ended.returncode, ended.stderr) == (0, b"")
