@@ -14,8 +14,10 @@ from fusewire.engine import generation
 from fusewire.engine.admission import QueueFull
 from fusewire.engine.generation import GenerationEngine
 from fusewire.errors import InvalidInput, Unavailable
+from tokenizers import processors
 
 from tests.engine.generating import (
+    END,
     LONGEST,
     TOLD_WITHIN_S,
     ask,
@@ -104,6 +106,21 @@ def test_the_folders_generation_config_holds_where_nothing_is_asked(tmp_path):
         assert len(list(engine.generate([1] * (LONGEST - 2)))) == 2  # what fits
         greedy = [delta.token for delta in engine.generate([4, 5], temperature=0)]
         assert is_greedy([4, 5], greedy, 7)
+
+
+def test_a_text_that_has_its_special_tokens_is_given_none(engine, monkeypatch):
+    begun = processors.TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", END)]
+    )
+    rendered = "<|endoftext|>Hello"
+    length = len(rendered.removeprefix("<|endoftext|>"))
+    for asked, added in (({}, 1), ({"add_special_tokens": False}, 0)):
+        monkeypatch.setattr(engine.tokenizer.backend, "post_processor", begun)
+        for text, ids in (("Hello", length), (rendered, length + 1)):
+            answer, ticket = ask(engine, text, max_new_tokens=1, **asked)
+            assert ticket.num_input_tokens == ids + added
+            answer.finish()
+    assert ask(engine, [1, 2], max_new_tokens=1)[1].num_input_tokens == 2
 
 
 def test_what_cannot_be_served_is_refused_at_once(engine):

@@ -121,6 +121,7 @@ REFUSED: list[tuple[str, list[Any]]] = [
     ("stop", ["", [""], [1], 1, {}, ["s"] * (MOST_STOPS + 1), "s" * (LONGEST_STOP + 1)]),
     ("stop_token_ids", [5, [True], [-1], [2000], [1] * (MOST_STOP_TOKENS + 1)]),
     ("ignore_eos", [1, "false"]),
+    ("add_special_tokens", [1]),
     ("skip_special_tokens", [1]),
     ("include_stop_str_in_output", [0]),
     ("n", [0, MOST_SEQUENCES + 1, 10**6, 2, *NOT_NUMBERS]),  # 2: greedy

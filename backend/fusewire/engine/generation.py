@@ -164,7 +164,12 @@ class GenerationEngine:
         tell: Callable[[Told], None],
         arrived: float,
     ) -> Ticket:
-        ids = prompt_ids(prompt, self.tokenizer, self.model.vocab_size)
+        ids = prompt_ids(
+            prompt,
+            self.tokenizer,
+            self.model.vocab_size,
+            add_special_tokens=parameters.add_special_tokens,
+        )
         most = parameters.new_tokens(len(ids), self.limits)
         timeout = parameters.timeout_seconds
         sequence = GenerationSequence(

@@ -135,6 +135,11 @@ class GenerationParameters(BaseModel):
     ignore_eos: Flag = Field(
         default=False, description="Go on behind the model's end-of-sequence tokens."
     )
+    add_special_tokens: Flag = Field(
+        default=True,
+        description="Put the tokenizer's special tokens around the prompt, if it is a text. false: "
+        "it has them, as chat templates write them.",
+    )
     skip_special_tokens: Flag = Field(
         default=True, description="Leave special tokens out of the text."
     )

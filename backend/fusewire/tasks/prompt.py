@@ -10,13 +10,15 @@ from fusewire.tasks.tokenizer import Tokenizer, TokenizerFault
 
 
 def prompt_ids(
-    prompt: str | Sequence[int], tokenizer: Tokenizer, vocab_size: int
+    prompt: str | Sequence[int], tokenizer: Tokenizer, vocab_size: int, *, add_special_tokens: bool
 ) -> list[int]:
     """Tokenised, if it is a text, and checked; InvalidInput."""
     if isinstance(prompt, str):
         name = "text_input"
         try:
-            (encoded,) = tokenizer.encode([prompt], offsets=False)
+            (encoded,) = tokenizer.encode(
+                [prompt], offsets=False, special_tokens=add_special_tokens
+            )
         except TokenizerFault as fault:
             what = f"a text that the tokenizer cannot read ({fault})"
             raise InvalidInput(name, what, "text", "send valid Unicode") from None
