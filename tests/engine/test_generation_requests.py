@@ -13,7 +13,8 @@ import pytest
 from fusewire.engine import generation
 from fusewire.engine.admission import QueueFull
 from fusewire.engine.generation import GenerationEngine
-from fusewire.errors import InvalidInput, Unavailable
+from fusewire.engine.generation_settings import GenerationSettings
+from fusewire.errors import ConfigurationError, InvalidInput, Unavailable
 from tokenizers import processors
 
 from tests.engine.generating import (
@@ -79,6 +80,13 @@ def test_generate_refuses_at_once_in_words(engine):
     ):
         with pytest.raises(InvalidInput, match=f"^{words}"):
             engine.generate([1, 2], **asked)
+
+
+def test_a_wrong_setting_is_refused_in_words():
+    with pytest.raises(ConfigurationError, match=r"^max_waiting: got '0', wanted greater than or"):
+        GenerationSettings(max_waiting=0)
+    with pytest.raises(ConfigurationError, match=r"^slots: got an unknown setting, wanted one of"):
+        GenerationSettings(slots=2)
 
 
 def until(true: Callable[[], bool]) -> None:

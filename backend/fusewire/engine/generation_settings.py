@@ -1,16 +1,14 @@
-"""What an operator may set for a model that generates: one typed model, unknown keys refused."""
+"""What an operator may set for a model that generates."""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-from fusewire.engine.settings import Dtype
+from fusewire.engine.settings import Settings
 
 
-class GenerationSettings(BaseModel):
-    """Settings of one generating deployment; a default of None means: as the checkpoint says."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
+class GenerationSettings(Settings):
+    """Settings of one generating deployment."""
 
     max_length: int | None = Field(
         default=None,
@@ -43,16 +41,4 @@ class GenerationSettings(BaseModel):
     )
     prefix_caching: bool = Field(
         default=True, description="Keep the pages of prompts for later ones that begin the same."
-    )
-    threads: int = Field(
-        default=0, ge=0, le=1024, description="CPU threads of kernels and tokenizer; 0: every core."
-    )
-    dtype: Dtype = Field(
-        default="auto",
-        description="Precision of the computation: float32, float16, bfloat16; auto: float32 on "
-        "the CPU, float16 on a GPU.",
-    )
-    graphs: bool = Field(
-        default=True,
-        description="Record steps as CUDA graphs and replay them; no effect on the CPU.",
     )

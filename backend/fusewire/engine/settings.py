@@ -1,4 +1,4 @@
-"""What an operator may set for an encoder: one typed model, unknown keys refused.
+"""What an operator may set, unknown keys refused: what every engine has, and an encoder's.
 
 Every field is a `parameters` key of config.pbtxt and a command-line flag under the same name.
 Request parameters override those that `fusewire.tasks.parameters` lists for the task.
@@ -6,9 +6,12 @@ Request parameters override those that `fusewire.tasks.parameters` lists for the
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterable
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fusewire.errors import ConfigurationError
 
 Pooling = Literal["cls", "mean", "max", "last"]
 Aggregation = Literal["none", "simple", "first", "average", "max"]
@@ -21,10 +24,50 @@ MOST_REPLIES = 20_000  # candidates of one request, over all its masks
 MOST_WINDOWS = 1000  # of one request, beyond the first of each text
 
 
-class EngineSettings(BaseModel):
-    """Settings of one encoder deployment; a default of None means: as the checkpoint says."""
+class WrongSetting(ConfigurationError):
+    """The worst of the types' complaints about settings."""
+
+    def __init__(self, error: ValidationError, known: Iterable[str]) -> None:
+        """`known`: the settings that there are."""
+        # A misspelt name first: what it leaves unset is only its consequence.
+        first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
+        self.field = ".".join(str(part) for part in first["loc"])
+        self.wanted = first["msg"].removeprefix("Input should be ").removeprefix("a valid ")
+        got, remedy = f"got {str(first['input'])[:80]!r}", "correct or remove it"
+        if first["type"] == "extra_forbidden":
+            got, self.wanted = "got an unknown setting", f"one of {', '.join(known)}"
+        elif first["type"] == "missing":
+            got, self.wanted, remedy = "not set", "a value", "add it"
+        super().__init__(f"{self.field}: {got}, wanted {self.wanted}; {remedy}")
+
+
+class Settings(BaseModel):
+    """What every engine has; a default of None means: as the checkpoint says."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    threads: int = Field(
+        default=0, ge=0, le=1024, description="CPU threads of kernels and tokenizer; 0: every core."
+    )
+    dtype: Dtype = Field(
+        default="auto",
+        description="Precision of the computation: float32, float16, bfloat16; auto: float32 on "
+        "the CPU, float16 on a GPU.",
+    )
+    graphs: bool = Field(
+        default=True,
+        description="Record forwards as CUDA graphs and replay them; no effect on the CPU.",
+    )
+
+    def __init__(self, /, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise WrongSetting(error, type(self).model_fields) from None
+
+
+class EngineSettings(Settings):
+    """Settings of one encoder deployment."""
 
     truncate: bool = Field(
         default=False,
@@ -42,18 +85,6 @@ class EngineSettings(BaseModel):
         ge=1,
         le=1 << 24,
         description="Tokens computed at once; bounds the memory of a micro-batch.",
-    )
-    threads: int = Field(
-        default=0, ge=0, le=1024, description="CPU threads of kernels and tokenizer; 0: every core."
-    )
-    dtype: Dtype = Field(
-        default="auto",
-        description="Precision of the computation: float32, float16, bfloat16; auto: float32 on "
-        "the CPU, float16 on a GPU.",
-    )
-    graphs: bool = Field(
-        default=True,
-        description="Record forwards as CUDA graphs and replay them; no effect on the CPU.",
     )
     pooling: Pooling | None = Field(
         default=None,

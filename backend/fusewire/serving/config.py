@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from fusewire import devices
 from fusewire.engine.generation_settings import GenerationSettings
-from fusewire.engine.settings import EngineSettings
+from fusewire.engine.settings import EngineSettings, WrongSetting
 from fusewire.errors import ConfigurationError
 from fusewire.tasks.contract import GENERATE
 
@@ -184,20 +184,7 @@ def validated(settings: type[Settings], values: Mapping[str, Any]) -> Settings:
     try:
         return settings.model_validate(dict(values))
     except ValidationError as error:
-        # A misspelt name first: what it leaves unset is only its consequence.
-        first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
-        name = ".".join(str(part) for part in first["loc"])
-        if first["type"] == "extra_forbidden":
-            known = ", ".join(settings.model_fields)
-            raise ConfigurationError(
-                f"{name}: got an unknown setting, wanted one of {known}; correct or remove it"
-            ) from None
-        if first["type"] == "missing":
-            raise ConfigurationError(f"{name}: not set, wanted a value; add it") from None
-        wanted = first["msg"].removeprefix("Input should be ").removeprefix("a valid ")
-        raise ConfigurationError(
-            f"{name}: got {str(first['input'])[:80]!r}, wanted {wanted}; correct or remove it"
-        ) from None
+        raise WrongSetting(error, settings.model_fields) from None
 
 
 def _text(value: object) -> str:

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pydantic import ValidationError
-
-from fusewire.engine.settings import EngineSettings
+from fusewire.engine.settings import EngineSettings, WrongSetting
 from fusewire.errors import ConfigurationError, InvalidInput
 
 # What a request may set; operators may set these and the fields of no task (memory, threads).
@@ -63,11 +61,9 @@ def override(
         values[name] = _typed(name, value)
     try:
         settings = EngineSettings(**values)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0])
-        wanted = first["msg"].removeprefix("Input should be ")
-        raise InvalidInput(name, repr(values[name])[:80], wanted, "correct or remove it") from None
+    except WrongSetting as wrong:
+        got = repr(values[wrong.field])[:80]
+        raise InvalidInput(wrong.field, got, wrong.wanted, "correct or remove it") from None
     if settings.max_length is not None and settings.max_length > longest:
         raise InvalidInput(
             "max_length",
