@@ -1,0 +1,131 @@
+"""An instance that generates answers each request through its own sender, whatever others do."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fusewire.engine.request import Request
+from fusewire.errors import FusewireError, Unavailable
+from fusewire.serving import generating
+from fusewire.serving.conversation import Answer
+from fusewire.serving.generating import Generating
+from fusewire.serving.generation_metrics import GenerationMetrics
+
+from tests.engine.generating import TOLD_WITHIN_S, tiny_engine
+from tests.serving.test_metrics import Families
+
+SLOTS, PLACES = 2, 3
+
+
+class Client:
+    """A sender that keeps what it is given."""
+
+    def __init__(self, fails: Callable[[], bool] = lambda: False, gone: bool = False) -> None:
+        self.answers: list[Answer] = []
+        self.ended = threading.Event()
+        self._fails = fails
+        self._gone = gone
+
+    def send(self, answer: Answer, final: bool) -> None:
+        assert not self.ended.is_set()
+        if self._fails():
+            raise OSError("unreachable")
+        self.answers.append(answer)
+        if final:
+            self.ended.set()
+
+    def cancelled(self) -> bool:
+        return self._gone
+
+    def text(self) -> str:
+        assert self.ended.wait(TOLD_WITHIN_S)
+        pieces = [answer["text_output"][0] for answer in self.answers if isinstance(answer, dict)]
+        assert len(pieces) == len(self.answers)
+        return b"".join(pieces).decode()
+
+
+def request(prompt: str, **parameters: Any) -> Request:
+    inputs = {"text_input": np.array([prompt.encode()], object), "stream": np.array([True])}
+    return Request(inputs, {"max_new_tokens": 20, "ignore_eos": True, **parameters})
+
+
+@pytest.fixture
+def instance(tmp_path: Path) -> Iterator[Generating]:
+    engine = tiny_engine(tmp_path, max_sequences=SLOTS, max_waiting=PLACES)
+    instance = Generating(engine, GenerationMetrics(Families(), "m", reloads=0))
+    yield instance
+    instance.close()
+
+
+@pytest.fixture
+def go(instance: Generating, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Steps begin when it is set."""
+    go = threading.Event()
+    step = instance._engine.model.step
+    monkeypatch.setattr(
+        instance._engine.model, "step", lambda *args: step(*args) if go.wait() else None
+    )
+    yield go
+    go.set()
+
+
+def test_each_gets_its_own_text(instance: Generating) -> None:
+    prompts = [f"Prompt {number}" for number in range(SLOTS + PLACES)]
+    clients = [Client() for _ in prompts]
+    for prompt, client in zip(prompts, clients, strict=True):
+        instance.take(request(prompt), client)
+    texts = [client.text() for client in clients]
+    for prompt, text in zip(prompts, texts, strict=True):
+        deltas = instance._engine.generate(prompt, max_new_tokens=20, ignore_eos=True)
+        assert text == "".join(delta.text for delta in deltas)
+    assert not instance._under_way
+
+
+def test_a_request_too_many_is_answered_before_it_is_put_down(
+    instance: Generating, go: threading.Event
+) -> None:
+    taken = [Client() for _ in range(SLOTS + PLACES)]
+    for client in taken:
+        instance.take(request("Taken"), client)
+    refused = Client()
+    instance.take(request("Too many"), refused)
+    assert refused.ended.is_set()
+    (answer,) = refused.answers
+    assert isinstance(answer, Unavailable)
+    assert str(answer).startswith(f"queue: got {PLACES} sequences waiting")
+    go.set()
+    assert len({client.text() for client in taken}) == 1
+
+
+def test_who_cannot_be_reached_or_has_left_gives_up_its_place(
+    instance: Generating, go: threading.Event
+) -> None:
+    failures = iter([True])
+    unreachable, gone, other = Client(lambda: next(failures, False)), Client(gone=True), Client()
+    for client in (unreachable, gone, other):
+        instance.take(request("On", max_new_tokens=100), client)
+    assert not gone.ended.wait(3 * generating._ASK_S)  # cancelled, and told of in the next step
+    go.set()
+    for client in (unreachable, gone):
+        assert client.ended.wait(TOLD_WITHIN_S)
+    assert len(other.text()) > 0
+    assert gone.answers == [None]
+    (answer,) = unreachable.answers
+    assert isinstance(answer, FusewireError)
+    assert not instance._under_way
+
+
+def test_a_sender_that_hangs_does_not_hang_the_end(
+    instance: Generating, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    freed = threading.Event()
+    instance.take(request("Hangs"), Client(freed.wait))
+    monkeypatch.setattr(generating, "_SEND_S", 0.1)
+    instance.close()
+    assert "close: got no end of the thread 'send'" in caplog.text
+    freed.set()
