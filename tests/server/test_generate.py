@@ -33,13 +33,18 @@ ANY_ERROR = 400
 
 
 def slow_folder(folder: Path) -> Path:
-    """As the tiny one, with room for long texts."""
+    """As the tiny one, with room for long texts and a token that begins each."""
     tiny_folder(folder)
     torch.manual_seed(1)
     config = transformers.GPT2Config(
         vocab_size=257, n_positions=8192, n_embd=32, n_layer=1, n_head=2, eos_token_id=END
     )
     transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", END)]
+    )
+    tokenizer.save(str(folder / "tokenizer.json"))
     return folder
 
 
@@ -227,6 +232,17 @@ def test_bad_input_gets_its_own_error_and_disturbs_no_stream(server: Server) -> 
             status, answer = generate(server, "tiny", body)
             assert (status, words in answer["error"]) == (ANY_ERROR, True), (body, answer)
         assert first + "".join(r["text_output"][0].decode() for r in responses) == wanted
+
+
+def test_a_text_that_has_its_special_tokens_is_given_none(server: Server) -> None:
+    for text, given, tokens in (
+        ("Hi", {}, 3),
+        ("<|endoftext|>Hi", {}, 4),
+        ("<|endoftext|>Hi", {"add_special_tokens": False}, 3),
+    ):
+        body = asked(text, max_new_tokens=1, **given) | {"return_num_input_tokens": True}
+        status, answer = generate(server, "slow", body)
+        assert (status, answer.get("num_input_tokens")) == (200, tokens), answer
 
 
 def test_an_error_on_a_grpc_stream_is_the_requests_own(server: Server) -> None:
