@@ -65,6 +65,10 @@ class Placement:
         """A dense tensor, not initialised."""
         return kernels.empty(shape, dtype or self.dtype, stream=self.stream)
 
+    def matrix(self, rows: int, cols: int) -> kernels.Tensor:
+        """One whose rows lie apart as the kernels like them, not initialised."""
+        return kernels.matrix(rows, cols, self.dtype, stream=self.stream)
+
     def sequences(self, cu_seqlens: NDArray[np.int32]) -> kernels.SequenceBatch:
         return kernels.SequenceBatch(
             kernels.Tensor.from_numpy(np.ascontiguousarray(cu_seqlens, np.int32)), self.stream

@@ -71,6 +71,7 @@ struct PagedAttentionArguments {
   const void* qkv;
   int64_t out_stride, qkv_stride;
   const void *keys, *values;
+  int64_t pages;  // that the cache has
   const PagedBatch* batch;
   int64_t heads, kv_heads, head_dim, window;
   float scale, soft_cap;

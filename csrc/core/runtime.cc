@@ -139,14 +139,22 @@ Tensor upload(const Tensor& host, const char* tag, const Stream& stream) {
 
 Tensor download(const Tensor& tensor, const Stream& stream) {
   if (tensor.device.type == DeviceType::kCpu) return tensor;
-  if (tensor.device != stream.device || !tensor.contiguous()) {
-    fail("download: got a tensor on ", tensor.device.text(),
-         tensor.contiguous() ? "" : " with rows apart", ", wanted a dense one on ",
+  if (tensor.device != stream.device) {
+    fail("download: got a tensor on ", tensor.device.text(), ", wanted one on ",
          stream.device.text(), ", the stream's device");
   }
-  Tensor out = allocate_tensor(default_allocator(), tensor.shape, tensor.dtype, "download");
+  // Rows that lie apart come with what is between them.
+  const bool apart = !tensor.contiguous();
+  const Shape shape = apart ? Shape{tensor.shape[0], tensor.row_stride} : tensor.shape;
+  Tensor out = allocate_tensor(default_allocator(), shape, tensor.dtype, "download");
+  if (apart) out = out.columns(0, tensor.shape[1]);
   if (tensor.bytes()) {
-    runtime(tensor.device.type).copy_out(out.data, tensor.data, tensor.bytes(), stream);
+    const int64_t between = apart ? tensor.row_stride - tensor.shape[1] : 0;
+    const int64_t elements =
+        tensor.shape.elements() + (apart ? (tensor.shape[0] - 1) * between : 0);
+    runtime(tensor.device.type)
+        .copy_out(out.data, tensor.data, static_cast<size_t>(elements) * size_of(tensor.dtype),
+                  stream);
   }
   return out;
 }

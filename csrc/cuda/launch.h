@@ -4,7 +4,8 @@
 //
 // The rule that keeps this right: a kernel calls `wait_for_inputs()` in every thread before it
 // touches memory that an earlier kernel of the stream reads or writes. Weights are written by
-// copies, which are over before a later kernel begins, and may be fetched earlier.
+// copies, which are over before a later kernel begins, and may be fetched earlier; so may the pages
+// of a cache that no kernel since the last copy has written (the step's input is one).
 // `let_next_start()` may come first of all: the next kernel passes its own wait only when this one
 // has ended, and so has everything before it.
 #pragma once

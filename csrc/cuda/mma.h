@@ -44,6 +44,23 @@ __device__ __forceinline__ uint4 load_transposed(uint32_t address) {
   return r;
 }
 
+// The same as they are: register m receives the matrix's (g, 2t) and (g, 2t + 1).
+__device__ __forceinline__ uint4 load_matrices(uint32_t address) {
+  uint4 r;
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(r.x), "=r"(r.y), "=r"(r.z), "=r"(r.w)
+               : "r"(address)
+               : "memory");
+  return r;
+}
+
+// An 8x8 matrix whose (g, 2t) and (g, 2t + 1) a lane has in `pair`: its (2t, g) and (2t + 1, g).
+__device__ __forceinline__ uint32_t transpose_matrix(uint32_t pair) {
+  uint32_t r;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(r) : "r"(pair));
+  return r;
+}
+
 __device__ __forceinline__ uint4 load_shared_16(uint32_t address) {
   uint4 r;
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"

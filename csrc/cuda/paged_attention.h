@@ -39,6 +39,12 @@ struct PagedShape {
         vectors(vectors) {}
 };
 
+// Hopper's kernel, for sequences of at most 16 rows a kv head: whether it takes the shape, and it
+// itself (T is __half or __nv_bfloat16).
+bool sm90_paged_fits(const PagedAttentionArguments& a);
+template <class T>
+void sm90_paged_attention(const PagedAttentionArguments& a, const Stream& stream);
+
 // Tensor cores by mma.sync (T is __half or __nv_bfloat16), and CUDA cores in fp32.
 template <class T>
 void paged_mma_attention(const PagedAttentionArguments& a, const Stream& stream);

@@ -72,7 +72,7 @@ template <class P>
 __global__ void __launch_bounds__(kCopyBlock)
     copy_whole_pages(P* cache, int64_t pages, int64_t packs, const int64_t* from,
                      const int64_t* to) {
-  let_next_start();
+  // Without let_next_start(): attention fetches pages before its wait (sm90_paged.h).
   wait_for_inputs();
   const int64_t source = from[blockIdx.y], target = to[blockIdx.y];
   if (source < 0 || source >= pages || target < 0 || target >= pages) return;

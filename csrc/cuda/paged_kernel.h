@@ -9,7 +9,7 @@
 
 #include <algorithm>
 
-#include "cuda/launch.h"
+#include "cuda/paged_launch.h"
 #include "cuda/paged_merge.h"
 
 namespace fusewire::cuda {
@@ -80,42 +80,20 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
   merge_teams(teams, work, out, scratch);
   if (work.parts == 1) return;
   if (!last_part(scratch.counters + item.slot, work.parts)) return;
-  merge_parts(reinterpret_cast<float*>(shared), work, out, scratch);
+  merge_parts(work, out, scratch);
 }
 
-// Tiles of the sequences that have rows in (above, most], or the most there can be.
-inline int64_t paged_tiles(const SequenceBatch& batch, int64_t group, int64_t rows, int64_t above,
-                           int64_t most) {
-  if (!batch.begin()) {
-    const int64_t served = std::min(batch.sequences(), batch.tokens() * group / (above + 1));
-    return std::min(batch.tokens() * group / rows + served, served * ((most + rows - 1) / rows));
-  }
-  int64_t tiles = 0;
-  for (int64_t i = 0; i < batch.sequences(); ++i) {
-    const int64_t length = (batch.begin()[i + 1] - batch.begin()[i]) * group;
-    if (length > above && length <= most) tiles += (length + rows - 1) / rows;
-  }
-  return tiles;
-}
-
-// As many blocks as there can be items; surplus ones leave.
 template <class Tile>
 void launch_paged(const PagedAttentionArguments& a, const PagedShape& shape, int above, int most,
                   const Stream& stream) {
   using T = typename Tile::T;
-  const int64_t tiles =
-      paged_tiles(a.batch->batch(), shape.group, Tile::kRows, above, most) * a.kv_heads;
-  if (tiles == 0) return;
-  const int capacity = std::min(multiprocessors() * Tile::kBlocks, PagedScratch::slots<Tile>() / 2);
-  const int span = key_span<Tile::kRows>(shape, static_cast<int>(a.batch->max_context()));
-  const int64_t parts = std::min((span + kLeastPart - 1) / kLeastPart, kMostParts<Tile::kRows>);
-  const int64_t blocks = std::min(tiles * parts, tiles + capacity);
+  const PagedGrid grid = paged_grid<Tile>(a, shape, above, most);
+  if (grid.blocks == 0) return;
   constexpr size_t kBytes = paged_bytes<Tile>();
   if (kBytes > 48 * 1024) allow_shared_memory(paged_kernel<Tile>, kBytes);
-  launch(paged_kernel<Tile>, dim3(static_cast<unsigned>(blocks)), dim3(Tile::kThreads), kBytes,
-         stream, shape, PagedPlan{above, most, capacity}, static_cast<T*>(a.out),
-         static_cast<const T*>(a.qkv), static_cast<const T*>(a.keys),
-         static_cast<const T*>(a.values), paged_scratch_of(stream));
+  launch(paged_kernel<Tile>, dim3(grid.blocks), dim3(Tile::kThreads), kBytes, stream, shape,
+         grid.plan, static_cast<T*>(a.out), static_cast<const T*>(a.qkv),
+         static_cast<const T*>(a.keys), static_cast<const T*>(a.values), paged_scratch_of(stream));
 }
 
 // Few rows a sequence (decoding): they fit one small tile, and all warps share out the keys. More:
@@ -124,7 +102,14 @@ template <class Few, class Many>
 void launch_paged_tiles(const PagedAttentionArguments& a, const PagedShape& shape,
                         const Stream& stream) {
   constexpr int kFew = Few::kRows;
-  launch_paged<Few>(a, shape, 0, kFew, stream);
+  const auto few = [&] {
+    if constexpr (sizeof(typename Few::T) == 2) {
+      static_assert(kFew == 16);
+      if (sm90_paged_fits(a)) return sm90_paged_attention<typename Few::T>(a, stream);
+    }
+    launch_paged<Few>(a, shape, 0, kFew, stream);
+  };
+  few();
   if (a.batch->batch().max_seqlen() * shape.group > kFew) {
     launch_paged<Many>(a, shape, kFew, INT32_MAX, stream);
   }

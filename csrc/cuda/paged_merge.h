@@ -5,7 +5,7 @@
 #include "cuda/activation.h"
 #include "cuda/paged_scratch.h"
 #include "cuda/paged_walk.h"
-#include "cuda/reduce.h"
+#include "cuda/row.h"
 
 namespace fusewire::cuda {
 
@@ -22,31 +22,32 @@ __device__ __forceinline__ float part_weight(float top, float highest) {
   return top == -INFINITY ? 0.0f : exp2f(top - highest);
 }
 
-// Eight columns of a row of the answer.
+// Four columns of a row of the answer.
 template <class Tile>
 __device__ __forceinline__ void store_answer(typename Tile::T* row, int column,
-                                             const PagedShape& shape, const float (&v)[8]) {
+                                             const PagedShape& shape, const float4& v) {
   using T = typename Tile::T;
-  constexpr int n = Vector<T>::kSize;
-  if (!shape.vectors) {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      if (column + i < shape.head_dim) row[column + i] = from_float<T>(v[i]);
-    }
+  const Pack<T, 4> four = {from_float<T>(v.x), from_float<T>(v.y), from_float<T>(v.z),
+                           from_float<T>(v.w)};
+  if (shape.vectors) {
+    if (column < shape.head_dim) *reinterpret_cast<Pack<T, 4>*>(row + column) = four;
     return;
   }
 #pragma unroll
-  for (int i = 0; i < 8; i += n) {
-    Vector<T> vector;
-#pragma unroll
-    for (int j = 0; j < n; ++j) vector.at[j] = from_float<T>(v[i + j]);
-    if (column + i < shape.head_dim) vector.store(row + column + i);
+  for (int i = 0; i < 4; ++i) {
+    if (column + i < shape.head_dim) row[column + i] = four.at[i];
   }
 }
 
-__device__ __forceinline__ void load_eight(float (&v)[8], const float* from) {
-  *reinterpret_cast<float4*>(v) = *reinterpret_cast<const float4*>(from);
-  *reinterpret_cast<float4*>(v + 4) = *reinterpret_cast<const float4*>(from + 4);
+__device__ __forceinline__ void add_scaled(float4& sum, const float4& v, float scale) {
+  sum.x = fmaf(v.x, scale, sum.x);
+  sum.y = fmaf(v.y, scale, sum.y);
+  sum.z = fmaf(v.z, scale, sum.z);
+  sum.w = fmaf(v.w, scale, sum.w);
+}
+
+__device__ __forceinline__ float4 scaled(const float4& v, float scale) {
+  return {v.x * scale, v.y * scale, v.z * scale, v.w * scale};
 }
 
 // Writes what the teams found: the answer, or this block's part of it.
@@ -54,31 +55,24 @@ template <class Tile>
 __device__ __forceinline__ void merge_teams(const PagedTeams<Tile>& teams,
                                             const PagedWork<Tile>& work, typename Tile::T* out,
                                             const PagedScratch& scratch) {
-  constexpr int kEights = Tile::kDim / 8;
+  constexpr int kFours = Tile::kDim / 4;
   const int slot = work.item.slot + work.item.part;
-  for (int i = threadIdx.x; i < work.rows * kEights; i += Tile::kThreads) {
-    const int row = i / kEights, column = i % kEights * 8;
-    float top = -INFINITY, sum = 0.0f, total[8] = {};
+  for (int i = threadIdx.x; i < work.rows * kFours; i += Tile::kThreads) {
+    const int row = i / kFours, column = i % kFours * 4;
+    float top = -INFINITY, sum = 0.0f;
+    float4 total = {};
 #pragma unroll
     for (int team = 0; team < Tile::kTeams; ++team) top = fmaxf(top, teams.top[team][row]);
 #pragma unroll
     for (int team = 0; team < Tile::kTeams; ++team) {
       const float weight = part_weight(teams.top[team][row], top);
-      float part[8];
-      load_eight(part, &teams.out[team][row][column]);
       sum = fmaf(teams.sum[team][row], weight, sum);
-#pragma unroll
-      for (int c = 0; c < 8; ++c) total[c] = fmaf(part[c], weight, total[c]);
+      add_scaled(total, *reinterpret_cast<const float4*>(&teams.out[team][row][column]), weight);
     }
     if (work.parts == 1) {
-      const float inverse = 1.0f / sum;
-#pragma unroll
-      for (int c = 0; c < 8; ++c) total[c] *= inverse;
-      store_answer<Tile>(work.answer(out, row), column, work.shape, total);
+      store_answer<Tile>(work.answer(out, row), column, work.shape, scaled(total, 1.0f / sum));
     } else {
-      float* to = scratch.sums<Tile>(slot, row) + column;
-      *reinterpret_cast<float4*>(to) = {total[0], total[1], total[2], total[3]};
-      *reinterpret_cast<float4*>(to + 4) = {total[4], total[5], total[6], total[7]};
+      *reinterpret_cast<float4*>(scratch.sums<Tile>(slot, row) + column) = total;
       if (column == 0) *scratch.weight<Tile>(slot, row) = {top, sum};
     }
   }
@@ -98,55 +92,45 @@ __device__ __forceinline__ bool last_part(int32_t* counter, int parts) {
   return last;
 }
 
-// `weights` is room for kRows * kMostParts<kRows> floats in shared memory. Results of other blocks
-// are read past the first cache, which may not know of them.
+// Results of other blocks are read past the first cache, which may not know of them. What a thread
+// reads of kTogether parts is under way at once: the merge is a chain of latencies.
 template <class Tile>
-__device__ __forceinline__ void merge_parts(float* weights, const PagedWork<Tile>& work,
-                                            typename Tile::T* out, const PagedScratch& scratch) {
-  constexpr int kParts = kMostParts<Tile::kRows>, kEach = kParts / kWarp;
-  constexpr int kEights = Tile::kDim / 8;
-  const int lane = threadIdx.x % kWarp, slot = work.item.slot, parts = work.parts;
-  for (int row = threadIdx.x / kWarp; row < work.rows; row += Tile::kThreads / kWarp) {
-    float2 found[kEach];
+__device__ __forceinline__ void merge_parts(const PagedWork<Tile>& work, typename Tile::T* out,
+                                            const PagedScratch& scratch) {
+  constexpr int kFours = Tile::kDim / 4, kTogether = 8;
+  const int slot = work.item.slot, parts = work.parts;
+  for (int i = threadIdx.x; i < work.rows * kFours; i += Tile::kThreads) {
+    const int row = i / kFours, column = i % kFours * 4;
     float top = -INFINITY, sum = 0.0f;
+    float4 total = {};
+#pragma unroll 1
+    for (int first = 0; first < parts; first += kTogether) {
+      float2 weight[kTogether];
+      float4 part[kTogether];
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const int part = i * kWarp + lane;
-      found[i] = {-INFINITY, 0.0f};
-      if (part < parts) found[i] = __ldcg(scratch.weight<Tile>(slot + part, row));
-      top = fmaxf(top, found[i].x);
-    }
-    top = reduce_lanes<kWarp>(top, Max{});
+      for (int k = 0; k < kTogether; ++k) {
+        const int at = slot + min(first + k, parts - 1);
+        weight[k] = __ldcg(scratch.weight<Tile>(at, row));
+        part[k] = __ldcg(reinterpret_cast<const float4*>(scratch.sums<Tile>(at, row) + column));
+      }
+      float highest = top;
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      found[i].x = part_weight(found[i].x, top);
-      sum = fmaf(found[i].x, found[i].y, sum);
-    }
-    sum = reduce_lanes<kWarp>(sum, Sum{});
+      for (int k = 0; k < kTogether; ++k) {
+        if (first + k >= parts) weight[k].x = -INFINITY;
+        highest = fmaxf(highest, weight[k].x);
+      }
+      const float before = part_weight(top, highest);
+      total = scaled(total, before);
+      sum *= before;
 #pragma unroll
-    for (int i = 0; i < kEach; ++i) weights[row * kParts + i * kWarp + lane] = found[i].x / sum;
-  }
-  __syncthreads();
-  for (int i = threadIdx.x; i < work.rows * kEights; i += Tile::kThreads) {
-    const int row = i / kEights, column = i % kEights * 8;
-    const float* from = scratch.sums<Tile>(slot, row) + column;
-    float total[8] = {};
-#pragma unroll 4
-    for (int part = 0; part < parts; ++part) {
-      const float weight = weights[row * kParts + part];
-      const float* at = from + part * int64_t{Tile::kRows * Tile::kDim};
-      const float4 low = __ldcg(reinterpret_cast<const float4*>(at));
-      const float4 high = __ldcg(reinterpret_cast<const float4*>(at + 4));
-      total[0] = fmaf(low.x, weight, total[0]);
-      total[1] = fmaf(low.y, weight, total[1]);
-      total[2] = fmaf(low.z, weight, total[2]);
-      total[3] = fmaf(low.w, weight, total[3]);
-      total[4] = fmaf(high.x, weight, total[4]);
-      total[5] = fmaf(high.y, weight, total[5]);
-      total[6] = fmaf(high.z, weight, total[6]);
-      total[7] = fmaf(high.w, weight, total[7]);
+      for (int k = 0; k < kTogether; ++k) {
+        const float share = part_weight(weight[k].x, highest);
+        sum = fmaf(weight[k].y, share, sum);
+        add_scaled(total, part[k], share);
+      }
+      top = highest;
     }
-    store_answer<Tile>(work.answer(out, row), column, work.shape, total);
+    store_answer<Tile>(work.answer(out, row), column, work.shape, scaled(total, 1.0f / sum));
   }
 }
 

@@ -42,6 +42,9 @@ __host__ __device__ inline int key_span(const PagedShape& shape, int context) {
 // answer. Offsets, context lengths and tables are uploaded before the first kernel of a chain: this
 // may come before wait_for_inputs().
 //
+// Equal shares rounded up to parts of tiles would be a few more than run at once, and those wait
+// for a place: parts grow until there are few enough, or nearly.
+//
 // Items are never more than tiles * kv_heads + capacity, and those of tiles in more than one part,
 // which need slots, never more than 2 * capacity: a part is at least total / capacity keys, and a
 // tile of n > 1 parts has more than n - 1 >= n / 2 parts' keys.
@@ -49,6 +52,7 @@ template <int kRows>
 __device__ __forceinline__ PagedItem find_item(const PagedShape& shape, const PagedPlan& plan,
                                                int number) {
   constexpr int kEach = 4;  // neighbouring sequences of a lane
+  constexpr int kRounds = 3;
   constexpr unsigned kWarp = 0xffffffffu;
   const int lane = threadIdx.x % 32, sequences = shape.sequences;
   struct Load {
@@ -84,12 +88,25 @@ __device__ __forceinline__ PagedItem find_item(const PagedShape& shape, const Pa
     total += __shfl_xor_sync(kWarp, total, distance);
   }
   const long long share = (total * shape.kv_heads + plan.capacity - 1) / plan.capacity;
-  const int part_keys = static_cast<int>(share < kLeastPart      ? kLeastPart
-                                         : share < INT32_MAX / 2 ? share
-                                                                 : INT32_MAX / 2);
+  constexpr int kMostKeys = INT32_MAX / 2;
+  int part_keys = static_cast<int>(
+      min(max(share, static_cast<long long>(kLeastPart)), static_cast<long long>(kMostKeys)));
   const auto parts_of = [&](int span) {
     return min((span + part_keys - 1) / part_keys, kMostParts<kRows>);
   };
+#pragma unroll 1
+  for (int round = 0; round < kRounds; ++round) {
+    int items = 0;
+    for (int begin = 0; begin < sequences; begin += 32 * kEach) {
+      const Load load = read(begin + lane * kEach);
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) items += load.tiles[i] * parts_of(load.span[i]);
+    }
+    items = __reduce_add_sync(kWarp, items) * shape.kv_heads;
+    if (items <= plan.capacity) break;
+    const float grown = static_cast<float>(part_keys) * items / plan.capacity;
+    part_keys = static_cast<int>(fminf(grown, static_cast<float>(kMostKeys))) + 1;
+  }
 
   int slots_before = 0;
   for (int begin = 0; begin < sequences; begin += 32 * kEach) {

@@ -129,8 +129,9 @@ bool sm90_gemm_fits(const GemmArguments& a, int configuration) {
   constexpr int64_t kMost = 1 << 30;
   if (!aligned(a.out, a.out_stride) || !aligned(a.x, a.x_stride) || !aligned(a.weight, a.k) ||
       !aligned(a.bias, 0) || !aligned(a.residual, a.residual == nullptr ? 0 : a.residual_stride) ||
-      (a.residual == a.out && a.residual_stride != a.out_stride) || a.n % 8 != 0 || a.k < 8 ||
-      a.m > kMost || a.n > kMost || a.k > kMost) {
+      (a.residual == a.out && a.residual_stride != a.out_stride) || a.k < 8 ||
+      (a.n % 8 != 0 && (a.bias != nullptr || a.residual != nullptr)) || a.m > kMost ||
+      a.n > kMost || a.k > kMost) {
     return false;
   }
   const Configuration c = configuration_of(configuration);

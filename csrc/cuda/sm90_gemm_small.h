@@ -84,10 +84,10 @@ __device__ __forceinline__ void send(uint32_t to, uint32_t barrier, int owner, i
 // lane of the next channel it becomes one token and two pairs of neighbouring channels.
 template <class T, class Shape>
 struct SmallOutput {
-  int token;  // of the next column to be finished
-  int step;   // from one of this block's columns to the next
-  int last;   // the end of tokens
-  bool odd, inside[2];
+  int token;                      // of the next column to be finished
+  int step;                       // from one of this block's columns to the next
+  int last;                       // the end of tokens
+  bool odd, inside[2], alone[2];  // alone: the next channel is none
   float2 bias[2] = {};
   const T* residual;  // or null
   T* out;
@@ -104,6 +104,7 @@ struct SmallOutput {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       inside[h] = channel + 8 * h < p.n;
+      alone[h] = channel + 8 * h == p.n - 1;
       if (p.bias == nullptr || !inside[h]) continue;
       bias[h] = unpack<T>(*pair(static_cast<const T*>(p.bias) + channel + 8 * h));
     }
@@ -149,8 +150,12 @@ struct SmallOutput {
         const float low = activate((odd ? other : mine[h]) + bias[h].x) + more.x;
         const float high = activate((odd ? mine[h] : other) + bias[h].y) + more.y;
         const uint32_t both = pack<T>(low, high);
-        if (token + b * step < last && inside[h]) {
-          *reinterpret_cast<uint32_t*>(out + b * out_step + 8 * h) = both;
+        T* to = out + b * out_step + 8 * h;
+        if (token + b * step >= last || !inside[h]) continue;
+        if (alone[h]) {
+          *to = from_float<T>(low);
+        } else {
+          *reinterpret_cast<uint32_t*>(to) = both;
         }
       }
     }

@@ -52,13 +52,11 @@ void paged_attention(const Tensor& out, const Tensor& qkv, const Tensor& keys, c
   check.require(soft_cap >= 0, "soft_cap: got ", soft_cap, ", wanted 0 (none) or more");
   if (alibi_slopes) check.is("alibi_slopes", *alibi_slopes, DType::kFloat32, {&head_count});
   const PagedAttentionArguments a = {
-      out.data,       qkv.data,
-      out.row_stride, qkv.row_stride,
-      keys.data,      values.data,
-      &batch,         heads,
-      h.kv_heads,     h.head_dim,
-      window,         scale,
-      soft_cap,       alibi_slopes ? alibi_slopes->as<float>() : nullptr};
+      out.data,       qkv.data,   out.row_stride,
+      qkv.row_stride, keys.data,  values.data,
+      keys.shape[0],  &batch,     heads,
+      h.kv_heads,     h.head_dim, window,
+      scale,          soft_cap,   alibi_slopes ? alibi_slopes->as<float>() : nullptr};
   dispatch(check, stream, tokens.size,
            [&](const Kernels& kernels) { kernels.paged_attention(a, stream); });
 }

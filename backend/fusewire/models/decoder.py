@@ -144,7 +144,7 @@ class DecoderModel:
             return self.place.empty(0, self.vocab_size)
         wanted = self.place.empty(count, self.hidden_size)
         kernels.gather_rows(wanted, x, inputs.logit_rows, self.place.stream)
-        rooms = [self.place.empty(count, outputs) for _, outputs in self._head]
+        rooms = [self.place.matrix(count, outputs) for _, outputs in self._head]
         self._score(wanted, rooms)
         return rooms[-1]
 

@@ -49,7 +49,7 @@ class StepReplays(Recordings[StepBucket, StepInput]):
         self.cache = cache
         self._forward = forward
         self.max_sequences = min(max_sequences, MOST_SEQUENCES)
-        self._rooms = [place.empty(_rounded(self.max_sequences), width) for width in widths]
+        self._rooms = [place.matrix(_rounded(self.max_sequences), width) for width in widths]
 
     def run(self, step: StepBatch) -> kernels.Tensor | None:
         """Logits [sequences, vocabulary] that hold until the next run, or None for a step that is
