@@ -6,6 +6,9 @@ its moves are views, elsewhere copies.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,7 @@ from fusewire.errors import ConfigurationError
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 DTYPES = ("auto", *BYTES)
+_PIECE = 1 << 20  # numbers that a thread converts at a time
 
 
 class Placement:
@@ -45,8 +49,8 @@ class Placement:
     def device(self) -> str:
         return self.stream.device
 
-    def floats(self, array: NDArray[np.float32], name: str = "tensor") -> kernels.Tensor:
-        """fp32 values in the placement's dtype; ConfigurationError if float16 cannot hold them."""
+    def floats(self, array: NDArray[Any], name: str = "tensor") -> kernels.Tensor:
+        """Values as `converted` takes them in the placement's dtype."""
         return self._upload(converted(array, self.dtype, name), "weights")
 
     def reserve(self, count: int, tag: str) -> None:
@@ -75,9 +79,10 @@ class Placement:
         )
 
     def linear(
-        self, weight: NDArray[np.float32], bias: NDArray[np.float32] | None, name: str = "tensor"
+        self, weight: NDArray[Any], bias: NDArray[Any] | None, name: str = "tensor"
     ) -> kernels.Linear:
-        """A prepacked weight [out_features, in_features] with its bias."""
+        """A prepacked weight [out_features, in_features] with its bias; values as `converted` takes
+        them."""
         # From the host: a copy on the device, freed at once, would leave a hole before the next.
         on_host = [
             None if each is None else kernels.Tensor.from_numpy(converted(each, self.dtype, name))
@@ -95,20 +100,27 @@ class Placement:
 
 
 def converted(array: NDArray[Any], dtype: str, name: str = "tensor") -> NDArray[Any]:
-    """The numbers in one of DTYPES, rounded to nearest, a bfloat16 as its bits (uint16);
-    ConfigurationError if float16 cannot hold one of them."""
+    """Numbers in one of DTYPES, rounded to nearest, a bfloat16 as its bits (uint16), those of a
+    16-bit array as they are; ConfigurationError if float16 cannot hold one of them."""
+    if array.dtype in (np.float16, np.uint16):
+        return np.ascontiguousarray(array)
     array = np.ascontiguousarray(array, np.float32)
-    if dtype == "float16":
-        with np.errstate(over="ignore"):
-            halves = array.astype(np.float16)
-        beyond = np.isinf(halves) & np.isfinite(array)
-        if beyond.any():
-            raise ConfigurationError(
-                f"dtype: got float16 for {name}, whose largest value is "
-                f"{np.abs(array[beyond]).max():.4g}, wanted at most 65504; use bfloat16 or float32"
-            )
-        return halves
-    return _bfloat16_bits(array) if dtype == "bfloat16" else array
+    if dtype == "float32":
+        return array
+    halves, convert = _ROUNDED[dtype]
+    out = np.empty(array.shape, halves)
+    flat, rounded = array.reshape(-1), out.reshape(-1)
+    begins = range(0, flat.size, _PIECE)
+    # numpy converts without the interpreter's lock: gigabytes of a large model take every core.
+    with ThreadPoolExecutor(min(len(begins) or 1, os.cpu_count() or 1)) as threads:
+        ends = (slice(begin, begin + _PIECE) for begin in begins)
+        beyond = max(threads.map(lambda at: convert(flat[at], rounded[at]), ends), default=0.0)
+    if beyond:
+        raise ConfigurationError(
+            f"dtype: got float16 for {name}, whose largest value is {beyond:.4g}, wanted at most "
+            "65504; use bfloat16 or float32"
+        )
+    return out
 
 
 def widened(array: NDArray[Any], dtype: str) -> NDArray[Any]:
@@ -120,9 +132,24 @@ def widened(array: NDArray[Any], dtype: str) -> NDArray[Any]:
     return array
 
 
-def _bfloat16_bits(array: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """Round to nearest even, as the bits of a bfloat16; NaN stays NaN."""
+def _to_float16(array: NDArray[np.float32], out: NDArray[Any]) -> float:
+    """The largest value that became infinite, or 0."""
+    with np.errstate(over="ignore"):
+        out[:] = array
+    beyond = np.isinf(out) & np.isfinite(array)
+    return float(np.abs(array[beyond]).max(initial=0))
+
+
+def _to_bfloat16(array: NDArray[np.float32], out: NDArray[Any]) -> float:
+    """Round to nearest even, as the bits of a bfloat16; NaN stays NaN. 0: nothing is too large."""
     bits = array.view(np.uint32)
     rounded = (bits + (0x7FFF + ((bits >> 16) & 1))) >> 16
     rounded[np.isnan(array)] = 0x7FC0
-    return rounded.astype(np.uint16)
+    out[:] = rounded
+    return 0.0
+
+
+_ROUNDED: dict[str, tuple[Any, Callable[[NDArray[np.float32], NDArray[Any]], float]]] = {
+    "float16": (np.float16, _to_float16),
+    "bfloat16": (np.uint16, _to_bfloat16),
+}

@@ -25,27 +25,38 @@ class Weights:
 
     def table(self, table: Table, projection: Dense | None = None) -> kernels.Tensor:
         """`projection` is applied to each row, once and for all."""
-        rows = self._checkpoint.take(table.name)[table.skipped :]
-        if projection is not None:
-            rows = rows @ self._stacked(projection, "weight").T
+        if projection is None:
+            rows = self._stored(table.name)[table.skipped :]
+        else:
+            rows = self._checkpoint.take(table.name)[table.skipped :]
+            rows = rows @ self._stacked(projection, "weight", "float32").T
         return self._place.floats(rows, table.name)
 
     def norm(self, norm: Norm) -> tuple[kernels.Tensor, kernels.Tensor | None]:
         bias = self._vector(f"{norm.name}.bias") if norm.bias else None
         name = f"{norm.name}.weight"
-        weight = self._checkpoint.take(name)
         if norm.one_plus:
-            weight = weight + np.float32(1)
+            weight = self._checkpoint.take(name) + np.float32(1)
+        else:
+            weight = self._stored(name)
         return self._place.floats(weight, name), bias
 
     def linear(self, dense: Dense) -> kernels.Linear:
         """Prepacked; several names become one matrix, so that one product serves them all."""
-        weight = self._stacked(dense, "weight")
-        bias = self._stacked(dense, "bias") if dense.bias else None
+        dtype = self._place.dtype
+        weight = self._stacked(dense, "weight", dtype)
+        bias = self._stacked(dense, "bias", dtype) if dense.bias else None
         return self._place.linear(weight, bias, dense.names[0])
 
-    def _stacked(self, dense: Dense, kind: str) -> NDArray[np.float32]:
-        parts = [self._checkpoint.take(f"{name}.{kind}") for name in dense.names]
+    def _stored(self, name: str) -> NDArray[Any]:
+        """As it is where that is the placement's precision, else fp32: nothing is rounded twice,
+        or read more often than it has to be."""
+        return self._checkpoint.take(name, self._place.dtype)
+
+    def _stacked(self, dense: Dense, kind: str, dtype: str) -> NDArray[Any]:
+        parts = [self._checkpoint.take(f"{name}.{kind}", dtype) for name in dense.names]
+        if len({part.dtype for part in parts}) > 1:
+            parts = [self._checkpoint.take(f"{name}.{kind}") for name in dense.names]
         whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
         if dense.transposed and kind == "weight":
             whole = whole.T
@@ -55,7 +66,7 @@ class Weights:
         return whole
 
     def _vector(self, name: str) -> kernels.Tensor:
-        return self._place.floats(self._checkpoint.take(name), name)
+        return self._place.floats(self._stored(name), name)
 
 
 def build_layer(blueprint: Blueprint, layer: Layer, weights: Weights) -> kernels.TransformerLayer:

@@ -128,12 +128,13 @@ class Checkpoint:
                 "belong to these weights"
             )
 
-    def take(self, name: str) -> NDArray[np.float32]:
-        """The tensor as fp32 (a view of the file where it is stored as fp32, else converted)."""
+    def take(self, name: str, dtype: str = "float32") -> NDArray[Any]:
+        """The tensor as fp32 (a view of the file where it is stored as fp32, else converted), or a
+        view where it is stored in the 16-bit `dtype` (a bfloat16's bits are uint16)."""
         stored = self._stored_name(name)
         if stored is None:
             raise CheckpointError(f"{self.source}: tensor {name!r} is missing")
-        return self._tensors[stored].float32(name)
+        return self._tensors[stored].numbers(name, dtype)
 
     def _stored_name(self, name: str) -> str | None:
         if name in self._tensors:

@@ -46,16 +46,25 @@ _DTYPES: dict[str, tuple[int, Any]] = {
     "F8_E5M2FNUZ": (1, None),
 }
 _FLOATS = ("F32", "F16", "BF16", "F64")
+_HALVES = {"F16": "float16", "BF16": "bfloat16"}
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """One tensor where it lies; nothing is read before `float32`."""
+    """One tensor where it lies; nothing is read before it is asked for."""
 
     file: str
     dtype: str
     shape: tuple[int, ...]
     data: NDArray[np.uint8]  # the raw bytes, uint8 [nbytes]
+
+    def numbers(self, name: str, dtype: str) -> NDArray[Any]:
+        """A view of the values where they are stored in the 16-bit `dtype` (bfloat16: their bits,
+        uint16), else the values as fp32."""
+        if _HALVES.get(self.dtype) != dtype:
+            return self.float32(name)
+        stored: NDArray[Any] = self.data.view(_DTYPES[self.dtype][1])
+        return stored.reshape(self.shape)
 
     def float32(self, name: str) -> NDArray[np.float32]:
         """The values as fp32: a view when stored as aligned F32, else converted to a new array."""
