@@ -128,6 +128,13 @@ class ServerSettings(BaseModel):
     metrics_port: int = Field(
         default=8002, ge=0, le=65535, description="Metrics port; 0: any free one."
     )
+    openai_port: int | None = Field(
+        default=None,
+        ge=0,
+        le=65535,
+        description="Port of OpenAI's interface to the models that generate or embed; 0: any free "
+        "one. Default: it is not opened.",
+    )
     log_level: LogLevel = Field(default="warning", description="What of the server's log is shown.")
     start_timeout_s: float = Field(
         default=600, gt=0, description="Seconds within which all models must have loaded."

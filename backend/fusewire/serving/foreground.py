@@ -91,6 +91,7 @@ def _announce(out: Console, server: Server, as_json: bool) -> None:
             http=http,
             grpc=grpc,
             metrics=metrics,
+            openai=server.door and server.door.address,
         )
         return
     placed = [f"{model} on {server.device(model)}" for model in server.models]
@@ -98,6 +99,8 @@ def _announce(out: Console, server: Server, as_json: bool) -> None:
     if server.left_out:
         out.print(f"  without weights, left out: {', '.join(server.left_out)}", markup=False)
     out.print(f"  gRPC     {grpc}\n  HTTP     http://{http}\n  metrics  http://{metrics}")
+    if server.door is not None:
+        out.print(f"  OpenAI   http://{server.door.address}/v1")
     out.print(f"  ask      fusewire ask TASK TEXT --address {grpc}\nCtrl-C stops it.")
 
 

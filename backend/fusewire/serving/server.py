@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fusewire.errors import ConfigurationError, FusewireError
 from fusewire.serving import model_config, repository
@@ -19,6 +19,9 @@ from fusewire.serving.endpoint import Endpoint, EndpointError, choose_ports
 from fusewire.serving.installation import find
 from fusewire.serving.watchdog import Watchdog
 from fusewire.serving.workplace import Workplace
+
+if TYPE_CHECKING:
+    from fusewire.serving.openai.door import Door
 
 Loading = Callable[[set[str], Sequence[str]], None]  # loaded so far, all
 
@@ -65,15 +68,16 @@ class Server:
             self.repositories, self.models = self._collect(
                 sources, model_settings or {}, deployment or Deployment()
             )
-            ports = choose_ports(
-                self.settings.host,
-                [
-                    ("http-port", self.settings.http_port),
-                    ("grpc-port", self.settings.grpc_port),
-                    ("metrics-port", self.settings.metrics_port),
-                ],
-            )
-            self.endpoint = Endpoint(self.settings.host, *ports)
+            wanted = [
+                ("http-port", self.settings.http_port),
+                ("grpc-port", self.settings.grpc_port),
+                ("metrics-port", self.settings.metrics_port),
+            ]
+            if self.settings.openai_port is not None:
+                wanted.append(("openai-port", self.settings.openai_port))
+            ports = choose_ports(self.settings.host, wanted)
+            self.endpoint = Endpoint(self.settings.host, *ports[:3])
+            self.door = _door(self, ports[3], report) if ports[3:] else None
             self.process = EmbeddedServer(
                 installation,
                 self.settings,
@@ -106,6 +110,8 @@ class Server:
         """
         try:
             self.launch(loading)
+            if self.door is not None:
+                self.door.open()
         except BaseException:
             self.stop()
             raise
@@ -143,6 +149,8 @@ class Server:
 
     def stop(self) -> None:
         """Ends server, stubs and watchdog; removes shared memory and temporary folders."""
+        if self.door is not None:
+            self.door.close()
         self.watchdog.stop()
         self.process.stop(self._serving)
         self._workplace.remove()
@@ -235,6 +243,17 @@ def reason_in_words(reason: str) -> str:
             "that nvidia-smi shows; import the model with --device cpu, or another"
         )
     return words.split("\n\nAt:")[0].strip() or "the server gives no reason; see --log-level info"
+
+
+def _door(server: Server, port: int, report: Callable[[str], None]) -> Door:
+    try:
+        from fusewire.serving.openai.door import Door
+    except ImportError as error:
+        raise ConfigurationError(
+            f"{error.name}: not installed, wanted for --openai-port; pip install "
+            "'fusewire[openai]' ./client"
+        ) from None
+    return Door(server, port, report)
 
 
 def _named(source: Path | str) -> tuple[str | None, Path]:

@@ -18,19 +18,21 @@ _STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
 _BRACKET = re.compile(rb"[\[\]{}]")
 
 
-def read_object(field: str, text: bytes) -> dict[str, Any]:
+def read_object(
+    field: str, text: bytes, most_bytes: int = MOST_BYTES, most_nesting: int = MOST_NESTING
+) -> dict[str, Any]:
     """The object in `text`. InvalidInput names `field`: too long, not UTF-8, ill-formed, nested too
     deep, a key given twice, NaN or Infinity (which JSON does not have)."""
-    if len(text) > MOST_BYTES:
+    if len(text) > most_bytes:
         raise InvalidInput(
-            field, f"{len(text)} bytes", f"at most {MOST_BYTES}", "shorten its lists and strings"
+            field, f"{len(text)} bytes", f"at most {most_bytes}", "shorten its lists and strings"
         )
     depth = 0
     for bracket in _BRACKET.findall(_STRING.sub(b"", text)):
         depth += 1 if bracket in b"[{" else -1
-        if depth > MOST_NESTING:
+        if depth > most_nesting:
             raise InvalidInput(
-                field, "deeper nesting", f"at most {MOST_NESTING} levels", "send a flat object"
+                field, "deeper nesting", f"at most {most_nesting} levels", "send a flat object"
             )
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -1,0 +1,1 @@
+"""OpenAI's HTTP interface in front of the models of one server."""

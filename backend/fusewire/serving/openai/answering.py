@@ -1,0 +1,125 @@
+"""A generation's answer, whole or as server-sent events, for as long as its client is there."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import secrets
+import time
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any, Protocol, TypeVar
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response, StreamingResponse
+from fusewire_client.errors import ClientError
+from starlette.types import Receive, Scope, Send
+
+from fusewire.errors import FusewireError
+from fusewire.serving.openai import errors
+from fusewire.serving.openai.generation import Generation, Piece
+
+_log = logging.getLogger(__name__)
+T = TypeVar("T")
+_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+_DONE = "data: [DONE]\n\n"
+
+
+class Form(Protocol):
+    """How an endpoint writes choices."""
+
+    prefix: str  # of ids
+    whole_object: str
+    streamed_object: str
+
+    def whole(self, piece: Piece) -> dict[str, Any]: ...
+    def streamed(self, piece: Piece) -> dict[str, Any]: ...
+
+
+class ClientGone(Exception):
+    """Nobody is there to be answered."""
+
+
+async def whole(request: Request, model: str, generation: Generation, form: Form) -> Response:
+    choices = await unless_gone(request, generation.whole())
+    body = _head(model, form.prefix, form.whole_object)
+    body["choices"] = [form.whole(choice) for choice in choices]
+    return JSONResponse(body | {"usage": generation.usage})
+
+
+async def streamed(
+    request: Request, model: str, generation: Generation, form: Form, include_usage: bool
+) -> Response:
+    """Answers with the first piece at hand, so that an error before it has its own status."""
+    events = _events(_head(model, form.prefix, form.streamed_object), generation, form, include_usage)
+    first = await unless_gone(request, anext(events))
+    return _EventStream(first, events)
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled when the client goes away."""
+    tasks = task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGone
+        return task.result()
+    finally:
+        for each in tasks:
+            each.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class _EventStream(StreamingResponse):
+    """Ends the generation when the client goes away, wherever its pieces are."""
+
+    def __init__(self, first: str, events: AsyncGenerator[str]) -> None:
+        super().__init__(_rest(first, events), headers=_HEADERS, media_type="text/event-stream")
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with contextlib.aclosing(self._events):
+            await super().__call__(scope, receive, send)
+
+
+async def _rest(first: str, events: AsyncGenerator[str]) -> AsyncGenerator[str]:
+    yield first
+    try:
+        async for event in events:
+            yield event
+    except Exception as error:  # the status is sent; the last event says what happened
+        if not isinstance(error, (ClientError, FusewireError)):
+            _log.exception("a stream failed")
+        yield _event(errors.of(error).body)
+
+
+async def _events(
+    head: dict[str, Any], generation: Generation, form: Form, include_usage: bool
+) -> AsyncGenerator[str]:
+    # With usage in the stream OpenAI's chunks have the key, null in all but the last.
+    usage = {"usage": None} if include_usage else {}
+    async with contextlib.aclosing(generation.pieces()) as pieces:
+        async for piece in pieces:
+            yield _event({**head, "choices": [form.streamed(piece)], **usage})
+    if include_usage:
+        yield _event({**head, "choices": [], "usage": generation.usage})
+    yield _DONE
+
+
+def _head(model: str, prefix: str, kind: str) -> dict[str, Any]:
+    return {
+        "id": f"{prefix}-{secrets.token_hex(16)}",
+        "object": kind,
+        "created": int(time.time()),
+        "model": model,
+    }
+
+
+def _event(body: dict[str, Any]) -> str:
+    return f"data: {json.dumps(body, ensure_ascii=False, separators=(',', ':'))}\n\n"
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,42 @@
+"""The form of /v1/completions: text, and log-probabilities as parallel lists."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from fusewire.serving.openai.generation import Piece, Token
+
+
+class CompletionForm:
+    """Writes the choices of one answer."""
+
+    prefix = "cmpl"
+    whole_object = streamed_object = "text_completion"
+
+    def __init__(self) -> None:
+        self._offsets: Counter[int] = Counter()  # choice -> where its next token begins
+
+    def whole(self, piece: Piece) -> dict[str, Any]:
+        return {
+            "index": piece.choice,
+            "text": piece.text,
+            "logprobs": self._logprobs(piece.choice, piece.tokens) if piece.tokens else None,
+            "finish_reason": piece.finish_reason,
+        }
+
+    streamed = whole
+
+    def _logprobs(self, choice: int, tokens: list[Token]) -> dict[str, Any]:
+        offsets = []
+        for token in tokens:
+            offsets.append(self._offsets[choice])
+            self._offsets[choice] += len(token.text)
+        return {
+            "tokens": [token.text for token in tokens],
+            "token_logprobs": [token.logprob for token in tokens],
+            "top_logprobs": [
+                {token.text: token.logprob, **dict(token.likeliest)} for token in tokens
+            ],
+            "text_offset": offsets,
+        }

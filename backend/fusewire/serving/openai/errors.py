@@ -1,0 +1,101 @@
+"""Every error in OpenAI's shape: {"error": {message, type, param, code}}.
+
+The words are the model's own: what, got, wanted, remedy. `param` is the parameter they begin with,
+under the name the client gave it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from fusewire_client import errors as client
+from starlette.exceptions import HTTPException as AnyHTTPException
+
+from fusewire.errors import FusewireError, InvalidInput
+
+# A full queue has moved on by then: a step takes milliseconds.
+_RETRY_AFTER = {"Retry-After": "1"}
+_FIELD = re.compile(r"('[^']{1,64}'|[A-Za-z_]\w{0,63}): got ")
+_TYPES = {429: "rate_limit_error", 500: "server_error", 503: "service_unavailable"}
+
+
+class ApiError(HTTPException):
+    """An answer that is an error."""
+
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None
+    ) -> None:
+        headers = _RETRY_AFTER if status in (429, 503) else None
+        super().__init__(status, message, headers)
+        kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+def of(error: Exception, names: Mapping[str, str] | None = None) -> ApiError:
+    """The answer for what went wrong. `names`: a model's names -> those the client used."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, (client.InvalidArgument, InvalidInput)):
+        message = str(error)
+        field = _FIELD.match(message)
+        if field is None:
+            return ApiError(400, message)
+        own = field[1].strip("'")
+        param = (names or {}).get(own, own)
+        if param != own:
+            message = param + message[len(field[1]) :]
+        return ApiError(400, message, param=param)
+    if isinstance(error, client.Unavailable) and str(error).startswith("queue: "):
+        return ApiError(429, str(error), code="rate_limit_exceeded")
+    if isinstance(error, (client.Unavailable, client.Cancelled)):
+        return ApiError(503, f"server: {_without_address(error)}; try again later")
+    # The door itself knows which models there are: this one is not loaded at the moment.
+    if isinstance(error, client.NotFound) or "is not healthy" in str(error):
+        return ApiError(503, "model: got one that is not ready, wanted it loaded; try again later")
+    if isinstance(error, client.DeadlineExceeded):
+        return ApiError(504, str(error))
+    if isinstance(error, (client.ClientError, FusewireError)):
+        return ApiError(500, str(error))
+    return ApiError(500, f"server: got {type(error).__name__}; its log has the details")
+
+
+def install(app: FastAPI) -> None:
+    """Lets the app answer every error so."""
+
+    @app.exception_handler(RequestValidationError)
+    async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]
+        param = "".join(
+            f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"][1:]
+        ).removeprefix(".")
+        wanted = first["msg"].removeprefix("Input should be ").removeprefix("a valid ")
+        got = "nothing" if first["type"] == "missing" else repr(first["input"])[:80]
+        message = f"{param or 'body'}: got {got}, wanted {wanted}; correct it"
+        return _response(ApiError(400, message, param=param or None))
+
+    @app.exception_handler(AnyHTTPException)
+    async def _http(request: Request, error: AnyHTTPException) -> JSONResponse:
+        answer = error if isinstance(error, ApiError) else ApiError(error.status_code, error.detail)
+        return _response(answer)
+
+    @app.exception_handler(Exception)
+    async def _any(request: Request, error: Exception) -> JSONResponse:
+        return _response(of(error))
+
+    for kind in (client.ClientError, FusewireError):
+        app.exception_handler(kind)(_any)
+
+
+def _response(error: ApiError) -> JSONResponse:
+    body: dict[str, Any] = error.body
+    return JSONResponse(body, error.status_code, error.headers)
+
+
+def _without_address(error: client.ClientError) -> str:
+    """gRPC's words for a server that is gone name sockets and files."""
+    return "got no connection" if "connect" in error.message else error.message
