@@ -22,7 +22,6 @@ from fusewire.serving.openai.completions import CompletionForm
 from fusewire.serving.openai.embeddings import embeddings
 from fusewire.serving.openai.generation import Generation
 from fusewire.serving.openai.requests import (
-    MOST_BODY_BYTES,
     MOST_PROMPTS,
     BoundedRequest,
     ChatRequest,
@@ -69,7 +68,6 @@ class Api:
             lifespan=self._connected,
             docs_url=None,
             redoc_url=None,
-            max_body_size=MOST_BODY_BYTES,
         )
         app.router.route_class = _Route
         app.get("/v1/models")(self._list)

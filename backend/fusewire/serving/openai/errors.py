@@ -22,6 +22,7 @@ from fusewire.errors import FusewireError, InvalidInput
 _RETRY_AFTER = {"Retry-After": "1"}
 _FIELD = re.compile(r"('[^']{1,64}'|[A-Za-z_]\w{0,63}): got ")
 _TYPES = {429: "rate_limit_error", 500: "server_error", 503: "service_unavailable"}
+_NO_OBJECT = "body: got none, wanted a JSON object; send one, as Content-Type: application/json"
 
 
 class ApiError(HTTPException):
@@ -70,13 +71,16 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
+        if first["loc"] == ("body",):
+            return _response(ApiError(400, _NO_OBJECT))
         param = "".join(
             f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"][1:]
         ).removeprefix(".")
         wanted = first["msg"].removeprefix("Input should be ").removeprefix("a valid ")
-        got = "nothing" if first["type"] == "missing" else repr(first["input"])[:80]
-        message = f"{param or 'body'}: got {got}, wanted {wanted}; correct it"
-        return _response(ApiError(400, message, param=param or None))
+        if first["type"] == "missing":
+            return _response(ApiError(400, f"{param}: not set, wanted it; add it", param=param))
+        message = f"{param}: got {repr(first['input'])[:80]}, wanted {wanted}; correct it"
+        return _response(ApiError(400, message, param=param))
 
     @app.exception_handler(AnyHTTPException)
     async def _http(request: Request, error: AnyHTTPException) -> JSONResponse:

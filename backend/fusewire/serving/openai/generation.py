@@ -59,9 +59,9 @@ class Generation:
         *,
         stream: bool,
     ) -> None:
-        """`parameters`: the model's sampling parameters. `stream`: pieces as they come, else each
+        """`parameters`: the model's sampling parameters, `n` among them. `stream`: pieces as they come, else each
         prompt's choices whole."""
-        self._n = parameters.get("n", 1)
+        self._n = parameters["n"]
         self._logprobs = parameters.get("logprobs") is not None
         self._transport = transport
         self._calls = [self._call(model, prompt, parameters, stream) for prompt in prompts]

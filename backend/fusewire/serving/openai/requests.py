@@ -13,11 +13,11 @@ from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from fusewire.errors import InvalidInput
-from fusewire.serving.openai.errors import of
+from fusewire.serving.openai.errors import ApiError, of
 from fusewire.tasks.bounded_json import read_object
 from fusewire.tasks.chat_template import MOST_NESTING
 from fusewire.tasks.generation_checks import ALIASES
-from fusewire.tasks.generation_parameters import GenerationParameters
+from fusewire.tasks.generation_parameters import MOST_SEQUENCES, GenerationParameters
 
 # A conversation as long as a template takes, or two thousand texts to embed.
 MOST_BODY_BYTES = 1 << 24
@@ -47,10 +47,21 @@ _SWITCHED_OFF: dict[str, tuple[Any, ...]] = {
 
 
 class BoundedRequest(Request):
-    """Reads JSON as strictly as a model reads its parameters. Its length is the app's to bound."""
+    """Reads JSON as strictly as a model reads its parameters, and no more of it than it may."""
+
+    async def body(self) -> bytes:
+        chunks, size = [], 0
+        async for chunk in self.stream():
+            size += len(chunk)
+            if size > MOST_BODY_BYTES:
+                words = f"body: got over {MOST_BODY_BYTES} bytes, wanted at most as many"
+                raise ApiError(413, f"{words}; send several requests")
+            chunks.append(chunk)
+        self._body = b"".join(chunks)
+        return self._body
 
     async def json(self) -> Any:
-        body = await self.body()  # whose length the app bounds
+        body = await self.body()
         reading = asyncio.to_thread(read_object, "body", body, MOST_BODY_BYTES, MOST_NESTING)
         try:
             return await reading
@@ -86,7 +97,7 @@ class _Body(BaseModel):
 class _Generating(_Body):
     stream: bool = False
     stream_options: StreamOptions | None = None
-    n: int | None = None
+    n: int = Field(default=1, ge=1, le=MOST_SEQUENCES)
 
     def parameters(self, draws: bool | None) -> dict[str, Any]:
         """The model's parameters. As OpenAI has it, tokens are drawn, unless request or folder
@@ -98,8 +109,7 @@ class _Generating(_Body):
             if name not in _PARAMETERS:
                 wanted = f"a parameter that is supported ({', '.join(_PARAMETERS)})"
                 raise InvalidInput(name, repr(value)[:80], wanted, "remove it")
-        if self.n is not None:
-            given["n"] = self.n
+        given["n"] = self.n
         if draws is None:
             given.setdefault("do_sample", True)
         return given

@@ -1,0 +1,416 @@
+"""The real openai client against a real server: every endpoint, errors, and clients that leave."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openai
+import pytest
+import tokenizers
+import torch
+from fusewire.errors import ConfigurationError
+from fusewire.serving.config import Deployment, ServerSettings
+from fusewire.serving.repository import import_folder
+from fusewire.serving.server import Server
+from fusewire_client import Client
+from tokenizers import processors
+
+from tests.engine.generating import END, tiny_folder, tiny_gpt2
+from tests.server.asking import Asker, until
+from tests.server.conftest import CONTROL_KEY
+from tests.server.test_generate import LONG, nothing_runs, slow_folder
+
+END_TEXT = "<|endoftext|>"
+TEMPLATE = (
+    END_TEXT + "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+MESSAGES: Any = [{"role": "user", "content": "How are you?"}]
+RENDERED = END_TEXT + "user: How are you?\nassistant: "
+ON_AND_ON: dict[str, Any] = {"max_tokens": LONG, "extra_body": {"ignore_eos": True}}
+
+
+def chat_folder(folder: Path) -> Path:
+    """The tiny GPT-2 with a chat template, and a tokenizer that begins each text as it does."""
+    tiny_folder(folder)
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    path = str(folder / "tokenizer.json")
+    tokenizer = tokenizers.Tokenizer.from_file(path)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{END_TEXT} $0", special_tokens=[(END_TEXT, END)]
+    )
+    tokenizer.save(path)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return chat_folder(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="module")
+def server(
+    folder: Path, minilm: Path, tmp_path_factory: pytest.TempPathFactory, device: str
+) -> Iterator[Server]:
+    root = tmp_path_factory.mktemp("repository")
+    slow = slow_folder(tmp_path_factory.mktemp("slow"))
+    for name, source, settings in (
+        ("tiny", folder, {}),
+        ("slow", slow, {}),
+        ("narrow", slow, {"max_sequences": 1, "max_waiting": 1}),
+        ("minilm", minilm, {}),
+    ):
+        import_folder(
+            source,
+            root,
+            name=name,
+            settings={"dtype": "float32", **settings},
+            deployment=Deployment(device=device),
+            link=True,
+        )
+    ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "openai_port": 0}
+    with Server([root], ServerSettings(control_key=CONTROL_KEY, **ports), report=print) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def asker(server: Server, device: str) -> Iterator[Asker]:
+    with Asker(server, device) as asker:
+        yield asker
+
+
+@pytest.fixture(scope="module")
+def door(server: Server) -> Iterator[openai.OpenAI]:
+    assert server.door is not None
+    url = f"http://{server.door.address}/v1"
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def greedy(folder: Path) -> Callable[[str, int], str]:
+    """What transformers adds to a prompt, which begins with the end of text before it."""
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+
+    def text(prompt: str, tokens: int) -> str:
+        ids = torch.tensor([tokenizer.encode(prompt).ids])
+        made = tiny_gpt2().generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            max_new_tokens=tokens,
+            pad_token_id=END,
+        )
+        return tokenizer.decode(made[0, ids.shape[1] :].tolist())
+
+    return text
+
+
+def streamed(events: Any) -> str:
+    return "".join(event.choices[0].text for event in events)
+
+
+def test_the_models_that_generate_or_embed_are_listed(door: openai.OpenAI) -> None:
+    assert [model.id for model in door.models.list()] == ["minilm", "narrow", "slow", "tiny"]
+    assert door.models.retrieve("tiny").owned_by == "fusewire"
+
+
+def test_a_completion_is_the_text_of_transformers_whole_and_streamed(
+    door: openai.OpenAI, greedy: Callable[[str, int], str]
+) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "prompt": "Hello", "temperature": 0}
+    answer = door.completions.create(**asked, max_tokens=20)
+    assert answer.id.startswith("cmpl-")
+    assert answer.choices[0].text == greedy("Hello", 20)
+    assert answer.choices[0].finish_reason in ("stop", "length")
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == len("Hello") + 1
+    events = list(door.completions.create(**asked, max_tokens=20, stream=True))
+    assert len(events) > 2
+    assert streamed(events) == answer.choices[0].text
+    assert [event.choices[0].finish_reason for event in events[:-1]] == [None] * (len(events) - 1)
+    assert events[-1].choices[0].finish_reason == answer.choices[0].finish_reason
+    assert door.completions.create(**asked).choices[0].text == greedy("Hello", 16)
+
+
+def test_prompts_of_one_request_are_answered_each(
+    door: openai.OpenAI, greedy: Callable[[str, int], str]
+) -> None:
+    prompts = ["One", "Two", "Three"]
+    asked: dict[str, Any] = {"model": "tiny", "prompt": prompts, "temperature": 0, "max_tokens": 9}
+    choices = door.completions.create(**asked).choices
+    assert [choice.text for choice in choices] == [greedy(prompt, 9) for prompt in prompts]
+    texts = ["", "", ""]
+    for event in door.completions.create(**asked, stream=True):
+        texts[event.choices[0].index] += event.choices[0].text
+    assert texts == [choice.text for choice in choices]
+
+
+def test_a_chat_is_rendered_by_the_folders_template_and_begins_once(
+    door: openai.OpenAI, greedy: Callable[[str, int], str]
+) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "temperature": 0}
+    answer = door.chat.completions.create(**asked, max_completion_tokens=12)
+    message = answer.choices[0].message
+    assert message.role == "assistant"
+    assert message.content == greedy(RENDERED.removeprefix(END_TEXT), 12)
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens == len(RENDERED) - len(END_TEXT) + 1
+    with_usage = {"include_usage": True}
+    events = list(
+        door.chat.completions.create(**asked, max_tokens=12, stream=True, stream_options=with_usage)
+    )
+    assert "".join(e.choices[0].delta.content or "" for e in events[:-1]) == message.content
+    assert [e.choices[0].delta.role for e in events[:2]] == ["assistant", None]
+    assert (events[-1].choices, events[-1].usage) == ([], answer.usage)
+    in_parts = [{"role": "user", "content": [{"type": "text", "text": "How are you?"}]}]
+    again = door.chat.completions.create(
+        **asked | {"messages": in_parts}, max_tokens=12, user="me", response_format={"type": "text"}
+    )
+    assert again.choices[0].message.content == message.content
+
+
+def test_a_seed_draws_the_same_texts_streamed_or_not(door: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "prompt": "So", "n": 3, "seed": 5, "max_tokens": 8}
+    texts = [choice.text for choice in door.completions.create(**asked).choices]
+    assert len(set(texts)) == 3
+    pieces = ["", "", ""]
+    for event in door.completions.create(**asked, stream=True):
+        pieces[event.choices[0].index] += event.choices[0].text
+    assert pieces == texts
+
+
+def test_stop_strings_end_a_text_and_are_none_of_it(
+    door: openai.OpenAI, greedy: Callable[[str, int], str]
+) -> None:
+    text = greedy("Hello", 20)
+    asked: dict[str, Any] = {"model": "tiny", "prompt": "Hello", "temperature": 0}
+    choice = door.completions.create(**asked, max_tokens=20, stop=[text[5]]).choices[0]
+    assert (choice.text, choice.finish_reason) == (text[: text.index(text[5])], "stop")
+
+
+def test_logprobs_have_openais_shapes_streamed_or_not(door: openai.OpenAI) -> None:
+    asked: dict[str, Any] = {"model": "tiny", "prompt": "Hello", "temperature": 0, "logprobs": 2}
+    whole = door.completions.create(**asked, max_tokens=6).choices[0].logprobs
+    assert whole is not None
+    assert whole.text_offset is not None
+    assert whole.top_logprobs is not None
+    assert whole.text_offset[0] == 0
+    assert whole.text_offset == sorted(whole.text_offset)
+    assert [max(each.values()) for each in whole.top_logprobs] == whole.token_logprobs
+    pieces: list[Any] = []
+    for event in door.completions.create(**asked, max_tokens=6, stream=True):
+        pieces += event.choices[0].logprobs.tokens if event.choices[0].logprobs else []
+    assert pieces == whole.tokens
+    chat = door.chat.completions.create(
+        model="tiny", messages=MESSAGES, max_tokens=6, logprobs=True, top_logprobs=3, temperature=0
+    )
+    assert chat.choices[0].logprobs is not None
+    places = chat.choices[0].logprobs.content or []
+    assert len(places) <= 6
+    for place in places:
+        assert len(place.top_logprobs) == 3
+        assert place.logprob == max(each.logprob for each in place.top_logprobs)
+        assert place.bytes is None or bytes(place.bytes).decode() == place.token
+
+
+def test_embeddings_are_those_of_our_client_in_both_encodings(
+    door: openai.OpenAI, server: Server
+) -> None:
+    texts = ["a cat sleeps", "the stock market fell", "日本語"]
+    with Client(f"{server.endpoint.reachable}:{server.endpoint.grpc_port}") as client:
+        wanted = client.embed(texts, model="minilm")
+    ask = door.embeddings.create
+    floats = ask(model="minilm", input=texts, encoding_format="float")
+    np.testing.assert_array_equal(np.array([e.embedding for e in floats.data], np.float32), wanted)
+    spelled = ask(model="minilm", input=texts, encoding_format="base64").data
+    bytes_ = b"".join(base64.b64decode(str(each.embedding)) for each in spelled)
+    np.testing.assert_array_equal(np.frombuffer(bytes_, "<f4").reshape(wanted.shape), wanted)
+    default = ask(model="minilm", input=texts[0], dimensions=wanted.shape[1])  # base64 underneath
+    np.testing.assert_array_equal(np.float32(default.data[0].embedding), wanted[0])
+    ids = ask(model="minilm", input=[[101, 1037, 4937, 25126, 102]])
+    np.testing.assert_allclose(ids.data[0].embedding, wanted[0], atol=1e-6)
+    assert (ids.usage.prompt_tokens, default.usage.prompt_tokens) == (5, 5)
+
+
+BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
+    ({"temperature": -1}, "temperature", "temperature: got -1"),
+    ({"temperature": -1, "stream": True}, "temperature", "temperature: got -1"),
+    ({"top_p": 1.5}, "top_p", "top_p: got 1.5"),
+    ({"n": 10**20}, "n", "n: got 1000"),
+    ({"n": 0}, "n", "n: got 0"),
+    ({"echo": True}, "echo", "echo: got True"),
+    ({"suffix": "end"}, "suffix", "suffix: got 'end'"),
+    ({"logprobs": 21}, "logprobs", "logprobs: got 21"),
+    ({"stop": ["a"] * 17}, "stop", "stop: got 17 entries"),
+    ({"max_tokens": 4000}, "max_tokens", "max_tokens: got 4000 tokens"),
+    ({"prompt": "x" * 200}, "prompt", "prompt: got 201 tokens"),
+    ({"prompt": [1, 300]}, "prompt", "prompt: got id 300"),
+    ({"prompt": []}, "prompt", "prompt: got []"),
+    ({"prompt": ["x", 1]}, "prompt", "prompt: got ['x', 1]"),
+    ({"prompt": ["x"] * 129}, "prompt", "prompt: got 129 entries"),
+    ({"stream_options": {"include_usage": True}}, "stream_options", "stream_options: got it"),
+    ({"extra_body": {"temprature": 1}}, "temprature", "temprature: got 1"),
+    ({"extra_body": {"min_p": 2}}, "min_p", "min_p: got 2"),
+    ({"model": "minilm"}, "model", "model: got minilm, which is for embed"),
+]
+BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
+    ({"messages": []}, "messages", "messages: got 0"),
+    ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "image_url"),
+    ({"messages": [{"content": "x"}]}, "role", "role: got none in message 0"),
+    ({"max_completion_tokens": 4000}, "max_completion_tokens", "max_completion_tokens: got 4000"),
+    ({"top_logprobs": 2}, "top_logprobs", "top_logprobs: got 2"),
+    ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "top_logprobs: got 21"),
+    ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "tools: got ["),
+    ({"model": "slow"}, "model", "has no chat template"),
+]
+
+
+def refused(call: Callable[..., Any], status: int, **asked: Any) -> Any:
+    """The body of the error that a call ends in."""
+    with pytest.raises(openai.APIStatusError) as error:
+        call(**asked)
+    assert error.value.status_code == status, error.value
+    body: Any = error.value.body
+    assert set(body) == {"message", "type", "param", "code"}
+    return body
+
+
+def test_a_bad_request_names_its_parameter(door: openai.OpenAI) -> None:
+    for call, asked, bad in (
+        (door.completions.create, {"model": "tiny", "prompt": "x"}, BAD_COMPLETIONS),
+        (door.chat.completions.create, {"model": "tiny", "messages": MESSAGES}, BAD_CHATS),
+        (
+            door.embeddings.create,
+            {"model": "minilm", "input": "x"},
+            [
+                ({"dimensions": 7}, "dimensions", "dimensions: got 7, wanted 384"),
+                ({"input": "word " * 600}, "input", "input: got 602 tokens"),
+                ({"input": []}, "input", "input: got []"),
+                ({"extra_body": {"poling": "cls"}}, "poling", "poling: got 'cls'"),
+                ({"model": "tiny"}, "model", "model: got tiny, which is for generate"),
+            ],
+        ),
+    ):
+        for given, param, words in bad:
+            body = refused(call, 400, **asked | given)
+            assert (body["param"], words in body["message"]) == (param, True), body
+            assert body["type"] == "invalid_request_error"
+
+
+def test_an_unknown_model_is_not_found(door: openai.OpenAI) -> None:
+    body = refused(door.completions.create, 404, model="absent", prompt="x")
+    assert (body["param"], body["code"]) == ("model", "model_not_found")
+    assert refused(door.models.retrieve, 404, model="absent")["code"] == "model_not_found"
+
+
+def test_a_body_that_is_none_is_refused_in_the_same_shape(server: Server) -> None:
+    assert server.door is not None
+    as_json = {"Content-Type": "application/json"}
+    for headers, body, status, words in (
+        ({}, b"{}", 400, b"Content-Type: application/json"),
+        (as_json, b"{", 400, b"ill-formed JSON"),
+        (as_json, b"[" * 100, 400, b"deeper nesting"),
+        (as_json, b'{"model": NaN}', 400, b"got NaN"),
+        (as_json, b'{"model": "tiny", "prompt": "\\ud800"}', 400, b"prompt: got half a surrogate"),
+        (as_json, b"{}", 400, b"model: not set"),
+        (as_json, b" " * ((1 << 24) + 1), 413, b"body: got over"),
+    ):
+        connection = http.client.HTTPConnection(server.door.address, timeout=30)
+        connection.request("POST", "/v1/completions", body, headers)
+        response = connection.getresponse()
+        text = response.read()
+        assert (response.status, words in text) == (status, True), text
+        assert text.startswith(b'{"error":{"message":')
+        connection.close()
+
+
+def test_a_full_queue_says_when_to_come_again(door: openai.OpenAI, asker: Asker) -> None:
+    def long() -> Any:
+        return door.completions.create(model="narrow", prompt="x", stream=True, **ON_AND_ON)
+
+    with long() as running:
+        next(iter(running))
+        with ThreadPoolExecutor(1) as waiting:
+            second = waiting.submit(long)
+            until(lambda: asker.metric("fusewire_waiting", model="narrow") == 1)
+            with pytest.raises(openai.RateLimitError) as error:
+                door.completions.create(model="narrow", prompt="x", stream=True)
+            assert error.value.response.headers["retry-after"] == "1"
+            assert error.value.code == "rate_limit_exceeded"
+            running.close()
+            second.result(30).close()
+    until(lambda: nothing_runs(asker, "narrow"), 2)
+
+
+def test_a_closed_stream_frees_its_slot_and_pages(door: openai.OpenAI, asker: Asker) -> None:
+    for prompt in ("Away", ["Both", "away"]):
+        with door.completions.create(
+            model="slow", prompt=prompt, stream=True, **ON_AND_ON
+        ) as stream:
+            next(iter(stream))
+            until(lambda: asker.metric("fusewire_running", model="slow") > 0)
+        until(lambda: nothing_runs(asker, "slow"), 2)
+
+
+def test_a_client_that_does_not_wait_frees_them_too(door: openai.OpenAI, asker: Asker) -> None:
+    hasty = door.with_options(timeout=0.5)
+    with pytest.raises(openai.APITimeoutError):
+        hasty.completions.create(model="slow", prompt="Never mind", **ON_AND_ON)
+    until(lambda: nothing_runs(asker, "slow"), 2)
+
+
+def test_20_streams_at_once_are_each_as_if_alone(
+    door: openai.OpenAI, asker: Asker, greedy: Callable[[str, int], str]
+) -> None:
+    def ask(number: int) -> str:
+        return streamed(
+            door.completions.create(
+                model="tiny", prompt=f"Prompt {number}", temperature=0, max_tokens=60, stream=True
+            )
+        )
+
+    with ThreadPoolExecutor(20) as pool:
+        texts = list(pool.map(ask, range(20)))
+    assert texts == [greedy(f"Prompt {number}", 60) for number in range(20)]
+    until(lambda: nothing_runs(asker, "tiny"))
+
+
+def test_a_model_that_is_not_loaded_is_not_ready(door: openai.OpenAI, server: Server) -> None:
+    def control(what: str) -> None:
+        server.control(f"repository/models/narrow/{what}", {}, timeout_s=60)
+
+    control("unload")
+    try:
+        for stream in (False, True):
+            with pytest.raises(openai.InternalServerError) as error:
+                door.completions.create(model="narrow", prompt="x", stream=stream)
+            assert error.value.status_code == 503
+            assert error.value.response.headers["retry-after"] == "1"
+    finally:
+        control("load")
+    assert door.completions.create(model="narrow", prompt="x").choices
+
+
+def test_a_door_that_ended_is_opened_again_and_said_so(
+    door: openai.OpenAI, server: Server, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert server.door is not None
+    server.door._server.should_exit = True  # as a defect of it would
+    until(lambda: "the OpenAI door ended" in capsys.readouterr().out)
+    door.with_options(max_retries=8).models.list()
+
+
+def test_a_port_in_use_is_named_before_anything_starts(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "openai_port": port}
+        with pytest.raises(ConfigurationError, match=f"openai-port: got 127.0.0.1:{port}"):
+            Server([folder], ServerSettings(**ports))
