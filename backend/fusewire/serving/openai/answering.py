@@ -52,14 +52,16 @@ async def streamed(
     request: Request, model: str, generation: Generation, form: Form, include_usage: bool
 ) -> Response:
     """Answers with the first piece at hand, so that an error before it has its own status."""
-    events = _events(_head(model, form.prefix, form.streamed_object), generation, form, include_usage)
+    head = _head(model, form.prefix, form.streamed_object)
+    events = _events(head, generation, form, include_usage)
     first = await unless_gone(request, anext(events))
     return _EventStream(first, events)
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
     """The result of `work`, which is cancelled when the client goes away."""
-    tasks = task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_gone(request))
+    task = asyncio.ensure_future(work)
+    tasks = task, asyncio.ensure_future(_gone(request))
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():

@@ -59,8 +59,8 @@ class Generation:
         *,
         stream: bool,
     ) -> None:
-        """`parameters`: the model's sampling parameters, `n` among them. `stream`: pieces as they come, else each
-        prompt's choices whole."""
+        """`parameters`: the model's sampling parameters, `n` among them. `stream`: pieces as they
+        come, else each prompt's choices whole."""
         self._n = parameters["n"]
         self._logprobs = parameters.get("logprobs") is not None
         self._transport = transport
@@ -156,11 +156,11 @@ async def together(streams: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[T]:
     try:
         left = len(carriers)
         while left:
-            each = await arrived.get()
-            if not isinstance(each, _Ended):
-                yield each
-            elif each.error is not None:
-                raise each.error
+            news = await arrived.get()
+            if not isinstance(news, _Ended):
+                yield news
+            elif news.error is not None:
+                raise news.error
             else:
                 left -= 1
     finally:

@@ -1,4 +1,4 @@
-"""What OpenAI's clients send: the few fields the door itself reads, and the parameters it passes on.
+"""What OpenAI's clients send: the few fields the door reads itself, and what it passes on.
 
 The engine's parameters have OpenAI's names, or vLLM's where OpenAI has none, so most of a body is
 passed on as it is and checked by the model.
