@@ -37,7 +37,7 @@ COPY --from=build /wheels /wheels
 COPY constraints.txt /wheels/
 # Triton's stub runs the system's Python, so the packages go there and not into an environment.
 RUN python3 -m pip install --no-cache-dir --break-system-packages -c /wheels/constraints.txt \
-        /wheels/*.whl nvidia-cublas \
+        /wheels/*.whl nvidia-cublas fastapi uvicorn \
     && rm -rf /wheels
 USER 1000:1000
 EXPOSE 8000 8001 8002

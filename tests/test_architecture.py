@@ -75,12 +75,15 @@ MAY_IMPORT = {
     "engine.encoder": {"errors", "kernels", "models", "placement", "tasks", "engine"},
     "interop": {"errors", "kernels", "padded", "placement", "models", "weights", "engine.batch"},
     "serving": {"devices", "errors", "kernels", "engine", "models", "tasks", "weights"},
+    "serving.openai": {"errors", "serving", "tasks", "weights"},
     "cli": {"errors", "kernels", "engine", "models", "tasks", "weights", "serving", "interop"},
 }
 ONLY_IN = {
     "_C": {"kernels"},
     "torch": {"interop", "torch_memory"},
     "transformers": {"interop"},
+    "fastapi": {"serving.openai"},
+    "uvicorn": {"serving.openai"},
     "triton_python_backend_utils": set(),  # backend/model.py alone
 }
 

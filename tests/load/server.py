@@ -12,9 +12,9 @@ from pathlib import Path
 
 
 @contextlib.contextmanager
-def served(folder: Path, name: str) -> Iterator[dict[str, str]]:
+def served(folder: Path, name: str, *flags: str) -> Iterator[dict[str, str]]:
     """Yields the server's addresses (`grpc`, `http`, `metrics`) on free loopback ports."""
-    command = [sys.executable, "-m", "fusewire.cli", "serve", f"{name}={folder}", "--json"]
+    command = [sys.executable, "-m", "fusewire.cli", "serve", f"{name}={folder}", "--json", *flags]
     for port in ("grpc-port", "http-port", "metrics-port"):
         command += [f"--{port}", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

@@ -7,6 +7,7 @@ passed on as it is and checked by the model.
 from __future__ import annotations
 
 import asyncio
+import functools
 from typing import Any, Literal
 
 from fastapi import Request
@@ -21,6 +22,8 @@ from fusewire.tasks.generation_parameters import MOST_SEQUENCES, GenerationParam
 
 # A conversation as long as a template takes, or two thousand texts to embed.
 MOST_BODY_BYTES = 1 << 24
+# Read within a millisecond, so at once: changing to a thread and back would take as long.
+_SHORT_BYTES = 1 << 16
 # Prompts of one request for completions, each a request to the model; texts of one for embeddings.
 MOST_PROMPTS = 128
 MOST_TEXTS = 2048
@@ -62,9 +65,9 @@ class BoundedRequest(Request):
 
     async def json(self) -> Any:
         body = await self.body()
-        reading = asyncio.to_thread(read_object, "body", body, MOST_BODY_BYTES, MOST_NESTING)
+        read = functools.partial(read_object, "body", body, MOST_BODY_BYTES, MOST_NESTING)
         try:
-            return await reading
+            return read() if len(body) < _SHORT_BYTES else await asyncio.to_thread(read)
         except InvalidInput as error:
             raise of(error) from None
 
