@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import http.client
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -403,6 +404,17 @@ def test_a_door_that_ended_is_opened_again_and_said_so(
     server.door._server.should_exit = True  # as a defect of it would
     until(lambda: "the OpenAI door ended" in capsys.readouterr().out)
     door.with_options(max_retries=8).models.list()
+
+
+def test_a_missing_package_is_named_with_its_remedy(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(sys.modules, "fusewire.serving.openai.door", raising=False)
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    with pytest.raises(
+        ConfigurationError, match="uvicorn: not installed, wanted for --openai-port"
+    ):
+        Server([folder], ServerSettings(http_port=0, grpc_port=0, metrics_port=0, openai_port=0))
 
 
 def test_a_port_in_use_is_named_before_anything_starts(folder: Path) -> None:
