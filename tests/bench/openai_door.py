@@ -2,7 +2,8 @@
 
 A random GPT-2 of two layers behind `fusewire serve`, asked by the same plain HTTP client through
 Triton's own `generate_stream` and through the door, in turns: time from the request to the first
-event, and between events, medians over all of a stream's. Server and client share the cores.
+event, and from there to the last by token, medians over the streams. Server and client share the
+cores.
 
 Writes bench-results/openai_door.jsonl, one JSON object a row.
 """
@@ -15,7 +16,6 @@ import json
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -84,20 +84,20 @@ def main() -> None:
         }
         for streams in STREAMS:
             first: dict[str, list[float]] = {name: [] for name in ways}
-            gaps: dict[str, list[float]] = {name: [] for name in ways}
+            token: dict[str, list[float]] = {name: [] for name in ways}
             with ThreadPoolExecutor(streams) as pool:
                 for turn in range(-1, options.rounds):
                     for name, way in ways.items():
                         for times in pool.map(lambda way: events(*way), [way] * streams):
                             if turn >= 0:  # the first turn warms up
                                 first[name].append(times[0])
-                                gaps[name] += [after - before for before, after in pairwise(times)]
+                                token[name].append((times[-1] - times[0]) / (options.tokens - 1))
             row = {**facts, "benchmark": "openai_door", "model": "random GPT-2, 2 layers of 384"}
             row |= {"case": f"{streams} streams", "tokens": options.tokens}
             for name in ways:
                 row[f"{name}_first_ms"] = round(median(first[name]) * 1e3, 3)
-                row[f"{name}_gap_ms"] = round(median(gaps[name]) * 1e3, 3)
-            for what in ("first", "gap"):
+                row[f"{name}_token_ms"] = round(median(token[name]) * 1e3, 3)
+            for what in ("first", "token"):
                 row[f"added_{what}_ms"] = round(
                     row[f"door_{what}_ms"] - row[f"triton_{what}_ms"], 3
                 )
