@@ -80,6 +80,7 @@ class Api:
 
     @asynccontextmanager
     async def _connected(self, app: FastAPI) -> AsyncIterator[None]:
+        # Over HTTP an event would cost less, but who leaves before the first one is not noticed.
         self._streams = AsyncGrpcTransport(self._address, False, {}, 0)
         try:
             # Nothing is tried again here: who is refused hears it at once.
