@@ -2,8 +2,8 @@
 
 A random GPT-2 of two layers behind `fusewire serve`, asked by the same plain HTTP client through
 Triton's own `generate_stream` and through the door, in turns: time from the request to the first
-event, and from there to the last by token, medians over the streams. Server and client share the
-cores.
+event, and from there to the last by token, medians over the streams. The model computes on one
+thread; server, door and client share the other cores.
 
 Writes bench-results/openai_door.jsonl, one JSON object a row.
 """
@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=machine.RESULTS)
     options = parser.parse_args()
     facts = machine.facts("fusewire", "nvidia-pytriton", "fastapi", "uvicorn")
-    flags = ("--device=cpu", "--no-prefix-caching", "--openai-port=0")
+    flags = ("--device=cpu", "--threads=1", "--no-prefix-caching", "--openai-port=0")
     with tempfile.TemporaryDirectory() as root, served(folder_of(Path(root)), MODEL, *flags) as at:
         ways = {
             "triton": (at["http"], *through_triton(options.tokens)),
