@@ -1,4 +1,4 @@
-"""The benchmarks, one after the other: `python -m tests.bench [encoder memory served gemm]`.
+"""The benchmarks, one after the other: `python -m tests.bench [encoder generation ...]`.
 
 Prints the goals beside what was measured and writes bench-results/summary.md. `--readme` runs
 nothing: it renews the tables between the two markers of README.md from the last results.
@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.bench import machine, summary
 
-BENCHMARKS = ("encoder", "memory", "served", "gemm")
+BENCHMARKS = ("encoder", "generation", "memory", "served", "gemm")
 
 
 def without_onednn(chosen: list[str]) -> list[str]:

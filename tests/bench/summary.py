@@ -33,7 +33,12 @@ class Goal:
 def goals(results: Path) -> list[Goal]:
     """Of every benchmark that has results."""
     found = []
-    for name, goals_of in (("encoder", _encoder), ("memory", _memory), ("served", _served)):
+    for name, goals_of in (
+        ("encoder", _encoder),
+        ("generation", _generation),
+        ("memory", _memory),
+        ("served", _served),
+    ):
         rows = machine.latest(results / f"{name}.jsonl")
         found += goals_of(rows) if rows else []
     return found
@@ -56,6 +61,20 @@ def _encoder(rows: Rows) -> list[Goal]:
         found.append(
             Goal(f"{model} {case}, times {label}", f">= {wanted}", f"{ratio:.2f}", ratio >= wanted)
         )
+    return found
+
+
+def _generation(rows: Rows) -> list[Goal]:
+    """One sequence not slower than CTranslate2, eight faster; by steps, of prompts of a length."""
+    found = []
+    for row in rows:
+        ratio = row["step_times_fusewire"]
+        if row["system"] != "ctranslate2" or ratio is None:
+            continue
+        alone = row["sequences"] == 1
+        what = f"{row['model']} {row['case']} step, times ctranslate2"
+        reached = ratio >= 1.0 if alone else ratio > 1.0
+        found.append(Goal(what, ">= 1" if alone else "> 1", f"{ratio:.2f}", reached))
     return found
 
 
@@ -99,6 +118,7 @@ def readme_markdown(results: Path) -> str:
         table(rows)
         for name, table in (
             ("encoder", _encoder_table),
+            ("generation", _generation_table),
             ("served", _served_table),
             ("memory", _memory_table),
             ("gemm", _gemm_table),
@@ -156,6 +176,35 @@ def _encoder_table(rows: Rows) -> str:
         lines.append(f"| {model} {case} | {' | '.join(cells)} | {ratio:.2f} |")
     versions = {row["system"]: row["version"] for row in rows}
     return "\n".join([*lines, "", _where(rows, versions)])
+
+
+def _generation_table(rows: Rows) -> str:
+    """A line a case; of each system the step, of ours the prompt pass too."""
+    systems = list(dict.fromkeys(row["system"] for row in rows))
+    found = {(row["case"], row["system"]): row for row in rows}
+    lines = [
+        f"Generation, {rows[0]['model']}, greedy, {rows[0]['new_tokens']} tokens behind each "
+        "prompt (sequences x tokens of a prompt), median ms of a step / until all had their first "
+        "token / of all; in brackets how many times as long as fusewire in the same round:",
+        "",
+        f"| | {' | '.join(systems)} |",
+        "|---" * (1 + len(systems)) + "|",
+    ]
+    for case in dict.fromkeys(row["case"] for row in rows):
+        cells = []
+        for system in systems:
+            row = found[case, system]
+            values = []
+            for what, digits in (("step", 1), ("prompt", 0), ("whole", 0)):
+                ms, times = row[f"{what}_ms"], row[f"{what}_times_fusewire"]
+                if ms is None:
+                    values.append("none")
+                else:
+                    ratio = "" if system == "fusewire" else f" ({times:.2f})"
+                    values.append(f"{ms:.{digits}f}{ratio}")
+            cells.append(" / ".join(values))
+        lines.append(f"| {case} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", _where(rows, rows[0]["versions"])])
 
 
 def _served_table(rows: Rows) -> str:

@@ -24,6 +24,16 @@ def served_row(case: str, ratio: float, goal: float) -> dict[str, Any]:
     return WHERE | speeds | row | {"served_over_engine": ratio, "versions": {"fusewire": "0.1"}}
 
 
+def generation_row(
+    case: str, system: str, step: float | None, times: float | None
+) -> dict[str, Any]:
+    row = {"model": "GPT-2", "case": case, "system": system, "new_tokens": 64, "disturbed": 0.0}
+    taken = {"step_ms": step, "step_times_fusewire": times}
+    for what in ("prompt", "whole"):
+        taken |= {f"{what}_ms": 100.0, f"{what}_times_fusewire": 1.0}
+    return WHERE | row | taken | {"sequences": int(case[0]), "versions": {"fusewire": "0.1"}}
+
+
 def write(folder: Path, name: str, *rows: dict[str, Any]) -> None:
     machine.append(folder / f"{name}.jsonl", list(rows))
 
@@ -47,6 +57,26 @@ def test_goals_stand_beside_what_was_measured(results: Path) -> None:
         "served batch mixed texts, of the engine's tokens/s": (">= 90%", "95.0%", True),
         "served single sentences ids, of the engine's tokens/s": (">= 80%", "70.0%", False),
     }
+
+
+def test_generation_is_held_to_ctranslate2_by_its_steps(tmp_path: Path) -> None:
+    rows = [
+        generation_row("1x128", "fusewire", 20.0, 1.0),
+        generation_row("1x128", "ctranslate2", 20.0, 1.0),
+        generation_row("8x128", "fusewire", 30.0, 1.0),
+        generation_row("8x128", "ctranslate2", 30.0, 1.0),
+        generation_row("8x128..512", "fusewire", 40.0, 1.0),
+        generation_row("8x128..512", "ctranslate2", None, None),
+    ]
+    write(tmp_path, "generation", *rows)
+    found = {goal.what: (goal.wanted, goal.reached) for goal in summary.goals(tmp_path)}
+    assert found == {
+        "GPT-2 1x128 step, times ctranslate2": (">= 1", True),
+        "GPT-2 8x128 step, times ctranslate2": ("> 1", False),
+    }
+    table = summary.readme_markdown(tmp_path)
+    assert "| 8x128 | 30.0 / 100 / 100 | 30.0 (1.00) / 100 (1.00) / 100 (1.00) |" in table
+    assert "| 8x128..512 | 40.0 / 100 / 100 | none / 100 (1.00) / 100 (1.00) |" in table
 
 
 def test_the_newest_run_of_a_case_counts(results: Path) -> None:
