@@ -27,12 +27,12 @@ struct Epilogue {
 
 // One micro-kernel call: kRows x up to kColumns of the output. Not inlined, so that the compiler
 // gives each row count its own register allocation.
-template <int kRows>
+template <int kRows, Fetch kFetch>
 __attribute__((noinline)) void tile(const Product& product, const Epilogue& epilogue, float* out,
                                     int64_t out_stride, int64_t columns) {
   Vec sum[kRows][2] = {};
   if (product.k <= kChain) {
-    multiply<kRows, true>(product, sum);
+    multiply<kRows, kFetch>(product, sum);
   } else {
     Vec total[kRows][2] = {};  // in memory; touched once in kChain steps
     Product part = product;
@@ -42,7 +42,7 @@ __attribute__((noinline)) void tile(const Product& product, const Epilogue& epil
       part.panel = product.panel + k * kPanel;
       part.ahead = product.ahead + k * kLine;
       Vec chain[kRows][2] = {};
-      multiply<kRows, true>(part, chain);
+      multiply<kRows, kFetch>(part, chain);
       for (int r = 0; r < kRows; ++r) {
         total[r][0] += chain[r][0];
         total[r][1] += chain[r][1];
@@ -94,12 +94,13 @@ void pack_weight(void* packed, const void* weight, int64_t n, int64_t k, const S
 void gemm(void* out, int64_t out_stride, const void* x, int64_t x_stride, const void* packed,
           const void* bias, const void* residual, int64_t residual_stride, int64_t m, int64_t n,
           int64_t k, Activation activation, const Stream&) {
-  // A task is some rows by some panels: its rows of x and one panel stay in L2. A short request
-  // is bound by reading the weights, and then the columns alone are split.
+  // A task is some rows by some panels: its rows of x and one panel stay in L2. One block of rows
+  // reads each panel once and is bound by that: its tasks are small, to end at the same time.
   constexpr int64_t kTaskRows = 56;
+  const bool one_block = m <= kMaxRows;
   const int64_t panels = (n + kPanel - 1) / kPanel;
   const int64_t row_tasks = (m + kTaskRows - 1) / kTaskRows;
-  const int64_t tasks_for_an_even_finish = 8 * num_threads();
+  const int64_t tasks_for_an_even_finish = (one_block ? 32 : 8) * num_threads();
   int64_t column_tasks = (tasks_for_an_even_finish + row_tasks - 1) / row_tasks;
   if (column_tasks > panels) column_tasks = panels;
 
@@ -134,9 +135,11 @@ void gemm(void* out, int64_t out_stride, const void* x, int64_t x_stride, const 
               residual ? static_cast<const float*>(residual) + row * residual_stride + column
                        : nullptr,
               residual_stride, activation};
-          tile<decltype(rows)::value>(product, epilogue,
-                                      static_cast<float*>(out) + row * out_stride + column,
-                                      out_stride, columns);
+          constexpr int kRows = decltype(rows)::value;
+          const auto compute =
+              one_block ? tile<kRows, Fetch::kStream> : tile<kRows, Fetch::kNextPanel>;
+          compute(product, epilogue, static_cast<float*>(out) + row * out_stride + column,
+                  out_stride, columns);
         });
       }
     }

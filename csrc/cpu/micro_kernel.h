@@ -17,11 +17,16 @@ struct Product {
   int64_t x_stride, x_step;
   const float* panel;  // element (k, column) at panel[k * panel_stride + column]
   int64_t panel_stride, k;
-  const float* ahead = nullptr;  // with kPrefetch: a line for each k, brought into L2 on the way
+  const float* ahead = nullptr;  // with kNextPanel: a line for each k
 };
 
+// What is fetched from memory on the way: nothing; a line for each k of another panel, into L2; or
+// this panel's own columns kStreamSteps further on, into L1, for a panel that is read only once.
+enum class Fetch { kNothing, kNextPanel, kStream };
+constexpr int64_t kStreamSteps = 32;
+
 // sum[row][half] += x . panel, for kRows rows.
-template <int kRows, bool kPrefetch = false>
+template <int kRows, Fetch kFetch = Fetch::kNothing>
 FUSEWIRE_INLINE void multiply(const Product& p, Vec (&sum)[kRows][2]) {
   constexpr int64_t kLine = 64 / sizeof(float);
   const float* ahead = p.ahead;
@@ -29,9 +34,15 @@ FUSEWIRE_INLINE void multiply(const Product& p, Vec (&sum)[kRows][2]) {
   const float* w = p.panel;
   const int64_t stride = p.x_stride, step = p.x_step, w_stride = p.panel_stride;
   for (int64_t k = p.k; k > 0; --k, x += step, w += w_stride) {
-    if constexpr (kPrefetch) {
+    if constexpr (kFetch == Fetch::kNextPanel) {
       __builtin_prefetch(ahead, 0, 2);
       ahead += kLine;
+    }
+    if constexpr (kFetch == Fetch::kStream) {
+#pragma GCC unroll 2
+      for (int64_t column = 0; column < kColumns; column += kLine) {
+        __builtin_prefetch(w + kStreamSteps * w_stride + column, 0, 3);
+      }
     }
     const Vec w0 = load(w), w1 = load(w + kLanes);
 #pragma GCC unroll 16
