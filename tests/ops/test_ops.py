@@ -105,6 +105,22 @@ def test_an_answer_does_not_depend_on_what_it_was_batched_with(place: Placement)
         assert np.abs(alone - together[begin:end]).max() <= allowed
 
 
+@pytest.mark.parametrize("place", CPU_TARGETS, indirect=True)
+def test_a_row_of_a_product_does_not_depend_on_how_many_there_are(place: Placement):
+    o, rng = Operands(place, "dense"), np.random.default_rng(10)
+    for n, inner in [(97, 100), (768, 3072), (2304, 768)]:
+        linear, x = place.linear(normal(rng, n, inner), normal(rng, n)), normal(rng, 70, inner)
+
+        def run(rows: int, linear: k.Linear = linear, x: np.ndarray = x) -> np.ndarray:
+            out = o.room(rows, linear.out_features)
+            k.linear(out, o.rows(x[:rows]), linear, "none", place.stream)
+            return o.read(out)
+
+        whole = run(70)
+        for rows in (1, 2, 3, 4, 5, 6, 7, 8, 13, 14, 15, 29, 57):  # around a block, and a task
+            np.testing.assert_array_equal(run(rows), whole[:rows])
+
+
 def test_a_broken_sequence_does_not_break_its_neighbours(place: Placement):
     heads, dim, lengths = 2, 64, (17, 40, 64, 1)
     qkv = normal(np.random.default_rng(9), sum(lengths), 3 * heads * dim)
