@@ -1,4 +1,5 @@
-"""The GPU's benchmarks: `python -m tests.bench.gpu [encoder kernels gemm attention memory served]`.
+"""The GPU's benchmarks: `python -m tests.bench.gpu [encoder kernels gemm attention memory served
+generation]`.
 
 Adds JSON rows to `--out` and prints tables and goals last. `summary` runs nothing: it prints those
 of the rows that are there; with `--readme` it renews the tables between the two markers of
@@ -12,12 +13,12 @@ import multiprocessing
 import sys
 from pathlib import Path
 
-from tests.bench.gpu import goals, summary
+from tests.bench.gpu import generation_workload, goals, summary
 from tests.bench.gpu.records import RESULTS
 from tests.bench.gpu.run import run
 from tests.bench.gpu.workload import GRIDS, SIZES
 
-BENCHMARKS = ("encoder", "kernels", "gemm", "attention", "memory", "served")
+BENCHMARKS = ("encoder", "kernels", "gemm", "attention", "memory", "served", "generation")
 
 
 def main() -> int:
@@ -47,10 +48,15 @@ def main() -> int:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="tests.bench.gpu", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="tests.bench.gpu", description="The GPU's benchmarks")
     parser.add_argument("benchmarks", nargs="*", metavar="|".join((*BENCHMARKS, "summary")))
     parser.add_argument("--out", type=Path, default=RESULTS, help="the file of rows")
     parser.add_argument("--readme", action="store_true", help="summary: renew README.md")
+    parser.add_argument(
+        "--no-compiled-transformers",
+        action="store_true",
+        help="encoder, generation: leave it out: 12 s a case",
+    )
     encoder = parser.add_argument_group("encoder")
     encoder.add_argument("--grids", nargs="+", choices=list(GRIDS), default=list(GRIDS))
     encoder.add_argument("--sizes", nargs="+", choices=list(SIZES), default=list(SIZES))
@@ -58,10 +64,14 @@ def arguments() -> argparse.Namespace:
     encoder.add_argument(
         "--compile-all", action="store_true", help="compile the packed rival at every grid point"
     )
-    encoder.add_argument(
-        "--no-compiled-transformers", action="store_true", help="leave it out: 12 s a case"
-    )
     encoder.add_argument("--without-own", action="store_true", help="the rivals alone")
+    parts, models = generation_workload.PARTS, generation_workload.SHAPES
+    generation = parser.add_argument_group("generation")
+    generation.add_argument("--parts", nargs="+", choices=list(parts), default=list(parts))
+    generation.add_argument(
+        "--models", nargs="+", choices=list(models), default=[], help="only these"
+    )
+    generation.add_argument("--batches", nargs="+", type=int, default=[], help="only these")
     options = parser.parse_args()
     unknown = [name for name in options.benchmarks if name not in (*BENCHMARKS, "summary")]
     if unknown:

@@ -17,6 +17,18 @@ SHARES = {
 DEVICE_MS = {("BERT-base", "1x32"): 0.25, ("BERT-base", "1x128"): 0.30}
 SHARE_OF_COPY = 0.9
 SERVED_OVER_ENGINE = 0.85  # ids, at best
+TIMES_FLOOR = {
+    ("Llama-3-8B", 1): 1.15,
+    ("Llama-3-8B", 16): 1.25,
+    ("Llama-3-8B", 64): 1.35,
+}
+STEP_MS = {
+    ("GPT-2 124M", 1): 0.30,
+    ("GPT-2 124M", 32): 0.45,
+    ("GPT 1.3B", 4): 1.0,
+    ("GPT 1.3B", 16): 1.6,
+}
+PROMPT_SHARE = 0.65  # of the matmul rate
 
 
 def goals(path: Path) -> list[Goal]:
@@ -82,6 +94,28 @@ def _served(row: dict[str, Any]) -> list[Goal]:
     return [_at_least(what, SERVED_OVER_ENGINE, row["served_over_engine"], "{:.1%}")]
 
 
+def _generation(row: dict[str, Any]) -> list[Goal]:
+    name = f"{row['model']} {row['case']}"
+    if row["part"] == "eet":
+        if "times_transformers" not in row:
+            return []
+        what = f"{name}, times transformers compiled"
+        return [_at_least(what, 1.0, row["times_transformers"], "{:.2f}")]
+    if "device_ms" not in row:
+        return [Goal(f"{name}, as right as torch", "yes", "no", False)]
+    if row["part"] == "prompt":
+        what = f"{name}, of the matmul rate"
+        return [_at_least(what, PROMPT_SHARE, row["share_of_matmul"], "{:.1%}")]
+    if row["part"] == "context":
+        what = f"{name}, times the step at {row['shortest']}, as the bytes grow"
+        return [_at_most(what, row["bytes_times_shortest"], row["times_shortest"], "{:.3f}")]
+    key = row["model"], row["batch"]
+    if key in TIMES_FLOOR:
+        what = f"{name}, times the floor"
+        return [_at_most(what, TIMES_FLOOR[key], row["times_floor"], "{:.2f}")]
+    return [_at_most(f"{name}, device ms", STEP_MS[key], row["device_ms"], "{:.3f}")]
+
+
 def _at_least(what: str, wanted: float, value: float, form: str) -> Goal:
     return Goal(what, f">= {form.format(wanted)}", form.format(value), value >= wanted)
 
@@ -97,4 +131,5 @@ _OF_BENCHMARK = {
     "attention": _attention,
     "memory": _memory,
     "served": _served,
+    "generation": _generation,
 }

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.bench.gpu import generation_tables
 from tests.bench.gpu.records import Rows, latest
 
 BEGIN, END = "<!-- bench-gpu:begin -->", "<!-- bench-gpu:end -->"
-UNITS = ("device_ms", "us", "traffic_mib", "served_over_engine")
+UNITS = ("device_ms", "us", "traffic_mib", "served_over_engine", "run_ms")
 FOLDS = {"kernels": "Row kernels", "gemm": "Matrix products", "attention": "Attention"}
 GRID_TITLES = {
     "grid": "lengths uniform in 0.2 S..S",
@@ -180,6 +181,15 @@ def _served(rows: Rows) -> str:
     return "\n".join([*lines, *(form.format(**row) for row in rows), "", _where(rows)])
 
 
+def _generation(rows: Rows) -> str:
+    parts = {row["part"]: [r for r in rows if r["part"] == row["part"]] for row in rows}
+    return "\n\n".join(
+        f"{table(parts[part])}\n\n{_where(parts[part])}"
+        for part, table in generation_tables.TABLES.items()
+        if part in parts
+    )
+
+
 TABLES: dict[str, Callable[[Rows], str]] = {
     "encoder": _encoder,
     "kernels": _kernels,
@@ -187,6 +197,7 @@ TABLES: dict[str, Callable[[Rows], str]] = {
     "attention": _attention,
     "memory": _memory,
     "served": _served,
+    "generation": _generation,
 }
 
 
