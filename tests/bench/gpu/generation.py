@@ -10,78 +10,24 @@ engine itself. The floor is the bytes that a step reads, over the copy bandwidth
 from __future__ import annotations
 
 import argparse
-import gc
 from collections.abc import Callable, Iterator
-from statistics import median
 from typing import Any
 
 import torch
 from fusewire import kernels
-from torch import Tensor
 
+from tests.bench.gpu import generation_answers
 from tests.bench.gpu import generation_own as own
 from tests.bench.gpu import generation_torch as rival
 from tests.bench.gpu import generation_transformers as usual
 from tests.bench.gpu.facts import matmul, matmul_tflops
-from tests.bench.gpu.generation_models import (
-    GPU,
-    Past,
-    Place,
-    own_model,
-    random_ids,
-    transformers_model,
-)
-from tests.bench.gpu.generation_workload import EET_PROMPTS, EET_TOTAL, SHAPES, Case, cases
+from tests.bench.gpu.generation_bench import Bench, Side, timed
+from tests.bench.gpu.generation_models import GPU, Past, Place
+from tests.bench.gpu.generation_workload import SHAPES, Case, cases
 from tests.bench.gpu.records import Rows
-from tests.bench.gpu.timing import Contender, medians_ms
 
-# Off from fp32 by at most this many times what the same in fp16 op by op is, and units in the last
-# place of the largest value.
-TIMES_PLAIN, ULPS = 2.0, 4
 WALL_TOKENS = 128  # of each answer, around the case's context
-RUNS = 3  # of whole answers
 CHUNK_TOKENS = 2048  # of prompts in a step of the engine, unless it is told otherwise
-
-Side = Any  # name, stream, forward, output
-# prompts [batch, tokens], tokens to add -> seconds, and what was added to each
-Answer = Callable[[Tensor, int], tuple[float, list[list[int]]]]
-
-
-class Bench:
-    """One model, ours and torch's, with the same weights."""
-
-    def __init__(self, model: str, place: Place) -> None:
-        self.place, self.shape = place, SHAPES[model]
-        self.compiled = place.device != "cpu"  # tests have no time for it
-        self.usual = transformers_model(self.shape, place)
-        self.own = own_model(self.usual, place)
-        self.weights = rival.Weights.of(self.usual)
-
-    def ids(self, case: Case, count: int, seed: int = 0) -> Tensor:
-        found = random_ids(case.shape, case.batch * count, seed)
-        return torch.tensor(found, device=self.place.device).view(case.batch, count)
-
-    def parts(self) -> rival.Parts:
-        if self.compiled:
-            return rival.compiled_parts()
-        return rival.before, rival.after, rival.logits_of
-
-    def bounds(self, past: Past, ids: Tensor) -> tuple[Tensor, float]:
-        """What is right, and how far off from it is allowed."""
-        exact = rival.plain_logits(self.weights, past, ids, torch.float32)
-        plain = rival.plain_logits(self.weights, past, ids, self.place.torch_dtype)
-        allowed = TIMES_PLAIN * float((plain - exact).abs().max())
-        eps = float(torch.finfo(self.place.torch_dtype).eps)
-        return exact, allowed + ULPS * eps * float(exact.abs().max())
-
-    def forget(self) -> None:
-        """What one case left behind."""
-        torch.compiler.reset()
-        gc.collect()
-        self.place.wait()
-        kernels.default_allocator(self.own.place.device).trim()
-        if self.place.device != "cpu":
-            torch.cuda.empty_cache()
 
 
 def run(options: argparse.Namespace, facts: dict[str, Any], place: Place = GPU) -> Iterator[Rows]:
@@ -119,7 +65,7 @@ def _steps(
         past, ids = Past(case, bench.place), bench.ids(case, 1)
         bounds = bench.bounds(past, ids)
         side = usual.Static(bench.usual, past, ids, bench.place, compiled=bench.compiled)
-        found, ms = _timed([side], bounds)
+        found, ms = timed([side], bounds)
         yield [_step_row(row, ms, case, facts, "step") for row in found]
         del side
         bench.forget()
@@ -143,8 +89,7 @@ def _contexts(
             rows[0]["times_shortest"] = round(ms / least, 4)
             rows[0]["bytes_times_shortest"] = round(bytes_now / bytes_then, 4)
         yield rows
-        gc.collect()
-        kernels.default_allocator(bench.own.place.device).trim()
+        bench.release()
     bench.forget()
 
 
@@ -165,7 +110,7 @@ def _step(
         more.append(mine.launched())
     except kernels.Error as error:  # the rest is worth having
         print(f"{case.model} {case.name}: the launches were not recorded: {error}", flush=True)
-    found, ms = _timed(sides, bounds, more)
+    found, ms = timed(sides, bounds, more)
     rows = [_step_row(row, ms, case, facts, part) for row in found]
     for contender in more:
         rows[0]["launched_ms"] = round(ms[contender.name], 4)
@@ -201,7 +146,7 @@ def _prompts(
             usual.Prompt(bench.usual, ids, bench.place),
         ]
         ceiling = [matmul()] if bench.place.device != "cpu" else []
-        rows, ms = _timed(sides, bounds, ceiling)
+        rows, ms = timed(sides, bounds, ceiling)
         rate = matmul_tflops(ms["matmul"]) if ceiling else facts["matmul_tflops"]
         flops = case.shape.prompt_flops([case.context] * case.batch)
         for row in rows:
@@ -215,81 +160,6 @@ def _prompts(
         bench.forget()
 
 
-def _eet(
-    bench: Bench, of_part: list[Case], options: argparse.Namespace, facts: dict[str, Any]
-) -> Iterator[Rows]:
-    for case in of_part:
-        yield from _lengths(bench, case, facts, alone=options.no_compiled_transformers)
-        bench.forget()
-
-
-def _lengths(bench: Bench, case: Case, facts: dict[str, Any], *, alone: bool) -> Iterator[Rows]:
-    """Both sides stay warm from one length of prompts to the next."""
-    with own.engine(bench.own, case.batch, EET_TOTAL) as engine:
-
-        def ours(prompts: Tensor, new: int) -> tuple[float, list[list[int]]]:
-            found = own.Answers(engine, prompts.tolist(), new)
-            return found.seconds, found.tokens
-
-        sides: dict[str, Answer] = {"fusewire": ours}
-        if not alone:
-            runs = usual.Run(
-                bench.usual, case.batch, EET_TOTAL, bench.place, compiled=bench.compiled
-            )
-            sides[runs.name] = runs.answer
-        for length in EET_PROMPTS:
-            yield _answers(bench, case, length, sides, facts)
-
-
-def _answers(
-    bench: Bench, case: Case, length: int, sides: dict[str, Answer], facts: dict[str, Any]
-) -> Rows:
-    """The sides by turns."""
-    shape, new = case.shape, EET_TOTAL - length
-    prompts = [bench.ids(case, length, seed) for seed in range(RUNS)]
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    tokens: dict[str, list[list[int]]] = {}
-    for answer in sides.values():
-        answer(prompts[0], 4)  # warm
-    for prompt in prompts:
-        for name, answer in sides.items():
-            taken, tokens[name] = answer(prompt, new)
-            seconds[name].append(taken)
-    steps = sum(shape.step_bytes(case.batch, at) for at in range(length + 1, EET_TOTAL))
-    floor = steps / facts["copy_tb_s"] * 1e-9
-    floor += shape.prompt_flops([length] * case.batch) / facts["matmul_tflops"] * 1e-9
-    rows = []
-    for name, times in seconds.items():
-        ms = median(times) * 1e3
-        rows.append(
-            {
-                "part": "eet",
-                "model": shape.name,
-                "case": f"eet {case.batch} x {EET_TOTAL}, prompt {length}",
-                "batch": case.batch,
-                "prompt": length,
-                "system": name,
-                "run_ms": round(ms, 2),
-                "ms_per_token": round(ms / new, 4),
-                "floor_ms": round(floor, 2),
-                "times_floor": round(ms / floor, 3),
-                "same_tokens": round(_same(tokens["fusewire"], tokens[name]), 3),
-            }
-        )
-    if len(rows) > 1:
-        rows[0]["times_transformers"] = round(rows[1]["run_ms"] / rows[0]["run_ms"], 3)
-    return rows
-
-
-def _same(ours: list[list[int]], theirs: list[list[int]]) -> float:
-    """Share of the tokens before the first that differs: in fp16 likely ones lie close together."""
-    agreed = 0
-    for one, other in zip(ours, theirs, strict=True):
-        pairs = zip(one, other, strict=True)
-        agreed += next((at for at, (a, b) in enumerate(pairs) if a != b), len(one))
-    return agreed / sum(map(len, ours))
-
-
 def _wall_ms(bench: Bench, case: Case) -> float:
     """Of the engine, between two tokens of a sequence while all run, around the case's context."""
     new = min(WALL_TOKENS, case.context)
@@ -300,33 +170,9 @@ def _wall_ms(bench: Bench, case: Case) -> float:
     return found.step_seconds() * 1e3
 
 
-def _timed(
-    sides: list[Side], bounds: tuple[Tensor, float], more: list[Contender] | None = None
-) -> tuple[Rows, dict[str, float]]:
-    """A row for each side, and medians of those that are right, and of `more`."""
-    wanted, allowed = bounds
-    rows, right = [], []
-    for side in sides:
-        side.forward()
-        if side.stream is not None:
-            torch.cuda.synchronize()
-        off = float((side.output().to(wanted.device) - wanted).abs().max())
-        off = off if off == off else float("inf")  # NaN is as wrong as can be
-        row = {"system": side.name, "max_abs_difference": round(off, 6)}
-        rows.append(row | {"allowed_difference": round(allowed, 6)})
-        if off <= allowed:
-            right.append(side)
-    contenders = [Contender(side.name, side.forward, side.stream) for side in right]
-    ms = medians_ms([*contenders, *(more or [])])
-    for row in rows:
-        if row["system"] in ms:
-            row["device_ms"] = round(ms[row["system"]], 4)
-    return rows, ms
-
-
 PARTS: dict[str, Callable[..., Iterator[Rows]]] = {
     "step": _steps,
     "prompt": _prompts,
-    "eet": _eet,
+    "eet": generation_answers.measure,
     "context": _contexts,
 }

@@ -106,6 +106,8 @@ def _generation(row: dict[str, Any]) -> list[Goal]:
     if row["part"] == "prompt":
         what = f"{name}, of the matmul rate"
         return [_at_least(what, PROMPT_SHARE, row["share_of_matmul"], "{:.1%}")]
+    if row["part"] == "context" and row["context"] == row["shortest"]:
+        return []
     if row["part"] == "context":
         what = f"{name}, times the step at {row['shortest']}, as the bytes grow"
         return [_at_most(what, row["bytes_times_shortest"], row["times_shortest"], "{:.3f}")]

@@ -14,7 +14,15 @@ import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.bench.gpu import __main__, generation, generation_workload, goals, summary
+from tests.bench.gpu import (
+    __main__,
+    generation,
+    generation_answers,
+    generation_bench,
+    generation_workload,
+    goals,
+    summary,
+)
 from tests.bench.gpu import generation_torch as rival
 from tests.bench.gpu.generation_models import Past, Place, random_ids, transformers_model
 from tests.bench.gpu.generation_workload import SHAPES, Case, Shape, cases
@@ -121,13 +129,13 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         "context": [Case(llama, 1, 32), Case(llama, 1, 64)],
     }
     monkeypatch.setattr(generation_workload, "PARTS", parts)
-    monkeypatch.setattr(generation, "EET_TOTAL", 24)
-    monkeypatch.setattr(generation, "EET_PROMPTS", (8, 16))
-    monkeypatch.setattr(generation, "RUNS", 1)
+    monkeypatch.setattr(generation_answers, "EET_TOTAL", 24)
+    monkeypatch.setattr(generation_answers, "EET_PROMPTS", (8, 16))
+    monkeypatch.setattr(generation_answers, "RUNS", 1)
     monkeypatch.setattr(generation, "WALL_TOKENS", 16)
     monkeypatch.setattr(generation, "CHUNK_TOKENS", 96)
-    monkeypatch.setattr(generation, "medians_ms", partial(medians_ms, rounds=1, turn_ms=1.0))
-    monkeypatch.setattr(generation, "ULPS", 64)  # the reference is no more precise than we
+    monkeypatch.setattr(generation_bench, "medians_ms", partial(medians_ms, rounds=1, turn_ms=1.0))
+    monkeypatch.setattr(generation_bench, "ULPS", 64)  # the reference is no more precise than we
     with torch.no_grad():
         yield
 
