@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 from fusewire.engine.continuation import Delta
 
+from tests.bench import generation_arrivals as arrivals
 from tests.bench import generation_poisson as poisson
-from tests.bench.generation_poisson import Continuous, Request, RunToCompletion
+from tests.bench.generation_arrivals import Continuous, Request, RunToCompletion
+from tests.bench.generation_curves import table, times_at_equal_p99
 from tests.bench.gpu.generation_workload import gpt
 
 
@@ -51,17 +53,17 @@ def test_everybody_joins_continuous_batching() -> None:
 
 
 def test_arrivals_come_at_the_rate_that_was_asked_for() -> None:
-    found = poisson.requests(50.0, 100.0, 300)
+    found = arrivals.requests(50.0, 100.0, 300)
     assert len(found) == pytest.approx(5000, rel=0.1)
-    assert found == poisson.requests(50.0, 100.0, 300)
-    assert max(len(request.prompt) for request in found) == poisson.PROMPT[2]
-    assert {request.new for request in found} <= set(range(1, poisson.ANSWER[2] + 1))
+    assert found == arrivals.requests(50.0, 100.0, 300)
+    assert max(len(request.prompt) for request in found) == arrivals.PROMPT[2]
+    assert {request.new for request in found} <= set(range(1, arrivals.ANSWER[2] + 1))
 
 
 def test_who_still_waits_in_the_end_counts_with_the_wait() -> None:
     early = Request(0.0, [1], 3, [10.1, 10.4, 11.5], done=True)
     late = Request(1.0, [1], 3)
-    found = poisson.statistics([early, late], began=10.0, begin=10.0, end=13.0)
+    found = arrivals.statistics([early, late], began=10.0, begin=10.0, end=13.0)
     assert (found["requests"], found["answered"], found["tokens_per_s"]) == (2, 1, 1.0)
     assert found["first_token_ms_p50"] == pytest.approx((100 + 2000) / 2)
     assert found["inter_token_ms_p50"] == pytest.approx(700)
@@ -78,7 +80,7 @@ def test_policies_are_compared_where_nobody_waits_longer() -> None:
             (RunToCompletion.name, 150.0, 1000.0),
         )
     ]
-    found = poisson.times_at_equal_p99(rows)
+    found = times_at_equal_p99(rows)
     assert [(each["p99_ms"], each["times"]) for each in found] == [(60.0, 3.33), (1000.0, 2.67)]
 
 
@@ -86,12 +88,12 @@ def test_a_run_leaves_a_row_for_each_rate_and_policy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(poisson.MODELS, "small", gpt("Tiny", 48, 1, 4))
-    monkeypatch.setattr(poisson, "PROMPT", (8, 0.5, 16))
-    monkeypatch.setattr(poisson, "ANSWER", (4, 0.5, 8))
+    monkeypatch.setattr(arrivals, "PROMPT", (8, 0.5, 16))
+    monkeypatch.setattr(arrivals, "ANSWER", (4, 0.5, 8))
     options = argparse.Namespace(
         device="cpu", model="small", seconds=0.5, shares=[0.5], sequences=2
     )
     rows = poisson.run(options)
-    assert [row["policy"] for row in rows] == list(poisson.POLICIES)
+    assert [row["policy"] for row in rows] == list(arrivals.POLICIES)
     assert all(row["answered"] > 0 < row["tokens_per_s"] for row in rows)
-    assert poisson.table(rows).count("(50%)") == 2
+    assert table(rows).count("(50%)") == 2

@@ -1,0 +1,158 @@
+"""Requests that arrive at random, the two ways to batch them, and what their senders see."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from fusewire.engine.continuation import Delta
+from fusewire.engine.generation import GenerationEngine, Ticket
+from fusewire.engine.generation_loop import Told
+from fusewire.tasks.generation_parameters import GenerationParameters
+
+PROMPT, ANSWER = (64, 0.8, 512), (48, 0.9, 256)  # median, spread of the logarithm, most
+WARM = 0.2  # of the time, not measured
+
+
+@dataclass
+class Request:
+    at: float  # seconds after the beginning
+    prompt: list[int]
+    new: int
+    times: list[float] = field(default_factory=list)  # of its tokens
+    done: bool = False
+
+
+def requests(rate: float, seconds: float, vocabulary: int, seed: int = 0) -> list[Request]:
+    """Those that arrive within so many seconds."""
+    rng, found, at = np.random.default_rng(seed), [], 0.0
+    while (at := at + rng.exponential(1 / rate)) < seconds:
+        length, new = (_length(rng, *which) for which in (PROMPT, ANSWER))
+        found.append(Request(at, rng.integers(0, vocabulary, length).tolist(), new))
+    return found
+
+
+def _length(rng: np.random.Generator, middle: float, spread: float, most: int) -> int:
+    return int(min(most, max(1, rng.lognormal(np.log(middle), spread))))
+
+
+class Continuous:
+    """Every request begins as soon as the engine lets it."""
+
+    name = "continuous"
+
+    def __init__(self, engine: GenerationEngine, most: int) -> None:
+        self._engine = engine
+        self._tickets: list[Ticket] = []
+        self.errors: queue.SimpleQueue[Exception] = queue.SimpleQueue()
+
+    def offer(self, request: Request) -> None:
+        parameters = GenerationParameters(max_new_tokens=request.new, ignore_eos=True)
+        ticket = self._engine.submit(
+            request.prompt, parameters, lambda told: self._told(request, told)
+        )
+        self._tickets.append(ticket)
+
+    def stop(self) -> None:
+        for ticket in self._tickets:
+            ticket.cancel()
+        while self._engine.counts().running or self._engine.counts().waiting:
+            time.sleep(0.001)
+
+    def _told(self, request: Request, told: Told) -> None:
+        if not isinstance(told, Delta):
+            self.errors.put(told)
+            return
+        if told.token is not None:  # else it was cancelled
+            request.times.append(time.perf_counter())
+            request.done = told.finish_reason is not None
+
+
+class RunToCompletion(Continuous):
+    """Nobody joins a batch that runs."""
+
+    name = "run to completion"
+
+    def __init__(self, engine: GenerationEngine, most: int) -> None:
+        super().__init__(engine, most)
+        self._most = most
+        self._waiting: deque[Request] = deque()
+        self._running = 0
+        self._lock = threading.Lock()
+
+    def offer(self, request: Request) -> None:
+        with self._lock:
+            self._waiting.append(request)
+            self._begin()
+
+    def stop(self) -> None:
+        with self._lock:
+            self._waiting.clear()
+        super().stop()
+
+    def _begin(self) -> None:
+        if self._running:
+            return
+        batch = [self._waiting.popleft() for _ in range(min(self._most, len(self._waiting)))]
+        self._running = len(batch)
+        for request in batch:
+            super().offer(request)
+
+    def _told(self, request: Request, told: Told) -> None:
+        super()._told(request, told)
+        if not isinstance(told, Delta) or told.finish_reason is not None:
+            with self._lock:
+                self._running -= 1
+                self._begin()
+
+
+POLICIES: dict[str, Callable[[GenerationEngine, int], Continuous]] = {
+    policy.name: policy for policy in (Continuous, RunToCompletion)
+}
+
+
+def measured(policy: Continuous, offered: list[Request], seconds: float) -> dict[str, Any]:
+    """Offers each at its time; what was seen of those that came after the warm-up."""
+    began = time.perf_counter()
+    for request in offered:
+        time.sleep(max(0.0, began + request.at - time.perf_counter()))
+        policy.offer(request)
+    time.sleep(max(0.0, began + seconds - time.perf_counter()))
+    end = time.perf_counter()
+    policy.stop()
+    if not policy.errors.empty():
+        raise policy.errors.get()
+    return statistics(offered, began, began + WARM * seconds, end)
+
+
+def statistics(offered: list[Request], began: float, begin: float, end: float) -> dict[str, Any]:
+    """Of tokens between `begin` and `end`, and of the requests that came in between."""
+    counted = [request for request in offered if began + request.at >= begin]
+    first = [min([*request.times[:1], end]) - began - request.at for request in counted]
+    gaps = [
+        later - earlier
+        for request in offered
+        for earlier, later in pairwise(request.times)
+        if begin <= earlier and later <= end
+    ]
+    tokens = sum(begin <= at < end for request in offered for at in request.times)
+    return {
+        "requests": len(counted),
+        "answered": sum(request.done and request.times[-1] <= end for request in counted),
+        "tokens_per_s": round(tokens / (end - begin), 1),
+        **_percentiles("first_token_ms", first),
+        **_percentiles("inter_token_ms", gaps),
+    }
+
+
+def _percentiles(name: str, seconds: list[float]) -> dict[str, float]:
+    if not seconds:
+        return {}
+    return {f"{name}_p{q}": round(float(np.percentile(seconds, q)) * 1e3, 2) for q in (50, 99)}
