@@ -95,13 +95,17 @@ class Step:
         model, place = self._pages.model, self._pages.model.place
         inputs = StepInput(self._batch, PAGE_SIZE, place)
         x = place.empty(self._batch.tokens, model.hidden_size)
-        tokens = place.empty(self._batch.sequences, dtype="int64")
+        rows = self._batch.sequences
+        tokens = place.empty(rows, dtype="int64")
+        chosen, total = (place.empty(rows, dtype="float32") for _ in range(2))
         settings = self._sampler._settings(self._states)
 
         def work() -> None:
             model._forward(inputs, x, self._pages.cache)
             logits = model._logits(x, inputs.logit_rows)
             kernels.sample(tokens, logits, *settings, place.stream)
+            kernels.gather_columns(chosen, logits, tokens, place.stream)
+            kernels.log_sum_exp(total, logits, place.stream)
 
         return launches("fusewire, launched", place.stream, [work])
 
