@@ -36,6 +36,7 @@ from tests.bench.gpu.generation_models import (
     transformers_model,
 )
 from tests.bench.gpu.generation_workload import SHAPES, Shape
+from tests.bench.summary import DISTURBED
 
 FILE = "generation_poisson.jsonl"
 # Too large for the caches, as models are: what a step reads, all its sequences share.
@@ -74,6 +75,9 @@ def main() -> None:
     rows = run(options)
     machine.append(options.out, rows)
     print(table(rows))
+    worst = max(row["disturbed"] for row in rows)
+    if worst > DISTURBED:
+        print(f"Other processes took up to {worst:.0%} of the cores' time.")
     for each in times_at_equal_p99(rows):
         verdict = "reached" if each["times"] >= GOAL else "missed"
         print(
