@@ -68,15 +68,15 @@ FUSEWIRE_INLINE void with_rows(int64_t rows, Body&& body) {
   }
 }
 
-// Splits `rows` evenly into blocks of at most kMaxRows (16 is 8 + 8, not 14 + 2) and calls
+// Splits `rows` evenly into blocks of at most kMost (16 is 8 + 8, not 14 + 2) and calls
 // body(Rows<count>, first).
-template <class Body>
+template <int kMost = kMaxRows, class Body>
 FUSEWIRE_INLINE void for_row_blocks(int64_t rows, Body&& body) {
-  const int64_t blocks = (rows + kMaxRows - 1) / kMaxRows;
+  const int64_t blocks = (rows + kMost - 1) / kMost;
   for (int64_t block = 0; block < blocks; ++block) {
     const int64_t from = rows * block / blocks;
     const int64_t to = rows * (block + 1) / blocks;
-    with_rows(to - from, [&](auto count) { body(count, from); });
+    with_rows<kMost>(to - from, [&](auto count) { body(count, from); });
   }
 }
 

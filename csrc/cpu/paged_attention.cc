@@ -1,12 +1,12 @@
-// Attention of new tokens over their sequences' pages. What is run depends on the sequence alone,
-// so the answer does not depend on the batch: a few queries go part by part of the context
-// (cpu/paged_few.h), a prompt's in blocks of kColumns with the tiles of cpu/attention_tile.h, whose
-// keys and values are first copied from their pages.
+// Attention of new tokens over their sequences' pages: a few queries go part by part of the context
+// (cpu/paged_few.h), a prompt's in blocks (cpu/paged_block.h). Both add in one order
+// (cpu/paged_order.h), so the answer depends neither on the batch nor on how a prompt was cut.
 #include <cstring>
 #include <new>
 
 #include "core/thread_buffer.h"
 #include "core/threads.h"
+#include "cpu/paged_block.h"
 #include "cpu/paged_few.h"
 
 namespace fusewire::FUSEWIRE_TARGET {
@@ -16,18 +16,12 @@ constexpr int64_t kFewRows = 8;  // above, blocks of kColumns queries cost less
 
 struct Task {
   CachedSequence cached;
-  int64_t first,
-      last;  // positions that any of its queries sees: the first split's part begins here
+  int64_t first, last;  // keys that any of its queries sees, from first_key on
   bool few;
   int64_t rows, pieces;  // of each kv head: queries, and parts or blocks
   int64_t begin;         // of its units among all
   float* parts;          // where its partial results begin, more than one part
 };
-
-// std::min would be one function for all instruction sets: see cpu/vec.h.
-constexpr int64_t lesser(int64_t a, int64_t b) {
-  return a < b ? a : b;
-}
 
 int64_t padded(int64_t dim) {
   return (dim + kLanes - 1) / kLanes * kLanes;
@@ -54,12 +48,12 @@ float* output_row(const PagedAttentionArguments& a, const Task& task, int64_t kv
          (kv_head * group + row % group) * a.head_dim;
 }
 
-void merge_queries(const PagedAttentionArguments& a, const Task& task, int64_t kv_head,
-                   const float* parts) {
+void join_queries(const PagedAttentionArguments& a, const Task& task, int64_t kv_head,
+                  const float* parts) {
   const int64_t width = padded(a.head_dim), stride = partial_stride(width);
   for (int64_t row = 0; row < task.rows; ++row) {
-    merge_parts(parts + row * stride, task.pieces, task.rows * stride, width, a.head_dim,
-                output_row(a, task, kv_head, row));
+    join_parts(parts + row * stride, task.pieces, task.rows * stride, width, a.head_dim,
+               output_row(a, task, kv_head, row));
   }
 }
 
@@ -76,7 +70,7 @@ __attribute__((noinline)) void attend_few(const PagedAttentionArguments& a, cons
   float* partial = task.pieces == 1 ? query + task.rows * width
                                     : task.parts + (kv_head * task.pieces + piece) * floats;
   attend_part(a, task.cached, queries, first, last, partial);
-  if (task.pieces == 1) merge_queries(a, task, kv_head, partial);
+  if (task.pieces == 1) join_queries(a, task, kv_head, partial);
 }
 
 __attribute__((noinline)) void attend_block(const PagedAttentionArguments& a, const Task& task,
@@ -85,23 +79,22 @@ __attribute__((noinline)) void attend_block(const PagedAttentionArguments& a, co
   const int64_t first_row = block * kColumns;
   const int64_t rows = lesser(task.rows - first_row, kColumns);
   const CachedSequence& cached = task.cached;
+  const int64_t wide = dim * kColumns;
   float* query = static_cast<float*>(__builtin_alloca_with_align(
-      static_cast<size_t>(3 * dim * kColumns + kKeyTile * (kColumns + 2 * dim)) * sizeof(float),
-      512));
-  float* rows_of_q = query + dim * kColumns;  // and later of the output
-  float* out = rows_of_q + dim * kColumns;
-  float* scores = out + dim * kColumns;
-  float* keys = scores + kKeyTile * kColumns;
-  float* values = keys + kKeyTile * dim;
+      static_cast<size_t>(3 * wide + kPagedTile * (kColumns + 2 * dim)) * sizeof(float), 512));
+  float* out = query + wide;
+  float* part_out = out + wide;
+  float* scores = part_out + wide;
+  float* keys = scores + kPagedTile * kColumns;
+  float* values = keys + kPagedTile * dim;
 
-  read_queries(a, task, kv_head, first_row, rows, dim, rows_of_q);
+  read_queries(a, task, kv_head, first_row, rows, dim, out);  // as rows, then transposed
   for (int64_t i = 0; i < kColumns; i += kLanes) {
     for (int64_t d = 0; d < dim; d += kLanes) {
-      transpose_block(query + d * kColumns + i, kColumns, rows_of_q + i * dim + d, dim, rows - i,
-                      dim - d, [](Vec v) { return v; });
+      transpose_block(query + d * kColumns + i, kColumns, out + i * dim + d, dim, rows - i, dim - d,
+                      [](Vec v) { return v; });
     }
   }
-  for (int64_t d = 0; d < dim * kColumns; ++d) out[d] = 0.0f;
   Vec position[2], slope[2];
   for (int64_t i = 0; i < kColumns; ++i) {  // columns beyond the last row repeat it
     const int64_t row = first_row + lesser(i, rows - 1);
@@ -112,39 +105,48 @@ __attribute__((noinline)) void attend_block(const PagedAttentionArguments& a, co
   const int64_t nearest = cached.context - cached.added + first_row / group;
   const int64_t last_key = cached.context - cached.added + (first_row + rows - 1) / group + 1;
 
-  OnlineSoftmax online;
-  // Tiles begin at multiples of kKeyTile where no window hides what is before.
-  for (int64_t tile = first_visible(a, nearest); tile < last_key;) {
-    const int64_t next = lesser((tile / kKeyTile + 1) * kKeyTile, last_key);
-    const int64_t count = next - tile;
+  const auto read_tile = [&](int64_t tile, int64_t count) {
     for (int64_t j = 0; j < count; ++j) {
       const int64_t at = cached.row(kv_head, tile + j);
       const size_t bytes = static_cast<size_t>(dim) * sizeof(float);
       std::memcpy(keys + j * dim, static_cast<const float*>(a.keys) + at, bytes);
       std::memcpy(values + j * dim, static_cast<const float*>(a.values) + at, bytes);
     }
-    score(keys, dim, query, count, dim, scores);
-    for (int64_t j = 0; j < count; ++j) {
-      for (int half = 0; half < 2; ++half) {
-        float* s = scores + j * kColumns + half * kLanes;
-        const Vec distance = static_cast<float>(tile + j) - position[half];
-        store(s, adjusted(a, load(s), distance, slope[half]));
+  };
+  PartSums sums = {out};
+  for (int64_t d = 0; d < wide; ++d) out[d] = 0.0f;
+  int64_t tile = first_key(a, nearest);
+  while (tile < last_key) {
+    const int64_t part_end = piece_end(tile, kSplitKeys, last_key);
+    PartSums part = {part_out};
+    for (int64_t d = 0; d < wide; ++d) part_out[d] = 0.0f;
+    while (tile < part_end) {
+      const int64_t count = piece_end(tile, kPagedTile, part_end) - tile;
+      read_tile(tile, count);
+      score_by_lane(keys, query, count, dim, scores);
+      for (int64_t j = 0; j < count; ++j) {
+        for (int half = 0; half < 2; ++half) {
+          float* s = scores + j * kColumns + half * kLanes;
+          const Vec distance = static_cast<float>(tile + j) - position[half];
+          store(s, adjusted(a, load(s), distance, slope[half]));
+        }
       }
+      part.add(scores, values, count, dim);
+      tile += count;
     }
-    Vec correction[2];
-    online.step(scores, count, correction);
-    add_values(values, dim, scores, count, correction, out, dim);
-    tile = next;
+    sums.join(part, dim);
   }
 
+  float* rows_of_out = part_out;
   for (int64_t i = 0; i < rows; i += kLanes) {
-    const Vec inverse = 1.0f / online.total[i / kLanes];
+    const Vec inverse = 1.0f / sums.total[i / kLanes];
     for (int64_t d = 0; d < dim; d += kLanes) {
-      write_block(rows_of_q + i * dim + d, dim, out + d * kColumns + i, inverse, rows - i, dim - d);
+      write_block(rows_of_out + i * dim + d, dim, out + d * kColumns + i, inverse, rows - i,
+                  dim - d);
     }
   }
   for (int64_t i = 0; i < rows; ++i) {
-    std::memcpy(output_row(a, task, kv_head, first_row + i), rows_of_q + i * dim,
+    std::memcpy(output_row(a, task, kv_head, first_row + i), rows_of_out + i * dim,
                 static_cast<size_t>(dim) * sizeof(float));
   }
 }
@@ -153,7 +155,7 @@ Task task_of(const PagedAttentionArguments& a, int64_t sequence) {
   Task task = {
       CachedSequence(*a.batch, sequence, a.kv_heads, a.head_dim), 0, 0, false, 0, 0, 0, nullptr};
   task.rows = task.cached.added * (a.heads / a.kv_heads);
-  task.first = first_visible(a, task.cached.context - task.cached.added);
+  task.first = first_key(a, task.cached.context - task.cached.added);
   task.last = task.cached.context;
   task.few = task.cached.added == 1 || task.rows <= kFewRows;
   task.pieces = task.few ? (task.last - 1) / kSplitKeys - task.first / kSplitKeys + 1
@@ -208,7 +210,7 @@ void paged_attention(const PagedAttentionArguments& a, const Stream&) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t each = part_floats(a, tasks[i]);
       for (int64_t head = 0; each > 0 && head < a.kv_heads; ++head) {
-        merge_queries(a, tasks[i], head, tasks[i].parts + head * each);
+        join_queries(a, tasks[i], head, tasks[i].parts + head * each);
       }
     }
   });

@@ -1,19 +1,13 @@
 // A few queries of one kv head against a part of its cache: decoding, which is bound by reading
 // keys and values. A key's row is read whole, in registers along head_dim; what is to come is
-// fetched meanwhile.
-//
-// The context is split at fixed positions (flash-decoding, Dao et al. 2023), each part on its own,
-// and the parts are merged in order: the answer does not depend on who computed which.
+// fetched meanwhile. The order of the sums is that of cpu/paged_order.h.
 #pragma once
 
 #include "cpu/columns.h"
 #include "cpu/paged_cache.h"
-#include "cpu/paged_score.h"
+#include "cpu/paged_order.h"
 
 namespace fusewire::FUSEWIRE_TARGET {
-
-constexpr int64_t kSplitKeys = 512;
-constexpr int64_t kFewTile = 64;  // keys whose scores are kept; k and v of them stay in L1 and L2
 
 // The queries of a sequence's new tokens, token by token the heads of one kv head.
 struct FewQueries {
@@ -28,7 +22,7 @@ inline int64_t partial_stride(int64_t padded_dim) {
 }
 
 // kLanes scores: q . k of the keys at offset[0 .. kLanes). With kFetch the values of these keys and
-// the keys kFewTile further on come into L2 meanwhile: pages lie anywhere, where no hardware
+// the keys kPagedTile further on come into L2 meanwhile: pages lie anywhere, where no hardware
 // prefetcher follows.
 template <bool kFetch>
 FUSEWIRE_INLINE Vec dot_keys(const float* q, const float* keys, const float* values,
@@ -38,7 +32,7 @@ FUSEWIRE_INLINE Vec dot_keys(const float* q, const float* keys, const float* val
   const auto fetch = [&](int r, int64_t d) {
     if (!kFetch || d % kLine != 0) return;
     __builtin_prefetch(values + offset[r] + d, 0, 2);
-    __builtin_prefetch(keys + offset[r + kFewTile] + d, 0, 2);
+    __builtin_prefetch(keys + offset[r + kPagedTile] + d, 0, 2);
   };
   int64_t d = 0;
   for (; d + kLanes <= dim; d += kLanes) {
@@ -77,7 +71,7 @@ FUSEWIRE_INLINE void weigh_values(const float* v, const int64_t* offset, const f
     }
 #pragma GCC unroll 4
     for (int r = 0; r < kRows; ++r) {
-      const Vec weight = broadcast(p[r * kFewTile + j]);
+      const Vec weight = broadcast(p[r * kPagedTile + j]);
 #pragma GCC unroll 4
       for (int i = 0; i < kVecs; ++i) sum[r][i] += weight * value[i];
     }
@@ -105,28 +99,31 @@ void weigh_rows(const float* v, const int64_t* offset, const float* p, int64_t k
   }
 }
 
-// One part of the context, positions [first, last) within one split.
+// One part of the context, positions [first, last) within one split; first is where a register of
+// keys begins.
 __attribute__((noinline)) inline void attend_part(const PagedAttentionArguments& a,
                                                   const CachedSequence& cached, const FewQueries& q,
                                                   int64_t first, int64_t last, float* partial) {
   const int64_t dim = a.head_dim, stride = partial_stride(q.padded_dim), keys = last - first;
   const float* k = static_cast<const float*>(a.keys);
   const float* v = static_cast<const float*>(a.values);
-  int64_t offset[kSplitKeys + kFewTile + kLanes];  // beyond the last key: that one again
+  int64_t offset[kSplitKeys + kPagedTile + kLanes];  // beyond the last key: that one again
   for (int64_t j = 0; j < keys; ++j) offset[j] = cached.row(q.kv_head, first + j);
-  for (int64_t j = keys; j < keys + kFewTile + kLanes; ++j) offset[j] = offset[keys - 1];
+  for (int64_t j = keys; j < keys + kPagedTile + kLanes; ++j) offset[j] = offset[keys - 1];
 
   float* scores = static_cast<float*>(
-      __builtin_alloca_with_align((kFewTile + 1) * q.rows * sizeof(float), 512));
-  float* correction = scores + kFewTile * q.rows;
+      __builtin_alloca_with_align((kPagedTile + 1) * q.rows * sizeof(float), 512));
+  float* correction = scores + kPagedTile * q.rows;
   for (int64_t row = 0; row < q.rows; ++row) {
     float* out = partial + row * stride;
     for (int64_t d = 0; d < q.padded_dim; ++d) out[d] = 0.0f;
     out[q.padded_dim] = kMasked;
     out[q.padded_dim + 1] = 0.0f;
   }
-  for (int64_t tile = 0; tile < keys; tile += kFewTile) {
-    const int64_t present = keys - tile < kFewTile ? keys - tile : kFewTile;
+  int64_t next = 0;
+  for (int64_t tile = 0; tile < keys; tile = next) {
+    next = piece_end(first + tile, kPagedTile, last) - first;
+    const int64_t present = next - tile;
     for (int64_t j = 0; j < present; j += kLanes) {
       const int64_t* here = offset + tile + j;
       for (int64_t row = 0; row < q.rows; ++row) {
@@ -140,12 +137,12 @@ __attribute__((noinline)) inline void attend_part(const PagedAttentionArguments&
         if (j + kLanes > present) {
           s = lane_numbers() < static_cast<float>(present - j) ? s : broadcast(kMasked);
         }
-        store(scores + row * kFewTile + j, s);
+        store(scores + row * kPagedTile + j, s);
       }
     }
     for (int64_t row = 0; row < q.rows; ++row) {
       float* highest = partial + row * stride + q.padded_dim;
-      float* p = scores + row * kFewTile;
+      float* p = scores + row * kPagedTile;
       Vec top = broadcast(*highest);
       for (int64_t j = 0; j < present; j += kLanes) top = max(top, load(p + j));
       const Vec now = broadcast(reduce_max(top));
@@ -155,39 +152,35 @@ __attribute__((noinline)) inline void attend_part(const PagedAttentionArguments&
         store(p + j, e);
         sum += e;
       }
-      correction[row] = exp2(*highest - now)[0];
+      const Vec factor = exp2(*highest - now);
+      correction[row] = factor[0];
       highest[0] = now[0];
-      highest[1] = highest[1] * correction[row] + reduce_add(sum);
+      highest[1] = corrected(broadcast(highest[1]), factor, broadcast(reduce_add(sum)))[0];
     }
     int64_t row = 0;
     for (; row + 4 <= q.rows; row += 4) {
-      weigh_rows<4, 2>(v, offset + tile, scores + row * kFewTile, present, correction + row,
+      weigh_rows<4, 2>(v, offset + tile, scores + row * kPagedTile, present, correction + row,
                        partial + row * stride, stride, dim);
     }
     for (; row < q.rows; ++row) {
-      weigh_rows<1, 4>(v, offset + tile, scores + row * kFewTile, present, correction + row,
+      weigh_rows<1, 4>(v, offset + tile, scores + row * kPagedTile, present, correction + row,
                        partial + row * stride, stride, dim);
     }
   }
 }
 
 // out [dim] of one query from the partial results of its parts, `step` floats from one to the next.
-inline void merge_parts(const float* parts, int64_t count, int64_t step, int64_t padded_dim,
-                        int64_t dim, float* out) {
-  float top = kMasked;
-  for (int64_t i = 0; i < count; ++i) {
-    const float highest = parts[i * step + padded_dim];
-    top = highest > top ? highest : top;
-  }
+inline void join_parts(const float* parts, int64_t count, int64_t step, int64_t padded_dim,
+                       int64_t dim, float* out) {
   for_columns(dim, [&](int64_t d, int64_t columns) {
-    Vec sum = {}, total = {};
+    Vec sum = {}, total = {}, highest = broadcast(kMasked);
     for (int64_t i = 0; i < count; ++i) {
       const float* part = parts + i * step;
-      const Vec weight = exp2(broadcast(part[padded_dim] - top));
-      sum += load(part + d) * weight;
-      total += part[padded_dim + 1] * weight;
+      const Join joined(highest, broadcast(part[padded_dim]));
+      sum = joined(sum, load(part + d));
+      total = joined(total, broadcast(part[padded_dim + 1]));
     }
-    write(out + d, sum / total, columns);
+    write(out + d, sum * (1.0f / total), columns);
   });
 }
 

@@ -85,6 +85,30 @@ def test_a_prompt_in_chunks_sees_what_it_sees_whole(options: dict, place: Placem
     assert np.abs(np.concatenate(got) - truth).max() <= granted
 
 
+@pytest.mark.parametrize("place", CPU_TARGETS, indirect=True)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"heads": 4, "kv_heads": 1, "dim": 20},
+        {"window": 33},
+        {"window": 600, "dim": 80},
+        {"soft_cap": 4.0, "alibi": True},
+    ],
+    ids=str,
+)
+def test_on_a_cpu_a_piece_of_a_prompt_changes_no_bit(options: dict, place: Placement):
+    shape = prompts(1100, **{"heads": 2, "kv_heads": 1, "dim": 32, **options})
+    arrays, o = inputs(shape, place), Operands(place, "dense")
+    whole, kv = attended(o, arrays, shape), arrays["qkv"][:, shape.heads * shape.dim :]
+    rng = np.random.default_rng(1)
+    for few in (1, 2, 4, 5, 9, 40, 130):  # rows, which pieces of all sizes come before
+        begin = int(rng.integers(600, 1100 - few))
+        chunk = shape._replace(added=(few,), contexts=(begin + few,))
+        own = {**arrays, "qkv": arrays["qkv"][begin : begin + few], "past": kv[:begin]}
+        np.testing.assert_array_equal(attended(o, own, chunk), whole[begin : begin + few])
+
+
 def test_a_broken_sequence_does_not_break_its_neighbours(place: Placement):
     arrays, o = inputs(MIXED, place), Operands(place, "dense")
     whole = attended(o, arrays, MIXED)
