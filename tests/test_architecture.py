@@ -57,6 +57,7 @@ MAY_IMPORT = {
     },
     "engine.sampling": {"kernels", "placement", "engine.sampling_state"},
     "engine.sampling_state": set(),
+    "engine.seeds": set(),
     "engine.generation_settings": {"engine.settings"},
     "engine.continuation": {"tasks"},
     "engine.best_of": {"errors", "engine.continuation"},

@@ -34,6 +34,7 @@ from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.engine.kv_cache import KvCache
 from fusewire.engine.request import failure
 from fusewire.engine.sampling import Sampler, SamplingState
+from fusewire.engine.seeds import seed_of
 from fusewire.errors import ConfigurationError, Unavailable
 from fusewire.models import load_decoder
 from fusewire.placement import Placement
@@ -265,7 +266,7 @@ class GenerationEngine:
                     parameters.min_new_tokens,
                     most,
                 ),
-                SamplingState(parameters, ids, stop_tokens, seed + index, bad_words),
+                SamplingState(parameters, ids, stop_tokens, seed_of(seed, index), bad_words),
             )
             for index in range(parameters.sequences)
         ]

@@ -162,9 +162,9 @@ class GenerationParameters(BaseModel):
         default=None,
         ge=-(2**63),
         lt=2**63,
-        description="Makes draws repeatable, whatever else is generated, as far as logits are: "
-        "with the prompt cut or cached otherwise, or on a GPU in another batch, they are equal "
-        "within rounding. Default: another each time.",
+        description="Makes draws repeatable, whatever else runs, as far as logits are (on a GPU in "
+        "another batch they are equal within rounding): the first of n sequences draws by this "
+        "seed, the others by seeds mixed from it and their index. Default: another each time.",
     )
     logprobs: Whole | None = Field(
         default=None,
