@@ -225,6 +225,23 @@ def test_a_state_kept_token_by_token_is_that_of_the_whole_sequence(place: Placem
     assert (6, 7) not in pairs
 
 
+def test_continuations_of_one_prompt_know_nothing_of_each_other(place: Placement):
+    parameters = Parameters(repetition_penalty=1.3, frequency_penalty=0.1, no_repeat_ngram_size=3)
+    s = Sequence(parameters, [1, 2, 1, 2, 3, 1, 2], [], [4], [[5], [6, 7], [2, 2, 8]])
+    first = s.state()
+    states = [first, *(first.fork(seed) for seed in (1, 2, 3))]
+    answers: list[list[int]] = [[] for _ in states]
+    rng = np.random.default_rng(4)
+    for _ in range(60):
+        logits = rng.standard_normal((len(states), VOCAB)).astype(np.float32)
+        logits[:, 10:] -= 5  # few tokens, which repeat
+        alone = [replace(s, answer=a, seed=i).state() for i, a in enumerate(answers)]
+        drawn = sample(place, logits, states)
+        assert drawn == sample(place, logits, alone)
+        for answer, each in zip(answers, drawn, strict=True):
+            answer.append(each.token)
+
+
 def test_the_same_seed_gives_the_same_tokens_whatever_the_batch(place: Placement):
     rng = np.random.default_rng(3)
     logits = rounded(rng.standard_normal((20, VOCAB)).astype(np.float32), place.dtype)

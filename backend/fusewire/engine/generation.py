@@ -254,6 +254,7 @@ class GenerationEngine:
             for spelled in (word, f" {word}")
         ]
         seed = parameters.seed if parameters.seed is not None else secrets.randbits(63)
+        first = SamplingState(parameters, ids, stop_tokens, seed, bad_words)
         return [
             Branch(
                 Continuation(
@@ -266,7 +267,7 @@ class GenerationEngine:
                     parameters.min_new_tokens,
                     most,
                 ),
-                SamplingState(parameters, ids, stop_tokens, seed_of(seed, index), bad_words),
+                first.fork(seed_of(seed, index)) if index else first,
             )
             for index in range(parameters.sequences)
         ]

@@ -1,13 +1,16 @@
 """What one sequence brings to the choice of its next token: its parameters, and what is known of
-its tokens so far, kept up to date token by token, so that a step costs the same at any length."""
+its tokens so far."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
+
+from fusewire.engine.token_history import NGrams, RecentTokens, SeenTokens
 
 Biases = tuple[NDArray[np.int32], NDArray[np.float32]]
 
@@ -60,7 +63,7 @@ class SamplingState:
         """`stop_token_ids` are forbidden until `min_new_tokens` are there, and allowed even where
         they are a bad word (as in Hugging Face). `seed`: any integer, of which 64 bits count."""
         self.parameters = parameters
-        self.seed = (seed + 2**63) % 2**64 - 2**63
+        self.seed = _in_64_bits(seed)
         self.new_tokens = 0
         self._stop_token_ids = tuple(stop_token_ids)
         words = {tuple(w) for w in bad_words_ids if len(w) > 1 or w[0] not in self._stop_token_ids}
@@ -71,14 +74,23 @@ class SamplingState:
         self._static_arrays = _arrays(self._static)
 
         n = parameters.no_repeat_ngram_size
-        longest = max([n - 1, *(len(prefix) for prefix, _ in self._bad_words)])
-        self._recent = _Recent(prompt_ids, longest) if longest > 0 else None
-        self._ngrams = _NGrams(prompt_ids, n) if n > 0 else None
-        self._seen: _Seen | None = None
+        longest = max((len(prefix) for prefix, _ in self._bad_words), default=0)
+        self._recent = RecentTokens(prompt_ids, longest) if longest > 0 else None
+        self._ngrams = NGrams(prompt_ids, n) if n > 0 else None
+        self._seen: SeenTokens | None = None
         if parameters.repetition_penalty != 1:
-            self._seen = _Seen(prompt_ids)
+            self._seen = SeenTokens(prompt_ids)
         elif parameters.presence_penalty or parameters.frequency_penalty:
-            self._seen = _Seen(())
+            self._seen = SeenTokens(())
+
+    def fork(self, seed: int) -> SamplingState:
+        """Another sequence behind the same prompt, before either has a token."""
+        fork = copy(self)
+        fork.seed = _in_64_bits(seed)
+        fork._recent = self._recent and self._recent.fork()
+        fork._ngrams = self._ngrams and self._ngrams.fork()
+        fork._seen = self._seen and self._seen.fork()
+        return fork
 
     def append(self, token: int) -> None:
         """The token was generated."""
@@ -103,72 +115,14 @@ class SamplingState:
         if self._ngrams:
             banned += self._ngrams.completions()
         if self._recent:
-            last = self._recent.tokens
-            banned += [
-                token
-                for prefix, token in self._bad_words
-                if tuple(last[len(last) - len(prefix) :]) == prefix and len(prefix) <= len(last)
-            ]
+            banned += [t for prefix, t in self._bad_words if self._recent.end_with(prefix)]
         if not banned:
             return self._static_arrays
         return _arrays({**self._static, **dict.fromkeys(banned, _FORBIDDEN)})
 
 
-class _Recent:
-    """The last tokens of prompt and answer."""
-
-    def __init__(self, prompt_ids: Sequence[int], longest: int) -> None:
-        self._longest = longest
-        self.tokens = list(prompt_ids[-longest:])
-
-    def append(self, token: int) -> None:
-        self.tokens.append(token)
-        if len(self.tokens) > self._longest:
-            del self.tokens[0]
-
-
-class _NGrams:
-    """What followed each n - 1 tokens so far."""
-
-    def __init__(self, prompt_ids: Sequence[int], n: int) -> None:
-        self._n = n
-        self._followers: dict[tuple[int, ...], set[int]] = {}
-        self._prefix: tuple[int, ...] = ()
-        for token in prompt_ids:
-            self.append(token)
-
-    def append(self, token: int) -> None:
-        if len(self._prefix) == self._n - 1:
-            self._followers.setdefault(self._prefix, set()).add(token)
-        self._prefix = (*self._prefix, token)[-(self._n - 1) :] if self._n > 1 else ()
-
-    def completions(self) -> list[int]:
-        """Tokens that would complete an n-gram a second time."""
-        return sorted(self._followers.get(self._prefix, ()))
-
-
-class _Seen:
-    """The distinct tokens and how often each was generated, packed for the kernel."""
-
-    def __init__(self, prompt_ids: Sequence[int]) -> None:
-        distinct = np.unique(np.asarray(prompt_ids, np.int32))
-        self._size = len(distinct)
-        self._tokens = np.resize(distinct, self._size + 64)
-        self._counts = np.zeros(self._size + 64, np.int32)
-        self._places = {int(token): place for place, token in enumerate(distinct)}
-
-    def append(self, token: int) -> None:
-        place = self._places.setdefault(token, self._size)
-        if place == self._size:
-            if place == len(self._tokens):
-                self._tokens = np.resize(self._tokens, 2 * place)
-                self._counts = np.resize(self._counts, 2 * place)
-            self._tokens[place], self._counts[place] = token, 0
-            self._size += 1
-        self._counts[place] += 1
-
-    def arrays(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        return self._tokens[: self._size], self._counts[: self._size]
+def _in_64_bits(seed: int) -> int:
+    return (seed + 2**63) % 2**64 - 2**63
 
 
 def _arrays(biases: Mapping[int, float]) -> Biases:
