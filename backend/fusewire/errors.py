@@ -6,11 +6,19 @@ message must stand alone: what, got, wanted, remedy. It never carries a tracebac
 
 from __future__ import annotations
 
+from typing import Self
+
 _LONGEST_NAME = 64
 
 
 class FusewireError(Exception):
-    """Base of all errors that fusewire raises deliberately."""
+    """Base of all errors that fusewire raises deliberately. One that several are told is copied for
+    each: an error collects the tracebacks of all who raise it."""
+
+    def __copy__(self) -> Self:
+        twin = type(self).__new__(type(self), *self.args)
+        twin.__dict__.update(self.__dict__)
+        return twin
 
 
 class InvalidInput(FusewireError):

@@ -301,7 +301,9 @@ def test_a_row_without_a_distribution_gives_minus_one_and_harms_no_other(place: 
         Sequence(Parameters(), [1], [], bad_words=everything),
     ]
     states = [s.state() for s in sequences]
-    assert [each.token >= 0 for each in sample(place, logits, states)] == [True, False, False]
+    drawn = sample(place, logits, states)
+    assert [each.token >= 0 for each in drawn] == [True, False, False]
+    assert [each.forbidden for each in drawn] == [False, False, True]  # whose fault it is
     assert [state.new_tokens for state in states] == [1, 0, 0]
 
 

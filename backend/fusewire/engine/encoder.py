@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -159,7 +160,7 @@ class EncoderEngine:
         for place, index in enumerate(order):
             try:
                 if place in errors:
-                    raise errors[place]
+                    raise copy(errors[place])
                 self._task.check(queries[index])
             except Exception as error:
                 answers[index] = failure(error)

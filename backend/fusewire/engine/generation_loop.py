@@ -8,6 +8,7 @@ token becomes text and is told; who is done leaves, and its pages are free at on
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import count
@@ -20,7 +21,7 @@ from fusewire.engine.continuation import Continuation, Delta
 from fusewire.engine.generation_scheduler import GenerationScheduler, GenerationSequence, Step
 from fusewire.engine.request import ComputeFailed, failure
 from fusewire.engine.sampling import Drawn, Sampler, SamplingState
-from fusewire.errors import FusewireError, Unavailable
+from fusewire.errors import FusewireError, InvalidInput, Unavailable
 from fusewire.models.step_batch import StepBatch
 
 if TYPE_CHECKING:
@@ -35,6 +36,13 @@ TOO_LATE = (
 NO_NUMBERS = (
     "compute: got logits that are no numbers, wanted a distribution; use another dtype, or report "
     "the model"
+)
+
+FORBIDDEN = (
+    "sampling_parameters",
+    "what forbids every token that could come next",
+    "at least one to choose from",
+    "forbid less by no_repeat_ngram_size, bad_words or min_new_tokens, or ask for fewer tokens",
 )
 
 # What a request is told: what a step added, or the error that ends it.
@@ -194,7 +202,8 @@ class GenerationLoop:
         self, generation: Generation, branch: Branch, sequence: GenerationSequence, drawn: Drawn
     ) -> None:
         if drawn.token < 0:
-            self._fail(generation, ComputeFailed(NO_NUMBERS))
+            at_fault = InvalidInput(*FORBIDDEN) if drawn.forbidden else ComputeFailed(NO_NUMBERS)
+            self._fail(generation, at_fault)
             return
         sequence.token_ids.append(drawn.token)
         told = branch.continuation.accept(drawn.token, drawn.logprob, drawn.top_logprobs)
@@ -222,7 +231,7 @@ class GenerationLoop:
         if generation.open:
             for branch in generation.branches:
                 self._end(generation, branch)
-            generation.tell(error)
+            generation.tell(copy(error))
 
 
 def _batch(step: Step) -> tuple[StepBatch, list[GenerationSequence]]:

@@ -13,6 +13,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -136,7 +137,7 @@ class MicroBatches:
             return
         failed = failure(error)
         for member in members:
-            self._answers[self._owners[member]] = failed
+            self._answers[self._owners[member]] = copy(failed)
 
     def _still_wanted(self, members: list[int]) -> list[int]:
         """Those whose requests neither failed meanwhile nor were cancelled."""

@@ -8,6 +8,7 @@ nothing else in the batch.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -25,11 +26,13 @@ __all__ = ["Drawn", "Sampler", "SamplingParameters", "SamplingState"]
 @dataclass(frozen=True)
 class Drawn:
     """The next token of a sequence; -1 where its row has no distribution: NaN or +inf among the
-    logits, or every token forbidden. `top_logprobs`: (token, log-probability), likeliest first."""
+    logits, or `forbidden`, where the model has one of which the parameters leave nothing.
+    `top_logprobs`: (token, log-probability), likeliest first."""
 
     token: int
     logprob: float
     top_logprobs: Sequence[tuple[int, float]] = ()
+    forbidden: bool = False
 
 
 class Sampler:
@@ -69,7 +72,8 @@ class Sampler:
             )
         ):
             top = [(at, value - of_all) for at, value in tops.get(row, ())]
-            drawn.append(Drawn(token, logit - of_all, top))
+            forbidden = token < 0 and math.isfinite(of_all)
+            drawn.append(Drawn(token, logit - of_all, top, forbidden))
             if token >= 0:
                 states[row].append(token)
         return drawn

@@ -1,0 +1,37 @@
+"""An error that several requests are told is each one's own."""
+
+from __future__ import annotations
+
+import threading
+from copy import copy
+
+import pytest
+from fusewire.engine.request import ComputeFailed
+from fusewire.errors import FusewireError, InvalidInput
+
+from tests.engine.generating import ask, tiny_engine
+
+
+def test_a_step_that_fails_has_an_error_for_each_request(tmp_path, monkeypatch):
+    with tiny_engine(tmp_path) as engine:
+        step, begun = engine.model.step, threading.Event()
+        monkeypatch.setattr(engine.model, "step", lambda *a: (begun.wait(60), 1 / 0))
+        answers = [ask(engine, [n], max_new_tokens=3)[0] for n in range(4)]
+        begun.set()
+        told = []
+        for answer in answers:
+            with pytest.raises(ComputeFailed, match="ZeroDivisionError") as failed:
+                answer.finish()
+            told.append(failed.value)
+        assert len(set(map(id, told))) == 4
+        monkeypatch.setattr(engine.model, "step", step)
+
+
+def test_a_copy_says_the_same_and_has_no_traceback():
+    try:
+        raise InvalidInput("top_k", -5, "at least 0", "raise it")
+    except FusewireError as error:
+        raised, twin = error, copy(error)
+    assert (type(twin), str(twin), twin.field) == (InvalidInput, str(raised), "top_k")
+    assert raised.__traceback__ is not None
+    assert twin.__traceback__ is None
