@@ -38,6 +38,7 @@ from fusewire.engine.seeds import seed_of
 from fusewire.errors import ConfigurationError, Unavailable
 from fusewire.models import load_decoder
 from fusewire.placement import Placement
+from fusewire.tasks.bad_words import BadWords
 from fusewire.tasks.detokenizer import Detokenizer
 from fusewire.tasks.generation_checks import check
 from fusewire.tasks.generation_defaults import generation_defaults
@@ -91,6 +92,7 @@ class GenerationEngine:
             )
         self.tokenizer = tokenizer
         self._detokenizer = Detokenizer(tokenizer)
+        self._bad_words = BadWords(tokenizer)
         self.limits = limits_of(self.model, settings)
         self.defaults = generation_defaults(Path(folder), self.limits)
         pages = self._pages()
@@ -248,11 +250,7 @@ class GenerationEngine:
         eos = () if parameters.ignore_eos else self.model.eos_token_ids
         stop_tokens = frozenset((*eos, *parameters.stop_token_ids))
         strings = StopStrings(parameters.stop)
-        bad_words = [
-            self.tokenizer.backend.encode(spelled, add_special_tokens=False).ids
-            for word in parameters.bad_words
-            for spelled in (word, f" {word}")
-        ]
+        bad_words = self._bad_words.token_ids(parameters.bad_words)
         seed = parameters.seed if parameters.seed is not None else secrets.randbits(63)
         first = SamplingState(parameters, ids, stop_tokens, seed, bad_words)
         return [

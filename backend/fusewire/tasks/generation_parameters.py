@@ -121,7 +121,11 @@ class GenerationParameters(BaseModel):
     bad_words: Annotated[
         tuple[Annotated[Text, Field(max_length=LONGEST_BAD_WORD)], ...],
         Field(max_length=MOST_BAD_WORDS),
-    ] = Field(default=(), description="Words whose tokens are never generated in a row.")
+    ] = Field(
+        default=(),
+        description="Words whose tokens are never generated in a row, as they are spelled behind "
+        "a space and without one.",
+    )
     stop: Annotated[
         tuple[Annotated[Text, Field(max_length=LONGEST_STOP)], ...], Field(max_length=MOST_STOPS)
     ] = Field(
