@@ -78,6 +78,12 @@ size_t pack_weight_bytes(int64_t n, int64_t k) {
   return static_cast<size_t>((n + kPanel - 1) / kPanel * kPanel * k) * sizeof(float);
 }
 
+// Panels serve gemm alone: of an embedding that is also a head (tied weights) the rows stay too, as
+// a row's numbers are a panel's width apart in one, and each would be read with a line of others.
+bool packing_copies() {
+  return false;
+}
+
 void pack_weight(void* packed, const void* weight, int64_t n, int64_t k, const Stream&) {
   float* out = static_cast<float*>(packed);
   const float* w = static_cast<const float*>(weight);

@@ -17,6 +17,11 @@ size_t pack_weight_bytes(int64_t n, int64_t k) {
 }
 
 template <class T>
+bool packing_copies() {
+  return true;
+}
+
+template <class T>
 void pack_weight(void* packed, const void* weight, int64_t n, int64_t k, const Stream& stream) {
   check(cudaMemcpyAsync(packed, weight, static_cast<size_t>(n * k) * sizeof(T), cudaMemcpyDefault,
                         handle(stream)),  // from the host too
@@ -43,6 +48,7 @@ void gemm(void* out, int64_t out_stride, const void* x, int64_t x_stride, const 
 
 #define INSTANTIATE(T)                                                                  \
   template size_t pack_weight_bytes<T>(int64_t, int64_t);                               \
+  template bool packing_copies<T>();                                                    \
   template void pack_weight<T>(void*, const void*, int64_t, int64_t, const Stream&);    \
   template void gemm<T>(void*, int64_t, const void*, int64_t, const void*, const void*, \
                         const void*, int64_t, int64_t, int64_t, int64_t, Activation,    \

@@ -5,6 +5,8 @@
 
 namespace fusewire {
 
+constexpr uintptr_t kLine = 128;  // bytes: where kernels like rows to begin
+
 Linear::Linear(const Tensor& weight, const Tensor* bias, const Stream& stream) {
   const bool on_host = weight.device.type == DeviceType::kCpu;
   const Stream source = on_host ? Stream{} : stream;
@@ -20,9 +22,15 @@ Linear::Linear(const Tensor& weight, const Tensor* bias, const Stream& stream) {
   const CurrentDevice current(stream.device);
   const Kernels& kernels = kernels_for(stream.device, dtype_);
   CachingAllocator& allocator = default_allocator(stream.device);
-  bytes_ = kernels.pack_weight_bytes(out.size, in.size);
-  packed_ = allocator.allocate(bytes_, "weights", stream);
-  kernels.pack_weight(packed_.get(), weight.data, out.size, in.size, stream);
+  const bool begins_a_line = reinterpret_cast<uintptr_t>(weight.data) % kLine == 0;
+  if (!on_host && weight.owner && begins_a_line && kernels.packing_copies()) {
+    bytes_ = 0;
+    packed_ = std::shared_ptr<void>(weight.owner, weight.data);
+  } else {
+    bytes_ = kernels.pack_weight_bytes(out.size, in.size);
+    packed_ = allocator.allocate(bytes_, "weights", stream);
+    kernels.pack_weight(packed_.get(), weight.data, out.size, in.size, stream);
+  }
   if (bias) {
     bias_ = allocator.allocate(bias->bytes(), "weights", stream);
     Runtime& device = runtime(stream.device.type);

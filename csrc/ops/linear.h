@@ -9,7 +9,8 @@ namespace fusewire {
 class Linear {
  public:
   // weight [out_features, in_features], bias [out_features] or null, both in the memory of the
-  // stream's device or both in the host's. They are copied.
+  // stream's device or both in the host's. They are copied, but for a weight on the device that its
+  // GEMM reads as it lies: that is shared (an embedding that is also a head).
   Linear(const Tensor& weight, const Tensor* bias, const Stream& stream);
 
   int64_t in_features() const { return in_features_; }

@@ -103,7 +103,8 @@ void register_ops(py::module_& m) {
   py::class_<Linear, std::shared_ptr<Linear>>(
       m, "Linear",
       "weight[out_features, in_features] packed for the target, with its bias; both come from "
-      "the stream's device or both from the host.")
+      "the stream's device or both from the host. nbytes: of what it holds by itself, which a "
+      "weight on a GPU is not.")
       .def(py::init([](const Tensor& weight, const Tensor* bias, const Stream& stream) {
              return std::make_shared<Linear>(weight, bias, stream);
            }),

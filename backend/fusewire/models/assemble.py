@@ -22,6 +22,7 @@ class Weights:
     def __init__(self, checkpoint: Checkpoint, place: Placement) -> None:
         self._checkpoint = checkpoint
         self._place = place
+        self._tables: dict[str, kernels.Tensor] = {}  # those that are as they are stored
 
     def table(self, table: Table, projection: Dense | None = None) -> kernels.Tensor:
         """`projection` is applied to each row, once and for all."""
@@ -30,7 +31,10 @@ class Weights:
         else:
             rows = self._checkpoint.take(table.name)[table.skipped :]
             rows = rows @ self._stacked(projection, "weight", "float32").T
-        return self._place.floats(rows, table.name)
+        tensor = self._place.floats(rows, table.name)
+        if projection is None and not table.skipped:
+            self._tables[table.name] = tensor
+        return tensor
 
     def norm(self, norm: Norm) -> tuple[kernels.Tensor, kernels.Tensor | None]:
         bias = self._vector(f"{norm.name}.bias") if norm.bias else None
@@ -42,7 +46,11 @@ class Weights:
         return self._place.floats(weight, name), bias
 
     def linear(self, dense: Dense) -> kernels.Linear:
-        """Prepacked; several names become one matrix, so that one product serves them all."""
+        """Prepacked; several names become one matrix, so that one product serves them all. A head
+        whose weight is a table (tied embeddings) shares its memory where it can."""
+        tied = self._tables.get(f"{dense.names[0]}.weight")
+        if tied is not None and not dense.bias:
+            return self._place.linear_of(tied)
         dtype = self._place.dtype
         weight = self._stacked(dense, "weight", dtype)
         bias = self._stacked(dense, "bias", dtype) if dense.bias else None
