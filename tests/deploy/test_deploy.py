@@ -85,6 +85,13 @@ def test_the_dashboard_shows_what_an_operator_needs() -> None:
         "fusewire_padding_tokens_total",
         "fusewire_batch_tokens_bucket",
         "fusewire_allocator_reserved_bytes",
+        "fusewire_time_to_first_token_seconds_bucket",
+        "fusewire_inter_token_seconds_bucket",
+        "fusewire_running",
+        "fusewire_waiting",
+        "fusewire_kv_pages_used_ratio",
+        "fusewire_preemptions_total",
+        "fusewire_prefix_hit_tokens_total",
     }
     assert wanted <= dashboard_metrics()
 

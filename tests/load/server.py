@@ -12,9 +12,11 @@ from pathlib import Path
 
 
 @contextlib.contextmanager
-def served(folder: Path, name: str, *flags: str) -> Iterator[dict[str, str]]:
-    """Yields the server's addresses (`grpc`, `http`, `metrics`) on free loopback ports."""
-    command = [sys.executable, "-m", "fusewire.cli", "serve", f"{name}={folder}", "--json", *flags]
+def served(folder: Path, name: str, *flags: str, **more: Path) -> Iterator[dict[str, str]]:
+    """Yields the server's addresses (`grpc`, `http`, `metrics`) on free loopback ports. `flags`: of
+    `fusewire serve`; `more`: folders of further models, by name."""
+    sources = [f"{name}={folder}" for name, folder in ({name: folder} | more).items()]
+    command = [sys.executable, "-m", "fusewire.cli", "serve", *sources, "--json", *flags]
     for port in ("grpc-port", "http-port", "metrics-port"):
         command += [f"--{port}", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
