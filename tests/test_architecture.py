@@ -76,14 +76,15 @@ MAY_IMPORT = {
     "engine.micro_batches": {"errors", "kernels", "models", "tasks", "engine"},
     "engine.encoder": {"errors", "kernels", "models", "placement", "tasks", "engine"},
     "interop": {"errors", "kernels", "padded", "placement", "models", "weights", "engine.batch"},
+    "parity": {"errors", "models", "placement", "interop"},
     "serving": {"devices", "errors", "kernels", "engine", "models", "tasks", "weights"},
     "serving.openai": {"errors", "serving", "tasks", "weights"},
-    "cli": {"errors", "kernels", "engine", "models", "tasks", "weights", "serving", "interop"},
+    "cli": {"errors", "kernels", "engine", "models", "tasks", "weights", "serving", "parity"},
 }
 ONLY_IN = {
     "_C": {"kernels"},
-    "torch": {"interop", "torch_memory"},
-    "transformers": {"interop"},
+    "torch": {"interop", "parity", "torch_memory"},
+    "transformers": {"parity"},
     "fastapi": {"serving.openai"},
     "uvicorn": {"serving.openai"},
     "triton_python_backend_utils": set(),  # backend/model.py alone

@@ -212,8 +212,11 @@ def check(
     dtype: Annotated[str, typer.Option(help="auto, float32, float16 or bfloat16.")] = "auto",
     as_json: Json = False,
 ) -> None:
-    """Compares fusewire with transformers on random ragged input; exit code 1 if they differ."""
-    from fusewire.interop import parity
+    """Compares fusewire with transformers on random ragged input; exit code 1 if they differ.
+
+    Of a model that generates: the logits after each prompt and of 16 greedy tokens behind it.
+    """
+    from fusewire.parity import parity
 
     with err.status("running the model twice"):
         found = parity(folder, task, device, dtype, sequences=sequences)
@@ -233,6 +236,8 @@ def check(
             f"{found.tokens} tokens"
         )
         out.print(table)
+        if found.greedy_tokens:
+            out.print(f"greedy tokens: {found.greedy_equal} of {found.greedy_tokens} equal")
         out.print("equal within " if passed else "DIFFERENT: more than ", f"{tolerance:g}", sep="")
     raise typer.Exit(0 if passed else 1)
 

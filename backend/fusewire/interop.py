@@ -5,13 +5,11 @@
     output.last_hidden_state, output.logits, ...
 
 Padding is dropped before anything is computed and comes back as zeros. torch is imported only
-when a torch module or tensor is handed in; transformers only by `parity`.
+when a torch module or tensor is handed in.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,16 +21,6 @@ from fusewire.errors import ConfigurationError, InvalidInput
 from fusewire.models import EncoderModel, build_model, load_model, read_config, tasks_of
 from fusewire.padded import ModelOutput, integers, is_torch, token_mask, unpack
 from fusewire.placement import Placement
-
-# Task -> the transformers class that answers it, for `parity`.
-_AUTO_CLASSES = {
-    "embed": "AutoModel",
-    "hidden": "AutoModel",
-    "classify": "AutoModelForSequenceClassification",
-    "tag": "AutoModelForTokenClassification",
-    "answer": "AutoModelForQuestionAnswering",
-    "fill": "AutoModelForMaskedLM",
-}
 
 
 class Encoder:
@@ -160,88 +148,6 @@ def from_torch(
     arrays = {name: _weight(tensor) for name, tensor in hf_model.state_dict().items()}
     task = task or tasks_of(values)
     return Encoder(build_model(values, arrays, task, place, pooler=True), task)
-
-
-@dataclass(frozen=True)
-class Parity:
-    """How far fusewire and transformers differ on the same input."""
-
-    architecture: str
-    task: str
-    dtype: str
-    sequences: int
-    tokens: int
-    differences: Mapping[str, float]  # result name -> largest absolute difference
-
-    @property
-    def largest(self) -> float:
-        return float(np.max(list(self.differences.values())))
-
-
-def parity(
-    folder: Path | str,
-    task: str | None = None,
-    device: Any = "cpu",
-    dtype: str = "auto",
-    *,
-    sequences: int = 8,
-    seed: int = 0,
-) -> Parity:
-    """Runs random ragged sequences (one token up to 512 or the model's limit) through fusewire on
-    `device` as one batch and through transformers (CPU, eager attention, fp32) one by one.
-
-    Needs torch and transformers; ConfigurationError where they are not installed.
-    """
-    try:
-        import torch
-        import transformers
-    except ImportError as error:
-        raise ConfigurationError(
-            f"parity: got no module {error.name!r}, wanted torch and transformers to compare with; "
-            "install both: `pip install '.[torch]'` in fusewire's folder"
-        ) from None
-    ours = load(folder, task, device, dtype)
-    reference = getattr(transformers, _AUTO_CLASSES[ours.task]).from_pretrained(
-        folder, attn_implementation="eager", dtype=torch.float32, local_files_only=True
-    )
-    reference.eval()
-    ids, types, mask = _random_input(ours.model, sequences, seed)
-    result = ours(ids, mask, types if ours.model.uses_token_types else None)
-    differences = dict.fromkeys(result, 0.0)
-    for row, length in enumerate(mask.sum(axis=1)):
-        inputs = {"input_ids": torch.from_numpy(ids[row : row + 1, :length])}
-        if ours.model.uses_token_types:
-            inputs["token_type_ids"] = torch.from_numpy(types[row : row + 1, :length])
-        with torch.no_grad():
-            expected = reference(**inputs)
-        for name, values in result.items():
-            wanted = expected[name][0].numpy()
-            got = values[row] if values[row].shape == wanted.shape else values[row][:length]
-            # Not max(): a NaN on either side must come through.
-            worst = np.maximum(differences[name], np.abs(got - wanted).max())
-            differences[name] = float(worst)
-    return Parity(
-        type(reference).__name__,
-        ours.task,
-        ours.model.place.dtype,
-        sequences,
-        int(mask.sum()),
-        differences,
-    )
-
-
-def _random_input(
-    model: EncoderModel, sequences: int, seed: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    random = np.random.default_rng(seed)
-    longest = min(model.max_length, 512)
-    lengths = random.integers(1, max(2, longest // 4), sequences)
-    lengths[0] = 1
-    lengths[-1] = longest
-    mask = np.arange(longest) < lengths[:, None]
-    ids = random.integers(0, model.vocab_size, mask.shape)
-    types = random.integers(0, max(1, model.type_vocab_size), mask.shape)
-    return ids, types, mask.astype(np.int64)
 
 
 def _weight(tensor: Any) -> NDArray[Any]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from fusewire.errors import CheckpointError, ConfigurationError, InvalidInput
-from fusewire.interop import parity
+from fusewire.parity import parity
 
 from tests import tolerance
 from tests.places import GPU, TORCH_DTYPES

@@ -18,6 +18,7 @@ from fusewire.serving.config import (
     ServerSettings,
 )
 
+from tests.models.tiny_decoders import tiny_decoder
 from tests.reference import tiny_checkpoint
 
 
@@ -163,6 +164,19 @@ def test_check_compares_with_transformers(
     assert json.loads(capsys.readouterr().out)["passed"] is True
     assert run(monkeypatch, "check", tmp_path, "--tolerance=0") == 1
     assert "DIFFERENT" in capsys.readouterr().out
+
+
+def test_check_of_a_decoder_says_how_many_greedy_tokens_are_equal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    tiny_decoder(tmp_path, "mistral")
+    assert run(monkeypatch, "check", tmp_path, "--sequences=3") == 0
+    words = capsys.readouterr().out
+    assert "MistralForCausalLM, task generate: 3 sequences" in words
+    assert "greedy tokens: 48 of 48 equal" in words
+    assert run(monkeypatch, "check", tmp_path, "--json", "--tolerance=0") == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["greedy_equal"] == found["greedy_tokens"] == 8 * 16
 
 
 def test_request_parameters_keep_their_types() -> None:
