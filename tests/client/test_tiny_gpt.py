@@ -1,0 +1,57 @@
+"""The demo's model: its gradients are torch's, and what it saves is a Hugging Face folder."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from tests.tolerance import MODEL_FP32
+
+SCRIPT = Path(__file__).parents[2] / "client/examples/tiny_gpt.py"
+
+
+@pytest.fixture(scope="module")
+def tiny_gpt() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("tiny_gpt", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_loss_and_gradients_are_those_of_transformers(tiny_gpt: ModuleType, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    weights = tiny_gpt.initial(rng)
+    tiny_gpt.save(tmp_path, weights, tiny_gpt.train_tokenizer(tiny_gpt.prose()[:20000]))
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
+    ids = rng.integers(0, tiny_gpt.VOCABULARY, (3, tiny_gpt.WINDOW + 1))
+    loss, gradients = tiny_gpt.gradients(weights, ids)
+    wanted = model(torch.from_numpy(ids), labels=torch.from_numpy(ids)).loss
+    wanted.backward()
+    assert abs(loss - float(wanted.detach())) <= MODEL_FP32
+    for name, parameter in model.named_parameters():
+        if not name.endswith("norm.weight"):  # these are not trained
+            gradient = parameter.grad.numpy()
+            atol = MODEL_FP32 * float(np.abs(gradient).max())
+            np.testing.assert_allclose(gradients[name], gradient, atol=atol, rtol=0, err_msg=name)
+
+
+def test_the_text_is_prose_and_training_learns_it(
+    tiny_gpt: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = tiny_gpt.prose()
+    assert len(text) > 100_000
+    ids = np.array(tiny_gpt.train_tokenizer(text[:50_000]).encode(text[:50_000]).ids)
+    assert ids.max() < tiny_gpt.VOCABULARY
+    monkeypatch.setattr(tiny_gpt, "STEPS", 12)
+    monkeypatch.setattr(tiny_gpt, "BATCH", 4)
+    losses: list[float] = []
+    tiny_gpt.train(ids, losses.append)
+    assert losses[-1] < losses[0] - 0.5
