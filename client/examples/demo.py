@@ -25,6 +25,7 @@ from fusewire_client import Client
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
+from rich.text import Text
 
 SENTENCES = {
     "cat": "A cat sleeps on the sofa.",
@@ -41,7 +42,6 @@ WRITING = {"model": "tiny-gpt", "temperature": 0.6, "top_p": 0.9, "seed": 3, "ig
 PAUSE_S = 0.015  # the server is faster than eyes
 LONG = 4000  # tokens
 COPIES = 16  # of each sentence and protocol, all at once: the server batches what it can
-
 
 console = Console()
 
@@ -134,7 +134,7 @@ def page(url: str) -> str:
 
 def side_by_side(texts: dict[str, str]) -> Table:
     table = Table(*texts, title=f"{len(texts)} texts at once, each in the same steps")
-    table.add_row(*(text.replace("\n", " ") for text in texts.values()))
+    table.add_row(*(Text(text.replace("\n", " ")) for text in texts.values()))
     return table
 
 
