@@ -37,8 +37,9 @@ SENTENCES = {
     "bread": "Knead the dough for ten minutes, let it rise until it has doubled, then bake it.",
     "loaf": "How do I make a loaf at home?",
 }
-PROMPTS = ("A class is", "The value of", "If an exception is raised", 'The "for" statement')
-WRITING = {"model": "tiny-gpt", "temperature": 0.6, "top_p": 0.9, "seed": 3, "ignore_eos": True}
+PROMPTS = ("A function", "A class is", "The value of", "If an exception is raised")
+SAMPLING = {"temperature": 0.6, "top_p": 0.9, "frequency_penalty": 0.3, "seed": 3}
+WRITING = {"model": "tiny-gpt", "ignore_eos": True, **SAMPLING}
 PAUSE_S = 0.015  # the server is faster than eyes
 LONG = 4000  # tokens
 COPIES = 16  # of each sentence and protocol, all at once: the server batches what it can
