@@ -9,7 +9,7 @@ from fusewire import kernels as k
 from tests.ops.activations import ACTIVATIONS
 from tests.ops.case import Arrays, Case, Operands, normal
 
-# (tokens, in_features, out_features, activation)
+# (tokens, in_features, out_features, activation[, whether there is a bias])
 LINEARS = [
     (1, 1, 1, "none"),
     (1, 64, 33, "gelu_erf"),
@@ -23,6 +23,8 @@ LINEARS = [
 # BERT-base, from one token to a batch whose size nothing divides.
 BERT_TOKENS = (1, 7, 64, 129, 613)
 BERT_LINEARS = [(768, 2304, "none"), (768, 3072, "gelu_erf")]
+# A head: no bias, and a vocabulary that nothing divides.
+HEADS = [(768, 1003, "none", False), (4096, 515, "none", False)]
 BERT_RESIDUALS = [(768, 768, "none"), (3072, 768, "none")]
 
 
@@ -36,17 +38,23 @@ def make(rng: np.random.Generator, shape: tuple) -> Arrays:
     }
 
 
-def packed(o: Operands, a: Arrays) -> k.Linear:
-    return o.place.linear(a["weight"], a["bias"])
+def packed(o: Operands, a: Arrays, shape: tuple = ()) -> k.Linear:
+    return o.place.linear(a["weight"], a["bias"] if biased(shape) else None)
+
+
+def biased(shape: tuple) -> bool:
+    return shape[4:] != (False,)
 
 
 CASES = {
     "linear": Case(
         LINEARS,
         make,
-        lambda o, a, s: o.result(k.linear, (s[0], s[2]), o.rows(a["x"]), packed(o, a), s[3]),
-        lambda t, s: ACTIVATIONS[s[3]](F.linear(t["x"], t["weight"], t["bias"])),
-        gpu_shapes=tuple((m, *sizes) for m in BERT_TOKENS for sizes in BERT_LINEARS),
+        lambda o, a, s: o.result(k.linear, (s[0], s[2]), o.rows(a["x"]), packed(o, a, s), s[3]),
+        lambda t, s: ACTIVATIONS[s[3]](
+            F.linear(t["x"], t["weight"], t["bias"] if biased(s) else None)
+        ),
+        gpu_shapes=tuple((m, *sizes) for m in BERT_TOKENS for sizes in BERT_LINEARS + HEADS),
     ),
     "linear_add": Case(
         LINEARS,
