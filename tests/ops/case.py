@@ -59,7 +59,17 @@ class Operands:
     def result(self, call: Callable, shape: tuple[int, int], *arguments) -> np.ndarray:
         out = self.room(*shape)
         call(out, *arguments, stream=self.place.stream)
+        if self.layout == "strided":
+            self._expect_untouched_gaps(out)
         return self.read(out)
+
+    def _expect_untouched_gaps(self, out: k.Tensor) -> None:
+        """What lies between the rows may be somebody else's."""
+        (rows, cols), whole = out.shape, as_torch(out, self.place)
+        if rows > 1 and cols:
+            gap = whole.stride(0) - cols
+            gaps = whole.as_strided((rows - 1, gap), whole.stride(), cols)
+            assert bool(gaps.isnan().all()), "an op wrote between the rows"
 
     def read(self, tensor: k.Tensor) -> np.ndarray:
         if self.layout != "strided":
