@@ -127,22 +127,24 @@ bool sm90_gemm_fits(const GemmArguments& a, int configuration) {
     return reinterpret_cast<uintptr_t>(pointer) % 16 == 0 && stride % 8 == 0;
   };
   constexpr int64_t kMost = 1 << 30;
+  const bool whole = a.n % 8 == 0;  // else TMA would write between the rows
   if (!aligned(a.out, a.out_stride) || !aligned(a.x, a.x_stride) || !aligned(a.weight, a.k) ||
       !aligned(a.bias, 0) || !aligned(a.residual, a.residual == nullptr ? 0 : a.residual_stride) ||
       (a.residual == a.out && a.residual_stride != a.out_stride) || a.k < 8 ||
-      (a.n % 8 != 0 && (a.bias != nullptr || a.residual != nullptr)) || a.m > kMost ||
-      a.n > kMost || a.k > kMost) {
+      (!whole && (a.bias != nullptr || a.residual != nullptr)) || a.m > kMost || a.n > kMost ||
+      a.k > kMost) {
     return false;
   }
   const Configuration c = configuration_of(configuration);
   if (c.split == 0) {  // ping-pong's registers have no room for an activation before a residual
-    return a.m > 128 &&
+    return a.m > 128 && whole &&
            !(c.ping_pong && a.residual != nullptr && a.activation != Activation::kNone);
   }
   // What cannot win is not timed: tiles that are mostly padding, or small and many.
   const int64_t token_tiles = tiles(a.m, c.tokens);
   const int64_t blocks = tiles(a.n, c.channels) * token_tiles * c.split;
-  return c.split <= tiles(a.k, 64) && (c.tokens == 16 || a.m > c.tokens / 2) &&
+  const bool many = c.tokens == 32 && tiles(a.n, c.channels) > multiprocessors();  // a vocabulary
+  return c.split <= tiles(a.k, 64) && (c.tokens == 16 || a.m > c.tokens / 2 || many) &&
          (token_tiles <= 8 || c.tokens == 128) && token_tiles <= 65535 &&
          (blocks <= 2 * multiprocessors() || c.split == 1);
 }

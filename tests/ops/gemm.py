@@ -24,7 +24,7 @@ LINEARS = [
 BERT_TOKENS = (1, 7, 64, 129, 613)
 BERT_LINEARS = [(768, 2304, "none"), (768, 3072, "gelu_erf")]
 # A head: no bias, and a vocabulary that nothing divides.
-HEADS = [(768, 1003, "none", False), (4096, 515, "none", False)]
+HEADS = [(768, 1003, "none", False), (1024, 515, "none", False)]
 BERT_RESIDUALS = [(768, 768, "none"), (3072, 768, "none")]
 
 
