@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import queue
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -13,8 +12,8 @@ from typing import Any
 
 import numpy as np
 from fusewire.engine.continuation import Delta
-from fusewire.engine.generation import GenerationEngine, Ticket
-from fusewire.engine.generation_loop import Told
+from fusewire.engine.generation import GenerationEngine, Inbox, Ticket
+from fusewire.errors import FusewireError
 from fusewire.tasks.generation_parameters import GenerationParameters
 
 PROMPT, ANSWER = (64, 0.8, 512), (48, 0.9, 256)  # median, spread of the logarithm, most
@@ -51,14 +50,23 @@ class Continuous:
     def __init__(self, engine: GenerationEngine, most: int) -> None:
         self._engine = engine
         self._tickets: list[Ticket] = []
-        self.errors: queue.SimpleQueue[Exception] = queue.SimpleQueue()
+        self._told: Inbox = queue.SimpleQueue()
 
     def offer(self, request: Request) -> None:
         parameters = GenerationParameters(max_new_tokens=request.new, ignore_eos=True)
-        ticket = self._engine.submit(
-            request.prompt, parameters, lambda told: self._told(request, told)
-        )
+        ticket = self._engine.submit(request.prompt, parameters, self._told, request)
         self._tickets.append(ticket)
+
+    def listen(self, until: float) -> None:
+        """Hears what is told until then, at least all that was told before; raises its errors."""
+        while True:
+            try:
+                request, told = self._told.get(timeout=max(0.0, until - time.perf_counter()))
+            except queue.Empty:
+                return
+            if isinstance(told, FusewireError):
+                raise told
+            self._hear(request, told)
 
     def stop(self) -> None:
         for ticket in self._tickets:
@@ -66,13 +74,9 @@ class Continuous:
         while self._engine.counts().running or self._engine.counts().waiting:
             time.sleep(0.001)
 
-    def _told(self, request: Request, told: Told) -> None:
-        if not isinstance(told, Delta):
-            self.errors.put(told)
-            return
-        if told.token is not None:  # else it was cancelled
-            request.times.append(time.perf_counter())
-            request.done = told.finish_reason is not None
+    def _hear(self, request: Request, delta: Delta) -> None:
+        request.times.append(time.perf_counter())
+        request.done = delta.finish_reason is not None
 
 
 class RunToCompletion(Continuous):
@@ -85,17 +89,10 @@ class RunToCompletion(Continuous):
         self._most = most
         self._waiting: deque[Request] = deque()
         self._running = 0
-        self._lock = threading.Lock()
 
     def offer(self, request: Request) -> None:
-        with self._lock:
-            self._waiting.append(request)
-            self._begin()
-
-    def stop(self) -> None:
-        with self._lock:
-            self._waiting.clear()
-        super().stop()
+        self._waiting.append(request)
+        self._begin()
 
     def _begin(self) -> None:
         if self._running:
@@ -105,12 +102,11 @@ class RunToCompletion(Continuous):
         for request in batch:
             super().offer(request)
 
-    def _told(self, request: Request, told: Told) -> None:
-        super()._told(request, told)
-        if not isinstance(told, Delta) or told.finish_reason is not None:
-            with self._lock:
-                self._running -= 1
-                self._begin()
+    def _hear(self, request: Request, delta: Delta) -> None:
+        super()._hear(request, delta)
+        if request.done:
+            self._running -= 1
+            self._begin()
 
 
 POLICIES: dict[str, Callable[[GenerationEngine, int], Continuous]] = {
@@ -122,13 +118,11 @@ def measured(policy: Continuous, offered: list[Request], seconds: float) -> dict
     """Offers each at its time; what was seen of those that came after the warm-up."""
     began = time.perf_counter()
     for request in offered:
-        time.sleep(max(0.0, began + request.at - time.perf_counter()))
+        policy.listen(began + request.at)
         policy.offer(request)
-    time.sleep(max(0.0, began + seconds - time.perf_counter()))
+    policy.listen(began + seconds)
     end = time.perf_counter()
     policy.stop()
-    if not policy.errors.empty():
-        raise policy.errors.get()
     return statistics(offered, began, began + WARM * seconds, end)
 
 

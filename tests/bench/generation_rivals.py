@@ -41,7 +41,7 @@ Generate = Callable[[Prompts, int], Run]
 
 def fusewire(folder: Path, threads: int) -> Generate:
     """The engine as it serves: requests in, each told of each of its tokens, with its text."""
-    from fusewire.engine.generation import GenerationEngine
+    from fusewire.engine.generation import GenerationEngine, Inbox
     from fusewire.engine.generation_settings import GenerationSettings
     from fusewire.tasks.generation_parameters import GenerationParameters
 
@@ -50,23 +50,19 @@ def fusewire(folder: Path, threads: int) -> Generate:
 
     def generate(prompts: Prompts, new_tokens: int) -> Run:
         run = Run.of(len(prompts))
-        told: queue.SimpleQueue[tuple[int, float, Any]] = queue.SimpleQueue()
+        told: Inbox = queue.SimpleQueue()
         parameters = GenerationParameters(
             max_new_tokens=new_tokens, ignore_eos=True, temperature=0.0
         )
         begin = time.perf_counter()
-
-        def listener(sequence: int) -> Callable[[Any], None]:
-            return lambda delta: told.put((sequence, time.perf_counter() - begin, delta))
-
         for sequence, prompt in enumerate(prompts):
-            engine.submit(prompt, parameters, listener(sequence))
+            engine.submit(prompt, parameters, told, sequence)
         for _ in range(len(prompts) * new_tokens):
-            sequence, seconds, delta = told.get()
+            sequence, delta = told.get()
             if isinstance(delta, Exception):
                 raise delta
             run.tokens[sequence].append(delta.token)
-            run.seconds[sequence].append(seconds)
+            run.seconds[sequence].append(time.perf_counter() - begin)
         run.whole_s = time.perf_counter() - begin
         return run
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+import queue
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,14 +22,17 @@ class Engine:
     """Takes requests; `end` ends the oldest."""
 
     def __init__(self) -> None:
-        self.running: list[Callable[[Any], None]] = []
+        self.running: list[tuple[queue.SimpleQueue[Any], Any]] = []
 
-    def submit(self, prompt: list[int], parameters: Any, tell: Callable[[Any], None]) -> Any:
-        self.running.append(tell)
+    def submit(
+        self, prompt: list[int], parameters: Any, told: queue.SimpleQueue[Any], tag: Any
+    ) -> Any:
+        self.running.append((told, tag))
         return SimpleNamespace(cancel=lambda: None)
 
     def end(self) -> None:
-        self.running.pop(0)(Delta(0, "", 1, 0.0, (), 0.0, 1, "length"))
+        told, tag = self.running.pop(0)
+        told.put((tag, Delta(0, "", 1, 0.0, (), 0.0, 1, "length")))
 
 
 def test_nobody_joins_a_batch_that_runs_to_completion() -> None:
@@ -41,6 +44,7 @@ def test_nobody_joins_a_batch_that_runs_to_completion() -> None:
     while engine.running:
         begun.append(len(engine.running))
         engine.end()
+        policy.listen(0.0)
     assert begun == [1, 2, 1, 1]  # the first alone, two of those that waited, the last
 
 

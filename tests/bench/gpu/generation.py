@@ -2,9 +2,10 @@
 
 Every contender of a step or a prompt is first compared with fp32 on fresh random ids; one that is
 off is reported and not timed. `device_ms` is the time between events around calls in a row: ours
-as the engine makes them, step and sampler, whose tokens the host reads; `launched_ms` the same
-launches recorded, without the host between them; `wall_ms` the median between two tokens of the
-engine itself. The floor is the bytes that a step reads, over the copy bandwidth of the same run.
+as the engine makes them, the recorded step and the sampler, whose tokens the host reads;
+`launched_ms` what the device does of it, without the host between them; `wall_ms` the median
+between two tokens of the engine itself. The floor is the bytes that a step reads, over the copy
+bandwidth of the same run.
 """
 
 from __future__ import annotations
@@ -100,8 +101,7 @@ def _step(
     past, ids = Past(case, bench.place), bench.ids(case, 1)
     bounds = bench.bounds(past, ids)
     pages = own.Pages(bench.own, case)
-    pages.fill(past)
-    mine = own.Step(pages, ids)
+    mine = own.Step(pages, past, ids)
     sides: list[Side] = [mine]
     if parts is not None:
         sides.append(rival.Graph(bench.weights, past, ids, parts, bench.place))
@@ -112,6 +112,7 @@ def _step(
         print(f"{case.model} {case.name}: the launches were not recorded: {error}", flush=True)
     found, ms = timed(sides, bounds, more)
     rows = [_step_row(row, ms, case, facts, part) for row in found]
+    rows[0]["replayed"] = mine.replayed
     for contender in more:
         rows[0]["launched_ms"] = round(ms[contender.name], 4)
     for side, row in zip(sides, rows, strict=True):

@@ -108,7 +108,7 @@ class _Live:
         self.shape = tuple(tensor.shape)
         self._tensor = tensor.detach()
 
-    def float32(self, name: str) -> Any:
+    def numbers(self, name: str, dtype: str) -> Any:
         return self._tensor.as_subclass(_Joined)
 
 

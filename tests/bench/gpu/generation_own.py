@@ -1,5 +1,5 @@
-"""Our side of generation: steps and prompts as the engine has them computed, the same launches
-without the host between them, and the engine itself."""
+"""Our side of generation: steps and prompts as the engine has them computed, what a step launches
+alone, and the engine itself."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -16,16 +15,14 @@ from statistics import median
 import numpy as np
 import torch
 from fusewire import kernels
-from fusewire.engine.continuation import Delta
-from fusewire.engine.generation import GenerationEngine
-from fusewire.engine.generation_loop import Told
+from fusewire.engine.generation import GenerationEngine, Inbox
 from fusewire.engine.generation_memory import PAGE_SIZE
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.engine.sampling import Sampler, SamplingState
 from fusewire.errors import FusewireError
 from fusewire.models.decoder import DecoderModel
 from fusewire.models.decoder_cache import DecoderCache
-from fusewire.models.step_batch import StepBatch, StepInput
+from fusewire.models.step_batch import StepBatch
 from fusewire.tasks.generation_parameters import GenerationParameters
 from torch import Tensor
 
@@ -71,14 +68,19 @@ class Pages:
 
 
 class Step:
-    """A step of a case with greedy draws, as the engine's loop has it computed."""
+    """A step of a case with greedy draws, as the engine's loop has it computed: recorded where the
+    device can record."""
 
     name = "fusewire"
 
-    def __init__(self, pages: Pages, ids: Tensor) -> None:
-        self.stream = torch_stream(pages.model.place.stream)
+    def __init__(self, pages: Pages, past: Past, ids: Tensor) -> None:
+        model, cache = pages.model, pages.cache
+        self.stream = torch_stream(model.place.stream)
         self._pages, self._batch = pages, pages.batch(ids)
-        model = pages.model
+        model.record_steps(cache, pages.case.batch, max_tokens=1)
+        pages.fill(past)  # recording writes into the pages
+        for _ in range(2):  # a step longer than those is recorded when it comes again
+            model.step(self._batch, cache)
         greedy = GenerationParameters(ignore_eos=True)
         self._states = [SamplingState(greedy, [0]) for _ in range(pages.case.batch)]
         self._sampler = Sampler(model.place, model.vocab_size)
@@ -90,24 +92,44 @@ class Step:
     def output(self) -> Tensor:
         return _logits(self._pages.model, self._batch, self._pages.cache)
 
+    @property
+    def replayed(self) -> bool:
+        return self._recording() is not None
+
     def launched(self) -> Contender:
-        """What the device does of it: its inputs there, nothing read back."""
-        model, place = self._pages.model, self._pages.model.place
-        inputs = StepInput(self._batch, PAGE_SIZE, place)
-        x = place.empty(self._batch.tokens, model.hidden_size)
-        rows = self._batch.sequences
+        """What the device does of it: the recorded step, its inputs there, and recorded draws that
+        nobody reads."""
+        model, place, batch = self._pages.model, self._pages.model.place, self._batch
+        logits = model.step(batch, self._pages.cache)
+        rows = batch.sequences
         tokens = place.empty(rows, dtype="int64")
         chosen, total = (place.empty(rows, dtype="float32") for _ in range(2))
         settings = self._sampler._settings(self._states)
 
-        def work() -> None:
-            model._forward(inputs, x, self._pages.cache)
-            logits = model._logits(x, inputs.logit_rows)
+        def draw() -> None:
             kernels.sample(tokens, logits, *settings, place.stream)
             kernels.gather_columns(chosen, logits, tokens, place.stream)
             kernels.log_sum_exp(total, logits, place.stream)
 
-        return launches("fusewire, launched", place.stream, [work])
+        graph = self._recording()
+        if graph is None and place.stream.can_capture:
+            raise kernels.Error("step: got no recording of it, wanted one; see what was logged")
+        draws = launches("draws", place.stream, [draw])
+
+        def work() -> None:
+            if graph is None:
+                model.step(batch, self._pages.cache)
+            else:
+                graph.replay(place.stream)
+            draws.run()
+
+        return Contender("fusewire, launched", work, self.stream)
+
+    def _recording(self) -> kernels.Graph | None:
+        replays = self._pages.model._replays
+        bucket = None if replays is None else replays.bucket(self._batch)
+        found = None if replays is None or bucket is None else replays.recorded.get(bucket)
+        return None if found is None else found[1]
 
 
 class Prompt:
@@ -155,24 +177,20 @@ class Answers:
     ) -> None:
         self.times: list[list[float]] = [[] for _ in prompts]
         self.tokens: list[list[int]] = [[] for _ in prompts]
-        self._told: queue.SimpleQueue[Told] = queue.SimpleQueue()
+        told: Inbox = queue.SimpleQueue()
         parameters = GenerationParameters(max_new_tokens=new, ignore_eos=True)
         began = time.perf_counter()
         for index, prompt in enumerate(prompts):
-            engine.submit(prompt, parameters, partial(self._listen, index))
+            engine.submit(prompt, parameters, told, index)
         left = len(prompts)
         while left:
-            told = self._told.get()
-            if isinstance(told, FusewireError):
-                raise told
-            left -= told.finish_reason is not None
-        self.seconds = time.perf_counter() - began
-
-    def _listen(self, index: int, told: Told) -> None:
-        if isinstance(told, Delta):
+            index, delta = told.get()
+            if isinstance(delta, FusewireError):
+                raise delta
             self.times[index].append(time.perf_counter())
-            self.tokens[index].append(-1 if told.token is None else told.token)
-        self._told.put(told)
+            self.tokens[index].append(delta.token)
+            left -= delta.finish_reason is not None
+        self.seconds = time.perf_counter() - began
 
     def step_seconds(self) -> float:
         """The median between two tokens while all requests ran."""
