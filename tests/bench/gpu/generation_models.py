@@ -115,6 +115,9 @@ class _Live:
 class _Direct(Placement):
     """Takes torch's tensors of its device and dtype as they are."""
 
+    def reserve(self, count: int, tag: str) -> None:
+        """Nothing: the numbers are there."""
+
     def floats(self, array: Any, name: str = "tensor") -> kernels.Tensor:
         return _ours(array) if isinstance(array, Tensor) else super().floats(array, name)
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from functools import cache, partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -138,6 +139,28 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(generation_bench, "ULPS", 64)  # the reference is no more precise than we
     with torch.no_grad():
         yield
+
+
+@pytest.mark.usefixtures("tiny")
+def test_a_model_is_built_once_for_all_its_parts_and_batches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    built, asked = [], []
+
+    def build(model: str, place: Place) -> Any:
+        built.append(model)
+        return SimpleNamespace(forget=lambda: None)
+
+    def part(bench: Any, of_part: list[Case], *rest: Any) -> Iterator[Rows]:
+        asked.extend(of_part)
+        return iter(())
+
+    monkeypatch.setattr(generation, "Bench", build)
+    monkeypatch.setattr(generation, "PARTS", dict.fromkeys(generation_workload.PARTS, part))
+    options = argparse.Namespace(parts=["step", "context"], models=["tiny-llama"], batches=[])
+    assert [*generation.run(options, FACTS, CPU)] == []
+    assert [case.name for case in asked] == ["3 x 48", "1 x 32", "1 x 64"]
+    assert built == ["tiny-llama"]
 
 
 @pytest.mark.usefixtures("tiny")
