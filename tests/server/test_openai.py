@@ -228,6 +228,7 @@ def test_embeddings_are_those_of_our_client_in_both_encodings(
     texts = ["a cat sleeps", "the stock market fell", "日本語"]
     with Client(f"{server.endpoint.reachable}:{server.endpoint.grpc_port}") as client:
         wanted = client.embed(texts, model="minilm")
+        alone = client.embed(texts[:1], model="minilm")  # on a GPU not bit-equal to one of three
     ask = door.embeddings.create
     floats = ask(model="minilm", input=texts, encoding_format="float")
     np.testing.assert_array_equal(np.array([e.embedding for e in floats.data], np.float32), wanted)
@@ -235,7 +236,7 @@ def test_embeddings_are_those_of_our_client_in_both_encodings(
     bytes_ = b"".join(base64.b64decode(str(each.embedding)) for each in spelled)
     np.testing.assert_array_equal(np.frombuffer(bytes_, "<f4").reshape(wanted.shape), wanted)
     default = ask(model="minilm", input=texts[0], dimensions=wanted.shape[1])  # base64 underneath
-    np.testing.assert_array_equal(np.float32(default.data[0].embedding), wanted[0])
+    np.testing.assert_array_equal(np.float32(default.data[0].embedding), alone[0])
     ids = ask(model="minilm", input=[[101, 1037, 4937, 25126, 102]])
     np.testing.assert_allclose(ids.data[0].embedding, wanted[0], atol=1e-6)
     assert (ids.usage.prompt_tokens, default.usage.prompt_tokens) == (5, 5)
