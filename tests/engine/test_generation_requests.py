@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 import threading
@@ -224,6 +226,20 @@ def test_closing_lets_requests_finish_and_takes_no_more(tmp_path):
     assert len(answer.finish().tokens()) == 60
     with pytest.raises(Unavailable, match="while it stops"):
         ask(engine, [5, 6])
+
+
+def test_a_forked_process_is_told_to_load_its_own(tmp_path):
+    with tiny_engine(tmp_path) as engine:
+        child = os.fork()
+        if not child:
+            signal.alarm(20)
+            try:
+                engine.generate([5, 6], max_new_tokens=2)
+            except Unavailable as refused:
+                os._exit(7 if "forked process" in str(refused) else 1)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert list(engine.generate([5, 6], max_new_tokens=2))
 
 
 def test_closing_at_once_cancels(tmp_path):

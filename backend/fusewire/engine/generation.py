@@ -57,6 +57,7 @@ Inbox = queue.SimpleQueue[tuple[Any, Any]]
 # Far more than any step takes: a device that has hung must not hang the program's end.
 _LONGEST_STEP_S = 60.0
 _CLOSED = "server: got a request while it stops, wanted one before; ask another server"
+_FORKED = "engine: got a request in a forked process, wanted it where it was loaded; load it here"
 
 
 @dataclass(frozen=True)
@@ -187,6 +188,8 @@ class GenerationEngine:
         with self._door:  # what is asked behind it is done before the loop ends
             if self._closing:
                 raise Unavailable(_CLOSED)
+            if not self._thread.is_alive():
+                raise Unavailable(_FORKED)
             self._asked.put(lambda: self._loop.add(generation, sequence))
         return Ticket(len(ids), lambda: self._asked.put(lambda: self._loop.cancel(generation)))
 
