@@ -201,6 +201,15 @@ BOMBS = {
     "values of a generator": (
         "{{ range(99999) | map('string') | map('replace', '9', 'y' * 99999) | list }}"
     ),
+    "an indent of text": "{{ ([1] * 100000) | tojson(indent='y' * 100000) }}",
+    "a separator of JSON": "{{ ([1] * 100000) | tojson(separators=('y' * 100000, 'z')) }}",
+    "a translation": "{{ ('x' * 100000).translate({120: 'y' * 100000}) }}",
+    "attributes of links": "{{ ('http://a.co ' * 100000) | urlize(rel='y' * 100000) }}",
+    "a percent format's fields": "{{ ('%(a)s' * 100000) % {'a': 'y' * 100000} }}",
+    "a format filter's fields": "{{ ('%(a)s' * 100000) | format(a=['y' * 100000]) }}",
+    "a format method's fields": "{{ ('{0}' * 100000).format('y' * 100000) }}",
+    "a mapping's fields": "{{ ('{a}' * 100000).format_map({'a': 'y' * 100000}) }}",
+    "views of dictionaries": grown("1", "{1: n.x, 2: n.x}.items()", "{{ n.x }}"),
     "a number as bytes": "{{ (1).to_bytes(10000000000, 'big') }}",
     "digits rounded": "{{ 1 | round(10000000000, 'ceil') }}",
 }
@@ -213,6 +222,11 @@ def test_a_template_without_end_is_stopped(bomb: str) -> None:
     with pytest.raises(InvalidInput, match=r"^messages: got .+, wanted .+; change the messages$"):
         made.render(user())
     assert time.monotonic() - started < template_sandbox.MOST_SECONDS + 5
+
+
+def test_a_namespace_is_written_without_what_is_inside() -> None:
+    text = grown("1", "namespace(a=n.x, b=n.x)", "{{ n.x }}")
+    assert template(text).render(user()) == "<Namespace>"
 
 
 def test_what_has_no_price_is_stopped_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:

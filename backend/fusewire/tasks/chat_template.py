@@ -117,13 +117,14 @@ def _environment() -> TemplateSandbox:
         separators: tuple[str, str] | None = None,
         sort_keys: bool = False,
     ) -> str:
-        return json.dumps(
-            measured(value),
+        encoder = json.JSONEncoder(
             ensure_ascii=ensure_ascii,
             indent=indent,
             separators=separators,
             sort_keys=sort_keys,
         )
+        # Paid for as it comes: separators and indents are as long as a template likes.
+        return "".join(measured(piece) for piece in encoder.iterencode(measured(value)))
 
     def raise_exception(message: str) -> NoReturn:
         raise _Refusal(message)

@@ -37,24 +37,15 @@ _MOST_COUNT = 1 << 20
 _MOST_INT_BITS = 4096
 
 # Filters and methods whose result is as large as a value times an argument.
-_MULTIPLYING = frozenset(
-    (
-        "batch",
-        "center",
-        "expandtabs",
-        "format",
-        "indent",
-        "join",
-        "ljust",
-        "replace",
-        "rjust",
-        "slice",
-        "wordwrap",
-        "zfill",
-    )
-)
+_PADDING = frozenset(("center", "expandtabs", "indent", "ljust", "rjust", "zfill"))
+_REPEATING = frozenset(("batch", "join", "replace", "slice", "translate", "urlize", "wordwrap"))
 # A width in a format, of a million characters or taken from an argument.
 _WIDE_FORMAT = re.compile(r"%[^a-zA-Z%]*\*|[0-9]{5}|\{[^{}]*\{")
+
+# What has parts; a dictionary's views show them too.
+_NONE: dict[str, str] = {}
+_VIEWS = (type(_NONE.keys()), type(_NONE.values()), type(_NONE.items()))
+_CONTAINERS = (dict, list, tuple, set, frozenset, *_VIEWS)
 
 # Names that no template can spell.
 _TICK, _JOINED, _MEASURED = "fusewire:tick", "fusewire:joined", "fusewire:measured"
@@ -92,23 +83,34 @@ def budget() -> Iterator[None]:
 def measured(value: Any) -> Any:
     """`value`, paid for by its size with all that is inside it, as often as it is inside."""
     spend = _active.get().spend
-    stack = [value]
-    while stack:
-        item = stack.pop()
+    for item in _parts(value):
         if isinstance(item, (str, bytes)):
             spend(1 + len(item) // _LINE)
-        elif isinstance(item, dict):
+        elif isinstance(item, _CONTAINERS):
             spend(1 + len(item))
-            stack.extend(item.keys())
-            stack.extend(item.values())
-        elif isinstance(item, (list, tuple, set, frozenset)):
-            spend(1 + len(item))
-            stack.extend(item)
         elif isinstance(item, int) and item.bit_length() > _MOST_INT_BITS:
             raise OverBudget("its numbers grow too large")
         else:
             spend(1)
     return value
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """`value` and all that is inside it."""
+    stack = [value]
+    while stack:
+        item = stack.pop()
+        yield item
+        if isinstance(item, dict):
+            stack.extend(item.keys())
+            stack.extend(item.values())
+        elif isinstance(item, _CONTAINERS):
+            stack.extend(item)
+
+
+def _extent(value: Any) -> int:
+    """Characters and entries inside of `value`, all the way down."""
+    return sum(len(item) if hasattr(item, "__len__") else 1 for item in _parts(value))
 
 
 def _listed(value: Any) -> Any:
@@ -123,8 +125,9 @@ def _prepay(name: str, arguments: list[Any]) -> None:
     counts = [abs(item) for item in arguments if isinstance(item, int)]
     if any(count > _MOST_COUNT for count in counts):
         raise OverBudget(f"it asks for {max(counts)} as a width or count")
-    if name in _MULTIPLYING:
-        sizes = [len(item) for item in arguments if hasattr(item, "__len__")]
+    if name in _PADDING or name in _REPEATING:
+        size = len if name == "join" else _extent
+        sizes = [size(item) for item in arguments if hasattr(item, "__len__")]
         _active.get().spend(math.prod(1 + size for size in sizes + counts) // _LINE)
 
 
@@ -136,7 +139,7 @@ def _priced(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         taken = [_listed(item) for item in arguments]
         values = [*taken, *named.values()]
         if name == "format":
-            _refuse_wide_formats(values)
+            _prepay_format(*values)
         if name not in ("default", "d"):
             _prepay(name, values)
         return measured(function(*taken, **named))
@@ -144,9 +147,13 @@ def _priced(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return paying
 
 
-def _refuse_wide_formats(values: list[Any]) -> None:
-    if any(isinstance(value, str) and _WIDE_FORMAT.search(value) for value in values[:1]):
-        raise OverBudget("it formats to a width without bound")
+def _prepay_format(text: Any, *values: Any) -> None:
+    """Pays for each value in each field of a format."""
+    if isinstance(text, str):
+        if _WIDE_FORMAT.search(text):
+            raise OverBudget("it formats to a width without bound")
+        fields = text.count("%") + text.count("{")
+        _active.get().spend(fields * _extent(values) // _LINE)
 
 
 class _Pricing(NodeTransformer):
@@ -210,6 +217,9 @@ class _Namespace(Namespace):
             _check_attribute(str(name))
         Namespace.__init__(self, values)
 
+    def __repr__(self) -> str:  # jinja's shows what is inside, which may be itself
+        return "<Namespace>"
+
 
 class _GenerationTag(Extension):
     """{% generation %}: marks what the assistant says, for training; here it is plain content."""
@@ -267,11 +277,17 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             if left.bit_length() * right > _MOST_INT_BITS:
                 raise OverBudget("its numbers grow too large")
         elif operator == "%":
-            _refuse_wide_formats([left])
+            _prepay_format(left, right)
         return measured(super().call_binop(context, operator, left, right))
 
     def wrap_str_format(self, value: Any) -> Any:
         wrapped = super().wrap_str_format(value)
-        if wrapped is not None:
-            _refuse_wide_formats([value.__self__])
-        return wrapped
+        if wrapped is None:
+            return None
+
+        @functools.wraps(wrapped)
+        def paying(*arguments: Any, **named: Any) -> Any:
+            _prepay_format(value.__self__, *arguments, *named.values())
+            return wrapped(*arguments, **named)
+
+        return paying
