@@ -307,6 +307,16 @@ def test_a_bad_request_names_its_parameter(door: openai.OpenAI) -> None:
             assert body["type"] == "invalid_request_error"
 
 
+def test_a_null_says_nothing(door: openai.OpenAI) -> None:
+    nothing: Any = {"n": None, "stream": None, "max_tokens": None, "seed": None}
+    assert door.completions.create(model="tiny", prompt="x", **nothing).choices
+    assert door.chat.completions.create(model="tiny", messages=MESSAGES, **nothing).choices
+    unsaid: Any = {"encoding_format": None, "dimensions": None}
+    assert door.embeddings.create(model="minilm", input="x", extra_body=unsaid).data
+    usage: Any = {"include_usage": None}
+    streamed(door.completions.create(model="tiny", prompt="x", stream=True, stream_options=usage))
+
+
 def test_an_unknown_model_is_not_found(door: openai.OpenAI) -> None:
     body = refused(door.completions.create, 404, model="absent", prompt="x")
     assert (body["param"], body["code"]) == ("model", "model_not_found")

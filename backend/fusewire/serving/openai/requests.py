@@ -11,7 +11,7 @@ import functools
 from typing import Any, Literal
 
 from fastapi import Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fusewire.errors import InvalidInput
 from fusewire.serving.openai.errors import ApiError, of
@@ -72,7 +72,18 @@ class BoundedRequest(Request):
             raise of(error) from None
 
 
-class StreamOptions(BaseModel):
+class _Nullable(BaseModel):
+    """Where a null is as good as nothing, as OpenAI has it."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, values: Any) -> Any:
+        if not isinstance(values, dict):
+            return values
+        return {name: value for name, value in values.items() if value is not None}
+
+
+class StreamOptions(_Nullable):
     """How a stream is written."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -81,7 +92,7 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool = False  # padding against eavesdroppers, which a server may leave out
 
 
-class _Body(BaseModel):
+class _Body(_Nullable):
     model_config = ConfigDict(strict=True, extra="allow")
 
     model: str
@@ -91,9 +102,7 @@ class _Body(BaseModel):
         return {
             name: value
             for name, value in (self.model_extra or {}).items()
-            if value is not None
-            and name not in _ABOUT_THE_CLIENT
-            and value not in _SWITCHED_OFF.get(name, ())
+            if name not in _ABOUT_THE_CLIENT and value not in _SWITCHED_OFF.get(name, ())
         }
 
 
