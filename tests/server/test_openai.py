@@ -297,6 +297,8 @@ def test_a_bad_request_names_its_parameter(door: openai.OpenAI) -> None:
                 ({"input": "word " * 600}, "input", "input: got 602 tokens"),
                 ({"input": []}, "input", "input: got []"),
                 ({"extra_body": {"poling": "cls"}}, "poling", "poling: got 'cls'"),
+                ({"extra_body": {"texts": ["x"]}}, "texts", "texts: got ['x'], wanted one of"),
+                ({"extra_body": {"timeout_s": "x"}}, "timeout_s", "timeout_s: got 'x', wanted one"),
                 ({"model": "tiny"}, "model", "model: got tiny, which is for generate"),
             ],
         ),

@@ -11,15 +11,21 @@ from fusewire_client import AsyncClient
 
 from fusewire.errors import InvalidInput
 from fusewire.serving.openai.requests import MOST_TEXTS, EmbeddingRequest, texts_or_ids
-from fusewire.serving.openai.served import Served
+from fusewire.serving.openai.served import EMBED, Served
+from fusewire.tasks.parameters import REQUEST_PARAMETERS
 
 
 async def embeddings(client: AsyncClient, model: Served, body: EmbeddingRequest) -> dict[str, Any]:
     """The answer's body."""
     rows = texts_or_ids("input", body.input, MOST_TEXTS)
     asked = {"ids": rows} if isinstance(rows[0], list) else {"texts": rows}
+    parameters = body.given()
+    for name, value in parameters.items():
+        if name not in REQUEST_PARAMETERS[EMBED]:  # the client's own arguments among them
+            wanted = f"one of the parameters of embed ({', '.join(REQUEST_PARAMETERS[EMBED])})"
+            raise InvalidInput(name, repr(value)[:80], wanted, "remove it")
     vectors, tokens = await asyncio.gather(
-        client.embed(**asked, model=model.name, **body.given()), _count(model, rows)
+        client.embed(**asked, model=model.name, **parameters), _count(model, rows)
     )
     if body.dimensions not in (None, vectors.shape[1]):
         wanted = f"{vectors.shape[1]}, the model's own"
