@@ -24,8 +24,19 @@ def check_parameters(parameters: Mapping[str, Any]) -> None:
                 f"{name}: got {type(value).__name__}, wanted str, int, float or bool; "
                 "leave it out for the model's default"
             )
+        if isinstance(value, str) and not value.isascii():
+            _check_unicode(name, value)
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise InvalidArgument(f"{name}: got {value}, wanted a 64-bit integer; make it smaller")
+
+
+def _check_unicode(name: str, value: str) -> None:
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(
+            f"{name}: got half a surrogate pair at {error.start}, wanted text; send valid Unicode"
+        ) from None
 
 
 def datatype_of(name: str, array: np.ndarray) -> str:
