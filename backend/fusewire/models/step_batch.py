@@ -3,9 +3,9 @@ the block of memory in which all of it crosses to the device in one copy."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,39 +60,35 @@ class StepLayout:
     logit_rows: int
 
     @cached_property
-    def sections(self) -> dict[str, tuple[int, list[int]]]:
-        """For each array of a StepBatch: its first byte, and its shape."""
+    def block(self) -> np.dtype[np.void]:
+        """The block, with the arrays of a StepBatch as its fields."""
         shapes = {
-            "input_ids": [self.tokens],
-            "logit_rows": [self.logit_rows],
-            "positions": [self.tokens],
-            "cu_seqlens": [self.sequences + 1],
-            "context_lengths": [self.sequences],
-            "block_table": [self.sequences, self.pages],
+            "input_ids": (self.tokens,),
+            "logit_rows": (self.logit_rows,),
+            "positions": (self.tokens,),
+            "cu_seqlens": (self.sequences + 1,),
+            "context_lengths": (self.sequences,),
+            "block_table": (self.sequences, self.pages),
         }
-        sections, end = {}, 0
-        for name, shape in shapes.items():
-            sections[name] = end, shape
-            end += _aligned(math.prod(shape) * np.dtype(_DTYPES[name]).itemsize)
-        return sections
-
-    @property
-    def nbytes(self) -> int:
-        begin, shape = self.sections["block_table"]
-        return begin + _aligned(4 * math.prod(shape))
+        formats = [np.dtype((_DTYPES[name], shape)) for name, shape in shapes.items()]
+        ends = [*accumulate((_aligned(format.itemsize) for format in formats), initial=0)]
+        return np.dtype(
+            {"names": [*shapes], "formats": formats, "offsets": ends[:-1], "itemsize": ends[-1]}
+        )
 
     def pack(self, step: StepBatch) -> NDArray[np.uint8]:
         """The block for a step that may be smaller: tokens beyond it are id 0, and sequences beyond
         it have none."""
-        block = np.zeros(self.nbytes, np.uint8)
-        for name, (begin, shape) in self.sections.items():
-            array = getattr(step, name)
-            nbytes = math.prod(shape) * np.dtype(_DTYPES[name]).itemsize
-            section = block[begin : begin + nbytes].view(_DTYPES[name]).reshape(shape)
-            section[tuple(slice(size) for size in array.shape)] = array
-            if name == "cu_seqlens":
-                section[array.size :] = array[-1]
-        return block
+        block = np.zeros(1, self.block)
+        tokens, sequences = step.tokens, step.sequences
+        block["input_ids"][0, :tokens] = step.input_ids
+        block["logit_rows"][0, : step.logit_rows.size] = step.logit_rows
+        block["positions"][0, :tokens] = step.positions
+        block["cu_seqlens"][0, : sequences + 1] = step.cu_seqlens
+        block["cu_seqlens"][0, sequences + 1 :] = tokens
+        block["context_lengths"][0, :sequences] = step.context_lengths
+        block["block_table"][0, :sequences, : step.block_table.shape[1]] = step.block_table
+        return block.view(np.uint8)
 
 
 class StepInput:
@@ -102,8 +98,8 @@ class StepInput:
         self.layout = layout
         self.block = block
         there = {
-            name: block.section(begin, shape, _DTYPES[name])
-            for name, (begin, shape) in layout.sections.items()
+            name: block.section(begin, list(format.shape), _DTYPES[name])
+            for name, (format, begin, *_) in (layout.block.fields or {}).items()
         }
         self.ids = there["input_ids"]
         self.positions = there["positions"]

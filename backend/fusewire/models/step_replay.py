@@ -69,7 +69,7 @@ class StepReplays(Recordings[StepBucket, StepInput]):
         count = step.sequences
         if not (count == step.tokens == step.logit_rows.size and count <= self.max_sequences):
             return None
-        if not np.array_equal(step.logit_rows, np.arange(count)):
+        if (step.logit_rows != np.arange(count)).any():
             return None
         pages = power_of_two(max(step.block_table.shape[1], LEAST_PAGES))
         return StepBucket(_rounded(count), pages)
@@ -84,7 +84,7 @@ class StepReplays(Recordings[StepBucket, StepInput]):
         """Sequences without a token, in a block of the recording's own, and the step over them."""
         count = bucket.sequences
         layout = StepLayout(count, count, bucket.pages, count)
-        nobody = np.zeros(layout.nbytes, np.uint8)
+        nobody = np.zeros(layout.block.itemsize, np.uint8)
         inputs = StepInput(layout, self._place.exact(nobody, np.uint8))
         batch = inputs.bucket(self.cache.page_size)
         rooms = [room.first(count) for room in self._rooms]
