@@ -10,21 +10,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fusewire import kernels
-from fusewire.engine.sampling_state import Biases, SamplingParameters, SamplingState
+from fusewire.engine.sampling_state import DRAW, Biases, SamplingParameters, SamplingState
 from fusewire.placement import Placement
 
 __all__ = ["Drawn", "Sampler", "SamplingParameters", "SamplingState"]
 
+_NAMES = {np.dtype(name): name for name in ("float32", "int32", "int64")}
+_DRAW = [(_NAMES[dtype], at) for dtype, at, *_ in (DRAW.fields or {}).values()]
 
-@dataclass(frozen=True)
-class Drawn:
+
+class Drawn(NamedTuple):
     """The next token of a sequence; -1 where its row has no distribution: NaN or +inf among the
     logits, or `forbidden`, where the model has one of which the parameters leave nothing.
     `top_logprobs`: (token, log-probability), likeliest first."""
@@ -46,13 +48,9 @@ class Sampler:
         """Draws for each row of logits [rows, vocab], which are overwritten, and appends each token
         to its row's state."""
         rows, stream = len(states), self._place.stream
-        biases = [state.biases() for state in states]
-        seen = [state.seen() for state in states]
         raw = logits
-        if any(each is not None for each in seen) or any(len(tokens) for tokens, _ in biases):
-            raw = self._rows(logits, np.arange(rows))
-            self._bias(logits, biases)
-            self._penalize(logits, states, seen)
+        if any([state.changes_logits for state in states]):
+            raw = self._change(logits, states)
         tops = self._tops(raw, states)
 
         out = self._place.empty(16 * rows, dtype="uint8")  # read in one piece
@@ -63,30 +61,28 @@ class Sampler:
         kernels.log_sum_exp(total, raw, stream)
 
         read = self._place.numpy(out)
+        ids = read[: 8 * rows].view(np.int64).tolist()
+        of_ids, of_all = read[8 * rows :].view(np.float32).reshape(2, rows).tolist()
         drawn = []
-        for row, (token, logit, of_all) in enumerate(
-            zip(
-                read[: 8 * rows].view(np.int64).tolist(),
-                *read[8 * rows :].view(np.float32).reshape(2, rows).tolist(),
-                strict=True,
-            )
+        for row, (state, token, logit, whole) in enumerate(
+            zip(states, ids, of_ids, of_all, strict=True)
         ):
-            top = [(at, value - of_all) for at, value in tops.get(row, ())]
-            forbidden = token < 0 and math.isfinite(of_all)
-            drawn.append(Drawn(token, logit - of_all, top, forbidden))
+            top = [(at, value - whole) for at, value in tops[row]] if row in tops else ()
+            forbidden = token < 0 and math.isfinite(whole)
+            drawn.append(Drawn(token, logit - whole, top, forbidden))
             if token >= 0:
-                states[row].append(token)
+                state.append(token)
         return drawn
 
     def _together(self, *arrays: NDArray[Any]) -> list[kernels.Tensor]:
         """Vectors on the device, by one copy."""
-        ends = np.cumsum([0, *(-(-array.nbytes // 8) * 8 for array in arrays)]).tolist()
+        ends = list(accumulate((-(-array.nbytes // 8) * 8 for array in arrays), initial=0))
         host = np.zeros(ends[-1], np.uint8)
         for array, begin in zip(arrays, ends, strict=False):
-            host[begin : begin + array.nbytes] = array.view(np.uint8)
+            host[begin : begin + array.nbytes].view(array.dtype)[:] = array
         there = self._place.exact(host, np.uint8)
         return [
-            there.section(begin, [len(array)], array.dtype.name)
+            there.section(begin, [len(array)], _NAMES[array.dtype])
             for array, begin in zip(arrays, ends, strict=False)
         ]
 
@@ -94,6 +90,17 @@ class Sampler:
         copy = self._place.empty(len(rows), self._vocab_size)
         kernels.gather_rows(copy, logits, self._place.exact(rows, np.int64), self._place.stream)
         return copy
+
+    def _change(self, logits: kernels.Tensor, states: Sequence[SamplingState]) -> kernels.Tensor:
+        """Biases, bans and penalties. Returns the logits as they were before."""
+        biases = [state.biases() for state in states]
+        seen = [state.seen() for state in states]
+        if all(each is None for each in seen) and not any(len(tokens) for tokens, _ in biases):
+            return logits
+        raw = self._rows(logits, np.arange(len(states)))
+        self._bias(logits, biases)
+        self._penalize(logits, states, seen)
+        return raw
 
     def _bias(
         self,
@@ -130,9 +137,9 @@ class Sampler:
     ) -> dict[int, list[tuple[int, float]]]:
         """The likeliest tokens with their logits, for the rows that ask."""
         wanted = {
-            row: min(state.parameters.logprobs, self._vocab_size)
+            row: min(state.logprobs, self._vocab_size)
             for row, state in enumerate(states)
-            if state.parameters.logprobs
+            if state.logprobs
         }
         if not wanted:
             return {}
@@ -150,15 +157,17 @@ class Sampler:
 
     def _settings(self, states: Sequence[SamplingState]) -> list[kernels.Tensor]:
         """What `kernels.sample` takes behind the logits."""
-        greedy = [state.parameters.greedy for state in states]
-        top_k = [min(state.parameters.top_k, self._vocab_size) for state in states]
-        return self._together(
-            np.where(greedy, np.float32(0), _each(states, "temperature")),
-            np.array(top_k, np.int32),
-            *(_each(states, name) for name in ("top_p", "min_p", "typical_p")),
-            np.array([state.seed for state in states], np.int64),
-            np.array([state.new_tokens for state in states], np.int64),
-        )
+        rows = len(states)
+        counts = np.array([(state.seed, state.new_tokens) for state in states], np.int64)
+        draws = np.frombuffer(b"".join([state.draw for state in states]), np.int32)
+        columns = counts.T.tobytes() + draws.reshape(rows, -1).T.tobytes()
+        there = self._place.exact(np.frombuffer(columns, np.uint8), np.uint8)
+        seeds, steps = (there.section(at * rows, [rows], "int64") for at in (0, 8))
+        return [
+            *(there.section((16 + at) * rows, [rows], dtype) for dtype, at in _DRAW),
+            seeds,
+            steps,
+        ]
 
 
 def _each(states: Sequence[SamplingState], name: str) -> NDArray[np.float32]:

@@ -14,7 +14,19 @@ from fusewire.engine.token_history import NGrams, RecentTokens, SeenTokens
 
 Biases = tuple[NDArray[np.int32], NDArray[np.float32]]
 
+# How a row is drawn: columns of `kernels.sample`, of 4 bytes each.
+DRAW = np.dtype(
+    [
+        ("temperature", np.float32),  # 0: greedy
+        ("top_k", np.int32),
+        ("top_p", np.float32),
+        ("min_p", np.float32),
+        ("typical_p", np.float32),
+    ]
+)
+
 _FORBIDDEN = float("-inf")
+_MOST_TOP_K = np.iinfo(np.int32).max  # far more than there are tokens
 
 
 class SamplingParameters(Protocol):
@@ -63,6 +75,8 @@ class SamplingState:
         """`stop_token_ids` are forbidden until `min_new_tokens` are there, and allowed even where
         they are a bad word (as in Hugging Face). `seed`: any integer, of which 64 bits count."""
         self.parameters = parameters
+        self.draw = _draw(parameters)
+        self.logprobs = parameters.logprobs or 0  # of so many likeliest tokens
         self.seed = _in_64_bits(seed)
         self.new_tokens = 0
         self._stop_token_ids = tuple(stop_token_ids)
@@ -82,6 +96,10 @@ class SamplingState:
             self._seen = SeenTokens(prompt_ids)
         elif parameters.presence_penalty or parameters.frequency_penalty:
             self._seen = SeenTokens(())
+        # Whether there may be biases, bans or penalties.
+        self.changes_logits = bool(
+            self._static or parameters.min_new_tokens or self._recent or self._ngrams or self._seen
+        )
 
     def fork(self, seed: int) -> SamplingState:
         """Another sequence behind the same prompt, before either has a token."""
@@ -123,6 +141,14 @@ class SamplingState:
 
 def _in_64_bits(seed: int) -> int:
     return (seed + 2**63) % 2**64 - 2**63
+
+
+def _draw(parameters: SamplingParameters) -> bytes:
+    """One of DRAW."""
+    temperature = 0.0 if parameters.greedy else parameters.temperature
+    top_k = min(parameters.top_k, _MOST_TOP_K)
+    others = parameters.top_p, parameters.min_p, parameters.typical_p
+    return np.array((temperature, top_k, *others), DRAW).tobytes()
 
 
 def _arrays(biases: Mapping[int, float]) -> Biases:
