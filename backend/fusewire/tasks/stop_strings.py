@@ -26,6 +26,7 @@ class StopStrings:
         self.match_length = [0]
         for string in strings:
             self._add(string)
+        self.beginnings = self._next[0].keys()  # first characters
         self._fail = [0] * len(self.depth)
         self._link()
 
@@ -81,6 +82,8 @@ class StopMatcher:
         """What of the text so far may be let out now. Once `matched` is set, nothing more is."""
         if self.matched is not None:
             return ""
+        if not self._state and self._strings.beginnings.isdisjoint(piece):
+            return piece
         text = self._held + piece
         state = self._state
         for index, character in enumerate(piece, start=len(self._held) + 1):
