@@ -21,6 +21,7 @@ import codecs
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import Any, Protocol
 
 from fusewire.errors import CheckpointError
@@ -54,6 +55,7 @@ class Detokenizer:
         steps = _steps(tokenizer.backend.decoder)
         self._joins_bytes = [step["type"] for step in steps] == ["ByteLevel"]
         self._has_byte_tokens = any(step["type"] == "ByteFallback" for step in steps)
+        self._bytes = cache(_bytes)  # of a vocabulary: once for each token
         if not self._joins_bytes:
             _check(steps)
 
@@ -66,7 +68,7 @@ class Detokenizer:
             return None if token in skipped else self._tokenizer.backend.id_to_token(token)
 
         if self._joins_bytes:
-            return TextStream(piece, _Bytes(), self._tokenizer.cleans_spaces)
+            return TextStream(piece, _Bytes(self._bytes), self._tokenizer.cleans_spaces)
         anchor: list[int] = []
         for token in reversed(prompt):
             spelled = piece(token)
@@ -114,20 +116,26 @@ class _Source(Protocol):
 
 
 class _Bytes:
-    """A byte-level decoder: a token is its characters' bytes, or, where one of them stands for no
-    byte (in an added token), its own UTF-8."""
+    """A byte-level decoder: `spelled` gives a token's bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, spelled: Callable[[str], bytes]) -> None:
+        self._spelled = spelled
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def step(self, token: int, piece: str) -> str:
-        try:
-            return self._decoder.decode(bytes([_BYTE_OF[character] for character in piece]))
-        except KeyError:
-            return self._decoder.decode(piece.encode())
+        return self._decoder.decode(self._spelled(piece))
 
     def flush(self) -> str:
         return self._decoder.decode(b"", final=True)
+
+
+def _bytes(piece: str) -> bytes:
+    """A byte-level token's characters' bytes, or, where one of them stands for no byte (in an added
+    token), its own UTF-8."""
+    try:
+        return bytes([_BYTE_OF[character] for character in piece])
+    except KeyError:
+        return piece.encode()
 
 
 class _Window:
