@@ -14,7 +14,7 @@ FinishReason = Literal["stop", "length", "cancelled"]
 TopLogprobs = Sequence[tuple[int, float]]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Delta:
     """What a step added to continuation `index` of a request; `text` may be empty.
 

@@ -7,6 +7,7 @@ token becomes text and is told; who is done leaves, and its pages are free at on
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field
@@ -15,6 +16,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fusewire.engine.admission import Admission
 from fusewire.engine.continuation import Continuation, Delta
@@ -181,13 +183,15 @@ class GenerationLoop:
         forks = dict(self.scheduler.done(step))
         drawing: list[tuple[Generation, Branch]] = []  # a row of logits each
         for sequence in sampled:
-            generation, first = self._owners[sequence]
-            drawing.append((generation, first))
-            for branch, fork in zip(generation.branches[1:], forks.get(sequence, ()), strict=False):
-                self._own(generation, branch, fork)
-                drawing.append((generation, branch))
+            drawing.append(self._owners[sequence])
+            if sequence in forks:
+                generation = self._owners[sequence][0]
+                others = generation.branches[1:]
+                for branch, fork in zip(others, forks[sequence], strict=True):
+                    self._own(generation, branch, fork)
+                    drawing.append((generation, branch))
         counts.new_tokens = len(drawing)
-        counts.prompt_tokens = step.tokens - len(sampled)
+        counts.prompt_tokens = batch.tokens - len(sampled)
         if drawing:
             drawn = self._sampler.sample(logits, [branch.sampling for _, branch in drawing])
             for (generation, branch), token in zip(drawing, drawn, strict=True):
@@ -237,34 +241,39 @@ class GenerationLoop:
 def _batch(step: Step) -> tuple[StepBatch, list[GenerationSequence]]:
     """The step's tokens packed, and the sequences whose next token can be drawn after it: each has
     a row of logits, or one for each of its continuations, which are forked from here."""
-    chunks = step.chunks
-    counts = np.array([chunk.tokens for chunk in chunks], np.int32)
-    offsets = np.zeros(len(chunks) + 1, np.int32)
-    np.cumsum(counts, out=offsets[1:])
-    firsts = np.array([chunk.first for chunk in chunks], np.int32)
-    tables = [chunk.sequence.pages.table if chunk.sequence.pages else [] for chunk in chunks]
-    block_table = np.zeros((len(chunks), max(map(len, tables))), np.int32)
-    for row, table in zip(block_table, tables, strict=True):
-        row[: len(table)] = table
     ids: list[int] = []
+    ends = [0]
+    contexts: list[int] = []
+    tables: list[array[int]] = []
     rows: list[int] = []
     sampled: list[GenerationSequence] = []
-    for chunk, end in zip(chunks, offsets[1:], strict=True):
-        sequence, last = chunk.sequence, chunk.first + chunk.tokens
-        ids += sequence.token_ids[chunk.first : last]
-        if last == len(sequence.token_ids):
+    for sequence, first, tokens in step.chunks:
+        context = first + tokens
+        ids += sequence.token_ids[first:context]
+        ends.append(len(ids))
+        contexts.append(context)
+        tables.append(sequence.pages.table if sequence.pages else array("i"))
+        if context == len(sequence.token_ids):
             sampled.append(sequence)
-            rows += [int(end) - 1] * sequence.continuations
+            rows += [len(ids) - 1] * sequence.continuations
+    offsets = np.array(ends, np.int32)
+    lengths = np.array(contexts, np.int32)
+    shifts = (lengths - offsets[1:]).repeat(offsets[1:] - offsets[:-1])  # from rows to positions
     return (
         StepBatch(
             input_ids=np.array(ids, np.int64),
-            positions=(np.arange(len(ids)) + np.repeat(firsts - offsets[:-1], counts)).astype(
-                np.int32
-            ),
+            positions=np.arange(len(ids), dtype=np.int32) + shifts,
             cu_seqlens=offsets,
-            context_lengths=firsts + counts,
-            block_table=block_table,
+            context_lengths=lengths,
+            block_table=_block_table(tables),
             logit_rows=np.array(rows, np.int64),
         ),
         sampled,
     )
+
+
+def _block_table(tables: list[array[int]]) -> NDArray[np.int32]:
+    """A row each, page 0 behind the shorter ones."""
+    nbytes = max(map(len, tables)) * array("i").itemsize
+    rows = b"".join([table.tobytes().ljust(nbytes, b"\0") for table in tables])
+    return np.frombuffer(rows, np.int32).reshape(len(tables), -1)

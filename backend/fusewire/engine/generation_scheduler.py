@@ -152,9 +152,9 @@ class GenerationScheduler:
                 continue
             sequence.stored = first + tokens
             self._cache.advance(sequence.pages, sequence.token_ids, sequence.stored)
-            if sequence.left == 0 and tokens > 1:
+            if tokens > 1 and sequence.left == 0:
                 self._refused = None  # it may find this prompt's pages
-            if sequence.left == 0 and sequence.continuations > 1:
+            if sequence.continuations > 1 and sequence.left == 0:
                 more = sequence.continuations - 1
                 sequence.continuations = 1
                 self._slots -= more

@@ -54,7 +54,7 @@ class SequencePages:
     """What a sequence has of the cache: page table[i] holds its positions i * page_size on."""
 
     names: PageNames
-    table: list[int] = field(default_factory=list)
+    table: array[int] = field(default_factory=lambda: array("i"))
     length: int = 0  # tokens stored
 
 
@@ -124,7 +124,7 @@ class KvCache:
             raise OutOfPages(revived + more, self.available - spare)
         for page in found:
             self._pool.share(page)
-        table = found + [self._pool.take() for _ in range(more)]
+        table = array("i", found + [self._pool.take() for _ in range(more)])
         length = len(found) * self.page_size
         self.live_tokens += length
         self.prefix_hit_tokens += length
@@ -141,14 +141,13 @@ class KvCache:
         Returns the page copies (from, to) to make before anything is written, at most one: of the
         page that was begun before a fork. OutOfPages, and nothing changed, when there are too few.
         """
-        more = self._pages_for(length) - len(sequence.table)
         copies = self._copies(sequence, length)
-        if more <= 0 and not copies:
+        if length <= len(sequence.table) * self.page_size and not copies:
             return []
-        more = max(0, more)
+        more = max(0, self._pages_for(length) - len(sequence.table))
         if more + copies > self.available:
             raise OutOfPages(more + copies, self.available)
-        sequence.table += [self._pool.take() for _ in range(more)]
+        sequence.table.extend([self._pool.take() for _ in range(more)])
         if not copies:
             return []
         place = sequence.length // self.page_size
@@ -189,7 +188,7 @@ class KvCache:
         for page in reversed(sequence.table):
             self._pool.release(page)
         self.live_tokens -= sequence.length
-        sequence.table, sequence.length = [], 0
+        sequence.table, sequence.length = array("i"), 0
 
     def _find(self, token_ids: Sequence[int], names: PageNames) -> list[int]:
         found: list[int] = []
