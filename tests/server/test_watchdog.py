@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from fusewire.serving import processes
 from fusewire.serving.config import Deployment, ServerSettings
 from fusewire.serving.repository import import_folder
 from fusewire.serving.server import Server
@@ -137,6 +138,21 @@ def test_a_dead_server_is_started_again(watched: Watched) -> None:
     assert server.process.pid != old
     assert watched.heard("the server died (exit code -9); starting it again")
     assert watched.heard("the server is ready again")
+
+
+def test_a_server_that_dies_while_it_loads_a_model_is_started_again(watched: Watched) -> None:
+    """Its new stub, half loaded, holds the connection on which the watchdog waits."""
+    server = watched.server
+    (old,) = watched.pids("one")
+    os.kill(old, signal.SIGKILL)
+    until(lambda: watched.pids("one") not in ([], [old]))
+    (new,) = watched.pids("one")
+    os.kill(new, signal.SIGSTOP)
+    os.kill(server.process.pid, signal.SIGKILL)
+    until(lambda: server.watchdog.restarts == 1)
+    assert processes.stub(new) is None
+    assert server.watchdog.reloads == 0
+    assert watched.asker.ask("one", QUESTION)["embedding"].size
 
 
 def test_a_hung_server_is_started_again(watched: Watched) -> None:

@@ -72,7 +72,6 @@ class EmbeddedServer:
         self._region_prefix = f"fusewire_{os.getpid()}_{secrets.token_hex(4)}_"
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
-        self._stub_ids: set[int] = set()
         self._drained = threading.Event()
         self._starting = threading.Lock()
         self._stopped = False
@@ -109,7 +108,7 @@ class EmbeddedServer:
         with self._starting:
             if self._stopped:
                 raise FusewireError("the server was stopped while it was to be started")
-            self._process = subprocess.Popen(
+            process = self._process = subprocess.Popen(
                 self._command(repositories, models),
                 env=self._environment(),
                 cwd=self._backends,  # the stub imports from its working folder first
@@ -121,17 +120,17 @@ class EmbeddedServer:
                 start_new_session=True,  # Ctrl-C is ours to handle
                 preexec_fn=_die_with_parent,
             )
-            words = self._process.stdout
-        assert words is not None
-        self._reader = threading.Thread(target=self._read_log, args=(words, log), daemon=True)
+        assert process.stdout is not None
+        self._reader = threading.Thread(
+            target=self._read_log, args=(process.stdout, log), daemon=True
+        )
         self._reader.start()
+        threading.Thread(target=_end_with, args=(process.pid,), daemon=True).start()
 
     def stubs(self) -> list[processes.Stub]:
         """The stubs of this server that are alive."""
         living = [pid for pid, dead in processes.children(self.pid).items() if not dead]
-        found = [stub for pid in living if (stub := processes.stub(pid)) is not None]
-        self._stub_ids.update(stub.pid for stub in found)
-        return found
+        return [stub for pid in living if (stub := processes.stub(pid)) is not None]
 
     def stop(self, serving: bool = True) -> None:
         """Ends the process: requests in flight finish within the exit timeout, then models unload.
@@ -144,7 +143,6 @@ class EmbeddedServer:
         with self._starting:
             self._stopped = True
         if serving and self.running():
-            self.stubs()
             processes.kill(self.pid, signal.SIGTERM)
             deadline = time.monotonic() + self._settings.exit_timeout_s + _UNLOAD_S
             draining = True
@@ -159,16 +157,9 @@ class EmbeddedServer:
         """Ends whatever is left of the process and removes its shared memory."""
         process, self._process = self._process, None
         if process is not None:
-            if process.poll() is None:
-                living = [p for p, dead in processes.children(process.pid).items() if not dead]
-                self._stub_ids.update(p for p in living if processes.stub(p) is not None)
-                process.kill()
+            if process.poll() is None:  # else its process id is not ours any more
+                processes.kill_group(process.pid)
             process.wait()
-            for pid in self._stub_ids:
-                # An orphan ends by itself within a second or two; not waiting frees its memory.
-                if processes.stub(pid) is not None:
-                    processes.kill(pid)
-            self._stub_ids.clear()
             if self._reader is not None:
                 self._reader.join(5)
         for region in _SHARED_MEMORY.glob(f"{self._region_prefix}*"):
@@ -267,6 +258,15 @@ def _import_path() -> list[str]:
     """Where this process imports from, this fusewire first."""
     paths = [Path(fusewire.__file__).parent.parent, *(Path(path) for path in sys.path if path)]
     return list(dict.fromkeys(str(path.absolute()) for path in paths if path.exists()))
+
+
+def _end_with(server: int) -> None:
+    """Waits until the server ends, then ends its stubs. One that was being loaded would wait for
+    the server for ever, and keep open the connections that it inherited, whose clients then wait
+    too."""
+    with contextlib.suppress(ChildProcessError):  # its end was noticed elsewhere first
+        os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
+    processes.kill_group(server)
 
 
 def _die_with_parent() -> None:

@@ -65,3 +65,10 @@ def kill(pid: int, sign: signal.Signals = signal.SIGKILL) -> None:
     if pid > 1:  # 0 and below mean groups, -1 everything
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, sign)
+
+
+def kill_group(leader: int) -> None:
+    """Ends a process and all that it started, if it leads a group, or what is left of them."""
+    if leader > 1:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(leader, signal.SIGKILL)

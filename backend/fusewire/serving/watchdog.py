@@ -148,7 +148,7 @@ class Watchdog:
                 timeout_s=self._server.settings.start_timeout_s,
             )
         except FusewireError as error:
-            if self._ended.is_set():
+            if self._ended.is_set() or not self._server.process.running():
                 return
             with self._lock:
                 self._retry_at[model] = time.monotonic() + _RETRY_S
