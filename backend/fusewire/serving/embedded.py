@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import ctypes
 import os
 import re
 import secrets
@@ -35,8 +34,15 @@ _HARMLESS = "CudaDriverHelper has not been initialized"
 _SHOWN = {"error": "E", "warning": "EW", "info": "EWI", "verbose": "EWI"}
 # Triton lets go of a healthy Python model within two to three seconds.
 _UNLOAD_S = 5.0
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None)
+# Given a process id and a program: becomes the program, which ends (PR_SET_PDEATHSIG) when that
+# process, its parent, does. A `preexec_fn` would run Python in a fork of this process, and that
+# crashes now and then where gRPC has threads.
+_DYING_WITH_PARENT = f"""\
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, {signal.SIGTERM:d})
+if os.getppid() == int(sys.argv[1]):
+    os.execv(sys.argv[2], sys.argv[2:])
+"""
 _ENTRY = """\
 import sys
 
@@ -108,8 +114,9 @@ class EmbeddedServer:
         with self._starting:
             if self._stopped:
                 raise FusewireError("the server was stopped while it was to be started")
+            start = [sys.executable, "-ISc", _DYING_WITH_PARENT, str(os.getpid())]
             process = self._process = subprocess.Popen(
-                self._command(repositories, models),
+                [*start, *self._command(repositories, models)],
                 env=self._environment(),
                 cwd=self._backends,  # the stub imports from its working folder first
                 stdin=subprocess.DEVNULL,
@@ -118,7 +125,6 @@ class EmbeddedServer:
                 text=True,
                 errors="replace",
                 start_new_session=True,  # Ctrl-C is ours to handle
-                preexec_fn=_die_with_parent,
             )
         assert process.stdout is not None
         self._reader = threading.Thread(
@@ -267,7 +273,3 @@ def _end_with(server: int) -> None:
     with contextlib.suppress(ChildProcessError):  # its end was noticed elsewhere first
         os.waitid(os.P_PID, server, os.WEXITED | os.WNOWAIT)
     processes.kill_group(server)
-
-
-def _die_with_parent() -> None:
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
