@@ -13,19 +13,20 @@ from fusewire.serving import processes
 from fusewire.serving.config import Deployment, ServerSettings
 from fusewire.serving.repository import import_folder
 from fusewire.serving.server import Server
+from tritonclient.utils import InferenceServerException
 
 from tests.server.asking import Asker, Traffic, ids, until
 
 QUESTION = ids([5, 6, 7])
+INSTANCES = {"one": 1, "two": 2}
 # What healing may take beside loading the model; these models load within a second or two.
 HEALED_S = 5.0
 
 
 class Watched:
-    """A server of its own, its client, and what its watchdog said."""
+    """A server, its client, and what its watchdog said and did since `begin`."""
 
     def __init__(self, repository: Path, device: str) -> None:
-        self.said: list[str] = []
         settings = ServerSettings(
             http_port=0,
             grpc_port=0,
@@ -33,12 +34,36 @@ class Watched:
             exit_timeout_s=3,
             watch_interval_s=0.5,
             watch_timeout_s=2,
+            restarts=20,
         )
         self.server = Server([repository], settings, report=self.hear)
         began = time.monotonic()
         self.server.start()
         self.start_s = time.monotonic() - began
         self.asker = Asker(self.server, device)
+        self.begin()
+
+    def begin(self) -> None:
+        """Waits until nothing of what was before goes on."""
+        until(lambda: [len(self.pids(name)) for name in INSTANCES] == [*INSTANCES.values()])
+        until(lambda: [self.answers(name) for name in INSTANCES] == [True] * len(INSTANCES))
+        self.said: list[str] = []
+        self._reloads = self.server.watchdog.reloads
+        self._restarts = self.server.watchdog.restarts
+
+    @property
+    def reloads(self) -> int:
+        return self.server.watchdog.reloads - self._reloads
+
+    @property
+    def restarts(self) -> int:
+        return self.server.watchdog.restarts - self._restarts
+
+    def answers(self, model: str) -> bool:
+        try:
+            return bool(self.asker.ask(model, QUESTION))
+        except InferenceServerException:
+            return False
 
     def hear(self, text: str) -> None:
         print(f"{time.monotonic():.2f} {text}")  # shown where a test fails
@@ -51,16 +76,16 @@ class Watched:
         return any(words in text for text in self.said)
 
 
-@pytest.fixture
-def watched(tiny: Callable[..., Path], tmp_path: Path, device: str) -> Iterator[Watched]:
+@pytest.fixture(scope="module")
+def server(
+    tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory, device: str
+) -> Iterator[Watched]:
+    root = tmp_path_factory.mktemp("watched")
     fp32: dict[str, object] = {"dtype": "float32"}
-    for name, folder, instances in (
-        ("one", tiny("bert", "embed"), 1),
-        ("two", tiny("electra", "classify"), 2),
-    ):
-        deployment = Deployment(device=device, instances=instances)
-        import_folder(folder, tmp_path, name=name, settings=fp32, deployment=deployment, link=True)
-    watched = Watched(tmp_path, device)
+    for name, folder in (("one", tiny("bert", "embed")), ("two", tiny("electra", "classify"))):
+        deployment = Deployment(device=device, instances=INSTANCES[name])
+        import_folder(folder, root, name=name, settings=fp32, deployment=deployment, link=True)
+    watched = Watched(root, device)
     yield watched
     with watched.asker:
         watched.server.stop()
@@ -70,14 +95,21 @@ def watched(tiny: Callable[..., Path], tmp_path: Path, device: str) -> Iterator[
     assert not watched.server._workplace.path.exists()
 
 
+@pytest.fixture
+def watched(server: Watched) -> Watched:
+    server.begin()
+    return server
+
+
 def test_a_killed_stub_is_healed_under_traffic(watched: Watched) -> None:
-    server, asker = watched.server, watched.asker
+    asker = watched.asker
     (first,) = watched.pids("one")
+    reloads = [asker.metric("fusewire_model_reloads", model=name) for name in INSTANCES]
     before = asker.ask("one", QUESTION)["embedding"]
     with Traffic(asker, "one", QUESTION) as traffic, Traffic(asker, "two", QUESTION) as other:
         killed = time.monotonic()
         os.kill(first, signal.SIGKILL)
-        until(lambda: server.watchdog.reloads + server.watchdog.restarts > 0)
+        until(lambda: watched.reloads + watched.restarts > 0)
         traffic.more(50)
         healed = time.monotonic()
         other.more(50)
@@ -86,7 +118,7 @@ def test_a_killed_stub_is_healed_under_traffic(watched: Watched) -> None:
     assert last_error - killed < watched.start_s + HEALED_S
     assert watched.heard(f"one: the process of one_0_0 died (pid {first})")
     asker.same(asker.ask("one", QUESTION)["embedding"], before)
-    if server.watchdog.restarts:
+    if watched.restarts:
         # Now and then tritonserver 2.51 crashes over a stub that died with a request in its hands;
         # then the whole server is started again, in the same time.
         assert watched.heard("the server is ready again")
@@ -95,37 +127,38 @@ def test_a_killed_stub_is_healed_under_traffic(watched: Watched) -> None:
     assert all("not healthy" in text for _, text in traffic.errors), traffic.errors
     assert other.errors == []
     assert watched.heard("one: serving again after")
-    assert asker.metric("fusewire_model_reloads", model="one") == 1
-    assert asker.metric("fusewire_model_reloads", model="two") == 0
+    assert asker.metric("fusewire_model_reloads", model="one") == reloads[0] + 1
+    assert asker.metric("fusewire_model_reloads", model="two") == reloads[1]
 
 
 def test_one_of_two_instances_may_die_again_and_again(watched: Watched) -> None:
     """The other instance answers meanwhile; what is left of the old model goes after."""
-    watchdog = watched.server.watchdog
+    asker = watched.asker
+    reloads = [asker.metric("fusewire_model_reloads", model=name) for name in INSTANCES]
     gone: set[int] = set()
-    with Traffic(watched.asker, "two", QUESTION) as traffic:
+    with Traffic(asker, "two", QUESTION) as traffic:
         for count in (1, 2):
             current = set(watched.pids("two")) - gone
             assert len(current) == 2
             os.kill(min(current), signal.SIGKILL)
             gone |= current
-            until(lambda count=count: watchdog.reloads + watchdog.restarts >= count)
+            until(lambda count=count: watched.reloads + watched.restarts >= count)
             traffic.more(20)
         until(lambda: len(watched.pids("two")) == 2)
     assert not gone & set(watched.pids("two"))
-    if not watchdog.restarts:  # as above: the server itself may crash
-        assert watched.asker.metric("fusewire_model_reloads", model="two") == 2
-        assert watched.asker.metric("fusewire_model_reloads", model="one") == 0
+    if not watched.restarts:  # as above: the server itself may crash
+        assert asker.metric("fusewire_model_reloads", model="two") == reloads[1] + 2
+        assert asker.metric("fusewire_model_reloads", model="one") == reloads[0]
 
 
 def test_a_stopped_stub_is_replaced(watched: Watched) -> None:
     (pid,) = watched.pids("one")
     os.kill(pid, signal.SIGSTOP)
-    until(lambda: watched.server.watchdog.reloads == 1)
+    until(lambda: watched.reloads == 1)
     assert watched.asker.ask("one", QUESTION)["embedding"].size
     until(lambda: pid not in watched.pids("one"))
     time.sleep(1)  # the ends of the old process are no reason for another reload
-    assert watched.server.watchdog.reloads == 1
+    assert watched.reloads == 1
 
 
 def test_a_dead_server_is_started_again(watched: Watched) -> None:
@@ -133,7 +166,7 @@ def test_a_dead_server_is_started_again(watched: Watched) -> None:
     old = server.process.pid
     with Traffic(watched.asker, "one", QUESTION) as traffic:
         os.kill(old, signal.SIGKILL)
-        until(lambda: server.watchdog.restarts == 1)
+        until(lambda: watched.restarts == 1)
         traffic.more(20)
     assert server.process.pid != old
     assert watched.heard("the server died (exit code -9); starting it again")
@@ -149,15 +182,15 @@ def test_a_server_that_dies_while_it_loads_a_model_is_started_again(watched: Wat
     (new,) = watched.pids("one")
     os.kill(new, signal.SIGSTOP)
     os.kill(server.process.pid, signal.SIGKILL)
-    until(lambda: server.watchdog.restarts == 1)
+    until(lambda: watched.restarts == 1)
     assert processes.stub(new) is None
-    assert server.watchdog.reloads == 0
+    assert watched.reloads == 0
     assert watched.asker.ask("one", QUESTION)["embedding"].size
 
 
 def test_a_hung_server_is_started_again(watched: Watched) -> None:
     os.kill(watched.server.process.pid, signal.SIGSTOP)
-    until(lambda: watched.server.watchdog.restarts == 1)
+    until(lambda: watched.restarts == 1)
     assert watched.heard("the server gave no answer for 2 s; ending it")
     assert watched.asker.ask("one", QUESTION)["embedding"].size
 
