@@ -174,7 +174,7 @@ def test_cancelled_requests_are_skipped(asker: Asker) -> None:
         )
         for index in range(5)
     ]
-    time.sleep(0.1)
+    until(lambda: asker.metric("nv_inference_pending_request_count", model="cancel") == 5)
     for call in calls[:4]:
         call.cancel()
     for event in done:

@@ -83,22 +83,30 @@ def asker(server: Server, device: str) -> Iterator[Asker]:
 
 
 @pytest.fixture(scope="module")
-def greedy(folder: Path) -> Callable[[str, int], str]:
-    """What transformers adds to a prompt."""
+def greedily(folder: Path) -> Callable[[list[str], int], list[str]]:
+    """What transformers adds to each of the prompts."""
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.enable_padding(direction="left", pad_id=END)
 
-    def text(prompt: str, tokens: int) -> str:
-        ids = torch.tensor([tokenizer.encode(prompt).ids])
+    def texts(prompts: list[str], tokens: int) -> list[str]:
+        rows = tokenizer.encode_batch(prompts)
+        ids = torch.tensor([row.ids for row in rows])
         made = tiny_gpt2().generate(
             ids,
-            attention_mask=torch.ones_like(ids),
+            attention_mask=torch.tensor([row.attention_mask for row in rows]),
             do_sample=False,
             max_new_tokens=tokens,
             pad_token_id=END,
         )
-        return tokenizer.decode(made[0, ids.shape[1] :].tolist())
+        return tokenizer.decode_batch(made[:, ids.shape[1] :].tolist())
 
-    return text
+    return texts
+
+
+@pytest.fixture(scope="module")
+def greedy(greedily: Callable[[list[str], int], list[str]]) -> Callable[[str, int], str]:
+    """What transformers adds to a prompt."""
+    return lambda prompt, tokens: greedily([prompt], tokens)[0]
 
 
 def nothing_runs(asker: Asker, model: str) -> bool:
@@ -115,9 +123,7 @@ def test_http_answers_with_the_text_of_transformers(
         assert answer["text_output"] == prompt + greedy(prompt, 20)
 
 
-def test_http_streams_pieces_as_they_come(
-    server: Server, greedy: Callable[[str, int], str]
-) -> None:
+def test_http_streams_the_text_in_pieces(server: Server, greedy: Callable[[str, int], str]) -> None:
     body = asked(PROMPTS[1], max_new_tokens=20) | {
         "return_finish_reason": True,
         "return_num_input_tokens": True,
@@ -125,7 +131,6 @@ def test_http_streams_pieces_as_they_come(
     }
     events = list(generate_stream(server, "tiny", body))
     assert "".join(event["text_output"] for event in events) == greedy(PROMPTS[1], 20)
-    assert len(events) > 2
     assert sum(event["num_output_tokens"] for event in events) <= 20
     assert all(event["num_output_tokens"] for event in events)
     assert {event["num_input_tokens"] for event in events} == {len(PROMPTS[1])}
@@ -167,17 +172,17 @@ def test_several_texts_are_in_one_answer(server: Server) -> None:
 
 
 def test_32_streams_at_once_are_each_as_if_alone(
-    server: Server, asker: Asker, greedy: Callable[[str, int], str]
+    server: Server, asker: Asker, greedily: Callable[[list[str], int], list[str]]
 ) -> None:
     streams = [Stream(server, "tiny", prompt, max_new_tokens=60) for prompt in PROMPTS]
-    for prompt, stream in zip(PROMPTS, streams, strict=True):
+    for stream, text in zip(streams, greedily(PROMPTS, 60), strict=True):
         with stream:
-            assert stream.text() == greedy(prompt, 60)
+            assert stream.text() == text
     until(lambda: nothing_runs(asker, "tiny"))
 
 
-def cancelled(asker: Asker) -> float:
-    return asker.metric("fusewire_requests_total", model="slow", outcome="cancelled")
+def cancelled(asker: Asker, model: str = "slow") -> float:
+    return asker.metric("fusewire_requests_total", model=model, outcome="cancelled")
 
 
 def test_a_cancelled_stream_gives_its_pages_back(server: Server, asker: Asker) -> None:
@@ -187,18 +192,19 @@ def test_a_cancelled_stream_gives_its_pages_back(server: Server, asker: Asker) -
         next(responses)
         until(lambda: asker.metric("fusewire_kv_pages_used_ratio", model="slow") > 0)
         stream.cancel()
-        until(lambda: nothing_runs(asker, "slow"), 2)
-    assert cancelled(asker) == before + 1
+        until(lambda: cancelled(asker) == before + 1)
+    until(lambda: nothing_runs(asker, "slow"))
 
 
 def test_a_closed_connection_cancels_its_stream(server: Server, asker: Asker) -> None:
     before = cancelled(asker)
-    events = generate_stream(server, "slow", asked("Away", max_new_tokens=LONG, ignore_eos=True))
-    next(events)
+    body = asked("Away", max_new_tokens=LONG, ignore_eos=True) | {"return_num_output_tokens": True}
+    events = generate_stream(server, "slow", body)
+    assert next(events)["num_output_tokens"] < LONG / 2  # pieces come while the text is made
     until(lambda: asker.metric("fusewire_running", model="slow") == 1)
     events.close()  # type: ignore[attr-defined]
-    until(lambda: nothing_runs(asker, "slow"), 2)
-    assert cancelled(asker) == before + 1
+    until(lambda: cancelled(asker) == before + 1)
+    until(lambda: nothing_runs(asker, "slow"))
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -255,6 +261,7 @@ def test_an_error_on_a_grpc_stream_is_the_requests_own(server: Server) -> None:
 
 def test_a_full_queue_is_said_at_once(server: Server, asker: Asker) -> None:
     given: dict[str, Any] = {"max_new_tokens": LONG, "ignore_eos": True}
+    before = cancelled(asker, "narrow")
     with Stream(server, "narrow", "Runs", **given) as running:
         next(iter(running))
         with Stream(server, "narrow", "Waits", **given):
@@ -262,7 +269,9 @@ def test_a_full_queue_is_said_at_once(server: Server, asker: Asker) -> None:
             status, answer = generate(server, "narrow", asked("Too much"))
             assert status == ANY_ERROR
             assert answer["error"].startswith("queue: got 1 sequences waiting")
-    until(lambda: nothing_runs(asker, "narrow"), 2)
+    # The watchdog's test inference may have been the one that waited.
+    until(lambda: cancelled(asker, "narrow") > before)
+    until(lambda: nothing_runs(asker, "narrow"))
     assert asker.metric("fusewire_rejected_total", model="narrow", reason="queue") >= 1
 
 
@@ -309,9 +318,11 @@ def test_the_command_line_shows_the_text_as_it_comes(
 ) -> None:
     address = f"{server.endpoint.reachable}:{server.endpoint.grpc_port}"
     prompt = PROMPTS[5]
-    parts = list(pieces([prompt], address, "grpc", "tiny", {"max_new_tokens": 40}))
-    assert len(parts) > 2
+    parts = pieces([prompt], address, "grpc", "tiny", {"max_new_tokens": 40})
     assert "".join(parts) == greedy(prompt, 40) + "\n"
+    long = pieces([prompt], address, "grpc", "slow", {"max_new_tokens": LONG, "ignore_eos": True})
+    assert 0 < len(next(long)) < LONG / 2  # a token is a byte at most
+    long.close()  # type: ignore[attr-defined]
     lines, records = ask("generate", [prompt], [], address, "grpc", "tiny", {"max_new_tokens": 2})
     assert lines == [greedy(prompt, 2)]
     assert records == [{"text": prompt, "output": lines[0]}]
