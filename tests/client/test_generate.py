@@ -20,15 +20,15 @@ from fusewire_client import (
 )
 
 from tests.client.four_clients import KINDS
-from tests.engine.generating import tiny_folder
 from tests.server.asking import Asker, until
+from tests.server.test_generate import LONG, cancelled, slow_folder
 
 pytestmark = pytest.mark.server
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    folder = tiny_folder(tmp_path_factory.mktemp("tiny"))
+    folder = slow_folder(tmp_path_factory.mktemp("slow"))
     settings = ServerSettings(http_port=0, grpc_port=0, metrics_port=0)
     with Server([f"writer={folder}"], settings, model_settings={"dtype": "float32"}) as server:
         yield server
@@ -90,7 +90,7 @@ def writer(request: pytest.FixtureRequest, server: Server) -> Writer:
 def test_pieces_make_the_text(writer: Writer) -> None:
     given: dict[str, Any] = {"max_new_tokens": 30, "ignore_eos": True}
     pieces = writer.pieces("Once upon", **given)
-    assert 2 < len(pieces) <= 30
+    assert len(pieces) <= 30
     assert "".join(pieces) == writer.text("Once upon", **given)
 
 
@@ -113,9 +113,12 @@ def test_ids_are_a_prompt(writer: Writer) -> None:
 
 
 def test_leaving_a_stream_cancels_it(writer: Writer, server: Server) -> None:
-    assert len(writer.pieces("Going", 2, max_new_tokens=120, ignore_eos=True)) == 2
     with Asker(server) as asker:
-        until(lambda: asker.metric("fusewire_running", model="writer") == 0, 5)
+        before = cancelled(asker, "writer")
+        pieces = writer.pieces("Going", 2, max_new_tokens=LONG, ignore_eos=True)
+        assert len("".join(pieces)) < LONG / 2  # they came while the text was made
+        until(lambda: cancelled(asker, "writer") == before + 1)
+        until(lambda: asker.metric("fusewire_running", model="writer") == 0)
 
 
 @pytest.mark.parametrize(
