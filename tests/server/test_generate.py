@@ -302,12 +302,12 @@ def test_a_killed_model_is_loaded_again(server: Server, asker: Asker) -> None:
     def stubs() -> list[int]:
         return [stub.pid for stub in server.process.stubs() if stub.model == "slow"]
 
-    until(lambda: len(stubs()) == 1)  # one that was unloaded before may still be ending
     watchdog = server.watchdog
     healed = watchdog.reloads + watchdog.restarts
     with Stream(server, "slow", "Doomed", max_new_tokens=LONG, ignore_eos=True) as stream:
         next(iter(stream))
-        os.kill(stubs()[0], signal.SIGKILL)
+        # The newest: tritonserver now and then keeps that of a model that was unloaded before.
+        os.kill(max(stubs()), signal.SIGKILL)
         until(lambda: watchdog.reloads + watchdog.restarts > healed)
     assert generate(server, "slow", asked("Alive", max_new_tokens=2))[0] == 200
     until(lambda: nothing_runs(asker, "slow"))
