@@ -99,7 +99,7 @@ def fusewire(folder: str) -> Callable[[str], dict[str, float]]:
         stats, workspace = allocator.stats(), found["model"].workspace_stats()
         replays = found["model"]._replays
         return {
-            "recorded": 0 if replays is None else len(replays),
+            "recorded": 0 if replays is None else len(replays.recorded),
             "allocated_mib": _mib(stats["allocated_bytes"]),
             "reserved_mib": _mib(stats["reserved_bytes"]),
             "peak_reserved_mib": _mib(stats["peak_reserved_bytes"]),
