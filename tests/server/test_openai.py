@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import http.client
+import os
+import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
@@ -415,6 +417,24 @@ def test_a_model_that_is_not_loaded_is_not_ready(door: openai.OpenAI, server: Se
     finally:
         control("load")
     assert door.completions.create(model="narrow", prompt="x").choices
+
+
+def test_a_process_that_dies_ends_the_requests_it_had(
+    door: openai.OpenAI, server: Server, asker: Asker
+) -> None:
+    asked: dict[str, Any] = {"model": "slow", "prompt": "x", **ON_AND_ON, "timeout": 20}
+    (stub,) = [stub.pid for stub in server.process.stubs() if stub.model == "slow"]
+    with ThreadPoolExecutor(1) as pool, door.completions.create(**asked, stream=True) as stream:
+        next(iter(stream))
+        body = pool.submit(refused, door.completions.create, 503, **asked)
+        until(lambda: asker.metric("fusewire_running", model="slow") == 2)
+        os.kill(stub, signal.SIGKILL)
+        with pytest.raises(openai.APIError, match="try again later") as error:
+            list(stream)
+        assert error.value.type == body.result(20)["type"] == "service_unavailable"
+    until(lambda: server.watchdog.reloads + server.watchdog.restarts > 0)
+    again = door.with_options(max_retries=8).completions.create
+    assert again(model="slow", prompt="x", max_tokens=2).choices
 
 
 def test_a_door_that_ended_is_opened_again_and_said_so(

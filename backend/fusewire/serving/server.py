@@ -155,6 +155,11 @@ class Server:
         self.process.stop(self._serving)
         self._workplace.remove()
 
+    def lost(self, model: str, began_before: float) -> None:
+        """A process of the model is gone: of its requests that had begun by then some are lost."""
+        if self.door is not None:
+            self.door.lost(model, began_before)
+
     def index(self, timeout_s: float = 10.0) -> list[dict[str, Any]]:
         """The server's index of models and their states."""
         rows = self.control("repository/index", {}, timeout_s)

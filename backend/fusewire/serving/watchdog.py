@@ -45,7 +45,7 @@ class Watchdog:
         self._suspects: dict[str, str] = {}  # model -> what is wrong with it
         self._retry_at: dict[str, float] = {}
         self._reloads_of: collections.Counter[str] = collections.Counter()
-        self._leftovers: dict[int, float] = {}  # stubs of a replaced model -> when to end them
+        self._leftovers: dict[int, float] = {}  # stubs of a replaced model -> since when
         self._failures: collections.Counter[str] = collections.Counter()  # of probes, in a row
         self._short: set[str] = set()  # models that had too few processes at the last count
         self._pulse = Pulse(server)
@@ -104,8 +104,9 @@ class Watchdog:
             if dead and stub is not None:
                 del self._alive[pid]
                 with self._lock:
-                    left_over = self._leftovers.pop(pid, None) is not None
-                if not left_over:
+                    replaced = self._leftovers.pop(pid, None)
+                self._server.lost(stub.model, replaced or time.monotonic())
+                if replaced is None:
                     self._suspect(stub.model, f"the process of {stub.instance} died (pid {pid})")
         for stub in self._server.process.stubs():
             self._alive[stub.pid] = stub
@@ -113,10 +114,10 @@ class Watchdog:
 
     def _end_leftovers(self) -> None:
         """From the thread that never loads: a load may wait for what is left over to go."""
-        now = time.monotonic()
+        due_since = time.monotonic() - self._server.settings.exit_timeout_s
         with self._lock:
             self._leftovers = {pid: at for pid, at in self._leftovers.items() if pid in self._alive}
-            due = [pid for pid, at in self._leftovers.items() if at <= now]
+            due = [pid for pid, at in self._leftovers.items() if at <= due_since]
         for pid in due:
             processes.kill(pid)
 
@@ -165,10 +166,10 @@ class Watchdog:
             self._retry_at.pop(model, None)
         # The server cannot finish unloading a model that lost a stub, so the survivors would stay.
         # They answer what was queued for them first.
-        patience = time.monotonic() + self._server.settings.exit_timeout_s
+        now = time.monotonic()
         with self._lock:
-            self._leftovers.update((pid, patience) for pid in old if pid in self._alive)
-        self._report(f"{model}: serving again after {time.monotonic() - began:.1f} s")
+            self._leftovers.update((pid, now) for pid in old if pid in self._alive)
+        self._report(f"{model}: serving again after {now - began:.1f} s")
 
     def _restart(self) -> None:
         """Starts a dead server again on the same ports; gives up when it keeps dying."""

@@ -19,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 from fusewire.errors import FusewireError
 from fusewire.serving.openai import errors
 from fusewire.serving.openai.generation import Generation, Piece
+from fusewire.serving.openai.under_way import Call
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -55,7 +56,7 @@ async def streamed(
     head = _head(model, form.prefix, form.streamed_object)
     events = _events(head, generation, form, include_usage)
     first = await unless_gone(request, anext(events))
-    return _EventStream(first, events)
+    return _EventStream(first, events, request.state.call)
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -76,8 +77,9 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
 class _EventStream(StreamingResponse):
     """Ends the generation when the client goes away, wherever its pieces are."""
 
-    def __init__(self, first: str, events: AsyncGenerator[str]) -> None:
-        super().__init__(_rest(first, events), headers=_HEADERS, media_type="text/event-stream")
+    def __init__(self, first: str, events: AsyncGenerator[str], call: Call) -> None:
+        rest = _rest(first, events, call)
+        super().__init__(rest, headers=_HEADERS, media_type="text/event-stream")
         self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -85,13 +87,13 @@ class _EventStream(StreamingResponse):
             await super().__call__(scope, receive, send)
 
 
-async def _rest(first: str, events: AsyncGenerator[str]) -> AsyncGenerator[str]:
+async def _rest(first: str, events: AsyncGenerator[str], call: Call) -> AsyncGenerator[str]:
     yield first
     try:
-        async for event in events:
+        while (event := await call.unless_ended(anext(events, None))) is not None:
             yield event
     except Exception as error:  # the status is sent; the last event says what happened
-        if not isinstance(error, (ClientError, FusewireError)):
+        if not isinstance(error, (ClientError, FusewireError, errors.ApiError)):
             _log.exception("a stream failed")
         yield _event(errors.of(error).body)
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -31,6 +31,7 @@ from fusewire.serving.openai.requests import (
     texts_or_ids,
 )
 from fusewire.serving.openai.served import EMBED, Served
+from fusewire.serving.openai.under_way import UnderWay
 from fusewire.tasks.contract import GENERATE
 
 # Of one call for embeddings; a client that leaves ends it at once.
@@ -44,8 +45,10 @@ class _Route(APIRoute):
         handle = super().get_route_handler()
 
         async def handle_bounded(request: Request) -> Response:
+            call = request.state.call = request.app.state.under_way.begin()
             try:
-                return await handle(BoundedRequest(request.scope, request.receive))
+                work = handle(BoundedRequest(request.scope, request.receive))
+                return await call.unless_ended(work)
             except answering.ClientGone:
                 return Response(status_code=499)
 
@@ -60,6 +63,15 @@ class Api:
         self._models = models
         self._address = address
         self._began = int(time.time())
+        self._under_way = UnderWay()
+        self._loop: asyncio.AbstractEventLoop | None = None  # while it runs
+
+    def end(self, why: str, model: str | None = None, began_before: float | None = None) -> None:
+        """Ends requests under way in an error, from any thread; see UnderWay."""
+        loop = self._loop
+        if loop is not None:
+            with contextlib.suppress(RuntimeError):  # closed meanwhile, and its requests with it
+                loop.call_soon_threadsafe(self._under_way.end, why, model, began_before)
 
     def app(self) -> FastAPI:
         # Pages of documentation would load scripts from elsewhere.
@@ -70,6 +82,7 @@ class Api:
             redoc_url=None,
         )
         app.router.route_class = _Route
+        app.state.under_way = self._under_way
         app.get("/v1/models")(self._list)
         app.get("/v1/models/{name}")(self._one)
         app.post("/v1/completions")(self._completions)
@@ -78,8 +91,9 @@ class Api:
         errors.install(app)
         return app
 
-    @asynccontextmanager
+    @contextlib.asynccontextmanager
     async def _connected(self, app: FastAPI) -> AsyncIterator[None]:
+        self._loop = asyncio.get_running_loop()
         # Over HTTP an event would cost less, but who leaves before the first one is not noticed.
         self._streams = AsyncGrpcTransport(self._address, False, {}, 0)
         try:
@@ -87,6 +101,7 @@ class Api:
             async with AsyncClient(self._address, retries=0, timeout_s=_LONGEST_S) as self._client:
                 yield
         finally:
+            self._loop = None
             await self._streams.close()
 
     async def _list(self) -> Response:
@@ -94,15 +109,15 @@ class Api:
         return JSONResponse({"object": "list", "data": data})
 
     async def _one(self, name: str) -> Response:
-        return JSONResponse(self._described(self._model(name).name))
+        return JSONResponse(self._described(self._there(name).name))
 
     async def _completions(self, body: CompletionRequest, request: Request) -> Response:
-        model = self._model(body.model, GENERATE)
+        model = self._model(body.model, GENERATE, request)
         prompts = texts_or_ids("prompt", body.prompt, MOST_PROMPTS)
         return await self._generate(request, body, "prompt", model, prompts, CompletionForm())
 
     async def _chat(self, body: ChatRequest, request: Request) -> Response:
-        model = self._model(body.model, GENERATE)
+        model = self._model(body.model, GENERATE, request)
         ids = await asyncio.to_thread(model.conversation, body.plain_messages())
         return await self._generate(request, body, "messages", model, [ids], ChatForm())
 
@@ -127,7 +142,7 @@ class Api:
             raise errors.of(error, names_used(body, prompt)) from None
 
     async def _embeddings(self, body: EmbeddingRequest, request: Request) -> Response:
-        model = self._model(body.model, EMBED)
+        model = self._model(body.model, EMBED, request)
         try:
             work = embeddings(self._client, model, body)
             return JSONResponse(await answering.unless_gone(request, work))
@@ -135,17 +150,22 @@ class Api:
             names = {"text_input": "input", "input_ids": "input"}
             raise errors.of(error, names) from None
 
-    def _model(self, name: str, task: str | None = None) -> Served:
-        """404 for a name that is none; 400 for a model of another task."""
+    def _model(self, name: str, task: str, request: Request) -> Served:
+        """The model that a request is for; 400 where it is of another task."""
+        model = self._there(name)
+        if task != model.task:
+            message = f"model: got {name}, which is for {model.task}, wanted one for {task}"
+            raise errors.ApiError(400, f"{message}; choose another", param="model")
+        request.state.call.model = name
+        return model
+
+    def _there(self, name: str) -> Served:
+        """404 for a name that is none."""
         if name not in self._models:
             there = ", ".join(self._models) or "none"
             message = f"model: got {name[:80]!r}, wanted one of {there}; see /v1/models"
             raise errors.ApiError(404, message, param="model", code="model_not_found")
-        model = self._models[name]
-        if task not in (None, model.task):
-            message = f"model: got {name}, which is for {model.task}, wanted one for {task}"
-            raise errors.ApiError(400, f"{message}; choose another", param="model")
-        return model
+        return self._models[name]
 
     def _described(self, name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": self._began, "owned_by": "fusewire"}

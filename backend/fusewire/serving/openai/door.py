@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _OPEN_WITHIN_S = 10.0
 _REST_S = 1.0  # before it is opened again
+_LOST = "server: got the end of a process of the model, wanted its answer; try again later"
 
 
 class Door:
@@ -49,6 +50,10 @@ class Door:
                 why = self._ended or f"not ready after {_OPEN_WITHIN_S:.0f} s"
                 raise FusewireError(f"openai-port: {self.address} could not be opened ({why})")
             time.sleep(0.01)
+
+    def lost(self, model: str, began_before: float) -> None:
+        """Ends the model's requests that had begun by then: a process of it is gone."""
+        self._api.end(_LOST, model, began_before)
 
     def close(self) -> None:
         """Takes no more requests; those under way may end within the exit timeout."""

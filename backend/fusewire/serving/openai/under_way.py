@@ -1,0 +1,63 @@
+"""Requests under way: each can be told from outside that no answer to it will come."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import weakref
+from collections.abc import Awaitable
+from typing import TypeVar
+
+from fusewire.serving.openai.errors import ApiError
+
+T = TypeVar("T")
+
+
+class Call:
+    """One request, from its first byte to the last of its answer."""
+
+    def __init__(self) -> None:
+        self.model: str | None = None  # once it is known
+        self.began = time.monotonic()
+        self._waiting: asyncio.Task[object] | None = None
+        self._ended: str | None = None  # why
+
+    def end(self, why: str) -> None:
+        """Lets what it waits for, now or next, end in an error of status 503."""
+        self._ended = why
+        if self._waiting is not None:
+            self._waiting.cancel()
+
+    async def unless_ended(self, work: Awaitable[T]) -> T:
+        """The result of `work`, which is cancelled when the request is ended."""
+        task = self._waiting = asyncio.current_task()
+        assert task is not None
+        try:
+            if self._ended is not None:
+                task.cancel()
+            return await work
+        except asyncio.CancelledError:
+            if self._ended is None:
+                raise
+            task.uncancel()
+            raise ApiError(503, self._ended) from None
+        finally:
+            self._waiting = None
+
+
+class UnderWay:
+    """All requests that have no whole answer yet."""
+
+    def __init__(self) -> None:
+        self._calls: weakref.WeakSet[Call] = weakref.WeakSet()
+
+    def begin(self) -> Call:
+        call = Call()
+        self._calls.add(call)
+        return call
+
+    def end(self, why: str, model: str | None = None, began_before: float | None = None) -> None:
+        """Ends those of a model, or of all, that had begun by then, or until now."""
+        for call in list(self._calls):
+            if model in (None, call.model) and (began_before is None or call.began < began_before):
+                call.end(why)
