@@ -8,6 +8,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +21,8 @@ import tokenizers
 import torch
 from fusewire.errors import ConfigurationError
 from fusewire.serving.config import Deployment, ServerSettings
+from fusewire.serving.endpoint import choose_ports
+from fusewire.serving.openai.door import Door
 from fusewire.serving.repository import import_folder
 from fusewire.serving.server import Server
 from fusewire_client import Client
@@ -435,6 +438,33 @@ def test_a_process_that_dies_ends_the_requests_it_had(
     until(lambda: server.watchdog.reloads + server.watchdog.restarts > 0)
     again = door.with_options(max_retries=8).completions.create
     assert again(model="slow", prompt="x", max_tokens=2).choices
+
+
+def test_a_door_that_closes_says_so_to_those_it_cannot_wait_for(
+    server: Server, asker: Asker, caplog: pytest.LogCaptureFixture
+) -> None:
+    (port,) = choose_ports(server.endpoint.host, [("openai-port", 0)])
+    second = Door(server, port, print)
+    second._drain_s = 1
+    second.open()
+    asked: dict[str, Any] = {"model": "slow", "prompt": "x", "n": 4, **ON_AND_ON}
+    url = f"http://{second.address}/v1"
+    with (
+        ThreadPoolExecutor(1) as pool,
+        openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=20) as client,
+        client.completions.create(**asked, stream=True) as stream,
+    ):
+        next(iter(stream))
+        body = pool.submit(refused, client.completions.create, 503, **asked)
+        until(lambda: asker.metric("fusewire_running", model="slow") >= 2)
+        closing = threading.Thread(target=second.close)
+        closing.start()
+        with pytest.raises(openai.APIError, match="server: got its end") as error:
+            list(stream)
+        assert error.value.type == body.result(20)["type"] == "service_unavailable"
+        closing.join(20)
+    assert not [record for record in caplog.records if record.name.startswith("uvicorn")]
+    until(lambda: nothing_runs(asker, "slow"), 2)
 
 
 def test_a_door_that_ended_is_opened_again_and_said_so(

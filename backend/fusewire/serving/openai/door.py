@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 _OPEN_WITHIN_S = 10.0
 _REST_S = 1.0  # before it is opened again
+_REFUSAL_S = 2  # for the errors to arrive at clients that read
 _LOST = "server: got the end of a process of the model, wanted its answer; try again later"
+_STOPS = "server: got its end, wanted time for the whole answer; try again later"
 
 
 class Door:
@@ -56,10 +58,13 @@ class Door:
         self._api.end(_LOST, model, began_before)
 
     def close(self) -> None:
-        """Takes no more requests; those under way may end within the exit timeout."""
+        """Takes no more requests; those under way may end within the exit timeout, and are ended in
+        an error then."""
         self._closing.set()
         self._server.should_exit = True
         if self._thread.is_alive():
+            self._thread.join(self._drain_s)
+            self._api.end(_STOPS)
             self._thread.join()
 
     def _new(self) -> uvicorn.Server:
@@ -72,7 +77,7 @@ class Door:
             log_config=None,  # its warnings go where the program's go
             access_log=False,
             server_header=False,
-            timeout_graceful_shutdown=self._drain_s,
+            timeout_graceful_shutdown=self._drain_s + _REFUSAL_S,
         )
         return uvicorn.Server(config)
 
