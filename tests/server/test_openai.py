@@ -493,3 +493,14 @@ def test_a_port_in_use_is_named_before_anything_starts(folder: Path) -> None:
         ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "openai_port": port}
         with pytest.raises(ConfigurationError, match=f"openai-port: got 127.0.0.1:{port}"):
             Server([folder], ServerSettings(**ports))
+
+
+def test_a_port_given_twice_is_named_before_anything_starts(folder: Path) -> None:
+    words = "openai-port: got 4321, wanted another port than grpc-port"
+    with pytest.raises(ConfigurationError, match=words):
+        Server([folder], ServerSettings(http_port=0, grpc_port=4321, openai_port=4321))
+
+
+def test_an_ipv6_address_is_refused_before_anything_starts(folder: Path) -> None:
+    with pytest.raises(ConfigurationError, match="host: got ::1, wanted an IPv4 address"):
+        Server([folder], ServerSettings(host="::1", http_port=0, grpc_port=0, metrics_port=0))

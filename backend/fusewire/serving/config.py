@@ -120,8 +120,8 @@ class ServerSettings(BaseModel):
 
     host: str = Field(
         default="127.0.0.1",
-        description="Address to listen on. Another than loopback opens the server to the network: "
-        "put a gateway with TLS and authentication in front.",
+        description="IPv4 address or name to listen on. Another than loopback opens the "
+        "server to the network: put a gateway with TLS and authentication in front.",
     )
     http_port: int = Field(default=8000, ge=0, le=65535, description="HTTP port; 0: any free one.")
     grpc_port: int = Field(default=8001, ge=0, le=65535, description="gRPC port; 0: any free one.")

@@ -39,7 +39,7 @@ class Endpoint:
     @property
     def reachable(self) -> str:
         """The host to call from this machine."""
-        return {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)
+        return "127.0.0.1" if self.host == "0.0.0.0" else self.host
 
     def call(
         self,
@@ -75,11 +75,24 @@ class Endpoint:
 
 
 def choose_ports(host: str, ports: Sequence[tuple[str, int]]) -> list[int]:
-    """The (flag, port) pairs' ports, 0 replaced by a free one; a port in use is named."""
+    """The (flag, port) pairs' ports, 0 replaced by a free one; a port in use, or given twice, is
+    named."""
+    if ":" in host:
+        raise ConfigurationError(
+            f"host: got {host}, wanted an IPv4 address or a name, as IPv6 is not supported; use "
+            "127.0.0.1, or 0.0.0.0 for every address"
+        )
+    first: dict[int, str] = {}
+    for flag, port in ports:
+        if port and first.setdefault(port, flag) != flag:
+            raise ConfigurationError(
+                f"{flag}: got {port}, wanted another port than {first[port]}; choose another, or 0 "
+                "for any"
+            )
     sockets = []
     try:
         for flag, port in ports:
-            listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+            listener = socket.socket()
             sockets.append(listener)
             # As the server does: a port whose last connections are still closing is free.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
