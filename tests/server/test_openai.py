@@ -372,6 +372,16 @@ def test_a_full_queue_says_when_to_come_again(door: openai.OpenAI, asker: Asker)
     until(lambda: nothing_runs(asker, "narrow"))
 
 
+def test_time_that_ran_out_is_not_asked_for_again(door: openai.OpenAI) -> None:
+    body: dict[str, Any] = {"ignore_eos": True, "timeout_seconds": 0.1}
+    asked: dict[str, Any] = {"model": "slow", "prompt": "x", "max_tokens": LONG, "extra_body": body}
+    error = refused(door.completions.create, 400, **asked)
+    assert (error["param"], error["code"]) == ("timeout_seconds", "timeout")
+    assert error["message"].count("try again later") <= 1
+    with pytest.raises(openai.APIError, match="timeout_seconds: got more work"):
+        list(door.completions.create(**asked, stream=True))
+
+
 def test_a_closed_stream_frees_its_slot_and_pages(door: openai.OpenAI, asker: Asker) -> None:
     for prompt, count in (("Away", 1), (["Both", "away"], 2)):
         wanted = cancelled(asker) + count

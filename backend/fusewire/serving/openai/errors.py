@@ -53,6 +53,9 @@ def of(error: Exception, names: Mapping[str, str] | None = None) -> ApiError:
         return ApiError(400, message, param=param)
     if isinstance(error, client.Unavailable) and str(error).startswith("queue: "):
         return ApiError(429, str(error), code="rate_limit_exceeded")
+    # The client's own limit. OpenAI's clients would send 408, 409, 429 and 5xx again.
+    if isinstance(error, client.Unavailable) and str(error).startswith("timeout_seconds: "):
+        return ApiError(400, str(error), param="timeout_seconds", code="timeout")
     if isinstance(error, (client.Unavailable, client.Cancelled)):
         return ApiError(503, f"server: {_without_address(error)}; try again later")
     # The door itself knows which models there are: this one is not loaded at the moment.
