@@ -181,7 +181,7 @@ def model_settings(values: Mapping[str, Any]) -> ModelSettings | GeneratorSettin
         if name in other.model_fields and name not in own.model_fields:
             raise ConfigurationError(
                 f"{name}: got {str(values[name])[:80]!r} for the task {task}, wanted one of "
-                f"{', '.join(own.model_fields)}; remove it"
+                f"{', '.join(each for each in own.model_fields if each != 'reloads')}; remove it"
             )
     return validated(own, values)
 
