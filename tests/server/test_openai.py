@@ -265,12 +265,21 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": ["x", 1]}, "prompt", "prompt: got ['x', 1]"),
     ({"prompt": ["x"] * 129}, "prompt", "prompt: got 129 entries"),
     ({"stream_options": {"include_usage": True}}, "stream_options", "stream_options: got it"),
+    (
+        {"stream": True, "stream_options": {"x": 1}},
+        "stream_options.x",
+        "stream_options.x: got 1, wanted a field that is supported; remove it",
+    ),
     ({"extra_body": {"temprature": 1}}, "temprature", "temprature: got 1"),
     ({"extra_body": {"min_p": 2}}, "min_p", "min_p: got 2"),
     ({"model": "minilm"}, "model", "model: got minilm, which is for embed"),
 ]
 BAD_CHATS: list[tuple[dict[str, Any], str, str]] = [
-    ({"messages": []}, "messages", "messages: got 0"),
+    (
+        {"messages": []},
+        "messages",
+        "messages: got 0, wanted 1..4096 messages; send at least one",
+    ),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages", "image_url"),
     ({"messages": [{"content": "x"}]}, "role", "role: got none in message 0"),
     ({"max_completion_tokens": 4000}, "max_completion_tokens", "max_completion_tokens: got 4000"),
@@ -340,6 +349,7 @@ def test_a_body_that_is_none_is_refused_in_the_same_shape(server: Server) -> Non
         (as_json, b"[" * 100, 400, b"deeper nesting"),
         (as_json, b'{"model": NaN}', 400, b"got NaN"),
         (as_json, b'{"model": "tiny", "prompt": "\\ud800"}', 400, b"prompt: got half a surrogate"),
+        (as_json, b'{"\\ud800": 1}', 400, b"body: got a key with half a surrogate pair"),
         (as_json, b"{}", 400, b"model: not set"),
         (as_json, b" " * ((1 << 24) + 1), 413, b"body: got over"),
     ):

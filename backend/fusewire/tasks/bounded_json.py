@@ -15,6 +15,7 @@ MOST_NESTING = 3
 
 # Its end may be missing: a search for it from every quote would take quadratic time.
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
+_HALF = re.compile("[\ud800-\udfff]")
 _BRACKET = re.compile(rb"[\[\]{}]")
 
 
@@ -22,7 +23,7 @@ def read_object(
     field: str, text: bytes, most_bytes: int = MOST_BYTES, most_nesting: int = MOST_NESTING
 ) -> dict[str, Any]:
     """The object in `text`. InvalidInput names `field`: too long, not UTF-8, ill-formed, nested too
-    deep, a key given twice, NaN or Infinity (which JSON does not have)."""
+    deep, a key given twice or with half a surrogate pair, NaN or Infinity (which JSON has not)."""
     if len(text) > most_bytes:
         raise InvalidInput(
             field, f"{len(text)} bytes", f"at most {most_bytes}", "shorten its lists and strings"
@@ -38,6 +39,9 @@ def read_object(
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found: dict[str, Any] = {}
         for key, value in pairs:
+            if not key.isascii() and _HALF.search(key):
+                got = "a key with half a surrogate pair"
+                raise InvalidInput(field, got, "text", "send valid Unicode")
             if key in found:
                 raise InvalidInput(
                     field, f"the key {key[:40]!r} twice", "each key once", "drop one"

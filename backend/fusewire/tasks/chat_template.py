@@ -187,7 +187,8 @@ def _checked(messages: object) -> list[dict[str, Any]]:
         raise InvalidInput("messages", type(messages).__name__, "a list", "send a conversation")
     if not 1 <= len(messages) <= MOST_MESSAGES:
         wanted = f"1..{MOST_MESSAGES} messages"
-        raise InvalidInput("messages", f"{len(messages)}", wanted, "send a shorter conversation")
+        remedy = "send a shorter conversation" if messages else "send at least one"
+        raise InvalidInput("messages", f"{len(messages)}", wanted, remedy)
     size = 0
     for index, message in enumerate(messages):
         where = f" in message {index}"

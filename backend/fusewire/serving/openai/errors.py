@@ -82,7 +82,10 @@ def install(app: FastAPI) -> None:
         wanted = first["msg"].removeprefix("Input should be ").removeprefix("a valid ")
         if first["type"] == "missing":
             return _response(ApiError(400, f"{param}: not set, wanted it; add it", param=param))
-        message = f"{param}: got {repr(first['input'])[:80]}, wanted {wanted}; correct it"
+        remedy = "correct it"
+        if first["type"] == "extra_forbidden":
+            wanted, remedy = "a field that is supported", "remove it"
+        message = f"{param}: got {repr(first['input'])[:80]}, wanted {wanted}; {remedy}"
         return _response(ApiError(400, message, param=param))
 
     @app.exception_handler(AnyHTTPException)
