@@ -90,7 +90,7 @@ class _EventStream(StreamingResponse):
 async def _rest(first: str, events: AsyncGenerator[str], call: Call) -> AsyncGenerator[str]:
     yield first
     try:
-        while (event := await call.unless_ended(anext(events, None))) is not None:
+        while (event := await call.unless_ended(lambda: anext(events, None))) is not None:
             yield event
     except Exception as error:  # the status is sent; the last event says what happened
         if not isinstance(error, (ClientError, FusewireError, errors.ApiError)):

@@ -47,8 +47,8 @@ class _Route(APIRoute):
         async def handle_bounded(request: Request) -> Response:
             call = request.state.call = request.app.state.under_way.begin()
             try:
-                work = handle(BoundedRequest(request.scope, request.receive))
-                return await call.unless_ended(work)
+                bounded = BoundedRequest(request.scope, request.receive)
+                return await call.unless_ended(lambda: handle(bounded))
             except answering.ClientGone:
                 return Response(status_code=499)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import weakref
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from fusewire.serving.openai.errors import ApiError
@@ -28,14 +28,14 @@ class Call:
         if self._waiting is not None:
             self._waiting.cancel()
 
-    async def unless_ended(self, work: Awaitable[T]) -> T:
+    async def unless_ended(self, work: Callable[[], Awaitable[T]]) -> T:
         """The result of `work`, which is cancelled when the request is ended."""
+        if self._ended is not None:
+            raise ApiError(503, self._ended)
         task = self._waiting = asyncio.current_task()
         assert task is not None
         try:
-            if self._ended is not None:
-                task.cancel()
-            return await work
+            return await work()
         except asyncio.CancelledError:
             if self._ended is None:
                 raise
