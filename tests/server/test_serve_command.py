@@ -97,8 +97,7 @@ def test_a_folder_is_served_asked_and_cleared_away(
     began = time.monotonic()
     server = serving(f"minilm={minilm}", tmp_path)
     ready = server.event()
-    took, crowd = time.monotonic() - began, os.getloadavg()[0] / (os.cpu_count() or 1)
-    assert took < 10 * max(1, crowd)  # the promise, from the command to ready
+    assert time.monotonic() - began < 10  # the promise, from the command to ready
     assert ready["models"] == ["minilm"]
     assert ready["left_out"] == ["all-MiniLM-L6-v2"]
     assert ready["grpc"].startswith("127.0.0.1:")
@@ -153,7 +152,7 @@ def test_sigterm_after_a_stub_was_killed_does_not_hang(
     server.process.send_signal(signal.SIGINT)
     assert server.event() == {"event": "stopped", "reloads": 1, "restarts": 0}
     assert server.process.wait(30) == 0
-    assert time.monotonic() - began < 15  # the server alone would wait for the dead stub for 30
+    assert time.monotonic() - began < 6
     assert server.traces() == []
 
 
