@@ -88,12 +88,6 @@ class DecoderModel:
             self.place, len(shape.layers), pages, page_size, shape.kv_heads, shape.head_dim
         )
 
-    @property
-    def replay_counts(self) -> tuple[int, int]:
-        """So far: steps that replayed a recorded one, and small ones that found none."""
-        replays = self._replays
-        return (0, 0) if replays is None else (replays.hits, replays.misses)
-
     def record_steps(self, cache: DecoderCache, max_sequences: int, max_tokens: int) -> None:
         """From now on steps with this cache of one token a sequence replay a recorded one, where
         the device can record (CUDA graphs); logits then hold until the next `step`. Takes seconds:
