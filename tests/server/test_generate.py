@@ -48,6 +48,20 @@ def slow_folder(folder: Path) -> Path:
     return folder
 
 
+def import_models(root: Path, device: str, **folders: Path) -> None:
+    """In fp32; the model `narrow` has room for one request that runs and one that waits."""
+    room = {"narrow": {"max_sequences": 1, "max_waiting": 1}}
+    for name, folder in folders.items():
+        import_folder(
+            folder,
+            root,
+            name=name,
+            settings={"dtype": "float32", **room.get(name, {})},
+            deployment=Deployment(device=device),
+            link=True,
+        )
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_folder(tmp_path_factory.mktemp("tiny"))
@@ -57,19 +71,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(folder: Path, tmp_path_factory: pytest.TempPathFactory, device: str) -> Iterator[Server]:
     root = tmp_path_factory.mktemp("repository")
     slow = slow_folder(tmp_path_factory.mktemp("slow"))
-    for name, source, settings in (
-        ("tiny", folder, {}),
-        ("slow", slow, {}),
-        ("narrow", slow, {"max_sequences": 1, "max_waiting": 1}),
-    ):
-        import_folder(
-            source,
-            root,
-            name=name,
-            settings={"dtype": "float32", **settings},
-            deployment=Deployment(device=device),
-            link=True,
-        )
+    import_models(root, device, tiny=folder, slow=slow, narrow=slow)
     ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
     settings = ServerSettings(control_key=CONTROL_KEY, watch_interval_s=1, **ports)
     with Server([root], settings, report=print) as server:

@@ -20,10 +20,9 @@ import pytest
 import tokenizers
 import torch
 from fusewire.errors import ConfigurationError
-from fusewire.serving.config import Deployment, ServerSettings
+from fusewire.serving.config import ServerSettings
 from fusewire.serving.endpoint import choose_ports
 from fusewire.serving.openai.door import Door
-from fusewire.serving.repository import import_folder
 from fusewire.serving.server import Server
 from fusewire_client import Client
 from tokenizers import processors
@@ -31,7 +30,7 @@ from tokenizers import processors
 from tests.engine.generating import END, tiny_folder, tiny_gpt2
 from tests.server.asking import Asker, until
 from tests.server.conftest import CONTROL_KEY
-from tests.server.test_generate import LONG, cancelled, nothing_runs, slow_folder
+from tests.server.test_generate import LONG, cancelled, import_models, nothing_runs, slow_folder
 
 END_TEXT = "<|endoftext|>"
 TEMPLATE = (
@@ -67,20 +66,7 @@ def server(
 ) -> Iterator[Server]:
     root = tmp_path_factory.mktemp("repository")
     slow = slow_folder(tmp_path_factory.mktemp("slow"))
-    for name, source, settings in (
-        ("tiny", folder, {}),
-        ("slow", slow, {}),
-        ("narrow", slow, {"max_sequences": 1, "max_waiting": 1}),
-        ("minilm", minilm, {}),
-    ):
-        import_folder(
-            source,
-            root,
-            name=name,
-            settings={"dtype": "float32", **settings},
-            deployment=Deployment(device=device),
-            link=True,
-        )
+    import_models(root, device, tiny=folder, slow=slow, narrow=slow, minilm=minilm)
     ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "openai_port": 0}
     # A test inference of the watchdog would take the one place in a queue.
     settings = ServerSettings(control_key=CONTROL_KEY, watch_interval_s=3600, **ports)
