@@ -16,7 +16,7 @@ from fusewire.serving.repository import import_folder
 from fusewire.serving.server import reason_in_words
 from tritonclient.utils import InferenceServerException
 
-from tests.server.asking import Asker, Traffic, ids
+from tests.server.asking import Asker, Traffic, ids, until
 from tests.server.conftest import CONTROL_KEY
 
 QUESTION = ids([5, 6, 7])
@@ -39,7 +39,7 @@ def test_models_come_and_go_without_a_failed_request(
         tiny("mpnet", "embed"), repository, name="guest", deployment=deployment, link=True
     )
     with Traffic(asker, "hidden", QUESTION) as traffic:
-        for _ in range(2):
+        for _ in range(4):  # its series are those of the processes before
             load(asker, "guest")
             assert asker.ask("guest", QUESTION)["embedding"].size
             traffic.more(20)
@@ -48,6 +48,8 @@ def test_models_come_and_go_without_a_failed_request(
                 asker.ask("guest", QUESTION)
         traffic.more(20)
     assert traffic.errors == []
+    until(lambda: asker.metric("fusewire_requests_total", model="guest", outcome="ok") >= 4)
+    until(lambda: asker.metric("fusewire_allocator_reserved_bytes", model="guest") == 0)
 
 
 def test_a_new_version_replaces_the_old_without_a_failed_request(

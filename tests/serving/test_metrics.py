@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -79,9 +82,24 @@ def test_memory_is_that_of_the_device_in_use(device: str) -> None:
     held = kernels.default_allocator(device).allocate(1 << 20)
     families = Families()
     metrics = ServingMetrics(families, "m", "embed", 0, device)
-    metrics.record([ANSWER], Counts())
-    metrics.close()
+    metrics._update(Counter(), Counts())
     stats = kernels.default_allocator(device).stats()
     for name in ("reserved", "allocated"):
         value = families.value(f"allocator_{name}_bytes", model="m", device=device)
         assert value == stats[f"{name}_bytes"] >= held.nbytes
+    metrics.close()
+    for name in ("reserved", "allocated"):
+        assert families.value(f"allocator_{name}_bytes", model="m", device=device) == 0
+
+
+def test_the_server_keeps_every_series_of_an_instance_that_ended() -> None:
+    families = Families()
+    metrics = ServingMetrics(families, "m", "embed", reloads=0)
+    metrics.record([ANSWER], Counts(tokens=1))
+    metrics.close()
+    made = [weakref.ref(series) for series in families.series.values()]
+    families.series.clear()
+    del metrics
+    gc.collect()
+    assert made
+    assert all(series() is not None for series in made)

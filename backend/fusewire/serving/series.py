@@ -6,6 +6,7 @@ are gathered, and sent by a thread of their own, after the answers.
 
 from __future__ import annotations
 
+import ctypes
 import queue
 import threading
 from collections import Counter
@@ -16,6 +17,12 @@ from fusewire import kernels
 from fusewire.errors import FusewireError, InvalidInput, Unavailable
 
 SECONDS_BUCKETS = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0]
+
+# Series and families, as long as the process lives, and past its last destructor. Triton takes a
+# series away with the first of its holders, and crashes where another then writes to it: a second
+# instance of the model, or the process that came after this one (server issue 8663).
+_kept: list[Any] = []
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_kept))
 
 Outcomes = Counter[tuple[str, str]]  # (label, its value) -> requests
 _OUTCOMES = {
@@ -35,26 +42,33 @@ class ModelSeries:
         self._labels = {"model": model, "task": task}
         self._memory = kernels.default_allocator(device)
         self._updates: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._families: dict[str, Any] = {}  # Triton wants a family to outlive its series
+        self._families: dict[str, Any] = {}
+        self._levels: list[Any] = []  # the gauges that nothing is left of at the end
         # Instances on several devices must not overwrite each other's.
         self._reserved = self._gauge(
             "allocator_reserved_bytes", "Bytes taken from the system", device=device
         )
         self._allocated = self._gauge("allocator_allocated_bytes", "Bytes in use", device=device)
-        self._gauge("model_reloads", "How often the watchdog reloaded the model").set(reloads)
+        self._series(
+            "model_reloads", "How often the watchdog reloaded the model", family.GAUGE, {}
+        ).set(reloads)
         self._outcomes: dict[tuple[str, str], Any] = {}
         self._thread = threading.Thread(target=self._send, daemon=True)
 
     def close(self) -> None:
-        """Sends what is waiting."""
+        """Sends what is waiting; the instance holds nothing any more."""
         self._updates.put(None)
         self._thread.join(timeout=5)
+        for gauge in self._levels:
+            gauge.set(0)
 
     def _counter(self, name: str, description: str, **labels: str) -> Any:
         return self._series(name, description, self._family.COUNTER, labels)
 
     def _gauge(self, name: str, description: str, **labels: str) -> Any:
-        return self._series(name, description, self._family.GAUGE, labels)
+        gauge = self._series(name, description, self._family.GAUGE, labels)
+        self._levels.append(gauge)
+        return gauge
 
     def _histogram(self, name: str, description: str, buckets: list[float]) -> Any:
         return self._series(name, description, self._family.HISTOGRAM, {}, buckets=buckets)
@@ -66,7 +80,10 @@ class ModelSeries:
             self._families[name] = self._family(
                 name=f"fusewire_{name}", description=description, kind=kind
             )
-        return self._families[name].Metric(labels=self._labels | labels, **more)
+            _kept.append(self._families[name])
+        series = self._families[name].Metric(labels=self._labels | labels, **more)
+        _kept.append(series)
+        return series
 
     def _count(self, outcomes: Outcomes) -> None:
         for (label, value), count in outcomes.items():
