@@ -95,7 +95,9 @@ def server(repository: Path) -> Iterator[Server]:
     settings = ServerSettings(
         http_port=0, grpc_port=0, metrics_port=0, log_level="error", control_key=CONTROL_KEY
     )
-    with Server([repository], settings, log=lambda level, line: print(line)) as server:
+    with Server(
+        [repository], settings, log=lambda level, line: print(line), report=print
+    ) as server:
         yield server
 
 

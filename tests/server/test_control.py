@@ -131,7 +131,9 @@ def test_a_gpu_that_is_not_there_is_refused_in_words(asker: Asker) -> None:
     config["instance_group"] = [{"name": "gpu", "kind": "KIND_GPU", "count": 1, "gpus": [9]}]
     with pytest.raises(EndpointError) as caught:
         load(asker, "hidden", config)
-    reason = str(caught.value).split("UNAVAILABLE state: ")[1]
+    message = str(caught.value)
+    assert "UNAVAILABLE state: " in message
+    reason = message.split("UNAVAILABLE state: ")[1]
     assert reason_in_words(reason).startswith("instance_group: got a GPU that the server does not")
     assert reason_in_words(reason).endswith("import the model with --device cpu, or another")
     assert asker.ask("hidden", QUESTION)
