@@ -39,15 +39,19 @@ def ceilings() -> dict[str, float]:
 
 def facts() -> dict[str, Any]:
     """Hardware, driver, versions, ceilings and time."""
+    return where("fusewire", "torch", "transformers", "triton") | ceilings()
+
+
+def where(*packages: str) -> dict[str, Any]:
+    """The same without the ceilings."""
     properties = torch.cuda.get_device_properties(0)
     return {
-        **machine.facts("fusewire", "torch", "transformers", "triton"),
+        **machine.facts(*packages),
         "gpu": properties.name,
         "gpu_memory_gib": round(properties.total_memory / 2**30, 1),
         "multiprocessors": properties.multi_processor_count,
         "driver": _driver(),
         "cuda": torch.version.cuda,
-        **ceilings(),
     }
 
 

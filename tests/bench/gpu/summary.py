@@ -190,6 +190,23 @@ def _generation(rows: Rows) -> str:
     )
 
 
+def _generation_served(rows: Rows) -> str:
+    lines = [
+        "Generation in fp16 served over gRPC by the embedded Triton, {prompt} + {tokens} tokens a "
+        "stream, beside the engine alone: median ms between tokens of a stream, and tokens/s of "
+        "all streams from their common beginning:".format(**rows[0]),
+        "",
+        "| | engine ms | served ms | added | engine tokens/s | served tokens/s | |",
+        "|---" * 7 + "|",
+    ]
+    form = (
+        "| {model}, {case} | {engine_between_ms:.2f} | {server_between_ms:.2f} | "
+        "{added_between_ms:.2f} | {engine_tokens_per_s:.0f} | {server_tokens_per_s:.0f} | "
+        "{share:.0%} |"
+    )
+    return "\n".join([*lines, *(form.format(**row) for row in rows), "", _where(rows)])
+
+
 TABLES: dict[str, Callable[[Rows], str]] = {
     "encoder": _encoder,
     "kernels": _kernels,
@@ -198,6 +215,7 @@ TABLES: dict[str, Callable[[Rows], str]] = {
     "memory": _memory,
     "served": _served,
     "generation": _generation,
+    "generation_served": _generation_served,
 }
 
 
@@ -221,7 +239,7 @@ def _cell(row: dict[str, Any] | None, key: str, form: str) -> str:
 def _where(rows: Rows) -> str:
     row = rows[-1]
     named = ", ".join(f"{name} {version}" for name, version in row["versions"].items())
-    return (
-        f"{row['time'][:10]}, {row['gpu']}, driver {row['driver']}, CUDA {row['cuda']}; matmul "
-        f"{row['matmul_tflops']:.0f} TFLOP/s, copy {row['copy_tb_s']:.2f} TB/s; {named}."
-    )
+    place = f"{row['time'][:10]}, {row['gpu']}, driver {row['driver']}, CUDA {row['cuda']}; "
+    if "matmul_tflops" in row:
+        place += f"matmul {row['matmul_tflops']:.0f} TFLOP/s, copy {row['copy_tb_s']:.2f} TB/s; "
+    return f"{place}{named}."

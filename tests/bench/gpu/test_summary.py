@@ -72,6 +72,22 @@ def test_served_stands_beside_the_engine(results: Path) -> None:
     assert summary.line([SERVED]) == "BERT-base ids, 1 x 4 [served_over_engine]: fusewire 0.9"
 
 
+def test_served_generation_stands_beside_its_engine(results: Path) -> None:
+    row: dict[str, Any] = {"benchmark": "generation_served", "system": "fusewire", "model": "GPT"}
+    row |= {"prompt": 128, "tokens": 64, "engine_between_ms": 4.0, "server_between_ms": 4.25}
+    row |= {"added_between_ms": 0.25, "engine_tokens_per_s": 8e3, "server_tokens_per_s": 6e3}
+    where = {key: WHERE[key] for key in WHERE if key not in ("matmul_tflops", "copy_tb_s")}
+    rows = [where | row | {"case": "1 stream", "streams": 1, "share": 1.0}]
+    rows.append(where | row | {"case": "64 streams", "streams": 64, "share": 0.75})
+    add(results, rows)
+    found = summary.markdown(results)
+    assert "128 + 64 tokens a stream" in found
+    assert "| GPT, 64 streams | 4.00 | 4.25 | 0.25 | 8000 | 6000 | 75% |" in found
+    verdicts = {goal.what: goal.reached for goal in goals.goals(results)}
+    assert verdicts["GPT served, 1 stream, ms added between tokens"]
+    assert not verdicts["GPT served, 64 streams, of the engine's tokens/s"]
+
+
 def test_one_that_was_wrong_has_no_time(results: Path) -> None:
     wrong = encoder_row("fusewire", 1.0, max_abs_difference=9.0, allowed_difference=0.1)
     del wrong["device_ms"], wrong["wall_ms"], wrong["share_of_matmul"]
