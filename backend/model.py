@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 from collections.abc import Sequence
@@ -41,6 +42,9 @@ class TritonPythonModel:
                 self._role: _Encodes | _Generates = _Generates(folder, settings, device, args)
             else:
                 self._role = _Encodes(folder, settings, device, args)
+            # Later collections do not walk what stays: that took longer than a step.
+            gc.collect()
+            gc.freeze()
             # The only word of it where the server settled KIND_AUTO by itself.
             dtype = self._role.engine.model.place.dtype
             pb_utils.Logger.log_info(f"{name}: KIND_{kind}: computes on {device} in {dtype}")

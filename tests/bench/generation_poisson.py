@@ -105,6 +105,7 @@ def run(options: argparse.Namespace) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         there = tokenizer_folder(Path(folder), shape.vocabulary)
         with GenerationEngine(there, settings, model=model) as engine:
+            machine.settle()
             capacity(engine, shape.vocabulary, options.sequences)  # warm
             most = capacity(engine, shape.vocabulary, options.sequences)
             print(f"{shape.name}, {facts['device']}: at most {most:.2f} requests/s", flush=True)

@@ -66,6 +66,7 @@ def by_engine(
     """Of each load of prompts: when it began, and the times of its streams."""
     found = []
     with GenerationEngine(folder, GenerationSettings(**settings), device) as engine:
+        machine.settle()
         asked = engine.parameters(**sampling(tokens))
         for prompts in loads:
             told: Inbox = queue.SimpleQueue()
@@ -90,6 +91,7 @@ def by_server(pool: ProcessPoolExecutor, at: str, prompts: list[list[int]], toke
 
 
 def _read(at: str, prompts: list[list[int]], tokens: int, begin: float) -> Times:
+    machine.settle()
     with fusewire_client.Client(at, model=NAME) as client, ThreadPoolExecutor(len(prompts)) as pool:
 
         def stream(prompt: list[int]) -> tuple[float, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import platform
@@ -33,6 +34,13 @@ def version_of(package: str) -> str:
         return version(package)
     except PackageNotFoundError:  # run from the source tree
         return "source"
+
+
+def settle() -> None:
+    """No collection walks what was imported by now: with torch that takes longer than what is
+    measured. The server's processes do the same."""
+    gc.collect()
+    gc.freeze()
 
 
 class Watch:
