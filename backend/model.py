@@ -12,7 +12,7 @@ from typing import Any
 import triton_python_backend_utils as pb_utils
 from fusewire.engine.encoder import EncoderEngine, Request
 from fusewire.errors import FusewireError, InvalidInput, Unavailable
-from fusewire.serving import generating, instance_group
+from fusewire.serving import encoding, generating, instance_group
 from fusewire.serving.config import GeneratorSettings, ModelSettings
 from fusewire.serving.generation_metrics import GenerationMetrics
 from fusewire.serving.installation import check_numpy
@@ -62,28 +62,29 @@ class TritonPythonModel:
 
 
 class _Encodes:
-    """Answers in `execute`."""
+    """Answers in `execute`, but for long texts."""
 
     def __init__(
         self, folder: Path, settings: ModelSettings, device: str, args: dict[str, str]
     ) -> None:
         self.engine = EncoderEngine(folder, settings.task, settings.engine(), device=device)
-        self._metrics = ServingMetrics(
+        metrics = ServingMetrics(
             pb_utils.MetricFamily, args["model_name"], settings.task, settings.reloads, device
         )
+        self._encoding = encoding.Encoding(self.engine, metrics)
 
     def execute(self, requests: list[Any]) -> list[Any]:
         decoded = [_decoded(request) for request in requests]
-        computed = iter(self.engine.answer([r for r in decoded if isinstance(r, Request)]))
-        answers = [next(computed) if isinstance(r, Request) else r for r in decoded]
-        self._metrics.record(answers, self.engine.last_counts)
+        answers = self._encoding.answer(decoded, lambda place: _Sender(requests[place]))
         return [
-            _response(request.requested_output_names(), answer)
+            None  # its sender has it
+            if answer is encoding.Later.LATER
+            else _response(request.requested_output_names(), answer)
             for request, answer in zip(requests, answers, strict=True)
         ]
 
     def close(self) -> None:
-        self._metrics.close()
+        self._encoding.close()
 
 
 class _Generates:
@@ -111,7 +112,7 @@ class _Generates:
 
 
 class _Sender:
-    """The way back to the client of a decoupled request."""
+    """The way back to the client of a request that is answered after `execute`."""
 
     def __init__(self, request: Any) -> None:
         self._wanted = request.requested_output_names()

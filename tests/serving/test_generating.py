@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from fusewire.engine.request import Request
-from fusewire.errors import FusewireError, Unavailable
+from fusewire.errors import FusewireError, InvalidInput, Unavailable
 from fusewire.serving import generating
+from fusewire.serving.aside import LONG, MOST_WAITING
 from fusewire.serving.conversation import Answer
 from fusewire.serving.generating import Generating
 from fusewire.serving.generation_metrics import GenerationMetrics
@@ -117,6 +118,41 @@ def test_who_cannot_be_reached_or_has_left_gives_up_its_place(
     assert gone.answers == [None]
     (answer,) = unreachable.answers
     assert isinstance(answer, FusewireError)
+    assert not instance._under_way
+
+
+def test_long_prompts_are_read_one_by_one_while_others_are_answered(
+    instance: Generating, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = threading.Event()
+    encode = instance._engine.tokenizer.encode
+
+    def slowly(texts: list[str], **how: Any) -> Any:
+        if len(texts[0]) > LONG:
+            assert read.wait(TOLD_WITHIN_S)
+        return encode(texts, **how)
+
+    monkeypatch.setattr(instance._engine.tokenizer, "encode", slowly)
+    long = request(" " * (LONG + 1))
+    waiting = [Client() for _ in range(MOST_WAITING)]
+    for client in waiting:
+        instance.take(long, client)
+    gone, other = Client(gone=True), Client()
+    instance.take(long, other)
+    (full,) = other.answers
+    assert isinstance(full, Unavailable)
+    assert str(full).startswith(f"text_input: got over {LONG} characters while {MOST_WAITING}")
+    instance.take(request("Short"), short := Client())
+    assert short.text()
+    assert not any(client.answers for client in waiting)
+    read.set()
+    for client in waiting:
+        assert client.ended.wait(TOLD_WITHIN_S)
+        assert isinstance(client.answers[0], InvalidInput)
+    read.clear()
+    instance.take(long, gone)  # not even read
+    assert gone.ended.wait(TOLD_WITHIN_S)
+    assert gone.answers == [None]
     assert not instance._under_way
 
 

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -63,7 +64,7 @@ class EncoderEngine:
         self.model = model if model is not None else _loaded(folder, task, settings, device)
         self.vocab_size = self.model.vocab_size
         self.last_counts = Counts()
-        tokenizer = Tokenizer.load(Path(folder))
+        self._tokenizer = tokenizer = Tokenizer.load(Path(folder))
         self._task = TASK_TYPES[task](self.model, tokenizer, settings)
         self.max_length = self._longest(settings.max_length)
         self._rules = InputRules(
@@ -74,15 +75,7 @@ class EncoderEngine:
             self.model.type_vocab_size,
             self.max_length,
         )
-        self._texts = TextEncoder(
-            tokenizer,
-            self.max_length,
-            windows=self._task.reads_windows,
-            offsets=self._task.needs_offsets,
-            vocab_size=self.vocab_size,
-            type_vocab_size=self.model.type_vocab_size,
-            prefix=self._task.prefix,
-        )
+        self._texts = self._text_encoder(tokenizer)
 
     def answer(self, requests: Sequence[Request]) -> list[Answer]:
         """Answers in the order of `requests`. Never raises for a request."""
@@ -107,6 +100,32 @@ class EncoderEngine:
         self._reply(tokenized, run, answers)
         return answers
 
+    def prepare(self, request: Request) -> None:
+        """Reads and tokenises a request that `answer` then need only compute, beside the thread of
+        `answer`; FusewireError. One thread at a time."""
+        if request.cancelled():
+            return
+        query = self._query(request)
+        if errors := self._texts_beside.encode([query]):
+            raise errors[0]
+        self._task.check(query)
+        request.query = query
+
+    @cached_property
+    def _texts_beside(self) -> TextEncoder:
+        return self._text_encoder(self._tokenizer and self._tokenizer.twin())
+
+    def _text_encoder(self, tokenizer: Tokenizer | None) -> TextEncoder:
+        return TextEncoder(
+            tokenizer,
+            self.max_length,
+            windows=self._task.reads_windows,
+            offsets=self._task.needs_offsets,
+            vocab_size=self.vocab_size,
+            type_vocab_size=self.model.type_vocab_size,
+            prefix=self._task.prefix,
+        )
+
     def _longest(self, wanted: int | None) -> int:
         if wanted is None:
             named = self._task.text_limit()
@@ -124,14 +143,17 @@ class EncoderEngine:
             try:
                 if request.cancelled():
                     continue
-                settings = override(self.settings, request.parameters, self.task, self.max_length)
-                rules = self._rules
-                if settings.max_length is not None:
-                    rules = replace(rules, max_length=settings.max_length)
-                queries[index] = Query(settings, read_rows(request.inputs, rules))
+                queries[index] = request.query or self._query(request)
             except Exception as error:
                 answers[index] = failure(error)
         return queries
+
+    def _query(self, request: Request) -> Query:
+        settings = override(self.settings, request.parameters, self.task, self.max_length)
+        rules = self._rules
+        if settings.max_length is not None:
+            rules = replace(rules, max_length=settings.max_length)
+        return Query(settings, read_rows(request.inputs, rules))
 
     def _groups(self, queries: dict[int, Query]) -> Iterator[dict[int, Query]]:
         """The queries in order, cut where their texts come to about a micro-batch: while the device
@@ -152,7 +174,7 @@ class EncoderEngine:
     def _tokenize(self, queries: dict[int, Query], answers: list[Answer]) -> None:
         """Fills in the tokens; queries that fail leave `queries` with their answer set."""
         began = time.perf_counter()
-        order = list(queries)
+        order = [index for index, query in queries.items() if not query.tokens]
         try:
             errors = self._texts.encode([queries[index] for index in order])
         except Exception as error:

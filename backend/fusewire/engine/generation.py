@@ -145,14 +145,16 @@ class GenerationEngine:
         parameters: GenerationParameters,
         told: Inbox,
         tag: Any = None,
+        arrived: float | None = None,
     ) -> Ticket:
         """Takes a request, from any thread; InvalidInput and Unavailable (of which QueueFull) at
         once.
 
         `told` gets (tag, Delta) of each of `parameters.sequences`, in order, until each had one
         with a finish_reason; or (tag, error), which ends them all. `BestOf` makes the answer of it.
+        `arrived`: by time.monotonic(), where that was earlier.
         """
-        arrived = time.monotonic()
+        arrived = time.monotonic() if arrived is None else arrived
         check(parameters, self.limits, {name: name for name in parameters.model_fields_set})
         self._admission.take(parameters.sequences)
         try:
@@ -172,6 +174,7 @@ class GenerationEngine:
             prompt,
             self.tokenizer,
             self.model.vocab_size,
+            most=self.limits.max_length - 1,
             add_special_tokens=parameters.add_special_tokens,
         )
         most = parameters.new_tokens(len(ids), self.limits)

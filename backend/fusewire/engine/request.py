@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from fusewire.errors import FusewireError
 from fusewire.tasks.parameters import Value
+from fusewire.tasks.rows import Query
 
 _log = logging.getLogger(__name__)
 
@@ -28,12 +29,24 @@ class Request:
     """A client's tensors (each with the batch dimension first) and parameters.
 
     Texts are object arrays of bytes, ids int64. `cancelled` is asked on reading and before each
-    micro-batch but the first.
+    micro-batch but the first. `query`: where it was read and tokenised before.
     """
 
     inputs: dict[str, NDArray[Any]]
     parameters: dict[str, Value] = field(default_factory=dict)
     cancelled: Callable[[], bool] = _never
+    query: Query | None = None
+
+    @property
+    def characters(self) -> int:
+        """Of its texts: what tokenising takes time for."""
+        return sum(
+            len(text)
+            for array in self.inputs.values()
+            if array.dtype == object
+            for text in array.flat
+            if isinstance(text, bytes)
+        )
 
 
 # Outputs by name, the request's own error, or None for one that was cancelled.

@@ -60,7 +60,8 @@ class Conversation:
         """Submits the request, to be told under this conversation; InvalidInput and Unavailable
         where it is not taken."""
         with self._turn:  # what is told meanwhile waits
-            ticket = engine.submit(self._request.prompt, self._request.parameters, told, self)
+            request = self._request
+            ticket = engine.submit(request.prompt, request.parameters, told, self, self._arrived)
             self._ticket = ticket
             self._generated = Generated(
                 self._request,

@@ -1,8 +1,8 @@
 """One instance of a model that generates: requests in, responses out as they come.
 
-Triton's thread reads and submits a request; the engine's puts what it has to tell of any of them
-into one queue; one thread empties it and sends; one asks, some times a second, which requests were
-cancelled, as Triton tells nobody.
+Triton's thread reads and submits a request, one with a long prompt by a thread of its own; the
+engine's puts what it has to tell of any of them into one queue; one thread empties it and sends;
+one asks, some times a second, which requests were cancelled, as Triton tells nobody.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from fusewire.engine.generation import GenerationEngine, Inbox
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.engine.request import Request, failure
 from fusewire.errors import ConfigurationError, FusewireError
-from fusewire.serving.conversation import Conversation, Sender
+from fusewire.serving.aside import LONG, Aside
+from fusewire.serving.conversation import Answer, Conversation, Sender
 from fusewire.serving.generation_metrics import GenerationMetrics
 from fusewire.tasks.generate import read
 
@@ -50,6 +51,7 @@ class Generating:
         self._lock = threading.Lock()
         self._some = threading.Event()  # something is under way, or the end
         self._closed = threading.Event()
+        self._aside = Aside()
         self._told: Inbox = queue.SimpleQueue()  # of a conversation, or None at the end
         self._threads = [
             threading.Thread(target=work, name=name, daemon=True)
@@ -66,21 +68,16 @@ class Generating:
             engine = self._engine
             wanted = read(request.inputs, request.parameters, engine.limits, engine.defaults)
             conversation = Conversation(wanted, sender, self._metrics, self._forget)
-            with self._lock:
-                self._under_way.add(conversation)
-            try:
-                conversation.begin(engine, self._told)
-            except BaseException:
-                self._forget(conversation)
-                raise
-            self._some.set()
+            if isinstance(wanted.prompt, str) and len(wanted.prompt) > LONG:
+                self._aside.take(lambda: self._begin_later(conversation, sender))
+            else:
+                self._begin(conversation, sender)
         except Exception as error:
-            refused = failure(error)
-            self._metrics.ended(refused)
-            sender.send(refused, True)
+            self._end(failure(error), sender)
 
     def close(self) -> None:
         """Lets what was taken come to its end for a while, and cancels the rest."""
+        self._aside.close()
         self._engine.close(_DRAIN_S)
         self._closed.set()
         self._some.set()
@@ -90,6 +87,27 @@ class Generating:
             if thread.is_alive():
                 _log.error("close: got no end of the thread %r, wanted one", thread.name)
         self._metrics.close()
+
+    def _begin(self, conversation: Conversation, sender: Sender) -> None:
+        with self._lock:
+            self._under_way.add(conversation)
+        try:
+            conversation.begin(self._engine, self._told)
+        except Exception as error:
+            self._forget(conversation)
+            self._end(failure(error), sender)
+        self._some.set()
+
+    def _begin_later(self, conversation: Conversation, sender: Sender) -> None:
+        if sender.cancelled():
+            self._end(None, sender)
+        else:
+            self._begin(conversation, sender)
+
+    def _end(self, answer: Answer, sender: Sender) -> None:
+        """Answers a request that nothing is generated for."""
+        self._metrics.ended(answer)
+        sender.send(answer, True)
 
     def _forget(self, conversation: Conversation) -> None:
         with self._lock:

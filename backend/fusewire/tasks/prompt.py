@@ -10,11 +10,20 @@ from fusewire.tasks.tokenizer import Tokenizer, TokenizerFault
 
 
 def prompt_ids(
-    prompt: str | Sequence[int], tokenizer: Tokenizer, vocab_size: int, *, add_special_tokens: bool
+    prompt: str | Sequence[int],
+    tokenizer: Tokenizer,
+    vocab_size: int,
+    *,
+    most: int,
+    add_special_tokens: bool,
 ) -> list[int]:
-    """Tokenised, if it is a text, and checked; InvalidInput."""
+    """Tokenised, if it is a text, and checked; InvalidInput, also of a text of over `most` tokens,
+    where that is known before it is tokenised."""
     if isinstance(prompt, str):
         name = "text_input"
+        least = tokenizer.least_tokens.of(prompt, most) if len(prompt) > most else 0
+        if least > most:
+            raise _too_long(f"{len(prompt)} characters, at least {least} tokens", most)
         try:
             (encoded,) = tokenizer.encode(
                 [prompt], offsets=False, special_tokens=add_special_tokens
@@ -22,6 +31,8 @@ def prompt_ids(
         except TokenizerFault as fault:
             what = f"a text that the tokenizer cannot read ({fault})"
             raise InvalidInput(name, what, "text", "send valid Unicode") from None
+        if len(encoded) > most:
+            raise _too_long(f"{len(encoded)} tokens", most)
         ids = list(encoded.ids)
     else:
         name = "input_ids"
@@ -37,3 +48,8 @@ def prompt_ids(
         wanted = f"ids 0..{vocab_size - 1}, the model's vocabulary"
         raise InvalidInput(name, f"id {wrong}", wanted, "use this model's tokenizer and tokens")
     return ids
+
+
+def _too_long(got: str, most: int) -> InvalidInput:
+    wanted = f"at most {most}, which leave room for one new token"
+    return InvalidInput("text_input", got, wanted, "shorten the prompt")

@@ -57,10 +57,17 @@ class TextEncoder:
             for row in query.rows:
                 if isinstance(row, IdRow):
                     query.tokens.append([Tokens.of_ids(row)])
-                else:
-                    key = (self._limit(query), query.settings.truncate and not self._windows)
-                    groups[key].append((index, row))
-        for (limit, truncate), members in groups.items():
+                    continue
+                limit = self._limit(query)
+                truncate = query.settings.truncate and not self._windows
+                if not truncate and index not in errors:
+                    try:
+                        self._check_length(row, limit)
+                    except InvalidInput as error:
+                        errors[index] = error
+                groups[limit, truncate].append((index, row))
+        for (limit, truncate), grouped in groups.items():
+            members = [(index, row) for index, row in grouped if index not in errors]
             encodings = self._encode_group([row for _, row in members], limit, truncate)
             for (index, row), encoding in zip(members, encodings, strict=True):
                 if index in errors:
@@ -79,6 +86,23 @@ class TextEncoder:
         if self._windows and query.settings.max_length is None:
             limit = min(limit, WINDOW_TOKENS)
         return limit
+
+    def _check_length(self, row: TextRow, limit: int) -> None:
+        """Refuses what is too long before it is tokenised, where that is known."""
+        assert self.tokenizer is not None
+        texts = [row.text] if row.pair is None else [row.text, row.pair]
+        most = limit * (MOST_WINDOWS + 1) if self._windows else limit
+        if sum(map(len, texts)) <= most:
+            return
+        least = self.tokenizer.added_tokens(pair=row.pair is not None)
+        least += sum(self.tokenizer.least_tokens.of(text, most) for text in texts)
+        if least > most:
+            got = f"{sum(map(len, texts))} characters, at least {least} tokens"
+            if self._windows:
+                wanted = f"at most {most} tokens, which {MOST_WINDOWS} windows more hold"
+                raise InvalidInput("text_pair", got, wanted, "shorten the context")
+            remedy = "set truncate or shorten the text"
+            raise InvalidInput("text_input", got, f"at most {most} tokens", remedy)
 
     def _encode_group(
         self, rows: list[TextRow], limit: int, truncate: bool

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import tokenizers
 from tokenizers import Encoding, normalizers
 
 from fusewire.errors import CheckpointError
+from fusewire.tasks.least_tokens import LeastTokens
 from fusewire.tasks.loose_spaces import tighten
 from fusewire.weights import file_in, read_json
 
@@ -75,6 +77,7 @@ class Tokenizer:
         backend.no_truncation()
         _follow_bert_switches(backend, config)
         self.backend = backend
+        self._config = config
         added = backend.get_added_tokens_decoder()
         self.special_ids = frozenset(index for index, token in added.items() if token.special)
         self.mask_id = self._role(config, "mask_token")
@@ -105,6 +108,15 @@ class Tokenizer:
             ) from None
         special = read_json(folder, "special_tokens_map.json") or {}
         return Tokenizer(backend, special | (read_json(folder, CONFIG) or {}))
+
+    def twin(self) -> Tokenizer:
+        """The same again, for another thread: its state is its own."""
+        with _faults():
+            return Tokenizer(tokenizers.Tokenizer.from_str(self.backend.to_str()), self._config)
+
+    @cached_property
+    def least_tokens(self) -> LeastTokens:
+        return LeastTokens(self.backend)
 
     @property
     def subword_prefix(self) -> str:
@@ -153,7 +165,8 @@ class Tokenizer:
         stand around a text are put there; a chat template writes them itself. Raises
         TokenizerFault.
 
-        Truncation is state of the Rust object, so one thread at a time (the engine's rule too).
+        Truncation is state of the Rust object: with `cut`, one thread at a time (the engine's rule
+        too), and one that another keeps waiting while it encodes.
         """
         encode = self.backend.encode_batch if offsets else self.backend.encode_batch_fast
         with _faults():

@@ -24,9 +24,8 @@ async def embeddings(client: AsyncClient, model: Served, body: EmbeddingRequest)
         if name not in REQUEST_PARAMETERS[EMBED]:  # the client's own arguments among them
             wanted = f"one of the parameters of embed ({', '.join(REQUEST_PARAMETERS[EMBED])})"
             raise InvalidInput(name, repr(value)[:80], wanted, "remove it")
-    vectors, tokens = await asyncio.gather(
-        client.embed(**asked, model=model.name, **parameters), _count(model, rows)
-    )
+    vectors = await client.embed(**asked, model=model.name, **parameters)
+    tokens = await _count(model, rows)  # now, as what is refused may be long
     if body.dimensions not in (None, vectors.shape[1]):
         wanted = f"{vectors.shape[1]}, the model's own"
         raise InvalidInput("dimensions", body.dimensions, wanted, "remove it")
