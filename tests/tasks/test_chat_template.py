@@ -224,6 +224,12 @@ def test_a_template_without_end_is_stopped(bomb: str) -> None:
     assert time.monotonic() - started < template_sandbox.MOST_SECONDS + 5
 
 
+def test_the_largest_template_is_compiled_in_time() -> None:
+    started = time.monotonic()
+    template("{{a}}" * (MOST_TEMPLATE_BYTES // len("{{a}}")))
+    assert time.monotonic() - started < 10
+
+
 def test_a_namespace_is_written_without_what_is_inside() -> None:
     text = grown("1", "namespace(a=n.x, b=n.x)", "{{ n.x }}")
     assert template(text).render(user()) == "<Namespace>"
@@ -349,6 +355,10 @@ def test_special_tokens_are_those_of_the_folder(tmp_path: Path) -> None:
     ("files", "words"),
     [
         ({"chat_template_jinja": "x" * (MOST_TEMPLATE_BYTES + 1)}, "bytes, wanted at most"),
+        (
+            {"tokenizer_config_json": {"chat_template": "x" * (MOST_TEMPLATE_BYTES + 1)}},
+            "chat_template: got 131073 characters, wanted",
+        ),
         ({"tokenizer_config_json": {"chat_template": 5}}, "chat_template: got int, wanted"),
         (
             {"tokenizer_config_json": {"chat_template": [{"name": "rag", "template": "x"}]}},
