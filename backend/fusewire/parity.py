@@ -6,7 +6,7 @@ transformers, given the same text whole, says what it would have written at each
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fusewire.agreement import Results, differences, granted
 from fusewire.errors import ConfigurationError
 from fusewire.interop import load
 from fusewire.models import DecoderModel, EncoderModel, load_decoder, read_config, tasks_of
@@ -45,12 +46,17 @@ class Parity:
     sequences: int
     tokens: int  # of the input
     differences: Mapping[str, float]  # result name -> largest absolute difference
+    granted: Mapping[str, float]  # result name -> how large that may be
     greedy_tokens: int = 0  # that a decoder wrote
     greedy_equal: int = 0  # those that transformers finds the likeliest, too
 
     @property
     def largest(self) -> float:
         return float(np.max(list(self.differences.values())))
+
+    @property
+    def passed(self) -> bool:
+        return all(worst <= self.granted[name] for name, worst in self.differences.items())
 
 
 def parity(
@@ -63,7 +69,7 @@ def parity(
     seed: int = 0,
 ) -> Parity:
     """Runs random ragged sequences (one token up to 512 or the model's limit) through fusewire on
-    `device` as one batch and through transformers (CPU, eager attention, fp32) one by one.
+    `device` as one batch and through transformers (CPU, eager attention) one by one.
 
     Needs torch and transformers; ConfigurationError where they are not installed.
     """
@@ -76,77 +82,101 @@ def parity(
             "install both: `pip install '.[torch]'` in fusewire's folder"
         ) from None
 
-    def reference(task: str) -> Any:
-        model = getattr(transformers, _AUTO_CLASSES[task]).from_pretrained(
-            folder, attn_implementation="eager", dtype=torch.float32, local_files_only=True
-        )
-        return model.eval()
-
     place = Placement(device, dtype)
     random = np.random.default_rng(seed)
     task = task or tasks_of(read_config(folder))
-    if task == "generate":
-        decoder = load_decoder(folder, place)
-        with torch.no_grad():
-            return _decoder_parity(decoder, reference(task), sequences, random)
-    ours = load(folder, task, device, dtype)
+    generates = task == "generate"
+    ours: Any = load_decoder(folder, place) if generates else load(folder, task, device, dtype)
+
+    def reference(dtype: str) -> Any:
+        model = getattr(transformers, _AUTO_CLASSES[task]).from_pretrained(
+            folder,
+            attn_implementation="eager",
+            dtype=getattr(torch, dtype),
+            local_files_only=True,
+        )
+        return model.eval()
+
+    compare = _decoder_parity if generates else _encoder_parity
     with torch.no_grad():
-        return _encoder_parity(ours, reference(ours.task), sequences, random)
+        return compare(ours, reference, sequences, random)
 
 
 def _encoder_parity(
-    ours: Any, reference: Any, sequences: int, random: np.random.Generator
+    ours: Any, reference: Callable[[str], Any], sequences: int, random: np.random.Generator
 ) -> Parity:
     import torch
 
     ids, types, mask = _random_input(ours.model, sequences, random)
     result = ours(ids, mask, types if ours.model.uses_token_types else None)
-    differences = dict.fromkeys(result, 0.0)
-    for row, length in enumerate(mask.sum(axis=1)):
-        inputs = {"input_ids": torch.from_numpy(ids[row : row + 1, :length])}
-        if ours.model.uses_token_types:
-            inputs["token_type_ids"] = torch.from_numpy(types[row : row + 1, :length])
-        expected = reference(**inputs)
-        for name, values in result.items():
-            wanted = expected[name][0].numpy()
-            got = values[row] if values[row].shape == wanted.shape else values[row][:length]
-            # Not max(): a NaN on either side must come through.
-            worst = np.maximum(differences[name], np.abs(got - wanted).max())
-            differences[name] = float(worst)
+    lengths = mask.sum(axis=1)
+
+    def theirs(model: Any) -> list[Results]:
+        rows = []
+        for row, length in enumerate(lengths):
+            inputs = {"input_ids": torch.from_numpy(ids[row : row + 1, :length])}
+            if ours.model.uses_token_types:
+                inputs["token_type_ids"] = torch.from_numpy(types[row : row + 1, :length])
+            found = model(**inputs)
+            rows.append({name: found[name][0].float().numpy() for name in result})
+        return rows
+
+    def own(row: int, wanted: Results) -> Results:
+        whole = {name: values[row] for name, values in result.items()}
+        return {
+            name: values if values.shape == wanted[name].shape else values[: lengths[row]]
+            for name, values in whole.items()
+        }
+
+    dtype = ours.model.place.dtype
+    model = reference("float32")
+    architecture, truth = type(model).__name__, theirs(model)
+    del model  # before it comes in another precision
+    got = [own(row, wanted) for row, wanted in enumerate(truth)]
     return Parity(
-        type(reference).__name__,
+        architecture,
         ours.task,
-        ours.model.place.dtype,
+        dtype,
         sequences,
         int(mask.sum()),
-        differences,
+        differences(got, truth),
+        granted(truth, dtype, lambda: theirs(reference(dtype))),
     )
 
 
 def _decoder_parity(
-    model: DecoderModel, reference: Any, sequences: int, random: np.random.Generator
+    ours: DecoderModel, reference: Callable[[str], Any], sequences: int, random: np.random.Generator
 ) -> Parity:
     import torch
 
-    longest = min(model.max_length, _LONGEST)
+    longest = min(ours.max_length, _LONGEST)
     written = min(_WRITTEN, longest - 1)
     lengths = _ragged(longest - written, sequences, random)
-    prompts = [random.integers(0, model.vocab_size, length) for length in lengths]
-    tokens, logits = _greedy(model, prompts, written)
-    worst, equal = 0.0, 0
-    for prompt, added, got in zip(prompts, tokens, logits, strict=True):
-        text = torch.from_numpy(np.concatenate([prompt, added[:-1]]))[None]
-        wanted = reference(text, use_cache=False).logits[0, -written:].numpy()
-        worst = float(np.maximum(worst, np.abs(got - wanted).max()))
-        numbers = ~np.isnan(got).any(-1) & ~np.isnan(wanted).any(-1)
-        equal += int((numbers & (wanted.argmax(-1) == added)).sum())
+    prompts = [random.integers(0, ours.vocab_size, length) for length in lengths]
+    tokens, logits = _greedy(ours, prompts, written)
+    texts = [np.concatenate([p, added[:-1]]) for p, added in zip(prompts, tokens, strict=True)]
+
+    def theirs(model: Any) -> list[Results]:
+        found = [model(torch.from_numpy(text)[None], use_cache=False) for text in texts]
+        return [{"logits": each.logits[0, -written:].float().numpy()} for each in found]
+
+    dtype = ours.place.dtype
+    model = reference("float32")
+    architecture, truth = type(model).__name__, theirs(model)
+    del model  # before it comes in another precision
+    equal = 0
+    for added, got, wanted in zip(tokens, logits, truth, strict=True):
+        likeliest = wanted["logits"].argmax(-1)
+        numbers = ~np.isnan(got).any(-1) & ~np.isnan(wanted["logits"]).any(-1)
+        equal += int((numbers & (likeliest == added)).sum())
     return Parity(
-        type(reference).__name__,
+        architecture,
         "generate",
-        model.place.dtype,
+        dtype,
         sequences,
         int(sum(lengths)),
-        {"logits": worst},
+        differences([{"logits": each} for each in logits], truth),
+        granted(truth, dtype, lambda: theirs(reference(dtype))),
         sequences * written,
         equal,
     )
