@@ -1,0 +1,220 @@
+"""Requests of chance over all parameters of generation, and what every answer must obey."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fusewire.engine.generation import GenerationEngine
+from fusewire.tasks.generation_parameters import GenerationParameters
+from hypothesis import strategies as st
+
+from tests.engine.generating import END, LONGEST, Answer
+
+A, B, C = 64, 65, 66  # ids of the letters, of which most texts are made
+IDS = st.sampled_from([A, B, C]) | st.integers(0, END)
+WORDS = st.sampled_from(["a", "ab", "ba", "bb", "cab", "bca", " a", "é", "\x00", "zzz", "abc" * 21])
+LETTERS = {A: 100, B: 100, C: 99.5}
+
+# By parameter: what may be asked for, and what never.
+VALID: dict[str, st.SearchStrategy[Any]] = {
+    "max_new_tokens": st.integers(1, 40) | st.none(),
+    "max_tokens": st.integers(1, 40),
+    "min_new_tokens": st.integers(0, 12),
+    "min_tokens": st.integers(0, 12),
+    "do_sample": st.booleans(),
+    "temperature": st.sampled_from([0, 0.0, 0.001, 0.7, 1, 1.5, 100]),
+    "top_k": st.sampled_from([-1, 0, 1, 2, 50, 257]),
+    "top_p": st.sampled_from([1e-9, 0.1, 0.9, 1, 1.0]),
+    "min_p": st.sampled_from([0, 0.0, 0.05, 1.0]),
+    "typical_p": st.sampled_from([1e-9, 0.2, 1.0]),
+    "repetition_penalty": st.sampled_from([0.01, 0.8, 1, 1.0, 1.3, 100]),
+    "presence_penalty": st.sampled_from([-2, 0, 0.5, 2.0]),
+    "frequency_penalty": st.sampled_from([-2.0, 0, 0.5, 2]),
+    "no_repeat_ngram_size": st.sampled_from([0, 1, 2, 3, 1024]),
+    "logit_bias": st.sampled_from([LETTERS, LETTERS | {END: 98}, {str(A): 50, "65": 50}])
+    | st.dictionaries(IDS.map(str), st.sampled_from([-100, -1.5, 0, 5.0, 100]), max_size=6),
+    "bad_words": st.lists(WORDS, max_size=4),
+    "stop": st.lists(WORDS, max_size=3) | WORDS,
+    "stop_token_ids": st.lists(IDS, max_size=5),
+    "ignore_eos": st.booleans(),
+    "add_special_tokens": st.booleans(),
+    "skip_special_tokens": st.booleans(),
+    "include_stop_str_in_output": st.booleans(),
+    "n": st.integers(1, 4),
+    "best_of": st.integers(1, 5),
+    "seed": st.sampled_from([0, 1, -1, 2**63 - 1, -(2**63)]),
+    "logprobs": st.integers(0, 20),
+    "priority": st.sampled_from([-1000, -1, 0, 7, 1000]),
+    "timeout_seconds": st.sampled_from([100, 86400.0]) | st.none(),
+}
+_NO_NUMBER = st.sampled_from(["1", True, [], {}, math.nan, math.inf, -math.inf])
+_NO_WHOLE = _NO_NUMBER | st.sampled_from([1.0, 0.5, -(10**30), 10**30])
+_NO_FLAG = st.sampled_from([0, 1, "true", 1.0, []])
+INVALID: dict[str, st.SearchStrategy[Any]] = {
+    **dict.fromkeys(("max_new_tokens", "max_tokens"), _NO_WHOLE | st.sampled_from([0, -1, 2**40])),
+    **dict.fromkeys(("min_new_tokens", "min_tokens"), _NO_WHOLE | st.sampled_from([-1, 2**40])),
+    "do_sample": _NO_FLAG,
+    "temperature": _NO_NUMBER | st.sampled_from([-1, -0.01, 1e-9, 100.1]),
+    "top_k": _NO_WHOLE | st.sampled_from([-2, 258, 2**40]),
+    "top_p": _NO_NUMBER | st.sampled_from([0, -1, 1.0001]),
+    "min_p": _NO_NUMBER | st.sampled_from([-1, 1.0001]),
+    "typical_p": _NO_NUMBER | st.sampled_from([0, -1, 1.0001]),
+    "repetition_penalty": _NO_NUMBER | st.sampled_from([0, -1, 101]),
+    "presence_penalty": _NO_NUMBER | st.sampled_from([-2.1, 3]),
+    "frequency_penalty": _NO_NUMBER | st.sampled_from([-2.1, 3]),
+    "no_repeat_ngram_size": _NO_WHOLE | st.sampled_from([-1, 1025]),
+    "logit_bias": st.sampled_from(
+        [[], "1", {"a": 1}, {"-1": 1}, {"01": 1}, {257: 1}, {1: 101}, {1: math.nan}, {1: None},
+         {1.5: 1}, dict.fromkeys(range(1025), 1), {True: 1}]
+    ),
+    "bad_words": st.sampled_from(["a", [""], [1], [None], ["a"] * 257, ["a" * 65], {"a": 1}]),
+    "stop": st.sampled_from(["", [""], [1], ["a"] * 17, ["a" * 257], 5, {"a": 1}]),
+    "stop_token_ids": st.sampled_from([5, ["5"], [-1], [257], [1.0], [1] * 129, "5"]),
+    "ignore_eos": _NO_FLAG,
+    "add_special_tokens": _NO_FLAG,
+    "skip_special_tokens": _NO_FLAG,
+    "include_stop_str_in_output": _NO_FLAG,
+    "n": _NO_WHOLE | st.sampled_from([0, -1, 65]),
+    "best_of": _NO_WHOLE | st.sampled_from([0, -1, 65]),
+    "seed": _NO_WHOLE | st.sampled_from([2**63, -(2**63) - 1]),
+    "logprobs": _NO_WHOLE | st.sampled_from([-1, 21]),
+    "priority": _NO_WHOLE | st.sampled_from([-1001, 1001]),
+    "timeout_seconds": _NO_NUMBER | st.sampled_from([0, -1, 86401]),
+}  # fmt: skip
+_PROMPTS = st.text("ab é中\x00\n", min_size=1, max_size=20) | st.lists(IDS, min_size=1, max_size=60)
+_NO_PROMPTS = st.sampled_from(["", "\ud800", [], [-1], [END + 1], [1.5], b"a", [1] * LONGEST])
+
+
+@dataclass
+class Asked:
+    prompt: str | list[int]
+    parameters: dict[str, Any]
+    wrong: set[str]  # what alone is reason to refuse it
+
+    def may_be_refused(self) -> bool:
+        """For what its parts say together."""
+        p = {name: value for name, value in self.parameters.items() if value is not None}
+        doubled = {"max_new_tokens", "max_tokens"} <= p.keys()
+        doubled |= {"min_new_tokens", "min_tokens"} <= p.keys()
+        samples = p.get("do_sample", bool(SAMPLING & p.keys()))
+        greedy = not samples or p.get("temperature", 1) == 0
+        most = p.get("max_new_tokens", p.get("max_tokens", LONGEST))
+        least = p.get("min_new_tokens", p.get("min_tokens", 0))
+        n, best_of = p.get("n", 1), p.get("best_of", p.get("n", 1))
+        tokens = max(1, least) if most == LONGEST else most
+        return (
+            doubled
+            or (greedy and best_of > 1)
+            or best_of < n
+            or least > most
+            or len(self.prompt) + max(tokens, least) > LONGEST // 2  # text may have more tokens
+        )
+
+    def forbids(self) -> bool:
+        """Tokens, so that none may be left."""
+        names = ("no_repeat_ngram_size", "bad_words", "min_new_tokens", "min_tokens")
+        return any(self.parameters.get(name) for name in names)
+
+
+SAMPLING = {"temperature", "top_k", "top_p", "min_p", "typical_p"}
+
+
+@st.composite
+def requests(draw: st.DrawFn) -> Asked:
+    """Most of them right."""
+    names = draw(st.lists(st.sampled_from(sorted(VALID)), unique=True, max_size=10))
+    parameters = {name: draw(VALID[name]) for name in names}
+    # Much together, which chance alone seldom brings.
+    for together in (("logit_bias", "temperature"), ("n", "best_of"), ("stop", "bad_words")):
+        if draw(st.booleans()):
+            parameters |= {name: draw(VALID[name]) for name in together}
+    names = sorted(parameters)
+    wrong = set()
+    if names and draw(st.integers(0, 5)) == 5:
+        for name in draw(st.lists(st.sampled_from(names), unique=True, min_size=1, max_size=2)):
+            parameters[name] = draw(INVALID[name])
+            wrong.add(name)
+    if draw(st.integers(0, 20)) == 20:
+        parameters["beams"] = 2
+        wrong.add("beams")
+    prompt = draw(_PROMPTS)
+    if draw(st.integers(0, 20)) == 20:
+        prompt = draw(_NO_PROMPTS)
+        wrong |= {"text_input", "input_ids"}
+    return Asked(prompt, parameters, wrong)
+
+
+def obeys(
+    engine: GenerationEngine, prompt: str | Sequence[int], p: GenerationParameters, answer: Answer
+) -> None:
+    """Holds an answer to all that was asked."""
+    ids = engine.tokenizer.backend.encode(prompt).ids if isinstance(prompt, str) else list(prompt)
+    most = p.new_tokens(len(ids), engine.limits)
+    assert {delta.index for delta in answer.deltas} == set(range(p.n))
+    for index in range(p.n):
+        _one_obeys(engine, ids, p, most, [d for d in answer.deltas if d.index == index])
+    if p.best_of is not None and p.best_of > p.n:
+        means = [_last(answer, index).cumulative_logprob / len(answer.tokens(index))
+                 for index in range(p.n)]  # fmt: skip
+        assert means == sorted(means, reverse=True)
+
+
+def _last(answer: Answer, index: int) -> Any:
+    return [delta for delta in answer.deltas if delta.index == index][-1]
+
+
+def _one_obeys(
+    engine: GenerationEngine, ids: list[int], p: GenerationParameters, most: int, deltas: list[Any]
+) -> None:
+    tokens, text = [d.token for d in deltas], "".join(d.text for d in deltas)
+    assert [d.finish_reason is None for d in deltas] == [True] * (len(deltas) - 1) + [False]
+    reason = deltas[-1].finish_reason
+    assert all(0 <= token <= END for token in tokens)
+    assert p.min_new_tokens <= len(tokens) <= most
+    stops = {*p.stop_token_ids, *(() if p.ignore_eos else engine.model.eos_token_ids)}
+    assert not stops & set(tokens[:-1])
+    stopped_by_token = tokens[-1] in stops
+    if reason == "length":
+        assert len(tokens) == most
+        assert not stopped_by_token
+    else:
+        assert reason == "stop"
+
+    _stop_strings_obeyed(p, deltas, text, reason == "stop" and not stopped_by_token)
+    words = [word for word in engine._bad_words.token_ids(p.bad_words)]
+    for end in range(1, len(tokens) + 1):
+        so_far = ids + tokens[:end]
+        for word in words:
+            banned = so_far[-len(word) :] == word
+            assert not banned or (len(word) == 1 and word[0] in stops)
+        if n := p.no_repeat_ngram_size:
+            grams = [so_far[at : at + n] for at in range(len(so_far) - n)]
+            assert so_far[-n:] not in grams
+
+    assert [d.num_output_tokens for d in deltas] == list(range(1, len(deltas) + 1))
+    total = 0.0
+    for delta in deltas:
+        assert delta.logprob <= 1e-4
+        total += delta.logprob
+        assert math.isclose(delta.cumulative_logprob, total, rel_tol=1e-6, abs_tol=1e-6)
+        alternatives = [value for _, value in delta.top_logprobs]
+        assert len(alternatives) == (p.logprobs or 0)
+        assert alternatives == sorted(alternatives, reverse=True)
+        assert len({token for token, _ in delta.top_logprobs}) == len(alternatives)
+        assert dict(delta.top_logprobs).get(delta.token, delta.logprob) == delta.logprob
+
+
+def _stop_strings_obeyed(
+    p: GenerationParameters, deltas: list[Any], text: str, stopped: bool
+) -> None:
+    """`stopped`: by one of them, as nothing else ended the text."""
+    free = "".join(d.text for d in deltas[: max(0, p.min_new_tokens - 1)])  # they do not count yet
+    if p.include_stop_str_in_output and stopped:
+        assert text.endswith(p.stop)
+        text = text[:-1]
+    else:
+        assert not stopped or p.stop
+    assert not any(stop in text[len(free) :] for stop in p.stop)

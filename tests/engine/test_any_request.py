@@ -1,0 +1,84 @@
+"""Whatever is asked: an answer that obeys it or the error for it, and nobody else notices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+
+import pytest
+from fusewire.engine.generation import GenerationEngine
+from fusewire.engine.generation_loop import FORBIDDEN
+from fusewire.engine.generation_settings import GenerationSettings
+from fusewire.errors import FusewireError, InvalidInput
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.engine.any_request import Asked, obeys, requests
+from tests.engine.generating import Answer, ShortOfPages, ask, is_greedy, tiny_folder
+
+PROMPTS = [(7, 70), (1, 2, 3, 4, 5, 6, 7, 8, 9), (200,)]  # of others
+
+
+@pytest.fixture(scope="module", params=[GenerationEngine, ShortOfPages])
+def engine(request, tmp_path_factory) -> Iterator[GenerationEngine]:
+    sizes = GenerationSettings(max_batch_tokens=24, max_sequences=8, max_waiting=1000)
+    with request.param(tiny_folder(tmp_path_factory.mktemp("gpt2")), sizes) as engine:
+        yield engine
+
+
+@cache
+def alone(engine: GenerationEngine, prompt: tuple[int, ...]) -> list[int]:
+    tokens = ask(engine, prompt, max_new_tokens=30)[0].finish().tokens()
+    assert is_greedy(prompt, tokens, 30)
+    return tokens
+
+
+def submitted(engine: GenerationEngine, asked: Asked) -> Answer | FusewireError:
+    """What listens to it, or what it was refused with."""
+    try:
+        parameters = engine.parameters(**asked.parameters)
+        answer = Answer(parameters)
+        answer.parameters = parameters
+        engine.submit(asked.prompt, parameters, answer.told)
+    except FusewireError as error:
+        return error
+    return answer
+
+
+def finished(answer: Answer) -> list[tuple[int, int | None, str]] | InvalidInput:
+    """What came; the error where nothing was left that could come next."""
+    try:
+        answer.finish(answer.parameters.n)
+    except InvalidInput as error:
+        return error
+    return [(delta.index, delta.token, delta.text) for delta in answer.deltas]
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@given(asked=st.lists(requests(), min_size=1, max_size=5))
+def test_every_request_is_answered_as_it_asks_or_refused(engine, asked):
+    wanted = {prompt: alone(engine, prompt) for prompt in PROMPTS}
+    others = {prompt: ask(engine, prompt, max_new_tokens=30)[0] for prompt in PROMPTS}
+    told = [(each, submitted(engine, each), submitted(engine, each)) for each in asked]
+    for each, first, again in told:
+        if isinstance(first, FusewireError):
+            assert isinstance(first, InvalidInput), first
+            assert str(first) == str(again)
+            assert ": got " in str(first)
+            assert ", wanted " in str(first)
+            assert each.wrong or each.may_be_refused() or first.field == "bad_words", first
+            assert not each.wrong or first.field in each.wrong or each.may_be_refused(), first
+            continue
+        assert not each.wrong, each
+        ends = [finished(first), finished(again)]
+        if isinstance(ends[0], InvalidInput):
+            assert str(ends[0]) == str(InvalidInput(*FORBIDDEN))
+            assert each.forbids()
+            continue
+        obeys(engine, each.prompt, first.parameters, first)
+        if first.parameters.greedy or first.parameters.seed is not None:
+            assert ends[0] == ends[1]
+    for prompt, other in others.items():
+        assert other.finish().tokens() == wanted[prompt]
+    assert engine.cache.used == 0
+    assert engine.counts().running == engine.counts().waiting == 0
