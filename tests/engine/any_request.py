@@ -3,89 +3,120 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fusewire.engine.generation import GenerationEngine
 from fusewire.tasks.generation_parameters import GenerationParameters
-from hypothesis import strategies as st
 
 from tests.engine.generating import END, LONGEST, Answer
 
+Make = Callable[[random.Random], Any]
+
+
+def some(*values: Any) -> Make:
+    return lambda rng: rng.choice(values)
+
+
+def whole(least: int, most: int) -> Make:
+    return lambda rng: rng.randint(least, most)
+
+
+def many(make: Make, most: int, least: int = 0) -> Make:
+    return lambda rng: [make(rng) for _ in range(rng.randint(least, most))]
+
+
+def either(*makes: Make) -> Make:
+    return lambda rng: rng.choice(makes)(rng)
+
+
 A, B, C = 64, 65, 66  # ids of the letters, of which most texts are made
-IDS = st.sampled_from([A, B, C]) | st.integers(0, END)
-WORDS = st.sampled_from(["a", "ab", "ba", "bb", "cab", "bca", " a", "é", "\x00", "zzz", "abc" * 21])
 LETTERS = {A: 100, B: 100, C: 99.5}
+IDS = either(some(A, B, C), whole(0, END))
+WORDS = some("a", "ab", "ba", "bb", "cab", "aba", "bca", " a", "é", "\x00", "zzz", "abc" * 21)
+FLAGS = some(True, False)
 
 # By parameter: what may be asked for, and what never.
-VALID: dict[str, st.SearchStrategy[Any]] = {
-    "max_new_tokens": st.integers(1, 40) | st.none(),
-    "max_tokens": st.integers(1, 40),
-    "min_new_tokens": st.integers(0, 12),
-    "min_tokens": st.integers(0, 12),
-    "do_sample": st.booleans(),
-    "temperature": st.sampled_from([0, 0.0, 0.001, 0.7, 1, 1.5, 100]),
-    "top_k": st.sampled_from([-1, 0, 1, 2, 50, 257]),
-    "top_p": st.sampled_from([1e-9, 0.1, 0.9, 1, 1.0]),
-    "min_p": st.sampled_from([0, 0.0, 0.05, 1.0]),
-    "typical_p": st.sampled_from([1e-9, 0.2, 1.0]),
-    "repetition_penalty": st.sampled_from([0.01, 0.8, 1, 1.0, 1.3, 100]),
-    "presence_penalty": st.sampled_from([-2, 0, 0.5, 2.0]),
-    "frequency_penalty": st.sampled_from([-2.0, 0, 0.5, 2]),
-    "no_repeat_ngram_size": st.sampled_from([0, 1, 2, 3, 1024]),
-    "logit_bias": st.sampled_from([LETTERS, LETTERS | {END: 98}, {str(A): 50, "65": 50}])
-    | st.dictionaries(IDS.map(str), st.sampled_from([-100, -1.5, 0, 5.0, 100]), max_size=6),
-    "bad_words": st.lists(WORDS, max_size=4),
-    "stop": st.lists(WORDS, max_size=3) | WORDS,
-    "stop_token_ids": st.lists(IDS, max_size=5),
-    "ignore_eos": st.booleans(),
-    "add_special_tokens": st.booleans(),
-    "skip_special_tokens": st.booleans(),
-    "include_stop_str_in_output": st.booleans(),
-    "n": st.integers(1, 4),
-    "best_of": st.integers(1, 5),
-    "seed": st.sampled_from([0, 1, -1, 2**63 - 1, -(2**63)]),
-    "logprobs": st.integers(0, 20),
-    "priority": st.sampled_from([-1000, -1, 0, 7, 1000]),
-    "timeout_seconds": st.sampled_from([100, 86400.0]) | st.none(),
-}
-_NO_NUMBER = st.sampled_from(["1", True, [], {}, math.nan, math.inf, -math.inf])
-_NO_WHOLE = _NO_NUMBER | st.sampled_from([1.0, 0.5, -(10**30), 10**30])
-_NO_FLAG = st.sampled_from([0, 1, "true", 1.0, []])
-INVALID: dict[str, st.SearchStrategy[Any]] = {
-    **dict.fromkeys(("max_new_tokens", "max_tokens"), _NO_WHOLE | st.sampled_from([0, -1, 2**40])),
-    **dict.fromkeys(("min_new_tokens", "min_tokens"), _NO_WHOLE | st.sampled_from([-1, 2**40])),
-    "do_sample": _NO_FLAG,
-    "temperature": _NO_NUMBER | st.sampled_from([-1, -0.01, 1e-9, 100.1]),
-    "top_k": _NO_WHOLE | st.sampled_from([-2, 258, 2**40]),
-    "top_p": _NO_NUMBER | st.sampled_from([0, -1, 1.0001]),
-    "min_p": _NO_NUMBER | st.sampled_from([-1, 1.0001]),
-    "typical_p": _NO_NUMBER | st.sampled_from([0, -1, 1.0001]),
-    "repetition_penalty": _NO_NUMBER | st.sampled_from([0, -1, 101]),
-    "presence_penalty": _NO_NUMBER | st.sampled_from([-2.1, 3]),
-    "frequency_penalty": _NO_NUMBER | st.sampled_from([-2.1, 3]),
-    "no_repeat_ngram_size": _NO_WHOLE | st.sampled_from([-1, 1025]),
-    "logit_bias": st.sampled_from(
-        [[], "1", {"a": 1}, {"-1": 1}, {"01": 1}, {257: 1}, {1: 101}, {1: math.nan}, {1: None},
-         {1.5: 1}, dict.fromkeys(range(1025), 1), {True: 1}]
+VALID: dict[str, Make] = {
+    "max_new_tokens": whole(1, 40),
+    "max_tokens": whole(1, 40),
+    "min_new_tokens": whole(0, 12),
+    "min_tokens": whole(0, 12),
+    "do_sample": FLAGS,
+    "temperature": some(0, 0.0, 0.001, 0.7, 1, 1.5, 100),
+    "top_k": some(-1, 0, 1, 2, 50, 257),
+    "top_p": some(1e-9, 0.1, 0.9, 1, 1.0),
+    "min_p": some(0, 0.0, 0.05, 1.0),
+    "typical_p": some(1e-9, 0.2, 1.0),
+    "repetition_penalty": some(0.01, 0.8, 1, 1.0, 1.3, 100),
+    "presence_penalty": some(-2, 0, 0.5, 2.0),
+    "frequency_penalty": some(-2.0, 0, 0.5, 2),
+    "no_repeat_ngram_size": some(0, 1, 2, 3, 4, 1024),
+    "logit_bias": either(
+        some(LETTERS, LETTERS | {END: 98}, {str(A): 50, "65": 50}),
+        lambda rng: {str(IDS(rng)): rng.choice([-100, -1.5, 0, 5.0, 100]) for _ in range(6)},
     ),
-    "bad_words": st.sampled_from(["a", [""], [1], [None], ["a"] * 257, ["a" * 65], {"a": 1}]),
-    "stop": st.sampled_from(["", [""], [1], ["a"] * 17, ["a" * 257], 5, {"a": 1}]),
-    "stop_token_ids": st.sampled_from([5, ["5"], [-1], [257], [1.0], [1] * 129, "5"]),
+    "bad_words": many(WORDS, 4),
+    "stop": either(many(WORDS, 3), WORDS),
+    "stop_token_ids": many(IDS, 5),
+    "ignore_eos": FLAGS,
+    "add_special_tokens": FLAGS,
+    "skip_special_tokens": FLAGS,
+    "include_stop_str_in_output": FLAGS,
+    "n": whole(1, 4),
+    "best_of": whole(1, 5),
+    "seed": some(0, 1, -1, 2**63 - 1, -(2**63)),
+    "logprobs": whole(0, 20),
+    "priority": some(-1000, -1, 0, 7, 1000),
+    "timeout_seconds": some(100, 86400.0, None),
+}
+_NO_NUMBER = some("1", True, [], {}, math.nan, math.inf, -math.inf)
+_NO_WHOLE = either(_NO_NUMBER, some(1.0, 0.5, -(10**30), 10**30))
+_NO_FLAG = some(0, 1, "true", 1.0, [])
+INVALID: dict[str, Make] = {
+    **dict.fromkeys(("max_new_tokens", "max_tokens"), either(_NO_WHOLE, some(0, -1, 2**40))),
+    **dict.fromkeys(("min_new_tokens", "min_tokens"), either(_NO_WHOLE, some(-1, 2**40))),
+    "do_sample": _NO_FLAG,
+    "temperature": either(_NO_NUMBER, some(-1, -0.01, 1e-9, 100.1)),
+    "top_k": either(_NO_WHOLE, some(-2, 258, 2**40)),
+    "top_p": either(_NO_NUMBER, some(0, -1, 1.0001)),
+    "min_p": either(_NO_NUMBER, some(-1, 1.0001)),
+    "typical_p": either(_NO_NUMBER, some(0, -1, 1.0001)),
+    "repetition_penalty": either(_NO_NUMBER, some(0, -1, 101)),
+    "presence_penalty": either(_NO_NUMBER, some(-2.1, 3)),
+    "frequency_penalty": either(_NO_NUMBER, some(-2.1, 3)),
+    "no_repeat_ngram_size": either(_NO_WHOLE, some(-1, 1025)),
+    "logit_bias": some(
+        [], "1", {"a": 1}, {"-1": 1}, {"01": 1}, {257: 1}, {1: 101}, {1: math.nan}, {1: None},
+        {1.5: 1}, dict.fromkeys(range(1025), 1), {True: 1},
+    ),
+    "bad_words": some("a", [""], [1], [None], ["a"] * 257, ["a" * 65], {"a": 1}),
+    "stop": some("", [""], [1], ["a"] * 17, ["a" * 257], 5, {"a": 1}),
+    "stop_token_ids": some(5, ["5"], [-1], [257], [1.0], [1] * 129, "5"),
     "ignore_eos": _NO_FLAG,
     "add_special_tokens": _NO_FLAG,
     "skip_special_tokens": _NO_FLAG,
     "include_stop_str_in_output": _NO_FLAG,
-    "n": _NO_WHOLE | st.sampled_from([0, -1, 65]),
-    "best_of": _NO_WHOLE | st.sampled_from([0, -1, 65]),
-    "seed": _NO_WHOLE | st.sampled_from([2**63, -(2**63) - 1]),
-    "logprobs": _NO_WHOLE | st.sampled_from([-1, 21]),
-    "priority": _NO_WHOLE | st.sampled_from([-1001, 1001]),
-    "timeout_seconds": _NO_NUMBER | st.sampled_from([0, -1, 86401]),
+    "n": either(_NO_WHOLE, some(0, -1, 65)),
+    "best_of": either(_NO_WHOLE, some(0, -1, 65)),
+    "seed": either(_NO_WHOLE, some(2**63, -(2**63) - 1)),
+    "logprobs": either(_NO_WHOLE, some(-1, 21)),
+    "priority": either(_NO_WHOLE, some(-1001, 1001)),
+    "timeout_seconds": either(_NO_NUMBER, some(0, -1, 86401)),
 }  # fmt: skip
-_PROMPTS = st.text("ab é中\x00\n", min_size=1, max_size=20) | st.lists(IDS, min_size=1, max_size=60)
-_NO_PROMPTS = st.sampled_from(["", "\ud800", [], [-1], [END + 1], [1.5], b"a", [1] * LONGEST])
+# Each with what it acts on; chance alone seldom brings them together.
+TOGETHER = (
+    {"logit_bias": some(LETTERS), "temperature": some(0.7, 1.5)},
+    {"n": whole(1, 2), "best_of": whole(2, 5), "temperature": some(1.0)},
+    {"logit_bias": some(LETTERS), "stop": VALID["stop"], "bad_words": VALID["bad_words"]},
+    {"logit_bias": some(LETTERS | {END: 99}), "min_tokens": whole(1, 12)},
+)
+_PROMPTS = either(
+    lambda rng: "".join(rng.choices("abc é中\x00\n", k=rng.randint(1, 20))), many(IDS, 60, least=1)
+)
+_NO_PROMPTS = some("", "\ud800", [], [-1], [END + 1], [1.5], b"a", [1] * LONGEST)
 
 
 @dataclass
@@ -122,27 +153,23 @@ class Asked:
 SAMPLING = {"temperature", "top_k", "top_p", "min_p", "typical_p"}
 
 
-@st.composite
-def requests(draw: st.DrawFn) -> Asked:
+def any_request(rng: random.Random) -> Asked:
     """Most of them right."""
-    names = draw(st.lists(st.sampled_from(sorted(VALID)), unique=True, max_size=10))
-    parameters = {name: draw(VALID[name]) for name in names}
-    # Much together, which chance alone seldom brings.
-    for together in (("logit_bias", "temperature"), ("n", "best_of"), ("stop", "bad_words")):
-        if draw(st.booleans()):
-            parameters |= {name: draw(VALID[name]) for name in together}
-    names = sorted(parameters)
-    wrong = set()
-    if names and draw(st.integers(0, 5)) == 5:
-        for name in draw(st.lists(st.sampled_from(names), unique=True, min_size=1, max_size=2)):
-            parameters[name] = draw(INVALID[name])
+    names = rng.sample(sorted(VALID), rng.randint(0, 8))
+    parameters = {name: VALID[name](rng) for name in names}
+    if rng.random() < 0.7:
+        chosen = rng.choice(TOGETHER)
+        parameters |= {name: make(rng) for name, make in chosen.items()}
+    prompt, wrong = _PROMPTS(rng), set()
+    if rng.random() < 0.1:
+        for name in rng.sample(sorted(VALID), rng.randint(1, 2)):
+            parameters[name] = INVALID[name](rng)
             wrong.add(name)
-    if draw(st.integers(0, 20)) == 20:
+    if rng.random() < 0.03:
         parameters["beams"] = 2
         wrong.add("beams")
-    prompt = draw(_PROMPTS)
-    if draw(st.integers(0, 20)) == 20:
-        prompt = draw(_NO_PROMPTS)
+    if rng.random() < 0.03:
+        prompt = _NO_PROMPTS(rng)
         wrong |= {"text_input", "input_ids"}
     return Asked(prompt, parameters, wrong)
 
