@@ -34,7 +34,7 @@ def request(
         encoded = json.dumps(parameters, allow_nan=False).encode()
     except (TypeError, ValueError) as error:
         raise InvalidArgument(
-            f"parameters: {error}, wanted values that JSON has; convert"
+            f"parameters: got what is no JSON ({error}), wanted values that are; convert them"
         ) from None
     name = yield from model_for(settings, model, "generate", timeout_s)
     flags = {"stream": stream, "exclude_input_in_output": True}
