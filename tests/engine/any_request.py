@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fusewire.engine.generation import GenerationEngine
+from fusewire.tasks.generation_checks import ALIASES
 from fusewire.tasks.generation_parameters import GenerationParameters
 
 from tests.engine.generating import END, LONGEST, Answer
@@ -126,10 +127,10 @@ class Asked:
     wrong: set[str]  # what alone is reason to refuse it
 
     def may_be_refused(self) -> bool:
-        """For what its parts say together."""
+        """For what its parts say together, where each is right."""
         p = {name: value for name, value in self.parameters.items() if value is not None}
-        doubled = {"max_new_tokens", "max_tokens"} <= p.keys()
-        doubled |= {"min_new_tokens", "min_tokens"} <= p.keys()
+        if any({alias, name} <= p.keys() for alias, name in ALIASES.items()):
+            return True
         samples = p.get("do_sample", bool(SAMPLING & p.keys()))
         greedy = not samples or p.get("temperature", 1) == 0
         most = p.get("max_new_tokens", p.get("max_tokens", LONGEST))
@@ -137,8 +138,7 @@ class Asked:
         n, best_of = p.get("n", 1), p.get("best_of", p.get("n", 1))
         tokens = max(1, least) if most == LONGEST else most
         return (
-            doubled
-            or (greedy and best_of > 1)
+            (greedy and best_of > 1)
             or best_of < n
             or least > most
             or len(self.prompt) + max(tokens, least) > LONGEST // 2  # text may have more tokens
@@ -150,6 +150,8 @@ class Asked:
         return any(self.parameters.get(name) for name in names)
 
 
+# What parts that each are right can be refused for together.
+COUPLED = {"n", "best_of", *ALIASES, *ALIASES.values()}
 SAMPLING = {"temperature", "top_k", "top_p", "min_p", "typical_p"}
 
 
