@@ -17,6 +17,8 @@ from fusewire.serving.aside import LONG, Aside
 from fusewire.serving.conversation import Sender
 from fusewire.serving.metrics import ServingMetrics
 
+_CLOSED = "server: got a request while it stops, wanted one before; ask another server"
+
 
 class Later(Enum):
     """In the place of an answer that is sent when there is one."""
@@ -32,6 +34,7 @@ class Encoding:
         self._metrics = metrics
         self._aside = Aside()
         self._turn = threading.Lock()  # over what computes
+        self._closed = False
 
     def answer(
         self, requests: Sequence[Request | FusewireError], sender: Callable[[int], Sender]
@@ -56,7 +59,10 @@ class Encoding:
         return answers
 
     def close(self) -> None:
+        """Lets long texts come to their end for a while; what comes later is not computed."""
         self._aside.close()
+        with self._turn:
+            self._closed = True
         self._metrics.close()
 
     def _later(self, request: Request, sender: Sender) -> Later | Unavailable:
@@ -71,11 +77,12 @@ class Encoding:
         answer: Answer
         try:
             self._engine.prepare(request)
-        except Exception as error:
-            answer, counts = failure(error), Counts()
-        else:
             with self._turn:
+                if self._closed:
+                    raise Unavailable(_CLOSED)
                 (answer,) = self._engine.answer([request])
                 counts = self._engine.last_counts
+        except Exception as error:
+            answer, counts = failure(error), Counts()
         self._metrics.record([answer], counts)
         sender.send(answer, True)
