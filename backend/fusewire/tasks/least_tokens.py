@@ -18,6 +18,8 @@ import tokenizers
 from tokenizers import models
 from tokenizers.pre_tokenizers import ByteLevel
 
+# Characters. Shorter texts are tokenised in milliseconds, so they may as well be counted.
+WORTH_WHILE = 1 << 14
 # Characters that normal form C makes one of: most of a canonical decomposition, in any Unicode.
 _COMPOSED = 4
 

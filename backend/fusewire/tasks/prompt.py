@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from operator import index
 
 from fusewire.errors import InvalidInput
+from fusewire.tasks.least_tokens import WORTH_WHILE
 from fusewire.tasks.tokenizer import Tokenizer, TokenizerFault
 
 
@@ -21,7 +22,7 @@ def prompt_ids(
     where that is known before it is tokenised."""
     if isinstance(prompt, str):
         name = "text_input"
-        least = tokenizer.least_tokens.of(prompt, most) if len(prompt) > most else 0
+        least = tokenizer.least_tokens.of(prompt, most) if len(prompt) > WORTH_WHILE else 0
         if least > most:
             raise _too_long(f"{len(prompt)} characters, at least {least} tokens", most)
         try:

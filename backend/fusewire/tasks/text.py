@@ -15,6 +15,7 @@ from tokenizers import Encoding
 
 from fusewire.engine.settings import MOST_WINDOWS
 from fusewire.errors import FusewireError, InvalidInput
+from fusewire.tasks.least_tokens import WORTH_WHILE
 from fusewire.tasks.rows import IdRow, Query, TextRow, Tokens
 from fusewire.tasks.tokenizer import Tokenizer, TokenizerFault
 
@@ -92,17 +93,17 @@ class TextEncoder:
         assert self.tokenizer is not None
         texts = [row.text] if row.pair is None else [row.text, row.pair]
         most = limit * (MOST_WINDOWS + 1) if self._windows else limit
-        if sum(map(len, texts)) <= most:
+        if sum(map(len, texts)) <= max(most, WORTH_WHILE):
             return
         least = self.tokenizer.added_tokens(pair=row.pair is not None)
         least += sum(self.tokenizer.least_tokens.of(text, most) for text in texts)
         if least > most:
             got = f"{sum(map(len, texts))} characters, at least {least} tokens"
             if self._windows:
-                wanted = f"at most {most} tokens, which {MOST_WINDOWS} windows more hold"
+                wanted = f"at most {most}, which {MOST_WINDOWS} windows more hold"
                 raise InvalidInput("text_pair", got, wanted, "shorten the context")
             remedy = "set truncate or shorten the text"
-            raise InvalidInput("text_input", got, f"at most {most} tokens", remedy)
+            raise InvalidInput("text_input", got, f"at most {most}", remedy)
 
     def _encode_group(
         self, rows: list[TextRow], limit: int, truncate: bool
