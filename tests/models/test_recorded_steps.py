@@ -69,11 +69,12 @@ def test_recorded_steps_are_the_eager_ones(tmp_path, model_type, place, monkeypa
 def test_short_steps_of_every_size_are_recorded_before_the_first(gpt2, monkeypatch):
     monkeypatch.setattr(step_replay, "LEAST_PAGES", 1024)
     texts = PagedTexts(gpt2, SEQUENCES)
-    replays = recorded(texts)
+    recorded(texts)
     texts.step([(i, [1, 2]) for i in range(SEQUENCES)])
     for count in range(1, SEQUENCES + 1):
         texts.step([(i, [3]) for i in range(count)])
-    assert (replays.hits, replays.misses) == (SEQUENCES, 0)
+    # Up to 8 sequences have a recording of their own; 9 to 12 share that of 16.
+    assert gpt2.replay_counts == (SEQUENCES, 0, sum(16 - count for count in range(9, 13)))
 
 
 @pytest.mark.parametrize("place", [GPU_FP32], indirect=True)

@@ -44,7 +44,14 @@ def test_gauges_hold_the_last_and_counters_add_up() -> None:
     metrics = looked(
         families,
         counts(running=3, waiting=2, used_pages=4, tokens=100, preemptions=1),
-        counts(running=1, used_pages=2, tokens=130, preemptions=1, prefix_hit_tokens=16),
+        counts(
+            running=1,
+            used_pages=2,
+            tokens=130,
+            preemptions=1,
+            prefix_hit_tokens=16,
+            padding_tokens=3,
+        ),
     )
     metrics.first_token(2.0)
     gauges = {"running": 1, "waiting": 0, "kv_pages_used_ratio": 0.25}
@@ -55,6 +62,8 @@ def test_gauges_hold_the_last_and_counters_add_up() -> None:
         "tokens_total": 130,
         "preemptions_total": 1,
         "prefix_hit_tokens_total": 16,
+        "padding_tokens_total": 3,
+        "graph_hits_total": 0,
         "model_reloads": 1,
         "time_to_first_token_seconds": 2.0,
     }.items():

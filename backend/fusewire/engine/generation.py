@@ -199,6 +199,7 @@ class GenerationEngine:
     def counts(self) -> EngineCounts:
         """What there is to do and what was done since the start, from any thread."""
         scheduler = self._loop.scheduler
+        hits, misses, padding_tokens = self.model.replay_counts
         return EngineCounts(
             running=scheduler.running,
             waiting=scheduler.waiting,
@@ -207,6 +208,9 @@ class GenerationEngine:
             tokens=self._tokens,
             preemptions=scheduler.preemptions,
             prefix_hit_tokens=self.cache.prefix_hit_tokens,
+            graph_hits=hits,
+            graph_misses=misses,
+            padding_tokens=padding_tokens,
         )
 
     @property

@@ -87,7 +87,8 @@ class StepCounts:
 @dataclass(frozen=True)
 class EngineCounts:
     """An engine at one moment. Sequences run or wait; pages are of keys and values; tokens were
-    computed, of prompts and answers, or found with `prefix_hit_tokens`."""
+    computed, of prompts and answers, or found with `prefix_hit_tokens`. Steps replayed a recorded
+    one, with `padding_tokens`, or found none that they could have replayed."""
 
     running: int
     waiting: int
@@ -96,6 +97,9 @@ class EngineCounts:
     tokens: int
     preemptions: int
     prefix_hit_tokens: int
+    graph_hits: int
+    graph_misses: int
+    padding_tokens: int
 
 
 class GenerationLoop:

@@ -81,6 +81,15 @@ class DecoderModel:
         numbers = 2 * len(shape.layers) * shape.kv_heads * shape.head_dim
         return numbers * BYTES[self.place.dtype]
 
+    @property
+    def replay_counts(self) -> tuple[int, int, int]:
+        """So far: steps that replayed a recorded one, those that found none and could have, and
+        padding tokens that replays computed."""
+        replays = self._replays
+        return (
+            (0, 0, 0) if replays is None else (replays.hits, replays.misses, replays.padding_tokens)
+        )
+
     def new_cache(self, pages: int, page_size: int) -> DecoderCache:
         """Room for pages * page_size tokens."""
         shape = self._blueprint

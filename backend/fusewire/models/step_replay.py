@@ -49,6 +49,7 @@ class StepReplays(Recordings[StepBucket, StepInput]):
         self.cache = cache
         self._forward = forward
         self.max_sequences = min(max_sequences, MOST_SEQUENCES)
+        self.padding_tokens = 0  # computed by replays so far
         self._rooms = [place.matrix(_rounded(self.max_sequences), width) for width in widths]
 
     def run(self, step: StepBatch) -> kernels.Tensor | None:
@@ -63,6 +64,7 @@ class StepReplays(Recordings[StepBucket, StepInput]):
         block = inputs.layout.pack(step)
         kernels.write(inputs.block, kernels.Tensor.from_numpy(block), self._place.stream)
         graph.replay(self._place.stream)
+        self.padding_tokens += inputs.layout.sequences - step.sequences
         return self._rooms[-1].first(step.sequences)
 
     def bucket(self, step: StepBatch) -> StepBucket | None:

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from fusewire.engine.generation import GenerationEngine
-from fusewire.serving.series import SECONDS_BUCKETS, ModelSeries, outcomes_of
+from fusewire.serving.series import REPLAYS, SECONDS_BUCKETS, ModelSeries, outcomes_of
 
 # How often the engine is looked at. Each number that changed is a message to the server.
 _LOOK_S = 0.25
@@ -47,6 +47,7 @@ class GenerationMetrics(ModelSeries):
             "tokens": ("tokens_total", "Tokens computed, without padding"),
             "preemptions": ("preemptions_total", "Sequences that gave up their pages for others"),
             "prefix_hit_tokens": ("prefix_hit_tokens_total", "Tokens of prompts found computed"),
+            **REPLAYS,
         }
         self._counters = {
             key: self._counter(name, words) for key, (name, words) in counters.items()

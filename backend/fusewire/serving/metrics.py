@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fusewire.engine.encoder import Answer, Counts
-from fusewire.serving.series import SECONDS_BUCKETS, ModelSeries, Outcomes, outcomes_of
+from fusewire.serving.series import REPLAYS, SECONDS_BUCKETS, ModelSeries, Outcomes, outcomes_of
 
 _TOKENS_BUCKETS = [float(1 << power) for power in range(3, 16)]
 
@@ -18,15 +18,9 @@ class ServingMetrics(ModelSeries):
         self, family: Any, model: str, task: str, reloads: int, device: str = "cpu"
     ) -> None:
         super().__init__(family, model, task, reloads, device)
+        counted = {"tokens": ("tokens_total", "Tokens computed, without padding")} | REPLAYS
         self._counted = {  # by the field of Counts
-            "tokens": self._counter("tokens_total", "Tokens computed, without padding"),
-            "padding_tokens": self._counter("padding_tokens_total", "Padding tokens computed"),
-            "graph_hits": self._counter(
-                "graph_hits_total", "Batches that replayed a recorded forward"
-            ),
-            "graph_misses": self._counter(
-                "graph_misses_total", "Batches small enough for a recorded forward that found none"
-            ),
+            field: self._counter(name, words) for field, (name, words) in counted.items()
         }
         self._tokenize = self._histogram(
             "tokenize_seconds", "Time an execution spent tokenizing", SECONDS_BUCKETS

@@ -24,6 +24,15 @@ SECONDS_BUCKETS = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0
 _kept: list[Any] = []
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_kept))
 
+# Of recorded work, by the fields of either engine's counts.
+REPLAYS = {
+    "padding_tokens": ("padding_tokens_total", "Padding tokens computed"),
+    "graph_hits": ("graph_hits_total", "Batches that replayed a recorded forward"),
+    "graph_misses": (
+        "graph_misses_total",
+        "Batches small enough for a recorded forward that found none",
+    ),
+}
 Outcomes = Counter[tuple[str, str]]  # (label, its value) -> requests
 _OUTCOMES = {
     "outcome": ("requests_total", "Requests by outcome: ok, rejected, …"),
