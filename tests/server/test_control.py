@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -22,15 +20,6 @@ from tests.server.conftest import CONTROL_KEY
 QUESTION = ids([5, 6, 7])
 
 
-def load(asker: Asker, model: str, config: dict[str, Any] | None = None) -> None:
-    body = {"parameters": {"config": json.dumps(config)}} if config else {}
-    asker.server.control(f"repository/models/{model}/load", body, timeout_s=60)
-
-
-def unload(asker: Asker, model: str) -> None:
-    asker.server.control(f"repository/models/{model}/unload", {}, timeout_s=60)
-
-
 def test_models_come_and_go_without_a_failed_request(
     asker: Asker, repository: Path, tiny: Callable[..., Path], device: str
 ) -> None:
@@ -40,10 +29,10 @@ def test_models_come_and_go_without_a_failed_request(
     )
     with Traffic(asker, "hidden", QUESTION) as traffic:
         for _ in range(4):  # its series are those of the processes before
-            load(asker, "guest")
+            asker.server.load("guest")
             assert asker.ask("guest", QUESTION)["embedding"].size
             traffic.more(20)
-            unload(asker, "guest")
+            asker.server.unload("guest")
             with pytest.raises(InferenceServerException, match="guest"):
                 asker.ask("guest", QUESTION)
         traffic.more(20)
@@ -57,7 +46,7 @@ def test_a_new_version_replaces_the_old_without_a_failed_request(
 ) -> None:
     first = Deployment(device=device)
     import_folder(tiny("bert", "embed", seed=3), repository, name="moving", deployment=first)
-    load(asker, "moving")
+    asker.server.load("moving")
     old = asker.ask("moving", QUESTION)["embedding"]
     with Traffic(asker, "moving", QUESTION) as traffic:
         import_folder(
@@ -66,14 +55,14 @@ def test_a_new_version_replaces_the_old_without_a_failed_request(
             name="moving",
             deployment=Deployment(device=device, version=2),
         )
-        load(asker, "moving")
+        asker.server.load("moving")
         new = asker.ask("moving", QUESTION)["embedding"]
         traffic.more(20)
     assert traffic.errors == []
     assert np.abs(new - old).max() > 1e-3
     with pytest.raises(InferenceServerException):
         asker.ask("moving", QUESTION, version="1")
-    unload(asker, "moving")
+    asker.server.unload("moving")
 
 
 @pytest.mark.parametrize(
@@ -92,7 +81,7 @@ def test_a_bad_configuration_does_not_load_and_says_why(
     config["parameters"] = {key: {"string_value": value} for key, value in parameters.items()}
     config["model_warmup"] = []
     with pytest.raises(EndpointError) as caught:
-        load(asker, "hidden", config)
+        asker.server.load("hidden", config)
     for word in words:
         assert word in str(caught.value)
     assert "Traceback" not in str(caught.value)
@@ -130,7 +119,7 @@ def test_a_gpu_that_is_not_there_is_refused_in_words(asker: Asker) -> None:
     config = asker.server.endpoint.call("models/hidden/config")
     config["instance_group"] = [{"name": "gpu", "kind": "KIND_GPU", "count": 1, "gpus": [9]}]
     with pytest.raises(EndpointError) as caught:
-        load(asker, "hidden", config)
+        asker.server.load("hidden", config)
     message = str(caught.value)
     assert "UNAVAILABLE state: " in message
     reason = message.split("UNAVAILABLE state: ")[1]

@@ -14,6 +14,7 @@ import pytest
 import tokenizers
 import torch
 import transformers
+from fusewire.serving import processes
 from fusewire.serving.asking import AskFailed, ask, pieces
 from fusewire.serving.config import Deployment, ServerSettings
 from fusewire.serving.repository import import_folder
@@ -285,31 +286,45 @@ def test_a_request_out_of_time_fails(server: Server) -> None:
 
 
 def test_an_unloaded_model_finishes_what_it_began(server: Server) -> None:
-    def control(what: str) -> None:
-        server.control(f"repository/models/slow/{what}", {}, timeout_s=60)
-
     given: dict[str, Any] = {"max_new_tokens": 1000, "ignore_eos": True}
     with Stream(server, "slow", "Last", ("num_output_tokens",), **given) as stream:
         responses = iter(stream)
         count = next(responses)["num_output_tokens"]
-        unloading = threading.Thread(target=control, args=("unload",))
+        unloading = threading.Thread(target=server.unload, args=("slow",))
         unloading.start()
         assert count + sum(each["num_output_tokens"] for each in responses) == 1000
         unloading.join()
-    control("load")
+    server.load("slow")
     assert generate(server, "slow", asked("Back", max_new_tokens=2))[0] == 200
 
 
-def test_a_killed_model_is_loaded_again(server: Server, asker: Asker) -> None:
-    def stubs() -> list[int]:
-        return [stub.pid for stub in server.process.stubs() if stub.model == "slow"]
+def serving(server: Server, model: str) -> int:
+    """The newest process: of a machine that is overloaded, tritonserver may keep an older one."""
+    return max(stub.pid for stub in server.process.stubs() if stub.model == model)
 
+
+def test_an_http_stream_lacks_nothing_and_keeps_no_process_though_a_model_is_loaded(
+    server: Server,
+) -> None:
+    given = {"max_new_tokens": 2000, "ignore_eos": True}
+    body = asked("On", **given) | {"return_num_output_tokens": True}
+    events = generate_stream(server, "slow", body)
+    count = next(events)["num_output_tokens"]
+    server.unload("narrow")
+    server.load("narrow")
+    assert count + sum(event["num_output_tokens"] for event in events) == 2000
+    old = serving(server, "slow")
+    server.unload("slow")
+    server.load("slow")
+    until(lambda: processes.stub(old) is None)
+
+
+def test_a_killed_model_is_loaded_again(server: Server, asker: Asker) -> None:
     watchdog = server.watchdog
     healed = watchdog.reloads + watchdog.restarts
     with Stream(server, "slow", "Doomed", max_new_tokens=LONG, ignore_eos=True) as stream:
         next(iter(stream))
-        # The newest: tritonserver now and then keeps that of a model that was unloaded before.
-        os.kill(max(stubs()), signal.SIGKILL)
+        os.kill(serving(server, "slow"), signal.SIGKILL)
         until(lambda: watchdog.reloads + watchdog.restarts > healed)
     assert generate(server, "slow", asked("Alive", max_new_tokens=2))[0] == 200
     until(lambda: nothing_runs(asker, "slow"))

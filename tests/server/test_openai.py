@@ -414,10 +414,7 @@ def test_20_streams_at_once_are_each_as_if_alone(door: openai.OpenAI, asker: Ask
 
 
 def test_a_model_that_is_not_loaded_is_not_ready(door: openai.OpenAI, server: Server) -> None:
-    def control(what: str) -> None:
-        server.control(f"repository/models/narrow/{what}", {}, timeout_s=60)
-
-    control("unload")
+    server.unload("narrow")
     try:
         for stream in (False, True):
             with pytest.raises(openai.InternalServerError) as error:
@@ -425,7 +422,7 @@ def test_a_model_that_is_not_loaded_is_not_ready(door: openai.OpenAI, server: Se
             assert error.value.status_code == 503
             assert error.value.response.headers["retry-after"] == "1"
     finally:
-        control("load")
+        server.load("narrow")
     assert door.completions.create(model="narrow", prompt="x").choices
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import json
 import os
 import sys
 import types
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -161,3 +163,23 @@ def test_only_requested_outputs_are_sent(model: Any) -> None:
 
     answer = {"scores": np.zeros((1, 2), np.float32), "label": np.array([[b"x"]], object)}
     assert model._response(["label"], answer).outputs == ["label"]
+
+
+def test_nothing_of_a_model_is_left_for_the_interpreters_end(model: Any) -> None:
+    """What Triton's module made is destroyed while the server still hears of it."""
+
+    class Role:
+        def __init__(self) -> None:
+            self.cycle = self
+
+        def close(self) -> None: ...
+
+    instance = model.TritonPythonModel()
+    instance._role = Role()
+    left = weakref.ref(instance._role)
+    gc.disable()
+    try:
+        instance.finalize()
+        assert left() is None
+    finally:
+        gc.enable()

@@ -43,6 +43,15 @@ def test_a_killed_child_is_seen_dead() -> None:
     processes.kill(child.pid)  # gone already: no error
 
 
+def test_a_child_that_ended_well_has_not_died() -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    try:
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # a zombie now
+        assert child.pid not in processes.children(os.getpid())
+    finally:
+        child.wait()
+
+
 def test_a_stub_names_model_version_and_instance() -> None:
     assert processes.stub_of(7, command_line(*STUB)) == processes.Stub(
         7, "minilm", "3", "minilm_0_1"

@@ -10,6 +10,7 @@ from pathlib import Path
 
 _PROC = Path("/proc")
 _STUB = "triton_python_backend_stub"
+_EXIT_CODE = 49  # proc(5)'s field 52, counted from the state
 
 
 @dataclass(frozen=True)
@@ -23,9 +24,10 @@ class Stub:
 
 
 def children(parent: int) -> dict[int, bool]:
-    """Child process id -> whether it is dead (a zombie, which the server leaves of a killed stub).
+    """Child process id -> whether it died (a zombie, which the server leaves of a killed stub).
 
-    A process that ends while it is looked at is left out.
+    One that ended well, as an unloaded stub does, is left out, though it be a zombie for a moment;
+    so is a process that ends while it is looked at.
     """
     found = {}
     for entry in _PROC.iterdir():
@@ -34,8 +36,9 @@ def children(parent: int) -> dict[int, bool]:
         with contextlib.suppress(OSError, IndexError, ValueError):
             # "pid (name) state parent …"; the name may hold anything, so cut at its last bracket.
             fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
-            if int(fields[1]) == parent:
-                found[int(entry.name)] = fields[0] in "ZX"
+            ended, failed = fields[0] in "ZX", fields[_EXIT_CODE] != "0"
+            if int(fields[1]) == parent and (failed or not ended):
+                found[int(entry.name)] = ended
     return found
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from fusewire.errors import ConfigurationError, FusewireError
 from fusewire.serving import model_config, repository
 from fusewire.serving.config import Deployment, ServerSettings
+from fusewire.serving.control import Control
 from fusewire.serving.embedded import EmbeddedServer, LogLine
 from fusewire.serving.endpoint import Endpoint, EndpointError, choose_ports
 from fusewire.serving.installation import find
@@ -77,6 +78,7 @@ class Server:
                 wanted.append(("openai-port", self.settings.openai_port))
             ports = choose_ports(self.settings.host, wanted)
             self.endpoint = Endpoint(self.settings.host, *ports[:3])
+            self._control = Control(self.endpoint, self.control_key)
             self.door = _door(self, ports[3], report) if ports[3:] else None
             self.process = EmbeddedServer(
                 installation,
@@ -162,12 +164,18 @@ class Server:
 
     def index(self, timeout_s: float = 10.0) -> list[dict[str, Any]]:
         """The server's index of models and their states."""
-        rows = self.control("repository/index", {}, timeout_s)
+        rows = self.endpoint.call(
+            "repository/index", {}, timeout_s=timeout_s, control_key=self.control_key
+        )
         return rows if isinstance(rows, list) else []
 
-    def control(self, path: str, body: dict[str, Any], timeout_s: float = 10.0) -> Any:
-        """Calls a restricted API."""
-        return self.endpoint.call(path, body, timeout_s=timeout_s, control_key=self.control_key)
+    def load(self, model: str, config: dict[str, Any] | None = None) -> None:
+        """Loads a model that is not, or anew where it changed; `config`: instead of its entry's."""
+        self._control.load(model, config, self.settings.start_timeout_s)
+
+    def unload(self, model: str) -> None:
+        """Lets a model take no more requests."""
+        self._control.unload(model, self.settings.start_timeout_s)
 
     def entry(self, model: str) -> Path:
         """The repository entry of a model."""

@@ -10,7 +10,6 @@ still alive answer all the while.
 from __future__ import annotations
 
 import collections
-import json
 import threading
 import time
 from collections.abc import Callable
@@ -97,7 +96,7 @@ class Watchdog:
                     self._reload(model, what)
 
     def _look_for_dead_stubs(self) -> None:
-        """A killed stub stays behind as the server's zombie; one that was unloaded does not."""
+        """A stub that was killed or crashed stays behind as the server's zombie."""
         children = processes.children(self._server.process.pid)
         for pid, dead in children.items():
             stub = self._alive.get(pid)
@@ -143,11 +142,7 @@ class Watchdog:
             parameters = config.setdefault("parameters", {})
             reloads = settings_of(parameters).reloads + 1
             parameters["reloads"] = {"string_value": str(reloads)}
-            self._server.control(
-                f"repository/models/{model}/load",
-                {"parameters": {"config": json.dumps(config)}},
-                timeout_s=self._server.settings.start_timeout_s,
-            )
+            self._server.load(model, config)
         except FusewireError as error:
             if self._ended.is_set() or not self._server.process.running():
                 return

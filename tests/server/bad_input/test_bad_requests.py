@@ -311,7 +311,7 @@ def test_an_unknown_task_is_a_load_error_that_names_it(
     shutil.move(tmp_path / "sing", repository / "sing")
     try:
         with pytest.raises(EndpointError, match=words) as caught:
-            hostile_server.control("repository/models/sing/load", {}, timeout_s=60)
+            hostile_server.load("sing")
     finally:
         shutil.rmtree(repository / "sing")
     assert str(repository) not in str(caught.value)
