@@ -74,7 +74,9 @@ def server(folder: Path, tmp_path_factory: pytest.TempPathFactory, device: str) 
     slow = slow_folder(tmp_path_factory.mktemp("slow"))
     import_models(root, device, tiny=folder, slow=slow, narrow=slow)
     ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
-    settings = ServerSettings(control_key=CONTROL_KEY, watch_interval_s=1, **ports)
+    settings = ServerSettings(
+        control_key=CONTROL_KEY, watch_interval_s=1, exit_timeout_s=3, **ports
+    )
     with Server([root], settings, report=print) as server:
         yield server
 
@@ -317,6 +319,28 @@ def test_an_http_stream_lacks_nothing_and_keeps_no_process_though_a_model_is_loa
     server.unload("slow")
     server.load("slow")
     until(lambda: processes.stub(old) is None)
+
+
+def test_a_process_that_is_kept_for_a_stream_that_was_lost_is_ended(server: Server) -> None:
+    """Loading over HTTP, as nobody should, makes tritonserver lose the ends of streams at times."""
+    streams = [
+        generate_stream(server, "slow", asked("Away", max_new_tokens=tokens, ignore_eos=True))
+        for tokens in range(500, 1300, 100)
+    ]
+    for events in streams:
+        next(events)
+    server.unload("narrow")
+    path = "repository/models/narrow/load"
+    server.endpoint.call(path, {}, timeout_s=60, control_key=CONTROL_KEY)
+    for events in streams:
+        events.close()  # type: ignore[attr-defined]
+    old = serving(server, "slow")
+    reloads = server.watchdog.reloads
+    server.unload("slow")
+    server.load("slow")
+    until(lambda: processes.stub(old) is None)
+    assert generate(server, "slow", asked("Back", max_new_tokens=2))[0] == 200
+    assert server.watchdog.reloads == reloads
 
 
 def test_a_killed_model_is_loaded_again(server: Server, asker: Asker) -> None:

@@ -24,6 +24,7 @@ class Process:
     def __init__(self) -> None:
         self.last_lines = ["last words"]
         self.stub_died = False
+        self.loaded_at: dict[str, float] = {}
         self.pid = 1
 
     def running(self) -> bool:

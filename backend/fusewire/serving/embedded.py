@@ -83,6 +83,7 @@ class EmbeddedServer:
         self._stopped = False
         self.last_lines: collections.deque[str] = collections.deque(maxlen=30)
         self.loaded: set[str] = set()
+        self.loaded_at: dict[str, float] = {}  # the last time
         self.stub_died = False
         self._assemble()
 
@@ -242,6 +243,7 @@ class EmbeddedServer:
                 self.last_lines.append(line)
                 if loaded := re.search(r"successfully loaded '([^']+)'", line):
                     self.loaded.add(loaded[1])
+                    self.loaded_at[loaded[1]] = time.monotonic()
                 if "All models are stopped, unloading models" in line:
                     self._drained.set()
                 if level in _SHOWN[self._settings.log_level] and _HARMLESS not in line:

@@ -10,7 +10,9 @@ from pathlib import Path
 
 _PROC = Path("/proc")
 _STUB = "triton_python_backend_stub"
-_EXIT_CODE = 49  # proc(5)'s field 52, counted from the state
+# proc(5)'s fields 14, 15, 22 and 52, counted from the state.
+_USER, _SYSTEM, _STARTED, _EXIT_CODE = 11, 12, 19, 49
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
@@ -34,12 +36,29 @@ def children(parent: int) -> dict[int, bool]:
         if not entry.name.isdigit():
             continue
         with contextlib.suppress(OSError, IndexError, ValueError):
-            # "pid (name) state parent …"; the name may hold anything, so cut at its last bracket.
-            fields = (entry / "stat").read_text().rsplit(")", 1)[1].split()
+            fields = _status(entry)
             ended, failed = fields[0] in "ZX", fields[_EXIT_CODE] != "0"
             if int(fields[1]) == parent and (failed or not ended):
                 found[int(entry.name)] = ended
     return found
+
+
+@dataclass(frozen=True)
+class Times:
+    """When a process began, on the clock of time.monotonic, and the processor time that it took."""
+
+    started: float
+    used_s: float
+
+
+def times(pid: int) -> Times | None:
+    """None when the process is gone."""
+    try:
+        fields = _status(_PROC / str(pid))
+    except (OSError, IndexError):
+        return None
+    used = int(fields[_USER]) + int(fields[_SYSTEM])
+    return Times(int(fields[_STARTED]) / _TICKS, used / _TICKS)
 
 
 def stub(pid: int) -> Stub | None:
@@ -75,3 +94,8 @@ def kill_group(leader: int) -> None:
     if leader > 1:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(leader, signal.SIGKILL)
+
+
+def _status(entry: Path) -> list[str]:
+    # "pid (name) state parent …"; the name may hold anything, so cut at its last bracket.
+    return (entry / "stat").read_text().rsplit(")", 1)[1].split()

@@ -21,6 +21,7 @@ from fusewire.serving.endpoint import EndpointError
 from fusewire.serving.model_config import settings_of
 from fusewire.serving.probe import Probe
 from fusewire.serving.pulse import Pulse
+from fusewire.serving.surplus import Surplus
 
 if TYPE_CHECKING:
     from fusewire.serving.server import Server
@@ -48,6 +49,7 @@ class Watchdog:
         self._failures: collections.Counter[str] = collections.Counter()  # of probes, in a row
         self._short: set[str] = set()  # models that had too few processes at the last count
         self._pulse = Pulse(server)
+        self._surplus = Surplus(server.settings.exit_timeout_s)
         self._restarts: list[float] = []
         self.reloads = 0
         self.restarts = 0
@@ -245,6 +247,11 @@ class Watchdog:
         if short and model in self._short:
             self._suspect(model, f"{len(living)} of {wanted} processes are left")
         (self._short.add if short else self._short.discard)(model)
+        loaded_at = self._server.process.loaded_at.get(model, 0.0)
+        for pid in self._surplus.idle(living, wanted, loaded_at) if ours else []:
+            self._report(f"{model}: ending a process that was unloaded and idles (pid {pid})")
+            with self._lock:
+                self._leftovers[pid] = loaded_at
 
     def _ask(self, model: str, question: Probe) -> None:
         timeout_s = self._server.settings.watch_timeout_s
