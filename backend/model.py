@@ -59,6 +59,7 @@ class TritonPythonModel:
     def finalize(self) -> None:
         self._role.close()
         del self._role  # its graphs and streams go before the process takes the driver away
+        gc.unfreeze()
         gc.collect()  # Triton's objects in cycles: at the interpreter's end they would crash it
 
 
