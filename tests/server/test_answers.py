@@ -134,6 +134,17 @@ def test_bad_input_over_http_is_400(asker: Asker) -> None:
     assert caught.value.status == 400
 
 
+def test_a_large_body_is_answered_and_the_server_lives(asker: Asker) -> None:
+    count, pid = 3 << 20, asker.server.process.pid
+    tensor = {"name": "input_ids", "datatype": "INT64", "shape": [1, count], "data": [1] * count}
+    with pytest.raises(EndpointError, match=f"got {count} tokens, wanted at most") as caught:
+        # As curl -d does, this sends what it names application/x-www-form-urlencoded.
+        asker.server.endpoint.call("models/minilm/infer", {"inputs": [tensor]}, timeout_s=60)
+    assert caught.value.status == 400
+    assert asker.server.process.pid == pid
+    assert asker.server.process.running()
+
+
 def test_bad_requests_do_not_harm_others_of_their_execution(asker: Asker) -> None:
     good, bad = ids([101, 7592, 102]), ids([101, 99999, 102, 102])
     before, _ = asker.executions("gather")

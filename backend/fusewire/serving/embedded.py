@@ -34,12 +34,20 @@ _HARMLESS = "CudaDriverHelper has not been initialized"
 _SHOWN = {"error": "E", "warning": "EW", "info": "EWI", "verbose": "EWI"}
 # Triton lets go of a healthy Python model within two to three seconds.
 _UNLOAD_S = 5.0
-# Given a process id and a program: becomes the program, which ends (PR_SET_PDEATHSIG) when that
-# process, its parent, does. A `preexec_fn` would run Python in a fork of this process, and that
-# crashes now and then where gRPC has threads.
+# The server's HTTP threads put a body of the type that curl -d and urllib send
+# (application/x-www-form-urlencoded) on their stacks, twice, and die where it does not fit. A
+# stack is address space until it is used, but where memory is not overcommitted it counts. The
+# soft limit at a program's start is what its threads get ("unlimited": 2 MiB).
+_STACK_BYTES = 256 << 20
+# Given a process id and a program: becomes the program, with large stacks as far as the hard limit
+# allows. It ends (PR_SET_PDEATHSIG) when that process, its parent, does. A `preexec_fn` would run
+# Python in a fork of this process, and that crashes now and then where gRPC has threads.
 _DYING_WITH_PARENT = f"""\
-import ctypes, os, sys
+import ctypes, os, resource, sys
 ctypes.CDLL(None).prctl(1, {signal.SIGTERM:d})
+hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
+soft = {_STACK_BYTES} if hard == resource.RLIM_INFINITY else min({_STACK_BYTES}, hard)
+resource.setrlimit(resource.RLIMIT_STACK, (soft, hard))
 if os.getppid() == int(sys.argv[1]):
     os.execv(sys.argv[2], sys.argv[2:])
 """
