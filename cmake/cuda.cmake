@@ -63,6 +63,8 @@ function(add_cuda_target target)
     target_compile_options(${objects} PRIVATE --expt-relaxed-constexpr -Xcompiler=-Wall)
     target_sources(${target} PRIVATE $<TARGET_OBJECTS:${objects}>)
   endforeach()
+  # The target was made before CUDA was a language, and linking it asks for this too.
+  set_target_properties(${target} PROPERTIES CUDA_ARCHITECTURES "${FUSEWIRE_CUDA_REAL}")
   target_link_libraries(${target} PRIVATE ${CMAKE_DL_LIBS})
   # cuBLASLt is loaded on first use (cublaslt_library.cu). An installed wheel finds the pip package
   # beside it; a build by hand, where it was found.
