@@ -42,3 +42,22 @@ def test_without_a_gpu_the_error_says_what_to_check():
 def test_a_build_without_cuda_says_how_to_get_one():
     with pytest.raises(ConfigurationError, match=r"got cuda, wanted .* FUSEWIRE_CUDA=ON"):
         Placement("cuda")
+
+
+@pytest.mark.skipif(not shutil.which("cmake"), reason="no cmake")
+def test_an_older_nvcc_is_refused_with_a_remedy(tmp_path: Path):
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text("#!/bin/sh\necho Cuda compilation tools, release 12.4, V12.4.131\n")
+    nvcc.chmod(0o755)
+    script = Path(__file__).parents[1] / "cmake" / "cuda.cmake"
+    asked = subprocess.run(
+        ["cmake", f"-DPython_EXECUTABLE={sys.executable}", "-P", script],
+        env=os.environ | {"FUSEWIRE_CUDA": "ON", "CUDACXX": str(nvcc)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert asked.returncode != 0
+    said = " ".join(asked.stderr.split())
+    assert f"{nvcc} of CUDA 12, wanted 13; name another by CUDACXX" in said
+    assert "pip install -r cmake/cuda-compiler.txt" in said
