@@ -45,11 +45,14 @@ Folder = Annotated[Path, typer.Argument(help="A Hugging Face model folder.", sho
 
 
 def main() -> None:
-    """Runs the command line; an error of ours is one line on stderr and exit code 2."""
+    """Runs the command line; an error of ours, or of a file, is one line on stderr and exit
+    code 2."""
     try:
         app()
     except FusewireError as error:
         _fail(str(error))
+    except OSError as error:
+        _fail(f"{error.filename or 'fusewire'}: {error.strerror or error}")
     except KeyboardInterrupt:
         sys.exit(130)
 

@@ -133,6 +133,21 @@ def test_an_error_is_one_clear_line_and_exit_code_2(
     assert text.count("\n") == 1
 
 
+def test_a_repository_that_cannot_be_written_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    tiny_checkpoint(tmp_path / "folder", "bert")
+    capsys.readouterr()
+    (tmp_path / "file").touch()
+    command = ["import", tmp_path / "folder", "--name=tiny", f"--repository={tmp_path}/file"]
+    assert run(monkeypatch, *command) == 2
+    text = capsys.readouterr().err
+    assert text.startswith(
+        f"fusewire: {tmp_path}/file/tiny: got 'Not a directory', wanted to write"
+    )
+    assert text.count("\n") == 1
+
+
 def test_models_lists_the_architectures(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

