@@ -103,6 +103,28 @@ def test_serve_says_what_it_has_no_gpu_for(
 
 
 @pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ("{", "config.json: not valid JSON"),
+        ('{"model_type": "x", "architectures": ["XModel"]}', "config.json: model_type: got 'x'"),
+    ],
+)
+def test_serve_names_the_folder_at_fault(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    config: str,
+    words: str,
+) -> None:
+    for name in ("good", "bad"):
+        tiny_checkpoint(tmp_path / name, "bert")
+    capsys.readouterr()
+    (tmp_path / "bad" / "config.json").write_text(config)
+    assert run(monkeypatch, "serve", tmp_path / "good", tmp_path / "bad") == 2
+    assert capsys.readouterr().err.startswith(f"fusewire: {tmp_path}/bad: {words}")
+
+
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["import", "/nowhere"], "no such folder"),

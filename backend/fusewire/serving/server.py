@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from fusewire.errors import ConfigurationError, FusewireError
+from fusewire.errors import CheckpointError, ConfigurationError, FusewireError
 from fusewire.serving import model_config, repository
 from fusewire.serving.config import Deployment, ServerSettings
 from fusewire.serving.control import Control
@@ -226,14 +226,18 @@ class Server:
             models += found
             if name is not None:
                 imported.mkdir(exist_ok=True)
-                repository.import_folder(
-                    folder,
-                    imported,
-                    name=name,
-                    settings=model_settings,
-                    deployment=deployment,
-                    link=True,
-                )
+                try:
+                    repository.import_folder(
+                        folder,
+                        imported,
+                        name=name,
+                        settings=model_settings,
+                        deployment=deployment,
+                        link=True,
+                    )
+                except CheckpointError as error:
+                    told = str(error).startswith(f"{folder.name}: ")
+                    raise CheckpointError(f"{'' if told else f'{folder}: '}{error}") from None
         if imported.is_dir():
             repository.check(imported)
             repositories.append(imported)
