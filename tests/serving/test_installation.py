@@ -68,6 +68,12 @@ def test_a_port_in_use_is_named() -> None:
             choose_ports("127.0.0.1", [("http-port", port)])
 
 
+@pytest.mark.parametrize("host", ["300.1.1.1", "192.0.2.1"])
+def test_a_host_that_is_not_of_this_machine_is_named(host: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"^host: got {host}, wanted .*this machine"):
+        choose_ports(host, [("http-port", 0)])
+
+
 def test_free_ports_are_chosen_and_differ() -> None:
     ports = choose_ports("127.0.0.1", [("a", 0), ("b", 0), ("c", 0)])
     assert len(set(ports)) == 3

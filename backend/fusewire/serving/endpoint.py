@@ -82,6 +82,14 @@ def choose_ports(host: str, ports: Sequence[tuple[str, int]]) -> list[int]:
             f"host: got {host}, wanted an IPv4 address or a name, as IPv6 is not supported; use "
             "127.0.0.1, or 0.0.0.0 for every address"
         )
+    with socket.socket() as listener:
+        try:
+            listener.bind((host, 0))
+        except OSError as error:
+            raise ConfigurationError(
+                f"host: got {host}, wanted an IPv4 address or a name of this machine "
+                f"({error.strerror}); use 127.0.0.1, or 0.0.0.0 for every address"
+            ) from None
     first: dict[int, str] = {}
     for flag, port in ports:
         if port and first.setdefault(port, flag) != flag:
