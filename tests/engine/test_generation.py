@@ -231,6 +231,12 @@ def test_a_cache_too_small_for_one_sequence_is_refused(tmp_path):
         tiny_engine(tmp_path, max_length=129)
 
 
+def test_more_memory_for_the_cache_than_there_is_is_refused_in_words(tmp_path):
+    settings = GenerationSettings(kv_cache_mib=99_999_999)
+    with pytest.raises(kernels.Error, match=r"out of memory on cpu: got .* for 'kv_cache'"):
+        GenerationEngine(tiny_folder(tmp_path), settings=settings)
+
+
 def test_a_step_that_fails_is_told_to_those_in_it_and_the_next_goes_on(tmp_path, monkeypatch):
     with tiny_engine(tmp_path) as engine:
         step = engine.model.step

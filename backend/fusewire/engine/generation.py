@@ -97,12 +97,12 @@ class GenerationEngine:
         self.limits = limits_of(self.model, settings)
         self.defaults = generation_defaults(Path(folder), self.limits)
         pages = self._pages()
+        memory = self.model.new_cache(pages, PAGE_SIZE)  # says in words that there is too little
         self.cache = KvCache(pages, PAGE_SIZE, settings.prefix_caching)
         scheduler = GenerationScheduler(
             self.cache, settings.max_batch_tokens, settings.max_sequences
         )
         self._admission = Admission(settings.max_sequences, settings.max_waiting)
-        memory = self.model.new_cache(pages, PAGE_SIZE)
         if settings.graphs:
             self.model.record_steps(memory, settings.max_sequences, settings.max_batch_tokens)
         self._loop = GenerationLoop(
