@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from .answers import TASK_OF_OUTPUT
+
 
 class ClientError(Exception):
     """Base of all errors of this package. `message`: the server's words; `status`: its code."""
@@ -67,12 +69,14 @@ def from_grpc(code: str, message: str) -> ClientError:
     # Triton answers UNAVAILABLE where HTTP answers 403; waiting would not open that door.
     if code == "UNAVAILABLE" and "protocol is restricted" in message:
         return PermissionDenied(message, code)
-    return _BY_GRPC_CODE.get(code, ServerError)(message, code)
+    return _of_another_task(message, code) or _BY_GRPC_CODE.get(code, ServerError)(message, code)
 
 
 def from_http(status: int, message: str) -> ClientError:
     """The error for an HTTP status."""
-    return _BY_HTTP_STATUS.get(status, ServerError)(message, str(status))
+    return _of_another_task(message, str(status)) or _BY_HTTP_STATUS.get(status, ServerError)(
+        message, str(status)
+    )
 
 
 # Streams and `generate` carry the words of a model's error, but not its code.
@@ -89,7 +93,24 @@ _BY_WORDS: tuple[tuple[str, type[ClientError]], ...] = (
 
 def from_words(message: str) -> ClientError:
     """The error for a model's message that came without a code."""
+    if error := _of_another_task(message):
+        return error
     for words, kind in _BY_WORDS:
         if re.match(words, message, re.DOTALL):
             return kind(message)
     return ServerError(message)
+
+
+def _of_another_task(message: str, status: str = "") -> InvalidArgument | None:
+    """What the server's words mean where a model was asked for what others do."""
+    if found := re.search(r"unexpected inference output '(\w+)' for model '([^']+)'", message):
+        output, got = found.groups()
+        task = "classify" if output == "label" else TASK_OF_OUTPUT.get(output)
+        wanted = f"one that does {task!r}" if task else f"one with the output {output!r}"
+    elif found := re.match(r"stream: got \w+, wanted one of the parameters of (\w+)", message):
+        got, wanted = f"one that does {found[1]!r}", "one that does 'generate'"
+    elif "support models with decoupled transaction policy" in message:
+        got, wanted = "one that does 'generate'", "one that does another task, or generate(…)"
+    else:
+        return None
+    return InvalidArgument(f"model: got {got}, wanted {wanted}; name another with model=…", status)

@@ -18,7 +18,7 @@ from fusewire_client import (
     ServerError,
     Unavailable,
 )
-from fusewire_client.errors import from_grpc, from_http
+from fusewire_client.errors import from_grpc, from_http, from_words
 from fusewire_client.retry import Attempts, Retry
 
 from tests.client.fake_triton import FakeTriton, Refusal, serve_grpc, serve_http
@@ -170,6 +170,35 @@ def test_restricted_is_not_unavailable() -> None:
     assert isinstance(from_grpc("UNAVAILABLE", words), PermissionDenied)
     assert isinstance(from_http(403, words), PermissionDenied)
     assert isinstance(from_http(500, "x"), ServerError)
+
+
+@pytest.mark.parametrize(
+    ("words", "meaning"),
+    [
+        (
+            "unexpected inference output 'text_output' for model 'minilm'",
+            "model: got minilm, wanted one that does 'generate'; name another with model=…",
+        ),
+        (
+            "[request id: 1] unexpected inference output 'label' for model 'minilm'",
+            "model: got minilm, wanted one that does 'classify'; name another with model=…",
+        ),
+        (
+            "stream: got False, wanted one of the parameters of embed (pooling); remove it",
+            "model: got one that does 'embed', wanted one that does 'generate'; name another with "
+            "model=…",
+        ),
+        (
+            "ModelInfer RPC doesn't support models with decoupled transaction policy",
+            "model: got one that does 'generate', wanted one that does another task, or "
+            "generate(…); name another with model=…",
+        ),
+    ],
+)
+def test_a_model_of_another_task_is_named_as_such(words: str, meaning: str) -> None:
+    for error in (from_grpc("INVALID_ARGUMENT", words), from_http(400, words), from_words(words)):
+        assert isinstance(error, InvalidArgument)
+        assert str(error) == meaning
 
 
 @pytest.mark.parametrize(
