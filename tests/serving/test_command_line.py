@@ -139,7 +139,10 @@ def test_serve_names_the_folder_at_fault(
         (["ask", "sing", "la"], "task: got 'sing'"),
         (["ask", "answer", "Who?"], "wanted one each"),
         (["ask", "embed", "x", "--parameter", "truncate"], "wanted KEY=VALUE"),
-        (["ask", "embed", "x", "--address", "127.0.0.1:9"], "fusewire: "),
+        *(
+            (["ask", "embed", "x", "--address=127.0.0.1:9", protocol], "no server that is ready at")
+            for protocol in ("--protocol=grpc", "--protocol=http")
+        ),
     ],
 )
 def test_an_error_is_one_clear_line_and_exit_code_2(

@@ -62,9 +62,18 @@ def _asked(task: str, address: str, protocol: str, model: str | None) -> Iterato
         ) from None
     try:
         with fusewire_client.Client(address, protocol=protocol, model=model, retries=0) as client:  # type: ignore[arg-type]
-            yield client
+            try:
+                yield client
+            except fusewire_client.Unavailable as error:
+                if client.ready():
+                    raise
+                reason = str(error).rpartition(": ")[2]
+                raise AskFailed(
+                    f"address: got no server that is ready at {address} ({reason}), wanted one; "
+                    "start it with `fusewire serve`, or name another with --address"
+                ) from None
     except fusewire_client.ClientError as error:
-        raise AskFailed(str(error)) from None
+        raise AskFailed(str(error).replace("model=…", "--model")) from None
 
 
 def _embed(client: Any, texts: list[str], seconds: list[str], parameters: dict[str, Any]) -> Shown:
