@@ -81,6 +81,7 @@ MAY_IMPORT = {
     "serving": {"devices", "errors", "kernels", "engine", "models", "tasks", "weights"},
     "serving.openai": {"errors", "serving", "tasks", "weights"},
     "cli": {"errors", "kernels", "engine", "models", "tasks", "weights", "serving", "parity"},
+    "__main__": {"cli"},
 }
 ONLY_IN = {
     "_C": {"kernels"},

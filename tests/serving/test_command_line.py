@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from fusewire import __version__, cli, devices
+from fusewire import __main__, __version__, cli, devices
 from fusewire.errors import ConfigurationError
 from fusewire.models.registry import ARCHITECTURES, DECODERS
 from fusewire.serving.asking import read_parameters
@@ -171,6 +171,21 @@ def test_a_repository_that_cannot_be_written_is_one_line(
         f"fusewire: {tmp_path}/file/tiny: got 'Not a directory', wanted to write"
     )
     assert text.count("\n") == 1
+
+
+def test_an_interrupt_while_the_command_is_imported_ends_it_quietly(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Interrupted:
+        def find_spec(self, name: str, *others: object) -> None:
+            if name == "fusewire.cli":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "fusewire.cli")
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    with pytest.raises(SystemExit, match="130"):
+        __main__.main()
+    assert capsys.readouterr().err == ""
 
 
 def test_models_lists_the_architectures(

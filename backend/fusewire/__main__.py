@@ -1,0 +1,20 @@
+"""`fusewire`, or `python -m fusewire`: the command line, which Ctrl-C ends without a traceback also
+while it is still being imported."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Imports the command line and runs it."""
+    try:
+        from fusewire.cli import main as run
+
+        run()
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()
