@@ -39,7 +39,7 @@ $(VENV)/.test: $(VENV)/.installed
 	@$(PIP) --no-build-isolation '.[test]'
 	@touch $@
 
-# Trained here, in about a minute, from text that comes with Python.
+# Trained here from text that comes with Python.
 TINY_GPT := build/tiny-gpt
 $(TINY_GPT)/model.safetensors: client/examples/tiny_gpt.py | $(VENV)/.installed
 	@$(BIN)/python client/examples/tiny_gpt.py $(TINY_GPT)
