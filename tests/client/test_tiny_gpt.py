@@ -26,6 +26,7 @@ def tiny_gpt() -> ModuleType:
     return module
 
 
+@torch.enable_grad()  # benchmarks, which have tests as well, turn it off for their process
 def test_loss_and_gradients_are_those_of_transformers(tiny_gpt: ModuleType, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     weights = tiny_gpt.initial(rng)
