@@ -32,7 +32,7 @@ from fusewire.engine.generation_memory import PAGE_SIZE, limits_of, pages_for
 from fusewire.engine.generation_scheduler import GenerationScheduler, GenerationSequence
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.engine.kv_cache import KvCache
-from fusewire.engine.request import failure
+from fusewire.engine.request import CLOSED, failure
 from fusewire.engine.sampling import Sampler, SamplingState
 from fusewire.engine.seeds import seed_of
 from fusewire.errors import ConfigurationError, Unavailable
@@ -56,7 +56,6 @@ Inbox = queue.SimpleQueue[tuple[Any, Any]]
 
 # Far more than any step takes: a device that has hung must not hang the program's end.
 _LONGEST_STEP_S = 60.0
-_CLOSED = "server: got a request while it stops, wanted one before; ask another server"
 _FORKED = "engine: got a request in a forked process, wanted it where it was loaded; load it here"
 
 
@@ -190,7 +189,7 @@ class GenerationEngine:
         generation = Generation(self._branches(ids, parameters, most), tell)
         with self._door:  # what is asked behind it is done before the loop ends
             if self._closing:
-                raise Unavailable(_CLOSED)
+                raise Unavailable(CLOSED)
             if not self._thread.is_alive():
                 raise Unavailable(_FORKED)
             self._asked.put(lambda: self._loop.add(generation, sequence))

@@ -15,6 +15,9 @@ from fusewire.tasks.rows import Query
 
 _log = logging.getLogger(__name__)
 
+# What Unavailable says where a request comes too late.
+CLOSED = "server: got a request while it stops, wanted one before; ask another server"
+
 
 class ComputeFailed(FusewireError):
     """The server's fault while computing an answer: out of memory, or a defect."""

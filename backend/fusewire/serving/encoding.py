@@ -11,13 +11,11 @@ from collections.abc import Callable, Sequence
 from enum import Enum
 
 from fusewire.engine.encoder import EncoderEngine
-from fusewire.engine.request import Answer, Counts, Request, failure
+from fusewire.engine.request import CLOSED, Answer, Counts, Request, failure
 from fusewire.errors import FusewireError, Unavailable
 from fusewire.serving.aside import LONG, Aside
 from fusewire.serving.conversation import Sender
 from fusewire.serving.metrics import ServingMetrics
-
-_CLOSED = "server: got a request while it stops, wanted one before; ask another server"
 
 
 class Later(Enum):
@@ -79,7 +77,7 @@ class Encoding:
             self._engine.prepare(request)
             with self._turn:
                 if self._closed:
-                    raise Unavailable(_CLOSED)
+                    raise Unavailable(CLOSED)
                 (answer,) = self._engine.answer([request])
                 counts = self._engine.last_counts
         except Exception as error:
