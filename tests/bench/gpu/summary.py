@@ -164,21 +164,23 @@ def _memory(rows: Rows) -> str:
 
 
 def _served(rows: Rows) -> str:
-    lines = [
+    return _listed(
+        rows,
         "{model} in fp16 served over gRPC by the embedded Triton, {sequences} sequences of "
         "{lengths[0]} to {lengths[1]} tokens a request, tokens/s (queue: a request's; tokenize, "
-        "compute: share of an instance's time):".format(**rows[0]),
-        "",
-        "| requests | instances | under way | engine alone | served | | queue ms | tokenize "
-        "| compute |",
-        "|---" * 9 + "|",
-    ]
-    form = (
-        "| {form} | {instances} | {under_way} | {engine_tokens_per_s:.0f} | "
-        "{served_tokens_per_s:.0f} | {served_over_engine:.0%} | {queue_ms:.2f} | "
-        "{tokenize_share:.0%} | {compute_share:.0%} |"
+        "compute: share of an instance's time):",
+        {
+            "requests": "{form}",
+            "instances": "{instances}",
+            "under way": "{under_way}",
+            "engine alone": "{engine_tokens_per_s:.0f}",
+            "served": "{served_tokens_per_s:.0f}",
+            "": "{served_over_engine:.0%}",
+            "queue ms": "{queue_ms:.2f}",
+            "tokenize": "{tokenize_share:.0%}",
+            "compute": "{compute_share:.0%}",
+        },
     )
-    return "\n".join([*lines, *(form.format(**row) for row in rows), "", _where(rows)])
 
 
 def _generation(rows: Rows) -> str:
@@ -191,20 +193,29 @@ def _generation(rows: Rows) -> str:
 
 
 def _generation_served(rows: Rows) -> str:
-    lines = [
+    return _listed(
+        rows,
         "Generation in fp16 served over gRPC by the embedded Triton, {prompt} + {tokens} tokens a "
         "stream, beside the engine alone: median ms between tokens of a stream, and tokens/s of "
-        "all streams from their common beginning:".format(**rows[0]),
-        "",
-        "| | engine ms | served ms | added | engine tokens/s | served tokens/s | |",
-        "|---" * 7 + "|",
-    ]
-    form = (
-        "| {model}, {case} | {engine_between_ms:.2f} | {server_between_ms:.2f} | "
-        "{added_between_ms:.2f} | {engine_tokens_per_s:.0f} | {server_tokens_per_s:.0f} | "
-        "{share:.0%} |"
+        "all streams from their common beginning:",
+        {
+            "streams": "{model}, {case}",
+            "engine ms": "{engine_between_ms:.2f}",
+            "served ms": "{server_between_ms:.2f}",
+            "added": "{added_between_ms:.2f}",
+            "engine tokens/s": "{engine_tokens_per_s:.0f}",
+            "served tokens/s": "{server_tokens_per_s:.0f}",
+            "": "{share:.0%}",
+        },
     )
-    return "\n".join([*lines, *(form.format(**row) for row in rows), "", _where(rows)])
+
+
+def _listed(rows: Rows, title: str, columns: dict[str, str]) -> str:
+    """A line a row; of each column its heading and form."""
+    lines = [title.format(**rows[0]), "", f"| {' | '.join(columns)} |"]
+    lines.append("|---" * len(columns) + "|")
+    lines += [f"| {' | '.join(columns.values())} |".format(**row) for row in rows]
+    return "\n".join([*lines, "", _where(rows)])
 
 
 TABLES: dict[str, Callable[[Rows], str]] = {
