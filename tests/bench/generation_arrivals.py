@@ -16,6 +16,8 @@ from fusewire.engine.generation import GenerationEngine, Inbox, Ticket
 from fusewire.errors import FusewireError
 from fusewire.tasks.generation_parameters import GenerationParameters
 
+from tests.bench.generation_curves import CONTINUOUS, RUN_TO_COMPLETION
+
 PROMPT, ANSWER = (64, 0.8, 512), (48, 0.9, 256)  # median, spread of the logarithm, most
 WARM = 0.2  # of the time, not measured
 
@@ -45,7 +47,7 @@ def _length(rng: np.random.Generator, middle: float, spread: float, most: int) -
 class Continuous:
     """Every request begins as soon as the engine lets it."""
 
-    name = "continuous"
+    name = CONTINUOUS
 
     def __init__(self, engine: GenerationEngine, most: int) -> None:
         self._engine = engine
@@ -82,7 +84,7 @@ class Continuous:
 class RunToCompletion(Continuous):
     """Nobody joins a batch that runs."""
 
-    name = "run to completion"
+    name = RUN_TO_COMPLETION
 
     def __init__(self, engine: GenerationEngine, most: int) -> None:
         super().__init__(engine, most)
@@ -115,7 +117,8 @@ POLICIES: dict[str, Callable[[GenerationEngine, int], Continuous]] = {
 
 
 def measured(policy: Continuous, offered: list[Request], seconds: float) -> dict[str, Any]:
-    """Offers each at its time; what was seen of those that came after the warm-up."""
+    """Offers each at its time; what was seen of those that came after the warm-up. Ends after so
+    many seconds, however many still wait."""
     began = time.perf_counter()
     for request in offered:
         policy.listen(began + request.at)
@@ -139,6 +142,7 @@ def statistics(offered: list[Request], began: float, begin: float, end: float) -
     tokens = sum(begin <= at < end for request in offered for at in request.times)
     return {
         "requests": len(counted),
+        "without_token": sum(not request.times for request in counted),
         "answered": sum(request.done and request.times[-1] <= end for request in counted),
         "tokens_per_s": round(tokens / (end - begin), 1),
         **_percentiles("first_token_ms", first),

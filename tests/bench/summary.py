@@ -5,13 +5,13 @@ Everything is read from bench-results/*.jsonl, so no number gets into a text by 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tests.bench import machine
+from tests.bench import generation_curves, machine
 from tests.bench.encoder_report import GOALS as ENCODER_GOALS
+from tests.bench.goal import Goal
 from tests.tolerance import PEAK_OVER_BOUND
 
 Rows = list[dict[str, Any]]
@@ -20,22 +20,13 @@ BEGIN, END = "<!-- bench:begin -->", "<!-- bench:end -->"
 DISTURBED = 0.1
 
 
-@dataclass(frozen=True)
-class Goal:
-    """One sentence of what was wanted, with what was measured."""
-
-    what: str
-    wanted: str
-    measured: str
-    reached: bool
-
-
 def goals(results: Path) -> list[Goal]:
     """Of every benchmark that has results."""
     found = []
     for name, goals_of in (
         ("encoder", _encoder),
         ("generation", _generation),
+        (generation_curves.BENCHMARK, generation_curves.goals),
         ("memory", _memory),
         ("served", _served),
     ):
@@ -119,6 +110,7 @@ def readme_markdown(results: Path) -> str:
         for name, table in (
             ("encoder", _encoder_table),
             ("generation", _generation_table),
+            (generation_curves.BENCHMARK, _generation_poisson_table),
             ("served", _served_table),
             ("memory", _memory_table),
             ("gemm", _gemm_table),
@@ -205,6 +197,10 @@ def _generation_table(rows: Rows) -> str:
             cells.append(" / ".join(values))
         lines.append(f"| {case} | {' | '.join(cells)} |")
     return "\n".join([*lines, "", _where(rows, rows[0]["versions"])])
+
+
+def _generation_poisson_table(rows: Rows) -> str:
+    return f"{generation_curves.tables(rows)}\n\n{_where(rows, rows[0]['versions'])}"
 
 
 def _served_table(rows: Rows) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tests.bench import generation_curves
+from tests.bench.goal import Goal
 from tests.bench.gpu.records import Rows, latest
-from tests.bench.summary import Goal
 
 TIMES_STRONGEST = 1.3  # at every grid point
 SHARES = {
@@ -40,7 +41,10 @@ def goals(path: Path) -> list[Goal]:
         own = [row for row in rows if row["system"] == "fusewire"]
         if name == "served":
             own = _best_with_ids(own)
-        found += [goal for row in own for goal in _OF_BENCHMARK[name](row)]
+        if name == generation_curves.BENCHMARK:
+            found += generation_curves.goals(own)
+        else:
+            found += [goal for row in own for goal in _OF_BENCHMARK[name](row)]
     return found
 
 

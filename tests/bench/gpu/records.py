@@ -14,11 +14,12 @@ add = machine.append
 
 
 def latest(path: Path) -> dict[str, Rows]:
-    """Benchmark -> the newest rows of each of its cases, of the GPU that was last measured on."""
+    """Benchmark -> the newest rows of each of its cases, of the GPU (if any) that was last measured
+    on."""
     if not path.is_file():
         return {}
     rows = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
-    rows = [row for row in rows if row["gpu"] == rows[-1]["gpu"]]
+    rows = [row for row in rows if row.get("gpu") == rows[-1].get("gpu")]
     newest = {_case(row): row["time"] for row in rows}
     found: dict[str, Rows] = {}
     for row in rows:

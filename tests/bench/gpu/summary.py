@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from tests.bench import generation_curves
 from tests.bench.gpu import generation_tables
 from tests.bench.gpu.records import Rows, latest
 
@@ -227,6 +228,7 @@ TABLES: dict[str, Callable[[Rows], str]] = {
     "served": _served,
     "generation": _generation,
     "generation_served": _generation_served,
+    generation_curves.BENCHMARK: lambda rows: f"{generation_curves.tables(rows)}\n\n{_where(rows)}",
 }
 
 
