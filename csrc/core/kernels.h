@@ -78,6 +78,16 @@ struct PagedAttentionArguments {
   const float* alibi_slopes;
 };
 
+// The first `turning` heads of a row (q and k) turn, of each the first rotary_dim numbers: by the
+// angle of positions[token] in the tables [angles, rotary_dim / 2].
+struct RotaryArguments {
+  void* qkv;
+  int64_t stride;
+  const int32_t* positions;
+  const float *cos, *sin;
+  int64_t angles, tokens, turning, head_dim, rotary_dim;
+};
+
 // Row r of logits gives tokens[r]; every setting has one number a row (ops.def, sample).
 struct SampleArguments {
   int64_t* tokens;

@@ -216,4 +216,10 @@ void paged_attention(const PagedAttentionArguments& a, const Stream&) {
   });
 }
 
+// Here a kernel costs nothing to start.
+bool cached_attention(const PagedAttentionArguments&, void*, void*, const RotaryArguments*,
+                      const Stream&) {
+  return false;
+}
+
 }  // namespace fusewire::FUSEWIRE_TARGET

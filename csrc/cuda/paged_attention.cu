@@ -19,8 +19,20 @@ void paged_attention(const PagedAttentionArguments& a, const Stream& stream) {
   }
 }
 
-#define INSTANTIATE(T) \
-  template void paged_attention<T>(const PagedAttentionArguments&, const Stream&);
+template <class T>
+bool cached_attention(const PagedAttentionArguments& a, void* keys, void* values,
+                      const RotaryArguments* rotary, const Stream& stream) {
+  if constexpr (sizeof(T) == 4) {
+    return false;
+  } else {
+    return sm90_cached_attention<T>(a, keys, values, rotary, stream);
+  }
+}
+
+#define INSTANTIATE(T)                                                             \
+  template void paged_attention<T>(const PagedAttentionArguments&, const Stream&); \
+  template bool cached_attention<T>(const PagedAttentionArguments&, void*, void*,  \
+                                    const RotaryArguments*, const Stream&);
 FUSEWIRE_FOR_EACH_FLOAT(INSTANTIATE)
 #undef INSTANTIATE
 

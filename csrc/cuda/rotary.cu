@@ -5,6 +5,7 @@
 #include "cuda/launch.h"
 #include "cuda/row.h"
 #include "cuda/tile.h"
+#include "cuda/turn.h"
 
 namespace fusewire::cuda {
 namespace {
@@ -33,9 +34,9 @@ __global__ void __launch_bounds__(256)
     for (int j = 0; j < kWidth; ++j) {
       const float cosine = known ? cos[position * half + c + j] : NAN;
       const float sine = known ? sin[position * half + c + j] : NAN;
-      const float x = to_float(a.at[j]), y = to_float(b.at[j]);
-      a.at[j] = from_float<T>(x * cosine - y * sine);
-      b.at[j] = from_float<T>(y * cosine + x * sine);
+      const float2 both = turned(to_float(a.at[j]), to_float(b.at[j]), cosine, sine);
+      a.at[j] = from_float<T>(both.x);
+      b.at[j] = from_float<T>(both.y);
     }
     *reinterpret_cast<P*>(first) = a;
     *reinterpret_cast<P*>(second) = b;
@@ -45,28 +46,24 @@ __global__ void __launch_bounds__(256)
 }  // namespace
 
 template <class T>
-void rotary(void* qkv, int64_t stride, const int32_t* positions, int64_t angles, const float* cos,
-            const float* sin, int64_t tokens, int64_t turning, int64_t head_dim, int64_t rotary_dim,
-            const Stream& stream) {
+void rotary(const RotaryArguments& a, const Stream& stream) {
   constexpr int n = Vector<T>::kSize;
-  const int64_t half = rotary_dim / 2;
+  const int64_t half = a.rotary_dim / 2;
   const auto run = [&](auto width) {
     constexpr int kWidth = decltype(width)::value;
-    const Tiles tiles = tiles_of<1>(tokens, turning * (half / kWidth));
-    launch(rotate<T, kWidth>, tiles.grid, tiles.block, 0, stream, static_cast<T*>(qkv), stride,
-           positions, angles, cos, sin, tokens, static_cast<int>(turning),
-           static_cast<int>(head_dim), static_cast<int>(half));
+    const Tiles tiles = tiles_of<1>(a.tokens, a.turning * (half / kWidth));
+    launch(rotate<T, kWidth>, tiles.grid, tiles.block, 0, stream, static_cast<T*>(a.qkv), a.stride,
+           a.positions, a.angles, a.cos, a.sin, a.tokens, static_cast<int>(a.turning),
+           static_cast<int>(a.head_dim), static_cast<int>(half));
   };
-  if (half % n == 0 && head_dim % n == 0 && vectors_fit<T>(qkv, stride)) {
+  if (half % n == 0 && a.head_dim % n == 0 && vectors_fit<T>(a.qkv, a.stride)) {
     run(std::integral_constant<int, n>{});
   } else {
     run(std::integral_constant<int, 1>{});
   }
 }
 
-#define INSTANTIATE(T)                                                                         \
-  template void rotary<T>(void*, int64_t, const int32_t*, int64_t, const float*, const float*, \
-                          int64_t, int64_t, int64_t, int64_t, const Stream&);
+#define INSTANTIATE(T) template void rotary<T>(const RotaryArguments&, const Stream&);
 FUSEWIRE_FOR_EACH_FLOAT(INSTANTIATE)
 
 }  // namespace fusewire::cuda

@@ -6,10 +6,12 @@
 namespace fusewire::cuda {
 namespace {
 
+using sm90::PagedNew;
 using sm90::PagedTmaTile;
 
 template <class Tile>
-void launch_tile(const PagedAttentionArguments& a, const PagedShape& shape, const Stream& stream) {
+void launch_tile(const PagedAttentionArguments& a, const PagedShape& shape,
+                 const PagedNew<typename Tile::T>& added, const Stream& stream) {
   using T = typename Tile::T;
   const PagedGrid grid = paged_grid<Tile>(a, shape, 0, Tile::kRows);
   if (grid.blocks == 0) return;
@@ -21,7 +23,32 @@ void launch_tile(const PagedAttentionArguments& a, const PagedShape& shape, cons
   };
   launch(kernel, dim3(grid.blocks), dim3(Tile::kThreads), Tile::kSharedBytes, stream, shape,
          grid.plan, map(a.keys), map(a.values), static_cast<T*>(a.out),
-         static_cast<const T*>(a.qkv), paged_scratch_of(stream));
+         static_cast<const T*>(a.qkv), paged_scratch_of(stream), added);
+}
+
+template <class T>
+void attend(const PagedAttentionArguments& a, const PagedNew<T>& added, const Stream& stream) {
+  const PagedShape shape(a, true);
+  const auto run = [&](auto few, auto some) {
+    if (a.batch->batch().max_seqlen() * shape.group <= 8) {
+      launch_tile<decltype(few)>(a, shape, added, stream);
+    } else {
+      launch_tile<decltype(some)>(a, shape, added, stream);
+    }
+  };
+  if (a.head_dim == 64) return run(PagedTmaTile<T, 64, 1, 2, 3>{}, PagedTmaTile<T, 64, 2, 2, 3>{});
+  if (a.head_dim == 128) {
+    return run(PagedTmaTile<T, 128, 1, 1, 3>{}, PagedTmaTile<T, 128, 2, 1, 3>{});
+  }
+  run(PagedTmaTile<T, 256, 1, 1, 1>{}, PagedTmaTile<T, 256, 2, 1, 1>{});
+}
+
+// Two angles are read at once, and heads turn as a whole.
+bool angles_fit(const RotaryArguments& rotary) {
+  const auto aligned = [](const float* table) {
+    return reinterpret_cast<uintptr_t>(table) % sizeof(float2) == 0;
+  };
+  return rotary.rotary_dim == rotary.head_dim && aligned(rotary.cos) && aligned(rotary.sin);
 }
 
 }  // namespace
@@ -39,22 +66,32 @@ bool sm90_paged_fits(const PagedAttentionArguments& a) {
 
 template <class T>
 void sm90_paged_attention(const PagedAttentionArguments& a, const Stream& stream) {
-  const PagedShape shape(a, true);
-  const auto run = [&](auto few, auto some) {
-    if (a.batch->batch().max_seqlen() * shape.group <= 8) {
-      launch_tile<decltype(few)>(a, shape, stream);
-    } else {
-      launch_tile<decltype(some)>(a, shape, stream);
-    }
-  };
-  if (a.head_dim == 64) return run(PagedTmaTile<T, 64, 1, 2, 3>{}, PagedTmaTile<T, 64, 2, 2, 3>{});
-  if (a.head_dim == 128) {
-    return run(PagedTmaTile<T, 128, 1, 1, 3>{}, PagedTmaTile<T, 128, 2, 1, 3>{});
-  }
-  run(PagedTmaTile<T, 256, 1, 1, 1>{}, PagedTmaTile<T, 256, 2, 1, 1>{});
+  attend<T>(a, {}, stream);
 }
 
-template void sm90_paged_attention<__half>(const PagedAttentionArguments&, const Stream&);
-template void sm90_paged_attention<__nv_bfloat16>(const PagedAttentionArguments&, const Stream&);
+template <class T>
+bool sm90_cached_attention(const PagedAttentionArguments& a, void* keys, void* values,
+                           const RotaryArguments* rotary, const Stream& stream) {
+  constexpr int kRows = PagedTmaTile<T, 64, 1, 2, 3>::kRows;
+  const bool whole = a.batch->batch().max_seqlen() * (a.heads / a.kv_heads) <= kRows;
+  if (!whole || !sm90_paged_fits(a) || (rotary && !angles_fit(*rotary))) return false;
+  PagedNew<T> added = {static_cast<T*>(keys), static_cast<T*>(values)};
+  if (rotary) {
+    added.positions = rotary->positions;
+    added.cos = rotary->cos;
+    added.sin = rotary->sin;
+    added.angles = rotary->angles;
+  }
+  attend<T>(a, added, stream);
+  return true;
+}
+
+#define INSTANTIATE(T)                                                                  \
+  template void sm90_paged_attention<T>(const PagedAttentionArguments&, const Stream&); \
+  template bool sm90_cached_attention<T>(const PagedAttentionArguments&, void*, void*,  \
+                                         const RotaryArguments*, const Stream&);
+INSTANTIATE(__half)
+INSTANTIATE(__nv_bfloat16)
+#undef INSTANTIATE
 
 }  // namespace fusewire::cuda

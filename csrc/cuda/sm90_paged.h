@@ -7,7 +7,8 @@
 // anew as soon as they have been used.
 //
 // Keys and values of earlier steps were stored before anything of this step was launched: their
-// fetch starts before wait_for_inputs(), under the kernel that makes this step's queries.
+// fetch starts before wait_for_inputs(), under the kernel that makes this step's queries. Those of
+// this step are in the cache already, or come with the queries (sm90_paged_new.h).
 #pragma once
 
 #include "cuda/paged_schedule.h"
@@ -20,7 +21,8 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     paged_tma_kernel(const __grid_constant__ PagedShape shape, const PagedPlan plan,
                      const __grid_constant__ CUtensorMap key_map,
                      const __grid_constant__ CUtensorMap value_map, typename Tile::T* out,
-                     const typename Tile::T* qkv, const PagedScratch scratch) {
+                     const typename Tile::T* qkv, const PagedScratch scratch,
+                     const __grid_constant__ PagedNew<typename Tile::T> added) {
   constexpr int kKeys = Tile::kKeys;
   extern __shared__ __align__(1024) char shared[];
   let_next_start();
@@ -48,15 +50,19 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     for (int stage = 0; stage < Tile::kStages; ++stage) {
       const int tile = first + stage * Tile::kTeams;
       const bool by_earlier_steps = (tile + 1) * kKeys <= work.old;
-      if (tile >= work.last_tile || stored != by_earlier_steps) continue;
+      if (tile >= work.last_tile || stored != (added.keys || by_earlier_steps)) continue;
       fetch_keys(row[stage], stage);
       fetch_values(row[stage], stage);
     }
   };
   begin(true);
+  PagedNewToken<Tile> fresh(work, added, first);
+  int64_t angle_row[Tile::kHalves];
+  attention.find_angles(added, angle_row);
   wait_for_inputs();
   begin(false);
-  attention.load_queries(qkv);
+  fresh.load(qkv);
+  attention.load_queries(qkv, added, angle_row);
 
   int stage = 0, parity = 0;
 #pragma unroll 1
@@ -65,6 +71,10 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     const int next = attention.row_of(ahead);
     typename PagedTmaWarp<Tile>::Scores score = {};
     barrier_wait(&attention.filled[2 * stage], parity);
+    if (added.keys && (tile + 1) * kKeys > work.old) {
+      barrier_wait(&attention.filled[2 * stage + 1], parity);
+      fresh.put_all(qkv, attention.keys(stage), attention.values(stage), tile * kKeys);
+    }
     attention.multiply_keys(score, attention.keys(stage), tile * kKeys);
     __syncwarp();
     if (ahead < work.last_tile) fetch_keys(next, stage);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/paged_merge.h"
+#include "cuda/sm90_paged_new.h"
 #include "cuda/sm90_tma.h"
 
 namespace fusewire::cuda::sm90 {
@@ -84,6 +85,19 @@ struct PagedTmaWarp {
     return ((page * shape.kv_heads + work.item.head) << shape.page_shift) + in_page;
   }
 
+  // Of the queries that this lane holds: their rows of the tables.
+  __device__ __forceinline__ void find_angles(const PagedNew<T>& added,
+                                              int64_t (&angle_row)[kHalves]) const {
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      const int row = half * 8 + g;
+      angle_row[half] = -1;
+      if (added.cos && row < work.rows) {
+        angle_row[half] = added.angle_row(work.item.token + work.token(row));
+      }
+    }
+  }
+
   __device__ __forceinline__ void fetch(const CUtensorMap* map, char* to, uint64_t* barrier,
                                         int row) const {
     if (lane >= kKeys / Tile::kUnit) return;
@@ -96,7 +110,9 @@ struct PagedTmaWarp {
     }
   }
 
-  __device__ __forceinline__ void load_queries(const T* qkv) {
+  // angle_row: of the query of each half that this lane holds.
+  __device__ __forceinline__ void load_queries(const T* qkv, const PagedNew<T>& added,
+                                               const int64_t (&angle_row)[kHalves]) {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       const int row = half * 8 + g;
@@ -108,6 +124,16 @@ struct PagedTmaWarp {
         for (int i = 0; i < 2; ++i) {
           query[step][half][i] =
               there ? *reinterpret_cast<const uint32_t*>(from + step * 16 + i * 8) : 0;
+        }
+      }
+      if (!added.cos || !there) continue;
+#pragma unroll
+      for (int step = 0; step < kSteps / 2; ++step) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          float2 cosine, sine;
+          angles_of(added, angle_row[half], kDim / 2, step * 16 + i * 8 + 2 * t, cosine, sine);
+          turn_pairs<T>(query[step][half][i], query[step + kSteps / 2][half][i], cosine, sine);
         }
       }
     }

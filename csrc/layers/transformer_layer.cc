@@ -96,7 +96,7 @@ void TransformerLayer::normalize(const Tensor& out, const Tensor& x, const NormW
 }
 
 void TransformerLayer::project(const Tensor& qkv, const Tensor& x, Scratch& scratch,
-                               const Rotary* rotary, const Stream& stream) const {
+                               const Stream& stream) const {
   if (spec_.pre_norm && weights_.attention_norm) {
     const Matrix normed(scratch, x.shape[0], spec_.hidden, x.dtype, stream);
     normalize(normed, x, *weights_.attention_norm, stream);
@@ -111,10 +111,6 @@ void TransformerLayer::project(const Tensor& qkv, const Tensor& x, Scratch& scra
   if (weights_.k_norm) {
     ops::rms_norm_heads(qkv.columns(q_width, spec_.kv_heads * spec_.head_dim),
                         weights_.k_norm->weight, spec_.norm_eps, stream);
-  }
-  if (rotary) {
-    ops::rotary(qkv, rotary->positions, rotary->cos, rotary->sin, spec_.heads, spec_.kv_heads,
-                stream);
   }
 }
 
@@ -163,8 +159,8 @@ WorkspaceKey TransformerLayer::key(const Tensor& x) const {
 }
 
 template <class Attend>
-void TransformerLayer::run(const Tensor& x, Workspace& workspace, const Rotary* rotary,
-                           const Stream& stream, Attend&& attend) const {
+void TransformerLayer::run(const Tensor& x, Workspace& workspace, const Stream& stream,
+                           Attend&& attend) const {
   workspace.run(key(x), stream, [&](Scratch& scratch, const Stream& s) {
     const int64_t tokens = x.shape[0];
     const auto matrix = [&](int64_t width) { return Matrix(scratch, tokens, width, x.dtype, s); };
@@ -179,7 +175,7 @@ void TransformerLayer::run(const Tensor& x, Workspace& workspace, const Rotary* 
       const Matrix context = matrix(spec_.heads * spec_.head_dim);
       {
         const Matrix qkv = matrix(qkv_width(spec_));
-        project(qkv, x, scratch, rotary, s);
+        project(qkv, x, scratch, s);
         attend(context, qkv, s);
       }
       const auto add_attention = [&] {
@@ -201,7 +197,10 @@ void TransformerLayer::forward(const Tensor& x, const SequenceBatch& batch, Work
          spec_.heads, " heads and soft_cap ", spec_.soft_cap,
          ", which attends over a cache alone; use forward_cached");
   }
-  run(x, workspace, rotary, stream, [&](const Tensor& context, const Tensor& qkv, const Stream& s) {
+  run(x, workspace, stream, [&](const Tensor& context, const Tensor& qkv, const Stream& s) {
+    if (rotary) {
+      ops::rotary(qkv, rotary->positions, rotary->cos, rotary->sin, spec_.heads, spec_.kv_heads, s);
+    }
     ops::attention(context, qkv, batch, spec_.heads, spec_.scale, spec_.window, position_bias, s);
   });
 }
@@ -210,10 +209,10 @@ void TransformerLayer::forward_cached(const Tensor& x, const PagedBatch& batch, 
                                       const Tensor& values, Workspace& workspace,
                                       const Rotary* rotary, const Tensor* alibi_slopes,
                                       const Stream& stream) const {
-  run(x, workspace, rotary, stream, [&](const Tensor& context, const Tensor& qkv, const Stream& s) {
-    ops::store_kv(keys, values, qkv, batch, spec_.heads, s);
-    ops::paged_attention(context, qkv, keys, values, batch, spec_.heads, spec_.scale, spec_.window,
-                         spec_.soft_cap, alibi_slopes, s);
+  run(x, workspace, stream, [&](const Tensor& context, const Tensor& qkv, const Stream& s) {
+    ops::cached_attention(context, qkv, keys, values, batch, spec_.heads, spec_.scale, spec_.window,
+                          spec_.soft_cap, alibi_slopes, rotary ? &rotary->positions : nullptr,
+                          rotary ? &rotary->cos : nullptr, rotary ? &rotary->sin : nullptr, s);
   });
 }
 

@@ -83,10 +83,8 @@ class TransformerLayer {
  private:
   // attend(context, qkv, stream) is all that forward and forward_cached do differently.
   template <class Attend>
-  void run(const Tensor& x, Workspace& workspace, const Rotary* rotary, const Stream& stream,
-           Attend&& attend) const;
-  void project(const Tensor& qkv, const Tensor& x, Scratch& scratch, const Rotary* rotary,
-               const Stream& stream) const;
+  void run(const Tensor& x, Workspace& workspace, const Stream& stream, Attend&& attend) const;
+  void project(const Tensor& qkv, const Tensor& x, Scratch& scratch, const Stream& stream) const;
   void expand(const Tensor& inner, const Tensor& x, Scratch& scratch, const Stream& stream) const;
   void add(const Tensor& x, const Tensor& part, const Linear& linear,
            const std::optional<NormWeights>& post_norm, Scratch& scratch,

@@ -1,6 +1,9 @@
 // Decoding's ops: what is kept of each token, who reads it, and copies of it.
+#include <optional>
+
 #include "ops/dispatch.h"
 #include "ops/ops.h"
+#include "ops/rotary.h"
 
 namespace fusewire::ops {
 namespace {
@@ -28,6 +31,23 @@ Heads check_cache(Check& check, const Tensor& keys, const Tensor& values, const 
   return {heads, kv_heads.size, head_dim.size};
 }
 
+PagedAttentionArguments paged_arguments(Check& check, const Heads& h, const Tensor& out,
+                                        const Tensor& qkv, const Tensor& keys, const Tensor& values,
+                                        const PagedBatch& batch, float scale, int64_t window,
+                                        float soft_cap, const Tensor* alibi_slopes) {
+  Dim tokens("tokens", batch.tokens()), width("heads * head_dim", h.heads * h.head_dim);
+  Dim head_count("heads", h.heads);
+  check.floats("out", out, {&tokens, &width});
+  check.require(window >= 0, "window: got ", window, ", wanted 0 (everything) or more");
+  check.require(soft_cap >= 0, "soft_cap: got ", soft_cap, ", wanted 0 (none) or more");
+  if (alibi_slopes) check.is("alibi_slopes", *alibi_slopes, DType::kFloat32, {&head_count});
+  return {out.data,       qkv.data,   out.row_stride,
+          qkv.row_stride, keys.data,  values.data,
+          keys.shape[0],  &batch,     h.heads,
+          h.kv_heads,     h.head_dim, window,
+          scale,          soft_cap,   alibi_slopes ? alibi_slopes->as<float>() : nullptr};
+}
+
 }  // namespace
 
 void store_kv(const Tensor& keys, const Tensor& values, const Tensor& qkv, const PagedBatch& batch,
@@ -45,20 +65,33 @@ void paged_attention(const Tensor& out, const Tensor& qkv, const Tensor& keys, c
                      float soft_cap, const Tensor* alibi_slopes, const Stream& stream) {
   Check check("paged_attention", stream);
   const Heads h = check_cache(check, keys, values, qkv, batch, heads);
-  Dim tokens("tokens", batch.tokens()), width("heads * head_dim", heads * h.head_dim);
-  Dim head_count("heads", heads);
-  check.floats("out", out, {&tokens, &width});
-  check.require(window >= 0, "window: got ", window, ", wanted 0 (everything) or more");
-  check.require(soft_cap >= 0, "soft_cap: got ", soft_cap, ", wanted 0 (none) or more");
-  if (alibi_slopes) check.is("alibi_slopes", *alibi_slopes, DType::kFloat32, {&head_count});
-  const PagedAttentionArguments a = {
-      out.data,       qkv.data,   out.row_stride,
-      qkv.row_stride, keys.data,  values.data,
-      keys.shape[0],  &batch,     heads,
-      h.kv_heads,     h.head_dim, window,
-      scale,          soft_cap,   alibi_slopes ? alibi_slopes->as<float>() : nullptr};
-  dispatch(check, stream, tokens.size,
+  const PagedAttentionArguments a = paged_arguments(check, h, out, qkv, keys, values, batch, scale,
+                                                    window, soft_cap, alibi_slopes);
+  dispatch(check, stream, batch.tokens(),
            [&](const Kernels& kernels) { kernels.paged_attention(a, stream); });
+}
+
+void cached_attention(const Tensor& out, const Tensor& qkv, const Tensor& keys,
+                      const Tensor& values, const PagedBatch& batch, int64_t heads, float scale,
+                      int64_t window, float soft_cap, const Tensor* alibi_slopes,
+                      const Tensor* positions, const Tensor* cos, const Tensor* sin,
+                      const Stream& stream) {
+  Check check("cached_attention", stream);
+  const Heads h = check_cache(check, keys, values, qkv, batch, heads);
+  const PagedAttentionArguments a = paged_arguments(check, h, out, qkv, keys, values, batch, scale,
+                                                    window, soft_cap, alibi_slopes);
+  check.require(!positions == !cos && !cos == !sin,
+                "positions, cos and sin: wanted all of them, or none");
+  std::optional<RotaryArguments> rotary;
+  if (cos) rotary = rotary_arguments(check, qkv, *positions, *cos, *sin, heads, h.kv_heads);
+  dispatch(check, stream, batch.tokens(), [&](const Kernels& kernels) {
+    const RotaryArguments* const turn = rotary ? &*rotary : nullptr;
+    if (kernels.cached_attention(a, keys.data, values.data, turn, stream)) return;
+    if (turn) kernels.rotary(*turn, stream);
+    kernels.store_kv(keys.data, values.data, qkv.data, qkv.row_stride, batch, h.heads, h.kv_heads,
+                     h.head_dim, stream);
+    kernels.paged_attention(a, stream);
+  });
 }
 
 void copy_pages(const Tensor& cache, const Tensor& from, const Tensor& to, const Stream& stream) {

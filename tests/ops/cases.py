@@ -5,7 +5,17 @@ fails test_ops.py. Shapes include one, odd, long and empty ones. The reference r
 (the truth), and in the precision of the op (the error that is granted).
 """
 
-from tests.ops import activations, attention, gemm, norms, paged, rotary, rows, sampling
+from tests.ops import (
+    activations,
+    attention,
+    cached_attention,
+    gemm,
+    norms,
+    paged,
+    rotary,
+    rows,
+    sampling,
+)
 from tests.ops.case import Case
 
 CASES: dict[str, Case] = {
@@ -15,6 +25,7 @@ CASES: dict[str, Case] = {
     **attention.CASES,
     **rotary.CASES,
     **paged.CASES,
+    **cached_attention.CASES,
     **rows.CASES,
     **sampling.CASES,
 }

@@ -10,10 +10,12 @@ from fusewire import kernels as k
 from fusewire.placement import Placement
 
 from tests import tolerance
+from tests.ops.cached_attention import ADDED, GPU_ADDED, Added, Step, make_added
 from tests.ops.case import Arrays, Operands, normal
 from tests.ops.paged import Cache, Paged, attend, attended, decoding, make_paged, prompts
-from tests.places import CPU_TARGETS, GPU, TORCH_DTYPES, on_gpu, rounded
+from tests.places import CPU_TARGETS, GPU, GPU_HALVES, TORCH_DTYPES, on_gpu, rounded
 
+FP32 = ("positions", "slopes", "cos", "sin")  # as they are in every precision
 MIXED = Paged((1, 40, 1, 3, 130), (1300, 90, 7, 520, 130), heads=4, kv_heads=2, dim=32, page_size=8)
 
 
@@ -133,6 +135,34 @@ def test_storing_touches_no_other_row(place: Placement):
         np.testing.assert_array_equal(changed, place.numpy(old))
 
 
+@pytest.mark.parametrize("shape", [*ADDED, *GPU_ADDED], ids=str)
+def test_a_step_at_once_is_its_parts_to_the_bit(shape: Added, place: Placement):
+    if shape in GPU_ADDED and not on_gpu(place):
+        pytest.skip("a size that is worth a GPU's time only")
+    made = make_added(np.random.default_rng(4), shape)
+    arrays = {n: a if n in FP32 else rounded(a, place.dtype) for n, a in made.items()}
+    o = Operands(place, "dense")
+    once, parts = Step(o, arrays, shape), Step(o, arrays, shape)
+    np.testing.assert_array_equal(once.at_once(), parts.part_by_part())
+    for one, other in (
+        (once.cache.keys, parts.cache.keys),
+        (once.cache.values, parts.cache.values),
+    ):
+        np.testing.assert_array_equal(place.numpy(one), place.numpy(other))
+
+
+@pytest.mark.parametrize("place", GPU_HALVES, indirect=True)
+@pytest.mark.parametrize("dim", [64, 128, 256])
+def test_decoding_on_hopper_takes_one_kernel(dim: int, place: Placement):
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("a GPU of another generation, which turns, stores and attends by three")
+    shape = Added(decoding(700, 33, heads=8, kv_heads=2, dim=dim), dim)
+    step = Step(Operands(place, "dense"), make_added(np.random.default_rng(4), shape), shape)
+    before = place.numpy(step.qkv).copy()
+    step.at_once()
+    np.testing.assert_array_equal(place.numpy(step.qkv), before)  # three turn it in place
+
+
 @pytest.mark.parametrize("place", GPU, indirect=True)
 @pytest.mark.parametrize("shape", [decoding(900, 1, 40, heads=4, kv_heads=2), MIXED], ids=str)
 def test_a_bucket_sees_the_batch_alone(shape: Paged, place: Placement):
@@ -211,6 +241,10 @@ def test_a_batch_that_does_not_fit_its_cache_is_refused():
         k.store_kv(cache, cache, qkv, batch_of([3, 5], [[0], [1]], 8), 4)
     with pytest.raises(k.Error, match="window: got -1, wanted 0"):
         k.paged_attention(out, qkv, cache, cache, good, 4, 1.0, -1, 0.0, None)
+    with pytest.raises(k.Error, match="positions, cos and sin: wanted all of them, or none"):
+        k.cached_attention(
+            out, qkv, cache, cache, good, 4, 1.0, 0, 0.0, None, None, dense(4, 2), dense(4, 2)
+        )
     with pytest.raises(k.Error, match=r"alibi_slopes: got float32\[3\]"):
         k.paged_attention(out, qkv, cache, cache, good, 4, 1.0, 0, 0.0, dense(3))
 

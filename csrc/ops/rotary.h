@@ -1,0 +1,13 @@
+// What rotary checks, for the op that turns q and k on the way as well.
+#pragma once
+
+#include "core/check.h"
+#include "core/kernels.h"
+
+namespace fusewire::ops {
+
+RotaryArguments rotary_arguments(Check& check, const Tensor& qkv, const Tensor& positions,
+                                 const Tensor& cos, const Tensor& sin, int64_t heads,
+                                 int64_t kv_heads);
+
+}  // namespace fusewire::ops
