@@ -73,14 +73,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     stage = stage + 1 == kStages ? 0 : stage + 1;
   }
 
-  __syncthreads();
-  auto& teams = *reinterpret_cast<PagedTeams<Tile>*>(shared);
-  attention.show(teams, team);
-  __syncthreads();
-  merge_teams(teams, work, out, scratch);
-  if (work.parts == 1) return;
-  if (!last_part(scratch.counters + item.slot, work.parts)) return;
-  merge_parts(work, out, scratch);
+  merge(attention, team, shared, work, out, scratch);
 }
 
 template <class Tile>

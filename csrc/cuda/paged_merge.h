@@ -134,4 +134,19 @@ __device__ __forceinline__ void merge_parts(const PagedWork<Tile>& work, typenam
   }
 }
 
+// What a block does when its team is through with its keys, the places of which serve for the sums.
+template <class Tile, class Attention>
+__device__ __forceinline__ void merge(const Attention& attention, int team, char* shared,
+                                      const PagedWork<Tile>& work, typename Tile::T* out,
+                                      const PagedScratch& scratch) {
+  __syncthreads();
+  auto& teams = *reinterpret_cast<PagedTeams<Tile>*>(shared);
+  attention.show(teams, team);
+  __syncthreads();
+  merge_teams(teams, work, out, scratch);
+  if (work.parts == 1) return;
+  if (!last_part(scratch.counters + work.item.slot, work.parts)) return;
+  merge_parts(work, out, scratch);
+}
+
 }  // namespace fusewire::cuda

@@ -89,14 +89,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     if (++stage == Tile::kStages) stage = 0, parity ^= 1;
   }
 
-  __syncthreads();
-  auto& teams = *reinterpret_cast<PagedTeams<Tile>*>(shared);
-  attention.show(teams, warp);
-  __syncthreads();
-  merge_teams(teams, work, out, scratch);
-  if (work.parts == 1) return;
-  if (!last_part(scratch.counters + item.slot, work.parts)) return;
-  merge_parts(work, out, scratch);
+  merge(attention, warp, shared, work, out, scratch);
 }
 
 }  // namespace fusewire::cuda::sm90
