@@ -73,6 +73,21 @@ def test_a_folder_that_may_not_be_locked_yet_is_left_alone() -> None:
     assert left.is_dir()
 
 
+def test_a_folder_that_nothing_may_run_from_is_refused(tmp_path: Path) -> None:
+    mount = f"mount -t tmpfs -o noexec none {tmp_path}"
+    own_mounts = ["unshare", "--map-root-user", "--mount", "sh", "-ec"]
+    if subprocess.run([*own_mounts, mount], capture_output=True, check=False).returncode:
+        pytest.skip("this machine lets nobody mount: no folder without execution to be had")
+    done = subprocess.run(
+        [*own_mounts, f'{mount}; exec {sys.executable} -c "{MAKE}"'],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert f"temporary folder: got {tmp_path}, mounted noexec, wanted" in done.stderr
+    assert "set TMPDIR" in done.stderr
+
+
 def test_folders_of_other_programs_are_left_alone(tmp_path: Path) -> None:
     other = tmp_path / "fusewire-notes"
     other.mkdir()

@@ -14,15 +14,23 @@ import tempfile
 import time
 from pathlib import Path
 
+from fusewire.errors import FusewireError
+
 _PREFIX = "fusewire-"
 _LOCK = "lock"
 _SETTLED_S = 60  # younger folders may not be locked yet
 
 
 class Workplace:
-    """A new temporary folder; `remove` clears it away."""
+    """A new temporary folder; `remove` clears it away. FusewireError where programs may not run."""
 
     def __init__(self) -> None:
+        folder = tempfile.gettempdir()
+        if os.statvfs(folder).f_flag & os.ST_NOEXEC:
+            raise FusewireError(
+                f"temporary folder: got {folder}, mounted noexec, wanted one that the "
+                "server's stub may run from; set TMPDIR to another"
+            )
         _sweep()
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX))
         self._lock = (self.path / _LOCK).open("wb")
