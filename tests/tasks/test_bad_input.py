@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from fusewire.engine.encoder import EncoderEngine, Request
 from fusewire.errors import InvalidInput
+from fusewire.tasks.inputs import MOST_CHARACTERS
 
 from tests.reference import SENTENCES
 from tests.tasks.deployed import Deployment, id_request, text_request, texts
@@ -73,6 +74,11 @@ CASES = {
         raw(text_input=np.array([["\ud800"]], object)),
         "text_input",
         "got a lone surrogate at offset 0",
+    ),
+    "more characters than memory is for": (
+        text_request("a" * (MOST_CHARACTERS + 1)),
+        "text_input",
+        "got 16777217 characters, wanted at most 16777216; cut the text",
     ),
     "fewer pairs than texts": (
         text_request("a", "b", pairs=["c"]),

@@ -19,6 +19,8 @@ from fusewire.tasks.rows import IdRow, TextRow
 
 Pairs = Literal["refused", "optional", "required"]
 
+# Of a text: each takes hundreds of bytes of memory to tokenise.
+MOST_CHARACTERS = 1 << 24
 _TEXT_FIELDS = ("text_input", "text_pair")
 _ID_FIELDS = ("input_ids", "attention_mask", "token_type_ids")
 
@@ -107,6 +109,15 @@ def _texts(field: str, array: NDArray[Any]) -> list[str]:
 
 
 def decoded(field: str, value: object, where: str) -> str:
+    """The text that a tensor holds."""
+    text = _decoded(field, value, where)
+    if len(text) > MOST_CHARACTERS:
+        got, wanted = f"{len(text)} characters{where}", f"at most {MOST_CHARACTERS}"
+        raise InvalidInput(field, got, wanted, "cut the text, or tokenize it at the client")
+    return text
+
+
+def _decoded(field: str, value: object, where: str) -> str:
     try:
         if isinstance(value, str):
             value.encode()  # a lone surrogate is no text either
