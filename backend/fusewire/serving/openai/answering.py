@@ -13,10 +13,8 @@ from typing import Any, Protocol, TypeVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from fusewire_client.errors import ClientError
 from starlette.types import Receive, Scope, Send
 
-from fusewire.errors import FusewireError
 from fusewire.serving.openai import errors
 from fusewire.serving.openai.generation import Generation, Piece
 from fusewire.serving.openai.under_way import Call
@@ -93,7 +91,7 @@ async def _rest(first: str, events: AsyncGenerator[str], call: Call) -> AsyncGen
         while (event := await call.unless_ended(lambda: anext(events, None))) is not None:
             yield event
     except Exception as error:  # the status is sent; the last event says what happened
-        if not isinstance(error, (ClientError, FusewireError, errors.ApiError)):
+        if not isinstance(error, errors.ApiError):
             _log.exception("a stream failed")
         yield _event(errors.of(error).body)
 

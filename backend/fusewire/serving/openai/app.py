@@ -15,7 +15,6 @@ from fusewire_client import AsyncClient
 from fusewire_client.errors import ClientError
 from fusewire_client.transports import AsyncGrpcTransport
 
-from fusewire.errors import FusewireError
 from fusewire.serving.openai import answering, errors
 from fusewire.serving.openai.chat import ChatForm
 from fusewire.serving.openai.completions import CompletionForm
@@ -132,14 +131,14 @@ class Api:
     ) -> Response:
         """`prompt`: the field that the prompts came in."""
         parameters = body.parameters(model.draws)
-        generation = Generation(self._streams, model.name, prompts, parameters, stream=body.stream)
-        try:
-            if not body.stream:
-                return await answering.whole(request, model.name, generation, form)
-            usage = body.stream_options is not None and body.stream_options.include_usage
-            return await answering.streamed(request, model.name, generation, form, usage)
-        except (ClientError, FusewireError) as error:
-            raise errors.of(error, names_used(body, prompt)) from None
+        names = names_used(body, prompt)
+        generation = Generation(
+            self._streams, model.name, prompts, parameters, names, stream=body.stream
+        )
+        if not body.stream:
+            return await answering.whole(request, model.name, generation, form)
+        usage = body.stream_options is not None and body.stream_options.include_usage
+        return await answering.streamed(request, model.name, generation, form, usage)
 
     async def _embeddings(self, body: EmbeddingRequest, request: Request) -> Response:
         model = self._model(body.model, EMBED, request)

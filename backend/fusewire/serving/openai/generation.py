@@ -15,7 +15,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 from fusewire_client.calls import Infer
+from fusewire_client.errors import ClientError
 from fusewire_client.transports import AsyncTransport
+
+from fusewire.serving.openai import errors
 
 T = TypeVar("T")
 # The model ends requests by their own `timeout_seconds`; this only has to be no shorter.
@@ -56,13 +59,16 @@ class Generation:
         model: str,
         prompts: Sequence[str] | Sequence[list[int]],
         parameters: Mapping[str, Any],
+        names: Mapping[str, str],
         *,
         stream: bool,
     ) -> None:
-        """`parameters`: the model's sampling parameters, `n` among them. `stream`: pieces as they
-        come, else each prompt's choices whole."""
+        """`parameters`: the model's sampling parameters, `n` among them. `names`: the model's names
+        -> those the client used, for errors. `stream`: pieces as they come, else each prompt's
+        choices whole."""
         self._n = parameters["n"]
         self._logprobs = parameters.get("logprobs") is not None
+        self._names = names
         self._transport = transport
         self._calls = [self._call(model, prompt, parameters, stream) for prompt in prompts]
         self._prompt_tokens = [0] * len(prompts)
@@ -79,13 +85,16 @@ class Generation:
         }
 
     async def pieces(self) -> AsyncGenerator[Piece]:
-        """Until every choice had one with a finish_reason; raises the model's error. Leaving early
-        cancels what has not ended."""
+        """Until every choice had one with a finish_reason; the model's error as ApiError. Leaving
+        early cancels what has not ended."""
         streams = [self._of_prompt(index) for index in range(len(self._calls))]
-        async with contextlib.aclosing(together(streams)) as merged:
-            async for pieces in merged:
-                for piece in pieces:
-                    yield piece
+        try:
+            async with contextlib.aclosing(together(streams)) as merged:
+                async for pieces in merged:
+                    for piece in pieces:
+                        yield piece
+        except ClientError as error:
+            raise errors.of(error, self._names) from None
 
     async def whole(self) -> list[Piece]:
         """Every choice from beginning to end, in order."""

@@ -1,0 +1,47 @@
+"""The door's way from a request's prompts to pieces of its choices, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import numpy as np
+from fusewire.serving.openai.errors import ApiError
+from fusewire.serving.openai.generation import Generation
+from fusewire_client.calls import Call
+from fusewire_client.errors import InvalidArgument
+
+
+class RefusesAfterAPiece:
+    """A transport to a model that has written for one prompt when it refuses another."""
+
+    async def stream(self, call: Call, timeout_s: float) -> AsyncIterator[dict[str, np.ndarray]]:
+        yield {
+            "text_output": np.array([b"once"], np.object_),
+            "finish_reason": np.array([b"None"], np.object_),
+            "num_input_tokens": np.array([1]),
+            "num_output_tokens": np.array([1]),
+        }
+        raise InvalidArgument("text_input: got no tokens, wanted at least one; send a prompt")
+
+
+def test_an_error_behind_the_first_piece_names_what_the_client_sent() -> None:
+    transport: Any = RefusesAfterAPiece()
+    names = {"text_input": "prompt"}
+    generation = Generation(transport, "tiny", ["a", ""], {"n": 1}, names, stream=True)
+
+    async def read() -> list[str | ApiError]:
+        told: list[str | ApiError] = []
+        try:
+            async for piece in generation.pieces():
+                told.append(piece.text)
+        except ApiError as error:
+            told.append(error)
+        return told
+
+    first, *_, error = asyncio.run(read())
+    assert first == "once"
+    assert isinstance(error, ApiError)
+    assert error.body["error"]["param"] == "prompt"
+    assert error.body["error"]["message"].startswith("prompt: got no tokens")
