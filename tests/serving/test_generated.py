@@ -17,7 +17,7 @@ from fusewire.tasks.generation_parameters import GenerationParameters, layer
 from hypothesis import given
 from hypothesis import strategies as st
 
-LIMITS = GenerationLimits(vocab_size=100, max_length=50, max_request_tokens=400)
+LIMITS = GenerationLimits(vocab_size=100, max_length=50, max_request_tokens=400, max_sequences=64)
 TYPES = {"TYPE_STRING": object, "TYPE_FP32": np.float32, "TYPE_UINT32": np.uint32}
 
 

@@ -29,7 +29,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import GenerationConfig
 
-LIMITS = GenerationLimits(vocab_size=2000, max_length=512, max_request_tokens=1024)
+LIMITS = GenerationLimits(
+    vocab_size=2000, max_length=512, max_request_tokens=1024, max_sequences=48
+)
 
 
 def parse(defaults: dict[str, Any] | None = None, /, **asked: Any) -> GenerationParameters:
@@ -176,6 +178,8 @@ def test_the_limit_itself_is_allowed(name: str, value: Any) -> None:
         ({"max_tokens": 3, "max_new_tokens": 3}, "max_tokens: got max_tokens and max_new_tokens"),
         ({"max_tokens": 3, "min_tokens": 4}, "min_tokens: got 4, wanted at most 3"),
         ({"n": 4, "best_of": 3, "temperature": 1}, "best_of: got 3, wanted at least 4"),
+        ({"n": 49, "top_p": 0.9}, "n: got 49, wanted at most 48, the sequences that run at once"),
+        ({"best_of": 49, "top_p": 0.9}, "best_of: got 49, wanted at most 48"),
         ({"n": 3}, "n: got 3, wanted 1 where no tokens are drawn"),
         ({"n": 4, "top_p": 0.9, "max_tokens": 300}, "n: got 1200 tokens over 4 sequences"),
         ({"best_of": 8, "top_p": 0.9, "max_tokens": 300}, "best_of: got 2400 tokens over 8"),

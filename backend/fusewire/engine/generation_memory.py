@@ -30,7 +30,8 @@ def limits_of(model: DecoderModel, settings: GenerationSettings) -> GenerationLi
             "has; lower or remove it"
         )
     longest = wanted or longest
-    return GenerationLimits(model.vocab_size, longest, longest * MOST_FULL_SEQUENCES)
+    tokens = longest * MOST_FULL_SEQUENCES
+    return GenerationLimits(model.vocab_size, longest, tokens, settings.max_sequences)
 
 
 def pages_for(model: DecoderModel, settings: GenerationSettings, max_length: int) -> int:

@@ -44,6 +44,7 @@ class GenerationLimits:
     vocab_size: int
     max_length: int  # tokens of a sequence, prompt and answer together
     max_request_tokens: int  # generated tokens of one request, over all of its sequences
+    max_sequences: int  # that run at once
 
 
 def refusal(error: ValidationError, asked: Mapping[str, Any], known: Sequence[str]) -> InvalidInput:
@@ -78,11 +79,12 @@ def give_way(
     if "do_sample" in named and "temperature" not in named and p.do_sample:
         temperature = temperature or 1.0
 
-    # As many sequences as may have the tokens that were named.
+    # As many sequences as run at once, and may have the tokens that were named.
     lengths = {"min_new_tokens": least, "max_new_tokens": most or 1}
     longest = max([1, *(length for name, length in lengths.items() if name in named)])
     greedy = not p.do_sample or temperature == 0
-    sequences = 1 if greedy else max(1, limits.max_request_tokens // longest)
+    granted = max(1, limits.max_request_tokens // longest)
+    sequences = 1 if greedy else min(granted, limits.max_sequences)
     if "n" not in named:
         n = min(n, sequences, best_of if best_of and "best_of" in named else n)
     if "best_of" not in named and best_of is not None:
@@ -128,6 +130,9 @@ def check(p: GenerationParameters, limits: GenerationLimits, spelled: Mapping[st
     if p.sequences > 1 and p.greedy:
         wanted = "1 where no tokens are drawn, as all sequences would be equal"
         refuse(many, p.sequences, wanted, "set a temperature")
+    if p.sequences > limits.max_sequences:
+        wanted = f"at most {limits.max_sequences}, the sequences that run at once"
+        refuse(many, p.sequences, wanted, "lower it")
     most = p.max_new_tokens
     if most is not None and p.min_new_tokens > most:
         refuse("min_new_tokens", p.min_new_tokens, f"at most {most}, max_new_tokens", "lower it")

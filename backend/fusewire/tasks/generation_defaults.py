@@ -71,7 +71,7 @@ _SWITCHED_OFF: dict[str, tuple[Any, ...]] = {
 
 # A folder is made for no deployment in particular: what it says must go together, and gives way
 # where a deployment has less room.
-_ANY = GenerationLimits(sys.maxsize, sys.maxsize, sys.maxsize)
+_ANY = GenerationLimits(*[sys.maxsize] * 4)
 
 
 def generation_defaults(
