@@ -349,6 +349,23 @@ def test_a_body_that_is_none_is_refused_in_the_same_shape(server: Server) -> Non
         connection.close()
 
 
+def test_what_no_route_takes_is_refused_with_a_remedy(server: Server) -> None:
+    assert server.door is not None
+    for method, path, status, allowed, words in (
+        ("POST", "/chat/completions", 404, None, b"base_url ends in /v1"),
+        ("GET", "/v1/completions", 405, "POST", b"method: got GET, wanted POST"),
+        ("DELETE", "/v1/models/tiny", 405, "GET", b"method: got DELETE, wanted GET"),
+    ):
+        connection = http.client.HTTPConnection(server.door.address, timeout=30)
+        connection.request(method, path)
+        response = connection.getresponse()
+        assert (response.status, response.headers["Allow"]) == (status, allowed)
+        text = response.read()
+        assert words in text, text
+        assert text.startswith(b'{"error":{"message":')
+        connection.close()
+
+
 def test_a_full_queue_says_when_to_come_again(door: openai.OpenAI, asker: Asker) -> None:
     def long() -> Any:
         return door.completions.create(model="narrow", prompt="x", stream=True, **ON_AND_ON)

@@ -13,6 +13,7 @@ from typing import Any
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
 from fusewire_client import errors as client
 from starlette.exceptions import HTTPException as AnyHTTPException
 
@@ -90,7 +91,10 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(AnyHTTPException)
     async def _http(request: Request, error: AnyHTTPException) -> JSONResponse:
-        answer = error if isinstance(error, ApiError) else ApiError(error.status_code, error.detail)
+        if isinstance(error, ApiError):
+            return _response(error)
+        answer = ApiError(error.status_code, _refusal(request, error))
+        answer.headers = error.headers  # a 405 has the methods that are allowed
         return _response(answer)
 
     @app.exception_handler(Exception)
@@ -104,6 +108,18 @@ def install(app: FastAPI) -> None:
 def _response(error: ApiError) -> JSONResponse:
     body: dict[str, Any] = error.body
     return JSONResponse(body, error.status_code, error.headers)
+
+
+def _refusal(request: Request, error: AnyHTTPException) -> str:
+    """The words for what no route takes."""
+    path = repr(request.url.path[:80])
+    if error.status_code == 404:
+        paths = ", ".join(route.path for route in request.app.routes if isinstance(route, APIRoute))
+        return f"path: got {path}, wanted one of {paths}; a client's base_url ends in /v1"
+    if error.status_code == 405:
+        allowed = (error.headers or {}).get("Allow")
+        return f"method: got {request.method}, wanted {allowed} for {path}; send that"
+    return error.detail
 
 
 def _without_address(error: client.ClientError) -> str:
