@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
+from fusewire.serving.openai.completions import CompletionForm
 from fusewire.serving.openai.errors import ApiError
-from fusewire.serving.openai.generation import Generation
+from fusewire.serving.openai.generation import Generation, Piece, Token
 from fusewire_client.calls import Call
 from fusewire_client.errors import InvalidArgument
 
@@ -45,3 +46,12 @@ def test_an_error_behind_the_first_piece_names_what_the_client_sent() -> None:
     assert isinstance(error, ApiError)
     assert error.body["error"]["param"] == "prompt"
     assert error.body["error"]["message"].startswith("prompt: got no tokens")
+
+
+def test_of_tokens_with_one_text_the_taken_one_and_then_the_likeliest_is_told() -> None:
+    part = "\ufffd"  # what any part of a character decodes to
+    likeliest = [("a", -1.0), (part, -2.0), (part, -3.0)]
+    tokens = [Token(part, -3.0, likeliest), Token("a", -1.0, likeliest)]
+    (taken, other) = CompletionForm().whole(Piece(0, tokens=tokens))["logprobs"]["top_logprobs"]
+    assert taken == {part: -3.0, "a": -1.0}
+    assert other == {"a": -1.0, part: -2.0}

@@ -35,8 +35,15 @@ class CompletionForm:
         return {
             "tokens": [token.text for token in tokens],
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [
-                {token.text: token.logprob, **dict(token.likeliest)} for token in tokens
-            ],
+            "top_logprobs": [_by_text(token) for token in tokens],
             "text_offset": offsets,
         }
+
+
+def _by_text(token: Token) -> dict[str, float]:
+    """Of tokens with one text (parts of characters have no other) the one taken stands for all,
+    else the likeliest."""
+    found = {token.text: token.logprob}
+    for text, logprob in token.likeliest:
+        found.setdefault(text, logprob)
+    return found
