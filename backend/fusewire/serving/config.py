@@ -162,8 +162,8 @@ class ServerSettings(BaseModel):
         default=None,
         pattern=r"[A-Za-z0-9_-]{16,256}",
         description="Key of the APIs that load models, read logs and map shared memory, sent as "
-        "the header fusewire-control-key. Default: random, so that only the watchdog has it. "
-        "Environment: FUSEWIRE_CONTROL_KEY.",
+        "the header fusewire-control-key, over gRPC triton-grpc-protocol-fusewire-control-key. "
+        "Default: random, so that only the watchdog has it. Environment: FUSEWIRE_CONTROL_KEY.",
     )
     tritonserver: Path | None = Field(
         default=None,
