@@ -131,7 +131,8 @@ class GenerationParameters(BaseModel):
     ] = Field(
         default=(),
         description="A string or several, whose first occurrence in the answer ends it. They are "
-        "not part of the output.",
+        "not part of the output. Special tokens are no text, unless skip_special_tokens is false: "
+        "stop_token_ids ends at them.",
     )
     stop_token_ids: Annotated[tuple[Whole, ...], Field(max_length=MOST_STOP_TOKENS)] = Field(
         default=(), description="Tokens that end a sequence, beside the model's own."
