@@ -235,6 +235,8 @@ _NORMS = ("input_layernorm", "post_attention_layernorm")
 
 
 def main() -> None:
+    if len(sys.argv) != 2 or sys.argv[1].startswith("-"):
+        sys.exit("usage: tiny_gpt.py FOLDER, which is where the model goes")
     text = prose()
     tokenizer = train_tokenizer(text)
     ids = np.array(tokenizer.encode(text).ids)

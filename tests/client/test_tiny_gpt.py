@@ -56,3 +56,13 @@ def test_the_text_is_prose_and_training_learns_it(
     losses: list[float] = []
     tiny_gpt.train(ids, losses.append)
     assert losses[-1] < losses[0] - 0.5
+
+
+@pytest.mark.parametrize("given", [[], ["--help"], ["a", "b"]])
+def test_it_asks_for_a_folder_before_it_trains(
+    tiny_gpt: ModuleType, monkeypatch: pytest.MonkeyPatch, given: list[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["tiny_gpt.py", *given])
+    monkeypatch.setattr(tiny_gpt, "prose", lambda: pytest.fail("it began to train"))
+    with pytest.raises(SystemExit, match=r"usage: tiny_gpt\.py FOLDER"):
+        tiny_gpt.main()
