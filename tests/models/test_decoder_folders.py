@@ -98,6 +98,7 @@ def test_a_leftover_tensor_is_named(tmp_path, model_type):
         ("llama", "tie_word_embeddings", "no"),
         ("llama", "quantization_config", {"bits": 4}),
         ("llama", "is_decoder", "yes"),
+        ("llama", "is_causal", False),
         ("mistral", "sliding_window", 0),
         ("mistral", "layer_types", ["full_attention"] * 3),
         ("qwen2", "layer_types", ["sliding_attention"] * 2),

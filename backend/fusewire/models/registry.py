@@ -100,8 +100,13 @@ def architecture(config: Mapping[str, Any]) -> Row:
 
 
 def decoder(config: Mapping[str, Any]) -> DecoderRow:
-    """The row of a decoder's config.json; CheckpointError when there is none."""
-    return _row(DECODERS, config)
+    """The row of a decoder's config.json; CheckpointError when there is none, or when its tokens
+    see those behind them."""
+    row = _row(DECODERS, config)
+    causal = config.get("is_causal", True)  # transformers heeds it in every decoder
+    if causal is not True:
+        raise Config.fault("is_causal", causal, "true")
+    return row
 
 
 def tasks_of(config: Mapping[str, Any]) -> str:
