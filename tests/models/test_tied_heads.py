@@ -5,14 +5,25 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+import transformers
 from fusewire import kernels
 from fusewire.models import load_decoder
 from fusewire.models.decoder import DecoderModel
 from fusewire.placement import BYTES, Placement
 
-from tests.models.tiny_decoders import VOCABULARY, tiny_decoder
+from tests.models.paged_texts import logits_in_pieces
+from tests.models.test_model_refusals import edit_weights
+from tests.models.tiny_decoders import (
+    VOCABULARY,
+    random_ids,
+    tiny_decoder,
+    transformers_logits,
+)
 from tests.places import CPU, GPU
+from tests.tolerance import MODEL_FP32
 
 HIDDEN = 48
 
@@ -46,3 +57,26 @@ def test_a_gpu_holds_a_tied_weight_once(tmp_path, place: Placement):
     del tied, untied
     once = VOCABULARY * HIDDEN * BYTES[place.dtype] if place.device != "cpu" else 0
     assert untied_bytes - tied_bytes >= once  # on the CPU panels are no rows (cpu/gemm.cc)
+
+
+@pytest.mark.parametrize("other", [1.0, -1.0], ids=["the same", "another"])
+@pytest.mark.parametrize(
+    ("model_type", "word"),
+    [
+        ("gpt2", "transformer.wte.weight"),
+        ("opt", "model.decoder.embed_tokens.weight"),
+        ("qwen2", "model.embed_tokens.weight"),
+    ],
+)
+def test_a_head_that_is_stored_beside_the_embedding_is_the_head(tmp_path, model_type, word, other):
+    tiny_decoder(tmp_path, model_type, tie_word_embeddings=True)
+    edit_weights(
+        tmp_path, lambda tensors: tensors.update({"lm_head.weight": other * tensors[word]})
+    )
+    reference = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    prompts = random_ids((5, 9))
+    ours = logits_in_pieces(load_decoder(tmp_path), prompts, None)
+    for got, wanted in zip(ours, transformers_logits(reference, prompts), strict=True):
+        np.testing.assert_allclose(got, wanted, atol=MODEL_FP32, rtol=0)

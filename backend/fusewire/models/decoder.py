@@ -9,6 +9,7 @@ the model's workspace; only rows whose logits are wanted are normed and meet the
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from weakref import WeakMethod
@@ -45,6 +46,7 @@ class DecoderModel:
         folder: Path | None,
     ) -> None:
         """CheckpointError when the checkpoint does not hold exactly the blueprint's tensors."""
+        blueprint = _with_own_head(blueprint, checkpoint)
         checkpoint.check(blueprint.tensors(), blueprint.unread)
         self.place = place
         self.config = config
@@ -218,3 +220,14 @@ def _within(field: str, values: NDArray[Any], end: int, remedy: str) -> None:
     if int(values.view(f"u{values.itemsize}").max()) >= end:
         wrong = values[(values < 0) | (values >= end)][0]
         raise InvalidInput(field, int(wrong), f"0..{end - 1}", remedy)
+
+
+def _with_own_head(blueprint: DecoderBlueprint, checkpoint: Checkpoint) -> DecoderBlueprint:
+    """A head that is tied to the word embeddings, and yet stored with other values, is its own, as
+    transformers has it."""
+    *chain, last = blueprint.head
+    word = blueprint.embeddings.word.name
+    own = checkpoint.twice(word) if word == f"{last.names[0]}.weight" else None
+    if own is None:
+        return blueprint
+    return replace(blueprint, head=(*chain, replace(last, names=(own.removesuffix(".weight"),))))

@@ -22,6 +22,7 @@ from fusewire.weights.safetensors import StoredTensor, read_safetensors
 BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 _LEGACY = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 _LISTED = 8
+_COMPARED_BYTES = 1 << 24  # at once
 
 
 class Checkpoint:
@@ -91,6 +92,18 @@ class Checkpoint:
 
     def __contains__(self, name: str) -> bool:
         return self._stored_name(name) is not None
+
+    def twice(self, name: str) -> str | None:
+        """The other name of a tied tensor that is stored under both, with different values."""
+        other = self._aliases.get(name)
+        if other is None or not {name, other} <= self._tensors.keys():
+            return None
+        here, there = self._tensors[name].data, self._tensors[other].data
+        alike = here.size == there.size and all(
+            np.array_equal(here[at : at + _COMPARED_BYTES], there[at : at + _COMPARED_BYTES])
+            for at in range(0, here.size, _COMPARED_BYTES)
+        )
+        return None if alike else other
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """The stored shape of a tensor or of its alias; None when neither is stored."""
