@@ -124,7 +124,7 @@ def load(
         return from_torch(folder_or_model, task, device, dtype)
     place = Placement(device, dtype)
     folder = Path(folder_or_model)
-    task = task or tasks_of(read_config(folder))
+    task = _encoders(task or tasks_of(read_config(folder)))
     return Encoder(load_model(folder, task, place, pooler=True), task)
 
 
@@ -146,8 +146,17 @@ def from_torch(
     values = config.to_dict()
     values["architectures"] = [type(hf_model).__name__]
     arrays = {name: _weight(tensor) for name, tensor in hf_model.state_dict().items()}
-    task = task or tasks_of(values)
+    task = _encoders(task or tasks_of(values))
     return Encoder(build_model(values, arrays, task, place, pooler=True), task)
+
+
+def _encoders(task: str) -> str:
+    if task == "generate":
+        raise ConfigurationError(
+            "task: got 'generate', wanted that of an encoder; a folder that generates is opened by "
+            "fusewire.engine.generation.GenerationEngine"
+        )
+    return task
 
 
 def _weight(tensor: Any) -> NDArray[Any]:

@@ -13,6 +13,7 @@ from fusewire.errors import CheckpointError, ConfigurationError, InvalidInput
 from fusewire.parity import parity
 
 from tests import tolerance
+from tests.models.tiny_decoders import tiny_decoder
 from tests.places import GPU, TORCH_DTYPES
 from tests.reference import ARCHITECTURES, tiny_checkpoint
 from tests.tolerance import MODEL_FP32
@@ -167,6 +168,13 @@ def test_parity_does_not_hide_a_nan(tmp_path):
         reference.encoder.layer[1].output.dense.bias[3] = torch.nan
     reference.save_pretrained(tmp_path)
     assert not parity(tmp_path).largest <= MODEL_FP32
+
+
+def test_a_model_that_generates_is_shown_its_door(tmp_path):
+    live = tiny_decoder(tmp_path, "gpt2", num_hidden_layers=1)
+    for given in (tmp_path, live):
+        with pytest.raises(ConfigurationError, match=r"got 'generate', .*GenerationEngine$"):
+            fusewire.load(given)
 
 
 def test_embedding_tables_of_a_live_module_are_not_copied(tmp_path):
