@@ -354,6 +354,17 @@ def test_any_values_are_parameters_or_an_invalid_input(asked: dict[str, Any]) ->
         parse(**asked)
 
 
+def test_a_folder_without_the_file_says_it_in_its_older_one(tmp_path: Path) -> None:
+    config = {"model_type": "gpt2", "repetition_penalty": 1.3, "num_beams": 1, "top_k": None}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert generation_defaults(tmp_path, LIMITS) == {"repetition_penalty": 1.3}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_beams": 4}))
+    with pytest.raises(CheckpointError, match=r"^config\.json: num_beams: got 4, wanted 1 or null"):
+        generation_defaults(tmp_path, LIMITS)
+    (tmp_path / FILE).write_text("{}")
+    assert generation_defaults(tmp_path, LIMITS) == {}
+
+
 def test_a_folder_without_the_file_says_nothing(tmp_path: Path) -> None:
     assert generation_defaults(tmp_path, LIMITS) == {}
 

@@ -1,4 +1,5 @@
-"""What a folder's generation_config.json and the operator say about generation.
+"""What a folder's generation_config.json and the operator say about generation. Where the folder
+has no such file its config.json says it, as it did before there was one.
 
 A key that changes which tokens transformers would generate, and that is not supported, is refused
 unless it has the value that switches it off: an answer that differs from the model's own for no
@@ -19,6 +20,7 @@ from fusewire.tasks.generation_parameters import GenerationParameters, layer
 from fusewire.weights import read_json
 
 FILE = "generation_config.json"
+OLDER_FILE = "config.json"
 
 # Hugging Face's key -> the field that takes it.
 _TAKEN = {
@@ -79,11 +81,12 @@ def generation_defaults(
 ) -> dict[str, Any]:
     """The `defaults` of GenerationParameters.parse: the folder's values, overridden by `settings`,
     an operator's. CheckpointError and ConfigurationError say whose values are wrong."""
-    of_folder = _of_folder(folder)
+    written, file = generation_config(folder)
+    of_folder = _understood(written, file)
     try:
         GenerationParameters.of(of_folder, _ANY)
     except InvalidInput as error:
-        raise CheckpointError(f"{FILE}: {error}") from None
+        raise CheckpointError(f"{file}: {error}") from None
     try:
         GenerationParameters.of(settings or {}, limits, of_folder)
     except InvalidInput as error:
@@ -91,14 +94,21 @@ def generation_defaults(
     return {**of_folder, **layer(settings or {})}
 
 
-def _of_folder(folder: Path) -> dict[str, Any]:
-    config = read_json(folder, FILE) or {}
+def generation_config(folder: Path) -> tuple[Mapping[str, Any], str]:
+    """What the folder says, among other things, and the file in which it does."""
+    written = read_json(folder, FILE)
+    if written is not None:
+        return written, FILE
+    return read_json(folder, OLDER_FILE) or {}, OLDER_FILE
+
+
+def _understood(config: Mapping[str, Any], file: str) -> dict[str, Any]:
     for key, off in _SWITCHED_OFF.items():
         value = config.get(key)
         if value is not None and value not in off:
             wanted = " or ".join([*(str(value) for value in off), "null"])
             raise CheckpointError(
-                f"{FILE}: {key}: got {repr(value)[:80]}, wanted {wanted}, as it is not supported; "
+                f"{file}: {key}: got {repr(value)[:80]}, wanted {wanted}, as it is not supported; "
                 "remove it where its effect is not needed"
             )
     return {field: config[key] for key, field in _TAKEN.items() if config.get(key) is not None}

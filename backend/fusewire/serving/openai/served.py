@@ -18,7 +18,6 @@ from fusewire.tasks.chat_template import ChatTemplate
 from fusewire.tasks.contract import GENERATE
 from fusewire.tasks.sentence_files import SentenceFiles
 from fusewire.tasks.tokenizer import Tokenizer, TokenizerFault
-from fusewire.weights import read_json
 
 if TYPE_CHECKING:
     from fusewire.serving.server import Server
@@ -86,7 +85,7 @@ def served_by(server: Server) -> dict[str, Served]:
 def _read(name: str, task: str, folder: Path) -> Served:
     tokenizer = Tokenizer.load(folder)
     if task == GENERATE:
-        config = read_json(folder, generation_defaults.FILE) or {}
+        config, _ = generation_defaults.generation_config(folder)
         return Served(name, task, tokenizer, ChatTemplate.load(folder), config.get("do_sample"))
     files = SentenceFiles.read(folder)
     if files.lowercase and tokenizer is not None:
