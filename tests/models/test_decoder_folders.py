@@ -97,7 +97,6 @@ def test_a_leftover_tensor_is_named(tmp_path, model_type):
         ("llama", "eos_token_id", [2, -1]),
         ("llama", "tie_word_embeddings", "no"),
         ("llama", "quantization_config", {"bits": 4}),
-        ("llama", "is_decoder", "yes"),
         ("llama", "is_causal", False),
         ("mistral", "sliding_window", 0),
         ("mistral", "layer_types", ["full_attention"] * 3),

@@ -47,6 +47,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("gpt_neox", {"attention_bias": False, "tie_word_embeddings": True}),
     ("gpt_neox", {"rotary_pct": 1.0, "rope_parameters": {"rope_type": "linear", "factor": 2.0}}),
     ("gpt_neox", {"rotary_pct": 0.25, "hidden_act": "gelu_new"}),
+    ("gpt_neox", {"is_decoder": True}),
     ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 20}),
     ("opt", {"do_layer_norm_before": False, "tie_word_embeddings": False}),
     ("opt", {"enable_bias": False, "word_embed_proj_dim": 20}),

@@ -31,7 +31,6 @@ ACTIVATIONS = {
 
 # Keys that would turn these models into something else, and the values that do not.
 _HARMLESS: dict[str, tuple[Any, ...]] = {
-    "is_decoder": (False,),
     "is_encoder_decoder": (False,),
     "add_cross_attention": (False,),
     "position_embedding_type": ("absolute", None),

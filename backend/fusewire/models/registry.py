@@ -95,17 +95,18 @@ _PRETRAINING = {"BertForPreTraining": "fill", "AlbertForPreTraining": "fill"}
 
 
 def architecture(config: Mapping[str, Any]) -> Row:
-    """The row of an encoder's config.json; CheckpointError when there is none."""
-    return _row(ARCHITECTURES, config)
+    """The row of an encoder's config.json; CheckpointError when there is none, or when its tokens
+    see only those before them."""
+    row = _row(ARCHITECTURES, config)
+    _held(config, "is_decoder", False)
+    return row
 
 
 def decoder(config: Mapping[str, Any]) -> DecoderRow:
     """The row of a decoder's config.json; CheckpointError when there is none, or when its tokens
     see those behind them."""
     row = _row(DECODERS, config)
-    causal = config.get("is_causal", True)  # transformers heeds it in every decoder
-    if causal is not True:
-        raise Config.fault("is_causal", causal, "true")
+    _held(config, "is_causal", True)  # transformers heeds it in every decoder
     return row
 
 
@@ -139,6 +140,12 @@ def _task_classes(row: Row | DecoderRow) -> tuple[dict[str, str], dict[str, str]
     if isinstance(row, DecoderRow):
         return {row.causal_class: "generate"}, {}
     return {row.classes + ending: task for ending, task in _DEFAULT_TASKS.items()}, _PRETRAINING
+
+
+def _held(config: Mapping[str, Any], key: str, wanted: bool) -> None:
+    got = config.get(key, wanted)
+    if got is not wanted:
+        raise Config.fault(key, got, f"{wanted}")
 
 
 def _row(rows: Mapping[str, _AnyRow], config: Mapping[str, Any]) -> _AnyRow:
