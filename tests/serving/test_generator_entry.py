@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fusewire.engine.generation_settings import GenerationSettings
-from fusewire.errors import ConfigurationError
+from fusewire.errors import CheckpointError, ConfigurationError
 from fusewire.serving import model_config, repository
 from fusewire.serving.config import Deployment, GeneratorSettings, ModelSettings
 from fusewire.serving.probe import Probe, probe
 from fusewire.tasks.contract import GENERATE, RETURNED, contract
 
 from tests.engine.generating import tiny_folder
-from tests.reference import tiny_checkpoint
+from tests.reference import edit_config, tiny_checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -63,6 +64,15 @@ def test_what_only_batches_of_encoders_have_is_refused(
             folder, tmp_path, name="g", deployment=Deployment.model_validate({field: 3})
         )
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("make", [tiny_folder, lambda folder: tiny_checkpoint(folder, "bert")])
+def test_a_model_that_could_not_be_loaded_is_not_imported(tmp_path: Path, make: Any) -> None:
+    make(tmp_path / "source")
+    edit_config(tmp_path / "source", quantization_config={"bits": 4})
+    with pytest.raises(CheckpointError, match=r"config\.json: quantization_config: got"):
+        repository.import_folder(tmp_path / "source", tmp_path / "repository", name="g")
+    assert not (tmp_path / "repository").exists()
 
 
 def test_a_chat_template_comes_along(folder: Path, tmp_path: Path) -> None:

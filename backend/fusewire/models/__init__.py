@@ -38,11 +38,18 @@ __all__ = [
     "EncoderModel",
     "build_decoder",
     "build_model",
+    "check_config",
     "load_decoder",
     "load_model",
     "read_config",
     "tasks_of",
 ]
+
+
+def check_config(values: Mapping[str, Any], task: str) -> None:
+    """CheckpointError where no model for the task can be made after this config.json."""
+    row = architecture(values) if task in TASK_HEADS else decoder(values)
+    row.blueprint(Config(values))
 
 
 def load_model(

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from fusewire import devices
 from fusewire.errors import CheckpointError, ConfigurationError
-from fusewire.models import read_config, tasks_of
+from fusewire.models import check_config, read_config, tasks_of
 from fusewire.serving import model_config
 from fusewire.serving.config import NAME_PATTERN, Deployment, model_settings
 from fusewire.serving.probe import probe
@@ -66,6 +66,7 @@ def import_folder(
         chosen["task"] = tasks_of(config)
     checked = model_settings(chosen)
     contract(checked.task)
+    check_config(config, checked.task)
     if checked.task == GENERATE:
         _check_batching(deployment)
     if not devices.gpus_of(deployment.device) and checked.dtype in ("float16", "bfloat16"):
