@@ -17,6 +17,7 @@ from fusewire.tasks.tokenizer import Tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.engine.generating import END, byte_tokenizer
 from tests.reference import ARCHITECTURES, SENTENCES
 from tests.tasks.deployed import text_request
 
@@ -194,6 +195,34 @@ def test_broken_tokenizer_files_are_named(deploy, tmp_path, name, content, messa
     (folder / name).write_text(content)
     with pytest.raises(CheckpointError, match=message):
         Tokenizer.load(folder)
+
+
+def listing(folder, index: int) -> None:
+    """A tokenizer, and beside it a token of this id that it does not know."""
+    byte_tokenizer(folder)
+    added = {"content": "<|im_start|>", "special": True, "normalized": False}
+    config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "added_tokens_decoder": {str(index): added},
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+def test_tokens_that_the_configuration_alone_lists_are_tokens(tmp_path):
+    listing(tmp_path, END + 1)
+    text, tokenizer = "a<|im_start|>user", Tokenizer.load(tmp_path)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    for ours in (tokenizer, tokenizer.twin()):
+        (encoding,) = ours.encode([text], offsets=False)
+        assert END + 1 in encoding.ids
+        assert encoding.ids == theirs(text)["input_ids"]
+        assert ours.decode(encoding.ids, skip_special_tokens=True) == "auser"
+
+
+def test_a_listed_token_of_another_id_is_refused(tmp_path):
+    listing(tmp_path, END + 5)
+    with pytest.raises(CheckpointError, match=r"tokenizer_config\.json: added_tokens_decoder: got"):
+        Tokenizer.load(tmp_path)
 
 
 def test_special_tokens_that_no_file_names_are_found_by_their_usual_spelling(deploy):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import Encoding, normalizers
+from tokenizers import AddedToken, Encoding, normalizers
 
 from fusewire.errors import CheckpointError
 from fusewire.tasks.least_tokens import LeastTokens
@@ -76,6 +76,7 @@ class Tokenizer:
         backend.no_padding()
         backend.no_truncation()
         _follow_bert_switches(backend, config)
+        _add_listed(backend, config)
         self.backend = backend
         self._config = config
         added = backend.get_added_tokens_decoder()
@@ -209,6 +210,25 @@ def _follow_bert_switches(backend: tokenizers.Tokenizer, config: dict[str, Any])
             )
         setattr(normalizer, switch, value)
     backend.normalizer = normalizer
+
+
+def _add_listed(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> None:
+    """Adds the tokens that tokenizer_config.json lists and tokenizer.json lacks, as transformers
+    does: those of a chat are at times written into the one file alone."""
+    listed = config.get("added_tokens_decoder") or {}
+    try:
+        tokens = {int(index): dict(token) for index, token in listed.items()}
+        for index, token in sorted(tokens.items()):
+            if backend.token_to_id(token["content"]) is None:
+                token.pop("__type", None)
+                backend.add_tokens([AddedToken(**token)])
+                if backend.token_to_id(token["content"]) != index:
+                    raise ValueError(f"{token['content']!r} is not the next token")
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{CONFIG}: added_tokens_decoder: got {repr(listed)[:80]} ({error}), wanted the tokens "
+            f"of {FILE} and those behind them, by id; correct one of the two files"
+        ) from None
 
 
 def _choice(config: dict[str, Any], key: str, allowed: tuple[str, ...]) -> str:
