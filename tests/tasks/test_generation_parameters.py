@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fusewire.errors import CheckpointError, ConfigurationError, InvalidInput
+from fusewire.errors import CheckpointError, InvalidInput
 from fusewire.tasks.bounded_json import MOST_BYTES
 from fusewire.tasks.generation_checks import GenerationLimits
 from fusewire.tasks.generation_defaults import FILE, generation_defaults
@@ -71,9 +71,9 @@ def test_who_says_how_to_draw_wants_to_draw(asked: dict[str, Any], greedy: bool)
     assert parse(**asked).greedy is greedy
 
 
-def test_the_later_layer_wins(folder: Callable[..., Path]) -> None:
-    path = folder(do_sample=True, temperature=0.6, top_k=20, top_p=0.9)
-    defaults = generation_defaults(path, LIMITS, {"top_k": 30, "max_tokens": 64})
+def test_what_a_request_says_goes_before_the_folder(folder: Callable[..., Path]) -> None:
+    path = folder(do_sample=True, temperature=0.6, top_k=30, top_p=0.9, max_new_tokens=64)
+    defaults = generation_defaults(path)
     parameters = parse(defaults, top_p=0.5, max_tokens=None)
     assert not parameters.greedy
     assert (parameters.temperature, parameters.top_k, parameters.top_p) == (0.6, 30, 0.5)
@@ -83,7 +83,7 @@ def test_the_later_layer_wins(folder: Callable[..., Path]) -> None:
 
 
 def test_a_temperature_in_the_folder_alone_does_not_draw(folder: Callable[..., Path]) -> None:
-    defaults = generation_defaults(folder(temperature=0.6), LIMITS)
+    defaults = generation_defaults(folder(temperature=0.6))
     assert parse(defaults).greedy
     assert parse(defaults, top_p=0.9).temperature == 0.6
 
@@ -265,7 +265,7 @@ def test_a_default_is_as_near_to_its_value_as_what_is_asked_allows() -> None:
 
 
 def test_a_folder_may_want_more_than_a_deployment_grants(folder: Callable[..., Path]) -> None:
-    defaults = generation_defaults(folder(max_new_tokens=100_000), LIMITS)
+    defaults = generation_defaults(folder(max_new_tokens=100_000))
     assert parse(defaults).new_tokens(12, LIMITS) == 500
 
 
@@ -357,16 +357,16 @@ def test_any_values_are_parameters_or_an_invalid_input(asked: dict[str, Any]) ->
 def test_a_folder_without_the_file_says_it_in_its_older_one(tmp_path: Path) -> None:
     config = {"model_type": "gpt2", "repetition_penalty": 1.3, "num_beams": 1, "top_k": None}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert generation_defaults(tmp_path, LIMITS) == {"repetition_penalty": 1.3}
+    assert generation_defaults(tmp_path) == {"repetition_penalty": 1.3}
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_beams": 4}))
     with pytest.raises(CheckpointError, match=r"^config\.json: num_beams: got 4, wanted 1 or null"):
-        generation_defaults(tmp_path, LIMITS)
+        generation_defaults(tmp_path)
     (tmp_path / FILE).write_text("{}")
-    assert generation_defaults(tmp_path, LIMITS) == {}
+    assert generation_defaults(tmp_path) == {}
 
 
 def test_a_folder_without_the_file_says_nothing(tmp_path: Path) -> None:
-    assert generation_defaults(tmp_path, LIMITS) == {}
+    assert generation_defaults(tmp_path) == {}
 
 
 def test_what_transformers_itself_saves_is_read(tmp_path: Path) -> None:
@@ -374,13 +374,13 @@ def test_what_transformers_itself_saves_is_read(tmp_path: Path) -> None:
     GenerationConfig(
         **GenerationConfig._get_default_generation_params() | {"eos_token_id": [1, 2]}
     ).save_pretrained(tmp_path)
-    defaults = generation_defaults(tmp_path, LIMITS)
+    defaults = generation_defaults(tmp_path)
     assert parse(defaults).greedy
     assert parse(defaults, do_sample=True).top_k == 50
 
 
 def test_a_folders_top_k_above_the_vocabulary_is_no_fault(folder: Callable[..., Path]) -> None:
-    assert generation_defaults(folder(top_k=50_000), LIMITS) == {"top_k": 50_000}
+    assert generation_defaults(folder(top_k=50_000)) == {"top_k": 50_000}
 
 
 @pytest.mark.parametrize(
@@ -403,15 +403,7 @@ def test_what_a_folder_asks_and_is_not_supported_is_refused(
 ) -> None:
     name = list(config)[-1]
     with pytest.raises(CheckpointError, match=rf"^generation_config\.json: {name}: got .+wanted"):
-        generation_defaults(folder(**config), LIMITS)
-
-
-@pytest.mark.parametrize(
-    "settings", [{"temperature": -1}, {"max_tokens": 5, "max_new_tokens": 5}, {"beams": 2}]
-)
-def test_an_operators_mistake_is_the_operators(tmp_path: Path, settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigurationError, match=r"got .+wanted"):
-        generation_defaults(tmp_path, LIMITS, settings)
+        generation_defaults(folder(**config))
 
 
 def test_parameters_cannot_be_changed() -> None:

@@ -94,7 +94,7 @@ class GenerationEngine:
         self._detokenizer = Detokenizer(tokenizer)
         self._bad_words = BadWords(tokenizer)
         self.limits = limits_of(self.model, settings)
-        self.defaults = generation_defaults(Path(folder), self.limits)
+        self.defaults = generation_defaults(Path(folder))
         pages = self._pages()
         memory = self.model.new_cache(pages, PAGE_SIZE)  # says in words that there is too little
         self.cache = KvCache(pages, PAGE_SIZE, settings.prefix_caching)

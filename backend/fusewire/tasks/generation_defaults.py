@@ -1,5 +1,5 @@
-"""What a folder's generation_config.json and the operator say about generation. Where the folder
-has no such file its config.json says it, as it did before there was one.
+"""What a folder's generation_config.json says about generation. Where the folder has no such file
+its config.json says it, as it did before there was one.
 
 A key that changes which tokens transformers would generate, and that is not supported, is refused
 unless it has the value that switches it off: an answer that differs from the model's own for no
@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fusewire.errors import CheckpointError, ConfigurationError, InvalidInput
+from fusewire.errors import CheckpointError, InvalidInput
 from fusewire.tasks.generation_checks import GenerationLimits
-from fusewire.tasks.generation_parameters import GenerationParameters, layer
+from fusewire.tasks.generation_parameters import GenerationParameters
 from fusewire.weights import read_json
 
 FILE = "generation_config.json"
@@ -76,33 +76,9 @@ _SWITCHED_OFF: dict[str, tuple[Any, ...]] = {
 _ANY = GenerationLimits(*[sys.maxsize] * 4)
 
 
-def generation_defaults(
-    folder: Path, limits: GenerationLimits, settings: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
-    """The `defaults` of GenerationParameters.parse: the folder's values, overridden by `settings`,
-    an operator's. CheckpointError and ConfigurationError say whose values are wrong."""
-    written, file = generation_config(folder)
-    of_folder = _understood(written, file)
-    try:
-        GenerationParameters.of(of_folder, _ANY)
-    except InvalidInput as error:
-        raise CheckpointError(f"{file}: {error}") from None
-    try:
-        GenerationParameters.of(settings or {}, limits, of_folder)
-    except InvalidInput as error:
-        raise ConfigurationError(str(error)) from None
-    return {**of_folder, **layer(settings or {})}
-
-
-def generation_config(folder: Path) -> tuple[Mapping[str, Any], str]:
-    """What the folder says, among other things, and the file in which it does."""
-    written = read_json(folder, FILE)
-    if written is not None:
-        return written, FILE
-    return read_json(folder, OLDER_FILE) or {}, OLDER_FILE
-
-
-def _understood(config: Mapping[str, Any], file: str) -> dict[str, Any]:
+def generation_defaults(folder: Path) -> dict[str, Any]:
+    """The `defaults` of GenerationParameters.parse; CheckpointError."""
+    config, file = generation_config(folder)
     for key, off in _SWITCHED_OFF.items():
         value = config.get(key)
         if value is not None and value not in off:
@@ -111,4 +87,17 @@ def _understood(config: Mapping[str, Any], file: str) -> dict[str, Any]:
                 f"{file}: {key}: got {repr(value)[:80]}, wanted {wanted}, as it is not supported; "
                 "remove it where its effect is not needed"
             )
-    return {field: config[key] for key, field in _TAKEN.items() if config.get(key) is not None}
+    taken = {field: config[key] for key, field in _TAKEN.items() if config.get(key) is not None}
+    try:
+        GenerationParameters.of(taken, _ANY)
+    except InvalidInput as error:
+        raise CheckpointError(f"{file}: {error}") from None
+    return taken
+
+
+def generation_config(folder: Path) -> tuple[Mapping[str, Any], str]:
+    """What the folder says, among other things, and the file in which it does."""
+    written = read_json(folder, FILE)
+    if written is not None:
+        return written, FILE
+    return read_json(folder, OLDER_FILE) or {}, OLDER_FILE

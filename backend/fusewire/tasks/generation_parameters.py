@@ -1,7 +1,7 @@
 """How to generate: the parameters of one request, as Hugging Face and vLLM name them.
 
-Three layers, the later wins: the folder's generation_config.json, the operator's settings, the
-request. Where the two libraries differ, the description of the field says what holds here.
+What a request says goes before the folder's generation_config.json. Where the two libraries differ,
+the description of the field says what holds here.
 """
 
 from __future__ import annotations
@@ -280,7 +280,7 @@ class GenerationParameters(BaseModel):
 
 
 def layer(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What a request or an operator says, by the fields' names: nulls left out, aliases resolved,
+    """What a request says, by the fields' names: nulls left out, aliases resolved,
     and `do_sample` where it follows from the rest. InvalidInput: a field under both its names."""
     given = {name: value for name, value in values.items() if value is not None}
     for alias, name in ALIASES.items():
