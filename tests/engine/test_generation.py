@@ -79,12 +79,12 @@ def test_requests_come_and_go_at_any_time(engine):
 
 
 def test_running_out_of_pages_costs_time_and_no_answer(short_of_pages):
-    before = short_of_pages.preemptions
+    before = short_of_pages.counts().preemptions
     short = [prompt[:6] for prompt in prompts(40, 3)]  # each grows to seven pages
     asked = [(p, ask(short_of_pages, p, max_new_tokens=100)[0]) for p in short]
     for prompt, answer in asked:
         assert is_greedy(prompt, answer.finish().tokens(), 100)
-    assert short_of_pages.preemptions > before
+    assert short_of_pages.counts().preemptions > before
     assert short_of_pages.cache.used == 0
 
 

@@ -29,17 +29,13 @@ class Engine:
         page_size: int = 4,
         max_batch_tokens: int = 64,
         max_sequences: int = 8,
-        max_chunk_tokens: int | None = None,
         prefix_caching: bool = True,
     ) -> None:
         self.cache = KvCache(pages, page_size, prefix_caching)
-        self.scheduler = GenerationScheduler(
-            self.cache, max_batch_tokens, max_sequences, max_chunk_tokens
-        )
+        self.scheduler = GenerationScheduler(self.cache, max_batch_tokens, max_sequences)
         self.memory = PagedMemory(pages, page_size)
         self.budget = max_batch_tokens
         self.slots = max_sequences
-        self.chunk = max_chunk_tokens or max_batch_tokens
         self.now = 0.0
         self.known: list[GenerationSequence] = []  # in the order in which they came
 
@@ -97,7 +93,7 @@ class Engine:
         chunks = {sequence: tokens for sequence, _, tokens in step.chunks}
         assert len(chunks) == len(step.chunks) <= self.slots
         assert step.tokens <= self.budget
-        assert all(1 <= tokens <= self.chunk for tokens in chunks.values())
+        assert all(tokens >= 1 for tokens in chunks.values())
         assert all(first == sequence.stored for sequence, first, _ in step.chunks)
 
         for sequence in waiting:
@@ -119,14 +115,15 @@ class Engine:
         short = False  # somebody got less than they could have used: nothing is left for the next
         for sequence in prompts + sorted(admitted, key=lambda s: s.rank):
             assert not short or sequence not in chunks
-            short |= chunks.get(sequence, 0) < min(sequence.left, self.chunk)
+            short |= chunks.get(sequence, 0) < sequence.left
         still = self.those(State.WAITING)
         assert all(first.rank < other.rank for first in admitted for other in still)
         assert step.chunks or not self.those(State.RUNNING) + still
 
 
-def generated(sequence: GenerationSequence) -> int:
-    return len(sequence.token_ids) - sequence.prompt_length
+def missing(sequence: GenerationSequence) -> int:
+    """Tokens that are still to be generated."""
+    return sequence.most_tokens - len(sequence.token_ids)
 
 
 def test_sequences_join_and_leave_at_every_step():
@@ -140,14 +137,14 @@ def test_sequences_join_and_leave_at_every_step():
 
 
 def test_a_long_prompt_comes_in_chunks_and_stalls_nobody():
-    engine = Engine(max_batch_tokens=8, max_chunk_tokens=5)
+    engine = Engine(max_batch_tokens=8)
     short = engine.add([1], new_tokens=9)
     engine.step()
     long = engine.add([2] * 12)
     late = engine.add([3] * 12)
     plans = [[chunk.tokens for chunk in engine.step().chunks] for _ in range(4)]
-    assert plans == [[1, 5, 2], [1, 5, 2], [1, 2, 5], [1, 1, 3]]
-    assert [generated(sequence) for sequence in (short, long, late)] == [5, 2, 1]
+    assert plans == [[1, 7], [1, 5, 2], [1, 1, 6], [1, 1, 4]]
+    assert [missing(sequence) for sequence in (short, long, late)] == [4, 1, 3]
 
 
 def test_lower_priority_numbers_run_first_and_equals_in_order():
@@ -224,9 +221,9 @@ def test_the_last_to_come_gives_up_its_pages_and_is_computed_again():
     second = engine.add([2] * 7, new_tokens=10)
     steps = [engine.step() for _ in range(7)]
     assert [step.preempted for step in steps] == [[]] * 6 + [[second]]
-    assert (second.stored, generated(second), engine.scheduler.preemptions) == (0, 6, 1)
+    assert (second.stored, missing(second), engine.scheduler.preemptions) == (0, 4, 1)
     engine.drain()
-    assert [generated(sequence) for sequence in (first, second)] == [10, 10]
+    assert [missing(sequence) for sequence in (first, second)] == [0, 0]
 
 
 def test_what_was_pre_empted_finds_its_pages_again():
@@ -234,7 +231,7 @@ def test_what_was_pre_empted_finds_its_pages_again():
     first, second = engine.add([1] * 7, 10), engine.add([2] * 7, 10)
     while not engine.scheduler.preemptions:
         engine.step()
-    engine.scheduler.cancel(first)
+    engine.scheduler.finish(first)
     before = second.token_ids[:]
     [chunk] = engine.step().chunks
     assert chunk.sequence is second
@@ -265,7 +262,7 @@ def test_continuations_share_the_prompt_and_go_their_own_ways():
     assert engine.cache.used == 4
     assert sequence.continuations == 1
     engine.drain()
-    assert [generated(one) for one in family] == [4, 4, 4]
+    assert [missing(one) for one in family] == [0, 0, 0]
 
 
 def test_room_for_every_continuation_is_waited_for():
@@ -299,10 +296,10 @@ def test_cancelling_frees_slot_and_pages_at_once():
     engine = Engine(max_sequences=1)
     running, waiting = engine.add([1] * 9), engine.add([2])
     engine.step()
-    engine.scheduler.cancel(running)
+    engine.scheduler.finish(running)
     assert (engine.cache.used, engine.scheduler.running) == (0, 0)
-    engine.scheduler.cancel(waiting)
-    engine.scheduler.cancel(waiting)
+    engine.scheduler.finish(waiting)
+    engine.scheduler.finish(waiting)
     assert engine.step().chunks == []
 
 
@@ -310,11 +307,11 @@ def test_what_is_cancelled_between_plan_and_done_stays_so():
     engine = Engine()
     sequence, other = engine.add([1] * 9), engine.add([2] * 3)
     step = engine.scheduler.plan(0.0)
-    engine.scheduler.cancel(sequence)
+    engine.scheduler.finish(sequence)
     engine.compute(step)
     assert (sequence.state, sequence.stored, engine.cache.live_tokens) == (State.FINISHED, 0, 3)
     engine.drain()
-    assert generated(other) == 4
+    assert missing(other) == 0
 
 
 def test_a_deadline_ends_the_wait_but_not_what_has_begun():
@@ -326,7 +323,7 @@ def test_a_deadline_ends_the_wait_but_not_what_has_begun():
     assert expired == [[], [late], [later], [], [], [], []]
     assert pre_empted.state is State.WAITING
     engine.drain()
-    assert [generated(sequence) for sequence in (begun, pre_empted, late)] == [10, 10, 0]
+    assert [missing(sequence) for sequence in (begun, pre_empted, late)] == [0, 0, 4]
 
 
 @pytest.mark.parametrize(
@@ -350,7 +347,6 @@ def test_what_can_never_run_is_refused_at_once(sequence, message):
     ("wrong", "message"),
     [
         ({"max_sequences": 0}, "max_sequences: got 0"),
-        ({"max_chunk_tokens": -1}, "max_chunk_tokens: got -1"),
         ({"max_batch_tokens": 7}, "max_batch_tokens: got 7, wanted at least 8"),
     ],
 )
@@ -370,7 +366,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         page_size=st.integers(1, 4),
         max_sequences=st.integers(1, 6),
         more_tokens=st.integers(0, 8),
-        max_chunk_tokens=st.none() | st.integers(1, 6),
         prefix_caching=st.booleans(),
     )
     def start(self, max_sequences, more_tokens, **wishes):
@@ -429,7 +424,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         place = self.place(data)
         if place is not None:
             for engine in self.engines:
-                engine.scheduler.cancel(engine.known[place])
+                engine.scheduler.finish(engine.known[place])
                 assert engine.known[place].pages is None
 
     @rule(data=st.data())
@@ -438,7 +433,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for engine in self.engines:
             step = engine.scheduler.plan(engine.now)
             if place is not None:
-                engine.scheduler.cancel(engine.known[place])
+                engine.scheduler.finish(engine.known[place])
             engine.compute(step)
 
     @rule(data=st.data())

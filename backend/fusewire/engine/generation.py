@@ -212,11 +212,6 @@ class GenerationEngine:
             padding_tokens=padding_tokens,
         )
 
-    @property
-    def preemptions(self) -> int:
-        """How often a sequence gave up its pages and was computed again."""
-        return self._loop.scheduler.preemptions
-
     def close(self, drain_seconds: float = 0.0) -> None:
         """Takes no more requests, lets those that were taken run for so long, cancels the rest, and
         returns when all have been told."""

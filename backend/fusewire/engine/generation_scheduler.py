@@ -58,25 +58,15 @@ class GenerationScheduler:
     calls, same plans.
     """
 
-    def __init__(
-        self,
-        cache: KvCache,
-        max_batch_tokens: int,
-        max_sequences: int,
-        max_chunk_tokens: int | None = None,
-    ) -> None:
-        """`max_chunk_tokens` bounds a sequence's share of one step, which keeps steps even;
-        default: the whole budget. ConfigurationError when settings contradict each other."""
+    def __init__(self, cache: KvCache, max_batch_tokens: int, max_sequences: int) -> None:
+        """ConfigurationError when settings contradict each other."""
         self._cache = cache
         self._max_batch_tokens = max_batch_tokens
         self._max_sequences = max_sequences
-        self._max_chunk_tokens = max_batch_tokens if max_chunk_tokens is None else max_chunk_tokens
-        for name, value in (
-            ("max_sequences", max_sequences),
-            ("max_chunk_tokens", self._max_chunk_tokens),
-        ):
-            if value < 1:
-                raise ConfigurationError(f"{name}: got {value}, wanted at least 1; raise it")
+        if max_sequences < 1:
+            raise ConfigurationError(
+                f"max_sequences: got {max_sequences}, wanted at least 1; raise it"
+            )
         if max_batch_tokens < max_sequences:
             raise ConfigurationError(
                 f"max_batch_tokens: got {max_batch_tokens}, wanted at least {max_sequences}, a "
@@ -184,8 +174,6 @@ class GenerationScheduler:
             self._waiting.remove(sequence)
         sequence.state = State.FINISHED
 
-    cancel = finish
-
     def _make_room(self, step: Step) -> None:
         """Pre-empts the last of the running until all others have room for their next token. Done
         before any page is given, so no page that is copied from is given away in the same step."""
@@ -217,7 +205,7 @@ class GenerationScheduler:
         for sequence in prompts:
             if not budget:
                 break
-            tokens = min(sequence.left, budget, self._max_chunk_tokens)
+            tokens = min(sequence.left, budget)
             self._put(step, sequence, tokens)
             budget -= tokens
         return budget
@@ -248,7 +236,7 @@ class GenerationScheduler:
             self._slots = slots
             sequence.pages, sequence.stored = pages, pages.length
             sequence.state, sequence.started = State.RUNNING, True
-            tokens = min(sequence.left, budget, self._max_chunk_tokens)
+            tokens = min(sequence.left, budget)
             self._put(step, sequence, tokens)
             budget -= tokens
 

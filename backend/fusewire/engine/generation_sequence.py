@@ -33,7 +33,6 @@ class GenerationSequence:
     salt: bytes = b""  # sequences of other salt share no pages with it
     continuations: int = 1  # sequences that go on from the prompt, this one included
 
-    prompt_length: int = field(init=False)
     stored: int = field(init=False, default=0)  # tokens in the cache
     pages: SequencePages | None = field(init=False, default=None)  # while running
     names: PageNames | None = field(init=False, default=None)
@@ -43,9 +42,6 @@ class GenerationSequence:
         init=False, default=-1
     )  # counted by the scheduler; forks have their first's
     branch: int = field(init=False, default=0)  # forks: counted by the scheduler, from 1
-
-    def __post_init__(self) -> None:
-        self.prompt_length = len(self.token_ids)
 
     @property
     def rank(self) -> tuple[int, int, int]:
