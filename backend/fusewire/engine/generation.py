@@ -232,8 +232,7 @@ class GenerationEngine:
         try:
             while not (self._closing and self._loop.idle and self._asked.empty()):
                 self._take()
-                counts = self._loop.step(time.monotonic())
-                self._tokens += counts.prompt_tokens + counts.new_tokens
+                self._tokens += self._loop.step(time.monotonic())
         except Exception as error:  # a defect: nobody must wait for an answer that never comes
             with self._door:
                 self._closing = True

@@ -74,16 +74,6 @@ class Generation:
         self.open = len(self.branches)
 
 
-@dataclass
-class StepCounts:
-    """What one step did."""
-
-    sequences: int = 0
-    prompt_tokens: int = 0
-    new_tokens: int = 0
-    preempted: int = 0
-
-
 @dataclass(frozen=True)
 class EngineCounts:
     """An engine at one moment. Sequences run or wait; pages are of keys and values; tokens were
@@ -152,19 +142,18 @@ class GenerationLoop:
         for generation in self._generations():
             self._fail(generation, error)
 
-    def step(self, now: float) -> StepCounts:
-        """Computes the next step; `now` is seconds on the clock of deadlines. Does nothing when
-        nothing is there to run. Never raises for a request."""
+    def step(self, now: float) -> int:
+        """Computes the next step; `now` is seconds on the clock of deadlines. Returns how many
+        tokens were read of prompts and drawn. Never raises for a request."""
         while self._deadlines and self._deadlines[0][0] <= now:
             self._fail(heappop(self._deadlines)[2], Unavailable(TOO_LATE))
         step = self.scheduler.plan(now)
         for sequence in step.expired:
             self._fail(self._owners[sequence][0], Unavailable(TOO_LATE))
-        counts = StepCounts(len(step.chunks), preempted=len(step.preempted))
         if not step.chunks:
-            return counts
+            return 0
         try:
-            self._compute(step, counts)
+            return self._compute(step)
         except Exception as error:
             failed = failure(error)
             for sequence, _, _ in step.chunks:
@@ -173,12 +162,12 @@ class GenerationLoop:
             for sequence in self.scheduler.sequences():  # forks that nobody has come to own
                 if sequence not in self._owners:
                     self.scheduler.finish(sequence)
-        return counts
+            return 0
 
     def _generations(self) -> list[Generation]:
         return list({id(of): of for of, _ in self._owners.values()}.values())
 
-    def _compute(self, step: Step, counts: StepCounts) -> None:
+    def _compute(self, step: Step) -> int:
         if step.copies:
             source, destination = zip(*step.copies, strict=True)
             self._cache.copy_pages(source, destination)
@@ -194,8 +183,6 @@ class GenerationLoop:
                 for branch, fork in zip(others, forks[sequence], strict=True):
                     self._own(generation, branch, fork)
                     drawing.append((generation, branch))
-        counts.new_tokens = len(drawing)
-        counts.prompt_tokens = batch.tokens - len(sampled)
         if drawing:
             drawn = self._sampler.sample(logits, [branch.sampling for _, branch in drawing])
             for (generation, branch), token in zip(drawing, drawn, strict=True):
@@ -205,6 +192,7 @@ class GenerationLoop:
                     self._accept(generation, branch, branch.sequence, token)
                 except Exception as error:
                     self._fail(generation, failure(error))
+        return batch.tokens - len(sampled) + len(drawing)
 
     def _accept(
         self, generation: Generation, branch: Branch, sequence: GenerationSequence, drawn: Drawn
