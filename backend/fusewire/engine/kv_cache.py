@@ -74,7 +74,6 @@ class KvCache:
                 raise ConfigurationError(f"{name}: got {value}, wanted at least 1; raise it")
         self.page_size = page_size
         self.prefix_caching = prefix_caching
-        self.live_tokens = 0  # stored, of all sequences; a shared token counts for each
         self.prefix_hit_tokens = 0  # tokens that sequences found there when they began
         self._pool = PagePool(pages)
 
@@ -106,17 +105,15 @@ class KvCache:
     def names(self, salt: bytes = b"") -> PageNames:
         return PageNames(self.page_size, salt)
 
-    def begin(self, token_ids: Sequence[int], salt: bytes = b"") -> SequencePages:
-        """A new sequence that starts with the pages found for its tokens: whole pages, and never
-        the last token, so that there is one left to compute. Takes no other page. What is stored
-        later goes on from `token_ids`: their names are known already."""
-        return self.admit(token_ids, self.names(salt))
-
     def admit(
         self, token_ids: Sequence[int], names: PageNames, room: int = 0, spare: int = 0
     ) -> SequencePages:
-        """As `begin`, with pages for `room` tokens at once. OutOfPages, and nothing changed, unless
-        `spare` pages are still available afterwards. Hashes only what `names` does not know."""
+        """A new sequence that starts with the pages found for its tokens (whole pages, and never
+        the last token, so that there is one left to compute) and has pages for `room` tokens.
+
+        OutOfPages, and nothing changed, unless `spare` pages are still available afterwards. Hashes
+        only what `names` does not know; what is stored later goes on from `token_ids`.
+        """
         found = self._find(token_ids, names)
         revived = sum(not self._pool.owners(page) for page in found)
         more = max(0, self._pages_for(room) - len(found))
@@ -126,7 +123,6 @@ class KvCache:
             self._pool.share(page)
         table = array("i", found + [self._pool.take() for _ in range(more)])
         length = len(found) * self.page_size
-        self.live_tokens += length
         self.prefix_hit_tokens += length
         return SequencePages(names, table, length)
 
@@ -170,7 +166,6 @@ class KvCache:
             for place in range(sequence.length // self.page_size, length // self.page_size):
                 name = sequence.names.name(place, token_ids)
                 sequence.table[place] = self._pool.name(sequence.table[place], name)
-        self.live_tokens += length - sequence.length
         sequence.length = length
 
     def fork(self, sequence: SequencePages) -> SequencePages:
@@ -179,7 +174,6 @@ class KvCache:
         table = sequence.table[: self._pages_for(sequence.length)]
         for page in table:
             self._pool.share(page)
-        self.live_tokens += sequence.length
         return SequencePages(sequence.names.copy(), table, sequence.length)
 
     def release(self, sequence: SequencePages) -> None:
@@ -187,7 +181,6 @@ class KvCache:
         others need the room, the later ones of a sequence given up before the earlier."""
         for page in reversed(sequence.table):
             self._pool.release(page)
-        self.live_tokens -= sequence.length
         sequence.table, sequence.length = array("i"), 0
 
     def _find(self, token_ids: Sequence[int], names: PageNames) -> list[int]:
