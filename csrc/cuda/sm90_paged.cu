@@ -8,6 +8,7 @@ namespace {
 
 using sm90::PagedNew;
 using sm90::PagedTmaTile;
+using AnyTile = PagedTmaTile<__half, 64, 1, 2, 3>;  // for what all tiles have in common
 
 template <class Tile>
 void launch_tile(const PagedAttentionArguments& a, const PagedShape& shape,
@@ -59,8 +60,8 @@ bool sm90_paged_fits(const PagedAttentionArguments& a) {
     return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % 8 == 0;
   };
   return hopper && (a.head_dim == 64 || a.head_dim == 128 || a.head_dim == 256) &&
-         a.batch->page_size() >= PagedTmaTile<__half, 64, 1, 1, 1>::kUnit && aligned(a.keys, 0) &&
-         aligned(a.values, 0) && aligned(a.qkv, a.qkv_stride) && aligned(a.out, a.out_stride) &&
+         a.batch->page_size() >= AnyTile::kUnit && aligned(a.keys, 0) && aligned(a.values, 0) &&
+         aligned(a.qkv, a.qkv_stride) && aligned(a.out, a.out_stride) &&
          a.pages * a.kv_heads * a.batch->page_size() < INT32_MAX;
 }
 
@@ -72,8 +73,7 @@ void sm90_paged_attention(const PagedAttentionArguments& a, const Stream& stream
 template <class T>
 bool sm90_cached_attention(const PagedAttentionArguments& a, void* keys, void* values,
                            const RotaryArguments* rotary, const Stream& stream) {
-  constexpr int kRows = PagedTmaTile<T, 64, 1, 2, 3>::kRows;
-  const bool whole = a.batch->batch().max_seqlen() * (a.heads / a.kv_heads) <= kRows;
+  const bool whole = a.batch->batch().max_seqlen() * (a.heads / a.kv_heads) <= AnyTile::kRows;
   if (!whole || !sm90_paged_fits(a) || (rotary && !angles_fit(*rotary))) return false;
   PagedNew<T> added = {static_cast<T*>(keys), static_cast<T*>(values)};
   if (rotary) {

@@ -56,12 +56,12 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     }
   };
   begin(true);
-  PagedNewToken<Tile> fresh(work, added, first);
+  PagedNewToken<Tile> new_token(work, added, first);
   int64_t angle_row[Tile::kHalves];
   attention.find_angles(added, angle_row);
   wait_for_inputs();
   begin(false);
-  fresh.load(qkv);
+  new_token.load(qkv);
   attention.load_queries(qkv, added, angle_row);
 
   int stage = 0, parity = 0;
@@ -73,7 +73,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     barrier_wait(&attention.filled[2 * stage], parity);
     if (added.keys && (tile + 1) * kKeys > work.old) {
       barrier_wait(&attention.filled[2 * stage + 1], parity);
-      fresh.put_all(qkv, attention.keys(stage), attention.values(stage), tile * kKeys);
+      new_token.put_all(qkv, attention.keys(stage), attention.values(stage), tile * kKeys);
     }
     attention.multiply_keys(score, attention.keys(stage), tile * kKeys);
     __syncwarp();

@@ -55,7 +55,7 @@ struct PagedNewToken {
 
   const PagedWork<Tile>& work;
   const PagedNew<T>& added;
-  int token = -1;  // of the sequence
+  int token = -1;  // among those that the step adds to the sequence; -1: none is this warp's
   uint32_t key[kPairs][2], value[kPairs][2];
   float2 cosine[kPairs], sine[kPairs];
 
@@ -68,7 +68,7 @@ struct PagedNewToken {
       const bool mine =
           tile >= first_tile && tile < work.last_tile && (tile - first_tile) % Tile::kTeams == 0;
       if (!mine) continue;
-      look(max(tile * Tile::kKeys - work.old, 0));
+      choose(max(tile * Tile::kKeys - work.old, 0));
       return;
     }
   }
@@ -77,8 +77,9 @@ struct PagedNewToken {
     return 2 * (threadIdx.x % 32 + 32 * pair);
   }
 
-  __device__ __forceinline__ void look(int of) {
-    token = of;
+  // The token, counted in its sequence's new ones, that the registers are for from here on.
+  __device__ __forceinline__ void choose(int index) {
+    token = index;
     if (!added.cos) return;
     const int64_t row = added.angle_row(work.item.token + token);
 #pragma unroll
@@ -136,9 +137,9 @@ struct PagedNewToken {
   __device__ __forceinline__ void put_all(const T* qkv, char* keys, char* values, int first_key) {
     const int begin = max(first_key - work.old, 0);
     const int end = min(first_key + Tile::kKeys - work.old, work.item.tokens);
-    for (int of = begin; of < end; ++of) {
-      if (of != token) {
-        look(of);
+    for (int index = begin; index < end; ++index) {
+      if (index != token) {
+        choose(index);
         load(qkv);
       }
       put(keys, values, first_key);

@@ -27,7 +27,6 @@ struct PagedTmaTile {
   static_assert(sizeof(PagedTeams<PagedTmaTile>) <= kBarriersAt);
 };
 
-// What one warp does.
 template <class Tile>
 struct PagedTmaWarp {
   using T = typename Tile::T;
