@@ -10,7 +10,6 @@ from tests.bench import machine
 
 RESULTS = machine.RESULTS / "gpu.jsonl"
 Rows = list[dict[str, Any]]
-add = machine.append
 
 
 def latest(path: Path) -> dict[str, Rows]:

@@ -8,8 +8,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from tests.bench import machine
 from tests.bench.gpu import summary
-from tests.bench.gpu.records import Rows, add
+from tests.bench.gpu.records import Rows
 
 Benchmark = Callable[[argparse.Namespace, dict[str, Any]], Iterator[Rows]]
 
@@ -31,5 +32,5 @@ def run(name: str, options: argparse.Namespace) -> None:
         flush=True,
     )
     for rows in benchmark(options, here):
-        add(options.out, rows)
+        machine.append(options.out, rows)
         print(f"{time.perf_counter() - began:6.1f} s  {summary.line(rows)}", flush=True)

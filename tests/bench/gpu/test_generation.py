@@ -15,6 +15,7 @@ import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
+from tests.bench import machine
 from tests.bench.gpu import (
     __main__,
     generation,
@@ -27,7 +28,7 @@ from tests.bench.gpu import (
 from tests.bench.gpu import generation_torch as rival
 from tests.bench.gpu.generation_models import Past, Place, random_ids, transformers_model
 from tests.bench.gpu.generation_workload import SHAPES, Case, Shape, cases
-from tests.bench.gpu.records import Rows, add
+from tests.bench.gpu.records import Rows
 from tests.bench.gpu.test_summary import WHERE
 from tests.bench.gpu.timing import medians_ms
 from tests.tolerance import MODEL_FP32
@@ -175,7 +176,7 @@ def test_every_part_leaves_rows_tables_and_goals(
     )
     out = tmp_path / "gpu.jsonl"
     for rows in generation.run(options, FACTS, CPU):
-        add(out, rows)
+        machine.append(out, rows)
         assert "WRONG" not in summary.line(rows)
     found = summary.latest(out)["generation"]
     systems = {part: _systems(found, part) for part in options.parts}

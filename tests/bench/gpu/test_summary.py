@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from tests.bench import machine
 from tests.bench.gpu import goals, summary
-from tests.bench.gpu.records import add, latest
+from tests.bench.gpu.records import latest
 from tests.bench.gpu.workload import EET, GRID, LIGHTSEQ, SIZES
 
 WHERE = {
@@ -46,7 +47,7 @@ def encoder_row(system: str, ms: float, **changes: Any) -> dict[str, Any]:
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
     path = tmp_path / "gpu.jsonl"
-    add(path, [encoder_row("fusewire", 1.6), encoder_row("packed, graph", 2.24)])
+    machine.append(path, [encoder_row("fusewire", 1.6), encoder_row("packed, graph", 2.24)])
     return path
 
 
@@ -57,8 +58,8 @@ def test_an_encoder_stands_beside_its_rivals(results: Path) -> None:
 
 
 def test_cases_are_listed_by_size_and_tables_of_kernels_are_folded(results: Path) -> None:
-    add(results, [encoder_row("fusewire", 0.2, case="1x32", tokens=32)])
-    add(results, [WHERE | KERNEL])
+    machine.append(results, [encoder_row("fusewire", 0.2, case="1x32", tokens=32)])
+    machine.append(results, [WHERE | KERNEL])
     found = summary.markdown(results, folded=True)
     assert found.index("BERT-base 1x32 (32)") < found.index("BERT-base 16x512 (4939)")
     assert found.index("<details>") < found.index("| softmax |") < found.index("</details>")
@@ -66,7 +67,7 @@ def test_cases_are_listed_by_size_and_tables_of_kernels_are_folded(results: Path
 
 
 def test_served_stands_beside_the_engine(results: Path) -> None:
-    add(results, [WHERE | SERVED])
+    machine.append(results, [WHERE | SERVED])
     found = summary.markdown(results)
     assert "| ids | 1 | 4 | 1000000 | 900000 | 90% | 1.50 | 4% | 80% |" in found
     assert summary.line([SERVED]) == "BERT-base ids, 1 x 4 [served_over_engine]: fusewire 0.9"
@@ -79,7 +80,7 @@ def test_served_generation_stands_beside_its_engine(results: Path) -> None:
     where = {key: WHERE[key] for key in WHERE if key not in ("matmul_tflops", "copy_tb_s")}
     rows = [where | row | {"case": "1 stream", "streams": 1, "share": 1.0}]
     rows.append(where | row | {"case": "64 streams", "streams": 64, "share": 0.75})
-    add(results, rows)
+    machine.append(results, rows)
     found = summary.markdown(results)
     assert "128 + 64 tokens a stream" in found
     assert "| GPT, 64 streams | 4.00 | 4.25 | 0.25 | 8000 | 6000 | 75% |" in found
@@ -95,15 +96,17 @@ def test_one_that_was_wrong_has_no_time(results: Path) -> None:
     assert summary.line([wrong, encoder_row("packed, graph", 2.0)]).endswith(
         "[device_ms]: fusewire WRONG by 9.0, allowed 0.1, packed, graph 2.0"
     )
-    add(results, [wrong | {"time": "2026-01-03T00:00:00Z"}])
+    machine.append(results, [wrong | {"time": "2026-01-03T00:00:00Z"}])
     assert "| BERT-base 16x512 (4939) |  |  |  |  |" in summary.markdown(results)
 
 
 def test_the_newest_run_of_a_case_on_the_last_gpu_counts(results: Path) -> None:
-    add(results, [encoder_row("fusewire", 1.0, gpu="another")])
+    machine.append(results, [encoder_row("fusewire", 1.0, gpu="another")])
     assert [row["gpu"] for row in latest(results)["encoder"]] == ["another"]
     later = {"time": "2026-01-03T00:00:00Z"}
-    add(results, [encoder_row("fusewire", 1.5, **later), encoder_row("other", 2.0, case="1x32")])
+    machine.append(
+        results, [encoder_row("fusewire", 1.5, **later), encoder_row("other", 2.0, case="1x32")]
+    )
     assert {row["device_ms"] for row in latest(results)["encoder"]} == {1.5, 2.0}
 
 
@@ -149,7 +152,7 @@ def test_goals_stand_beside_what_was_measured(results: Path) -> None:
     slower = {"case": "ids, 2 x 4", "served_tokens_per_s": 8e5, "served_over_engine": 0.8}
     texts = {"case": "texts, 1 x 4", "form": "texts", "served_tokens_per_s": 9.5e5}
     served = (SERVED, SERVED | slower, SERVED | texts)
-    add(results, [WHERE | row for row in (KERNEL, ATTENTION, MEMORY, *served)])
+    machine.append(results, [WHERE | row for row in (KERNEL, ATTENTION, MEMORY, *served)])
     found = {goal.what: (goal.wanted, goal.measured, goal.reached) for goal in goals.goals(results)}
     assert found == {
         "BERT-base 16x512, times the strongest rival (packed)": (">= 1.30", "1.40", True),
