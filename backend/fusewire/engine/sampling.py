@@ -17,10 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusewire import kernels
-from fusewire.engine.sampling_state import DRAW, Biases, SamplingParameters, SamplingState
+from fusewire.engine.sampling_state import DRAW, Biases, SamplingState
 from fusewire.placement import Placement
 
-__all__ = ["Drawn", "Sampler", "SamplingParameters", "SamplingState"]
+__all__ = ["Drawn", "Sampler", "SamplingState"]
 
 _NAMES = {np.dtype(name): name for name in ("float32", "int32", "int64")}
 _DRAW = [(_NAMES[dtype], at) for dtype, at, *_ in (DRAW.fields or {}).values()]
