@@ -24,12 +24,6 @@ class Added(NamedTuple):
         ranges = zip(self.paged.past, self.paged.contexts, strict=True)
         return np.concatenate([np.arange(*both, dtype=np.int32) for both in ranges])
 
-    @property
-    def heads(self) -> tuple:
-        """As rotate takes its shape."""
-        p = self.paged
-        return (sum(p.added), p.heads, p.kv_heads, p.dim, self.turning)
-
 
 ADDED = [
     Added(decoding(1, 2, 33, 40, dim=8, page_size=4), 8),
@@ -109,9 +103,10 @@ class Step:
 
 
 def reference(t: Tensors, shape: Added) -> torch.Tensor:
-    qkv = rotate(t, shape.heads) if shape.turning else t["qkv"]
-    width = shape.paged.heads * shape.paged.dim
-    return torch.cat([attend({**t, "qkv": qkv}, shape.paged), qkv[:, width:]], 1)
+    p = shape.paged
+    turned = (sum(p.added), p.heads, p.kv_heads, p.dim, shape.turning)
+    qkv = rotate(t, turned) if shape.turning else t["qkv"]
+    return torch.cat([attend({**t, "qkv": qkv}, p), qkv[:, p.heads * p.dim :]], 1)
 
 
 CASES = {
