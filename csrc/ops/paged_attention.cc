@@ -1,4 +1,4 @@
-// Decoding's ops: what is kept of each token, who reads it, and copies of it.
+// The ops of a cache of keys and values: store them, attend to them, both at once; copy its pages.
 #include <optional>
 
 #include "ops/dispatch.h"
