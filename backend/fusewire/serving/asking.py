@@ -19,7 +19,7 @@ class AskFailed(FusewireError):
 def ask(
     task: str,
     texts: Sequence[str],
-    seconds: Sequence[str],
+    second: Sequence[str],
     address: str,
     protocol: str,
     model: str | None,
@@ -27,10 +27,10 @@ def ask(
 ) -> Shown:
     """Asks one question of a task and returns the answer to show.
 
-    `seconds`: the second texts of pairs, or the context of a question.
+    `second`: the second texts of pairs, or the context of a question.
     """
     with _asked(task, address, protocol, model) as client:
-        return _TASKS[task](client, list(texts), list(seconds), parameters)
+        return _TASKS[task](client, list(texts), list(second), parameters)
 
 
 def pieces(
@@ -76,8 +76,8 @@ def _asked(task: str, address: str, protocol: str, model: str | None) -> Iterato
         raise AskFailed(str(error).replace("model=…", "--model")) from None
 
 
-def _embed(client: Any, texts: list[str], seconds: list[str], parameters: dict[str, Any]) -> Shown:
-    _none("embed", seconds)
+def _embed(client: Any, texts: list[str], second: list[str], parameters: dict[str, Any]) -> Shown:
+    _none("embed", second)
     vectors = client.embed(texts, **parameters)
     lines = []
     for index, (text, vector) in enumerate(zip(texts, vectors, strict=True)):
@@ -96,8 +96,8 @@ def _embed(client: Any, texts: list[str], seconds: list[str], parameters: dict[s
     return lines, records
 
 
-def _hidden(client: Any, texts: list[str], seconds: list[str], parameters: dict[str, Any]) -> Shown:
-    _none("hidden", seconds)
+def _hidden(client: Any, texts: list[str], second: list[str], parameters: dict[str, Any]) -> Shown:
+    _none("hidden", second)
     states = client.hidden(texts, **parameters)
     lines = [
         f"{text}: {state.shape[0]} tokens of {state.shape[1]} numbers"
@@ -111,9 +111,9 @@ def _hidden(client: Any, texts: list[str], seconds: list[str], parameters: dict[
 
 
 def _classify(
-    client: Any, texts: list[str], seconds: list[str], parameters: dict[str, Any]
+    client: Any, texts: list[str], second: list[str], parameters: dict[str, Any]
 ) -> Shown:
-    found = client.classify(texts, seconds or None, **parameters)
+    found = client.classify(texts, second or None, **parameters)
     lines = [
         f"{text}: {one.label} ({', '.join(f'{score:.3f}' for score in one.scores)})"
         for text, one in zip(texts, found, strict=True)
@@ -125,8 +125,8 @@ def _classify(
     return lines, records
 
 
-def _tag(client: Any, texts: list[str], seconds: list[str], parameters: dict[str, Any]) -> Shown:
-    _none("tag", seconds)
+def _tag(client: Any, texts: list[str], second: list[str], parameters: dict[str, Any]) -> Shown:
+    _none("tag", second)
     lines: list[str] = []
     records = []
     for text, entities in zip(texts, client.tag(texts, **parameters), strict=True):
@@ -138,21 +138,21 @@ def _tag(client: Any, texts: list[str], seconds: list[str], parameters: dict[str
     return lines, records
 
 
-def _answer(client: Any, texts: list[str], seconds: list[str], parameters: dict[str, Any]) -> Shown:
-    if len(texts) != 1 or len(seconds) != 1:
+def _answer(client: Any, texts: list[str], second: list[str], parameters: dict[str, Any]) -> Shown:
+    if len(texts) != 1 or len(second) != 1:
         raise ConfigurationError(
-            f"answer: got {len(texts)} questions and {len(seconds)} contexts, wanted one each; "
+            f"answer: got {len(texts)} questions and {len(second)} contexts, wanted one each; "
             "fusewire ask answer QUESTION --second CONTEXT"
         )
     if parameters.get("top_k", 1) == 1:
-        found = [client.answer(texts[0], seconds[0], **parameters)]
+        found = [client.answer(texts[0], second[0], **parameters)]
     else:
-        found = client.answers(texts[0], seconds[0], **parameters)
+        found = client.answers(texts[0], second[0], **parameters)
     return [f"{one.text} ({one.score:.3f})" for one in found], [vars(one) for one in found]
 
 
-def _fill(client: Any, texts: list[str], seconds: list[str], parameters: dict[str, Any]) -> Shown:
-    _none("fill", seconds)
+def _fill(client: Any, texts: list[str], second: list[str], parameters: dict[str, Any]) -> Shown:
+    _none("fill", second)
     lines: list[str] = []
     records = []
     for text in texts:
@@ -163,16 +163,16 @@ def _fill(client: Any, texts: list[str], seconds: list[str], parameters: dict[st
 
 
 def _generate(
-    client: Any, texts: list[str], seconds: list[str], parameters: dict[str, Any]
+    client: Any, texts: list[str], second: list[str], parameters: dict[str, Any]
 ) -> Shown:
-    _none("generate", seconds)
+    _none("generate", second)
     written = [client.generate(text, **parameters) for text in texts]
     records = [{"text": text, "output": one} for text, one in zip(texts, written, strict=True)]
     return written, records
 
 
-def _none(task: str, seconds: list[str]) -> None:
-    if seconds:
+def _none(task: str, second: list[str]) -> None:
+    if second:
         raise ConfigurationError(f"second: got a text, wanted none for {task}; leave it out")
 
 
