@@ -42,6 +42,16 @@ struct PagedWork {
   __device__ __forceinline__ int query_head(int row) const {
     return item.head * shape.group + (item.first_row + row) % shape.group;
   }
+  __device__ __forceinline__ const int32_t* table() const {
+    return shape.table + int64_t{item.sequence} * shape.table_width;
+  }
+  // The row of the cache that holds a position, by the sequence's table; in the type it is used as.
+  template <class Row = int>
+  __device__ __forceinline__ Row cache_row(const int32_t* table, int position) const {
+    const int page = table[position >> shape.page_shift];
+    const int in_page = position & ((1 << shape.page_shift) - 1);
+    return ((Row{page} * shape.kv_heads + item.head) << shape.page_shift) + in_page;
+  }
   __device__ __forceinline__ const T* query(const T* qkv, int row) const {
     return qkv + (item.token + token(row)) * shape.qkv_stride + query_head(row) * shape.head_dim;
   }
@@ -76,21 +86,14 @@ struct PageWalk {
 
   __device__ __forceinline__ PageWalk(const PagedWork<Tile>& work, const T* keys, const T* values,
                                       int warp)
-      : work(work),
-        table(work.shape.table + int64_t{work.item.sequence} * work.shape.table_width),
-        keys(keys),
-        values(values),
-        first_key(warp * kWarpKeys) {}
+      : work(work), table(work.table()), keys(keys), values(values), first_key(warp * kWarpKeys) {}
 
   // The row of keys and values that this lane looks up for a tile, -1 where nobody sees it: entries
   // of the table beyond the context, or left behind by the window, are not read.
   __device__ __forceinline__ int row_of(int tile) const {
-    const PagedShape& shape = work.shape;
     const int position = tile * Tile::kKeys + first_key + threadIdx.x % kWarpKeys;
     if (tile >= work.last_tile || position < work.begin || position >= work.end) return -1;
-    const int page = table[position >> shape.page_shift];
-    const int in_page = position & ((1 << shape.page_shift) - 1);
-    return ((page * shape.kv_heads + work.item.head) << shape.page_shift) + in_page;
+    return work.cache_row(table, position);
   }
 
   // Rows that nobody sees become zeros: whatever their memory holds enters no sum.

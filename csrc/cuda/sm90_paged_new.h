@@ -109,13 +109,8 @@ struct PagedNewToken {
 
   // To the cache, and to the tile that was fetched from there without it.
   __device__ __forceinline__ void put(char* keys, char* values, int first_key) {
-    const PagedShape& shape = work.shape;
     const int position = work.old + token, in_tile = position - first_key;
-    const int page = shape.table[int64_t{work.item.sequence} * shape.table_width +
-                                 (position >> shape.page_shift)];
-    const int in_page = position & ((1 << shape.page_shift) - 1);
-    const int64_t row =
-        ((int64_t{page} * shape.kv_heads + work.item.head) << shape.page_shift) + in_page;
+    const int64_t row = work.template cache_row<int64_t>(work.table(), position);
 #pragma unroll
     for (int i = 0; i < kPairs; ++i) {
       if (column(i) >= kHalf) continue;

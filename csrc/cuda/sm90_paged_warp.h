@@ -78,10 +78,7 @@ struct PagedTmaWarp {
   __device__ __forceinline__ int row_of(int tile) const {
     const int first = tile * kKeys + lane * Tile::kUnit;
     if (lane >= kKeys / Tile::kUnit || tile >= work.last_tile || !seen(first)) return -1;
-    const int page =
-        shape.table[int64_t{work.item.sequence} * shape.table_width + (first >> shape.page_shift)];
-    const int in_page = first & ((1 << shape.page_shift) - 1);
-    return ((page * shape.kv_heads + work.item.head) << shape.page_shift) + in_page;
+    return work.cache_row(work.table(), first);
   }
 
   // Of the queries that this lane holds: their rows of the tables.
