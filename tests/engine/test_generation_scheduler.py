@@ -84,7 +84,7 @@ class Engine:
         most = sum(2 * s.most_tokens * s.continuations for s in self.known) + 1
         for steps in range(most):
             if not self.scheduler.running + self.scheduler.waiting:
-                assert self.cache.used == 0
+                assert self.cache.used == self.cache.live_tokens == 0
                 return steps
             self.step()
         raise AssertionError(f"still busy after {most} steps")
@@ -455,6 +455,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert engine.scheduler.running == len(running)
             assert engine.scheduler.waiting == len(engine.those(State.WAITING))
             assert all(sequence.stored == sequence.pages.length for sequence in running)
+            assert engine.cache.live_tokens == sum(sequence.stored for sequence in running)
             owned = {page for sequence in running for page in sequence.pages.table}
             assert engine.cache.used == len(owned)
             others = [one for one in engine.known if one not in running]

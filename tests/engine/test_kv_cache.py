@@ -237,6 +237,7 @@ class CacheMachine(RuleBasedStateMachine):
         assert all(len(set(table)) == len(table) for table in tables)
         assert self.cache.used == len({page for table in tables for page in table})
         assert self.cache.free + self.cache.used + self.cache.cached == self.cache.pages
+        assert self.cache.live_tokens == sum(one.pages.length for one in self.alive)
         assert self.cache.prefix_caching or self.cache.cached == 0
 
     @invariant()
@@ -261,7 +262,7 @@ class CacheMachine(RuleBasedStateMachine):
         if hasattr(self, "cache"):
             for one in self.alive:
                 self.cache.release(one.pages)
-            assert self.cache.used == 0
+            assert self.cache.used == self.cache.live_tokens == 0
 
 
 TestAnyCalls = CacheMachine.TestCase

@@ -196,6 +196,7 @@ def test_a_cancelled_stream_gives_its_pages_back(server: Server, asker: Asker) -
         responses = iter(stream)
         next(responses)
         until(lambda: asker.metric("fusewire_kv_pages_used_ratio", model="slow") > 0)
+        until(lambda: asker.metric("fusewire_kv_bytes_per_live_token", model="slow") > 0)
         stream.cancel()
         until(lambda: cancelled(asker) == before + 1)
     until(lambda: nothing_runs(asker, "slow"))

@@ -47,6 +47,8 @@ def test_gauges_hold_the_last_and_counters_add_up() -> None:
         counts(
             running=1,
             used_pages=2,
+            page_bytes=64,
+            live_tokens=16,
             tokens=130,
             preemptions=1,
             prefix_hit_tokens=16,
@@ -54,7 +56,12 @@ def test_gauges_hold_the_last_and_counters_add_up() -> None:
         ),
     )
     metrics.first_token(2.0)
-    gauges = {"running": 1, "waiting": 0, "kv_pages_used_ratio": 0.25}
+    gauges = {
+        "running": 1,
+        "waiting": 0,
+        "kv_pages_used_ratio": 0.25,
+        "kv_bytes_per_live_token": 8.0,
+    }
     for name, value in gauges.items():
         assert families.value(name, model="m", task="generate", instance="m_0_0") == value, name
     metrics.close()

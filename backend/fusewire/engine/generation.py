@@ -204,6 +204,8 @@ class GenerationEngine:
             waiting=scheduler.waiting,
             used_pages=self.cache.used,
             pages=self.cache.pages,
+            page_bytes=PAGE_SIZE * self.model.bytes_per_token,
+            live_tokens=self.cache.live_tokens,
             tokens=self._tokens,
             preemptions=scheduler.preemptions,
             prefix_hit_tokens=self.cache.prefix_hit_tokens,

@@ -76,7 +76,8 @@ class Generation:
 
 @dataclass(frozen=True)
 class EngineCounts:
-    """An engine at one moment. Sequences run or wait; pages are of keys and values; tokens were
+    """An engine at one moment. Sequences run or wait; pages are of keys and values, those in use of
+    `page_bytes` each hold `live_tokens` (one that sequences share counts for each); tokens were
     computed, of prompts and answers, or found with `prefix_hit_tokens`. Steps replayed a recorded
     one, with `padding_tokens`, or found none that they could have replayed."""
 
@@ -84,6 +85,8 @@ class EngineCounts:
     waiting: int
     used_pages: int
     pages: int
+    page_bytes: int
+    live_tokens: int
     tokens: int
     preemptions: int
     prefix_hit_tokens: int

@@ -74,6 +74,7 @@ class KvCache:
                 raise ConfigurationError(f"{name}: got {value}, wanted at least 1; raise it")
         self.page_size = page_size
         self.prefix_caching = prefix_caching
+        self.live_tokens = 0  # stored, of all sequences; a shared token counts for each
         self.prefix_hit_tokens = 0  # tokens that sequences found there when they began
         self._pool = PagePool(pages)
 
@@ -123,6 +124,7 @@ class KvCache:
             self._pool.share(page)
         table = array("i", found + [self._pool.take() for _ in range(more)])
         length = len(found) * self.page_size
+        self.live_tokens += length
         self.prefix_hit_tokens += length
         return SequencePages(names, table, length)
 
@@ -166,6 +168,7 @@ class KvCache:
             for place in range(sequence.length // self.page_size, length // self.page_size):
                 name = sequence.names.name(place, token_ids)
                 sequence.table[place] = self._pool.name(sequence.table[place], name)
+        self.live_tokens += length - sequence.length
         sequence.length = length
 
     def fork(self, sequence: SequencePages) -> SequencePages:
@@ -174,6 +177,7 @@ class KvCache:
         table = sequence.table[: self._pages_for(sequence.length)]
         for page in table:
             self._pool.share(page)
+        self.live_tokens += sequence.length
         return SequencePages(sequence.names.copy(), table, sequence.length)
 
     def release(self, sequence: SequencePages) -> None:
@@ -181,6 +185,7 @@ class KvCache:
         others need the room, the later ones of a sequence given up before the earlier."""
         for page in reversed(sequence.table):
             self._pool.release(page)
+        self.live_tokens -= sequence.length
         sequence.table, sequence.length = array("i"), 0
 
     def _find(self, token_ids: Sequence[int], names: PageNames) -> list[int]:

@@ -38,6 +38,10 @@ class GenerationMetrics(ModelSeries):
             "running": ("running", "Sequences that are generated now"),
             "waiting": ("waiting", "Sequences that wait for their turn"),
             "used": ("kv_pages_used_ratio", "Share of the pages of keys and values in use"),
+            "live_bytes": (
+                "kv_bytes_per_live_token",
+                "Bytes of the pages in use over the tokens that running sequences have there",
+            ),
         }
         self._gauges = {
             key: self._gauge(name, words, instance=instance)
@@ -107,7 +111,11 @@ class GenerationMetrics(ModelSeries):
         if self._engine is None:
             return
         counts = self._engine.counts()
-        now = {**vars(counts), "used": counts.used_pages / counts.pages}
+        now = {
+            **vars(counts),
+            "used": counts.used_pages / counts.pages,
+            "live_bytes": counts.used_pages * counts.page_bytes / max(counts.live_tokens, 1),
+        }
         changed = {key: now[key] for key, sent in self._sent.items() if now[key] != sent}
         for key, value in changed.items():
             if key in self._gauges:
