@@ -225,7 +225,7 @@ def test_a_live_model_is_the_same_as_its_folder(tmp_path):
 @pytest.mark.parametrize(
     ("value", "wanted"), [(7, (7,)), ([7, 9], (7, 9)), (None, (2,)), (..., (2,))]
 )
-def test_what_ends_a_text_is_what_generate_would_take(tmp_path, value, wanted):
+def test_the_generation_config_says_what_ends_a_text_and_else_the_config(tmp_path, value, wanted):
     tiny_decoder(tmp_path, "llama", num_hidden_layers=1)
     values = {} if value is ... else {"eos_token_id": value}
     (tmp_path / "generation_config.json").write_text(json.dumps(values))
