@@ -47,6 +47,7 @@ _DTYPES: dict[str, tuple[int, Any]] = {
 }
 _FLOATS = ("F32", "F16", "BF16", "F64")
 _HALVES = {"F16": "float16", "BF16": "bfloat16"}
+_COMPARED_BYTES = 1 << 24  # at once
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,14 @@ class StoredTensor:
     dtype: str
     shape: tuple[int, ...]
     data: NDArray[np.uint8]  # the raw bytes, uint8 [nbytes]
+
+    def equals(self, other: StoredTensor) -> bool:
+        """Whether both hold the same bytes."""
+        here, there = self.data, other.data
+        return here.size == there.size and all(
+            np.array_equal(here[at : at + _COMPARED_BYTES], there[at : at + _COMPARED_BYTES])
+            for at in range(0, here.size, _COMPARED_BYTES)
+        )
 
     def numbers(self, name: str, dtype: str) -> NDArray[Any]:
         """A view of the values where they are stored in the 16-bit `dtype` (bfloat16: their bits,
