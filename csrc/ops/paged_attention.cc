@@ -48,16 +48,20 @@ PagedAttentionArguments paged_arguments(Check& check, const Heads& h, const Tens
           scale,          soft_cap,   alibi_slopes ? alibi_slopes->as<float>() : nullptr};
 }
 
+void store(const Kernels& kernels, const Tensor& keys, const Tensor& values, const Tensor& qkv,
+           const PagedBatch& batch, const Heads& h, const Stream& stream) {
+  kernels.store_kv(keys.data, values.data, qkv.data, qkv.row_stride, batch, h.heads, h.kv_heads,
+                   h.head_dim, stream);
+}
+
 }  // namespace
 
 void store_kv(const Tensor& keys, const Tensor& values, const Tensor& qkv, const PagedBatch& batch,
               int64_t heads, const Stream& stream) {
   Check check("store_kv", stream);
   const Heads h = check_cache(check, keys, values, qkv, batch, heads);
-  dispatch(check, stream, batch.tokens(), [&](const Kernels& kernels) {
-    kernels.store_kv(keys.data, values.data, qkv.data, qkv.row_stride, batch, h.heads, h.kv_heads,
-                     h.head_dim, stream);
-  });
+  dispatch(check, stream, batch.tokens(),
+           [&](const Kernels& kernels) { store(kernels, keys, values, qkv, batch, h, stream); });
 }
 
 void paged_attention(const Tensor& out, const Tensor& qkv, const Tensor& keys, const Tensor& values,
@@ -80,16 +84,16 @@ void cached_attention(const Tensor& out, const Tensor& qkv, const Tensor& keys,
   const Heads h = check_cache(check, keys, values, qkv, batch, heads);
   const PagedAttentionArguments a = paged_arguments(check, h, out, qkv, keys, values, batch, scale,
                                                     window, soft_cap, alibi_slopes);
-  check.require(!positions == !cos && !cos == !sin,
-                "positions, cos and sin: wanted all of them, or none");
+  check.require(
+      !positions == !cos && !cos == !sin,
+      "positions, cos and sin: got some of them, wanted all or none; give the others too");
   std::optional<RotaryArguments> rotary;
   if (cos) rotary = rotary_arguments(check, qkv, *positions, *cos, *sin, heads, h.kv_heads);
   dispatch(check, stream, batch.tokens(), [&](const Kernels& kernels) {
     const RotaryArguments* const turn = rotary ? &*rotary : nullptr;
     if (kernels.cached_attention(a, keys.data, values.data, turn, stream)) return;
     if (turn) kernels.rotary(*turn, stream);
-    kernels.store_kv(keys.data, values.data, qkv.data, qkv.row_stride, batch, h.heads, h.kv_heads,
-                     h.head_dim, stream);
+    store(kernels, keys, values, qkv, batch, h, stream);
     kernels.paged_attention(a, stream);
   });
 }

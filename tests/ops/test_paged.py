@@ -241,7 +241,9 @@ def test_a_batch_that_does_not_fit_its_cache_is_refused():
         k.store_kv(cache, cache, qkv, batch_of([3, 5], [[0], [1]], 8), 4)
     with pytest.raises(k.Error, match="window: got -1, wanted 0"):
         k.paged_attention(out, qkv, cache, cache, good, 4, 1.0, -1, 0.0, None)
-    with pytest.raises(k.Error, match="positions, cos and sin: wanted all of them, or none"):
+    with pytest.raises(
+        k.Error, match="positions, cos and sin: got some of them, wanted all or none; give"
+    ):
         k.cached_attention(
             out, qkv, cache, cache, good, 4, 1.0, 0, 0.0, None, None, dense(4, 2), dense(4, 2)
         )
