@@ -154,7 +154,7 @@ class GenerationEngine:
         `arrived`: by time.monotonic(), where that was earlier.
         """
         arrived = time.monotonic() if arrived is None else arrived
-        check(parameters, self.limits, {name: name for name in parameters.model_fields_set})
+        check(parameters, self.limits)
         self._admission.take(parameters.sequences)
         try:
             return self._submit(prompt, parameters, lambda news: told.put((tag, news)), arrived)
