@@ -68,23 +68,30 @@ class ChatTemplate:
         return ChatTemplate(text, special, source=source)
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt, special tokens written out: to be tokenised without adding any.
 
         `messages`: objects with `role` and, where they have text, `content`, as parsed from JSON.
         `add_generation_prompt`: end with the beginning of the assistant's answer.
+        `template_kwargs`: further variables, plain JSON. InvalidInput.
         """
         conversation = _checked(messages)
+        variables = {
+            "tools": None,
+            "documents": None,
+            **({} if template_kwargs is None else self._more(template_kwargs)),
+            "messages": conversation,
+            "add_generation_prompt": add_generation_prompt,
+            **self._special_tokens,
+        }
         try:
             with budget():
-                return self._template.render(
-                    messages=conversation,
-                    tools=None,
-                    documents=None,
-                    add_generation_prompt=add_generation_prompt,
-                    **self._special_tokens,
-                )
+                return self._template.render(variables)
         except OverBudget as error:
             raise _refused(
                 f"a conversation whose rendering was stopped ({_brief(error)})"
@@ -96,6 +103,22 @@ class ChatTemplate:
         except Exception as error:  # whatever a template makes of data that it did not expect
             got = f"what the chat template cannot render ({type(error).__name__}: {_brief(error)})"
             raise _refused(got) from None
+
+    def _more(self, template_kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What a request adds for the template, checked."""
+        field = "chat_template_kwargs"
+        if not isinstance(template_kwargs, Mapping):
+            got = type(template_kwargs).__name__
+            raise InvalidInput(field, got, "a JSON object", 'send {"name": value, ...}')
+        own = ("messages", "add_generation_prompt", *self._special_tokens)
+        for name in template_kwargs:
+            if not name.isidentifier() or name in own:
+                wanted = f"names of variables other than {', '.join(own)}"
+                raise InvalidInput(field, repr(name)[:80], wanted, "rename or remove it")
+        if _size(template_kwargs, f" in {field}") > MOST_CHARACTERS:
+            wanted = f"at most {MOST_CHARACTERS} characters"
+            raise InvalidInput(field, "more", wanted, "shorten it")
+        return template_kwargs
 
     def _unsafe(self, error: BaseException) -> CheckpointError:
         return CheckpointError(
