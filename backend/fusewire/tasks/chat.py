@@ -16,9 +16,6 @@ from fusewire.tasks.tokenizer import Tokenizer
 FIELD = "messages"
 # A conversation as long as a template takes, mostly of characters that JSON escapes.
 MOST_BYTES = 1 << 24
-# Parameters of the template, beside those of generation.
-ADD_GENERATION_PROMPT = "add_generation_prompt"
-TEMPLATE_KWARGS = "chat_template_kwargs"
 
 
 class Chat:
@@ -51,6 +48,9 @@ class Chat:
                 "a model with one",
                 "send the prompt as text_input",
             )
+        if not isinstance(chat_template_kwargs, Mapping | None):
+            got = type(chat_template_kwargs).__name__
+            raise InvalidInput("chat_template_kwargs", got, "a JSON object", "send {} or more")
         text = self._template.render(
             messages,
             add_generation_prompt=add_generation_prompt,

@@ -159,10 +159,9 @@ def check(p: GenerationParameters, limits: GenerationLimits) -> None:
     if most is not None and p.min_new_tokens > most:
         wanted = f"at most {most}, the most new tokens"
         refuse("min_new_tokens", p.min_new_tokens, wanted, "lower it")
-    each = most or max(p.min_new_tokens, 1)
-    tokens = p.sequences * each
-    # More than any prompt leaves room for is refused by `new_tokens`, which knows the room.
-    if each < limits.max_length and tokens > limits.max_request_tokens:
+    # Behind a prompt there is less room than this, which is named where its length is known.
+    tokens = p.sequences * min(most or max(p.min_new_tokens, 1), limits.max_length)
+    if tokens > limits.max_request_tokens:
         got = f"{tokens} tokens" + (f" over {p.sequences} sequences" if p.sequences > 1 else "")
         length = "max_new_tokens" if "max_new_tokens" in p.model_fields_set else "min_new_tokens"
         name = many if p.sequences > 1 and many in p.model_fields_set else length
