@@ -14,6 +14,7 @@ import pytest
 import tokenizers
 import torch
 import transformers
+from fusewire.engine.generation_memory import PAGE_SIZE
 from fusewire.serving import processes
 from fusewire.serving.asking import AskFailed, ask, pieces
 from fusewire.serving.config import Deployment, ServerSettings
@@ -157,6 +158,13 @@ def test_ids_are_a_prompt_too(server: Server, folder: Path) -> None:
     of_ids = generate(server, "tiny", {"input_ids": ids, **given})
     whole = {"text_input": PROMPTS[3], "exclude_input_in_output": True, **given}
     assert of_ids == generate(server, "tiny", whole)
+
+
+def test_prompt_tokens_found_in_the_prefix_cache_are_counted(server: Server) -> None:
+    prompt = "A prompt that nobody else sends, of more than one page of the cache. "
+    body = asked(prompt, max_new_tokens=2) | {"return_num_cached_tokens": True}
+    counts = [generate(server, "tiny", body)[1]["num_cached_tokens"] for _ in range(2)]
+    assert counts == [0, (len(prompt) - 1) // PAGE_SIZE * PAGE_SIZE]
 
 
 def test_several_texts_are_in_one_answer(server: Server) -> None:

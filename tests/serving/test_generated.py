@@ -90,7 +90,7 @@ def test_a_steps_texts_come_together() -> None:
 
 def test_outputs_have_the_types_and_ranks_of_the_contract() -> None:
     made = generated(1, stream=False, prefix="p")
-    made.add(delta(0, "é", 1, last=True))
+    made.add(delta(0, "é", 1, last=True, num_cached_tokens=2))
     response = made.take()
     outputs = contract(GENERATE)[1]
     assert list(response) == [output.name for output in outputs]
@@ -100,6 +100,7 @@ def test_outputs_have_the_types_and_ranks_of_the_contract() -> None:
         assert array.shape == (1,)
     assert response["text_output"][0].decode() == "pé"
     assert response["logprobs"][0] == b"null"
+    assert response["num_cached_tokens"] == 2
 
 
 def test_logprobs_name_the_token_taken_and_the_likeliest() -> None:

@@ -63,6 +63,7 @@ RETURNED = (
     "cumulative_logprob",
     "logprobs",
     "num_input_tokens",
+    "num_cached_tokens",
     "num_output_tokens",
 )
 
@@ -85,6 +86,7 @@ _GENERATE_OUTPUTS = (
     TensorContract("cumulative_logprob", "TYPE_FP32", (-1,)),
     TensorContract("logprobs", "TYPE_STRING", (-1,)),
     TensorContract("num_input_tokens", "TYPE_UINT32", (1,)),
+    TensorContract("num_cached_tokens", "TYPE_UINT32", (1,)),
     TensorContract("num_output_tokens", "TYPE_UINT32", (-1,)),
 )
 
