@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from fusewire.errors import InvalidInput
 from fusewire.tasks.bounded_json import read_object
 from fusewire.tasks.generation_checks import ALIASES, GenerationLimits, check, give_way, refusal
+from fusewire.tasks.prompt import too_long
 
 FIELD = "sampling_parameters"
 
@@ -51,9 +52,9 @@ class GenerationParameters(BaseModel):
 
     max_new_tokens: Whole | None = Field(
         default=None,
-        ge=1,
+        ge=0,
         description="Most tokens generated for a sequence (also `max_tokens`). Default: as many as "
-        "fit, unlike Hugging Face's total of 20 and vLLM's 16.",
+        "fit, unlike Hugging Face's total of 20 and vLLM's 16. 0: none, with prompt_logprobs.",
     )
     min_new_tokens: Whole = Field(
         default=0,
@@ -178,6 +179,13 @@ class GenerationParameters(BaseModel):
         description="Log-probabilities of so many likeliest tokens at each step, and of the token "
         "taken. 0: of that alone. Default: none.",
     )
+    prompt_logprobs: Whole | None = Field(
+        default=None,
+        ge=0,
+        le=MOST_LOGPROBS,
+        description="As logprobs, of each token of the prompt but the first. Such a prompt is "
+        "computed whole, whatever the prefix cache has.",
+    )
     priority: Whole = Field(
         default=0,
         ge=-1000,
@@ -259,13 +267,9 @@ class GenerationParameters(BaseModel):
         """Most tokens to generate for each sequence behind a prompt of that length; InvalidInput
         where what was asked does not fit."""
         room = limits.max_length - prompt_tokens
-        if room < 1:
-            raise InvalidInput(
-                "text_input",
-                f"{prompt_tokens} tokens",
-                f"at most {limits.max_length - 1}, which leave room for one new token",
-                "shorten the prompt",
-            )
+        longest = limits.longest_prompt(self.max_new_tokens)
+        if prompt_tokens > longest:
+            raise too_long(f"{prompt_tokens} tokens", longest)
         for name in ("max_new_tokens", "min_new_tokens"):
             asked = getattr(self, name)
             if name in self.model_fields_set and asked is not None and asked > room:
@@ -275,7 +279,9 @@ class GenerationParameters(BaseModel):
                     f"at most {room} ({limits.max_length} less the {prompt_tokens} of the prompt)",
                     "lower it or shorten the prompt",
                 )
-        most = self.max_new_tokens or max(1, limits.max_request_tokens // self.sequences)
+        most = self.max_new_tokens
+        if most is None:
+            most = max(1, limits.max_request_tokens // self.sequences)
         return min(room, most)
 
 

@@ -24,7 +24,7 @@ def prompt_ids(
         name = "text_input"
         least = tokenizer.least_tokens.of(prompt, most) if len(prompt) > WORTH_WHILE else 0
         if least > most:
-            raise _too_long(f"{len(prompt)} characters, at least {least} tokens", most)
+            raise too_long(f"{len(prompt)} characters, at least {least} tokens", most)
         try:
             (encoded,) = tokenizer.encode(
                 [prompt], offsets=False, special_tokens=add_special_tokens
@@ -33,7 +33,7 @@ def prompt_ids(
             what = f"a text that the tokenizer cannot read ({fault})"
             raise InvalidInput(name, what, "text", "send valid Unicode") from None
         if len(encoded) > most:
-            raise _too_long(f"{len(encoded)} tokens", most)
+            raise too_long(f"{len(encoded)} tokens", most)
         ids = list(encoded.ids)
     else:
         name = "input_ids"
@@ -51,6 +51,6 @@ def prompt_ids(
     return ids
 
 
-def _too_long(got: str, most: int) -> InvalidInput:
-    wanted = f"at most {most}, which leave room for one new token"
+def too_long(got: str, most: int) -> InvalidInput:
+    wanted = f"at most {most}, which leave room for what is generated"
     return InvalidInput("text_input", got, wanted, "shorten the prompt")
