@@ -91,7 +91,17 @@ MAY_IMPORT = {
     "parity": {"agreement", "errors", "hub", "models", "placement", "interop"},
     "serving": {"devices", "errors", "hub", "kernels", "engine", "models", "tasks", "weights"},
     "serving.openai": {"errors", "serving", "tasks", "weights"},
-    "cli": {"errors", "kernels", "engine", "models", "tasks", "weights", "serving", "parity"},
+    "cli": {
+        "errors",
+        "hub",
+        "kernels",
+        "engine",
+        "models",
+        "tasks",
+        "weights",
+        "serving",
+        "parity",
+    },
     "__main__": {"cli"},
 }
 ONLY_IN = {
