@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from fusewire.errors import CheckpointError, ConfigurationError
-from fusewire.hub import model_folder
+from fusewire.hub import described, model_folder
 
 from tests.hub_stand_in import TOKEN, Hub, stand_in
 
@@ -117,6 +117,23 @@ def test_what_cannot_be_an_id_is_a_missing_folder(model: str | Path) -> None:
     with pytest.raises(CheckpointError, match="no such folder") as caught:
         model_folder(model)
     assert str(caught.value).startswith(f"{model}: ")
+
+
+def test_without_the_library_an_id_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ConfigurationError, match=r"needs .* pip install 'fusewire\[hub\]'"):
+        model_folder("owner/tiny")
+    assert "pip install 'fusewire[hub]'" in described()
+
+
+def test_doctor_shows_where_models_come_from(tmp_path: Path) -> None:
+    call = [sys.executable, "-c", "from fusewire.hub import described; print(described())"]
+    environment = os.environ | {"HF_HOME": str(tmp_path), "HF_TOKEN": TOKEN}
+    online = subprocess.check_output(call, env=environment, text=True)
+    assert f"cache {tmp_path}/hub, https://huggingface.co, a token" in online
+    assert TOKEN not in online
+    environment["HF_HUB_OFFLINE"] = "1"
+    assert "offline (HF_HUB_OFFLINE)" in subprocess.check_output(call, env=environment, text=True)
 
 
 @pytest.mark.parametrize("model", ["tiny", "owner/tiny"])

@@ -66,6 +66,19 @@ def model_folder(model: str | Path, *, revision: str | None = None) -> Path:
     return _snapshot(name, tail or revision)
 
 
+def described() -> str:
+    """How this machine fetches models: for `doctor`."""
+    try:
+        import huggingface_hub
+        from huggingface_hub import constants
+    except ImportError:
+        return "models are folders; for ids: pip install 'fusewire[hub]'"
+    token = "a token" if huggingface_hub.get_token() else "no token"
+    network = "offline (HF_HUB_OFFLINE)" if constants.HF_HUB_OFFLINE else constants.ENDPOINT
+    version = huggingface_hub.__version__
+    return f"huggingface_hub {version}, cache {constants.HF_HUB_CACHE}, {network}, {token}"
+
+
 def _snapshot(model: str, revision: str | None) -> Path:
     try:
         from huggingface_hub import constants, list_repo_files, snapshot_download
