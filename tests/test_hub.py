@@ -5,6 +5,7 @@ The library reads its environment once, so each call is a process of its own.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 from fusewire.errors import CheckpointError, ConfigurationError
 from fusewire.hub import described, model_folder
+from fusewire.hub_errors import translated
 
 from tests.hub_stand_in import TOKEN, Hub, stand_in
 
@@ -129,8 +131,9 @@ def test_without_the_library_an_id_names_the_extra(monkeypatch: pytest.MonkeyPat
 def test_doctor_shows_where_models_come_from(tmp_path: Path) -> None:
     call = [sys.executable, "-c", "from fusewire.hub import described; print(described())"]
     environment = os.environ | {"HF_HOME": str(tmp_path), "HF_TOKEN": TOKEN}
+    environment["HF_ENDPOINT"] = "http://127.0.0.1:9"
     online = subprocess.check_output(call, env=environment, text=True)
-    assert f"cache {tmp_path}/hub, https://huggingface.co, a token" in online
+    assert f"cache {tmp_path}/hub, http://127.0.0.1:9, a token" in online
     assert TOKEN not in online
     environment["HF_HUB_OFFLINE"] = "1"
     assert "offline (HF_HUB_OFFLINE)" in subprocess.check_output(call, env=environment, text=True)
@@ -207,6 +210,12 @@ def test_without_a_network_the_cache_still_answers(call: Caller) -> None:
     )
 
 
+def test_an_error_of_the_hub_is_no_missing_network(call: Caller) -> None:
+    call.hub.commit("owner/tiny", MODEL)
+    call.hub.broken = True
+    assert "got HTTP status 500" in call.error("owner/tiny")
+
+
 def test_a_private_model_takes_the_token_and_no_message_shows_it(call: Caller) -> None:
     call.hub.commit("owner/secret", MODEL, access="private")
     error = call.error("owner/secret")
@@ -237,9 +246,36 @@ def test_a_transfer_that_broke_off_is_continued(call: Caller) -> None:
     weights = bytes(range(256)) * (24 << 12)  # the library writes pieces of 10 MiB
     call.hub.commit("owner/tiny", MODEL | {"model.safetensors": weights})
     call.hub.break_off_after = 21 << 20
+    call.ended("owner/tiny")  # older versions of the library end here, newer ones try again
     folder = call.folder("owner/tiny")
     assert (folder / "model.safetensors").read_bytes() == weights
     assert call.hub.ranges == [f"bytes={20 << 20}-"]
+
+
+@pytest.mark.parametrize("revision", ["", "../main", "a/../../b", "-x", "a b", "/etc"])
+def test_what_cannot_be_a_revision_is_refused(revision: str) -> None:
+    words = re.escape(f"revision: got {revision!r}, wanted a branch, tag or commit of owner/tiny")
+    with pytest.raises(ConfigurationError, match=words):
+        model_folder(f"owner/tiny@{revision}")
+    with pytest.raises(ConfigurationError, match=words):
+        model_folder("owner/tiny", revision=revision)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.ENOSPC, "x"), "no space left .* set HF_HOME to a folder on another disk"),
+        (PermissionError(errno.EACCES, "x", "/cache/f"), "no permission to write /cache/f"),
+        (RuntimeError("https://cdn/signed?key=secret"), "broke off .RuntimeError.; run it again"),
+    ],
+)
+def test_what_goes_wrong_on_this_machine_has_its_remedy(error: Exception, words: str) -> None:
+    with (
+        pytest.raises(ConfigurationError, match=f"^owner/tiny: .*{words}") as caught,
+        translated("owner/tiny", None, []),
+    ):
+        raise error
+    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from fusewire.weights import read_json
 from fusewire.weights.formats import CONFIG, INDEX, WEIGHTS, not_a_model
 
 _ID = re.compile(r"[A-Za-z0-9_][\w.-]*(/[\w.-]+)?", re.ASCII)
+_REVISION = re.compile(r"\w[\w./-]*", re.ASCII)
 _FILES = (
     CONFIG,
     "generation_config.json",
@@ -58,12 +59,17 @@ def model_folder(model: str | Path, *, revision: str | None = None) -> Path:
             f"{model}: no such folder; give the path of a Hugging Face model folder, or a model's "
             "id on Hugging Face as owner/name"
         )
-    if at and (revision is not None or not tail):
+    if at and revision is not None:
         raise ConfigurationError(
-            f"revision: got {str(model)!r} and {revision!r}, wanted one branch, tag or commit; "
-            "give it behind the @ or as `revision`"
+            f"revision: got {str(model)!r} and {revision!r}, wanted one of the two; leave out the "
+            "other"
         )
-    return _snapshot(name, tail or revision)
+    wanted = tail if at else revision
+    if wanted is not None and (not _REVISION.fullmatch(wanted) or ".." in wanted):
+        raise ConfigurationError(
+            f"revision: got {wanted!r}, wanted a branch, tag or commit of {name}; correct it"
+        )
+    return _snapshot(name, wanted)
 
 
 def described() -> str:

@@ -30,6 +30,9 @@ def _in_words(
 ) -> FusewireError:
     from huggingface_hub import constants, errors
 
+    if isinstance(error, errors.LocalEntryNotFoundError):  # what made it look in the cache
+        cause = error.__cause__
+        error = cause if isinstance(cause, errors.HfHubHTTPError) else error
     page = f"{constants.ENDPOINT}/{model}"
     named = model if revision is None else f"{model}@{revision}"
     if isinstance(error, errors.GatedRepoError):
