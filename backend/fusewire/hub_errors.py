@@ -87,7 +87,7 @@ def _in_words(
         )
     return ConfigurationError(
         f"{model}: the download from {constants.ENDPOINT} broke off ({type(error).__name__}); run "
-        "it again, which continues where it stopped"
+        "it again, which fetches only the files that are still missing"
     )
 
 
