@@ -20,7 +20,7 @@ from fusewire.weights.formats import CONFIG, INDEX, WEIGHTS, not_a_model
 
 _ID = re.compile(r"[A-Za-z0-9_][\w.-]*(/[\w.-]+)?", re.ASCII)
 _REVISION = re.compile(r"\w[\w./-]*", re.ASCII)
-_FILES = (
+FILES = (
     CONFIG,
     "generation_config.json",
     "tokenizer.json",
@@ -104,10 +104,10 @@ def _snapshot(model: str, revision: str | None) -> Path:
             )
             return Path(found)
 
-    folder = fetched(revision, _FILES)
+    folder = fetched(revision, FILES)
     weights = folder / WEIGHTS, folder / INDEX
     if not (folder / CONFIG).exists() or not any(path.exists() for path in weights):
-        with translated(model, revision, _FILES):
+        with translated(model, revision, FILES):
             names = list_repo_files(model, revision=folder.name)
         raise not_a_model(model, names)
     if shards := _shards_missing(folder):

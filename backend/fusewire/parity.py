@@ -97,6 +97,7 @@ def parity(
             attn_implementation="eager",
             dtype=getattr(torch, dtype),
             local_files_only=True,
+            trust_remote_code=False,
         )
         return model.eval()
 
