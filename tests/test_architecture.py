@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "torch_memory": {"errors", "kernels"},
     "padded": {"errors"},
     "weights": {"errors"},
-    "hub": {"errors", "hub_errors", "weights"},
+    "hub": {"errors", "hub_errors", "models", "weights"},
     "hub_errors": {"errors"},
     "models": {"errors", "kernels", "placement", "weights", "engine.batch"},
     "engine": set(),

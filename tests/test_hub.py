@@ -27,8 +27,13 @@ def files(*names: str) -> dict[str, bytes]:
     return {name: f"content of {name}".encode() for name in names}
 
 
-MODEL = files(
-    "config.json",
+def config(**changes: object) -> dict[str, bytes]:
+    values = {"model_type": "bert", "vocab_size": 9, "hidden_size": 8, "num_attention_heads": 2}
+    values |= {"intermediate_size": 8, "num_hidden_layers": 1, "max_position_embeddings": 9}
+    return {"config.json": json.dumps(values | {"type_vocab_size": 2} | changes).encode()}
+
+
+MODEL = config() | files(
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -153,7 +158,7 @@ def test_an_id_is_fetched_with_the_files_that_are_read_and_no_others(
 def test_shards_are_those_that_the_index_names(call: Caller) -> None:
     names = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
     index = {"weight_map": {"a": names[0], "b": names[1], "c": names[0]}}
-    model = files("config.json", *names)
+    model = config() | files(*names)
     model["model.safetensors.index.json"] = json.dumps(index).encode()
     call.hub.commit("owner/sharded", model | files("consolidated.safetensors"))
     folder = call.folder("owner/sharded")
@@ -172,7 +177,7 @@ def test_what_is_in_the_cache_is_not_fetched_again(call: Caller) -> None:
 
 
 def test_a_revision_pins_every_file(call: Caller) -> None:
-    old = call.hub.commit("owner/tiny", MODEL | {"config.json": b'{"old": 1}'}, "main", "v1")
+    old = call.hub.commit("owner/tiny", MODEL | config(old=1), "main", "v1")
     new = call.hub.commit("owner/tiny", MODEL)
     assert call.folder("owner/tiny").name == new
     for folder in (
@@ -181,7 +186,7 @@ def test_a_revision_pins_every_file(call: Caller) -> None:
         call.folder(f"owner/tiny@{old}"),
     ):
         assert folder.name == old
-        assert (folder / "config.json").read_bytes() == b'{"old": 1}'
+        assert json.loads((folder / "config.json").read_bytes())["old"] == 1
     assert "got revision 'v2', wanted a branch, tag or commit" in call.error("owner/tiny@v2")
     assert "revision: got 'owner/tiny@v1' and 'v1'" in call.error("owner/tiny@v1", "v1")
 
@@ -282,15 +287,19 @@ def test_what_goes_wrong_on_this_machine_has_its_remedy(error: Exception, words:
     ("names", "what"),
     [
         (["config.json", "pytorch_model.bin"], "pytorch_model.bin .*a pickle can run code"),
-        (["tiny.Q4_K_M.gguf"], "tiny.Q4_K_M.gguf .*llama.cpp"),
-        (["config.json", "onnx/model.onnx"], "onnx/model.onnx .*ONNX"),
         (["adapter_config.json", "adapter_model.safetensors"], "LoRA adapter"),
-        (["config.json", "tf_model.h5"], "tf_model.h5 .*TensorFlow"),
-        (["config.json", "consolidated.safetensors"], "consolidated.safetensors .*save it again"),
         (["README.md"], "no config.json"),
     ],
 )
 def test_other_formats_are_named_and_not_fetched(call: Caller, names: list[str], what: str) -> None:
-    call.hub.commit("owner/other", files(*names))
-    assert re.search(what, call.error("owner/other"))
+    model = {name: config().get(name, b"") for name in names}
+    call.hub.commit("owner/other", model)
+    assert re.search(f"owner/other: .*{what}", call.error("owner/other"))
     assert set(call.hub.sent) <= {"config.json"}
+
+
+def test_the_weights_of_a_model_that_is_not_supported_are_not_fetched(call: Caller) -> None:
+    call.hub.commit("owner/other", MODEL | config(model_type="bart"))
+    error = call.error("owner/other")
+    assert "owner/other: config.json: model_type: got 'bart', wanted one of bert," in error
+    assert "model.safetensors" not in call.hub.sent

@@ -93,7 +93,7 @@ def _in_words(
 
 def _missing(model: str, files: Sequence[str], error: Exception) -> list[str]:
     """The files that the cached snapshot lacks, where the library knows."""
-    snapshot = getattr(error, "snapshot_path", None)  # of IncompleteSnapshotError, since 2.0
+    snapshot = getattr(error, "snapshot_path", None)  # newer versions name it
     if snapshot is None:
         return []
     from huggingface_hub import get_cached_repo_tree
