@@ -96,6 +96,12 @@ class EngineSettings(Settings):
         description="embed: scale embeddings to length 1. Default: the sentence-transformers "
         "files, else not.",
     )
+    prompt_name: str | None = Field(
+        default=None,
+        max_length=64,
+        description="embed: which of the prompts in config_sentence_transformers.json stands "
+        "before each text. Default: its default_prompt_name, else none.",
+    )
     function_to_apply: ScoreFunction | None = Field(
         default=None,
         description="classify: from logits to scores. Default: by the configuration's "

@@ -137,7 +137,8 @@ def check(p: GenerationParameters, limits: GenerationLimits, spelled: Mapping[st
     if most is not None and p.min_new_tokens > most:
         wanted = f"at most {most}, the most new tokens"
         refuse("min_new_tokens", p.min_new_tokens, wanted, "lower it")
-    tokens = p.sequences * (most or max(p.min_new_tokens, 1))
+    # Behind a prompt there is less room than this, which is named where its length is known.
+    tokens = p.sequences * min(most or max(p.min_new_tokens, 1), limits.max_length)
     if tokens > limits.max_request_tokens:
         got = f"{tokens} tokens" + (f" over {p.sequences} sequences" if p.sequences > 1 else "")
         length = "max_new_tokens" if "max_new_tokens" in spelled else "min_new_tokens"
