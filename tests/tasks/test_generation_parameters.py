@@ -92,6 +92,32 @@ def test_top_k_is_off_as_zero_or_minus_one() -> None:
     assert parse(top_k=-1).top_k == parse(top_k=0).top_k == parse().top_k == 0
 
 
+def test_numbers_and_flags_may_be_written_as_strings() -> None:
+    written = {"temperature": "0.5", "top_p": "1", "top_k": "-1", "max_tokens": "5", "seed": "-7"}
+    flags = {"ignore_eos": "true", "skip_special_tokens": "False"}
+    plain = {"temperature": 0.5, "top_p": 1, "top_k": -1, "max_tokens": 5, "seed": -7}
+    of_strings = parse(**written, **flags, logit_bias={"3": "1e1"})
+    of_values = parse(**plain, ignore_eos=True, skip_special_tokens=False, logit_bias={"3": 10.0})
+    assert of_strings == of_values
+    assert parse(temperature="0", top_p="1").greedy
+    assert parse(do_sample="false", temperature="0.5").greedy
+
+
+def test_what_changes_no_answer_is_accepted() -> None:
+    harmless = {
+        "length_penalty": 1.0,
+        "use_beam_search": False,
+        "early_stopping": "false",
+        "detokenize": True,
+        "spaces_between_special_tokens": True,
+        "add_generation_prompt": True,
+        "continue_final_message": False,
+        "num_beams": "1",
+        "request_id": "of the client",
+    }
+    assert parse(**harmless, top_p=0.9) == parse(top_p=0.9)
+
+
 def test_other_names_and_single_strings() -> None:
     parameters = parse(max_tokens=9, min_tokens=2, stop="END", logit_bias={"7": -100})
     assert (parameters.max_new_tokens, parameters.min_new_tokens) == (9, 2)
@@ -99,14 +125,14 @@ def test_other_names_and_single_strings() -> None:
     assert parameters.logit_bias == {7: -100.0}
 
 
-NOT_NUMBERS = [True, "1", [1], {}, "NaN"]
+NOT_NUMBERS = [True, "one", "0x1", " 1", "", [1], {}, "NaN", "inf", "-"]
 REFUSED: list[tuple[str, list[Any]]] = [
-    ("max_new_tokens", [0, -1, 1.5, 5.0, *NOT_NUMBERS]),
+    ("max_new_tokens", [0, -1, 1.5, 5.0, "5.0", "0", *NOT_NUMBERS]),
     ("max_tokens", [0, True]),
     ("min_new_tokens", [-1, *NOT_NUMBERS]),
-    ("do_sample", [1, 0, "true", "yes"]),
-    ("temperature", [-0.1, 100.5, 1e-9, *NOT_NUMBERS]),
-    ("top_k", [-2, -1.0, 2001, 1.5, *NOT_NUMBERS]),
+    ("do_sample", [1, 0, "1", "yes", ""]),
+    ("temperature", [-0.1, 100.5, 1e-9, "-0.1", "1e999", *NOT_NUMBERS]),
+    ("top_k", [-2, -1.0, "-2", 2001, 1.5, *NOT_NUMBERS]),
     ("top_p", [0, -0.5, 1.0001, *NOT_NUMBERS]),
     ("min_p", [-0.1, 1.1, *NOT_NUMBERS]),
     ("typical_p", [0, 1.1, *NOT_NUMBERS]),
@@ -114,7 +140,7 @@ REFUSED: list[tuple[str, list[Any]]] = [
     ("presence_penalty", [-2.1, 2.1, *NOT_NUMBERS]),
     ("frequency_penalty", [-2.1, 2.1, *NOT_NUMBERS]),
     ("no_repeat_ngram_size", [-1, 1025, *NOT_NUMBERS]),
-    ("logit_bias", [5, [], {"x": 1}, {"-1": 1}, {"07": 1}, {"2000": 1}, {"7": 101}, {"7": "1"}]),
+    ("logit_bias", [5, [], {"x": 1}, {"-1": 1}, {"07": 1}, {"2000": 1}, {"7": 101}, {"7": "x"}]),
     ("logit_bias", [{str(i): 1 for i in range(MOST_BIASES + 1)}, {"7": True}, {"9" * 30: 1}]),
     (
         "bad_words",
@@ -122,7 +148,7 @@ REFUSED: list[tuple[str, list[Any]]] = [
     ),
     ("stop", ["", [""], [1], 1, {}, ["s"] * (MOST_STOPS + 1), "s" * (LONGEST_STOP + 1)]),
     ("stop_token_ids", [5, [True], [-1], [2000], [1] * (MOST_STOP_TOKENS + 1)]),
-    ("ignore_eos", [1, "false"]),
+    ("ignore_eos", [1, "no"]),
     ("add_special_tokens", [1]),
     ("skip_special_tokens", [1]),
     ("include_stop_str_in_output", [0]),
@@ -134,6 +160,10 @@ REFUSED: list[tuple[str, list[Any]]] = [
     ("timeout_seconds", [0, -1, 86401, *NOT_NUMBERS]),
     ("temprature", [0.5]),
     ("echo", [True]),
+    ("length_penalty", [2.0, "1.5", True]),
+    ("use_beam_search", [True, "true", 0]),
+    ("detokenize", [False]),
+    ("num_beams", [4]),
 ]
 
 
@@ -186,6 +216,10 @@ def test_the_limit_itself_is_allowed(name: str, value: Any) -> None:
         ({"n": 3}, "n: got 3, wanted 1 where no tokens are drawn"),
         ({"n": 4, "top_p": 0.9, "max_tokens": 300}, "n: got 1200 tokens over 4 sequences"),
         ({"best_of": 8, "top_p": 0.9, "max_tokens": 300}, "best_of: got 2400 tokens over 8"),
+        (
+            {"length_penalty": 2.0},
+            "length_penalty: got 2.0, wanted 1 or null, as it is not supported; remove it",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(asked: dict[str, Any], words: str) -> None:
@@ -196,12 +230,10 @@ def test_what_does_not_go_together_is_refused(asked: dict[str, Any], words: str)
 
 def test_new_tokens_fit_behind_the_prompt() -> None:
     assert parse(max_tokens=12).new_tokens(500, LIMITS) == 12
-    with pytest.raises(InvalidInput, match="max_new_tokens: got 13, wanted at most 12 "):
-        parse(max_tokens=13).new_tokens(500, LIMITS)
-    with pytest.raises(InvalidInput, match=r"got 9999, wanted at most 12 \(512 less the 500 of"):
-        parse(max_tokens=9999).new_tokens(500, LIMITS)  # of the room, not of the request's total
-    with pytest.raises(InvalidInput, match="min_new_tokens: got 13, wanted at most 12 "):
-        parse(min_tokens=13).new_tokens(500, LIMITS)
+    for name, asked in (("max_tokens", 13), ("max_new_tokens", 4000), ("min_tokens", 13)):
+        words = f"^{name}: got {asked}, wanted at most 12, the context length of 512 less the 500"
+        with pytest.raises(InvalidInput, match=words):
+            parse(**{name: asked}).new_tokens(500, LIMITS)
     with pytest.raises(InvalidInput, match="text_input: got 512 tokens, wanted at most 511"):
         parse().new_tokens(512, LIMITS)
 

@@ -81,8 +81,9 @@ class ChatTemplate:
         """The prompt, special tokens written out: to be tokenised without adding any.
 
         `messages`: objects with `role` and, where they have text, `content`, as parsed from JSON.
-        `add_generation_prompt`: end with the beginning of the assistant's answer. `template_kwargs`:
-        more that the template may read, by name (enable_thinking, …); plain values of JSON.
+        `add_generation_prompt`: end with the beginning of the assistant's answer.
+        `template_kwargs`: more that the template may read, by name (enable_thinking, …); plain
+        values of JSON.
         """
         conversation = _checked(messages)
         further = self._checked_variables(template_kwargs or {})
