@@ -79,7 +79,7 @@ MAY_IMPORT = {
     "agreement": set(),
     "parity": {"agreement", "errors", "models", "placement", "interop"},
     "serving": {"devices", "errors", "kernels", "engine", "models", "tasks", "weights"},
-    "serving.openai": {"errors", "serving", "tasks", "weights"},
+    "serving.openai": {"errors", "engine.settings", "models", "serving", "tasks", "weights"},
     "cli": {"errors", "kernels", "engine", "models", "tasks", "weights", "serving", "parity"},
     "__main__": {"cli"},
 }

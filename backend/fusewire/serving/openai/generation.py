@@ -1,7 +1,7 @@
 """One request for generated text, of one prompt or several, as pieces of its choices.
 
 Each prompt is a request to the model, on a stream of its own: closing the stream cancels it, which
-frees its slot and pages.
+frees its slot and KV pages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fusewire.serving.openai import errors
 T = TypeVar("T")
 # The model ends requests by their own `timeout_seconds`; this only has to be no shorter.
 _LONGEST_S = 2 * 86400.0
-_OUTPUTS = ("finish_reason", "num_input_tokens", "num_output_tokens")
+_OUTPUTS = ("finish_reason", "num_input_tokens", "num_cached_tokens", "num_output_tokens")
 
 
 @dataclass(frozen=True)
@@ -72,16 +72,18 @@ class Generation:
         self._transport = transport
         self._calls = [self._call(model, prompt, parameters, stream) for prompt in prompts]
         self._prompt_tokens = [0] * len(prompts)
+        self._cached_tokens = [0] * len(prompts)
         self._completion_tokens = 0
 
     @property
-    def usage(self) -> dict[str, int]:
+    def usage(self) -> dict[str, Any]:
         """The tokens so far."""
         prompt, completion = sum(self._prompt_tokens), self._completion_tokens
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": sum(self._cached_tokens)},
         }
 
     async def pieces(self) -> AsyncGenerator[Piece]:
@@ -110,6 +112,7 @@ class Generation:
         async with contextlib.aclosing(stream) as responses:
             async for outputs in responses:
                 self._prompt_tokens[prompt] = int(outputs["num_input_tokens"][0])
+                self._cached_tokens[prompt] = int(outputs["num_cached_tokens"][0])
                 self._completion_tokens += int(outputs["num_output_tokens"].sum())
                 pieces = [self._piece(outputs, index) for index in range(self._n)]
                 news = [p for index, p in enumerate(pieces) if index not in ended and _says(p)]
