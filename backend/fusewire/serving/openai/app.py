@@ -204,7 +204,7 @@ class Api:
         """Documents by how well they fit a query, the best first."""
         model = self._catalog.ranker(body.model, request)
         work = rerank(self._client, model, body)
-        return await _computed(request, work, {"text_input": "query", "text_pair": "documents"})
+        return await _computed(request, work, {"text_input": "documents", "text_pair": "documents"})
 
     async def score(self, body: ScoreRequest, request: Request) -> Response:
         """How well the texts of each pair fit."""
