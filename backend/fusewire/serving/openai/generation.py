@@ -67,7 +67,7 @@ class Generation:
         -> those the client used, for errors. `stream`: pieces as they come, else each prompt's
         choices whole."""
         self._n = parameters["n"]
-        self._logprobs = parameters.get("logprobs") is not None
+        self._logprobs: int | None = parameters.get("logprobs")
         self._names = names
         self._transport = transport
         self._calls = [self._call(model, prompt, parameters, stream) for prompt in prompts]
@@ -126,14 +126,19 @@ class Generation:
         return Piece(
             index,
             outputs["text_output"][index].decode(),
-            _tokens(outputs["logprobs"][index]) if self._logprobs else [],
+            self._tokens(outputs, index),
             None if reason == "None" else reason,
         )
+
+    def _tokens(self, outputs: Mapping[str, np.ndarray], index: int) -> list[Token]:
+        if self._logprobs is None:
+            return []
+        return [token_at(place, self._logprobs) for place in json.loads(outputs["logprobs"][index])]
 
     def _call(
         self, model: str, prompt: str | list[int], parameters: Mapping[str, Any], stream: bool
     ) -> Infer:
-        outputs = (*_OUTPUTS, "logprobs") if self._logprobs else _OUTPUTS
+        outputs = _OUTPUTS if self._logprobs is None else (*_OUTPUTS, "logprobs")
         inputs = (
             {"text_input": np.array([prompt.encode()], np.object_)}
             if isinstance(prompt, str)
@@ -190,13 +195,13 @@ def _says(piece: Piece) -> bool:
     return bool(piece.text or piece.tokens or piece.finish_reason)
 
 
-def _tokens(text: bytes) -> list[Token]:
-    """From the model's JSON: at each place the token taken, then the likeliest that were asked for,
-    which it may be one of."""
-    tokens = []
-    for place in json.loads(text):
-        entries = list(place.values())
-        ranked = sorted((e for e in entries if e["rank"] is not None), key=lambda e: e["rank"])
-        likeliest = [(entry["decoded_token"], entry["logprob"]) for entry in ranked]
-        tokens.append(Token(entries[0]["decoded_token"], entries[0]["logprob"], likeliest))
-    return tokens
+def token_at(place: Mapping[str, Mapping[str, Any]], count: int) -> Token:
+    """From the model's JSON of one place: the token there, then the `count` likeliest, which it may
+    be one of."""
+    taken, *others = entries = list(place.values())
+    likeliest = others if len(entries) > count else sorted(entries, key=lambda e: e["rank"])
+    return Token(
+        taken["decoded_token"],
+        taken["logprob"],
+        [(entry["decoded_token"], entry["logprob"]) for entry in likeliest],
+    )
