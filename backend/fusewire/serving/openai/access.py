@@ -133,8 +133,8 @@ class Access:
             "request_id": request_id,
         }
         level = logging.DEBUG if path == HEALTH and status == 200 else logging.INFO
-        words = "%(method)s %(path)s %(status)d %(ms).1f ms request %(request_id)s"
-        _log.log(level, words, fields, extra={"fields": fields})
+        known = {name: value for name, value in fields.items() if value is not None}
+        _log.log(level, "request", extra={"fields": known})
 
 
 def _digest(key: str) -> bytes:

@@ -43,10 +43,15 @@ class ClientGone(Exception):
     """Nobody is there to be answered."""
 
 
-async def whole(request: Request, model: str, generation: Generation, form: Form) -> Response:
+async def whole(
+    request: Request, model: str, generation: Generation, form: Form, prompt_logprobs: bool
+) -> Response:
     choices = await unless_gone(request, generation.whole())
     body = beginning(model, form.prefix, form.whole_object)
     body["choices"] = [form.whole(choice) for choice in choices]
+    if prompt_logprobs:
+        for written, choice in zip(body["choices"], choices, strict=True):
+            written["prompt_logprobs"] = choice.prompt_logprobs
     usage = request.state.call.usage = generation.usage
     return JSONResponse(body | {"usage": usage})
 

@@ -24,6 +24,7 @@ from fusewire.serving.openai.bodies import BoundedRequest, texts_or_ids
 from fusewire.serving.openai.catalog import Catalog
 from fusewire.serving.openai.chat import ChatForm
 from fusewire.serving.openai.completions import CompletionForm
+from fusewire.serving.openai.echo import Echo
 from fusewire.serving.openai.embeddings import EmbeddingRequest, embeddings
 from fusewire.serving.openai.generation import Generation
 from fusewire.serving.openai.generation_bodies import (
@@ -148,13 +149,17 @@ class Api:
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
         """What the model writes after a prompt, or after each of several."""
         model = self._catalog.generator(body.model, request)
+        prompts: Sequence[str] | Sequence[list[int]]
         prompts = texts_or_ids("prompt", body.prompt, MOST_PROMPTS)
         parameters = body.parameters(model.draws)
         if body.truncate_prompt_tokens is not None:
             prompts = await asyncio.to_thread(model.shortened, prompts, body, parameters)
-        return await self._generate(
-            request, body, "prompt", model, prompts, parameters, CompletionForm()
-        )
+        echo = None
+        if body.echo:
+            echo = await asyncio.to_thread(Echo.of, model, prompts, parameters)
+            prompts = echo.ids
+        form = CompletionForm(echo)
+        return await self._generate(request, body, "prompt", model, prompts, parameters, form)
 
     async def chat_completions(self, body: ChatRequest, request: Request) -> Response:
         """The assistant's answer to messages."""
@@ -180,7 +185,7 @@ class Api:
         body: GenerationBody,
         prompt: str,
         model: Generator,
-        prompts: list[str] | list[list[int]],
+        prompts: Sequence[str] | Sequence[list[int]],
         parameters: Mapping[str, Any],
         form: answering.Form,
     ) -> Response:
@@ -190,7 +195,8 @@ class Api:
             self._streams, model.name, prompts, parameters, names, stream=body.stream
         )
         if not body.stream:
-            return await answering.whole(request, model.name, generation, form)
+            scores = body.prompt_logprobs is not None
+            return await answering.whole(request, model.name, generation, form, scores)
         options = body.stream_options or StreamOptions()
         return await answering.streamed(request, model.name, generation, form, options)
 

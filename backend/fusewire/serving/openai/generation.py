@@ -26,13 +26,17 @@ _LONGEST_S = 2 * 86400.0
 _OUTPUTS = ("finish_reason", "num_input_tokens", "num_cached_tokens", "num_output_tokens")
 
 
+# By token id, as the model's JSON has it: logprob, rank and decoded_token.
+Place = Mapping[str, Mapping[str, Any]]
+
+
 @dataclass(frozen=True)
 class Token:
     """A token taken, and the likeliest ones at its place, likeliest first."""
 
     text: str
-    logprob: float
-    likeliest: Sequence[tuple[str, float]]
+    logprob: float | None  # None of a prompt's first token, before which there is nothing
+    likeliest: Sequence[tuple[str, float]] = ()
 
 
 @dataclass
@@ -43,11 +47,13 @@ class Piece:
     text: str = ""
     tokens: list[Token] = field(default_factory=list)  # where log-probabilities were asked for
     finish_reason: str | None = None
+    prompt_logprobs: list[Place | None] | None = None  # where they were asked for
 
     def add(self, piece: Piece) -> None:
         self.text += piece.text
         self.tokens += piece.tokens
         self.finish_reason = piece.finish_reason
+        self.prompt_logprobs = piece.prompt_logprobs
 
 
 class Generation:
@@ -68,10 +74,12 @@ class Generation:
         choices whole."""
         self._n = parameters["n"]
         self._logprobs: int | None = parameters.get("logprobs")
+        self._scores_prompt = parameters.get("prompt_logprobs") is not None
         self._names = names
         self._transport = transport
         self._calls = [self._call(model, prompt, parameters, stream) for prompt in prompts]
         self._prompt_tokens = [0] * len(prompts)
+        self._prompt_logprobs: list[list[Place | None] | None] = [None] * len(prompts)
         self._cached_tokens = [0] * len(prompts)
         self._completion_tokens = 0
 
@@ -114,11 +122,14 @@ class Generation:
                 self._prompt_tokens[prompt] = int(outputs["num_input_tokens"][0])
                 self._cached_tokens[prompt] = int(outputs["num_cached_tokens"][0])
                 self._completion_tokens += int(outputs["num_output_tokens"].sum())
+                if self._scores_prompt and self._prompt_logprobs[prompt] is None:
+                    self._prompt_logprobs[prompt] = json.loads(outputs["prompt_logprobs"][0])
                 pieces = [self._piece(outputs, index) for index in range(self._n)]
                 news = [p for index, p in enumerate(pieces) if index not in ended and _says(p)]
                 ended.update(index for index, p in enumerate(pieces) if p.finish_reason)
                 for piece in news:
                     piece.choice += prompt * self._n
+                    piece.prompt_logprobs = self._prompt_logprobs[prompt]
                 yield news
 
     def _piece(self, outputs: Mapping[str, np.ndarray], index: int) -> Piece:
@@ -138,7 +149,11 @@ class Generation:
     def _call(
         self, model: str, prompt: str | list[int], parameters: Mapping[str, Any], stream: bool
     ) -> Infer:
-        outputs = _OUTPUTS if self._logprobs is None else (*_OUTPUTS, "logprobs")
+        outputs = (
+            *_OUTPUTS,
+            *(("logprobs",) if self._logprobs is not None else ()),
+            *(("prompt_logprobs",) if self._scores_prompt else ()),
+        )
         inputs = (
             {"text_input": np.array([prompt.encode()], np.object_)}
             if isinstance(prompt, str)
@@ -195,7 +210,7 @@ def _says(piece: Piece) -> bool:
     return bool(piece.text or piece.tokens or piece.finish_reason)
 
 
-def token_at(place: Mapping[str, Mapping[str, Any]], count: int) -> Token:
+def token_at(place: Place, count: int) -> Token:
     """From the model's JSON of one place: the token there, then the `count` likeliest, which it may
     be one of."""
     taken, *others = entries = list(place.values())

@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field
 from fusewire.errors import InvalidInput
 from fusewire.serving.openai.bodies import Body, Nullable
 from fusewire.tasks.generation_checks import ALIASES
-from fusewire.tasks.generation_parameters import MOST_SEQUENCES, GenerationParameters
+from fusewire.tasks.generation_parameters import MOST_LOGPROBS, MOST_SEQUENCES, GenerationParameters
 from fusewire.tasks.no_effect import without_no_effect
 
 # Prompts of one request for completions, each a request to the model.
@@ -55,6 +55,11 @@ class GenerationBody(Body):
     n: int = Field(default=1, ge=1, le=MOST_SEQUENCES, description="Answers to each prompt.")
     truncate_prompt_tokens: int | None = Field(default=None, ge=-1, description=_TRUNCATE)
 
+    prompt_logprobs: int | None = Field(
+        default=None, ge=0, le=MOST_LOGPROBS, description="Log-probabilities of the prompt's "
+        "tokens: each choice has a list of them. Not for streams."
+    )  # fmt: skip
+
     def parameters(self, draws: bool | None) -> dict[str, Any]:
         """The model's parameters. As OpenAI has it, tokens are drawn, unless request or folder
         (`draws`) say otherwise. InvalidInput names a parameter that no model has."""
@@ -66,6 +71,11 @@ class GenerationBody(Body):
                 wanted = f"a parameter that is supported ({', '.join(_PARAMETERS)})"
                 raise InvalidInput(name, repr(value)[:80], wanted, "remove it")
         given["n"] = self.n
+        if self.prompt_logprobs is not None:
+            if self.stream:
+                wanted = "it without stream alone"
+                raise InvalidInput("prompt_logprobs", self.prompt_logprobs, wanted, "drop one")
+            given["prompt_logprobs"] = self.prompt_logprobs
         if draws is None:
             given.setdefault("do_sample", True)
         return given
@@ -83,12 +93,27 @@ class CompletionRequest(GenerationBody):
     """Of /v1/completions."""
 
     prompt: Any = Field(description="A text, a list of token ids, or a list of either.")
+    echo: bool = Field(
+        default=False, description="Put the prompt before the text, and its log-probabilities "
+        "before the others; max_tokens may be 0 then."
+    )  # fmt: skip
 
     def parameters(self, draws: bool | None) -> dict[str, Any]:
         given = super().parameters(draws)
         if "max_new_tokens" not in given:
             given.setdefault("max_tokens", _COMPLETION_TOKENS)
+        if self.echo:
+            if "prompt_logprobs" in given:
+                got, wanted = "it beside echo", "one of them"
+                raise InvalidInput("prompt_logprobs", got, wanted, "set echo and logprobs")
+            # Without a new token the model has nothing else to answer.
+            if "logprobs" in given or 0 in (given.get("max_tokens"), given.get("max_new_tokens")):
+                given["prompt_logprobs"] = given.get("logprobs", 0)
         return given
+
+    def names_used(self, prompt: str) -> dict[str, str]:
+        scores = {"prompt_logprobs": "logprobs"} if self.echo else {}
+        return {**super().names_used(prompt), **scores}
 
 
 class ChatRequest(GenerationBody):

@@ -52,13 +52,13 @@ class Served:
             raise _unreadable(field, fault) from None
         return list(encoded.ids)
 
-    def text(self, tokens: Sequence[int]) -> str:
-        """Of token ids; InvalidInput names `tokens`."""
+    def text(self, field: str, tokens: Sequence[int]) -> str:
+        """Of token ids; InvalidInput names `field`."""
         tokenizer = self.required_tokenizer()
         for token in tokens:
             if not 0 <= token < 1 << 32 or tokenizer.backend.id_to_token(token) is None:
                 wanted = "ids of the model's tokenizer"
-                raise InvalidInput("tokens", f"id {token}", wanted, "correct it")
+                raise InvalidInput(field, f"id {token}", wanted, "use this model's tokenizer")
         return tokenizer.decode(list(tokens))
 
     def required_tokenizer(self) -> Tokenizer:

@@ -69,7 +69,7 @@ async def tokenize(model: Served, body: TokenizeRequest) -> dict[str, Any]:
 async def detokenize(model: Served, body: DetokenizeRequest) -> dict[str, Any]:
     """The answer's body."""
     body.check()
-    return {"prompt": await asyncio.to_thread(model.text, body.tokens)}
+    return {"prompt": await asyncio.to_thread(model.text, "tokens", body.tokens)}
 
 
 def _ids(model: Served, body: TokenizeRequest) -> list[int]:
