@@ -8,6 +8,7 @@ from typing import Any
 
 from fusewire.serving.openai.generation import Piece, Token, token_at
 from fusewire.serving.openai.served import Generator
+from fusewire.tasks.written import written_whole
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,9 @@ class Echo:
             for each in prompts
         ]
         firsts = [model.text("prompt", each[:1]) for each in ids]
-        return Echo(texts, ids, firsts, parameters["n"], parameters.get("logprobs"))
+        logprobs = written_whole(parameters.get("logprobs"))
+        count = logprobs if isinstance(logprobs, int) else None  # else the model refuses it
+        return Echo(texts, ids, firsts, parameters["n"], count)
 
     def text(self, piece: Piece) -> str:
         """The prompt of the piece's choice."""

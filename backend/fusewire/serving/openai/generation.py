@@ -73,7 +73,7 @@ class Generation:
         -> those the client used, for errors. `stream`: pieces as they come, else each prompt's
         choices whole."""
         self._n = parameters["n"]
-        self._logprobs: int | None = parameters.get("logprobs")
+        self._logprobs = parameters.get("logprobs")  # a number, or one that the model refuses
         self._scores_prompt = parameters.get("prompt_logprobs") is not None
         self._names = names
         self._transport = transport
@@ -144,7 +144,8 @@ class Generation:
     def _tokens(self, outputs: Mapping[str, np.ndarray], index: int) -> list[Token]:
         if self._logprobs is None:
             return []
-        return [token_at(place, self._logprobs) for place in json.loads(outputs["logprobs"][index])]
+        places = json.loads(outputs["logprobs"][index])
+        return [token_at(place, int(self._logprobs)) for place in places]
 
     def _call(
         self, model: str, prompt: str | list[int], parameters: Mapping[str, Any], stream: bool
@@ -218,5 +219,5 @@ def token_at(place: Place, count: int) -> Token:
     return Token(
         taken["decoded_token"],
         taken["logprob"],
-        [(entry["decoded_token"], entry["logprob"]) for entry in likeliest],
+        [(entry["decoded_token"], entry["logprob"]) for entry in likeliest[:count]],
     )

@@ -14,6 +14,7 @@ from fusewire.serving.openai.bodies import Body, Nullable
 from fusewire.tasks.generation_checks import ALIASES
 from fusewire.tasks.generation_parameters import MOST_LOGPROBS, MOST_SEQUENCES, GenerationParameters
 from fusewire.tasks.no_effect import without_no_effect
+from fusewire.tasks.written import written_whole
 
 # Prompts of one request for completions, each a request to the model.
 MOST_PROMPTS = 128
@@ -107,7 +108,8 @@ class CompletionRequest(GenerationBody):
                 got, wanted = "it beside echo", "one of them"
                 raise InvalidInput("prompt_logprobs", got, wanted, "set echo and logprobs")
             # Without a new token the model has nothing else to answer.
-            if "logprobs" in given or 0 in (given.get("max_tokens"), given.get("max_new_tokens")):
+            most = given.get("max_tokens", given.get("max_new_tokens"))
+            if "logprobs" in given or written_whole(most) == 0:
                 given["prompt_logprobs"] = given.get("logprobs", 0)
         return given
 

@@ -21,9 +21,9 @@ from fusewire.serving.openai.errors import ApiError
 from fusewire.tasks import generation_defaults
 from fusewire.tasks.chat_template import ChatTemplate
 from fusewire.tasks.contract import GENERATE, contract
-from fusewire.tasks.cross_encoder import score_function
 from fusewire.tasks.least_tokens import WORTH_WHILE
 from fusewire.tasks.parameters import override
+from fusewire.tasks.rerank import score_function
 from fusewire.tasks.sentence_files import SentenceFiles
 from fusewire.tasks.tokenizer import Tokenizer, TokenizerFault
 
@@ -215,7 +215,7 @@ def _encoder(name: str, task: str, folder: Path, settings: EngineSettings) -> En
     named = files.max_length or (tokenizer.max_length if tokenizer is not None else None)
     longest = settings.max_length or min(named or blueprint.max_length, blueprint.max_length)
     labels = len(Config(config).labels())
-    function = score_function(config) if task == CLASSIFY and labels == 1 else ""
+    function = score_function(config, labels) if task == CLASSIFY and labels == 1 else ""
     width = blueprint.hidden_size
     return Encoder(name, task, tokenizer, longest, settings, files, width, labels, function)
 
