@@ -165,7 +165,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=records.RESULTS)
     options = parser.parse_args()
     if options.systems is None:
-        needs_install = ("onnxruntime", "ctranslate2")
+        needs_install = ("onnxruntime", "openvino", "ctranslate2")
         missing = [name for name in needs_install if importlib.util.find_spec(name) is None]
         for name in missing:
             print(f"{name}: not installed, left out; pip install {name}")
