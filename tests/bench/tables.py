@@ -54,6 +54,23 @@ def _encoder_table(rows: Rows) -> str:
     return "\n".join([*lines, "", _where(rows, versions)])
 
 
+def _encode_table(rows: Rows) -> str:
+    found = {(row["case"], row["system"]): row for row in rows}
+    lines = [
+        f"Embedding {rows[0]['texts']} texts, {rows[0]['model']}, texts/s:",
+        "",
+        "| texts | fusewire | sentence-transformers | times |",
+        "|---|---|---|---|",
+    ]
+    for case in dict.fromkeys(row["case"] for row in rows):
+        own, other = found[case, "fusewire"], found[case, "sentence-transformers"]
+        lines.append(
+            f"| {case} | {own['texts_per_s']:.0f} | {other['texts_per_s']:.0f} | "
+            f"{own['times_sentence_transformers']:.2f} |"
+        )
+    return "\n".join([*lines, "", _where(rows, rows[0]["versions"])])
+
+
 def _generation_table(rows: Rows) -> str:
     """A line a case; of each system the step, of ours the prompt pass too."""
     systems = list(dict.fromkeys(row["system"] for row in rows))
@@ -158,6 +175,7 @@ def _gemm_columns(rows: Rows) -> list[str]:
 
 TABLES: dict[str, Callable[[Rows], str]] = {
     "encoder": _encoder_table,
+    "encode": _encode_table,
     "generation": _generation_table,
     generation_curves.BENCHMARK: _generation_poisson_table,
     "served": _served_table,

@@ -77,6 +77,17 @@ def test_generation_is_held_to_ctranslate2_by_its_steps(tmp_path: Path) -> None:
     assert "| 8x128..512 | 40.0 / 100 / 100 | none / 100 (1.00) / 100 (1.00) |" in table
 
 
+def test_encode_stands_beside_sentence_transformers(tmp_path: Path) -> None:
+    row = {"model": "MiniLM-L6", "case": "8 to 40 words, sorted", "texts": 512, "disturbed": 0.0}
+    row |= WHERE | {"versions": {"fusewire": "0.1"}}
+    ours = {"system": "fusewire", "texts_per_s": 300.0, "times_sentence_transformers": 2.0}
+    write(tmp_path, "encode", row | ours)
+    write(tmp_path, "encode", row | {"system": "sentence-transformers", "texts_per_s": 150.0})
+    found = tables.markdown(tmp_path)
+    assert "| 8 to 40 words, sorted | 300 | 150 | 2.00 |" in found
+    assert found.startswith("Embedding 512 texts, MiniLM-L6, texts/s:")
+
+
 def test_the_newest_run_of_a_case_counts(results: Path) -> None:
     later = {"time": "2026-01-03T00:00:00Z"}
     rivals = [encoder_row("transformers", 200.0, **later)]
