@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.bench import machine, summary
 
-BENCHMARKS = ("encoder", "generation", "memory", "served", "gemm")
+BENCHMARKS = ("encoder", "generation", "memory", "served", "python_api", "gemm")
 
 
 def without_onednn(chosen: list[str]) -> list[str]:

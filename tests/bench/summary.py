@@ -29,6 +29,7 @@ def goals(results: Path) -> list[Goal]:
         (generation_curves.BENCHMARK, generation_curves.goals),
         ("memory", _memory),
         ("served", _served),
+        ("python_api", _python_api),
     ):
         rows = machine.latest(results / f"{name}.jsonl")
         found += goals_of(rows) if rows else []
@@ -92,6 +93,19 @@ def _served(rows: Rows) -> list[Goal]:
             row["served_over_engine"] >= row["goal"],
         )
         for row in rows
+    ]
+
+
+def _python_api(rows: Rows) -> list[Goal]:
+    return [
+        Goal(
+            f"{row['system']}, {row['model']} {row['case']}, of the engine's rate",
+            f">= {row['goal']:.0%}",
+            f"{row['share_of_engine']:.1%}",
+            row["share_of_engine"] >= row["goal"],
+        )
+        for row in rows
+        if row["goal"] is not None
     ]
 
 
