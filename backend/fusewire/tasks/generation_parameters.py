@@ -10,11 +10,20 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator
 
 from fusewire.errors import InvalidInput
 from fusewire.tasks.bounded_json import read_object
-from fusewire.tasks.generation_checks import ALIASES, GenerationLimits, check, give_way, refusal
+from fusewire.tasks.generation_checks import (
+    GenerationLimits,
+    canonical,
+    check,
+    give_way,
+    layer,
+    refusal,
+)
+from fusewire.tasks.no_effect import without_no_effect
+from fusewire.tasks.written import Flag, Real, Whole, written_whole
 
 FIELD = "sampling_parameters"
 
@@ -32,14 +41,8 @@ LONGEST_BAD_WORD = 64
 # Alternatives a token: each costs a search of the vocabulary and a part of the reply.
 MOST_LOGPROBS = 20
 
-# A layer that sets one of these, and does not say `do_sample`, asks for sampling.
-_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
-
 _ID = re.compile("0|[1-9][0-9]{0,18}")
 
-Flag = Annotated[bool, Field(strict=True)]
-Whole = Annotated[int, Field(strict=True)]
-Real = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Text = Annotated[str, Field(strict=True, min_length=1)]
 
 
@@ -48,6 +51,7 @@ class GenerationParameters(BaseModel):
     which alone it can be refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+    _names: dict[str, str] = PrivateAttr(default_factory=dict)  # field -> as the request names it
 
     max_new_tokens: Whole | None = Field(
         default=None,
@@ -199,7 +203,8 @@ class GenerationParameters(BaseModel):
     @field_validator("top_k", mode="before")
     @classmethod
     def _all_is_off(cls, value: Any) -> Any:
-        return 0 if type(value) is int and value == -1 else value
+        whole = written_whole(value)
+        return 0 if type(whole) is int and whole == -1 else value
 
     @field_validator("logit_bias", mode="before")
     @classmethod
@@ -219,6 +224,7 @@ class GenerationParameters(BaseModel):
             super().__init__(**layer(values))
         except ValidationError as error:
             raise refusal(error, values, list(type(self).model_fields)) from None
+        self._names = {canonical(name): name for name in values}
 
     @classmethod
     def of(
@@ -229,13 +235,16 @@ class GenerationParameters(BaseModel):
     ) -> GenerationParameters:
         """What is asked, checked and completed by `defaults`, as `generation_defaults` makes them:
         those that do not fit what is asked, or the limits, give way. InvalidInput."""
-        given = {name: value for name, value in asked.items() if value is not None}
+        given = without_no_effect(
+            {name: value for name, value in asked.items() if value is not None}
+        )
         named = layer(given)
         others = {"do_sample": False, **(defaults or {})}
         parameters = cls(**{k: v for k, v in others.items() if k not in named}, **given)
         fitting = {**dict(parameters), **give_way(parameters, limits, named)}
         parameters = cls.model_construct(set(named), **fitting)
-        check(parameters, limits, {ALIASES.get(name, name): name for name in given})
+        parameters._names = {canonical(name): name for name in given}
+        check(parameters, limits)
         return parameters
 
     @classmethod
@@ -255,6 +264,10 @@ class GenerationParameters(BaseModel):
         """How many are generated: best_of, or n."""
         return self.best_of or self.n
 
+    def named(self, field: str) -> str:
+        """A field by the name that the request used."""
+        return self._names.get(field, field)
+
     def new_tokens(self, prompt_tokens: int, limits: GenerationLimits) -> int:
         """Most tokens to generate for each sequence behind a prompt of that length; InvalidInput
         where what was asked does not fit."""
@@ -270,24 +283,11 @@ class GenerationParameters(BaseModel):
             asked = getattr(self, name)
             if name in self.model_fields_set and asked is not None and asked > room:
                 raise InvalidInput(
-                    name,
+                    self.named(name),
                     asked,
-                    f"at most {room} ({limits.max_length} less the {prompt_tokens} of the prompt)",
+                    f"at most {room}, the context length of {limits.max_length} less the "
+                    f"{prompt_tokens} tokens of the prompt",
                     "lower it or shorten the prompt",
                 )
         most = self.max_new_tokens or max(1, limits.max_request_tokens // self.sequences)
         return min(room, most)
-
-
-def layer(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What a request says, by the fields' names: nulls left out, aliases resolved,
-    and `do_sample` where it follows from the rest. InvalidInput: a field under both its names."""
-    given = {name: value for name, value in values.items() if value is not None}
-    for alias, name in ALIASES.items():
-        if alias in given:
-            if name in given:
-                raise InvalidInput(alias, f"{alias} and {name} together", "one of them", "drop one")
-            given[name] = given.pop(alias)
-    if any(name in given for name in _SAMPLING):
-        given.setdefault("do_sample", True)
-    return given

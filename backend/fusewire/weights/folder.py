@@ -8,21 +8,16 @@ Hugging Face cache is made of such links, when the folder is a cache snapshot
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 from fusewire.errors import CheckpointError
+from fusewire.weights.formats import INDEX, WEIGHTS, not_a_model
 
-WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 JSON_LIMIT_BYTES = 64 << 20
-_OTHER_FORMATS = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt", "*.h5", "*.msgpack", "*.onnx")
-_CONVERT = (
-    "convert it once where you trust its origin: "
-    "transformers.CLASS.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER), "
-    "where config.json names CLASS in `architectures`, and copy the tokenizer's files"
-)
+_LISTED = 10_000  # files of a folder that is no model
 
 
 def open_folder(folder: Path | str) -> Path:
@@ -96,7 +91,7 @@ def weight_files(folder: Path | str) -> dict[str, list[str] | None]:
         return {WEIGHTS: None}
     index = read_json(folder, INDEX)
     if index is None:
-        raise _no_weights(open_folder(folder))
+        raise no_model_in(folder)
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{INDEX}: no `weight_map`; download the file again")
@@ -121,13 +116,9 @@ def _allowed(root: Path) -> list[Path]:
     return [root]
 
 
-def _no_weights(root: Path) -> CheckpointError:
-    others = sorted(path.name for pattern in _OTHER_FORMATS for path in root.glob(pattern))
-    if others:
-        return CheckpointError(
-            f"{others[0]}: not read (a pickle can run code when it is opened; other formats are "
-            f"not supported), wanted {WEIGHTS} or {INDEX}; {_CONVERT}"
-        )
-    return CheckpointError(
-        f"{root.name}: no {WEIGHTS} or {INDEX} in the folder; give a Hugging Face model folder"
-    )
+def no_model_in(folder: Path | str) -> CheckpointError:
+    """The error for a folder without config.json or without safetensors weights: what it holds."""
+    root = open_folder(folder)
+    found = (path for pattern in ("*", "*/*") for path in root.glob(pattern) if path.is_file())
+    names = [path.relative_to(root).as_posix() for path in itertools.islice(found, _LISTED)]
+    return not_a_model(root.name, names)

@@ -90,4 +90,4 @@ def _read(name: str, task: str, folder: Path) -> Served:
     files = SentenceFiles.read(folder)
     if files.lowercase and tokenizer is not None:
         tokenizer.lowercase()
-    return Served(name, task, tokenizer, prefix=files.prompt)
+    return Served(name, task, tokenizer, prefix=files.prompt(None))
