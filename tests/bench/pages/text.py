@@ -61,8 +61,9 @@ SECTIONS = (
     ),
     Section(
         "Encoding texts from Python",
-        "Texts to embeddings, tokenisation included: all-MiniLM-L6-v2 with its own pooling and "
-        "normalisation, beside `SentenceTransformer.encode`, which sorts by length inside.",
+        "Texts to embeddings, tokenisation included, with the pooling and normalisation of "
+        "all-MiniLM-L6-v2: `fusewire.Embedder.encode` beside `SentenceTransformer.encode`, both "
+        "with their defaults.",
         (("cpu", "encode"),),
     ),
     Section(
