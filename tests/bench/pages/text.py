@@ -27,12 +27,12 @@ the same run, orange bars below 1 where it is slower."""
 @dataclass(frozen=True)
 class Section:
     """A heading, what to know before its tables, the benchmarks of its tables (kind of device and
-    name), the picture above them, and what to know of a system that is in them."""
+    name), the pictures above them, and what to know of a system that is in them."""
 
     heading: str
     prose: str
     benchmarks: tuple[tuple[str, str], ...]
-    picture: str = ""
+    pictures: tuple[str, ...] = ()
     systems: dict[str, str] = field(default_factory=dict)
 
 
@@ -45,12 +45,14 @@ SECTIONS = (
         "sequence. Lengths are drawn uniformly from 0.2 S to S, or all equal to S where the table "
         "says full.",
         (("gpu", "encoder"),),
+        ("encoders_gpu",),
     ),
     Section(
         "Encoders on CPUs",
         "From token ids to the last hidden state in fp32, all systems on the same cores.",
         (("cpu", "encoder"),),
-        systems={
+        ("encoders_cpu",),
+        {
             "torch-packed": "torch on unpadded rows, attention a sequence at a time",
             "onnxruntime": "a graph fused by ONNX Runtime's own Transformer optimizer, padded",
             "openvino": "OpenVINO with its latency hint for one sequence, with its throughput hint "
@@ -75,17 +77,19 @@ SECTIONS = (
         "steps, prompts, whole answers and long contexts with a hand-written torch decoder, "
         "compiled and replayed as a CUDA graph, and with transformers.",
         (("gpu", "generation_vllm"), ("gpu", "generation")),
+        ("generation_vllm", "generation_step"),
     ),
     Section(
         "Requests that arrive at random",
         "Continuous batching beside the same engine with batches that run to completion.",
         (("gpu", "generation_poisson"), ("cpu", "generation_poisson")),
-        "arrivals",
+        ("arrivals",),
     ),
     Section(
         "Generation on CPUs",
         "GPT-2 in fp32 on the same cores; every system produces the same greedy tokens.",
         (("cpu", "generation"),),
+        ("generation_cpu",),
     ),
     Section(
         "Through the server",
@@ -97,6 +101,7 @@ SECTIONS = (
         "Single kernels",
         "",
         (("gpu", "kernels"), ("gpu", "gemm"), ("gpu", "attention"), ("cpu", "gemm")),
+        ("attention",),
     ),
 )
 
@@ -141,8 +146,8 @@ def _parts(section: Section, found: dict[str, dict[str, Rows]]) -> Iterator[str]
     systems = {row["system"] for rows in measured.values() for row in rows if "system" in row}
     if notes := [f"- `{name}`: {n}" for name, n in section.systems.items() if name in systems]:
         yield "\n".join(notes)
-    if section.picture:
-        yield _image(section.picture)
+    for name in section.pictures:
+        yield _image(name)
     for (kind, name), rows in measured.items():
         yield KINDS[kind][name](rows)
 
