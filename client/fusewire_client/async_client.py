@@ -37,7 +37,7 @@ def _awaiting(
 
 
 class AsyncClient(Base[AsyncTransport]):
-    """asyncio client, for one event loop. The methods of `Client`, awaited."""
+    """asyncio client, for one event loop: the methods of `Client`, awaited."""
 
     _transports: ClassVar = {"grpc": AsyncGrpcTransport, "http": AsyncHttpTransport}
 
