@@ -80,7 +80,6 @@ def generation(folder: Path, options: argparse.Namespace) -> Iterator[dict[str, 
     }
     roomy = GenerationSettings(max_waiting=max(options.prompts), **common)
     asked: dict[str, Any] = {"max_new_tokens": options.new_tokens, "ignore_eos": True}
-    where = f" on {options.device}"
     llm = fusewire.LLM(folder, device=options.device, **common)
     with GenerationEngine(folder, roomy, options.device) as engine, llm:
         machine.settle()
@@ -95,10 +94,10 @@ def generation(folder: Path, options: argparse.Namespace) -> Iterator[dict[str, 
             sides["LLM.generate"] = interface
             if count <= engine.settings.max_sequences and not options.without_threads:
                 sides["a thread a prompt"] = lambda p=prompts: by_threads(engine, p, asked)
-            yield from rows(
-                sides, count * options.new_tokens, "new tokens", options.rounds,
-                {"model": "GPT-2 124M", "case": f"{count} x {PROMPT_TOKENS}+{options.new_tokens}" + where},
-            )  # fmt: skip
+            case = f"{count} x {PROMPT_TOKENS}+{options.new_tokens} on {options.device}"
+            about = {"model": "GPT-2 124M", "case": case}
+            tokens = count * options.new_tokens
+            yield from rows(sides, tokens, "new tokens", options.rounds, about)
 
 
 def letters(count: int) -> list[str]:
@@ -128,7 +127,6 @@ def by_threads(engine: Any, prompts: list[str], asked: dict[str, Any]) -> None:
 def encoders(work: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     import fusewire
 
-    where = f" on {options.device}"
     for name in options.encoders:
         folder = work / name
         write_checkpoint(folder, ENCODERS[name])
@@ -139,10 +137,9 @@ def encoders(work: Path, options: argparse.Namespace) -> Iterator[dict[str, Any]
             "engine": lambda e=embedder, t=texts: by_encoder(e, t),  # type: ignore[misc]
             "Embedder.encode": lambda e=embedder, t=texts: e.encode(t),  # type: ignore[misc]
         }
-        yield from rows(
-            sides, sum(map(len, ids)), "tokens", options.rounds,
-            {"model": ENCODERS[name].name, "case": f"{options.texts} texts" + where},
-        )  # fmt: skip
+        case = f"{options.texts} texts on {options.device}"
+        about = {"model": ENCODERS[name].name, "case": case}
+        yield from rows(sides, sum(map(len, ids)), "tokens", options.rounds, about)
 
 
 def by_encoder(embedder: Any, texts: list[str]) -> None:

@@ -78,8 +78,8 @@ class Classifier:
             function_to_apply: From logits to scores: `none`, `sigmoid` or `softmax`. Default: as
                 transformers chooses by the configuration's problem_type and number of labels.
             truncation: Cut texts that are too long for the model instead of refusing them.
-            batch_size: Most texts computed at once. Default: as many as `max_batch_tokens` holds,
-                which is fastest.
+            batch_size: Most texts tokenised together. There is nothing to tune: what is computed
+                together is chosen by tokens, at most `max_batch_tokens`.
             show_progress_bar: Default: shown on a terminal, for work of over a fraction of a
                 second. False: never.
 

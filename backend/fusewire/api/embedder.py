@@ -108,8 +108,8 @@ class Embedder:
             prompt_name: Name of the prompt, of `prompts`, to put before each text. Default: the
                 folder's `default_prompt_name`, else none.
             prompt: The prompt itself; goes before `prompt_name`.
-            batch_size: Most texts computed at once. Default: as many as `max_batch_tokens` holds,
-                which is fastest.
+            batch_size: Most texts tokenised together. There is nothing to tune: what is computed
+                together is chosen by tokens, at most `max_batch_tokens`.
             show_progress_bar: Default: shown on a terminal, for work of over a fraction of a
                 second. False: never.
             normalize_embeddings: Scale embeddings to length 1. Default: as the folder says.

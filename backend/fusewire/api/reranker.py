@@ -66,8 +66,8 @@ class Reranker:
 
         Args:
             pairs: (query, document) pairs, or one pair.
-            batch_size: Most pairs computed at once. Default: as many as `max_batch_tokens` holds,
-                which is fastest.
+            batch_size: Most pairs tokenised together. There is nothing to tune: what is computed
+                together is chosen by tokens, at most `max_batch_tokens`.
             show_progress_bar: Default: shown on a terminal, for work of over a fraction of a
                 second. False: never.
 

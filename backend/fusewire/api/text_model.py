@@ -21,7 +21,7 @@ from fusewire.tasks.parameters import Value
 _CHARACTERS_PER_TOKEN = 4
 # Given to the engine at once, so that it tokenises while the device computes; their tokens are held
 # in memory meanwhile.
-_REQUESTS_AT_ONCE = 32
+_MICRO_BATCHES_AT_ONCE = 32
 
 
 class TextModel:
@@ -59,8 +59,9 @@ class TextModel:
     ) -> NDArray[np.float32]:
         """The rows of `output` [n, values] for one or more texts, or pairs of texts.
 
-        `batch_size`: texts computed at once; None: as many as max_batch_tokens holds. InvalidInput
-        names the text at fault, before anything is computed where it is too long.
+        `batch_size`: texts of a request to the engine, which computes requests together; None: of
+        about a micro-batch. InvalidInput names the text at fault, before anything is computed where
+        it is too long.
         """
         _check(texts, pairs, batch_size)
         sizes = [len(text) for text in texts]
@@ -94,27 +95,20 @@ class TextModel:
         self, order: Sequence[int], sizes: Sequence[int], batch_size: int | None
     ) -> Iterator[list[list[int]]]:
         """Batches of texts, those that the engine gets at once together."""
-        if batch_size is not None:
-            for first in range(0, len(order), batch_size):
-                yield [list(order[first : first + batch_size])]
-            return
         budget = self.engine.settings.max_batch_tokens * _CHARACTERS_PER_TOKEN
         batches: list[list[int]] = []
         batch: list[int] = []
-        room = budget
-        for index in order:
+        characters = total = 0
+        for place, index in enumerate(order, 1):
             batch.append(index)
-            room -= sizes[index]
-            if room <= 0 or len(batch) >= self.engine.settings.max_batch_tokens:
+            characters += sizes[index] + 1
+            if place == len(order) or characters >= budget or len(batch) == batch_size:
                 batches.append(batch)
-                batch, room = [], budget
-            if len(batches) == _REQUESTS_AT_ONCE:
-                yield batches
-                batches = []
-        if batch:
-            batches.append(batch)
-        if batches:
-            yield batches
+                total += characters
+                batch, characters = [], 0
+                if place == len(order) or total >= budget * _MICRO_BATCHES_AT_ONCE:
+                    yield batches
+                    batches, total = [], 0
 
     def _at_fault(
         self,
