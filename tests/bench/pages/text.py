@@ -126,9 +126,9 @@ The last two take `--model gpt2` or `llama-8b`. Every benchmark has `--help`.
 Rows go to `bench-results`. `python -m tests.bench.pages --take` brings them into `docs/results` and
 renews this page and its pictures.
 
-`make load` starts a server and puts load on it with Locust: texts to embed, and streams of generated
-text over gRPC and from the OpenAI endpoint, in a closed loop and with Poisson arrivals. It reports
-latencies, times to first token and times between tokens in `load-results`."""
+`make load` starts a server and puts load on it with Locust: texts to embed, and streams of
+generated text over gRPC and from the OpenAI endpoint, in a closed loop and with Poisson arrivals.
+It reports latencies, times to first token and times between tokens in `load-results`."""
 
 
 def page(results: Path) -> str:
