@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "torch_memory": {"errors", "kernels"},
     "padded": {"errors"},
     "weights": {"errors"},
-    "hub": {"errors", "hub_errors", "weights"},
+    "hub": {"errors", "hub_errors", "models", "weights"},
     "hub_errors": {"errors"},
     "models": {"errors", "kernels", "placement", "weights", "engine.batch"},
     "engine": set(),
@@ -93,7 +93,17 @@ MAY_IMPORT = {
     "parity": {"agreement", "errors", "hub", "models", "placement", "interop"},
     "serving": {"devices", "errors", "hub", "kernels", "engine", "models", "tasks", "weights"},
     "serving.openai": {"errors", "serving", "tasks", "weights"},
-    "cli": {"errors", "kernels", "engine", "models", "tasks", "weights", "serving", "parity"},
+    "cli": {
+        "errors",
+        "hub",
+        "kernels",
+        "engine",
+        "models",
+        "tasks",
+        "weights",
+        "serving",
+        "parity",
+    },
     "__main__": {"cli"},
 }
 ONLY_IN = {
