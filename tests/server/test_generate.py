@@ -255,15 +255,16 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (asked("x", top_p=1.5), "top_p: got 1.5"),
     (asked("x", temprature=1), "temprature: got 1"),
     (asked("x" * 128, max_new_tokens=1), "text_input: got 128 tokens"),
-    (asked("x", max_new_tokens=4000), "max_new_tokens: got 4000"),
+    (asked("x", max_tokens=4000), "max_tokens: got 4000, wanted at most 127, the context length"),
     (asked("x", n=60, temperature=1.0, max_new_tokens=100), "n: got 6000 tokens"),
     (asked("x", stop=["a"] * 17), "stop: got 17 entries"),
     (asked(""), "text_input: got no tokens"),
-    ({"sampling_parameters": "{}"}, "text_input: got neither"),
-    ({"text_input": "x", "input_ids": [1]}, "text_input: got both"),
+    ({"sampling_parameters": "{}"}, "text_input: got no prompt"),
+    ({"text_input": "x", "input_ids": [1]}, "text_input: got text_input and input_ids"),
+    ({"messages": '[{"role": "user", "content": "x"}]'}, "no chat template"),
     ({"input_ids": [1, 257]}, "input_ids: got id 257"),
     (asked("x") | {"stream": True, "exclude_input_in_output": False}, "exclude_input_in_output"),
-    (asked("x") | {"parameters": {"n": 1}}, "sampling_parameters: got parameters of the request"),
+    (asked("x", length_penalty=2), "length_penalty: got 2, wanted 1 or null"),
 ]
 
 

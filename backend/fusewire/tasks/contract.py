@@ -76,6 +76,7 @@ def _one(name: str, dtype: str) -> TensorContract:
 _GENERATE_INPUTS = (
     _one("text_input", "TYPE_STRING"),
     TensorContract("input_ids", "TYPE_INT64", (-1,), optional=True),
+    _one("messages", "TYPE_STRING"),  # a JSON list, for the folder's chat template
     _one("stream", "TYPE_BOOL"),
     _one("sampling_parameters", "TYPE_STRING"),
     _one("exclude_input_in_output", "TYPE_BOOL"),
