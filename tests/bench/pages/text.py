@@ -15,10 +15,10 @@ INTRODUCTION = """\
 
 <!-- Generated from docs/results by `python -m tests.bench.pages`: do not edit. -->
 
-All systems of a table were measured in the same run on the same machine, unless the text says
-otherwise in turns, so that clock changes and other load met all of them. Where outputs can be
-compared, each system's was first checked against transformers on fresh random input. Numbers are
-medians unless the table says otherwise. Under each table: date, hardware, versions.
+All systems of a table were measured in the same run on the same machine, in turns unless the text
+says otherwise, so that clock changes and other load met all of them. Where outputs can be compared,
+each system's was first checked against transformers on fresh random input. Numbers are medians
+unless the table says otherwise. Under each table: date, hardware, versions.
 
 In the picture, blue bars above 1 are cases where fusewire is faster than the fastest alternative of
 the same run, orange bars below 1 where it is slower."""
@@ -123,6 +123,7 @@ encoder` runs one of them. With a GPU:
 | requests that arrive at random | `python -m tests.bench.generation_poisson --device cuda` |
 
 The last two take `--model gpt2` or `llama-8b`. Every benchmark has `--help`.
+
 Rows go to `bench-results`. `python -m tests.bench.pages --take` brings them into `docs/results` and
 renews this page and its pictures.
 
