@@ -20,9 +20,10 @@ from typing import IO
 import fusewire
 from fusewire import devices
 from fusewire.errors import ConfigurationError, FusewireError
-from fusewire.serving import processes
+from fusewire.serving import processes, setting
 from fusewire.serving.config import ServerSettings
 from fusewire.serving.endpoint import CONTROL_HEADER, Endpoint
+from fusewire.serving.environment import variable
 from fusewire.serving.installation import Installation
 
 # What a stranger must not do to a server: load code, map memory, read or redirect logs.
@@ -225,6 +226,7 @@ class EmbeddedServer:
             # Tensors pass between server and stub in the host's memory; the stubs have the GPU's.
             "--pinned-memory-pool-byte-size=0",
             *(f"--cuda-memory-pool-byte-size={gpu}:0" for gpu in gpus),
+            *settings.tritonserver_args,
         ]
 
     def _environment(self) -> dict[str, str]:
@@ -237,14 +239,21 @@ class EmbeddedServer:
             libraries.append(environment["LD_LIBRARY_PATH"])
         environment["LD_LIBRARY_PATH"] = os.pathsep.join(libraries)
         environment["PYTHONUNBUFFERED"] = "1"
-        environment.pop("FUSEWIRE_CONTROL_KEY", None)
+        for name in setting.secrets(ServerSettings):
+            environment.pop(variable(name), None)
         return environment
 
     def _read_log(self, words: IO[str], log: LogLine) -> None:
-        level = "I"
+        level, usage = "I", False
         with words:
             for line in words:
                 line = line.rstrip()
+                # About a flag that is wrong it says a line before, or after, 400 lines of usage.
+                usage = line.startswith("Usage: tritonserver") or (
+                    usage and not line.startswith("Bad option")
+                )
+                if usage:
+                    continue
                 begins = _LOG_LINE.match(line)
                 if begins:
                     level = begins[1]

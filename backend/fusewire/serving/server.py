@@ -18,6 +18,7 @@ from fusewire.serving.control import Control
 from fusewire.serving.embedded import EmbeddedServer, LogLine
 from fusewire.serving.endpoint import Endpoint, EndpointError, choose_ports
 from fusewire.serving.installation import find
+from fusewire.serving.source import Source, source_of
 from fusewire.serving.watchdog import Watchdog
 from fusewire.serving.workplace import Workplace
 
@@ -42,12 +43,12 @@ class Server:
             server.endpoint.http_port …
 
     A source is a model repository, a checkpoint folder, or `name=checkpoint folder`; the latter
-    two are imported on the fly, linked, into a temporary repository.
+    two are imported on the fly, linked, into a temporary repository, with the settings of a Source.
     """
 
     def __init__(
         self,
-        sources: Sequence[Path | str],
+        sources: Sequence[Source | Path | str],
         settings: ServerSettings | None = None,
         *,
         model_settings: dict[str, object] | None = None,
@@ -55,8 +56,8 @@ class Server:
         log: LogLine = _quiet,
         report: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """`model_settings`, `deployment`: of models imported on the fly. `log`: gets the server's
-        log lines of the set level. `report`: gets what the watchdog found and did, in words."""
+        """`model_settings`, `deployment`: of folders that are given without a Source. `log`: gets
+        the server's log lines of the set level. `report`: gets what the watchdog found and did."""
         self.settings = settings or ServerSettings()
         self.control_key = self.settings.control_key or secrets.token_hex(16)
         installation = find(self.settings.tritonserver)
@@ -67,7 +68,7 @@ class Server:
         self.left_out: list[str] = []  # entries without weights
         try:
             self.repositories, self.models = self._collect(
-                sources, model_settings or {}, deployment or Deployment()
+                [source_of(source, model_settings, deployment) for source in sources]
             )
             wanted = [
                 ("http-port", self.settings.http_port),
@@ -127,8 +128,8 @@ class Server:
         while not self._live():
             if not self.process.running():
                 raise ServerFailed(
-                    "the server ended while it started; its last words:\n"
-                    + "\n".join(list(self.process.last_lines)[-8:])
+                    "tritonserver exited while starting; the end of its output:\n"
+                    + "\n".join([line for line in self.process.last_lines if line][-8:])
                 )
             if time.monotonic() > deadline:
                 waiting = ", ".join(sorted(set(self.models) - self.process.loaded))
@@ -199,18 +200,13 @@ class Server:
             return True
         return False
 
-    def _collect(
-        self,
-        sources: Sequence[Path | str],
-        model_settings: dict[str, object],
-        deployment: Deployment,
-    ) -> tuple[list[Path], list[str]]:
+    def _collect(self, sources: Sequence[Source]) -> tuple[list[Path], list[str]]:
         """Repositories and the names of the models in them; folders are imported on the fly."""
         imported = self._workplace.path / "repository"
         repositories: list[Path] = []
         models: list[str] = []
         for source in sources:
-            name, folder = _named(source)
+            name, folder = _named(source.source, source.name)
             if name is None:
                 found, empty = repository.check(folder)
                 self.left_out += empty
@@ -231,8 +227,8 @@ class Server:
                         folder,
                         imported,
                         name=name,
-                        settings=model_settings,
-                        deployment=deployment,
+                        settings=source.settings,
+                        deployment=source.deployment,
                         link=True,
                     )
                 except CheckpointError as error:
@@ -273,11 +269,12 @@ def _door(server: Server, port: int, report: Callable[[str], None]) -> Door:
     return Door(server, port, report)
 
 
-def _named(source: Path | str) -> tuple[str | None, Path]:
+def _named(source: str, name: str | None) -> tuple[str | None, Path]:
     """(name, checkpoint folder), or (None, repository)."""
-    text = str(source)
-    if "=" in text and not Path(text).exists():
-        name, _, folder = text.partition("=")
+    if name is not None:
+        return repository.checked_name(name), Path(source)
+    if "=" in source and not Path(source).exists():
+        name, _, folder = source.partition("=")
         return repository.checked_name(name), Path(folder)
     path = Path(source)
     if not repository.is_checkpoint(path):

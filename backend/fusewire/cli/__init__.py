@@ -17,6 +17,8 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.table import Table
 
 from fusewire import __version__
+from fusewire.cli.command import Command, PassingCommand
+from fusewire.cli.serve import serve
 from fusewire.errors import FusewireError
 from fusewire.serving.config import (
     Deployment,
@@ -25,17 +27,16 @@ from fusewire.serving.config import (
     ServerSettings,
     validated,
 )
-from fusewire.serving.flags import given, with_flags
-from fusewire.serving.foreground import serve_until_signalled
+from fusewire.serving.flags import SERVE_WITHOUT, given, with_flags
 from fusewire.tasks.contract import GENERATE
 
 app = typer.Typer(
     name="fusewire",
     help="Serve Hugging Face Transformers on Triton without computing a padding token.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -48,7 +49,7 @@ def main() -> None:
     """Runs the command line; an error of ours, or of a file, is one line on stderr and exit
     code 2."""
     try:
-        app()
+        app(prog_name="fusewire")
     except FusewireError as error:
         _fail(str(error))
     except OSError as error:
@@ -77,8 +78,8 @@ def _common(
     pass
 
 
-@app.command("import")
-@with_flags(ModelSettings, GeneratorSettings, Deployment, leave_out=("reloads",))
+@app.command("import", cls=Command)
+@with_flags(Deployment, ModelSettings, GeneratorSettings, leave_out=("reloads",))
 def import_(
     folder: Folder,
     name: Annotated[
@@ -121,42 +122,10 @@ def import_(
         out.print(f"{entry.name} is in {repository}; serve it: fusewire serve {repository}")
 
 
-@app.command()
-@with_flags(
-    ServerSettings,
-    ModelSettings,
-    GeneratorSettings,
-    Deployment,
-    leave_out=("reloads", "version", "versions_served"),
-)
-def serve(
-    sources: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[REPOSITORY | FOLDER | NAME=FOLDER]...",
-            help="Model repositories and Hugging Face model folders.",
-            show_default="model_repository",
-        ),
-    ] = None,
-    as_json: Json = False,
-    **flags: Any,
-) -> None:
-    """Serves models over HTTP and gRPC until it is stopped.
-
-    A model folder is imported on the fly; the settings of models (--task, --device, --pooling, …)
-    apply to such folders only.
-    """
-    code = serve_until_signalled(
-        sources or ["model_repository"],
-        validated(ServerSettings, given(flags, ServerSettings)),
-        given(flags, ModelSettings, GeneratorSettings),
-        validated(Deployment, given(flags, Deployment)),
-        as_json,
-    )
-    raise typer.Exit(code)
+app.command(cls=PassingCommand)(serve)
 
 
-@app.command()
+@app.command(cls=Command)
 def ask(
     task: Annotated[
         str, typer.Argument(help="embed, classify, tag, answer, fill, generate or hidden.")
@@ -203,7 +172,7 @@ def ask(
         out.print("\n".join(lines), markup=False)
 
 
-@app.command()
+@app.command(cls=Command)
 def check(
     folder: Folder,
     task: Annotated[str | None, typer.Option(help="Default: the checkpoint's.")] = None,
@@ -249,8 +218,8 @@ def check(
     raise typer.Exit(0 if found.passed else 1)
 
 
-@app.command()
-@with_flags(ServerSettings)
+@app.command(cls=Command)
+@with_flags(ServerSettings, leave_out=SERVE_WITHOUT, environment=True)
 def doctor(as_json: Json = False, **flags: Any) -> None:
     """Looks at what serving needs on this machine; exit code 1 if something is missing."""
     from fusewire.serving.doctor import examine
@@ -267,7 +236,7 @@ def doctor(as_json: Json = False, **flags: Any) -> None:
     raise typer.Exit(1 if any(finding.remedy for finding in findings) else 0)
 
 
-@app.command()
+@app.command(cls=Command)
 def models(as_json: Json = False) -> None:
     """Lists the architectures that can be served, and what they can be asked for."""
     from fusewire.models.registry import ARCHITECTURES, DECODERS, tasks_served
@@ -284,7 +253,3 @@ def models(as_json: Json = False) -> None:
     for name, classes, tasks in rows:
         table.add_row(name, classes.replace("*", "…"), ", ".join(tasks))
     out.print(table)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,47 @@
+"""The environment variables of `fusewire serve`: FUSEWIRE_ and the setting's name.
+
+A misspelt one is an error: what it should have closed would be open.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from fusewire.engine.settings import closest
+from fusewire.errors import ConfigurationError
+
+_PREFIX = "FUSEWIRE_"
+CONFIG = f"{_PREFIX}CONFIG"  # the file of `serve --config`
+
+# Those that no setting is behind.
+OTHERS = {
+    CONFIG: "Path of the YAML file of `fusewire serve`, as `--config`.",
+    "FUSEWIRE_CACHE": "Folder for measured GEMM choices; empty: nothing is kept on disk. Default: "
+    "`$XDG_CACHE_HOME/fusewire`, else `~/.cache/fusewire`.",
+    "FUSEWIRE_GEMM_TIMING": "`0`: take cuBLASLt's first suggestion instead of timing kernels.",
+    "FUSEWIRE_CUDA": "When building: `ON` insists on CUDA kernels, `OFF` leaves them out.",
+    "FUSEWIRE_CUDA_ARCHITECTURES": "When building: compute capabilities, as `80;90a`.",
+}
+# What Kubernetes sets in every pod for a service whose name begins with `fusewire`.
+_SERVICE_LINK = re.compile(r"_SERVICE_HOST$|_SERVICE_PORT(_|$)|_PORT_\d+_(TCP|UDP|SCTP)(_|$)")
+_SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
+
+
+def variable(name: str) -> str:
+    """The environment variable of a setting."""
+    return _PREFIX + name.upper()
+
+
+def check(settings: Iterable[str], environment: Mapping[str, str]) -> None:
+    """ConfigurationError for a variable that is neither of `settings` nor one of OTHERS."""
+    known = {variable(name) for name in settings} | OTHERS.keys()
+    for name in sorted(environment):
+        if not name.startswith(_PREFIX) or name in known:
+            continue
+        if _SERVICE_LINK.search(name) or _SERVICE_ADDRESS.match(environment[name]):
+            continue
+        raise ConfigurationError(
+            f"{name}: got an unknown environment variable, wanted one of `fusewire serve --help`; "
+            f"{closest(name, known)}correct or unset it"
+        )
