@@ -58,7 +58,8 @@ def test_every_flag_that_fusewire_sets_is_refused(tmp_path: Path) -> None:
         installation(), ServerSettings(), Endpoint("127.0.0.1", 1, 2, 3), tmp_path, "key"
     )
     words = server._command([Path("repository")], ["model"])[1:]
-    ours = {word.removeprefix("--").partition("=")[0] for word in words} - {"backend-config"}
+    repeatable = {"backend-config", "metrics-config"}
+    ours = {word.removeprefix("--").partition("=")[0] for word in words} - repeatable
     assert len(ours) > 15
     assert ours <= REFUSED.keys()
 

@@ -222,6 +222,7 @@ class EmbeddedServer:
             f"--exit-timeout-secs={settings.exit_timeout_s}",
             f"--log-verbose={1 if settings.log_level == 'verbose' else 0}",
             f"--backend-config=python,shm-region-prefix-name={self._region_prefix}",
+            "--metrics-config=summary_latencies=true",  # quantiles, where counters give means
             f"--allow-gpu-metrics={str(self._on_gpus).lower()}",
             # Tensors pass between server and stub in the host's memory; the stubs have the GPU's.
             "--pinned-memory-pool-byte-size=0",
