@@ -94,7 +94,7 @@ def _flag(name: str, fields: list[FieldInfo], environment: bool) -> inspect.Para
         show_default=False,
         envvar=variable(name) if environment else None,
         show_envvar=False,
-        metavar=None if _boolean(field) else unit or _value(field),
+        metavar=None if _boolean(field) else unit or _kind(field),
         rich_help_panel=group(field).capitalize(),
     )
     annotation: Any = field.annotation
@@ -109,11 +109,23 @@ def _help(name: str, fields: list[FieldInfo], environment: bool) -> str:
     return f"{text} [env: {variable(name)}]" if environment else text
 
 
+def default(field: FieldInfo) -> str:
+    """The default as it is written; empty where the description says what holds."""
+    if field.default in (None, PydanticUndefined, ()):
+        return ""
+    return str(field.default).lower() if _boolean(field) else str(field.default)
+
+
+def values(field: FieldInfo) -> str:
+    """What a field takes: its words or range, else the kind of its value."""
+    if _boolean(field):
+        return "true|false"
+    return limits(field) or _kind(field)
+
+
 def _facts(field: FieldInfo) -> str:
-    found = limits(field)
-    if field.default not in (None, PydanticUndefined):
-        default = str(field.default).lower() if _boolean(field) else str(field.default)
-        found = f"{found}; default: {default}" if found else f"default: {default}"
+    facts = [limits(field), f"default: {default(field)}" if default(field) else ""]
+    found = "; ".join(fact for fact in facts if fact)
     return f"[{found}]" if found else ""
 
 
@@ -121,7 +133,7 @@ def _boolean(field: FieldInfo) -> bool:
     return field.annotation in (bool, bool | None)
 
 
-def _value(field: FieldInfo) -> str:
+def _kind(field: FieldInfo) -> str:
     """The words that a field takes, as `error|warning`, else the kind of its value."""
     kinds = {field.annotation, *get_args(field.annotation)}
     words = [word for kind in kinds for word in get_args(kind) if isinstance(word, str)]
