@@ -9,9 +9,15 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from fusewire.serving.config import Deployment, GeneratorSettings, ModelSettings, ServerSettings
+from fusewire.serving.config import (
+    SERVE,
+    Deployment,
+    GeneratorSettings,
+    ModelSettings,
+    ServerSettings,
+)
 from fusewire.serving.environment import OTHERS, variable
-from fusewire.serving.flags import GROUPS, SERVE, SERVE_WITHOUT, default, spelt, values
+from fusewire.serving.flags import GROUPS, SERVE_WITHOUT, default, spelt, values
 from fusewire.serving.setting import group
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo

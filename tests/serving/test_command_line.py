@@ -322,8 +322,15 @@ def test_doctor_says_what_it_found(
     assert run(monkeypatch, "doctor", "--json", *ports) == 0
     findings = {row["subject"]: row for row in json.loads(capsys.readouterr().out)}
     assert {"kernels", "GPUs", "tritonserver", "shared memory", "numpy"} <= findings.keys()
+    assert "openai-port" not in findings
     assert run(monkeypatch, "doctor", *ports, "--tritonserver=/nowhere") == 1
     assert "correct the path" in capsys.readouterr().out
+    monkeypatch.setenv("FUSEWIRE_OPENAI_PORT", "0")
+    monkeypatch.setenv("FUSEWIRE_OPENAI_PROT", "0")
+    assert run(monkeypatch, "doctor", *ports) == 1
+    text = capsys.readouterr().out
+    assert "any free port of 127.0.0.1" in text
+    assert "did you mean FUSEWIRE_OPENAI_PORT?" in text
 
 
 def test_check_compares_with_transformers(

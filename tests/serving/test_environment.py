@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 from fusewire.errors import ConfigurationError
+from fusewire.serving.config import SERVE
 from fusewire.serving.environment import OTHERS, check, variable
-from fusewire.serving.flags import SERVE, by_name
+from fusewire.serving.flags import by_name
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = by_name(*SERVE)
@@ -16,14 +17,14 @@ SETTINGS = by_name(*SERVE)
 
 def test_known_variables_and_those_of_other_programs_pass() -> None:
     names = [*map(variable, SETTINGS), *OTHERS, "PATH", "_FUSEWIRE_COMPLETE"]
-    check(SETTINGS, dict.fromkeys(names, "x"))
+    check(dict.fromkeys(names, "x"))
 
 
 def test_a_misspelt_variable_is_named_with_the_closest() -> None:
     with pytest.raises(
         ConfigurationError, match=r"FUSEWIRE_HTTP_PRT: .* did you mean FUSEWIRE_HTTP_PORT"
     ):
-        check(SETTINGS, {"FUSEWIRE_HTTP_PRT": "1"})
+        check({"FUSEWIRE_HTTP_PRT": "1"})
 
 
 def test_what_kubernetes_sets_for_a_service_named_fusewire_passes() -> None:
@@ -36,7 +37,7 @@ def test_what_kubernetes_sets_for_a_service_named_fusewire_passes() -> None:
         "FUSEWIRE_PORT_8000_TCP_ADDR": "10.0.0.1",
         "FUSEWIRE_GPU_PORT_8000_TCP_PROTO": "tcp",
     }
-    check(SETTINGS, links)
+    check(links)
 
 
 def test_every_variable_that_the_sources_read_is_known() -> None:

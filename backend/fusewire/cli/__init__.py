@@ -1,6 +1,6 @@
 """The command `fusewire`: import, serve, ask, check, doctor, models.
 
-An error is one clear line and exit code 2; `--json` writes for machines where that makes sense.
+An error is one line on stderr and exit code 2; `--json` prints for programs.
 """
 
 from __future__ import annotations
@@ -12,37 +12,35 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.table import Table
 
 from fusewire import __version__
+from fusewire.cli.ask import ask
 from fusewire.cli.command import Command, PassingCommand
+from fusewire.cli.console import Json, err, out
+from fusewire.cli.doctor import doctor
 from fusewire.cli.serve import serve
 from fusewire.errors import FusewireError
 from fusewire.serving.config import (
     Deployment,
     GeneratorSettings,
     ModelSettings,
-    ServerSettings,
     validated,
 )
-from fusewire.serving.flags import SERVE_WITHOUT, given, with_flags
-from fusewire.tasks.contract import GENERATE
+from fusewire.serving.flags import given, with_flags
 
 app = typer.Typer(
     name="fusewire",
-    help="Serve Hugging Face Transformers on Triton without computing a padding token.",
+    help="Serve Hugging Face Transformers on NVIDIA Triton, packed instead of padded.\n\n"
+    "Exit codes: 0 done, 1 a check failed or the server died, 2 an error, 130 interrupted.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
-
-Json = Annotated[bool, typer.Option("--json", help="Write JSON, for machines.")]
-Folder = Annotated[Path, typer.Argument(help="A Hugging Face model folder.", show_default=False)]
+_FOLDER = "A Hugging Face model folder."
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help=_FOLDER, show_default=False)]
 
 
 def main() -> None:
@@ -91,14 +89,19 @@ def import_(
     link: Annotated[
         bool,
         typer.Option(
-            "--link/--copy", help="Link the folder instead of copying what serving reads of it."
+            "--link/--copy", help="Link the model folder, or copy the files that serving reads."
         ),
     ] = False,
-    replace: Annotated[bool, typer.Option("--replace", help="Overwrite the version.")] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Overwrite an existing version.")
+    ] = False,
     as_json: Json = False,
     **flags: Any,
 ) -> None:
-    """Puts a Hugging Face model folder into a model repository."""
+    """Write a model into a model repository.
+
+    Copies the files that serving reads, and writes config.pbtxt from the settings below.
+    """
     from fusewire.serving.repository import import_folder
 
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn()
@@ -123,75 +126,49 @@ def import_(
 
 
 app.command(cls=PassingCommand)(serve)
-
-
-@app.command(cls=Command)
-def ask(
-    task: Annotated[
-        str, typer.Argument(help="embed, classify, tag, answer, fill, generate or hidden.")
-    ],
-    texts: Annotated[list[str], typer.Argument(help="The texts, the question, or the prompts.")],
-    second: Annotated[
-        list[str] | None,
-        typer.Option(help="Second text of a pair, one for each text; the context of a question."),
-    ] = None,
-    address: Annotated[
-        str | None,
-        typer.Option(help="host:port of the server. Default: localhost, 8001 (grpc) or 8000."),
-    ] = None,
-    protocol: Annotated[str, typer.Option(help="grpc or http.")] = "grpc",
-    model: Annotated[
-        str | None, typer.Option(help="Default: the only model that does the task.")
-    ] = None,
-    parameter: Annotated[
-        list[str] | None, typer.Option(help="A request parameter, as truncate=true.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Asks a running server and shows the answer."""
-    from fusewire.serving import asking
-
-    address = address or f"localhost:{8000 if protocol == 'http' else 8001}"
-    parameters = asking.read_parameters(parameter or [])
-    if task == GENERATE and not as_json and not second:
-        for piece in asking.pieces(texts, address, protocol, model, parameters):
-            out.print(piece, end="", markup=False)
-        return
-    lines, records = asking.ask(
-        task,
-        texts,
-        second or [],
-        address,
-        protocol,
-        model,
-        parameters,
-    )
-    if as_json:
-        out.print(json.dumps(records, ensure_ascii=False), markup=False)
-    else:
-        out.print("\n".join(lines), markup=False)
+app.command(cls=Command)(ask)
+app.command(cls=Command)(doctor)
 
 
 @app.command(cls=Command)
 def check(
     folder: Folder,
-    task: Annotated[str | None, typer.Option(help="Default: the checkpoint's.")] = None,
-    sequences: Annotated[int, typer.Option(min=1, help="Random sequences to compare on.")] = 8,
+    task: Annotated[
+        str | None,
+        typer.Option(metavar="TASK", help="Default: by `architectures` in config.json."),
+    ] = None,
+    sequences: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Number of random sequences to compare on.")
+    ] = 8,
     tolerance: Annotated[
         float | None,
         typer.Option(
             min=0,
-            help="Largest difference that passes. Default: 1e-4, of results over 6 2^-16 of the "
-            "largest; in 16 bits twice that of transformers from itself in fp32, and rounding.",
+            metavar="X",
+            help="Largest absolute difference that passes. Default: in fp32 1e-4, or 2^-16 of the "
+            "largest result if that is more; in fp16 and bf16 twice the difference of transformers "
+            "from itself in fp32, plus rounding.",
         ),
     ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "cpu",
-    dtype: Annotated[str, typer.Option(help="auto, float32, float16 or bfloat16.")] = "auto",
+    device: Annotated[
+        str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")
+    ] = "cpu",
+    dtype: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|float32|float16|bfloat16",
+            help="auto: float32 on the CPU, float16 on a GPU.",
+        ),
+    ] = "auto",
     as_json: Json = False,
 ) -> None:
-    """Compares fusewire with transformers on random ragged input; exit code 1 if they differ.
+    """Compare a model's results with transformers.
 
-    Of a model that generates: the logits after each prompt and of 16 greedy tokens behind it.
+    Runs fusewire and transformers on the same random sequences of different lengths and prints the
+    largest difference. For a model that generates: of the logits after each prompt and after each
+    of 16 greedy tokens. Needs torch and transformers.
+
+    Exit code 0: the results agree; 1: they differ by more than the tolerance; 2: an error.
     """
     from fusewire.parity import parity
 
@@ -219,26 +196,8 @@ def check(
 
 
 @app.command(cls=Command)
-@with_flags(ServerSettings, leave_out=SERVE_WITHOUT, environment=True)
-def doctor(as_json: Json = False, **flags: Any) -> None:
-    """Looks at what serving needs on this machine; exit code 1 if something is missing."""
-    from fusewire.serving.doctor import examine
-
-    findings = list(examine(validated(ServerSettings, given(flags, ServerSettings))))
-    if as_json:
-        out.print_json(json.dumps([vars(finding) for finding in findings]))
-    else:
-        table = Table(box=None, show_header=False)
-        for finding in findings:
-            text = f"{finding.found}\n  -> {finding.remedy}" if finding.remedy else finding.found
-            table.add_row("FAIL" if finding.remedy else "ok", finding.subject, text)
-        out.print(table)
-    raise typer.Exit(1 if any(finding.remedy for finding in findings) else 0)
-
-
-@app.command(cls=Command)
 def models(as_json: Json = False) -> None:
-    """Lists the architectures that can be served, and what they can be asked for."""
+    """List the supported architectures and their tasks."""
     from fusewire.models.registry import ARCHITECTURES, DECODERS, tasks_served
 
     rows = [

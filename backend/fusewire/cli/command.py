@@ -19,10 +19,11 @@ class Command(TyperCommand):
         for parameter in self.get_params(ctx):
             record = parameter.get_help_record(ctx)
             if record is not None:
-                argument = parameter.param_type_name == "argument"
-                panel = getattr(parameter, "rich_help_panel", None)
-                title = "Arguments" if argument else panel or "Options"
-                sections.setdefault(title, []).append(record)
+                name, text = record
+                panel = getattr(parameter, "rich_help_panel", None) or "Options"
+                if parameter.param_type_name == "argument":
+                    name, panel = name.partition(" <")[0], "Arguments"  # without its type
+                sections.setdefault(panel, []).append((name, text))
         for title, records in sections.items():
             if records:
                 with formatter.section(title):

@@ -12,13 +12,14 @@ from fusewire.cli.command import passed_on
 from fusewire.errors import FusewireError
 from fusewire.serving import config_file, environment, log_format
 from fusewire.serving.config import (
+    SERVE,
     Deployment,
     GeneratorSettings,
     ModelSettings,
     ServerSettings,
     validated,
 )
-from fusewire.serving.flags import SERVE, SERVE_WITHOUT, by_name, given, with_flags
+from fusewire.serving.flags import SERVE_WITHOUT, given, with_flags
 from fusewire.serving.foreground import serve_until_signalled
 from fusewire.serving.source import Source
 
@@ -54,7 +55,7 @@ def serve(
     ] = False,
     **flags: Any,
 ) -> None:
-    """Serves models over HTTP and gRPC until it is stopped.
+    """Serve models over HTTP and gRPC.
 
     A model folder is imported on the fly. The settings of models (--task, --device, --pooling, …)
     apply to every such folder; models of a repository have theirs in config.pbtxt.
@@ -65,7 +66,7 @@ def serve(
 
     Exit code 0: stopped by SIGTERM or SIGINT; 1: the server kept dying; 2: it could not start.
     """
-    environment.check(by_name(*SERVE, leave_out=SERVE_WITHOUT), os.environ)
+    environment.check(os.environ)
     file = None if config is None else config_file.ConfigFile(config)
     values = {} if file is None else file.server
     values |= given(flags, ServerSettings)

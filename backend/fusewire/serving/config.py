@@ -249,6 +249,9 @@ class ServerSettings(BaseModel):
         return words
 
 
+SERVE = (ServerSettings, Deployment, ModelSettings, GeneratorSettings)  # what `serve` can be told
+
+
 def model_settings(values: Mapping[str, Any]) -> ModelSettings | GeneratorSettings:
     """The settings of a model for its task; ConfigurationError also for those of other tasks."""
     task = values.get("task")

@@ -6,10 +6,11 @@ A misspelt one is an error: what it should have closed would be open.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from fusewire.engine.settings import closest
 from fusewire.errors import ConfigurationError
+from fusewire.serving.config import SERVE
 
 _PREFIX = "FUSEWIRE_"
 CONFIG = f"{_PREFIX}CONFIG"  # the file of `serve --config`
@@ -20,6 +21,7 @@ OTHERS = {
     "FUSEWIRE_CACHE": "Folder for measured GEMM choices; empty: nothing is kept on disk. Default: "
     "`$XDG_CACHE_HOME/fusewire`, else `~/.cache/fusewire`.",
     "FUSEWIRE_GEMM_TIMING": "`0`: take cuBLASLt's first suggestion instead of timing kernels.",
+    "FUSEWIRE_MODELS": "With docker compose: folder of the model repository.",
     "FUSEWIRE_CUDA": "When building: `ON` insists on CUDA kernels, `OFF` leaves them out.",
     "FUSEWIRE_CUDA_ARCHITECTURES": "When building: compute capabilities, as `80;90a`.",
 }
@@ -33,9 +35,9 @@ def variable(name: str) -> str:
     return _PREFIX + name.upper()
 
 
-def check(settings: Iterable[str], environment: Mapping[str, str]) -> None:
-    """ConfigurationError for a variable that is neither of `settings` nor one of OTHERS."""
-    known = {variable(name) for name in settings} | OTHERS.keys()
+def check(environment: Mapping[str, str]) -> None:
+    """ConfigurationError for a variable that is neither of a setting nor one of OTHERS."""
+    known = {variable(name) for kind in SERVE for name in kind.model_fields} | OTHERS.keys()
     for name in sorted(environment):
         if not name.startswith(_PREFIX) or name in known:
             continue

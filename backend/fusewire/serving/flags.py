@@ -12,13 +12,12 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from fusewire.serving.config import Deployment, GeneratorSettings, ModelSettings, ServerSettings
 from fusewire.serving.environment import variable
 from fusewire.serving.setting import group, limits
 
 GROUPS = ("server", "model", "batching", "generation", "security", "logging")
-# The settings of `serve`, and those of them that have no flag.
-SERVE = (ServerSettings, Deployment, ModelSettings, GeneratorSettings)
+# The settings of `serve` that `doctor` looks at, and those that have no flag.
+EXAMINED = {"host", "http_port", "grpc_port", "metrics_port", "openai_port", "tritonserver"}
 SERVE_WITHOUT = ("reloads", "version", "versions_served", "tritonserver_args")
 _UNITS = {
     "_port": "PORT",
