@@ -321,7 +321,7 @@ def test_doctor_says_what_it_found(
     ports = ["--http-port=0", "--grpc-port=0", "--metrics-port=0"]
     assert run(monkeypatch, "doctor", "--json", *ports) == 0
     findings = {row["subject"]: row for row in json.loads(capsys.readouterr().out)}
-    assert {"kernels", "GPUs", "tritonserver", "shared memory", "numpy"} <= findings.keys()
+    assert {"kernels", "GPUs", "tritonserver", "shared memory", "environment"} <= findings.keys()
     assert "openai-port" not in findings
     assert run(monkeypatch, "doctor", *ports, "--tritonserver=/nowhere") == 1
     assert "correct the path" in capsys.readouterr().out
