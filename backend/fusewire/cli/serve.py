@@ -10,7 +10,7 @@ import typer
 
 from fusewire.cli.command import passed_on
 from fusewire.errors import FusewireError
-from fusewire.serving import config_file, environment, log_format
+from fusewire.serving import environment
 from fusewire.serving.config import (
     SERVE,
     Deployment,
@@ -20,7 +20,6 @@ from fusewire.serving.config import (
     validated,
 )
 from fusewire.serving.flags import SERVE_WITHOUT, given, with_flags
-from fusewire.serving.foreground import serve_until_signalled
 from fusewire.serving.source import Source
 
 
@@ -66,6 +65,9 @@ def serve(
 
     Exit code 0: stopped by SIGTERM or SIGINT; 1: the server kept dying; 2: it could not start.
     """
+    from fusewire.serving import config_file, log_format
+    from fusewire.serving.foreground import serve_until_signalled
+
     environment.check(os.environ)
     file = None if config is None else config_file.ConfigFile(config)
     values = {} if file is None else file.server
