@@ -273,6 +273,15 @@ def test_an_error_is_one_clear_line_and_exit_code_2(
     assert text.count("\n") == 1
 
 
+def test_with_json_logs_the_error_is_json_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "serve", "/nowhere", "--log-format=json") == 2
+    line = json.loads(capsys.readouterr().err)
+    assert (line["level"], line["logger"]) == ("error", "fusewire.serve")
+    assert "/nowhere" in line["message"]
+
+
 def test_a_repository_that_cannot_be_written_is_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -16,16 +16,14 @@ STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
 
 
 @pytest.fixture
-def written() -> Iterator[io.StringIO]:
-    yield from [io.StringIO()]
+def written() -> io.StringIO:
+    return io.StringIO()
 
 
 @pytest.fixture
 def configured(written: io.StringIO, request: pytest.FixtureRequest) -> Iterator[None]:
-    kind, level = request.param
-    undo = log_format.configure(kind, level, Console(file=written, soft_wrap=True, width=20))
-    yield
-    undo()
+    with log_format.written(*request.param, Console(file=written, soft_wrap=True, width=20)):
+        yield
 
 
 @pytest.mark.parametrize("configured", [("text", "warning")], indirect=True)

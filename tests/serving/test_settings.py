@@ -14,6 +14,7 @@ from fusewire.serving.config import (
     ServerSettings,
     validated,
 )
+from fusewire.serving.flags import GROUPS
 from fusewire.serving.model_config import settings_of
 
 
@@ -62,11 +63,14 @@ def test_a_bad_parameter_is_named_with_its_value_and_limit(
 
 
 @pytest.mark.parametrize("settings", [ModelSettings, GeneratorSettings, Deployment, ServerSettings])
-def test_every_setting_is_described(settings: typing.Any) -> None:
+def test_every_setting_is_described_and_has_a_group(settings: typing.Any) -> None:
     for name, field in settings.model_fields.items():
         assert field.description, name
+        assert field.json_schema_extra["group"] in GROUPS, name
 
 
-def test_a_short_control_key_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="control_key"):
-        validated(ServerSettings, {"control_key": "secret"})
+@pytest.mark.parametrize("key", ["secret", "x" * 257, "a key of words and spaces", 10**15])
+def test_a_control_key_has_16_to_256_letters_and_is_not_repeated(key: object) -> None:
+    with pytest.raises(ConfigurationError, match=r"control_key: .*16 to 256") as caught:
+        validated(ServerSettings, {"control_key": key})
+    assert str(key) not in str(caught.value)

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 
 from fusewire.cli.command import passed_on
-from fusewire.errors import FusewireError
 from fusewire.serving import environment
 from fusewire.serving.config import (
     SERVE,
@@ -65,7 +64,7 @@ def serve(
 
     Exit code 0: stopped by SIGTERM or SIGINT; 1: the server kept dying; 2: it could not start.
     """
-    from fusewire.serving import config_file, log_format
+    from fusewire.serving import config_file
     from fusewire.serving.foreground import serve_until_signalled
 
     environment.check(os.environ)
@@ -86,11 +85,4 @@ def serve(
     if print_config:
         typer.echo(config_file.printed(settings, served), nl=False)
         return
-    try:
-        code = serve_until_signalled(served, settings, as_json)
-    except FusewireError as error:
-        if settings.log_format == "text":
-            raise
-        log_format.SERVE.error("%s", error)
-        code = 2
-    raise typer.Exit(code)
+    raise typer.Exit(serve_until_signalled(served, settings, as_json))

@@ -7,6 +7,7 @@ its YAML file; its `group` is the section of the help that lists it. Unknown nam
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -28,6 +29,7 @@ Settings = TypeVar("Settings", bound=BaseModel)
 # Any model name goes into paths, URLs and log lines; the rest of Unicode is not needed for that.
 NAME_PATTERN = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
 
+_KEY = re.compile(r"[A-Za-z0-9_-]{16,256}")
 _SERVER: JsonDict = {"group": "server"}
 _MODEL: JsonDict = {"group": "model"}
 _BATCHING: JsonDict = {"group": "batching"}
@@ -222,7 +224,6 @@ class ServerSettings(BaseModel):
     )
     control_key: str | None = Field(
         default=None,
-        pattern=r"^[A-Za-z0-9_-]{16,256}$",
         description="Key of the APIs that load models, read logs and map shared memory: 16 to 256 "
         "letters, digits, '_' or '-'. Clients send it as the header fusewire-control-key, over "
         "gRPC as triton-grpc-protocol-fusewire-control-key. Default: random, so that only the "
@@ -241,6 +242,17 @@ class ServerSettings(BaseModel):
         "behind `--`.",
         json_schema_extra=_SERVER,
     )
+
+    @field_validator("control_key", mode="before")
+    @classmethod
+    def _key(cls, key: object) -> object:
+        if key is not None and not (isinstance(key, str) and _KEY.fullmatch(key)):
+            got = f"one of {len(key)} characters" if isinstance(key, str) else "a value of no text"
+            raise ConfigurationError(  # without the key
+                f"control_key: got {got}, wanted 16 to 256 letters, digits, '_' or '-'; make one: "
+                "openssl rand -hex 32"
+            )
+        return key
 
     @field_validator("tritonserver_args")
     @classmethod

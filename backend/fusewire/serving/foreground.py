@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
+from fusewire.errors import FusewireError
 from fusewire.serving import announcement, exposure, log_format
 from fusewire.serving.config import ServerSettings
 from fusewire.serving.server import Server
@@ -26,13 +27,28 @@ def serve_until_signalled(
 ) -> int:
     """Serves until SIGTERM or SIGINT (exit code 0), or until the watchdog gives up (1).
 
-    Raises ServerFailed or ConfigurationError when it cannot start. Leaves no process, shared
-    memory or temporary folder behind.
+    Where it cannot start, it raises ServerFailed or ConfigurationError; with JSON logs it logs the
+    error and returns 2. Leaves no process, shared memory or temporary folder behind.
     """
     out = Console(highlight=False, soft_wrap=True)
     err = Console(stderr=True, highlight=False, soft_wrap=True)
-    log_format.configure(settings.log_format, settings.log_level, err)
+    with log_format.written(settings.log_format, settings.log_level, err):
+        try:
+            return _serve(sources, settings, as_json, out, err)
+        except FusewireError as error:
+            if settings.log_format == "text":
+                raise
+            log_format.SERVE.error("%s", error)
+            return 2
 
+
+def _serve(
+    sources: Sequence[Source],
+    settings: ServerSettings,
+    as_json: bool,
+    out: Console,
+    err: Console,
+) -> int:
     def report(text: str) -> None:
         if as_json:
             _line(out, event="watchdog", text=text)

@@ -10,7 +10,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 from rich.console import Console
@@ -76,18 +76,24 @@ class ConsoleHandler(logging.Handler):
             self.handleError(record)
 
 
-def configure(log_format: LogFormat, level: LogLevel, console: Console) -> Callable[[], None]:
-    """Sends the log of this process to the console, which must not wrap lines; the function that
-    is returned undoes it. Reports of `serve` and its watchdog and the access log pass at every
-    level."""
+@contextlib.contextmanager
+def written(log_format: LogFormat, level: LogLevel, console: Console) -> Iterator[None]:
+    """Writes the log of this process to the console, which must not wrap lines. Reports of `serve`
+    and its watchdog and the access log pass at every level."""
     handler = ConsoleHandler(console)
     handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
-    root, ours = logging.getLogger(), logging.getLogger("fusewire")
-    root.addHandler(handler)
-    ours.setLevel(_LEVELS[level])
-    for always in (SERVE, WATCHDOG, logging.getLogger("fusewire.access")):
-        always.setLevel(logging.INFO)
-    return lambda: root.removeHandler(handler)
+    levels = {logging.getLogger("fusewire"): _LEVELS[level]}
+    levels |= dict.fromkeys((SERVE, WATCHDOG, logging.getLogger("fusewire.access")), logging.INFO)
+    before = {logger: logger.level for logger in levels}
+    logging.getLogger().addHandler(handler)
+    try:
+        for logger, lowest in levels.items():
+            logger.setLevel(lowest)
+        yield
+    finally:
+        logging.getLogger().removeHandler(handler)
+        for logger, lowest in before.items():
+            logger.setLevel(lowest)
 
 
 def triton_line(letter: str, line: str) -> None:

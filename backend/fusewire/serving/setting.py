@@ -8,8 +8,8 @@ from pydantic.fields import FieldInfo
 
 
 def group(field: FieldInfo) -> str:
-    """The section of the help that lists the field."""
-    return str(_extra(field)["group"])
+    """The section of the help that lists the field; `model` for one that names none."""
+    return str(_extra(field).get("group", "model"))
 
 
 def secrets(settings: type[BaseModel]) -> list[str]:
