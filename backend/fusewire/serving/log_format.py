@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.console import Console
 
-from fusewire.serving.config import LogFormat, LogLevel
+from fusewire.serving.server_settings import LogFormat, LogLevel
 
 SERVE = logging.getLogger("fusewire.serve")
 WATCHDOG = logging.getLogger("fusewire.watchdog")
