@@ -11,13 +11,14 @@ from pathlib import Path
 
 from fusewire.serving.config import (
     SERVE,
+    SERVE_WITHOUT,
     Deployment,
     GeneratorSettings,
     ModelSettings,
     ServerSettings,
 )
 from fusewire.serving.environment import OTHERS, variable
-from fusewire.serving.flags import GROUPS, SERVE_WITHOUT, default, spelt, values
+from fusewire.serving.flags import GROUPS, default, spelt, values
 from fusewire.serving.setting import group
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 from fusewire.errors import ConfigurationError
-from fusewire.serving.config import SERVE
+from fusewire.serving.config import SERVE, SERVE_WITHOUT
 from fusewire.serving.environment import OTHERS, check, variable
 from fusewire.serving.flags import by_name
 
 ROOT = Path(__file__).parents[2]
-SETTINGS = by_name(*SERVE)
+SETTINGS = by_name(*SERVE, leave_out=SERVE_WITHOUT)
 
 
 def test_known_variables_and_those_of_other_programs_pass() -> None:
@@ -25,6 +25,12 @@ def test_a_misspelt_variable_is_named_with_the_closest() -> None:
         ConfigurationError, match=r"FUSEWIRE_HTTP_PRT: .* did you mean FUSEWIRE_HTTP_PORT"
     ):
         check({"FUSEWIRE_HTTP_PRT": "1"})
+
+
+@pytest.mark.parametrize("name", SERVE_WITHOUT)
+def test_a_setting_that_no_variable_sets_is_no_known_variable(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{variable(name)}: got an unknown"):
+        check({variable(name): "1"})
 
 
 def test_what_kubernetes_sets_for_a_service_named_fusewire_passes() -> None:

@@ -12,13 +12,14 @@ from fusewire.cli.command import passed_on
 from fusewire.serving import environment
 from fusewire.serving.config import (
     SERVE,
+    SERVE_WITHOUT,
     Deployment,
     GeneratorSettings,
     ModelSettings,
     ServerSettings,
     validated,
 )
-from fusewire.serving.flags import SERVE_WITHOUT, given, with_flags
+from fusewire.serving.flags import given, with_flags
 from fusewire.serving.source import Source
 
 

@@ -131,7 +131,9 @@ class Deployment(BaseModel):
         return device
 
 
-SERVE = (ServerSettings, Deployment, ModelSettings, GeneratorSettings)  # what `serve` can be told
+# The settings of `serve`, and those of them that have neither flag nor environment variable.
+SERVE = (ServerSettings, Deployment, ModelSettings, GeneratorSettings)
+SERVE_WITHOUT = ("reloads", "version", "versions_served", "tritonserver_args")
 
 
 def model_settings(values: Mapping[str, Any]) -> ModelSettings | GeneratorSettings:

@@ -22,16 +22,17 @@ import yaml
 from fusewire.engine.settings import WrongSetting, closest
 from fusewire.errors import ConfigurationError
 from fusewire.serving.config import (
+    SERVE_WITHOUT,
     Deployment,
     GeneratorSettings,
     ModelSettings,
     ServerSettings,
     validated,
 )
-from fusewire.serving.flags import SERVE_WITHOUT
 from fusewire.serving.repository import is_checkpoint
 from fusewire.serving.setting import secrets
 from fusewire.serving.source import Source
+from fusewire.tasks.contract import GENERATE
 
 _SIZE_LIMIT_BYTES = 1 << 20
 _MODELS = "models"
@@ -83,6 +84,10 @@ class ConfigFile:
             )
         deployment = {key: settings.pop(key) for key in Deployment.model_fields if key in settings}
         self._checked(at, Deployment, deployment)
+        others = settings.keys() - ModelSettings.model_fields.keys()
+        generates = settings.get("task", GENERATE if others else "") == GENERATE
+        kind = GeneratorSettings if generates else ModelSettings
+        self._checked(at, kind, {"task": GENERATE, **settings})
         return Source(
             entry["source"], entry.get("name"), settings, validated(Deployment, deployment)
         )

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from fusewire.engine.settings import closest
 from fusewire.errors import ConfigurationError
-from fusewire.serving.config import SERVE
+from fusewire.serving.config import SERVE, SERVE_WITHOUT
 
 _PREFIX = "FUSEWIRE_"
 CONFIG = f"{_PREFIX}CONFIG"  # the file of `serve --config`
@@ -37,7 +37,8 @@ def variable(name: str) -> str:
 
 def check(environment: Mapping[str, str]) -> None:
     """ConfigurationError for a variable that is neither of a setting nor one of OTHERS."""
-    known = {variable(name) for kind in SERVE for name in kind.model_fields} | OTHERS.keys()
+    names = {name for kind in SERVE for name in kind.model_fields} - set(SERVE_WITHOUT)
+    known = set(map(variable, names)) | OTHERS.keys()
     for name in sorted(environment):
         if not name.startswith(_PREFIX) or name in known:
             continue

@@ -16,9 +16,8 @@ from fusewire.serving.environment import variable
 from fusewire.serving.setting import group, limits
 
 GROUPS = ("server", "model", "batching", "generation", "security", "logging")
-# The settings of `serve` that `doctor` looks at, and those that have no flag.
+# The settings of `serve` that `doctor` looks at.
 EXAMINED = {"host", "http_port", "grpc_port", "metrics_port", "openai_port", "tritonserver"}
-SERVE_WITHOUT = ("reloads", "version", "versions_served", "tritonserver_args")
 _UNITS = {
     "_port": "PORT",
     "_s": "SECONDS",
