@@ -60,10 +60,12 @@ MAY_IMPORT = {
     "engine.sampling_state": {"engine.token_history"},
     "engine.seeds": set(),
     "engine.generation_settings": {"engine.settings"},
-    "engine.continuation": {"tasks"},
+    "engine.prompt_logprobs": {"errors", "kernels", "placement"},
+    "engine.continuation": {"tasks", "engine.prompt_logprobs"},
     "engine.best_of": {"errors", "engine.continuation"},
     "engine.deltas": {"errors", "engine.best_of", "engine.continuation"},
-    "engine.generation_loop": {"errors", "models", "engine"},
+    "engine.packing": {"models", "engine.generation_scheduler"},
+    "engine.generation_loop": {"errors", "kernels", "models", "engine"},
     "engine.generation_memory": {
         "errors",
         "kernels",
@@ -79,7 +81,7 @@ MAY_IMPORT = {
     "agreement": set(),
     "parity": {"agreement", "errors", "models", "placement", "interop"},
     "serving": {"devices", "errors", "kernels", "engine", "models", "tasks", "weights"},
-    "serving.openai": {"errors", "serving", "tasks", "weights"},
+    "serving.openai": {"errors", "engine.settings", "models", "serving", "tasks", "weights"},
     "cli": {"errors", "kernels", "engine", "models", "tasks", "weights", "serving", "parity"},
     "__main__": {"cli"},
 }

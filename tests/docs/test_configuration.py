@@ -12,12 +12,12 @@ from fusewire.serving.environment import variable
 from fusewire.serving.flags import by_name
 from fusewire.serving.tritonserver_flags import check
 
-from tests.docs.configuration_tables import PAGE, TRITON_KEYS, page
+from tests.docs.configuration_page import PAGE, TRITON_KEYS, page
 
 
 def test_the_committed_tables_are_those_of_the_settings() -> None:
     text = PAGE.read_text()
-    assert page(text) == text, "run: python -m tests.docs.configuration_tables"
+    assert page(text) == text, "run: python -m tests.docs.configuration_page"
     for name in by_name(*SERVE, leave_out=SERVE_WITHOUT):
         assert f"`{variable(name)}`<br>`{name}` |" in text
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fusewire.errors import ConfigurationError
 from fusewire.serving.config import SERVE, SERVE_WITHOUT
-from fusewire.serving.environment import OTHERS, check, variable
+from fusewire.serving.environment import OTHERS, check, variable, without_secrets
 from fusewire.serving.flags import by_name
 
 ROOT = Path(__file__).parents[2]
@@ -31,6 +31,11 @@ def test_a_misspelt_variable_is_named_with_the_closest() -> None:
 def test_a_setting_that_no_variable_sets_is_no_known_variable(name: str) -> None:
     with pytest.raises(ConfigurationError, match=f"{variable(name)}: got an unknown"):
         check({variable(name): "1"})
+
+
+def test_other_programs_get_no_keys() -> None:
+    found = {"FUSEWIRE_API_KEY": "k", "FUSEWIRE_CONTROL_KEY": "k", "FUSEWIRE_CACHE": "folder"}
+    assert without_secrets(found) == {"FUSEWIRE_CACHE": "folder"}
 
 
 def test_what_kubernetes_sets_for_a_service_named_fusewire_passes() -> None:

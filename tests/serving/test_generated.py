@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 from fusewire.engine.continuation import Delta
+from fusewire.engine.prompt_logprobs import PromptLogprobs
 from fusewire.errors import InvalidInput
 from fusewire.serving.generated import Generated
 from fusewire.tasks.contract import GENERATE, RETURNED, contract
 from fusewire.tasks.generate import GenerateRequest, read
-from fusewire.tasks.generation_checks import GenerationLimits
-from fusewire.tasks.generation_parameters import GenerationParameters, layer
+from fusewire.tasks.generation_checks import GenerationLimits, layer
+from fusewire.tasks.generation_parameters import GenerationParameters
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -90,7 +91,7 @@ def test_a_steps_texts_come_together() -> None:
 
 def test_outputs_have_the_types_and_ranks_of_the_contract() -> None:
     made = generated(1, stream=False, prefix="p")
-    made.add(delta(0, "é", 1, last=True))
+    made.add(delta(0, "é", 1, last=True, num_cached_tokens=2))
     response = made.take()
     outputs = contract(GENERATE)[1]
     assert list(response) == [output.name for output in outputs]
@@ -100,17 +101,36 @@ def test_outputs_have_the_types_and_ranks_of_the_contract() -> None:
         assert array.shape == (1,)
     assert response["text_output"][0].decode() == "pé"
     assert response["logprobs"][0] == b"null"
+    assert response["num_cached_tokens"] == 2
 
 
 def test_logprobs_name_the_token_taken_and_the_likeliest() -> None:
     made = generated(1, stream=False, logprobs=2)
-    made.add(delta(0, "a", 1, top_logprobs=[(5, -0.5), (7, -1.0)]))
+    made.add(delta(0, "a", 1, rank=2, top_logprobs=[(5, -0.5), (7, -1.0)]))
     assert not made.ready
-    made.add(delta(0, "b", 2, True, top_logprobs=[(5, -0.5), (6, -np.inf)]))
+    made.add(delta(0, "b", 2, True, rank=9, top_logprobs=[(5, -0.5), (6, -np.inf)]))
     first, second = json.loads(made.take()["logprobs"][0])
     assert {token: each["rank"] for token, each in first.items()} == {"7": 2, "5": 1}
-    assert {token: each["rank"] for token, each in second.items()} == {"7": None, "5": 1, "6": 2}
+    assert {token: each["rank"] for token, each in second.items()} == {"7": 9, "5": 1, "6": 2}
     assert second["6"] == {"logprob": -9999.0, "rank": 2, "decoded_token": "<6>"}
+
+
+def test_prompt_logprobs_come_with_the_first_response_alone() -> None:
+    scored = PromptLogprobs([4, 7, 6], k=1)
+    scored.fill(0, [np.array(x) for x in ([-2.0, -0.5], [3, 1], [[5], [6]], [[-0.25], [-0.5]])])
+    made = generated(1, stream=True, prompt_logprobs=1)
+    made.add(delta(0, "a", 1, prompt_logprobs=scored))
+    (answer,) = made.take()["prompt_logprobs"]
+    assert json.loads(answer) == [
+        None,
+        {
+            "7": {"logprob": -2.0, "rank": 3, "decoded_token": "<7>"},
+            "5": {"logprob": -0.25, "rank": 1, "decoded_token": "<5>"},
+        },
+        {"6": {"logprob": -0.5, "rank": 1, "decoded_token": "<6>"}},
+    ]
+    made.add(delta(0, "b", 2, True))
+    assert made.take()["prompt_logprobs"].tolist() == [b"null"]
 
 
 def test_nothing_is_returned_that_was_not_asked_for() -> None:
@@ -131,6 +151,19 @@ def test_the_prompt_leads_unless_streamed() -> None:
     without = {"text_input": text("p"), "exclude_input_in_output": np.array([True])}
     assert read(without, {}, LIMITS).prefix == ""
     assert read({"input_ids": np.array([1, 2])}, {}, LIMITS).prefix == ""
+
+
+def test_parameters_of_the_tensor_go_before_those_of_the_request() -> None:
+    inputs = {
+        "text_input": text("p"),
+        "sampling_parameters": text('{"top_p": "0.5", "seed": null}'),
+    }
+    own = {"top_p": "0.9", "temperature": "0.7", "max_tokens": "5", "seed": 3}
+    parameters = read(inputs, own, LIMITS).parameters
+    assert (parameters.top_p, parameters.temperature) == (0.5, 0.7)
+    assert (parameters.max_new_tokens, parameters.seed) == (5, 3)
+    inputs["sampling_parameters"] = text('{"max_new_tokens": 7}')  # the same one by its other name
+    assert read(inputs, own, LIMITS).parameters.max_new_tokens == 7
 
 
 @pytest.mark.parametrize(

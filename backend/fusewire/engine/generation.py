@@ -32,6 +32,7 @@ from fusewire.engine.generation_memory import PAGE_SIZE, limits_of, pages_for
 from fusewire.engine.generation_scheduler import GenerationScheduler, GenerationSequence
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.engine.kv_cache import KvCache
+from fusewire.engine.prompt_logprobs import PromptLogprobs, PromptScorer
 from fusewire.engine.request import CLOSED, failure
 from fusewire.engine.sampling import Sampler, SamplingState
 from fusewire.engine.seeds import seed_of
@@ -39,6 +40,7 @@ from fusewire.errors import ConfigurationError, Unavailable
 from fusewire.models import load_decoder
 from fusewire.placement import Placement
 from fusewire.tasks.bad_words import BadWords
+from fusewire.tasks.chat import Chat
 from fusewire.tasks.detokenizer import Detokenizer
 from fusewire.tasks.generation_checks import check
 from fusewire.tasks.generation_defaults import generation_defaults
@@ -95,6 +97,7 @@ class GenerationEngine:
         self._bad_words = BadWords(tokenizer)
         self.limits = limits_of(self.model, settings)
         self.defaults = generation_defaults(Path(folder))
+        self.chat = Chat(Path(folder), tokenizer, self.limits)
         pages = self._pages()
         memory = self.model.new_cache(pages, PAGE_SIZE)  # says in words that there is too little
         self.cache = KvCache(pages, PAGE_SIZE, settings.prefix_caching)
@@ -109,6 +112,7 @@ class GenerationEngine:
             memory,
             scheduler,
             Sampler(self.model.place, self.model.vocab_size),
+            PromptScorer(self.model.place, self.model.vocab_size),
             self._admission,
         )
         self._asked: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -154,7 +158,7 @@ class GenerationEngine:
         `arrived`: by time.monotonic(), where that was earlier.
         """
         arrived = time.monotonic() if arrived is None else arrived
-        check(parameters, self.limits, {name: name for name in parameters.model_fields_set})
+        check(parameters, self.limits)
         self._admission.take(parameters.sequences)
         try:
             return self._submit(prompt, parameters, lambda news: told.put((tag, news)), arrived)
@@ -173,20 +177,24 @@ class GenerationEngine:
             prompt,
             self.tokenizer,
             self.model.vocab_size,
-            most=self.limits.max_length - 1,
+            most=self.limits.longest_prompt(parameters.max_new_tokens),
             add_special_tokens=parameters.add_special_tokens,
         )
         most = parameters.new_tokens(len(ids), self.limits)
-        timeout = parameters.timeout_seconds
+        timeout, scores = parameters.timeout_seconds, None
+        if parameters.prompt_logprobs is not None:
+            k = min(parameters.prompt_logprobs, self.model.vocab_size)
+            scores = PromptLogprobs(ids, k)
         sequence = GenerationSequence(
             token_ids=ids,
             most_tokens=len(ids) + most,
             priority=parameters.priority,
             deadline=None if timeout is None else arrived + timeout,
             continuations=parameters.sequences,
+            to_score=0 if scores is None else len(ids) - 1,
         )
         self._loop.scheduler.check(sequence)
-        generation = Generation(self._branches(ids, parameters, most), tell)
+        generation = Generation(self._branches(ids, parameters, most), tell, scores)
         with self._door:  # what is asked behind it is done before the loop ends
             if self._closing:
                 raise Unavailable(CLOSED)

@@ -227,7 +227,9 @@ class GenerationScheduler:
                 if refused is sequence and self._cache.available - spare < wanted:
                     return
             try:
-                pages = self._cache.admit(ids, sequence.names, room=len(ids), spare=spare)
+                pages = self._cache.admit(
+                    ids, sequence.names, len(ids), spare, reusable=sequence.reusable
+                )
             except OutOfPages as error:
                 self._refused = (sequence, error.wanted)
                 return
@@ -235,6 +237,8 @@ class GenerationScheduler:
             self._running.add(sequence)
             self._slots = slots
             sequence.pages, sequence.stored = pages, pages.length
+            if sequence.cached_tokens is None:  # pre-empted, it would find its own answer too
+                sequence.cached_tokens = pages.length
             sequence.state, sequence.started = State.RUNNING, True
             tokens = min(sequence.left, budget)
             self._put(step, sequence, tokens)

@@ -118,6 +118,13 @@ class EngineSettings(Settings):
         "sentence-transformers files say, else false.",
         json_schema_extra={"group": "model"},
     )
+    prompt_name: str | None = Field(
+        default=None,
+        max_length=64,
+        description="embed: which of the prompts in config_sentence_transformers.json stands "
+        "before each text. Default: its default_prompt_name, else none.",
+        json_schema_extra={"group": "model"},
+    )
     function_to_apply: ScoreFunction | None = Field(
         default=None,
         description="classify: the function from logits to scores. Default: chosen from the "

@@ -15,6 +15,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from fusewire.errors import ConfigurationError
+from fusewire.models.blueprint import Blueprint
 from fusewire.models.config import Config, read_config
 from fusewire.models.decoder import DecoderModel
 from fusewire.models.decoder_blueprint import DecoderBlueprint
@@ -36,6 +37,7 @@ __all__ = [
     "DECODERS",
     "DecoderModel",
     "EncoderModel",
+    "blueprint_of",
     "build_decoder",
     "build_model",
     "check_config",
@@ -48,8 +50,13 @@ __all__ = [
 
 def check_config(values: Mapping[str, Any], task: str) -> None:
     """CheckpointError where no model for the task can be made after this config.json."""
+    blueprint_of(values, task)
+
+
+def blueprint_of(values: Mapping[str, Any], task: str) -> Blueprint | DecoderBlueprint:
+    """What a config.json says of the model for the task; CheckpointError."""
     row = architecture(values) if task in TASK_HEADS else decoder(values)
-    row.blueprint(Config(values))
+    return row.blueprint(Config(values))
 
 
 def load_model(

@@ -20,10 +20,10 @@ from typing import IO
 import fusewire
 from fusewire import devices
 from fusewire.errors import ConfigurationError, FusewireError
-from fusewire.serving import processes, setting
+from fusewire.serving import processes
 from fusewire.serving.config import ServerSettings
 from fusewire.serving.endpoint import CONTROL_HEADER, Endpoint
-from fusewire.serving.environment import variable
+from fusewire.serving.environment import without_secrets
 from fusewire.serving.installation import Installation
 
 # What a stranger must not do to a server: load code, map memory, read or redirect logs.
@@ -231,7 +231,7 @@ class EmbeddedServer:
         ]
 
     def _environment(self) -> dict[str, str]:
-        environment = dict(os.environ)
+        environment = without_secrets(os.environ)
         # The stub takes the first python3 for its own, and with it a virtual environment.
         programs = str(Path(sys.executable).parent)
         environment["PATH"] = os.pathsep.join([programs, environment.get("PATH", os.defpath)])
@@ -240,8 +240,6 @@ class EmbeddedServer:
             libraries.append(environment["LD_LIBRARY_PATH"])
         environment["LD_LIBRARY_PATH"] = os.pathsep.join(libraries)
         environment["PYTHONUNBUFFERED"] = "1"
-        for name in setting.secrets(ServerSettings):
-            environment.pop(variable(name), None)
         return environment
 
     def _read_log(self, words: IO[str], log: LogLine) -> None:

@@ -10,13 +10,17 @@ from collections.abc import Mapping
 
 from fusewire.engine.settings import closest
 from fusewire.errors import ConfigurationError
-from fusewire.serving.config import SERVE, SERVE_WITHOUT
+from fusewire.serving.config import SERVE, SERVE_WITHOUT, ServerSettings
+from fusewire.serving.setting import secrets
 
 _PREFIX = "FUSEWIRE_"
 CONFIG = f"{_PREFIX}CONFIG"  # the file of `serve --config`
 
+API_KEY = f"{_PREFIX}API_KEY"
+
 # Those that no setting is behind.
 OTHERS = {
+    API_KEY: "API key of the OpenAI endpoint, where there is no `api_key_file`.",
     CONFIG: "Path of the YAML file of `fusewire serve`, as `--config`.",
     "FUSEWIRE_CACHE": "Folder for measured GEMM choices; empty: nothing is kept on disk. Default: "
     "`$XDG_CACHE_HOME/fusewire`, else `~/.cache/fusewire`.",
@@ -33,6 +37,12 @@ _SERVICE_ADDRESS = re.compile(r"(tcp|udp|sctp)://")
 def variable(name: str) -> str:
     """The environment variable of a setting."""
     return _PREFIX + name.upper()
+
+
+def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment for other programs."""
+    hidden = {API_KEY, *map(variable, secrets(ServerSettings))}
+    return {name: value for name, value in environment.items() if name not in hidden}
 
 
 def check(environment: Mapping[str, str]) -> None:

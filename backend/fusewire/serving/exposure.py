@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
 
 from fusewire.serving.config import ServerSettings
 from fusewire.serving.endpoint import Endpoint
+from fusewire.serving.environment import API_KEY
 
 
 def warning(settings: ServerSettings, at: Endpoint, openai_address: str | None) -> str | None:
@@ -15,9 +17,10 @@ def warning(settings: ServerSettings, at: Endpoint, openai_address: str | None) 
         return None
     ports = [f"{at.http_port} (HTTP)", f"{at.grpc_port} (gRPC)", f"{at.metrics_port} (metrics)"]
     remedy = "put a gateway with TLS and authentication in front, or use --host 127.0.0.1"
-    if openai_address is not None and getattr(settings, "api_key", None) is None:
+    keyed = settings.api_key_file is not None or API_KEY in os.environ
+    if openai_address is not None and not keyed:
         ports.append(f"{openai_address.rpartition(':')[2]} (OpenAI)")
-        remedy += ", and set FUSEWIRE_API_KEY for the OpenAI endpoint"
+        remedy += f", and set {API_KEY} or --api-key-file for the OpenAI endpoint"
     return (
         f"host {at.host}: anyone who reaches this machine may use the ports {', '.join(ports)}, "
         f"without authentication and unencrypted; {remedy}"

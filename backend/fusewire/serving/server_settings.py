@@ -61,6 +61,30 @@ class ServerSettings(BaseModel):
         "port. Default: no OpenAI endpoint.",
         json_schema_extra=_SERVER,
     )
+    chat_template: Path | None = Field(
+        default=None,
+        description="Jinja file that renders chat messages at the OpenAI endpoint for every model, "
+        "in place of the model folder's chat template.",
+        json_schema_extra={"group": "generation"},
+    )
+    accept_token_ids: bool = Field(
+        default=False,
+        description="Accept lists of token ids as input of /v1/embeddings at the OpenAI endpoint. "
+        "They must come from the model's own tokenizer: others give wrong vectors.",
+        json_schema_extra={"group": "security"},
+    )
+    api_key_file: Path | None = Field(
+        default=None,
+        description="File with the API keys of the OpenAI endpoint, one per line. Every request "
+        "but /health must send one of them as `Authorization: Bearer KEY`. Default: the key in "
+        "FUSEWIRE_API_KEY, else no key is needed.",
+        json_schema_extra={"group": "security"},
+    )
+    access_log: bool = Field(
+        default=True,
+        description="Log every request to the OpenAI endpoint (logger fusewire.access).",
+        json_schema_extra=_LOGGING,
+    )
     log_level: LogLevel = Field(
         default="warning",
         description="Lowest level of log lines that are written.",
@@ -129,10 +153,10 @@ class ServerSettings(BaseModel):
     @classmethod
     def _key(cls, key: object) -> object:
         if key is not None and not (isinstance(key, str) and _KEY.fullmatch(key)):
-            got = f"one of {len(key)} characters" if isinstance(key, str) else "a value of no text"
+            got = f"{len(key)} characters" if isinstance(key, str) else "what is no text"
             raise ConfigurationError(  # without the key
-                f"control_key: got {got}, wanted 16 to 256 letters, digits, '_' or '-'; make one: "
-                "openssl rand -hex 32"
+                f"control_key: got {got}, wanted 16 to 256, each a letter, a digit, '_' or '-'; "
+                "make one: openssl rand -hex 32"
             )
         return key
 

@@ -27,9 +27,12 @@ class Embed(Task):
     ) -> None:
         super().__init__(model, tokenizer, settings)
         self._files = SentenceFiles.read(model.folder) if model.folder else SentenceFiles()
-        self.prefix = self._files.prompt
         if self._files.lowercase and tokenizer is not None:
             tokenizer.lowercase()
+        self.prompt(settings)  # is there one of that name?
+
+    def prompt(self, settings: EngineSettings) -> str:
+        return self._files.prompt(settings.prompt_name)
 
     def text_limit(self) -> int | None:
         return self._files.max_length or super().text_limit()

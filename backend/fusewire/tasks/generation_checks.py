@@ -16,6 +16,15 @@ if TYPE_CHECKING:
 # A parameter's other name.
 ALIASES = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
 
+
+def canonical(name: str) -> str:
+    """The field's own name."""
+    return ALIASES.get(name, name)
+
+
+# A layer that sets one of these, and does not say `do_sample`, asks for sampling.
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
+
 # Below it logits could leave float32 when they are divided.
 SMALLEST_TEMPERATURE = 1e-3
 
@@ -46,13 +55,17 @@ class GenerationLimits:
     max_request_tokens: int  # generated tokens of one request, over all of its sequences
     max_sequences: int  # that run at once
 
+    def longest_prompt(self, max_new_tokens: int | None) -> int:
+        """In tokens: it leaves room for a new one, unless none is wanted."""
+        return self.max_length - (max_new_tokens != 0)
+
 
 def refusal(error: ValidationError, asked: Mapping[str, Any], known: Sequence[str]) -> InvalidInput:
     """The first of the types' complaints about `asked`, under the name that was sent. `known`: the
     parameters that there are."""
     first = error.errors()[0]
     name = str(first["loc"][0])
-    name = next((alias for alias in ALIASES if ALIASES[alias] == name and alias in asked), name)
+    name = next((given for given in asked if canonical(given) == name), name)
     if first["type"] == "extra_forbidden":
         wanted = f"one of the parameters of generation ({', '.join(known)})"
         return InvalidInput(name, repr(first["input"])[:80], wanted, "remove it")
@@ -67,6 +80,20 @@ def refusal(error: ValidationError, asked: Mapping[str, Any], known: Sequence[st
     elif first["type"] == "string_too_long":
         got = f"{len(first['input'])} characters"
     return InvalidInput(name, got, wanted, "correct or remove it")
+
+
+def layer(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What a request says, by the fields' names: nulls left out, aliases resolved,
+    and `do_sample` where it follows from the rest. InvalidInput: a field under both its names."""
+    given = {name: value for name, value in values.items() if value is not None}
+    for alias, name in ALIASES.items():
+        if alias in given:
+            if name in given:
+                raise InvalidInput(alias, f"{alias} and {name} together", "one of them", "drop one")
+            given[name] = given.pop(alias)
+    if any(name in given for name in _SAMPLING):
+        given.setdefault("do_sample", True)
+    return given
 
 
 def give_way(
@@ -93,7 +120,9 @@ def give_way(
     # As many tokens as all of them may have.
     each = max(1, limits.max_request_tokens // (best_of or n))
     if "min_new_tokens" not in named:
-        least = min(least, each, most if most and "max_new_tokens" in named else each)
+        least = min(least, each)
+        if most is not None and "max_new_tokens" in named:
+            least = min(least, most)
     if "max_new_tokens" not in named and most is not None:
         most = max(least, min(most, each))
     fitting = {
@@ -107,12 +136,11 @@ def give_way(
     return {name: value for name, value in fitting.items() if name not in named}
 
 
-def check(p: GenerationParameters, limits: GenerationLimits, spelled: Mapping[str, str]) -> None:
-    """Raises InvalidInput for what one field alone does not show. `spelled`: the names by which a
-    request gave the fields that it gave."""
+def check(p: GenerationParameters, limits: GenerationLimits) -> None:
+    """Raises InvalidInput for what one field alone does not show."""
 
     def refuse(name: str, got: object, wanted: str, remedy: str) -> NoReturn:
-        raise InvalidInput(spelled.get(name, name), got, wanted, remedy)
+        raise InvalidInput(p.named(name), got, wanted, remedy)
 
     if 0 < p.temperature < SMALLEST_TEMPERATURE:
         wanted = f"0 (greedy) or at least {SMALLEST_TEMPERATURE}"
@@ -124,6 +152,9 @@ def check(p: GenerationParameters, limits: GenerationLimits, spelled: Mapping[st
             if not 0 <= token < limits.vocab_size:
                 wanted = f"ids 0..{limits.vocab_size - 1}, the model's vocabulary"
                 refuse(name, f"id {token}", wanted, "use this model's tokenizer")
+    if p.max_new_tokens == 0 and p.prompt_logprobs is None:
+        wanted = "at least 1 without prompt_logprobs, as nothing would be answered"
+        refuse("max_new_tokens", 0, wanted, "raise it, or ask for prompt_logprobs")
     if p.best_of is not None and p.best_of < p.n:
         refuse("best_of", p.best_of, f"at least {p.n}, which is n", "raise it or remove it")
     many = "best_of" if p.best_of is not None else "n"
@@ -137,10 +168,11 @@ def check(p: GenerationParameters, limits: GenerationLimits, spelled: Mapping[st
     if most is not None and p.min_new_tokens > most:
         wanted = f"at most {most}, the most new tokens"
         refuse("min_new_tokens", p.min_new_tokens, wanted, "lower it")
-    tokens = p.sequences * (most or max(p.min_new_tokens, 1))
+    # Behind a prompt there is less room than this, which is named where its length is known.
+    tokens = p.sequences * min(most or max(p.min_new_tokens, 1), limits.max_length)
     if tokens > limits.max_request_tokens:
         got = f"{tokens} tokens" + (f" over {p.sequences} sequences" if p.sequences > 1 else "")
-        length = "max_new_tokens" if "max_new_tokens" in spelled else "min_new_tokens"
-        name = many if p.sequences > 1 and many in spelled else length
+        length = "max_new_tokens" if "max_new_tokens" in p.model_fields_set else "min_new_tokens"
+        name = many if p.sequences > 1 and many in p.model_fields_set else length
         wanted = f"at most {limits.max_request_tokens} generated by one request"
         refuse(name, got, wanted, "ask for fewer tokens" + (" or texts" if p.sequences > 1 else ""))

@@ -1,6 +1,6 @@
 """The tables of docs/configuration.md, from the settings classes.
 
-PYTHONPATH=backend:client python -m tests.docs.configuration_tables     # renews the page
+PYTHONPATH=backend:client python -m tests.docs.configuration_page     # renews the page
 """
 
 from __future__ import annotations
