@@ -126,6 +126,7 @@ def test_a_file_configures_models_one_by_one_and_logs_are_json(
     path = tmp_path / "fusewire.yaml"
     path.write_text(
         f"""\
+openai_port: 0
 log_format: json
 log_level: info
 tritonserver_args: ["--metrics-config", "counter_latencies=false"]
@@ -151,6 +152,8 @@ models:
         text = page.read().decode()
     assert "nv_inference_request_summary_us" in text
     assert "nv_inference_request_duration_us" not in text
+    with urllib.request.urlopen(f"http://{ready['openai']}/v1/models", timeout=5) as answer:
+        assert answer.status == 200
     server.process.send_signal(signal.SIGTERM)
     _, errors = server.process.communicate(timeout=30)
     lines = [json.loads(line) for line in errors.splitlines()]
@@ -158,6 +161,8 @@ models:
     assert "successfully loaded 'short'" in [
         line["message"] for line in lines if line["logger"] == "fusewire.tritonserver"
     ]
+    (asked,) = [line for line in lines if line["logger"] == "fusewire.access"]
+    assert (asked["path"], asked["status"]) == ("/v1/models", 200)
 
 
 def test_serve_says_what_it_serves_and_how_to_ask_it(
