@@ -32,7 +32,7 @@ def test_the_examples_are_accepted(tmp_path: Path) -> None:
     path = tmp_path / "fusewire.yaml"
     path.write_text(example)
     file = ConfigFile(path)
-    assert [source.name for source in file.sources] == ["encoder", "writer", None]
+    assert [source.name for source in file.sources] == ["encoder", "writer", "ranker", None]
     assert file.server == {
         key: value for key, value in yaml.safe_load(example).items() if key != "models"
     }

@@ -23,6 +23,8 @@ from fusewire.serving.config import (
 from tests.models.tiny_decoders import tiny_decoder
 from tests.reference import tiny_checkpoint
 
+NO_FOLDER_NO_ID = "no such folder; give the path of a Hugging Face model folder, or a model's id"
+
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: object, columns: int = 400) -> int:
     monkeypatch.setattr(sys, "argv", ["fusewire", *map(str, arguments)])
@@ -240,15 +242,16 @@ def test_serve_names_the_folder_at_fault(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["import", "/nowhere"], "no such folder"),
-        (["serve", "/nowhere"], "no such folder"),
+        (["import", "/nowhere"], f"/nowhere: {NO_FOLDER_NO_ID}"),
+        (["serve", "/nowhere"], f"/nowhere: {NO_FOLDER_NO_ID}"),
+        (["serve", "a=/nowhere"], f"/nowhere: {NO_FOLDER_NO_ID}"),
         (["serve", "a b=/nowhere"], "name: got 'a b'"),
         (["serve", "/tmp", "--watch-interval-s=0"], "watch_interval_s: got '0.0'"),
         (["serve", "/tmp", "--device=gpu"], "device: got 'gpu'"),
         (["import", "/tmp", "--device=cuda:0,0"], "device: got 'cuda:0,0'"),
         (["serve", "/tmp", "--config=/nowhere"], "config: got /nowhere"),
         (["serve", "/tmp", "--", "--http-port=1"], "use --http-port before the --"),
-        (["check", "/nowhere"], "no such folder"),
+        (["check", "/nowhere"], f"/nowhere: {NO_FOLDER_NO_ID}"),
         (["check", "/nowhere", "--device=auto"], "no such folder"),
         (["check", "/nowhere", "--device=cuda:0,1"], "device: got 'cuda:0,1', wanted one of auto"),
         (["ask", "sing", "la"], "task: got 'sing'"),
@@ -332,6 +335,7 @@ def test_doctor_says_what_it_found(
     findings = {row["subject"]: row for row in json.loads(capsys.readouterr().out)}
     assert {"kernels", "GPUs", "tritonserver", "shared memory", "environment"} <= findings.keys()
     assert "openai-port" not in findings
+    assert {"kernels", "GPUs", "tritonserver", "shared memory", "Hugging Face"} <= findings.keys()
     assert run(monkeypatch, "doctor", *ports, "--tritonserver=/nowhere") == 1
     assert "correct the path" in capsys.readouterr().out
     monkeypatch.setenv("FUSEWIRE_OPENAI_PORT", "0")

@@ -8,7 +8,7 @@ import pytest
 from fusewire.errors import ConfigurationError
 from fusewire.serving.config import Deployment, ServerSettings, validated
 from fusewire.serving.config_file import ConfigFile, printed
-from fusewire.serving.source import Source
+from fusewire.serving.sources import Source
 
 TEXT = """\
 http_port: 9000
@@ -21,6 +21,8 @@ models:
     max_batch_tokens: 1024
     queue_delay_us: 300
   - source: repository
+  - source: owner/model
+    revision: main
 """
 
 
@@ -37,10 +39,11 @@ def test_a_file_has_settings_of_the_server_and_of_each_model(tmp_path: Path) -> 
         Source(
             "/models/bert",
             "encoder",
-            {"task": "embed", "max_batch_tokens": 1024},
-            Deployment(device="cpu", queue_delay_us=300),
+            settings={"task": "embed", "max_batch_tokens": 1024},
+            deployment=Deployment(device="cpu", queue_delay_us=300),
         ),
         Source("repository"),
+        Source("owner/model", revision="main"),
     ]
 
 

@@ -39,8 +39,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_FOLDER = "A Hugging Face model folder."
-Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help=_FOLDER, show_default=False)]
+_MODEL = "A Hugging Face model folder, or a model's id there: owner/name or owner/name@revision."
+Model = Annotated[str, typer.Argument(metavar="FOLDER | ID", help=_MODEL, show_default=False)]
 
 
 def main() -> None:
@@ -79,7 +79,7 @@ def _common(
 @app.command("import", cls=Command)
 @with_flags(Deployment, ModelSettings, GeneratorSettings, leave_out=("reloads",))
 def import_(
-    folder: Folder,
+    model: Model,
     name: Annotated[
         str | None, typer.Option(help="The model's name. Default: the folder's.")
     ] = None,
@@ -102,8 +102,11 @@ def import_(
 
     Copies the files that serving reads, and writes config.pbtxt from the settings below.
     """
+    from fusewire.hub import model_folder
     from fusewire.serving.repository import import_folder
 
+    deployment = validated(Deployment, given(flags, Deployment))
+    folder = model_folder(model)  # shows its own progress
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn()
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         bar = progress.add_task("copying", total=None)
@@ -112,7 +115,7 @@ def import_(
             repository,
             name=name,
             settings=given(flags, ModelSettings, GeneratorSettings),
-            deployment=validated(Deployment, given(flags, Deployment)),
+            deployment=deployment,
             link=link,
             replace=replace,
             progress=lambda file, done, total: progress.update(
@@ -132,7 +135,7 @@ app.command(cls=Command)(doctor)
 
 @app.command(cls=Command)
 def check(
-    folder: Folder,
+    model: Model,
     task: Annotated[
         str | None,
         typer.Option(metavar="TASK", help="Default: by `architectures` in config.json."),
@@ -173,7 +176,7 @@ def check(
     from fusewire.parity import parity
 
     with err.status("running the model twice"):
-        found = parity(folder, task, device, dtype, sequences=sequences)
+        found = parity(model, task, device, dtype, sequences=sequences)
     if tolerance is not None:
         found = replace(found, granted=dict.fromkeys(found.granted, tolerance))
     if as_json:

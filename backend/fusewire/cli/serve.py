@@ -20,7 +20,6 @@ from fusewire.serving.config import (
     validated,
 )
 from fusewire.serving.flags import given, with_flags
-from fusewire.serving.source import Source
 
 
 @with_flags(*SERVE, leave_out=SERVE_WITHOUT, environment=True)
@@ -29,9 +28,10 @@ def serve(
     sources: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[REPOSITORY | FOLDER | NAME=FOLDER]...",
-            help="Model repositories and Hugging Face model folders, in place of the `models` of "
-            "--config. Default: model_repository.",
+            metavar="SOURCE",
+            help="Model repositories; Hugging Face model folders, or ids there as owner/name or "
+            "owner/name@revision. NAME= before a folder or id names the model. In place of the "
+            "`models` of --config. Default: model_repository.",
             show_default=False,
         ),
     ] = None,
@@ -56,8 +56,8 @@ def serve(
 ) -> None:
     """Serve models over HTTP and gRPC.
 
-    A model folder is imported on the fly. The settings of models (--task, --device, --pooling, …)
-    apply to every such folder; models of a repository have theirs in config.pbtxt.
+    Model folders and ids are imported on the fly. The settings of models (--task, --device,
+    --pooling, …) apply to all of these; models of a repository have theirs in config.pbtxt.
 
     A setting is taken from its flag, else its environment variable, else the file of --config,
     else its default. Flags behind -- are handed on to tritonserver:
@@ -67,6 +67,7 @@ def serve(
     """
     from fusewire.serving import config_file
     from fusewire.serving.foreground import serve_until_signalled
+    from fusewire.serving.sources import Source
 
     environment.check(os.environ)
     file = None if config is None else config_file.ConfigFile(config)
@@ -81,7 +82,7 @@ def serve(
         chosen = file.sources
     served = [
         source.overridden(given(flags, ModelSettings, GeneratorSettings), given(flags, Deployment))
-        for source in chosen or [Source("model_repository")]
+        for source in chosen or [Source(Path("model_repository"))]
     ]
     if print_config:
         typer.echo(config_file.printed(settings, served), nl=False)

@@ -3,7 +3,7 @@
     http_port: 8000
     models:
       - name: encoder
-        source: /models/bert-base-uncased
+        source: /models/bert-base-uncased     # or an id on Hugging Face, and its revision
         device: cuda
         max_batch_tokens: 32768
       - source: /models/repository
@@ -31,12 +31,12 @@ from fusewire.serving.config import (
 )
 from fusewire.serving.repository import is_checkpoint
 from fusewire.serving.setting import secrets
-from fusewire.serving.source import Source
+from fusewire.serving.sources import Source
 from fusewire.tasks.contract import GENERATE
 
 _SIZE_LIMIT_BYTES = 1 << 20
 _MODELS = "models"
-_OWN = ("name", "source")  # of a model, beside its settings
+_OWN = ("name", "source", "revision")  # of a model, beside its settings
 
 Place = tuple[str | int, ...]  # keys and indices that lead to a value
 
@@ -73,7 +73,7 @@ class ConfigFile:
             if not isinstance(entry.get(key, ""), str):
                 raise self._wrong((*at, key), f"got {entry[key]!r}, wanted text; put it in quotes")
         if not entry.get("source"):
-            raise self._wrong(at, "got no source, wanted the model's folder; add source: FOLDER")
+            raise self._wrong(at, "got no source, wanted a folder or id; add source: FOLDER")
         settings = {key: value for key, value in entry.items() if key not in _OWN}
         folder = Path(entry["source"])
         if folder.is_dir() and not is_checkpoint(folder) and (settings or "name" in entry):
@@ -88,9 +88,8 @@ class ConfigFile:
         generates = settings.get("task", GENERATE if others else "") == GENERATE
         kind = GeneratorSettings if generates else ModelSettings
         self._checked(at, kind, {"task": GENERATE, **settings})
-        return Source(
-            entry["source"], entry.get("name"), settings, validated(Deployment, deployment)
-        )
+        own = {key: entry[key] for key in _OWN if key in entry}
+        return Source(**own, settings=settings, deployment=validated(Deployment, deployment))
 
     def _read(self) -> dict[str, Any]:
         try:

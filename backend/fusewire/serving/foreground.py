@@ -15,7 +15,7 @@ from fusewire.errors import FusewireError
 from fusewire.serving import announcement, exposure, log_format
 from fusewire.serving.config import ServerSettings
 from fusewire.serving.server import Server
-from fusewire.serving.source import Source
+from fusewire.serving.sources import Source
 
 
 class _Stopped(BaseException):
