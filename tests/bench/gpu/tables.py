@@ -1,4 +1,4 @@
-"""What the last GPU run of each benchmark says, as the README's tables; numbers from rows alone."""
+"""The tables of the benchmarks on a GPU; numbers from rows alone."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from typing import Any
 
 from tests.bench import generation_curves
 from tests.bench.gpu import generation_tables
-from tests.bench.gpu.records import Rows, latest
+from tests.bench.records import Rows, latest
 
-BEGIN, END = "<!-- bench-gpu:begin -->", "<!-- bench-gpu:end -->"
 UNITS = ("device_ms", "us", "traffic_mib", "served_over_engine", "run_ms")
-FOLDS = {"kernels": "Row kernels", "gemm": "Matrix products", "attention": "Attention"}
 GRID_TITLES = {
     "grid": "lengths uniform in 0.2 S..S",
     "lightseq": "LightSeq's grid, full lengths",
@@ -20,36 +18,13 @@ GRID_TITLES = {
 }
 
 
-def markdown(path: Path, *, folded: bool = False) -> str:
-    """Every table, those of single kernels behind a fold where asked; SystemExit when nothing was
-    measured."""
-    found = latest(path)
-    tables = []
-    for name, table in TABLES.items():
-        if name in found:
-            text = table(found[name])
-            tables.append(_fold(name, text) if folded else text)
+def markdown(path: Path) -> str:
+    """Every table; SystemExit when nothing was measured."""
+    found = latest(path, gpu=True)
+    tables = [table(found[name]) for name, table in TABLES.items() if name in found]
     if not tables:
         raise SystemExit(f"results: got none in {path}, wanted some; run python -m tests.bench.gpu")
     return "\n\n".join(tables)
-
-
-def _fold(name: str, table: str) -> str:
-    if name not in FOLDS:
-        return table
-    return f"<details><summary>{FOLDS[name]}</summary>\n\n{table}\n\n</details>"
-
-
-def write_readme(readme: Path, path: Path) -> None:
-    """Replaces what stands between the two markers."""
-    text = readme.read_text(encoding="utf-8")
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise SystemExit(f"{readme}: wanted {BEGIN} and after it {END}, each once; add them")
-    before, rest = text.split(BEGIN)
-    after = rest.split(END)[1]
-    readme.write_text(
-        f"{before}{BEGIN}\n{markdown(path, folded=True)}\n{END}{after}", encoding="utf-8"
-    )
 
 
 def line(rows: Rows) -> str:
@@ -211,6 +186,28 @@ def _generation_served(rows: Rows) -> str:
     )
 
 
+def _generation_vllm(rows: Rows) -> str:
+    lines = [
+        "Generation beside vLLM in fp16, greedy, {new_tokens} new tokens for each prompt, all "
+        "prompts submitted at once, host work included: ms a step, tokens/s of the whole run with "
+        "its prompts, and ms until every prompt had 8 tokens (times: above 1 fusewire is "
+        "faster):".format(**rows[0]),
+        "",
+        "| sequences x prompt | fusewire ms a step | vLLM | times | fusewire tokens/s | vLLM "
+        "| times | fusewire first 8, ms | vLLM |",
+        "|---" * 9 + "|",
+    ]
+    for (model, case), of_case in _by_case(rows).items():
+        own, other = of_case["fusewire"], of_case["vllm"]
+        cells = [f"{own['step_ms']:.3f}", f"{other['step_ms']:.3f}"]
+        cells.append(f"{other['step_ms'] / own['step_ms']:.2f}")
+        cells += [f"{own['tokens_per_s']:,.0f}", f"{other['tokens_per_s']:,.0f}"]
+        cells.append(f"{own['tokens_per_s'] / other['tokens_per_s']:.2f}")
+        cells += [_cell(row, "first_8_ms", "{:,.0f}") for row in (own, other)]
+        lines.append(f"| {model} {case} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", _where(rows)])
+
+
 def _listed(rows: Rows, title: str, columns: dict[str, str]) -> str:
     """A line a row; of each column its heading and form."""
     lines = [title.format(**rows[0]), "", f"| {' | '.join(columns)} |"]
@@ -227,6 +224,7 @@ TABLES: dict[str, Callable[[Rows], str]] = {
     "memory": _memory,
     "served": _served,
     "generation": _generation,
+    "generation_vllm": _generation_vllm,
     "generation_served": _generation_served,
     generation_curves.BENCHMARK: lambda rows: f"{generation_curves.tables(rows)}\n\n{_where(rows)}",
 }
@@ -252,7 +250,8 @@ def _cell(row: dict[str, Any] | None, key: str, form: str) -> str:
 def _where(rows: Rows) -> str:
     row = rows[-1]
     named = ", ".join(f"{name} {version}" for name, version in row["versions"].items())
-    place = f"{row['time'][:10]}, {row['gpu']}, driver {row['driver']}, CUDA {row['cuda']}; "
+    place = f"{row['time'][:10]}, {row['gpu']}"
+    place += f", driver {row['driver']}, CUDA {row['cuda']}; " if "driver" in row else "; "
     if "matmul_tflops" in row:
         place += f"matmul {row['matmul_tflops']:.0f} TFLOP/s, copy {row['copy_tb_s']:.2f} TB/s; "
     return f"{place}{named}."
