@@ -71,18 +71,18 @@ sweep: $(VENV)/.test wheels
 # Wheels that run elsewhere. zig is a C++ compiler with the headers of old versions of glibc, so the
 # one for CPUs needs no container; nvcc takes gcc, and its wheel a glibc as new as this machine's.
 WHEEL = $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation
-AUDITED = $(BIN)/auditwheel --quiet repair --wheel-dir
+AUDITED = PATH=$(abspath $(BIN)):$$PATH $(BIN)/auditwheel repair --wheel-dir
 wheels: $(VENV)/.installed
 	@$(PIP) --quiet --no-build-isolation '.[release]' -r cmake/cuda-compiler.txt
 	rm -rf build/wheels dist
 	@echo "== building the wheel for CPUs (3 minutes on two cores)"
 	FUSEWIRE_CUDA=OFF CXX='$(abspath $(BIN))/python -m ziglang c++ -target x86_64-linux-gnu.2.28' \
 	  $(WHEEL) -C build-dir=build/wheels/cpu --wheel-dir build/wheels .
-	PATH=$(abspath $(BIN)):$$PATH $(AUDITED) dist/cpu --plat manylinux_2_28_x86_64 build/wheels/*.whl
+	$(AUDITED) dist/cpu --plat manylinux_2_28_x86_64 build/wheels/*.whl
 	@echo "== building the wheel for CPUs and GPUs (6 minutes on two cores)"
 	rm build/wheels/*.whl
 	FUSEWIRE_CUDA=ON $(WHEEL) -C build-dir=build/wheels/cuda --wheel-dir build/wheels .
-	PATH=$(abspath $(BIN)):$$PATH $(AUDITED) dist/cuda build/wheels/*.whl
+	$(AUDITED) dist/cuda build/wheels/*.whl
 
 # Everything that needs a GPU: its tests, then its benchmarks.
 gpu: has-gpu $(VENV)/.bench $(VENV)/.test

@@ -88,8 +88,8 @@ def _table(rows: Rows) -> str:
         f"each rate), prompts of up to {longest} tokens (median {prompt}), answers of up to {most} "
         f"({answer}), both log-normal, at most {rows[0]['sequences']} sequences at once: "
         "continuous batching, and the same engine with batches that run to completion (load: of "
-        "what continuous batching does when requests always wait; none: requests that had no token "
-        "in the end, and count with their wait until then):",
+        "what continuous batching does when requests always wait; none: requests without a token "
+        "at the end of the run, whose wait until then counts):",
         "",
         "| load | requests/s | batching | tokens/s | first token, ms: p50 | p99 | none "
         "| between tokens, ms: p50 | p99 |",

@@ -38,7 +38,7 @@ def _encoder_table(rows: Rows) -> str:
     lines = [
         "Encoders, median ms (last hidden state; mixed: 32 sequences of 5 to 128 tokens):",
         "",
-        f"| | {' | '.join(systems)} | times the best rival |",
+        f"| | {' | '.join(systems)} | speedup over the fastest other |",
         "|---" * (len(systems) + 2) + "|",
     ]
     for model, case in dict.fromkeys((row["model"], row["case"]) for row in rows):
@@ -76,9 +76,9 @@ def _generation_table(rows: Rows) -> str:
     systems = list(dict.fromkeys(row["system"] for row in rows))
     found = {(row["case"], row["system"]): row for row in rows}
     lines = [
-        f"Generation, {rows[0]['model']}, greedy, {rows[0]['new_tokens']} tokens behind each "
-        "prompt (sequences x tokens of a prompt), median ms of a step / until all had their first "
-        "token / of all; in brackets how many times as long as fusewire in the same round:",
+        f"Generation, {rows[0]['model']}, greedy, {rows[0]['new_tokens']} tokens after each "
+        "prompt (sequences x tokens of a prompt), median ms of a step / until every sequence had "
+        "its first token / of the whole run; in brackets, times fusewire's in the same round:",
         "",
         f"| | {' | '.join(systems)} |",
         "|---" * (1 + len(systems)) + "|",
@@ -109,7 +109,7 @@ def _served_table(rows: Rows) -> str:
         "Served over gRPC by the embedded Triton, client on the same cores, MiniLM-L6, tokens/s "
         "(mixed: 5 to 128 tokens, sentences: 8 to 40):",
         "",
-        "| requests | under way | engine alone | served | |",
+        "| requests | in flight | engine alone | served | served / engine |",
         "|---|---|---|---|---|",
     ]
     for row in rows:

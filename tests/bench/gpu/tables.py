@@ -11,6 +11,7 @@ from tests.bench.gpu import generation_tables
 from tests.bench.records import Rows, latest
 
 UNITS = ("device_ms", "us", "traffic_mib", "served_over_engine", "run_ms")
+LAST_COLUMNS = ("speedup over the fastest other", "share", "wall ms")
 GRID_TITLES = {
     "grid": "lengths uniform in 0.2 S..S",
     "lightseq": "LightSeq's grid, full lengths",
@@ -56,12 +57,13 @@ def _encoder(rows: Rows) -> str:
 def _encoder_grid(rows: Rows, title: str) -> str:
     systems = _systems(rows)
     found = _by_case(rows)
+    headings = ["batch x S (tokens)", *systems, *LAST_COLUMNS]
     lines = [
         f"Encoders in fp16, {title}: device ms of a forward, median (share: of the same run's "
         "8192³ matmul rate, real tokens' FLOPs only):",
         "",
-        f"| batch x S (tokens) | {' | '.join(systems)} | times the strongest | share | wall |",
-        "|---" * (len(systems) + 4) + "|",
+        f"| {' | '.join(headings)} |",
+        "|---" * len(headings) + "|",
     ]
     for (model, case), of_case in found.items():
         cells = [_cell(of_case.get(system), "device_ms", "{:.3f}") for system in systems]
@@ -88,8 +90,8 @@ def _kernels(rows: Rows) -> str:
 def _gemm(rows: Rows) -> str:
     return _shares(
         rows,
-        "BERT's products in fp16 with bias, and erf GELU in the intermediate one, by tokens: "
-        "TFLOP/s (share of the same run's 8192³ matmul rate):",
+        "BERT's matrix products in fp16 with bias, and erf GELU in the intermediate one, by "
+        "tokens: TFLOP/s (share of the same run's 8192³ matmul rate):",
         lambda row: f"{row['tflops']:.0f} ({row['share_of_matmul']:.0%})",
     )
 
@@ -148,10 +150,10 @@ def _served(rows: Rows) -> str:
         {
             "requests": "{form}",
             "instances": "{instances}",
-            "under way": "{under_way}",
+            "in flight": "{under_way}",
             "engine alone": "{engine_tokens_per_s:.0f}",
             "served": "{served_tokens_per_s:.0f}",
-            "": "{served_over_engine:.0%}",
+            "served / engine": "{served_over_engine:.0%}",
             "queue ms": "{queue_ms:.2f}",
             "tokenize": "{tokenize_share:.0%}",
             "compute": "{compute_share:.0%}",
@@ -181,7 +183,7 @@ def _generation_served(rows: Rows) -> str:
             "added": "{added_between_ms:.2f}",
             "engine tokens/s": "{engine_tokens_per_s:.0f}",
             "served tokens/s": "{server_tokens_per_s:.0f}",
-            "": "{share:.0%}",
+            "served / engine": "{share:.0%}",
         },
     )
 

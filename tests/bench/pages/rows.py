@@ -1,4 +1,7 @@
-"""The committed rows: docs/results/{cpu,gpu}/<benchmark>.jsonl."""
+"""The committed rows: docs/results/{cpu,gpu}/<benchmark>.jsonl.
+
+Those of 2026-11-22 and earlier have the fields and digits of the tables that they came from.
+"""
 
 from __future__ import annotations
 

@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.bench.pages.pictures import PICTURES
 from tests.bench.pages.rows import KINDS, committed
+from tests.bench.records import Rows
 
 INTRODUCTION = """\
 # Performance
 
 <!-- Generated from docs/results by `python -m tests.bench.pages`: do not edit. -->
 
-All systems of a table were measured in the same run on the same machine, in turns, so that clock
-changes and other load met all of them. Where outputs can be compared, each system's was first
-checked against transformers on fresh random input. Numbers are medians unless the table says
-otherwise. Under each table: date, hardware, versions.
+All systems of a table were measured in the same run on the same machine, unless the text says
+otherwise in turns, so that clock changes and other load met all of them. Where outputs can be
+compared, each system's was first checked against transformers on fresh random input. Numbers are
+medians unless the table says otherwise. Under each table: date, hardware, versions.
 
-Bars above 1 in blue: fusewire is faster than the fastest alternative of that run; below 1 in
-orange: slower."""
+In the picture, blue bars above 1 are cases where fusewire is faster than the fastest alternative of
+the same run, orange bars below 1 where it is slower."""
 
 
 @dataclass(frozen=True)
 class Section:
     """A heading, what to know before its tables, the benchmarks of its tables (kind of device and
-    name) and the picture above them."""
+    name), the picture above them, and what to know of a system that is in them."""
 
     heading: str
     prose: str
     benchmarks: tuple[tuple[str, str], ...]
     picture: str = ""
+    systems: dict[str, str] = field(default_factory=dict)
 
 
 SECTIONS = (
@@ -45,11 +48,16 @@ SECTIONS = (
     ),
     Section(
         "Encoders on CPUs",
-        "From token ids to the last hidden state in fp32, all systems on the same cores. ONNX "
-        "Runtime runs a graph fused by its own Transformer optimizer; OpenVINO runs with its "
-        "latency hint and with fp32 as its inference precision, because it would choose bf16 "
-        "where the processor has it; CTranslate2 and `torch-packed` compute no padding either.",
+        "From token ids to the last hidden state in fp32, all systems on the same cores.",
         (("cpu", "encoder"),),
+        systems={
+            "torch-packed": "torch on unpadded rows, attention a sequence at a time",
+            "onnxruntime": "a graph fused by ONNX Runtime's own Transformer optimizer, padded",
+            "openvino": "OpenVINO with its latency hint for one sequence, with its throughput hint "
+            "and an unpadded request for each of several; inference precision f32, because its "
+            "default is bf16 where the processor has that",
+            "ctranslate2": "CTranslate2, which removes padding inside",
+        },
     ),
     Section(
         "Encoding texts from Python",
@@ -116,20 +124,26 @@ renews this page and its pictures. `make load` puts load on a running server wit
 def page(results: Path) -> str:
     """The page as Markdown; sections without rows are left out."""
     found = committed(results)
-    parts = [INTRODUCTION, _image("results")]
-    for section in SECTIONS:
-        tables = [
-            KINDS[kind][name](found[kind][name])
-            for kind, name in section.benchmarks
-            if name in found[kind]
-        ]
-        if not tables:
-            continue
-        parts.append(f"## {section.heading}")
-        parts += [section.prose] if section.prose else []
-        parts += [_image(section.picture)] if section.picture else []
-        parts += tables
-    return "\n\n".join([*parts, REPEATING]) + "\n"
+    sections = [part for section in SECTIONS for part in _parts(section, found)]
+    return "\n\n".join([INTRODUCTION, _image("results"), *sections, REPEATING]) + "\n"
+
+
+def _parts(section: Section, found: dict[str, dict[str, Rows]]) -> Iterator[str]:
+    measured = {
+        (kind, name): found[kind][name] for kind, name in section.benchmarks if name in found[kind]
+    }
+    if not measured:
+        return
+    yield f"## {section.heading}"
+    if section.prose:
+        yield section.prose
+    systems = {row["system"] for rows in measured.values() for row in rows if "system" in row}
+    if notes := [f"- `{name}`: {n}" for name, n in section.systems.items() if name in systems]:
+        yield "\n".join(notes)
+    if section.picture:
+        yield _image(section.picture)
+    for (kind, name), rows in measured.items():
+        yield KINDS[kind][name](rows)
 
 
 def _image(name: str) -> str:
