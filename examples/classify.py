@@ -21,7 +21,7 @@ def main(
     model: str = "distilbert/distilbert-base-uncased-finetuned-sst-2-english", *texts: str
 ) -> None:
     classifier = fusewire.Classifier(model)
-    chosen = texts or TEXTS
+    chosen = list(texts) or TEXTS
     for text, best in zip(chosen, classifier(chosen), strict=True):
         print(f"{best['label']:10} {best['score']:.3f}  {text}")
 
