@@ -64,6 +64,8 @@ NUMPY_2 := build/numpy-2
 sweep: $(VENV)/.test wheels
 	.ci/resolve
 	$(BIN)/python -m pytest tests -m sweep
+	$(BIN)/python -m zipfile -e dist/cpu/*.whl build/wheels/unpacked
+	PYTHONPATH=build/wheels/unpacked $(BIN)/python -m pytest tests/ops tests/layers tests/models -n 2
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(NUMPY_2) numpy==2.4.6
 	PYTHONPATH=$(NUMPY_2) $(BIN)/python -m pytest tests -m 'not sweep' -n 2 --dist loadfile \
 	  $(SERVERS:%=--ignore %) --ignore tests/bench

@@ -163,8 +163,13 @@ def test_a_prompt_that_begins_like_an_earlier_one_is_not_computed_again(engine):
     ask(engine, prompt, max_new_tokens=2)[0].finish()
     before = engine.cache.prefix_hit_tokens
     again = (*range(100), 2)
-    assert is_greedy(again, ask(engine, again, max_new_tokens=10)[0].finish().tokens(), 10)
-    assert engine.cache.prefix_hit_tokens - before == 100 // PAGE_SIZE * PAGE_SIZE
+    answer = ask(engine, again, max_new_tokens=10)[0].finish()
+    assert is_greedy(again, answer.tokens(), 10)
+    found = 100 // PAGE_SIZE * PAGE_SIZE
+    assert engine.cache.prefix_hit_tokens - before == found
+    assert {delta.num_cached_tokens for delta in answer.deltas} == {found}
+    new, _ = ask(engine, [7, *range(100)], max_new_tokens=2)
+    assert new.finish().deltas[-1].num_cached_tokens == 0
 
 
 def test_logprobs_are_those_of_the_model(engine):

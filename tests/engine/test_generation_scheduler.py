@@ -236,6 +236,7 @@ def test_what_was_pre_empted_finds_its_pages_again():
     [chunk] = engine.step().chunks
     assert chunk.sequence is second
     assert chunk.first == 8
+    assert second.cached_tokens == 0  # only its own were found
     assert second.token_ids[:-1] == before
 
 

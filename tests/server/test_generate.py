@@ -14,6 +14,7 @@ import pytest
 import tokenizers
 import torch
 import transformers
+from fusewire.engine.generation_memory import PAGE_SIZE
 from fusewire.serving import processes
 from fusewire.serving.asking import AskFailed, ask, pieces
 from fusewire.serving.config import Deployment, ServerSettings
@@ -159,6 +160,13 @@ def test_ids_are_a_prompt_too(server: Server, folder: Path) -> None:
     assert of_ids == generate(server, "tiny", whole)
 
 
+def test_prompt_tokens_found_in_the_prefix_cache_are_counted(server: Server) -> None:
+    prompt = "A prompt that nobody else sends, of more than one page of the cache. "
+    body = asked(prompt, max_new_tokens=2) | {"return_num_cached_tokens": True}
+    counts = [generate(server, "tiny", body)[1]["num_cached_tokens"] for _ in range(2)]
+    assert counts == [0, (len(prompt) - 1) // PAGE_SIZE * PAGE_SIZE]
+
+
 def test_several_texts_are_in_one_answer(server: Server) -> None:
     given: dict[str, Any] = {"max_new_tokens": 6, "temperature": 1.0, "seed": 5, "logprobs": 2}
     body = asked("So", n=3, **given) | {"exclude_input_in_output": True, "return_logprobs": True}
@@ -222,15 +230,16 @@ BAD: list[tuple[dict[str, Any], str]] = [
     (asked("x", top_p=1.5), "top_p: got 1.5"),
     (asked("x", temprature=1), "temprature: got 1"),
     (asked("x" * 128, max_new_tokens=1), "text_input: got 128 tokens"),
-    (asked("x", max_new_tokens=4000), "max_new_tokens: got 4000"),
+    (asked("x", max_tokens=4000), "max_tokens: got 4000, wanted at most 127, the context length"),
     (asked("x", n=60, temperature=1.0, max_new_tokens=100), "n: got 6000 tokens"),
     (asked("x", stop=["a"] * 17), "stop: got 17 entries"),
     (asked(""), "text_input: got no tokens"),
-    ({"sampling_parameters": "{}"}, "text_input: got neither"),
-    ({"text_input": "x", "input_ids": [1]}, "text_input: got both"),
+    ({"sampling_parameters": "{}"}, "text_input: got no prompt"),
+    ({"text_input": "x", "input_ids": [1]}, "text_input: got text_input and input_ids"),
+    ({"messages": '[{"role": "user", "content": "x"}]'}, "no chat template"),
     ({"input_ids": [1, 257]}, "input_ids: got id 257"),
     (asked("x") | {"stream": True, "exclude_input_in_output": False}, "exclude_input_in_output"),
-    (asked("x") | {"parameters": {"n": 1}}, "sampling_parameters: got parameters of the request"),
+    (asked("x", length_penalty=2), "length_penalty: got 2, wanted 1 or null"),
 ]
 
 

@@ -12,8 +12,8 @@ from fusewire.errors import InvalidInput
 from fusewire.serving.generated import Generated
 from fusewire.tasks.contract import GENERATE, RETURNED, contract
 from fusewire.tasks.generate import GenerateRequest, read
-from fusewire.tasks.generation_checks import GenerationLimits
-from fusewire.tasks.generation_parameters import GenerationParameters, layer
+from fusewire.tasks.generation_checks import GenerationLimits, layer
+from fusewire.tasks.generation_parameters import GenerationParameters
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -90,7 +90,7 @@ def test_a_steps_texts_come_together() -> None:
 
 def test_outputs_have_the_types_and_ranks_of_the_contract() -> None:
     made = generated(1, stream=False, prefix="p")
-    made.add(delta(0, "é", 1, last=True))
+    made.add(delta(0, "é", 1, last=True, num_cached_tokens=2))
     response = made.take()
     outputs = contract(GENERATE)[1]
     assert list(response) == [output.name for output in outputs]
@@ -100,6 +100,7 @@ def test_outputs_have_the_types_and_ranks_of_the_contract() -> None:
         assert array.shape == (1,)
     assert response["text_output"][0].decode() == "pé"
     assert response["logprobs"][0] == b"null"
+    assert response["num_cached_tokens"] == 2
 
 
 def test_logprobs_name_the_token_taken_and_the_likeliest() -> None:
@@ -131,6 +132,19 @@ def test_the_prompt_leads_unless_streamed() -> None:
     without = {"text_input": text("p"), "exclude_input_in_output": np.array([True])}
     assert read(without, {}, LIMITS).prefix == ""
     assert read({"input_ids": np.array([1, 2])}, {}, LIMITS).prefix == ""
+
+
+def test_parameters_of_the_tensor_go_before_those_of_the_request() -> None:
+    inputs = {
+        "text_input": text("p"),
+        "sampling_parameters": text('{"top_p": "0.5", "seed": null}'),
+    }
+    own = {"top_p": "0.9", "temperature": "0.7", "max_tokens": "5", "seed": 3}
+    parameters = read(inputs, own, LIMITS).parameters
+    assert (parameters.top_p, parameters.temperature) == (0.5, 0.7)
+    assert (parameters.max_new_tokens, parameters.seed) == (5, 3)
+    inputs["sampling_parameters"] = text('{"max_new_tokens": 7}')  # the same one by its other name
+    assert read(inputs, own, LIMITS).parameters.max_new_tokens == 7
 
 
 @pytest.mark.parametrize(

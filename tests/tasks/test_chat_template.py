@@ -288,7 +288,10 @@ def test_nesting_without_end_is_the_folders_fault() -> None:
         ([{"content": "x"}], "role: got none in message 0, wanted a string"),
         ([{"role": 1, "content": "x"}], "role: got int in message 0, wanted a string"),
         ([{"role": "user", "content": ["x"]}], "content: got list in message 0, wanted a string"),
-        ([{"role": "user", "x": object()}], "messages: got object in message 0, wanted what JSON"),
+        ([{"role": "user", "content": None}], "content: got null in message 0, wanted text"),
+        ([{"role": "assistant", "content": None}], "content: got null in message 0, wanted text"),
+        ([{"role": "user"}], "content: got none in message 0, wanted text"),
+        ([user()[0] | {"x": object()}], "messages: got object in message 0, wanted what JSON"),
         (user("x" * MOST_CHARACTERS), "messages: got over 4194304 characters"),
     ],
 )
@@ -296,6 +299,52 @@ def test_what_is_no_conversation_is_refused(messages: Any, words: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         template(CHATML).render(messages)
     assert str(caught.value).startswith(words)
+
+
+def test_an_assistant_that_calls_tools_need_not_speak() -> None:
+    calls = [{"type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    silent = {"role": "assistant", "content": None, "tool_calls": calls}
+    text = "{% for m in messages %}{{ m.content | default('-') }}{% endfor %}"
+    assert template(text).render([*user("x"), silent]) == "x-"
+
+
+def test_variables_of_a_request_reach_the_template() -> None:
+    text = "{{ messages[0].content }}{% if thinking %} <{{ thinking.budget }}>{% endif %}"
+    assert template(text).render(user("x")) == "x"
+    assert template(text).render(user("x"), template_kwargs={"thinking": {"budget": 3}}) == "x <3>"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("messages", [], "chat_template_kwargs: got 'messages', wanted names of variables other"),
+        ("tools", [], "chat_template_kwargs: got 'tools'"),
+        ("bos_token", "x", "chat_template_kwargs: got 'bos_token'"),
+        ("raise_exception", 1, "chat_template_kwargs: got 'raise_exception'"),
+        ("a b", 1, "chat_template_kwargs: got 'a b'"),
+        ("x", "x" * MOST_CHARACTERS, "chat_template_kwargs: got over"),
+        ("x", {"y": object()}, "chat_template_kwargs: got object"),
+    ],
+)
+def test_a_variable_replaces_nothing_and_is_plain(name: str, value: Any, words: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        ChatTemplate("{{ x }}", {"bos_token": "<s>"}, source="x").render(
+            user("x"), template_kwargs={name: value}
+        )
+    assert str(caught.value).startswith(words)
+
+
+def test_an_operators_file_takes_the_place_of_the_folders(tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "chat_template.jinja").write_text("theirs")
+    (folder / "tokenizer_config.json").write_text('{"bos_token": "<s>"}')
+    (tmp_path / "ours.jinja").write_text("{{ bos_token }} ours")
+    loaded = ChatTemplate.load(folder, tmp_path / "ours.jinja")
+    assert loaded is not None
+    assert loaded.render(user("x")) == "<s> ours"
+    with pytest.raises(CheckpointError, match=r"absent\.jinja: cannot be read \(No such file"):
+        ChatTemplate.load(folder, tmp_path / "absent.jinja")
 
 
 def test_deep_values_are_refused() -> None:

@@ -19,7 +19,8 @@ class Delta:
     """What a step added to continuation `index` of a request; `text` may be empty.
 
     `token` is None where a continuation ended without one (cancelled). `num_output_tokens` and
-    `cumulative_logprob` count from the beginning.
+    `cumulative_logprob` count from the beginning; `num_cached_tokens` are the prompt's whose keys
+    and values came from the prefix cache.
     """
 
     index: int
@@ -30,6 +31,7 @@ class Delta:
     cumulative_logprob: float
     num_output_tokens: int
     finish_reason: FinishReason | None = None
+    num_cached_tokens: int = 0
 
 
 class Continuation:

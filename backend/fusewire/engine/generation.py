@@ -39,6 +39,7 @@ from fusewire.errors import ConfigurationError, Unavailable
 from fusewire.models import load_decoder
 from fusewire.placement import Placement
 from fusewire.tasks.bad_words import BadWords
+from fusewire.tasks.chat import Chat
 from fusewire.tasks.detokenizer import Detokenizer
 from fusewire.tasks.generation_checks import check
 from fusewire.tasks.generation_defaults import generation_defaults
@@ -95,6 +96,7 @@ class GenerationEngine:
         self._bad_words = BadWords(tokenizer)
         self.limits = limits_of(self.model, settings)
         self.defaults = generation_defaults(Path(folder))
+        self.chat = Chat(Path(folder), tokenizer, self.limits)
         pages = self._pages()
         memory = self.model.new_cache(pages, PAGE_SIZE)  # says in words that there is too little
         self.cache = KvCache(pages, PAGE_SIZE, settings.prefix_caching)
@@ -154,7 +156,7 @@ class GenerationEngine:
         `arrived`: by time.monotonic(), where that was earlier.
         """
         arrived = time.monotonic() if arrived is None else arrived
-        check(parameters, self.limits, {name: name for name in parameters.model_fields_set})
+        check(parameters, self.limits)
         self._admission.take(parameters.sequences)
         try:
             return self._submit(prompt, parameters, lambda news: told.put((tag, news)), arrived)

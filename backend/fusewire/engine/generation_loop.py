@@ -206,6 +206,7 @@ class GenerationLoop:
             return
         sequence.token_ids.append(drawn.token)
         told = branch.continuation.accept(drawn.token, drawn.logprob, drawn.top_logprobs)
+        told.num_cached_tokens = sequence.cached_tokens or 0
         if told.finish_reason is not None:
             self._end(generation, branch)
         generation.tell(told)

@@ -235,6 +235,8 @@ class GenerationScheduler:
             self._running.add(sequence)
             self._slots = slots
             sequence.pages, sequence.stored = pages, pages.length
+            if sequence.cached_tokens is None:  # pre-empted, it would find its own answer too
+                sequence.cached_tokens = pages.length
             sequence.state, sequence.started = State.RUNNING, True
             tokens = min(sequence.left, budget)
             self._put(step, sequence, tokens)

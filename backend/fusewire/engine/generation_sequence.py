@@ -34,6 +34,8 @@ class GenerationSequence:
     continuations: int = 1  # sequences that go on from the prompt, this one included
 
     stored: int = field(init=False, default=0)  # tokens in the cache
+    # Prompt tokens that were in the prefix cache when it first ran; None until then.
+    cached_tokens: int | None = field(init=False, default=None)
     pages: SequencePages | None = field(init=False, default=None)  # while running
     names: PageNames | None = field(init=False, default=None)
     state: State = field(init=False, default=State.WAITING)

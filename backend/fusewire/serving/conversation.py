@@ -41,13 +41,14 @@ class Conversation:
         sender: Sender,
         metrics: GenerationMetrics,
         ended: Callable[[Conversation], None],
+        arrived: float,
     ) -> None:
-        """`ended`: called once, when nothing more is sent."""
+        """`ended`: called once, when nothing more is sent. `arrived`: by time.monotonic()."""
         self._request = request
         self._sender = sender
         self._metrics = metrics
         self._ended = ended
-        self._arrived = time.monotonic()
+        self._arrived = arrived
         self._last: dict[int, float] = {}  # text -> when it was last heard of
         self._answer = BestOf(request.parameters.n, request.parameters.sequences)
         self._turn = threading.Lock()  # over all that follows

@@ -31,6 +31,7 @@ class Generated:
         count = request.parameters.n
         self._request = request
         self._num_input_tokens = num_input_tokens
+        self._num_cached_tokens = 0
         self._spell = spell
         self._texts = [request.prefix] * count
         self._tokens = [0] * count
@@ -55,6 +56,7 @@ class Generated:
         self._texts[index] += delta.text
         self._reasons[index] = delta.finish_reason
         self._cumulative[index] = delta.cumulative_logprob
+        self._num_cached_tokens = delta.num_cached_tokens
         if delta.token is not None:
             self._tokens[index] += 1
             if "logprobs" in self._request.returned:
@@ -73,6 +75,7 @@ class Generated:
             "cumulative_logprob": np.array(self._cumulative, np.float32),
             "logprobs": _strings([self._json(each) for each in self._logprobs]),
             "num_input_tokens": np.array([self._num_input_tokens], np.uint32),
+            "num_cached_tokens": np.array([self._num_cached_tokens], np.uint32),
             "num_output_tokens": np.array(self._tokens, np.uint32),
         }
         count = len(self._texts)

@@ -10,6 +10,8 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
+from dataclasses import replace
 from pathlib import Path
 
 from fusewire import kernels
@@ -62,16 +64,17 @@ class Generating:
 
     def take(self, request: Request | FusewireError, sender: Sender) -> None:
         """Takes a request, or what kept it from being read. Never raises for a request."""
+        arrived = time.monotonic()
         try:
             if isinstance(request, FusewireError):
                 raise request
-            engine = self._engine
-            wanted = read(request.inputs, request.parameters, engine.limits, engine.defaults)
-            conversation = Conversation(wanted, sender, self._metrics, self._forget)
-            if isinstance(wanted.prompt, str) and len(wanted.prompt) > LONG:
-                self._aside.take(lambda: self._begin_later(conversation, sender))
+            if request.characters > LONG:
+                # The server takes its tensors back; texts were copied as they were decoded.
+                inputs = {name: array.copy() for name, array in request.inputs.items()}
+                later = replace(request, inputs=inputs)
+                self._aside.take(lambda: self._begin_later(later, sender, arrived))
             else:
-                self._begin(conversation, sender)
+                self._begin(request, sender, arrived)
         except Exception as error:
             self._end(failure(error), sender)
 
@@ -88,21 +91,30 @@ class Generating:
                 _log.error("close: got no end of the thread %r, wanted one", thread.name)
         self._metrics.close()
 
-    def _begin(self, conversation: Conversation, sender: Sender) -> None:
+    def _begin(self, request: Request, sender: Sender, arrived: float) -> None:
+        """Reads and submits a request; its error, if it is not taken."""
+        engine = self._engine
+        wanted = read(
+            request.inputs, request.parameters, engine.limits, engine.defaults, engine.chat
+        )
+        conversation = Conversation(wanted, sender, self._metrics, self._forget, arrived)
         with self._lock:
             self._under_way.add(conversation)
         try:
-            conversation.begin(self._engine, self._told)
-        except Exception as error:
+            conversation.begin(engine, self._told)
+        except Exception:
             self._forget(conversation)
-            self._end(failure(error), sender)
+            raise
         self._some.set()
 
-    def _begin_later(self, conversation: Conversation, sender: Sender) -> None:
-        if sender.cancelled():
-            self._end(None, sender)
-        else:
-            self._begin(conversation, sender)
+    def _begin_later(self, request: Request, sender: Sender, arrived: float) -> None:
+        try:
+            if sender.cancelled():
+                self._end(None, sender)
+            else:
+                self._begin(request, sender, arrived)
+        except Exception as error:
+            self._end(failure(error), sender)
 
     def _end(self, answer: Answer, sender: Sender) -> None:
         """Answers a request that nothing is generated for."""

@@ -23,6 +23,7 @@ from fusewire.serving import model_config
 from fusewire.serving.config import NAME_PATTERN, Deployment, model_settings
 from fusewire.serving.probe import probe
 from fusewire.tasks.contract import GENERATE, contract
+from fusewire.tasks.tokenizer import FILE as TOKENIZER
 from fusewire.weights import open_folder
 from fusewire.weights.folder import file_in, weight_files
 
@@ -131,6 +132,13 @@ def versions(entry: Path) -> list[Path]:
     """The version folders of an entry that hold a model, oldest first."""
     folders = [path for path in entry.iterdir() if path.name.isdigit() and is_checkpoint(path)]
     return sorted(folders, key=lambda path: int(path.name))
+
+
+def takes_ids_only(entry: Path) -> bool:
+    """Whether the model that is served is ours and has no tokenizer."""
+    if model_config.read(entry / CONFIG).backend != model_config.BACKEND:
+        return False
+    return file_in(versions(entry)[-1], TOKENIZER) is None
 
 
 def check(repository: Path) -> tuple[list[str], list[str]]:

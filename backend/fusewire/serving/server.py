@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import re
 import secrets
 import time
@@ -24,6 +25,7 @@ from fusewire.serving.workplace import Workplace
 if TYPE_CHECKING:
     from fusewire.serving.openai.door import Door
 
+_log = logging.getLogger(__name__)
 Loading = Callable[[set[str], Sequence[str]], None]  # loaded so far, all
 
 
@@ -117,6 +119,9 @@ class Server:
         except BaseException:
             self.stop()
             raise
+        for model in self.models:
+            if repository.takes_ids_only(self.entry(model)):
+                _log.warning("%s: no tokenizer.json, takes input_ids only", model)
         self.watchdog.start()
 
     def launch(self, loading: Loading = lambda loaded, models: None) -> None:

@@ -1,4 +1,4 @@
-"""A JSON object of a request: bounded in size and nesting, strict in what JSON allows."""
+"""JSON of a request: bounded in size and nesting, strict in what JSON allows."""
 
 from __future__ import annotations
 
@@ -24,6 +24,22 @@ def read_object(
 ) -> dict[str, Any]:
     """The object in `text`. InvalidInput names `field`: too long, not UTF-8, ill-formed, nested too
     deep, a key given twice or with half a surrogate pair, NaN or Infinity (which JSON has not)."""
+    value = _read(field, text, most_bytes, most_nesting)
+    if not isinstance(value, dict):
+        got = f"a JSON {type(value).__name__}"
+        raise InvalidInput(field, got, "a JSON object", 'send {"name": value, ...}')
+    return value
+
+
+def read_list(field: str, text: bytes, most_bytes: int, most_nesting: int) -> list[Any]:
+    """The list in `text`; InvalidInput as `read_object`."""
+    value = _read(field, text, most_bytes, most_nesting)
+    if not isinstance(value, list):
+        raise InvalidInput(field, f"a JSON {type(value).__name__}", "a JSON list", "send [...]")
+    return value
+
+
+def _read(field: str, text: bytes, most_bytes: int, most_nesting: int) -> Any:
     if len(text) > most_bytes:
         raise InvalidInput(
             field, f"{len(text)} bytes", f"at most {most_bytes}", "shorten its lists and strings"
@@ -33,7 +49,7 @@ def read_object(
         depth += 1 if bracket in b"[{" else -1
         if depth > most_nesting:
             raise InvalidInput(
-                field, "deeper nesting", f"at most {most_nesting} levels", "send a flat object"
+                field, "deeper nesting", f"at most {most_nesting} levels", "flatten it"
             )
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -53,19 +69,14 @@ def read_object(
         raise InvalidInput(field, word, "finite numbers", "correct or remove it")
 
     try:
-        value = json.loads(text.decode(), object_pairs_hook=unique, parse_constant=no_number)
+        return json.loads(text.decode(), object_pairs_hook=unique, parse_constant=no_number)
     except UnicodeDecodeError as error:
         got = f"byte 0x{text[error.start]:02x} at offset {error.start}"
         raise InvalidInput(field, got, "UTF-8", "encode the text as UTF-8") from None
     except json.JSONDecodeError as error:
         got = f"{error.msg} at character {error.pos}"
         raise InvalidInput(
-            field, f"ill-formed JSON ({got})", "a JSON object", "correct it"
+            field, f"ill-formed JSON ({got})", "well-formed JSON", "correct it"
         ) from None
     except ValueError:  # a whole number of thousands of digits
-        raise InvalidInput(field, "an endless number", "a JSON object", "correct it") from None
-    if not isinstance(value, dict):
-        raise InvalidInput(
-            field, f"a JSON {type(value).__name__}", "a JSON object", 'send {"name": value, ...}'
-        )
-    return value
+        raise InvalidInput(field, "an endless number", "shorter ones", "correct it") from None

@@ -30,6 +30,9 @@ MOST_MESSAGES = 4096
 MOST_CHARACTERS = 1 << 22
 MOST_NESTING = 16  # of what a message holds beside its text, as calls of tools
 
+_VARIABLES = "chat_template_kwargs"  # under which requests send them
+_OWN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
+
 
 class ChatTemplate:
     """One folder's template, compiled once. Rendering is safe from several threads."""
@@ -50,11 +53,12 @@ class ChatTemplate:
             raise self._unsafe(error) from None
 
     @staticmethod
-    def load(folder: Path) -> ChatTemplate | None:
+    def load(folder: Path, file: Path | None = None) -> ChatTemplate | None:
         """The folder's template, None where it has none: chat_template.jinja, else
-        tokenizer_config.json's, of several the one named default, else chat_template.json's."""
+        tokenizer_config.json's, of several the one named default, else chat_template.json's.
+        `file`: the operator's, instead of the folder's."""
         config = read_json(folder, CONFIG) or {}
-        found = _text_of(folder, config)
+        found = _text_of(folder, config) if file is None else (_read(file, str(file)), str(file))
         if found is None:
             return None
         text, source = found
@@ -68,14 +72,21 @@ class ChatTemplate:
         return ChatTemplate(text, special, source=source)
 
     def render(
-        self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt, special tokens written out: to be tokenised without adding any.
 
         `messages`: objects with `role` and, where they have text, `content`, as parsed from JSON.
         `add_generation_prompt`: end with the beginning of the assistant's answer.
+        `template_kwargs`: more that the template may read, by name (enable_thinking, …); plain
+        values of JSON.
         """
         conversation = _checked(messages)
+        further = self._checked_variables(template_kwargs or {})
         try:
             with budget():
                 return self._template.render(
@@ -84,6 +95,7 @@ class ChatTemplate:
                     documents=None,
                     add_generation_prompt=add_generation_prompt,
                     **self._special_tokens,
+                    **further,
                 )
         except OverBudget as error:
             raise _refused(
@@ -96,6 +108,18 @@ class ChatTemplate:
         except Exception as error:  # whatever a template makes of data that it did not expect
             got = f"what the chat template cannot render ({type(error).__name__}: {_brief(error)})"
             raise _refused(got) from None
+
+    def _checked_variables(self, variables: Mapping[str, Any]) -> Mapping[str, Any]:
+        taken = {*_OWN_VARIABLES, *self._special_tokens, *self._template.globals}
+        for name in variables:
+            if not name.isidentifier() or name in taken:
+                wanted = f"names of variables other than {', '.join(sorted(taken))}"
+                raise InvalidInput(_VARIABLES, repr(name)[:80], wanted, "remove it")
+        size = _size(variables, "", _VARIABLES)
+        if size > MOST_CHARACTERS:
+            got, most = f"over {MOST_CHARACTERS} characters", f"at most {MOST_CHARACTERS}"
+            raise InvalidInput(_VARIABLES, got, most, "shorten it")
+        return variables
 
     def _unsafe(self, error: BaseException) -> CheckpointError:
         return CheckpointError(
@@ -145,15 +169,7 @@ def _text_of(folder: Path, config: Mapping[str, Any]) -> tuple[str, str] | None:
     """(template, the file that it stands in)."""
     path = file_in(folder, FILE)
     if path is not None:
-        if path.stat().st_size > MOST_TEMPLATE_BYTES:
-            raise CheckpointError(
-                f"{FILE}: got {path.stat().st_size} bytes, wanted at most {MOST_TEMPLATE_BYTES}, "
-                "as a template that only formats messages has; shorten it"
-            )
-        try:
-            return path.read_bytes().decode(), FILE
-        except UnicodeDecodeError:
-            raise CheckpointError(f"{FILE}: not UTF-8; download the file again") from None
+        return _read(path, FILE), FILE
     value, source = config.get("chat_template"), CONFIG
     if value is None:
         value, source = (read_json(folder, LEGACY_FILE) or {}).get("chat_template"), LEGACY_FILE
@@ -168,6 +184,24 @@ def _text_of(folder: Path, config: Mapping[str, Any]) -> tuple[str, str] | None:
             f"{MOST_TEMPLATE_BYTES} characters; correct or shorten it"
         )
     return value, source
+
+
+def _read(path: Path, name: str) -> str:
+    """A template's file, `name` in messages."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(MOST_TEMPLATE_BYTES + 1)
+        if len(text) > MOST_TEMPLATE_BYTES:
+            raise CheckpointError(
+                f"{name}: got over {MOST_TEMPLATE_BYTES} bytes, wanted at most as many, as a "
+                "template that only formats messages has; shorten it"
+            )
+        return text.decode()
+    except UnicodeDecodeError:
+        raise CheckpointError(f"{name}: not UTF-8; save the file as UTF-8") from None
+    except OSError as error:
+        why = error.strerror or error
+        raise CheckpointError(f"{name}: cannot be read ({why}); give a file") from None
 
 
 def _default_of(templates: list[Any], source: str) -> Any:
@@ -201,6 +235,10 @@ def _checked(messages: object) -> list[dict[str, Any]]:
             if not isinstance(value, str) and not (name == "content" and value is None):
                 got = f"{type(value).__name__}{where}" if name in message else f"none{where}"
                 raise InvalidInput(name, got, "a string", "send text")
+        if message.get("content") is None and not _may_be_silent(message):
+            got = f"null{where}" if "content" in message else f"none{where}"
+            wanted = "text, which only an assistant's message with tool_calls may lack"
+            raise InvalidInput("content", got, wanted, "send text")
         size += _size(message, where)
         if size > MOST_CHARACTERS:
             raise InvalidInput(
@@ -214,24 +252,29 @@ def _checked(messages: object) -> list[dict[str, Any]]:
     ]
 
 
-def _size(value: object, where: str, depth: int = 0) -> int:
-    """Characters and entries of plain JSON; InvalidInput for anything else."""
+def _may_be_silent(message: Mapping[str, Any]) -> bool:
+    calls = message.get("tool_calls") or message.get("function_call")
+    return message["role"] == "assistant" and bool(calls)
+
+
+def _size(value: object, where: str, field: str = "messages", depth: int = 0) -> int:
+    """Characters and entries of plain JSON; InvalidInput names `field` for anything else."""
     if depth > MOST_NESTING:
         wanted = f"at most {MOST_NESTING} levels"
-        raise InvalidInput("messages", f"deeper nesting{where}", wanted, "flatten it")
+        raise InvalidInput(field, f"deeper nesting{where}", wanted, "flatten it")
     if isinstance(value, str):
         return 1 + len(value)
     if value is None or isinstance(value, (bool, int, float)):
         return 1
     if isinstance(value, Mapping):
         return 1 + sum(
-            _size(key, where, depth + 1) + _size(item, where, depth + 1)
+            _size(key, where, field, depth + 1) + _size(item, where, field, depth + 1)
             for key, item in value.items()
         )
     if isinstance(value, list):
-        return 1 + sum(_size(item, where, depth + 1) for item in value)
+        return 1 + sum(_size(item, where, field, depth + 1) for item in value)
     got = f"{type(value).__name__}{where}"
-    raise InvalidInput("messages", got, "what JSON can hold", "send plain values")
+    raise InvalidInput(field, got, "what JSON can hold", "send plain values")
 
 
 def _refused(got: str) -> InvalidInput:

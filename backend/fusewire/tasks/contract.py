@@ -63,6 +63,7 @@ RETURNED = (
     "cumulative_logprob",
     "logprobs",
     "num_input_tokens",
+    "num_cached_tokens",
     "num_output_tokens",
 )
 
@@ -74,6 +75,7 @@ def _one(name: str, dtype: str) -> TensorContract:
 _GENERATE_INPUTS = (
     _one("text_input", "TYPE_STRING"),
     TensorContract("input_ids", "TYPE_INT64", (-1,), optional=True),
+    _one("messages", "TYPE_STRING"),  # a JSON list, for the folder's chat template
     _one("stream", "TYPE_BOOL"),
     _one("sampling_parameters", "TYPE_STRING"),
     _one("exclude_input_in_output", "TYPE_BOOL"),
@@ -85,6 +87,7 @@ _GENERATE_OUTPUTS = (
     TensorContract("cumulative_logprob", "TYPE_FP32", (-1,)),
     TensorContract("logprobs", "TYPE_STRING", (-1,)),
     TensorContract("num_input_tokens", "TYPE_UINT32", (1,)),
+    TensorContract("num_cached_tokens", "TYPE_UINT32", (1,)),
     TensorContract("num_output_tokens", "TYPE_UINT32", (-1,)),
 )
 

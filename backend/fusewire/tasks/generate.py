@@ -1,7 +1,8 @@
 """A request for generated text: what its tensors say, checked and complete.
 
-The contract is vllm_backend's, with token ids as a second way to give a prompt. Parameters come as
-JSON in `sampling_parameters`, or one by one as the request's own (`"parameters"` over HTTP).
+The contract is vllm_backend's, with token ids and chat messages as further ways to give a prompt.
+Parameters come as JSON in `sampling_parameters`, one by one as the request's own (`"parameters"`
+over HTTP), or both: then those of the tensor hold.
 """
 
 from __future__ import annotations
@@ -15,14 +16,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusewire.errors import InvalidInput
+from fusewire.tasks.bounded_json import read_object
+from fusewire.tasks.chat import FIELD as MESSAGES
+from fusewire.tasks.chat import Chat, read_messages
 from fusewire.tasks.contract import GENERATE, RETURNED, contract
-from fusewire.tasks.generation_checks import GenerationLimits
+from fusewire.tasks.generation_checks import GenerationLimits, canonical
 from fusewire.tasks.generation_parameters import FIELD, GenerationParameters
 from fusewire.tasks.inputs import decoded
 from fusewire.tasks.parameters import Value
+from fusewire.tasks.written import written_flag
 
 _EXCLUDE = "exclude_input_in_output"
 _INPUTS = tuple(tensor.name for tensor in contract(GENERATE)[0])
+_PROMPTS = ("text_input", "input_ids", MESSAGES)
 
 
 @dataclass(frozen=True)
@@ -41,38 +47,52 @@ def read(
     parameters: Mapping[str, Value],
     limits: GenerationLimits,
     defaults: Mapping[str, Any] | None = None,
+    chat: Chat | None = None,
 ) -> GenerateRequest:
     """A request from its tensors and its parameters; InvalidInput names what is wrong.
 
-    `limits`, `defaults`: as GenerationParameters.parse takes them.
+    `limits`, `defaults`: as GenerationParameters.of takes them. `chat`: for `messages`.
     """
     for name in inputs:
         if name not in _INPUTS:
             raise InvalidInput(name, "an unknown tensor", f"one of {', '.join(_INPUTS)}", "drop it")
-    prompt = _prompt(inputs)
+    asked = _parameters(inputs, parameters)
+    prompt = _prompt(inputs, asked, chat)
     stream = _flag(inputs, "stream", False)
     # The prompt leads the text unless it is streamed: so vllm_backend has it.
     exclude = _flag(inputs, _EXCLUDE, stream or not isinstance(prompt, str))
     if not exclude and (stream or not isinstance(prompt, str)):
-        wanted = "true where the text is streamed" if stream else "true where the prompt is ids"
+        wanted = "true where the text is streamed" if stream else "true without text_input"
         raise InvalidInput(_EXCLUDE, "false", wanted, "leave it out, or send true")
-    text = _parameters(inputs, parameters)
     return GenerateRequest(
         prompt,
-        GenerationParameters.parse(text, limits, defaults),
+        GenerationParameters.of(asked, limits, defaults),
         stream,
         "" if exclude or not isinstance(prompt, str) else prompt,
         frozenset(name for name in RETURNED if _flag(inputs, f"return_{name}", False)),
     )
 
 
-def _prompt(inputs: Mapping[str, NDArray[Any]]) -> str | list[int]:
-    given = [name for name in ("text_input", "input_ids") if name in inputs]
+def _prompt(
+    inputs: Mapping[str, NDArray[Any]], asked: dict[str, Any], chat: Chat | None
+) -> str | list[int]:
+    """Takes the parameters of the chat template out of `asked`, where there are messages."""
+    given = [name for name in _PROMPTS if name in inputs]
     if len(given) != 1:
-        got = "both" if given else "neither"
-        raise InvalidInput("text_input", f"{got} of it and input_ids", "one of them", "send one")
+        got = " and ".join(given) or "no prompt"
+        wanted = f"one of {', '.join(_PROMPTS)}"
+        raise InvalidInput(given[0] if given else _PROMPTS[0], got, wanted, "send one")
     if "text_input" in inputs:
         return decoded("text_input", _single(inputs, "text_input"), "")
+    if MESSAGES in inputs:
+        assert chat is not None
+        text = _single(inputs, MESSAGES)
+        return chat.prompt(
+            read_messages(text.encode() if isinstance(text, str) else text),
+            add_generation_prompt=_template_flag(asked, "add_generation_prompt", True),
+            add_special_tokens=_template_flag(asked, "add_special_tokens", False),
+            chat_template_kwargs=asked.pop("chat_template_kwargs", None),
+        )
     ids = inputs["input_ids"]
     if ids.dtype != np.int64 or ids.ndim != 1:
         got = f"{ids.dtype} of shape {list(ids.shape)}"
@@ -80,13 +100,25 @@ def _prompt(inputs: Mapping[str, NDArray[Any]]) -> str | list[int]:
     return [int(token) for token in ids]
 
 
-def _parameters(inputs: Mapping[str, NDArray[Any]], parameters: Mapping[str, Value]) -> bytes:
+def _parameters(
+    inputs: Mapping[str, NDArray[Any]], parameters: Mapping[str, Value]
+) -> dict[str, Any]:
+    """Those of the tensor, and of the request's own those that it does not name. A null names
+    none."""
+    own = read_object("parameters", json.dumps(parameters).encode())
     if FIELD not in inputs:
-        return json.dumps(parameters).encode()
-    if parameters:
-        got = "parameters of the request beside it"
-        raise InvalidInput(FIELD, got, "all of them in one place", "send either")
-    return decoded(FIELD, _single(inputs, FIELD), "").encode()
+        return own
+    text = decoded(FIELD, _single(inputs, FIELD), "").encode()
+    asked = {name: value for name, value in read_object(FIELD, text).items() if value is not None}
+    named = {canonical(name) for name in asked}
+    return {**{n: v for n, v in own.items() if canonical(n) not in named}, **asked}
+
+
+def _template_flag(asked: dict[str, Any], name: str, default: bool) -> bool:
+    value = written_flag(asked.pop(name, default))
+    if not isinstance(value, bool):
+        raise InvalidInput(name, repr(value)[:80], "true or false", "correct or remove it")
+    return value
 
 
 def _flag(inputs: Mapping[str, NDArray[Any]], name: str, default: bool) -> bool:

@@ -17,6 +17,7 @@ from typing import Any
 from fusewire.errors import CheckpointError, InvalidInput
 from fusewire.tasks.generation_checks import GenerationLimits
 from fusewire.tasks.generation_parameters import GenerationParameters
+from fusewire.tasks.no_effect import HUGGING_FACE, has_no_effect, spelled
 from fusewire.weights import read_json
 
 FILE = "generation_config.json"
@@ -42,35 +43,6 @@ _TAKEN = {
     "stop_strings": "stop",
 }
 
-# Hugging Face's key -> the values, besides null, with which it changes nothing.
-_SWITCHED_OFF: dict[str, tuple[Any, ...]] = {
-    "bad_words_ids": ([],),
-    "begin_suppress_tokens": ([],),
-    "constraints": ([],),
-    "diversity_penalty": (0,),
-    "dola_layers": (),
-    "encoder_no_repeat_ngram_size": (0,),
-    "encoder_repetition_penalty": (1,),
-    "epsilon_cutoff": (0,),
-    "eta_cutoff": (0,),
-    "exponential_decay_length_penalty": (),
-    "force_words_ids": ([],),
-    "forced_bos_token_id": (),
-    "forced_eos_token_id": (),
-    "guidance_scale": (1,),
-    "max_time": (),
-    "min_length": (0,),
-    "num_beam_groups": (1,),
-    "num_beams": (1,),
-    "num_return_sequences": (1,),
-    "penalty_alpha": (0,),
-    "sequence_bias": ([], {}),
-    "suppress_tokens": ([],),
-    "token_healing": (False,),
-    "top_h": (1,),
-    "watermarking_config": (),
-}
-
 # A folder is made for no deployment in particular: what it says must go together, and gives way
 # where a deployment has less room.
 _ANY = GenerationLimits(*[sys.maxsize] * 4)
@@ -79,13 +51,12 @@ _ANY = GenerationLimits(*[sys.maxsize] * 4)
 def generation_defaults(folder: Path) -> dict[str, Any]:
     """The `defaults` of GenerationParameters.parse; CheckpointError."""
     config, file = generation_config(folder)
-    for key, off in _SWITCHED_OFF.items():
+    for key, harmless in HUGGING_FACE.items():
         value = config.get(key)
-        if value is not None and value not in off:
-            wanted = " or ".join([*(str(value) for value in off), "null"])
+        if value is not None and not has_no_effect(value, harmless):
             raise CheckpointError(
-                f"{file}: {key}: got {repr(value)[:80]}, wanted {wanted}, as it is not supported; "
-                "remove it where its effect is not needed"
+                f"{file}: {key}: got {repr(value)[:80]}, wanted {spelled(harmless)}, as it is not "
+                "supported; remove it where its effect is not needed"
             )
     taken = {field: config[key] for key, field in _TAKEN.items() if config.get(key) is not None}
     try:

@@ -1,8 +1,7 @@
 """Request parameters: which a task takes, of which type, and how they override the settings.
 
-A value has its own JSON type, or is that value written as a string ("true", "5"): clients that can
-only send strings, and config.pbtxt where every parameter is one, say the same thing the same way.
-Nothing else is converted: 1 is not true, 5.0 is not 5.
+A value has its own JSON type, or is that value written as a string. Nothing else is converted: 1
+is not true, 5.0 is not 5.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from collections.abc import Mapping
 
 from fusewire.engine.settings import EngineSettings, WrongSetting
 from fusewire.errors import ConfigurationError, InvalidInput
+from fusewire.tasks.written import written_flag, written_whole
 
 # What a request may set; operators may set these and the fields of no task (memory, threads).
 REQUEST_PARAMETERS: dict[str, tuple[str, ...]] = {
@@ -76,16 +76,14 @@ def override(
 
 def _typed(name: str, value: Value) -> Value:
     if name in _FLAGS:
-        if isinstance(value, bool):
-            return value
-        if value in ("true", "false"):
-            return value == "true"
+        flag = written_flag(value)
+        if isinstance(flag, bool):
+            return flag
         wanted = "true or false"
     elif name in _NUMBERS:
-        if isinstance(value, int) and not isinstance(value, bool):
-            return value
-        if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10:
-            return int(value)
+        whole = written_whole(value)
+        if isinstance(whole, int) and not isinstance(whole, bool):
+            return whole
         wanted = "a whole number"
     else:
         if isinstance(value, str):

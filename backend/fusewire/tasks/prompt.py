@@ -17,14 +17,16 @@ def prompt_ids(
     *,
     most: int,
     add_special_tokens: bool,
+    field: str = "",
 ) -> list[int]:
-    """Tokenised, if it is a text, and checked; InvalidInput, also of a text of over `most` tokens,
-    where that is known before it is tokenised."""
+    """Tokenised, if it is a text, and checked; InvalidInput, also of over `most` tokens: of a text
+    where that is known before it is tokenised. `field`: what errors name (default: the input that
+    has it)."""
     if isinstance(prompt, str):
-        name = "text_input"
+        name = field or "text_input"
         least = tokenizer.least_tokens.of(prompt, most) if len(prompt) > WORTH_WHILE else 0
         if least > most:
-            raise _too_long(f"{len(prompt)} characters, at least {least} tokens", most)
+            raise _too_long(name, f"{len(prompt)} characters, at least {least} tokens", most)
         try:
             (encoded,) = tokenizer.encode(
                 [prompt], offsets=False, special_tokens=add_special_tokens
@@ -32,17 +34,17 @@ def prompt_ids(
         except TokenizerFault as fault:
             what = f"a text that the tokenizer cannot read ({fault})"
             raise InvalidInput(name, what, "text", "send valid Unicode") from None
-        if len(encoded) > most:
-            raise _too_long(f"{len(encoded)} tokens", most)
         ids = list(encoded.ids)
     else:
-        name = "input_ids"
+        name = field or "input_ids"
         try:
             ids = [] if isinstance(prompt, bytes) else [index(token) for token in prompt]
         except TypeError:
             raise InvalidInput(name, "what is no id", "whole numbers", "send ids") from None
     if not ids:
         raise InvalidInput(name, "no tokens", "at least one", "send a prompt")
+    if len(ids) > most:
+        raise _too_long(name, f"{len(ids)} tokens", most)
     # A tokenizer may know more tokens than its model.
     if not 0 <= min(ids) <= max(ids) < vocab_size:
         wrong = min(ids) if min(ids) < 0 else max(ids)
@@ -51,6 +53,6 @@ def prompt_ids(
     return ids
 
 
-def _too_long(got: str, most: int) -> InvalidInput:
+def _too_long(field: str, got: str, most: int) -> InvalidInput:
     wanted = f"at most {most}, which leave room for one new token"
-    return InvalidInput("text_input", got, wanted, "shorten the prompt")
+    return InvalidInput(field, got, wanted, "shorten the prompt")
