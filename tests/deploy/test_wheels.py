@@ -50,7 +50,9 @@ def test_a_wheel_names_no_path_of_its_builder(kind: str) -> None:
     assert sys.prefix.encode() not in module
 
 
-@pytest.mark.parametrize(("kind", "run_paths"), [("cpu", []), ("cuda", ["$ORIGIN/../nvidia/cu13/lib"])])
+@pytest.mark.parametrize(
+    ("kind", "run_paths"), [("cpu", []), ("cuda", ["$ORIGIN/../nvidia/cu13/lib"])]
+)
 def test_libraries_are_searched_beside_the_package_alone(
     kind: str, run_paths: list[str], tmp_path: Path
 ) -> None:

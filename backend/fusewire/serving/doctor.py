@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from fusewire import devices
+from fusewire import devices, hub
 from fusewire.errors import ConfigurationError, FusewireError
 from fusewire.serving.config import ServerSettings
 from fusewire.serving.endpoint import choose_ports
@@ -40,6 +40,7 @@ def examine(settings: ServerSettings) -> Iterator[Finding]:
     yield _try("GPUs", devices.described)
     yield Finding("cores", f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}")
     yield _try("tritonserver", lambda: find(settings.tritonserver).origin)
+    yield Finding("Hugging Face", hub.described())
     yield _shared_memory()
     for flag in ("http_port", "grpc_port", "metrics_port"):
         port = getattr(settings, flag)

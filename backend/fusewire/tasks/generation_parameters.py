@@ -22,6 +22,7 @@ from fusewire.tasks.generation_checks import (
     refusal,
 )
 from fusewire.tasks.no_effect import without_no_effect
+from fusewire.tasks.prompt import too_long
 from fusewire.tasks.written import Flag, Real, Whole, ids_as_keys, minus_one_as_zero, one_as_list
 
 FIELD = "sampling_parameters"
@@ -52,9 +53,9 @@ class GenerationParameters(BaseModel):
 
     max_new_tokens: Whole | None = Field(
         default=None,
-        ge=1,
+        ge=0,
         description="Most tokens generated for a sequence (also `max_tokens`). Default: as many as "
-        "fit, unlike Hugging Face's total of 20 and vLLM's 16.",
+        "fit, unlike Hugging Face's total of 20 and vLLM's 16. 0: none, with prompt_logprobs.",
     )
     min_new_tokens: Whole = Field(
         default=0,
@@ -198,6 +199,13 @@ class GenerationParameters(BaseModel):
         description="Return the log-probabilities of the k likeliest tokens at each step, and of "
         "the token taken. 0: of the token taken alone. Default: none.",
     )
+    prompt_logprobs: Whole | None = Field(
+        default=None,
+        ge=0,
+        le=MOST_LOGPROBS,
+        description="As logprobs, of each token of the prompt but the first. Such a prompt is "
+        "computed whole, whatever the prefix cache has.",
+    )
     priority: Whole = Field(
         default=0,
         ge=-1000,
@@ -267,13 +275,9 @@ class GenerationParameters(BaseModel):
         """Most tokens to generate for each sequence behind a prompt of that length; InvalidInput
         where what was asked does not fit."""
         room = limits.max_length - prompt_tokens
-        if room < 1:
-            raise InvalidInput(
-                "text_input",
-                f"{prompt_tokens} tokens",
-                f"at most {limits.max_length - 1}, which leave room for one new token",
-                "shorten the prompt",
-            )
+        longest = limits.longest_prompt(self.max_new_tokens)
+        if prompt_tokens > longest:
+            raise too_long("text_input", f"{prompt_tokens} tokens", longest)
         for name in ("max_new_tokens", "min_new_tokens"):
             asked = getattr(self, name)
             if name in self.model_fields_set and asked is not None and asked > room:
@@ -284,5 +288,7 @@ class GenerationParameters(BaseModel):
                     f"{prompt_tokens} tokens of the prompt",
                     "lower it or shorten the prompt",
                 )
-        most = self.max_new_tokens or max(1, limits.max_request_tokens // self.sequences)
+        most = self.max_new_tokens
+        if most is None:
+            most = max(1, limits.max_request_tokens // self.sequences)
         return min(room, most)
