@@ -15,7 +15,7 @@ from pathlib import Path
 from tests.bench import goals, tables
 from tests.bench.records import RESULTS
 
-BENCHMARKS = ("encoder", "encode", "generation", "memory", "served", "gemm")
+BENCHMARKS = ("encoder", "encode", "generation", "memory", "served", "python_api", "gemm")
 
 
 def without_onednn(chosen: list[str]) -> list[str]:

@@ -2,9 +2,9 @@
 
 all-MiniLM-L6-v2 in fp32 on a CPU, tokenisation, pooling and normalisation included. The texts are
 runs of words from the reference that comes with Python, 8 to 40 and 5 to 128 words long, in random
-order and sorted by length. `SentenceTransformer.encode` runs with its defaults, of which one is to
-sort by length; its embeddings are those that ours are checked against. The systems take turns, each
-in its own process.
+order and sorted by length. `Embedder.encode` and `SentenceTransformer.encode` run with their
+defaults; both sort by length inside. The latter's embeddings are what ours are checked against. The
+systems take turns, each in its own process.
 
 Writes bench-results/encode.jsonl, one JSON object a row.
 """
@@ -38,19 +38,10 @@ Encode = Callable[[list[str]], np.ndarray]
 
 
 def fusewire(folder: Path, threads: int) -> Encode:
-    from fusewire.engine.encoder import EncoderEngine, Request
-    from fusewire.engine.settings import EngineSettings
+    from fusewire import Embedder
 
-    engine = EncoderEngine(folder, "embed", EngineSettings(threads=threads), device="cpu")
-
-    def encode(texts: list[str]) -> np.ndarray:
-        rows = np.array([[text.encode()] for text in texts], object)
-        (answer,) = engine.answer([Request({"text_input": rows}, {"truncate": True})])
-        if not isinstance(answer, dict):
-            raise RuntimeError(f"the engine answered {answer}")
-        return answer["embedding"]
-
-    return encode
+    embedder = Embedder(folder, device="cpu", threads=threads)
+    return lambda texts: embedder.encode(texts, show_progress_bar=False)
 
 
 def sentence_transformers(folder: Path, threads: int) -> Encode:

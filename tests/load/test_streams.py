@@ -57,7 +57,7 @@ def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def locust(address: str, log: Path, *options: str) -> subprocess.CompletedProcess[str]:
     file = Path(__file__).with_name("locustfile_generation.py")
     command = [sys.executable, "-m", "locust", "-f", str(file), "OpenAIStreams", "--headless"]
-    command += ["--only-summary", "--host", address, "--model", "any", "-t", "4s", "-u", "4"]
+    command += ["--only-summary", "--host", address, "--model", "any", "-t", "3s", "-u", "4"]
     command += ["-r", "4", "--texts", "4", "--new-tokens", str(NEW_TOKENS), "--stop-timeout", "10"]
     command += ["--request-log", str(log), *options]
     # A process that an open connection keeps alive would run into the timeout.

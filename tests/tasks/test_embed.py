@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 from fusewire.engine.encoder import EncoderEngine
+from fusewire.engine.request import Request
 from fusewire.engine.settings import EngineSettings
-from fusewire.errors import CheckpointError, ConfigurationError, InvalidInput
+from fusewire.errors import CheckpointError, ConfigurationError, FusewireError, InvalidInput
 from fusewire.tasks.sentence_files import SentenceFiles
 
 from tests.reference import SENTENCES, tiny_checkpoint
@@ -70,6 +71,9 @@ def sentence_folder(folder: Path, *, modules: list[str], pooling: dict, **others
     return folder
 
 
+PROMPTS = {"query": "Where was ", "passage": "It is said: "}
+
+
 def test_the_files_choose_pooling_scaling_length_case_and_prompt(tmp_path):
     folder = sentence_folder(
         tmp_path,
@@ -77,12 +81,12 @@ def test_the_files_choose_pooling_scaling_length_case_and_prompt(tmp_path):
         pooling={"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False},
         sentence_bert_config={"max_seq_length": 24, "do_lower_case": True},
         config_sentence_transformers={
-            "prompts": {"query": "Where was ", "passage": "no"},
+            "prompts": PROMPTS,
             "default_prompt_name": "query",
         },
     )
     files_of_folder = SentenceFiles.read(folder)
-    assert files_of_folder == SentenceFiles("cls", True, 24, True, "Where was ")
+    assert files_of_folder == SentenceFiles("cls", True, 24, True, PROMPTS, "query")
     engine = EncoderEngine(folder, "embed")
     assert engine.max_length == 24
     plain = EncoderEngine(folder, "embed", EngineSettings(pooling="mean", normalize=False))
@@ -90,6 +94,37 @@ def test_the_files_choose_pooling_scaling_length_case_and_prompt(tmp_path):
     [wanted] = plain.answer([text_request("the treaty", pooling="cls", normalize=True)])
     np.testing.assert_array_equal(got["embedding"], wanted["embedding"])
     assert abs(np.linalg.norm(got["embedding"]) - 1) < 1e-6
+    [named] = engine.answer([text_request("the treaty", prompt_name="passage")])
+    [spelled] = EncoderEngine(tiny_plain(tmp_path / "plain"), "embed").answer(
+        [text_request("it is said: the treaty", pooling="cls", normalize=True)]
+    )
+    np.testing.assert_array_equal(named["embedding"], spelled["embedding"])
+
+
+def tiny_plain(folder):
+    """The same weights without sentence-transformers' files."""
+    tiny_checkpoint(folder, "bert")
+    return folder
+
+
+def test_a_prompt_is_named_among_those_of_the_folder(tmp_path):
+    folder = sentence_folder(
+        tmp_path,
+        modules=["Transformer", "Pooling"],
+        pooling={},
+        config_sentence_transformers={"prompts": PROMPTS},
+    )
+    engine = EncoderEngine(folder, "embed")
+    [unknown] = engine.answer([text_request("x", prompt_name="document")])
+    assert str(unknown).startswith("prompt_name: got 'document', wanted one of query, passage")
+    ids = Request({"input_ids": np.array([[1, 2, 3]])}, {"prompt_name": "query"})
+    assert str(engine.answer([ids])[0]).startswith("prompt_name: got it beside input_ids")
+    by_default = EncoderEngine(folder, "embed", EngineSettings(prompt_name="query"))
+    [got] = by_default.answer([text_request("x")])
+    [wanted] = engine.answer([text_request("x", prompt_name="query")])
+    np.testing.assert_array_equal(got["embedding"], wanted["embedding"])
+    with pytest.raises(FusewireError, match="prompt_name: got 'document'"):
+        EncoderEngine(folder, "embed", EngineSettings(prompt_name="document"))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ sequences of all requests (scheduler), pack, encode, head (micro_batches), reply
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -18,14 +18,14 @@ from fusewire import kernels
 from fusewire.engine.micro_batches import MicroBatches
 from fusewire.engine.request import Answer, ComputeFailed, Counts, Request, failure
 from fusewire.engine.settings import EngineSettings
-from fusewire.errors import ConfigurationError
+from fusewire.errors import ConfigurationError, InvalidInput
 from fusewire.models import load_model
 from fusewire.placement import Placement
 from fusewire.tasks.contract import contract
 from fusewire.tasks.inputs import InputRules, read_rows
 from fusewire.tasks.parameters import check_settings, override
 from fusewire.tasks.registry import TASK_TYPES
-from fusewire.tasks.rows import Query, TextRow
+from fusewire.tasks.rows import IdRow, Query, TextRow
 from fusewire.tasks.task import Item
 from fusewire.tasks.text import TextEncoder
 from fusewire.tasks.tokenizer import Tokenizer, limit_tokenizer_threads
@@ -77,12 +77,15 @@ class EncoderEngine:
         )
         self._texts = self._text_encoder(tokenizer)
 
-    def answer(self, requests: Sequence[Request]) -> list[Answer]:
-        """Answers in the order of `requests`. Never raises for a request."""
+    def answer(
+        self, requests: Sequence[Request], computed: Callable[[int], None] | None = None
+    ) -> list[Answer]:
+        """Answers in the order of `requests`. Never raises for a request. `computed`: called with
+        the number of sequences of each micro-batch, when it is done."""
         counts = self.last_counts = Counts()
         hits, misses = self.model.replay_counts
         answers: list[Answer] = [None] * len(requests)
-        run = MicroBatches(self.model, self._task, requests, answers, counts)
+        run = MicroBatches(self.model, self._task, requests, answers, counts, computed)
         tokenized: dict[int, Query] = {}
         for group in self._groups(self._read(requests, answers)):
             self._tokenize(group, answers)
@@ -123,7 +126,6 @@ class EncoderEngine:
             offsets=self._task.needs_offsets,
             vocab_size=self.vocab_size,
             type_vocab_size=self.model.type_vocab_size,
-            prefix=self._task.prefix,
         )
 
     def _longest(self, wanted: int | None) -> int:
@@ -153,7 +155,12 @@ class EncoderEngine:
         rules = self._rules
         if settings.max_length is not None:
             rules = replace(rules, max_length=settings.max_length)
-        return Query(settings, read_rows(request.inputs, rules))
+        rows = read_rows(request.inputs, rules)
+        for name in {"prompt", "prompt_name"} & request.parameters.keys():
+            if isinstance(rows[0], IdRow):
+                got, wanted = "it beside input_ids", "it with texts alone"
+                raise InvalidInput(name, got, wanted, "put the prompt's ids before the others")
+        return Query(settings, rows, self._task.prompt(settings))
 
     def _groups(self, queries: dict[int, Query]) -> Iterator[dict[int, Query]]:
         """The queries in order, cut where their texts come to about a micro-batch: while the device

@@ -71,4 +71,5 @@ class Query:
 
     settings: EngineSettings
     rows: list[TextRow] | list[IdRow]
+    prompt: str = ""  # before each text
     tokens: list[list[Tokens]] = field(default_factory=list)

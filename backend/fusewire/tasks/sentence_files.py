@@ -1,24 +1,27 @@
 """The files sentence-transformers puts beside a model: how its vectors are meant to be made.
 
 modules.json lists the steps after the encoder. What is understood: Pooling (one mode), Normalize,
-Dropout (nothing at inference), a length limit, lower-casing and a default prompt. Any other step
-would change the embedding, so it is refused by name.
+Dropout (nothing at inference), a length limit, lower-casing and prompts. Any other step would
+change the embedding, so it is refused by name.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fusewire.errors import CheckpointError
+from fusewire.errors import CheckpointError, InvalidInput
 from fusewire.weights import file_in, read_json
 from fusewire.weights.folder import JSON_LIMIT_BYTES
 
 MODULES = "modules.json"
 _SETTINGS = "sentence_bert_config.json"
 _PROMPTS = "config_sentence_transformers.json"
+
+SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
 # sentence-transformers' spelling -> ours; the older files have a flag a mode.
 POOLING_MODES = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
@@ -40,7 +43,10 @@ class SentenceFiles:
     normalize: bool = False
     max_length: int | None = None
     lowercase: bool = False
-    prompt: str = ""
+    prompts: Mapping[str, str] = field(default_factory=dict)  # name -> what stands before a text
+    default_prompt_name: str | None = None
+    pools_prompts: bool = True
+    similarity: str = SIMILARITIES[0]
 
     @staticmethod
     def read(folder: Path) -> SentenceFiles:
@@ -65,18 +71,33 @@ class SentenceFiles:
         if "Pooling" not in [kind for kind, _ in steps]:
             raise _unsupported("no Pooling module", "one after the Transformer")
         settings = read_json(folder, _SETTINGS) or {}
-        prompt = _default_prompt(folder)
-        if prompt and not include_prompt:
+        prompts, default = _prompts(folder)
+        if any(prompts.values()) and not include_prompt:
             raise _unsupported(
-                "a default prompt that pooling leaves out (include_prompt false)", "pooling over it"
+                "prompts that pooling leaves out (include_prompt false)", "pooling over them"
             )
         return SentenceFiles(
             pooling,
             normalize,
             _length(settings.get("max_seq_length")),
             settings.get("do_lower_case") is True,
-            prompt,
+            prompts,
+            default,
+            include_prompt,
+            _similarity(folder),
         )
+
+    def prompt(self, name: str | None) -> str:
+        """What stands before a text: the prompt of that name, else the folder's default, else
+        nothing. InvalidInput for a name that the folder does not have."""
+        if name is None:
+            name = self.default_prompt_name
+        if name is None:
+            return ""
+        if name not in self.prompts:
+            known = ", ".join(self.prompts) or "none, as the model folder has no prompts"
+            raise InvalidInput("prompt_name", repr(name)[:80], f"one of {known}", "correct it")
+        return self.prompts[name]
 
 
 def _modules(folder: Path) -> list[dict[str, Any]] | None:
@@ -119,19 +140,31 @@ def _pooling(folder: Path, name: str) -> tuple[str, bool]:
     return POOLING_MODES[modes[0]], config.get("include_prompt", True) is not False
 
 
-def _default_prompt(folder: Path) -> str:
+def _prompts(folder: Path) -> tuple[dict[str, str], str | None]:
+    """(prompts by name, the name of the default one)."""
     config = read_json(folder, _PROMPTS) or {}
-    name = config.get("default_prompt_name")
-    if name is None:
-        return ""
-    prompts = config.get("prompts")
-    prompt = prompts.get(name) if isinstance(prompts, dict) else None
-    if not isinstance(prompt, str):
+    prompts, default = config.get("prompts") or {}, config.get("default_prompt_name")
+    if not isinstance(prompts, dict) or not all(isinstance(p, str) for p in prompts.values()):
         raise CheckpointError(
-            f"{_PROMPTS}: default_prompt_name: got {name!r}, wanted a name in `prompts`; "
+            f"{_PROMPTS}: prompts: got {repr(prompts)[:80]}, wanted texts by name; correct the file"
+        )
+    if default is not None and default not in prompts:
+        raise CheckpointError(
+            f"{_PROMPTS}: default_prompt_name: got {default!r}, wanted a name in `prompts`; "
             "correct the file"
         )
-    return prompt
+    return prompts, default
+
+
+def _similarity(folder: Path) -> str:
+    """sentence-transformers wrote none, or null, before it knew more than one."""
+    name = (read_json(folder, _PROMPTS) or {}).get("similarity_fn_name") or SIMILARITIES[0]
+    if name not in SIMILARITIES:
+        raise CheckpointError(
+            f"{_PROMPTS}: similarity_fn_name: got {name!r}, wanted one of "
+            f"{', '.join(SIMILARITIES)}; correct the file"
+        )
+    return str(name)
 
 
 def _length(value: object) -> int | None:

@@ -39,7 +39,6 @@ class Task(ABC):
     pairs: ClassVar[Pairs] = "refused"
     needs_offsets: ClassVar[bool] = False  # maps tokens back to characters
     reads_windows: ClassVar[bool] = False  # reads a long second text in windows
-    prefix: str = ""  # put before every text
 
     def __init__(
         self, model: EncoderModel, tokenizer: Tokenizer | None, settings: EngineSettings
@@ -50,6 +49,10 @@ class Task(ABC):
     def text_limit(self) -> int | None:
         """The longest sequence that the folder's files name, None where they do not."""
         return self.tokenizer.max_length if self.tokenizer else None
+
+    def prompt(self, settings: EngineSettings) -> str:
+        """What stands before every text; InvalidInput."""
+        return ""
 
     def check(self, query: Query) -> None:  # noqa: B027 (nothing to refuse by default)
         """Refuses (InvalidInput) what only shows after tokenising."""

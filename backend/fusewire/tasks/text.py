@@ -36,18 +36,16 @@ class TextEncoder:
         offsets: bool,
         vocab_size: int,
         type_vocab_size: int,
-        prefix: str = "",
     ) -> None:
         """`max_length`: of the deployment. `windows`: long second texts are read in windows.
         `offsets`: the task maps tokens back to the text. `vocab_size`, `type_vocab_size`: of the
-        model. `prefix`: put before every text."""
+        model."""
         self.tokenizer = tokenizer
         self._max_length = max_length
         self._windows = windows
         self._offsets = offsets
         self._vocab_size = vocab_size
         self._type_vocab_size = type_vocab_size
-        self._prefix = prefix
 
     def encode(self, queries: Sequence[Query]) -> dict[int, FusewireError]:
         """Sets `tokens` of each query; returns the errors by the query's index."""
@@ -69,7 +67,8 @@ class TextEncoder:
                 groups[limit, truncate].append((index, row))
         for (limit, truncate), grouped in groups.items():
             members = [(index, row) for index, row in grouped if index not in errors]
-            encodings = self._encode_group([row for _, row in members], limit, truncate)
+            texts = [_text(queries[index].prompt, row) for index, row in members]
+            encodings = self._encode_group(texts, limit, truncate)
             for (index, row), encoding in zip(members, encodings, strict=True):
                 if index in errors:
                     continue
@@ -106,13 +105,9 @@ class TextEncoder:
             raise InvalidInput("text_input", got, f"at most {most}", remedy)
 
     def _encode_group(
-        self, rows: list[TextRow], limit: int, truncate: bool
+        self, texts: list[str | tuple[str, str]], limit: int, truncate: bool
     ) -> list[Encoding | InvalidInput]:
         assert self.tokenizer is not None  # texts are refused earlier where there is none
-        texts = [
-            self._prefix + row.text if row.pair is None else (self._prefix + row.text, row.pair)
-            for row in rows
-        ]
         cut = None
         # Too few tokens to hold even the special ones: leave whole, `_fitted` refuses it.
         if truncate and limit > self.tokenizer.added_tokens(pair=True):
@@ -219,3 +214,8 @@ class TextEncoder:
         if isinstance(first, InvalidInput):
             raise first
         return [first, *first.overflowing]
+
+
+def _text(prompt: str, row: TextRow) -> str | tuple[str, str]:
+    first = prompt + row.text
+    return first if row.pair is None else (first, row.pair)

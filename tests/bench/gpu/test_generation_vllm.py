@@ -19,6 +19,28 @@ from tests.bench.gpu.generation_workload import SHAPES, Shape
 
 CPU = Place("cpu", "float32")
 TINY = Shape("Tiny GPT", "gpt2", 48, 2, 4, 4, 192, 300, 192)
+# Only its interface; answers at once.
+FAKE_VLLM = """
+from types import SimpleNamespace
+
+
+class SamplingParams:
+    def __init__(self, *, temperature, ignore_eos, max_tokens, detokenize):
+        assert (temperature, ignore_eos, detokenize) == (0, True, False)
+        self.max_tokens = max_tokens
+
+
+class LLM:
+    def __init__(self, folder, *, load_format, skip_tokenizer_init, dtype, enable_prefix_caching,
+                 gpu_memory_utilization, max_model_len):
+        assert (load_format, dtype, max_model_len) == ("dummy", "float16", 512 + 128)
+        assert skip_tokenizer_init and not enable_prefix_caching
+
+    def generate(self, prompts, sampling, *, use_tqdm):
+        assert all(0 <= each < 50257 for prompt in prompts for each in prompt["prompt_token_ids"])
+        output = SimpleNamespace(token_ids=[0] * sampling.max_tokens)
+        return [SimpleNamespace(outputs=[output]) for _ in prompts]
+"""
 FACTS = {"gpu": "a GPU", "driver": "1.2.3", "cuda": "13.0", "time": "2026-01-02T03:04:05Z"}
 
 
@@ -69,6 +91,20 @@ def test_vllm_gets_the_shape_that_ours_has(model: str, tmp_path: Path) -> None:
     shape = SHAPES[model]
     assert (config.hidden_size, config.num_hidden_layers) == (shape.hidden, shape.layers)
     assert config.vocab_size == shape.vocabulary
+
+
+def test_vllm_is_asked_for_exactly_so_many_greedy_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "vllm.py").write_text(FAKE_VLLM)
+    about = tmp_path / "vllm-0.24.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.24.0\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:.")
+    generation_vllm.require_vllm(sys.executable)
+    rows = generation_vllm.side(sys.executable, "vllm", "gpt2")
+    assert [row["case"] for row in rows] == [case.name for case in beside_vllm.CASES["gpt2"]]
+    assert all(row["versions"]["vllm"] == "0.24.0" for row in rows)
 
 
 def test_without_vllm_the_remedy_is_named(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from tests.bench import generation_curves
 from tests.bench.pages import speedups
+from tests.bench.pages.dots import DOTS
 from tests.bench.pages.rows import committed
 from tests.bench.pages.speedups import Group
 
@@ -120,4 +121,5 @@ PICTURES = {
         describe_arrivals,
         draw_arrivals,
     ),
+    **{name: Picture(dots.title, dots.describe, dots.draw) for name, dots in DOTS.items()},
 }

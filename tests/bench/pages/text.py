@@ -15,10 +15,10 @@ INTRODUCTION = """\
 
 <!-- Generated from docs/results by `python -m tests.bench.pages`: do not edit. -->
 
-All systems of a table were measured in the same run on the same machine, unless the text says
-otherwise in turns, so that clock changes and other load met all of them. Where outputs can be
-compared, each system's was first checked against transformers on fresh random input. Numbers are
-medians unless the table says otherwise. Under each table: date, hardware, versions.
+All systems of a table were measured in the same run on the same machine, in turns unless the text
+says otherwise, so that clock changes and other load met all of them. Where outputs can be compared,
+each system's was first checked against transformers on fresh random input. Numbers are medians
+unless the table says otherwise. Under each table: date, hardware, versions.
 
 In the picture, blue bars above 1 are cases where fusewire is faster than the fastest alternative of
 the same run, orange bars below 1 where it is slower."""
@@ -27,12 +27,12 @@ the same run, orange bars below 1 where it is slower."""
 @dataclass(frozen=True)
 class Section:
     """A heading, what to know before its tables, the benchmarks of its tables (kind of device and
-    name), the picture above them, and what to know of a system that is in them."""
+    name), the pictures above them, and what to know of a system that is in them."""
 
     heading: str
     prose: str
     benchmarks: tuple[tuple[str, str], ...]
-    picture: str = ""
+    pictures: tuple[str, ...] = ()
     systems: dict[str, str] = field(default_factory=dict)
 
 
@@ -45,12 +45,14 @@ SECTIONS = (
         "sequence. Lengths are drawn uniformly from 0.2 S to S, or all equal to S where the table "
         "says full.",
         (("gpu", "encoder"),),
+        ("encoders_gpu",),
     ),
     Section(
         "Encoders on CPUs",
         "From token ids to the last hidden state in fp32, all systems on the same cores.",
         (("cpu", "encoder"),),
-        systems={
+        ("encoders_cpu",),
+        {
             "torch-packed": "torch on unpadded rows, attention a sequence at a time",
             "onnxruntime": "a graph fused by ONNX Runtime's own Transformer optimizer, padded",
             "openvino": "OpenVINO with its latency hint for one sequence, with its throughput hint "
@@ -61,8 +63,9 @@ SECTIONS = (
     ),
     Section(
         "Encoding texts from Python",
-        "Texts to embeddings, tokenisation included: all-MiniLM-L6-v2 with its own pooling and "
-        "normalisation, beside `SentenceTransformer.encode`, which sorts by length inside.",
+        "Texts to embeddings, tokenisation included, with the pooling and normalisation of "
+        "all-MiniLM-L6-v2: `fusewire.Embedder.encode` beside `SentenceTransformer.encode`, both "
+        "with their defaults.",
         (("cpu", "encode"),),
     ),
     Section(
@@ -74,17 +77,19 @@ SECTIONS = (
         "steps, prompts, whole answers and long contexts with a hand-written torch decoder, "
         "compiled and replayed as a CUDA graph, and with transformers.",
         (("gpu", "generation_vllm"), ("gpu", "generation")),
+        ("generation_vllm", "generation_step"),
     ),
     Section(
         "Requests that arrive at random",
         "Continuous batching beside the same engine with batches that run to completion.",
         (("gpu", "generation_poisson"), ("cpu", "generation_poisson")),
-        "arrivals",
+        ("arrivals",),
     ),
     Section(
         "Generation on CPUs",
         "GPT-2 in fp32 on the same cores; every system produces the same greedy tokens.",
         (("cpu", "generation"),),
+        ("generation_cpu",),
     ),
     Section(
         "Through the server",
@@ -96,6 +101,7 @@ SECTIONS = (
         "Single kernels",
         "",
         (("gpu", "kernels"), ("gpu", "gemm"), ("gpu", "attention"), ("cpu", "gemm")),
+        ("attention",),
     ),
 )
 
@@ -117,8 +123,13 @@ encoder` runs one of them. With a GPU:
 | requests that arrive at random | `python -m tests.bench.generation_poisson --device cuda` |
 
 The last two take `--model gpt2` or `llama-8b`. Every benchmark has `--help`.
+
 Rows go to `bench-results`. `python -m tests.bench.pages --take` brings them into `docs/results` and
-renews this page and its pictures. `make load` puts load on a running server with Locust."""
+renews this page and its pictures.
+
+`make load` starts a server and puts load on it with Locust: texts to embed, and streams of
+generated text over gRPC and from the OpenAI endpoint, in a closed loop and with Poisson arrivals.
+It reports latencies, times to first token and times between tokens in `load-results`."""
 
 
 def page(results: Path) -> str:
@@ -140,8 +151,8 @@ def _parts(section: Section, found: dict[str, dict[str, Rows]]) -> Iterator[str]
     systems = {row["system"] for rows in measured.values() for row in rows if "system" in row}
     if notes := [f"- `{name}`: {n}" for name, n in section.systems.items() if name in systems]:
         yield "\n".join(notes)
-    if section.picture:
-        yield _image(section.picture)
+    for name in section.pictures:
+        yield _image(name)
     for (kind, name), rows in measured.items():
         yield KINDS[kind][name](rows)
 
