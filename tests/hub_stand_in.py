@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -35,7 +36,8 @@ class Hub:
     sent: list[str] = field(default_factory=list)  # files, by name
     ranges: list[str] = field(default_factory=list)  # Range headers of those requests
     tokens: set[str] = field(default_factory=set)  # that were sent along
-    break_off_after: int | None = None  # bytes of the next file larger than that
+    break_off_after: int | None = None  # bytes of each answer
+    broken: bool = False  # every answer is an internal error
 
     def commit(self, model: str, files: Files, *revisions: str, access: str = "public") -> str:
         """Adds a commit, which the revisions name from now on (default: main); returns its id."""
@@ -45,6 +47,14 @@ class Hub:
         repository.commits[commit] = files
         repository.revisions |= dict.fromkeys(revisions or ("main",), commit)
         return commit
+
+
+def files_of(folder: Path) -> Files:
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 @contextmanager
@@ -89,6 +99,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _answered(self) -> None:
         path = unquote(urlsplit(self.path).path)
         try:
+            if self.state.broken:
+                raise _Refused(500, "")
             if found := re.fullmatch(r"/api/models/(.+?)/(revision|tree)/(.+)", path):
                 self._listing(*found.groups())
             elif found := re.fullmatch(r"/api/models/([^/]+(?:/[^/]+)?)", path):

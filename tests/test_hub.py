@@ -5,6 +5,7 @@ The library reads its environment once, so each call is a process of its own.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -15,7 +16,8 @@ from pathlib import Path
 
 import pytest
 from fusewire.errors import CheckpointError, ConfigurationError
-from fusewire.hub import model_folder
+from fusewire.hub import described, model_folder
+from fusewire.hub_errors import translated
 
 from tests.hub_stand_in import TOKEN, Hub, stand_in
 
@@ -25,8 +27,13 @@ def files(*names: str) -> dict[str, bytes]:
     return {name: f"content of {name}".encode() for name in names}
 
 
-MODEL = files(
-    "config.json",
+def config(**changes: object) -> dict[str, bytes]:
+    values = {"model_type": "bert", "vocab_size": 9, "hidden_size": 8, "num_attention_heads": 2}
+    values |= {"intermediate_size": 8, "num_hidden_layers": 1, "max_position_embeddings": 9}
+    return {"config.json": json.dumps(values | {"type_vocab_size": 2} | changes).encode()}
+
+
+MODEL = config() | files(
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
@@ -119,6 +126,24 @@ def test_what_cannot_be_an_id_is_a_missing_folder(model: str | Path) -> None:
     assert str(caught.value).startswith(f"{model}: ")
 
 
+def test_without_the_library_an_id_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ConfigurationError, match=r"needs .* pip install 'fusewire\[hub\]'"):
+        model_folder("owner/tiny")
+    assert "pip install 'fusewire[hub]'" in described()
+
+
+def test_doctor_shows_where_models_come_from(tmp_path: Path) -> None:
+    call = [sys.executable, "-c", "from fusewire.hub import described; print(described())"]
+    environment = os.environ | {"HF_HOME": str(tmp_path), "HF_TOKEN": TOKEN}
+    environment["HF_ENDPOINT"] = "http://127.0.0.1:9"
+    online = subprocess.check_output(call, env=environment, text=True)
+    assert f"cache {tmp_path}/hub, http://127.0.0.1:9, a token" in online
+    assert TOKEN not in online
+    environment["HF_HUB_OFFLINE"] = "1"
+    assert "offline (HF_HUB_OFFLINE)" in subprocess.check_output(call, env=environment, text=True)
+
+
 @pytest.mark.parametrize("model", ["tiny", "owner/tiny"])
 def test_an_id_is_fetched_with_the_files_that_are_read_and_no_others(
     call: Caller, model: str
@@ -133,7 +158,7 @@ def test_an_id_is_fetched_with_the_files_that_are_read_and_no_others(
 def test_shards_are_those_that_the_index_names(call: Caller) -> None:
     names = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
     index = {"weight_map": {"a": names[0], "b": names[1], "c": names[0]}}
-    model = files("config.json", *names)
+    model = config() | files(*names)
     model["model.safetensors.index.json"] = json.dumps(index).encode()
     call.hub.commit("owner/sharded", model | files("consolidated.safetensors"))
     folder = call.folder("owner/sharded")
@@ -152,7 +177,7 @@ def test_what_is_in_the_cache_is_not_fetched_again(call: Caller) -> None:
 
 
 def test_a_revision_pins_every_file(call: Caller) -> None:
-    old = call.hub.commit("owner/tiny", MODEL | {"config.json": b'{"old": 1}'}, "main", "v1")
+    old = call.hub.commit("owner/tiny", MODEL | config(old=1), "main", "v1")
     new = call.hub.commit("owner/tiny", MODEL)
     assert call.folder("owner/tiny").name == new
     for folder in (
@@ -161,7 +186,7 @@ def test_a_revision_pins_every_file(call: Caller) -> None:
         call.folder(f"owner/tiny@{old}"),
     ):
         assert folder.name == old
-        assert (folder / "config.json").read_bytes() == b'{"old": 1}'
+        assert json.loads((folder / "config.json").read_bytes())["old"] == 1
     assert "got revision 'v2', wanted a branch, tag or commit" in call.error("owner/tiny@v2")
     assert "revision: got 'owner/tiny@v1' and 'v1'" in call.error("owner/tiny@v1", "v1")
 
@@ -188,6 +213,12 @@ def test_without_a_network_the_cache_still_answers(call: Caller) -> None:
     assert f"{nowhere}/owner/other cannot be reached" in call.error(
         "owner/other", HF_ENDPOINT=nowhere
     )
+
+
+def test_an_error_of_the_hub_is_no_missing_network(call: Caller) -> None:
+    call.hub.commit("owner/tiny", MODEL)
+    call.hub.broken = True
+    assert "got HTTP status 500" in call.error("owner/tiny")
 
 
 def test_a_private_model_takes_the_token_and_no_message_shows_it(call: Caller) -> None:
@@ -220,24 +251,55 @@ def test_a_transfer_that_broke_off_is_continued(call: Caller) -> None:
     weights = bytes(range(256)) * (24 << 12)  # the library writes pieces of 10 MiB
     call.hub.commit("owner/tiny", MODEL | {"model.safetensors": weights})
     call.hub.break_off_after = 21 << 20
+    call.ended("owner/tiny")  # older versions of the library end here, newer ones try again
     folder = call.folder("owner/tiny")
     assert (folder / "model.safetensors").read_bytes() == weights
     assert call.hub.ranges == [f"bytes={20 << 20}-"]
+
+
+@pytest.mark.parametrize("revision", ["", "../main", "a/../../b", "-x", "a b", "/etc"])
+def test_what_cannot_be_a_revision_is_refused(revision: str) -> None:
+    words = re.escape(f"revision: got {revision!r}, wanted a branch, tag or commit of owner/tiny")
+    with pytest.raises(ConfigurationError, match=words):
+        model_folder(f"owner/tiny@{revision}")
+    with pytest.raises(ConfigurationError, match=words):
+        model_folder("owner/tiny", revision=revision)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError(errno.ENOSPC, "x"), "no space left .* set HF_HOME to a folder on another disk"),
+        (PermissionError(errno.EACCES, "x", "/cache/f"), "no permission to write /cache/f"),
+        (RuntimeError("https://cdn/signed?key=secret"), "broke off .RuntimeError.; run it again"),
+    ],
+)
+def test_what_goes_wrong_on_this_machine_has_its_remedy(error: Exception, words: str) -> None:
+    with (
+        pytest.raises(ConfigurationError, match=f"^owner/tiny: .*{words}") as caught,
+        translated("owner/tiny", None, []),
+    ):
+        raise error
+    assert "secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
     ("names", "what"),
     [
         (["config.json", "pytorch_model.bin"], "pytorch_model.bin .*a pickle can run code"),
-        (["tiny.Q4_K_M.gguf"], "tiny.Q4_K_M.gguf .*llama.cpp"),
-        (["config.json", "onnx/model.onnx"], "onnx/model.onnx .*ONNX"),
         (["adapter_config.json", "adapter_model.safetensors"], "LoRA adapter"),
-        (["config.json", "tf_model.h5"], "tf_model.h5 .*TensorFlow"),
-        (["config.json", "consolidated.safetensors"], "consolidated.safetensors .*save it again"),
         (["README.md"], "no config.json"),
     ],
 )
 def test_other_formats_are_named_and_not_fetched(call: Caller, names: list[str], what: str) -> None:
-    call.hub.commit("owner/other", files(*names))
-    assert re.search(what, call.error("owner/other"))
+    model = {name: config().get(name, b"") for name in names}
+    call.hub.commit("owner/other", model)
+    assert re.search(f"owner/other: .*{what}", call.error("owner/other"))
     assert set(call.hub.sent) <= {"config.json"}
+
+
+def test_the_weights_of_a_model_that_is_not_supported_are_not_fetched(call: Caller) -> None:
+    call.hub.commit("owner/other", MODEL | config(model_type="bart"))
+    error = call.error("owner/other")
+    assert "owner/other: config.json: model_type: got 'bart', wanted one of bert," in error
+    assert "model.safetensors" not in call.hub.sent

@@ -15,11 +15,15 @@ from pathlib import Path
 
 from fusewire.errors import CheckpointError, ConfigurationError
 from fusewire.hub_errors import translated
+from fusewire.models import read_config
+from fusewire.models.registry import check_config
 from fusewire.weights import read_json
 from fusewire.weights.formats import CONFIG, INDEX, WEIGHTS, not_a_model
 
 _ID = re.compile(r"[A-Za-z0-9_][\w.-]*(/[\w.-]+)?", re.ASCII)
-_FILES = (
+_REVISION = re.compile(r"\w[\w./-]*", re.ASCII)
+# All that is read but the weights. Patterns, whose * matches / too.
+DESCRIPTIONS = (
     CONFIG,
     "generation_config.json",
     "tokenizer.json",
@@ -30,7 +34,6 @@ _FILES = (
     "modules.json",
     "config_sentence_transformers.json",
     "sentence_bert_config.json",
-    WEIGHTS,
     INDEX,
     "[0-9]*_*/config.json",  # modules of sentence-transformers: 1_Pooling/config.json
 )
@@ -58,12 +61,30 @@ def model_folder(model: str | Path, *, revision: str | None = None) -> Path:
             f"{model}: no such folder; give the path of a Hugging Face model folder, or a model's "
             "id on Hugging Face as owner/name"
         )
-    if at and (revision is not None or not tail):
+    if at and revision is not None:
         raise ConfigurationError(
-            f"revision: got {str(model)!r} and {revision!r}, wanted one branch, tag or commit; "
-            "give it behind the @ or as `revision`"
+            f"revision: got {str(model)!r} and {revision!r}, wanted one of the two; leave out the "
+            "other"
         )
-    return _snapshot(name, tail or revision)
+    wanted = tail if at else revision
+    if wanted is not None and (not _REVISION.fullmatch(wanted) or ".." in wanted):
+        raise ConfigurationError(
+            f"revision: got {wanted!r}, wanted a branch, tag or commit of {name}; correct it"
+        )
+    return _snapshot(name, wanted)
+
+
+def described() -> str:
+    """How this machine fetches models: for `doctor`."""
+    try:
+        import huggingface_hub
+        from huggingface_hub import constants
+    except ImportError:
+        return "models are folders; for ids: pip install 'fusewire[hub]'"
+    token = "a token" if huggingface_hub.get_token() else "no token"
+    network = "offline (HF_HUB_OFFLINE)" if constants.HF_HUB_OFFLINE else constants.ENDPOINT
+    version = huggingface_hub.__version__
+    return f"huggingface_hub {version}, cache {constants.HF_HUB_CACHE}, {network}, {token}"
 
 
 def _snapshot(model: str, revision: str | None) -> Path:
@@ -85,22 +106,28 @@ def _snapshot(model: str, revision: str | None) -> Path:
             )
             return Path(found)
 
-    folder = fetched(revision, _FILES)
-    weights = folder / WEIGHTS, folder / INDEX
-    if not (folder / CONFIG).exists() or not any(path.exists() for path in weights):
-        with translated(model, revision, _FILES):
-            names = list_repo_files(model, revision=folder.name)
-        raise not_a_model(model, names)
-    if shards := _shards_missing(folder):
-        fetched(folder.name, shards)
+    def nothing_to_serve(folder: Path) -> CheckpointError:
+        with translated(model, revision, DESCRIPTIONS):
+            return not_a_model(model, list_repo_files(model, revision=folder.name))
+
+    folder = fetched(revision, DESCRIPTIONS)
+    if not (folder / CONFIG).exists():
+        raise nothing_to_serve(folder)
+    try:  # before gigabytes are fetched in vain
+        check_config(read_config(folder))
+    except CheckpointError as error:
+        raise CheckpointError(f"{model}: {error}") from None
+    if missing := [name for name in _weights(folder) if not (folder / name).exists()]:
+        fetched(folder.name, [glob.escape(name) for name in missing])
+    if not (folder / INDEX).exists() and not (folder / WEIGHTS).exists():
+        raise nothing_to_serve(folder)
     return folder
 
 
-def _shards_missing(folder: Path) -> list[str]:
-    """What the index names and the folder lacks, as patterns."""
-    if (folder / WEIGHTS).exists():
-        return []
+def _weights(folder: Path) -> list[str]:
+    """The shards that the index names, or the one file."""
+    if (folder / WEIGHTS).exists() or not (folder / INDEX).exists():
+        return [WEIGHTS]
     weight_map = (read_json(folder, INDEX) or {}).get("weight_map")
     names = {*weight_map.values()} if isinstance(weight_map, dict) else set()
-    shards = [each for each in names if isinstance(each, str) and each.endswith(".safetensors")]
-    return [glob.escape(name) for name in sorted(shards) if not (folder / name).exists()]
+    return sorted(name for name in names if str(name).endswith(".safetensors"))

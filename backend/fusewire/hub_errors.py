@@ -30,6 +30,9 @@ def _in_words(
 ) -> FusewireError:
     from huggingface_hub import constants, errors
 
+    if isinstance(error, errors.LocalEntryNotFoundError):  # what made it look in the cache
+        cause = error.__cause__
+        error = cause if isinstance(cause, errors.HfHubHTTPError) else error
     page = f"{constants.ENDPOINT}/{model}"
     named = model if revision is None else f"{model}@{revision}"
     if isinstance(error, errors.GatedRepoError):
@@ -84,13 +87,13 @@ def _in_words(
         )
     return ConfigurationError(
         f"{model}: the download from {constants.ENDPOINT} broke off ({type(error).__name__}); run "
-        "it again, which continues where it stopped"
+        "it again, which fetches only the files that are still missing"
     )
 
 
 def _missing(model: str, files: Sequence[str], error: Exception) -> list[str]:
     """The files that the cached snapshot lacks, where the library knows."""
-    snapshot = getattr(error, "snapshot_path", None)  # of IncompleteSnapshotError, since 2.0
+    snapshot = getattr(error, "snapshot_path", None)  # newer versions name it
     if snapshot is None:
         return []
     from huggingface_hub import get_cached_repo_tree

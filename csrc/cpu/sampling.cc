@@ -1,4 +1,4 @@
-// What stands between logits and tokens: penalties, biases, the draw, and log-sum-exp.
+// What stands between logits and tokens: penalties, biases, the draw, log-sum-exp, ranks.
 #include <cmath>
 
 #include "core/error.h"
@@ -78,6 +78,23 @@ void gather_columns(float* out, const void* x, int64_t x_stride, const int64_t* 
     const bool inside = columns[r] >= 0 && columns[r] < cols;
     out[r] = inside ? static_cast<const float*>(x)[r * x_stride + columns[r]] : NAN;
   }
+}
+
+void rank_columns(int32_t* out, const void* x, int64_t x_stride, const int64_t* columns,
+                  int64_t rows, int64_t cols, const Stream&) {
+  parallel_for(rows, 1, [&](int64_t r, int64_t, int) {
+    const int64_t column = columns[r];
+    if (column < 0 || column >= cols) {
+      out[r] = 0;
+      return;
+    }
+    const float* row = static_cast<const float*>(x) + r * x_stride;
+    const float value = row[column];
+    int32_t before = 0;
+    for (int64_t c = 0; c < column; ++c) before += row[c] >= value;
+    for (int64_t c = column + 1; c < cols; ++c) before += row[c] > value;
+    out[r] = 1 + before;
+  });
 }
 
 }  // namespace fusewire::FUSEWIRE_TARGET

@@ -1,5 +1,5 @@
-// What stands between logits and tokens: penalties, biases, the draw, and log-sum-exp. A block has
-// a row; a row that is read again comes from the L2 cache.
+// What stands between logits and tokens: penalties, biases, the draw, log-sum-exp, ranks. A block
+// has a row; a row that is read again comes from the L2 cache.
 #include <cfloat>
 
 #include "cuda/draw.h"
@@ -153,6 +153,26 @@ __global__ void __launch_bounds__(256)
   out[r] = column >= 0 && column < cols ? to_float(x[r * x_stride + column]) : NAN;
 }
 
+template <class T>
+__global__ void __launch_bounds__(kDrawThreads)
+    rank_in_rows(int32_t* out, const T* x, int64_t x_stride, const int64_t* columns, int cols) {
+  let_next_start();
+  wait_for_inputs();
+  const int64_t column = columns[blockIdx.x];
+  if (column < 0 || column >= cols) {
+    if (threadIdx.x == 0) out[blockIdx.x] = 0;
+    return;
+  }
+  const T* row = x + blockIdx.x * x_stride;
+  const float own = to_float(row[column]);
+  float before = 0.0f;  // exact: cols is bounded (ops/sampling.cc)
+  for_elements<4>(row, cols, [&](float value, int c) {
+    before += value > own || (value == own && c < column) ? 1.0f : 0.0f;
+  });
+  before = reduce_block(before, Sum{});
+  if (threadIdx.x == 0) out[blockIdx.x] = 1 + static_cast<int32_t>(before);
+}
+
 }  // namespace
 
 template <class T>
@@ -190,6 +210,13 @@ void gather_columns(float* out, const void* x, int64_t x_stride, const int64_t* 
          static_cast<const T*>(x), x_stride, columns, rows, cols);
 }
 
+template <class T>
+void rank_columns(int32_t* out, const void* x, int64_t x_stride, const int64_t* columns,
+                  int64_t rows, int64_t cols, const Stream& stream) {
+  launch(rank_in_rows<T>, dim3(static_cast<unsigned>(rows)), kDrawThreads, 0, stream, out,
+         static_cast<const T*>(x), x_stride, columns, static_cast<int>(cols));
+}
+
 #define INSTANTIATE(T)                                                                            \
   template void penalize<T>(void*, int64_t, int64_t, int64_t, const int32_t*, const int32_t*,     \
                             const int32_t*, int64_t, const float*, const float*, const float*,    \
@@ -199,7 +226,9 @@ void gather_columns(float* out, const void* x, int64_t x_stride, const int64_t* 
   template void sample<T>(const SampleArguments&, const Stream&);                                 \
   template void log_sum_exp<T>(float*, const void*, int64_t, int64_t, int64_t, const Stream&);    \
   template void gather_columns<T>(float*, const void*, int64_t, const int64_t*, int64_t, int64_t, \
-                                  const Stream&);
+                                  const Stream&);                                                 \
+  template void rank_columns<T>(int32_t*, const void*, int64_t, const int64_t*, int64_t, int64_t, \
+                                const Stream&);
 FUSEWIRE_FOR_EACH_FLOAT(INSTANTIATE)
 
 }  // namespace fusewire::cuda

@@ -2,6 +2,11 @@
 #include "ops/ops.h"
 
 namespace fusewire::ops {
+namespace {
+
+constexpr int64_t kWidest = 1 << 24;  // up to here a float counts exactly
+
+}  // namespace
 
 void penalize(const Tensor& logits, const Tensor& offsets, const Tensor& tokens,
               const Tensor& counts, const Tensor& repetition, const Tensor& presence,
@@ -52,7 +57,6 @@ void sample(const Tensor& tokens, const Tensor& logits, const Tensor& temperatur
   check.is("typical_p", typical_p, DType::kFloat32, {&rows});
   check.is("seeds", seeds, DType::kInt64, {&rows});
   check.is("steps", steps, DType::kInt64, {&rows});
-  constexpr int64_t kWidest = 1 << 24;  // up to here a float counts exactly
   check.require(vocab.size >= 1 && vocab.size <= kWidest, "vocab: got ", vocab.size,
                 ", wanted 1 to ", kWidest, ", the width of logits");
   dispatch(check, stream, rows.size, [&](const Kernels& kernels) {
@@ -85,6 +89,19 @@ void gather_columns(const Tensor& out, const Tensor& x, const Tensor& columns,
   dispatch(check, stream, rows.size, [&](const Kernels& kernels) {
     kernels.gather_columns(out.as<float>(), x.data, x.row_stride, columns.as<int64_t>(), rows.size,
                            cols.size, stream);
+  });
+}
+
+void rank_columns(const Tensor& out, const Tensor& x, const Tensor& columns, const Stream& stream) {
+  Check check("rank_columns", stream);
+  Dim rows("rows"), cols("cols");
+  check.floats("x", x, {&rows, &cols});
+  check.is("columns", columns, DType::kInt64, {&rows});
+  check.is("out", out, DType::kInt32, {&rows});
+  check.require(cols.size <= kWidest, "x: got ", cols.size, " columns, wanted at most ", kWidest);
+  dispatch(check, stream, rows.size, [&](const Kernels& kernels) {
+    kernels.rank_columns(out.as<int32_t>(), x.data, x.row_stride, columns.as<int64_t>(), rows.size,
+                         cols.size, stream);
   });
 }
 

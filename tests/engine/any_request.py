@@ -70,6 +70,7 @@ VALID: dict[str, Make] = {
     "best_of": whole(1, 5),
     "seed": some(0, 1, -1, 2**63 - 1, -(2**63)),
     "logprobs": whole(0, 20),
+    "prompt_logprobs": whole(0, 20),
     "priority": some(-1000, -1, 0, 7, 1000),
     "timeout_seconds": some(100, 86400.0, None),
 }
@@ -104,6 +105,7 @@ INVALID: dict[str, Make] = {
     "best_of": either(_NO_WHOLE, some(0, -1, 65)),
     "seed": either(_NO_WHOLE, some(2**63, -(2**63) - 1)),
     "logprobs": either(_NO_WHOLE, some(-1, 21)),
+    "prompt_logprobs": either(_NO_WHOLE, some(-1, 21)),
     "priority": either(_NO_WHOLE, some(-1001, 1001)),
     "timeout_seconds": either(_NO_NUMBER, some(0, -1, 86401)),
 }  # fmt: skip
@@ -183,6 +185,9 @@ def obeys(
     ids = engine.tokenizer.backend.encode(prompt).ids if isinstance(prompt, str) else list(prompt)
     most = p.new_tokens(len(ids), engine.limits)
     assert {delta.index for delta in answer.deltas} == set(range(p.n))
+    scored = [delta.prompt_logprobs for delta in answer.deltas]
+    assert [each is not None for each in scored].count(True) == (p.prompt_logprobs is not None)
+    assert scored[0] is None or len(list(scored[0])) == len(ids)
     for index in range(p.n):
         _one_obeys(engine, ids, p, most, [d for d in answer.deltas if d.index == index])
     if p.best_of is not None and p.best_of > p.n:

@@ -253,7 +253,7 @@ class CacheMachine(RuleBasedStateMachine):
             names = self.cache.names(salt)
             name = names.name(len(ids) // self.cache.page_size - 1, ids)
             if self.cache._pool.find(name) is not None:
-                probe = self.cache._find((*ids, 0), names)
+                probe = self.cache._find((*ids, 0), names, len(ids))
                 assert len(probe) * self.cache.page_size == len(ids)
                 found += 1
         assert found >= self.cache.cached  # every cached page is one of these

@@ -1,5 +1,5 @@
-"""penalize, bias_logits, sample, log_sum_exp, gather_columns. What is drawn is test_sampling.py's;
-here a row is drawn from greedily, which has one answer."""
+"""penalize, bias_logits, sample, log_sum_exp, gather_columns, rank_columns. What is drawn is
+test_sampling.py's; here a row is drawn from greedily, which has one answer."""
 
 from __future__ import annotations
 
@@ -97,6 +97,18 @@ def gather(o: Operands, a: Arrays, shape: tuple) -> np.ndarray:
     return o.place.numpy(out).copy()
 
 
+def rank(o: Operands, a: Arrays, shape: tuple) -> np.ndarray:
+    out = o.int32(np.full(shape[0], -7))
+    k.rank_columns(out, o.rows(a["x"]), o.int64(a["columns"]), o.place.stream)
+    return o.place.numpy(out).copy()
+
+
+def ranked(t: Tensors, shape: tuple) -> torch.Tensor:
+    """The place of each row's column in the row, sorted."""
+    order = t["x"].argsort(dim=-1, descending=True, stable=True)
+    return (order == t["columns"][:, None]).nonzero()[:, 1] + 1
+
+
 CASES = {
     "penalize": Case(
         MATRICES,
@@ -134,6 +146,17 @@ CASES = {
         lambda rng, s: {"x": normal(rng, *s), "columns": rng.integers(0, s[1], s[0])},
         gather,
         lambda t, s: t["x"].gather(1, t["columns"][:, None])[:, 0],
+        exact=True,
+        gpu_shapes=WIDE,
+    ),
+    "rank_columns": Case(
+        MATRICES,
+        lambda rng, s: {  # few distinct numbers, so that there are ties
+            "x": rng.integers(-9, 9, s).astype(np.float32),
+            "columns": rng.integers(0, s[1], s[0]),
+        },
+        rank,
+        ranked,
         exact=True,
         gpu_shapes=WIDE,
     ),

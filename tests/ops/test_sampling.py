@@ -316,9 +316,11 @@ def test_an_index_out_of_range_is_refused(place: Placement):
         draw(o, np.zeros((2, 0), np.float32))
 
 
-def test_a_column_that_is_not_there_gives_nan(place: Placement):
+def test_a_column_that_is_not_there_gives_nan_and_no_rank(place: Placement):
     o = Operands(place, "dense")
-    out = o.fp32(np.zeros(3))
-    columns = o.int64(np.array([-1, 1, 2]))
-    k.gather_columns(out, o.rows(np.ones((3, 2), np.float32)), columns, place.stream)
+    x, columns = o.rows(np.ones((3, 2), np.float32)), o.int64(np.array([-1, 1, 2]))
+    out, ranks = o.fp32(np.zeros(3)), o.int32(np.full(3, -7))
+    k.gather_columns(out, x, columns, place.stream)
+    k.rank_columns(ranks, x, columns, place.stream)
     np.testing.assert_array_equal(place.numpy(out), [np.nan, 1, np.nan])
+    np.testing.assert_array_equal(place.numpy(ranks), [0, 2, 0])

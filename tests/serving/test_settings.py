@@ -67,6 +67,17 @@ def test_every_setting_is_described(settings: typing.Any) -> None:
         assert field.description, name
 
 
-def test_a_short_control_key_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="control_key"):
-        validated(ServerSettings, {"control_key": "secret"})
+KEYS = ["secret", "s" * 257, "a secret with spaces", "16-plain-letters\n"]
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_a_control_key_is_hard_to_guess_and_shown_to_nobody(key: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        validated(ServerSettings, {"control_key": key})
+    assert str(caught.value).startswith(f"control_key: got {len(key)} characters, wanted 16 to 256")
+    assert key not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["k" * 16, "Az09_-" * 40, None])
+def test_a_control_key_of_the_lengths_it_says_is_taken(key: str | None) -> None:
+    assert validated(ServerSettings, {"control_key": key}).control_key == key

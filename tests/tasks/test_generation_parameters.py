@@ -156,6 +156,7 @@ REFUSED: list[tuple[str, list[Any]]] = [
     ("best_of", [0, MOST_SEQUENCES + 1, 2, *NOT_NUMBERS]),
     ("seed", [2**63, -(2**63) - 1, *NOT_NUMBERS]),
     ("logprobs", [-1, MOST_LOGPROBS + 1, *NOT_NUMBERS]),
+    ("prompt_logprobs", [-1, MOST_LOGPROBS + 1, *NOT_NUMBERS]),
     ("priority", [1001, -1001, *NOT_NUMBERS]),
     ("timeout_seconds", [0, -1, 86401, *NOT_NUMBERS]),
     ("temprature", [0.5]),

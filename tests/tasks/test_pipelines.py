@@ -65,6 +65,18 @@ def test_classify_scores_as_the_pipeline(deploy, kind, with_pair):
             assert answer["label"][row, 0].decode() == max(wanted, key=wanted.__getitem__)
 
 
+@pytest.mark.parametrize("architecture", ["bert", "roberta"])
+def test_an_empty_second_text_is_none_as_in_the_pipeline(deploy, architecture):
+    deployed = deploy(architecture, "classify", **KINDS["single"])
+    classify = deployed.pipeline("text-classification", top_k=None)
+    answer = deployed.ask(text_request(*SENTENCES[:2], pairs=["", PAIRS[1]]))
+    for row, pair in enumerate(("", PAIRS[1])):
+        query = {"text": SENTENCES[row], "text_pair": pair}
+        wanted = sorted(label["score"] for label in classify(query))
+        got = np.sort(answer["scores"][row])
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=PIPELINE_SCORE)
+
+
 @pytest.mark.parametrize("function", ["none", "sigmoid", "softmax"])
 def test_function_to_apply_is_that_of_the_pipeline(deploy, function):
     deployed = deploy("bert", "classify", **KINDS["single"])

@@ -31,11 +31,13 @@ class BestOf:
         if self._open:
             return ()
         ranked = sorted(self._deltas, key=lambda deltas: -_likelihood(deltas[-1]))
-        return [
-            replace(delta, index=index)
+        answered = [
+            replace(delta, index=index, prompt_logprobs=None)
             for index, deltas in enumerate(ranked[: self._n])
             for delta in deltas
         ]
+        answered[0].prompt_logprobs = self._deltas[0][0].prompt_logprobs
+        return answered
 
 
 def _likelihood(last: Delta) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from fusewire.engine.prompt_logprobs import PromptLogprobs
 from fusewire.tasks.detokenizer import TextStream
 from fusewire.tasks.stop_strings import StopMatcher
 
@@ -18,9 +19,11 @@ TopLogprobs = Sequence[tuple[int, float]]
 class Delta:
     """What a step added to continuation `index` of a request; `text` may be empty.
 
-    `token` is None where a continuation ended without one (cancelled). `num_output_tokens` and
-    `cumulative_logprob` count from the beginning; `num_cached_tokens` are the prompt's whose keys
-    and values came from the prefix cache.
+    `token` is None where a continuation ended without one (cancelled, or none was asked for).
+    `rank` is the token's in the vocabulary, 1 for the likeliest, where `logprobs` were asked for.
+    `num_output_tokens` and `cumulative_logprob` count from the beginning; `num_cached_tokens`
+    are the prompt's whose keys and values came from the prefix cache. `prompt_logprobs`, where they
+    were asked for, come with the first Delta of a request.
     """
 
     index: int
@@ -32,6 +35,8 @@ class Delta:
     num_output_tokens: int
     finish_reason: FinishReason | None = None
     num_cached_tokens: int = 0
+    rank: int = 0
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class Continuation:
@@ -58,7 +63,12 @@ class Continuation:
         self._min_new_tokens = min_new_tokens
         self._max_new_tokens = max_new_tokens
 
-    def accept(self, token: int, logprob: float, top_logprobs: TopLogprobs = ()) -> Delta:
+    def accept(
+        self, token: int, logprob: float, rank: int = 0, top_logprobs: TopLogprobs = ()
+    ) -> Delta:
+        if not self._max_new_tokens:
+            self.finish_reason = "length"
+            return self._delta("", None, 0.0, ())
         self.num_output_tokens += 1
         self.cumulative_logprob += logprob
         if token in self._stop_tokens:
@@ -73,7 +83,9 @@ class Continuation:
             self.finish_reason = "stop"
         elif self.finish_reason is not None:
             text += self._stop.flush()
-        return self._delta(text, token, logprob, top_logprobs)
+        delta = self._delta(text, token, logprob, top_logprobs)
+        delta.rank = rank
+        return delta
 
     def cancel(self) -> Delta:
         self.finish_reason = "cancelled"

@@ -32,10 +32,11 @@ from fusewire.engine.generation_memory import PAGE_SIZE, limits_of, pages_for
 from fusewire.engine.generation_scheduler import GenerationScheduler, GenerationSequence
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.engine.kv_cache import KvCache
+from fusewire.engine.prompt_logprobs import PromptLogprobs, PromptScorer
 from fusewire.engine.request import CLOSED, failure
 from fusewire.engine.sampling import Sampler, SamplingState
 from fusewire.engine.seeds import seed_of
-from fusewire.errors import ConfigurationError, Unavailable
+from fusewire.errors import Unavailable
 from fusewire.models import load_decoder
 from fusewire.placement import Placement
 from fusewire.tasks.bad_words import BadWords
@@ -85,13 +86,7 @@ class GenerationEngine:
             kernels.set_num_threads(settings.threads)
         limit_tokenizer_threads(settings.threads)
         self.model = model or load_decoder(folder, Placement(device, settings.dtype))
-        tokenizer = Tokenizer.load(Path(folder))
-        if tokenizer is None:
-            raise ConfigurationError(
-                "tokenizer.json: got no such file, wanted the tokenizer of the model; generation "
-                "answers with text. Save it into the folder"
-            )
-        self.tokenizer = tokenizer
+        self.tokenizer = tokenizer = Tokenizer.required(Path(folder))
         self._detokenizer = Detokenizer(tokenizer)
         self._bad_words = BadWords(tokenizer)
         self.limits = limits_of(self.model, settings)
@@ -111,6 +106,7 @@ class GenerationEngine:
             memory,
             scheduler,
             Sampler(self.model.place, self.model.vocab_size),
+            PromptScorer(self.model.place, self.model.vocab_size),
             self._admission,
         )
         self._asked: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -175,20 +171,24 @@ class GenerationEngine:
             prompt,
             self.tokenizer,
             self.model.vocab_size,
-            most=self.limits.max_length - 1,
+            most=self.limits.longest_prompt(parameters.max_new_tokens),
             add_special_tokens=parameters.add_special_tokens,
         )
         most = parameters.new_tokens(len(ids), self.limits)
-        timeout = parameters.timeout_seconds
+        timeout, scores = parameters.timeout_seconds, None
+        if parameters.prompt_logprobs is not None:
+            k = min(parameters.prompt_logprobs, self.model.vocab_size)
+            scores = PromptLogprobs(ids, k)
         sequence = GenerationSequence(
             token_ids=ids,
             most_tokens=len(ids) + most,
             priority=parameters.priority,
             deadline=None if timeout is None else arrived + timeout,
             continuations=parameters.sequences,
+            to_score=0 if scores is None else len(ids) - 1,
         )
         self._loop.scheduler.check(sequence)
-        generation = Generation(self._branches(ids, parameters, most), tell)
+        generation = Generation(self._branches(ids, parameters, most), tell, scores)
         with self._door:  # what is asked behind it is done before the loop ends
             if self._closing:
                 raise Unavailable(CLOSED)

@@ -7,7 +7,6 @@ token becomes text and is told; who is done leaves, and its pages are free at on
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Callable
 from copy import copy
 from dataclasses import dataclass, field
@@ -15,18 +14,23 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
 from fusewire.engine.admission import Admission
 from fusewire.engine.continuation import Continuation, Delta
-from fusewire.engine.generation_scheduler import GenerationScheduler, GenerationSequence, Step
+from fusewire.engine.generation_scheduler import (
+    Chunk,
+    GenerationScheduler,
+    GenerationSequence,
+    Step,
+)
+from fusewire.engine.packing import pack
+from fusewire.engine.prompt_logprobs import PromptLogprobs, PromptRows, PromptScorer
 from fusewire.engine.request import ComputeFailed, failure
 from fusewire.engine.sampling import Drawn, Sampler, SamplingState
 from fusewire.errors import FusewireError, InvalidInput, Unavailable
 from fusewire.models.step_batch import StepBatch
 
 if TYPE_CHECKING:
+    from fusewire.kernels import Tensor
     from fusewire.models.decoder import DecoderModel
     from fusewire.models.decoder_cache import DecoderCache
 
@@ -68,6 +72,7 @@ class Generation:
 
     branches: list[Branch]
     tell: Callable[[Told], None]
+    prompt_logprobs: PromptLogprobs | None = None  # where they are wanted, until they are told
     open: int = field(init=False)  # branches that have not ended
 
     def __post_init__(self) -> None:
@@ -104,6 +109,7 @@ class GenerationLoop:
         cache: DecoderCache,
         scheduler: GenerationScheduler,
         sampler: Sampler,
+        scorer: PromptScorer,
         admission: Admission,
     ) -> None:
         """`admission`: whom a sequence that has ended leaves."""
@@ -111,10 +117,12 @@ class GenerationLoop:
         self._model = model
         self._cache = cache
         self._sampler = sampler
+        self._scorer = scorer
         self._admission = admission
         self._owners: dict[GenerationSequence, tuple[Generation, Branch]] = {}
         self._deadlines: list[tuple[float, int, Generation]] = []  # a heap
         self._order = count()
+        self._scoring: set[GenerationSequence] = set()  # with prompts that are still to score
 
     @property
     def idle(self) -> bool:
@@ -124,6 +132,8 @@ class GenerationLoop:
         """Queues a request by the sequence of its first branch, which the scheduler has checked."""
         self.scheduler.add(sequence)
         self._own(generation, generation.branches[0], sequence)
+        if sequence.to_score:
+            self._scoring.add(sequence)
         if sequence.deadline is not None:
             heappush(self._deadlines, (sequence.deadline, next(self._order), generation))
             if len(self._deadlines) > 2 * len(self._owners) + 64:  # most of them ended in time
@@ -174,8 +184,8 @@ class GenerationLoop:
         if step.copies:
             source, destination = zip(*step.copies, strict=True)
             self._cache.copy_pages(source, destination)
-        batch, sampled = _batch(step)
-        logits = self._model.step(batch, self._cache)
+        batch, sampled = pack(step)
+        logits = self._logits(step, batch)
         forks = dict(self.scheduler.done(step))
         drawing: list[tuple[Generation, Branch]] = []  # a row of logits each
         for sequence in sampled:
@@ -197,16 +207,43 @@ class GenerationLoop:
                     self._fail(generation, failure(error))
         return batch.tokens - len(sampled) + len(drawing)
 
+    def _logits(self, step: Step, batch: StepBatch) -> Tensor:
+        """Runs the step, and takes down the log-probabilities of prompts that are wanted."""
+        parts = []
+        if self._scoring:
+            rows = zip(step.chunks, batch.cu_seqlens.tolist(), strict=False)
+            parts = [self._part(*each) for each in rows if each[0].sequence in self._scoring]
+        if not parts:
+            return self._model.step(batch, self._cache)
+        hidden = self._model.forward(batch, self._cache)
+        self._scorer.score(parts, lambda rows: self._model.logits(hidden, rows))
+        return self._model.logits(hidden, batch.logit_rows)
+
+    def _part(self, chunk: Chunk, row: int) -> PromptRows:
+        """What there is to score in a chunk, which begins at that row of the step."""
+        sequence, first, tokens = chunk
+        of = self._owners[sequence][0].prompt_logprobs
+        assert of is not None
+        begin = sequence.scored
+        sequence.scored = end = min(first + tokens, sequence.to_score)
+        if end == sequence.to_score:
+            self._scoring.discard(sequence)
+        return PromptRows(of, begin, end - begin, row + begin - first)
+
     def _accept(
         self, generation: Generation, branch: Branch, sequence: GenerationSequence, drawn: Drawn
     ) -> None:
-        if drawn.token < 0:
+        prompt_logprobs, generation.prompt_logprobs = generation.prompt_logprobs, None
+        if drawn.token < 0 or (prompt_logprobs is not None and not prompt_logprobs.sound):
             at_fault = InvalidInput(*FORBIDDEN) if drawn.forbidden else ComputeFailed(NO_NUMBERS)
             self._fail(generation, at_fault)
             return
         sequence.token_ids.append(drawn.token)
-        told = branch.continuation.accept(drawn.token, drawn.logprob, drawn.top_logprobs)
+        told = branch.continuation.accept(
+            drawn.token, drawn.logprob, drawn.rank, drawn.top_logprobs
+        )
         told.num_cached_tokens = sequence.cached_tokens or 0
+        told.prompt_logprobs = prompt_logprobs
         if told.finish_reason is not None:
             self._end(generation, branch)
         generation.tell(told)
@@ -224,6 +261,7 @@ class GenerationLoop:
         if branch.sequence is not None:
             self.scheduler.finish(branch.sequence)
             del self._owners[branch.sequence]
+            self._scoring.discard(branch.sequence)
             branch.sequence = None
 
     def _fail(self, generation: Generation, error: FusewireError) -> None:
@@ -232,44 +270,3 @@ class GenerationLoop:
             for branch in generation.branches:
                 self._end(generation, branch)
             generation.tell(copy(error))
-
-
-def _batch(step: Step) -> tuple[StepBatch, list[GenerationSequence]]:
-    """The step's tokens packed, and the sequences whose next token can be drawn after it: each has
-    a row of logits, or one for each of its continuations, which are forked from here."""
-    ids: list[int] = []
-    ends = [0]
-    contexts: list[int] = []
-    tables: list[array[int]] = []
-    rows: list[int] = []
-    sampled: list[GenerationSequence] = []
-    for sequence, first, tokens in step.chunks:
-        context = first + tokens
-        ids += sequence.token_ids[first:context]
-        ends.append(len(ids))
-        contexts.append(context)
-        tables.append(sequence.pages.table if sequence.pages else array("i"))
-        if context == len(sequence.token_ids):
-            sampled.append(sequence)
-            rows += [len(ids) - 1] * sequence.continuations
-    offsets = np.array(ends, np.int32)
-    lengths = np.array(contexts, np.int32)
-    shifts = (lengths - offsets[1:]).repeat(offsets[1:] - offsets[:-1])  # from rows to positions
-    return (
-        StepBatch(
-            input_ids=np.array(ids, np.int64),
-            positions=np.arange(len(ids), dtype=np.int32) + shifts,
-            cu_seqlens=offsets,
-            context_lengths=lengths,
-            block_table=_block_table(tables),
-            logit_rows=np.array(rows, np.int64),
-        ),
-        sampled,
-    )
-
-
-def _block_table(tables: list[array[int]]) -> NDArray[np.int32]:
-    """A row each, page 0 behind the shorter ones."""
-    nbytes = max(map(len, tables)) * array("i").itemsize
-    rows = b"".join([table.tobytes().ljust(nbytes, b"\0") for table in tables])
-    return np.frombuffer(rows, np.int32).reshape(len(tables), -1)

@@ -227,7 +227,9 @@ class GenerationScheduler:
                 if refused is sequence and self._cache.available - spare < wanted:
                     return
             try:
-                pages = self._cache.admit(ids, sequence.names, room=len(ids), spare=spare)
+                pages = self._cache.admit(
+                    ids, sequence.names, len(ids), spare, reusable=sequence.reusable
+                )
             except OutOfPages as error:
                 self._refused = (sequence, error.wanted)
                 return

@@ -32,8 +32,10 @@ class GenerationSequence:
     deadline: float | None = None  # seconds on `plan`'s clock; expires unless it ran by then
     salt: bytes = b""  # sequences of other salt share no pages with it
     continuations: int = 1  # sequences that go on from the prompt, this one included
+    to_score: int = 0  # prompt tokens whose logits are wanted, from the first on
 
     stored: int = field(init=False, default=0)  # tokens in the cache
+    scored: int = field(init=False, default=0)  # tokens whose wanted logits were computed
     # Prompt tokens that were in the prefix cache when it first ran; None until then.
     cached_tokens: int | None = field(init=False, default=None)
     pages: SequencePages | None = field(init=False, default=None)  # while running
@@ -55,6 +57,12 @@ class GenerationSequence:
     def left(self) -> int:
         """Tokens to compute before the next one can be sampled."""
         return len(self.token_ids) - self.stored
+
+    @property
+    def reusable(self) -> int:
+        """Tokens that need not be computed where the prefix cache has them: logits come with
+        computing alone."""
+        return len(self.token_ids) if self.scored == self.to_score else self.scored
 
     def twin(self, pages: SequencePages, branch: int) -> GenerationSequence:
         """A sequence of the same type that goes on from here by itself, with `pages`."""

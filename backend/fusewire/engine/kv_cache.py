@@ -107,15 +107,22 @@ class KvCache:
         return PageNames(self.page_size, salt)
 
     def admit(
-        self, token_ids: Sequence[int], names: PageNames, room: int = 0, spare: int = 0
+        self,
+        token_ids: Sequence[int],
+        names: PageNames,
+        room: int = 0,
+        spare: int = 0,
+        reusable: int | None = None,
     ) -> SequencePages:
-        """A new sequence that starts with the pages found for its tokens (whole pages, and never
-        the last token, so that there is one left to compute) and has pages for `room` tokens.
+        """A new sequence that starts with the pages found for its tokens (whole pages, none beyond
+        the first `reusable` tokens, and never the last token, so that there is one left to compute)
+        and has pages for `room` tokens.
 
         OutOfPages, and nothing changed, unless `spare` pages are still available afterwards. Hashes
         only what `names` does not know; what is stored later goes on from `token_ids`.
         """
-        found = self._find(token_ids, names)
+        most = len(token_ids) - 1
+        found = self._find(token_ids, names, most if reusable is None else min(reusable, most))
         revived = sum(not self._pool.owners(page) for page in found)
         more = max(0, self._pages_for(room) - len(found))
         if revived + more > self.available - spare:
@@ -188,10 +195,10 @@ class KvCache:
         self.live_tokens -= sequence.length
         sequence.table, sequence.length = array("i"), 0
 
-    def _find(self, token_ids: Sequence[int], names: PageNames) -> list[int]:
+    def _find(self, token_ids: Sequence[int], names: PageNames, most: int) -> list[int]:
         found: list[int] = []
         if self.prefix_caching:
-            for place in range((len(token_ids) - 1) // self.page_size):
+            for place in range(most // self.page_size):
                 page = self._pool.find(names.name(place, token_ids))
                 if page is None:
                     break

@@ -29,11 +29,13 @@ _DRAW = [(_NAMES[dtype], at) for dtype, at, *_ in (DRAW.fields or {}).values()]
 class Drawn(NamedTuple):
     """The next token of a sequence; -1 where its row has no distribution: NaN or +inf among the
     logits, or `forbidden`, where the model has one of which the parameters leave nothing.
-    `top_logprobs`: (token, log-probability), likeliest first."""
+    `top_logprobs`: (token, log-probability), likeliest first. `rank`: the token's, 1 for the
+    likeliest; known where a row of the batch asks for log-probabilities."""
 
     token: int
     logprob: float
     top_logprobs: Sequence[tuple[int, float]] = ()
+    rank: int = 0
     forbidden: bool = False
 
 
@@ -53,23 +55,28 @@ class Sampler:
             raw = self._change(logits, states)
         tops = self._tops(raw, states)
 
-        out = self._place.empty(16 * rows, dtype="uint8")  # read in one piece
+        out = self._place.empty(20 * rows, dtype="uint8")  # read in one piece
         tokens = out.section(0, [rows], "int64")
         chosen, total = (out.section(at * rows, [rows], "float32") for at in (8, 12))
+        ranks = out.section(16 * rows, [rows], "int32")
         kernels.sample(tokens, logits, *self._settings(states), stream)
         kernels.gather_columns(chosen, raw, tokens, stream)
         kernels.log_sum_exp(total, raw, stream)
+        ranked = any([state.logprobs is not None for state in states])
+        if ranked:
+            kernels.rank_columns(ranks, raw, tokens, stream)
 
         read = self._place.numpy(out)
         ids = read[: 8 * rows].view(np.int64).tolist()
-        of_ids, of_all = read[8 * rows :].view(np.float32).reshape(2, rows).tolist()
+        of_ids, of_all = read[8 * rows : 16 * rows].view(np.float32).reshape(2, rows).tolist()
+        of_rank = read[16 * rows :].view(np.int32).tolist() if ranked else [0] * rows
         drawn = []
-        for row, (state, token, logit, whole) in enumerate(
-            zip(states, ids, of_ids, of_all, strict=True)
+        for row, (state, token, logit, whole, rank) in enumerate(
+            zip(states, ids, of_ids, of_all, of_rank, strict=True)
         ):
             top = [(at, value - whole) for at, value in tops[row]] if row in tops else ()
             forbidden = token < 0 and math.isfinite(whole)
-            drawn.append(Drawn(token, logit - whole, top, forbidden))
+            drawn.append(Drawn(token, logit - whole, top, rank, forbidden))
             if token >= 0:
                 state.append(token)
         return drawn

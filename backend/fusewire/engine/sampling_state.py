@@ -76,7 +76,7 @@ class SamplingState:
         they are a bad word (as in Hugging Face). `seed`: any integer, of which 64 bits count."""
         self.parameters = parameters
         self.draw = _draw(parameters)
-        self.logprobs = parameters.logprobs or 0  # of so many likeliest tokens
+        self.logprobs = parameters.logprobs  # of so many likeliest tokens; None: of no token
         self.seed = _in_64_bits(seed)
         self.new_tokens = 0
         self._stop_token_ids = tuple(stop_token_ids)

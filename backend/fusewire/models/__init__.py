@@ -15,6 +15,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from fusewire.errors import ConfigurationError
+from fusewire.models.blueprint import Blueprint
 from fusewire.models.config import Config, read_config
 from fusewire.models.decoder import DecoderModel
 from fusewire.models.decoder_blueprint import DecoderBlueprint
@@ -38,7 +39,7 @@ __all__ = [
     "EncoderModel",
     "build_decoder",
     "build_model",
-    "check_config",
+    "check_folder",
     "load_decoder",
     "load_model",
     "read_config",
@@ -46,10 +47,21 @@ __all__ = [
 ]
 
 
-def check_config(values: Mapping[str, Any], task: str) -> None:
-    """CheckpointError where no model for the task can be made after this config.json."""
-    row = architecture(values) if task in TASK_HEADS else decoder(values)
-    row.blueprint(Config(values))
+def check_folder(folder: Path | str, task: str) -> None:
+    """CheckpointError where `load_model` or `load_decoder` would raise it, found without reading a
+    weight: config.json, and the weights' headers against it."""
+    values = read_config(folder)
+    config = Config(values)
+    blueprint: Blueprint | DecoderBlueprint
+    if task in TASK_HEADS:
+        blueprint = architecture(values).blueprint(config)
+        tensors, unread = blueprint.tensors(TASK_HEADS[task]), blueprint.other_heads
+        config.labels()
+    else:
+        blueprint = decoder(values).blueprint(config)
+        tensors, unread = blueprint.tensors(), blueprint.unread
+        eos_token_ids(folder, blueprint.eos_token_ids)
+    Checkpoint.open(folder, blueprint.prefix, blueprint.aliases).check(tensors, unread)
 
 
 def load_model(

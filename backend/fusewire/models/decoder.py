@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakMethod
 
+import numpy as np
 from numpy.typing import NDArray
 
 from fusewire import kernels
@@ -141,21 +142,37 @@ class DecoderModel:
             logits = self._replays.run(tokens)
             if logits is not None:
                 return logits
-        inputs = StepInput.upload(tokens, self.place)
-        x = self.place.empty(tokens.tokens, self.hidden_size)
-        self._forward(inputs, inputs.batch(tokens, cache.page_size), x, cache)
-        count = tokens.logit_rows.size
-        if count == 0:
-            return self.place.empty(0, self.vocab_size)
-        wanted = self.place.empty(count, self.hidden_size)
-        kernels.gather_rows(wanted, x, inputs.logit_rows, self.place.stream)
-        rooms = [self.place.matrix(count, outputs) for _, outputs in self._head]
-        self._score(wanted, rooms)
-        return rooms[-1]
+        hidden, inputs = self._hidden(tokens, cache)
+        return self._logits(hidden, inputs.logit_rows)
+
+    def forward(self, tokens: StepBatch, cache: DecoderCache) -> kernels.Tensor:
+        """As `step`, but gives the hidden states [tokens, hidden] that `logits` takes."""
+        self._check(tokens)
+        return self._hidden(tokens, cache)[0]
+
+    def logits(self, hidden: kernels.Tensor, rows: NDArray[np.int64]) -> kernels.Tensor:
+        """[len(rows), vocabulary] of rows of a step's hidden states, which stay as they are."""
+        return self._logits(hidden, self.place.exact(rows, np.int64))
 
     def workspace_stats(self) -> dict[str, int]:
         """The arena's counters, as the kernel library reports them."""
         return self._workspace.stats()
+
+    def _hidden(self, tokens: StepBatch, cache: DecoderCache) -> tuple[kernels.Tensor, StepInput]:
+        inputs = StepInput.upload(tokens, self.place)
+        x = self.place.empty(tokens.tokens, self.hidden_size)
+        self._forward(inputs, inputs.batch(tokens, cache.page_size), x, cache)
+        return x, inputs
+
+    def _logits(self, hidden: kernels.Tensor, rows: kernels.Tensor) -> kernels.Tensor:
+        (count,) = rows.shape
+        if count == 0:
+            return self.place.empty(0, self.vocab_size)
+        wanted = self.place.empty(count, self.hidden_size)
+        kernels.gather_rows(wanted, hidden, rows, self.place.stream)
+        rooms = [self.place.matrix(count, outputs) for _, outputs in self._head]
+        self._score(wanted, rooms)
+        return rooms[-1]
 
     def _forward(
         self, inputs: StepInput, batch: kernels.PagedBatch, x: kernels.Tensor, cache: DecoderCache

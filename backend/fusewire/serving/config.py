@@ -6,6 +6,7 @@ flag under the same name (all four classes); unknown names are refused everywher
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -115,6 +116,17 @@ class Deployment(BaseModel):
 
 class ServerSettings(BaseModel):
     """One server process and its watchdog."""
+
+    @field_validator("control_key", mode="before")
+    @classmethod
+    def _hard_to_guess(cls, key: Any) -> Any:
+        """Before its pattern is matched, whose error would show the key."""
+        if isinstance(key, str) and not re.fullmatch(r"[A-Za-z0-9_-]{16,256}", key):
+            raise ConfigurationError(
+                f"control_key: got {len(key)} characters, wanted 16 to 256, each a letter, a "
+                "digit, - or _; choose another, or leave it out for a random one"
+            )
+        return key
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fusewire.engine.continuation import Delta
+from fusewire.engine.prompt_logprobs import PromptLogprobs
 from fusewire.tasks.generate import GenerateRequest
 
 Outputs = dict[str, NDArray[Any]]
@@ -27,15 +29,16 @@ class Generated:
     def __init__(
         self, request: GenerateRequest, num_input_tokens: int, spell: Callable[[int], str]
     ) -> None:
-        """`spell`: a token's text, for logprobs."""
+        """`spell`: a token's text, for log-probabilities."""
         count = request.parameters.n
         self._request = request
         self._num_input_tokens = num_input_tokens
         self._num_cached_tokens = 0
-        self._spell = spell
+        self._spell = cache(spell)
         self._texts = [request.prefix] * count
         self._tokens = [0] * count
         self._logprobs: list[list[dict[int, dict[str, Any]]]] = [[] for _ in range(count)]
+        self._prompt_logprobs = "null"  # once sent, as before
         self._reasons: list[str | None] = [None] * count
         self._cumulative = [0.0] * count
         self._heard: set[int] = set()  # of which texts there is something to send
@@ -61,6 +64,8 @@ class Generated:
             self._tokens[index] += 1
             if "logprobs" in self._request.returned:
                 self._logprobs[index].append(self._alternatives(delta.token, delta))
+        if delta.prompt_logprobs is not None and "prompt_logprobs" in self._request.returned:
+            self._prompt_logprobs = self._prompt_json(delta.prompt_logprobs)
         if delta.finish_reason is not None:
             self._open.discard(index)
         together = goes_on or self._open <= self._heard
@@ -77,10 +82,12 @@ class Generated:
             "num_input_tokens": np.array([self._num_input_tokens], np.uint32),
             "num_cached_tokens": np.array([self._num_cached_tokens], np.uint32),
             "num_output_tokens": np.array(self._tokens, np.uint32),
+            "prompt_logprobs": _strings([self._prompt_logprobs]),
         }
         count = len(self._texts)
         self._texts, self._tokens = [""] * count, [0] * count
         self._logprobs = [[] for _ in range(count)]
+        self._prompt_logprobs = "null"
         self._heard.clear()
         self.ready = False
         returned = self._request.returned
@@ -89,15 +96,21 @@ class Generated:
     def _json(self, tokens: list[dict[int, dict[str, Any]]]) -> str:
         return "null" if self._request.parameters.logprobs is None else json.dumps(tokens)
 
+    def _prompt_json(self, scored: PromptLogprobs) -> str:
+        entries = (
+            None if entry is None else {token: self._one(token, *entry[token]) for token in entry}
+            for entry in scored
+        )
+        return f"[{', '.join(map(json.dumps, entries))}]"
+
     def _alternatives(self, token: int, delta: Delta) -> dict[int, dict[str, Any]]:
-        """The token taken, whose rank is null where it is none of the likeliest asked for, and
-        those."""
-        found = {token: self._one(token, delta.logprob, None)}
+        """The token taken and the likeliest asked for."""
+        found = {token: self._one(token, delta.logprob, delta.rank)}
         for rank, (other, logprob) in enumerate(delta.top_logprobs, 1):
             found[other] = self._one(other, logprob, rank)
         return found
 
-    def _one(self, token: int, logprob: float, rank: int | None) -> dict[str, Any]:
+    def _one(self, token: int, logprob: float, rank: int) -> dict[str, Any]:
         return {
             "logprob": max(logprob, _LEAST_LOGPROB),
             "rank": rank,

@@ -65,6 +65,7 @@ RETURNED = (
     "num_input_tokens",
     "num_cached_tokens",
     "num_output_tokens",
+    "prompt_logprobs",
 )
 
 
@@ -89,6 +90,7 @@ _GENERATE_OUTPUTS = (
     TensorContract("num_input_tokens", "TYPE_UINT32", (1,)),
     TensorContract("num_cached_tokens", "TYPE_UINT32", (1,)),
     TensorContract("num_output_tokens", "TYPE_UINT32", (-1,)),
+    TensorContract("prompt_logprobs", "TYPE_STRING", (1,)),
 )
 
 TASKS = (*ENCODER_TASKS, GENERATE)

@@ -55,6 +55,10 @@ class GenerationLimits:
     max_request_tokens: int  # generated tokens of one request, over all of its sequences
     max_sequences: int  # that run at once
 
+    def longest_prompt(self, max_new_tokens: int | None) -> int:
+        """In tokens: it leaves room for a new one, unless none is wanted."""
+        return self.max_length - (max_new_tokens != 0)
+
 
 def refusal(error: ValidationError, asked: Mapping[str, Any], known: Sequence[str]) -> InvalidInput:
     """The first of the types' complaints about `asked`, under the name that was sent. `known`: the
@@ -116,7 +120,9 @@ def give_way(
     # As many tokens as all of them may have.
     each = max(1, limits.max_request_tokens // (best_of or n))
     if "min_new_tokens" not in named:
-        least = min(least, each, most if most and "max_new_tokens" in named else each)
+        least = min(least, each)
+        if most is not None and "max_new_tokens" in named:
+            least = min(least, most)
     if "max_new_tokens" not in named and most is not None:
         most = max(least, min(most, each))
     fitting = {
@@ -146,6 +152,9 @@ def check(p: GenerationParameters, limits: GenerationLimits) -> None:
             if not 0 <= token < limits.vocab_size:
                 wanted = f"ids 0..{limits.vocab_size - 1}, the model's vocabulary"
                 refuse(name, f"id {token}", wanted, "use this model's tokenizer")
+    if p.max_new_tokens == 0 and p.prompt_logprobs is None:
+        wanted = "at least 1 without prompt_logprobs, as nothing would be answered"
+        refuse("max_new_tokens", 0, wanted, "raise it, or ask for prompt_logprobs")
     if p.best_of is not None and p.best_of < p.n:
         refuse("best_of", p.best_of, f"at least {p.n}, which is n", "raise it or remove it")
     many = "best_of" if p.best_of is not None else "n"

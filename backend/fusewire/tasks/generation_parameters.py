@@ -6,11 +6,10 @@ the description of the field says what holds here.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError
 
 from fusewire.errors import InvalidInput
 from fusewire.tasks.bounded_json import read_object
@@ -23,7 +22,8 @@ from fusewire.tasks.generation_checks import (
     refusal,
 )
 from fusewire.tasks.no_effect import without_no_effect
-from fusewire.tasks.written import Flag, Real, Whole, written_whole
+from fusewire.tasks.prompt import too_long
+from fusewire.tasks.written import Flag, Real, Whole, ids_as_keys, minus_one_as_zero, one_as_list
 
 FIELD = "sampling_parameters"
 
@@ -41,8 +41,6 @@ LONGEST_BAD_WORD = 64
 # Alternatives a token: each costs a search of the vocabulary and a part of the reply.
 MOST_LOGPROBS = 20
 
-_ID = re.compile("0|[1-9][0-9]{0,18}")
-
 Text = Annotated[str, Field(strict=True, min_length=1)]
 
 
@@ -55,167 +53,172 @@ class GenerationParameters(BaseModel):
 
     max_new_tokens: Whole | None = Field(
         default=None,
-        ge=1,
+        ge=0,
         description="Most tokens generated for a sequence (also `max_tokens`). Default: as many as "
-        "fit, unlike Hugging Face's total of 20 and vLLM's 16.",
+        "fit, unlike Hugging Face's total of 20 and vLLM's 16. 0: none, with prompt_logprobs.",
     )
     min_new_tokens: Whole = Field(
         default=0,
         ge=0,
-        description="Tokens before which nothing ends a sequence: no end-of-sequence token, stop "
-        "token or stop string (also `min_tokens`). As vLLM; Hugging Face's holds back eos alone.",
+        description="Minimum number of tokens before an end-of-sequence token, a stop token or a "
+        "stop string can end a sequence, as in vLLM (also `min_tokens`). Hugging Face's "
+        "holds back the end-of-sequence token alone.",
     )
     do_sample: Flag = Field(
         default=False,
-        description="Draw tokens instead of taking the likeliest. Absent: true where temperature, "
-        "top_k, top_p, min_p or typical_p is given beside it, else as the folder says, else false "
-        "(as Hugging Face; vLLM would sample). false: the five have no effect.",
+        description="Sample instead of taking the likeliest token. Default: true if the request "
+        "gives temperature, top_k, top_p, min_p or typical_p, else the folder's, else "
+        "false (as Hugging Face; vLLM samples). false: these five have no effect.",
     )
     temperature: Real = Field(
         default=1.0,
         ge=0,
         le=100,
-        description="Divides the logits before drawing. 0: greedy, also beside do_sample.",
+        description="Divides the logits before sampling. 0: greedy, even with do_sample.",
     )
-    top_k: Whole = Field(
+    top_k: Annotated[Whole, BeforeValidator(minus_one_as_zero)] = Field(
         default=0,
         ge=0,
-        description="Draw from the k likeliest tokens alone. 0 or -1: from all, which is the "
-        "default (Hugging Face's is 50).",
+        description="Sample from the k likeliest tokens. 0 or -1: from all (Hugging Face's default "
+        "is 50).",
     )
     top_p: Real = Field(
-        default=1.0, gt=0, le=1, description="Draw from the fewest likeliest tokens of this mass."
+        default=1.0,
+        gt=0,
+        le=1,
+        description="Sample from the smallest set of likeliest tokens whose probabilities sum to "
+        "top_p.",
     )
     min_p: Real = Field(
         default=0.0,
         ge=0,
         le=1,
-        description="Draw from tokens at least this probable relative to the likeliest. 0: off.",
+        description="Sample from tokens whose probability is at least min_p times that of the "
+        "likeliest. 0: off.",
     )
     typical_p: Real = Field(
-        default=1.0, gt=0, le=1, description="Mass of locally typical sampling. 1: off."
+        default=1.0,
+        gt=0,
+        le=1,
+        description="Sample from the smallest set of most typical tokens whose probabilities sum "
+        "to typical_p. 1: off.",
     )
     repetition_penalty: Real = Field(
         default=1.0,
         ge=0.01,
         le=100,
-        description="Divides positive and multiplies negative logits of the tokens of prompt and "
+        description="Divides positive and multiplies negative logits of the tokens in prompt and "
         "answer. 1: off.",
     )
     presence_penalty: Real = Field(
-        default=0.0, ge=-2, le=2, description="Subtracted from logits of tokens generated before."
+        default=0.0,
+        ge=-2,
+        le=2,
+        description="Subtracted from the logits of tokens that were generated before.",
     )
     frequency_penalty: Real = Field(
         default=0.0,
         ge=-2,
         le=2,
-        description="Subtracted from a token's logit as often as it was generated.",
+        description="Subtracted from a token's logit once for each time it was generated.",
     )
     no_repeat_ngram_size: Whole = Field(
         default=0,
         ge=0,
         le=1024,
-        description="No n tokens in a row come twice, the prompt's included. 0: off.",
+        description="No n-gram of this size occurs twice, the prompt's included. 0: off.",
     )
-    logit_bias: dict[int, Annotated[Real, Field(ge=-100, le=100)]] = Field(
+    logit_bias: Annotated[
+        dict[int, Annotated[Real, Field(ge=-100, le=100)]], BeforeValidator(ids_as_keys)
+    ] = Field(
         default={},
         max_length=MOST_BIASES,
-        description="Added to the logits of tokens by id, before penalties and temperature.",
+        description="Added to logits, by token id, before penalties and temperature.",
     )
     bad_words: Annotated[
         tuple[Annotated[Text, Field(max_length=LONGEST_BAD_WORD)], ...],
         Field(max_length=MOST_BAD_WORDS),
     ] = Field(
         default=(),
-        description="Words whose tokens are never generated in a row, as they are spelled behind "
-        "a space and without one.",
+        description="Words that are never generated, with or without a space before them.",
     )
     stop: Annotated[
-        tuple[Annotated[Text, Field(max_length=LONGEST_STOP)], ...], Field(max_length=MOST_STOPS)
+        tuple[Annotated[Text, Field(max_length=LONGEST_STOP)], ...],
+        Field(max_length=MOST_STOPS),
+        BeforeValidator(one_as_list),
     ] = Field(
         default=(),
-        description="A string or several, whose first occurrence in the answer ends it. They are "
-        "not part of the output. Special tokens are no text, unless skip_special_tokens is false: "
-        "stop_token_ids ends at them.",
+        description="A string or a list of strings; the first occurrence in the answer ends it and "
+        "is not part of the output. Special tokens match only if skip_special_tokens is "
+        "false; use stop_token_ids for them.",
     )
     stop_token_ids: Annotated[tuple[Whole, ...], Field(max_length=MOST_STOP_TOKENS)] = Field(
-        default=(), description="Tokens that end a sequence, beside the model's own."
+        default=(),
+        description="Tokens that end a sequence, besides the model's end-of-sequence tokens.",
     )
     ignore_eos: Flag = Field(
-        default=False, description="Go on behind the model's end-of-sequence tokens."
+        default=False, description="Do not stop at the model's end-of-sequence tokens."
     )
     add_special_tokens: Flag = Field(
         default=True,
-        description="Put the tokenizer's special tokens around the prompt, if it is a text. false: "
-        "it has them, as chat templates write them.",
+        description="Let the tokenizer add its special tokens to a text prompt. false: for a text "
+        "that has them already, as chat templates write them.",
     )
     skip_special_tokens: Flag = Field(
-        default=True, description="Leave special tokens out of the text."
+        default=True, description="Leave special tokens out of the output."
     )
     include_stop_str_in_output: Flag = Field(
-        default=False, description="Leave the stop string that ended the answer in the output."
+        default=False, description="Keep the stop string that ended the answer in the output."
     )
     n: Whole = Field(
         default=1,
         ge=1,
         le=MOST_SEQUENCES,
-        description="Answers to the prompt. More than 1 only where tokens are drawn.",
+        description="Number of sequences returned for the prompt. Above 1 only with sampling.",
     )
     best_of: Whole | None = Field(
         default=None,
         ge=1,
         le=MOST_SEQUENCES,
-        description="Sequences generated, of which the n likeliest are answered. Default: n.",
+        description="Number of sequences generated, of which the n with the highest log-"
+        "probability per token are returned. Default: n.",
     )
     seed: Whole | None = Field(
         default=None,
         ge=-(2**63),
         lt=2**63,
-        description="Makes draws repeatable, whatever else runs, as far as logits are (on a GPU in "
-        "another batch they are equal within rounding): the first of n sequences draws by this "
-        "seed, the others by seeds mixed from it and their index. Default: another each time.",
+        description="Makes sampling repeatable, whatever else runs, as far as logits are (on a "
+        "GPU, batches of different sizes agree within rounding). The first of n sequences "
+        "uses the seed itself, the others seeds derived from it and their index. "
+        "Default: random.",
     )
     logprobs: Whole | None = Field(
         default=None,
         ge=0,
         le=MOST_LOGPROBS,
-        description="Log-probabilities of so many likeliest tokens at each step, and of the token "
-        "taken. 0: of that alone. Default: none.",
+        description="Return the log-probabilities of the k likeliest tokens at each step, and of "
+        "the token taken. 0: of the token taken alone. Default: none.",
+    )
+    prompt_logprobs: Whole | None = Field(
+        default=None,
+        ge=0,
+        le=MOST_LOGPROBS,
+        description="As logprobs, of each token of the prompt but the first. Such a prompt is "
+        "computed whole, whatever the prefix cache has.",
     )
     priority: Whole = Field(
         default=0,
         ge=-1000,
         le=1000,
-        description="Of requests that wait, the lower goes first, as in vLLM.",
+        description="Among waiting requests, lower numbers run first, as in vLLM.",
     )
     timeout_seconds: Real | None = Field(
         default=None,
         gt=0,
         le=86400,
-        description="From arrival to the last token; then the request fails. Default: none.",
+        description="Time limit from arrival to the last token; a request that exceeds it fails. "
+        "Default: none.",
     )
-
-    @field_validator("stop", mode="before")
-    @classmethod
-    def _one_is_a_list_of_one(cls, value: Any) -> Any:
-        return (value,) if isinstance(value, str) else value
-
-    @field_validator("top_k", mode="before")
-    @classmethod
-    def _all_is_off(cls, value: Any) -> Any:
-        whole = written_whole(value)
-        return 0 if type(whole) is int and whole == -1 else value
-
-    @field_validator("logit_bias", mode="before")
-    @classmethod
-    def _keys_are_ids(cls, value: Any) -> Any:
-        """JSON's keys are strings. One spelling an id, so that none is given twice."""
-        if not isinstance(value, dict):
-            return value
-        for key in value:
-            if type(key) is not int and not (isinstance(key, str) and _ID.fullmatch(key)):
-                raise ValueError(f"token ids as keys, not {str(key)[:40]!r}")
-        return {int(key): bias for key, bias in value.items()}
 
     def __init__(self, /, **values: Any) -> None:
         """From what is asked, aliases and nulls included. InvalidInput names the parameter, its
@@ -272,13 +275,9 @@ class GenerationParameters(BaseModel):
         """Most tokens to generate for each sequence behind a prompt of that length; InvalidInput
         where what was asked does not fit."""
         room = limits.max_length - prompt_tokens
-        if room < 1:
-            raise InvalidInput(
-                "text_input",
-                f"{prompt_tokens} tokens",
-                f"at most {limits.max_length - 1}, which leave room for one new token",
-                "shorten the prompt",
-            )
+        longest = limits.longest_prompt(self.max_new_tokens)
+        if prompt_tokens > longest:
+            raise too_long("text_input", f"{prompt_tokens} tokens", longest)
         for name in ("max_new_tokens", "min_new_tokens"):
             asked = getattr(self, name)
             if name in self.model_fields_set and asked is not None and asked > room:
@@ -289,5 +288,7 @@ class GenerationParameters(BaseModel):
                     f"{prompt_tokens} tokens of the prompt",
                     "lower it or shorten the prompt",
                 )
-        most = self.max_new_tokens or max(1, limits.max_request_tokens // self.sequences)
+        most = self.max_new_tokens
+        if most is None:
+            most = max(1, limits.max_request_tokens // self.sequences)
         return min(room, most)

@@ -93,7 +93,11 @@ def _text_rows(inputs: Mapping[str, NDArray[Any]], rules: InputRules) -> list[Te
             f"{len(texts)}, as many as text_input",
             "send a second text for each first",
         )
-    return [TextRow(text, pair) for text, pair in zip(texts, pairs, strict=True)]
+    rows = zip(texts, pairs, strict=True)
+    if rules.pairs == "required":
+        return [TextRow(text, pair) for text, pair in rows]
+    # An empty second text is none, as transformers' pipelines have it: no empty second segment.
+    return [TextRow(text, pair or None) for text, pair in rows]
 
 
 def _texts(field: str, array: NDArray[Any]) -> list[str]:

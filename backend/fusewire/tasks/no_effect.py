@@ -56,8 +56,8 @@ REQUEST: Mapping[str, tuple[Any, ...]] = {
     "spaces_between_special_tokens": (True,),
     "use_beam_search": (False,),
 }
-# With any value: it is the client's own business.
-IGNORED = frozenset(("request_id",))
+# With any value: they concern the client alone.
+IGNORED = frozenset(("id", "request_id"))
 
 
 def has_no_effect(value: object, harmless: tuple[Any, ...]) -> bool:

@@ -26,7 +26,7 @@ def prompt_ids(
         name = field or "text_input"
         least = tokenizer.least_tokens.of(prompt, most) if len(prompt) > WORTH_WHILE else 0
         if least > most:
-            raise _too_long(name, f"{len(prompt)} characters, at least {least} tokens", most)
+            raise too_long(name, f"{len(prompt)} characters, at least {least} tokens", most)
         try:
             (encoded,) = tokenizer.encode(
                 [prompt], offsets=False, special_tokens=add_special_tokens
@@ -44,7 +44,7 @@ def prompt_ids(
     if not ids:
         raise InvalidInput(name, "no tokens", "at least one", "send a prompt")
     if len(ids) > most:
-        raise _too_long(name, f"{len(ids)} tokens", most)
+        raise too_long(name, f"{len(ids)} tokens", most)
     # A tokenizer may know more tokens than its model.
     if not 0 <= min(ids) <= max(ids) < vocab_size:
         wrong = min(ids) if min(ids) < 0 else max(ids)
@@ -53,6 +53,6 @@ def prompt_ids(
     return ids
 
 
-def _too_long(field: str, got: str, most: int) -> InvalidInput:
-    wanted = f"at most {most}, which leave room for one new token"
+def too_long(field: str, got: str, most: int) -> InvalidInput:
+    wanted = f"at most {most}, which leave room for what is generated"
     return InvalidInput(field, got, wanted, "shorten the prompt")

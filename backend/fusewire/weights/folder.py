@@ -17,6 +17,8 @@ from fusewire.errors import CheckpointError
 from fusewire.weights.formats import INDEX, WEIGHTS, not_a_model
 
 JSON_LIMIT_BYTES = 64 << 20
+_POINTER = b"version https://git-lfs"
+_POINTER_LIMIT_BYTES = 1024  # of Git LFS
 _LISTED = 10_000  # files of a folder that is no model
 
 
@@ -29,6 +31,8 @@ def open_folder(folder: Path | str) -> Path:
             f"{Path(folder).name}: no such folder; give the path of a Hugging Face model folder"
         ) from None
     if not real.is_dir():
+        if real.suffix in (".gguf", ".onnx"):
+            raise not_a_model(real.name, [real.name])
         raise CheckpointError(
             f"{real.name}: got a file, wanted a Hugging Face model folder; give its parent"
         )
@@ -65,6 +69,12 @@ def file_in(folder: Path | str, name: str) -> Path | None:
         )
     if not real.is_file():
         raise CheckpointError(f"{name}: not a regular file; copy the file in")
+    size_bytes = real.stat().st_size
+    if size_bytes <= _POINTER_LIMIT_BYTES and real.read_bytes().startswith(_POINTER):
+        raise CheckpointError(
+            f"{name}: is a Git LFS pointer of {size_bytes} bytes, not the file itself; run "
+            "`git lfs pull` in that folder"
+        )
     return real
 
 

@@ -67,7 +67,7 @@ class Generation:
         -> those the client used, for errors. `stream`: pieces as they come, else each prompt's
         choices whole."""
         self._n = parameters["n"]
-        self._logprobs = parameters.get("logprobs") is not None
+        self._logprobs = parameters.get("logprobs")  # a number, or one that the model refuses
         self._names = names
         self._transport = transport
         self._calls = [self._call(model, prompt, parameters, stream) for prompt in prompts]
@@ -123,14 +123,16 @@ class Generation:
         return Piece(
             index,
             outputs["text_output"][index].decode(),
-            _tokens(outputs["logprobs"][index]) if self._logprobs else [],
+            []
+            if self._logprobs is None
+            else _tokens(outputs["logprobs"][index], int(self._logprobs)),
             None if reason == "None" else reason,
         )
 
     def _call(
         self, model: str, prompt: str | list[int], parameters: Mapping[str, Any], stream: bool
     ) -> Infer:
-        outputs = (*_OUTPUTS, "logprobs") if self._logprobs else _OUTPUTS
+        outputs = _OUTPUTS if self._logprobs is None else (*_OUTPUTS, "logprobs")
         inputs = (
             {"text_input": np.array([prompt.encode()], np.object_)}
             if isinstance(prompt, str)
@@ -187,13 +189,14 @@ def _says(piece: Piece) -> bool:
     return bool(piece.text or piece.tokens or piece.finish_reason)
 
 
-def _tokens(text: bytes) -> list[Token]:
-    """From the model's JSON: at each place the token taken, then the likeliest that were asked for,
-    which it may be one of."""
+def _tokens(text: bytes, likeliest: int) -> list[Token]:
+    """From the model's JSON: at each place the token taken, then as many of the likeliest, which it
+    may be one of."""
     tokens = []
     for place in json.loads(text):
         entries = list(place.values())
-        ranked = sorted((e for e in entries if e["rank"] is not None), key=lambda e: e["rank"])
-        likeliest = [(entry["decoded_token"], entry["logprob"]) for entry in ranked]
-        tokens.append(Token(entries[0]["decoded_token"], entries[0]["logprob"], likeliest))
+        asked = [entry for entry in entries if entry["rank"] and entry["rank"] <= likeliest]
+        ranked = sorted(asked, key=lambda entry: entry["rank"])
+        others = [(entry["decoded_token"], entry["logprob"]) for entry in ranked]
+        tokens.append(Token(entries[0]["decoded_token"], entries[0]["logprob"], others))
     return tokens

@@ -1,0 +1,52 @@
+"""What a step's chunks are to the model: their tokens end to end, with positions and pages."""
+
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fusewire.engine.generation_scheduler import GenerationSequence, Step
+from fusewire.models.step_batch import StepBatch
+
+
+def pack(step: Step) -> tuple[StepBatch, list[GenerationSequence]]:
+    """The step's tokens packed, and the sequences whose next token can be drawn after it: each has
+    a row of logits, or one for each of its continuations, which are forked from here."""
+    ids: list[int] = []
+    ends = [0]
+    contexts: list[int] = []
+    tables: list[array[int]] = []
+    rows: list[int] = []
+    sampled: list[GenerationSequence] = []
+    for sequence, first, tokens in step.chunks:
+        context = first + tokens
+        ids += sequence.token_ids[first:context]
+        ends.append(len(ids))
+        contexts.append(context)
+        tables.append(sequence.pages.table if sequence.pages else array("i"))
+        if context == len(sequence.token_ids):
+            sampled.append(sequence)
+            rows += [len(ids) - 1] * sequence.continuations
+    offsets = np.array(ends, np.int32)
+    lengths = np.array(contexts, np.int32)
+    shifts = (lengths - offsets[1:]).repeat(offsets[1:] - offsets[:-1])  # from rows to positions
+    return (
+        StepBatch(
+            input_ids=np.array(ids, np.int64),
+            positions=np.arange(len(ids), dtype=np.int32) + shifts,
+            cu_seqlens=offsets,
+            context_lengths=lengths,
+            block_table=_block_table(tables),
+            logit_rows=np.array(rows, np.int64),
+        ),
+        sampled,
+    )
+
+
+def _block_table(tables: list[array[int]]) -> NDArray[np.int32]:
+    """A row each, page 0 behind the shorter ones."""
+    nbytes = max(map(len, tables)) * array("i").itemsize
+    rows = b"".join([table.tobytes().ljust(nbytes, b"\0") for table in tables])
+    return np.frombuffer(rows, np.int32).reshape(len(tables), -1)
