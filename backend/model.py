@@ -27,7 +27,7 @@ class TritonPythonModel:
         """Loads the version folder onto the instance's device and records its forwards there; what
         is wrong becomes the model's load error."""
         try:
-            check_numpy()
+            check_numpy(Path("/proc/self/exe"))  # the stub is this process's program
             config = json.loads(args["model_config"])
             name = args["model_name"]
             kind = args["model_instance_kind"]

@@ -1,5 +1,6 @@
-# FUSEWIRE_CUDA=AUTO|ON|OFF: the CUDA half, wherever its compiler and cuBLASLt are found. AUTO takes
-# it when it can, ON fails when it cannot; either way one line says what was chosen.
+# FUSEWIRE_CUDA=AUTO|ON|OFF: whether the kernels for GPUs are built, which takes minutes and needs
+# nvcc 13 and cuBLASLt. AUTO builds them where nvidia-smi shows a GPU and both are found, ON builds
+# them or fails, OFF leaves them out. One line says what was chosen.
 #
 # cuBLASLt is that of the toolkit, or of the pip package nvidia-cublas, which a compiler without the
 # full toolkit needs.
@@ -11,6 +12,16 @@ set_property(CACHE FUSEWIRE_CUDA PROPERTY STRINGS AUTO ON OFF)
 # 80: Ampere and Ada run the general kernels; 90a: Hopper, with its own instructions too. Nothing is
 # kept as PTX for later ones: that of 80 would leave out the waits between dependent launches.
 set(FUSEWIRE_CUDA_ARCHITECTURES "80;90a" CACHE STRING "Compute capabilities to compile for")
+
+function(find_gpu found_variable)
+  execute_process(COMMAND nvidia-smi -L OUTPUT_VARIABLE gpus ERROR_QUIET)
+  string(FIND "${gpus}" "GPU 0" at)
+  if(at EQUAL -1)
+    set(${found_variable} FALSE PARENT_SCOPE)
+  else()
+    set(${found_variable} TRUE PARENT_SCOPE)
+  endif()
+endfunction()
 
 function(find_cuda found_variable why_variable)
   set(${found_variable} FALSE PARENT_SCOPE)
@@ -83,11 +94,11 @@ function(add_cuda_target target)
   # The target was made before CUDA was a language, and linking it asks for this too.
   set_target_properties(${target} PROPERTIES CUDA_ARCHITECTURES "${FUSEWIRE_CUDA_REAL}")
   target_link_libraries(${target} PRIVATE ${CMAKE_DL_LIBS})
-  # cuBLASLt is loaded on first use (cublaslt_library.cu). An installed wheel finds the pip package
-  # beside it; a build by hand, where it was found.
+  # cuBLASLt is loaded on first use (cublaslt_library.cu). An installed module finds the pip package
+  # beside its own in site-packages, whoever built it; a build by hand, where it was found.
   get_filename_component(folder ${CUBLASLT_LIBRARY} DIRECTORY)
   set_target_properties(${target} PROPERTIES BUILD_RPATH ${folder}
-                        INSTALL_RPATH "$ORIGIN/../nvidia/cu13/lib;${folder}")
+                        INSTALL_RPATH "$ORIGIN/../nvidia/cu13/lib")
 endfunction()
 
 set(cuda_found FALSE)
@@ -97,7 +108,16 @@ if(NOT FUSEWIRE_CUDA MATCHES "^(AUTO|ON|OFF)$")
 elseif(FUSEWIRE_CUDA STREQUAL OFF)
   message(STATUS "fusewire: CPU only (FUSEWIRE_CUDA=OFF)")
 else()
-  find_cuda(cuda_found why)
+  if(FUSEWIRE_CUDA STREQUAL AUTO)
+    find_gpu(wanted)
+  else()
+    set(wanted TRUE)
+  endif()
+  if(wanted)
+    find_cuda(cuda_found why)
+  else()
+    set(why "nvidia-smi shows no GPU; FUSEWIRE_CUDA=ON builds for one elsewhere")
+  endif()
   if(cuda_found)
     list(TRANSFORM FUSEWIRE_CUDA_ARCHITECTURES APPEND -real OUTPUT_VARIABLE FUSEWIRE_CUDA_REAL)
     set(CMAKE_CUDA_ARCHITECTURES ${FUSEWIRE_CUDA_REAL})

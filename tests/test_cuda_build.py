@@ -1,9 +1,8 @@
-"""A machine with CUDA's compiler builds the CUDA half, and one without a GPU says so plainly."""
+"""Kernels for GPUs are built for a GPU that is here, and a build or a machine without says so."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,15 +12,8 @@ from fusewire import kernels
 from fusewire.errors import ConfigurationError
 from fusewire.placement import Placement
 
-NVCC = shutil.which("nvcc") or Path("/usr/local/cuda/bin/nvcc").exists()
+SCRIPT = Path(__file__).parents[1] / "cmake" / "cuda.cmake"
 HAS_GPU = "cuda:0" in dict(kernels.devices())
-
-
-@pytest.mark.skipif(
-    not NVCC or os.environ.get("FUSEWIRE_CUDA") == "OFF", reason="no nvcc, or told not to use it"
-)
-def test_a_machine_with_a_compiler_builds_the_cuda_half():
-    assert kernels.cuda_built()
 
 
 @pytest.mark.skipif(not kernels.cuda_built(), reason="a build without CUDA")
@@ -44,20 +36,38 @@ def test_a_build_without_cuda_says_how_to_get_one():
         Placement("cuda")
 
 
-@pytest.mark.skipif(not shutil.which("cmake"), reason="no cmake")
-def test_an_older_nvcc_is_refused_with_a_remedy(tmp_path: Path):
-    nvcc = tmp_path / "nvcc"
-    nvcc.write_text("#!/bin/sh\necho Cuda compilation tools, release 12.4, V12.4.131\n")
-    nvcc.chmod(0o755)
-    script = Path(__file__).parents[1] / "cmake" / "cuda.cmake"
+@pytest.mark.parametrize(
+    ("wanted", "gpu", "said"),
+    [
+        ("AUTO", False, "CPU only (nvidia-smi shows no GPU; FUSEWIRE_CUDA=ON builds for one else"),
+        ("AUTO", True, "CPU only ({nvcc} of CUDA 12, wanted 13; name another by CUDACXX"),
+        ("ON", False, "there is {nvcc} of CUDA 12, wanted 13; name another by CUDACXX"),
+        ("OFF", True, "CPU only (FUSEWIRE_CUDA=OFF)"),
+    ],
+)
+def test_kernels_for_gpus_are_built_for_a_gpu_that_is_here_or_where_asked_for(
+    tmp_path: Path, wanted: str, gpu: bool, said: str
+):
+    nvcc = program(tmp_path / "nvcc", "Cuda compilation tools, release 12.4, V12.4.131")
+    program(tmp_path / "nvidia-smi", "GPU 0: NVIDIA H200" if gpu else "No devices were found")
     asked = subprocess.run(
-        ["cmake", f"-DPython_EXECUTABLE={sys.executable}", "-P", script],
-        env=os.environ | {"FUSEWIRE_CUDA": "ON", "CUDACXX": str(nvcc)},
+        ["cmake", f"-DPython_EXECUTABLE={sys.executable}", "-P", SCRIPT],
+        env={
+            "FUSEWIRE_CUDA": wanted,
+            "CUDACXX": str(nvcc),
+            "PATH": f"{tmp_path}:{os.environ['PATH']}",
+        },
         capture_output=True,
         text=True,
         check=False,
     )
-    assert asked.returncode != 0
-    said = " ".join(asked.stderr.split())
-    assert f"{nvcc} of CUDA 12, wanted 13; name another by CUDACXX" in said
-    assert "pip install -r cmake/cuda-compiler.txt" in said
+    assert (asked.returncode != 0) == (wanted == "ON")
+    words = " ".join((asked.stdout + asked.stderr).split())
+    assert said.format(nvcc=nvcc) in words
+    assert ("pip install -r cmake/cuda-compiler.txt" in words) == ("CUDACXX" in said)
+
+
+def program(path: Path, says: str) -> Path:
+    path.write_text(f"#!/bin/sh\necho '{says}'\n")
+    path.chmod(0o755)
+    return path

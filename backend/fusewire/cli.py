@@ -41,7 +41,8 @@ out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 Json = Annotated[bool, typer.Option("--json", help="Write JSON, for machines.")]
-Folder = Annotated[Path, typer.Argument(help="A Hugging Face model folder.", show_default=False)]
+_MODEL = "A Hugging Face model folder, or a model's id there: owner/name or owner/name@revision."
+Model = Annotated[str, typer.Argument(metavar="FOLDER | ID", help=_MODEL, show_default=False)]
 
 
 def main() -> None:
@@ -80,7 +81,7 @@ def _common(
 @app.command("import")
 @with_flags(ModelSettings, GeneratorSettings, Deployment, leave_out=("reloads",))
 def import_(
-    folder: Folder,
+    model: Model,
     name: Annotated[
         str | None, typer.Option(help="The model's name. Default: the folder's.")
     ] = None,
@@ -97,9 +98,12 @@ def import_(
     as_json: Json = False,
     **flags: Any,
 ) -> None:
-    """Puts a Hugging Face model folder into a model repository."""
+    """Puts a Hugging Face model into a model repository."""
+    from fusewire.hub import model_folder
     from fusewire.serving.repository import import_folder
 
+    deployment = validated(Deployment, given(flags, Deployment))
+    folder = model_folder(model)  # shows its own progress
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn()
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         bar = progress.add_task("copying", total=None)
@@ -108,7 +112,7 @@ def import_(
             repository,
             name=name,
             settings=given(flags, ModelSettings, GeneratorSettings),
-            deployment=validated(Deployment, given(flags, Deployment)),
+            deployment=deployment,
             link=link,
             replace=replace,
             progress=lambda file, done, total: progress.update(
@@ -133,8 +137,9 @@ def serve(
     sources: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[REPOSITORY | FOLDER | NAME=FOLDER]...",
-            help="Model repositories and Hugging Face model folders.",
+            metavar="SOURCE",
+            help="Model repositories; Hugging Face model folders, or ids there as owner/name or "
+            "owner/name@revision. NAME= before a folder or id names the model.",
             show_default="model_repository",
         ),
     ] = None,
@@ -143,11 +148,11 @@ def serve(
 ) -> None:
     """Serves models over HTTP and gRPC until it is stopped.
 
-    A model folder is imported on the fly; the settings of models (--task, --device, --pooling, …)
-    apply to such folders only.
+    Model folders and ids are imported on the fly; the settings of models (--task, --device,
+    --pooling, …) apply to these only.
     """
     code = serve_until_signalled(
-        sources or ["model_repository"],
+        sources or [Path("model_repository")],
         validated(ServerSettings, given(flags, ServerSettings)),
         given(flags, ModelSettings, GeneratorSettings),
         validated(Deployment, given(flags, Deployment)),
@@ -205,7 +210,7 @@ def ask(
 
 @app.command()
 def check(
-    folder: Folder,
+    model: Model,
     task: Annotated[str | None, typer.Option(help="Default: the checkpoint's.")] = None,
     sequences: Annotated[int, typer.Option(min=1, help="Random sequences to compare on.")] = 8,
     tolerance: Annotated[
@@ -227,7 +232,7 @@ def check(
     from fusewire.parity import parity
 
     with err.status("running the model twice"):
-        found = parity(folder, task, device, dtype, sequences=sequences)
+        found = parity(model, task, device, dtype, sequences=sequences)
     if tolerance is not None:
         found = replace(found, granted=dict.fromkeys(found.granted, tolerance))
     if as_json:

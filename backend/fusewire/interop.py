@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from fusewire.engine.batch import Batch
 from fusewire.errors import ConfigurationError, InvalidInput
+from fusewire.hub import model_folder
 from fusewire.models import EncoderModel, build_model, load_model, read_config, tasks_of
 from fusewire.padded import ModelOutput, integers, is_torch, token_mask, unpack
 from fusewire.placement import Placement
@@ -110,20 +111,26 @@ class Encoder:
 
 
 def load(
-    folder_or_model: Any, task: str | None = None, device: Any = "cpu", dtype: str = "auto"
+    folder_or_model: Any,
+    task: str | None = None,
+    device: Any = "cpu",
+    dtype: str = "auto",
+    *,
+    revision: str | None = None,
 ) -> Encoder:
-    """Loads a Hugging Face folder, or takes over a live transformers module (`from_torch`).
+    """Loads a Hugging Face folder or a model by its id on Hugging Face (`hub.model_folder`), or
+    takes over a live transformers module (`from_torch`).
 
     `task` (hidden, classify, tag, answer, fill) defaults to what the folder's `architectures`
     were made for. `device` is cpu, cuda (the first GPU), cuda:<index>, auto (the first GPU where
     there is one, else the CPU) or a torch.device; `dtype` "auto" is float32 on the CPU and float16
-    on a GPU. Raises CheckpointError for a folder that cannot be loaded, ConfigurationError for a
-    device or dtype that is not to be had.
+    on a GPU. `revision`: of an id, a branch, tag or commit. Raises CheckpointError for a folder
+    that cannot be loaded, ConfigurationError for a device or dtype that is not to be had.
     """
     if not isinstance(folder_or_model, (str, Path)):
         return from_torch(folder_or_model, task, device, dtype)
     place = Placement(device, dtype)
-    folder = Path(folder_or_model)
+    folder = model_folder(folder_or_model, revision=revision)
     task = _encoders(task or tasks_of(read_config(folder)))
     return Encoder(load_model(folder, task, place, pooler=True), task)
 

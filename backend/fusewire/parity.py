@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from fusewire.agreement import Results, differences, granted
 from fusewire.errors import ConfigurationError
+from fusewire.hub import model_folder
 from fusewire.interop import load
 from fusewire.models import DecoderModel, EncoderModel, load_decoder, read_config, tasks_of
 from fusewire.models.step_batch import StepBatch
@@ -60,7 +61,7 @@ class Parity:
 
 
 def parity(
-    folder: Path | str,
+    model: Path | str,
     task: str | None = None,
     device: Any = "cpu",
     dtype: str = "auto",
@@ -69,7 +70,8 @@ def parity(
     seed: int = 0,
 ) -> Parity:
     """Runs random ragged sequences (one token up to 512 or the model's limit) through fusewire on
-    `device` as one batch and through transformers (CPU, eager attention) one by one.
+    `device` as one batch and through transformers (CPU, eager attention) one by one. `model`: a
+    folder or an id (`hub.model_folder`).
 
     Needs torch and transformers; ConfigurationError where they are not installed.
     """
@@ -83,6 +85,7 @@ def parity(
         ) from None
 
     place = Placement(device, dtype)
+    folder = model_folder(model)
     random = np.random.default_rng(seed)
     task = task or tasks_of(read_config(folder))
     generates = task == "generate"
@@ -94,6 +97,7 @@ def parity(
             attn_implementation="eager",
             dtype=getattr(torch, dtype),
             local_files_only=True,
+            trust_remote_code=False,
         )
         return model.eval()
 

@@ -1,4 +1,5 @@
 // Registers the kernels of one CPU instruction set (this file is compiled once for each).
+#include "core/cpu_features.h"
 #include "core/kernels.h"
 
 #define FUSEWIRE_TEXT_(x) #x
@@ -14,11 +15,9 @@ namespace {
 
 bool usable() {
 #if FUSEWIRE_VEC_BYTES == 64
-  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
-         __builtin_cpu_supports("fma");
+  return cpu_has_avx512();
 #elif FUSEWIRE_VEC_BYTES == 32
-  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  return cpu_has_avx2();
 #else
   return true;
 #endif

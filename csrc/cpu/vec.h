@@ -35,6 +35,10 @@ FUSEWIRE_INLINE Vec broadcast(float x) {
 FUSEWIRE_INLINE Vec load_first(const float* p, int64_t n, float fill = 0.0f) {
   Vec v = broadcast(fill);
   for (int64_t i = 0; i < n; ++i) v[i] = p[i];
+#ifdef __x86_64__
+  // Or clang multiplies these lanes one by one, which are then rounded before they are added.
+  asm("" : "+v"(v));
+#endif
   return v;
 }
 FUSEWIRE_INLINE void store_first(float* p, Vec v, int64_t n) {

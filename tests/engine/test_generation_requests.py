@@ -62,6 +62,27 @@ def test_an_iterator_gives_the_text_as_it_comes_and_leaving_it_cancels(engine):
         assert engine.cache.used == 0
 
 
+def test_a_request_that_is_left_takes_part_in_no_step_that_begins_later(engine, monkeypatch):
+    begun, may_end = [], threading.Semaphore(0)
+    step = engine.model.step
+
+    def watched(batch, cache):
+        begun.append(batch.sequences)
+        may_end.acquire()
+        return step(batch, cache)
+
+    monkeypatch.setattr(engine.model, "step", watched)
+    deltas = engine.generate([1, 2, 3], max_new_tokens=100, ignore_eos=True)
+    may_end.release()
+    next(deltas)
+    until(lambda: len(begun) == 2)  # the step that runs
+    deltas.close()
+    other, _ = ask(engine, [4, 5], max_new_tokens=5, ignore_eos=True)
+    may_end.release(6)
+    other.finish()
+    assert begun == [1] * 7
+
+
 def test_an_iterator_answers_the_best_of_many_and_raises_what_ends_it(engine):
     prompt, sampled = (7, 70), {"temperature": 1.5, "max_new_tokens": 8, "seed": 1}
     best = ask(engine, prompt, n=2, best_of=6, **sampled)[0].finish(2)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from fusewire import load
 from fusewire import parity as module
 from fusewire.models import load_decoder
 from fusewire.models.registry import DECODERS
@@ -17,6 +18,7 @@ from fusewire.placement import Placement
 
 from tests.models.tiny_decoders import LONGEST, tiny_decoder
 from tests.places import GPU_HALVES, TORCH_DTYPES
+from tests.reference import edit_config, tiny_checkpoint
 from tests.tolerance import MODEL_FP32
 
 
@@ -116,3 +118,12 @@ def test_in_16_bits_a_decoder_passes(tmp_path, place, large):
 
 def _instead(folder, asked, place):
     return load_decoder(folder, place)
+
+
+def test_code_of_a_folder_is_never_run(tmp_path):
+    tiny_checkpoint(tmp_path / "model", "bert")
+    edit_config(tmp_path / "model", auto_map={"AutoConfig": "own.C", "AutoModel": "own.M"})
+    (tmp_path / "model" / "own.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    assert load(tmp_path / "model").task == "embed"
+    assert parity(tmp_path / "model", sequences=2).passed
+    assert not (tmp_path / "ran").exists()

@@ -217,8 +217,12 @@ def cancelled(asker: Asker, model: str = "slow") -> float:
     return asker.metric("fusewire_requests_total", model=model, outcome="cancelled")
 
 
+def tokens(asker: Asker) -> float:
+    return asker.metric("fusewire_tokens_total", model="slow")
+
+
 def test_a_cancelled_stream_gives_its_pages_back(server: Server, asker: Asker) -> None:
-    before = cancelled(asker)
+    before, computed = cancelled(asker), tokens(asker)
     with Stream(server, "slow", "On and on", max_new_tokens=LONG, ignore_eos=True) as stream:
         responses = iter(stream)
         next(responses)
@@ -227,10 +231,11 @@ def test_a_cancelled_stream_gives_its_pages_back(server: Server, asker: Asker) -
         stream.cancel()
         until(lambda: cancelled(asker) == before + 1)
     until(lambda: nothing_runs(asker, "slow"))
+    assert 0 < tokens(asker) - computed < LONG / 2
 
 
 def test_a_closed_connection_cancels_its_stream(server: Server, asker: Asker) -> None:
-    before = cancelled(asker)
+    before, computed = cancelled(asker), tokens(asker)
     body = asked("Away", max_new_tokens=LONG, ignore_eos=True) | {"return_num_output_tokens": True}
     events = generate_stream(server, "slow", body)
     assert next(events)["num_output_tokens"] < LONG / 2  # pieces come while the text is made
@@ -238,6 +243,7 @@ def test_a_closed_connection_cancels_its_stream(server: Server, asker: Asker) ->
     events.close()  # type: ignore[attr-defined]
     until(lambda: cancelled(asker) == before + 1)
     until(lambda: nothing_runs(asker, "slow"))
+    assert 0 < tokens(asker) - computed < LONG / 2
 
 
 BAD: list[tuple[dict[str, Any], str]] = [

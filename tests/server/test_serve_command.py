@@ -14,11 +14,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from fusewire.engine.encoder import EncoderEngine
 from fusewire.errors import ConfigurationError
+from fusewire.serving.config import Deployment
+from fusewire.serving.repository import import_folder
 from fusewire.serving.server import Server
 
+from tests.hub_stand_in import files_of, stand_in
 from tests.server.asking import until
+from tests.tasks.deployed import text_request
 
 COMMITTED = Path(__file__).parents[2] / "model_repository"
 
@@ -166,17 +172,41 @@ def test_no_server_outlives_a_killed_command(
     until(lambda: not [trace for trace in server.traces() if "triton" in trace], 30)
 
 
+def test_ids_are_fetched_and_served(
+    serving: Callable[..., Serving],
+    tiny: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with stand_in() as hub:
+        hub.commit("owner/tiny", files_of(tiny("bert", "embed", seed=1)), "v1")
+        hub.commit("owner/tiny", files_of(tiny("bert", "embed", seed=2)), "main")
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+        ready = serving("owner/tiny@v1", "newer=owner/tiny").event()
+        assert ready["models"] == ["tiny", "newer"]
+        answers = [
+            fusewire("ask", "embed", "a", f"--model={name}", "--address", ready["grpc"], "--json")
+            for name in ready["models"]
+        ]
+    for seed, answer in zip((1, 2), answers, strict=True):
+        wanted = EncoderEngine(tiny("bert", "embed", seed=seed), "embed")
+        [got] = wanted.answer([text_request("a")])
+        np.testing.assert_allclose(
+            json.loads(answer)[0]["embedding"], got["embedding"][0], atol=1e-5
+        )
+
+
 def test_a_model_that_cannot_load_is_reported_in_words(
     tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
-    folder = tmp_path / "cut"
-    folder.mkdir()
-    for path in tiny("bert", "classify").iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
-    weights = folder / "model.safetensors"
+    entry = import_folder(
+        tiny("bert", "classify"), tmp_path, name="cut", deployment=Deployment(device="cpu")
+    )
+    weights = entry / "1" / "model.safetensors"  # damaged after it was checked
     weights.write_bytes(weights.read_bytes()[:-100])
     done = subprocess.run(
-        [*COMMAND, "serve", str(folder), *ANY_PORTS], capture_output=True, text=True, check=False
+        [*COMMAND, "serve", str(tmp_path), *ANY_PORTS], capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
     assert done.stdout == ""

@@ -21,6 +21,8 @@ from fusewire.serving.config import (
 from tests.models.tiny_decoders import tiny_decoder
 from tests.reference import tiny_checkpoint
 
+NO_FOLDER_NO_ID = "no such folder; give the path of a Hugging Face model folder, or a model's id"
+
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
     monkeypatch.setattr(sys, "argv", ["fusewire", *map(str, arguments)])
@@ -127,13 +129,14 @@ def test_serve_names_the_folder_at_fault(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["import", "/nowhere"], "no such folder"),
-        (["serve", "/nowhere"], "no such folder"),
+        (["import", "/nowhere"], f"/nowhere: {NO_FOLDER_NO_ID}"),
+        (["serve", "/nowhere"], f"/nowhere: {NO_FOLDER_NO_ID}"),
+        (["serve", "a=/nowhere"], f"/nowhere: {NO_FOLDER_NO_ID}"),
         (["serve", "a b=/nowhere"], "name: got 'a b'"),
         (["serve", "/tmp", "--watch-interval-s=0"], "watch_interval_s: got '0.0'"),
         (["serve", "/tmp", "--device=gpu"], "device: got 'gpu'"),
         (["import", "/tmp", "--device=cuda:0,0"], "device: got 'cuda:0,0'"),
-        (["check", "/nowhere"], "no such folder"),
+        (["check", "/nowhere"], f"/nowhere: {NO_FOLDER_NO_ID}"),
         (["check", "/nowhere", "--device=auto"], "no such folder"),
         (["check", "/nowhere", "--device=cuda:0,1"], "device: got 'cuda:0,1', wanted one of auto"),
         (["ask", "sing", "la"], "task: got 'sing'"),
@@ -206,7 +209,7 @@ def test_doctor_says_what_it_found(
     ports = ["--http-port=0", "--grpc-port=0", "--metrics-port=0"]
     assert run(monkeypatch, "doctor", "--json", *ports) == 0
     findings = {row["subject"]: row for row in json.loads(capsys.readouterr().out)}
-    assert {"kernels", "GPUs", "tritonserver", "shared memory", "numpy"} <= findings.keys()
+    assert {"kernels", "GPUs", "tritonserver", "shared memory", "Hugging Face"} <= findings.keys()
     assert run(monkeypatch, "doctor", *ports, "--tritonserver=/nowhere") == 1
     assert "correct the path" in capsys.readouterr().out
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from fusewire.serving.generating import Generating
 from fusewire.serving.generation_metrics import GenerationMetrics
 
 from tests.engine.generating import TOLD_WITHIN_S, tiny_engine
+from tests.engine.test_generation_requests import until
 from tests.serving.test_metrics import Families
 
 SLOTS, PLACES = 2, 3
@@ -119,6 +121,23 @@ def test_who_cannot_be_reached_or_has_left_gives_up_its_place(
     (answer,) = unreachable.answers
     assert isinstance(answer, FusewireError)
     assert not instance._under_way
+
+
+def test_who_leaves_is_noticed_while_a_response_is_sent(
+    instance: Generating, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, sending, received = instance._engine, threading.Event(), threading.Event()
+    step = engine.model.step
+    monkeypatch.setattr(engine.model, "step", lambda *args: (time.sleep(0.02), step(*args))[1])
+    client = Client(lambda: sending.set() or not received.wait(TOLD_WITHIN_S))
+    instance.take(request("On", max_new_tokens=100), client)
+    assert sending.wait(TOLD_WITHIN_S)
+    client._gone = True
+    until(lambda: engine.counts().running == 0)
+    received.set()
+    assert client.ended.wait(TOLD_WITHIN_S)
+    assert client.answers[-1] is None
+    assert engine.counts().tokens < 100
 
 
 def test_long_prompts_are_read_one_by_one_while_others_are_answered(

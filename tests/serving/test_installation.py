@@ -11,10 +11,27 @@ from fusewire.serving import installation
 from fusewire.serving.endpoint import choose_ports
 
 
-def test_numpy_2_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numpy_2_is_refused_beside_a_stub_that_loses_its_answers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    old, new = tmp_path / "24.10", tmp_path / "24.12"
+    old.write_bytes(b"\x7fELF...numpy.core.multiarray\x00")
+    new.write_bytes(b"\x7fELF...numpy._core\x00multiarray\x00")
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.1.0")
     with pytest.raises(ConfigurationError, match=r"numpy: got 2\.1\.0.*numpy<2"):
-        installation.check_numpy()
+        installation.check_numpy(old)
+    installation.check_numpy(new)
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.26.4")
+    installation.check_numpy(old)
+
+
+def test_the_embedded_servers_stub_is_known_to_need_numpy_1(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stub = installation._wheel().stub
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.1.0")
+    with pytest.raises(ConfigurationError, match="numpy: got"):
+        installation.check_numpy(stub)
 
 
 def test_a_missing_server_says_how_to_get_one(monkeypatch: pytest.MonkeyPatch) -> None:

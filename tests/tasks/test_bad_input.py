@@ -173,7 +173,7 @@ CASES = {
         "wanted one of the parameters of hidden",
     ),
     "ill-typed flag": (text_request("a", truncate=1), "truncate", "got 1, wanted true or false"),
-    "misspelt flag": (text_request("a", truncate="True"), "truncate", "got 'True', wanted true or"),
+    "misspelt flag": (text_request("a", truncate="yes"), "truncate", "got 'yes', wanted true or"),
     "ill-typed number": (
         text_request("a", max_length=8.0),
         "max_length",

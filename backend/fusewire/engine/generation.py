@@ -36,7 +36,7 @@ from fusewire.engine.prompt_logprobs import PromptLogprobs, PromptScorer
 from fusewire.engine.request import CLOSED, failure
 from fusewire.engine.sampling import Sampler, SamplingState
 from fusewire.engine.seeds import seed_of
-from fusewire.errors import ConfigurationError, Unavailable
+from fusewire.errors import Unavailable
 from fusewire.models import load_decoder
 from fusewire.placement import Placement
 from fusewire.tasks.bad_words import BadWords
@@ -86,13 +86,7 @@ class GenerationEngine:
             kernels.set_num_threads(settings.threads)
         limit_tokenizer_threads(settings.threads)
         self.model = model or load_decoder(folder, Placement(device, settings.dtype))
-        tokenizer = Tokenizer.load(Path(folder))
-        if tokenizer is None:
-            raise ConfigurationError(
-                "tokenizer.json: got no such file, wanted the tokenizer of the model; generation "
-                "answers with text. Save it into the folder"
-            )
-        self.tokenizer = tokenizer
+        self.tokenizer = tokenizer = Tokenizer.required(Path(folder))
         self._detokenizer = Detokenizer(tokenizer)
         self._bad_words = BadWords(tokenizer)
         self.limits = limits_of(self.model, settings)

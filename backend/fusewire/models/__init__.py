@@ -40,7 +40,7 @@ __all__ = [
     "blueprint_of",
     "build_decoder",
     "build_model",
-    "check_config",
+    "check_folder",
     "load_decoder",
     "load_model",
     "read_config",
@@ -48,9 +48,21 @@ __all__ = [
 ]
 
 
-def check_config(values: Mapping[str, Any], task: str) -> None:
-    """CheckpointError where no model for the task can be made after this config.json."""
-    blueprint_of(values, task)
+def check_folder(folder: Path | str, task: str) -> None:
+    """CheckpointError where `load_model` or `load_decoder` would raise it, found without reading a
+    weight: config.json, and the weights' headers against it."""
+    values = read_config(folder)
+    config = Config(values)
+    blueprint: Blueprint | DecoderBlueprint
+    if task in TASK_HEADS:
+        blueprint = architecture(values).blueprint(config)
+        tensors, unread = blueprint.tensors(TASK_HEADS[task]), blueprint.other_heads
+        config.labels()
+    else:
+        blueprint = decoder(values).blueprint(config)
+        tensors, unread = blueprint.tensors(), blueprint.unread
+        eos_token_ids(folder, blueprint.eos_token_ids)
+    Checkpoint.open(folder, blueprint.prefix, blueprint.aliases).check(tensors, unread)
 
 
 def blueprint_of(values: Mapping[str, Any], task: str) -> Blueprint | DecoderBlueprint:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fusewire.errors import CheckpointError
-from fusewire.weights import read_json
+from fusewire.weights import no_model_in, read_json
 
 FILE = "config.json"
 
@@ -152,7 +152,5 @@ def read_config(folder: Path | str) -> dict[str, Any]:
     """The folder's config.json as it stands."""
     values = read_json(folder, FILE)
     if values is None:
-        raise CheckpointError(
-            f"{Path(folder).name}: no {FILE} in the folder; give a Hugging Face model folder"
-        )
+        raise no_model_in(folder)
     return values

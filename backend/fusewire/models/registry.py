@@ -110,14 +110,18 @@ def decoder(config: Mapping[str, Any]) -> DecoderRow:
     return row
 
 
+def check_config(config: Mapping[str, Any]) -> None:
+    """CheckpointError where no model for any task can be made after this config.json."""
+    _any_row(config).blueprint(Config(config))
+
+
 def tasks_of(config: Mapping[str, Any]) -> str:
     """The task a checkpoint was made for, by the class in its `architectures`.
 
     Raises CheckpointError when the class is not known or serves no task (then one can still be
     asked for by name, e.g. `embed`).
     """
-    rows: dict[str, Row | DecoderRow] = {**ARCHITECTURES, **DECODERS}
-    row = _row(rows, config)
+    row = _any_row(config)
     known, others = _task_classes(row)
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
@@ -146,6 +150,11 @@ def _held(config: Mapping[str, Any], key: str, wanted: bool) -> None:
     got = config.get(key, wanted)
     if got is not wanted:
         raise Config.fault(key, got, f"{wanted}")
+
+
+def _any_row(config: Mapping[str, Any]) -> Row | DecoderRow:
+    rows: dict[str, Row | DecoderRow] = {**ARCHITECTURES, **DECODERS}
+    return _row(rows, config)
 
 
 def _row(rows: Mapping[str, _AnyRow], config: Mapping[str, Any]) -> _AnyRow:

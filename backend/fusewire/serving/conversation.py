@@ -31,8 +31,8 @@ class Sender(Protocol):
 class Conversation:
     """Sends what the engine tells of a request, until it has ended.
 
-    One thread calls `hear` and `send`, another `ask`. A step's response waits in no queue: where
-    steps are faster than `send`, a response has what several of them added.
+    One thread calls `hear` and `send`, another `ask`, at any time. A step's response waits in no
+    queue: where steps are faster than `send`, a response has what several of them added.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class Conversation:
         self._arrived = arrived
         self._last: dict[int, float] = {}  # text -> when it was last heard of
         self._answer = BestOf(request.parameters.n, request.parameters.sequences)
+        self._last_word = threading.Lock()  # over `_open`, as nothing is asked after the end
         self._turn = threading.Lock()  # over all that follows
         self._ticket: Ticket | None = None
         self._generated: Generated
@@ -90,28 +91,35 @@ class Conversation:
             answer = self._failed[0] if self._failed else self._generated.take()
             final = bool(self._failed) or self._generated.ended
             try:
-                self._sender.send(answer, final)
+                if final:
+                    self._end(answer)
+                else:
+                    self._sender.send(answer, False)
             except Exception as error:  # a client that cannot be reached, or a defect
                 if not final:
                     self._give_up()
-                    self._sender.send(failure(error), True)
-                final = True
+                    self._end(failure(error))
                 raise
-            finally:
-                if final:
-                    self._open = False
-                    self._metrics.ended(answer)
-                    self._ended(self)
 
     def ask(self) -> None:
-        """Asks whether the client has gone, and gives up where it has. Not while there is a request
-        to submit or a response to send: there will be another time."""
-        if self._turn.acquire(blocking=False):
+        """Asks whether the client has gone, and cancels the request where it has. Also while a
+        response is sent, as one nearly always is where tokens are streamed; not the final one."""
+        if self._last_word.acquire(blocking=False):
             try:
                 if self._open and self._sender.cancelled():
                     self._give_up()
             finally:
-                self._turn.release()
+                self._last_word.release()
+
+    def _end(self, answer: Answer) -> None:
+        """Sends the final response."""
+        try:
+            with self._last_word:
+                self._open = False
+                self._sender.send(answer, True)
+        finally:
+            self._metrics.ended(answer)
+            self._ended(self)
 
     def _note(self, delta: Delta) -> None:
         now = time.monotonic()

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from fusewire import devices
+from fusewire import devices, hub
 from fusewire.errors import ConfigurationError, FusewireError
 from fusewire.serving.config import ServerSettings
 from fusewire.serving.endpoint import choose_ports
-from fusewire.serving.installation import check_numpy, find
+from fusewire.serving.installation import find
 
 # A stub takes a megabyte to begin with and grows with the largest request and answer.
 _SHARED_MEMORY_WANTED = 64 << 20
@@ -36,11 +36,11 @@ def examine(settings: ServerSettings) -> Iterator[Finding]:
 
     yield Finding("fusewire", f"{__version__}, Python {platform.python_version()}")
     yield Finding("packages", ", ".join(f"{name} {_version(name)}" for name in _PACKAGES))
-    yield _try("numpy", _numpy)
     yield _try("kernels", _kernels)
     yield _try("GPUs", devices.described)
     yield Finding("cores", f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}")
     yield _try("tritonserver", lambda: find(settings.tritonserver).origin)
+    yield Finding("Hugging Face", hub.described())
     yield _shared_memory()
     for flag in ("http_port", "grpc_port", "metrics_port"):
         port = getattr(settings, flag)
@@ -54,11 +54,6 @@ def _try(subject: str, look: Callable[[], str]) -> Finding:
     except FusewireError as error:
         found, _, remedy = str(error).rpartition("; ")
         return Finding(subject, found, remedy)
-
-
-def _numpy() -> str:
-    check_numpy()
-    return "goes with the server"
 
 
 def _kernels() -> str:

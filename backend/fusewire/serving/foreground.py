@@ -6,6 +6,7 @@ import json
 import signal
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -20,7 +21,7 @@ class _Stopped(BaseException):
 
 
 def serve_until_signalled(
-    sources: Sequence[str],
+    sources: Sequence[Path | str],
     settings: ServerSettings,
     model_settings: dict[str, object],
     deployment: Deployment,

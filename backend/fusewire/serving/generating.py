@@ -2,7 +2,7 @@
 
 Triton's thread reads and submits a request, one with a long prompt by a thread of its own; the
 engine's puts what it has to tell of any of them into one queue; one thread empties it and sends;
-one asks, some times a second, which requests were cancelled, as Triton tells nobody.
+one asks, a hundred times a second, which requests were cancelled, as Triton tells nobody.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from fusewire.tasks.generate import read
 
 _log = logging.getLogger(__name__)
 
-# A question for each request under way, each a message to the server.
-_ASK_S = 0.05
+# Between rounds of questions, one for each request, each a message to the server; where a round
+# takes longer, as long as that.
+_ASK_S = 0.01
 # For what is still under way when the model is unloaded; the server has waited for it as well.
 _DRAIN_S = 5.0
 # For a response that is being sent then.
@@ -146,7 +147,9 @@ class Generating:
                     _log.exception("a response could not be sent")
 
     def _ask(self) -> None:
-        while not self._closed.wait(_ASK_S):
+        took = 0.0
+        while not self._closed.wait(max(_ASK_S, took)):
+            began = time.monotonic()
             with self._lock:
                 asked = list(self._under_way)
                 if not asked:
@@ -156,4 +159,5 @@ class Generating:
                     conversation.ask()
                 except Exception:
                     _log.exception("a request could not be asked whether it was cancelled")
+            took = time.monotonic() - began
             self._some.wait()

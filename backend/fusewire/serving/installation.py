@@ -2,7 +2,7 @@
 
 Two are known: the official image's /opt/tritonserver, and the one inside the `nvidia-pytriton`
 wheel. Both run Python backends in a stub that is linked against one version of libpython, which
-must be the version that fusewire runs on.
+must be the version that fusewire runs on, and that may be too old for the numpy beside it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fusewire.errors import ConfigurationError
 
 IMAGE = Path("/opt/tritonserver/bin/tritonserver")
 _PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-INSTALL = "install it: pip install 'fusewire[server]'"
+INSTALL = "install it with Python 3.11 or 3.12: pip install 'fusewire[server]'"
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,9 @@ def _wheel() -> Installation:
     try:
         distribution = importlib.metadata.distribution("nvidia-pytriton")
     except importlib.metadata.PackageNotFoundError:
-        raise ConfigurationError(f"tritonserver: found none on this machine; {INSTALL}") from None
+        raise ConfigurationError(
+            f"tritonserver: found none on this machine for Python {_PYTHON}; {INSTALL}"
+        ) from None
     # Located, not imported: its package starts threads and wants more libraries than the server.
     root = Path(str(distribution.locate_file("pytriton"))) / "tritonserver"
     return Installation(
@@ -90,17 +92,21 @@ def _checked(installation: Installation) -> Installation:
             f"tritonserver: the Python stub of {installation.origin} is for Python "
             f"{linked[1].decode()}, wanted {_PYTHON}; install fusewire for that Python"
         )
-    check_numpy()
+    check_numpy(installation.stub)
     return installation
 
 
-def check_numpy() -> None:
-    """The stubs of this server generation empty every numpy 2 array without an error."""
+def check_numpy(stub: Path) -> None:
+    """ConfigurationError where the stub would send every answer empty, without an error of its own.
+
+    Stubs of Triton 24.10 and before are built with a pybind11 that takes numpy 2 arrays for empty.
+    Those import numpy.core.multiarray by this name; later ones put the name together.
+    """
     version = importlib.metadata.version("numpy")
-    if int(version.split(".")[0]) >= 2:
+    if int(version.split(".")[0]) >= 2 and b"numpy.core.multiarray" in stub.read_bytes():
         raise ConfigurationError(
-            f"numpy: got {version}, wanted one below 2, because the server's Python stub sends "
-            "empty answers with numpy 2; pip install 'numpy<2'"
+            f"numpy: got {version}, wanted one below 2, because the Python stub of this Triton "
+            "sends empty answers with numpy 2; pip install 'numpy<2', or use Triton 24.12 or later"
         )
 
 

@@ -8,6 +8,7 @@ nothing is duplicated, and the rule that no file may lead out of the folder stil
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import shutil
@@ -18,14 +19,17 @@ from pathlib import Path
 
 from fusewire import devices
 from fusewire.errors import CheckpointError, ConfigurationError
-from fusewire.models import check_config, read_config, tasks_of
+from fusewire.models import check_folder, read_config, tasks_of
 from fusewire.serving import model_config
 from fusewire.serving.config import NAME_PATTERN, Deployment, model_settings
 from fusewire.serving.probe import probe
+from fusewire.tasks.check_files import check_files
 from fusewire.tasks.contract import GENERATE, contract
 from fusewire.tasks.tokenizer import FILE as TOKENIZER
 from fusewire.weights import open_folder
 from fusewire.weights.folder import file_in, weight_files
+
+_log = logging.getLogger(__name__)
 
 CONFIG = "config.pbtxt"
 _CHUNK_BYTES = 8 << 20
@@ -59,7 +63,7 @@ def import_folder(
     """
     deployment = deployment or Deployment()
     source = open_folder(folder)
-    name = checked_name(name if name is not None else source.name)
+    name = default_name(source) if name is None else checked_name(name)
     config = read_config(source)
     chosen = dict(settings or {})
     chosen.setdefault("task", None)
@@ -67,7 +71,13 @@ def import_folder(
         chosen["task"] = tasks_of(config)
     checked = model_settings(chosen)
     contract(checked.task)
-    check_config(config, checked.task)
+    check_folder(source, checked.task)
+    if check_files(source, config, checked.task) is None:
+        _log.warning(
+            "%s: has no tokenizer.json, so it takes input_ids and no texts; to mend it, call "
+            "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers",
+            name,
+        )
     if checked.task == GENERATE:
         _check_batching(deployment)
     if not devices.gpus_of(deployment.device) and checked.dtype in ("float16", "bfloat16"):
@@ -110,6 +120,14 @@ def checked_name(name: str) -> str:
             "with '.' or '-'; give another (import: --name, serve: NAME=FOLDER)"
         )
     return name
+
+
+def default_name(folder: Path) -> str:
+    """The name of a model that is given none: its folder's; on Hugging Face, its id's last part."""
+    real = folder.resolve()
+    if real.parent.name == "snapshots":  # of the cache: models--OWNER--NAME/snapshots/COMMIT
+        return checked_name(real.parent.parent.name.split("--")[-1])
+    return checked_name(real.name)
 
 
 def is_checkpoint(path: Path) -> bool:

@@ -12,13 +12,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from fusewire.errors import CheckpointError, ConfigurationError, FusewireError
+from fusewire.errors import ConfigurationError, FusewireError
 from fusewire.serving import model_config, repository
 from fusewire.serving.config import Deployment, ServerSettings
 from fusewire.serving.control import Control
 from fusewire.serving.embedded import EmbeddedServer, LogLine
 from fusewire.serving.endpoint import Endpoint, EndpointError, choose_ports
 from fusewire.serving.installation import find
+from fusewire.serving.sources import collect
 from fusewire.serving.watchdog import Watchdog
 from fusewire.serving.workplace import Workplace
 
@@ -43,8 +44,9 @@ class Server:
         with Server([Path("model_repository"), Path("some-checkpoint")]) as server:
             server.endpoint.http_port …
 
-    A source is a model repository, a checkpoint folder, or `name=checkpoint folder`; the latter
-    two are imported on the fly, linked, into a temporary repository.
+    A source is a model repository, a model folder, or the id of a model on Hugging Face; `NAME=`
+    before the latter two names the model. They are imported on the fly, linked, into a temporary
+    repository.
     """
 
     def __init__(
@@ -66,10 +68,12 @@ class Server:
         self._starting = False
         self._serving = False
         self._workplace = Workplace()
-        self.left_out: list[str] = []  # entries without weights
         try:
-            self.repositories, self.models = self._collect(
-                sources, model_settings or {}, deployment or Deployment()
+            self.repositories, self.models, self.left_out = collect(
+                sources,
+                self._workplace.path / "repository",
+                model_settings or {},
+                deployment or Deployment(),
             )
             wanted = [
                 ("http-port", self.settings.http_port),
@@ -204,55 +208,6 @@ class Server:
             return True
         return False
 
-    def _collect(
-        self,
-        sources: Sequence[Path | str],
-        model_settings: dict[str, object],
-        deployment: Deployment,
-    ) -> tuple[list[Path], list[str]]:
-        """Repositories and the names of the models in them; folders are imported on the fly."""
-        imported = self._workplace.path / "repository"
-        repositories: list[Path] = []
-        models: list[str] = []
-        for source in sources:
-            name, folder = _named(source)
-            if name is None:
-                found, empty = repository.check(folder)
-                self.left_out += empty
-                repositories.append(folder.resolve())
-            else:
-                found = [name]
-            for model in found:
-                if model in models:
-                    raise ConfigurationError(
-                        f"models: got the name {model} twice, wanted each once; rename with "
-                        "NAME=FOLDER"
-                    )
-            models += found
-            if name is not None:
-                imported.mkdir(exist_ok=True)
-                try:
-                    repository.import_folder(
-                        folder,
-                        imported,
-                        name=name,
-                        settings=model_settings,
-                        deployment=deployment,
-                        link=True,
-                    )
-                except CheckpointError as error:
-                    told = str(error).startswith(f"{folder.name}: ")
-                    raise CheckpointError(f"{'' if told else f'{folder}: '}{error}") from None
-        if imported.is_dir():
-            repository.check(imported)
-            repositories.append(imported)
-        if not models:
-            raise ConfigurationError(
-                "models: found none with weights to serve; give a Hugging Face model folder, or "
-                "import one with `fusewire import FOLDER`"
-            )
-        return repositories, models
-
 
 def reason_in_words(reason: str) -> str:
     """Triton's reason for a model that does not load, without its wrappings."""
@@ -276,18 +231,3 @@ def _door(server: Server, port: int, report: Callable[[str], None]) -> Door:
             "'fusewire[openai]' ./client"
         ) from None
     return Door(server, port, report)
-
-
-def _named(source: Path | str) -> tuple[str | None, Path]:
-    """(name, checkpoint folder), or (None, repository)."""
-    text = str(source)
-    if "=" in text and not Path(text).exists():
-        name, _, folder = text.partition("=")
-        return repository.checked_name(name), Path(folder)
-    path = Path(source)
-    if not repository.is_checkpoint(path):
-        return None, path
-    real = path.resolve()
-    if real.parent.name == "snapshots":  # of the Hugging Face cache: models--owner--name
-        return real.parent.parent.name.split("--")[-1], path
-    return repository.checked_name(real.name), path

@@ -24,7 +24,7 @@ _PROMPTS = "config_sentence_transformers.json"
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
 # sentence-transformers' spelling -> ours; the older files have a flag a mode.
-_MODES = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
+POOLING_MODES = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
 _FLAGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -132,12 +132,12 @@ def _pooling(folder: Path, name: str) -> tuple[str, bool]:
     if modes is None:
         modes = [mode for flag, mode in _FLAGS.items() if config.get(flag) is True] or ["mean"]
     modes = [modes] if isinstance(modes, str) else modes
-    if not isinstance(modes, list) or len(modes) != 1 or modes[0] not in _MODES:
+    if not isinstance(modes, list) or len(modes) != 1 or modes[0] not in POOLING_MODES:
         raise CheckpointError(
-            f"{name}: pooling: got {modes!r}, wanted one of {', '.join(_MODES)}; "
+            f"{name}: pooling: got {modes!r}, wanted one of {', '.join(POOLING_MODES)}; "
             "set the pooling of this deployment yourself and remove the file"
         )
-    return _MODES[modes[0]], config.get("include_prompt", True) is not False
+    return POOLING_MODES[modes[0]], config.get("include_prompt", True) is not False
 
 
 def _prompts(folder: Path) -> tuple[dict[str, str], str | None]:

@@ -110,6 +110,18 @@ class Tokenizer:
         special = read_json(folder, "special_tokens_map.json") or {}
         return Tokenizer(backend, special | (read_json(folder, CONFIG) or {}))
 
+    @staticmethod
+    def required(folder: Path) -> Tokenizer:
+        """The tokenizer of a folder that generates; CheckpointError where it has none."""
+        tokenizer = Tokenizer.load(folder)
+        if tokenizer is None:
+            raise CheckpointError(
+                f"{FILE}: got no such file, wanted the tokenizer of the model, as generation "
+                "answers with text; save it into the folder with transformers: "
+                "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+            )
+        return tokenizer
+
     def twin(self) -> Tokenizer:
         """The same again, for another thread: its state is its own."""
         with _faults():

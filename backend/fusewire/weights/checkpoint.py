@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fusewire.errors import CheckpointError
 from fusewire.weights.folder import file_in, open_folder, weight_files
-from fusewire.weights.safetensors import StoredTensor, read_safetensors
+from fusewire.weights.safetensors import FLOATS, StoredTensor, read_safetensors
 
 # Buffers that old transformers versions stored; they are recomputed, never read.
 BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
@@ -105,7 +105,8 @@ class Checkpoint:
         return None if stored is None else self._tensors[stored].shape
 
     def check(self, wanted: Mapping[str, tuple[int, ...]], skip: Collection[str]) -> None:
-        """Raises one CheckpointError that lists every missing, misshapen and leftover tensor.
+        """Raises one CheckpointError that lists every missing, misshapen, unreadable and leftover
+        tensor.
 
         `skip` holds name prefixes that are known and not needed (other heads).
         """
@@ -121,6 +122,13 @@ class Checkpoint:
         if misshapen:
             faults.append(f"of another shape: {_listed(misshapen)}")
         used = {self._stored_name(name) for name in wanted}
+        stored = [(name, self._tensors[name]) for name in used if name is not None]
+        unread = [f"{name}: got {each.dtype}" for name, each in stored if not each.is_float]
+        if unread:
+            faults.append(
+                f"of another type than {', '.join(FLOATS)}: {_listed(sorted(unread))} (quantised "
+                "checkpoints are not supported)"
+            )
         used |= {self._aliases.get(name) for name in used if name is not None}
         leftover = [
             name

@@ -8,21 +8,18 @@ Hugging Face cache is made of such links, when the folder is a cache snapshot
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
 
 from fusewire.errors import CheckpointError
+from fusewire.weights.formats import INDEX, WEIGHTS, not_a_model
 
-WEIGHTS = "model.safetensors"
-INDEX = "model.safetensors.index.json"
 JSON_LIMIT_BYTES = 64 << 20
-_OTHER_FORMATS = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt", "*.h5", "*.msgpack", "*.onnx")
-_CONVERT = (
-    "convert it once where you trust its origin: "
-    "transformers.CLASS.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER), "
-    "where config.json names CLASS in `architectures`, and copy the tokenizer's files"
-)
+_POINTER = b"version https://git-lfs"
+_POINTER_LIMIT_BYTES = 1024  # of Git LFS
+_LISTED = 10_000  # files of a folder that is no model
 
 
 def open_folder(folder: Path | str) -> Path:
@@ -34,6 +31,8 @@ def open_folder(folder: Path | str) -> Path:
             f"{Path(folder).name}: no such folder; give the path of a Hugging Face model folder"
         ) from None
     if not real.is_dir():
+        if real.suffix in (".gguf", ".onnx"):
+            raise not_a_model(real.name, [real.name])
         raise CheckpointError(
             f"{real.name}: got a file, wanted a Hugging Face model folder; give its parent"
         )
@@ -70,6 +69,12 @@ def file_in(folder: Path | str, name: str) -> Path | None:
         )
     if not real.is_file():
         raise CheckpointError(f"{name}: not a regular file; copy the file in")
+    size_bytes = real.stat().st_size
+    if size_bytes <= _POINTER_LIMIT_BYTES and real.read_bytes().startswith(_POINTER):
+        raise CheckpointError(
+            f"{name}: is a Git LFS pointer of {size_bytes} bytes, not the file itself; run "
+            "`git lfs pull` in that folder"
+        )
     return real
 
 
@@ -96,7 +101,7 @@ def weight_files(folder: Path | str) -> dict[str, list[str] | None]:
         return {WEIGHTS: None}
     index = read_json(folder, INDEX)
     if index is None:
-        raise _no_weights(open_folder(folder))
+        raise no_model_in(folder)
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{INDEX}: no `weight_map`; download the file again")
@@ -121,13 +126,9 @@ def _allowed(root: Path) -> list[Path]:
     return [root]
 
 
-def _no_weights(root: Path) -> CheckpointError:
-    others = sorted(path.name for pattern in _OTHER_FORMATS for path in root.glob(pattern))
-    if others:
-        return CheckpointError(
-            f"{others[0]}: not read (a pickle can run code when it is opened; other formats are "
-            f"not supported), wanted {WEIGHTS} or {INDEX}; {_CONVERT}"
-        )
-    return CheckpointError(
-        f"{root.name}: no {WEIGHTS} or {INDEX} in the folder; give a Hugging Face model folder"
-    )
+def no_model_in(folder: Path | str) -> CheckpointError:
+    """The error for a folder without config.json or without safetensors weights: what it holds."""
+    root = open_folder(folder)
+    found = (path for pattern in ("*", "*/*") for path in root.glob(pattern) if path.is_file())
+    names = [path.relative_to(root).as_posix() for path in itertools.islice(found, _LISTED)]
+    return not_a_model(root.name, names)

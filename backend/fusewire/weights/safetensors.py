@@ -45,7 +45,7 @@ _DTYPES: dict[str, tuple[int, Any]] = {
     "F8_E4M3FNUZ": (1, None),
     "F8_E5M2FNUZ": (1, None),
 }
-_FLOATS = ("F32", "F16", "BF16", "F64")
+FLOATS = ("F32", "F16", "BF16", "F64")
 _HALVES = {"F16": "float16", "BF16": "bfloat16"}
 _COMPARED_BYTES = 1 << 24  # at once
 
@@ -58,6 +58,10 @@ class StoredTensor:
     dtype: str
     shape: tuple[int, ...]
     data: NDArray[np.uint8]  # the raw bytes, uint8 [nbytes]
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype in FLOATS
 
     def equals(self, other: StoredTensor) -> bool:
         """Whether both hold the same bytes."""
@@ -77,10 +81,10 @@ class StoredTensor:
 
     def float32(self, name: str) -> NDArray[np.float32]:
         """The values as fp32: a view when stored as aligned F32, else converted to a new array."""
-        if self.dtype not in _FLOATS:
+        if not self.is_float:
             raise CheckpointError(
                 f"{self.file}: tensor {name!r}: got {self.dtype}, wanted one of "
-                f"{', '.join(_FLOATS)}; quantised checkpoints are not supported"
+                f"{', '.join(FLOATS)}; quantised checkpoints are not supported"
             )
         stored: NDArray[Any] = self.data.view(_DTYPES[self.dtype][1])
         if self.dtype == "BF16":  # fp32 with the low half cut off

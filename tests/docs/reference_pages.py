@@ -1,6 +1,7 @@
-"""The tables of docs/generation.md, made from the model that checks requests.
+"""The tables of docs/generation.md and docs/protocol.md that say what requests may have, made from
+what checks them.
 
-`python -m tests.docs.generation_page` writes them into the page, between its markers.
+`python -m tests.docs.reference_pages` writes them into the pages, between their markers.
 """
 
 from __future__ import annotations
@@ -9,11 +10,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+from fusewire.engine.settings import EngineSettings
 from fusewire.tasks.generation_checks import ALIASES
 from fusewire.tasks.generation_parameters import GenerationParameters
 from fusewire.tasks.no_effect import IGNORED, REQUEST, spelled
+from fusewire.tasks.parameters import REQUEST_PARAMETERS
 
-PAGE = Path(__file__).parents[2] / "docs" / "generation.md"
+DOCS = Path(__file__).parents[2] / "docs"
 
 # A bound's two names in pydantic's schemas: those of optional fields have its own.
 _BOUNDS = {
@@ -42,17 +45,32 @@ def no_effect() -> str:
     return "\n".join(rows)
 
 
-TABLES = {"parameters": parameters, "no-effect": no_effect}
+def encoder_parameters() -> str:
+    rows = ["| Parameter | Tasks | Type and range | Description |", "|---|---|---|---|"]
+    schemas = EngineSettings.model_json_schema()["properties"]
+    for name, field in EngineSettings.model_fields.items():
+        tasks = [f"`{task}`" for task, names in REQUEST_PARAMETERS.items() if name in names]
+        if tasks:
+            kind, description = _type(schemas[name]), field.description
+            rows.append(f"| `{name}` | {', '.join(tasks)} | {kind} | {description} |")
+    return "\n".join(rows)
 
 
-def written(page: str) -> str:
-    """The page with its tables as the model has them."""
-    for name, table in TABLES.items():
+TABLES = {
+    DOCS / "generation.md": {"parameters": parameters, "no-effect": no_effect},
+    DOCS / "protocol.md": {"encoder-parameters": encoder_parameters},
+}
+
+
+def written(path: Path) -> str:
+    """The page with its tables as the code has them."""
+    page = path.read_text()
+    for name, table in TABLES[path].items():
         begin, end = f"<!-- {name}:begin -->\n", f"<!-- {name}:end -->"
         before, found, rest = page.partition(begin)
         _, ended, after = rest.partition(end)
         if not found or not ended:
-            raise ValueError(f"{PAGE}: got no markers of {name}, wanted {begin.strip()} and {end}")
+            raise ValueError(f"{path}: got no markers of {name}, wanted {begin.strip()} and {end}")
         page = f"{before}{begin}{table()}\n{end}{after}"
     return page
 
@@ -61,6 +79,8 @@ def _type(schema: dict[str, Any], plural: str = "") -> str:
     """In words, of a JSON schema; `plural` s, of several."""
     if "anyOf" in schema:
         (schema,) = [each for each in schema["anyOf"] if each["type"] != "null"]
+    if "enum" in schema:
+        return ", ".join(f"`{value}`" for value in schema["enum"])
     kind = schema["type"]
     if kind == "array":
         return f"list of{_most(schema, 'maxItems')} {_type(schema['items'], 's')}"
@@ -83,4 +103,5 @@ def _most(schema: dict[str, Any], key: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(written(PAGE.read_text()))
+    for path in TABLES:
+        path.write_text(written(path))

@@ -1,0 +1,70 @@
+"""What a folder or a repository without safetensors holds instead, and the way to a model."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from fnmatch import fnmatch
+
+from fusewire.errors import CheckpointError
+
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+_WANTED = f"wanted {CONFIG} with {WEIGHTS} or {INDEX}"
+_RESAVE = (
+    "transformers.CLASS.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER), where config.json "
+    "names CLASS in `architectures`, and copy the tokenizer's files"
+)
+
+# Patterns of file names, what these files are, the remedy. The first that fits is reported.
+_FORMATS = (
+    (
+        ("adapter_config.json",),
+        "a LoRA adapter, not a whole model",
+        "merge it into its base model first: peft.AutoPeftModelForCausalLM (or the class of its "
+        "task).from_pretrained(FOLDER).merge_and_unload().save_pretrained(NEW_FOLDER)",
+    ),
+    (
+        ("*.gguf",),
+        "the GGUF format of llama.cpp, which is not read",
+        "use the model in the Transformers format that it was converted from",
+    ),
+    (
+        ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt"),
+        "not read: a pickle can run code when it is opened",
+        f"convert it once where you trust its origin: {_RESAVE}",
+    ),
+    (
+        ("*.onnx",),
+        "an ONNX graph, which is not read",
+        "use the model in the Transformers format that it was exported from",
+    ),
+    (
+        ("*.h5", "*.msgpack", "*.ot"),
+        "not read: weights of TensorFlow, Flax or Rust",
+        "convert it once with transformers 4, whose from_pretrained takes from_tf=True or "
+        f"from_flax=True: {_RESAVE}",
+    ),
+    (("*.safetensors",), "not the name of a whole model's weights", f"save it again: {_RESAVE}"),
+)
+
+
+def not_a_model(source: str, names: Collection[str]) -> CheckpointError:
+    """The error for a folder or repository that lacks config.json or safetensors weights.
+
+    `names`: its files, those of subfolders with their path.
+    """
+    if not names:
+        return CheckpointError(
+            f"{source}: got an empty folder, {_WANTED}; give a Hugging Face model folder"
+        )
+    if not {WEIGHTS, INDEX} & {*names}:
+        for patterns, what, remedy in _FORMATS:
+            found = sorted(name for name in names for each in patterns if fnmatch(name, each))
+            if found:
+                return CheckpointError(f"{source}: got {found[0]} ({what}), {_WANTED}; {remedy}")
+    lacking = CONFIG if CONFIG not in names else f"{WEIGHTS} or {INDEX}"
+    return CheckpointError(
+        f"{source}: no {lacking} in the folder; give a Hugging Face model folder"
+    )

@@ -1,0 +1,65 @@
+"""docs/models.md states what the registry has, what the tests cover, and what is fetched."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from fusewire.hub import DESCRIPTIONS
+from fusewire.models.registry import ARCHITECTURES, DECODERS, tasks_of
+from fusewire.tasks.sentence_files import POOLING_MODES
+
+from tests.models.tiny_decoders import _OWN as TINY_DECODERS
+from tests.reference import ARCHITECTURES as TINY_ENCODERS
+
+PAGE = (Path(__file__).parents[1] / "docs" / "models.md").read_text()
+
+
+def table(heading: str) -> list[list[str]]:
+    """The rows of the table whose first column is so headed."""
+    lines = iter(PAGE.splitlines())
+    next(line for line in lines if line.startswith(f"| {heading} |"))
+    next(lines)
+    rows = []
+    for line in lines:
+        if not line.startswith("|"):
+            break
+        rows.append([cell.strip() for cell in line.strip("|").split("|")])
+    return rows
+
+
+def code(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def test_the_table_of_architectures_is_the_registry() -> None:
+    written = [(code(name)[0], code(classes)[0]) for name, _, classes in table("`model_type`")]
+    assert written == [
+        *((name, f"{row.classes}…") for name, row in ARCHITECTURES.items()),
+        *((name, row.causal_class) for name, row in DECODERS.items()),
+    ]
+
+
+def test_every_architecture_is_compared_with_transformers() -> None:
+    assert TINY_ENCODERS.keys() == ARCHITECTURES.keys()
+    assert TINY_DECODERS.keys() == DECODERS.keys()
+
+
+def test_the_table_of_classes_says_which_task_a_class_is_served_for() -> None:
+    for endings, task in table("class ends with"):
+        for ending in code(endings):
+            model = "gpt2" if ending == "LMHeadModel" else "llama" if "Causal" in ending else "bert"
+            prefix = {"gpt2": "GPT2", "llama": "Llama", "bert": "Bert"}[model]
+            config = {"model_type": model, "architectures": [prefix + ending]}
+            assert tasks_of(config) == code(task)[0]
+
+
+def test_the_files_that_are_fetched_are_listed() -> None:
+    listed = {name for row in table("file") for name in code(row[0])}
+    fetched = {name.replace("[0-9]*_*", "1_Pooling") for name in DESCRIPTIONS}
+    assert listed == fetched | {"model.safetensors"}
+
+
+def test_the_pooling_modes_are_listed() -> None:
+    [row] = [row for row in table("module") if row[0] == "`Pooling`"]
+    assert set(code(row[1])) == set(POOLING_MODES)
