@@ -94,7 +94,7 @@ MAY_IMPORT = {
     "agreement": set(),
     "parity": {"agreement", "errors", "hub", "models", "placement", "interop"},
     "serving": {"devices", "errors", "hub", "kernels", "engine", "models", "tasks", "weights"},
-    "serving.openai": {"errors", "serving", "tasks", "weights"},
+    "serving.openai": {"errors", "engine.settings", "models", "serving", "tasks", "weights"},
     "cli": {
         "errors",
         "hub",

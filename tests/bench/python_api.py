@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.bench import generation_rivals, machine
+from tests.bench import generation_rivals, machine, records
 from tests.bench.gpu.served import write_checkpoint
 from tests.bench.gpu.workload import SIZES, Size
 from tests.bench.served_requests import Texts
@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--encoders", nargs="*", choices=list(ENCODERS), default=list(ENCODERS))
     parser.add_argument("--texts", type=int, default=TEXTS)
     parser.add_argument("--without-threads", action="store_true", help="no thread a prompt")
-    parser.add_argument("--out", type=Path, default=machine.RESULTS)
+    parser.add_argument("--out", type=Path, default=records.RESULTS)
     options = parser.parse_args()
     facts = {
         "benchmark": "python_api",
@@ -60,7 +60,7 @@ def main() -> None:
     }
     with tempfile.TemporaryDirectory() as work:
         for row in [*generation(Path(work) / "gpt2", options), *encoders(Path(work), options)]:
-            machine.append(options.out / "python_api.jsonl", [facts | row])
+            records.append(options.out / "python_api.jsonl", [facts | row])
     print(f"rows added to {options.out / 'python_api.jsonl'}")
 
 

@@ -24,6 +24,7 @@ class RefusesAfterAPiece:
             "text_output": np.array([b"once"], np.object_),
             "finish_reason": np.array([b"None"], np.object_),
             "num_input_tokens": np.array([1]),
+            "num_cached_tokens": np.array([0]),
             "num_output_tokens": np.array([1]),
         }
         raise InvalidArgument("text_input: got no tokens, wanted at least one; send a prompt")

@@ -147,6 +147,30 @@ class ServerSettings(BaseModel):
         description="Port of OpenAI's interface to the models that generate or embed; 0: any free "
         "one. Default: it is not opened.",
     )
+    chat_template: Path | None = Field(
+        default=None,
+        description="Jinja file by which OpenAI's endpoint renders the conversations of every "
+        "model that generates, instead of the model folder's chat template.",
+        json_schema_extra={"group": "model"},
+    )
+    accept_token_ids: bool = Field(
+        default=False,
+        description="Let OpenAI's /v1/embeddings take lists of token ids as input, which must be "
+        "those of the model's own tokenizer; others give wrong vectors.",
+        json_schema_extra={"group": "security"},
+    )
+    api_key_file: Path | None = Field(
+        default=None,
+        description="File with the API keys of OpenAI's endpoint, one a line, one of which every "
+        "request to it but /health must send as `Authorization: Bearer KEY`. Default: the one in "
+        "the environment variable FUSEWIRE_API_KEY, else none is asked for.",
+        json_schema_extra={"group": "security"},
+    )
+    access_log: bool = Field(
+        default=True,
+        description="Log every request to OpenAI's endpoint (logger fusewire.access).",
+        json_schema_extra={"group": "logging"},
+    )
     log_level: LogLevel = Field(default="warning", description="What of the server's log is shown.")
     start_timeout_s: float = Field(
         default=600, gt=0, description="Seconds within which all models must have loaded."

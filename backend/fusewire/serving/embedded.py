@@ -237,7 +237,8 @@ class EmbeddedServer:
             libraries.append(environment["LD_LIBRARY_PATH"])
         environment["LD_LIBRARY_PATH"] = os.pathsep.join(libraries)
         environment["PYTHONUNBUFFERED"] = "1"
-        environment.pop("FUSEWIRE_CONTROL_KEY", None)
+        for secret in ("FUSEWIRE_CONTROL_KEY", "FUSEWIRE_API_KEY"):
+            environment.pop(secret, None)
         return environment
 
     def _read_log(self, words: IO[str], log: LogLine) -> None:

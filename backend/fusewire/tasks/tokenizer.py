@@ -191,6 +191,16 @@ class Tokenizer:
             finally:
                 self.backend.no_truncation()
 
+    def last_tokens(self, text: str, most: int, *, special_tokens: bool) -> list[int]:
+        """The ids of a text's end, at most `most` with the special tokens around it, which are
+        kept. From any thread. Raises TokenizerFault."""
+        with _faults():
+            (encoded,) = self.backend.encode_batch_fast([text], add_special_tokens=False)
+            added = self.added_tokens(pair=False) if special_tokens else 0
+            encoded.truncate(max(most - added, 0), direction="left")
+            ids = self.backend.post_process(encoded, None, special_tokens).ids
+        return list(ids[:most])
+
     def _role(self, config: dict[str, Any], role: str) -> int | None:
         named = config.get(role)
         if isinstance(named, dict):

@@ -17,10 +17,13 @@ from starlette.types import Receive, Scope, Send
 
 from fusewire.serving.openai import errors
 from fusewire.serving.openai.generation import Generation, Piece
+from fusewire.serving.openai.generation_bodies import StreamOptions
 from fusewire.serving.openai.under_way import Call
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
+# What a request that generates nothing is answered: the body, and the tokens computed for it.
+Computed = tuple[Any, int]
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _DONE = "data: [DONE]\n\n"
 
@@ -40,21 +43,28 @@ class ClientGone(Exception):
     """Nobody is there to be answered."""
 
 
-async def whole(request: Request, model: str, generation: Generation, form: Form) -> Response:
+async def whole(
+    request: Request, model: str, generation: Generation, form: Form, prompt_logprobs: bool
+) -> Response:
     choices = await unless_gone(request, generation.whole())
-    body = _head(model, form.prefix, form.whole_object)
+    body = beginning(model, form.prefix, form.whole_object)
     body["choices"] = [form.whole(choice) for choice in choices]
-    return JSONResponse(body | {"usage": generation.usage})
+    if prompt_logprobs:
+        for written, choice in zip(body["choices"], choices, strict=True):
+            written["prompt_logprobs"] = choice.prompt_logprobs
+    usage = request.state.call.usage = generation.usage
+    return JSONResponse(body | {"usage": usage})
 
 
 async def streamed(
-    request: Request, model: str, generation: Generation, form: Form, include_usage: bool
+    request: Request, model: str, generation: Generation, form: Form, options: StreamOptions
 ) -> Response:
     """Answers with the first piece at hand, so that an error before it has its own status."""
-    head = _head(model, form.prefix, form.streamed_object)
-    events = _events(head, generation, form, include_usage)
+    call: Call = request.state.call
+    head = beginning(model, form.prefix, form.streamed_object)
+    events = _events(head, generation, form, options, call)
     first = await unless_gone(request, anext(events))
-    return _EventStream(first, events, request.state.call)
+    return _EventStream(first, events, call)
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
@@ -97,19 +107,22 @@ async def _rest(first: str, events: AsyncGenerator[str], call: Call) -> AsyncGen
 
 
 async def _events(
-    head: dict[str, Any], generation: Generation, form: Form, include_usage: bool
+    head: dict[str, Any], generation: Generation, form: Form, options: StreamOptions, call: Call
 ) -> AsyncGenerator[str]:
-    # With usage in the stream OpenAI's chunks have the key, null in all but the last.
-    usage = {"usage": None} if include_usage else {}
+    usage: dict[str, Any] = {}
     async with contextlib.aclosing(generation.pieces()) as pieces:
         async for piece in pieces:
+            call.usage = generation.usage
+            if options.include_usage:  # OpenAI's chunks have null in all but the last
+                usage = {"usage": call.usage if options.continuous_usage_stats else None}
             yield _event({**head, "choices": [form.streamed(piece)], **usage})
-    if include_usage:
+    if options.include_usage:
         yield _event({**head, "choices": [], "usage": generation.usage})
     yield _DONE
 
 
-def _head(model: str, prefix: str, kind: str) -> dict[str, Any]:
+def beginning(model: str, prefix: str, kind: str) -> dict[str, Any]:
+    """What every answer begins with."""
     return {
         "id": f"{prefix}-{secrets.token_hex(16)}",
         "object": kind,

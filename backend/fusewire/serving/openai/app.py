@@ -1,11 +1,10 @@
-"""The door's routes, in front of one Triton server."""
+"""The endpoint's routes, in front of one Triton server."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -14,27 +13,41 @@ from fastapi.routing import APIRoute
 from fusewire_client import AsyncClient
 from fusewire_client.errors import ClientError
 from fusewire_client.transports import AsyncGrpcTransport
+from starlette.types import ASGIApp
 
-from fusewire.serving.openai import answering, errors
+from fusewire import __version__
+from fusewire.serving.config import ServerSettings
+from fusewire.serving.endpoint import Endpoint
+from fusewire.serving.openai import answering, documentation, errors, status
+from fusewire.serving.openai.access import HEALTH, Access, ApiKeys
+from fusewire.serving.openai.bodies import BoundedRequest, texts_or_ids
+from fusewire.serving.openai.catalog import Catalog
 from fusewire.serving.openai.chat import ChatForm
 from fusewire.serving.openai.completions import CompletionForm
-from fusewire.serving.openai.embeddings import embeddings
+from fusewire.serving.openai.echo import Echo
+from fusewire.serving.openai.embeddings import EmbeddingRequest, embeddings
 from fusewire.serving.openai.generation import Generation
-from fusewire.serving.openai.requests import (
+from fusewire.serving.openai.generation_bodies import (
     MOST_PROMPTS,
-    BoundedRequest,
     ChatRequest,
     CompletionRequest,
-    EmbeddingRequest,
-    names_used,
-    texts_or_ids,
+    GenerationBody,
+    StreamOptions,
+    plain_messages,
 )
-from fusewire.serving.openai.served import EMBED, Served
+from fusewire.serving.openai.ranking import RerankRequest, ScoreRequest, rerank, score
+from fusewire.serving.openai.served import Generator, Served
+from fusewire.serving.openai.tokenization import (
+    DetokenizeRequest,
+    TokenizeRequest,
+    detokenize,
+    tokenize,
+)
 from fusewire.serving.openai.under_way import UnderWay
-from fusewire.tasks.contract import GENERATE
 
-# Of one call for embeddings; a client that leaves ends it at once.
+# Of one call for embeddings or scores; a client that leaves ends it at once.
 _LONGEST_S = 86400
+_DESCRIPTION = "OpenAI's interface to models on Triton, and the routes of vLLM, Jina and Cohere."
 
 
 class _Route(APIRoute):
@@ -57,11 +70,20 @@ class _Route(APIRoute):
 class Api:
     """The routes, and what they share: the models, and the ways to them."""
 
-    def __init__(self, models: Mapping[str, Served], address: str) -> None:
-        """`address`: host:port of Triton's gRPC."""
+    def __init__(
+        self,
+        served: Mapping[str, Served],
+        models: Sequence[str],
+        endpoint: Endpoint,
+        settings: ServerSettings,
+    ) -> None:
+        """`served`: models that can be asked here; `models`: all of the server's. `endpoint`:
+        Triton's. ConfigurationError for API keys that are none."""
+        self._catalog = Catalog(served)
         self._models = models
-        self._address = address
-        self._began = int(time.time())
+        self._endpoint = endpoint
+        self._settings = settings
+        self._keys = ApiKeys.of(settings.api_key_file)
         self._under_way = UnderWay()
         self._loop: asyncio.AbstractEventLoop | None = None  # while it runs
 
@@ -72,99 +94,158 @@ class Api:
             with contextlib.suppress(RuntimeError):  # closed meanwhile, and its requests with it
                 loop.call_soon_threadsafe(self._under_way.end, why, model, began_before)
 
-    def app(self) -> FastAPI:
-        # Pages of documentation would load scripts from elsewhere.
+    def app(self) -> ASGIApp:
+        # FastAPI's own pages of documentation would load scripts from elsewhere.
         app = FastAPI(
             title="fusewire",
+            version=__version__,
+            description=_DESCRIPTION,
             lifespan=self._connected,
             docs_url=None,
             redoc_url=None,
+            responses={"4XX": {"description": "OpenAI's error object."}},
         )
         app.router.route_class = _Route
         app.state.under_way = self._under_way
-        app.get("/v1/models")(self._list)
-        app.get("/v1/models/{name}")(self._one)
-        app.post("/v1/completions")(self._completions)
-        app.post("/v1/chat/completions")(self._chat)
-        app.post("/v1/embeddings")(self._embeddings)
+        app.get("/v1/models")(self.list_models)
+        app.get("/v1/models/{name}")(self.one_model)
+        app.post("/v1/completions")(self.completions)
+        app.post("/v1/chat/completions")(self.chat_completions)
+        app.post("/v1/embeddings")(self.embeddings)
+        for path in ("/v1/rerank", "/rerank"):
+            app.post(path)(self.rerank)
+        for path in ("/v1/score", "/score"):
+            app.post(path)(self.score)
+        app.post("/tokenize")(self.tokenize)
+        app.post("/detokenize")(self.detokenize)
+        app.get(HEALTH)(self.health)
+        app.get("/metrics")(self.metrics)
+        app.get("/docs")(self.docs)
         errors.install(app)
-        return app
+        return Access(app, self._keys, self._settings.access_log)
 
     @contextlib.asynccontextmanager
     async def _connected(self, app: FastAPI) -> AsyncIterator[None]:
+        address = f"{self._endpoint.reachable}:{self._endpoint.grpc_port}"
         self._loop = asyncio.get_running_loop()
         # Over HTTP an event would cost less, but who leaves before the first one is not noticed.
-        self._streams = AsyncGrpcTransport(self._address, False, {}, 0)
+        self._streams = AsyncGrpcTransport(address, False, {}, 0)
         try:
             # Nothing is tried again here: who is refused hears it at once.
-            async with AsyncClient(self._address, retries=0, timeout_s=_LONGEST_S) as self._client:
+            async with AsyncClient(address, retries=0, timeout_s=_LONGEST_S) as self._client:
                 yield
         finally:
             self._loop = None
             await self._streams.close()
 
-    async def _list(self) -> Response:
-        data = [self._described(name) for name in self._models]
-        return JSONResponse({"object": "list", "data": data})
+    async def list_models(self) -> Response:
+        """The models that can be asked here."""
+        return JSONResponse(self._catalog.listed())
 
-    async def _one(self, name: str) -> Response:
-        return JSONResponse(self._described(self._there(name).name))
+    async def one_model(self, name: str) -> Response:
+        """One of them."""
+        return JSONResponse(self._catalog.described(name))
 
-    async def _completions(self, body: CompletionRequest, request: Request) -> Response:
-        model = self._model(body.model, GENERATE, request)
+    async def completions(self, body: CompletionRequest, request: Request) -> Response:
+        """What the model writes after a prompt, or after each of several."""
+        model = self._catalog.generator(body.model, request)
+        prompts: Sequence[str] | Sequence[list[int]]
         prompts = texts_or_ids("prompt", body.prompt, MOST_PROMPTS)
-        return await self._generate(request, body, "prompt", model, prompts, CompletionForm())
+        parameters = body.parameters(model.draws)
+        if body.truncate_prompt_tokens is not None:
+            prompts = await asyncio.to_thread(model.shortened, prompts, body, parameters)
+        echo = None
+        if body.echo:
+            echo = await asyncio.to_thread(Echo.of, model, prompts, parameters)
+            prompts = echo.ids
+        form = CompletionForm(echo)
+        return await self._generate(request, body, "prompt", model, prompts, parameters, form)
 
-    async def _chat(self, body: ChatRequest, request: Request) -> Response:
-        model = self._model(body.model, GENERATE, request)
-        ids = await asyncio.to_thread(model.conversation, body.plain_messages())
-        return await self._generate(request, body, "messages", model, [ids], ChatForm())
+    async def chat_completions(self, body: ChatRequest, request: Request) -> Response:
+        """The assistant's answer to messages."""
+        model = self._catalog.generator(body.model, request)
+        parameters = body.parameters(model.draws)
+        ids = await asyncio.to_thread(
+            model.conversation,
+            plain_messages(body.messages),
+            add_generation_prompt=body.add_generation_prompt,
+            add_special_tokens=body.add_special_tokens,
+            template_kwargs=body.chat_template_kwargs,
+        )
+        prompts = [ids]
+        if body.truncate_prompt_tokens is not None:
+            prompts = model.shortened(prompts, body, parameters)
+        return await self._generate(
+            request, body, "messages", model, prompts, parameters, ChatForm()
+        )
 
     async def _generate(
         self,
         request: Request,
-        body: CompletionRequest | ChatRequest,
+        body: GenerationBody,
         prompt: str,
-        model: Served,
-        prompts: list[str] | list[list[int]],
+        model: Generator,
+        prompts: Sequence[str] | Sequence[list[int]],
+        parameters: Mapping[str, Any],
         form: answering.Form,
     ) -> Response:
         """`prompt`: the field that the prompts came in."""
-        parameters = body.parameters(model.draws)
-        names = names_used(body, prompt)
+        names = body.names_used(prompt)
         generation = Generation(
             self._streams, model.name, prompts, parameters, names, stream=body.stream
         )
         if not body.stream:
-            return await answering.whole(request, model.name, generation, form)
-        usage = body.stream_options is not None and body.stream_options.include_usage
-        return await answering.streamed(request, model.name, generation, form, usage)
+            scores = body.prompt_logprobs is not None
+            return await answering.whole(request, model.name, generation, form, scores)
+        options = body.stream_options or StreamOptions()
+        return await answering.streamed(request, model.name, generation, form, options)
 
-    async def _embeddings(self, body: EmbeddingRequest, request: Request) -> Response:
-        model = self._model(body.model, EMBED, request)
-        try:
-            work = embeddings(self._client, model, body)
-            return JSONResponse(await answering.unless_gone(request, work))
-        except ClientError as error:
-            names = {"text_input": "input", "input_ids": "input"}
-            raise errors.of(error, names) from None
+    async def embeddings(self, body: EmbeddingRequest, request: Request) -> Response:
+        """Vectors of texts."""
+        model = self._catalog.embedder(body.model, request)
+        work = embeddings(self._client, model, body, self._settings.accept_token_ids)
+        return await _computed(request, work, {"text_input": "input", "input_ids": "input"})
 
-    def _model(self, name: str, task: str, request: Request) -> Served:
-        """The model that a request is for; 400 where it is of another task."""
-        model = self._there(name)
-        if task != model.task:
-            message = f"model: got {name}, which is for {model.task}, wanted one for {task}"
-            raise errors.ApiError(400, f"{message}; choose another", param="model")
-        request.state.call.model = name
-        return model
+    async def rerank(self, body: RerankRequest, request: Request) -> Response:
+        """Documents by how well they fit a query, the best first."""
+        model = self._catalog.ranker(body.model, request)
+        work = rerank(self._client, model, body)
+        return await _computed(request, work, {"text_input": "documents", "text_pair": "documents"})
 
-    def _there(self, name: str) -> Served:
-        """404 for a name that is none."""
-        if name not in self._models:
-            there = ", ".join(self._models) or "none"
-            message = f"model: got {name[:80]!r}, wanted one of {there}; see /v1/models"
-            raise errors.ApiError(404, message, param="model", code="model_not_found")
-        return self._models[name]
+    async def score(self, body: ScoreRequest, request: Request) -> Response:
+        """How well the texts of each pair fit."""
+        model = self._catalog.ranker(body.model, request)
+        work = score(self._client, model, body)
+        return await _computed(request, work, {"text_input": "text_1", "text_pair": "text_2"})
 
-    def _described(self, name: str) -> dict[str, Any]:
-        return {"id": name, "object": "model", "created": self._began, "owned_by": "fusewire"}
+    async def tokenize(self, body: TokenizeRequest, request: Request) -> Response:
+        """The token ids of a prompt, or of messages."""
+        return JSONResponse(await tokenize(self._catalog.any(body.model, request), body))
+
+    async def detokenize(self, body: DetokenizeRequest, request: Request) -> Response:
+        """The text of token ids."""
+        return JSONResponse(await detokenize(self._catalog.any(body.model, request), body))
+
+    async def health(self) -> Response:
+        """200 where every model takes requests, else 503. Asks for no API key."""
+        return await status.health(self._client, self._models)
+
+    async def metrics(self) -> Response:
+        """Triton's metrics and those of the models, in Prometheus' text format."""
+        return await status.metrics(self._endpoint)
+
+    async def docs(self, request: Request) -> Response:
+        """This page."""
+        return documentation.page(request.app.openapi())
+
+
+async def _computed(
+    request: Request, work: Coroutine[Any, Any, answering.Computed], names: Mapping[str, str]
+) -> Response:
+    """`names`: a model's names -> those the client used."""
+    try:
+        body, tokens = await answering.unless_gone(request, work)
+    except ClientError as error:
+        raise errors.of(error, names) from None
+    request.state.call.usage = {"prompt_tokens": tokens}
+    return JSONResponse(body)

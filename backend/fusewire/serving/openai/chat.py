@@ -39,7 +39,7 @@ class ChatForm:
         }
 
 
-def _entry(text: str, logprob: float, token: Token | None = None) -> dict[str, Any]:
+def _entry(text: str, logprob: float | None, token: Token | None = None) -> dict[str, Any]:
     # Of a part of a character there is no text, so its bytes are not known here.
     spelled = None if "\ufffd" in text else list(text.encode())
     entry: dict[str, Any] = {"token": text, "logprob": logprob, "bytes": spelled}

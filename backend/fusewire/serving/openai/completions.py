@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+from fusewire.serving.openai.echo import Echo
 from fusewire.serving.openai.generation import Piece, Token
 
 
@@ -14,14 +15,22 @@ class CompletionForm:
     prefix = "cmpl"
     whole_object = streamed_object = "text_completion"
 
-    def __init__(self) -> None:
+    def __init__(self, echo: Echo | None = None) -> None:
+        """`echo`: put the prompts before what was generated."""
+        self._echo = echo
+        self._begun: set[int] = set()  # choices whose prompt was written
         self._offsets: Counter[int] = Counter()  # choice -> where its next token begins
 
     def whole(self, piece: Piece) -> dict[str, Any]:
+        text, tokens = piece.text, piece.tokens
+        if self._echo is not None and piece.choice not in self._begun:
+            self._begun.add(piece.choice)
+            text = self._echo.text(piece) + text
+            tokens = self._echo.tokens(piece) + tokens
         return {
             "index": piece.choice,
-            "text": piece.text,
-            "logprobs": self._logprobs(piece.choice, piece.tokens) if piece.tokens else None,
+            "text": text,
+            "logprobs": self._logprobs(piece.choice, tokens) if tokens else None,
             "finish_reason": piece.finish_reason,
         }
 
@@ -40,9 +49,11 @@ class CompletionForm:
         }
 
 
-def _by_text(token: Token) -> dict[str, float]:
+def _by_text(token: Token) -> dict[str, float] | None:
     """Of tokens with one text (parts of characters have no other) the one taken stands for all,
     else the likeliest."""
+    if token.logprob is None:
+        return None
     found = {token.text: token.logprob}
     for text, logprob in token.likeliest:
         found.setdefault(text, logprob)

@@ -1,4 +1,4 @@
-"""The door's own server: uvicorn in a thread, opened behind a ready Triton and closed before it.
+"""The endpoint's own server: uvicorn in a thread, opened after Triton is ready, closed before it.
 
 Should it end by itself, that is reported, and it is opened again.
 """
@@ -30,10 +30,11 @@ class Door:
     """OpenAI's interface to the models of one server."""
 
     def __init__(self, server: Server, port: int, report: Callable[[str], None]) -> None:
-        """CheckpointError where a model has a chat template that cannot be used."""
+        """CheckpointError where a model has a chat template that cannot be used,
+        ConfigurationError where the API keys cannot."""
         at = server.endpoint
         self.address = f"{at.host}:{port}"
-        self._api = Api(served_by(server), f"{at.reachable}:{at.grpc_port}")
+        self._api = Api(served_by(server), server.models, at, server.settings)
         self._host, self._port = at.host, port
         self._drain_s = server.settings.exit_timeout_s
         self._report = report
@@ -90,6 +91,6 @@ class Door:
                 self._ended = f"{type(error).__name__}: {error}"
             if self._closing.is_set():
                 return
-            self._report(f"the OpenAI door ended ({self._ended}); opening it again")
+            self._report(f"the OpenAI endpoint ended ({self._ended}); opening it again")
             self._closing.wait(_REST_S)
             self._server = self._new()

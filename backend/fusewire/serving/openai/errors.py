@@ -21,6 +21,7 @@ from fusewire.errors import FusewireError, InvalidInput
 
 # A full queue has moved on by then: a step takes milliseconds.
 _RETRY_AFTER = {"Retry-After": "1"}
+_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: _RETRY_AFTER, 503: _RETRY_AFTER}
 _FIELD = re.compile(r"('[^']{1,64}'|[A-Za-z_]\w{0,63}): got ")
 _TYPES = {429: "rate_limit_error", 500: "server_error", 503: "service_unavailable"}
 _NO_OBJECT = "body: got none, wanted a JSON object; send one, as Content-Type: application/json"
@@ -32,8 +33,7 @@ class ApiError(HTTPException):
     def __init__(
         self, status: int, message: str, *, param: str | None = None, code: str | None = None
     ) -> None:
-        headers = _RETRY_AFTER if status in (429, 503) else None
-        super().__init__(status, message, headers)
+        super().__init__(status, message, _HEADERS.get(status))
         kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
@@ -59,7 +59,7 @@ def of(error: Exception, names: Mapping[str, str] | None = None) -> ApiError:
         return ApiError(400, str(error), param="timeout_seconds", code="timeout")
     if isinstance(error, (client.Unavailable, client.Cancelled)):
         return ApiError(503, f"server: {_without_address(error)}; try again later")
-    # The door itself knows which models there are: this one is not loaded at the moment.
+    # The endpoint itself knows which models there are: this one is not loaded at the moment.
     if isinstance(error, client.NotFound) or "is not healthy" in str(error):
         return ApiError(503, "model: got one that is not ready, wanted it loaded; try again later")
     if isinstance(error, client.DeadlineExceeded):
@@ -76,36 +76,37 @@ def install(app: FastAPI) -> None:
     async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         if first["loc"] == ("body",):
-            return _response(ApiError(400, _NO_OBJECT))
+            return response(ApiError(400, _NO_OBJECT))
         param = "".join(
             f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"][1:]
         ).removeprefix(".")
         wanted = first["msg"].removeprefix("Input should be ").removeprefix("a valid ")
         if first["type"] == "missing":
-            return _response(ApiError(400, f"{param}: not set, wanted it; add it", param=param))
+            return response(ApiError(400, f"{param}: not set, wanted it; add it", param=param))
         remedy = "correct it"
         if first["type"] == "extra_forbidden":
             wanted, remedy = "a field that is supported", "remove it"
         message = f"{param}: got {repr(first['input'])[:80]}, wanted {wanted}; {remedy}"
-        return _response(ApiError(400, message, param=param))
+        return response(ApiError(400, message, param=param))
 
     @app.exception_handler(AnyHTTPException)
     async def _http(request: Request, error: AnyHTTPException) -> JSONResponse:
         if isinstance(error, ApiError):
-            return _response(error)
+            return response(error)
         answer = ApiError(error.status_code, _refusal(request, error))
         answer.headers = error.headers  # a 405 has the methods that are allowed
-        return _response(answer)
+        return response(answer)
 
     @app.exception_handler(Exception)
     async def _any(request: Request, error: Exception) -> JSONResponse:
-        return _response(of(error))
+        return response(of(error))
 
     for kind in (client.ClientError, FusewireError):
         app.exception_handler(kind)(_any)
 
 
-def _response(error: ApiError) -> JSONResponse:
+def response(error: ApiError) -> JSONResponse:
+    """The error as it is sent."""
     body: dict[str, Any] = error.body
     return JSONResponse(body, error.status_code, error.headers)
 

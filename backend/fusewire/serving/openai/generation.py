@@ -1,7 +1,7 @@
 """One request for generated text, of one prompt or several, as pieces of its choices.
 
 Each prompt is a request to the model, on a stream of its own: closing the stream cancels it, which
-frees its slot and pages.
+frees its slot and KV pages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,11 @@ from fusewire.serving.openai import errors
 T = TypeVar("T")
 # The model ends requests by their own `timeout_seconds`; this only has to be no shorter.
 _LONGEST_S = 2 * 86400.0
-_OUTPUTS = ("finish_reason", "num_input_tokens", "num_output_tokens")
+_OUTPUTS = ("finish_reason", "num_input_tokens", "num_cached_tokens", "num_output_tokens")
+
+
+# By token id, as the model's JSON has it: logprob, rank and decoded_token.
+Place = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -31,8 +35,8 @@ class Token:
     """A token taken, and the likeliest ones at its place, likeliest first."""
 
     text: str
-    logprob: float
-    likeliest: Sequence[tuple[str, float]]
+    logprob: float | None  # None of a prompt's first token, before which there is nothing
+    likeliest: Sequence[tuple[str, float]] = ()
 
 
 @dataclass
@@ -43,11 +47,13 @@ class Piece:
     text: str = ""
     tokens: list[Token] = field(default_factory=list)  # where log-probabilities were asked for
     finish_reason: str | None = None
+    prompt_logprobs: list[Place | None] | None = None  # where they were asked for
 
     def add(self, piece: Piece) -> None:
         self.text += piece.text
         self.tokens += piece.tokens
         self.finish_reason = piece.finish_reason
+        self.prompt_logprobs = piece.prompt_logprobs
 
 
 class Generation:
@@ -68,20 +74,24 @@ class Generation:
         choices whole."""
         self._n = parameters["n"]
         self._logprobs = parameters.get("logprobs")  # a number, or one that the model refuses
+        self._scores_prompt = parameters.get("prompt_logprobs") is not None
         self._names = names
         self._transport = transport
         self._calls = [self._call(model, prompt, parameters, stream) for prompt in prompts]
         self._prompt_tokens = [0] * len(prompts)
+        self._prompt_logprobs: list[list[Place | None] | None] = [None] * len(prompts)
+        self._cached_tokens = [0] * len(prompts)
         self._completion_tokens = 0
 
     @property
-    def usage(self) -> dict[str, int]:
+    def usage(self) -> dict[str, Any]:
         """The tokens so far."""
         prompt, completion = sum(self._prompt_tokens), self._completion_tokens
         return {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
             "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": sum(self._cached_tokens)},
         }
 
     async def pieces(self) -> AsyncGenerator[Piece]:
@@ -110,12 +120,16 @@ class Generation:
         async with contextlib.aclosing(stream) as responses:
             async for outputs in responses:
                 self._prompt_tokens[prompt] = int(outputs["num_input_tokens"][0])
+                self._cached_tokens[prompt] = int(outputs["num_cached_tokens"][0])
                 self._completion_tokens += int(outputs["num_output_tokens"].sum())
+                if self._scores_prompt and self._prompt_logprobs[prompt] is None:
+                    self._prompt_logprobs[prompt] = json.loads(outputs["prompt_logprobs"][0])
                 pieces = [self._piece(outputs, index) for index in range(self._n)]
                 news = [p for index, p in enumerate(pieces) if index not in ended and _says(p)]
                 ended.update(index for index, p in enumerate(pieces) if p.finish_reason)
                 for piece in news:
                     piece.choice += prompt * self._n
+                    piece.prompt_logprobs = self._prompt_logprobs[prompt]
                 yield news
 
     def _piece(self, outputs: Mapping[str, np.ndarray], index: int) -> Piece:
@@ -123,16 +137,24 @@ class Generation:
         return Piece(
             index,
             outputs["text_output"][index].decode(),
-            []
-            if self._logprobs is None
-            else _tokens(outputs["logprobs"][index], int(self._logprobs)),
+            self._tokens(outputs, index),
             None if reason == "None" else reason,
         )
+
+    def _tokens(self, outputs: Mapping[str, np.ndarray], index: int) -> list[Token]:
+        if self._logprobs is None:
+            return []
+        places = json.loads(outputs["logprobs"][index])
+        return [token_at(place, int(self._logprobs)) for place in places]
 
     def _call(
         self, model: str, prompt: str | list[int], parameters: Mapping[str, Any], stream: bool
     ) -> Infer:
-        outputs = _OUTPUTS if self._logprobs is None else (*_OUTPUTS, "logprobs")
+        outputs = (
+            *_OUTPUTS,
+            *(("logprobs",) if self._logprobs is not None else ()),
+            *(("prompt_logprobs",) if self._scores_prompt else ()),
+        )
         inputs = (
             {"text_input": np.array([prompt.encode()], np.object_)}
             if isinstance(prompt, str)
@@ -189,14 +211,13 @@ def _says(piece: Piece) -> bool:
     return bool(piece.text or piece.tokens or piece.finish_reason)
 
 
-def _tokens(text: bytes, likeliest: int) -> list[Token]:
-    """From the model's JSON: at each place the token taken, then as many of the likeliest, which it
-    may be one of."""
-    tokens = []
-    for place in json.loads(text):
-        entries = list(place.values())
-        asked = [entry for entry in entries if entry["rank"] and entry["rank"] <= likeliest]
-        ranked = sorted(asked, key=lambda entry: entry["rank"])
-        others = [(entry["decoded_token"], entry["logprob"]) for entry in ranked]
-        tokens.append(Token(entries[0]["decoded_token"], entries[0]["logprob"], others))
-    return tokens
+def token_at(place: Place, count: int) -> Token:
+    """From the model's JSON of one place: the token there, then the `count` likeliest, which it may
+    be one of."""
+    taken, *others = entries = list(place.values())
+    likeliest = others if len(entries) > count else sorted(entries, key=lambda e: e["rank"])
+    return Token(
+        taken["decoded_token"],
+        taken["logprob"],
+        [(entry["decoded_token"], entry["logprob"]) for entry in likeliest[:count]],
+    )

@@ -1,12 +1,12 @@
-"""Requests under way: each can be told from outside that no answer to it will come."""
+"""Requests under way: each can be ended from outside, where no answer to it will come."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 import weakref
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
 
 from fusewire.serving.openai.errors import ApiError
 
@@ -18,6 +18,7 @@ class Call:
 
     def __init__(self) -> None:
         self.model: str | None = None  # once it is known
+        self.usage: Mapping[str, Any] = {}  # tokens, as the answer reports them
         self.began = time.monotonic()
         self._waiting: asyncio.Task[object] | None = None
         self._ended: str | None = None  # why

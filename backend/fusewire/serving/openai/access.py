@@ -1,0 +1,141 @@
+"""What every request passes first and last: its id, the API key, its line in the access log."""
+
+from __future__ import annotations
+
+import hmac
+import logging
+import os
+import re
+import time
+import uuid
+from collections.abc import Sequence
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from fusewire.errors import ConfigurationError
+from fusewire.serving.openai.errors import ApiError, response
+
+HEALTH = "/health"  # which load balancers ask without a key
+VARIABLE = "FUSEWIRE_API_KEY"
+_MOST_KEYS_BYTES = 1 << 16
+_KEY = re.compile(r"[!-~]{1,512}")  # what a header can carry
+_REQUEST_ID = re.compile(r"[!-~]{1,128}")
+_LONGEST_PATH = 200
+_CLIENT_GONE = 499
+_log = logging.getLogger("fusewire.access")
+
+
+class ApiKeys:
+    """The keys of which a request must send one; only their digests are kept."""
+
+    def __init__(self, keys: Sequence[str], source: str) -> None:
+        """ConfigurationError, which says nothing of a key, where there is none or not a proper
+        one. `source`: where they come from."""
+        if not keys or not all(map(_KEY.fullmatch, keys)):
+            got = "a key that no header can carry" if keys else "no key"
+            raise ConfigurationError(
+                f"{source}: got {got}, wanted 1..512 printable ASCII characters without spaces; "
+                "make one: openssl rand -hex 32"
+            )
+        self._digests = [_digest(key) for key in keys]
+
+    @staticmethod
+    def of(file: Path | None) -> ApiKeys | None:
+        """Those of the file, a key a line, else the one of the environment, else None."""
+        if file is None:
+            key = os.environ.get(VARIABLE)
+            return None if key is None else ApiKeys([key], VARIABLE)
+        try:
+            with file.open("rb") as opened:
+                text = opened.read(_MOST_KEYS_BYTES + 1)
+        except OSError as error:
+            raise ConfigurationError(
+                f"api-key-file: got {file} ({error.strerror or error}), wanted a file that can be "
+                "read; give its path"
+            ) from None
+        if len(text) > _MOST_KEYS_BYTES:
+            raise ConfigurationError(
+                f"api-key-file: got over {_MOST_KEYS_BYTES} bytes, wanted a key a line; shorten it"
+            )
+        lines = text.decode(errors="replace").splitlines()
+        return ApiKeys([line.strip() for line in lines if line.strip()], "api-key-file")
+
+    def admit(self, authorization: str | None) -> bool:
+        """Whether a header `Authorization` has one of them, in a time that says nothing of them."""
+        scheme, _, key = (authorization or "").partition(" ")
+        sent = _digest(key.strip())
+        found = [hmac.compare_digest(sent, digest) for digest in self._digests]
+        return scheme.lower() == "bearer" and any(found)
+
+
+class Access:
+    """The app behind its doors: every response has the request's id, and every request a line in
+    the log, whatever becomes of it."""
+
+    def __init__(self, app: ASGIApp, keys: ApiKeys | None, log: bool) -> None:
+        self._app = app
+        self._keys = keys
+        self._logs = log
+        if log:
+            _log.setLevel(logging.INFO)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        request_id = headers.get("x-request-id", "")
+        if not _REQUEST_ID.fullmatch(request_id):
+            request_id = uuid.uuid4().hex
+        scope.setdefault("state", {})  # where routes leave what the log says of the answer
+        began, status = time.perf_counter(), _CLIENT_GONE
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)["X-Request-Id"] = request_id
+            await send(message)
+
+        try:
+            await self._behind_the_key(scope, headers)(scope, receive, send_with_id)
+        finally:
+            if self._logs:
+                self._write(scope, status, time.perf_counter() - began, request_id)
+
+    def _behind_the_key(self, scope: Scope, headers: Headers) -> ASGIApp:
+        if self._keys is None or scope["path"] == HEALTH:
+            return self._app
+        authorization = headers.get("authorization")
+        if self._keys.admit(authorization):
+            return self._app
+        got = "none" if authorization is None else "one that is not valid"
+        message = f"Authorization: got {got}, wanted `Bearer KEY`; set the client's API key"
+        return response(ApiError(401, message, code="invalid_api_key"))
+
+    def _write(self, scope: Scope, status: int, seconds: float, request_id: str) -> None:
+        call = scope["state"].get("call")
+        usage = {} if call is None else call.usage
+        # As it was sent, so without line breaks; queries may hold what is nobody's business.
+        path = scope.get("raw_path", b"").decode("ascii", "replace")[:_LONGEST_PATH]
+        fields: dict[str, Any] = {
+            "method": scope["method"],
+            "path": path,
+            "status": status,
+            "ms": round(seconds * 1000, 1),
+            "model": None if call is None else call.model,
+            "prompt_tokens": usage.get("prompt_tokens"),
+            "completion_tokens": usage.get("completion_tokens"),
+            "request_id": request_id,
+        }
+        level = logging.DEBUG if path == HEALTH and status == 200 else logging.INFO
+        known = {name: value for name, value in fields.items() if value is not None}
+        _log.log(level, "request", extra={"fields": known})
+
+
+def _digest(key: str) -> bytes:
+    return sha256(key.encode("utf-8", "surrogateescape")).digest()

@@ -1,0 +1,41 @@
+"""What requests to embed and to rank have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fusewire.errors import InvalidInput
+from fusewire.serving.openai.served import Encoder
+from fusewire.tasks.parameters import REQUEST_PARAMETERS
+
+
+def encoder_parameters(
+    model: Encoder, given: Mapping[str, Any], truncate_prompt_tokens: int | None
+) -> dict[str, Any]:
+    """The model's parameters; InvalidInput names one that it does not have."""
+    known = REQUEST_PARAMETERS[model.task]
+    for name, value in given.items():
+        if name not in known:  # our client's own arguments among them
+            wanted = f"one of the parameters of {model.task} ({', '.join(known)})"
+            raise InvalidInput(name, repr(value)[:80], wanted, "remove it")
+    parameters = dict(given)
+    if truncate_prompt_tokens is None:
+        return parameters
+    if {"truncate", "max_length"} & given.keys():
+        got, wanted = "it beside truncate or max_length", "one of the two ways"
+        raise InvalidInput("truncate_prompt_tokens", got, wanted, "drop one")
+    parameters["truncate"] = True
+    if truncate_prompt_tokens != -1:
+        if not 1 <= truncate_prompt_tokens <= model.max_length:
+            wanted = f"1..{model.max_length}, or -1 for the model's limit"
+            raise InvalidInput(
+                "truncate_prompt_tokens", truncate_prompt_tokens, wanted, "correct it"
+            )
+        parameters["max_length"] = truncate_prompt_tokens
+    return parameters
+
+
+def usage(tokens: int) -> dict[str, int]:
+    """The usage of a request that generates nothing."""
+    return {"prompt_tokens": tokens, "total_tokens": tokens}

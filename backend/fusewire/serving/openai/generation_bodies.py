@@ -1,0 +1,181 @@
+"""The bodies of /v1/completions and /v1/chat/completions.
+
+The engine's parameters have OpenAI's names, or vLLM's where OpenAI has none.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ConfigDict, Field
+
+from fusewire.errors import InvalidInput
+from fusewire.serving.openai.bodies import Body, Nullable
+from fusewire.tasks.generation_checks import ALIASES
+from fusewire.tasks.generation_parameters import MOST_LOGPROBS, MOST_SEQUENCES, GenerationParameters
+from fusewire.tasks.no_effect import without_no_effect
+from fusewire.tasks.written import written_whole
+
+# Prompts of one request for completions, each a request to the model.
+MOST_PROMPTS = 128
+# As OpenAI has it for completions; a chat's answer may be as long as fits.
+_COMPLETION_TOKENS = 16
+
+_PARAMETERS = (*GenerationParameters.model_fields, *ALIASES)
+_TRUNCATE = (
+    "Keep this many of a prompt's tokens, the last ones; -1: as many as leave room for the answer. "
+    "Default: a prompt that is too long is refused."
+)
+
+
+def _with_parameters(schema: dict[str, Any]) -> None:
+    """Describes the model's parameters too, which are passed on."""
+    own = GenerationParameters.model_json_schema()["properties"]
+    schema["properties"] = {**own, **schema["properties"]}
+
+
+class StreamOptions(Nullable):
+    """How a stream is written."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    include_usage: bool = Field(default=False, description="A last event with the usage.")
+    continuous_usage_stats: bool = Field(
+        default=False, description="With include_usage: the usage so far in every event."
+    )
+    include_obfuscation: bool = False  # padding against eavesdroppers, which a server may leave out
+
+
+class GenerationBody(Body):
+    """What both have."""
+
+    model_config = ConfigDict(json_schema_extra=_with_parameters)
+
+    stream: bool = Field(default=False, description="Send the text as server-sent events.")
+    stream_options: StreamOptions | None = None
+    n: int = Field(default=1, ge=1, le=MOST_SEQUENCES, description="Answers to each prompt.")
+    truncate_prompt_tokens: int | None = Field(default=None, ge=-1, description=_TRUNCATE)
+
+    prompt_logprobs: int | None = Field(
+        default=None, ge=0, le=MOST_LOGPROBS, description="Log-probabilities of the prompt's "
+        "tokens: each choice has a list of them. Not for streams."
+    )  # fmt: skip
+
+    def parameters(self, draws: bool | None) -> dict[str, Any]:
+        """The model's parameters. As OpenAI has it, tokens are drawn, unless request or folder
+        (`draws`) say otherwise. InvalidInput names a parameter that no model has."""
+        if self.stream_options is not None and not self.stream:
+            raise InvalidInput("stream_options", "it", "it with stream alone", "remove it")
+        given = without_no_effect(self.given())
+        for name, value in given.items():
+            if name not in _PARAMETERS:
+                wanted = f"a parameter that is supported ({', '.join(_PARAMETERS)})"
+                raise InvalidInput(name, repr(value)[:80], wanted, "remove it")
+        given["n"] = self.n
+        if self.prompt_logprobs is not None:
+            if self.stream:
+                wanted = "it without stream alone"
+                raise InvalidInput("prompt_logprobs", self.prompt_logprobs, wanted, "drop one")
+            given["prompt_logprobs"] = self.prompt_logprobs
+        if draws is None:
+            given.setdefault("do_sample", True)
+        return given
+
+    def names_used(self, prompt: str) -> dict[str, str]:
+        """The model's names -> those the client used. `prompt`: the field that the prompt came
+        in."""
+        limits = ("max_completion_tokens", "max_tokens", "max_new_tokens")
+        used = next((name for name in limits if name in self.model_fields_set), "max_tokens")
+        prompts = dict.fromkeys(("text_input", "input_ids"), prompt)
+        return {**prompts, **dict.fromkeys(limits, used), "sampling_parameters": "body"}
+
+
+class CompletionRequest(GenerationBody):
+    """Of /v1/completions."""
+
+    prompt: Any = Field(description="A text, a list of token ids, or a list of either.")
+    echo: bool = Field(
+        default=False, description="Put the prompt before the text, and its log-probabilities "
+        "before the others; max_tokens may be 0 then."
+    )  # fmt: skip
+
+    def parameters(self, draws: bool | None) -> dict[str, Any]:
+        given = super().parameters(draws)
+        if "max_new_tokens" not in given:
+            given.setdefault("max_tokens", _COMPLETION_TOKENS)
+        if self.echo:
+            if "prompt_logprobs" in given:
+                got, wanted = "it beside echo", "one of them"
+                raise InvalidInput("prompt_logprobs", got, wanted, "set echo and logprobs")
+            # Without a new token the model has nothing else to answer.
+            most = given.get("max_tokens", given.get("max_new_tokens"))
+            if "logprobs" in given or written_whole(most) == 0:
+                given["prompt_logprobs"] = given.get("logprobs", 0)
+        return given
+
+    def names_used(self, prompt: str) -> dict[str, str]:
+        scores = {"prompt_logprobs": "logprobs"} if self.echo else {}
+        return {**super().names_used(prompt), **scores}
+
+
+class ChatRequest(GenerationBody):
+    """Of /v1/chat/completions."""
+
+    messages: list[dict[str, Any]] = Field(
+        description="Objects with role and content, a text or parts of type text."
+    )
+    logprobs: bool | None = Field(default=None, description="Log-probabilities of the tokens.")
+    top_logprobs: int | None = Field(
+        default=None, description="With logprobs: so many likeliest tokens at each place."
+    )
+    max_completion_tokens: int | None = Field(default=None, description="As max_tokens.")
+    add_generation_prompt: bool = Field(
+        default=True, description="End the prompt with the beginning of the assistant's answer."
+    )
+    add_special_tokens: bool = Field(
+        default=False, description="Put special tokens around the prompt beside the template's."
+    )
+    continue_final_message: bool = Field(default=False, description="Only false is supported.")
+    chat_template_kwargs: dict[str, Any] = Field(
+        default={}, description="Further variables that the chat template reads."
+    )
+
+    def parameters(self, draws: bool | None) -> dict[str, Any]:
+        given = super().parameters(draws)
+        if self.continue_final_message:
+            raise InvalidInput("continue_final_message", "true", "false", "remove it")
+        if self.max_completion_tokens is not None:
+            if {"max_tokens", "max_new_tokens"} & given.keys():
+                got = "max_tokens beside it"
+                raise InvalidInput("max_completion_tokens", got, "one of them", "drop one")
+            given["max_tokens"] = self.max_completion_tokens
+        if self.logprobs:
+            given["logprobs"] = self.top_logprobs or 0
+        elif self.top_logprobs is not None:
+            wanted = "it with logprobs alone"
+            raise InvalidInput("top_logprobs", self.top_logprobs, wanted, "set logprobs")
+        return given
+
+    def names_used(self, prompt: str) -> dict[str, str]:
+        return {**super().names_used(prompt), "logprobs": "top_logprobs"}
+
+
+def plain_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with their contents as one text each."""
+    return [
+        {**message, "content": _text(index, message["content"])}
+        if isinstance(message.get("content"), list)
+        else message
+        for index, message in enumerate(messages)
+    ]
+
+
+def _text(message: int, parts: list[Any]) -> str:
+    texts = []
+    for part in parts:
+        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+        if kind != "text" or not isinstance(part.get("text"), str):
+            got = f"a part of type {str(kind)[:40]!r} in message {message}"
+            raise InvalidInput("messages", got, "parts of type text", "send text alone")
+        texts.append(part["text"])
+    return "\n".join(texts)

@@ -1,0 +1,43 @@
+"""/health and /metrics: what load balancers, orchestrators and Prometheus ask."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from http.client import HTTPException
+
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fusewire_client import AsyncClient
+from fusewire_client.errors import ClientError
+
+from fusewire.serving.endpoint import Endpoint
+from fusewire.serving.openai.errors import ApiError
+
+_WITHIN_S = 5.0
+_TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"  # Prometheus'
+
+
+async def health(client: AsyncClient, models: Sequence[str]) -> Response:
+    """200 where every model takes requests; ApiError names those that do not."""
+
+    async def ready(model: str) -> bool:
+        try:
+            return await client.ready(model, timeout_s=_WITHIN_S)
+        except ClientError:
+            return False
+
+    answers = await asyncio.gather(*map(ready, models))
+    if not all(answers):
+        missing = [model for model, answer in zip(models, answers, strict=True) if not answer]
+        message = f"models: got {', '.join(missing)} not ready, wanted all; try again later"
+        raise ApiError(503, message, code="not_ready")
+    return JSONResponse({"status": "ok", "models": list(models)})
+
+
+async def metrics(endpoint: Endpoint) -> Response:
+    """Triton's page of metrics, as it is."""
+    try:
+        page = await asyncio.to_thread(endpoint.metrics)
+    except (OSError, HTTPException):
+        raise ApiError(503, "metrics: got no page, wanted Triton's; try again later") from None
+    return PlainTextResponse(page, media_type=_TEXT_FORMAT)

@@ -1,0 +1,94 @@
+"""/tokenize and /detokenize, as vLLM has them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from pydantic import Field
+
+from fusewire.errors import InvalidInput
+from fusewire.serving.openai.bodies import Body, check_text
+from fusewire.serving.openai.generation_bodies import plain_messages
+from fusewire.serving.openai.served import Generator, Served
+
+# Far more than any model reads.
+_MOST_TOKENS = 1 << 20
+
+
+class TokenizerBody(Body):
+    """What both have."""
+
+    model: str | None = Field(  # type: ignore[assignment]
+        default=None, description="Default: the server's only model."
+    )
+
+    def check(self) -> None:
+        """InvalidInput for what is not supported."""
+        for name, value in self.given().items():
+            raise InvalidInput(name, repr(value)[:80], "a field that is supported", "remove it")
+
+
+class TokenizeRequest(TokenizerBody):
+    """Of /tokenize: a text, or messages for the model's chat template."""
+
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    add_special_tokens: bool | None = Field(
+        default=None, description="Default: true for a prompt, false for messages."
+    )
+    return_token_strs: bool = Field(default=False, description="Also the tokens as texts.")
+    add_generation_prompt: bool = True
+    continue_final_message: bool = Field(default=False, description="Only false is supported.")
+    chat_template_kwargs: dict[str, Any] = Field(
+        default={}, description="Further variables that the chat template reads."
+    )
+
+
+class DetokenizeRequest(TokenizerBody):
+    """Of /detokenize."""
+
+    tokens: list[int] = Field(max_length=_MOST_TOKENS)
+
+
+async def tokenize(model: Served, body: TokenizeRequest) -> dict[str, Any]:
+    """The answer's body."""
+    body.check()
+    ids = await asyncio.to_thread(_ids, model, body)
+    strings = None
+    if body.return_token_strs:
+        strings = [model.required_tokenizer().piece(token) for token in ids]
+    return {
+        "count": len(ids),
+        "max_model_len": model.max_length,
+        "tokens": ids,
+        "token_strs": strings,
+    }
+
+
+async def detokenize(model: Served, body: DetokenizeRequest) -> dict[str, Any]:
+    """The answer's body."""
+    body.check()
+    return {"prompt": await asyncio.to_thread(model.text, "tokens", body.tokens)}
+
+
+def _ids(model: Served, body: TokenizeRequest) -> list[int]:
+    if (body.prompt is None) == (body.messages is None):
+        got = "neither it nor messages" if body.prompt is None else "it beside messages"
+        raise InvalidInput("prompt", got, "one of them", "send one")
+    special = body.add_special_tokens
+    if body.prompt is not None:
+        check_text("prompt", body.prompt)
+        return model.ids("prompt", body.prompt, special is not False)
+    if body.continue_final_message:
+        raise InvalidInput("continue_final_message", "true", "false", "remove it")
+    if not isinstance(model, Generator):
+        got, wanted = f"{model.name}, which is for {model.task}", "one that generates"
+        raise InvalidInput("model", got, wanted, "send a prompt")
+    assert body.messages is not None
+    return model.conversation(
+        plain_messages(body.messages),
+        add_generation_prompt=body.add_generation_prompt,
+        add_special_tokens=special is True,
+        template_kwargs=body.chat_template_kwargs,
+    )
