@@ -6,6 +6,7 @@ message must stand alone: what, got, wanted, remedy. It never carries a tracebac
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Self
 
 _LONGEST_NAME = 64
@@ -30,6 +31,12 @@ class InvalidInput(FusewireError):
         plain = field.isascii() and field.isidentifier() and len(field) <= _LONGEST_NAME
         shown = field if plain else repr(field[:_LONGEST_NAME])
         super().__init__(f"{shown}: got {got}, wanted {wanted}; {remedy}")
+
+    def at(self, where: str) -> Self:
+        """The same error, of one of several inputs: `where` says of which."""
+        twin = copy(self)
+        twin.args = (f"{where}: {self}",)
+        return twin
 
 
 class Unavailable(FusewireError):

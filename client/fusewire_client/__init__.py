@@ -1,6 +1,17 @@
 """Client of the fusewire backend: typed answers and numpy arrays over gRPC or HTTP."""
 
-from .answers import Answer, Candidate, Classification, Entity, ModelInfo, ModelStatistics
+from .answers import (
+    Answer,
+    Candidate,
+    Classification,
+    Entity,
+    Generated,
+    Logprob,
+    ModelInfo,
+    ModelStatistics,
+    Ranked,
+    Usage,
+)
 from .async_client import AsyncClient
 from .client import Client
 from .errors import (
@@ -14,6 +25,7 @@ from .errors import (
     Unavailable,
 )
 
+__version__ = "0.1.0"
 __all__ = [
     "Answer",
     "AsyncClient",
@@ -24,11 +36,16 @@ __all__ = [
     "ClientError",
     "DeadlineExceeded",
     "Entity",
+    "Generated",
     "InvalidArgument",
+    "Logprob",
     "ModelInfo",
     "ModelStatistics",
     "NotFound",
     "PermissionDenied",
+    "Ranked",
     "ServerError",
     "Unavailable",
+    "Usage",
+    "__version__",
 ]

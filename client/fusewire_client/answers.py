@@ -47,6 +47,54 @@ class Candidate:
     sequence: str
 
 
+@dataclass(frozen=True)
+class Ranked:
+    """A document's place in the list that was given, its score and itself."""
+
+    corpus_id: int
+    score: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens of a prompt, those of them that came from the prefix cache, and those generated."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """A token's log-probability at its place; `rank` 1 is the likeliest."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+@dataclass(frozen=True)
+class Generated:
+    """A generated text, or a piece of it as it comes.
+
+    `finish_reason`: `stop`, `length` or `cancelled`; None of a piece that others follow. `usage` of
+    a piece counts its own tokens. `cumulative_logprob` counts from the beginning. `logprobs`: of
+    each token, by token id, where they were asked for. `index`: which of n texts.
+    """
+
+    text: str
+    finish_reason: str | None
+    usage: Usage
+    cumulative_logprob: float
+    logprobs: list[dict[int, Logprob]] | None = None
+    index: int = 0
+
+
 # The output that tells which task a model does.
 TASK_OF_OUTPUT = {
     "embedding": "embed",

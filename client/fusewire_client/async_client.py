@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from types import TracebackType
-from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, Self, TypeVar, overload
+from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar, cast
 
-from . import generation, plans
+from . import encoding, extraction, generation, plans
 from .base import Base
 from .calls import Call, Infer, Plan
-from .errors import ClientError, Unavailable
+from .errors import ClientError, NotFound, Unavailable
+from .generation import Streaming
+from .overloads import AsyncChat, AsyncGenerate
+from .plans import Arrays, with_names
+from .signatures import show
 from .transports import AsyncGrpcTransport, AsyncHttpTransport, AsyncTransport
 
 P = ParamSpec("P")
@@ -22,15 +25,19 @@ T = TypeVar("T")
 def _awaiting(
     plan: Callable[Concatenate[plans.Settings, P], Plan[T]],
 ) -> Callable[Concatenate[AsyncClient, P], Awaitable[T]]:
-    @functools.wraps(plan)
     async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await self._drive(plan(self._settings, *args, **kwargs))
+        result: Any = await self._drive(plan(self._settings, *args, **kwargs))
+        if isinstance(result, Streaming):
+            result = self._pieces(result)
+        found: T = result
+        return found
 
+    show(method, plan)
     return method
 
 
 class AsyncClient(Base[AsyncTransport]):
-    """asyncio client, for one event loop. The methods of `Client`, awaited."""
+    """asyncio client, for one event loop: the methods of `Client`, awaited."""
 
     _transports: ClassVar = {"grpc": AsyncGrpcTransport, "http": AsyncHttpTransport}
 
@@ -38,42 +45,18 @@ class AsyncClient(Base[AsyncTransport]):
     models = _awaiting(plans.models)
     statistics = _awaiting(plans.statistics)
     infer = _awaiting(plans.infer)
-    embed = _awaiting(plans.embed)
-    hidden = _awaiting(plans.hidden)
-    classify = _awaiting(plans.classify)
-    tag = _awaiting(plans.tag)
-    answer = _awaiting(plans.answer)
-    answers = _awaiting(plans.answers)
-    fill = _awaiting(plans.fill)
-    fill_masks = _awaiting(plans.fill_masks)
+    embed = _awaiting(encoding.embed)
+    hidden = _awaiting(encoding.hidden)
+    classify = _awaiting(encoding.classify)
+    rerank = _awaiting(encoding.rerank)
+    tag = _awaiting(extraction.tag)
+    answer = _awaiting(extraction.answer)
+    answers = _awaiting(extraction.answers)
+    fill = _awaiting(extraction.fill)
+    fill_masks = _awaiting(extraction.fill_masks)
 
-    @overload
-    async def generate(
-        self, prompt: str | None = ..., *, stream: Literal[False] = ..., **given: Any
-    ) -> str: ...
-    @overload
-    async def generate(
-        self, prompt: str | None = ..., *, stream: Literal[True], **given: Any
-    ) -> AsyncIterator[str]: ...
-    async def generate(
-        self,
-        prompt: str | None = None,
-        *,
-        stream: bool = False,
-        ids: Sequence[int] | None = None,
-        model: str | None = None,
-        version: str = "",
-        timeout_s: float | None = None,
-        **parameters: Any,
-    ) -> str | AsyncIterator[str]:
-        """As `Client.generate`; streamed: `async for piece in await client.generate(…)`."""
-        call = await self._drive(
-            generation.request(
-                self._settings, prompt, ids, stream, model, version, timeout_s, parameters
-            )
-        )
-        pieces = self._pieces(call)
-        return pieces if stream else "".join([piece async for piece in pieces])
+    generate: AsyncGenerate = cast(Any, _awaiting(generation.generate))
+    chat: AsyncChat = cast(Any, _awaiting(generation.chat))
 
     async def close(self) -> None:
         """Close the connections; calls under way end in an error."""
@@ -121,6 +104,8 @@ class AsyncClient(Base[AsyncTransport]):
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _send(self, call: Call) -> Any:
+        if isinstance(call, Infer) and call.decoupled:
+            return [outputs async for outputs in self._responses(call)]
         attempts = self._attempts(call)
         while True:
             try:
@@ -128,7 +113,17 @@ class AsyncClient(Base[AsyncTransport]):
             except Unavailable as error:
                 await asyncio.sleep(attempts.wait_s(error))
 
-    async def _pieces(self, call: Infer) -> AsyncIterator[str]:
+    async def _pieces(self, streaming: Streaming) -> AsyncIterator[Any]:
+        try:
+            async with contextlib.aclosing(self._responses(streaming.call)) as responses:
+                async for outputs in responses:
+                    for piece in streaming.pieces(outputs):
+                        yield piece
+        except NotFound as error:
+            plan = with_names(self._settings, error, streaming.call)
+            raise (await self._drive(plan)) from None
+
+    async def _responses(self, call: Infer) -> AsyncGenerator[Arrays]:
         attempts = self._attempts(call)
         begun = False
         while True:
@@ -138,7 +133,7 @@ class AsyncClient(Base[AsyncTransport]):
                 ) as responses:
                     async for outputs in responses:
                         begun = True
-                        yield generation.piece(outputs)
+                        yield outputs
                 return
             except Unavailable as error:
                 if begun:

@@ -16,16 +16,7 @@ _AT_ONCE = Retry(retries=0)
 
 
 class Base(Generic[C]):
-    """Options of both clients.
-
-    address: host:port, of the protocol's port (Triton: 8001 gRPC, 8000 HTTP).
-    model: which model to ask where a call names none; None: the server's only one for the task.
-    timeout_s: of one call, retries included.
-    retries: how often an `Unavailable` is tried again; backoff_s: the first wait's upper bound.
-    max_batch: most texts in one request, not above the model's max_batch_size.
-    concurrency: most requests of this client under way at once within one method call.
-    headers: sent with each request (authorisation, keys of restricted APIs).
-    """
+    """Options of both clients."""
 
     _transports: ClassVar[dict[str, Callable[[str, bool, dict[str, str], int], Any]]]
 
@@ -43,6 +34,24 @@ class Base(Generic[C]):
         tls: bool = False,
         headers: dict[str, str] | None = None,
     ) -> None:
+        """Connects with the first call.
+
+        Args:
+            address: host:port, of the protocol's port (Triton's: 8001 gRPC, 8000 HTTP).
+            protocol: `grpc` or `http`.
+            model: Which model to ask where a call names none. Default: the server's only one for
+                the task.
+            timeout_s: Of one call, retries included.
+            retries: How often an `Unavailable` is tried again.
+            backoff_s: Upper bound of the first wait before a retry; it doubles with each.
+            max_batch: Most texts in one request, not above the model's max_batch_size.
+            concurrency: Most requests under way at once within one method call.
+            tls: Encrypt, with the system's certificates.
+            headers: Sent with each request (authorisation, keys of restricted APIs).
+
+        Raises:
+            InvalidArgument: An option is out of range.
+        """
         if protocol not in self._transports:
             raise InvalidArgument(f"protocol: got {protocol!r}, wanted 'grpc' or 'http'; choose")
         for name, value in (

@@ -13,7 +13,8 @@ Parameter = str | int | float | bool
 
 @dataclass(frozen=True)
 class Infer:
-    """One inference request. Answered with `dict[str, np.ndarray]`."""
+    """One inference request. Answered with `dict[str, np.ndarray]`; of a decoupled model, which
+    may send any number of responses, with a list of them."""
 
     model: str
     inputs: Mapping[str, np.ndarray]
@@ -22,6 +23,7 @@ class Infer:
     version: str = ""
     request_id: str = ""
     timeout_s: float | None = None
+    decoupled: bool = False
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,16 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
-from typing import Any, ClassVar, Concatenate, Literal, ParamSpec, Self, TypeVar, overload
+from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar, cast
 
-from . import generation, plans
+from . import encoding, extraction, generation, plans
 from .base import Base
 from .calls import Call, Infer, Plan
-from .errors import ClientError, Unavailable
+from .errors import ClientError, NotFound, Unavailable
+from .generation import Streaming
+from .overloads import Chat, Generate
+from .plans import Arrays, with_names
+from .signatures import show
 from .transports import GrpcTransport, HttpTransport, Transport
 
 P = ParamSpec("P")
@@ -22,15 +26,19 @@ T = TypeVar("T")
 def _blocking(
     plan: Callable[Concatenate[plans.Settings, P], Plan[T]],
 ) -> Callable[Concatenate[Client, P], T]:
-    @functools.wraps(plan)  # its docstring and parameters; help() shows `settings` as self
     def method(self: Client, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return self._drive(plan(self._settings, *args, **kwargs))
+        result: Any = self._drive(plan(self._settings, *args, **kwargs))
+        if isinstance(result, Streaming):
+            result = self._pieces(result)
+        found: T = result
+        return found
 
+    show(method, plan)
     return method
 
 
 class Client(Base[Transport]):
-    """Blocking client; threads may share it. Methods: see `plans`, or `help(Client.embed)`."""
+    """Blocking client; threads may share it."""
 
     _transports: ClassVar = {"grpc": GrpcTransport, "http": HttpTransport}
 
@@ -42,44 +50,18 @@ class Client(Base[Transport]):
     models = _blocking(plans.models)
     statistics = _blocking(plans.statistics)
     infer = _blocking(plans.infer)
-    embed = _blocking(plans.embed)
-    hidden = _blocking(plans.hidden)
-    classify = _blocking(plans.classify)
-    tag = _blocking(plans.tag)
-    answer = _blocking(plans.answer)
-    answers = _blocking(plans.answers)
-    fill = _blocking(plans.fill)
-    fill_masks = _blocking(plans.fill_masks)
+    embed = _blocking(encoding.embed)
+    hidden = _blocking(encoding.hidden)
+    classify = _blocking(encoding.classify)
+    rerank = _blocking(encoding.rerank)
+    tag = _blocking(extraction.tag)
+    answer = _blocking(extraction.answer)
+    answers = _blocking(extraction.answers)
+    fill = _blocking(extraction.fill)
+    fill_masks = _blocking(extraction.fill_masks)
 
-    @overload
-    def generate(
-        self, prompt: str | None = ..., *, stream: Literal[False] = ..., **given: Any
-    ) -> str: ...
-    @overload
-    def generate(
-        self, prompt: str | None = ..., *, stream: Literal[True], **given: Any
-    ) -> Iterator[str]: ...
-    def generate(
-        self,
-        prompt: str | None = None,
-        *,
-        stream: bool = False,
-        ids: Sequence[int] | None = None,
-        model: str | None = None,
-        version: str = "",
-        timeout_s: float | None = None,
-        **parameters: Any,
-    ) -> str | Iterator[str]:
-        """What the model writes after the prompt, or after token ids; streamed: its pieces, as they
-        come. Leaving the iterator cancels the rest. `parameters` are those of generation, checked
-        by the server: max_new_tokens, temperature, top_p, stop, seed, …"""
-        call = self._drive(
-            generation.request(
-                self._settings, prompt, ids, stream, model, version, timeout_s, parameters
-            )
-        )
-        pieces = self._pieces(call)
-        return pieces if stream else "".join(pieces)
+    generate: Generate = cast(Any, _blocking(generation.generate))
+    chat: Chat = cast(Any, _blocking(generation.chat))
 
     def close(self) -> None:
         """Close the connections; calls under way end in an error."""
@@ -123,6 +105,8 @@ class Client(Base[Transport]):
                 future.cancel()
 
     def _send(self, call: Call) -> Any:
+        if isinstance(call, Infer) and call.decoupled:
+            return list(self._responses(call))
         attempts = self._attempts(call)
         while True:
             try:
@@ -130,14 +114,21 @@ class Client(Base[Transport]):
             except Unavailable as error:
                 time.sleep(attempts.wait_s(error))
 
-    def _pieces(self, call: Infer) -> Iterator[str]:
+    def _pieces(self, streaming: Streaming) -> Iterator[Any]:
+        try:
+            for outputs in self._responses(streaming.call):
+                yield from streaming.pieces(outputs)
+        except NotFound as error:
+            raise self._drive(with_names(self._settings, error, streaming.call)) from None
+
+    def _responses(self, call: Infer) -> Iterator[Arrays]:
         attempts = self._attempts(call)
         begun = False
         while True:
             try:
                 for outputs in self._transport.stream(call, attempts.remaining_s()):
                     begun = True
-                    yield generation.piece(outputs)
+                    yield outputs
                 return
             except Unavailable as error:
                 if begun:  # what was given cannot be taken back

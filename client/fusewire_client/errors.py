@@ -66,7 +66,7 @@ _BY_HTTP_STATUS: dict[int, type[ClientError]] = {
 
 def from_grpc(code: str, message: str) -> ClientError:
     """The error for a gRPC status code's name."""
-    # Triton answers UNAVAILABLE where HTTP answers 403; waiting would not open that door.
+    # Triton answers UNAVAILABLE where HTTP answers 403; waiting would not help.
     if code == "UNAVAILABLE" and "protocol is restricted" in message:
         return PermissionDenied(message, code)
     return _of_another_task(message, code) or _BY_GRPC_CODE.get(code, ServerError)(message, code)
@@ -74,6 +74,8 @@ def from_grpc(code: str, message: str) -> ClientError:
 
 def from_http(status: int, message: str) -> ClientError:
     """The error for an HTTP status."""
+    if message.startswith("Request for unknown model"):  # 400 from an event stream
+        return NotFound(message, str(status))
     return _of_another_task(message, str(status)) or _BY_HTTP_STATUS.get(status, ServerError)(
         message, str(status)
     )

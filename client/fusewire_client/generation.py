@@ -1,73 +1,251 @@
-"""Generated text: what to ask, and what the pieces of an answer say. Nothing here waits."""
+"""Generated text: what to ask, and what the responses say. Nothing here waits."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from . import replies
+from .answers import Generated, Logprob, Usage
 from .calls import Infer, Plan
 from .errors import InvalidArgument, ServerError
-from .plans import Settings, model_for
+from .plans import Arrays, Settings, answers_of, model_for
+from .prompts import Ids, Messages, Prompts, json_text, messages_input, prompt_inputs
 
 _TEXT = "text_output"
+_DETAILS = (
+    "finish_reason",
+    "cumulative_logprob",
+    "logprobs",
+    "num_input_tokens",
+    "num_cached_tokens",
+    "num_output_tokens",
+)
 
 
-def request(
+class Asked(NamedTuple):
+    """How prompts are answered, and by which model; `parameters` are those of generation."""
+
+    details: bool
+    stream: bool
+    model: str | None
+    version: str
+    timeout_s: float | None
+    parameters: dict[str, Any]
+
+
+class Streaming(NamedTuple):
+    """A call whose responses the client hands on as they come."""
+
+    call: Infer
+    asked: Asked
+
+    def pieces(self, outputs: Arrays) -> list[Any]:
+        """What one response adds: texts, or Generated where `details` are asked for."""
+        found = pieces(outputs, self.asked)
+        return [each if self.asked.details else each.text for each in found]
+
+
+def generate(
     settings: Settings,
     /,
-    prompt: str | None,
-    ids: Sequence[int] | None,
+    prompt: Prompts = None,
+    *,
+    ids: Ids = None,
+    details: bool = False,
+    stream: bool = False,
+    max_new_tokens: int | None = None,
+    n: int | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    seed: int | None = None,
+    logprobs: int | None = None,
+    model: str | None = None,
+    version: str = "",
+    timeout_s: float | None = None,
+    **parameters: Any,
+) -> Plan[Any]:
+    """What the model writes after a prompt, or after each of several.
+
+    Args:
+        prompt: A text, or a list of them; a list is asked at once and answered in its order.
+        ids: The token ids of one prompt instead.
+        details: Give `Generated` (text, finish_reason, usage, log-probabilities) instead of texts.
+        stream: Give an iterator of pieces as they come (asyncio: `async for piece in await …`), of
+            one prompt. Leaving it cancels the rest.
+        max_new_tokens: Most tokens to generate. Default: as many as fit.
+        n: Texts for each prompt, given as a list; more than 1 only where tokens are drawn.
+        temperature, top_p, top_k: Each asks for sampling, unless do_sample=False is given.
+        stop: A string or several that end the text, and are no part of it.
+        seed: Makes draws repeatable.
+        logprobs: Log-probabilities of so many likeliest tokens at each place; with `details`.
+        model: Its name; default: the server's only model that generates.
+        version: Of the model; default: the server's choice.
+        timeout_s: Of this call, or of each prompt of a list; default: the client's.
+        **parameters: Further parameters of generation, checked by the server.
+
+    Returns:
+        A text, or a Generated with `details`; of a list of prompts a list of these; with `n` a list
+        of n in place of each; with `stream` an iterator.
+
+    Raises:
+        ClientError: With the server's words.
+    """
+    inputs, several = prompt_inputs(prompt, ids)
+    asked = _asked(
+        details, stream, model, version, timeout_s, parameters,
+        max_new_tokens=max_new_tokens, n=n, temperature=temperature, top_p=top_p, top_k=top_k,
+        stop=stop, seed=seed, logprobs=logprobs,
+    )  # fmt: skip
+    return (yield from _generated(settings, inputs, several, asked))
+
+
+def chat(
+    settings: Settings,
+    /,
+    messages: Messages,
+    *,
+    details: bool = False,
+    stream: bool = False,
+    max_new_tokens: int | None = None,
+    n: int | None = None,
+    temperature: float | None = None,
+    top_p: float | None = None,
+    top_k: int | None = None,
+    stop: str | Sequence[str] | None = None,
+    seed: int | None = None,
+    logprobs: int | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    model: str | None = None,
+    version: str = "",
+    timeout_s: float | None = None,
+    **parameters: Any,
+) -> Plan[Any]:
+    """What the model answers in a conversation, rendered by its chat template.
+
+    Args:
+        messages: A list of `{"role": …, "content": …}`.
+        chat_template_kwargs: Further variables of the template (`enable_thinking`, …).
+        details, stream, max_new_tokens, n, temperature, top_p, top_k, stop, seed, logprobs, model,
+            version, timeout_s, **parameters: As for `generate`.
+
+    Returns:
+        As `generate` for one prompt.
+
+    Raises:
+        ClientError: With the server's words.
+    """
+    asked = _asked(
+        details, stream, model, version, timeout_s, parameters,
+        max_new_tokens=max_new_tokens, n=n, temperature=temperature, top_p=top_p, top_k=top_k,
+        stop=stop, seed=seed, logprobs=logprobs, chat_template_kwargs=chat_template_kwargs,
+    )  # fmt: skip
+    return (yield from _generated(settings, [messages_input(messages)], False, asked))
+
+
+def _asked(
+    details: bool,
     stream: bool,
     model: str | None,
     version: str,
     timeout_s: float | None,
     parameters: dict[str, Any],
-) -> Plan[Infer]:
-    """The call of a prompt, or of its token ids."""
-    inputs = _prompt(prompt, ids)
-    if parameters.get("n", 1) != 1:
-        raise InvalidArgument(f"n: got {parameters['n']!r}, wanted 1; call generate for each text")
-    try:
-        encoded = json.dumps(parameters, allow_nan=False).encode()
-    except (TypeError, ValueError) as error:
+    **named: Any,
+) -> Asked:
+    given = {name: value for name, value in named.items() if value is not None}
+    return Asked(details, stream, model, version, timeout_s, {**given, **parameters})
+
+
+def _generated(
+    settings: Settings, inputs: Sequence[Arrays], several: bool, asked: Asked
+) -> Plan[Any]:
+    if asked.stream:
+        _check_stream(several, asked)
+        calls = yield from _calls(settings, inputs, asked)
+        return Streaming(calls[0], asked)
+    calls = yield from _calls(settings, inputs, asked)
+    answers = (yield from answers_of(settings, calls)) if calls else []
+    found: list[Any] = []
+    for responses in answers:
+        if len(responses) != 1:
+            got = f"{len(responses)} responses"
+            raise ServerError(f"{_TEXT}: got {got}, wanted one; is it a model that generates?")
+        made = [each if asked.details else each.text for each in pieces(responses[0], asked)]
+        found.append(made if "n" in asked.parameters else made[0])
+    return found if several else found[0]
+
+
+def _calls(settings: Settings, inputs: Sequence[Arrays], asked: Asked) -> Plan[list[Infer]]:
+    """A call for each prompt."""
+    if not inputs:
+        return []
+    encoded = json_text("parameters", asked.parameters).encode()
+    name = yield from model_for(settings, asked.model, "generate", asked.timeout_s)
+    flags = {"stream": asked.stream, "exclude_input_in_output": True}
+    flags |= {f"return_{detail}": True for detail in _DETAILS if asked.details}
+    common = {flag: np.array([value]) for flag, value in flags.items()}
+    common["sampling_parameters"] = np.array([encoded], np.object_)
+    outputs = (_TEXT, *_DETAILS) if asked.details else (_TEXT,)
+    return [
+        Infer(name, {**each, **common}, outputs, {}, asked.version, "", asked.timeout_s, True)
+        for each in inputs
+    ]
+
+
+def pieces(outputs: Arrays, asked: Asked) -> Iterator[Generated]:
+    """What one response says of each of its texts. Without details there is the text alone."""
+    found = outputs.get(_TEXT)
+    wanted = asked.parameters.get("n", 1)
+    if found is None or found.size != wanted:
+        got = "nothing" if found is None else f"{found.size} texts"
+        raise ServerError(f"{_TEXT}: got {got}, wanted {wanted}; is it a model that generates?")
+    if not asked.details:
+        for index, text in enumerate(found.reshape(-1)):
+            yield Generated(text.decode(), None, Usage(0, 0), 0.0, index=index)
+        return
+    if missing := [name for name in _DETAILS if name not in outputs]:
+        raise ServerError(
+            f"details: got none of {', '.join(missing)}, wanted all; is it an older server, or "
+            "another backend's model?"
+        )
+    flat = {name: outputs[name].reshape(-1) for name in (_TEXT, *_DETAILS)}
+    prompt, cached = int(flat["num_input_tokens"][0]), int(flat["num_cached_tokens"][0])
+    for index, text in enumerate(flat[_TEXT]):
+        reason = flat["finish_reason"][index].decode()
+        tokens = int(flat["num_output_tokens"][index])
+        if asked.stream and not tokens and reason == "None" and not text:
+            continue  # the others went on without it
+        yield Generated(
+            text.decode(),
+            None if reason == "None" else reason,
+            Usage(prompt, tokens, cached),
+            float(flat["cumulative_logprob"][index]),
+            replies.parsed(flat["logprobs"][index], "logprobs", _logprobs),
+            index,
+        )
+
+
+def _check_stream(several: bool, asked: Asked) -> None:
+    if several:
+        raise InvalidArgument("stream: got several prompts, wanted one; stream each by itself")
+    if not asked.details and asked.parameters.get("n", 1) != 1:
         raise InvalidArgument(
-            f"parameters: got what is no JSON ({error}), wanted values that are; convert them"
-        ) from None
-    name = yield from model_for(settings, model, "generate", timeout_s)
-    flags = {"stream": stream, "exclude_input_in_output": True}
-    inputs |= {flag: np.array([value]) for flag, value in flags.items()}
-    inputs["sampling_parameters"] = np.array([encoded], np.object_)
-    return Infer(name, inputs, (_TEXT,), {}, version, "", timeout_s)
+            f"n: got {asked.parameters['n']!r} beside stream, wanted details=True, which says to "
+            "which text a piece belongs; add it"
+        )
 
 
-def piece(outputs: dict[str, np.ndarray]) -> str:
-    """The text of one response."""
-    texts = outputs.get(_TEXT)
-    if texts is None or texts.size != 1:
-        got = "nothing" if texts is None else f"{texts.size} texts"
-        raise ServerError(f"{_TEXT}: got {got}, wanted one text; is it a model that generates?")
-    return str(texts.reshape(-1)[0].decode())
-
-
-def _prompt(prompt: str | None, ids: Sequence[int] | None) -> dict[str, np.ndarray]:
-    if (prompt is None) == (ids is None):
-        got = "neither" if prompt is None else "both"
-        raise InvalidArgument(f"prompt, ids: got {got}, wanted one of them; give a text or ids=…")
-    if ids is not None:
-        array = np.asarray(ids)
-        if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-            got = f"{array.dtype} of shape {list(array.shape)}"
-            raise InvalidArgument(f"ids: got {got}, wanted a flat list of integers; one prompt")
-        return {"input_ids": array.astype(np.int64)}
-    if not isinstance(prompt, str):
-        raise InvalidArgument(f"prompt: got {type(prompt).__name__}, wanted str; decode it")
-    try:
-        return {"text_input": np.array([prompt.encode()], np.object_)}
-    except UnicodeEncodeError as error:
-        raise InvalidArgument(
-            f"prompt: got half a surrogate pair at {error.start}, wanted a text that UTF-8 can "
-            "carry; decode it with errors='replace'"
-        ) from None
+def _logprobs(tokens: list[dict[str, dict[str, Any]]] | None) -> list[dict[int, Logprob]] | None:
+    if tokens is None:
+        return None
+    return [
+        {
+            int(token): Logprob(one["logprob"], one["rank"], one["decoded_token"])
+            for token, one in each.items()
+        }
+        for each in tokens
+    ]

@@ -6,6 +6,7 @@ The blocking ones may be shared by threads (gRPC channels and urllib3 pools are 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
 import time
@@ -19,7 +20,8 @@ from tritonclient.grpc import service_pb2_grpc
 
 from . import grpc_wire, http_wire
 from .calls import Call, Infer
-from .errors import DeadlineExceeded, InvalidArgument, Unavailable, from_grpc
+from .errors import ClientError, DeadlineExceeded, InvalidArgument, Unavailable, from_grpc
+from .wrong_port import grpc_fault, http_fault
 
 _CHUNK_BYTES = 1 << 16
 
@@ -77,6 +79,7 @@ class GrpcTransport:
         )
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._metadata = _metadata(headers)
+        self._target = "" if tls else target
 
     def send(self, call: Call, timeout_s: float) -> Any:
         method, request = grpc_wire.encode(call)
@@ -85,7 +88,7 @@ class GrpcTransport:
                 request, timeout=timeout_s, metadata=self._metadata
             )
         except grpc.RpcError as error:
-            raise from_grpc(error.code().name, error.details() or str(error)) from None
+            raise self._fault(error) from None
         return grpc_wire.decode(call, message)
 
     def stream(self, call: Infer, timeout_s: float) -> Iterator[Any]:
@@ -99,12 +102,17 @@ class GrpcTransport:
                 if (outputs := grpc_wire.streamed(message)) is not None:
                     yield outputs
         except grpc.RpcError as error:
-            raise from_grpc(error.code().name, error.details() or str(error)) from None
+            raise self._fault(error) from None
         finally:
             messages.cancel()
 
     def close(self) -> None:
         self._channel.close()
+
+    def _fault(self, error: Any) -> ClientError:
+        """The error of a call. `_target` is empty where it cannot be looked at without keys."""
+        found = from_grpc(error.code().name, error.details() or str(error))
+        return grpc_fault(found, self._target) if self._target else found
 
 
 class AsyncGrpcTransport:
@@ -119,6 +127,7 @@ class AsyncGrpcTransport:
         )
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._metadata = _metadata(headers)
+        self._target = "" if tls else target
 
     async def send(self, call: Call, timeout_s: float) -> Any:
         method, request = grpc_wire.encode(call)
@@ -127,7 +136,7 @@ class AsyncGrpcTransport:
                 request, timeout=timeout_s, metadata=self._metadata
             )
         except grpc.RpcError as error:
-            raise from_grpc(error.code().name, error.details() or str(error)) from None
+            raise await asyncio.to_thread(self._fault, error) from None
         return grpc_wire.decode(call, message)
 
     async def stream(self, call: Infer, timeout_s: float) -> AsyncGenerator[Any]:
@@ -141,12 +150,17 @@ class AsyncGrpcTransport:
                 if (outputs := grpc_wire.streamed(message)) is not None:
                     yield outputs
         except grpc.RpcError as error:
-            raise from_grpc(error.code().name, error.details() or str(error)) from None
+            raise await asyncio.to_thread(self._fault, error) from None
         finally:
             messages.cancel()
 
     async def close(self) -> None:
         await self._channel.close()
+
+    def _fault(self, error: Any) -> ClientError:
+        """The error of a call. `_target` is empty where it cannot be looked at without keys."""
+        found = from_grpc(error.code().name, error.details() or str(error))
+        return grpc_fault(found, self._target) if self._target else found
 
 
 class HttpTransport:
@@ -204,7 +218,7 @@ class HttpTransport:
         except urllib3.exceptions.ConnectTimeoutError:
             raise _late(timeout_s) from None
         except urllib3.exceptions.HTTPError as error:
-            raise Unavailable(f"{self._base}: {error}") from None
+            raise http_fault(error, self._base) from None
 
     def close(self) -> None:
         self._pool.clear()
@@ -259,7 +273,7 @@ class AsyncHttpTransport:
         except TimeoutError:
             raise _late(timeout_s) from None
         except aiohttp.ClientError as error:
-            raise Unavailable(f"{self._base}: {error}") from None
+            raise http_fault(error, self._base) from None
 
     async def close(self) -> None:
         if self._session is not None:

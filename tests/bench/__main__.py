@@ -1,7 +1,7 @@
 """The benchmarks, one after the other: `python -m tests.bench [encoder generation ...]`.
 
-Prints the goals beside what was measured and writes bench-results/summary.md. `--readme` runs
-nothing: it renews the tables between the two markers of README.md from the last results.
+Adds JSON rows to bench-results, prints the goals beside what was measured and writes
+bench-results/summary.md. `python -m tests.bench.pages --take` brings them into the documentation.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.bench import machine, summary
+from tests.bench import goals, tables
+from tests.bench.records import RESULTS
 
-BENCHMARKS = ("encoder", "generation", "memory", "served", "gemm")
+BENCHMARKS = ("encoder", "encode", "generation", "memory", "served", "python_api", "gemm")
 
 
 def without_onednn(chosen: list[str]) -> list[str]:
@@ -28,32 +29,26 @@ def without_onednn(chosen: list[str]) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="tests.bench", description=__doc__.splitlines()[0])
     parser.add_argument("benchmarks", nargs="*", metavar="|".join(BENCHMARKS))
-    parser.add_argument("--readme", action="store_true", help="renew README.md; run nothing")
     options = parser.parse_args()
     unknown = [name for name in options.benchmarks if name not in BENCHMARKS]
     if unknown:
         parser.error(
             f"benchmarks: got {', '.join(unknown)}, wanted some of {', '.join(BENCHMARKS)}"
         )
-    if options.readme:
-        if options.benchmarks:
-            parser.error("--readme: got benchmarks beside it, wanted it alone; run them before")
-        summary.write_readme(Path("README.md"), machine.RESULTS)
-        return 0
     failed = []
     for name in options.benchmarks or without_onednn(list(BENCHMARKS)):
         print(f"== {name} (load average {os.getloadavg()[0]:.1f})", flush=True)
         # A process of its own, so that none inherits another's threads, memory or binding.
         if subprocess.run([sys.executable, "-m", f"tests.bench.{name}"]).returncode:
             failed.append(name)
-    if not summary.goals(machine.RESULTS):
+    if not (found := goals.goals(RESULTS)):
         print("summary: no results yet")
         return int(bool(failed))
-    path = machine.RESULTS / "summary.md"
-    tables = summary.goals_markdown(machine.RESULTS), summary.readme_markdown(machine.RESULTS)
-    path.write_text("\n\n".join(("# Benchmarks", *tables)) + "\n", encoding="utf-8")
+    path = RESULTS / "summary.md"
+    parts = "# Benchmarks", goals.markdown(RESULTS), tables.markdown(RESULTS)
+    path.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
     print("== goals")
-    for goal in summary.goals(machine.RESULTS):
+    for goal in found:
         verdict = "reached" if goal.reached else "missed"
         print(f"{verdict:8} {goal.what}: {goal.measured}, wanted {goal.wanted}")
     print(f"tables in {path}")

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.util
-import json
 import platform
 import tempfile
 import time
@@ -23,13 +22,12 @@ from typing import Any
 
 import numpy as np
 
-from tests.bench import arena, encoder_report, rivals
+from tests.bench import arena, encoder_report, records, rivals
+from tests.bench.machine import DISTURBED
 from tests.tolerance import MODEL_FP32
 
 LENGTHS = {"1x16": [16], "1x128": [128], "1x512": [512]}
 MIXED = "mixed 32"
-# Above this share of other work in any turn, a run says that its numbers are not to be quoted.
-DISTURBED = 0.1
 
 
 def lengths_of(case: str) -> list[int]:
@@ -164,10 +162,10 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", default=["MiniLM-L6", "BERT-base"])
     parser.add_argument("--cases", nargs="+", default=[*LENGTHS, MIXED])
     parser.add_argument("--systems", nargs="+", default=None, choices=list(rivals.SYSTEMS))
-    parser.add_argument("--out", type=Path, default=Path("bench-results"))
+    parser.add_argument("--out", type=Path, default=records.RESULTS)
     options = parser.parse_args()
     if options.systems is None:
-        needs_install = ("onnxruntime", "ctranslate2")
+        needs_install = ("onnxruntime", "openvino", "ctranslate2")
         missing = [name for name in needs_install if importlib.util.find_spec(name) is None]
         for name in missing:
             print(f"{name}: not installed, left out; pip install {name}")
@@ -179,7 +177,6 @@ def main() -> None:
     hardware = {"cpu": encoder_report.cpu_name(), "cpus": cpus, "machine": platform.machine()}
     print(f"{hardware['cpu']}, cpus {cpus}, {options.threads} threads, fp32")
     rows: list[dict[str, Any]] = []
-    options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as work:
         for name in options.models:
             folder = minilm_folder() if name == "MiniLM-L6" else Path(work) / "bert-base"
@@ -189,8 +186,7 @@ def main() -> None:
             new = bench_model(name, folder, options)
             for row in new:
                 row.update(hardware, python=platform.python_version(), time=stamp)
-            with (options.out / "encoder.jsonl").open("a") as file:
-                file.writelines(json.dumps(row) + "\n" for row in new)
+            records.append(options.out / "encoder.jsonl", new)
             rows += new
     print(encoder_report.table(rows))
     worst = max(row["disturbed"] for row in rows)

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from fusewire import kernels
 
-from tests.bench import arena, machine
+from tests.bench import arena, machine, records
 from tests.tolerance import MODEL_FP32
 
 NEEDS = ("onednn-cpu-gomp==2023.2.0", "onednn-devel-cpu-gomp==2023.2.0")
@@ -232,7 +232,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=4, help="turns of each library")
     parser.add_argument("--seconds", type=float, default=0.05, help="length of one turn")
     parser.add_argument("--models", nargs="+", default=list(SHAPES), choices=list(SHAPES))
-    parser.add_argument("--out", type=Path, default=machine.RESULTS)
+    parser.add_argument("--out", type=Path, default=records.RESULTS)
     options = parser.parse_args()
     arena.pin(max(options.threads))
     facts = machine.facts("fusewire", "numpy", *(need.partition("==")[0] for need in NEEDS[:1]))
@@ -254,7 +254,7 @@ def main() -> None:
                         rows.append({**facts, **run, **finished(raw, model, inside, outside)})
                         print(line(rows[-1]), flush=True)
     print(summary(rows))
-    machine.append(options.out / "gemm.jsonl", rows)
+    records.append(options.out / "gemm.jsonl", rows)
     print(f"rows added to {options.out / 'gemm.jsonl'}")
 
 

@@ -23,8 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from tests.bench import arena, generation_rivals, machine, summary
+from tests.bench import arena, generation_rivals, machine, records
 from tests.bench.generation_rivals import Prompts, Run
+from tests.bench.machine import DISTURBED
 from tests.bench.worker import SETTLE_S, Handler, Worker
 
 MODEL = "GPT-2 124M"
@@ -80,7 +81,7 @@ def quiet_run(system: System, prompts: Prompts, options: argparse.Namespace) -> 
     the disturbance alone, never by the times."""
     best = system.run(prompts, options.new_tokens)
     for _ in range(options.again):
-        if best[1] <= summary.DISTURBED:
+        if best[1] <= DISTURBED:
             break
         best = min(best, system.run(prompts, options.new_tokens), key=lambda turn: turn[1])
     return best
@@ -124,7 +125,7 @@ def main() -> None:
     parser.add_argument("--again", type=int, default=2, help="repeats of a disturbed turn")
     parser.add_argument("--new-tokens", type=int, default=64)
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
-    parser.add_argument("--out", type=Path, default=machine.RESULTS)
+    parser.add_argument("--out", type=Path, default=records.RESULTS)
     options = parser.parse_args()
     names = [n for n in generation_rivals.SYSTEMS if n == "fusewire" or importlib.util.find_spec(n)]
     for name in sorted({*generation_rivals.SYSTEMS} - {*names}):
@@ -153,11 +154,11 @@ def main() -> None:
                 "versions": versions,
             }
             rows = [facts | row_of(name, runs) for name in names]
-            machine.append(options.out / "generation.jsonl", rows)
+            records.append(options.out / "generation.jsonl", rows)
             for row in rows:
                 taken = (f"{what} {row[f'{what}_ms']} ms" for what in MEASURES)
                 print(f"  {case} {row['system']}: {', '.join(taken)}", flush=True)
-            if disturbed > summary.DISTURBED:
+            if disturbed > DISTURBED:
                 print(f"  NOT QUOTABLE: other work took up to {disturbed:.0%} of the cores")
     print(f"rows added to {options.out / 'generation.jsonl'}")
 

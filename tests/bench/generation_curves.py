@@ -6,13 +6,17 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tests.bench.goal import Goal
-from tests.bench.gpu.records import Rows, latest
+from tests.bench.records import Rows, latest
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 BENCHMARK = "generation_poisson"
 CONTINUOUS, RUN_TO_COMPLETION = "continuous", "run to completion"
+COLORS = {CONTINUOUS: "#0072B2", RUN_TO_COMPLETION: "#D55E00"}  # for any colour vision
 KINDS = {"first_token_ms": "time to first token, ms", "inter_token_ms": "between tokens, ms"}
 NONE = float("nan")
 WANTED = 2.0  # times the throughput of run to completion, at equal p99
@@ -23,14 +27,15 @@ def main() -> None:
     parser.add_argument("rows", type=Path, help="the file of rows")
     parser.add_argument("--plot", type=Path, help="where to draw them: .svg or .png")
     options = parser.parse_args()
-    rows = latest(options.rows).get(BENCHMARK)
+    found = latest(options.rows, gpu=True) or latest(options.rows)
+    rows = found.get(BENCHMARK)
     if not rows:
         raise SystemExit(
             f"{options.rows}: got no rows, wanted those of python -m tests.bench.{BENCHMARK}"
         )
     print(tables(rows))
     if options.plot:
-        plot(rows, options.plot)
+        figure(rows).savefig(options.plot)
 
 
 def times_at_equal_p99(rows: Rows) -> list[dict[str, float]]:
@@ -83,8 +88,8 @@ def _table(rows: Rows) -> str:
         f"each rate), prompts of up to {longest} tokens (median {prompt}), answers of up to {most} "
         f"({answer}), both log-normal, at most {rows[0]['sequences']} sequences at once: "
         "continuous batching, and the same engine with batches that run to completion (load: of "
-        "what continuous batching does when requests always wait; none: requests that had no token "
-        "in the end, and count with their wait until then):",
+        "what continuous batching does when requests always wait; none: requests without a token "
+        "at the end of the run, whose wait until then counts):",
         "",
         "| load | requests/s | batching | tokens/s | first token, ms: p50 | p99 | none "
         "| between tokens, ms: p50 | p99 |",
@@ -107,15 +112,15 @@ def line(row: dict[str, Any]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def plot(rows: Rows, path: Path) -> None:
+def figure(rows: Rows) -> Figure:
     """Percentiles over throughput; a row of drawings a table."""
     from matplotlib.figure import Figure
 
     drawn = list(groups(rows))
-    figure = Figure(figsize=(10, 4 * len(drawn)), layout="constrained")
-    for pair, group in zip(figure.subplots(len(drawn), 2, squeeze=False), drawn, strict=True):
+    drawn_on = Figure(figsize=(10, 4 * len(drawn)), layout="constrained")
+    for pair, group in zip(drawn_on.subplots(len(drawn), 2, squeeze=False), drawn, strict=True):
         for axes, (kind, label) in zip(pair, KINDS.items(), strict=True):
-            for color, policy in (("C0", CONTINUOUS), ("C1", RUN_TO_COMPLETION)):
+            for policy, color in COLORS.items():
                 of_policy = [row for row in group if row["policy"] == policy]
                 x = [row["tokens_per_s"] for row in of_policy]
                 for q, style in ((50, "--"), (99, "-")):
@@ -127,7 +132,7 @@ def plot(rows: Rows, path: Path) -> None:
         title = f"{group[0]['model']}, {group[0]['device']}, {group[0]['sequences']} sequences"
         pair[0].set_title(title)
         pair[0].legend()
-    figure.savefig(path)
+    return drawn_on
 
 
 if __name__ == "__main__":

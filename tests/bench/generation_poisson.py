@@ -23,7 +23,7 @@ from fusewire import kernels
 from fusewire.engine.generation import GenerationEngine
 from fusewire.engine.generation_settings import GenerationSettings
 
-from tests.bench import generation_curves, machine
+from tests.bench import generation_curves, machine, records
 from tests.bench.generation_arrivals import (
     ANSWER,
     POLICIES,
@@ -33,7 +33,6 @@ from tests.bench.generation_arrivals import (
     requests,
 )
 from tests.bench.gpu import facts as gpu
-from tests.bench.gpu import records
 from tests.bench.gpu.generation_models import (
     Place,
     own_model,
@@ -41,7 +40,7 @@ from tests.bench.gpu.generation_models import (
     transformers_model,
 )
 from tests.bench.gpu.generation_workload import SHAPES, Shape
-from tests.bench.summary import DISTURBED
+from tests.bench.machine import DISTURBED
 
 FILE = f"{generation_curves.BENCHMARK}.jsonl"
 # Too large for the caches, as models are: what a step reads, all its sequences share.
@@ -82,7 +81,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.out is None:
         on_cpu = options.device == "cpu"
-        options.out = machine.RESULTS / FILE if on_cpu else records.RESULTS
+        options.out = records.RESULTS / FILE if on_cpu else records.GPU_RESULTS
     rows = run(options)
     print(generation_curves.tables(rows))
     worst = max(row["disturbed"] for row in rows)
@@ -125,7 +124,7 @@ def run(options: argparse.Namespace) -> records.Rows:
                 row |= {"policy": name, "share": share, "rate": round(rate, 3)}
                 row |= {"seconds": options.seconds, "disturbed": watch.disturbed()}
                 rows.append(row | seen)
-                machine.append(options.out, rows[-1:])
+                records.append(options.out, rows[-1:])
                 of = len(options.shares) * len(POLICIES)
                 print(f"{len(rows)}/{of} {generation_curves.line(rows[-1])}", flush=True)
     return rows

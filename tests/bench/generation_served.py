@@ -27,10 +27,9 @@ import fusewire_client
 from fusewire.engine.generation import GenerationEngine, Inbox
 from fusewire.engine.generation_settings import GenerationSettings
 
-from tests.bench import machine
+from tests.bench import machine, records
 from tests.bench.generation_poisson import MODELS
 from tests.bench.gpu import facts as gpu
-from tests.bench.gpu import records
 from tests.bench.gpu.generation_models import (
     Place,
     random_ids,
@@ -155,7 +154,7 @@ def main() -> None:
             server = [by_server(pool, at["grpc"], prompts, options.tokens) for prompts in loads]
     facts |= {"prompt": options.prompt, "tokens": options.tokens, "dtype": place.dtype}
     rows = _rows(options, shape, facts, {"engine": engine, "server": server})
-    machine.append(options.out or (machine.RESULTS / FILE if on_cpu else records.RESULTS), rows)
+    records.append(options.out or (records.RESULTS / FILE if on_cpu else records.GPU_RESULTS), rows)
 
 
 def _rows(

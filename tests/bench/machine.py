@@ -1,9 +1,8 @@
-"""Where a benchmark ran, and the files that benchmarks leave their rows in."""
+"""Where a benchmark ran, and how much other processes disturbed it."""
 
 from __future__ import annotations
 
 import gc
-import json
 import os
 import platform
 import time
@@ -13,7 +12,8 @@ from typing import Any
 
 from tests.bench.encoder_report import cpu_name
 
-RESULTS = Path("bench-results")
+# More than this taken by other processes, and ratios are more noise than measurement.
+DISTURBED = 0.1
 
 
 def facts(*packages: str) -> dict[str, Any]:
@@ -77,19 +77,3 @@ def busy_s() -> float:
             user, nice, system, _idle, _wait, irq, softirq, steal = map(int, fields[:8])
             ticks += user + nice + system + irq + softirq + steal
     return ticks / os.sysconf("SC_CLK_TCK")
-
-
-def append(path: Path, rows: list[dict[str, Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a") as file:
-        file.writelines(json.dumps(row) + "\n" for row in rows)
-
-
-def latest(path: Path) -> list[dict[str, Any]]:
-    """The newest rows of each model and case, of the processor that was last measured on."""
-    if not path.is_file():
-        return []
-    rows = [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
-    rows = [row for row in rows if row["cpu"] == rows[-1]["cpu"]]
-    newest = {(row["model"], row.get("case")): row["time"] for row in rows}
-    return [row for row in rows if row["time"] == newest[row["model"], row.get("case")]]

@@ -15,7 +15,6 @@ Writes bench-results/memory.jsonl, one JSON object a row.
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import platform
 import tempfile
@@ -28,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.bench import encoder_report, rivals
+from tests.bench import encoder_report, records, rivals
 from tests.tolerance import PEAK_OVER_BOUND
 
 MIB = 1 << 20
@@ -213,7 +212,7 @@ def verdict(reached: bool, text: str) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--out", type=Path, default=Path("bench-results"))
+    parser.add_argument("--out", type=Path, default=records.RESULTS)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as work:
         folder = Path(work) / "bert-base"
@@ -235,9 +234,7 @@ def main() -> None:
         "python": platform.python_version(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }
-    options.out.mkdir(parents=True, exist_ok=True)
-    with (options.out / "memory.jsonl").open("a") as file:
-        file.writelines(json.dumps({**facts, **row}) + "\n" for row in rows)
+    records.append(options.out / "memory.jsonl", [{**facts, **row} for row in rows])
     print(f"\n{facts['cpu']}, {options.threads} threads, fp32\n{table(rows)}")
     print(f"rows added to {options.out / 'memory.jsonl'}")
 

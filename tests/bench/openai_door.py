@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import transformers
 
-from tests.bench import machine
+from tests.bench import machine, records
 from tests.engine.generating import END, byte_tokenizer
 from tests.load.server import served
 
@@ -73,7 +73,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--tokens", type=int, default=100)
-    parser.add_argument("--out", type=Path, default=machine.RESULTS)
+    parser.add_argument("--out", type=Path, default=records.RESULTS)
     options = parser.parse_args()
     facts = machine.facts("fusewire", "nvidia-pytriton", "fastapi", "uvicorn")
     flags = ("--device=cpu", "--threads=1", "--no-prefix-caching", "--openai-port=0")
@@ -103,7 +103,7 @@ def main() -> None:
                 )
             row["load_average"] = machine.facts()["load_average"]
             print(json.dumps(row), flush=True)
-            machine.append(options.out / "openai_door.jsonl", [row])
+            records.append(options.out / "openai_door.jsonl", [row])
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from tests.bench.rivals_openvino import openvino
+
 Run = Callable[[list[np.ndarray]], Any]
 
 
@@ -36,7 +38,7 @@ def fusewire(folder: Path, threads: int) -> Run:
 
 def transformers_eager(folder: Path, threads: int) -> Run:
     """transformers as it comes: padded to the longest, SDPA."""
-    torch, model = _bert(folder, threads)
+    torch, model = load_bert(folder, threads)
 
     def run(sequences: list[np.ndarray]) -> Any:
         ids, mask = (torch.from_numpy(a) for a in _padded(sequences))
@@ -48,7 +50,7 @@ def transformers_eager(folder: Path, threads: int) -> Run:
 
 def torch_packed(folder: Path, threads: int) -> Run:
     """What a careful user writes: one flat matrix, one QKV product, SDPA a sequence."""
-    torch, model = _bert(folder, threads)
+    torch, model = load_bert(folder, threads)
     functional = torch.nn.functional
     heads = model.config.num_attention_heads
     layers = []
@@ -94,7 +96,7 @@ def onnxruntime(folder: Path, threads: int) -> Run:
     import onnxruntime as ort
     from onnxruntime.transformers.optimizer import optimize_model
 
-    torch, model = _bert(folder, threads)
+    torch, model = load_bert(folder, threads)
     with tempfile.TemporaryDirectory() as work:
         plain, fused = f"{work}/plain.onnx", f"{work}/fused.onnx"
         names = ["input_ids", "attention_mask", "token_type_ids"]
@@ -154,6 +156,7 @@ SYSTEMS: dict[str, Callable[[Path, int], Run]] = {
     "transformers": transformers_eager,
     "torch-packed": torch_packed,
     "onnxruntime": onnxruntime,
+    "openvino": openvino,
     "ctranslate2": ctranslate2,
 }
 
@@ -180,7 +183,7 @@ def _quiet(transformers: Any) -> None:
     transformers.logging.disable_progress_bar()
 
 
-def _bert(folder: Path, threads: int) -> tuple[Any, Any]:
+def load_bert(folder: Path, threads: int) -> tuple[Any, Any]:
     import torch
     import transformers
 

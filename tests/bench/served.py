@@ -24,8 +24,9 @@ from fusewire.engine.settings import EngineSettings
 from fusewire.serving.config import Deployment, ServerSettings
 from fusewire.serving.server import Server
 
-from tests.bench import arena, machine, served_seconds
+from tests.bench import arena, machine, records, served_seconds
 from tests.bench.encoder import minilm_folder
+from tests.bench.machine import DISTURBED
 from tests.bench.served_requests import Case, Texts
 from tests.bench.served_sides import Side, client_side, engine_side
 
@@ -34,7 +35,6 @@ MODEL = "minilm"
 KINDS = {"batch": (2, 0.9), "single": (32, 0.8)}
 LENGTHS = {"mixed": (5, 128), "sentences": (8, 40)}
 BATCH = 32
-DISTURBED = 0.1
 
 
 def cases_of(folder: Path, batches: int) -> list[Case]:
@@ -112,7 +112,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=6, help="turns of each side")
     parser.add_argument("--batches", type=int, default=8, help="of 32 texts, in a turn")
     parser.add_argument("--cases", default="", help="only those whose name holds this")
-    parser.add_argument("--out", type=Path, default=machine.RESULTS)
+    parser.add_argument("--out", type=Path, default=records.RESULTS)
     options = parser.parse_args()
     cpus = arena.pin(options.threads)
     folder = minilm_folder()
@@ -143,7 +143,7 @@ def main() -> None:
                 | {"dtype": "float32", **row, "load_average": load}
             )
             print(report(row) + f", load average {load}", flush=True)
-            machine.append(options.out / "served.jsonl", rows[-1:])
+            records.append(options.out / "served.jsonl", rows[-1:])
     worst = max(row["disturbed"] for row in rows)
     if worst > DISTURBED:
         print(f"others took up to {worst:.0%} of the cores' time: run it again on a quiet machine")

@@ -27,7 +27,7 @@ from fusewire.serving.repository import import_folder
 from fusewire.serving.server import Server
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from tests.bench import machine
+from tests.bench import machine, records
 from tests.engine.generating import END, byte_tokenizer
 from tests.server.asking import Asker, until
 
@@ -112,7 +112,7 @@ def resident_kib(pid: int) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=machine.RESULTS)
+    parser.add_argument("--out", type=Path, default=records.RESULTS)
     options = parser.parse_args()
     facts = machine.facts("fusewire", "nvidia-pytriton")
     with tempfile.TemporaryDirectory() as root:
@@ -125,7 +125,7 @@ def main() -> None:
                 row |= {"case": way, "logprobs": logprobs, "tokens": tokens, "readers": READERS}
                 row |= held(repository, WAYS[way], given(tokens, logprobs))
                 print(json.dumps(row), flush=True)
-                machine.append(options.out / "slow_reader.jsonl", [row])
+                records.append(options.out / "slow_reader.jsonl", [row])
 
 
 def held(repository: Path, ask: Any, sampling: dict[str, Any]) -> dict[str, Any]:

@@ -15,13 +15,13 @@ from fusewire.engine.continuation import Delta
 from tests.bench import generation_arrivals as arrivals
 from tests.bench import generation_curves as curves
 from tests.bench import generation_poisson as poisson
-from tests.bench import machine, summary
+from tests.bench import goals, records, tables
 from tests.bench.generation_arrivals import Continuous, Request, RunToCompletion
 from tests.bench.generation_curves import CONTINUOUS, RUN_TO_COMPLETION
 from tests.bench.gpu import goals as gpu_goals
-from tests.bench.gpu import summary as gpu_summary
+from tests.bench.gpu import tables as gpu_tables
 from tests.bench.gpu.generation_workload import gpt
-from tests.bench.gpu.records import latest
+from tests.bench.records import latest
 
 
 class Engine:
@@ -146,7 +146,7 @@ def test_rows_of_a_file_are_listed_and_drawn(
 ) -> None:
     pytest.importorskip("matplotlib")
     rows, drawing = tmp_path / "rows.jsonl", tmp_path / f"curves.{suffix}"
-    machine.append(rows, ROWS)
+    records.append(rows, ROWS)
     monkeypatch.setattr("sys.argv", ["generation_curves", str(rows), "--plot", str(drawing)])
     curves.main()
     assert capsys.readouterr().out == curves.tables(ROWS) + "\n"
@@ -160,12 +160,12 @@ def test_a_file_without_rows_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_readme_has_the_table_of_a_processor_and_of_a_gpu(tmp_path: Path) -> None:
-    machine.append(tmp_path / "generation_poisson.jsonl", ROWS)
-    assert summary.readme_markdown(tmp_path).startswith(curves.tables(ROWS) + "\n\n2026-01-02, a ")
-    assert [goal.measured for goal in summary.goals(tmp_path)] == ["2.67"]
+    records.append(tmp_path / "generation_poisson.jsonl", ROWS)
+    assert tables.markdown(tmp_path).startswith(curves.tables(ROWS) + "\n\n2026-01-02, a ")
+    assert [goal.measured for goal in goals.goals(tmp_path)] == ["2.67"]
     where = {"gpu": "a GPU", "driver": "1.2.3", "cuda": "13.0"}
-    machine.append(tmp_path / "gpu.jsonl", [each | where for each in ROWS])
-    found = gpu_summary.markdown(tmp_path / "gpu.jsonl")
+    records.append(tmp_path / "gpu.jsonl", [each | where for each in ROWS])
+    found = gpu_tables.markdown(tmp_path / "gpu.jsonl")
     assert found.startswith(curves.tables(ROWS) + "\n\n2026-01-02, a GPU")
     assert [goal.measured for goal in gpu_goals.goals(tmp_path / "gpu.jsonl")] == ["2.67"]
 

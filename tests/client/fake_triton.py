@@ -39,7 +39,7 @@ class Refusal(Exception):
 
 
 class FakeTriton:
-    """What both front doors share. `failures` are raised first, one a request; `seen` is a log of
+    """What both protocols share. `failures` are raised first, one a request; `seen` is a log of
     (model, input arrays, parameters, requested outputs)."""
 
     def __init__(self) -> None:
@@ -48,6 +48,7 @@ class FakeTriton:
         self.seen: list[tuple[str, dict[str, np.ndarray], dict[str, Any], list[str]]] = []
         self.headers: list[dict[str, str]] = []
         self.delay_s = 0.0
+        self.labels = 2  # of the model that classifies
         self.cancelled = threading.Event()
         self.under_way = 0
         self.most_under_way = 0
@@ -70,6 +71,8 @@ class FakeTriton:
             if parameters.get("pooling") == "best":
                 raise Refusal("INVALID_ARGUMENT", "pooling: got 'best', wanted cls or mean")
             answers = _answers(model, inputs, parameters)
+            if "scores" in answers:
+                answers["scores"] = answers["scores"][:, : self.labels]
             return {name: answers[name] for name in wanted or answers}
         finally:
             with self._lock:

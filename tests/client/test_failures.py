@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 
+import numpy as np
 import pytest
 from fusewire_client import (
     AsyncClient,
@@ -36,9 +37,20 @@ def test_errors_are_typed_and_carry_the_servers_words(call: Call, server: FakeTr
         call("embed", ["a"], model="mini", pooling="best")
     assert caught.value.message == "pooling: got 'best', wanted cls or mean"
     assert caught.value.status in ("INVALID_ARGUMENT", "400")
-    with pytest.raises(NotFound, match="'absent' is not found"):
+    with pytest.raises(NotFound, match="got 'absent', wanted one of masked, mini, mood, "):
         call("embed", ["a"], model="absent")
-    assert len(server.seen) == 2  # neither was tried again
+    with pytest.raises(NotFound, match="got 'absent', wanted one of masked"):
+        call("infer", "absent", {"text_input": np.array([["x"]], np.object_)})
+    assert len(server.seen) == 3  # none was tried again
+
+
+def test_the_other_protocols_port_is_named(kind: str, addresses: dict[str, str]) -> None:
+    """Also where "is it ready?" would be answered by no."""
+    crossed = {"grpc": addresses["http"], "http": addresses["grpc"]}
+    wanted = {"grpc": "speaks HTTP, wanted a gRPC port", "http": "does not speak HTTP, wanted an"}
+    for method, args in (("embed", [["a"]]), ("ready", [])):
+        with pytest.raises(InvalidArgument, match=wanted[kind.partition("-")[0]]):
+            caller(kind, crossed)(method, *args)
 
 
 def test_a_server_fault_is_not_tried_again(call: Call, server: FakeTriton) -> None:

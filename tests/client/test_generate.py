@@ -24,11 +24,14 @@ from tests.server.asking import Asker, until
 from tests.server.test_generate import LONG, cancelled, slow_folder
 
 pytestmark = pytest.mark.server
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+RENDERED = "<user>é\n<assistant>Who?\n"
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = slow_folder(tmp_path_factory.mktemp("slow"))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
     settings = ServerSettings(http_port=0, grpc_port=0, metrics_port=0)
     with Server([f"writer={folder}"], settings, model_settings={"dtype": "float32"}) as server:
         yield server
@@ -43,34 +46,36 @@ class Writer:
         port = at.grpc_port if self._protocol == "grpc" else at.http_port
         self._address = f"{at.reachable}:{port}"
 
-    def text(self, *args: Any, **given: Any) -> str:
+    def text(self, *args: Any, **given: Any) -> Any:
+        method = given.pop("method", "generate")
         if not self._asyncio:
             with self._blocking() as client:
-                return client.generate(*args, **given)
+                return getattr(client, method)(*args, **given)
 
-        async def ask() -> str:
+        async def ask() -> Any:
             async with self._awaiting() as client:
-                return await client.generate(*args, **given)
+                return await getattr(client, method)(*args, **given)
 
         return asyncio.run(ask())
 
-    def pieces(self, prompt: str, most: int | None = None, **given: Any) -> list[str]:
+    def pieces(self, prompt: Any, most: int | None = None, **given: Any) -> list[Any]:
+        method = given.pop("method", "generate")
         if not self._asyncio:
             with self._blocking() as client:
-                stream = client.generate(prompt, stream=True, **given)
+                stream = getattr(client, method)(prompt, stream=True, **given)
                 found = list(islice(stream, most))
-                stream.close()  # type: ignore[attr-defined]
+                stream.close()
                 return found
 
-        async def ask() -> list[str]:
+        async def ask() -> list[Any]:
             async with self._awaiting() as client:
-                stream = await client.generate(prompt, stream=True, **given)
-                found: list[str] = []
+                stream = await getattr(client, method)(prompt, stream=True, **given)
+                found: list[Any] = []
                 async for piece in stream:
                     found.append(piece)
                     if len(found) == most:
                         break
-                await stream.aclose()  # type: ignore[attr-defined]
+                await stream.aclose()
                 return found
 
         return asyncio.run(ask())
@@ -127,8 +132,7 @@ def test_leaving_a_stream_cancels_it(writer: Writer, server: Server) -> None:
         ({"top_p": 7}, InvalidArgument, "top_p: got 7"),
         ({"temprature": 1}, InvalidArgument, "temprature: got 1"),
         ({"timeout_seconds": 1e-6}, Unavailable, "timeout_seconds: got more work"),
-        ({"model": "nobody"}, (NotFound, InvalidArgument), "nobody"),
-        ({"n": 2}, InvalidArgument, "n: got 2"),
+        ({"model": "nobody"}, NotFound, "model: got 'nobody', wanted one of writer; correct"),
         ({"seed": object()}, InvalidArgument, "parameters: "),
     ],
 )
@@ -138,3 +142,58 @@ def test_errors_have_their_kind(
     for ask in (writer.text, writer.pieces):
         with pytest.raises(kind, match=words):
             ask("x", **given)
+
+
+def test_details_are_usage_reason_and_log_probabilities(writer: Writer) -> None:
+    given: dict[str, Any] = {"max_new_tokens": 7, "ignore_eos": True}
+    whole = writer.text("Once", details=True, logprobs=2, **given)
+    assert whole.text == writer.text("Once", **given)
+    assert whole.finish_reason == "length"
+    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (1 + len("Once"), 7)
+    assert whole.usage.total_tokens == 12
+    assert [sorted(each.rank for each in at.values()) for at in whole.logprobs] == [[1, 2]] * 7
+    likelihood = sum(max(each.logprob for each in at.values()) for at in whole.logprobs)
+    assert likelihood == pytest.approx(whole.cumulative_logprob, abs=1e-4)
+    pieces = writer.pieces("Once", details=True, logprobs=2, **given)
+    assert "".join(piece.text for piece in pieces) == whole.text
+    assert sum(piece.usage.completion_tokens for piece in pieces) == 7
+    assert [piece.finish_reason for piece in pieces][-1] == "length"
+    assert {piece.finish_reason for piece in pieces[:-1]} <= {None}
+    assert [at.keys() for p in pieces for at in p.logprobs] == [at.keys() for at in whole.logprobs]
+
+
+def test_a_list_of_prompts_is_answered_in_its_order(writer: Writer) -> None:
+    given: dict[str, Any] = {"max_new_tokens": 5, "ignore_eos": True}
+    prompts = ["Once", "upon", "a", "time"]
+    texts = writer.text(prompts, **given)
+    assert texts == [writer.text(prompt, **given) for prompt in prompts]
+    assert [each.text for each in writer.text(prompts, details=True, **given)] == texts
+    assert writer.text([]) == []
+    with pytest.raises(InvalidArgument, match="stream: got several prompts, wanted one"):
+        writer.pieces(prompts)  # type: ignore[arg-type]
+
+
+def test_n_texts_are_a_list(writer: Writer) -> None:
+    given: dict[str, Any] = {"max_new_tokens": 6, "temperature": 1.0, "seed": 3, "n": 2}
+    one, other = writer.text("Once", **given)
+    assert one != other
+    assert writer.text(["Once", "upon"], **given)[0] == [one, other]
+    pieces = writer.pieces("Once", details=True, **given)
+    joined = ["".join(piece.text for piece in pieces if piece.index == n) for n in (0, 1)]
+    assert joined == [one, other]
+    with pytest.raises(InvalidArgument, match="n: got 2 beside stream, wanted details=True"):
+        writer.pieces("Once", **given)
+
+
+def test_a_conversation_is_rendered_by_the_server(writer: Writer) -> None:
+    given: dict[str, Any] = {"max_new_tokens": 5, "ignore_eos": True}
+    messages = [{"role": "user", "content": "é"}, {"role": "assistant", "content": "Who?"}]
+    wanted = writer.text(RENDERED, add_special_tokens=False, **given)
+    assert writer.text(messages, method="chat", **given) == wanted
+    assert "".join(writer.pieces(messages, method="chat", **given)) == wanted
+    details = writer.text(messages, method="chat", details=True, **given)
+    assert (details.text, details.usage.prompt_tokens) == (wanted, len(RENDERED.encode()))
+    with pytest.raises(InvalidArgument, match="messages: got str, wanted a list"):
+        writer.text("Who?", method="chat")
+    with pytest.raises(InvalidArgument, match="content"):
+        writer.text([{"role": "user", "content": 3}], method="chat")

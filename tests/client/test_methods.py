@@ -12,6 +12,7 @@ from fusewire_client import (
     Entity,
     InvalidArgument,
     NotFound,
+    Ranked,
     ServerError,
 )
 
@@ -76,6 +77,24 @@ def test_classify_takes_pairs(call: Call) -> None:
     one, two = call("classify", ["q", "w"], ["first", "second"], model="mood")
     assert (one.label, two.label) == ("q|first", "w|second")
     assert one.scores.tolist() == [0.5, ord("q") / 2]
+
+
+def test_documents_are_ranked(call: Call, server: FakeTriton) -> None:
+    server.labels = 1
+    documents = ["first", "second", "third"]
+    queries = call("rerank", "query", documents, model="mood", options={"max_batch": 2})
+    assert [each.corpus_id for each in queries] == [0, 1, 2]
+    assert [each.text for each in queries] == documents
+    assert {tuple(sorted(parameters.items())) for _, _, parameters, _ in server.seen} == {
+        (("truncate", True),)
+    }
+    by_length = call("rerank", "x", ["a", "b"], 1, model="mood", truncate=False)
+    assert by_length == [Ranked(0, 0.5, "a")]
+    server.labels = 2
+    with pytest.raises(InvalidArgument, match="model: got one with 2 labels, wanted 1"):
+        call("rerank", "query", documents, model="mood")
+    with pytest.raises(InvalidArgument, match="top_k: got 0"):
+        call("rerank", "query", documents, 0, model="mood")
 
 
 @pytest.mark.parametrize("parameters", [{}, {"aggregation_strategy": "simple"}])

@@ -8,7 +8,18 @@ import numpy as np
 import pytest
 from fusewire_client import ModelStatistics
 
-from tests.load.report import Run, Sample, batch_sizes, markdown, plot, read_log, summary
+from tests.load.report import (
+    Run,
+    Sample,
+    Times,
+    batch_sizes,
+    markdown,
+    plot,
+    read_log,
+    summary,
+)
+
+STREAM = {"gRPC": 90.0, "first token": 20.0, "inter-token": 3.5}
 
 
 def counters(requests: int, inferences: int, executions: int) -> ModelStatistics:
@@ -22,7 +33,7 @@ def run_of(times: list[float], ms: list[float], errors: dict[str, int]) -> Run:
         Sample(102.0, counters(40, 70, 20)),
         Sample(103.0, counters(110, 110, 30)),
     ]
-    return Run("ClosedLoop", 8, None, np.array(times), np.array(ms), errors, samples)
+    return Run("ClosedLoop", 8, None, Times(np.array(times), np.array(ms)), errors, samples)
 
 
 def test_a_summary_counts_only_this_run() -> None:
@@ -50,11 +61,29 @@ def test_samples_outside_the_load_do_not_count() -> None:
 
 def test_a_log_is_read_in_the_order_of_time(tmp_path: Path) -> None:
     log = tmp_path / "log.csv"
-    log.write_text('time,ms,ok,error\n2.0,5,1,\n1.0,7,0,"E: a, b"\n3.0,6,0,"E: a, b"\n')
-    times, ms, errors = read_log(log)
-    assert times.tolist() == [1.0, 2.0, 3.0]
-    assert ms.tolist() == [7.0, 5.0, 6.0]
+    rows = ["2.0,gRPC,5,1,", '1.0,gRPC,7,0,"E: a, b"', '3.0,gRPC,6,0,"E: a, b"']
+    log.write_text("\n".join(["time,type,ms,ok,error", *rows]) + "\n")
+    whole, errors, streams = read_log(log)
+    assert whole.time.tolist() == [1.0, 2.0, 3.0]
+    assert whole.ms.tolist() == [7.0, 5.0, 6.0]
     assert errors == {"E: a, b": 2}
+    assert streams == {}
+
+
+def test_streams_have_times_to_first_token_and_between_tokens(tmp_path: Path) -> None:
+    log = tmp_path / "log.csv"
+    rows = [f"{100 + at},{kind},{ms},1," for at in range(4) for kind, ms in STREAM.items()]
+    log.write_text("\n".join(["time,type,ms,ok,error", *rows]) + "\n")
+    whole, errors, streams = read_log(log)
+    assert (len(whole.ms), errors) == (4, {})
+    samples = run_of([100.0], [1.0], {}).samples
+    run = Run("ClosedLoopStreams", 8, None, whole, errors, samples, streams)
+    one = summary(run)
+    assert (one["requests"], one["p50_ms"]) == (4, 90.0)
+    assert (one["first_token_p99_ms"], one["inter_token_p50_ms"]) == (20.0, 3.5)
+    assert "| 90.0 | 90.0 | 90.0 | 20.0 | 20.0 | 3.5 | 3.5 |" in markdown([one], {})
+    plot([run], tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_the_report_shows_failures_and_a_plot(tmp_path: Path) -> None:

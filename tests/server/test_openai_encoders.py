@@ -182,6 +182,7 @@ def test_prompts_are_chosen_by_name_or_by_kind_of_input(client: openai.OpenAI) -
     spelled = embedded("Where was the treaty signed?")
     assert embedded("the treaty signed?", input_type="query") == spelled
     assert embedded("the treaty signed?", prompt_name="query") == spelled
+    assert embedded("the treaty signed?", prompt="Where was ") == spelled
     assert embedded("x", input_type="document") == embedded("It is said: x")
     assert embedded("x", "minilm", input_type="query") == embedded("x", "minilm")
     with pytest.raises(openai.BadRequestError, match="prompt_name: got 'q', wanted one of query"):

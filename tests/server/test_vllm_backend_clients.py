@@ -209,7 +209,7 @@ def test_outputs_beside_the_text(address: str, stream: bool, flag: bool | None) 
 
 
 @pytest.mark.parametrize("stream", [True, False])
-@pytest.mark.parametrize("logprobs", [None, "2"])
+@pytest.mark.parametrize("logprobs", [None, "0", "2"])
 def test_logprobs_are_json(address: str, stream: bool, logprobs: str | None) -> None:
     sampling = GREEDY if logprobs is None else {**GREEDY, "logprobs": logprobs}
     inputs = request(
@@ -234,6 +234,19 @@ def test_logprobs_are_json(address: str, stream: bool, logprobs: str | None) -> 
                 assert isinstance(entry["decoded_token"], str)
                 assert isinstance(entry["rank"], int)
             assert sum(entry["rank"] == 1 for entry in place.values()) == 1
+
+
+def test_a_token_far_from_the_likeliest_has_its_rank(address: str) -> None:
+    sampling = {"temperature": "100", "logprobs": "1", "seed": "0", "ignore_eos": "true"}
+    inputs = request(grpc, "So", sampling_parameters=sampling, return_logprobs=True)
+    (response,) = answers(address, "tiny", inputs)
+    ranks = [
+        [entry["rank"] for entry in place.values()]
+        for place in json.loads(response.as_numpy("logprobs")[0])
+    ]
+    assert len(ranks) == TOKENS
+    assert all(likeliest == [1] for _, *likeliest in ranks if likeliest)
+    assert max(taken for taken, *_ in ranks) > 2
 
 
 def test_http_as_the_readme_sends_it(server: Server, continued: Callable[[str], str]) -> None:

@@ -7,7 +7,7 @@ sequences of all requests (scheduler), pack, encode, head (micro_batches), reply
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -77,12 +77,15 @@ class EncoderEngine:
         )
         self._texts = self._text_encoder(tokenizer)
 
-    def answer(self, requests: Sequence[Request]) -> list[Answer]:
-        """Answers in the order of `requests`. Never raises for a request."""
+    def answer(
+        self, requests: Sequence[Request], computed: Callable[[int], None] | None = None
+    ) -> list[Answer]:
+        """Answers in the order of `requests`. Never raises for a request. `computed`: called with
+        the number of sequences of each micro-batch, when it is done."""
         counts = self.last_counts = Counts()
         hits, misses = self.model.replay_counts
         answers: list[Answer] = [None] * len(requests)
-        run = MicroBatches(self.model, self._task, requests, answers, counts)
+        run = MicroBatches(self.model, self._task, requests, answers, counts, computed)
         tokenized: dict[int, Query] = {}
         for group in self._groups(self._read(requests, answers)):
             self._tokenize(group, answers)
@@ -153,9 +156,10 @@ class EncoderEngine:
         if settings.max_length is not None:
             rules = replace(rules, max_length=settings.max_length)
         rows = read_rows(request.inputs, rules)
-        if "prompt_name" in request.parameters and isinstance(rows[0], IdRow):
-            got, wanted = "it beside input_ids", "it with texts alone"
-            raise InvalidInput("prompt_name", got, wanted, "put the prompt's ids before the others")
+        for name in {"prompt", "prompt_name"} & request.parameters.keys():
+            if isinstance(rows[0], IdRow):
+                got, wanted = "it beside input_ids", "it with texts alone"
+                raise InvalidInput(name, got, wanted, "put the prompt's ids before the others")
         return Query(settings, rows, self._task.prompt(settings))
 
     def _groups(self, queries: dict[int, Query]) -> Iterator[dict[int, Query]]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -51,13 +51,16 @@ class MicroBatches:
         requests: Sequence[Request],
         answers: list[Answer],
         counts: Counts,
+        computed: Callable[[int], None] | None = None,
     ) -> None:
-        """`answers` gets the errors of requests that fail here, `counts` what was done."""
+        """`answers` gets the errors of requests that fail here, `counts` what was done, `computed`
+        the number of sequences of each micro-batch that is done."""
         self._model = model
         self._task = task
         self._requests = requests
         self._answers = answers
         self._counts = counts
+        self._computed = computed
         self._items: list[Item] = []
         self._owners: list[int] = []  # each item's request
         self._results: dict[int, Any] = {}
@@ -125,6 +128,8 @@ class MicroBatches:
         self._counts.tokens += given.batch.tokens
         self._counts.padding_tokens += given.computed_tokens - given.batch.tokens
         self._counts.micro_batches += 1
+        if self._computed:
+            self._computed(len(given.members))
 
     def _failed(self, error: Exception, members: list[int], retry: bool) -> None:
         """Out of memory is tried once more in two halves, later: this error's traceback still holds

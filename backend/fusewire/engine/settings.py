@@ -23,6 +23,7 @@ Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 # A request's share of the work, so that one request cannot ask for an answer without bound.
 MOST_CANDIDATES = 1000  # of one mask or question
 MOST_REPLIES = 20_000  # candidates of one request, over all its masks
+LONGEST_PROMPT = 1 << 14  # characters before each text
 MOST_WINDOWS = 1000  # of one request, beyond the first of each text
 
 
@@ -118,11 +119,17 @@ class EngineSettings(Settings):
         "sentence-transformers files say, else false.",
         json_schema_extra={"group": "model"},
     )
+    prompt: str | None = Field(
+        default=None,
+        max_length=LONGEST_PROMPT,
+        description="embed: text put before each text, in place of a prompt by name.",
+        json_schema_extra={"group": "model"},
+    )
     prompt_name: str | None = Field(
         default=None,
         max_length=64,
-        description="embed: which of the prompts in config_sentence_transformers.json stands "
-        "before each text. Default: its default_prompt_name, else none.",
+        description="embed: name of the prompt in config_sentence_transformers.json to put before "
+        "each text. Default: its default_prompt_name, else none.",
         json_schema_extra={"group": "model"},
     )
     function_to_apply: ScoreFunction | None = Field(

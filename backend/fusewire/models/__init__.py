@@ -48,27 +48,24 @@ __all__ = [
 ]
 
 
-def blueprint_of(values: Mapping[str, Any], task: str) -> Blueprint | DecoderBlueprint:
-    """What a config.json says of the model for the task; CheckpointError."""
-    row = architecture(values) if task in TASK_HEADS else decoder(values)
-    return row.blueprint(Config(values))
-
-
 def check_folder(folder: Path | str, task: str) -> None:
     """CheckpointError where `load_model` or `load_decoder` would raise it, found without reading a
     weight: config.json, and the weights' headers against it."""
     values = read_config(folder)
-    config = Config(values)
-    blueprint: Blueprint | DecoderBlueprint
-    if task in TASK_HEADS:
-        blueprint = architecture(values).blueprint(config)
+    blueprint = blueprint_of(values, task)
+    if isinstance(blueprint, Blueprint):
         tensors, unread = blueprint.tensors(TASK_HEADS[task]), blueprint.other_heads
-        config.labels()
+        Config(values).labels()
     else:
-        blueprint = decoder(values).blueprint(config)
         tensors, unread = blueprint.tensors(), blueprint.unread
         eos_token_ids(folder, blueprint.eos_token_ids)
     Checkpoint.open(folder, blueprint.prefix, blueprint.aliases).check(tensors, unread)
+
+
+def blueprint_of(values: Mapping[str, Any], task: str) -> Blueprint | DecoderBlueprint:
+    """What a config.json says of the model for the task; CheckpointError."""
+    row = architecture(values) if task in TASK_HEADS else decoder(values)
+    return row.blueprint(Config(values))
 
 
 def load_model(

@@ -10,6 +10,7 @@ import numpy as np
 from fusewire import kernels
 from fusewire.engine.batch import Batch
 from fusewire.engine.settings import EngineSettings
+from fusewire.errors import InvalidInput
 from fusewire.tasks.rows import Query
 from fusewire.tasks.sentence_files import SentenceFiles
 from fusewire.tasks.task import Item, Reply, Task
@@ -32,7 +33,16 @@ class Embed(Task):
         self.prompt(settings)  # is there one of that name?
 
     def prompt(self, settings: EngineSettings) -> str:
-        return self._files.prompt(settings.prompt_name)
+        if settings.prompt is None:
+            return self._files.prompt(settings.prompt_name)
+        if settings.prompt and not self._files.pools_prompts:
+            raise InvalidInput(
+                "prompt",
+                repr(settings.prompt)[:80],
+                "none, as this model's pooling leaves prompts out (include_prompt false)",
+                "leave it out, or ask for the task hidden and pool at the client",
+            )
+        return settings.prompt
 
     def text_limit(self) -> int | None:
         return self._files.max_length or super().text_limit()

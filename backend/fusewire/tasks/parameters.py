@@ -14,7 +14,7 @@ from fusewire.tasks.written import written_flag, written_whole
 
 # What a request may set; operators may set these and the fields of no task (memory, threads).
 REQUEST_PARAMETERS: dict[str, tuple[str, ...]] = {
-    "embed": ("truncate", "max_length", "pooling", "normalize", "prompt_name"),
+    "embed": ("truncate", "max_length", "pooling", "normalize", "prompt", "prompt_name"),
     "hidden": ("truncate", "max_length"),
     "classify": ("truncate", "max_length", "function_to_apply"),
     "tag": ("truncate", "max_length", "aggregation_strategy"),

@@ -21,6 +21,8 @@ MODULES = "modules.json"
 _SETTINGS = "sentence_bert_config.json"
 _PROMPTS = "config_sentence_transformers.json"
 
+SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
+
 # sentence-transformers' spelling -> ours; the older files have a flag a mode.
 POOLING_MODES = {"cls": "cls", "mean": "mean", "max": "max", "lasttoken": "last"}
 _FLAGS = {
@@ -43,6 +45,8 @@ class SentenceFiles:
     lowercase: bool = False
     prompts: Mapping[str, str] = field(default_factory=dict)  # name -> what stands before a text
     default_prompt_name: str | None = None
+    pools_prompts: bool = True
+    similarity: str = SIMILARITIES[0]
 
     @staticmethod
     def read(folder: Path) -> SentenceFiles:
@@ -79,6 +83,8 @@ class SentenceFiles:
             settings.get("do_lower_case") is True,
             prompts,
             default,
+            include_prompt,
+            _similarity(folder),
         )
 
     def prompt(self, name: str | None) -> str:
@@ -148,6 +154,17 @@ def _prompts(folder: Path) -> tuple[dict[str, str], str | None]:
             "correct the file"
         )
     return prompts, default
+
+
+def _similarity(folder: Path) -> str:
+    """sentence-transformers wrote none, or null, before it knew more than one."""
+    name = (read_json(folder, _PROMPTS) or {}).get("similarity_fn_name") or SIMILARITIES[0]
+    if name not in SIMILARITIES:
+        raise CheckpointError(
+            f"{_PROMPTS}: similarity_fn_name: got {name!r}, wanted one of "
+            f"{', '.join(SIMILARITIES)}; correct the file"
+        )
+    return str(name)
 
 
 def _length(value: object) -> int | None:

@@ -2,8 +2,7 @@
 generation]`.
 
 Adds JSON rows to `--out` and prints tables and goals last. `summary` runs nothing: it prints those
-of the rows that are there; with `--readme` it renews the tables between the two markers of
-README.md.
+of the rows that are there. `python -m tests.bench.pages --take` brings them into the documentation.
 """
 
 from __future__ import annotations
@@ -13,10 +12,10 @@ import multiprocessing
 import sys
 from pathlib import Path
 
-from tests.bench.gpu import generation_workload, goals, summary
-from tests.bench.gpu.records import RESULTS
+from tests.bench.gpu import generation_workload, goals, tables
 from tests.bench.gpu.run import run
 from tests.bench.gpu.workload import GRIDS, SIZES
+from tests.bench.records import GPU_RESULTS
 
 BENCHMARKS = ("encoder", "kernels", "gemm", "attention", "memory", "served", "generation")
 
@@ -24,10 +23,7 @@ BENCHMARKS = ("encoder", "kernels", "gemm", "attention", "memory", "served", "ge
 def main() -> int:
     options = arguments()
     if "summary" in options.benchmarks:
-        if options.readme:
-            summary.write_readme(Path("README.md"), options.out)
-            return 0
-        print(summary.markdown(options.out))
+        print(tables.markdown(options.out))
         print(goals.text(options.out))
         return 0
     failed = []
@@ -40,7 +36,7 @@ def main() -> int:
         if process.exitcode:
             failed.append(name)
     if options.out.is_file():
-        print(summary.markdown(options.out))
+        print(tables.markdown(options.out))
         print(goals.text(options.out))
     if failed:
         print(f"failed: {', '.join(failed)}")
@@ -50,8 +46,7 @@ def main() -> int:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="tests.bench.gpu", description="The GPU's benchmarks")
     parser.add_argument("benchmarks", nargs="*", metavar="|".join((*BENCHMARKS, "summary")))
-    parser.add_argument("--out", type=Path, default=RESULTS, help="the file of rows")
-    parser.add_argument("--readme", action="store_true", help="summary: renew README.md")
+    parser.add_argument("--out", type=Path, default=GPU_RESULTS, help="the file of rows")
     parser.add_argument(
         "--no-compiled-transformers",
         action="store_true",

@@ -20,8 +20,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from tests.bench.gpu import cudnn_ragged
 from tests.bench.gpu.own import launches, view
-from tests.bench.gpu.records import Rows
 from tests.bench.gpu.timing import Contender, medians_ms, torch_launches
+from tests.bench.records import Rows
 
 TOKENS = 16384
 LENGTHS = (32, 64, 128, 256, 512, 1024, 2048, 4096)

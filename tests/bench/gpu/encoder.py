@@ -19,9 +19,9 @@ from torch import Tensor
 
 from tests.bench.gpu import rivals
 from tests.bench.gpu.facts import matmul, matmul_tflops
-from tests.bench.gpu.records import Rows
 from tests.bench.gpu.timing import ROUNDS, Contender, medians_ms, wall_ms
 from tests.bench.gpu.workload import COMPILED, COMPILED_PADDED, GRIDS, SIZES, Case
+from tests.bench.records import Rows
 
 if TYPE_CHECKING:
     from fusewire.models import EncoderModel

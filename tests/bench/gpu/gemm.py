@@ -16,9 +16,9 @@ from fusewire import kernels
 from torch import Tensor
 
 from tests.bench.gpu.own import launches, view
-from tests.bench.gpu.records import Rows
 from tests.bench.gpu.timing import medians_ms, torch_launches
 from tests.bench.gpu.workload import SIZES
+from tests.bench.records import Rows
 
 TOKENS = (32, 128, 613, 1232, 2471, 4939, 9880, 19902)  # those of the encoders' grid
 ROTATED_BYTES = 160 << 20  # 60 MB of L2, and more

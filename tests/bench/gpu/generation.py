@@ -25,7 +25,7 @@ from tests.bench.gpu.facts import matmul, matmul_tflops
 from tests.bench.gpu.generation_bench import Bench, Side, timed
 from tests.bench.gpu.generation_models import GPU, Past, Place
 from tests.bench.gpu.generation_workload import SHAPES, Case, cases
-from tests.bench.gpu.records import Rows
+from tests.bench.records import Rows
 
 WALL_TOKENS = 128  # of each answer, around the case's context
 CHUNK_TOKENS = 2048  # of prompts in a step of the engine, unless it is told otherwise

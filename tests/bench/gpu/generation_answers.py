@@ -13,7 +13,7 @@ from tests.bench.gpu import generation_own as own
 from tests.bench.gpu import generation_transformers as usual
 from tests.bench.gpu.generation_bench import Bench
 from tests.bench.gpu.generation_workload import EET_PROMPTS, EET_TOTAL, Case
-from tests.bench.gpu.records import Rows
+from tests.bench.records import Rows
 
 RUNS = 3  # of each side, of which the median counts
 

@@ -18,8 +18,8 @@ from tests.bench.gpu.generation_models import (
     transformers_model,
 )
 from tests.bench.gpu.generation_workload import SHAPES, Case
-from tests.bench.gpu.records import Rows
 from tests.bench.gpu.timing import Contender, medians_ms
+from tests.bench.records import Rows
 
 # Off from fp32 by at most this many times what the same in fp16 op by op is, and units in the last
 # place of the largest value.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tests.bench.gpu.records import Rows
+from tests.bench.records import Rows
 
 Found = dict[str, dict[str, Any]]  # system -> its row
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.bench import generation_curves
 from tests.bench.goal import Goal
-from tests.bench.gpu.records import Rows, latest
+from tests.bench.records import Rows, latest
 
 TIMES_STRONGEST = 1.3  # at every grid point
 SHARES = {
@@ -37,7 +37,7 @@ PROMPT_SHARE = 0.65  # of the matmul rate
 def goals(path: Path) -> list[Goal]:
     """Of every benchmark that has rows."""
     found: list[Goal] = []
-    for name, rows in latest(path).items():
+    for name, rows in latest(path, gpu=True).items():
         own = [row for row in rows if row["system"] == "fusewire"]
         if name == "served":
             own = _best_with_ids(own)
@@ -151,5 +151,6 @@ _OF_BENCHMARK = {
     "memory": _memory,
     "served": _served,
     "generation": _generation,
+    "generation_vllm": lambda row: [],
     "generation_served": _generation_served,
 }

@@ -18,8 +18,8 @@ from fusewire import kernels
 from torch import Tensor
 
 from tests.bench.gpu.own import launches, view
-from tests.bench.gpu.records import Rows
 from tests.bench.gpu.timing import medians_ms, torch_launches
+from tests.bench.records import Rows
 
 ROWS, COLS, SETS = 32768, 1024, 4
 VOCABULARY, POSITIONS, TYPES = 250_002, 512, 2

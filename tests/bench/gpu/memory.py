@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from fusewire.engine.batch import Batch, Sequence
 
-from tests.bench.gpu.records import Rows
 from tests.bench.gpu.workload import SIZES, VOCABULARY
+from tests.bench.records import Rows
 from tests.bench.worker import Worker
 
 MIB = 1 << 20

@@ -8,11 +8,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from tests.bench import machine
-from tests.bench.gpu import summary
-from tests.bench.gpu.records import Rows
+from tests.bench import records
+from tests.bench.gpu import tables
 
-Benchmark = Callable[[argparse.Namespace, dict[str, Any]], Iterator[Rows]]
+Benchmark = Callable[[argparse.Namespace, dict[str, Any]], Iterator[records.Rows]]
 
 
 def run(name: str, options: argparse.Namespace) -> None:
@@ -32,5 +31,5 @@ def run(name: str, options: argparse.Namespace) -> None:
         flush=True,
     )
     for rows in benchmark(options, here):
-        machine.append(options.out, rows)
-        print(f"{time.perf_counter() - began:6.1f} s  {summary.line(rows)}", flush=True)
+        records.append(options.out, rows)
+        print(f"{time.perf_counter() - began:6.1f} s  {tables.line(rows)}", flush=True)

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from tests.bench import machine, served_seconds
 from tests.bench.encoder import minilm_folder
-from tests.bench.gpu.records import Rows
 from tests.bench.gpu.workload import SIZES, Size
+from tests.bench.records import Rows
 from tests.bench.served_requests import Case, Texts
 from tests.bench.served_sides import Side, Window, client_side, engine_side
 

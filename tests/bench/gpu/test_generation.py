@@ -15,7 +15,7 @@ import torch
 import transformers
 from torch.utils.flop_counter import FlopCounterMode
 
-from tests.bench import machine
+from tests.bench import records
 from tests.bench.gpu import (
     __main__,
     generation,
@@ -23,14 +23,14 @@ from tests.bench.gpu import (
     generation_bench,
     generation_workload,
     goals,
-    summary,
+    tables,
 )
 from tests.bench.gpu import generation_torch as rival
 from tests.bench.gpu.generation_models import Past, Place, random_ids, transformers_model
 from tests.bench.gpu.generation_workload import SHAPES, Case, Shape, cases
-from tests.bench.gpu.records import Rows
-from tests.bench.gpu.test_summary import WHERE
+from tests.bench.gpu.test_tables import WHERE
 from tests.bench.gpu.timing import medians_ms
+from tests.bench.records import Rows
 from tests.tolerance import MODEL_FP32
 
 CPU = Place("cpu", "float32")
@@ -176,9 +176,9 @@ def test_every_part_leaves_rows_tables_and_goals(
     )
     out = tmp_path / "gpu.jsonl"
     for rows in generation.run(options, FACTS, CPU):
-        machine.append(out, rows)
-        assert "WRONG" not in summary.line(rows)
-    found = summary.latest(out)["generation"]
+        records.append(out, rows)
+        assert "WRONG" not in tables.line(rows)
+    found = records.latest(out, gpu=True)["generation"]
     systems = {part: _systems(found, part) for part in options.parts}
     torch_graph, static = "torch, compiled, graph", "transformers, compiled"
     assert systems == {
@@ -196,7 +196,7 @@ def test_every_part_leaves_rows_tables_and_goals(
     assert all(row["wall_ms"] > 0 < row["with_host_ms"] for row in own if row["part"] == "step")
     # In fp32 both are greedy alike to the end.
     assert {row["same_tokens"] for row in found if row["part"] == "eet"} == {1.0}
-    text = summary.markdown(out)
+    text = tables.markdown(out)
     for part in (
         "| Tiny Llama 3 x 48 |",
         "| Tiny GPT 2 x 24, prompt 16 |",

@@ -87,8 +87,8 @@ async def embeddings(
 def _prompt_name(model: Encoder, body: EmbeddingRequest) -> str | None:
     if body.input_type is None:
         return body.prompt_name
-    if body.prompt_name is not None:
-        raise InvalidInput("input_type", "it beside prompt_name", "one of them", "drop one")
+    if body.prompt_name is not None or "prompt" in body.given():
+        raise InvalidInput("input_type", "it beside a prompt", "one of them", "drop one")
     fitting = (name for name in _PROMPTS_OF[body.input_type] if name in model.files.prompts)
     return next(fitting, None)
 

@@ -154,7 +154,9 @@ class Encoder(Served):
         if self.tokenizer is None:
             return 0
         limit = settings.max_length or self.max_length
-        prompt = self.files.prompt(settings.prompt_name)
+        prompt = settings.prompt
+        if prompt is None:
+            prompt = self.files.prompt(settings.prompt_name)
         whole: list[str | tuple[str, str]] = []
         for one in texts:
             if not self._fills(limit, one):

@@ -1,4 +1,4 @@
-"""What the last GPU run of each benchmark says, as the README's tables; numbers from rows alone."""
+"""The tables of the benchmarks on a GPU; numbers from rows alone."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import Any
 
 from tests.bench import generation_curves
 from tests.bench.gpu import generation_tables
-from tests.bench.gpu.records import Rows, latest
+from tests.bench.records import Rows, latest
 
-BEGIN, END = "<!-- bench-gpu:begin -->", "<!-- bench-gpu:end -->"
 UNITS = ("device_ms", "us", "traffic_mib", "served_over_engine", "run_ms")
-FOLDS = {"kernels": "Row kernels", "gemm": "Matrix products", "attention": "Attention"}
+LAST_COLUMNS = ("speedup over the fastest other", "share", "wall ms")
 GRID_TITLES = {
     "grid": "lengths uniform in 0.2 S..S",
     "lightseq": "LightSeq's grid, full lengths",
@@ -20,36 +19,13 @@ GRID_TITLES = {
 }
 
 
-def markdown(path: Path, *, folded: bool = False) -> str:
-    """Every table, those of single kernels behind a fold where asked; SystemExit when nothing was
-    measured."""
-    found = latest(path)
-    tables = []
-    for name, table in TABLES.items():
-        if name in found:
-            text = table(found[name])
-            tables.append(_fold(name, text) if folded else text)
+def markdown(path: Path) -> str:
+    """Every table; SystemExit when nothing was measured."""
+    found = latest(path, gpu=True)
+    tables = [table(found[name]) for name, table in TABLES.items() if name in found]
     if not tables:
         raise SystemExit(f"results: got none in {path}, wanted some; run python -m tests.bench.gpu")
     return "\n\n".join(tables)
-
-
-def _fold(name: str, table: str) -> str:
-    if name not in FOLDS:
-        return table
-    return f"<details><summary>{FOLDS[name]}</summary>\n\n{table}\n\n</details>"
-
-
-def write_readme(readme: Path, path: Path) -> None:
-    """Replaces what stands between the two markers."""
-    text = readme.read_text(encoding="utf-8")
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise SystemExit(f"{readme}: wanted {BEGIN} and after it {END}, each once; add them")
-    before, rest = text.split(BEGIN)
-    after = rest.split(END)[1]
-    readme.write_text(
-        f"{before}{BEGIN}\n{markdown(path, folded=True)}\n{END}{after}", encoding="utf-8"
-    )
 
 
 def line(rows: Rows) -> str:
@@ -81,12 +57,13 @@ def _encoder(rows: Rows) -> str:
 def _encoder_grid(rows: Rows, title: str) -> str:
     systems = _systems(rows)
     found = _by_case(rows)
+    headings = ["batch x S (tokens)", *systems, *LAST_COLUMNS]
     lines = [
         f"Encoders in fp16, {title}: device ms of a forward, median (share: of the same run's "
         "8192³ matmul rate, real tokens' FLOPs only):",
         "",
-        f"| batch x S (tokens) | {' | '.join(systems)} | times the strongest | share | wall |",
-        "|---" * (len(systems) + 4) + "|",
+        f"| {' | '.join(headings)} |",
+        "|---" * len(headings) + "|",
     ]
     for (model, case), of_case in found.items():
         cells = [_cell(of_case.get(system), "device_ms", "{:.3f}") for system in systems]
@@ -113,8 +90,8 @@ def _kernels(rows: Rows) -> str:
 def _gemm(rows: Rows) -> str:
     return _shares(
         rows,
-        "BERT's products in fp16 with bias, and erf GELU in the intermediate one, by tokens: "
-        "TFLOP/s (share of the same run's 8192³ matmul rate):",
+        "BERT's matrix products in fp16 with bias, and erf GELU in the intermediate one, by "
+        "tokens: TFLOP/s (share of the same run's 8192³ matmul rate):",
         lambda row: f"{row['tflops']:.0f} ({row['share_of_matmul']:.0%})",
     )
 
@@ -173,10 +150,10 @@ def _served(rows: Rows) -> str:
         {
             "requests": "{form}",
             "instances": "{instances}",
-            "under way": "{under_way}",
+            "in flight": "{under_way}",
             "engine alone": "{engine_tokens_per_s:.0f}",
             "served": "{served_tokens_per_s:.0f}",
-            "": "{served_over_engine:.0%}",
+            "served / engine": "{served_over_engine:.0%}",
             "queue ms": "{queue_ms:.2f}",
             "tokenize": "{tokenize_share:.0%}",
             "compute": "{compute_share:.0%}",
@@ -206,9 +183,31 @@ def _generation_served(rows: Rows) -> str:
             "added": "{added_between_ms:.2f}",
             "engine tokens/s": "{engine_tokens_per_s:.0f}",
             "served tokens/s": "{server_tokens_per_s:.0f}",
-            "": "{share:.0%}",
+            "served / engine": "{share:.0%}",
         },
     )
+
+
+def _generation_vllm(rows: Rows) -> str:
+    lines = [
+        "Generation beside vLLM in fp16, greedy, {new_tokens} new tokens for each prompt, all "
+        "prompts submitted at once, host work included: ms a step, tokens/s of the whole run with "
+        "its prompts, and ms until every prompt had 8 tokens (times: above 1 fusewire is "
+        "faster):".format(**rows[0]),
+        "",
+        "| sequences x prompt | fusewire ms a step | vLLM | times | fusewire tokens/s | vLLM "
+        "| times | fusewire first 8, ms | vLLM |",
+        "|---" * 9 + "|",
+    ]
+    for (model, case), of_case in _by_case(rows).items():
+        own, other = of_case["fusewire"], of_case["vllm"]
+        cells = [f"{own['step_ms']:.3f}", f"{other['step_ms']:.3f}"]
+        cells.append(f"{other['step_ms'] / own['step_ms']:.2f}")
+        cells += [f"{own['tokens_per_s']:,.0f}", f"{other['tokens_per_s']:,.0f}"]
+        cells.append(f"{own['tokens_per_s'] / other['tokens_per_s']:.2f}")
+        cells += [_cell(row, "first_8_ms", "{:,.0f}") for row in (own, other)]
+        lines.append(f"| {model} {case} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", _where(rows)])
 
 
 def _listed(rows: Rows, title: str, columns: dict[str, str]) -> str:
@@ -227,6 +226,7 @@ TABLES: dict[str, Callable[[Rows], str]] = {
     "memory": _memory,
     "served": _served,
     "generation": _generation,
+    "generation_vllm": _generation_vllm,
     "generation_served": _generation_served,
     generation_curves.BENCHMARK: lambda rows: f"{generation_curves.tables(rows)}\n\n{_where(rows)}",
 }
@@ -252,7 +252,8 @@ def _cell(row: dict[str, Any] | None, key: str, form: str) -> str:
 def _where(rows: Rows) -> str:
     row = rows[-1]
     named = ", ".join(f"{name} {version}" for name, version in row["versions"].items())
-    place = f"{row['time'][:10]}, {row['gpu']}, driver {row['driver']}, CUDA {row['cuda']}; "
+    place = f"{row['time'][:10]}, {row['gpu']}"
+    place += f", driver {row['driver']}, CUDA {row['cuda']}; " if "driver" in row else "; "
     if "matmul_tflops" in row:
         place += f"matmul {row['matmul_tflops']:.0f} TFLOP/s, copy {row['copy_tb_s']:.2f} TB/s; "
     return f"{place}{named}."

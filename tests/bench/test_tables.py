@@ -1,4 +1,4 @@
-"""The benchmarks' summary, on results made up here: goals, README tables, and their refusals."""
+"""Goals and tables of the benchmarks on a CPU, on rows made up here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.bench import machine, summary
+from tests.bench import goals, records, tables
 
 WHERE = {"cpu": "a processor", "threads": 2, "time": "2026-01-02T03:04:05Z"}
 
@@ -35,7 +35,7 @@ def generation_row(
 
 
 def write(folder: Path, name: str, *rows: dict[str, Any]) -> None:
-    machine.append(folder / f"{name}.jsonl", list(rows))
+    records.append(folder / f"{name}.jsonl", [{"benchmark": name, **row} for row in rows])
 
 
 @pytest.fixture
@@ -48,9 +48,7 @@ def results(tmp_path: Path) -> Path:
 
 
 def test_goals_stand_beside_what_was_measured(results: Path) -> None:
-    found = {
-        goal.what: (goal.wanted, goal.measured, goal.reached) for goal in summary.goals(results)
-    }
+    found = {goal.what: (goal.wanted, goal.measured, goal.reached) for goal in goals.goals(results)}
     assert found == {
         "MiniLM-L6 mixed 32, times the best rival (torch-packed)": (">= 1.25", "1.30", True),
         "MiniLM-L6 mixed 32, times transformers": (">= 1.9", "3.00", True),
@@ -69,60 +67,50 @@ def test_generation_is_held_to_ctranslate2_by_its_steps(tmp_path: Path) -> None:
         generation_row("8x128..512", "ctranslate2", None, None),
     ]
     write(tmp_path, "generation", *rows)
-    found = {goal.what: (goal.wanted, goal.reached) for goal in summary.goals(tmp_path)}
+    found = {goal.what: (goal.wanted, goal.reached) for goal in goals.goals(tmp_path)}
     assert found == {
         "GPT-2 1x128 step, times ctranslate2": (">= 1", True),
         "GPT-2 8x128 step, times ctranslate2": ("> 1", False),
     }
-    table = summary.readme_markdown(tmp_path)
+    table = tables.markdown(tmp_path)
     assert "| 8x128 | 30.0 / 100 / 100 | 30.0 (1.00) / 100 (1.00) / 100 (1.00) |" in table
     assert "| 8x128..512 | 40.0 / 100 / 100 | none / 100 (1.00) / 100 (1.00) |" in table
+
+
+def test_encode_stands_beside_sentence_transformers(tmp_path: Path) -> None:
+    row = {"model": "MiniLM-L6", "case": "8 to 40 words, sorted", "texts": 512, "disturbed": 0.0}
+    row |= WHERE | {"versions": {"fusewire": "0.1"}}
+    ours = {"system": "fusewire", "texts_per_s": 300.0, "times_sentence_transformers": 2.0}
+    write(tmp_path, "encode", row | ours)
+    write(tmp_path, "encode", row | {"system": "sentence-transformers", "texts_per_s": 150.0})
+    found = tables.markdown(tmp_path)
+    assert "| 8 to 40 words, sorted | 300 | 150 | 2.00 |" in found
+    assert found.startswith("Embedding 512 texts, MiniLM-L6, texts/s:")
 
 
 def test_the_newest_run_of_a_case_counts(results: Path) -> None:
     later = {"time": "2026-01-03T00:00:00Z"}
     rivals = [encoder_row("transformers", 200.0, **later)]
     write(results, "encoder", encoder_row("fusewire", 160.0, **later), *rivals)
-    first = summary.goals(results)[0]
+    first = goals.goals(results)[0]
     assert (first.measured, first.reached) == ("1.25", True)
     assert first.what.endswith("(transformers)")
 
 
 def test_results_of_another_processor_are_left_out(results: Path) -> None:
-    other = encoder_row("fusewire", 1.0, cpu="another", case="1x16")
+    other = encoder_row("fusewire", 1.0, cpu="another", case="1x16") | {"benchmark": "encoder"}
     lines = (results / "encoder.jsonl").read_text()
     (results / "encoder.jsonl").write_text(json.dumps(other) + "\n" + lines)
-    assert {row["cpu"] for row in machine.latest(results / "encoder.jsonl")} == {"a processor"}
+    assert {row["cpu"] for row in records.latest(results)["encoder"]} == {"a processor"}
 
 
-def test_the_readme_keeps_everything_but_the_tables(results: Path) -> None:
-    readme = results / "README.md"
-    readme.write_text(f"above\n{summary.BEGIN}\nold\n{summary.END}\nbelow\n")
-    summary.write_readme(readme, results)
-    once = readme.read_text()
-    assert once.startswith(f"above\n{summary.BEGIN}\n")
-    assert once.endswith(f"\n{summary.END}\nbelow\n")
-    assert "old" not in once
-    assert "| MiniLM-L6 mixed 32 | 100.0 | 300.0 | 130.0 | 1.30 |" in once
-    assert "2026-01-02, a processor, 2 threads" in once
-    assert "Other processes took up to 30% of the cores' time" in once
-    summary.write_readme(readme, results)
-    assert readme.read_text() == once
-
-
-def test_a_missing_readme_is_named(results: Path) -> None:
-    with pytest.raises(SystemExit, match=r"README\.md: not there; write it with the lines"):
-        summary.write_readme(results / "README.md", results)
-
-
-@pytest.mark.parametrize("text", ["", summary.BEGIN, f"{summary.END} {summary.BEGIN}"])
-def test_markers_in_disorder_are_named(results: Path, text: str) -> None:
-    (results / "README.md").write_text(text)
-    with pytest.raises(SystemExit, match="each once; add them"):
-        summary.write_readme(results / "README.md", results)
-    assert (results / "README.md").read_text() == text
+def test_tables_name_hardware_versions_and_disturbance(results: Path) -> None:
+    found = tables.markdown(results)
+    assert "| MiniLM-L6 mixed 32 | 100.0 | 300.0 | 130.0 | 1.30 |" in found
+    assert "2026-01-02, a processor, 2 threads" in found
+    assert "Other processes took up to 30% of the cores' time" in found
 
 
 def test_no_results_are_no_tables(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"run python -m tests\.bench"):
-        summary.readme_markdown(tmp_path)
+        tables.markdown(tmp_path)

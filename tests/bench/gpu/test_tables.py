@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.bench import machine
-from tests.bench.gpu import goals, summary
-from tests.bench.gpu.records import latest
+from tests.bench import records
+from tests.bench.gpu import goals, tables
 from tests.bench.gpu.workload import EET, GRID, LIGHTSEQ, SIZES
 
 WHERE = {
@@ -47,30 +46,27 @@ def encoder_row(system: str, ms: float, **changes: Any) -> dict[str, Any]:
 @pytest.fixture
 def results(tmp_path: Path) -> Path:
     path = tmp_path / "gpu.jsonl"
-    machine.append(path, [encoder_row("fusewire", 1.6), encoder_row("packed, graph", 2.24)])
+    records.append(path, [encoder_row("fusewire", 1.6), encoder_row("packed, graph", 2.24)])
     return path
 
 
 def test_an_encoder_stands_beside_its_rivals(results: Path) -> None:
-    found = summary.markdown(results)
+    found = tables.markdown(results)
     assert "| BERT-base 16x512 (4939) | 1.600 | 2.240 | 1.40 | 72% | 1.700 |" in found
     assert "2026-01-02, a GPU, driver 1.2.3, CUDA 13.0; matmul 761 TFLOP/s" in found
 
 
-def test_cases_are_listed_by_size_and_tables_of_kernels_are_folded(results: Path) -> None:
-    machine.append(results, [encoder_row("fusewire", 0.2, case="1x32", tokens=32)])
-    machine.append(results, [WHERE | KERNEL])
-    found = summary.markdown(results, folded=True)
+def test_cases_are_listed_by_size(results: Path) -> None:
+    records.append(results, [encoder_row("fusewire", 0.2, case="1x32", tokens=32)])
+    found = tables.markdown(results)
     assert found.index("BERT-base 1x32 (32)") < found.index("BERT-base 16x512 (4939)")
-    assert found.index("<details>") < found.index("| softmax |") < found.index("</details>")
-    assert "<details>" not in summary.markdown(results)
 
 
 def test_served_stands_beside_the_engine(results: Path) -> None:
-    machine.append(results, [WHERE | SERVED])
-    found = summary.markdown(results)
+    records.append(results, [WHERE | SERVED])
+    found = tables.markdown(results)
     assert "| ids | 1 | 4 | 1000000 | 900000 | 90% | 1.50 | 4% | 80% |" in found
-    assert summary.line([SERVED]) == "BERT-base ids, 1 x 4 [served_over_engine]: fusewire 0.9"
+    assert tables.line([SERVED]) == "BERT-base ids, 1 x 4 [served_over_engine]: fusewire 0.9"
 
 
 def test_served_generation_stands_beside_its_engine(results: Path) -> None:
@@ -80,8 +76,8 @@ def test_served_generation_stands_beside_its_engine(results: Path) -> None:
     where = {key: WHERE[key] for key in WHERE if key not in ("matmul_tflops", "copy_tb_s")}
     rows = [where | row | {"case": "1 stream", "streams": 1, "share": 1.0}]
     rows.append(where | row | {"case": "64 streams", "streams": 64, "share": 0.75})
-    machine.append(results, rows)
-    found = summary.markdown(results)
+    records.append(results, rows)
+    found = tables.markdown(results)
     assert "128 + 64 tokens a stream" in found
     assert "| GPT, 64 streams | 4.00 | 4.25 | 0.25 | 8000 | 6000 | 75% |" in found
     verdicts = {goal.what: goal.reached for goal in goals.goals(results)}
@@ -93,45 +89,26 @@ def test_one_that_was_wrong_has_no_time(results: Path) -> None:
     wrong = encoder_row("fusewire", 1.0, max_abs_difference=9.0, allowed_difference=0.1)
     del wrong["device_ms"], wrong["wall_ms"], wrong["share_of_matmul"]
     del wrong["times_strongest_rival"]
-    assert summary.line([wrong, encoder_row("packed, graph", 2.0)]).endswith(
+    assert tables.line([wrong, encoder_row("packed, graph", 2.0)]).endswith(
         "[device_ms]: fusewire WRONG by 9.0, allowed 0.1, packed, graph 2.0"
     )
-    machine.append(results, [wrong | {"time": "2026-01-03T00:00:00Z"}])
-    assert "| BERT-base 16x512 (4939) |  |  |  |  |" in summary.markdown(results)
+    records.append(results, [wrong | {"time": "2026-01-03T00:00:00Z"}])
+    assert "| BERT-base 16x512 (4939) |  |  |  |  |" in tables.markdown(results)
 
 
 def test_the_newest_run_of_a_case_on_the_last_gpu_counts(results: Path) -> None:
-    machine.append(results, [encoder_row("fusewire", 1.0, gpu="another")])
-    assert [row["gpu"] for row in latest(results)["encoder"]] == ["another"]
+    records.append(results, [encoder_row("fusewire", 1.0, gpu="another")])
+    assert [row["gpu"] for row in records.latest(results, gpu=True)["encoder"]] == ["another"]
     later = {"time": "2026-01-03T00:00:00Z"}
-    machine.append(
+    records.append(
         results, [encoder_row("fusewire", 1.5, **later), encoder_row("other", 2.0, case="1x32")]
     )
-    assert {row["device_ms"] for row in latest(results)["encoder"]} == {1.5, 2.0}
-
-
-def test_the_readme_keeps_everything_but_the_tables(results: Path) -> None:
-    readme = results.parent / "README.md"
-    readme.write_text(f"above\n{summary.BEGIN}\nold\n{summary.END}\nbelow\n")
-    summary.write_readme(readme, results)
-    once = readme.read_text()
-    assert once.startswith("above\n")
-    assert once.endswith("\nbelow\n")
-    assert "old" not in once
-    summary.write_readme(readme, results)
-    assert readme.read_text() == once
-
-
-def test_markers_in_disorder_are_named(results: Path) -> None:
-    readme = results.parent / "README.md"
-    readme.write_text("no markers")
-    with pytest.raises(SystemExit, match="each once; add them"):
-        summary.write_readme(readme, results)
+    assert {row["device_ms"] for row in records.latest(results, gpu=True)["encoder"]} == {1.5, 2.0}
 
 
 def test_no_results_are_no_tables(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=r"run python -m tests\.bench\.gpu"):
-        summary.markdown(tmp_path / "gpu.jsonl")
+        tables.markdown(tmp_path / "gpu.jsonl")
 
 
 def test_the_grids_are_those_of_the_published_benchmarks() -> None:
@@ -152,7 +129,7 @@ def test_goals_stand_beside_what_was_measured(results: Path) -> None:
     slower = {"case": "ids, 2 x 4", "served_tokens_per_s": 8e5, "served_over_engine": 0.8}
     texts = {"case": "texts, 1 x 4", "form": "texts", "served_tokens_per_s": 9.5e5}
     served = (SERVED, SERVED | slower, SERVED | texts)
-    machine.append(results, [WHERE | row for row in (KERNEL, ATTENTION, MEMORY, *served)])
+    records.append(results, [WHERE | row for row in (KERNEL, ATTENTION, MEMORY, *served)])
     found = {goal.what: (goal.wanted, goal.measured, goal.reached) for goal in goals.goals(results)}
     assert found == {
         "BERT-base 16x512, times the strongest rival (packed)": (">= 1.30", "1.40", True),

@@ -1,0 +1,135 @@
+"""`Classifier`: texts to labels, as transformers' text-classification pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+import numpy as np
+
+from fusewire.api.text_model import TextModel
+from fusewire.engine.settings import ScoreFunction
+from fusewire.errors import InvalidInput
+from fusewire.tasks.parameters import Value
+
+Text = str | tuple[str, str] | Mapping[str, str]
+
+
+class Label(TypedDict):
+    """A label of the model's, and its score."""
+
+    label: str
+    score: float
+
+
+class Classifier:
+    """Labels texts, or pairs of texts, by a model folder or a Hugging Face id with a
+    sequence-classification head.
+
+    Threads may share a Classifier; they wait for each other.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        device: str = "auto",
+        dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto",
+        revision: str | None = None,
+        max_length: int | None = None,
+        max_batch_tokens: int | None = None,
+        threads: int = 0,
+    ) -> None:
+        """Loads the model; arguments and errors as `Embedder`."""
+        self._model = TextModel(
+            model,
+            "classify",
+            device=device,
+            dtype=dtype,
+            revision=revision,
+            max_length=max_length,
+            max_batch_tokens=max_batch_tokens,
+            threads=threads,
+        )
+
+    @property
+    def labels(self) -> list[str]:
+        """The model's labels, in the order of its logits."""
+        names = self._model.engine.model.id2label
+        return [names[index] for index in range(len(names))]
+
+    def __call__(
+        self,
+        texts: Text | Sequence[Text],
+        *,
+        top_k: int | None = 1,
+        function_to_apply: ScoreFunction | None = None,
+        truncation: bool = False,
+        batch_size: int | None = None,
+        show_progress_bar: bool | None = None,
+    ) -> list[Label] | list[list[Label]]:
+        """Labels texts, in their order.
+
+        Args:
+            texts: A text or a list of them; each may be a pair, as a tuple or as
+                `{"text": …, "text_pair": …}`.
+            top_k: How many labels of each text, best first; None: all.
+            function_to_apply: From logits to scores: `none`, `sigmoid` or `softmax`. Default: as
+                transformers chooses by the configuration's problem_type and number of labels.
+            truncation: Cut texts that are too long for the model instead of refusing them.
+            batch_size: Most texts tokenised together. There is nothing to tune: what is computed
+                together is chosen by tokens, at most `max_batch_tokens`.
+            show_progress_bar: Default: shown on a terminal, for work of over a fraction of a
+                second. False: never.
+
+        Returns:
+            `{"label": …, "score": …}` of each text; where `top_k` is not 1, a list of them for
+            each. Of a single text a list with that of it alone: `[{"label": …, "score": …}, …]`.
+
+        Raises:
+            InvalidInput: A text is none, or too long and not to be cut.
+        """
+        if top_k is not None and top_k < 1:
+            raise InvalidInput("top_k", top_k, "1 or more", "raise it, or give None for all")
+        one = isinstance(texts, (str, Mapping, tuple))
+        given: Any = [texts] if one else texts
+        many = [_pair(text) for text in given]
+        if not many:
+            return []
+        paired = {pair is not None for _, pair in many}
+        if len(paired) > 1:
+            got = "texts beside pairs of texts"
+            raise InvalidInput("texts", got, "one kind of them", "classify them in two calls")
+        parameters: dict[str, Value] = {"truncate": truncation}
+        if function_to_apply is not None:
+            parameters["function_to_apply"] = function_to_apply
+        scores = self._model.rows(
+            [text for text, _ in many],
+            [str(pair) for _, pair in many] if True in paired else None,
+            "scores",
+            parameters=parameters,
+            batch_size=batch_size,
+            show_progress_bar=show_progress_bar,
+        )
+        labels = self.labels
+        best = np.argsort(-scores, axis=1, kind="stable")[:, :top_k]
+        found: list[list[Label]] = [
+            [{"label": labels[index], "score": float(row[index])} for index in order]
+            for row, order in zip(scores, best, strict=True)
+        ]
+        if one:
+            return found[0]
+        return [row[0] for row in found] if top_k == 1 else found
+
+
+def _pair(text: Text) -> tuple[str, str | None]:
+    if isinstance(text, str):
+        return text, None
+    if isinstance(text, tuple) and len(text) == 2:
+        return text
+    if isinstance(text, Mapping) and {"text"} <= text.keys() <= {"text", "text_pair"}:
+        return text["text"], text.get("text_pair")
+    got = f"{type(text).__name__} ({repr(text)[:40]})"
+    wanted = "a str, a pair of them, or {'text': …, 'text_pair': …}"
+    raise InvalidInput("texts", got, wanted, "give texts")

@@ -1,0 +1,223 @@
+"""`LLM`: prompts to texts, as vLLM's class of that name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from fusewire.api.offline import Prompt, answers
+from fusewire.api.outputs import RequestOutput
+from fusewire.api.sampling_params import SamplingParams
+from fusewire.engine.generation import GenerationEngine
+from fusewire.engine.generation_settings import GenerationSettings
+from fusewire.errors import InvalidInput
+from fusewire.hub import model_folder
+from fusewire.tasks.chat import Chat
+
+Message = Mapping[str, Any]
+
+
+class LLM:
+    """Generates with a model folder or a Hugging Face id, many prompts at a time.
+
+    All prompts of a call run in one engine with continuous batching: a list of them is the fastest
+    way. A context manager: at its end the model's memory is free. Threads may share an LLM; their
+    prompts then run together.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        device: str = "auto",
+        dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto",
+        revision: str | None = None,
+        max_length: int | None = None,
+        max_sequences: int | None = None,
+        max_batch_tokens: int | None = None,
+        max_waiting: int | None = None,
+        kv_cache_mib: int | None = None,
+        prefix_caching: bool = True,
+        graphs: bool = True,
+        threads: int = 0,
+    ) -> None:
+        """Loads the model and takes the memory for keys and values.
+
+        Args:
+            model: A model folder, or an id on Hugging Face.
+            device: `auto` (the first GPU where there is one, else the CPU), `cpu`, `cuda` or
+                `cuda:<index>`.
+            dtype: Precision of the computation; `auto` is float32 on the CPU and float16 on a GPU.
+            revision: Branch, tag or commit of a Hugging Face id.
+            max_length: Longest prompt and answer together, in tokens. Default: the positions that
+                the model has.
+            max_sequences: Sequences that run at the same time. Default: 64.
+            max_batch_tokens: Tokens computed in one step. Default: 2048.
+            max_waiting: Sequences that the engine holds beyond those that run; more wait outside.
+                Default: 256.
+            kv_cache_mib: Memory for keys and values. Default: what max_sequences of max_length
+                need, at most nine tenths of a GPU's free memory or a quarter of the machine's.
+            prefix_caching: Keep the pages of prompts for later ones that begin the same.
+            graphs: Record steps as CUDA graphs and replay them; no effect on the CPU.
+            threads: CPU threads; 0: one for each core.
+
+        Raises:
+            CheckpointError: The folder cannot be read, or is none of a model that generates.
+            ConfigurationError: There is no such device or dtype here, or a value is out of range.
+        """
+        settings = {
+            "dtype": dtype,
+            "max_length": max_length,
+            "max_sequences": max_sequences,
+            "max_batch_tokens": max_batch_tokens,
+            "max_waiting": max_waiting,
+            "kv_cache_mib": kv_cache_mib,
+            "prefix_caching": prefix_caching,
+            "graphs": graphs,
+            "threads": threads,
+        }
+        self._folder = model_folder(model, revision=revision)
+        self.engine = GenerationEngine(
+            self._folder,
+            GenerationSettings(**{name: v for name, v in settings.items() if v is not None}),
+            device=device,
+        )
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        **parameters: Any,
+    ) -> list[RequestOutput]:
+        """Answers prompts, in their order.
+
+        Args:
+            prompts: Texts, lists of token ids, or vLLM's `{"prompt": …}` and
+                `{"prompt_token_ids": …}`; or one of these.
+            sampling_params: How to answer all of them, or each.
+            use_tqdm: Show progress and tokens/s on a terminal.
+            **parameters: Instead of `sampling_params`, its fields: `max_new_tokens=128`, …
+
+        Returns:
+            A RequestOutput for each prompt.
+
+        Raises:
+            InvalidInput: A prompt or a parameter is out of range. Raised before anything is
+                computed, and names the prompt's index.
+            IncompleteOutputs: Some failed while computing; it holds what the others were answered.
+        """
+        many = _prompts(prompts)
+        return answers(
+            self.engine, many, _parameters(sampling_params, parameters, len(many)), shown=use_tqdm
+        )
+
+    def chat(
+        self,
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        add_generation_prompt: bool = True,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **parameters: Any,
+    ) -> list[RequestOutput]:
+        """Answers conversations, in their order, by the model's chat template.
+
+        Args:
+            messages: A conversation, a list of `{"role": …, "content": …}`; or a list of them.
+            sampling_params: As for `generate`.
+            use_tqdm: As for `generate`.
+            add_generation_prompt: End each prompt with the beginning of the assistant's answer.
+            chat_template_kwargs: Further variables of the template (`enable_thinking`, …).
+            **parameters: As for `generate`.
+
+        Returns:
+            A RequestOutput for each conversation, without `prompt`.
+
+        Raises:
+            InvalidInput: As for `generate`; the model has no chat template, or the template
+                refuses a conversation.
+            IncompleteOutputs: As for `generate`.
+        """
+        conversations = [messages] if _is_conversation(messages) else messages
+        prompts = []
+        for index, conversation in enumerate(conversations):
+            try:
+                prompts.append(
+                    self._chat.prompt(
+                        conversation,  # type: ignore[arg-type]
+                        add_generation_prompt=add_generation_prompt,
+                        chat_template_kwargs=chat_template_kwargs,
+                    )
+                )
+            except InvalidInput as error:
+                raise error.at(f"messages[{index}]") from None
+        asked = _parameters(sampling_params, parameters, len(prompts))
+        return answers(self.engine, prompts, asked, shown=use_tqdm)
+
+    def close(self) -> None:
+        """Ends what runs and frees the memory for keys and values."""
+        self.engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    @cached_property
+    def _chat(self) -> Chat:
+        return Chat(self._folder, self.engine.tokenizer, self.engine.limits)
+
+
+def _prompts(prompts: Any) -> list[Any]:
+    """One prompt as a list of one; dictionaries as what they hold."""
+    one = isinstance(prompts, (str, Mapping)) or (
+        isinstance(prompts, Sequence) and len(prompts) > 0 and isinstance(prompts[0], int)
+    )
+    return [_plain(prompt) for prompt in ([prompts] if one else prompts)]
+
+
+def _plain(prompt: Any) -> Any:
+    if not isinstance(prompt, Mapping):
+        return prompt
+    for name in ("prompt_token_ids", "prompt"):
+        if name in prompt:
+            return prompt[name]
+    wanted = "'prompt' or 'prompt_token_ids'"
+    raise InvalidInput("prompts", f"keys {list(prompt)}", wanted, "give a text or token ids")
+
+
+def _parameters(
+    sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+    parameters: Mapping[str, Any],
+    count: int,
+) -> list[dict[str, Any]]:
+    """What is asked of each prompt."""
+    if sampling_params is None:
+        return [dict(parameters)] * count
+    if parameters:
+        got = f"{', '.join(parameters)} beside it"
+        raise InvalidInput("sampling_params", got, "one of the two", "put all into SamplingParams")
+    if isinstance(sampling_params, SamplingParams):
+        return [_asked(sampling_params)] * count
+    if len(sampling_params) != count:
+        raise InvalidInput(
+            "sampling_params",
+            f"{len(sampling_params)} for {count} prompts",
+            "one for all or one for each",
+            "give as many",
+        )
+    return [_asked(each) for each in sampling_params]
+
+
+def _asked(params: SamplingParams) -> dict[str, Any]:
+    return params.model_dump(exclude_unset=True)
+
+
+def _is_conversation(messages: Any) -> bool:
+    return isinstance(messages, Sequence) and len(messages) > 0 and isinstance(messages[0], Mapping)

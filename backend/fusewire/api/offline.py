@@ -1,0 +1,132 @@
+"""A list of prompts through one engine: as many as it admits at a time, no work for a token but the
+engine's own."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fusewire.api.outputs import CompletionOutput, IncompleteOutputs, RequestOutput
+from fusewire.api.progress import REFRESH_S, ProgressBar
+from fusewire.engine.admission import QueueFull
+from fusewire.engine.finished import Finished, Pending
+from fusewire.engine.generation import GenerationEngine, Ticket
+from fusewire.errors import FusewireError, InvalidInput
+from fusewire.tasks.generation_parameters import GenerationParameters
+from fusewire.tasks.prompt import prompt_ids
+
+Prompt = str | Sequence[int] | Mapping[str, Any]
+
+
+def answers(
+    engine: GenerationEngine,
+    prompts: Sequence[str | Sequence[int]],
+    asked: Sequence[dict[str, Any]],
+    *,
+    shown: bool,
+) -> list[RequestOutput]:
+    """Outputs in the order of `prompts`; `asked` has the parameters of each. InvalidInput before
+    anything is computed, IncompleteOutputs after all."""
+    work = _checked(engine, prompts, asked)
+    found: list[RequestOutput | None] = [None] * len(prompts)
+    errors: dict[int, FusewireError] = {}
+    running: dict[int, tuple[Ticket, Pending]] = {}
+    finished = Finished()
+    inputs = outputs = given = 0
+    try:
+        with ProgressBar(len(prompts), "prompts", shown=shown) as bar:
+            while given < len(work) or running:
+                given = _give(engine, work, given, running, finished, errors)
+                for pending in _ended(finished):
+                    del running[pending.index]
+                    if pending.error is not None:
+                        errors[pending.index] = pending.error
+                        continue
+                    prompt, (ids, parameters) = prompts[pending.index], work[pending.index]
+                    text = prompt if isinstance(prompt, str) else None
+                    found[pending.index] = _output(engine, text, ids, parameters, pending)
+                    inputs += len(ids)
+                    outputs += len(pending.deltas)
+                live = sum(len(pending.deltas) for _, pending in running.values()) if shown else 0
+                bar.update(given - len(running), input_tokens=inputs, output_tokens=outputs + live)
+    finally:
+        for ticket, _ in running.values():  # interrupted
+            ticket.cancel()
+    if errors:
+        raise IncompleteOutputs(found, errors)
+    return [output for output in found if output is not None]
+
+
+def _checked(
+    engine: GenerationEngine, prompts: Sequence[Any], asked: Sequence[dict[str, Any]]
+) -> list[tuple[list[int], GenerationParameters]]:
+    """Ids and parameters of each prompt; the first that cannot be answered is raised."""
+    made: dict[int, GenerationParameters] = {}  # of one object, which prompts share
+    work = []
+    for index, (prompt, each) in enumerate(zip(prompts, asked, strict=True)):
+        try:
+            if id(each) not in made:
+                made[id(each)] = engine.parameters(**each)
+            parameters = made[id(each)]
+            ids = prompt_ids(
+                prompt,
+                engine.tokenizer,
+                engine.model.vocab_size,
+                most=engine.limits.max_length - 1,
+                add_special_tokens=parameters.add_special_tokens,
+            )
+            parameters.new_tokens(len(ids), engine.limits)
+        except InvalidInput as error:
+            raise error.at(f"prompts[{index}]") from None
+        work.append((ids, parameters))
+    return work
+
+
+def _give(
+    engine: GenerationEngine,
+    work: Sequence[tuple[list[int], GenerationParameters]],
+    given: int,
+    running: dict[int, tuple[Ticket, Pending]],
+    finished: Finished,
+    errors: dict[int, FusewireError],
+) -> int:
+    """Submits as many as the engine admits, from `given` on; returns where it stopped. `errors`
+    gets those of prompts that it will never admit."""
+    while given < len(work):
+        ids, parameters = work[given]
+        pending = Pending(given, parameters.n, parameters.sequences)
+        try:
+            running[given] = engine.submit(ids, parameters, finished, pending), pending
+        except QueueFull:
+            break
+        except FusewireError as error:
+            errors[given] = error
+        given += 1
+    return given
+
+
+def _ended(finished: Finished) -> list[Pending]:
+    """Waits for one that has ended, a moment at most, and takes all there are."""
+    try:
+        first = finished.get(timeout=REFRESH_S)
+    except queue.Empty:
+        return []
+    return [first, *(finished.get_nowait() for _ in range(finished.qsize()))]
+
+
+def _output(
+    engine: GenerationEngine,
+    prompt: str | None,
+    ids: list[int],
+    parameters: GenerationParameters,
+    pending: Pending,
+) -> RequestOutput:
+    def spell(token: int) -> str:
+        return engine.tokenizer.decode([token])
+
+    spelled = spell if parameters.logprobs is not None else None
+    texts = [
+        CompletionOutput.of(index, deltas, spelled) for index, deltas in enumerate(pending.texts())
+    ]
+    return RequestOutput(prompt, ids, texts, pending.deltas[-1].num_cached_tokens)

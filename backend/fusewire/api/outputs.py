@@ -1,0 +1,109 @@
+"""What `LLM` gives back, with vLLM's names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from fusewire.engine.continuation import Delta, FinishReason
+from fusewire.errors import FusewireError
+
+
+@dataclass(frozen=True, slots=True)
+class Logprob:
+    """A token's log-probability at its place; `rank` 1 is the likeliest, None one that is not among
+    the likeliest asked for."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One text generated for a prompt.
+
+    `token_ids` include the token that ended the text, `text` does not. `finish_reason`: `stop` at
+    an end-of-sequence token, a stop token or a stop string, `length` at max_new_tokens or where the
+    model's positions end. `logprobs`: of each token, by token id, where they were asked for.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float
+    finish_reason: FinishReason | None
+    logprobs: list[dict[int, Logprob]] | None = None
+
+    @staticmethod
+    def of(
+        index: int, deltas: Sequence[Delta], spell: Callable[[int], str] | None
+    ) -> CompletionOutput:
+        """From all that was told of one text; `spell` gives a token's text, where log-probabilities
+        were asked for."""
+        last = deltas[-1]
+        return CompletionOutput(
+            index,
+            "".join([delta.text for delta in deltas]),
+            [delta.token for delta in deltas if delta.token is not None],
+            last.cumulative_logprob,
+            last.finish_reason,
+            [_logprobs(delta, spell) for delta in deltas if delta.token is not None]
+            if spell
+            else None,
+        )
+
+
+def _logprobs(delta: Delta, spell: Callable[[int], str]) -> dict[int, Logprob]:
+    assert delta.token is not None
+    found = {delta.token: Logprob(delta.logprob, None, spell(delta.token))}
+    for rank, (token, logprob) in enumerate(delta.top_logprobs, 1):
+        found[token] = Logprob(logprob, rank, spell(token))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of a prompt, and of all texts generated for it."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+    @property
+    def total_tokens(self) -> int:
+        return self.prompt_tokens + self.completion_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class RequestOutput:
+    """A prompt and what was generated for it: `n` texts. `prompt` is None where it was given as ids
+    or messages; `num_cached_tokens` of it came from the prefix cache."""
+
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    num_cached_tokens: int = 0
+
+    @property
+    def usage(self) -> Usage:
+        tokens = sum(len(output.token_ids) for output in self.outputs)
+        return Usage(len(self.prompt_token_ids), tokens)
+
+
+class IncompleteOutputs(FusewireError):
+    """Some prompts could not be answered, while computing or within their time; the others were.
+
+    `outputs`: a RequestOutput for each prompt, None for those that failed. `errors`: theirs, by
+    index.
+    """
+
+    def __init__(
+        self, outputs: list[RequestOutput | None], errors: dict[int, FusewireError]
+    ) -> None:
+        index, first = min(errors.items())
+        super().__init__(
+            f"prompts[{index}]: {first} ({len(errors)} of {len(outputs)} prompts failed; "
+            "`outputs` of this error has the others)"
+        )
+        self.outputs = outputs
+        self.errors = errors

@@ -1,0 +1,65 @@
+"""A progress bar on standard error: drawn only by the thread that works, a few times a second."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+REFRESH_S = 0.25
+
+
+class ProgressBar:
+    """A context manager. Nothing is drawn where standard error is no terminal, nor of what is over
+    before the first refresh."""
+
+    def __init__(self, total: int, unit: str, *, shown: bool) -> None:
+        """`total`: of `unit`, the plural of what is counted."""
+        console = Console(stderr=True)
+        self._shown = shown and (console.is_terminal or console.is_jupyter)
+        # Without rich's own thread, which would compete for the interpreter with those that work.
+        self._progress = Progress(
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn(f"{unit} {{task.fields[rates]}}"),
+            TimeRemainingColumn(),
+            console=console,
+            auto_refresh=False,
+        )
+        self._task = self._progress.add_task("", total=total, rates="")
+        self._began = time.perf_counter()
+        self._due = self._began + REFRESH_S
+        self._drawn = False
+
+    def update(self, done: int, **counts: int) -> None:
+        """`done` of the total; `counts` so far, by unit, are shown per second."""
+        now = time.perf_counter()
+        if not self._shown or now < self._due:
+            return
+        if not self._drawn:
+            self._progress.start()
+            self._drawn = True
+        self._due = now + REFRESH_S
+        elapsed = now - self._began
+        rates = ", ".join(f"{count / elapsed:,.0f} {unit}/s" for unit, count in counts.items())
+        self._progress.update(self._task, completed=done, rates=rates)
+        self._progress.refresh()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if not self._drawn:
+            return
+        if error is None:
+            self._progress.update(self._task, completed=self._progress.tasks[0].total)
+        self._progress.refresh()
+        self._progress.stop()

@@ -1,0 +1,148 @@
+"""`Reranker`: pairs of texts to scores, as sentence-transformers' `CrossEncoder`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NotRequired, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fusewire.api.text_model import TextModel
+from fusewire.errors import InvalidInput
+from fusewire.tasks.rerank import score_function
+
+
+class Ranked(TypedDict):
+    """A document's place in the list that was given, and its score."""
+
+    corpus_id: int
+    score: float
+    text: NotRequired[str]
+
+
+class Reranker:
+    """Scores pairs of texts by a cross-encoder: a model folder or a Hugging Face id with a
+    sequence-classification head.
+
+    Threads may share a Reranker; they wait for each other.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        device: str = "auto",
+        dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto",
+        revision: str | None = None,
+        max_length: int | None = None,
+        max_batch_tokens: int | None = None,
+        threads: int = 0,
+    ) -> None:
+        """Loads the model; arguments and errors as `Embedder`."""
+        self._model = TextModel(
+            model,
+            "classify",
+            device=device,
+            dtype=dtype,
+            revision=revision,
+            max_length=max_length,
+            max_batch_tokens=max_batch_tokens,
+            threads=threads,
+        )
+        classifier = self._model.engine.model
+        self._labels = len(classifier.id2label)
+        self._function = score_function(classifier.config, self._labels)
+
+    def predict(
+        self,
+        pairs: Sequence[tuple[str, str]] | Sequence[Sequence[str]] | tuple[str, str],
+        *,
+        batch_size: int | None = None,
+        show_progress_bar: bool | None = None,
+    ) -> NDArray[np.float32] | np.float32:
+        """Scores pairs, in their order; those that are too long are cut, the longer text first.
+
+        Args:
+            pairs: (query, document) pairs, or one pair.
+            batch_size: Most pairs tokenised together. There is nothing to tune: what is computed
+                together is chosen by tokens, at most `max_batch_tokens`.
+            show_progress_bar: Default: shown on a terminal, for work of over a fraction of a
+                second. False: never.
+
+        Returns:
+            float32 [n], the sigmoid of the logit unless the folder says otherwise; of a model with
+            several labels its logits [n, labels]. Of one pair its own score.
+
+        Raises:
+            InvalidInput: A pair is none.
+        """
+        one = len(pairs) > 0 and isinstance(pairs[0], str)
+        many: list[Any] = [pairs] if one else list(pairs)
+        for index, pair in enumerate(many):
+            if isinstance(pair, str) or len(pair) != 2:
+                got = f"{type(pair).__name__} of length {len(pair)} at {index}"
+                raise InvalidInput("pairs", got, "(query, document)", "give two texts for each")
+        if not many:
+            return np.empty((0,) if self._labels == 1 else (0, self._labels), np.float32)
+        scores = self._model.rows(
+            [query for query, _ in many],
+            [document for _, document in many],
+            "scores",
+            parameters={"truncate": True, "function_to_apply": self._function},
+            batch_size=batch_size,
+            show_progress_bar=show_progress_bar,
+        )
+        if self._labels == 1:
+            scores = scores[:, 0]
+        found: NDArray[np.float32] | np.float32 = scores[0] if one else scores
+        return found
+
+    def rank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        top_k: int | None = None,
+        return_documents: bool = False,
+        *,
+        batch_size: int | None = None,
+        show_progress_bar: bool | None = None,
+    ) -> list[Ranked]:
+        """Documents by how well they answer the query, best first.
+
+        Args:
+            query: What is searched for.
+            documents: What is searched in.
+            top_k: How many to return. Default: all.
+            return_documents: Whether each result has its `text`.
+            batch_size: As for `predict`.
+            show_progress_bar: As for `predict`.
+
+        Returns:
+            `{"corpus_id": place in documents, "score": …, "text": …}` of each.
+
+        Raises:
+            InvalidInput: The model has several labels, or a text is none.
+        """
+        if self._labels != 1:
+            raise InvalidInput(
+                "model", f"{self._labels} labels", "1, as a reranker has", "call predict instead"
+            )
+        if top_k is not None and top_k < 1:
+            raise InvalidInput("top_k", top_k, "1 or more", "raise it or leave it out")
+        scores = np.atleast_1d(
+            self.predict(
+                [(query, document) for document in documents],
+                batch_size=batch_size,
+                show_progress_bar=show_progress_bar,
+            )
+        )
+        order = np.argsort(-scores, kind="stable")[:top_k]
+        ranked: list[Ranked] = [
+            {"corpus_id": int(index), "score": float(scores[index])} for index in order
+        ]
+        if return_documents:
+            for each in ranked:
+                each["text"] = documents[each["corpus_id"]]
+        return ranked

@@ -1,0 +1,61 @@
+"""`SamplingParams`: how to generate, under vLLM's name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fusewire.tasks.generation_parameters import GenerationParameters
+from fusewire.tasks.no_effect import without_no_effect
+
+
+class SamplingParams(GenerationParameters):
+    """How to answer a prompt: the parameters of a request to the server, under the same names.
+
+    What is not given is as the model's generation_config.json says; without it the likeliest token
+    is taken each time and texts end where the model ends them, as in Hugging Face's `generate`
+    (vLLM samples, and ends at 16 tokens). `temperature`, `top_k`, `top_p`, `min_p` and `typical_p`
+    each ask for sampling. Each parameter is described at `GenerationParameters`.
+
+    Raises:
+        InvalidInput: A parameter is unknown or out of range; the message names it.
+    """
+
+    def __init__(
+        self,
+        *,
+        n: int | None = None,
+        best_of: int | None = None,
+        max_tokens: int | None = None,
+        min_tokens: int | None = None,
+        max_new_tokens: int | None = None,
+        min_new_tokens: int | None = None,
+        do_sample: bool | None = None,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        min_p: float | None = None,
+        typical_p: float | None = None,
+        seed: int | None = None,
+        repetition_penalty: float | None = None,
+        presence_penalty: float | None = None,
+        frequency_penalty: float | None = None,
+        no_repeat_ngram_size: int | None = None,
+        logit_bias: Mapping[int, float] | None = None,
+        bad_words: Sequence[str] | None = None,
+        stop: str | Sequence[str] | None = None,
+        stop_token_ids: Sequence[int] | None = None,
+        ignore_eos: bool | None = None,
+        include_stop_str_in_output: bool | None = None,
+        add_special_tokens: bool | None = None,
+        skip_special_tokens: bool | None = None,
+        logprobs: int | None = None,
+        priority: int | None = None,
+        timeout_seconds: float | None = None,
+        **others: Any,
+    ) -> None:
+        given = {name: value for name, value in locals().items() if name in _NAMES}
+        GenerationParameters.__init__(self, **without_no_effect(others), **given)
+
+
+_NAMES = frozenset(SamplingParams.__init__.__kwdefaults__ or ())

@@ -1,0 +1,157 @@
+"""An encoder that answers lists of texts: longest first inside, in the callers' order outside."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fusewire.api.progress import ProgressBar
+from fusewire.engine.encoder import EncoderEngine, Request
+from fusewire.engine.settings import EngineSettings
+from fusewire.errors import FusewireError, InvalidInput
+from fusewire.hub import model_folder
+from fusewire.tasks.parameters import Value
+
+# Characters of a request: about the tokens of a micro-batch.
+_CHARACTERS_PER_TOKEN = 4
+# Given to the engine at once, so that it tokenises while the device computes; their tokens are held
+# in memory meanwhile.
+_MICRO_BATCHES_AT_ONCE = 32
+
+
+class TextModel:
+    """A model folder opened for one of an encoder's tasks. Safe to share between threads, which
+    wait for each other."""
+
+    def __init__(
+        self,
+        model: str | Path,
+        task: str,
+        *,
+        device: str,
+        dtype: str,
+        revision: str | None,
+        max_length: int | None,
+        max_batch_tokens: int | None,
+        threads: int,
+    ) -> None:
+        settings: dict[str, Any] = {"dtype": dtype, "threads": threads, "max_length": max_length}
+        if max_batch_tokens is not None:
+            settings["max_batch_tokens"] = max_batch_tokens
+        self.folder = model_folder(model, revision=revision)
+        self.engine = EncoderEngine(self.folder, task, EngineSettings(**settings), device=device)
+        self._lock = threading.Lock()
+
+    def rows(
+        self,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None,
+        output: str,
+        *,
+        parameters: Mapping[str, Value],
+        batch_size: int | None,
+        show_progress_bar: bool | None,
+    ) -> NDArray[np.float32]:
+        """The rows of `output` [n, values] for one or more texts, or pairs of texts.
+
+        `batch_size`: texts of a request to the engine, which computes requests together; None: of
+        about a micro-batch. InvalidInput names the text at fault, before anything is computed where
+        it is too long.
+        """
+        _check(texts, pairs, batch_size)
+        sizes = [len(text) for text in texts]
+        if pairs is not None:
+            sizes = [size + len(pair) for size, pair in zip(sizes, pairs, strict=True)]
+        order = sorted(range(len(texts)), key=lambda index: -sizes[index])
+        done = 0
+        found: NDArray[np.float32] | None = None
+        shown = show_progress_bar is not False
+        with self._lock, ProgressBar(len(texts), "texts", shown=shown) as bar:
+
+            def computed(sequences: int) -> None:
+                nonlocal done
+                done += sequences
+                bar.update(done, texts=done)
+
+            for batches in self._batches(order, sizes, batch_size):
+                requests = [_request(batch, texts, pairs, parameters) for batch in batches]
+                answers = self.engine.answer(requests, computed)
+                for batch, answer in zip(batches, answers, strict=True):
+                    if isinstance(answer, FusewireError):
+                        raise self._at_fault(answer, batch, texts, pairs, parameters)
+                    assert answer is not None  # nobody cancels
+                    if found is None:
+                        found = np.empty((len(texts), *answer[output].shape[1:]), np.float32)
+                    found[batch] = answer[output]
+        assert found is not None
+        return found
+
+    def _batches(
+        self, order: Sequence[int], sizes: Sequence[int], batch_size: int | None
+    ) -> Iterator[list[list[int]]]:
+        """Batches of texts, those that the engine gets at once together."""
+        budget = self.engine.settings.max_batch_tokens * _CHARACTERS_PER_TOKEN
+        batches: list[list[int]] = []
+        batch: list[int] = []
+        characters = total = 0
+        for place, index in enumerate(order, 1):
+            batch.append(index)
+            characters += sizes[index] + 1
+            if place == len(order) or characters >= budget or len(batch) == batch_size:
+                batches.append(batch)
+                total += characters
+                batch, characters = [], 0
+                if place == len(order) or total >= budget * _MICRO_BATCHES_AT_ONCE:
+                    yield batches
+                    batches, total = [], 0
+
+    def _at_fault(
+        self,
+        error: FusewireError,
+        batch: Sequence[int],
+        texts: Sequence[str],
+        pairs: Sequence[str] | None,
+        parameters: Mapping[str, Value],
+    ) -> FusewireError:
+        """The error of a batch, or that of the text in it which has one of its own."""
+        if isinstance(error, InvalidInput):
+            for index in batch:
+                request = _request([index], texts, pairs, parameters)
+                try:
+                    self.engine.prepare(request)
+                except InvalidInput as own:
+                    return own.at(f"texts[{index}]")
+        return error
+
+
+def _request(
+    batch: Sequence[int],
+    texts: Sequence[str],
+    pairs: Sequence[str] | None,
+    parameters: Mapping[str, Value],
+) -> Request:
+    inputs = {"text_input": _tensor([texts[index] for index in batch])}
+    if pairs is not None:
+        inputs["text_pair"] = _tensor([pairs[index] for index in batch])
+    return Request(inputs, dict(parameters))
+
+
+def _tensor(texts: list[str]) -> NDArray[Any]:
+    array = np.empty((len(texts), 1), object)
+    array[:, 0] = texts
+    return array
+
+
+def _check(texts: Sequence[str], pairs: Sequence[str] | None, batch_size: int | None) -> None:
+    for name, values in (("texts", texts), ("pairs", pairs or ())):
+        for index, text in enumerate(values):
+            if not isinstance(text, str):
+                got = f"{type(text).__name__} at {index}"
+                raise InvalidInput(name, got, "str", "give texts, or convert them")
+    if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
+        raise InvalidInput("batch_size", batch_size, "1 or more", "raise it or leave it out")

@@ -1,0 +1,62 @@
+"""Requests as they finish: an inbox that wakes its reader once a request, not once a token.
+
+A reader that wakes for each token competes with the engine's thread for the interpreter, and takes
+most of its time at small models.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Sequence
+from typing import Any
+
+from fusewire.engine.best_of import BestOf
+from fusewire.engine.continuation import Delta
+from fusewire.errors import FusewireError
+
+
+class Pending:
+    """The tag of one request in a `Finished` inbox: what was told of it so far."""
+
+    def __init__(self, index: int, n: int, sequences: int) -> None:
+        """`index`: the reader's name for it."""
+        self.index = index
+        self.deltas: list[Delta] = []
+        self.error: FusewireError | None = None
+        self._n = n
+        self._sequences = sequences
+        self._open = sequences
+
+    def hear(self, told: Delta | FusewireError) -> bool:
+        """Takes note of what the engine tells; whether that was the last."""
+        if isinstance(told, FusewireError):
+            self.error = told
+            return True
+        self.deltas.append(told)
+        if told.finish_reason is None:
+            return False
+        self._open -= 1
+        return not self._open
+
+    def texts(self) -> list[Sequence[Delta]]:
+        """Of each of the n texts what was told, in order."""
+        if self._sequences == 1:
+            return [self.deltas]
+        answer = BestOf(self._n, self._sequences)
+        found: list[list[Delta]] = [[] for _ in range(self._n)]
+        for delta in self.deltas:
+            for heard in answer.hear(delta):
+                assert isinstance(heard, Delta)
+                found[heard.index].append(heard)
+        return [*found]
+
+
+class Finished(queue.SimpleQueue[Any]):
+    """Requests submitted to it under a `Pending` as tag come out of `get` when they have ended."""
+
+    def put(
+        self, item: tuple[Pending, Any], block: bool = True, timeout: float | None = None
+    ) -> None:
+        pending, told = item
+        if pending.hear(told):
+            super().put(pending)

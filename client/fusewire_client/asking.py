@@ -1,0 +1,38 @@
+"""What the methods of models that encode have in common: parameters, the model, its requests."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from .calls import Infer, Parameter, Plan
+from .plans import Arrays, Settings, answers_of, model_for
+from .tensors import Inputs
+
+
+class Where(NamedTuple):
+    """Which model is asked, with what parameters, for how long."""
+
+    model: str | None
+    version: str
+    timeout_s: float | None
+    parameters: dict[str, Parameter]
+
+
+def given(parameters: dict[str, Parameter], **named: Parameter | None) -> dict[str, Parameter]:
+    """The request's parameters; a None is a parameter not given."""
+    return {**{name: value for name, value in named.items() if value is not None}, **parameters}
+
+
+def ask(
+    settings: Settings, task: str, requests: list[Inputs], outputs: list[str], where: Where
+) -> Plan[list[Arrays]]:
+    name = yield from model_for(settings, where.model, task, where.timeout_s)
+    calls = [
+        Infer(name, inputs, outputs, where.parameters, where.version, "", where.timeout_s)
+        for inputs in requests
+    ]
+    return (yield from answers_of(settings, calls))
+
+
+def strings(answers: list[Arrays], output: str) -> list[bytes]:
+    return [text for one in answers for text in one[output].reshape(-1)]

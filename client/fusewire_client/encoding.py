@@ -1,0 +1,183 @@
+"""The methods of both clients for vectors and scores of texts. Nothing here waits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .answers import Classification, Ranked
+from .asking import Where, ask, given
+from .calls import Parameter, Plan
+from .errors import InvalidArgument
+from .plans import Settings
+from .tensors import Ids, requests_of, text_requests
+
+Pooling = Literal["cls", "mean", "max", "last"]
+ScoreFunction = Literal["none", "sigmoid", "softmax"]
+
+
+def embed(
+    settings: Settings,
+    /,
+    texts: Sequence[str] | None = None,
+    *,
+    ids: Ids | None = None,
+    attention_mask: Ids | None = None,
+    token_type_ids: Ids | None = None,
+    truncate: bool | None = None,
+    max_length: int | None = None,
+    normalize: bool | None = None,
+    pooling: Pooling | None = None,
+    prompt: str | None = None,
+    prompt_name: str | None = None,
+    model: str | None = None,
+    version: str = "",
+    timeout_s: float | None = None,
+    **parameters: Parameter,
+) -> Plan[NDArray[np.float32]]:
+    """Vectors of texts, or of token ids, in their order.
+
+    Args:
+        texts: The texts.
+        ids: Token ids instead: a list of lists (one request each) or an array [n, length].
+        attention_mask: 1 for tokens, 0 for padding; of the shape of `ids`.
+        token_type_ids: Of the shape of `ids`.
+        truncate: Cut texts that are too long for the model; else they are refused.
+        max_length: In tokens, to which texts are cut, or beyond which they are refused.
+        normalize: Scale to length 1. Default: as the model's files say.
+        pooling: How token vectors become one. Default: as the model's files say.
+        prompt: Put before each text.
+        prompt_name: Of the model's prompts the one to put before each text.
+        model: Its name; default: the server's only model that embeds.
+        version: Of the model; default: the server's choice.
+        timeout_s: Of this call, retries included; default: the client's.
+        **parameters: Further parameters of the request, checked by the server.
+
+    Returns:
+        float32 [n, dim].
+
+    Raises:
+        ClientError: With the server's words.
+    """
+    requests = requests_of(texts, None, ids, attention_mask, token_type_ids, settings.max_batch)
+    asked = given(
+        parameters,
+        truncate=truncate,
+        max_length=max_length,
+        normalize=normalize,
+        pooling=pooling,
+        prompt=prompt,
+        prompt_name=prompt_name,
+    )
+    where = Where(model, version, timeout_s, asked)
+    answers = yield from ask(settings, "embed", requests, ["embedding"], where)
+    return np.concatenate([answer["embedding"] for answer in answers])
+
+
+def hidden(
+    settings: Settings,
+    /,
+    texts: Sequence[str] | None = None,
+    *,
+    ids: Ids | None = None,
+    attention_mask: Ids | None = None,
+    token_type_ids: Ids | None = None,
+    truncate: bool | None = None,
+    max_length: int | None = None,
+    model: str | None = None,
+    version: str = "",
+    timeout_s: float | None = None,
+    **parameters: Parameter,
+) -> Plan[list[NDArray[np.float32]]]:
+    """The last hidden state, float32 [tokens, hidden], of each text; one request a text. Arguments
+    as for `embed`."""
+    requests = requests_of(texts, None, ids, attention_mask, token_type_ids, 1)
+    asked = given(parameters, truncate=truncate, max_length=max_length)
+    where = Where(model, version, timeout_s, asked)
+    answers = yield from ask(settings, "hidden", requests, ["last_hidden_state"], where)
+    return [np.array(row) for answer in answers for row in answer["last_hidden_state"]]
+
+
+def classify(
+    settings: Settings,
+    /,
+    texts: Sequence[str] | None = None,
+    pairs: Sequence[str] | None = None,
+    *,
+    ids: Ids | None = None,
+    attention_mask: Ids | None = None,
+    token_type_ids: Ids | None = None,
+    truncate: bool | None = None,
+    max_length: int | None = None,
+    function_to_apply: ScoreFunction | None = None,
+    model: str | None = None,
+    version: str = "",
+    timeout_s: float | None = None,
+    **parameters: Parameter,
+) -> Plan[list[Classification]]:
+    """Label and scores of each text, or of each (text, pair). `pairs`: a second text for each.
+    `function_to_apply`: from logits to scores; default: as transformers chooses. The others as for
+    `embed`."""
+    requests = requests_of(texts, pairs, ids, attention_mask, token_type_ids, settings.max_batch)
+    asked = given(
+        parameters, truncate=truncate, max_length=max_length, function_to_apply=function_to_apply
+    )
+    where = Where(model, version, timeout_s, asked)
+    answers = yield from ask(settings, "classify", requests, ["label", "scores"], where)
+    return [
+        Classification(label.decode(), np.array(scores))
+        for answer in answers
+        for label, scores in zip(answer["label"].reshape(-1), answer["scores"], strict=True)
+    ]
+
+
+def rerank(
+    settings: Settings,
+    /,
+    query: str,
+    documents: Sequence[str],
+    top_k: int | None = None,
+    *,
+    truncate: bool = True,
+    max_length: int | None = None,
+    model: str | None = None,
+    version: str = "",
+    timeout_s: float | None = None,
+    **parameters: Parameter,
+) -> Plan[list[Ranked]]:
+    """Documents by how well they answer the query, best first, by a classifier with one label.
+
+    Args:
+        query: What is searched for.
+        documents: What is searched in.
+        top_k: How many to return. Default: all.
+        truncate: Cut pairs that are too long for the model, the longer text first.
+        max_length: In tokens, of a pair.
+        model: Its name; default: the server's only model that classifies.
+        version: Of the model; default: the server's choice.
+        timeout_s: Of this call, retries included; default: the client's.
+        **parameters: Further parameters of the request, checked by the server.
+
+    Returns:
+        A `Ranked(corpus_id, score, text)` of each.
+
+    Raises:
+        ClientError: With the server's words; InvalidArgument where the model has several labels.
+    """
+    if top_k is not None and top_k < 1:
+        raise InvalidArgument(f"top_k: got {top_k}, wanted 1 or more; raise it or leave it out")
+    asked = given(parameters, truncate=truncate, max_length=max_length)
+    where = Where(model, version, timeout_s, asked)
+    requests = text_requests([query] * len(documents), documents, settings.max_batch)
+    answers = yield from ask(settings, "classify", requests, ["scores"], where)
+    scores = np.concatenate([answer["scores"] for answer in answers])
+    if scores.shape[1] != 1:
+        raise InvalidArgument(
+            f"model: got one with {scores.shape[1]} labels, wanted 1, as a reranker has; name "
+            "another with model=…, or call classify"
+        )
+    order = np.argsort(-scores[:, 0], kind="stable")[:top_k]
+    return [Ranked(int(index), float(scores[index, 0]), documents[index]) for index in order]

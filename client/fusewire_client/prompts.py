@@ -1,0 +1,67 @@
+"""Prompts to input tensors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .errors import InvalidArgument
+from .plans import Arrays
+
+Prompts = str | Sequence[str] | None
+Ids = Sequence[int] | np.ndarray | None
+Messages = Sequence[Mapping[str, Any]]
+
+
+def prompt_inputs(prompt: Prompts, ids: Ids) -> tuple[list[Arrays], bool]:
+    """A request's tensors for each prompt, and whether there may be several."""
+    if (prompt is None) == (ids is None):
+        got = "neither" if prompt is None else "both"
+        raise InvalidArgument(f"prompt, ids: got {got}, wanted one of them; give a text or ids=…")
+    if ids is not None:
+        return [_ids(ids)], False
+    if isinstance(prompt, str):
+        return [_string("text_input", "prompt", prompt)], False
+    if not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray)):
+        raise InvalidArgument(f"prompt: got {type(prompt).__name__}, wanted str; decode it")
+    return [_string("text_input", f"prompt[{i}]", each) for i, each in enumerate(prompt)], True
+
+
+def messages_input(messages: Messages) -> Arrays:
+    """The tensors of a conversation."""
+    if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
+        got = type(messages).__name__
+        raise InvalidArgument(f"messages: got {got}, wanted a list of objects; give [{{…}}, …]")
+    return _string("messages", "messages", json_text("messages", list(messages)))
+
+
+def _ids(ids: Sequence[int] | np.ndarray) -> Arrays:
+    array = np.asarray(ids)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        got = f"{array.dtype} of shape {list(array.shape)}"
+        raise InvalidArgument(f"ids: got {got}, wanted a flat list of integers; one prompt")
+    return {"input_ids": array.astype(np.int64)}
+
+
+def _string(tensor: str, name: str, text: object) -> Arrays:
+    if not isinstance(text, str):
+        raise InvalidArgument(f"{name}: got {type(text).__name__}, wanted str; decode it")
+    try:
+        return {tensor: np.array([text.encode()], np.object_)}
+    except UnicodeEncodeError as error:
+        raise InvalidArgument(
+            f"{name}: got half a surrogate pair at {error.start}, wanted a text that UTF-8 can "
+            "carry; decode it with errors='replace'"
+        ) from None
+
+
+def json_text(name: str, value: object) -> str:
+    try:
+        return json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(
+            f"{name}: got what is no JSON ({error}), wanted values that are; convert them"
+        ) from None

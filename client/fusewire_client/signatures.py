@@ -1,0 +1,19 @@
+"""What `help()` shows of a method that a plan does the work of."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+
+def show(method: Any, plan: Callable[..., Any]) -> None:
+    """Gives `method` the plan's name, words and signature, its client instead of the settings and
+    its result instead of the plan."""
+    signature = inspect.signature(plan)
+    given = list(signature.parameters.values())[1:]
+    result = str(signature.return_annotation).removeprefix("Plan[").removesuffix("]")
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    method.__name__, method.__doc__ = plan.__name__, plan.__doc__
+    method.__qualname__ = plan.__name__
+    method.__signature__ = signature.replace(parameters=[own, *given], return_annotation=result)

@@ -1,0 +1,241 @@
+"""`LLM` answers lists of prompts as the engine does one by one, with vLLM's names."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fusewire
+import numpy as np
+import pytest
+from fusewire import LLM, SamplingParams
+from fusewire.api.outputs import IncompleteOutputs
+from fusewire.engine.finished import Finished
+from fusewire.engine.generation_loop import GenerationLoop
+from fusewire.errors import InvalidInput
+from fusewire.tasks.chat_template import ChatTemplate
+from fusewire.tasks.generation_checks import canonical
+
+from tests.engine.generating import END, is_greedy, tiny_folder
+
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
+PROMPTS = ["Once", "upon a time", "there was", "é", "a queen"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tiny_folder(tmp_path_factory.mktemp("llm"))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> Iterator[LLM]:
+    """Few places, so that most prompts wait outside."""
+    with LLM(folder, device="cpu", max_sequences=4, max_waiting=3) as llm:
+        yield llm
+
+
+def test_answers_are_greedy_as_those_of_transformers(llm: LLM) -> None:
+    outputs = llm.generate(PROMPTS, SamplingParams(max_tokens=12))
+    assert [output.prompt for output in outputs] == PROMPTS
+    for output in outputs:
+        assert bytes_of(output.prompt) == output.prompt_token_ids
+        (text,) = output.outputs
+        assert is_greedy(output.prompt_token_ids, text.token_ids, 12)
+        assert text.finish_reason == ("stop" if END in text.token_ids else "length")
+        assert text.text == llm.engine.tokenizer.decode(text.token_ids, skip_special_tokens=True)
+        assert (output.usage.prompt_tokens, output.usage.completion_tokens) == (
+            len(output.prompt_token_ids),
+            len(text.token_ids),
+        )
+        assert output.usage.total_tokens == sum(map(len, (output.prompt_token_ids, text.token_ids)))
+
+
+def bytes_of(text: str | None) -> list[int]:
+    from tokenizers import pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    [(spelled, _)] = pre_tokenizers.ByteLevel(
+        add_prefix_space=False, use_regex=False
+    ).pre_tokenize_str(text)
+    return [alphabet.index(character) for character in spelled]
+
+
+def test_600_prompts_go_through_a_small_queue_in_order(llm: LLM) -> None:
+    prompts = [f"prompt {n}" for n in range(600)]
+    outputs = llm.generate(prompts, max_new_tokens=2, ignore_eos=True)
+    assert [output.prompt for output in outputs] == prompts
+    assert all(output.usage.completion_tokens == 2 for output in outputs)
+    alone = llm.generate(prompts[577], max_new_tokens=2, ignore_eos=True)
+    assert alone[0].outputs[0].token_ids == outputs[577].outputs[0].token_ids
+
+
+def test_each_prompt_may_have_its_own_parameters(llm: LLM) -> None:
+    each = [SamplingParams(max_new_tokens=n, ignore_eos=True) for n in range(1, 6)]
+    outputs = llm.generate(PROMPTS, each)
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [1, 2, 3, 4, 5]
+    with pytest.raises(InvalidInput, match="sampling_params: got 5 for 1 prompts"):
+        llm.generate("x", each)
+    with pytest.raises(InvalidInput, match="sampling_params: got max_tokens beside it"):
+        llm.generate("x", each[0], max_tokens=2)
+
+
+def test_prompts_are_texts_ids_or_dictionaries(llm: LLM) -> None:
+    ids = bytes_of("Once")
+    forms: list[Any] = ["Once", ids, {"prompt": "Once"}, {"prompt_token_ids": ids}, np.array(ids)]
+    answers = [llm.generate([form], max_new_tokens=3) for form in forms]
+    assert len({tuple(answer[0].outputs[0].token_ids) for answer in answers}) == 1
+    assert [answer[0].prompt for answer in answers] == ["Once", None, "Once", None, None]
+    (alone,) = llm.generate(ids, max_new_tokens=3)
+    assert alone.prompt_token_ids == ids
+    assert llm.generate([], max_new_tokens=3) == []
+
+
+def test_several_texts_and_log_probabilities(llm: LLM) -> None:
+    params = SamplingParams(
+        n=2, best_of=3, temperature=1.0, seed=5, max_tokens=4, ignore_eos=True, logprobs=2
+    )
+    one, again = llm.generate(["Once", "Once"], params)
+    assert [text.index for text in one.outputs] == [0, 1]
+    assert [t.token_ids for t in one.outputs] == [t.token_ids for t in again.outputs]
+    assert one.usage.completion_tokens == 8
+    likelihoods = [text.cumulative_logprob for text in one.outputs]
+    assert likelihoods == sorted(likelihoods, reverse=True)  # the likelier first
+    for text in one.outputs:
+        assert text.logprobs is not None
+        taken = [at[token].logprob for at, token in zip(text.logprobs, text.token_ids, strict=True)]
+        assert sum(taken) == pytest.approx(text.cumulative_logprob, abs=1e-5)
+        for at in text.logprobs:
+            assert {1, 2} <= {each.rank for each in at.values()}
+            best = next(token for token, each in at.items() if each.rank == 1)
+            assert at[best].decoded_token == llm.engine.tokenizer.decode([best])
+    assert llm.generate("x", max_new_tokens=1)[0].outputs[0].logprobs is None
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, r"prompts\[2\]: text_input: got 200 tokens, wanted at most 127"),
+        ({"max_new_tokens": 126}, r"prompts\[1\]: max_new_tokens: got 126, wanted at most 125"),
+        ({"top_p": 7.0}, r"prompts\[0\]: top_p: got 7.0"),
+        ({"temprature": 1}, r"prompts\[0\]: temprature: got 1"),
+    ],
+)
+def test_what_is_wrong_is_raised_before_anything_is_computed(
+    llm: LLM, given: dict[str, Any], message: str
+) -> None:
+    before = llm.engine.counts().tokens
+    with pytest.raises(InvalidInput, match=message):
+        llm.generate(["x", "xyz", "x" * 200], **given)
+    assert llm.engine.counts().tokens == before
+
+
+def test_what_fails_while_computing_does_not_lose_the_others(llm: LLM) -> None:
+    each = [SamplingParams(max_new_tokens=3, ignore_eos=True) for _ in PROMPTS]
+    each[1] = SamplingParams(max_new_tokens=3, timeout_seconds=1e-9)
+    with pytest.raises(IncompleteOutputs, match=r"prompts\[1\]: timeout_seconds: .*1 of 5") as got:
+        llm.generate(PROMPTS, each)
+    outputs = got.value.outputs
+    assert [index for index, output in enumerate(outputs) if output is None] == [1]
+    assert list(got.value.errors) == [1]
+    assert outputs[4] is not None
+    assert outputs[4].prompt == "a queen"
+    assert len(outputs[4].outputs[0].token_ids) == 3
+
+
+def test_an_interruption_cancels_what_runs(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fusewire.api.offline._ended", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(PROMPTS, max_new_tokens=100, ignore_eos=True)
+    monkeypatch.undo()
+    tokens = llm.generate("x", max_new_tokens=1, ignore_eos=True)
+    assert tokens[0].usage.completion_tokens == 1
+    assert llm.engine.counts().running == 0
+
+
+def test_threads_share_one_engine(llm: LLM) -> None:
+    found: dict[int, list[Any]] = {}
+
+    def ask(thread: int) -> None:
+        found[thread] = llm.generate([f"{thread} {n}" for n in range(20)], max_new_tokens=2)
+
+    threads = [threading.Thread(target=ask, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for thread, outputs in found.items():
+        assert [output.prompt for output in outputs] == [f"{thread} {n}" for n in range(20)]
+
+
+def test_its_reader_wakes_once_a_request(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that woke for each token would take the interpreter from the engine's thread."""
+    woken: list[Any] = []
+    monkeypatch.setattr(Finished, "get", counted(Finished.get, woken))
+    llm.generate(PROMPTS, max_new_tokens=20, ignore_eos=True)
+    assert 1 <= len(woken) <= len(PROMPTS)
+
+
+def counted(get: Any, woken: list[Any]) -> Any:
+    def counting(*args: Any, **given: Any) -> Any:
+        found = get(*args, **given)
+        woken.append(found)
+        return found
+
+    return counting
+
+
+def test_conversations_are_rendered_by_the_folders_template(llm: LLM, folder: Path) -> None:
+    messages = [{"role": "user", "content": "Who?"}]
+    (output,) = llm.chat(messages, max_new_tokens=4)
+    template = ChatTemplate.load(folder)
+    assert template is not None
+    assert output.prompt_token_ids == bytes_of(template.render(messages))
+    assert is_greedy(output.prompt_token_ids, output.outputs[0].token_ids, 4)
+    both = llm.chat([messages, [*messages, *messages]], SamplingParams(max_tokens=4))
+    assert both[0].outputs[0].token_ids == output.outputs[0].token_ids
+    assert len(both[1].prompt_token_ids) == 2 * len(output.prompt_token_ids)
+    with pytest.raises(InvalidInput, match=r"messages\[1\]: role: got int"):
+        llm.chat([messages, [{"role": 1}]])
+
+
+def test_without_a_template_there_is_no_chat(tmp_path: Path) -> None:
+    with (
+        LLM(tiny_folder(tmp_path), max_sequences=1) as llm,
+        pytest.raises(InvalidInput, match="messages: got a conversation for a model whose folder"),
+    ):
+        llm.chat([{"role": "user", "content": "Who?"}])
+
+
+def test_a_defect_of_the_engine_ends_the_call(folder: Path, monkeypatch: Any) -> None:
+    def broken(*_: object) -> int:
+        raise RuntimeError("broken")
+
+    with LLM(folder, max_sequences=2) as llm:
+        monkeypatch.setattr(GenerationLoop, "step", broken)
+        with pytest.raises(IncompleteOutputs, match="this is a defect"):
+            llm.generate(PROMPTS[:2], max_new_tokens=3)
+
+
+def test_sampling_params_are_those_of_requests() -> None:
+    named = {canonical(name) for name in inspect.signature(SamplingParams.__init__).parameters}
+    assert named - {"self", "others"} <= set(SamplingParams.model_fields)
+    params = SamplingParams(max_tokens=3, temperature=0.5, detokenize=True)
+    assert json.loads(params.model_dump_json(exclude_unset=True)) == {
+        "max_new_tokens": 3,
+        "do_sample": True,
+        "temperature": 0.5,
+    }
+    with pytest.raises(InvalidInput, match="max_tokens: got 0, wanted at least 1"):
+        SamplingParams(max_tokens=0)
+    with pytest.raises(InvalidInput, match="temprature: got 1, wanted one of"):
+        SamplingParams(temprature=1)
+    assert "max_tokens: 'int | None'" in str(inspect.signature(fusewire.SamplingParams))

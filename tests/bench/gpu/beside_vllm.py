@@ -1,0 +1,90 @@
+"""The cases of the comparison with vLLM, and how either side times them.
+
+Standard library only: vLLM's side may run in an environment without fusewire.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+NEW_TOKENS = 128
+FEW_TOKENS = 8
+REPEATS = 2
+
+Prompts = list[list[int]]
+# Seconds from the call until every prompt has so many new tokens.
+Generate = Callable[[Prompts, int], float]
+
+
+@dataclass(frozen=True)
+class Case:
+    """`sequences` prompts of `prompt` random token ids each, all submitted at once."""
+
+    sequences: int
+    prompt: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.sequences} x {self.prompt}"
+
+
+CASES = {
+    "gpt2": [Case(1, 128), Case(32, 512), Case(64, 128)],
+    "llama-8b": [Case(1, 1024), Case(16, 1024), Case(64, 1024), Case(64, 128), Case(256, 128)],
+}
+
+
+@dataclass(frozen=True)
+class Timing:
+    """The fastest of REPEATS runs each, in seconds: FEW_TOKENS for each prompt, and NEW_TOKENS."""
+
+    few_s: float
+    whole_s: float
+
+    def row(self, case: Case) -> dict[str, Any]:
+        """A step is the time of the tokens beyond the first few, so prompts are not part of it."""
+        tokens = case.sequences * NEW_TOKENS
+        return {
+            "case": case.name,
+            **asdict(case),
+            "new_tokens": NEW_TOKENS,
+            "step_ms": round((self.whole_s - self.few_s) / (NEW_TOKENS - FEW_TOKENS) * 1e3, 3),
+            "tokens_per_s": round(tokens / self.whole_s, 1),
+            "first_8_ms": round(self.few_s * 1e3, 1),
+        }
+
+
+def longest(cases: list[Case]) -> int:
+    """Tokens of a prompt and its answer."""
+    return max(case.prompt for case in cases) + NEW_TOKENS
+
+
+def timing(case: Case, vocabulary: int, generate: Generate) -> Timing:
+    """Each run has prompts of its own; the first, not timed, warms up."""
+    random = Random(0)
+
+    def once(new_tokens: int) -> float:
+        prompts = [
+            [random.randrange(vocabulary) for _ in range(case.prompt)]
+            for _ in range(case.sequences)
+        ]
+        return generate(prompts, new_tokens)
+
+    once(FEW_TOKENS)
+    few_s = min(once(FEW_TOKENS) for _ in range(REPEATS))
+    return Timing(few_s, min(once(NEW_TOKENS) for _ in range(REPEATS)))
+
+
+def write(
+    path: Path, versions: dict[str, str], cases: list[Case], vocabulary: int, generate: Generate
+) -> None:
+    """Appends a line for each case as soon as it is measured."""
+    for case in cases:
+        row = timing(case, vocabulary, generate).row(case) | {"versions": versions}
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
