@@ -71,10 +71,10 @@ class Usage:
 
 @dataclass(frozen=True)
 class Logprob:
-    """A token's log-probability at its place; `rank` 1 is the likeliest."""
+    """A token's log-probability at its place; `rank` 1 is the likeliest of the vocabulary."""
 
     logprob: float
-    rank: int | None
+    rank: int
     decoded_token: str
 
 
@@ -84,7 +84,8 @@ class Generated:
 
     `finish_reason`: `stop`, `length` or `cancelled`; None of a piece that others follow. `usage` of
     a piece counts its own tokens. `cumulative_logprob` counts from the beginning. `logprobs`: of
-    each token, by token id, where they were asked for. `index`: which of n texts.
+    each token, by token id, where they were asked for; `prompt_logprobs` of each token of the
+    prompt, None for the first, with the first piece. `index`: which of n texts.
     """
 
     text: str
@@ -93,6 +94,7 @@ class Generated:
     cumulative_logprob: float
     logprobs: list[dict[int, Logprob]] | None = None
     index: int = 0
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
 
 # The output that tells which task a model does.

@@ -35,6 +35,14 @@ class Asked(NamedTuple):
     timeout_s: float | None
     parameters: dict[str, Any]
 
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Those wanted beside the text."""
+        if not self.details:
+            return ()
+        scored = self.parameters.get("prompt_logprobs") is not None
+        return (*_DETAILS, "prompt_logprobs") if scored else _DETAILS
+
 
 class Streaming(NamedTuple):
     """A call whose responses the client hands on as they come."""
@@ -186,10 +194,10 @@ def _calls(settings: Settings, inputs: Sequence[Arrays], asked: Asked) -> Plan[l
     encoded = json_text("parameters", asked.parameters).encode()
     name = yield from model_for(settings, asked.model, "generate", asked.timeout_s)
     flags = {"stream": asked.stream, "exclude_input_in_output": True}
-    flags |= {f"return_{detail}": True for detail in _DETAILS if asked.details}
+    flags |= {f"return_{detail}": True for detail in asked.outputs}
     common = {flag: np.array([value]) for flag, value in flags.items()}
     common["sampling_parameters"] = np.array([encoded], np.object_)
-    outputs = (_TEXT, *_DETAILS) if asked.details else (_TEXT,)
+    outputs = (_TEXT, *asked.outputs)
     return [
         Infer(name, {**each, **common}, outputs, {}, asked.version, "", asked.timeout_s, True)
         for each in inputs
@@ -207,13 +215,15 @@ def pieces(outputs: Arrays, asked: Asked) -> Iterator[Generated]:
         for index, text in enumerate(found.reshape(-1)):
             yield Generated(text.decode(), None, Usage(0, 0), 0.0, index=index)
         return
-    if missing := [name for name in _DETAILS if name not in outputs]:
+    if missing := [name for name in asked.outputs if name not in outputs]:
         raise ServerError(
             f"details: got none of {', '.join(missing)}, wanted all; is it an older server, or "
             "another backend's model?"
         )
-    flat = {name: outputs[name].reshape(-1) for name in (_TEXT, *_DETAILS)}
+    flat = {name: outputs[name].reshape(-1) for name in (_TEXT, *asked.outputs)}
     prompt, cached = int(flat["num_input_tokens"][0]), int(flat["num_cached_tokens"][0])
+    scored = flat["prompt_logprobs"][0] if "prompt_logprobs" in flat else b"null"
+    prompt_logprobs = replies.parsed(scored, "prompt_logprobs", _logprobs)
     for index, text in enumerate(flat[_TEXT]):
         reason = flat["finish_reason"][index].decode()
         tokens = int(flat["num_output_tokens"][index])
@@ -226,6 +236,7 @@ def pieces(outputs: Arrays, asked: Asked) -> Iterator[Generated]:
             float(flat["cumulative_logprob"][index]),
             replies.parsed(flat["logprobs"][index], "logprobs", _logprobs),
             index,
+            prompt_logprobs,
         )
 
 
@@ -239,13 +250,13 @@ def _check_stream(several: bool, asked: Asked) -> None:
         )
 
 
-def _logprobs(tokens: list[dict[str, dict[str, Any]]] | None) -> list[dict[int, Logprob]] | None:
-    if tokens is None:
-        return None
-    return [
-        {
-            int(token): Logprob(one["logprob"], one["rank"], one["decoded_token"])
-            for token, one in each.items()
-        }
-        for each in tokens
-    ]
+def _logprobs(tokens: list[dict[str, dict[str, Any]] | None] | None) -> Any:
+    """By token id; None where there are none, and for a prompt's first token."""
+    return None if tokens is None else [None if each is None else _by_id(each) for each in tokens]
+
+
+def _by_id(entry: dict[str, dict[str, Any]]) -> dict[int, Logprob]:
+    return {
+        int(token): Logprob(one["logprob"], one["rank"], one["decoded_token"])
+        for token, one in entry.items()
+    }

@@ -111,10 +111,26 @@ def test_several_texts_and_log_probabilities(llm: LLM) -> None:
         taken = [at[token].logprob for at, token in zip(text.logprobs, text.token_ids, strict=True)]
         assert sum(taken) == pytest.approx(text.cumulative_logprob, abs=1e-5)
         for at in text.logprobs:
-            assert {1, 2} <= {each.rank for each in at.values()}
+            assert {1, 2} <= {each.rank for each in at.values()} <= set(range(1, 258))
             best = next(token for token, each in at.items() if each.rank == 1)
             assert at[best].decoded_token == llm.engine.tokenizer.decode([best])
     assert llm.generate("x", max_new_tokens=1)[0].outputs[0].logprobs is None
+
+
+def test_a_prompts_tokens_have_log_probabilities(llm: LLM) -> None:
+    prompts = ["Once upon", "a"]
+    one, other = llm.generate(prompts, max_new_tokens=2, prompt_logprobs=2)
+    assert one.prompt_logprobs is not None
+    assert [entry is None for entry in one.prompt_logprobs] == [True] + [False] * 8
+    for token, entry in list(zip(one.prompt_token_ids, one.prompt_logprobs, strict=True))[1:]:
+        assert entry is not None
+        assert {1, 2} <= {each.rank for each in entry.values()}
+        assert entry[token].decoded_token == llm.engine.tokenizer.decode([token])
+    assert other.prompt_logprobs == [None]
+    (scored,) = llm.generate(prompts[0], max_new_tokens=0, prompt_logprobs=0)
+    assert [len(entry) for entry in scored.prompt_logprobs[1:]] == [1] * 8
+    assert (scored.outputs[0].text, scored.usage.completion_tokens) == ("", 0)
+    assert llm.generate("x", max_new_tokens=1)[0].prompt_logprobs is None
 
 
 @pytest.mark.parametrize(
@@ -234,8 +250,8 @@ def test_sampling_params_are_those_of_requests() -> None:
         "do_sample": True,
         "temperature": 0.5,
     }
-    with pytest.raises(InvalidInput, match="max_tokens: got 0, wanted at least 1"):
-        SamplingParams(max_tokens=0)
+    with pytest.raises(InvalidInput, match="max_tokens: got -1, wanted at least 0"):
+        SamplingParams(max_tokens=-1)
     with pytest.raises(InvalidInput, match="temprature: got 1, wanted one of"):
         SamplingParams(temprature=1)
     assert "max_tokens: 'int | None'" in str(inspect.signature(fusewire.SamplingParams))

@@ -152,6 +152,11 @@ def test_details_are_usage_reason_and_log_probabilities(writer: Writer) -> None:
     assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (1 + len("Once"), 7)
     assert whole.usage.total_tokens == 12
     assert [sorted(each.rank for each in at.values()) for at in whole.logprobs] == [[1, 2]] * 7
+    assert whole.prompt_logprobs is None
+    scored = writer.text("Once", details=True, prompt_logprobs=1, **given)
+    assert scored.text == whole.text
+    assert [at is None for at in scored.prompt_logprobs] == [True, False, False, False, False]
+    assert all(1 in {e.rank for e in at.values()} for at in scored.prompt_logprobs[1:])
     likelihood = sum(max(each.logprob for each in at.values()) for at in whole.logprobs)
     assert likelihood == pytest.approx(whole.cumulative_logprob, abs=1e-4)
     pieces = writer.pieces("Once", details=True, logprobs=2, **given)

@@ -7,11 +7,17 @@ import queue
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fusewire.api.outputs import CompletionOutput, IncompleteOutputs, RequestOutput
+from fusewire.api.outputs import (
+    CompletionOutput,
+    IncompleteOutputs,
+    RequestOutput,
+    prompt_logprobs,
+)
 from fusewire.api.progress import REFRESH_S, ProgressBar
 from fusewire.engine.admission import QueueFull
 from fusewire.engine.finished import Finished, Pending
 from fusewire.engine.generation import GenerationEngine, Ticket
+from fusewire.engine.prompt_logprobs import PromptLogprobs
 from fusewire.errors import FusewireError, InvalidInput
 from fusewire.tasks.generation_parameters import GenerationParameters
 from fusewire.tasks.prompt import prompt_ids
@@ -73,10 +79,12 @@ def _checked(
                 prompt,
                 engine.tokenizer,
                 engine.model.vocab_size,
-                most=engine.limits.max_length - 1,
+                most=engine.limits.longest_prompt(parameters.max_new_tokens),
                 add_special_tokens=parameters.add_special_tokens,
             )
             parameters.new_tokens(len(ids), engine.limits)
+            if parameters.prompt_logprobs is not None:
+                PromptLogprobs(ids, parameters.prompt_logprobs)  # is it too much?
         except InvalidInput as error:
             raise error.at(f"prompts[{index}]") from None
         work.append((ids, parameters))
@@ -129,4 +137,11 @@ def _output(
     texts = [
         CompletionOutput.of(index, deltas, spelled) for index, deltas in enumerate(pending.texts())
     ]
-    return RequestOutput(prompt, ids, texts, pending.deltas[-1].num_cached_tokens)
+    scored = pending.deltas[0].prompt_logprobs
+    return RequestOutput(
+        prompt,
+        ids,
+        texts,
+        pending.deltas[-1].num_cached_tokens,
+        None if scored is None else prompt_logprobs(scored, spell),
+    )

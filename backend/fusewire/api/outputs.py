@@ -6,16 +6,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from fusewire.engine.continuation import Delta, FinishReason
+from fusewire.engine.prompt_logprobs import PromptLogprobs
 from fusewire.errors import FusewireError
 
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """A token's log-probability at its place; `rank` 1 is the likeliest, None one that is not among
-    the likeliest asked for."""
+    """A token's log-probability at its place; `rank` 1 is the likeliest of the vocabulary."""
 
     logprob: float
-    rank: int | None
+    rank: int
     decoded_token: str
 
 
@@ -56,10 +56,22 @@ class CompletionOutput:
 
 def _logprobs(delta: Delta, spell: Callable[[int], str]) -> dict[int, Logprob]:
     assert delta.token is not None
-    found = {delta.token: Logprob(delta.logprob, None, spell(delta.token))}
+    found = {delta.token: Logprob(delta.logprob, delta.rank, spell(delta.token))}
     for rank, (token, logprob) in enumerate(delta.top_logprobs, 1):
         found[token] = Logprob(logprob, rank, spell(token))
     return found
+
+
+def prompt_logprobs(
+    scored: PromptLogprobs, spell: Callable[[int], str]
+) -> list[dict[int, Logprob] | None]:
+    """As RequestOutput has them."""
+    return [
+        None
+        if entry is None
+        else {token: Logprob(*found, spell(token)) for token, found in entry.items()}
+        for entry in scored
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +89,14 @@ class Usage:
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
     """A prompt and what was generated for it: `n` texts. `prompt` is None where it was given as ids
-    or messages; `num_cached_tokens` of it came from the prefix cache."""
+    or messages; `num_cached_tokens` of it came from the prefix cache. `prompt_logprobs`: of each of
+    its tokens but the first, whose entry is None, by token id, where they were asked for."""
 
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     num_cached_tokens: int = 0
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
     @property
     def usage(self) -> Usage:

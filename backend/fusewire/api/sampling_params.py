@@ -50,6 +50,7 @@ class SamplingParams(GenerationParameters):
         add_special_tokens: bool | None = None,
         skip_special_tokens: bool | None = None,
         logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
         priority: int | None = None,
         timeout_seconds: float | None = None,
         **others: Any,
