@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from fusewire.errors import ConfigurationError
-from fusewire.serving.openai.access import VARIABLE, Access, ApiKeys
+from fusewire.serving.environment import API_KEY
+from fusewire.serving.openai.access import Access, ApiKeys
 
 
 async def answers(scope: Any, receive: Any, send: Any) -> None:
@@ -44,9 +45,9 @@ def passed(app: Any, keys: ApiKeys | None = None, log: bool = True, **headers: s
 def test_keys_come_from_a_file_before_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
+    monkeypatch.delenv(API_KEY, raising=False)
     assert ApiKeys.of(None) is None
-    monkeypatch.setenv(VARIABLE, "of-the-environment")
+    monkeypatch.setenv(API_KEY, "of-the-environment")
     keys = ApiKeys.of(None)
     assert keys is not None
     assert keys.admit("Bearer of-the-environment")
@@ -78,7 +79,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 def test_an_empty_variable_is_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(VARIABLE, "")
+    monkeypatch.setenv(API_KEY, "")
     with pytest.raises(ConfigurationError, match="FUSEWIRE_API_KEY: got a key that no header"):
         ApiKeys.of(None)
 
