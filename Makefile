@@ -13,7 +13,7 @@ CUDA := $(or $(filter ON,$(FUSEWIRE_CUDA)),$(and $(filter AUTO,$(FUSEWIRE_CUDA))
 SOURCES := $(shell find cmake csrc backend client -type f -not -name '*.so' -not -path '*/__pycache__/*' \
              -not -path 'client/build/*' -not -path '*.egg-info/*')
 
-.PHONY: build demo test sweep wheels gpu has-gpu serve bench load lint clean always
+.PHONY: build demo docs test sweep wheels gpu has-gpu serve bench load lint clean always
 
 build: $(VENV)/.installed
 
@@ -106,6 +106,14 @@ bench: $(VENV)/.bench
 
 load: $(VENV)/.bench
 	$(BIN)/python -m tests.load.run
+
+$(VENV)/.docs: $(VENV)/.installed
+	@$(PIP) --no-build-isolation '.[docs]'
+	@touch $@
+
+# The documentation as a site: build/site/index.html.
+docs: $(VENV)/.docs
+	$(BIN)/mkdocs build --strict --site-dir build/site
 
 $(VENV)/.lint: $(VENV)/.installed
 	@$(PIP) --no-build-isolation '.[lint]'

@@ -8,10 +8,10 @@ MODEL_FP32 = 1e-4
 # The same request, alone and inside a batch: fp32 on the CPU is bit-equal.
 BATCHED_VERSUS_ALONE = 0.0
 
-# The same on a GPU, in fp32, where results are of the order of 1: a GEMM of another height is another
-# kernel, which sums in another order. Results of a whole model differ by no more than is granted to
-# each of them (`granted`), in any precision: logits of 18 have rounding errors of 1.6e-5 in
-# transformers itself (fp32 against fp64, the smallest ModernBERT).
+# The same on a GPU, in fp32, where results are of the order of 1: a GEMM of another height is
+# another kernel, which sums in another order. Results of a whole model differ by no more than is
+# granted to each of them (`granted`), in any precision: logits of 18 have rounding errors of 1.6e-5
+# in transformers itself (fp32 against fp64, the smallest ModernBERT).
 GPU_BATCHED_VERSUS_ALONE = 1e-5
 
 # An op, a layer or a 16-bit model against its reference: at most this many times the error of the

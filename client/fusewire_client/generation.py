@@ -87,7 +87,9 @@ def generate(
             one prompt. Leaving it cancels the rest.
         max_new_tokens: Most tokens to generate. Default: as many as fit.
         n: Texts for each prompt, given as a list; more than 1 only where tokens are drawn.
-        temperature, top_p, top_k: Each asks for sampling, unless do_sample=False is given.
+        temperature: Asks for sampling, as top_p and top_k do, unless do_sample=False is given.
+        top_p: Sample from the smallest set of tokens with this probability.
+        top_k: Sample from the k likeliest tokens.
         stop: A string or several that end the text, and are no part of it.
         seed: Makes draws repeatable.
         logprobs: Log-probabilities of so many likeliest tokens at each place; with `details`.
@@ -133,13 +135,12 @@ def chat(
     timeout_s: float | None = None,
     **parameters: Any,
 ) -> Plan[Any]:
-    """What the model answers in a conversation, rendered by its chat template.
+    """What the model answers in a conversation, rendered by its chat template. All other arguments
+    are those of `generate`.
 
     Args:
         messages: A list of `{"role": …, "content": …}`.
         chat_template_kwargs: Further variables of the template (`enable_thinking`, …).
-        details, stream, max_new_tokens, n, temperature, top_p, top_k, stop, seed, logprobs, model,
-            version, timeout_s, **parameters: As for `generate`.
 
     Returns:
         As `generate` for one prompt.

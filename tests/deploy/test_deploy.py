@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +21,19 @@ from tests.serving.test_metrics import Families as MetricFamilies
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "deploy/grafana/dashboards/fusewire.json"
+ALERTS = ROOT / "deploy/alerts.yml"
 NAMES = re.compile(r"\b(?:nv|fusewire)_[a-z_]+")
 
-# Triton's own, of docs/user_guide/metrics.md, as far as they exist without a GPU or a cache.
+# Triton's own, of docs/user_guide/metrics.md.
 TRITON_METRICS = {
     "nv_inference_request_success",
     "nv_inference_request_failure",
     "nv_inference_count",
     "nv_inference_exec_count",
     "nv_inference_request_duration_us",
+    "nv_inference_request_summary_us",
     "nv_inference_queue_duration_us",
+    "nv_inference_queue_summary_us",
     "nv_inference_compute_input_duration_us",
     "nv_inference_compute_infer_duration_us",
     "nv_inference_compute_output_duration_us",
@@ -37,6 +41,13 @@ TRITON_METRICS = {
     "nv_cpu_utilization",
     "nv_cpu_memory_total_bytes",
     "nv_cpu_memory_used_bytes",
+}
+GPU_METRICS = {  # where a model runs on one
+    "nv_gpu_utilization",
+    "nv_gpu_memory_used_bytes",
+    "nv_gpu_memory_total_bytes",
+    "nv_gpu_power_usage",
+    "nv_gpu_power_limit",
 }
 
 
@@ -62,17 +73,76 @@ def fusewire_metrics() -> set[str]:
     return names
 
 
+def panels() -> list[dict[str, Any]]:
+    """Those that show something: not the rows."""
+    every: list[dict[str, Any]] = json.loads(DASHBOARD.read_text())["panels"]
+    return [panel for panel in every if panel["type"] != "row"]
+
+
 def dashboard_metrics() -> set[str]:
-    dashboard = json.loads(DASHBOARD.read_text())
-    queries = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
-    queries += [variable["query"]["query"] for variable in dashboard["templating"]["list"]]
+    variables = json.loads(DASHBOARD.read_text())["templating"]["list"]
+    queries = [target["expr"] for panel in panels() for target in panel["targets"]]
+    queries += [variable["query"]["query"] for variable in variables]
     return {name for query in queries for name in NAMES.findall(query)}
 
 
-def test_every_metric_of_the_dashboard_exists() -> None:
+def alerts() -> list[dict[str, Any]]:
+    groups = yaml.safe_load(ALERTS.read_text())["groups"]
+    return [rule for group in groups for rule in group["rules"]]
+
+
+def alert_metrics() -> set[str]:
+    return {name for rule in alerts() for name in NAMES.findall(rule["expr"])}
+
+
+@pytest.mark.parametrize("asked", [dashboard_metrics, alert_metrics])
+def test_every_metric_that_is_asked_for_exists(asked: Callable[[], set[str]]) -> None:
     known = fusewire_metrics()
     assert len(known) > 8
-    assert dashboard_metrics() <= known | TRITON_METRICS
+    assert asked() <= known | TRITON_METRICS | GPU_METRICS
+
+
+def test_every_target_asks_for_a_metric() -> None:
+    for panel in panels():
+        for target in panel["targets"]:
+            assert NAMES.search(target["expr"]) or target["expr"].startswith("up{"), panel["title"]
+
+
+def test_the_dashboard_has_a_row_for_each_question() -> None:
+    every = json.loads(DASHBOARD.read_text())["panels"]
+    rows = [panel["title"] for panel in every if panel["type"] == "row"]
+    assert rows == ["Traffic", "Latency", "Queue", "Generation", "GPU", "Endpoint and health"]
+    quantiles = [panel for panel in panels() if "p99" in panel["description"]]
+    for panel in quantiles:
+        asked = " ".join(target["expr"] for target in panel["targets"])
+        assert re.search(r"0\.5\b.*0\.95.*0\.99", asked), panel["title"]
+    assert len(quantiles) >= 6
+
+
+def test_alerts_say_what_happened_and_what_to_do() -> None:
+    names = [rule["alert"] for rule in alerts()]
+    assert len(names) == len(set(names)) >= 8
+    for rule in alerts():
+        assert rule["labels"]["severity"] in ("warning", "critical"), rule
+        assert set(rule["annotations"]) == {"summary", "description"}, rule
+        assert rule["expr"].count("(") == rule["expr"].count(")"), rule
+        assert re.search(r"[<>=]=? *[\d.e]+$", rule["expr"]), rule
+    wanted = {
+        "fusewire_requests_total",
+        "nv_inference_request_summary_us",
+        "fusewire_kv_pages_used_ratio",
+        "fusewire_model_reloads",
+        "nv_inference_pending_request_count",
+        "fusewire_waiting",
+    }
+    assert wanted <= alert_metrics()
+    assert any(rule["expr"] == 'up{job="fusewire"} == 0' for rule in alerts())
+
+
+def test_prometheus_reads_the_alerts() -> None:
+    prometheus = yaml.safe_load((ROOT / "deploy/prometheus.yml").read_text())
+    assert [ROOT / "deploy" / name for name in prometheus["rule_files"]] == [ALERTS]
+    assert prometheus["scrape_configs"][0]["job_name"] == "fusewire"  # the alerts' job
 
 
 def test_the_dashboard_shows_what_an_operator_needs() -> None:
@@ -97,11 +167,11 @@ def test_the_dashboard_shows_what_an_operator_needs() -> None:
 
 
 def test_panels_lie_side_by_side() -> None:
-    panels = json.loads(DASHBOARD.read_text())["panels"]
-    assert len({panel["id"] for panel in panels}) == len(panels)
+    every = json.loads(DASHBOARD.read_text())["panels"]
+    assert len({panel["id"] for panel in every}) == len(every)
     cells = [
         (x, y)
-        for panel in panels
+        for panel in every
         for x in range(panel["gridPos"]["x"], panel["gridPos"]["x"] + panel["gridPos"]["w"])
         for y in range(panel["gridPos"]["y"], panel["gridPos"]["y"] + panel["gridPos"]["h"])
     ]
@@ -195,7 +265,7 @@ def test_services_find_each_other(compose: dict[str, Any]) -> None:
         "datasources"
     ]
     assert source["url"] == "http://prometheus:9090"
-    used = {panel["datasource"]["uid"] for panel in json.loads(DASHBOARD.read_text())["panels"]}
+    used = {panel["datasource"]["uid"] for panel in panels()}
     assert used == {source["uid"]}
     (provider,) = yaml.safe_load((provisioning / "dashboards/fusewire.yml").read_text())[
         "providers"

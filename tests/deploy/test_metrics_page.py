@@ -1,4 +1,4 @@
-"""What the dashboard asks for stands on the metrics page of a real server."""
+"""What dashboard and alerts ask for stands on the metrics page of a real server."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fusewire_client import Client, InvalidArgument
 
-from tests.deploy.test_deploy import dashboard_metrics
+from tests.deploy.test_deploy import GPU_METRICS, alert_metrics, dashboard_metrics
 from tests.engine.generating import tiny_folder
 from tests.load.run import default_folder
 from tests.load.server import served
@@ -27,7 +27,7 @@ def test_the_dashboards_metrics_are_reported(tmp_path: Path) -> None:
         with pytest.raises(InvalidArgument, match="pooling"):
             client.embed(["a text"], pooling="best")
         # Counters travel to the page by a thread of their own.
-        wanted = dashboard_metrics()
+        wanted = (dashboard_metrics() | alert_metrics()) - GPU_METRICS
         for _ in range(50):
             with urllib.request.urlopen(f"http://{addresses['metrics']}") as page:
                 text = page.read().decode()

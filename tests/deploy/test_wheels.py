@@ -1,4 +1,4 @@
-"""A wheel runs on other machines than the one that built it (`make wheels` puts both into dist/)."""
+"""A wheel runs on other machines than the one that built it (`make wheels` puts them in dist/)."""
 
 from __future__ import annotations
 

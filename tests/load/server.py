@@ -16,7 +16,7 @@ def served(folder: Path, name: str, *flags: str, **more: Path) -> Iterator[dict[
     """Yields the server's addresses (`grpc`, `http`, `metrics`) on free loopback ports. `flags`: of
     `fusewire serve`; `more`: folders of further models, by name."""
     sources = [f"{name}={folder}" for name, folder in ({name: folder} | more).items()]
-    command = [sys.executable, "-m", "fusewire.cli", "serve", *sources, "--json", *flags]
+    command = [sys.executable, "-m", "fusewire", "serve", *sources, "--json", *flags]
     for port in ("grpc-port", "http-port", "metrics-port"):
         command += [f"--{port}", "0"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

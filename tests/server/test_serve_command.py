@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -28,7 +29,7 @@ from tests.tasks.deployed import text_request
 
 COMMITTED = Path(__file__).parents[2] / "model_repository"
 
-COMMAND = (sys.executable, "-m", "fusewire.cli")
+COMMAND = (sys.executable, "-m", "fusewire")
 ANY_PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
 
 
@@ -123,6 +124,95 @@ def test_a_folder_is_served_asked_and_cleared_away(
     assert server.event() == {"event": "stopped", "reloads": 0, "restarts": 0}
     assert server.process.wait(30) == 0
     assert server.traces() == []
+
+
+def test_a_file_configures_models_one_by_one_and_logs_are_json(
+    serving: Callable[..., Serving], minilm: Path, tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    path = tmp_path / "fusewire.yaml"
+    path.write_text(
+        f"""\
+openai_port: 0
+log_format: json
+log_level: info
+tritonserver_args: ["--metrics-config", "counter_latencies=false"]
+models:
+  - name: short
+    source: {minilm}
+    max_length: 8
+  - name: classifier
+    source: {tiny("bert", "classify")}
+    instances: 2
+"""
+    )
+    server = serving(f"--config={path}")
+    ready = server.event()
+    assert ready["models"] == ["short", "classifier"]
+    stubs = [trace for trace in server.traces() if "triton_python_backend_stub" in trace]
+    assert len([trace for trace in stubs if "/classifier/" in trace]) == 2
+    long = "a text of more tokens than the eight that fit"
+    command = [*COMMAND, "ask", "embed", long, "--address", ready["grpc"]]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, "wanted at most 8" in done.stderr) == (2, True)
+    with urllib.request.urlopen(f"http://{ready['metrics']}", timeout=5) as page:
+        text = page.read().decode()
+    assert "nv_inference_request_summary_us" in text
+    assert "nv_inference_request_duration_us" not in text
+    with urllib.request.urlopen(f"http://{ready['openai']}/v1/models", timeout=5) as answer:
+        assert answer.status == 200
+    server.process.send_signal(signal.SIGTERM)
+    _, errors = server.process.communicate(timeout=30)
+    lines = [json.loads(line) for line in errors.splitlines()]
+    assert all({"timestamp", "level", "message"} <= line.keys() for line in lines)
+    assert "successfully loaded 'short'" in [
+        line["message"] for line in lines if line["logger"] == "fusewire.tritonserver"
+    ]
+    (asked,) = [line for line in lines if line["logger"] == "fusewire.access"]
+    assert (asked["path"], asked["status"]) == ("/v1/models", 200)
+
+
+def test_serve_says_what_it_serves_and_how_to_ask_it(
+    tiny: Callable[..., Path], minilm: Path
+) -> None:
+    server = subprocess.Popen(
+        [*COMMAND, "serve", f"fill={tiny('albert', 'fill')}", f"mini={minilm}", *ANY_PORTS],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"FUSEWIRE_DEVICE": "cpu", "FUSEWIRE_HOST": "0.0.0.0"},
+    )
+    try:
+        assert server.stdout is not None
+        said = []
+        for line in server.stdout:
+            said.append(shlex.split(line) if line.startswith("  ") else [])
+            if line.startswith("Press Ctrl-C"):
+                break
+        ask = next(words for words in said if words[:1] == ["fusewire"])
+        curl = next(words for words in said if words[:1] == ["curl"])
+        assert ask[1:3] == ["ask", "fill"]
+        assert "candidates" in fusewire(*ask[1:], "--json")
+        body = curl[curl.index("-d") + 1].encode()
+        with urllib.request.urlopen(urllib.request.Request(curl[1], body), timeout=10) as answer:
+            assert "candidates" in answer.read().decode()
+    finally:
+        server.terminate()
+        _, errors = server.communicate(timeout=30)
+    assert ["fill", "fill", "cpu", "float32"] in said
+    assert ["mini", "embed", "cpu", "float32"] in said
+    assert "warning fusewire.serve: host 0.0.0.0: anyone who reaches this machine" in errors
+    assert errors.splitlines()[-1].endswith("info fusewire.serve: stopped reloads=0 restarts=0")
+
+
+def test_a_flag_that_tritonserver_does_not_know_is_reported_in_its_words(minilm: Path) -> None:
+    done = subprocess.run(
+        [*COMMAND, "serve", str(minilm), *ANY_PORTS, "--", "--no-such-flag=3"],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert "unrecognized option '--no-such-flag=3'" in done.stderr
+    assert "Print usage" not in done.stderr
 
 
 @pytest.mark.gpu

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from fusewire import __main__, __version__, cli, devices
 from fusewire.errors import ConfigurationError
 from fusewire.models.registry import ARCHITECTURES, DECODERS
@@ -24,9 +26,9 @@ from tests.reference import tiny_checkpoint
 NO_FOLDER_NO_ID = "no such folder; give the path of a Hugging Face model folder, or a model's id"
 
 
-def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: object, columns: int = 400) -> int:
     monkeypatch.setattr(sys, "argv", ["fusewire", *map(str, arguments)])
-    monkeypatch.setenv("COLUMNS", "400")
+    monkeypatch.setenv("COLUMNS", str(columns))
     with pytest.raises(SystemExit) as ended:
         cli.main()
     return int(ended.value.code or 0)
@@ -56,7 +58,118 @@ def test_every_setting_is_a_flag(
     assert run(monkeypatch, command, "--help") == 0
     text = capsys.readouterr().out
     for name in settings.model_fields:
-        assert (f"--{name.replace('_', '-')}" in text) == (name != "reloads"), name
+        is_flag = name not in ("reloads", "tritonserver_args")
+        assert (f"--{name.replace('_', '-')}" in text) == is_flag, name
+
+
+@pytest.mark.parametrize("command", ["", "import", "serve", "ask", "check", "doctor", "models"])
+def test_help_fits_80_columns_and_is_asked_for_by_h(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    assert run(monkeypatch, *command.split(), "-h", columns=80) == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    assert "-h, --help" in text
+
+
+def test_flags_stand_in_sections_with_default_and_variable(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "serve", "--help", columns=80) == 0
+    text = capsys.readouterr().out
+    titles = ["Server", "Model", "Batching", "Generation", "Security", "Logging"]
+    places = [text.index(f"\n{title}:\n") for title in titles]
+    assert places == sorted(places)
+    assert places[2] < text.index("--queue-delay-us MICROSECONDS") < places[3]
+    assert "[0 to 65535; default: 8000] [env: FUSEWIRE_HTTP_PORT]" in " ".join(text.split())
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_shell_completes_flags(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], shell: str
+) -> None:
+    words = "fusewire serve --openai"
+    monkeypatch.setenv("_FUSEWIRE_COMPLETE", f"complete_{shell}")
+    monkeypatch.setenv("COMP_WORDS", words)
+    monkeypatch.setenv("COMP_CWORD", "2")
+    monkeypatch.setenv("_TYPER_COMPLETE_ARGS", words)
+    monkeypatch.setenv("_TYPER_COMPLETE_FISH_ACTION", "get-args")
+    run(monkeypatch)
+    printed = capsys.readouterr()
+    assert "--openai-port" in printed.out
+    assert "--host" not in printed.out
+    assert printed.err == ""
+
+
+def configured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object
+) -> dict[str, Any]:
+    """What `serve --print-config` prints."""
+    assert run(monkeypatch, "serve", "--print-config", *arguments) == 0
+    printed: dict[str, Any] = yaml.safe_load(capsys.readouterr().out)
+    return printed
+
+
+def test_a_flag_goes_before_its_variable_before_the_file_before_the_default(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    path = tmp_path / "fusewire.yaml"
+    path.write_text(
+        "http_port: 1\ngrpc_port: 1\nmetrics_port: 1\n"
+        "models: [{source: a, device: cpu, instances: 3, threads: 1, graphs: false}]"
+    )
+    monkeypatch.setenv("FUSEWIRE_CONFIG", str(path))
+    for name in ("HTTP_PORT", "GRPC_PORT", "INSTANCES", "THREADS"):
+        monkeypatch.setenv(f"FUSEWIRE_{name}", "2")
+    found = configured(monkeypatch, capsys, "--http-port=3", "--threads=3")
+    ports = ("http_port", "grpc_port", "metrics_port", "openai_port")
+    assert [found[name] for name in ports] == [3, 2, 1, None]
+    (model,) = found["models"]
+    expected = {"source": "a", "device": "cpu", "instances": 2, "threads": 3, "graphs": False}
+    assert model == expected
+    (tmp_path / "again.yaml").write_text(yaml.safe_dump(found))
+    assert configured(monkeypatch, capsys, f"--config={tmp_path}/again.yaml") == found | {
+        "http_port": 2,  # the variables are still set
+        "models": [expected | {"threads": 2}],
+    }
+
+
+def test_models_on_the_command_line_replace_those_of_the_file(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "fusewire.yaml").write_text("models: [{source: a}]")
+    found = configured(monkeypatch, capsys, "b", f"--config={tmp_path}/fusewire.yaml")
+    assert found["models"] == [{"source": "b"}]
+    assert configured(monkeypatch, capsys)["models"] == [{"source": "model_repository"}]
+
+
+def test_flags_behind_two_dashes_are_tritonservers(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = configured(monkeypatch, capsys, "a", "--", "--rate-limit", "off", "--id=x")
+    assert found["tritonserver_args"] == ["--rate-limit", "off", "--id=x"]
+    assert found["models"] == [{"source": "a"}]
+
+
+def test_a_key_of_the_environment_is_neither_printed_nor_handed_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    key = "a-key-of-sixteen-letters"
+    monkeypatch.setenv("FUSEWIRE_CONTROL_KEY", key)
+    assert run(monkeypatch, "serve", "--print-config") == 0
+    text = capsys.readouterr().out
+    assert key not in text
+    assert "# control_key is set" in text
+
+
+def test_a_misspelt_variable_keeps_the_server_from_starting(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FUSEWIRE_CONTROL_KEI", "a-key-of-sixteen-letters")
+    assert run(monkeypatch, "serve", "/tmp") == 2
+    text = capsys.readouterr().err
+    assert "did you mean FUSEWIRE_CONTROL_KEY?" in text
+    assert "sixteen" not in text
 
 
 def test_import_writes_an_entry(
@@ -136,6 +249,8 @@ def test_serve_names_the_folder_at_fault(
         (["serve", "/tmp", "--watch-interval-s=0"], "watch_interval_s: got '0.0'"),
         (["serve", "/tmp", "--device=gpu"], "device: got 'gpu'"),
         (["import", "/tmp", "--device=cuda:0,0"], "device: got 'cuda:0,0'"),
+        (["serve", "/tmp", "--config=/nowhere"], "config: got /nowhere"),
+        (["serve", "/tmp", "--", "--http-port=1"], "use --http-port before the --"),
         (["check", "/nowhere"], f"/nowhere: {NO_FOLDER_NO_ID}"),
         (["check", "/nowhere", "--device=auto"], "no such folder"),
         (["check", "/nowhere", "--device=cuda:0,1"], "device: got 'cuda:0,1', wanted one of auto"),
@@ -159,6 +274,15 @@ def test_an_error_is_one_clear_line_and_exit_code_2(
     assert words in text
     assert text.startswith("fusewire: ")
     assert text.count("\n") == 1
+
+
+def test_with_json_logs_the_error_is_json_too(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, "serve", "/nowhere", "--log-format=json") == 2
+    line = json.loads(capsys.readouterr().err)
+    assert (line["level"], line["logger"]) == ("error", "fusewire.serve")
+    assert "/nowhere" in line["message"]
 
 
 def test_a_repository_that_cannot_be_written_is_one_line(
@@ -209,9 +333,17 @@ def test_doctor_says_what_it_found(
     ports = ["--http-port=0", "--grpc-port=0", "--metrics-port=0"]
     assert run(monkeypatch, "doctor", "--json", *ports) == 0
     findings = {row["subject"]: row for row in json.loads(capsys.readouterr().out)}
+    assert {"kernels", "GPUs", "tritonserver", "shared memory", "environment"} <= findings.keys()
+    assert "openai-port" not in findings
     assert {"kernels", "GPUs", "tritonserver", "shared memory", "Hugging Face"} <= findings.keys()
     assert run(monkeypatch, "doctor", *ports, "--tritonserver=/nowhere") == 1
     assert "correct the path" in capsys.readouterr().out
+    monkeypatch.setenv("FUSEWIRE_OPENAI_PORT", "0")
+    monkeypatch.setenv("FUSEWIRE_OPENAI_PROT", "0")
+    assert run(monkeypatch, "doctor", *ports) == 1
+    text = capsys.readouterr().out
+    assert "any free port of 127.0.0.1" in text
+    assert "did you mean FUSEWIRE_OPENAI_PORT?" in text
 
 
 def test_check_compares_with_transformers(

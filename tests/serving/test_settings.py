@@ -14,6 +14,7 @@ from fusewire.serving.config import (
     ServerSettings,
     validated,
 )
+from fusewire.serving.flags import GROUPS
 from fusewire.serving.model_config import settings_of
 
 
@@ -62,9 +63,10 @@ def test_a_bad_parameter_is_named_with_its_value_and_limit(
 
 
 @pytest.mark.parametrize("settings", [ModelSettings, GeneratorSettings, Deployment, ServerSettings])
-def test_every_setting_is_described(settings: typing.Any) -> None:
+def test_every_setting_is_described_and_has_a_group(settings: typing.Any) -> None:
     for name, field in settings.model_fields.items():
         assert field.description, name
+        assert (field.json_schema_extra or {}).get("group") in GROUPS, name
 
 
 KEYS = ["secret", "s" * 257, "a secret with spaces", "16-plain-letters\n"]
@@ -76,6 +78,12 @@ def test_a_control_key_is_hard_to_guess_and_shown_to_nobody(key: str) -> None:
         validated(ServerSettings, {"control_key": key})
     assert str(caught.value).startswith(f"control_key: got {len(key)} characters, wanted 16 to 256")
     assert key not in str(caught.value)
+
+
+def test_a_control_key_that_is_no_text_is_not_shown_either() -> None:
+    with pytest.raises(ConfigurationError, match="wanted 16 to 256") as caught:
+        validated(ServerSettings, {"control_key": 10**15})
+    assert str(10**15) not in str(caught.value)
 
 
 @pytest.mark.parametrize("key", ["k" * 16, "Az09_-" * 40, None])

@@ -1,4 +1,4 @@
-"""What an operator may set for a model that generates."""
+"""Settings of a model that generates."""
 
 from __future__ import annotations
 
@@ -13,32 +13,43 @@ class GenerationSettings(Settings):
     max_length: int | None = Field(
         default=None,
         ge=2,
-        description="Longest prompt and answer together, in tokens. Default: the positions that "
-        "the model has.",
+        description="Maximum length of prompt and generated text together, in tokens. Default: "
+        "the model's number of positions.",
+        json_schema_extra={"group": "model"},
     )
     max_batch_tokens: int = Field(
         default=2048,
         ge=1,
         le=1 << 20,
-        description="Tokens computed in one step: one of each running sequence, then pieces of "
-        "prompts. More finish prompts sooner and make a step longer.",
+        description="Maximum number of tokens in a step: one per running sequence, the rest for "
+        "chunks of prompts. More shorten the time to first token and lengthen the time between "
+        "tokens.",
+        json_schema_extra={"group": "batching"},
     )
     max_sequences: int = Field(
-        default=64, ge=1, le=4096, description="Sequences that run at the same time."
+        default=64,
+        ge=1,
+        le=4096,
+        description="Maximum number of sequences generated at the same time.",
+        json_schema_extra={"group": "generation"},
     )
     max_waiting: int = Field(
         default=256,
         ge=1,
         le=1 << 20,
-        description="Sequences that wait for their turn, beyond the max_sequences that run; a "
-        "request more is refused at once.",
+        description="Maximum number of sequences in the queue behind the max_sequences that run; "
+        "further requests are rejected.",
+        json_schema_extra={"group": "generation"},
     )
     kv_cache_mib: int | None = Field(
         default=None,
         ge=1,
-        description="Memory for keys and values. Default: what max_sequences of max_length need, "
-        "at most nine tenths of a GPU's free memory or a quarter of the machine's.",
+        description="Memory of the KV cache in MiB. Default: enough for max_sequences of "
+        "max_length, at most 90 % of a GPU's free memory or 25 % of the machine's memory.",
+        json_schema_extra={"group": "generation"},
     )
     prefix_caching: bool = Field(
-        default=True, description="Keep the pages of prompts for later ones that begin the same."
+        default=True,
+        description="Reuse the KV blocks of earlier prompts that begin with the same tokens.",
+        json_schema_extra={"group": "generation"},
     )

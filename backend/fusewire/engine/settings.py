@@ -1,11 +1,13 @@
-"""What an operator may set, unknown keys refused: what every engine has, and an encoder's.
+"""Settings of every engine, and those of an encoder's; unknown keys are refused.
 
-Every field is a `parameters` key of config.pbtxt and a command-line flag under the same name.
-Request parameters override those that `fusewire.tasks.parameters` lists for the task.
+Every field is a `parameters` key of config.pbtxt and a command-line flag under the same name; its
+`group` is the section of the help that lists it. Request parameters override those that
+`fusewire.tasks.parameters` lists for the task.
 """
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 from typing import Any, Literal
 
@@ -25,8 +27,14 @@ LONGEST_PROMPT = 1 << 14  # characters before each text
 MOST_WINDOWS = 1000  # of one request, beyond the first of each text
 
 
+def closest(name: str, known: Iterable[str]) -> str:
+    """ "did you mean NAME? " for the known name that a misspelt one resembles, else nothing."""
+    found = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {found[0]}? " if found else ""
+
+
 class WrongSetting(ConfigurationError):
-    """The worst of the types' complaints about settings."""
+    """The first violation that validation found in settings."""
 
     def __init__(self, error: ValidationError, known: Iterable[str]) -> None:
         """`known`: the settings that there are."""
@@ -36,7 +44,9 @@ class WrongSetting(ConfigurationError):
         self.wanted = first["msg"].removeprefix("Input should be ").removeprefix("a valid ")
         got, remedy = f"got {str(first['input'])[:80]!r}", "correct or remove it"
         if first["type"] == "extra_forbidden":
+            known = list(known)
             got, self.wanted = "got an unknown setting", f"one of {', '.join(known)}"
+            remedy = f"{closest(self.field, known)}{remedy}"
         elif first["type"] == "missing":
             got, self.wanted, remedy = "not set", "a value", "add it"
         super().__init__(f"{self.field}: {got}, wanted {self.wanted}; {remedy}")
@@ -48,16 +58,22 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     threads: int = Field(
-        default=0, ge=0, le=1024, description="CPU threads of kernels and tokenizer; 0: every core."
+        default=0,
+        ge=0,
+        le=1024,
+        description="CPU threads of kernels and tokenizer; 0: one per core.",
+        json_schema_extra={"group": "model"},
     )
     dtype: Dtype = Field(
         default="auto",
-        description="Precision of the computation: float32, float16, bfloat16; auto: float32 on "
-        "the CPU, float16 on a GPU.",
+        description="Data type of weights and computation. auto: float32 on the CPU, float16 on "
+        "a GPU.",
+        json_schema_extra={"group": "model"},
     )
     graphs: bool = Field(
         default=True,
-        description="Record forwards as CUDA graphs and replay them; no effect on the CPU.",
+        description="Capture CUDA graphs of forward passes and replay them. No effect on the CPU.",
+        json_schema_extra={"group": "model"},
     )
 
     def __init__(self, /, **values: Any) -> None:
@@ -72,65 +88,85 @@ class EngineSettings(Settings):
 
     truncate: bool = Field(
         default=False,
-        description="Cut texts that are too long for the model instead of refusing them.",
+        description="Truncate texts longer than max_length instead of rejecting them.",
+        json_schema_extra={"group": "model"},
     )
     max_length: int | None = Field(
         default=None,
         ge=1,
-        description="Longest sequence served, in tokens with special tokens; at most what the "
-        "model has positions for. Default: sentence-transformers' max_seq_length for embed, else "
-        "the tokenizer's model_max_length, else the model's positions.",
+        description="Maximum sequence length in tokens, special tokens included; at most the "
+        "model's number of positions. Default: for embed max_seq_length of the "
+        "sentence-transformers files, else the tokenizer's model_max_length, else the model's "
+        "number of positions.",
+        json_schema_extra={"group": "model"},
     )
     max_batch_tokens: int = Field(
         default=16384,
         ge=1,
         le=1 << 24,
-        description="Tokens computed at once; bounds the memory of a micro-batch.",
+        description="Maximum number of tokens in a micro-batch; bounds its memory.",
+        json_schema_extra={"group": "batching"},
     )
     pooling: Pooling | None = Field(
         default=None,
-        description="embed: how token vectors become one. Default: the sentence-transformers "
-        "files, else mean.",
+        description="embed: how token vectors are pooled to one. Default: as the "
+        "sentence-transformers files say, else mean.",
+        json_schema_extra={"group": "model"},
     )
     normalize: bool | None = Field(
         default=None,
-        description="embed: scale embeddings to length 1. Default: the sentence-transformers "
-        "files, else not.",
+        description="embed: scale embeddings to length 1 (L2). Default: as the "
+        "sentence-transformers files say, else false.",
+        json_schema_extra={"group": "model"},
     )
     prompt: str | None = Field(
         default=None,
         max_length=LONGEST_PROMPT,
-        description="embed: what stands before each text, instead of a prompt by name.",
+        description="embed: text put before each text, in place of a prompt by name.",
+        json_schema_extra={"group": "model"},
     )
     prompt_name: str | None = Field(
         default=None,
         max_length=64,
-        description="embed: which of the prompts in config_sentence_transformers.json stands "
-        "before each text. Default: its default_prompt_name, else none.",
+        description="embed: name of the prompt in config_sentence_transformers.json to put before "
+        "each text. Default: its default_prompt_name, else none.",
+        json_schema_extra={"group": "model"},
     )
     function_to_apply: ScoreFunction | None = Field(
         default=None,
-        description="classify: from logits to scores. Default: by the configuration's "
-        "problem_type and number of labels, as transformers does.",
+        description="classify: the function from logits to scores. Default: chosen from the "
+        "problem_type and the number of labels in config.json, as in transformers.",
+        json_schema_extra={"group": "model"},
     )
     aggregation_strategy: Aggregation = Field(
-        default="none", description="tag: how tokens are grouped to entities, as in transformers."
+        default="none",
+        description="tag: how tokens are grouped to entities, as in transformers.",
+        json_schema_extra={"group": "model"},
     )
     top_k: int | None = Field(
         default=None,
         ge=1,
         le=MOST_CANDIDATES,
-        description="fill, answer: how many candidates are returned. Default: fill 5, answer 1.",
+        description="fill, answer: number of candidates returned. Default: fill 5, answer 1.",
+        json_schema_extra={"group": "model"},
     )
     doc_stride: int | None = Field(
         default=None,
         ge=0,
-        description="answer: tokens that neighbouring windows of a long context share. Default: "
-        "half the window, at most 128.",
+        description="answer: overlap in tokens between neighbouring windows of a long context. "
+        "Default: half the window, at most 128.",
+        json_schema_extra={"group": "model"},
     )
     max_answer_len: int = Field(
-        default=15, ge=1, le=512, description="answer: longest answer, in tokens."
+        default=15,
+        ge=1,
+        le=512,
+        description="answer: maximum length of an answer in tokens.",
+        json_schema_extra={"group": "model"},
     )
     handle_impossible_answer: bool = Field(
-        default=False, description="answer: allow the empty answer for a question without one."
+        default=False,
+        description="answer: allow the empty answer to a question that the context does not "
+        "answer.",
+        json_schema_extra={"group": "model"},
     )

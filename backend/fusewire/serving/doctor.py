@@ -12,6 +12,7 @@ from functools import partial
 
 from fusewire import devices, hub
 from fusewire.errors import ConfigurationError, FusewireError
+from fusewire.serving import environment
 from fusewire.serving.config import ServerSettings
 from fusewire.serving.endpoint import choose_ports
 from fusewire.serving.installation import find
@@ -38,14 +39,16 @@ def examine(settings: ServerSettings) -> Iterator[Finding]:
     yield Finding("packages", ", ".join(f"{name} {_version(name)}" for name in _PACKAGES))
     yield _try("kernels", _kernels)
     yield _try("GPUs", devices.described)
+    yield _try("environment", _variables)
     yield Finding("cores", f"{len(os.sched_getaffinity(0))} usable of {os.cpu_count()}")
     yield _try("tritonserver", lambda: find(settings.tritonserver).origin)
     yield Finding("Hugging Face", hub.described())
     yield _shared_memory()
-    for flag in ("http_port", "grpc_port", "metrics_port"):
+    for flag in ("http_port", "grpc_port", "metrics_port", "openai_port"):
         port = getattr(settings, flag)
         name = flag.replace("_", "-")
-        yield _try(name, partial(_free, settings.host, name, port))
+        if port is not None:
+            yield _try(name, partial(_free, settings.host, name, port))
 
 
 def _try(subject: str, look: Callable[[], str]) -> Finding:
@@ -54,6 +57,12 @@ def _try(subject: str, look: Callable[[], str]) -> Finding:
     except FusewireError as error:
         found, _, remedy = str(error).rpartition("; ")
         return Finding(subject, found, remedy)
+
+
+def _variables() -> str:
+    environment.check(os.environ)
+    found = sorted(name for name in os.environ if name.startswith("FUSEWIRE_"))
+    return ", ".join(found) or "no variable FUSEWIRE_… is set"
 
 
 def _kernels() -> str:
@@ -77,7 +86,7 @@ def _shared_memory() -> Finding:
 
 def _free(host: str, flag: str, port: int) -> str:
     choose_ports(host, [(flag, port)])
-    return f"{host}:{port} is free"
+    return f"{host}:{port} is free" if port else f"any free port of {host}"
 
 
 def _version(package: str) -> str:

@@ -23,6 +23,7 @@ from fusewire.errors import ConfigurationError, FusewireError
 from fusewire.serving import processes
 from fusewire.serving.config import ServerSettings
 from fusewire.serving.endpoint import CONTROL_HEADER, Endpoint
+from fusewire.serving.environment import without_secrets
 from fusewire.serving.installation import Installation
 
 # What a stranger must not do to a server: load code, map memory, read or redirect logs.
@@ -221,14 +222,16 @@ class EmbeddedServer:
             f"--exit-timeout-secs={settings.exit_timeout_s}",
             f"--log-verbose={1 if settings.log_level == 'verbose' else 0}",
             f"--backend-config=python,shm-region-prefix-name={self._region_prefix}",
+            "--metrics-config=summary_latencies=true",  # quantiles, where counters give means
             f"--allow-gpu-metrics={str(self._on_gpus).lower()}",
             # Tensors pass between server and stub in the host's memory; the stubs have the GPU's.
             "--pinned-memory-pool-byte-size=0",
             *(f"--cuda-memory-pool-byte-size={gpu}:0" for gpu in gpus),
+            *settings.tritonserver_args,
         ]
 
     def _environment(self) -> dict[str, str]:
-        environment = dict(os.environ)
+        environment = without_secrets(os.environ)
         # The stub takes the first python3 for its own, and with it a virtual environment.
         programs = str(Path(sys.executable).parent)
         environment["PATH"] = os.pathsep.join([programs, environment.get("PATH", os.defpath)])
@@ -237,15 +240,19 @@ class EmbeddedServer:
             libraries.append(environment["LD_LIBRARY_PATH"])
         environment["LD_LIBRARY_PATH"] = os.pathsep.join(libraries)
         environment["PYTHONUNBUFFERED"] = "1"
-        for secret in ("FUSEWIRE_CONTROL_KEY", "FUSEWIRE_API_KEY"):
-            environment.pop(secret, None)
         return environment
 
     def _read_log(self, words: IO[str], log: LogLine) -> None:
-        level = "I"
+        level, usage = "I", False
         with words:
             for line in words:
                 line = line.rstrip()
+                # About a flag that is wrong it says a line before, or after, 400 lines of usage.
+                usage = line.startswith("Usage: tritonserver") or (
+                    usage and not line.startswith("Bad option")
+                )
+                if usage:
+                    continue
                 begins = _LOG_LINE.match(line)
                 if begins:
                     level = begins[1]

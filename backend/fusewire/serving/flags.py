@@ -3,20 +3,38 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Annotated, Any
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Annotated, Any, get_args
 
 import typer
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-_SECRETS = {"control_key": "FUSEWIRE_CONTROL_KEY"}
+from fusewire.serving.environment import variable
+from fusewire.serving.setting import group, limits
+
+GROUPS = ("server", "model", "batching", "generation", "security", "logging")
+# The settings of `serve` that `doctor` looks at.
+EXAMINED = {"host", "http_port", "grpc_port", "metrics_port", "openai_port", "tritonserver"}
+_UNITS = {
+    "_port": "PORT",
+    "_s": "SECONDS",
+    "_us": "MICROSECONDS",
+    "_mib": "MIB",
+    "_tokens": "TOKENS",
+    "_length": "TOKENS",
+}
 
 
-def with_flags(*settings: type[BaseModel], leave_out: tuple[str, ...] = ()) -> Callable[..., Any]:
+def with_flags(
+    *settings: type[BaseModel], leave_out: Iterable[str] = (), environment: bool = False
+) -> Callable[..., Any]:
     """Adds a flag per field of `settings` to a typer command, which gets them as keyword arguments.
 
     A flag that was not given is None, so that the settings class alone knows the default.
+    `environment`: a flag that is not on the command line is taken from its environment variable.
     """
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -26,12 +44,10 @@ def with_flags(*settings: type[BaseModel], leave_out: tuple[str, ...] = ()) -> C
             for parameter in signature.parameters.values()
             if parameter.kind is not inspect.Parameter.VAR_KEYWORD
         ]
-        fields: dict[str, list[Any]] = {}  # several classes may have a field of one name
-        for each in settings:
-            for name, field in each.model_fields.items():
-                if name not in leave_out:
-                    fields.setdefault(name, []).append(field)
-        flags = [_flag(name, *of_name) for name, of_name in fields.items()]
+        flags = [
+            _flag(name, fields, environment)
+            for name, fields in by_name(*settings, leave_out=leave_out).items()
+        ]
         command.__signature__ = signature.replace(  # type: ignore[attr-defined]
             parameters=own + flags
         )
@@ -43,32 +59,81 @@ def with_flags(*settings: type[BaseModel], leave_out: tuple[str, ...] = ()) -> C
     return decorate
 
 
+def by_name(
+    *settings: type[BaseModel], leave_out: Iterable[str] = ()
+) -> dict[str, list[FieldInfo]]:
+    """The fields of several classes, which may have one of the same name, in the groups' order."""
+    fields: dict[str, list[FieldInfo]] = {}
+    for each in settings:
+        for name, field in each.model_fields.items():
+            if name not in leave_out:
+                fields.setdefault(name, []).append(field)
+    return dict(sorted(fields.items(), key=lambda row: GROUPS.index(group(row[1][0]))))
+
+
 def given(values: dict[str, Any], *settings: type[BaseModel]) -> dict[str, Any]:
     """The flags of `settings` that were given."""
     fields = {name for each in settings for name in each.model_fields}
     return {name: value for name, value in values.items() if name in fields and value is not None}
 
 
-def _flag(name: str, field: Any, *others: Any) -> inspect.Parameter:
-    """The flag of a name; fields that differ are described one after the other."""
-    flag = f"--{name.replace('_', '-')}"
-    boolean = field.annotation in (bool, bool | None)
-    text = " For generate: ".join(
-        dict.fromkeys(_described(each, boolean) for each in (field, *others))
-    )
+def spelt(name: str, field: FieldInfo) -> str:
+    """The flag of a field: `--max-length`, `--truncate/--no-truncate`."""
+    flag = name.replace("_", "-")
+    return f"--{flag}/--no-{flag}" if _boolean(field) else f"--{flag}"
+
+
+def _flag(name: str, fields: list[FieldInfo], environment: bool) -> inspect.Parameter:
+    field = fields[0]
+    unit = next((unit for end, unit in _UNITS.items() if name.endswith(end)), None)
     option = typer.Option(
-        f"{flag}/--no-{flag[2:]}" if boolean else flag,
-        help=text,
+        spelt(name, field),
+        help=_help(name, fields, environment),
         show_default=False,
-        envvar=_SECRETS.get(name),
+        envvar=variable(name) if environment else None,
         show_envvar=False,
+        metavar=None if _boolean(field) else unit or _kind(field),
+        rich_help_panel=group(field).capitalize(),
     )
-    kind = Annotated[field.annotation | None, option]
+    annotation: Any = field.annotation
+    kind: Any = Annotated[annotation | None, option]
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
 
 
-def _described(field: Any, boolean: bool) -> str:
-    text = field.description or ""
-    if field.default not in (None, PydanticUndefined):
-        text += f" [default: {str(field.default).lower() if boolean else field.default}]"
-    return text
+def _help(name: str, fields: list[FieldInfo], environment: bool) -> str:
+    """The descriptions of fields of one name, which may be one, then limits and default."""
+    texts = dict.fromkeys(f"{field.description} {_facts(field)}".strip() for field in fields)
+    text = " For generate: ".join(texts)
+    return f"{text} [env: {variable(name)}]" if environment else text
+
+
+def default(field: FieldInfo) -> str:
+    """The default as it is written; empty where the description says what holds."""
+    if field.default in (None, PydanticUndefined, ()):
+        return ""
+    return str(field.default).lower() if _boolean(field) else str(field.default)
+
+
+def values(field: FieldInfo) -> str:
+    """What a field takes: its words or range, else the kind of its value."""
+    if _boolean(field):
+        return "true|false"
+    return limits(field) or _kind(field)
+
+
+def _facts(field: FieldInfo) -> str:
+    facts = [limits(field), f"default: {default(field)}" if default(field) else ""]
+    found = "; ".join(fact for fact in facts if fact)
+    return f"[{found}]" if found else ""
+
+
+def _boolean(field: FieldInfo) -> bool:
+    return field.annotation in (bool, bool | None)
+
+
+def _kind(field: FieldInfo) -> str:
+    """The words that a field takes, as `error|warning`, else the kind of its value."""
+    kinds = {field.annotation, *get_args(field.annotation)}
+    words = [word for kind in kinds for word in get_args(kind) if isinstance(word, str)]
+    numbers = {int: "N", float: "X", Path: "PATH"}
+    return "|".join(words) or next((numbers[kind] for kind in kinds if kind in numbers), "TEXT")

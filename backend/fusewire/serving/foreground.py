@@ -1,4 +1,4 @@
-"""`fusewire serve`: a server in the foreground, in words or JSON lines, until a signal."""
+"""`fusewire serve`: a server in the foreground, with text or JSON output, until a signal."""
 
 from __future__ import annotations
 
@@ -6,14 +6,16 @@ import json
 import signal
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from rich.console import Console
 
-from fusewire.serving.config import Deployment, ServerSettings
+from fusewire.errors import FusewireError
+from fusewire.serving import announcement, exposure, log_format
+from fusewire.serving.config import ServerSettings
 from fusewire.serving.server import Server
+from fusewire.serving.sources import Source
 
 
 class _Stopped(BaseException):
@@ -21,38 +23,39 @@ class _Stopped(BaseException):
 
 
 def serve_until_signalled(
-    sources: Sequence[Path | str],
-    settings: ServerSettings,
-    model_settings: dict[str, object],
-    deployment: Deployment,
-    as_json: bool,
+    sources: Sequence[Source], settings: ServerSettings, as_json: bool
 ) -> int:
     """Serves until SIGTERM or SIGINT (exit code 0), or until the watchdog gives up (1).
 
-    Raises ServerFailed or ConfigurationError when it cannot start. Leaves no process, shared
-    memory or temporary folder behind.
+    Where it cannot start, it raises ServerFailed or ConfigurationError; with JSON logs it logs the
+    error and returns 2. Leaves no process, shared memory or temporary folder behind.
     """
     out = Console(highlight=False, soft_wrap=True)
     err = Console(stderr=True, highlight=False, soft_wrap=True)
+    with log_format.written(settings.log_format, settings.log_level, err):
+        try:
+            return _serve(sources, settings, as_json, out, err)
+        except FusewireError as error:
+            if settings.log_format == "text":
+                raise
+            log_format.SERVE.error("%s", error)
+            return 2
 
+
+def _serve(
+    sources: Sequence[Source],
+    settings: ServerSettings,
+    as_json: bool,
+    out: Console,
+    err: Console,
+) -> int:
     def report(text: str) -> None:
-        stamp = time.strftime("%H:%M:%S")
         if as_json:
             _line(out, event="watchdog", text=text)
         else:
-            err.print(f"{stamp} {text}", markup=False)
+            log_format.WATCHDOG.warning("%s", text)
 
-    def log(level: str, line: str) -> None:
-        err.print(line, markup=False)
-
-    server = Server(
-        sources,
-        settings,
-        model_settings=model_settings,
-        deployment=deployment,
-        log=log,
-        report=report,
-    )
+    server = Server(sources, settings, log=log_format.triton_line, report=report)
     code = 0
     try:
         _on_signals(_stop)
@@ -74,48 +77,30 @@ def serve_until_signalled(
         _on_signals(signal.SIG_IGN)  # a second Ctrl-C must not interrupt the clearing away
         server.stop()
         _on_signals(signal.SIG_DFL)
-    _goodbye(out, err, server, as_json)
+    _goodbye(out, server, as_json)
     return code
 
 
 def _announce(out: Console, server: Server, as_json: bool) -> None:
-    at = server.endpoint
-    http, grpc = f"{at.host}:{at.http_port}", f"{at.host}:{at.grpc_port}"
-    metrics = f"{at.host}:{at.metrics_port}/metrics"
+    ready = announcement.facts(server)
     if as_json:
-        _line(
-            out,
-            event="ready",
-            models=server.models,
-            devices={model: server.device(model) for model in server.models},
-            left_out=server.left_out,
-            http=http,
-            grpc=grpc,
-            metrics=metrics,
-            openai=server.door and server.door.address,
-        )
-        return
-    placed = [f"{model} on {server.device(model)}" for model in server.models]
-    out.print(f"serving {', '.join(placed)}", markup=False)
-    if server.left_out:
-        out.print(f"  without weights, left out: {', '.join(server.left_out)}", markup=False)
-    out.print(f"  gRPC     {grpc}\n  HTTP     http://{http}\n  metrics  http://{metrics}")
-    if server.door is not None:
-        out.print(f"  OpenAI   http://{server.door.address}/v1")
-    out.print(f"  ask      fusewire ask TASK TEXT --address {grpc}\nCtrl-C stops it.")
-
-
-def _goodbye(out: Console, err: Console, server: Server, as_json: bool) -> None:
-    watchdog = server.watchdog
-    if as_json:
-        _line(out, event="stopped", reloads=watchdog.reloads, restarts=watchdog.restarts)
-    elif watchdog.reloads or watchdog.restarts:
-        err.print(
-            f"stopped; the watchdog reloaded models {watchdog.reloads} times and restarted the "
-            f"server {watchdog.restarts} times"
-        )
+        _line(out, event="ready", **ready)
+    elif server.settings.log_format == "json":
+        log_format.SERVE.info("ready", extra={"fields": ready})
     else:
-        err.print("stopped")
+        out.print("\n".join(announcement.lines(server)), markup=False, emoji=False)
+    openai = server.door.address if server.door is not None else None
+    exposed = exposure.warning(server.settings, server.endpoint, openai)
+    if exposed:
+        log_format.SERVE.warning("%s", exposed)
+
+
+def _goodbye(out: Console, server: Server, as_json: bool) -> None:
+    done = {"reloads": server.watchdog.reloads, "restarts": server.watchdog.restarts}
+    if as_json:
+        _line(out, event="stopped", **done)
+    else:
+        log_format.SERVE.info("stopped", extra={"fields": done})
 
 
 def _line(out: Console, **event: Any) -> None:

@@ -19,7 +19,7 @@ from fusewire.serving.control import Control
 from fusewire.serving.embedded import EmbeddedServer, LogLine
 from fusewire.serving.endpoint import Endpoint, EndpointError, choose_ports
 from fusewire.serving.installation import find
-from fusewire.serving.sources import collect
+from fusewire.serving.sources import Source, collect, source_of
 from fusewire.serving.watchdog import Watchdog
 from fusewire.serving.workplace import Workplace
 
@@ -46,12 +46,12 @@ class Server:
 
     A source is a model repository, a model folder, or the id of a model on Hugging Face; `NAME=`
     before the latter two names the model. They are imported on the fly, linked, into a temporary
-    repository.
+    repository, with the settings of a Source.
     """
 
     def __init__(
         self,
-        sources: Sequence[Path | str],
+        sources: Sequence[Source | Path | str],
         settings: ServerSettings | None = None,
         *,
         model_settings: dict[str, object] | None = None,
@@ -59,8 +59,8 @@ class Server:
         log: LogLine = _quiet,
         report: Callable[[str], None] = lambda text: None,
     ) -> None:
-        """`model_settings`, `deployment`: of models imported on the fly. `log`: gets the server's
-        log lines of the set level. `report`: gets what the watchdog found and did, in words."""
+        """`model_settings`, `deployment`: of folders that are given without a Source. `log`: gets
+        the server's log lines of the set level. `report`: gets what the watchdog found and did."""
         self.settings = settings or ServerSettings()
         self.control_key = self.settings.control_key or secrets.token_hex(16)
         installation = find(self.settings.tritonserver)
@@ -70,10 +70,8 @@ class Server:
         self._workplace = Workplace()
         try:
             self.repositories, self.models, self.left_out = collect(
-                sources,
+                [source_of(source, model_settings, deployment) for source in sources],
                 self._workplace.path / "repository",
-                model_settings or {},
-                deployment or Deployment(),
             )
             wanted = [
                 ("http-port", self.settings.http_port),
@@ -136,8 +134,8 @@ class Server:
         while not self._live():
             if not self.process.running():
                 raise ServerFailed(
-                    "the server ended while it started; its last words:\n"
-                    + "\n".join(list(self.process.last_lines)[-8:])
+                    "tritonserver exited while starting; the end of its output:\n"
+                    + "\n".join([line for line in self.process.last_lines if line][-8:])
                 )
             if time.monotonic() > deadline:
                 waiting = ", ".join(sorted(set(self.models) - self.process.loaded))

@@ -17,10 +17,10 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fusewire.errors import ConfigurationError
+from fusewire.serving.environment import API_KEY
 from fusewire.serving.openai.errors import ApiError, response
 
 HEALTH = "/health"  # which load balancers ask without a key
-VARIABLE = "FUSEWIRE_API_KEY"
 _MOST_KEYS_BYTES = 1 << 16
 _KEY = re.compile(r"[!-~]{1,512}")  # what a header can carry
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
@@ -47,8 +47,8 @@ class ApiKeys:
     def of(file: Path | None) -> ApiKeys | None:
         """Those of the file, a key a line, else the one of the environment, else None."""
         if file is None:
-            key = os.environ.get(VARIABLE)
-            return None if key is None else ApiKeys([key], VARIABLE)
+            key = os.environ.get(API_KEY)
+            return None if key is None else ApiKeys([key], API_KEY)
         try:
             with file.open("rb") as opened:
                 text = opened.read(_MOST_KEYS_BYTES + 1)

@@ -26,6 +26,7 @@ from fusewire.tasks.parameters import override
 from fusewire.tasks.rerank import score_function
 from fusewire.tasks.sentence_files import SentenceFiles
 from fusewire.tasks.tokenizer import Tokenizer, TokenizerFault
+from fusewire.tasks.written import written_whole
 
 if TYPE_CHECKING:
     from fusewire.serving.openai.generation_bodies import GenerationBody
@@ -110,9 +111,9 @@ class Generator(Served):
         """The last tokens of each prompt, as many as `truncate_prompt_tokens` says."""
         most = body.truncate_prompt_tokens
         if most == -1:
-            asked = (parameters.get(name) for name in ("max_tokens", "max_new_tokens"))
-            answer = next((tokens for tokens in asked if type(tokens) is int), 1)
-            most = max(self.max_length - answer, 1)
+            asked = parameters.get("max_tokens", parameters.get("max_new_tokens"))
+            answer = written_whole(asked)
+            most = max(self.max_length - (answer if isinstance(answer, int) else 1), 1)
         if not most or most >= self.max_length:
             wanted = f"1..{self.max_length - 1}, or -1 for as many as leave room for the answer"
             raise InvalidInput("truncate_prompt_tokens", most, wanted, "correct it")

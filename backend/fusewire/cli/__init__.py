@@ -1,0 +1,217 @@
+"""The command `fusewire`: import, serve, ask, check, doctor, models.
+
+An error is one line on stderr and exit code 2; `--json` prints for programs.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+from rich.table import Table
+
+from fusewire import __version__
+from fusewire.cli.ask import ask
+from fusewire.cli.command import Command, PassingCommand
+from fusewire.cli.console import Json, err, out
+from fusewire.cli.doctor import doctor
+from fusewire.cli.serve import serve
+from fusewire.errors import FusewireError
+from fusewire.serving.config import (
+    Deployment,
+    GeneratorSettings,
+    ModelSettings,
+    validated,
+)
+from fusewire.serving.flags import given, with_flags
+
+app = typer.Typer(
+    name="fusewire",
+    help="Serve Hugging Face Transformers on NVIDIA Triton, packed instead of padded.\n\n"
+    "Exit codes: 0 done, 1 a check failed or the server died, 2 an error, 130 interrupted.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+_MODEL = "A Hugging Face model folder, or a model's id there: owner/name or owner/name@revision."
+Model = Annotated[str, typer.Argument(metavar="FOLDER | ID", help=_MODEL, show_default=False)]
+
+
+def main() -> None:
+    """Runs the command line; an error of ours, or of a file, is one line on stderr and exit
+    code 2."""
+    try:
+        app(prog_name="fusewire")
+    except FusewireError as error:
+        _fail(str(error))
+    except OSError as error:
+        _fail(f"{error.filename or 'fusewire'}: {error.strerror or error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def _fail(text: str) -> None:
+    err.print(f"fusewire: {text}", markup=False)
+    sys.exit(2)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        out.print(f"fusewire {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command("import", cls=Command)
+@with_flags(Deployment, ModelSettings, GeneratorSettings, leave_out=("reloads",))
+def import_(
+    model: Model,
+    name: Annotated[
+        str | None, typer.Option(help="The model's name. Default: the folder's.")
+    ] = None,
+    repository: Annotated[Path, typer.Option(help="The model repository to write to.")] = Path(
+        "model_repository"
+    ),
+    link: Annotated[
+        bool,
+        typer.Option(
+            "--link/--copy", help="Link the model folder, or copy the files that serving reads."
+        ),
+    ] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Overwrite an existing version.")
+    ] = False,
+    as_json: Json = False,
+    **flags: Any,
+) -> None:
+    """Write a model into a model repository.
+
+    Copies the files that serving reads, and writes config.pbtxt from the settings below.
+    """
+    from fusewire.hub import model_folder
+    from fusewire.serving.repository import import_folder
+
+    deployment = validated(Deployment, given(flags, Deployment))
+    folder = model_folder(model)  # shows its own progress
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn()
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+        bar = progress.add_task("copying", total=None)
+        entry = import_folder(
+            folder,
+            repository,
+            name=name,
+            settings=given(flags, ModelSettings, GeneratorSettings),
+            deployment=deployment,
+            link=link,
+            replace=replace,
+            progress=lambda file, done, total: progress.update(
+                bar, description=file, completed=done, total=total
+            ),
+        )
+    if as_json:
+        out.print_json(json.dumps({"name": entry.name, "path": str(entry)}))
+    else:
+        out.print(f"{entry.name} is in {repository}; serve it: fusewire serve {repository}")
+
+
+app.command(cls=PassingCommand)(serve)
+app.command(cls=Command)(ask)
+app.command(cls=Command)(doctor)
+
+
+@app.command(cls=Command)
+def check(
+    model: Model,
+    task: Annotated[
+        str | None,
+        typer.Option(metavar="TASK", help="Default: by `architectures` in config.json."),
+    ] = None,
+    sequences: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Number of random sequences to compare on.")
+    ] = 8,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            metavar="X",
+            help="Largest absolute difference that passes. Default: in fp32 1e-4, or 2^-16 of the "
+            "largest result if that is more; in fp16 and bf16 twice the difference of transformers "
+            "from itself in fp32, plus rounding.",
+        ),
+    ] = None,
+    device: Annotated[
+        str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")
+    ] = "cpu",
+    dtype: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|float32|float16|bfloat16",
+            help="auto: float32 on the CPU, float16 on a GPU.",
+        ),
+    ] = "auto",
+    as_json: Json = False,
+) -> None:
+    """Compare a model's results with transformers.
+
+    Runs fusewire and transformers on the same random sequences of different lengths and prints the
+    largest difference. For a model that generates: of the logits after each prompt and after each
+    of 16 greedy tokens. Needs torch and transformers.
+
+    Exit code 0: the results agree; 1: they differ by more than the tolerance; 2: an error.
+    """
+    from fusewire.parity import parity
+
+    with err.status("running the model twice"):
+        found = parity(model, task, device, dtype, sequences=sequences)
+    if tolerance is not None:
+        found = replace(found, granted=dict.fromkeys(found.granted, tolerance))
+    if as_json:
+        out.print_json(json.dumps({**asdict(found), "passed": found.passed}))
+    else:
+        table = Table("result", "largest difference", "granted", box=None)
+        for name, difference in found.differences.items():
+            table.add_row(name, f"{difference:.2e}", f"{found.granted[name]:.2e}")
+        out.print(
+            f"{found.architecture}, task {found.task}: {found.sequences} sequences, "
+            f"{found.tokens} tokens"
+        )
+        out.print(table)
+        if found.greedy_tokens:
+            out.print(f"greedy tokens: {found.greedy_equal} of {found.greedy_tokens} equal")
+        out.print(
+            "equal within what is granted" if found.passed else "DIFFERENT: more than granted"
+        )
+    raise typer.Exit(0 if found.passed else 1)
+
+
+@app.command(cls=Command)
+def models(as_json: Json = False) -> None:
+    """List the supported architectures and their tasks."""
+    from fusewire.models.registry import ARCHITECTURES, DECODERS, tasks_served
+
+    rows = [
+        *((name, f"{row.classes}*", tasks_served(row)) for name, row in ARCHITECTURES.items()),
+        *((name, row.causal_class, tasks_served(row)) for name, row in DECODERS.items()),
+    ]
+    if as_json:
+        keys = ("model_type", "classes", "tasks")
+        out.print_json(json.dumps([dict(zip(keys, row, strict=True)) for row in rows]))
+        return
+    table = Table("model_type", "transformers classes", "tasks", box=None)
+    for name, classes, tasks in rows:
+        table.add_row(name, classes.replace("*", "…"), ", ".join(tasks))
+    out.print(table)

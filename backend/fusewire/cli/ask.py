@@ -1,0 +1,75 @@
+"""`fusewire ask`: one question to a running server."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from fusewire.cli.console import Json, out
+from fusewire.tasks.contract import GENERATE
+
+
+def ask(
+    task: Annotated[
+        str,
+        typer.Argument(
+            metavar="TASK", help="embed, classify, tag, answer, fill, generate or hidden."
+        ),
+    ],
+    texts: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TEXT", help="Texts; for answer the question; for generate prompts."
+        ),
+    ],
+    second: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="TEXT",
+            help="classify: second text of a pair, once for each text. answer: the context.",
+        ),
+    ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Address of the server. Default: localhost:8001, for http localhost:8000.",
+        ),
+    ] = None,
+    protocol: Annotated[str, typer.Option(metavar="grpc|http", help="Protocol.")] = "grpc",
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Default: the only model that is served for the task."),
+    ] = None,
+    parameter: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUE", help="A request parameter, as truncate=true. May be repeated."
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Send a request to a running server and print the answer."""
+    from fusewire.serving import asking
+
+    address = address or f"localhost:{8000 if protocol == 'http' else 8001}"
+    parameters = asking.read_parameters(parameter or [])
+    if task == GENERATE and not as_json and not second:
+        for piece in asking.pieces(texts, address, protocol, model, parameters):
+            out.print(piece, end="", markup=False)
+        return
+    lines, records = asking.ask(
+        task,
+        texts,
+        second or [],
+        address,
+        protocol,
+        model,
+        parameters,
+    )
+    if as_json:
+        out.print(json.dumps(records, ensure_ascii=False), markup=False)
+    else:
+        out.print("\n".join(lines), markup=False)
