@@ -30,7 +30,6 @@ from tests.bench import generation_rivals, machine, records
 from tests.bench.gpu.served import write_checkpoint
 from tests.bench.gpu.workload import SIZES, Size
 from tests.bench.served_requests import Texts
-from tests.bench.summary import DISTURBED
 
 GOALS = {"LLM.generate": 0.90, "Embedder.encode": 0.95}  # of the engine's own rate
 PROMPT_TOKENS, NEW_TOKENS = 128, 128
@@ -179,7 +178,7 @@ def rows(
             cpu[name].append(time.process_time() - worked)
     disturbed = watch.disturbed()
     print(f"{about['model']}, {about['case']} (others took {disturbed:.0%} of the cores)")
-    if disturbed > DISTURBED:
+    if disturbed > machine.DISTURBED:
         print("  NOT QUOTABLE: run it again on a quiet machine")
     for name, taken in seconds.items():
         share = median(own / each for own, each in zip(seconds["engine"], taken, strict=True))
