@@ -30,6 +30,7 @@ from tests.bench import generation_rivals, machine, records
 from tests.bench.gpu.served import write_checkpoint
 from tests.bench.gpu.workload import SIZES, Size
 from tests.bench.served_requests import Texts
+from tests.bench.summary import DISTURBED
 
 GOALS = {"LLM.generate": 0.90, "Embedder.encode": 0.95}  # of the engine's own rate
 PROMPT_TOKENS, NEW_TOKENS = 128, 128
@@ -167,27 +168,37 @@ def rows(
     for side in sides.values():
         side()  # warm
     seconds: dict[str, list[float]] = {name: [] for name in sides}
+    cpu: dict[str, list[float]] = {name: [] for name in sides}  # also where others take the cores
     watch = machine.Watch()
     for turn in range(rounds):
         at = turn % len(sides)
         for name in [*sides][at:] + [*sides][:at]:
-            began = time.perf_counter()
+            began, worked = time.perf_counter(), time.process_time()
             sides[name]()
             seconds[name].append(time.perf_counter() - began)
+            cpu[name].append(time.process_time() - worked)
     disturbed = watch.disturbed()
     print(f"{about['model']}, {about['case']} (others took {disturbed:.0%} of the cores)")
+    if disturbed > DISTURBED:
+        print("  NOT QUOTABLE: run it again on a quiet machine")
     for name, taken in seconds.items():
         share = median(own / each for own, each in zip(seconds["engine"], taken, strict=True))
         rate = units / median(taken)
         wanted = GOALS.get(name)
         verdict = "" if wanted is None else f", wanted {wanted:.0%}"
-        print(f"  {name}: {rate:,.0f} {unit}/s, {share:.1%} of the engine{verdict}", flush=True)
+        times = median(each / own for own, each in zip(cpu["engine"], cpu[name], strict=True))
+        print(
+            f"  {name}: {rate:,.0f} {unit}/s, {share:.1%} of the engine{verdict}; "
+            f"{times:.2f} times its CPU time",
+            flush=True,
+        )
         yield {
             **about,
             "system": name,
             "unit": unit,
             "per_s": round(rate, 1),
             "share_of_engine": round(share, 4),
+            "cpu_times_engine": round(times, 4),
             "goal": wanted,
             "disturbed": disturbed,
         }

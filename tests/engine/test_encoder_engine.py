@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -104,6 +105,34 @@ def test_a_request_cancelled_on_the_way_stops_there(tmp_path):
     assert answers[0] is None
     answered(answers[1], [3])
     assert model.seen == [[5], [1]]
+
+
+def test_texts_of_a_request_cancelled_on_the_way_are_not_tokenised(tmp_path, monkeypatch):
+    model = CountingModel()
+    got = engine(tmp_path, model, max_batch_tokens=1)  # a few characters fill a group
+    monkeypatch.setattr(got, "_groups", lambda queries: [{i: queries[i]} for i in queries])
+    tokenized = []
+    encode = got._texts.encode
+    monkeypatch.setattr(got._texts, "encode", lambda q: tokenized.extend(q) or encode(q))
+    asked = iter([False, True])  # at reading, before its texts
+    answers = got.answer([request([1]), request([2], cancelled=lambda: next(asked)), request([3])])
+    answered(answers[0], [1])
+    assert answers[1] is None
+    answered(answers[2], [3])
+    assert model.seen == [[1], [1]]
+    assert len(tokenized) == 2
+
+
+def test_a_request_cancelled_while_texts_were_tokenised_is_not_computed(tmp_path, monkeypatch):
+    model = CountingModel()
+    got = engine(tmp_path, model)
+    encode = got._texts.encode
+    monkeypatch.setattr(got._texts, "encode", lambda q: (time.sleep(0.02), encode(q))[1])
+    asked = iter([False, True])
+    answers = got.answer([request([1], cancelled=lambda: next(asked)), request([2])])
+    assert answers[0] is None
+    answered(answers[1], [2])
+    assert model.seen == [[1]]
 
 
 def test_a_client_whose_cancellation_check_breaks_harms_no_other(tmp_path):

@@ -207,6 +207,12 @@ def test_documents_are_ranked_by_the_models_scores(http: Http, rankers: dict[str
     assert two.json()["results"] == bare[:2]
 
 
+def test_a_long_query_and_a_long_document_are_truncated_together(http: Http) -> None:
+    long = {"query": LONG * 100, "documents": ["a cat", LONG * 100], "truncate_prompt_tokens": -1}
+    answer = http("/rerank", {"model": "ranker"} | long)
+    assert answer.json()["usage"]["prompt_tokens"] == 64 + 64
+
+
 def test_a_ranker_that_asks_for_logits_gives_them(http: Http, rankers: dict[str, Path]) -> None:
     pairs = [(QUERY, each) for each in DOCUMENTS]
     wanted = scores_of(rankers["logits"], pairs)

@@ -8,7 +8,7 @@ import pytest
 from fusewire.errors import CheckpointError, ConfigurationError
 from fusewire.serving.config import Deployment
 from fusewire.serving.repository import import_folder
-from fusewire.serving.sources import Collected, collect
+from fusewire.serving.sources import Collected, collect, source_of
 
 from tests.reference import tiny_checkpoint
 
@@ -21,7 +21,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def collected(tmp_path: Path, *sources: Path | str) -> Collected:
-    return collect(sources, tmp_path / "imported", {}, Deployment(device="cpu"))
+    on_cpu = Deployment(device="cpu")
+    given = [source_of(source, deployment=on_cpu) for source in sources]
+    return collect(given, tmp_path / "imported")
 
 
 def test_a_folder_is_imported_under_its_name_or_the_given_one(folder: Path, tmp_path: Path) -> None:

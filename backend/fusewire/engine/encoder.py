@@ -85,9 +85,12 @@ class EncoderEngine:
         counts = self.last_counts = Counts()
         hits, misses = self.model.replay_counts
         answers: list[Answer] = [None] * len(requests)
+        queries = self._read(requests, answers)
         run = MicroBatches(self.model, self._task, requests, answers, counts, computed)
         tokenized: dict[int, Query] = {}
-        for group in self._groups(self._read(requests, answers)):
+        for group in self._groups(queries):
+            wanted = run.wanted(group)
+            group = {index: query for index, query in group.items() if index in wanted}
             self._tokenize(group, answers)
             tokenized |= group
             sequences = [

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from fusewire.models import EncoderModel
 
 _log = logging.getLogger(__name__)
+
+# For so long after reading, which asks whether requests were cancelled, nothing asks again before
+# the first micro-batch: on a server each question is a message to its process.
+_FRESH_S = 0.005
 
 
 @dataclass(eq=False)
@@ -67,6 +71,7 @@ class MicroBatches:
         self._waiting: deque[tuple[list[int], bool]] = deque()  # members, whether to try again
         self._given: _Given | None = None
         self._begun = False
+        self._read = time.monotonic()
 
     def compute(self, sequences: Sequence[tuple[int, Item]], max_batch_tokens: int) -> None:
         """Adds sequences, each with its request's index, and gives them to the device; the last
@@ -91,6 +96,19 @@ class MicroBatches:
             else:
                 self._take()
         self._counts.compute_seconds += time.perf_counter() - began
+
+    def wanted(self, requests: Iterable[int]) -> set[int]:
+        """Those of the requests that neither failed meanwhile nor were cancelled."""
+        ask = self._begun or time.monotonic() - self._read > _FRESH_S
+        wanted = set()
+        for index in requests:
+            if self._answers[index] is None:
+                try:
+                    if not (ask and self._requests[index].cancelled()):
+                        wanted.add(index)
+                except Exception as error:
+                    self._answers[index] = failure(error)
+        return wanted
 
     def results(self, first: int, count: int) -> list[Any] | None:
         """What the head found for so many sequences; None when one of them was not computed."""
@@ -145,18 +163,6 @@ class MicroBatches:
             self._answers[self._owners[member]] = copy(failed)
 
     def _still_wanted(self, members: list[int]) -> list[int]:
-        """Those whose requests neither failed meanwhile nor were cancelled."""
-        # Reading has just asked, and on a server each question is a round trip to its process.
-        ask, self._begun = self._begun, True
-        gone = set()
-        for owner in dict.fromkeys(self._owners[member] for member in members):
-            if self._answers[owner] is not None:
-                gone.add(owner)
-            elif ask:
-                try:
-                    if self._requests[owner].cancelled():
-                        gone.add(owner)
-                except Exception as error:
-                    self._answers[owner] = failure(error)
-                    gone.add(owner)
-        return [member for member in members if self._owners[member] not in gone]
+        wanted = self.wanted(dict.fromkeys(self._owners[member] for member in members))
+        self._begun = True
+        return [member for member in members if self._owners[member] in wanted]

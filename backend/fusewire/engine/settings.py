@@ -122,13 +122,14 @@ class EngineSettings(Settings):
     prompt: str | None = Field(
         default=None,
         max_length=LONGEST_PROMPT,
-        description="embed: what stands before each text, instead of a prompt by name.",
+        description="embed: text put before each text, in place of a prompt by name.",
+        json_schema_extra={"group": "model"},
     )
     prompt_name: str | None = Field(
         default=None,
         max_length=64,
-        description="embed: which of the prompts in config_sentence_transformers.json stands "
-        "before each text. Default: its default_prompt_name, else none.",
+        description="embed: name of the prompt in config_sentence_transformers.json to put before "
+        "each text. Default: its default_prompt_name, else none.",
         json_schema_extra={"group": "model"},
     )
     function_to_apply: ScoreFunction | None = Field(

@@ -16,6 +16,7 @@ from tokenizers import Encoding
 from fusewire.engine.settings import MOST_WINDOWS
 from fusewire.errors import FusewireError, InvalidInput
 from fusewire.tasks.least_tokens import WORTH_WHILE
+from fusewire.tasks.long_pairs import shortened
 from fusewire.tasks.rows import IdRow, Query, TextRow, Tokens
 from fusewire.tasks.tokenizer import Tokenizer, TokenizerFault
 
@@ -118,16 +119,28 @@ class TextEncoder:
                 "direction": self.tokenizer.truncation_side,
             }
         try:
-            return [*self.tokenizer.encode(texts, offsets=self._offsets, cut=cut)]
+            return [*self._tokenized(texts, cut)]
         except TokenizerFault:  # of one text (a word that a vocabulary without [UNK] lacks)
             return [self._encode_alone(text, cut) for text in texts]
+
+    def _tokenized(
+        self, texts: list[str | tuple[str, str]], cut: dict[str, Any] | None
+    ) -> list[Encoding]:
+        assert self.tokenizer is not None
+        if cut is not None and cut["strategy"] == "longest_first":
+            most = cut["max_length"]
+            texts = [
+                text if isinstance(text, str) else shortened(self.tokenizer, text, most)
+                for text in texts
+            ]
+        return self.tokenizer.encode(texts, offsets=self._offsets, cut=cut)
 
     def _encode_alone(
         self, text: str | tuple[str, str], cut: dict[str, Any] | None
     ) -> Encoding | InvalidInput:
         assert self.tokenizer is not None
         try:
-            return self.tokenizer.encode([text], offsets=self._offsets, cut=cut)[0]
+            return self._tokenized([text], cut)[0]
         except TokenizerFault as fault:
             return InvalidInput(
                 "text_input",

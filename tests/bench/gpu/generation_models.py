@@ -106,6 +106,8 @@ class _Live:
 
     def __init__(self, tensor: Tensor) -> None:
         self.shape = tuple(tensor.shape)
+        self.dtype = str(tensor.dtype)
+        self.is_float = tensor.is_floating_point()
         self._tensor = tensor.detach()
 
     def equals(self, other: _Live) -> bool:

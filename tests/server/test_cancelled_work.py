@@ -1,0 +1,73 @@
+"""A request that its client has left is not computed to its end, and harms none beside it."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fusewire.serving.config import Deployment, ServerSettings
+from fusewire.serving.repository import import_folder
+from fusewire.serving.server import Server
+
+from tests.reference import tiny_checkpoint
+from tests.server.asking import Asker, _inputs, ids, until
+
+ROWS, LENGTH = 120, 1024  # seconds of work, a row a micro-batch; a batch has room for more
+SHORT = [101, 7, 8, 102]
+
+
+@pytest.fixture(scope="module")
+def asker(tmp_path_factory: pytest.TempPathFactory, device: str) -> Iterator[Asker]:
+    if device != "cpu":
+        pytest.skip("a GPU is through before its client can leave")
+    root, folder = tmp_path_factory.mktemp("repository"), tmp_path_factory.mktemp("slow")
+    tiny_checkpoint(folder, "bert", max_length=LENGTH, hidden_size=256, intermediate_size=1024)
+    import_folder(
+        folder,
+        root,
+        name="slow",
+        settings={"task": "embed", "max_batch_tokens": LENGTH},
+        deployment=Deployment(device=device, queue_delay_us=400_000),
+        link=True,
+    )
+    ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
+    settings = ServerSettings(log_level="error", **ports)
+    with Server([root], settings) as server, Asker(server, device) as asker:
+        yield asker
+
+
+def outcomes(asker: Asker, outcome: str) -> float:
+    return asker.metric("fusewire_requests_total", model="slow", outcome=outcome)
+
+
+def test_cancelled_work_stops_at_the_next_micro_batch(asker: Asker) -> None:
+    answered = outcomes(asker, "ok")  # warm-up
+    alone = asker.ask("slow", ids(SHORT))["embedding"]
+    until(lambda: outcomes(asker, "ok") == answered + 1)
+    before = asker.metric("fusewire_tokens_total", model="slow")
+    executed = asker.executions("slow")[0]
+    heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
+
+    def ask(inputs: Any) -> Any:
+        return asker.client.async_infer(
+            "slow", _inputs(inputs), lambda result, error: heard.put(error or result)
+        )
+
+    long = ask(ids(*[[101, *[7] * (LENGTH - 2), 102]] * ROWS))
+    ask(ids(SHORT))  # in the same execution
+    until(lambda: asker.metric("nv_inference_pending_request_count", model="slow") == 2)
+    until(lambda: asker.metric("nv_inference_pending_request_count", model="slow") == 0)
+    time.sleep(0.2)
+    long.cancel()
+    assert "CANCELLED" in str(heard.get(timeout=30).status())
+    asker.same(heard.get(timeout=30).as_numpy("embedding"), alone)
+    asker.same(asker.ask("slow", ids(SHORT))["embedding"], alone)
+    assert asker.executions("slow")[0] == executed + 2
+    until(lambda: outcomes(asker, "ok") == answered + 3)
+    assert outcomes(asker, "cancelled") == 1
+    computed = asker.metric("fusewire_tokens_total", model="slow") - before - 2 * len(SHORT)
+    assert 0 < computed < ROWS * LENGTH / 2
+    assert computed % LENGTH == 0  # whole micro-batches
