@@ -70,3 +70,10 @@ def test_commands_in_a_page_have_flags_that_exist(page):
         known = {flag for each in commands[name].params for flag in each.opts + each.secondary_opts}
         flags = {word.split("=")[0] for word in words if word.startswith("-")}
         assert flags <= known, f"fusewire {name}: {flags - known}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_make_targets_in_a_page_exist(page):
+    named = set(re.findall(r"(?:^|`)make ([a-z][a-z-]*)", page.read_text(), re.MULTILINE))
+    known = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert named <= set(known)
