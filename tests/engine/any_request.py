@@ -74,9 +74,9 @@ VALID: dict[str, Make] = {
     "priority": some(-1000, -1, 0, 7, 1000),
     "timeout_seconds": some(100, 86400.0, None),
 }
-_NO_NUMBER = some("1", True, [], {}, math.nan, math.inf, -math.inf)
+_NO_NUMBER = some("one", "1,5", "", True, [], {}, math.nan, math.inf, -math.inf)
 _NO_WHOLE = either(_NO_NUMBER, some(1.0, 0.5, -(10**30), 10**30))
-_NO_FLAG = some(0, 1, "true", 1.0, [])
+_NO_FLAG = some(0, 1, "yes", 1.0, [])
 INVALID: dict[str, Make] = {
     **dict.fromkeys(("max_new_tokens", "max_tokens"), either(_NO_WHOLE, some(0, -1, 2**40))),
     **dict.fromkeys(("min_new_tokens", "min_tokens"), either(_NO_WHOLE, some(-1, 2**40))),
