@@ -17,7 +17,8 @@ from fusewire.errors import FusewireError, InvalidInput
 from fusewire.hub import model_folder
 from fusewire.tasks.parameters import Value
 
-# Characters of a request: about the tokens of a micro-batch.
+# Characters of a request: as many as the engine tokenises while the device computes (its own bound).
+# With fewer it would take two requests at a time, and the device would wait for the tokenizer.
 _CHARACTERS_PER_TOKEN = 4
 # Given to the engine at once, so that it tokenises while the device computes; their tokens are held
 # in memory meanwhile.
@@ -101,7 +102,7 @@ class TextModel:
         characters = total = 0
         for place, index in enumerate(order, 1):
             batch.append(index)
-            characters += sizes[index] + 1
+            characters += sizes[index]
             if place == len(order) or characters >= budget or len(batch) == batch_size:
                 batches.append(batch)
                 total += characters
