@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from tests.bench import generation_rivals, machine, records
+from tests.bench.gpu import facts as gpu_facts
 from tests.bench.gpu.served import write_checkpoint
 from tests.bench.gpu.workload import SIZES, Size
 from tests.bench.served_requests import Texts
@@ -56,7 +57,7 @@ def main() -> None:
         "benchmark": "python_api",
         "device": options.device,
         "rounds": options.rounds,
-        **machine.facts("fusewire"),
+        **(gpu_facts.where if options.device != "cpu" else machine.facts)("fusewire"),
     }
     with tempfile.TemporaryDirectory() as work:
         for row in [*generation(Path(work) / "gpt2", options), *encoders(Path(work), options)]:

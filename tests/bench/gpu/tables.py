@@ -218,6 +218,24 @@ def _listed(rows: Rows, title: str, columns: dict[str, str]) -> str:
     return "\n".join([*lines, "", _where(rows)])
 
 
+def _python_api(rows: Rows) -> str:
+    lines = [
+        "Lists of texts from Python beside the engines that compute them (prompts: 128 tokens, and "
+        "128 new tokens each; texts: of 25 to 128 tokens), of the engine's own rate in the same "
+        "rounds:",
+        "",
+        "| model | work | system | per s | of the engine | CPU time, times the engine's |",
+        "|---" * 6 + "|",
+    ]
+    for row in rows:
+        lines.append(
+            f"| {row['model']} | {row['case'].partition(' on ')[0]} | {row['system']} "
+            f"| {row['per_s']:.0f} {row['unit']} | {row['share_of_engine']:.0%} "
+            f"| {row['cpu_times_engine']:.2f} |"
+        )
+    return "\n".join([*lines, "", _where(rows)])
+
+
 TABLES: dict[str, Callable[[Rows], str]] = {
     "encoder": _encoder,
     "kernels": _kernels,
@@ -225,6 +243,7 @@ TABLES: dict[str, Callable[[Rows], str]] = {
     "attention": _attention,
     "memory": _memory,
     "served": _served,
+    "python_api": _python_api,
     "generation": _generation,
     "generation_vllm": _generation_vllm,
     "generation_served": _generation_served,

@@ -69,6 +69,12 @@ SECTIONS = (
         (("cpu", "encode"),),
     ),
     Section(
+        "Lists of texts and prompts from Python",
+        "What `fusewire.LLM.generate` and `fusewire.Embedder.encode` cost over the engines that "
+        "they call.",
+        (("gpu", "python_api"),),
+    ),
+    Section(
         "Generation on GPUs",
         "The first table compares two whole engines: fusewire's and vLLM's, one after the other, "
         "each the only process on the GPU, the fastest of two runs. fusewire is ahead where steps "
@@ -118,6 +124,7 @@ encoder` runs one of them. With a GPU:
 | row kernels, matrix products, attention | `python -m tests.bench.gpu kernels gemm attention` |
 | device memory; served by Triton | `python -m tests.bench.gpu memory served` |
 | generation: step, prompts, whole answers, contexts | `python -m tests.bench.gpu generation` |
+| lists of texts and prompts from Python | `python -m tests.bench.python_api --device cuda` |
 | generation beside vLLM | `python -m tests.bench.gpu.generation_vllm --vllm-python PATH` |
 | generation served by Triton | `python -m tests.bench.generation_served --device cuda` |
 | requests that arrive at random | `python -m tests.bench.generation_poisson --device cuda` |
