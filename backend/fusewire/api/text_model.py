@@ -17,8 +17,8 @@ from fusewire.errors import FusewireError, InvalidInput
 from fusewire.hub import model_folder
 from fusewire.tasks.parameters import Value
 
-# Characters of a request: as many as the engine tokenises while the device computes (its own bound).
-# With fewer it would take two requests at a time, and the device would wait for the tokenizer.
+# Characters of a request: as many as the engine tokenises at once while the device computes. With
+# fewer it would take two requests at a time, and the device would wait for the tokenizer.
 _CHARACTERS_PER_TOKEN = 4
 # Given to the engine at once, so that it tokenises while the device computes; their tokens are held
 # in memory meanwhile.
