@@ -96,8 +96,8 @@ def server(
 
 @pytest.fixture(scope="module")
 def client(server: Server) -> Iterator[openai.OpenAI]:
-    assert server.door is not None
-    url = f"http://{server.door.address}/v1"
+    assert server.openai is not None
+    url = f"http://{server.openai.address}/v1"
     with openai.OpenAI(base_url=url, api_key=KEY, max_retries=0, timeout=60) as client:
         yield client
 
@@ -118,8 +118,8 @@ class Http:
 
 @pytest.fixture(scope="module")
 def http(server: Server) -> Http:
-    assert server.door is not None
-    return Http(server.door.address)
+    assert server.openai is not None
+    return Http(server.openai.address)
 
 
 def scores_of(folder: Path, pairs: list[tuple[str, str]]) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The door's way from a request's prompts to pieces of its choices, without a server."""
+"""From prompts to the pieces of choices at the OpenAI endpoint, without a server."""
 
 from __future__ import annotations
 

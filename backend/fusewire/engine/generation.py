@@ -111,7 +111,7 @@ class GenerationEngine:
         )
         self._asked: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._tokens = 0
-        self._door = threading.Lock()
+        self._submit_lock = threading.Lock()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="generate", daemon=True)
         self._thread.start()
@@ -189,7 +189,7 @@ class GenerationEngine:
         )
         self._loop.scheduler.check(sequence)
         generation = Generation(self._branches(ids, parameters, most), tell, scores)
-        with self._door:  # what is asked behind it is done before the loop ends
+        with self._submit_lock:  # what is put before closing is done before the loop ends
             if self._closing:
                 raise Unavailable(CLOSED)
             if not self._thread.is_alive():
@@ -219,7 +219,7 @@ class GenerationEngine:
     def close(self, drain_seconds: float = 0.0) -> None:
         """Takes no more requests, lets those that were taken run for so long, cancels the rest, and
         returns when all have been told."""
-        with self._door:
+        with self._submit_lock:
             self._closing = True
         atexit.unregister(self.close)
         self._asked.put(lambda: None)
@@ -238,7 +238,7 @@ class GenerationEngine:
                 self._take()
                 self._tokens += self._loop.step(time.monotonic())
         except Exception as error:  # a defect: nobody must wait for an answer that never comes
-            with self._door:
+            with self._submit_lock:
                 self._closing = True
             while not self._asked.empty():
                 self._asked.get()()

@@ -38,7 +38,7 @@ def facts(server: Server) -> dict[str, Any]:
         "http": f"{at.host}:{at.http_port}",
         "grpc": f"{at.host}:{at.grpc_port}",
         "metrics": f"{at.host}:{at.metrics_port}/metrics",
-        "openai": server.door and server.door.address,
+        "openai": server.openai and server.openai.address,
     }
 
 
@@ -57,8 +57,8 @@ def lines(server: Server) -> Iterator[str]:
         ("gRPC", f"{at.host}:{at.grpc_port}"),
         ("Metrics", f"http://{at.host}:{at.metrics_port}/metrics"),
     ]
-    if server.door is not None:
-        ports.append(("OpenAI", f"http://{server.door.address}/v1"))
+    if server.openai is not None:
+        ports.append(("OpenAI", f"http://{server.openai.address}/v1"))
     yield from _table(ports)
     asked = next((row for row in rows if row.task), None)
     if asked is not None:

@@ -26,7 +26,7 @@ _LOST = "server: got the end of a process of the model, wanted its answer; try a
 _STOPS = "server: got its end, wanted time for the whole answer; try again later"
 
 
-class Door:
+class Listener:
     """OpenAI's interface to the models of one server."""
 
     def __init__(self, server: Server, port: int, report: Callable[[str], None]) -> None:
