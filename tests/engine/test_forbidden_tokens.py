@@ -11,7 +11,7 @@ from tests.engine.generating import ask, byte_tokenizer, tiny_folder
 from tests.models.tiny_decoders import tiny_decoder
 
 
-def test_who_forbids_every_token_is_told_so_alone(tmp_path):
+def test_a_request_that_forbids_every_token_fails_alone(tmp_path):
     tiny_decoder(tmp_path, "gpt2", vocab_size=40)
     byte_tokenizer(tmp_path)
     with GenerationEngine(tmp_path) as engine:

@@ -39,7 +39,7 @@ class CompletionOutput:
     def of(
         index: int, deltas: Sequence[Delta], spell: Callable[[int], str] | None
     ) -> CompletionOutput:
-        """From all that was told of one text; `spell` gives a token's text, where log-probabilities
+        """From all deltas of one text; `spell` gives a token's text, where log-probabilities
         were asked for."""
         last = deltas[-1]
         return CompletionOutput(

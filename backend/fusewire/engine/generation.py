@@ -1,7 +1,7 @@
 """The engine that generates: requests in at any time, tokens out as they come.
 
-Requests come from any thread and are checked and tokenised there. One thread computes; what it has
-to tell it puts into queues, so that nobody who listens can keep it, or others, waiting.
+Requests come from any thread and are checked and tokenised there. One thread computes; it
+puts events into queues, so that no slow reader delays it or other requests.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from fusewire.engine.deltas import Deltas
 from fusewire.engine.generation_loop import (
     Branch,
     EngineCounts,
+    Event,
     Generation,
     GenerationLoop,
-    Told,
 )
 from fusewire.engine.generation_memory import PAGE_SIZE, limits_of, pages_for
 from fusewire.engine.generation_scheduler import GenerationScheduler, GenerationSequence
@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from fusewire.models.decoder import DecoderModel
 
 _log = logging.getLogger(__name__)
-# (tag, Told): what requests are told, under the tags that they were submitted with.
-Inbox = queue.SimpleQueue[tuple[Any, Any]]
+# (tag, Event): the events of requests, under the tags that they were submitted with.
+EventQueue = queue.SimpleQueue[tuple[Any, Any]]
 
 # Far more than any step takes: a device that has hung must not hang the program's end.
 _LONGEST_STEP_S = 60.0
@@ -132,22 +132,22 @@ class GenerationEngine:
         """Takes a request, as `submit` does, and gives what it is answered, as it comes; `asked` as
         for `parameters`. Leaving the iterator cancels what has not ended."""
         parameters = self.parameters(**asked)
-        told: Inbox = queue.SimpleQueue()
-        ticket = self.submit(prompt, parameters, told)
-        return Deltas(parameters.n, parameters.sequences, told, ticket.cancel)
+        events: EventQueue = queue.SimpleQueue()
+        ticket = self.submit(prompt, parameters, events)
+        return Deltas(parameters.n, parameters.sequences, events, ticket.cancel)
 
     def submit(
         self,
         prompt: str | Sequence[int],
         parameters: GenerationParameters,
-        told: Inbox,
+        events: EventQueue,
         tag: Any = None,
         arrived: float | None = None,
     ) -> Ticket:
         """Takes a request, from any thread; InvalidInput and Unavailable (of which QueueFull) at
         once.
 
-        `told` gets (tag, Delta) of each of `parameters.sequences`, in order, until each had one
+        `events` gets (tag, Delta) of each of `parameters.sequences`, in order, until each had one
         with a finish_reason; or (tag, error), which ends them all. `BestOf` makes the answer of it.
         `arrived`: by time.monotonic(), where that was earlier.
         """
@@ -155,7 +155,7 @@ class GenerationEngine:
         check(parameters, self.limits)
         self._admission.take(parameters.sequences)
         try:
-            return self._submit(prompt, parameters, lambda news: told.put((tag, news)), arrived)
+            return self._submit(prompt, parameters, lambda event: events.put((tag, event)), arrived)
         except BaseException:
             self._admission.leave(parameters.sequences)
             raise
@@ -164,7 +164,7 @@ class GenerationEngine:
         self,
         prompt: str | Sequence[int],
         parameters: GenerationParameters,
-        tell: Callable[[Told], None],
+        on_event: Callable[[Event], None],
         arrived: float,
     ) -> Ticket:
         ids = prompt_ids(
@@ -188,7 +188,7 @@ class GenerationEngine:
             to_score=0 if scores is None else len(ids) - 1,
         )
         self._loop.scheduler.check(sequence)
-        generation = Generation(self._branches(ids, parameters, most), tell, scores)
+        generation = Generation(self._branches(ids, parameters, most), on_event, scores)
         with self._submit_lock:  # what is put before closing is done before the loop ends
             if self._closing:
                 raise Unavailable(CLOSED)
@@ -218,7 +218,7 @@ class GenerationEngine:
 
     def close(self, drain_seconds: float = 0.0) -> None:
         """Takes no more requests, lets those that were taken run for so long, cancels the rest, and
-        returns when all have been told."""
+        returns when each has its last event."""
         with self._submit_lock:
             self._closing = True
         atexit.unregister(self.close)

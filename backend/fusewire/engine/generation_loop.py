@@ -1,8 +1,8 @@
 """Generation, a step at a time, by one thread.
 
 A step: the scheduler says which sequences run and how many of their tokens; pages are copied where
-sharing ends; one forward over all of it; whoever has reached its end is sampled, all together; each
-token becomes text and is told; who is done leaves, and its pages are free at once.
+sharing ends; one forward pass over all of it; tokens are sampled for all sequences that are due;
+each becomes text and an event; a sequence that has ended frees its slot and pages at once.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ FORBIDDEN = (
     "forbid less by no_repeat_ngram_size, bad_words or min_new_tokens, or ask for fewer tokens",
 )
 
-# What a request is told: what a step added, or the error that ends it.
-Told = Delta | FusewireError
+# An event of a request: what a step added, or the error that ends it.
+Event = Delta | FusewireError
 
 
 @dataclass(eq=False)
@@ -67,12 +67,12 @@ class Branch:
 
 @dataclass(eq=False)
 class Generation:
-    """A request under way: its branches, and where what is told of them goes; nobody's code runs
-    there."""
+    """A running request: its branches, and the callback for their events, which must return at
+    once."""
 
     branches: list[Branch]
-    tell: Callable[[Told], None]
-    prompt_logprobs: PromptLogprobs | None = None  # where they are wanted, until they are told
+    on_event: Callable[[Event], None]
+    prompt_logprobs: PromptLogprobs | None = None  # where requested, until the first event has them
     open: int = field(init=False)  # branches that have not ended
 
     def __post_init__(self) -> None:
@@ -141,11 +141,11 @@ class GenerationLoop:
                 heapify(self._deadlines)
 
     def cancel(self, generation: Generation) -> None:
-        """Ends what is left of a request, and tells it; its slots and pages are free on return."""
+        """Ends what is left of a request; its slots and pages are free on return."""
         for branch in generation.branches:
             if branch.open:
                 self._end(generation, branch)
-                generation.tell(branch.continuation.cancel())
+                generation.on_event(branch.continuation.cancel())
 
     def cancel_all(self) -> None:
         for generation in self._generations():
@@ -239,14 +239,14 @@ class GenerationLoop:
             self._fail(generation, at_fault)
             return
         sequence.token_ids.append(drawn.token)
-        told = branch.continuation.accept(
+        delta = branch.continuation.accept(
             drawn.token, drawn.logprob, drawn.rank, drawn.top_logprobs
         )
-        told.num_cached_tokens = sequence.cached_tokens or 0
-        told.prompt_logprobs = prompt_logprobs
-        if told.finish_reason is not None:
+        delta.num_cached_tokens = sequence.cached_tokens or 0
+        delta.prompt_logprobs = prompt_logprobs
+        if delta.finish_reason is not None:
             self._end(generation, branch)
-        generation.tell(told)
+        generation.on_event(delta)
 
     def _own(self, generation: Generation, branch: Branch, sequence: GenerationSequence) -> None:
         branch.sequence = sequence
@@ -269,4 +269,4 @@ class GenerationLoop:
         if generation.open:
             for branch in generation.branches:
                 self._end(generation, branch)
-            generation.tell(copy(error))
+            generation.on_event(copy(error))

@@ -170,8 +170,8 @@ def check(repository: Path) -> tuple[list[str], list[str]]:
             try:
                 model_config.check(config, entry.name)
             except ConfigurationError as error:
-                told = str(error).startswith(f"{entry.name}: ")
-                raise ConfigurationError(f"{'' if told else f'{entry.name}: '}{error}") from None
+                named = str(error).startswith(f"{entry.name}: ")
+                raise ConfigurationError(f"{'' if named else f'{entry.name}: '}{error}") from None
             if not versions(entry):
                 empty.append(entry.name)
                 continue

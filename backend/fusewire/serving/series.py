@@ -102,7 +102,7 @@ class ModelSeries:
             self._outcomes[label, value].increment(count)
 
     def _refresh(self) -> None:
-        """Sends what is looked up rather than told."""
+        """Sends the values that are polled."""
         memory = self._memory.stats()
         self._reserved.set(memory["reserved_bytes"])
         self._allocated.set(memory["allocated_bytes"])

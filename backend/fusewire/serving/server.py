@@ -196,7 +196,7 @@ class Server:
         return model_config.places(model_config.read(self.entry(model) / repository.CONFIG))
 
     def _log_line(self, level: str, line: str) -> None:
-        # What fails while starting is told in words, not by the server's log as well.
+        # Errors while starting are reported by ServerFailed, not by the server's log as well.
         if not self._starting:
             self._log(level, line)
 

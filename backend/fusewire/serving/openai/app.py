@@ -51,7 +51,7 @@ _DESCRIPTION = "OpenAI's interface to models on Triton, and the routes of vLLM, 
 
 
 class _Route(APIRoute):
-    """Reads bodies strictly, and says nothing where nobody is left to hear it."""
+    """Reads bodies strictly, and sends nothing to clients that have disconnected."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
