@@ -246,8 +246,8 @@ def _check_stream(several: bool, asked: Asked) -> None:
         raise InvalidArgument("stream: got several prompts, wanted one; stream each by itself")
     if not asked.details and asked.parameters.get("n", 1) != 1:
         raise InvalidArgument(
-            f"n: got {asked.parameters['n']!r} beside stream, wanted details=True, which says to "
-            "which text a piece belongs; add it"
+            f"n: got {asked.parameters['n']!r} together with stream, wanted details=True, which "
+            "says to which text a piece belongs; add it"
         )
 
 

@@ -299,7 +299,7 @@ def test_tokens_are_made_and_unmade(http: Http) -> None:
     back = http("/detokenize", {"model": "tiny", "tokens": rendered["tokens"]}).json()
     assert back == {"prompt": "hi!"}
     for path, body, words in (
-        ("/tokenize", {"model": "minilm"}, "prompt: got neither it nor messages"),
+        ("/tokenize", {"model": "minilm"}, "prompt: got neither prompt nor messages"),
         ("/tokenize", chat | {"model": "minilm"}, "model: got minilm, which is for embed"),
         ("/tokenize", {"prompt": "x"}, "model: not set, wanted one of those that can be asked"),
         ("/detokenize", {"model": "tiny", "tokens": [999]}, "tokens: got id 999"),

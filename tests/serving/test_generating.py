@@ -182,5 +182,5 @@ def test_a_sender_that_hangs_does_not_hang_the_end(
     instance.take(request("Hangs"), Client(freed.wait))
     monkeypatch.setattr(generating, "_SEND_S", 0.1)
     instance.close()
-    assert "close: got no end of the thread 'send'" in caplog.text
+    assert "close: the thread 'send' has not ended" in caplog.text
     freed.set()

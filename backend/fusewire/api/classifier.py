@@ -99,8 +99,8 @@ class Classifier:
             return []
         paired = {pair is not None for _, pair in many}
         if len(paired) > 1:
-            got = "texts beside pairs of texts"
-            raise InvalidInput("texts", got, "one kind of them", "classify them in two calls")
+            got = "a mix of texts and pairs of texts"
+            raise InvalidInput("texts", got, "only texts or only pairs", "make two calls")
         parameters: dict[str, Value] = {"truncate": truncation}
         if function_to_apply is not None:
             parameters["function_to_apply"] = function_to_apply

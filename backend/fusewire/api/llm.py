@@ -201,8 +201,8 @@ def _parameters(
     if sampling_params is None:
         return [dict(parameters)] * count
     if parameters:
-        got = f"{', '.join(parameters)} beside it"
-        raise InvalidInput("sampling_params", got, "one of the two", "put all into SamplingParams")
+        got = f"{', '.join(parameters)} together with it"
+        raise InvalidInput("sampling_params", got, "one of them", "put all into SamplingParams")
     if isinstance(sampling_params, SamplingParams):
         return [_asked(sampling_params)] * count
     if len(sampling_params) != count:

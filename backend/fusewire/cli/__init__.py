@@ -193,7 +193,7 @@ def check(
         if found.greedy_tokens:
             out.print(f"greedy tokens: {found.greedy_equal} of {found.greedy_tokens} equal")
         out.print(
-            "equal within what is granted" if found.passed else "DIFFERENT: more than granted"
+            "equal within the tolerance" if found.passed else "DIFFERENT: beyond the tolerance"
         )
     raise typer.Exit(0 if found.passed else 1)
 

@@ -228,7 +228,7 @@ class GenerationEngine:
         self._thread.join(_LONGEST_STEP_S)
         if self._thread.is_alive():
             _log.error(
-                "close: got a step that has not ended for %g s, wanted its end; its device hangs",
+                "close: a step has not ended within %g s; the device hangs, restart the process",
                 _LONGEST_STEP_S,
             )
 

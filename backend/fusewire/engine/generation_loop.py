@@ -35,20 +35,20 @@ if TYPE_CHECKING:
     from fusewire.models.decoder_cache import DecoderCache
 
 TOO_LATE = (
-    "timeout_seconds: got more work than this time was enough for, wanted the last token in it; "
+    "timeout_seconds: got more work than fits into this time, wanted the last token within it; "
     "allow more time, or try again later"
 )
 
-NO_NUMBERS = (
-    "compute: got logits that are no numbers, wanted a distribution; use another dtype, or report "
-    "the model"
+NOT_FINITE = (
+    "compute: got logits that are NaN or infinite, wanted finite ones; use another dtype, or "
+    "report the model"
 )
 
 FORBIDDEN = (
     "sampling_parameters",
-    "what forbids every token that could come next",
-    "at least one to choose from",
-    "forbid less by no_repeat_ngram_size, bad_words or min_new_tokens, or ask for fewer tokens",
+    "constraints that forbid every possible next token",
+    "at least one allowed token",
+    "relax no_repeat_ngram_size, bad_words or min_new_tokens, or ask for fewer tokens",
 )
 
 # An event of a request: what a step added, or the error that ends it.
@@ -235,7 +235,7 @@ class GenerationLoop:
     ) -> None:
         prompt_logprobs, generation.prompt_logprobs = generation.prompt_logprobs, None
         if drawn.token < 0 or (prompt_logprobs is not None and not prompt_logprobs.sound):
-            at_fault = InvalidInput(*FORBIDDEN) if drawn.forbidden else ComputeFailed(NO_NUMBERS)
+            at_fault = InvalidInput(*FORBIDDEN) if drawn.forbidden else ComputeFailed(NOT_FINITE)
             self._fail(generation, at_fault)
             return
         sequence.token_ids.append(drawn.token)

@@ -104,7 +104,7 @@ class GenerationScheduler:
             raise InvalidInput(
                 "max_tokens",
                 f"{longest} tokens with the prompt",
-                f"at most {room}, for which the cache has room",
+                f"at most {room}, the capacity of the KV cache",
                 "shorten the prompt or lower it",
             )
         if not 1 <= sequence.continuations <= self._max_sequences:

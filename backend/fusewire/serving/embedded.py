@@ -123,7 +123,7 @@ class EmbeddedServer:
         self.stub_died = False
         with self._starting:
             if self._stopped:
-                raise FusewireError("the server was stopped while it was to be started")
+                raise FusewireError("the server was stopped while it started")
             start = [sys.executable, "-ISc", _DYING_WITH_PARENT, str(os.getpid())]
             process = self._process = subprocess.Popen(
                 [*start, *self._command(repositories, models)],

@@ -27,16 +27,16 @@ ctypes.pythonapi.Py_IncRef(ctypes.py_object(_kept))
 # Of recorded work, by the fields of either engine's counts.
 REPLAYS = {
     "padding_tokens": ("padding_tokens_total", "Padding tokens computed"),
-    "graph_hits": ("graph_hits_total", "Batches that replayed a recorded forward"),
+    "graph_hits": ("graph_hits_total", "Batches that replayed a CUDA graph"),
     "graph_misses": (
         "graph_misses_total",
-        "Batches small enough for a recorded forward that found none",
+        "Batches small enough for a CUDA graph, but without one",
     ),
 }
 Outcomes = Counter[tuple[str, str]]  # (label, its value) -> requests
 _OUTCOMES = {
     "outcome": ("requests_total", "Requests by outcome: ok, rejected, …"),
-    "reason": ("rejected_total", "Requests refused, by the field at fault"),
+    "reason": ("rejected_total", "Requests rejected, by the invalid field"),
 }
 
 

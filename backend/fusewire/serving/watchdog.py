@@ -136,7 +136,7 @@ class Watchdog:
             config = self._server.endpoint.call(f"models/{model}/config")
         except EndpointError as error:
             if error.status:
-                self._report(f"{model}: not loaded any more ({error}); left as it is")
+                self._report(f"{model}: no longer loaded ({error}); not reloaded")
                 with self._lock:
                     self._suspects.pop(model, None)
             return  # without an answer the server itself is looked at next
@@ -151,7 +151,7 @@ class Watchdog:
             with self._lock:
                 self._retry_at[model] = time.monotonic() + _RETRY_S
             self._report(
-                f"{model}: could not be loaded again ({error}); next try in {_RETRY_S:.0f} s"
+                f"{model}: could not be loaded again ({error}); retrying in {_RETRY_S:.0f} s"
             )
             return
         # The new stubs must be known before one of them can die unseen.

@@ -200,7 +200,7 @@ def _check(steps: list[dict[str, Any]]) -> None:
             exact = kind == "Fuse" or (one_by_one and not fused)
         if not exact:
             raise CheckpointError(
-                f"{FILE}: decoder: got {kind}{' behind Fuse' if fused else ''}, wanted one whose "
+                f"{FILE}: decoder: got {kind}{' after Fuse' if fused else ''}, wanted one whose "
                 "text grows token by token (ByteLevel, Metaspace, WordPiece, BPEDecoder, "
                 "ByteFallback); use another tokenizer"
             )

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 _OPEN_WITHIN_S = 10.0
 _REST_S = 1.0  # before it is opened again
 _REFUSAL_S = 2  # for the errors to arrive at clients that read
-_LOST = "server: got the end of a process of the model, wanted its answer; try again later"
-_STOPS = "server: got its end, wanted time for the whole answer; try again later"
+_LOST = "server: a process of the model died before it answered; try again later"
+_STOPS = "server: it stopped before the answer was complete; try again later"
 
 
 class Listener:
