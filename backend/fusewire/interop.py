@@ -5,7 +5,7 @@
     output.last_hidden_state, output.logits, ...
 
 Padding is dropped before anything is computed and comes back as zeros. torch is imported only
-when a torch module or tensor is handed in.
+when a torch module or tensor is passed in.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Encoder:
     """An encoder with the call and the result names of its Hugging Face class.
 
     Serves one caller at a time. `config` is the dictionary of config.json, `model` the
-    EncoderModel behind.
+    EncoderModel that computes.
     """
 
     def __init__(self, model: EncoderModel, task: str) -> None:

@@ -123,14 +123,14 @@ class Client(Base[Transport]):
 
     def _responses(self, call: Infer) -> Iterator[Arrays]:
         attempts = self._attempts(call)
-        begun = False
+        started = False
         while True:
             try:
                 for outputs in self._transport.stream(call, attempts.remaining_s()):
-                    begun = True
+                    started = True
                     yield outputs
                 return
             except Unavailable as error:
-                if begun:  # what was given cannot be taken back
+                if started:  # pieces already returned cannot be revoked
                     raise
                 time.sleep(attempts.wait_s(error))

@@ -16,7 +16,7 @@ from fusewire.tasks.parameters import Value
 from fusewire.tasks.sentence_files import SentenceFiles
 
 Texts = str | Sequence[str]
-# Where nobody names a prompt; a folder says otherwise in config_sentence_transformers.json.
+# By default; a folder says otherwise in config_sentence_transformers.json.
 _NO_PROMPTS = {"query": "", "document": ""}
 _DOCUMENTS = ("document", "passage", "corpus")
 

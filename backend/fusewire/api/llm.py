@@ -197,7 +197,7 @@ def _parameters(
     parameters: Mapping[str, Any],
     count: int,
 ) -> list[dict[str, Any]]:
-    """What is asked of each prompt."""
+    """The parameters of each prompt."""
     if sampling_params is None:
         return [dict(parameters)] * count
     if parameters:

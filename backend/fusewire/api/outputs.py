@@ -1,4 +1,4 @@
-"""What `LLM` gives back, with vLLM's names."""
+"""What `LLM` returns, with vLLM's names."""
 
 from __future__ import annotations
 

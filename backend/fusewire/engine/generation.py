@@ -124,13 +124,13 @@ class GenerationEngine:
         self.close()
 
     def parameters(self, /, **asked: Any) -> GenerationParameters:
-        """What is asked of one request, checked and completed by the folder's
+        """The parameters of one request, checked and completed by the folder's
         generation_config.json; InvalidInput."""
         return GenerationParameters.of(asked, self.limits, self.defaults)
 
     def generate(self, prompt: str | Sequence[int], /, **asked: Any) -> Deltas:
-        """Takes a request, as `submit` does, and gives what it is answered, as it comes; `asked` as
-        for `parameters`. Leaving the iterator cancels what has not ended."""
+        """Takes a request, as `submit` does, and returns its deltas, as they come; `asked` as for
+        `parameters`. Leaving the iterator cancels what has not ended."""
         parameters = self.parameters(**asked)
         events: EventQueue = queue.SimpleQueue()
         ticket = self.submit(prompt, parameters, events)
@@ -237,7 +237,7 @@ class GenerationEngine:
             while not (self._closing and self._loop.idle and self._asked.empty()):
                 self._take()
                 self._tokens += self._loop.step(time.monotonic())
-        except Exception as error:  # a defect: nobody must wait for an answer that never comes
+        except Exception as error:  # a defect: no request may wait for an answer that never comes
             with self._submit_lock:
                 self._closing = True
             while not self._asked.empty():
@@ -245,7 +245,7 @@ class GenerationEngine:
             self._loop.fail_all(failure(error))
 
     def _take(self) -> None:
-        """Does what was asked since the last step; waits for it where nothing runs."""
+        """Runs the calls that were queued since the last step; waits for one when idle."""
         wait = self._loop.idle
         while wait or not self._asked.empty():
             self._asked.get()()

@@ -172,7 +172,7 @@ class GenerationLoop:
             for sequence, _, _ in step.chunks:
                 if sequence in self._owners:
                     self._fail(self._owners[sequence][0], failed)
-            for sequence in self.scheduler.sequences():  # forks that nobody has come to own
+            for sequence in self.scheduler.sequences():  # forks without an owner yet
                 if sequence not in self._owners:
                     self.scheduler.finish(sequence)
             return 0

@@ -2,8 +2,8 @@
 
 A page holds the keys and values of `page_size` tokens. What they are depends on these tokens and on
 all before them, so a full page is named by the hash of its tokens and of the name of the page
-before it; whoever begins with the same tokens finds the same pages. Full pages are thus shared and
-never written again; the one page that a sequence writes into is its own: a fork copies it first.
+before it; sequences that begin with the same tokens find the same pages. Full pages are thus shared
+and never written again; the page that a sequence writes into is its own: a fork copies it first.
 """
 
 from __future__ import annotations
@@ -144,7 +144,8 @@ class KvCache:
         """Makes room for `length` tokens, those not stored yet in pages of the sequence's own.
 
         Returns the page copies (from, to) to make before anything is written, at most one: of the
-        page that was begun before a fork. OutOfPages, and nothing changed, when there are too few.
+        page that was partly written before a fork. OutOfPages, and no change, when there are too
+        few.
         """
         copies = self._copies(sequence, length)
         if length <= len(sequence.table) * self.page_size and not copies:

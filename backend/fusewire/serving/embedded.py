@@ -26,7 +26,7 @@ from fusewire.serving.endpoint import CONTROL_HEADER, Endpoint
 from fusewire.serving.environment import without_secrets
 from fusewire.serving.installation import Installation
 
-# What a stranger must not do to a server: load code, map memory, read or redirect logs.
+# Restricted to holders of the control key: load code, map memory, read or redirect logs.
 RESTRICTED_APIS = "shared-memory,model-repository,trace,logging"
 _SHARED_MEMORY = Path("/dev/shm")
 _LOG_LINE = re.compile(r"^([IWE])\d{4} ")
@@ -216,7 +216,7 @@ class EmbeddedServer:
             *(f"--load-model={name}" for name in models),
             f"--http-restricted-api={restricted}",
             f"--grpc-restricted-protocol={restricted}",
-            "--exit-on-error=false",  # so that the index can be asked what failed, and why
+            "--exit-on-error=false",  # so that the index says what failed, and why
             "--strict-readiness=true",
             "--disable-auto-complete-config",
             f"--exit-timeout-secs={settings.exit_timeout_s}",

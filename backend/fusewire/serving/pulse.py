@@ -1,4 +1,4 @@
-"""Whether a model answers: its probe, asked over HTTP, and how much it has done so far."""
+"""Whether a model answers: its probe, sent over HTTP, and how much it has done so far."""
 
 from __future__ import annotations
 

@@ -181,7 +181,7 @@ def check(repository: Path) -> tuple[list[str], list[str]]:
 
 @contextmanager
 def _written(entry: Path) -> Iterator[None]:
-    """What ends in an error leaves no new entry behind; one of the system's becomes ours."""
+    """Removes a new entry after an error; an OSError becomes a ConfigurationError."""
     found = os.path.lexists(entry)
     try:
         yield

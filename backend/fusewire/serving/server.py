@@ -165,7 +165,7 @@ class Server:
         self._workplace.remove()
 
     def lost(self, model: str, began_before: float) -> None:
-        """A process of the model is gone: of its requests that had begun by then some are lost."""
+        """A process of the model has died: some of its requests started before then are lost."""
         if self.openai is not None:
             self.openai.lost(model, began_before)
 

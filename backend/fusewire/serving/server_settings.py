@@ -147,7 +147,7 @@ class ServerSettings(BaseModel):
     )
     tritonserver_args: tuple[str, ...] = Field(
         default=(),
-        description="Flags passed to tritonserver. On the command line: the arguments behind `--`.",
+        description="Flags passed to tritonserver. On the command line: the arguments after `--`.",
         json_schema_extra=_SERVER,
     )
 

@@ -98,7 +98,7 @@ class Watchdog:
                     self._reload(model, what)
 
     def _look_for_dead_stubs(self) -> None:
-        """A stub that was killed or crashed stays behind as the server's zombie."""
+        """A stub that was killed or crashed remains as a zombie of the server."""
         children = processes.children(self._server.process.pid)
         for pid, dead in children.items():
             stub = self._alive.get(pid)
@@ -204,7 +204,7 @@ class Watchdog:
         self._report(f"the server is ready again after {time.monotonic() - now:.1f} s")
 
     def _watch_answers(self) -> None:
-        """Asks each ready model its probe; one that gives no answer and makes no progress hangs."""
+        """Probes each ready model; one without an answer and without progress hangs."""
         while not self._ended.wait(self._server.settings.watch_interval_s):
             self._end_leftovers()
             for model, versions in self._ready_models().items():

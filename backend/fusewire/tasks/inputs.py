@@ -27,7 +27,7 @@ _ID_FIELDS = ("input_ids", "attention_mask", "token_type_ids")
 
 @dataclass(frozen=True)
 class InputRules:
-    """What the task and the model at hand accept."""
+    """What the task and the model accept."""
 
     task: str
     pairs: Pairs

@@ -73,8 +73,8 @@ class ApiKeys:
 
 
 class Access:
-    """The app behind its doors: every response has the request's id, and every request a line in
-    the log, whatever becomes of it."""
+    """The app with authentication and access log: every response has the request's id, and every
+    request a line in the log, whatever becomes of it."""
 
     def __init__(self, app: ASGIApp, keys: ApiKeys | None, log: bool) -> None:
         self._app = app
@@ -120,7 +120,7 @@ class Access:
     def _write(self, scope: Scope, status: int, seconds: float, request_id: str) -> None:
         call = scope["state"].get("call")
         usage = {} if call is None else call.usage
-        # As it was sent, so without line breaks; queries may hold what is nobody's business.
+        # As it was sent, so without line breaks; queries may hold private data.
         path = scope.get("raw_path", b"").decode("ascii", "replace")[:_LONGEST_PATH]
         fields: dict[str, Any] = {
             "method": scope["method"],

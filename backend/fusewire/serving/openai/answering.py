@@ -59,7 +59,7 @@ async def whole(
 async def streamed(
     request: Request, model: str, generation: Generation, form: Form, options: StreamOptions
 ) -> Response:
-    """Answers with the first piece at hand, so that an error before it has its own status."""
+    """Answers once the first piece has come, so that an error before it has its own status."""
     call: Call = request.state.call
     head = beginning(model, form.prefix, form.streamed_object)
     events = _events(head, generation, form, options, call)

@@ -77,7 +77,7 @@ class Api:
         endpoint: Endpoint,
         settings: ServerSettings,
     ) -> None:
-        """`served`: models that can be asked here; `models`: all of the server's. `endpoint`:
+        """`served`: models that can be used here; `models`: all of the server's. `endpoint`:
         Triton's. ConfigurationError for API keys that are none."""
         self._catalog = Catalog(served)
         self._models = models
@@ -139,7 +139,7 @@ class Api:
             await self._streams.close()
 
     async def list_models(self) -> Response:
-        """The models that can be asked here."""
+        """The models that can be used here."""
         return JSONResponse(self._catalog.listed())
 
     async def one_model(self, name: str) -> Response:

@@ -126,5 +126,5 @@ def _refusal(request: Request, error: AnyHTTPException) -> str:
 
 
 def _without_address(error: client.ClientError) -> str:
-    """gRPC's words for a server that is gone name sockets and files."""
+    """gRPC's messages for a dead server name sockets and files."""
     return "got no connection" if "connect" in error.message else error.message

@@ -55,7 +55,7 @@ class Listener:
             time.sleep(0.01)
 
     def lost(self, model: str, began_before: float) -> None:
-        """Ends the model's requests that had begun by then: a process of it is gone."""
+        """Ends the model's requests that started before then: a process of it has died."""
         self._api.end(_LOST, model, began_before)
 
     def close(self) -> None:

@@ -58,7 +58,7 @@ class UnderWay:
         return call
 
     def end(self, why: str, model: str | None = None, began_before: float | None = None) -> None:
-        """Ends those of a model, or of all, that had begun by then, or until now."""
+        """Ends those of a model, or of all, that started before then, or before now."""
         for call in list(self._calls):
             if model in (None, call.model) and (began_before is None or call.began < began_before):
                 call.end(why)
