@@ -338,7 +338,7 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     (
         {"stream": True, "extra_body": {"prompt_logprobs": 1}},
         "prompt_logprobs",
-        "prompt_logprobs: got 1, wanted it without stream",
+        "prompt_logprobs: got 1, wanted none with stream",
     ),
     ({"suffix": "end"}, "suffix", "suffix: got 'end'"),
     ({"logprobs": 21}, "logprobs", "logprobs: got 21"),
@@ -464,7 +464,7 @@ def test_a_body_that_is_none_is_refused_in_the_same_shape(server: Server) -> Non
         (as_json, b"{", 400, b"ill-formed JSON"),
         (as_json, b"[" * 100, 400, b"deeper nesting"),
         (as_json, b'{"model": NaN}', 400, b"got NaN"),
-        (as_json, b'{"model": "tiny", "prompt": "\\ud800"}', 400, b"prompt: got half a surrogate"),
+        (as_json, b'{"model": "tiny", "prompt": "\\ud800"}', 400, b"prompt: got a lone surrogate"),
         (as_json, b'{"\\ud800": 1}', 400, b"body: got a key with a lone surrogate"),
         (as_json, b"{}", 400, b"model: not set"),
         (as_json, b" " * ((1 << 24) + 1), 413, b"body: got over"),

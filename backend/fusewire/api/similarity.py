@@ -1,4 +1,4 @@
-"""How alike embeddings are, by sentence-transformers' names: larger is more alike."""
+"""Similarity of embeddings, by sentence-transformers' names: larger is more similar."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ class GenerationEngine:
         model: DecoderModel | None = None,
     ) -> None:
         """Loads the folder onto `device` (CheckpointError, ConfigurationError), or takes a model
-        loaded from it as it is, and takes the memory for keys and values."""
+        loaded from it as it is, and allocates the KV cache."""
         self.settings = settings = settings or GenerationSettings()
         if settings.threads:
             kernels.set_num_threads(settings.threads)
@@ -217,7 +217,7 @@ class GenerationEngine:
         )
 
     def close(self, drain_seconds: float = 0.0) -> None:
-        """Takes no more requests, lets those that were taken run for so long, cancels the rest, and
+        """Takes no more requests, lets running ones continue for so long, cancels the rest, and
         returns when each has its last event."""
         with self._submit_lock:
             self._closing = True

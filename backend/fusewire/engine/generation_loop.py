@@ -112,7 +112,7 @@ class GenerationLoop:
         scorer: PromptScorer,
         admission: Admission,
     ) -> None:
-        """`admission`: whom a sequence that has ended leaves."""
+        """`admission`: notified when a sequence has ended."""
         self.scheduler = scheduler
         self._model = model
         self._cache = cache

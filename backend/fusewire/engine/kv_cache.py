@@ -64,7 +64,7 @@ class KvCache:
     Invariants. Every page is free, used by at least one sequence, or cached (findable, used by
     none). Two sequences have a page in common only if its tokens, all before them and the salt are
     the same for both. A page is written only below `reserve`'s length, at positions not stored yet,
-    by its one owner. A page that is found has its predecessors found too (they are given up after
+    by its one owner. A page that is found has its predecessors found too (they are evicted after
     it). When every sequence is released, no page is used.
     """
 
@@ -189,8 +189,8 @@ class KvCache:
         return SequencePages(sequence.names.copy(), table, sequence.length)
 
     def release(self, sequence: SequencePages) -> None:
-        """Gives every page back; the sequence is empty afterwards. Full pages stay findable until
-        others need the room, the later ones of a sequence given up before the earlier."""
+        """Frees the sequence's pages; it is empty afterwards. Full pages stay findable until others
+        need the room; the later ones of a sequence are evicted before the earlier."""
         for page in reversed(sequence.table):
             self._pool.release(page)
         self.live_tokens -= sequence.length

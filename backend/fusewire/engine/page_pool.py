@@ -33,7 +33,7 @@ class PagePool:
 
     def __init__(self, pages: int) -> None:
         self.pages = pages
-        self.evictions = 0  # idle pages given up for others
+        self.evictions = 0  # idle pages reused for others
         self._owners = [0] * pages
         self._free = list(range(pages - 1, -1, -1))  # a stack, page 0 on top
         self._names: list[bytes | None] = [None] * pages

@@ -1,4 +1,4 @@
-"""What every request passes first and last: its id, the API key, its line in the access log."""
+"""Request ids, API keys and the access log."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ApiKeys:
     """The keys of which a request must send one; only their digests are kept."""
 
     def __init__(self, keys: Sequence[str], source: str) -> None:
-        """ConfigurationError, which says nothing of a key, where there is none or not a proper
+        """ConfigurationError, which never shows a key, where there is none or an invalid
         one. `source`: where they come from."""
         if not keys or not all(map(_KEY.fullmatch, keys)):
             got = "a key that no header can carry" if keys else "no key"

@@ -1,4 +1,4 @@
-"""A generation's answer, whole or as server-sent events, for as long as its client is there."""
+"""A generation's answer, whole or as server-sent events, until its client disconnects."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Form(Protocol):
 
 
 class ClientGone(Exception):
-    """Nobody is there to be answered."""
+    """The client has disconnected."""
 
 
 async def whole(
@@ -68,7 +68,7 @@ async def streamed(
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled when the client goes away."""
+    """The result of `work`, which is cancelled when the client disconnects."""
     task = asyncio.ensure_future(work)
     tasks = task, asyncio.ensure_future(_gone(request))
     try:
@@ -83,7 +83,7 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 
 class _EventStream(StreamingResponse):
-    """Ends the generation when the client goes away, wherever its pieces are."""
+    """Ends the generation when the client disconnects, at any point."""
 
     def __init__(self, first: str, events: AsyncGenerator[str], call: Call) -> None:
         rest = _rest(first, events, call)

@@ -52,7 +52,7 @@ class BoundedRequest(Request):
         async for chunk in self.stream():
             size += len(chunk)
             if size > MOST_BODY_BYTES:
-                words = f"body: got over {MOST_BODY_BYTES} bytes, wanted at most that"
+                words = f"body: got over {MOST_BODY_BYTES} bytes, wanted no more"
                 raise ApiError(413, f"{words}; send several requests", code="request_too_large")
             chunks.append(chunk)
         self._body = b"".join(chunks)

@@ -84,7 +84,7 @@ def install(app: FastAPI) -> None:
         ).removeprefix(".")
         wanted = first["msg"].removeprefix("Input should be ").removeprefix("a valid ")
         if first["type"] == "missing":
-            return response(ApiError(400, f"{param}: missing, but required; add it", param=param))
+            return response(ApiError(400, f"{param}: not set, but required; add it", param=param))
         remedy = "correct it"
         if first["type"] == "extra_forbidden":
             wanted, remedy = "a supported field", "remove it"

@@ -47,7 +47,7 @@ class StreamOptions(Nullable):
 
 
 class GenerationBody(Body):
-    """What both have."""
+    """The fields of both."""
 
     model_config = ConfigDict(json_schema_extra=_with_parameters)
 
@@ -74,7 +74,7 @@ class GenerationBody(Body):
         given["n"] = self.n
         if self.prompt_logprobs is not None:
             if self.stream:
-                wanted = "it only without stream"
+                wanted = "none with stream"
                 raise InvalidInput("prompt_logprobs", self.prompt_logprobs, wanted, "drop one")
             given["prompt_logprobs"] = self.prompt_logprobs
         if draws is None:

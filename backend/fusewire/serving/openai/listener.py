@@ -1,6 +1,6 @@
 """The endpoint's own server: uvicorn in a thread, opened after Triton is ready, closed before it.
 
-Should it end by itself, that is reported, and it is opened again.
+If it ends unexpectedly, this is reported and it is opened again.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Listener:
         self._thread = threading.Thread(target=self._run, name="openai", daemon=True)
 
     def open(self) -> None:
-        """Returns when requests are taken."""
+        """Returns when requests are accepted."""
         self._thread.start()
         deadline = time.monotonic() + _OPEN_WITHIN_S
         while not self._server.started:
@@ -59,8 +59,8 @@ class Listener:
         self._api.end(_LOST, model, began_before)
 
     def close(self) -> None:
-        """Takes no more requests; those under way may end within the exit timeout, and are ended in
-        an error then."""
+        """Accepts no more requests; running ones may finish within the exit timeout, then end in an
+        error."""
         self._closing.set()
         self._server.should_exit = True
         if self._thread.is_alive():

@@ -1,4 +1,4 @@
-"""/health and /metrics: what load balancers, orchestrators and Prometheus ask."""
+"""/health and /metrics: for load balancers, orchestrators and Prometheus."""
 
 from __future__ import annotations
 

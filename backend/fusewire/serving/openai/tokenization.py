@@ -17,7 +17,7 @@ _MOST_TOKENS = 1 << 20
 
 
 class TokenizerBody(Body):
-    """What both have."""
+    """The fields of both."""
 
     model: str | None = Field(  # type: ignore[assignment]
         default=None, description="Default: the server's only model."
