@@ -59,7 +59,7 @@ class AsyncClient(Base[AsyncTransport]):
     chat: AsyncChat = cast(Any, _awaiting(generation.chat))
 
     async def close(self) -> None:
-        """Close the connections; calls under way end in an error."""
+        """Close the connections; running calls end in an error."""
         await self._transport.close()
 
     async def __aenter__(self) -> Self:

@@ -64,7 +64,7 @@ class Client(Base[Transport]):
     chat: Chat = cast(Any, _blocking(generation.chat))
 
     def close(self) -> None:
-        """Close the connections; calls under way end in an error."""
+        """Close the connections; running calls end in an error."""
         self._transport.close()
         if "_pool" in self.__dict__:
             self._pool.shutdown(wait=True, cancel_futures=True)

@@ -86,7 +86,7 @@ def test_each_gets_its_own_text(instance: Generating) -> None:
     for prompt, text in zip(prompts, texts, strict=True):
         deltas = instance._engine.generate(prompt, max_new_tokens=20, ignore_eos=True)
         assert text == "".join(delta.text for delta in deltas)
-    assert not instance._under_way
+    assert not instance._in_flight
 
 
 def test_a_request_too_many_is_answered_before_it_is_put_down(
@@ -120,7 +120,7 @@ def test_who_cannot_be_reached_or_has_left_gives_up_its_place(
     assert gone.answers == [None]
     (answer,) = unreachable.answers
     assert isinstance(answer, FusewireError)
-    assert not instance._under_way
+    assert not instance._in_flight
 
 
 def test_who_leaves_is_noticed_while_a_response_is_sent(
@@ -172,7 +172,7 @@ def test_long_prompts_are_read_one_by_one_while_others_are_answered(
     instance.take(long, gone)  # not even read
     assert gone.ended.wait(ANSWER_TIMEOUT_S)
     assert gone.answers == [None]
-    assert not instance._under_way
+    assert not instance._in_flight
 
 
 def test_a_sender_that_hangs_does_not_hang_the_end(

@@ -182,7 +182,7 @@ def check(
     if as_json:
         out.print_json(json.dumps({**asdict(found), "passed": found.passed}))
     else:
-        table = Table("result", "largest difference", "granted", box=None)
+        table = Table("result", "largest difference", "tolerance", box=None)
         for name, difference in found.differences.items():
             table.add_row(name, f"{difference:.2e}", f"{found.granted[name]:.2e}")
         out.print(

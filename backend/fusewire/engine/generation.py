@@ -93,7 +93,7 @@ class GenerationEngine:
         self.defaults = generation_defaults(Path(folder))
         self.chat = Chat(Path(folder), tokenizer, self.limits)
         pages = self._pages()
-        memory = self.model.new_cache(pages, PAGE_SIZE)  # says in words that there is too little
+        memory = self.model.new_cache(pages, PAGE_SIZE)  # its error says if there is too little
         self.cache = KvCache(pages, PAGE_SIZE, settings.prefix_caching)
         scheduler = GenerationScheduler(
             self.cache, settings.max_batch_tokens, settings.max_sequences

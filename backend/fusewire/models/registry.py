@@ -106,7 +106,7 @@ def decoder(config: Mapping[str, Any]) -> DecoderRow:
     """The row of a decoder's config.json; CheckpointError when there is none, or when it is
     not causal."""
     row = _row(DECODERS, config)
-    _held(config, "is_causal", True)  # transformers heeds it in every decoder
+    _held(config, "is_causal", True)  # transformers reads it in every decoder
     return row
 
 

@@ -20,7 +20,7 @@ _TEXTS = ("text_input", "text_pair")
 
 @dataclass(frozen=True)
 class Served:
-    """A model in words; `task` and `dtype` are empty for models of other backends."""
+    """A model's description; `task` and `dtype` are empty for models of other backends."""
 
     name: str
     task: str

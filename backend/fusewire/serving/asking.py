@@ -1,4 +1,4 @@
-"""`fusewire ask`: a running server's answers in words, through the client package."""
+"""`fusewire ask`: a running server's answers as text, through the client package."""
 
 from __future__ import annotations
 

@@ -211,7 +211,7 @@ class EmbeddedServer:
             f"--grpc-port={at.grpc_port}",
             f"--metrics-address={at.host}",
             f"--metrics-port={at.metrics_port}",
-            # The watchdog heals by loading again, which takes explicit control: behind a key.
+            # The watchdog reloads models, which needs explicit model control: restricted by a key.
             "--model-control-mode=explicit",
             *(f"--load-model={name}" for name in models),
             f"--http-restricted-api={restricted}",

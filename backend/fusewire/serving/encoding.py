@@ -31,7 +31,7 @@ class Encoding:
         self._engine = engine
         self._metrics = metrics
         self._aside = Aside()
-        self._turn = threading.Lock()  # over what computes
+        self._lock = threading.Lock()  # over what computes
         self._closed = False
 
     def answer(
@@ -48,7 +48,7 @@ class Encoding:
                     answers[place] = self._later(request, sender(place))
                 else:
                     now.append((place, request))
-        with self._turn:
+        with self._lock:
             computed = self._engine.answer([request for _, request in now])
             counts = self._engine.last_counts
         for (place, _), answer in zip(now, computed, strict=True):
@@ -59,7 +59,7 @@ class Encoding:
     def close(self) -> None:
         """Lets long texts come to their end for a while; what comes later is not computed."""
         self._aside.close()
-        with self._turn:
+        with self._lock:
             self._closed = True
         self._metrics.close()
 
@@ -75,7 +75,7 @@ class Encoding:
         answer: Answer
         try:
             self._engine.prepare(request)
-            with self._turn:
+            with self._lock:
                 if self._closed:
                     raise Unavailable(CLOSED)
                 (answer,) = self._engine.answer([request])

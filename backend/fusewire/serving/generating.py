@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 # Between polls, each a message to the server for every request; where a poll takes longer, as long
 # as that.
 _POLL_S = 0.01
-# For what is still under way when the model is unloaded; the server has waited for it as well.
+# For requests still in flight when the model is unloaded; the server has waited for it as well.
 _DRAIN_S = 5.0
 # For a response that is being sent then.
 _SEND_S = 5.0
@@ -50,9 +50,9 @@ class Generating:
         self._engine = engine
         self._metrics = metrics
         self._metrics.watch(engine)
-        self._under_way: set[Conversation] = set()
+        self._in_flight: set[Conversation] = set()
         self._lock = threading.Lock()
-        self._some = threading.Event()  # something is under way, or the end
+        self._some = threading.Event()  # something is in flight, or the end
         self._closed = threading.Event()
         self._aside = Aside()
         self._events: EventQueue = queue.SimpleQueue()  # of a conversation, or None at the end
@@ -100,7 +100,7 @@ class Generating:
         )
         conversation = Conversation(wanted, sender, self._metrics, self._forget, arrived)
         with self._lock:
-            self._under_way.add(conversation)
+            self._in_flight.add(conversation)
         try:
             conversation.begin(engine, self._events)
         except Exception:
@@ -124,7 +124,7 @@ class Generating:
 
     def _forget(self, conversation: Conversation) -> None:
         with self._lock:
-            self._under_way.discard(conversation)
+            self._in_flight.discard(conversation)
 
     def _send(self) -> None:
         """Takes all events, sends one response, and again."""
@@ -151,7 +151,7 @@ class Generating:
         while not self._closed.wait(max(_POLL_S, took)):
             began = time.monotonic()
             with self._lock:
-                asked = list(self._under_way)
+                asked = list(self._in_flight)
                 if not asked:
                     self._some.clear()
             for conversation in asked:

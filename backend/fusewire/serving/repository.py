@@ -74,7 +74,7 @@ def import_folder(
     check_folder(source, checked.task)
     if check_files(source, config, checked.task) is None:
         _log.warning(
-            "%s: has no tokenizer.json, so it takes input_ids and no texts; to mend it, call "
+            "%s: has no tokenizer.json, so it takes input_ids and no texts; to fix it, call "
             "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers",
             name,
         )

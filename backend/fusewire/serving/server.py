@@ -112,7 +112,7 @@ class Server:
     def start(self, loading: Loading = lambda loaded, models: None) -> None:
         """Starts the process, waits until every model is ready, then lets the watchdog watch.
 
-        ServerFailed says in words which models could not be loaded and why; nothing is left.
+        ServerFailed names the models that could not be loaded and why; nothing keeps running.
         """
         try:
             self.launch(loading)

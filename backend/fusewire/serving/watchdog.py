@@ -64,8 +64,8 @@ class Watchdog:
             thread.start()
 
     def stop(self) -> None:
-        """Lets nothing more be judged. A call under way may still wait for the server's answer;
-        it ends with the server, and whatever it says then is not heeded."""
+        """Stops watching. A running call may still wait for the server's answer; it ends with
+        the server, and its result is ignored."""
         self._ended.set()
         for thread in self._threads:
             thread.join(timeout=1)

@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from fusewire.serving.openai import errors
 from fusewire.serving.openai.generation import Generation, Piece
 from fusewire.serving.openai.generation_bodies import StreamOptions
-from fusewire.serving.openai.under_way import Call
+from fusewire.serving.openai.in_flight import Call
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -1,4 +1,4 @@
-"""Requests under way: each can be ended from outside, where no answer to it will come."""
+"""Requests in flight: each can be ended from outside, where no answer to it will come."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Call:
             self._waiting = None
 
 
-class UnderWay:
+class InFlight:
     """All requests that have no whole answer yet."""
 
     def __init__(self) -> None:
