@@ -1,4 +1,4 @@
-"""What `serve` prints when it is ready: what it serves, where, and how to ask it."""
+"""What `serve` prints when it is ready: what it serves, where, and how to send requests."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def facts(server: Server) -> dict[str, Any]:
 
 
 def lines(server: Server) -> Iterator[str]:
-    """The same for people, with commands that ask the first model."""
+    """The same for people, with commands that query the first model."""
     at = server.endpoint
     rows = [_served(server, model) for model in server.models]
     yield f"fusewire {__version__} is ready"
@@ -89,7 +89,7 @@ def _table(rows: list[Any]) -> Iterator[str]:
 
 
 def _commands(server: Server, asked: Served, *, only: bool) -> Iterator[str]:
-    """Commands that ask a model with the texts of its probe; one without tokenizer, with ids."""
+    """Commands that query a model with the texts of its probe; one without tokenizer, with ids."""
     at = server.endpoint
     folder = repository.versions(server.entry(asked.name))[-1]
     question = Probe(asked.task, tuple(probe(folder, asked.task)))

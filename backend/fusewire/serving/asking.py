@@ -13,7 +13,7 @@ Shown = tuple[list[str], list[dict[str, Any]]]  # lines for people, records for 
 
 
 class AskFailed(FusewireError):
-    """The client's error, in its own words."""
+    """The client's error, with its message."""
 
 
 def ask(

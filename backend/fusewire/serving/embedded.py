@@ -1,4 +1,4 @@
-"""One tritonserver process with our backend in it: assembled, started, and cleared away."""
+"""One tritonserver process with our backend in it: assembled, started and removed."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from fusewire.serving.metrics import ServingMetrics
 
 
 class Later(Enum):
-    """In the place of an answer that is sent when there is one."""
+    """A placeholder for an answer that is sent later."""
 
     LATER = 0
 
@@ -57,7 +57,7 @@ class Encoding:
         return answers
 
     def close(self) -> None:
-        """Lets long texts come to their end for a while; what comes later is not computed."""
+        """Waits a while for long texts; what remains is not computed."""
         self._aside.close()
         with self._lock:
             self._closed = True

@@ -1,6 +1,6 @@
 """The environment variables of `fusewire serve`: FUSEWIRE_ and the setting's name.
 
-A misspelt one is an error: what it should have closed would be open.
+A misspelt one is an error: ignored, it could leave a server unprotected.
 """
 
 from __future__ import annotations

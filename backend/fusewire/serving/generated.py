@@ -104,7 +104,7 @@ class Generated:
         return f"[{', '.join(map(json.dumps, entries))}]"
 
     def _alternatives(self, token: int, delta: Delta) -> dict[int, dict[str, Any]]:
-        """The token taken and the likeliest asked for."""
+        """The chosen token and the likeliest requested."""
         found = {token: self._one(token, delta.logprob, delta.rank)}
         for rank, (other, logprob) in enumerate(delta.top_logprobs, 1):
             found[other] = self._one(other, logprob, rank)

@@ -62,7 +62,7 @@ def times(pid: int) -> Times | None:
 
 
 def stub(pid: int) -> Stub | None:
-    """The stub behind a process id, None when it is something else or has ended."""
+    """The stub of a process id, None when it is something else or has ended."""
     try:
         return stub_of(pid, (_PROC / str(pid) / "cmdline").read_bytes())
     except OSError:

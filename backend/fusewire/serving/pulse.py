@@ -20,7 +20,7 @@ _TOKENS = re.compile(r'^fusewire_tokens_total\{[^}]*model="([^"]+)"[^}]*\} (\S+)
 
 
 class Pulse:
-    """Asks the models of one server."""
+    """Probes the models of one server."""
 
     def __init__(self, server: Server) -> None:
         self._server = server

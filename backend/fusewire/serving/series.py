@@ -65,7 +65,7 @@ class ModelSeries:
         self._thread = threading.Thread(target=self._send, daemon=True)
 
     def close(self) -> None:
-        """Sends what is waiting; the instance holds nothing any more."""
+        """Sends what is waiting; the instance holds nothing afterwards."""
         self._updates.put(None)
         self._thread.join(timeout=5)
         for gauge in self._levels:
@@ -113,7 +113,7 @@ class ModelSeries:
 
 
 def outcomes_of(answers: Iterable[object]) -> Outcomes:
-    """What became of requests: outputs, errors, or None where one was cancelled."""
+    """Outcomes of requests: outputs, errors, or None where one was cancelled."""
     found: Outcomes = Counter()
     for answer in answers:
         if answer is None:

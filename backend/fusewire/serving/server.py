@@ -177,11 +177,11 @@ class Server:
         return rows if isinstance(rows, list) else []
 
     def load(self, model: str, config: dict[str, Any] | None = None) -> None:
-        """Loads a model that is not, or anew where it changed; `config`: instead of its entry's."""
+        """Loads a model, or reloads a changed one; `config`: instead of its entry's."""
         self._control.load(model, config, self.settings.start_timeout_s)
 
     def unload(self, model: str) -> None:
-        """Lets a model take no more requests."""
+        """Unloads a model: it accepts no more requests."""
         self._control.unload(model, self.settings.start_timeout_s)
 
     def entry(self, model: str) -> Path:

@@ -56,7 +56,7 @@ class Watchdog:
         self.failed: str | None = None
 
     def start(self) -> None:
-        """Begins to watch a server that is ready."""
+        """Starts watching a ready server."""
         self._look_for_dead_stubs()
         for watch in (self._watch_processes, self._watch_answers):
             thread = threading.Thread(target=self._guarded, args=(watch,), daemon=True)
