@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 # What is fetched and built is worth a line, what is there already is not.
 NEWS := | sed -u '/^Requirement already satisfied/d'
-# The kernels for GPUs are built where nvidia-smi shows one and nvcc is at hand (cmake/cuda.cmake),
+# The kernels for GPUs are built where nvidia-smi shows one and nvcc is installed (cmake/cuda.cmake),
 # or anywhere with FUSEWIRE_CUDA=ON; they need cuBLASLt.
 FUSEWIRE_CUDA ?= AUTO
 NVCC := $(firstword $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))

@@ -143,7 +143,7 @@ def _decoded(request: Any) -> Request | InvalidInput:
         parameters = json.loads(request.parameters() or "{}")
     except UnicodeDecodeError:
         return InvalidInput(
-            "parameters", "bytes that are no text", "UTF-8", "encode names and values as UTF-8"
+            "parameters", "bytes that are not UTF-8", "UTF-8", "encode names and values as UTF-8"
         )
     inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
     return Request(inputs, parameters, request.is_cancelled)

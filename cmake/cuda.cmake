@@ -31,7 +31,7 @@ function(find_cuda found_variable why_variable)
     OUTPUT_VARIABLE pip_toolkits OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
   set(toolkits $ENV{CUDA_HOME} $ENV{CUDA_PATH} /usr/local/cuda ${pip_toolkits})
   set(install "pip install -r cmake/cuda-compiler.txt, then build with --no-build-isolation")
-  # A compiler that was named is taken or refused; else the first of CUDA 13.
+  # A compiler that was named is accepted or rejected; else the first of CUDA 13.
   if(CMAKE_CUDA_COMPILER)
     set(compilers ${CMAKE_CUDA_COMPILER})
   elseif(DEFINED ENV{CUDACXX})

@@ -47,7 +47,7 @@ def cuda_built() -> bool:
 
 
 def described() -> str:
-    """This machine's GPUs in words, and those that this build cannot use."""
+    """A description of this machine's GPUs, and those that this build cannot use."""
     if not cuda_built():
         if _DRIVER.exists():
             return (

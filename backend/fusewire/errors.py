@@ -13,8 +13,8 @@ _LONGEST_NAME = 64
 
 
 class FusewireError(Exception):
-    """Base of all errors that fusewire raises deliberately. One that several are told is copied for
-    each: an error collects the tracebacks of all who raise it."""
+    """Base of all errors that fusewire raises deliberately. One that several requests get is copied
+    for each: an error collects the tracebacks of all who raise it."""
 
     def __copy__(self) -> Self:
         twin = type(self).__new__(type(self), *self.args)

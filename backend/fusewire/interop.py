@@ -4,8 +4,8 @@
     output = model(**tokenizer(texts, padding=True, return_tensors="pt"))
     output.last_hidden_state, output.logits, ...
 
-Padding is dropped before anything is computed and comes back as zeros. torch is imported only
-when a torch module or tensor is handed in.
+Padding is removed before computing and restored as zeros. torch is imported only
+when a torch module or tensor is passed in.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Encoder:
     """An encoder with the call and the result names of its Hugging Face class.
 
     Serves one caller at a time. `config` is the dictionary of config.json, `model` the
-    EncoderModel behind.
+    EncoderModel that computes.
     """
 
     def __init__(self, model: EncoderModel, task: str) -> None:
@@ -125,7 +125,7 @@ def load(
     were made for. `device` is cpu, cuda (the first GPU), cuda:<index>, auto (the first GPU where
     there is one, else the CPU) or a torch.device; `dtype` "auto" is float32 on the CPU and float16
     on a GPU. `revision`: of an id, a branch, tag or commit. Raises CheckpointError for a folder
-    that cannot be loaded, ConfigurationError for a device or dtype that is not to be had.
+    that cannot be loaded, ConfigurationError for a device or dtype that is not available.
     """
     if not isinstance(folder_or_model, (str, Path)):
         return from_torch(folder_or_model, task, device, dtype)

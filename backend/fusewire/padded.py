@@ -1,4 +1,4 @@
-"""Padded arrays at the door: numpy or torch in, checked; packed values back to padded ones."""
+"""Padded arrays at the Python interface: numpy or torch in, checked; packed values padded again."""
 
 from __future__ import annotations
 

@@ -41,9 +41,7 @@ def use_torch_allocator() -> None:
     try:
         import torch
     except ImportError:
-        raise ConfigurationError(
-            "torch: got no such module, wanted a CUDA build of it; install torch"
-        ) from None
+        raise ConfigurationError("torch: not installed; install a CUDA build of torch") from None
     if not cuda_built():
         raise ConfigurationError(
             "use_torch_allocator: got a build without CUDA kernels, wanted one with them; build "
@@ -75,7 +73,7 @@ def use_torch_allocator() -> None:
         torch.cuda.memory.change_current_allocator(allocator)
     except RuntimeError as error:
         raise ConfigurationError(
-            "torch: got a process in which torch already set up CUDA memory of its own, wanted "
-            "none yet; call fusewire.use_torch_allocator() before the first CUDA tensor"
+            "torch: CUDA memory is already initialised by torch's own allocator in this process; "
+            "call fusewire.use_torch_allocator() before the first CUDA tensor"
         ) from error
     _installed = True

@@ -195,8 +195,8 @@ def orthogonal(matrix: Floats) -> Floats:
     return x.T * np.sqrt(matrix.shape[0] / matrix.shape[1]) if tall else x
 
 
-def train(ids: NDArray[np.int64], told: Callable[[float], None]) -> Weights:
-    """`told` hears the loss of every step."""
+def train(ids: NDArray[np.int64], on_loss: Callable[[float], None]) -> Weights:
+    """`on_loss` is called with the loss of every step."""
     rng = np.random.default_rng(0)
     weights = initial(rng)
     mean = {name: np.zeros_like(weight) for name, weight in weights.items()}
@@ -206,7 +206,7 @@ def train(ids: NDArray[np.int64], told: Callable[[float], None]) -> Weights:
             begins = rng.integers(0, ids.size - WINDOW, BATCH)
             batch = ids[begins[:, None] + np.arange(WINDOW + 1)]
             parts = list(pool.map(lambda part: gradients(weights, part), np.split(batch, SHARDS)))
-            told(float(np.mean([loss for loss, _ in parts])))
+            on_loss(float(np.mean([loss for loss, _ in parts])))
             rate = min(1, step / 20) * (1 - (step - 1) / STEPS)
             for name, weight in weights.items():
                 grad = sum(part[name] for _, part in parts) / np.float32(SHARDS)
@@ -244,11 +244,11 @@ def main() -> None:
     with Progress(*columns) as progress:
         bar = progress.add_task("training", total=STEPS)
 
-        def told(loss: float) -> None:
+        def on_loss(loss: float) -> None:
             words = f"training a tiny GPT on {len(text) // 1000} kB of Python's reference"
             progress.update(bar, advance=1, description=f"{words}, loss {loss:.2f}")
 
-        weights = train(ids, told)
+        weights = train(ids, on_loss)
     save(Path(sys.argv[1]), weights, tokenizer)
 
 

@@ -1,4 +1,4 @@
-"""What the methods give back."""
+"""The return types of the methods."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Ranked:
-    """A document's place in the list that was given, its score and itself."""
+    """A document's index in the given list, its score and itself."""
 
     corpus_id: int
     score: float
@@ -71,7 +71,7 @@ class Usage:
 
 @dataclass(frozen=True)
 class Logprob:
-    """A token's log-probability at its place; `rank` 1 is the likeliest of the vocabulary."""
+    """A token's log-probability at its position; `rank` 1 is the likeliest of the vocabulary."""
 
     logprob: float
     rank: int
@@ -84,7 +84,7 @@ class Generated:
 
     `finish_reason`: `stop`, `length` or `cancelled`; None of a piece that others follow. `usage` of
     a piece counts its own tokens. `cumulative_logprob` counts from the beginning. `logprobs`: of
-    each token, by token id, where they were asked for; `prompt_logprobs` of each token of the
+    each token, by token id, where requested; `prompt_logprobs` of each token of the
     prompt, None for the first, with the first piece. `index`: which of n texts.
     """
 

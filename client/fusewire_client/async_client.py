@@ -59,7 +59,7 @@ class AsyncClient(Base[AsyncTransport]):
     chat: AsyncChat = cast(Any, _awaiting(generation.chat))
 
     async def close(self) -> None:
-        """Close the connections; calls under way end in an error."""
+        """Close the connections; running calls end in an error."""
         await self._transport.close()
 
     async def __aenter__(self) -> Self:
@@ -125,17 +125,17 @@ class AsyncClient(Base[AsyncTransport]):
 
     async def _responses(self, call: Infer) -> AsyncGenerator[Arrays]:
         attempts = self._attempts(call)
-        begun = False
+        started = False
         while True:
             try:
                 async with contextlib.aclosing(
                     self._transport.stream(call, attempts.remaining_s())
                 ) as responses:
                     async for outputs in responses:
-                        begun = True
+                        started = True
                         yield outputs
                 return
             except Unavailable as error:
-                if begun:
+                if started:
                     raise
                 await asyncio.sleep(attempts.wait_s(error))

@@ -39,13 +39,13 @@ class Base(Generic[C]):
         Args:
             address: host:port, of the protocol's port (Triton's: 8001 gRPC, 8000 HTTP).
             protocol: `grpc` or `http`.
-            model: Which model to ask where a call names none. Default: the server's only one for
-                the task.
+            model: Model of calls that name none. Default: the server's only one for the
+                task.
             timeout_s: Of one call, retries included.
-            retries: How often an `Unavailable` is tried again.
+            retries: How often a call is retried after `Unavailable`.
             backoff_s: Upper bound of the first wait before a retry; it doubles with each.
-            max_batch: Most texts in one request, not above the model's max_batch_size.
-            concurrency: Most requests under way at once within one method call.
+            max_batch: Maximum number of texts in a request, at most the model's max_batch_size.
+            concurrency: Maximum number of concurrent requests within one method call.
             tls: Encrypt, with the system's certificates.
             headers: Sent with each request (authorisation, keys of restricted APIs).
 

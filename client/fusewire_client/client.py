@@ -64,7 +64,7 @@ class Client(Base[Transport]):
     chat: Chat = cast(Any, _blocking(generation.chat))
 
     def close(self) -> None:
-        """Close the connections; calls under way end in an error."""
+        """Close the connections; running calls end in an error."""
         self._transport.close()
         if "_pool" in self.__dict__:
             self._pool.shutdown(wait=True, cancel_futures=True)
@@ -123,14 +123,14 @@ class Client(Base[Transport]):
 
     def _responses(self, call: Infer) -> Iterator[Arrays]:
         attempts = self._attempts(call)
-        begun = False
+        started = False
         while True:
             try:
                 for outputs in self._transport.stream(call, attempts.remaining_s()):
-                    begun = True
+                    started = True
                     yield outputs
                 return
             except Unavailable as error:
-                if begun:  # what was given cannot be taken back
+                if started:  # pieces already returned cannot be revoked
                     raise
                 time.sleep(attempts.wait_s(error))

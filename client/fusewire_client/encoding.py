@@ -45,12 +45,12 @@ def embed(
         ids: Token ids instead: a list of lists (one request each) or an array [n, length].
         attention_mask: 1 for tokens, 0 for padding; of the shape of `ids`.
         token_type_ids: Of the shape of `ids`.
-        truncate: Cut texts that are too long for the model; else they are refused.
-        max_length: In tokens, to which texts are cut, or beyond which they are refused.
+        truncate: Truncate texts that are too long for the model; else they are rejected.
+        max_length: In tokens; longer texts are truncated or rejected.
         normalize: Scale to length 1. Default: as the model's files say.
-        pooling: How token vectors become one. Default: as the model's files say.
+        pooling: How token vectors are pooled into one. Default: as the model's files say.
         prompt: Put before each text.
-        prompt_name: Of the model's prompts the one to put before each text.
+        prompt_name: Name of the model's prompt to put before each text.
         model: Its name; default: the server's only model that embeds.
         version: Of the model; default: the server's choice.
         timeout_s: Of this call, retries included; default: the client's.
@@ -60,7 +60,7 @@ def embed(
         float32 [n, dim].
 
     Raises:
-        ClientError: With the server's words.
+        ClientError: With the server's message.
     """
     requests = requests_of(texts, None, ids, attention_mask, token_type_ids, settings.max_batch)
     asked = given(
@@ -151,10 +151,10 @@ def rerank(
     """Documents by how well they answer the query, best first, by a classifier with one label.
 
     Args:
-        query: What is searched for.
-        documents: What is searched in.
+        query: The query.
+        documents: The documents to rank.
         top_k: How many to return. Default: all.
-        truncate: Cut pairs that are too long for the model, the longer text first.
+        truncate: Truncate pairs that are too long for the model, the longer text first.
         max_length: In tokens, of a pair.
         model: Its name; default: the server's only model that classifies.
         version: Of the model; default: the server's choice.
@@ -165,7 +165,7 @@ def rerank(
         A `Ranked(corpus_id, score, text)` of each.
 
     Raises:
-        ClientError: With the server's words; InvalidArgument where the model has several labels.
+        ClientError: With the server's message; InvalidArgument where the model has several labels.
     """
     if top_k is not None and top_k < 1:
         raise InvalidArgument(f"top_k: got {top_k}, wanted 1 or more; raise it or leave it out")

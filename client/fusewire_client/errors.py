@@ -1,4 +1,4 @@
-"""What a call can end in. Each error carries the server's message, or names what was wrong here."""
+"""The errors of calls. Each has the server's message, or says what was wrong on this side."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .answers import TASK_OF_OUTPUT
 
 
 class ClientError(Exception):
-    """Base of all errors of this package. `message`: the server's words; `status`: its code."""
+    """Base of all errors of this package. `message`: the server's message; `status`: its code."""
 
     def __init__(self, message: str, status: str = "") -> None:
         super().__init__(message)
@@ -17,7 +17,7 @@ class ClientError(Exception):
 
 
 class InvalidArgument(ClientError):
-    """The request is at fault: sending it again cannot help."""
+    """The request is invalid: retrying cannot help."""
 
 
 class NotFound(ClientError):
@@ -29,7 +29,7 @@ class PermissionDenied(ClientError):
 
 
 class Unavailable(ClientError):
-    """No connection, overload, or the model is not ready. The only error that is tried again."""
+    """No connection, overload, or the model is not ready. The only error that is retried."""
 
 
 class DeadlineExceeded(ClientError):

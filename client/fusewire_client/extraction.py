@@ -33,7 +33,7 @@ def tag(
     **parameters: Parameter,
 ) -> Plan[list[list[Entity]]]:
     """The entities of each text, in the order of the text. `aggregation_strategy`: how tokens are
-    grouped to entities, as in transformers. The others as for `embed`."""
+    grouped into entities, as in transformers. The others as for `embed`."""
     requests = requests_of(texts, None, ids, attention_mask, token_type_ids, settings.max_batch)
     asked = given(
         parameters,

@@ -1,4 +1,4 @@
-"""Generated text: what to ask, and what the responses say. Nothing here waits."""
+"""Generated text: requests and their responses. Nothing here waits."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Asked(NamedTuple):
 
 
 class Streaming(NamedTuple):
-    """A call whose responses the client hands on as they come."""
+    """A call whose responses the client yields as they come."""
 
     call: Infer
     asked: Asked
@@ -80,19 +80,19 @@ def generate(
     """What the model writes after a prompt, or after each of several.
 
     Args:
-        prompt: A text, or a list of them; a list is asked at once and answered in its order.
+        prompt: A text, or a list of them; those of a list run concurrently, answered in order.
         ids: The token ids of one prompt instead.
-        details: Give `Generated` (text, finish_reason, usage, log-probabilities) instead of texts.
-        stream: Give an iterator of pieces as they come (asyncio: `async for piece in await …`), of
-            one prompt. Leaving it cancels the rest.
-        max_new_tokens: Most tokens to generate. Default: as many as fit.
-        n: Texts for each prompt, given as a list; more than 1 only where tokens are drawn.
+        details: Return `Generated` (text, finish_reason, usage, logprobs) instead of texts.
+        stream: Return an iterator of pieces as they come, of one prompt (asyncio: `async for piece
+            in await …`). Leaving it cancels the rest.
+        max_new_tokens: Maximum number of tokens to generate. Default: as many as fit.
+        n: Texts for each prompt, returned as a list; more than 1 only with sampling.
         temperature: Asks for sampling, as top_p and top_k do, unless do_sample=False is given.
         top_p: Sample from the smallest set of tokens with this probability.
         top_k: Sample from the k likeliest tokens.
-        stop: A string or several that end the text, and are no part of it.
-        seed: Makes draws repeatable.
-        logprobs: Log-probabilities of so many likeliest tokens at each place; with `details`.
+        stop: One or more strings that end the text, and are not part of it.
+        seed: Makes sampling repeatable.
+        logprobs: Log-probabilities of this many likeliest tokens at each position; with `details`.
         model: Its name; default: the server's only model that generates.
         version: Of the model; default: the server's choice.
         timeout_s: Of this call, or of each prompt of a list; default: the client's.
@@ -103,7 +103,7 @@ def generate(
         of n in place of each; with `stream` an iterator.
 
     Raises:
-        ClientError: With the server's words.
+        ClientError: With the server's message.
     """
     inputs, several = prompt_inputs(prompt, ids)
     asked = _asked(
@@ -146,7 +146,7 @@ def chat(
         As `generate` for one prompt.
 
     Raises:
-        ClientError: With the server's words.
+        ClientError: With the server's message.
     """
     asked = _asked(
         details, stream, model, version, timeout_s, parameters,
@@ -246,8 +246,8 @@ def _check_stream(several: bool, asked: Asked) -> None:
         raise InvalidArgument("stream: got several prompts, wanted one; stream each by itself")
     if not asked.details and asked.parameters.get("n", 1) != 1:
         raise InvalidArgument(
-            f"n: got {asked.parameters['n']!r} beside stream, wanted details=True, which says to "
-            "which text a piece belongs; add it"
+            f"n: got {asked.parameters['n']!r} together with stream, wanted details=True, which "
+            "says to which text a piece belongs; add it"
         )
 
 

@@ -1,4 +1,4 @@
-"""What `generate` and `chat` give, for type checkers: it depends on their arguments."""
+"""Return types of `generate` and `chat`, for type checkers: it depends on their arguments."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def _ids(ids: Sequence[int] | np.ndarray) -> Arrays:
     array = np.asarray(ids)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         got = f"{array.dtype} of shape {list(array.shape)}"
-        raise InvalidArgument(f"ids: got {got}, wanted a flat list of integers; one prompt")
+        raise InvalidArgument(f"ids: got {got}, wanted a flat list of integers; send one prompt")
     return {"input_ids": array.astype(np.int64)}
 
 
@@ -53,7 +53,7 @@ def _string(tensor: str, name: str, text: object) -> Arrays:
         return {tensor: np.array([text.encode()], np.object_)}
     except UnicodeEncodeError as error:
         raise InvalidArgument(
-            f"{name}: got half a surrogate pair at {error.start}, wanted a text that UTF-8 can "
+            f"{name}: got a lone surrogate at {error.start}, wanted a text that UTF-8 can "
             "carry; decode it with errors='replace'"
         ) from None
 
@@ -63,5 +63,5 @@ def json_text(name: str, value: object) -> str:
         return json.dumps(value, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise InvalidArgument(
-            f"{name}: got what is no JSON ({error}), wanted values that are; convert them"
+            f"{name}: got values that are not JSON ({error}), wanted values that are; convert them"
         ) from None

@@ -1,4 +1,4 @@
-"""The JSON answers of the tasks, read into what the methods give back."""
+"""The JSON answers of the tasks, parsed into the return types of the methods."""
 
 from __future__ import annotations
 

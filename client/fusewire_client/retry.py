@@ -1,4 +1,4 @@
-"""When to try again: only what never reached the model, and never past the deadline."""
+"""When to retry: only what never reached the model, and never past the deadline."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `help()` shows of a method that a plan does the work of."""
+"""What `help()` shows for a method that runs a plan."""
 
 from __future__ import annotations
 

@@ -101,7 +101,7 @@ def _check_texts(field: str, texts: Sequence[str]) -> None:
             text.encode()
         except UnicodeEncodeError as error:
             raise InvalidArgument(
-                f"{field}[{i}]: got half a surrogate pair at {error.start}, wanted a text that "
+                f"{field}[{i}]: got a lone surrogate at {error.start}, wanted a text that "
                 "UTF-8 can carry; decode it with errors='replace'"
             ) from None
 

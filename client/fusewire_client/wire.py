@@ -18,7 +18,7 @@ def check_parameters(parameters: Mapping[str, Any]) -> None:
     """Names the server keeps for itself, and values it has no type for, are refused here."""
     for name, value in parameters.items():
         if name in _RESERVED or name.startswith("triton_"):
-            raise InvalidArgument(f"{name}: got a reserved parameter, wanted a model's; drop it")
+            raise InvalidArgument(f"{name}: got a reserved parameter, wanted a model's; remove it")
         if not isinstance(value, (str, int, float, bool)):
             raise InvalidArgument(
                 f"{name}: got {type(value).__name__}, wanted str, int, float or bool; "
@@ -35,7 +35,7 @@ def _check_unicode(name: str, value: str) -> None:
         value.encode()
     except UnicodeEncodeError as error:
         raise InvalidArgument(
-            f"{name}: got half a surrogate pair at {error.start}, wanted text; send valid Unicode"
+            f"{name}: got a lone surrogate at {error.start}, wanted text; send valid Unicode"
         ) from None
 
 
@@ -63,6 +63,6 @@ def sized(name: str, flat: np.ndarray, shape: Sequence[int]) -> np.ndarray:
     if flat.size != math.prod(shape):  # numpy's takes longer than the rest of a small answer
         raise ServerError(
             f"{name}: got {flat.size} values, wanted shape {list(shape)}; the server's backend "
-            "lost them (numpy 2 beside Triton older than 25.x does)"
+            "lost them (Triton older than 25.x does with numpy 2)"
         )
     return flat.reshape(tuple(shape))

@@ -1,4 +1,4 @@
-"""A client on the other protocol's port: what it meets there, in words that say so."""
+"""Errors for a client on the other protocol's port."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 from .errors import ClientError, InvalidArgument, Unavailable
 
 _PROBE_TIMEOUT_S = 1.0
-# How gRPC says that somebody took the connection and did not speak its protocol.
+# gRPC's message for a server that accepts connections but speaks another protocol.
 _NOT_GRPC = ("Socket closed", "Failed parsing HTTP/2", "http1.x server")
 # How urllib3 and aiohttp say that an answer did not begin as HTTP's does.
 _NOT_HTTP = ("BadStatusLine", "Bad status line")

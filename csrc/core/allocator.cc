@@ -43,7 +43,7 @@ struct CachingAllocator::State : std::enable_shared_from_this<State> {
   Holder* holder_of(std::string_view tag);
   [[noreturn]] void out_of_memory(size_t bytes, std::string_view tag) const;
 
-  // Deletes a block's pointer, and finds the block behind it.
+  // Deletes a block's pointer, and finds the block after it.
   struct Deleter {
     std::shared_ptr<State> state;
     Block* block;

@@ -78,8 +78,8 @@ struct PagedAttentionArguments {
   const float* alibi_slopes;
 };
 
-// The first `turning` heads of a row (q and k) turn, of each the first rotary_dim numbers: by the
-// angle of positions[token] in the tables [angles, rotary_dim / 2].
+// The first `turning` heads of a row (q and k) are rotated, of each the first rotary_dim values: by
+// the angle of positions[token] in the tables [angles, rotary_dim / 2].
 struct RotaryArguments {
   void* qkv;
   int64_t stride;

@@ -1,5 +1,5 @@
-// Memory that nobody may touch now, told to AddressSanitizer: a free block, a released scratch
-// tensor, the padding after either. Nothing at all in an ordinary build.
+// Memory that must not be touched now, reported to AddressSanitizer: a free block, a released
+// scratch tensor, the padding after either. Nothing at all in an ordinary build.
 #pragma once
 
 #include <cstddef>

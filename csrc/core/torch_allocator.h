@@ -1,4 +1,4 @@
-// torch's door to the caching allocator: the functions that
+// The caching allocator for torch: the functions that
 // torch.cuda.memory.CUDAPluggableAllocator looks up by name in the compiled module, and those for
 // the hooks of its object (backend/fusewire/torch_memory.py). torch's memory carries the tag
 // "torch".

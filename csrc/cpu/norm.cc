@@ -1,5 +1,5 @@
 // LayerNorm (Ba et al. 2016) and RMSNorm (Zhang & Sennrich 2019), with the residual fused in front
-// or behind. Row r is read once; the second pass finds it in L1.
+// or after. Row r is read once; the second pass finds it in L1.
 #include <cmath>
 
 #include "core/kernels.h"

@@ -1,4 +1,4 @@
-// The functions of cuBLASLt that we call, each handed on to the library, which is loaded when the
+// The functions of cuBLASLt that we call, each forwarded to the library, which is loaded when the
 // first is called: it takes 200 MB, and a build with CUDA also serves on machines that have neither
 // a GPU nor the library.
 #include <cublasLt.h>

@@ -14,7 +14,7 @@ constexpr int kDrawThreads = 512;
 
 template <class Operation, int kValues>
 __device__ __forceinline__ void reduce_block(float (&x)[kValues], Operation operation) {
-  __syncthreads();  // who is behind may still read the partial results of the one before
+  __syncthreads();  // slower warps may still read the partial results of the one before
   reduce<kDrawThreads, 0>(x, operation);
 }
 

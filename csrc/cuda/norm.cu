@@ -1,5 +1,5 @@
 // LayerNorm (Ba et al. 2016) and RMSNorm (Zhang & Sennrich 2019), with the residual fused in front
-// or behind, and RMSNorm of single heads.
+// or after, and RMSNorm of single heads.
 #include "cuda/kernels.h"
 #include "cuda/norm.h"
 

@@ -44,7 +44,7 @@ struct PagedShape {
 bool sm90_paged_fits(const PagedAttentionArguments& a);
 template <class T>
 void sm90_paged_attention(const PagedAttentionArguments& a, const Stream& stream);
-// The same for new tokens that have not turned and are not in the cache; false, and nothing done,
+// The same for new tokens that are neither rotated nor in the cache; false, and nothing done,
 // where there are others than those that it takes.
 template <class T>
 bool sm90_cached_attention(const PagedAttentionArguments& a, void* keys, void* values,

@@ -32,7 +32,7 @@ __device__ __forceinline__ float reduce_lanes(float x, Operation operation) {
 
 // Over kThreads threads, a warp or the block. Several values travel together, for one barrier.
 // kSlot: of two reductions in a row (round a loop, too) one has slot 0 and the next slot 1, since
-// warps that are behind may still read the partial results of the one before.
+// slower warps may still read the partial results of the one before.
 template <int kThreads, int kSlot, class Operation, int kValues>
 __device__ __forceinline__ void reduce(float (&x)[kValues], Operation operation) {
 #pragma unroll

@@ -10,9 +10,9 @@
 namespace fusewire::cuda {
 namespace {
 
-// An access is kWidth columns of the first half of what turns in a head, 2 * half columns, and
-// those of the second half that they turn with; a row of qkv has heads * half / kWidth of them,
-// those of q and then those of k.
+// An access is kWidth columns of the first half of what is rotated in a head, 2 * half columns,
+// and those of the second half that they are rotated with; a row of qkv has heads * half / kWidth
+// of them, those of q and then those of k.
 template <class T, int kWidth>
 __global__ void __launch_bounds__(256)
     rotate(T* qkv, int64_t stride, const int32_t* positions, int64_t angles, const float* cos,

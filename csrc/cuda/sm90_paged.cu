@@ -44,7 +44,7 @@ void attend(const PagedAttentionArguments& a, const PagedNew<T>& added, const St
   run(PagedTmaTile<T, 256, 1, 1, 1>{}, PagedTmaTile<T, 256, 2, 1, 1>{});
 }
 
-// Two angles are read at once, and heads turn as a whole.
+// Two angles are read at once, and heads are rotated as a whole.
 bool angles_fit(const RotaryArguments& rotary) {
   const auto aligned = [](const float* table) {
     return reinterpret_cast<uintptr_t>(table) % sizeof(float2) == 0;

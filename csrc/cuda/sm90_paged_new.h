@@ -1,6 +1,6 @@
-// What a step adds, on its way through Hopper's attention (sm90_paged.h): keys turn and join the
-// cache with their values, by the warp that attends to them, which finds them in its tile as if
-// they had been there.
+// What a step adds, on its way through Hopper's attention (sm90_paged.h): keys are rotated and
+// written to the cache with their values, by the warp that attends to them, which finds them in its
+// tile as if they had been there.
 #pragma once
 
 #include "cuda/paged_walk.h"
@@ -9,8 +9,8 @@
 
 namespace fusewire::cuda::sm90 {
 
-// keys null: the cache holds the new tokens already. cos null: nothing turns, or has turned; else
-// all of a head does.
+// keys null: the cache holds the new tokens already. cos null: nothing is rotated, or all is
+// already; else all of a head is.
 template <class T>
 struct PagedNew {
   T *keys, *values;          // of the cache
@@ -26,7 +26,7 @@ struct PagedNew {
   }
 };
 
-// Two neighbouring elements and the two that they turn with, in place.
+// Two neighbouring elements and the two that they are rotated with, in place.
 template <class T>
 __device__ __forceinline__ void turn_pairs(uint32_t& first, uint32_t& second, const float2& cosine,
                                            const float2& sine) {

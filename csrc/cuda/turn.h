@@ -1,4 +1,4 @@
-// The turn of two numbers by an angle, rounded alike wherever it is done.
+// The rotation of two numbers by an angle, rounded alike wherever it is done.
 #pragma once
 
 #include "cuda/element.h"

@@ -48,7 +48,7 @@ struct LayerWeights {
   std::shared_ptr<const Linear> intermediate;
   std::shared_ptr<const Linear> output;
   NormWeights output_norm;
-  // RMSNorm of each head of q and k before they turn, weight[head_dim].
+  // RMSNorm of each head of q and k before they are rotated, weight[head_dim].
   std::optional<NormWeights> q_norm, k_norm;
   // RMSNorm of what attention and the FFN give, before it is added to x.
   std::optional<NormWeights> attention_post_norm, output_post_norm;

@@ -1,4 +1,4 @@
-// What rotary checks, for the op that turns q and k on the way as well.
+// What rotary checks, for the op that also rotates q and k.
 #pragma once
 
 #include "core/check.h"

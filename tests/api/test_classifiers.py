@@ -125,7 +125,7 @@ def test_what_a_classifier_cannot_read_is_said(folder: Path) -> None:
     ours = fusewire.Classifier(folder)
     assert ours.labels == ["bad", "so-so", "good"]
     assert ours([]) == []
-    with pytest.raises(InvalidInput, match="texts: got texts beside pairs"):
+    with pytest.raises(InvalidInput, match="texts: got a mix of texts and pairs"):
         ours(["a", ("a", "b")])
     with pytest.raises(InvalidInput, match="texts: got int"):
         ours([1])

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from fusewire.engine.continuation import Delta
-from fusewire.engine.generation import GenerationEngine, Inbox, Ticket
+from fusewire.engine.generation import EventQueue, GenerationEngine, Ticket
 from fusewire.errors import FusewireError
 from fusewire.tasks.generation_parameters import GenerationParameters
 
@@ -52,23 +52,23 @@ class Continuous:
     def __init__(self, engine: GenerationEngine, most: int) -> None:
         self._engine = engine
         self._tickets: list[Ticket] = []
-        self._told: Inbox = queue.SimpleQueue()
+        self._events: EventQueue = queue.SimpleQueue()
 
     def offer(self, request: Request) -> None:
         parameters = GenerationParameters(max_new_tokens=request.new, ignore_eos=True)
-        ticket = self._engine.submit(request.prompt, parameters, self._told, request)
+        ticket = self._engine.submit(request.prompt, parameters, self._events, request)
         self._tickets.append(ticket)
 
     def listen(self, until: float) -> None:
-        """Hears what is told until then, at least all that was told before; raises its errors."""
+        """Takes the events until then, at least all that came before; raises their errors."""
         while True:
             try:
-                request, told = self._told.get(timeout=max(0.0, until - time.perf_counter()))
+                request, event = self._events.get(timeout=max(0.0, until - time.perf_counter()))
             except queue.Empty:
                 return
-            if isinstance(told, FusewireError):
-                raise told
-            self._hear(request, told)
+            if isinstance(event, FusewireError):
+                raise event
+            self._take(request, event)
 
     def stop(self) -> None:
         for ticket in self._tickets:
@@ -76,7 +76,7 @@ class Continuous:
         while self._engine.counts().running or self._engine.counts().waiting:
             time.sleep(0.001)
 
-    def _hear(self, request: Request, delta: Delta) -> None:
+    def _take(self, request: Request, delta: Delta) -> None:
         request.times.append(time.perf_counter())
         request.done = delta.finish_reason is not None
 
@@ -104,8 +104,8 @@ class RunToCompletion(Continuous):
         for request in batch:
             super().offer(request)
 
-    def _hear(self, request: Request, delta: Delta) -> None:
-        super()._hear(request, delta)
+    def _take(self, request: Request, delta: Delta) -> None:
+        super()._take(request, delta)
         if request.done:
             self._running -= 1
             self._begin()

@@ -40,8 +40,8 @@ Generate = Callable[[Prompts, int], Run]
 
 
 def fusewire(folder: Path, threads: int) -> Generate:
-    """The engine as it serves: requests in, each told of each of its tokens, with its text."""
-    from fusewire.engine.generation import GenerationEngine, Inbox
+    """The engine as it serves: requests in, an event for each token, with its text."""
+    from fusewire.engine.generation import EventQueue, GenerationEngine
     from fusewire.engine.generation_settings import GenerationSettings
     from fusewire.tasks.generation_parameters import GenerationParameters
 
@@ -50,15 +50,15 @@ def fusewire(folder: Path, threads: int) -> Generate:
 
     def generate(prompts: Prompts, new_tokens: int) -> Run:
         run = Run.of(len(prompts))
-        told: Inbox = queue.SimpleQueue()
+        events: EventQueue = queue.SimpleQueue()
         parameters = GenerationParameters(
             max_new_tokens=new_tokens, ignore_eos=True, temperature=0.0
         )
         begin = time.perf_counter()
         for sequence, prompt in enumerate(prompts):
-            engine.submit(prompt, parameters, told, sequence)
+            engine.submit(prompt, parameters, events, sequence)
         for _ in range(len(prompts) * new_tokens):
-            sequence, delta = told.get()
+            sequence, delta = events.get()
             if isinstance(delta, Exception):
                 raise delta
             run.tokens[sequence].append(delta.token)

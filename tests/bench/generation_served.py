@@ -24,7 +24,7 @@ from statistics import median
 from typing import Any
 
 import fusewire_client
-from fusewire.engine.generation import GenerationEngine, Inbox
+from fusewire.engine.generation import EventQueue, GenerationEngine
 from fusewire.engine.generation_settings import GenerationSettings
 
 from tests.bench import machine, records
@@ -68,13 +68,13 @@ def by_engine(
         machine.settle()
         asked = engine.parameters(**sampling(tokens))
         for prompts in loads:
-            told: Inbox = queue.SimpleQueue()
+            events: EventQueue = queue.SimpleQueue()
             began, times = time.perf_counter(), {}
             for index, prompt in enumerate(prompts):
-                engine.submit(prompt, asked, told, index)
+                engine.submit(prompt, asked, events, index)
             left = len(prompts)
             while left:
-                index, delta = told.get()
+                index, delta = events.get()
                 now = time.perf_counter()
                 times[index] = (times.get(index, (now, now))[0], now)
                 left -= delta.finish_reason is not None

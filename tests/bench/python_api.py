@@ -108,13 +108,13 @@ def letters(count: int) -> list[str]:
 
 
 def by_engine(engine: Any, prompts: list[str], asked: dict[str, Any]) -> None:
-    told: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    events: queue.SimpleQueue[Any] = queue.SimpleQueue()
     parameters = engine.parameters(**asked)
     for prompt in prompts:
-        engine.submit(prompt, parameters, told)
-    while (counts := engine.counts()).running or counts.waiting or told.qsize() < len(prompts):
+        engine.submit(prompt, parameters, events)
+    while (counts := engine.counts()).running or counts.waiting or events.qsize() < len(prompts):
         time.sleep(0.01)
-    assert told.qsize() == len(prompts) * asked["max_new_tokens"]
+    assert events.qsize() == len(prompts) * asked["max_new_tokens"]
 
 
 def by_threads(engine: Any, prompts: list[str], asked: dict[str, Any]) -> None:

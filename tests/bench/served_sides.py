@@ -21,7 +21,7 @@ from tests.bench.worker import SETTLE_S, Handler, Worker
 if TYPE_CHECKING:
     from fusewire.engine.settings import EngineSettings
 
-MOST_ROWS = 128  # of a request: what a server allows unless it is told otherwise
+MOST_ROWS = 128  # of a request: a server's default limit
 
 
 class Prepared(NamedTuple):

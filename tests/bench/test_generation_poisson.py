@@ -31,14 +31,14 @@ class Engine:
         self.running: list[tuple[queue.SimpleQueue[Any], Any]] = []
 
     def submit(
-        self, prompt: list[int], parameters: Any, told: queue.SimpleQueue[Any], tag: Any
+        self, prompt: list[int], parameters: Any, events: queue.SimpleQueue[Any], tag: Any
     ) -> Any:
-        self.running.append((told, tag))
+        self.running.append((events, tag))
         return SimpleNamespace(cancel=lambda: None)
 
     def end(self) -> None:
-        told, tag = self.running.pop(0)
-        told.put((tag, Delta(0, "", 1, 0.0, (), 0.0, 1, "length")))
+        events, tag = self.running.pop(0)
+        events.put((tag, Delta(0, "", 1, 0.0, (), 0.0, 1, "length")))
 
 
 def test_nobody_joins_a_batch_that_runs_to_completion() -> None:

@@ -229,7 +229,7 @@ def test_an_address_is_a_host_with_a_port(protocol: str, address: str) -> None:
         Client(address, protocol=protocol)  # type: ignore[arg-type]
 
 
-def test_half_a_surrogate_pair_is_named() -> None:
-    wanted = pytest.raises(InvalidArgument, match=r"texts\[1\]: got half a surrogate pair at 2")
+def test_a_lone_surrogate_is_named() -> None:
+    wanted = pytest.raises(InvalidArgument, match=r"texts\[1\]: got a lone surrogate at 2")
     with Client("localhost:8001") as client, wanted:
         client.embed(["fine", "ab\ud800"])

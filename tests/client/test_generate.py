@@ -186,7 +186,7 @@ def test_n_texts_are_a_list(writer: Writer) -> None:
     pieces = writer.pieces("Once", details=True, **given)
     joined = ["".join(piece.text for piece in pieces if piece.index == n) for n in (0, 1)]
     assert joined == [one, other]
-    with pytest.raises(InvalidArgument, match="n: got 2 beside stream, wanted details=True"):
+    with pytest.raises(InvalidArgument, match="n: got 2 together with stream, wanted details=True"):
         writer.pieces("Once", **given)
 
 

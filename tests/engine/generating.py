@@ -1,4 +1,4 @@
-"""A tiny random GPT-2 with a real tokenizer, and listeners for what the engine tells."""
+"""A tiny random GPT-2 with a real tokenizer, and readers of the engine's events."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import torch
 import transformers
 from fusewire.engine.best_of import BestOf
 from fusewire.engine.continuation import Delta
-from fusewire.engine.generation import GenerationEngine, Inbox, Ticket
+from fusewire.engine.generation import EventQueue, GenerationEngine, Ticket
 from fusewire.engine.generation_memory import PAGE_SIZE
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.errors import FusewireError
 from fusewire.tasks.generation_parameters import GenerationParameters
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-TOLD_WITHIN_S = 60
+ANSWER_TIMEOUT_S = 60
 LONGEST = 128
 END = 256  # of text
 
@@ -72,10 +72,10 @@ def is_greedy(prompt: Sequence[int], tokens: list[int], new_tokens: int, model: 
 
 
 class Answer:
-    """Listens to one request."""
+    """Reads the events of one request."""
 
     def __init__(self, parameters: GenerationParameters) -> None:
-        self.told: Inbox = queue.SimpleQueue()
+        self.events: EventQueue = queue.SimpleQueue()
         self.deltas: list[Delta] = []
         self._best = BestOf(parameters.n, parameters.sequences)
         self._ready: deque[Delta | FusewireError] = deque()
@@ -83,15 +83,15 @@ class Answer:
     def next(self) -> Delta:
         """The next delta; raises the error that ended the request."""
         while not self._ready:
-            self._ready += self._best.hear(self.told.get(timeout=TOLD_WITHIN_S)[1])
-        told = self._ready.popleft()
-        if isinstance(told, FusewireError):
-            raise told
-        self.deltas.append(told)
-        return told
+            self._ready += self._best.add(self.events.get(timeout=ANSWER_TIMEOUT_S)[1])
+        event = self._ready.popleft()
+        if isinstance(event, FusewireError):
+            raise event
+        self.deltas.append(event)
+        return event
 
     def finish(self, continuations: int = 1) -> Answer:
-        """Listens until so many continuations have ended."""
+        """Reads until so many continuations have ended."""
         while sum(delta.finish_reason is not None for delta in self.deltas) < continuations:
             self.next()
         return self
@@ -112,7 +112,7 @@ def ask(
 ) -> tuple[Answer, Ticket]:
     asked = GenerationParameters(**parameters)
     answer = Answer(asked)
-    return answer, engine.submit(prompt, asked, answer.told)
+    return answer, engine.submit(prompt, asked, answer.events)
 
 
 class ShortOfPages(GenerationEngine):

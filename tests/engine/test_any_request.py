@@ -40,7 +40,7 @@ def submitted(engine: GenerationEngine, asked: Asked) -> Answer | FusewireError:
         parameters = engine.parameters(**asked.parameters)
         answer = Answer(parameters)
         answer.parameters = parameters
-        engine.submit(asked.prompt, parameters, answer.told)
+        engine.submit(asked.prompt, parameters, answer.events)
     except FusewireError as error:
         return error
     return answer
@@ -62,8 +62,8 @@ def test_every_request_is_answered_as_it_asks_or_refused(engine, seed):
     asked = [any_request(rng) for _ in range(rng.randint(1, 8))]
     wanted = {prompt: alone(engine, prompt) for prompt in PROMPTS}
     others = {prompt: ask(engine, prompt, max_new_tokens=30)[0] for prompt in PROMPTS}
-    told = [(each, submitted(engine, each), submitted(engine, each)) for each in asked]
-    for each, first, again in told:
+    answers = [(each, submitted(engine, each), submitted(engine, each)) for each in asked]
+    for each, first, again in answers:
         if isinstance(first, FusewireError):
             assert isinstance(first, InvalidInput), first
             assert str(first) == str(again)

@@ -11,13 +11,16 @@ from tests.engine.generating import ask, byte_tokenizer, tiny_folder
 from tests.models.tiny_decoders import tiny_decoder
 
 
-def test_who_forbids_every_token_is_told_so_alone(tmp_path):
+def test_a_request_that_forbids_every_token_fails_alone(tmp_path):
     tiny_decoder(tmp_path, "gpt2", vocab_size=40)
     byte_tokenizer(tmp_path)
     with GenerationEngine(tmp_path) as engine:
         other, _ = ask(engine, [1, 2], max_new_tokens=80, ignore_eos=True)
         forbids, _ = ask(engine, [3], no_repeat_ngram_size=1, ignore_eos=True)
-        with pytest.raises(InvalidInput, match="sampling_parameters: got what forbids every token"):
+        with pytest.raises(
+            InvalidInput,
+            match="sampling_parameters: got constraints that forbid",
+        ):
             forbids.finish()
         assert sorted([3, *forbids.tokens()]) == list(range(40))
         assert len(other.finish().tokens()) == 80

@@ -72,8 +72,8 @@ def test_requests_come_and_go_at_any_time(engine):
     for prompt, length, answer in kept:
         assert is_greedy(prompt, answer.finish().tokens(), length)
     for prompt, _, answer in cancelled:
-        told = answer.finish().tokens()
-        assert not told or END in told or is_greedy(prompt, told, len(told))
+        tokens = answer.finish().tokens()
+        assert not tokens or END in tokens or is_greedy(prompt, tokens, len(tokens))
     assert {answer.finish_reason() for *_, answer in cancelled} >= {"cancelled"}
     assert engine.cache.used == 0
 
@@ -242,7 +242,7 @@ def test_more_memory_for_the_cache_than_there_is_is_refused_in_words(tmp_path):
         GenerationEngine(tiny_folder(tmp_path), settings=settings)
 
 
-def test_a_step_that_fails_is_told_to_those_in_it_and_the_next_goes_on(tmp_path, monkeypatch):
+def test_a_step_that_fails_fails_its_requests_and_the_next_goes_on(tmp_path, monkeypatch):
     with tiny_engine(tmp_path) as engine:
         step = engine.model.step
         monkeypatch.setattr(engine.model, "step", lambda *_: 1 / 0)

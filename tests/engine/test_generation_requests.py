@@ -20,9 +20,9 @@ from fusewire.errors import ConfigurationError, InvalidInput, Unavailable
 from tokenizers import processors
 
 from tests.engine.generating import (
+    ANSWER_TIMEOUT_S,
     END,
     LONGEST,
-    TOLD_WITHIN_S,
     ask,
     is_greedy,
     tiny_engine,
@@ -115,7 +115,7 @@ def test_a_wrong_setting_is_refused_in_words():
 def until(true: Callable[[], bool]) -> None:
     started = time.monotonic()
     while not true():
-        assert time.monotonic() - started < TOLD_WITHIN_S
+        assert time.monotonic() - started < ANSWER_TIMEOUT_S
         time.sleep(0.001)
 
 
@@ -161,7 +161,7 @@ def test_what_cannot_be_served_is_refused_at_once(engine):
         ask(engine, [1] * LONGEST)
     with pytest.raises(InvalidInput, match=r"input_ids: got id 257, wanted ids 0\.\.256"):
         ask(engine, [257])
-    with pytest.raises(InvalidInput, match="input_ids: got what is no id"):
+    with pytest.raises(InvalidInput, match="input_ids: got what is not a token id"):
         ask(engine, [1.5])
     with pytest.raises(InvalidInput, match="text_input: got a text that the tokenizer cannot"):
         ask(engine, "\ud800")
@@ -178,7 +178,7 @@ def test_a_text_with_a_token_that_the_model_has_not_is_refused_alone(tmp_path):
         assert other.finish().tokens()
 
 
-def test_a_request_that_comes_too_late_is_told_so(engine):
+def test_a_request_that_exceeds_its_timeout_fails(engine):
     answer, _ = ask(engine, [1, 2, 3], max_new_tokens=100, timeout_seconds=1e-6)
     with pytest.raises(Unavailable, match="timeout_seconds: got more work"):
         answer.finish()
@@ -237,7 +237,7 @@ def test_a_step_that_hangs_does_not_hang_the_end(held, monkeypatch, caplog):
     until(lambda: engine.counts().running == 1)
     monkeypatch.setattr(generation, "_LONGEST_STEP_S", 0.1)
     engine.close()
-    assert "close: got a step that has not ended" in caplog.text
+    assert "close: a step has not ended" in caplog.text
 
 
 def test_closing_lets_requests_finish_and_takes_no_more(tmp_path):
@@ -249,7 +249,7 @@ def test_closing_lets_requests_finish_and_takes_no_more(tmp_path):
         ask(engine, [5, 6])
 
 
-def test_a_forked_process_is_told_to_load_its_own(tmp_path):
+def test_a_forked_process_must_load_its_own(tmp_path):
     with tiny_engine(tmp_path) as engine:
         child = os.fork()
         if not child:

@@ -1,4 +1,4 @@
-"""An error that several requests are told is each one's own."""
+"""An error that several requests get is a copy for each."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def test_a_step_that_fails_has_an_error_for_each_request(tmp_path, monkeypatch):
         monkeypatch.setattr(engine.model, "step", lambda *a: (begun.wait(60), 1 / 0))
         answers = [ask(engine, [n], max_new_tokens=3)[0] for n in range(4)]
         begun.set()
-        told = []
+        errors = []
         for answer in answers:
             with pytest.raises(ComputeFailed, match="ZeroDivisionError") as failed:
                 answer.finish()
-            told.append(failed.value)
-        assert len(set(map(id, told))) == 4
+            errors.append(failed.value)
+        assert len(set(map(id, errors))) == 4
         monkeypatch.setattr(engine.model, "step", step)
 
 

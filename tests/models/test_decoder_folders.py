@@ -66,7 +66,7 @@ def test_a_missing_tensor_is_named(tmp_path, model_type):
 def test_a_leftover_tensor_is_named(tmp_path, model_type):
     tiny_decoder(tmp_path, model_type, num_hidden_layers=1)
     edit_weights(tmp_path, lambda tensors: tensors.update({"layers.9.extra": np.ones(2, "f")}))
-    with pytest.raises(CheckpointError, match=r"left over: 'layers.9.extra'"):
+    with pytest.raises(CheckpointError, match=r"unexpected: 'layers.9.extra'"):
         load_decoder(tmp_path)
 
 

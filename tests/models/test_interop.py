@@ -170,7 +170,7 @@ def test_parity_does_not_hide_a_nan(tmp_path):
     assert not parity(tmp_path).largest <= MODEL_FP32
 
 
-def test_a_model_that_generates_is_shown_its_door(tmp_path):
+def test_a_model_that_generates_is_refused_with_the_class_to_use(tmp_path):
     live = tiny_decoder(tmp_path, "gpt2", num_hidden_layers=1)
     for given in (tmp_path, live):
         with pytest.raises(ConfigurationError, match=r"got 'generate', .*GenerationEngine$"):

@@ -41,14 +41,14 @@ def test_a_missing_tensor_is_named(tmp_path, architecture):
 def test_a_leftover_tensor_is_named(tmp_path, architecture):
     tiny_checkpoint(tmp_path, architecture, "embed")
     edit_weights(tmp_path, lambda tensors: tensors.update({"encoder.extra": np.ones(2, "f")}))
-    with pytest.raises(CheckpointError, match=r"left over: 'encoder.extra'"):
+    with pytest.raises(CheckpointError, match=r"unexpected: 'encoder.extra'"):
         load_model(tmp_path, "embed")
 
 
 def test_a_layer_too_many_or_too_few_is_refused(tmp_path):
     tiny_checkpoint(tmp_path, "bert", num_hidden_layers=2)
     edit_config(tmp_path, num_hidden_layers=1)
-    with pytest.raises(CheckpointError, match=r"left over: 'encoder.layer.1\..* and \d+ more"):
+    with pytest.raises(CheckpointError, match=r"unexpected: 'encoder.layer.1\..* and \d+ more"):
         load_model(tmp_path, "embed")
     edit_config(tmp_path, num_hidden_layers=3)
     with pytest.raises(CheckpointError, match=r"missing: encoder.layer.2\..* and \d+ more"):

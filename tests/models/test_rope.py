@@ -173,7 +173,7 @@ REFUSED = [
     ({"rope_type": "linear"}, "factor: got nothing"),
     ({"rope_type": "linear", "factor": -1}, "factor: got -1, wanted a positive number"),
     ({"rope_type": "linear", "factor": "2"}, "factor: got '2', wanted a positive number"),
-    ({"rope_type": "default", "mrope_section": [1]}, r"mrope_section: got \[1\], wanted none but"),
+    ({"rope_type": "default", "mrope_section": [1]}, r"mrope_section: got \[1\], wanted only"),
     ({"rope_type": "default", "rope_theta": 0}, "rope_theta: got 0, wanted a positive number"),
     ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: got 0.5, wanted 1 in this"),
     ({**LLAMA3, "high_freq_factor": 1.0}, "high_freq_factor: got 1.0, wanted more than 1.0"),

@@ -26,8 +26,8 @@ class Stream:
         """`given`: parameters of generation; `outputs`: what to return beside the text."""
         at = server.endpoint
         self._client = triton.InferenceServerClient(f"{at.reachable}:{at.grpc_port}")
-        self._heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self._client.start_stream(lambda result, error: self._heard.put(error or result))
+        self._events: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._client.start_stream(lambda result, error: self._events.put(error or result))
         inputs = [
             _input("text_input", prompt),
             _input("stream", True),
@@ -51,12 +51,12 @@ class Stream:
     def __iter__(self) -> Iterator[dict[str, Any]]:
         """The responses up to the final one; raises the error that ends them."""
         while True:
-            heard = self._heard.get(timeout=_WITHIN_S)
-            if isinstance(heard, InferenceServerException):
-                raise heard
-            response = heard.get_response()
+            event = self._events.get(timeout=_WITHIN_S)
+            if isinstance(event, InferenceServerException):
+                raise event
+            response = event.get_response()
             if response.outputs:
-                yield {each.name: heard.as_numpy(each.name) for each in response.outputs}
+                yield {each.name: event.as_numpy(each.name) for each in response.outputs}
             if response.parameters["triton_final_response"].bool_param:
                 return
 

@@ -49,11 +49,11 @@ def test_cancelled_work_stops_at_the_next_micro_batch(asker: Asker) -> None:
     until(lambda: outcomes(asker, "ok") == answered + 1)
     before = asker.metric("fusewire_tokens_total", model="slow")
     executed = asker.executions("slow")[0]
-    heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    events: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def ask(inputs: Any) -> Any:
         return asker.client.async_infer(
-            "slow", _inputs(inputs), lambda result, error: heard.put(error or result)
+            "slow", _inputs(inputs), lambda result, error: events.put(error or result)
         )
 
     long = ask(ids(*[[101, *[7] * (LENGTH - 2), 102]] * ROWS))
@@ -62,8 +62,8 @@ def test_cancelled_work_stops_at_the_next_micro_batch(asker: Asker) -> None:
     until(lambda: asker.metric("nv_inference_pending_request_count", model="slow") == 0)
     time.sleep(0.2)
     long.cancel()
-    assert "CANCELLED" in str(heard.get(timeout=30).status())
-    asker.same(heard.get(timeout=30).as_numpy("embedding"), alone)
+    assert "CANCELLED" in str(events.get(timeout=30).status())
+    asker.same(events.get(timeout=30).as_numpy("embedding"), alone)
     asker.same(asker.ask("slow", ids(SHORT))["embedding"], alone)
     assert asker.executions("slow")[0] == executed + 2
     until(lambda: outcomes(asker, "ok") == answered + 3)

@@ -22,7 +22,7 @@ import torch
 from fusewire.errors import ConfigurationError
 from fusewire.serving.config import ServerSettings
 from fusewire.serving.endpoint import choose_ports
-from fusewire.serving.openai.door import Door
+from fusewire.serving.openai.listener import Listener
 from fusewire.serving.server import Server
 from fusewire_client import Client
 from tokenizers import processors
@@ -82,9 +82,9 @@ def asker(server: Server, device: str) -> Iterator[Asker]:
 
 
 @pytest.fixture(scope="module")
-def door(server: Server) -> Iterator[openai.OpenAI]:
-    assert server.door is not None
-    url = f"http://{server.door.address}/v1"
+def api(server: Server) -> Iterator[openai.OpenAI]:
+    assert server.openai is not None
+    url = f"http://{server.openai.address}/v1"
     with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
         yield client
 
@@ -112,46 +112,46 @@ def streamed(events: Any) -> str:
     return "".join(event.choices[0].text for event in events)
 
 
-def test_the_models_that_generate_or_embed_are_listed(door: openai.OpenAI) -> None:
-    assert [model.id for model in door.models.list()] == ["minilm", "narrow", "slow", "tiny"]
-    assert door.models.retrieve("tiny").owned_by == "fusewire"
+def test_the_models_that_generate_or_embed_are_listed(api: openai.OpenAI) -> None:
+    assert [model.id for model in api.models.list()] == ["minilm", "narrow", "slow", "tiny"]
+    assert api.models.retrieve("tiny").owned_by == "fusewire"
 
 
 def test_a_completion_is_the_text_of_transformers_whole_and_streamed(
-    door: openai.OpenAI, greedy: Callable[[str, int], str]
+    api: openai.OpenAI, greedy: Callable[[str, int], str]
 ) -> None:
     asked: dict[str, Any] = {"model": "tiny", "prompt": "Hello", "temperature": 0}
-    answer = door.completions.create(**asked, max_tokens=20)
+    answer = api.completions.create(**asked, max_tokens=20)
     assert answer.id.startswith("cmpl-")
     assert answer.choices[0].text == greedy("Hello", 20)
     assert answer.choices[0].finish_reason in ("stop", "length")
     assert answer.usage is not None
     assert answer.usage.prompt_tokens == len("Hello") + 1
-    events = list(door.completions.create(**asked, max_tokens=20, stream=True))
+    events = list(api.completions.create(**asked, max_tokens=20, stream=True))
     assert streamed(events) == answer.choices[0].text
     assert [event.choices[0].finish_reason for event in events[:-1]] == [None] * (len(events) - 1)
     assert events[-1].choices[0].finish_reason == answer.choices[0].finish_reason
-    assert door.completions.create(**asked).choices[0].text == greedy("Hello", 16)
+    assert api.completions.create(**asked).choices[0].text == greedy("Hello", 16)
 
 
 def test_prompts_of_one_request_are_answered_each(
-    door: openai.OpenAI, greedy: Callable[[str, int], str]
+    api: openai.OpenAI, greedy: Callable[[str, int], str]
 ) -> None:
     prompts = ["One", "Two", "Three"]
     asked: dict[str, Any] = {"model": "tiny", "prompt": prompts, "temperature": 0, "max_tokens": 9}
-    choices = door.completions.create(**asked).choices
+    choices = api.completions.create(**asked).choices
     assert [choice.text for choice in choices] == [greedy(prompt, 9) for prompt in prompts]
     texts = ["", "", ""]
-    for event in door.completions.create(**asked, stream=True):
+    for event in api.completions.create(**asked, stream=True):
         texts[event.choices[0].index] += event.choices[0].text
     assert texts == [choice.text for choice in choices]
 
 
 def test_a_chat_is_rendered_by_the_folders_template_and_begins_once(
-    door: openai.OpenAI, greedy: Callable[[str, int], str]
+    api: openai.OpenAI, greedy: Callable[[str, int], str]
 ) -> None:
     asked: dict[str, Any] = {"model": "tiny", "messages": MESSAGES, "temperature": 0}
-    answer = door.chat.completions.create(**asked, max_completion_tokens=12)
+    answer = api.chat.completions.create(**asked, max_completion_tokens=12)
     message = answer.choices[0].message
     assert message.role == "assistant"
     assert message.content == greedy(RENDERED.removeprefix(END_TEXT), 12)
@@ -159,7 +159,7 @@ def test_a_chat_is_rendered_by_the_folders_template_and_begins_once(
     assert answer.usage.prompt_tokens == len(RENDERED) - len(END_TEXT) + 1
     with_usage = {"include_usage": True}
     events = list(
-        door.chat.completions.create(**asked, max_tokens=12, stream=True, stream_options=with_usage)
+        api.chat.completions.create(**asked, max_tokens=12, stream=True, stream_options=with_usage)
     )
     assert "".join(e.choices[0].delta.content or "" for e in events[:-1]) == message.content
     roles = [e.choices[0].delta.role for e in events[:-1]]
@@ -169,34 +169,34 @@ def test_a_chat_is_rendered_by_the_folders_template_and_begins_once(
     assert usage.total_tokens == answer.usage.total_tokens
     assert usage.prompt_tokens_details.cached_tokens == 16  # one page, which the first one wrote
     in_parts = [{"role": "user", "content": [{"type": "text", "text": "How are you?"}]}]
-    again = door.chat.completions.create(
+    again = api.chat.completions.create(
         **asked | {"messages": in_parts}, max_tokens=12, user="me", response_format={"type": "text"}
     )
     assert again.choices[0].message.content == message.content
 
 
-def test_a_seed_draws_the_same_texts_streamed_or_not(door: openai.OpenAI) -> None:
+def test_a_seed_draws_the_same_texts_streamed_or_not(api: openai.OpenAI) -> None:
     asked: dict[str, Any] = {"model": "tiny", "prompt": "So", "n": 3, "seed": 5, "max_tokens": 8}
-    texts = [choice.text for choice in door.completions.create(**asked).choices]
+    texts = [choice.text for choice in api.completions.create(**asked).choices]
     assert len(set(texts)) == 3
     pieces = ["", "", ""]
-    for event in door.completions.create(**asked, stream=True):
+    for event in api.completions.create(**asked, stream=True):
         pieces[event.choices[0].index] += event.choices[0].text
     assert pieces == texts
 
 
 def test_stop_strings_end_a_text_and_are_none_of_it(
-    door: openai.OpenAI, greedy: Callable[[str, int], str]
+    api: openai.OpenAI, greedy: Callable[[str, int], str]
 ) -> None:
     text = greedy("Hello", 20)
     asked: dict[str, Any] = {"model": "tiny", "prompt": "Hello", "temperature": 0}
-    choice = door.completions.create(**asked, max_tokens=20, stop=[text[5]]).choices[0]
+    choice = api.completions.create(**asked, max_tokens=20, stop=[text[5]]).choices[0]
     assert (choice.text, choice.finish_reason) == (text[: text.index(text[5])], "stop")
 
 
-def test_logprobs_have_openais_shapes_streamed_or_not(door: openai.OpenAI) -> None:
+def test_logprobs_have_openais_shapes_streamed_or_not(api: openai.OpenAI) -> None:
     asked: dict[str, Any] = {"model": "tiny", "prompt": "Hello", "temperature": 0, "logprobs": 2}
-    whole = door.completions.create(**asked, max_tokens=6).choices[0].logprobs
+    whole = api.completions.create(**asked, max_tokens=6).choices[0].logprobs
     assert whole is not None
     assert whole.text_offset is not None
     assert whole.top_logprobs is not None
@@ -204,10 +204,10 @@ def test_logprobs_have_openais_shapes_streamed_or_not(door: openai.OpenAI) -> No
     assert whole.text_offset == sorted(whole.text_offset)
     assert [max(each.values()) for each in whole.top_logprobs] == whole.token_logprobs
     pieces: list[Any] = []
-    for event in door.completions.create(**asked, max_tokens=6, stream=True):
+    for event in api.completions.create(**asked, max_tokens=6, stream=True):
         pieces += event.choices[0].logprobs.tokens if event.choices[0].logprobs else []
     assert pieces == whole.tokens
-    chat = door.chat.completions.create(
+    chat = api.chat.completions.create(
         model="tiny", messages=MESSAGES, max_tokens=6, logprobs=True, top_logprobs=3, temperature=0
     )
     assert chat.choices[0].logprobs is not None
@@ -221,11 +221,11 @@ def test_logprobs_have_openais_shapes_streamed_or_not(door: openai.OpenAI) -> No
 
 @pytest.mark.parametrize("by_ids", [False, True])
 def test_echo_scores_a_prompt_as_evaluation_harnesses_ask(
-    door: openai.OpenAI, folder: Path, by_ids: bool
+    api: openai.OpenAI, folder: Path, by_ids: bool
 ) -> None:
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     ids = tokenizer.encode("Hello").ids
-    answer = door.completions.create(
+    answer = api.completions.create(
         model="tiny", prompt=ids if by_ids else "Hello", echo=True, logprobs=2, max_tokens=0
     )
     assert answer.usage is not None
@@ -245,30 +245,30 @@ def test_echo_scores_a_prompt_as_evaluation_harnesses_ask(
 
 
 def test_echo_puts_the_prompt_before_the_text_streamed_or_not(
-    door: openai.OpenAI, greedy: Callable[[str, int], str]
+    api: openai.OpenAI, greedy: Callable[[str, int], str]
 ) -> None:
     asked: dict[str, Any] = {"model": "tiny", "prompt": ["One", "Two"], "echo": True}
     asked |= {"temperature": 0, "max_tokens": 5}
     wanted = [prompt + greedy(prompt, 5) for prompt in asked["prompt"]]
-    whole: Any = door.completions.create(**asked, logprobs=0)
+    whole: Any = api.completions.create(**asked, logprobs=0)
     assert [choice.text for choice in whole.choices] == wanted
     texts, tokens = ["", ""], [0, 0]
-    for event in door.completions.create(**asked, logprobs=0, stream=True):
+    for event in api.completions.create(**asked, logprobs=0, stream=True):
         (choice,) = event.choices
         texts[choice.index] += choice.text
         tokens[choice.index] += len(choice.logprobs.tokens) if choice.logprobs else 0
     assert texts == wanted
     assert tokens == [len(choice.logprobs.tokens) for choice in whole.choices]
-    assert [choice.text for choice in door.completions.create(**asked).choices] == wanted
-    silent = door.completions.create(**asked | {"max_tokens": 0})
+    assert [choice.text for choice in api.completions.create(**asked).choices] == wanted
+    silent = api.completions.create(**asked | {"max_tokens": 0})
     assert [choice.text for choice in silent.choices] == asked["prompt"]
 
 
-def test_a_prompts_logprobs_have_vllms_shape(door: openai.OpenAI) -> None:
+def test_a_prompts_logprobs_have_vllms_shape(api: openai.OpenAI) -> None:
     asked: dict[str, Any] = {"extra_body": {"prompt_logprobs": 1}, "max_tokens": 1}
     for answer in (
-        door.completions.create(model="tiny", prompt="Hi", **asked),
-        door.chat.completions.create(model="tiny", messages=MESSAGES, **asked),
+        api.completions.create(model="tiny", prompt="Hi", **asked),
+        api.chat.completions.create(model="tiny", messages=MESSAGES, **asked),
     ):
         first, *others = answer.choices[0].prompt_logprobs  # type: ignore[union-attr]
         assert first is None
@@ -279,18 +279,18 @@ def test_a_prompts_logprobs_have_vllms_shape(door: openai.OpenAI) -> None:
             assert all({"logprob", "decoded_token"} <= entry.keys() for entry in place.values())
 
 
-def test_usage_so_far_comes_with_every_event(door: openai.OpenAI) -> None:
+def test_usage_so_far_comes_with_every_event(api: openai.OpenAI) -> None:
     options: Any = {"include_usage": True, "continuous_usage_stats": True}
     asked: dict[str, Any] = {"model": "tiny", "prompt": "Hello", "max_tokens": 6}
     asked |= {"extra_body": {"ignore_eos": True}}
-    events = list(door.completions.create(**asked, stream=True, stream_options=options))
+    events = list(api.completions.create(**asked, stream=True, stream_options=options))
     counted = [event.usage.completion_tokens for event in events if event.usage]
     assert len(counted) == len(events)
     assert counted == sorted(counted)
     assert counted[-1] == 6
 
 
-def test_what_other_servers_parameters_leave_as_it_is_is_accepted(door: openai.OpenAI) -> None:
+def test_what_other_servers_parameters_leave_as_it_is_is_accepted(api: openai.OpenAI) -> None:
     harmless: dict[str, Any] = {
         "add_generation_prompt": True,
         "continue_final_message": False,
@@ -301,18 +301,18 @@ def test_what_other_servers_parameters_leave_as_it_is_is_accepted(door: openai.O
         "spaces_between_special_tokens": True,
     }
     asked: dict[str, Any] = {"model": "tiny", "max_tokens": 2, "extra_body": harmless}
-    assert door.completions.create(prompt="x", **asked).choices
-    assert door.chat.completions.create(messages=MESSAGES, **asked).choices
+    assert api.completions.create(prompt="x", **asked).choices
+    assert api.chat.completions.create(messages=MESSAGES, **asked).choices
 
 
 def test_embeddings_are_those_of_our_client_in_both_encodings(
-    door: openai.OpenAI, server: Server
+    api: openai.OpenAI, server: Server
 ) -> None:
     texts = ["a cat sleeps", "the stock market fell", "日本語"]
     with Client(f"{server.endpoint.reachable}:{server.endpoint.grpc_port}") as client:
         wanted = client.embed(texts, model="minilm")
         alone = client.embed(texts[:1], model="minilm")  # on a GPU not bit-equal to one of three
-    ask = door.embeddings.create
+    ask = api.embeddings.create
     floats = ask(model="minilm", input=texts, encoding_format="float")
     np.testing.assert_array_equal(np.array([e.embedding for e in floats.data], np.float32), wanted)
     spelled = ask(model="minilm", input=texts, encoding_format="base64").data
@@ -338,7 +338,7 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     (
         {"stream": True, "extra_body": {"prompt_logprobs": 1}},
         "prompt_logprobs",
-        "prompt_logprobs: got 1, wanted it without stream",
+        "prompt_logprobs: got 1, wanted none with stream",
     ),
     ({"suffix": "end"}, "suffix", "suffix: got 'end'"),
     ({"logprobs": 21}, "logprobs", "logprobs: got 21"),
@@ -357,7 +357,7 @@ BAD_COMPLETIONS: list[tuple[dict[str, Any], str, str]] = [
     (
         {"stream": True, "stream_options": {"x": 1}},
         "stream_options.x",
-        "stream_options.x: got 1, wanted a field that is supported; remove it",
+        "stream_options.x: got 1, wanted a supported field; remove it",
     ),
     ({"extra_body": {"temprature": 1}}, "temprature", "temprature: got 1"),
     ({"extra_body": {"min_p": 2}}, "min_p", "min_p: got 2"),
@@ -404,12 +404,12 @@ def refused(call: Callable[..., Any], status: int, **asked: Any) -> Any:
     return body
 
 
-def test_a_bad_request_names_its_parameter(door: openai.OpenAI) -> None:
+def test_a_bad_request_names_its_parameter(api: openai.OpenAI) -> None:
     for call, asked, bad in (
-        (door.completions.create, {"model": "tiny", "prompt": "x"}, BAD_COMPLETIONS),
-        (door.chat.completions.create, {"model": "tiny", "messages": MESSAGES}, BAD_CHATS),
+        (api.completions.create, {"model": "tiny", "prompt": "x"}, BAD_COMPLETIONS),
+        (api.chat.completions.create, {"model": "tiny", "messages": MESSAGES}, BAD_CHATS),
         (
-            door.embeddings.create,
+            api.embeddings.create,
             {"model": "minilm", "input": "x"},
             [
                 ({"dimensions": 385}, "dimensions", "dimensions: got 385, wanted at most 384"),
@@ -436,41 +436,41 @@ def test_a_bad_request_names_its_parameter(door: openai.OpenAI) -> None:
             assert body["type"] == "invalid_request_error"
 
 
-def test_a_null_says_nothing(door: openai.OpenAI) -> None:
+def test_a_null_says_nothing(api: openai.OpenAI) -> None:
     nothing: Any = {"n": None, "stream": None, "max_tokens": None, "seed": None}
-    assert door.completions.create(model="tiny", prompt="x", **nothing).choices
-    assert door.chat.completions.create(model="tiny", messages=MESSAGES, **nothing).choices
+    assert api.completions.create(model="tiny", prompt="x", **nothing).choices
+    assert api.chat.completions.create(model="tiny", messages=MESSAGES, **nothing).choices
     unsaid: Any = {"encoding_format": None, "dimensions": None}
-    assert door.embeddings.create(model="minilm", input="x", extra_body=unsaid).data
+    assert api.embeddings.create(model="minilm", input="x", extra_body=unsaid).data
     usage: Any = {"include_usage": None}
-    streamed(door.completions.create(model="tiny", prompt="x", stream=True, stream_options=usage))
+    streamed(api.completions.create(model="tiny", prompt="x", stream=True, stream_options=usage))
 
 
-def test_an_unknown_model_is_not_found(door: openai.OpenAI) -> None:
-    body = refused(door.completions.create, 404, model="absent", prompt="x")
+def test_an_unknown_model_is_not_found(api: openai.OpenAI) -> None:
+    body = refused(api.completions.create, 404, model="absent", prompt="x")
     assert (body["param"], body["code"]) == ("model", "model_not_found")
-    misspelt = refused(door.completions.create, 404, model="tinny", prompt="x")
+    misspelt = refused(api.completions.create, 404, model="tinny", prompt="x")
     assert misspelt["message"].endswith(
         "wanted one of minilm, narrow, slow, tiny; did you mean tiny?"
     )
-    assert refused(door.models.retrieve, 404, model="absent")["code"] == "model_not_found"
+    assert refused(api.models.retrieve, 404, model="absent")["code"] == "model_not_found"
 
 
 def test_a_body_that_is_none_is_refused_in_the_same_shape(server: Server) -> None:
-    assert server.door is not None
+    assert server.openai is not None
     as_json = {"Content-Type": "application/json"}
     for headers, body, status, words in (
         ({}, b"{}", 400, b"Content-Type: application/json"),
         (as_json, b"{", 400, b"ill-formed JSON"),
         (as_json, b"[" * 100, 400, b"deeper nesting"),
         (as_json, b'{"model": NaN}', 400, b"got NaN"),
-        (as_json, b'{"model": "tiny", "prompt": "\\ud800"}', 400, b"prompt: got half a surrogate"),
-        (as_json, b'{"\\ud800": 1}', 400, b"body: got a key with half a surrogate pair"),
+        (as_json, b'{"model": "tiny", "prompt": "\\ud800"}', 400, b"prompt: got a lone surrogate"),
+        (as_json, b'{"\\ud800": 1}', 400, b"body: got a key with a lone surrogate"),
         (as_json, b"{}", 400, b"model: not set"),
         (as_json, b" " * ((1 << 24) + 1), 413, b"body: got over"),
         (as_json, b" " * ((1 << 24) + 1), 413, b'"code":"request_too_large"'),
     ):
-        connection = http.client.HTTPConnection(server.door.address, timeout=30)
+        connection = http.client.HTTPConnection(server.openai.address, timeout=30)
         connection.request("POST", "/v1/completions", body, headers)
         response = connection.getresponse()
         text = response.read()
@@ -480,13 +480,13 @@ def test_a_body_that_is_none_is_refused_in_the_same_shape(server: Server) -> Non
 
 
 def test_what_no_route_takes_is_refused_with_a_remedy(server: Server) -> None:
-    assert server.door is not None
+    assert server.openai is not None
     for method, path, status, allowed, words in (
         ("POST", "/chat/completions", 404, None, b"base_url ends in /v1"),
         ("GET", "/v1/completions", 405, "POST", b"method: got GET, wanted POST"),
         ("DELETE", "/v1/models/tiny", 405, "GET", b"method: got DELETE, wanted GET"),
     ):
-        connection = http.client.HTTPConnection(server.door.address, timeout=30)
+        connection = http.client.HTTPConnection(server.openai.address, timeout=30)
         connection.request(method, path)
         response = connection.getresponse()
         assert (response.status, response.headers["Allow"]) == (status, allowed)
@@ -496,9 +496,9 @@ def test_what_no_route_takes_is_refused_with_a_remedy(server: Server) -> None:
         connection.close()
 
 
-def test_a_full_queue_says_when_to_come_again(door: openai.OpenAI, asker: Asker) -> None:
+def test_a_full_queue_says_when_to_come_again(api: openai.OpenAI, asker: Asker) -> None:
     def long() -> Any:
-        return door.completions.create(model="narrow", prompt="x", stream=True, **ON_AND_ON)
+        return api.completions.create(model="narrow", prompt="x", stream=True, **ON_AND_ON)
 
     before = cancelled(asker, "narrow")
     with long() as running:
@@ -507,7 +507,7 @@ def test_a_full_queue_says_when_to_come_again(door: openai.OpenAI, asker: Asker)
             second = waiting.submit(long)
             until(lambda: asker.metric("fusewire_waiting", model="narrow") == 1)
             with pytest.raises(openai.RateLimitError) as error:
-                door.completions.create(model="narrow", prompt="x", stream=True)
+                api.completions.create(model="narrow", prompt="x", stream=True)
             assert error.value.response.headers["retry-after"] == "1"
             assert error.value.code == "rate_limit_exceeded"
             running.close()
@@ -516,20 +516,20 @@ def test_a_full_queue_says_when_to_come_again(door: openai.OpenAI, asker: Asker)
     until(lambda: nothing_runs(asker, "narrow"))
 
 
-def test_time_that_ran_out_is_not_asked_for_again(door: openai.OpenAI) -> None:
+def test_time_that_ran_out_is_not_asked_for_again(api: openai.OpenAI) -> None:
     body: dict[str, Any] = {"ignore_eos": True, "timeout_seconds": 0.1}
     asked: dict[str, Any] = {"model": "slow", "prompt": "x", "max_tokens": LONG, "extra_body": body}
-    error = refused(door.completions.create, 400, **asked)
+    error = refused(api.completions.create, 400, **asked)
     assert (error["param"], error["code"]) == ("timeout_seconds", "timeout")
     assert error["message"].count("try again later") <= 1
     with pytest.raises(openai.APIError, match="timeout_seconds: got more work"):
-        list(door.completions.create(**asked, stream=True))
+        list(api.completions.create(**asked, stream=True))
 
 
-def test_a_closed_stream_frees_its_slot_and_pages(door: openai.OpenAI, asker: Asker) -> None:
+def test_a_closed_stream_frees_its_slot_and_pages(api: openai.OpenAI, asker: Asker) -> None:
     for prompt, count in (("Away", 1), (["Both", "away"], 2)):
         wanted = cancelled(asker) + count
-        with door.completions.create(
+        with api.completions.create(
             model="slow", prompt=prompt, stream=True, **ON_AND_ON
         ) as stream:
             next(iter(stream))
@@ -538,18 +538,18 @@ def test_a_closed_stream_frees_its_slot_and_pages(door: openai.OpenAI, asker: As
         until(lambda: nothing_runs(asker, "slow"))
 
 
-def test_a_client_that_does_not_wait_frees_them_too(door: openai.OpenAI, asker: Asker) -> None:
+def test_a_client_that_does_not_wait_frees_them_too(api: openai.OpenAI, asker: Asker) -> None:
     before = cancelled(asker)
-    hasty = door.with_options(timeout=0.5)
+    hasty = api.with_options(timeout=0.5)
     with pytest.raises(openai.APITimeoutError):
         hasty.completions.create(model="slow", prompt="Never mind", **ON_AND_ON)
     until(lambda: cancelled(asker) == before + 1)
     until(lambda: nothing_runs(asker, "slow"))
 
 
-def test_20_streams_at_once_are_each_as_if_alone(door: openai.OpenAI, asker: Asker) -> None:
+def test_20_streams_at_once_are_each_as_if_alone(api: openai.OpenAI, asker: Asker) -> None:
     def ask(number: int, stream: bool) -> Any:
-        return door.completions.create(
+        return api.completions.create(
             model="tiny", prompt=f"No. {number}", temperature=0, max_tokens=60, stream=stream
         )
 
@@ -560,42 +560,42 @@ def test_20_streams_at_once_are_each_as_if_alone(door: openai.OpenAI, asker: Ask
     until(lambda: nothing_runs(asker, "tiny"))
 
 
-def test_a_model_that_is_not_loaded_is_not_ready(door: openai.OpenAI, server: Server) -> None:
+def test_a_model_that_is_not_loaded_is_not_ready(api: openai.OpenAI, server: Server) -> None:
     server.unload("narrow")
     try:
         for stream in (False, True):
             with pytest.raises(openai.InternalServerError) as error:
-                door.completions.create(model="narrow", prompt="x", stream=stream)
+                api.completions.create(model="narrow", prompt="x", stream=stream)
             assert error.value.status_code == 503
             assert error.value.response.headers["retry-after"] == "1"
     finally:
         server.load("narrow")
-    assert door.completions.create(model="narrow", prompt="x").choices
+    assert api.completions.create(model="narrow", prompt="x").choices
 
 
 def test_a_process_that_dies_ends_the_requests_it_had(
-    door: openai.OpenAI, server: Server, asker: Asker
+    api: openai.OpenAI, server: Server, asker: Asker
 ) -> None:
     asked: dict[str, Any] = {"model": "slow", "prompt": "x", **ON_AND_ON, "timeout": 20}
     (stub,) = [stub.pid for stub in server.process.stubs() if stub.model == "slow"]
-    with ThreadPoolExecutor(1) as pool, door.completions.create(**asked, stream=True) as stream:
+    with ThreadPoolExecutor(1) as pool, api.completions.create(**asked, stream=True) as stream:
         next(iter(stream))
-        body = pool.submit(refused, door.completions.create, 503, **asked)
+        body = pool.submit(refused, api.completions.create, 503, **asked)
         until(lambda: asker.metric("fusewire_running", model="slow") == 2)
         os.kill(stub, signal.SIGKILL)
         with pytest.raises(openai.APIError, match="try again later") as error:
             list(stream)
         assert error.value.type == body.result(20)["type"] == "service_unavailable"
     until(lambda: server.watchdog.reloads + server.watchdog.restarts > 0)
-    again = door.with_options(max_retries=8).completions.create
+    again = api.with_options(max_retries=8).completions.create
     assert again(model="slow", prompt="x", max_tokens=2).choices
 
 
-def test_a_door_that_closes_says_so_to_those_it_cannot_wait_for(
+def test_a_listener_that_closes_says_so_to_requests_it_cannot_wait_for(
     server: Server, asker: Asker, caplog: pytest.LogCaptureFixture
 ) -> None:
     (port,) = choose_ports(server.endpoint.host, [("openai-port", 0)])
-    second = Door(server, port, print)
+    second = Listener(server, port, print)
     second._drain_s = 1
     second.open()
     asked: dict[str, Any] = {"model": "slow", "prompt": "x", "n": 4, **ON_AND_ON}
@@ -610,7 +610,7 @@ def test_a_door_that_closes_says_so_to_those_it_cannot_wait_for(
         until(lambda: asker.metric("fusewire_running", model="slow") >= 2)
         closing = threading.Thread(target=second.close)
         closing.start()
-        with pytest.raises(openai.APIError, match="server: got its end") as error:
+        with pytest.raises(openai.APIError, match="server: it stopped before") as error:
             list(stream)
         assert error.value.type == body.result(20)["type"] == "service_unavailable"
         closing.join(20)
@@ -618,19 +618,19 @@ def test_a_door_that_closes_says_so_to_those_it_cannot_wait_for(
     until(lambda: nothing_runs(asker, "slow"), 2)
 
 
-def test_a_door_that_ended_is_opened_again_and_said_so(
-    door: openai.OpenAI, server: Server, capsys: pytest.CaptureFixture[str]
+def test_a_listener_that_ended_is_opened_again_and_reported(
+    api: openai.OpenAI, server: Server, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert server.door is not None
-    server.door._server.should_exit = True  # as a defect of it would
+    assert server.openai is not None
+    server.openai._server.should_exit = True  # as a defect of it would
     until(lambda: "the OpenAI endpoint ended" in capsys.readouterr().out)
-    door.with_options(max_retries=8).models.list()
+    api.with_options(max_retries=8).models.list()
 
 
 def test_a_missing_package_is_named_with_its_remedy(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delitem(sys.modules, "fusewire.serving.openai.door", raising=False)
+    monkeypatch.delitem(sys.modules, "fusewire.serving.openai.listener", raising=False)
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     with pytest.raises(
         ConfigurationError, match="uvicorn: not installed, wanted for --openai-port"

@@ -96,8 +96,8 @@ def server(
 
 @pytest.fixture(scope="module")
 def client(server: Server) -> Iterator[openai.OpenAI]:
-    assert server.door is not None
-    url = f"http://{server.door.address}/v1"
+    assert server.openai is not None
+    url = f"http://{server.openai.address}/v1"
     with openai.OpenAI(base_url=url, api_key=KEY, max_retries=0, timeout=60) as client:
         yield client
 
@@ -118,8 +118,8 @@ class Http:
 
 @pytest.fixture(scope="module")
 def http(server: Server) -> Http:
-    assert server.door is not None
-    return Http(server.door.address)
+    assert server.openai is not None
+    return Http(server.openai.address)
 
 
 def scores_of(folder: Path, pairs: list[tuple[str, str]]) -> np.ndarray:
@@ -299,7 +299,7 @@ def test_tokens_are_made_and_unmade(http: Http) -> None:
     back = http("/detokenize", {"model": "tiny", "tokens": rendered["tokens"]}).json()
     assert back == {"prompt": "hi!"}
     for path, body, words in (
-        ("/tokenize", {"model": "minilm"}, "prompt: got neither it nor messages"),
+        ("/tokenize", {"model": "minilm"}, "prompt: got neither prompt nor messages"),
         ("/tokenize", chat | {"model": "minilm"}, "model: got minilm, which is for embed"),
         ("/tokenize", {"prompt": "x"}, "model: not set, wanted one of those that can be asked"),
         ("/detokenize", {"model": "tiny", "tokens": [999]}, "tokens: got id 999"),

@@ -73,12 +73,12 @@ def request(kind: Any, prompt: str, **given: Any) -> list[Any]:
 
 def answers(address: str, model: str, inputs: list[Any], **sent: Any) -> list[Any]:
     """Every response on a stream, and every error."""
-    heard: list[Any] = []
+    events: list[Any] = []
     with grpc.InferenceServerClient(address) as client:
-        client.start_stream(lambda result, error: heard.append(error or result))
+        client.start_stream(lambda result, error: events.append(error or result))
         client.async_stream_infer(model, inputs, **sent)
         client.stop_stream()
-    return heard
+    return events
 
 
 def text(responses: list[Any]) -> str:
@@ -133,9 +133,9 @@ def test_the_sample_client(address: str, stream: bool) -> None:
 def test_parameters_as_strings_as_a_tensor_or_not(
     address: str, continued: Callable[[str], str], as_tensor: bool
 ) -> None:
-    heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    events: queue.SimpleQueue[Any] = queue.SimpleQueue()
     with grpc.InferenceServerClient(address) as client:
-        client.start_stream(lambda result, error: heard.put(error or result))
+        client.start_stream(lambda result, error: events.put(error or result))
         for number, prompt in enumerate(PROMPTS):
             tensors = GREEDY if as_tensor else None
             client.async_stream_infer(
@@ -145,7 +145,7 @@ def test_parameters_as_strings_as_a_tensor_or_not(
                 outputs=[grpc.InferRequestedOutput("text_output")],
                 parameters=GREEDY,
             )
-        got = [heard.get(timeout=WITHIN_S) for _ in PROMPTS]
+        got = [events.get(timeout=WITHIN_S) for _ in PROMPTS]
         client.stop_stream()
     texts = {each.get_response().id: text([each]) for each in got}
     assert [texts[str(n)] for n in range(3)] == [prompt + continued(prompt) for prompt in PROMPTS]
@@ -299,10 +299,10 @@ def test_an_empty_prompt_is_what_the_tokenizer_begins_a_text_with(address: str) 
 
 
 def test_cancelling_a_stream_of_a_hundred_requests(address: str, server: Server) -> None:
-    heard: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    events: queue.SimpleQueue[Any] = queue.SimpleQueue()
     sampling = {"temperature": "0.75", "top_p": "0.9", "ignore_eos": "true"}
     with grpc.InferenceServerClient(address) as client:
-        client.start_stream(lambda result, error: heard.put(error or result))
+        client.start_stream(lambda result, error: events.put(error or result))
         for number in range(100):
             prompt = f"Write a poem of at least {100 + number} words."
             client.async_stream_infer(
@@ -313,10 +313,10 @@ def test_cancelling_a_stream_of_a_hundred_requests(address: str, server: Server)
                 parameters=sampling,
             )
         client.stop_stream(cancel_requests=True)
-    error = heard.get(timeout=WITHIN_S)
+    error = events.get(timeout=WITHIN_S)
     assert isinstance(error, InferenceServerException)
     assert error.status() == "StatusCode.CANCELLED"
-    assert heard.empty()
+    assert events.empty()
     with Asker(server) as asker:
         until(lambda: nothing_runs(asker, "slow"))
 

@@ -36,7 +36,7 @@ class Watched:
             watch_timeout_s=2,
             restarts=20,
         )
-        self.server = Server([repository], settings, report=self.hear)
+        self.server = Server([repository], settings, report=self.note)
         began = time.monotonic()
         self.server.start()
         self.start_s = time.monotonic() - began
@@ -65,14 +65,14 @@ class Watched:
         except InferenceServerException:
             return False
 
-    def hear(self, text: str) -> None:
+    def note(self, text: str) -> None:
         print(f"{time.monotonic():.2f} {text}")  # shown where a test fails
         self.said.append(text)
 
     def pids(self, model: str) -> list[int]:
         return [stub.pid for stub in self.server.process.stubs() if stub.model == model]
 
-    def heard(self, words: str) -> bool:
+    def reported(self, words: str) -> bool:
         return any(words in text for text in self.said)
 
 
@@ -116,17 +116,17 @@ def test_a_killed_stub_is_healed_under_traffic(watched: Watched) -> None:
     assert healed - killed < watched.start_s + HEALED_S
     last_error = max([when for when, _ in traffic.errors], default=killed)
     assert last_error - killed < watched.start_s + HEALED_S
-    assert watched.heard(f"one: the process of one_0_0 died (pid {first})")
+    assert watched.reported(f"one: the process of one_0_0 died (pid {first})")
     asker.same(asker.ask("one", QUESTION)["embedding"], before)
     if watched.restarts:
         # Now and then tritonserver 2.51 crashes over a stub that died with a request in its hands;
         # then the whole server is started again, in the same time.
-        assert watched.heard("the server is ready again")
+        assert watched.reported("the server is ready again")
         return
     # Only those that were waiting for the dead stub failed, and said so.
     assert all("not healthy" in text for _, text in traffic.errors), traffic.errors
     assert other.errors == []
-    assert watched.heard("one: serving again after")
+    assert watched.reported("one: serving again after")
     assert asker.metric("fusewire_model_reloads", model="one") == reloads[0] + 1
     assert asker.metric("fusewire_model_reloads", model="two") == reloads[1]
 
@@ -169,8 +169,8 @@ def test_a_dead_server_is_started_again(watched: Watched) -> None:
         until(lambda: watched.restarts == 1)
         traffic.more(20)
     assert server.process.pid != old
-    assert watched.heard("the server died (exit code -9); starting it again")
-    assert watched.heard("the server is ready again")
+    assert watched.reported("the server died (exit code -9); starting it again")
+    assert watched.reported("the server is ready again")
 
 
 def test_a_server_that_dies_while_it_loads_a_model_is_started_again(watched: Watched) -> None:
@@ -191,7 +191,7 @@ def test_a_server_that_dies_while_it_loads_a_model_is_started_again(watched: Wat
 def test_a_hung_server_is_started_again(watched: Watched) -> None:
     os.kill(watched.server.process.pid, signal.SIGSTOP)
     until(lambda: watched.restarts == 1)
-    assert watched.heard("the server gave no answer for 2 s; ending it")
+    assert watched.reported("the server gave no answer for 2 s; ending it")
     assert watched.asker.ask("one", QUESTION)["embedding"].size
 
 

@@ -77,7 +77,7 @@ def test_an_empty_file_sets_nothing(tmp_path: Path) -> None:
         ("host: x\nhttp_prt: 1", "line 2: http_prt: got an unknown setting.*mean http_port"),
         ("device: cpu", "line 1: device: .*move it under models"),
         ("http_port: many", "line 1: http_port: got 'many', wanted integer"),
-        ("http_port: 1\nhttp_port: 2", "line 2: http_port: got twice"),
+        ("http_port: 1\nhttp_port: 2", "line 2: http_port: set twice"),
         ("- a\n- b", "wanted keys and values"),
         ("models: bert", "line 1: models: got 'bert', wanted a list"),
         ("models:\n- bert", "line 2: models: got 'bert', wanted keys and values"),

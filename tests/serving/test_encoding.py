@@ -16,7 +16,7 @@ from fusewire.serving.aside import LONG, MOST_WAITING
 from fusewire.serving.encoding import Encoding, Later
 from fusewire.serving.metrics import ServingMetrics
 
-from tests.engine.generating import TOLD_WITHIN_S
+from tests.engine.generating import ANSWER_TIMEOUT_S
 from tests.reference import tiny_checkpoint
 from tests.serving.test_generating import Client
 from tests.serving.test_metrics import Families
@@ -39,7 +39,7 @@ def go(instance: Encoding, monkeypatch: pytest.MonkeyPatch) -> Iterator[threadin
     go = threading.Event()
     prepare = instance._engine.prepare
     monkeypatch.setattr(
-        instance._engine, "prepare", lambda request: go.wait(TOLD_WITHIN_S) and prepare(request)
+        instance._engine, "prepare", lambda request: go.wait(ANSWER_TIMEOUT_S) and prepare(request)
     )
     yield go
     go.set()
@@ -64,15 +64,15 @@ def test_a_long_text_is_answered_later_and_those_with_it_at_once(
     for one, other in ((answers[0], alone[0]), (answers[2], alone[1])):
         assert np.array_equal(one["embedding"], other["embedding"])
     go.set()
-    assert clients[1].ended.wait(TOLD_WITHIN_S)
+    assert clients[1].ended.wait(ANSWER_TIMEOUT_S)
     (answer,) = clients[1].answers
     assert isinstance(answer, dict)
     assert np.array_equal(answer["embedding"], alone[2]["embedding"])
 
 
-def test_a_long_text_that_is_refused_is_told_so(instance: Encoding) -> None:
+def test_a_long_text_that_is_rejected_gets_its_error(instance: Encoding) -> None:
     _, (client,) = ask(instance, "cat " * LONG)
-    assert client.ended.wait(TOLD_WITHIN_S)
+    assert client.ended.wait(ANSWER_TIMEOUT_S)
     assert isinstance(client.answers[0], InvalidInput)
 
 
@@ -82,7 +82,7 @@ def test_one_too_many_is_refused_at_once(instance: Encoding, go: threading.Event
     assert isinstance(answers[-1], Unavailable)
     go.set()
     for client in clients[:-1]:
-        assert client.ended.wait(TOLD_WITHIN_S)
+        assert client.ended.wait(ANSWER_TIMEOUT_S)
 
 
 def test_who_has_left_is_not_read(instance: Encoding, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +90,7 @@ def test_who_has_left_is_not_read(instance: Encoding, monkeypatch: pytest.Monkey
     monkeypatch.setattr(instance._engine, "_query", read.append)
     gone = Client(gone=True)
     assert instance.answer([request(SPACES)], lambda place: gone) == [Later.LATER]
-    assert gone.ended.wait(TOLD_WITHIN_S)
+    assert gone.ended.wait(ANSWER_TIMEOUT_S)
     assert gone.answers == [None]
     assert not read
 
@@ -102,5 +102,5 @@ def test_after_the_end_nothing_is_computed(
     _, (client,) = ask(instance, SPACES)
     instance.close()
     go.set()
-    assert client.ended.wait(TOLD_WITHIN_S)
+    assert client.ended.wait(ANSWER_TIMEOUT_S)
     assert isinstance(client.answers[0], Unavailable)

@@ -43,25 +43,25 @@ def generated(n: int, stream: bool, prefix: str = "", **given: Any) -> Generated
 
 
 @st.composite
-def tellings(draw: st.DrawFn) -> list[list[str]]:
+def divisions(draw: st.DrawFn) -> list[list[str]]:
     """The pieces of one to four texts."""
     pieces = st.lists(st.text(max_size=3), min_size=1, max_size=5)
     return draw(st.lists(pieces, min_size=1, max_size=4))
 
 
-@given(texts=tellings(), data=st.data(), stream=st.booleans())
+@given(texts=divisions(), data=st.data(), stream=st.booleans())
 def test_texts_and_counts_add_up_in_whatever_order_they_come(
     texts: list[list[str]], data: st.DataObject, stream: bool
 ) -> None:
     made = generated(len(texts), stream)
     responses: list[dict[str, Any]] = []
-    told = [0] * len(texts)
+    used = [0] * len(texts)
     while not made.ended:
         assert stream or not responses
-        index = data.draw(st.sampled_from([i for i, t in enumerate(texts) if told[i] < len(t)]))
-        told[index] += 1
-        last = told[index] == len(texts[index])
-        made.add(delta(index, texts[index][told[index] - 1], told[index], last))
+        index = data.draw(st.sampled_from([i for i, t in enumerate(texts) if used[i] < len(t)]))
+        used[index] += 1
+        last = used[index] == len(texts[index])
+        made.add(delta(index, texts[index][used[index] - 1], used[index], last))
         if made.ended or (made.ready and data.draw(st.booleans())):
             responses.append(made.take())
     for index, pieces in enumerate(texts):

@@ -18,7 +18,7 @@ from fusewire.serving.conversation import Answer
 from fusewire.serving.generating import Generating
 from fusewire.serving.generation_metrics import GenerationMetrics
 
-from tests.engine.generating import TOLD_WITHIN_S, tiny_engine
+from tests.engine.generating import ANSWER_TIMEOUT_S, tiny_engine
 from tests.engine.test_generation_requests import until
 from tests.serving.test_metrics import Families
 
@@ -46,7 +46,7 @@ class Client:
         return self._gone
 
     def text(self) -> str:
-        assert self.ended.wait(TOLD_WITHIN_S)
+        assert self.ended.wait(ANSWER_TIMEOUT_S)
         pieces = [answer["text_output"][0] for answer in self.answers if isinstance(answer, dict)]
         assert len(pieces) == len(self.answers)
         return b"".join(pieces).decode()
@@ -86,7 +86,7 @@ def test_each_gets_its_own_text(instance: Generating) -> None:
     for prompt, text in zip(prompts, texts, strict=True):
         deltas = instance._engine.generate(prompt, max_new_tokens=20, ignore_eos=True)
         assert text == "".join(delta.text for delta in deltas)
-    assert not instance._under_way
+    assert not instance._in_flight
 
 
 def test_a_request_too_many_is_answered_before_it_is_put_down(
@@ -112,15 +112,15 @@ def test_who_cannot_be_reached_or_has_left_gives_up_its_place(
     unreachable, gone, other = Client(lambda: next(failures, False)), Client(gone=True), Client()
     for client in (unreachable, gone, other):
         instance.take(request("On", max_new_tokens=100), client)
-    assert not gone.ended.wait(3 * generating._ASK_S)  # cancelled, and told of in the next step
+    assert not gone.ended.wait(3 * generating._POLL_S)  # cancelled, and ended in the next step
     go.set()
     for client in (unreachable, gone):
-        assert client.ended.wait(TOLD_WITHIN_S)
+        assert client.ended.wait(ANSWER_TIMEOUT_S)
     assert len(other.text()) > 0
     assert gone.answers == [None]
     (answer,) = unreachable.answers
     assert isinstance(answer, FusewireError)
-    assert not instance._under_way
+    assert not instance._in_flight
 
 
 def test_who_leaves_is_noticed_while_a_response_is_sent(
@@ -129,13 +129,13 @@ def test_who_leaves_is_noticed_while_a_response_is_sent(
     engine, sending, received = instance._engine, threading.Event(), threading.Event()
     step = engine.model.step
     monkeypatch.setattr(engine.model, "step", lambda *args: (time.sleep(0.02), step(*args))[1])
-    client = Client(lambda: sending.set() or not received.wait(TOLD_WITHIN_S))
+    client = Client(lambda: sending.set() or not received.wait(ANSWER_TIMEOUT_S))
     instance.take(request("On", max_new_tokens=100), client)
-    assert sending.wait(TOLD_WITHIN_S)
+    assert sending.wait(ANSWER_TIMEOUT_S)
     client._gone = True
     until(lambda: engine.counts().running == 0)
     received.set()
-    assert client.ended.wait(TOLD_WITHIN_S)
+    assert client.ended.wait(ANSWER_TIMEOUT_S)
     assert client.answers[-1] is None
     assert engine.counts().tokens < 100
 
@@ -148,7 +148,7 @@ def test_long_prompts_are_read_one_by_one_while_others_are_answered(
 
     def slowly(texts: list[str], **how: Any) -> Any:
         if len(texts[0]) > LONG:
-            assert read.wait(TOLD_WITHIN_S)
+            assert read.wait(ANSWER_TIMEOUT_S)
         return encode(texts, **how)
 
     monkeypatch.setattr(instance._engine.tokenizer, "encode", slowly)
@@ -166,13 +166,13 @@ def test_long_prompts_are_read_one_by_one_while_others_are_answered(
     assert not any(client.answers for client in waiting)
     read.set()
     for client in waiting:
-        assert client.ended.wait(TOLD_WITHIN_S)
+        assert client.ended.wait(ANSWER_TIMEOUT_S)
         assert isinstance(client.answers[0], InvalidInput)
     read.clear()
     instance.take(long, gone)  # not even read
-    assert gone.ended.wait(TOLD_WITHIN_S)
+    assert gone.ended.wait(ANSWER_TIMEOUT_S)
     assert gone.answers == [None]
-    assert not instance._under_way
+    assert not instance._in_flight
 
 
 def test_a_sender_that_hangs_does_not_hang_the_end(
@@ -182,5 +182,5 @@ def test_a_sender_that_hangs_does_not_hang_the_end(
     instance.take(request("Hangs"), Client(freed.wait))
     monkeypatch.setattr(generating, "_SEND_S", 0.1)
     instance.close()
-    assert "close: got no end of the thread 'send'" in caplog.text
+    assert "close: the thread 'send' has not ended" in caplog.text
     freed.set()

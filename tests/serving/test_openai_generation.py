@@ -1,4 +1,4 @@
-"""The door's way from a request's prompts to pieces of its choices, without a server."""
+"""From prompts to the pieces of choices at the OpenAI endpoint, without a server."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def test_an_error_behind_the_first_piece_names_what_the_client_sent() -> None:
     generation = Generation(transport, "tiny", ["a", ""], {"n": 1}, names, stream=True)
 
     async def read() -> list[str | ApiError]:
-        told: list[str | ApiError] = []
+        received: list[str | ApiError] = []
         try:
             async for piece in generation.pieces():
-                told.append(piece.text)
+                received.append(piece.text)
         except ApiError as error:
-            told.append(error)
-        return told
+            received.append(error)
+        return received
 
     first, *_, error = asyncio.run(read())
     assert first == "once"
@@ -70,7 +70,7 @@ class Answers:
 
 
 @pytest.mark.parametrize("count", [2, "2", 0])
-def test_as_many_of_the_likeliest_are_told_as_were_asked_for(count: int | str) -> None:
+def test_as_many_of_the_likeliest_are_returned_as_were_asked_for(count: int | str) -> None:
     transport: Any = Answers()
     parameters = {"n": 1, "logprobs": count}
     generation = Generation(transport, "tiny", ["a"], parameters, {}, stream=False)
@@ -79,7 +79,7 @@ def test_as_many_of_the_likeliest_are_told_as_were_asked_for(count: int | str) -
     assert piece.tokens == [Token("<8>", -3.0, likeliest)]
 
 
-def test_of_tokens_with_one_text_the_taken_one_and_then_the_likeliest_is_told() -> None:
+def test_of_tokens_with_one_text_the_taken_one_and_then_the_likeliest_is_returned() -> None:
     part = "\ufffd"  # what any part of a character decodes to
     likeliest = [("a", -1.0), (part, -2.0), (part, -3.0)]
     tokens = [Token(part, -3.0, likeliest), Token("a", -1.0, likeliest)]

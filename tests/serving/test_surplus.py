@@ -32,7 +32,7 @@ def start() -> Iterator[Callable[[str], Stub]]:
         child.stdin.close()
 
 
-def told(stubs: list[Stub], wanted: int, loaded_at: float) -> list[int]:
+def ended(stubs: list[Stub], wanted: int, loaded_at: float) -> list[int]:
     """What is to be ended after a while."""
     surplus = Surplus(0.5)
     assert surplus.idle(stubs, wanted, loaded_at) == []
@@ -42,19 +42,19 @@ def told(stubs: list[Stub], wanted: int, loaded_at: float) -> list[int]:
 
 def test_the_oldest_that_idles_is_left_over(start: Callable[[str], Stub]) -> None:
     old, new = start(IDLES), start(IDLES)
-    assert told([new, old], 1, time.monotonic()) == [old.pid]
+    assert ended([new, old], 1, time.monotonic()) == [old.pid]
 
 
 def test_one_that_computes_finishes_what_it_began(start: Callable[[str], Stub]) -> None:
     old, new = start(COMPUTES), start(IDLES)
-    assert told([old, new], 1, time.monotonic()) == []
+    assert ended([old, new], 1, time.monotonic()) == []
 
 
 def test_none_is_left_over_while_another_loads(start: Callable[[str], Stub]) -> None:
     old = start(IDLES)
     loaded_at = time.monotonic() - 0.1
-    assert told([old, start(IDLES)], 1, loaded_at) == []
+    assert ended([old, start(IDLES)], 1, loaded_at) == []
 
 
 def test_all_instances_of_a_model_are_wanted(start: Callable[[str], Stub]) -> None:
-    assert told([start(IDLES), start(IDLES)], 2, time.monotonic()) == []
+    assert ended([start(IDLES), start(IDLES)], 2, time.monotonic()) == []

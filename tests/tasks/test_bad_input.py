@@ -36,8 +36,8 @@ CASES = {
         "text_input",
         "text_input and attention_mask together",
     ),
-    "pair alone": (raw(text_pair=texts("a")), "text_pair", "wanted text_input beside it"),
-    "mask alone": (raw(attention_mask=IDS), "attention_mask", "wanted input_ids beside it"),
+    "pair alone": (raw(text_pair=texts("a")), "text_pair", "wanted text_input with it"),
+    "mask alone": (raw(attention_mask=IDS), "attention_mask", "wanted input_ids with it"),
     "unknown input": (
         raw(text_input=texts("a"), image=texts("a")),
         "image",

@@ -291,7 +291,7 @@ def test_nesting_without_end_is_the_folders_fault() -> None:
         ([{"role": "user", "content": None}], "content: got null in message 0, wanted text"),
         ([{"role": "assistant", "content": None}], "content: got null in message 0, wanted text"),
         ([{"role": "user"}], "content: got none in message 0, wanted text"),
-        ([user()[0] | {"x": object()}], "messages: got object in message 0, wanted what JSON"),
+        ([user()[0] | {"x": object()}], "messages: got object in message 0, wanted JSON values"),
         (user("x" * MOST_CHARACTERS), "messages: got over 4194304 characters"),
     ],
 )

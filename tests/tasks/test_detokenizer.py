@@ -229,9 +229,9 @@ def test_skipped_tokens_between_words_change_nothing() -> None:
     ("decoder", "named"),
     [
         (decoders.CTC(), "CTC"),
-        (decoders.Sequence([decoders.Fuse(), decoders.Strip(" ", 0, 1)]), "Strip behind Fuse"),
-        (decoders.Sequence([decoders.Fuse(), decoders.Replace("ab", "c")]), "Replace behind Fuse"),
-        (decoders.Sequence([decoders.Fuse(), decoders.Metaspace()]), "Metaspace behind Fuse"),
+        (decoders.Sequence([decoders.Fuse(), decoders.Strip(" ", 0, 1)]), "Strip after Fuse"),
+        (decoders.Sequence([decoders.Fuse(), decoders.Replace("ab", "c")]), "Replace after Fuse"),
+        (decoders.Sequence([decoders.Fuse(), decoders.Metaspace()]), "Metaspace after Fuse"),
     ],
 )
 def test_a_decoder_without_an_exact_stream_is_refused(

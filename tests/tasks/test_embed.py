@@ -118,7 +118,7 @@ def test_a_prompt_is_named_among_those_of_the_folder(tmp_path):
     [unknown] = engine.answer([text_request("x", prompt_name="document")])
     assert str(unknown).startswith("prompt_name: got 'document', wanted one of query, passage")
     ids = Request({"input_ids": np.array([[1, 2, 3]])}, {"prompt_name": "query"})
-    assert str(engine.answer([ids])[0]).startswith("prompt_name: got it beside input_ids")
+    assert str(engine.answer([ids])[0]).startswith("prompt_name: got it together with input_ids")
     by_default = EncoderEngine(folder, "embed", EngineSettings(prompt_name="query"))
     [got] = by_default.answer([text_request("x")])
     [wanted] = engine.answer([text_request("x", prompt_name="query")])

@@ -115,7 +115,7 @@ def test_candidates_are_those_of_fill_mask(deploy, architecture, masks):
         same_json(row, _plain(fill(sentence, top_k=7)), PIPELINE_SCORE)
 
 
-def test_fill_gives_five_candidates_unless_told_otherwise(deploy):
+def test_fill_gives_five_candidates_by_default(deploy):
     deployed = deploy("bert", "fill")
     [candidates] = deployed.ask_json("candidates", text_request("the [MASK] is cold"))
     assert len(candidates) == 5

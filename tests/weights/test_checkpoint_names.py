@@ -38,7 +38,7 @@ def test_all_faults_are_listed_at_once():
     text = str(caught.value)
     assert "missing: c [1]" in text
     assert "b: got [2, 3], wanted [3, 3]" in text
-    assert "left over: 'odd.one'" in text
+    assert "unexpected: 'odd.one'" in text
     assert text.startswith("model.safetensors: ")
 
 
@@ -50,7 +50,7 @@ def test_long_lists_are_cut():
 def test_buffers_and_other_heads_are_skipped():
     held = checkpoint("a", "bert.embeddings.position_ids", "cls.predictions.bias")
     held.check({"a": (2, 3)}, ["cls."])
-    with pytest.raises(CheckpointError, match=r"left over: 'cls.predictions.bias'"):
+    with pytest.raises(CheckpointError, match=r"unexpected: 'cls.predictions.bias'"):
         held.check({"a": (2, 3)}, [])
 
 

@@ -17,7 +17,7 @@ Text = str | tuple[str, str] | Mapping[str, str]
 
 
 class Label(TypedDict):
-    """A label of the model's, and its score."""
+    """A label of the model and its score."""
 
     label: str
     score: float
@@ -77,18 +77,18 @@ class Classifier:
             top_k: How many labels of each text, best first; None: all.
             function_to_apply: From logits to scores: `none`, `sigmoid` or `softmax`. Default: as
                 transformers chooses by the configuration's problem_type and number of labels.
-            truncation: Cut texts that are too long for the model instead of refusing them.
-            batch_size: Most texts tokenised together. There is nothing to tune: what is computed
-                together is chosen by tokens, at most `max_batch_tokens`.
+            truncation: Truncate texts that are too long for the model instead of rejecting them.
+            batch_size: Maximum number of texts tokenised together. No need to tune it: batches
+                are formed by tokens, at most `max_batch_tokens`.
             show_progress_bar: Default: shown on a terminal, for work of over a fraction of a
                 second. False: never.
 
         Returns:
             `{"label": …, "score": …}` of each text; where `top_k` is not 1, a list of them for
-            each. Of a single text a list with that of it alone: `[{"label": …, "score": …}, …]`.
+            each. For a single text a list with one entry: `[{"label": …, "score": …}, …]`.
 
         Raises:
-            InvalidInput: A text is none, or too long and not to be cut.
+            InvalidInput: A text is not a str, or is too long without truncation.
         """
         if top_k is not None and top_k < 1:
             raise InvalidInput("top_k", top_k, "1 or more", "raise it, or give None for all")
@@ -99,8 +99,8 @@ class Classifier:
             return []
         paired = {pair is not None for _, pair in many}
         if len(paired) > 1:
-            got = "texts beside pairs of texts"
-            raise InvalidInput("texts", got, "one kind of them", "classify them in two calls")
+            got = "a mix of texts and pairs of texts"
+            raise InvalidInput("texts", got, "only texts or only pairs", "make two calls")
         parameters: dict[str, Value] = {"truncate": truncation}
         if function_to_apply is not None:
             parameters["function_to_apply"] = function_to_apply

@@ -16,7 +16,7 @@ from fusewire.tasks.parameters import Value
 from fusewire.tasks.sentence_files import SentenceFiles
 
 Texts = str | Sequence[str]
-# Where nobody names a prompt; a folder says otherwise in config_sentence_transformers.json.
+# By default; a folder says otherwise in config_sentence_transformers.json.
 _NO_PROMPTS = {"query": "", "document": ""}
 _DOCUMENTS = ("document", "passage", "corpus")
 
@@ -25,7 +25,7 @@ class Embedder:
     """Embeds texts by a model folder or a Hugging Face id.
 
     Pooling, scaling, prompts, the longest text and the similarity are those of the folder's
-    sentence-transformers files; without them, the mean of the token vectors as it is. Nothing is
+    sentence-transformers files; without them, the unscaled mean of the token vectors. Nothing is
     padded, so there is no need to sort texts or to choose a batch size.
 
     Threads may share an Embedder; they wait for each other.
@@ -50,7 +50,7 @@ class Embedder:
                 `cuda:<index>`.
             dtype: Precision of the computation; `auto` is float32 on the CPU and float16 on a GPU.
             revision: Branch, tag or commit of a Hugging Face id.
-            max_length: Longest text in tokens, special tokens included; longer ones are cut.
+            max_length: Longest text in tokens, special tokens included; longer ones are truncated.
                 Default: what the folder says.
             max_batch_tokens: Tokens computed at once; bounds the memory of the computation.
                 Default: 16384.
@@ -78,7 +78,7 @@ class Embedder:
 
     @property
     def max_seq_length(self) -> int:
-        """Longest text in tokens; longer ones are cut."""
+        """Longest text in tokens; longer ones are truncated."""
         return self._model.engine.max_length
 
     @property
@@ -104,23 +104,23 @@ class Embedder:
         """Embeds texts, in their order.
 
         Args:
-            texts: A text, or a list of them. Those longer than `max_seq_length` are cut.
+            texts: A text, or a list of them. Those longer than `max_seq_length` are truncated.
             prompt_name: Name of the prompt, of `prompts`, to put before each text. Default: the
                 folder's `default_prompt_name`, else none.
             prompt: The prompt itself; goes before `prompt_name`.
-            batch_size: Most texts tokenised together. There is nothing to tune: what is computed
-                together is chosen by tokens, at most `max_batch_tokens`.
+            batch_size: Maximum number of texts tokenised together. No need to tune it: batches
+                are formed by tokens, at most `max_batch_tokens`.
             show_progress_bar: Default: shown on a terminal, for work of over a fraction of a
                 second. False: never.
             normalize_embeddings: Scale embeddings to length 1. Default: as the folder says.
-            truncate_dim: Keep the first so many numbers of each embedding (of a Matryoshka model).
+            truncate_dim: Keep this many leading values of each embedding (of a Matryoshka model).
                 Scaled to length 1 after it where `normalize_embeddings` is True.
 
         Returns:
             float32 [n, dim]; of a single text [dim].
 
         Raises:
-            InvalidInput: A text is none, or there is no such prompt or dimension.
+            InvalidInput: A text is not a str, or there is no such prompt or dimension.
         """
         dimension = self.get_embedding_dimension()
         if truncate_dim is not None and not 1 <= truncate_dim <= dimension:
@@ -161,7 +161,7 @@ class Embedder:
         normalize_embeddings: bool | None = None,
         truncate_dim: int | None = None,
     ) -> NDArray[np.float32]:
-        """As `encode`, of what is searched for: with the prompt named `query`, where no other is
+        """As `encode`, for queries: with the prompt named `query`, where no other is
         given. A folder without such a prompt has none put before its queries."""
         return self.encode(
             texts,
@@ -184,7 +184,7 @@ class Embedder:
         normalize_embeddings: bool | None = None,
         truncate_dim: int | None = None,
     ) -> NDArray[np.float32]:
-        """As `encode`, of what is searched in: with the first prompt there is of `document`,
+        """As `encode`, for documents: with the first prompt there is of `document`,
         `passage` and `corpus`, where no other is given."""
         first = next(name for name in _DOCUMENTS if name in self.prompts)
         return self.encode(
@@ -198,8 +198,8 @@ class Embedder:
         )
 
     def similarity(self, a: ArrayLike, b: ArrayLike) -> NDArray[np.float32]:
-        """How alike each embedding of `a` [n, dim] is to each of `b` [m, dim], by
-        `similarity_fn_name`: float32 [n, m], larger is more alike. A vector [dim] is one row;
+        """The similarity of each embedding of `a` [n, dim] with each of `b` [m, dim], by
+        `similarity_fn_name`: float32 [n, m], larger is more similar. A vector [dim] is one row;
         distances are negative."""
         return similarity.similarity(self.similarity_fn_name, a, b)
 

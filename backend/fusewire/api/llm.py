@@ -23,7 +23,7 @@ class LLM:
     """Generates with a model folder or a Hugging Face id, many prompts at a time.
 
     All prompts of a call run in one engine with continuous batching: a list of them is the fastest
-    way. A context manager: at its end the model's memory is free. Threads may share an LLM; their
+    way. A context manager: on exit the model's memory is freed. Threads may share an LLM; their
     prompts then run together.
     """
 
@@ -43,7 +43,7 @@ class LLM:
         graphs: bool = True,
         threads: int = 0,
     ) -> None:
-        """Loads the model and takes the memory for keys and values.
+        """Loads the model and allocates the KV cache.
 
         Args:
             model: A model folder, or an id on Hugging Face.
@@ -57,14 +57,14 @@ class LLM:
             max_batch_tokens: Tokens computed in one step. Default: 2048.
             max_waiting: Sequences that the engine holds beyond those that run; more wait outside.
                 Default: 256.
-            kv_cache_mib: Memory for keys and values. Default: what max_sequences of max_length
+            kv_cache_mib: Memory of the KV cache. Default: what max_sequences of max_length
                 need, at most nine tenths of a GPU's free memory or a quarter of the machine's.
-            prefix_caching: Keep the pages of prompts for later ones that begin the same.
-            graphs: Record steps as CUDA graphs and replay them; no effect on the CPU.
+            prefix_caching: Reuse the KV blocks of earlier prompts that begin with the same tokens.
+            graphs: Capture steps as CUDA graphs and replay them; no effect on the CPU.
             threads: CPU threads; 0: one for each core.
 
         Raises:
-            CheckpointError: The folder cannot be read, or is none of a model that generates.
+            CheckpointError: The folder cannot be read, or its model does not generate.
             ConfigurationError: There is no such device or dtype here, or a value is out of range.
         """
         settings = {
@@ -108,7 +108,7 @@ class LLM:
         Raises:
             InvalidInput: A prompt or a parameter is out of range. Raised before anything is
                 computed, and names the prompt's index.
-            IncompleteOutputs: Some failed while computing; it holds what the others were answered.
+            IncompleteOutputs: Some failed while computing; it holds the outputs of the others.
         """
         many = _prompts(prompts)
         return answers(
@@ -140,7 +140,7 @@ class LLM:
 
         Raises:
             InvalidInput: As for `generate`; the model has no chat template, or the template
-                refuses a conversation.
+                rejects a conversation.
             IncompleteOutputs: As for `generate`.
         """
         conversations = [messages] if _is_conversation(messages) else messages
@@ -160,7 +160,7 @@ class LLM:
         return answers(self.engine, prompts, asked, shown=use_tqdm)
 
     def close(self) -> None:
-        """Ends what runs and frees the memory for keys and values."""
+        """Ends what runs and frees the KV cache."""
         self.engine.close()
 
     def __enter__(self) -> Self:
@@ -197,12 +197,12 @@ def _parameters(
     parameters: Mapping[str, Any],
     count: int,
 ) -> list[dict[str, Any]]:
-    """What is asked of each prompt."""
+    """The parameters of each prompt."""
     if sampling_params is None:
         return [dict(parameters)] * count
     if parameters:
-        got = f"{', '.join(parameters)} beside it"
-        raise InvalidInput("sampling_params", got, "one of the two", "put all into SamplingParams")
+        got = f"{', '.join(parameters)} together with it"
+        raise InvalidInput("sampling_params", got, "one of them", "put all into SamplingParams")
     if isinstance(sampling_params, SamplingParams):
         return [_asked(sampling_params)] * count
     if len(sampling_params) != count:

@@ -1,5 +1,5 @@
-"""A list of prompts through one engine: as many as it admits at a time, no work for a token but the
-engine's own."""
+"""A list of prompts through one engine: as many as it admits at a time, without work per
+token beyond the engine's own."""
 
 from __future__ import annotations
 

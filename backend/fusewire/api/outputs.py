@@ -1,4 +1,4 @@
-"""What `LLM` gives back, with vLLM's names."""
+"""What `LLM` returns, with vLLM's names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fusewire.errors import FusewireError
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """A token's log-probability at its place; `rank` 1 is the likeliest of the vocabulary."""
+    """A token's log-probability at its position; `rank` 1 is the likeliest of the vocabulary."""
 
     logprob: float
     rank: int
@@ -25,7 +25,7 @@ class CompletionOutput:
 
     `token_ids` include the token that ended the text, `text` does not. `finish_reason`: `stop` at
     an end-of-sequence token, a stop token or a stop string, `length` at max_new_tokens or where the
-    model's positions end. `logprobs`: of each token, by token id, where they were asked for.
+    model's positions end. `logprobs`: of each token, by token id, where requested.
     """
 
     index: int
@@ -39,7 +39,7 @@ class CompletionOutput:
     def of(
         index: int, deltas: Sequence[Delta], spell: Callable[[int], str] | None
     ) -> CompletionOutput:
-        """From all that was told of one text; `spell` gives a token's text, where log-probabilities
+        """From all deltas of one text; `spell` gives a token's text, where log-probabilities
         were asked for."""
         last = deltas[-1]
         return CompletionOutput(
@@ -90,7 +90,7 @@ class Usage:
 class RequestOutput:
     """A prompt and what was generated for it: `n` texts. `prompt` is None where it was given as ids
     or messages; `num_cached_tokens` of it came from the prefix cache. `prompt_logprobs`: of each of
-    its tokens but the first, whose entry is None, by token id, where they were asked for."""
+    its tokens but the first, whose entry is None, by token id, where requested."""
 
     prompt: str | None
     prompt_token_ids: list[int]

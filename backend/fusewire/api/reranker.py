@@ -15,7 +15,7 @@ from fusewire.tasks.rerank import score_function
 
 
 class Ranked(TypedDict):
-    """A document's place in the list that was given, and its score."""
+    """A document's index in the given list, and its score."""
 
     corpus_id: int
     score: float
@@ -62,12 +62,12 @@ class Reranker:
         batch_size: int | None = None,
         show_progress_bar: bool | None = None,
     ) -> NDArray[np.float32] | np.float32:
-        """Scores pairs, in their order; those that are too long are cut, the longer text first.
+        """Scores pairs, in their order; too long ones are truncated, the longer text first.
 
         Args:
             pairs: (query, document) pairs, or one pair.
-            batch_size: Most pairs tokenised together. There is nothing to tune: what is computed
-                together is chosen by tokens, at most `max_batch_tokens`.
+            batch_size: Maximum number of pairs tokenised together. No need to tune it: batches
+                are formed by tokens, at most `max_batch_tokens`.
             show_progress_bar: Default: shown on a terminal, for work of over a fraction of a
                 second. False: never.
 
@@ -76,7 +76,7 @@ class Reranker:
             several labels its logits [n, labels]. Of one pair its own score.
 
         Raises:
-            InvalidInput: A pair is none.
+            InvalidInput: A pair is not two texts.
         """
         one = len(pairs) > 0 and isinstance(pairs[0], str)
         many: list[Any] = [pairs] if one else list(pairs)
@@ -112,18 +112,18 @@ class Reranker:
         """Documents by how well they answer the query, best first.
 
         Args:
-            query: What is searched for.
-            documents: What is searched in.
+            query: The query.
+            documents: The documents to rank.
             top_k: How many to return. Default: all.
             return_documents: Whether each result has its `text`.
             batch_size: As for `predict`.
             show_progress_bar: As for `predict`.
 
         Returns:
-            `{"corpus_id": place in documents, "score": …, "text": …}` of each.
+            `{"corpus_id": index in documents, "score": …, "text": …}` of each.
 
         Raises:
-            InvalidInput: The model has several labels, or a text is none.
+            InvalidInput: The model has several labels, or a text is not a str.
         """
         if self._labels != 1:
             raise InvalidInput(

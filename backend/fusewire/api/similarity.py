@@ -1,4 +1,4 @@
-"""How alike embeddings are, by sentence-transformers' names: larger is more alike."""
+"""Similarity of embeddings, by sentence-transformers' names: larger is more similar."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def similarity_pairwise(name: str, a: ArrayLike, b: ArrayLike) -> NDArray[np.flo
     one, other = _matrices(a, b)
     if len(one) != len(other):
         got = f"{len(one)} and {len(other)} embeddings"
-        raise InvalidInput("embeddings", got, "as many on both sides", "give pairs")
+        raise InvalidInput("embeddings", got, "the same number of both", "give pairs")
     return ROW_BY_ROW[name](one, other).astype(np.float32)
 
 

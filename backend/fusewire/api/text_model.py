@@ -85,7 +85,7 @@ class TextModel:
                 for batch, answer in zip(batches, answers, strict=True):
                     if isinstance(answer, FusewireError):
                         raise self._at_fault(answer, batch, texts, pairs, parameters)
-                    assert answer is not None  # nobody cancels
+                    assert answer is not None  # never cancelled here
                     if found is None:
                         found = np.empty((len(texts), *answer[output].shape[1:]), np.float32)
                     found[batch] = answer[output]

@@ -182,7 +182,7 @@ def check(
     if as_json:
         out.print_json(json.dumps({**asdict(found), "passed": found.passed}))
     else:
-        table = Table("result", "largest difference", "granted", box=None)
+        table = Table("result", "largest difference", "tolerance", box=None)
         for name, difference in found.differences.items():
             table.add_row(name, f"{difference:.2e}", f"{found.granted[name]:.2e}")
         out.print(
@@ -193,7 +193,7 @@ def check(
         if found.greedy_tokens:
             out.print(f"greedy tokens: {found.greedy_equal} of {found.greedy_tokens} equal")
         out.print(
-            "equal within what is granted" if found.passed else "DIFFERENT: more than granted"
+            "equal within the tolerance" if found.passed else "DIFFERENT: beyond the tolerance"
         )
     raise typer.Exit(0 if found.passed else 1)
 

@@ -8,7 +8,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
-PASSED_ON = "passed_on"  # in the context's `meta`: the words behind `--`
+PASSED_ON = "passed_on"  # in the context's `meta`: the arguments after `--`
 
 
 class Command(TyperCommand):
@@ -31,7 +31,7 @@ class Command(TyperCommand):
 
 
 class PassingCommand(Command):
-    """Takes the words behind `--` aside, for another program."""
+    """Takes the arguments after `--` aside, for another program."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if "--" in args:
@@ -42,6 +42,6 @@ class PassingCommand(Command):
 
 
 def passed_on(ctx: typer.Context) -> tuple[str, ...] | None:
-    """The words behind `--`, None where there was none."""
+    """The arguments after `--`; None without `--`."""
     words: tuple[str, ...] | None = ctx.meta.get(PASSED_ON)
     return words

@@ -60,7 +60,7 @@ def serve(
     --pooling, …) apply to all of these; models of a repository have theirs in config.pbtxt.
 
     A setting is taken from its flag, else its environment variable, else the file of --config,
-    else its default. Flags behind -- are handed on to tritonserver:
+    else its default. Flags after -- are passed to tritonserver:
     fusewire serve FOLDER -- --trace-config=mode=opentelemetry
 
     Exit code 0: stopped by SIGTERM or SIGINT; 1: the server kept dying; 2: it could not start.

@@ -10,7 +10,7 @@ from fusewire.errors import FusewireError
 
 
 class BestOf:
-    """From what is told of a request's sequences to its answer: `n` of them.
+    """From the events of a request's sequences to its answer: `n` of them.
 
     Where there are more, nothing until all have ended. The likeliest: by log-probability a token,
     as OpenAI's completions define it.
@@ -21,12 +21,12 @@ class BestOf:
         self._deltas: list[list[Delta]] = [[] for _ in range(sequences)]
         self._open = sequences
 
-    def hear(self, told: Delta | FusewireError) -> Sequence[Delta | FusewireError]:
-        """What is answered now."""
-        if isinstance(told, FusewireError) or len(self._deltas) == self._n:
-            return (told,)
-        self._deltas[told.index].append(told)
-        if told.finish_reason is not None:
+    def add(self, event: Delta | FusewireError) -> Sequence[Delta | FusewireError]:
+        """Takes the next event; returns what is answered now."""
+        if isinstance(event, FusewireError) or len(self._deltas) == self._n:
+            return (event,)
+        self._deltas[event.index].append(event)
+        if event.finish_reason is not None:
             self._open -= 1
         if self._open:
             return ()

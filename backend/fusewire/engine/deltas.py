@@ -22,22 +22,22 @@ class Deltas(Iterator[Delta]):
         self,
         n: int,
         sequences: int,
-        told: queue.SimpleQueue[tuple[Any, Delta | FusewireError]],
+        events: queue.SimpleQueue[tuple[Any, Delta | FusewireError]],
         cancel: Callable[[], None],
     ) -> None:
         self._left = n  # texts that have not ended
         self._answer = BestOf(n, sequences)
-        self._told = told
+        self._events = events
         self._cancel = cancel
         self._ready: deque[Delta] = deque()
 
     def __next__(self) -> Delta:
         while self._left and not self._ready:
-            for heard in self._answer.hear(self._told.get()[1]):
-                if isinstance(heard, FusewireError):
+            for event in self._answer.add(self._events.get()[1]):
+                if isinstance(event, FusewireError):
                     self._left = 0
-                    raise heard
-                self._ready.append(heard)
+                    raise event
+                self._ready.append(event)
         if not self._left:
             raise StopIteration
         delta = self._ready.popleft()

@@ -161,7 +161,7 @@ class EncoderEngine:
         rows = read_rows(request.inputs, rules)
         for name in {"prompt", "prompt_name"} & request.parameters.keys():
             if isinstance(rows[0], IdRow):
-                got, wanted = "it beside input_ids", "it with texts alone"
+                got, wanted = "it together with input_ids", "it only with texts"
                 raise InvalidInput(name, got, wanted, "put the prompt's ids before the others")
         return Query(settings, rows, self._task.prompt(settings))
 

@@ -16,7 +16,7 @@ from fusewire.errors import FusewireError
 
 
 class Pending:
-    """The tag of one request in a `Finished` inbox: what was told of it so far."""
+    """The tag of one request in a `Finished` inbox: its events so far."""
 
     def __init__(self, index: int, n: int, sequences: int) -> None:
         """`index`: the reader's name for it."""
@@ -27,27 +27,27 @@ class Pending:
         self._sequences = sequences
         self._open = sequences
 
-    def hear(self, told: Delta | FusewireError) -> bool:
-        """Takes note of what the engine tells; whether that was the last."""
-        if isinstance(told, FusewireError):
-            self.error = told
+    def add(self, event: Delta | FusewireError) -> bool:
+        """Takes an event of the engine; returns whether it was the last."""
+        if isinstance(event, FusewireError):
+            self.error = event
             return True
-        self.deltas.append(told)
-        if told.finish_reason is None:
+        self.deltas.append(event)
+        if event.finish_reason is None:
             return False
         self._open -= 1
         return not self._open
 
     def texts(self) -> list[Sequence[Delta]]:
-        """Of each of the n texts what was told, in order."""
+        """The deltas of each of the n texts, in order."""
         if self._sequences == 1:
             return [self.deltas]
         answer = BestOf(self._n, self._sequences)
         found: list[list[Delta]] = [[] for _ in range(self._n)]
         for delta in self.deltas:
-            for heard in answer.hear(delta):
-                assert isinstance(heard, Delta)
-                found[heard.index].append(heard)
+            for event in answer.add(delta):
+                assert isinstance(event, Delta)
+                found[event.index].append(event)
         return [*found]
 
 
@@ -57,6 +57,6 @@ class Finished(queue.SimpleQueue[Any]):
     def put(
         self, item: tuple[Pending, Any], block: bool = True, timeout: float | None = None
     ) -> None:
-        pending, told = item
-        if pending.hear(told):
+        pending, event = item
+        if pending.add(event):
             super().put(pending)

@@ -1,7 +1,7 @@
 """The engine that generates: requests in at any time, tokens out as they come.
 
-Requests come from any thread and are checked and tokenised there. One thread computes; what it has
-to tell it puts into queues, so that nobody who listens can keep it, or others, waiting.
+Requests come from any thread and are checked and tokenised there. One thread computes; it
+puts events into queues, so that no slow reader delays it or other requests.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from fusewire.engine.deltas import Deltas
 from fusewire.engine.generation_loop import (
     Branch,
     EngineCounts,
+    Event,
     Generation,
     GenerationLoop,
-    Told,
 )
 from fusewire.engine.generation_memory import PAGE_SIZE, limits_of, pages_for
 from fusewire.engine.generation_scheduler import GenerationScheduler, GenerationSequence
@@ -53,8 +53,8 @@ if TYPE_CHECKING:
     from fusewire.models.decoder import DecoderModel
 
 _log = logging.getLogger(__name__)
-# (tag, Told): what requests are told, under the tags that they were submitted with.
-Inbox = queue.SimpleQueue[tuple[Any, Any]]
+# (tag, Event): the events of requests, under the tags that they were submitted with.
+EventQueue = queue.SimpleQueue[tuple[Any, Any]]
 
 # Far more than any step takes: a device that has hung must not hang the program's end.
 _LONGEST_STEP_S = 60.0
@@ -80,7 +80,7 @@ class GenerationEngine:
         model: DecoderModel | None = None,
     ) -> None:
         """Loads the folder onto `device` (CheckpointError, ConfigurationError), or takes a model
-        loaded from it as it is, and takes the memory for keys and values."""
+        loaded from it as it is, and allocates the KV cache."""
         self.settings = settings = settings or GenerationSettings()
         if settings.threads:
             kernels.set_num_threads(settings.threads)
@@ -93,7 +93,7 @@ class GenerationEngine:
         self.defaults = generation_defaults(Path(folder))
         self.chat = Chat(Path(folder), tokenizer, self.limits)
         pages = self._pages()
-        memory = self.model.new_cache(pages, PAGE_SIZE)  # says in words that there is too little
+        memory = self.model.new_cache(pages, PAGE_SIZE)  # its error says if there is too little
         self.cache = KvCache(pages, PAGE_SIZE, settings.prefix_caching)
         scheduler = GenerationScheduler(
             self.cache, settings.max_batch_tokens, settings.max_sequences
@@ -111,7 +111,7 @@ class GenerationEngine:
         )
         self._asked: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._tokens = 0
-        self._door = threading.Lock()
+        self._submit_lock = threading.Lock()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="generate", daemon=True)
         self._thread.start()
@@ -124,30 +124,30 @@ class GenerationEngine:
         self.close()
 
     def parameters(self, /, **asked: Any) -> GenerationParameters:
-        """What is asked of one request, checked and completed by the folder's
+        """The parameters of one request, checked and completed by the folder's
         generation_config.json; InvalidInput."""
         return GenerationParameters.of(asked, self.limits, self.defaults)
 
     def generate(self, prompt: str | Sequence[int], /, **asked: Any) -> Deltas:
-        """Takes a request, as `submit` does, and gives what it is answered, as it comes; `asked` as
-        for `parameters`. Leaving the iterator cancels what has not ended."""
+        """Takes a request, as `submit` does, and returns its deltas, as they come; `asked` as for
+        `parameters`. Leaving the iterator cancels what has not ended."""
         parameters = self.parameters(**asked)
-        told: Inbox = queue.SimpleQueue()
-        ticket = self.submit(prompt, parameters, told)
-        return Deltas(parameters.n, parameters.sequences, told, ticket.cancel)
+        events: EventQueue = queue.SimpleQueue()
+        ticket = self.submit(prompt, parameters, events)
+        return Deltas(parameters.n, parameters.sequences, events, ticket.cancel)
 
     def submit(
         self,
         prompt: str | Sequence[int],
         parameters: GenerationParameters,
-        told: Inbox,
+        events: EventQueue,
         tag: Any = None,
         arrived: float | None = None,
     ) -> Ticket:
         """Takes a request, from any thread; InvalidInput and Unavailable (of which QueueFull) at
         once.
 
-        `told` gets (tag, Delta) of each of `parameters.sequences`, in order, until each had one
+        `events` gets (tag, Delta) of each of `parameters.sequences`, in order, until each had one
         with a finish_reason; or (tag, error), which ends them all. `BestOf` makes the answer of it.
         `arrived`: by time.monotonic(), where that was earlier.
         """
@@ -155,7 +155,7 @@ class GenerationEngine:
         check(parameters, self.limits)
         self._admission.take(parameters.sequences)
         try:
-            return self._submit(prompt, parameters, lambda news: told.put((tag, news)), arrived)
+            return self._submit(prompt, parameters, lambda event: events.put((tag, event)), arrived)
         except BaseException:
             self._admission.leave(parameters.sequences)
             raise
@@ -164,7 +164,7 @@ class GenerationEngine:
         self,
         prompt: str | Sequence[int],
         parameters: GenerationParameters,
-        tell: Callable[[Told], None],
+        on_event: Callable[[Event], None],
         arrived: float,
     ) -> Ticket:
         ids = prompt_ids(
@@ -188,8 +188,8 @@ class GenerationEngine:
             to_score=0 if scores is None else len(ids) - 1,
         )
         self._loop.scheduler.check(sequence)
-        generation = Generation(self._branches(ids, parameters, most), tell, scores)
-        with self._door:  # what is asked behind it is done before the loop ends
+        generation = Generation(self._branches(ids, parameters, most), on_event, scores)
+        with self._submit_lock:  # what is put before closing is done before the loop ends
             if self._closing:
                 raise Unavailable(CLOSED)
             if not self._thread.is_alive():
@@ -217,9 +217,9 @@ class GenerationEngine:
         )
 
     def close(self, drain_seconds: float = 0.0) -> None:
-        """Takes no more requests, lets those that were taken run for so long, cancels the rest, and
-        returns when all have been told."""
-        with self._door:
+        """Takes no more requests, lets running ones continue for so long, cancels the rest, and
+        returns when each has its last event."""
+        with self._submit_lock:
             self._closing = True
         atexit.unregister(self.close)
         self._asked.put(lambda: None)
@@ -228,7 +228,7 @@ class GenerationEngine:
         self._thread.join(_LONGEST_STEP_S)
         if self._thread.is_alive():
             _log.error(
-                "close: got a step that has not ended for %g s, wanted its end; its device hangs",
+                "close: a step has not ended within %g s; the device hangs, restart the process",
                 _LONGEST_STEP_S,
             )
 
@@ -237,15 +237,15 @@ class GenerationEngine:
             while not (self._closing and self._loop.idle and self._asked.empty()):
                 self._take()
                 self._tokens += self._loop.step(time.monotonic())
-        except Exception as error:  # a defect: nobody must wait for an answer that never comes
-            with self._door:
+        except Exception as error:  # a defect: no request may wait for an answer that never comes
+            with self._submit_lock:
                 self._closing = True
             while not self._asked.empty():
                 self._asked.get()()
             self._loop.fail_all(failure(error))
 
     def _take(self) -> None:
-        """Does what was asked since the last step; waits for it where nothing runs."""
+        """Runs the calls that were queued since the last step; waits for one when idle."""
         wait = self._loop.idle
         while wait or not self._asked.empty():
             self._asked.get()()

@@ -1,8 +1,8 @@
 """Generation, a step at a time, by one thread.
 
 A step: the scheduler says which sequences run and how many of their tokens; pages are copied where
-sharing ends; one forward over all of it; whoever has reached its end is sampled, all together; each
-token becomes text and is told; who is done leaves, and its pages are free at once.
+sharing ends; one forward pass over all of it; tokens are sampled for all sequences that are due;
+each becomes text and an event; a sequence that has ended frees its slot and pages at once.
 """
 
 from __future__ import annotations
@@ -35,24 +35,24 @@ if TYPE_CHECKING:
     from fusewire.models.decoder_cache import DecoderCache
 
 TOO_LATE = (
-    "timeout_seconds: got more work than this time was enough for, wanted the last token in it; "
+    "timeout_seconds: got more work than fits into this time, wanted the last token within it; "
     "allow more time, or try again later"
 )
 
-NO_NUMBERS = (
-    "compute: got logits that are no numbers, wanted a distribution; use another dtype, or report "
-    "the model"
+NOT_FINITE = (
+    "compute: got logits that are NaN or infinite, wanted finite ones; use another dtype, or "
+    "report the model"
 )
 
 FORBIDDEN = (
     "sampling_parameters",
-    "what forbids every token that could come next",
-    "at least one to choose from",
-    "forbid less by no_repeat_ngram_size, bad_words or min_new_tokens, or ask for fewer tokens",
+    "constraints that forbid every possible next token",
+    "at least one allowed token",
+    "relax no_repeat_ngram_size, bad_words or min_new_tokens, or ask for fewer tokens",
 )
 
-# What a request is told: what a step added, or the error that ends it.
-Told = Delta | FusewireError
+# An event of a request: what a step added, or the error that ends it.
+Event = Delta | FusewireError
 
 
 @dataclass(eq=False)
@@ -67,12 +67,12 @@ class Branch:
 
 @dataclass(eq=False)
 class Generation:
-    """A request under way: its branches, and where what is told of them goes; nobody's code runs
-    there."""
+    """A running request: its branches, and the callback for their events, which must return at
+    once."""
 
     branches: list[Branch]
-    tell: Callable[[Told], None]
-    prompt_logprobs: PromptLogprobs | None = None  # where they are wanted, until they are told
+    on_event: Callable[[Event], None]
+    prompt_logprobs: PromptLogprobs | None = None  # where requested, until the first event has them
     open: int = field(init=False)  # branches that have not ended
 
     def __post_init__(self) -> None:
@@ -112,7 +112,7 @@ class GenerationLoop:
         scorer: PromptScorer,
         admission: Admission,
     ) -> None:
-        """`admission`: whom a sequence that has ended leaves."""
+        """`admission`: notified when a sequence has ended."""
         self.scheduler = scheduler
         self._model = model
         self._cache = cache
@@ -141,11 +141,11 @@ class GenerationLoop:
                 heapify(self._deadlines)
 
     def cancel(self, generation: Generation) -> None:
-        """Ends what is left of a request, and tells it; its slots and pages are free on return."""
+        """Ends what is left of a request; its slots and pages are free on return."""
         for branch in generation.branches:
             if branch.open:
                 self._end(generation, branch)
-                generation.tell(branch.continuation.cancel())
+                generation.on_event(branch.continuation.cancel())
 
     def cancel_all(self) -> None:
         for generation in self._generations():
@@ -172,7 +172,7 @@ class GenerationLoop:
             for sequence, _, _ in step.chunks:
                 if sequence in self._owners:
                     self._fail(self._owners[sequence][0], failed)
-            for sequence in self.scheduler.sequences():  # forks that nobody has come to own
+            for sequence in self.scheduler.sequences():  # forks without an owner yet
                 if sequence not in self._owners:
                     self.scheduler.finish(sequence)
             return 0
@@ -235,18 +235,18 @@ class GenerationLoop:
     ) -> None:
         prompt_logprobs, generation.prompt_logprobs = generation.prompt_logprobs, None
         if drawn.token < 0 or (prompt_logprobs is not None and not prompt_logprobs.sound):
-            at_fault = InvalidInput(*FORBIDDEN) if drawn.forbidden else ComputeFailed(NO_NUMBERS)
+            at_fault = InvalidInput(*FORBIDDEN) if drawn.forbidden else ComputeFailed(NOT_FINITE)
             self._fail(generation, at_fault)
             return
         sequence.token_ids.append(drawn.token)
-        told = branch.continuation.accept(
+        delta = branch.continuation.accept(
             drawn.token, drawn.logprob, drawn.rank, drawn.top_logprobs
         )
-        told.num_cached_tokens = sequence.cached_tokens or 0
-        told.prompt_logprobs = prompt_logprobs
-        if told.finish_reason is not None:
+        delta.num_cached_tokens = sequence.cached_tokens or 0
+        delta.prompt_logprobs = prompt_logprobs
+        if delta.finish_reason is not None:
             self._end(generation, branch)
-        generation.tell(told)
+        generation.on_event(delta)
 
     def _own(self, generation: Generation, branch: Branch, sequence: GenerationSequence) -> None:
         branch.sequence = sequence
@@ -269,4 +269,4 @@ class GenerationLoop:
         if generation.open:
             for branch in generation.branches:
                 self._end(generation, branch)
-            generation.tell(copy(error))
+            generation.on_event(copy(error))

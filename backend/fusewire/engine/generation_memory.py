@@ -16,7 +16,7 @@ PAGE_SIZE = 16  # positions; a sequence's last page is half empty on average
 # Generated tokens of one request, over its continuations, in sequences of full length: a request
 # must not occupy a server for as long as it likes.
 MOST_FULL_SEQUENCES = 8
-# Of the device's free memory, for keys and values where nobody says how much. A machine has other
+# Of the device's free memory, for the KV cache by default. A machine has other
 # work than ours; on a GPU a step's activations and the libraries need some.
 FREE_SHARE = {"cpu": 0.25, "cuda": 0.9}
 

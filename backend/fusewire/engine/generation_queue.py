@@ -9,7 +9,7 @@ from fusewire.engine.generation_sequence import GenerationSequence, Ranked, Stat
 
 class GenerationQueue(Ranked):
     """Waiting sequences by rank. No deadline touches those that ran before and were
-    pre-empted."""
+    preempted."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,10 +1,10 @@
 """Which sequences run in a step, and how many tokens of each: pure policy, no kernels.
 
-Continuous batching: sequences join and leave at every step. Whoever only needs its next token gets
-it in every step; prompts are cut into chunks that fill what is left of the token budget, so they
-never stall the others. Pages are taken as tokens come; when they run out, the last of the running
-sequences gives up its own and is computed again later. So nothing is reserved for the longest case,
-and running out of pages costs time, never an error.
+Continuous batching: sequences join and leave at every step. A sequence that needs only its next
+token gets it in every step; prompts are cut into chunks that fill the rest of the token budget, so
+they never stall the others. Pages are taken as tokens come; when they run out, the last of the
+running sequences is preempted: it frees its slot and pages, and is computed again later. So nothing
+is reserved for the longest case, and running out of pages costs time, never an error.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ class GenerationScheduler:
 
     Invariants. A step has at most `max_batch_tokens` tokens of at most `max_sequences` sequences. A
     running sequence with one token left gets it in every step. All else goes by rank (priority,
-    then arrival): budget for prompts, admission (nobody overtakes the first in the queue), and who
-    is pre-empted (always the last of the running). So the first by rank is never pre-empted; once
+    then arrival): budget for prompts, admission (the first in the queue is never overtaken), and
+    preemption (always the last of the running). So the first by rank is never preempted; once
     it runs it moves in every step, and as long as anything runs or waits, a step has a chunk. Same
     calls, same plans.
     """
@@ -104,7 +104,7 @@ class GenerationScheduler:
             raise InvalidInput(
                 "max_tokens",
                 f"{longest} tokens with the prompt",
-                f"at most {room}, for which the cache has room",
+                f"at most {room}, the capacity of the KV cache",
                 "shorten the prompt or lower it",
             )
         if not 1 <= sequence.continuations <= self._max_sequences:
@@ -212,7 +212,7 @@ class GenerationScheduler:
 
     def _admit(self, step: Step, budget: int) -> None:
         """Lets the first in the queue run while there are budget, slots and pages: all that their
-        tokens need, and beyond that one for each running sequence, so that nobody is pre-empted
+        tokens need, and beyond that one for each running sequence, so that none is preempted
         soon after."""
         while self._waiting and budget:
             sequence = self._waiting.first
@@ -237,7 +237,7 @@ class GenerationScheduler:
             self._running.add(sequence)
             self._slots = slots
             sequence.pages, sequence.stored = pages, pages.length
-            if sequence.cached_tokens is None:  # pre-empted, it would find its own answer too
+            if sequence.cached_tokens is None:  # preempted, it would find its own answer too
                 sequence.cached_tokens = pages.length
             sequence.state, sequence.started = State.RUNNING, True
             tokens = min(sequence.left, budget)

@@ -37,7 +37,7 @@ class GenerationSettings(Settings):
         default=256,
         ge=1,
         le=1 << 20,
-        description="Maximum number of sequences in the queue behind the max_sequences that run; "
+        description="Maximum number of sequences in the queue, besides the max_sequences that run; "
         "further requests are rejected.",
         json_schema_extra={"group": "generation"},
     )

@@ -2,8 +2,8 @@
 
 A page holds the keys and values of `page_size` tokens. What they are depends on these tokens and on
 all before them, so a full page is named by the hash of its tokens and of the name of the page
-before it; whoever begins with the same tokens finds the same pages. Full pages are thus shared and
-never written again; the one page that a sequence writes into is its own: a fork copies it first.
+before it; sequences that begin with the same tokens find the same pages. Full pages are thus shared
+and never written again; the page that a sequence writes into is its own: a fork copies it first.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class KvCache:
     Invariants. Every page is free, used by at least one sequence, or cached (findable, used by
     none). Two sequences have a page in common only if its tokens, all before them and the salt are
     the same for both. A page is written only below `reserve`'s length, at positions not stored yet,
-    by its one owner. A page that is found has its predecessors found too (they are given up after
+    by its one owner. A page that is found has its predecessors found too (they are evicted after
     it). When every sequence is released, no page is used.
     """
 
@@ -144,7 +144,8 @@ class KvCache:
         """Makes room for `length` tokens, those not stored yet in pages of the sequence's own.
 
         Returns the page copies (from, to) to make before anything is written, at most one: of the
-        page that was begun before a fork. OutOfPages, and nothing changed, when there are too few.
+        page that was partly written before a fork. OutOfPages, and no change, when there are too
+        few.
         """
         copies = self._copies(sequence, length)
         if length <= len(sequence.table) * self.page_size and not copies:
@@ -188,8 +189,8 @@ class KvCache:
         return SequencePages(sequence.names.copy(), table, sequence.length)
 
     def release(self, sequence: SequencePages) -> None:
-        """Gives every page back; the sequence is empty afterwards. Full pages stay findable until
-        others need the room, the later ones of a sequence given up before the earlier."""
+        """Frees the sequence's pages; it is empty afterwards. Full pages stay findable until others
+        need the room; the later ones of a sequence are evicted before the earlier."""
         for page in reversed(sequence.table):
             self._pool.release(page)
         self.live_tokens -= sequence.length

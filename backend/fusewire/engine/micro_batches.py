@@ -75,7 +75,7 @@ class MicroBatches:
 
     def compute(self, sequences: Sequence[tuple[int, Item]], max_batch_tokens: int) -> None:
         """Adds sequences, each with its request's index, and gives them to the device; the last
-        micro-batch may be under way on return. Never raises for a request."""
+        micro-batch may be in flight on return. Never raises for a request."""
         began = time.perf_counter()
         first = len(self._items)
         self._owners += [owner for owner, _ in sequences]
@@ -88,7 +88,7 @@ class MicroBatches:
         self._counts.compute_seconds += time.perf_counter() - began
 
     def finish(self) -> None:
-        """Waits for what is under way."""
+        """Waits for the micro-batch in flight."""
         began = time.perf_counter()
         while self._waiting or self._given:
             if self._waiting:
@@ -132,7 +132,7 @@ class MicroBatches:
             self._failed(error, members, retry)
 
     def _take(self) -> None:
-        """Runs the head over what is under way."""
+        """Runs the head over the micro-batch in flight."""
         given, self._given = self._given, None
         if given is None:
             return

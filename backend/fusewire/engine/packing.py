@@ -46,7 +46,7 @@ def pack(step: Step) -> tuple[StepBatch, list[GenerationSequence]]:
 
 
 def _block_table(tables: list[array[int]]) -> NDArray[np.int32]:
-    """A row each, page 0 behind the shorter ones."""
+    """A row for each sequence, padded with page 0."""
     nbytes = max(map(len, tables)) * array("i").itemsize
     rows = b"".join([table.tobytes().ljust(nbytes, b"\0") for table in tables])
     return np.frombuffer(rows, np.int32).reshape(len(tables), -1)

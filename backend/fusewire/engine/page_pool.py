@@ -1,7 +1,7 @@
-"""Pages by number: who owns them, by what name they are found again, which are given up first.
+"""Pages by number: their owners, the names by which they are found again, which are evicted first.
 
-Pure bookkeeping, no memory. A page is free, owned (by one or more sequences) or idle: owned by
-nobody, yet still findable by its name, the hash of what it holds. Wanted pages come from the free
+Pure bookkeeping, no memory. A page is free, owned (by one or more sequences) or idle: without
+owner, yet still findable by its name, the hash of what it holds. Pages are allocated from the free
 ones, then from the idle one that was released longest ago. Every call takes constant time.
 """
 
@@ -28,12 +28,12 @@ class PagePool:
     """Pages 0 to `pages` - 1, all free at first.
 
     A named page is found as long as it is owned or idle. What a name stands for never changes:
-    nobody may write into a page once it is named.
+    no page is written once it is named.
     """
 
     def __init__(self, pages: int) -> None:
         self.pages = pages
-        self.evictions = 0  # idle pages given up for others
+        self.evictions = 0  # idle pages reused for others
         self._owners = [0] * pages
         self._free = list(range(pages - 1, -1, -1))  # a stack, page 0 on top
         self._names: list[bytes | None] = [None] * pages

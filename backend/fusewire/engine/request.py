@@ -16,7 +16,7 @@ from fusewire.tasks.rows import Query
 _log = logging.getLogger(__name__)
 
 # What Unavailable says where a request comes too late.
-CLOSED = "server: got a request while it stops, wanted one before; ask another server"
+CLOSED = "server: got a request while it stops, wanted one before; send it to another server"
 
 
 class ComputeFailed(FusewireError):

@@ -1,4 +1,4 @@
-"""Logits become tokens, for all sequences of a step at once and for each as it asked.
+"""Logits become tokens, for all sequences of a step at once, each by its own parameters.
 
 In the order of transformers' `generate`: biases and bans, penalties, then the draw (temperature,
 top_k, top_p, min_p, typical_p). Log-probabilities are those of the logits as the model gave them,
@@ -163,7 +163,7 @@ class Sampler:
         }
 
     def _settings(self, states: Sequence[SamplingState]) -> list[kernels.Tensor]:
-        """What `kernels.sample` takes behind the logits."""
+        """The arguments of `kernels.sample` after the logits."""
         rows = len(states)
         counts = np.array([(state.seed, state.new_tokens) for state in states], np.int64)
         draws = np.frombuffer(b"".join([state.draw for state in states]), np.int32)

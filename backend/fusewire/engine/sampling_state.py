@@ -102,7 +102,7 @@ class SamplingState:
         )
 
     def fork(self, seed: int) -> SamplingState:
-        """Another sequence behind the same prompt, before either has a token."""
+        """Another sequence with the same prompt, before either has a new token."""
         fork = copy(self)
         fork.seed = _in_64_bits(seed)
         fork._recent = self._recent and self._recent.fork()

@@ -109,7 +109,7 @@ class EngineSettings(Settings):
     )
     pooling: Pooling | None = Field(
         default=None,
-        description="embed: how token vectors are pooled to one. Default: as the "
+        description="embed: how token vectors are pooled into one. Default: as the "
         "sentence-transformers files say, else mean.",
         json_schema_extra={"group": "model"},
     )
@@ -140,7 +140,7 @@ class EngineSettings(Settings):
     )
     aggregation_strategy: Aggregation = Field(
         default="none",
-        description="tag: how tokens are grouped to entities, as in transformers.",
+        description="tag: how tokens are grouped into entities, as in transformers.",
         json_schema_extra={"group": "model"},
     )
     top_k: int | None = Field(

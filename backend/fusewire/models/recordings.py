@@ -45,8 +45,8 @@ class Recordings(ABC, Generic[Key, Inputs]):
         the workspace alone."""
 
     def find(self, key: Key) -> tuple[Inputs, kernels.Graph] | None:
-        """The recording of a key; made when the key is asked for the second time, as one that comes
-        once is not worth it. None at first, and where recording fails."""
+        """The recording of a key; made at the second request for the key, as one that comes once
+        is not worth it. None at first, and where recording fails."""
         self._drop_stale()
         found = self.recorded.get(key)
         if found is not None:

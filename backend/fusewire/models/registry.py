@@ -103,10 +103,10 @@ def architecture(config: Mapping[str, Any]) -> Row:
 
 
 def decoder(config: Mapping[str, Any]) -> DecoderRow:
-    """The row of a decoder's config.json; CheckpointError when there is none, or when its tokens
-    see those behind them."""
+    """The row of a decoder's config.json; CheckpointError when there is none, or when it is
+    not causal."""
     row = _row(DECODERS, config)
-    _held(config, "is_causal", True)  # transformers heeds it in every decoder
+    _held(config, "is_causal", True)  # transformers reads it in every decoder
     return row
 
 

@@ -29,7 +29,7 @@ Floats = NDArray[np.float32]
 class Rope:
     """Angle of position p, pair k: p * frequencies[k]; cos and sin are then times `magnitude`.
 
-    The first 2 * len(frequencies) numbers of a head turn, in Hugging Face's half-split order.
+    The first 2 * len(frequencies) values of a head are rotated, in Hugging Face's half-split order.
     """
 
     frequencies: tuple[float, ...]  # fp32 values
@@ -90,14 +90,14 @@ def yarn(
     beta_slow: float,
     truncate: bool,
 ) -> Floats:
-    """YaRN (Peng et al., 2023, section 3.2): pairs that turn more than beta_fast times within the
-    original length stay, those that turn less than beta_slow times are stretched by factor, and a
+    """YaRN (Peng et al., 2023, section 3.2): pairs that rotate more than beta_fast times within the
+    original length stay, those that rotate less than beta_slow times are stretched by factor, and a
     ramp leads from the ones to the others."""
 
-    def pair_turning(times: float) -> float:
+    def pair_rotating(times: float) -> float:
         return dim * math.log(original / (times * 2 * math.pi)) / (2 * math.log(theta))
 
-    first, last = pair_turning(beta_fast), pair_turning(beta_slow)
+    first, last = pair_rotating(beta_fast), pair_rotating(beta_slow)
     if truncate:
         first, last = math.floor(first), math.ceil(last)
     first, last = max(first, 0), min(last, dim - 1)

@@ -72,7 +72,7 @@ class _Reader:
             raise config.fault(key, given, "an object")
         for name, value in given.items():
             if name not in _KEYS:
-                raise config.fault(f"{key}.{name}", value, f"none but {', '.join(sorted(_KEYS))}")
+                raise config.fault(f"{key}.{name}", value, f"only {', '.join(sorted(_KEYS))}")
         self._model = config
         self._key = key
         self._values = {name: value for name, value in given.items() if value is not None}

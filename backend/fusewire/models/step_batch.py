@@ -26,7 +26,7 @@ _DTYPES = {
 
 @dataclass(frozen=True)
 class StepBatch:
-    """New tokens of sequences, packed one behind the other.
+    """New tokens of sequences, packed one after the other.
 
     Sequence i has the rows cu_seqlens[i]:cu_seqlens[i + 1], one or more, which are the last of its
     context_lengths[i] positions; those before are in the cache. Its positions p * page_size on lie

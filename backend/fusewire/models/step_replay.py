@@ -55,7 +55,7 @@ class StepReplays(Recordings[StepBucket, StepInput]):
     def run(self, step: StepBatch) -> kernels.Tensor | None:
         """Logits [sequences, vocabulary] that hold until the next run, or None for a step that is
         not to be replayed: with more than one token of a sequence, or with tokens whose logits
-        nobody wants; too large; or the first of its bucket."""
+        no one reads; too large; or the first of its bucket."""
         bucket = self.bucket(step)
         found = None if bucket is None else self.find(bucket)
         if found is None:

@@ -1,4 +1,4 @@
-"""What `serve` prints when it is ready: what it serves, where, and how to ask it."""
+"""What `serve` prints when it is ready: what it serves, where, and how to send requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TEXTS = ("text_input", "text_pair")
 
 @dataclass(frozen=True)
 class Served:
-    """A model in words; `task` and `dtype` are empty for models of other backends."""
+    """A model's description; `task` and `dtype` are empty for models of other backends."""
 
     name: str
     task: str
@@ -38,12 +38,12 @@ def facts(server: Server) -> dict[str, Any]:
         "http": f"{at.host}:{at.http_port}",
         "grpc": f"{at.host}:{at.grpc_port}",
         "metrics": f"{at.host}:{at.metrics_port}/metrics",
-        "openai": server.door and server.door.address,
+        "openai": server.openai and server.openai.address,
     }
 
 
 def lines(server: Server) -> Iterator[str]:
-    """The same for people, with commands that ask the first model."""
+    """The same for people, with commands that query the first model."""
     at = server.endpoint
     rows = [_served(server, model) for model in server.models]
     yield f"fusewire {__version__} is ready"
@@ -57,8 +57,8 @@ def lines(server: Server) -> Iterator[str]:
         ("gRPC", f"{at.host}:{at.grpc_port}"),
         ("Metrics", f"http://{at.host}:{at.metrics_port}/metrics"),
     ]
-    if server.door is not None:
-        ports.append(("OpenAI", f"http://{server.door.address}/v1"))
+    if server.openai is not None:
+        ports.append(("OpenAI", f"http://{server.openai.address}/v1"))
     yield from _table(ports)
     asked = next((row for row in rows if row.task), None)
     if asked is not None:
@@ -89,7 +89,7 @@ def _table(rows: list[Any]) -> Iterator[str]:
 
 
 def _commands(server: Server, asked: Served, *, only: bool) -> Iterator[str]:
-    """Commands that ask a model with the texts of its probe; one without tokenizer, with ids."""
+    """Commands that query a model with the texts of its probe; one without tokenizer, with ids."""
     at = server.endpoint
     folder = repository.versions(server.entry(asked.name))[-1]
     question = Probe(asked.task, tuple(probe(folder, asked.task)))

@@ -1,4 +1,4 @@
-"""Long texts, beside what a model's other requests wait for.
+"""Long texts, tokenised apart from a model's other requests.
 
 Tokenising a text of megabytes takes seconds. It leaves the interpreter to other threads meanwhile,
 so it has a thread of its own; one at a time, as it takes a hundred times the text's memory, too.
@@ -23,7 +23,7 @@ _DRAIN_S = 5.0
 
 
 class Aside:
-    """Does one thing after the other, in a thread, until closed."""
+    """Runs one task after the other, in a thread, until closed."""
 
     def __init__(self) -> None:
         self._waiting = threading.BoundedSemaphore(MOST_WAITING)
@@ -32,7 +32,7 @@ class Aside:
         self._thread.start()
 
     def take(self, work: Callable[[], None]) -> None:
-        """Takes what is to be done, which tells its request of errors itself; Unavailable."""
+        """Queues a task, which answers its request, errors included; Unavailable."""
         if not self._waiting.acquire(blocking=False):
             raise Unavailable(
                 f"text_input: got over {LONG} characters while {MOST_WAITING} such requests wait, "

@@ -1,4 +1,4 @@
-"""`fusewire ask`: a running server's answers in words, through the client package."""
+"""`fusewire ask`: a running server's answers as text, through the client package."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Shown = tuple[list[str], list[dict[str, Any]]]  # lines for people, records for 
 
 
 class AskFailed(FusewireError):
-    """The client's error, in its own words."""
+    """The client's error, with its message."""
 
 
 def ask(

@@ -117,7 +117,7 @@ class ConfigFile:
                 again = place in self._lines
                 self._lines[place] = line
                 if again:
-                    raise self._wrong(place, "got twice, wanted once; remove one")
+                    raise self._wrong(place, "set twice; remove one")
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark
             line = f", line {mark.line + 1}" if mark else ""

@@ -22,7 +22,7 @@ _NO_ANSWER = ("StatusCode.UNAVAILABLE", "StatusCode.DEADLINE_EXCEEDED")
 
 
 class Control:
-    """Loads and unloads the models of one server; EndpointError where it does not."""
+    """Loads and unloads the models of one server; EndpointError where that fails."""
 
     def __init__(self, endpoint: Endpoint, key: str) -> None:
         self._address = f"{endpoint.reachable}:{endpoint.grpc_port}"
@@ -35,7 +35,7 @@ class Control:
             client.load_model(model, self._headers, config=text, client_timeout=timeout_s)
 
     def unload(self, model: str, timeout_s: float) -> None:
-        """Returns when the model takes no more requests; those that it has come to their end."""
+        """Returns when the model accepts no more requests; running ones are completed."""
         with self._client() as client:
             client.unload_model(model, self._headers, client_timeout=timeout_s)
 

@@ -1,4 +1,4 @@
-"""One request for generated text, between what the engine tells and the client that listens."""
+"""One request for generated text, between the events of the engine and the client."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Protocol
 
 from fusewire.engine.best_of import BestOf
 from fusewire.engine.continuation import Delta
-from fusewire.engine.generation import GenerationEngine, Inbox, Ticket
-from fusewire.engine.generation_loop import Told
+from fusewire.engine.generation import EventQueue, GenerationEngine, Ticket
+from fusewire.engine.generation_loop import Event
 from fusewire.engine.request import failure
 from fusewire.errors import FusewireError
 from fusewire.serving.generated import Generated, Outputs
@@ -29,10 +29,10 @@ class Sender(Protocol):
 
 
 class Conversation:
-    """Sends what the engine tells of a request, until it has ended.
+    """Sends the events of a request, until it has ended.
 
-    One thread calls `hear` and `send`, another `ask`, at any time. A step's response waits in no
-    queue: where steps are faster than `send`, a response has what several of them added.
+    One thread calls `on_event` and `send`, another `check_cancelled`, at any time. Responses are
+    not queued: where steps are faster than `send`, a response has what several of them added.
     """
 
     def __init__(
@@ -49,21 +49,21 @@ class Conversation:
         self._metrics = metrics
         self._ended = ended
         self._arrived = arrived
-        self._last: dict[int, float] = {}  # text -> when it was last heard of
+        self._last: dict[int, float] = {}  # text -> when its last token came
         self._answer = BestOf(request.parameters.n, request.parameters.sequences)
-        self._last_word = threading.Lock()  # over `_open`, as nothing is asked after the end
-        self._turn = threading.Lock()  # over all that follows
+        self._final_lock = threading.Lock()  # over `_open`: no call of the sender after the last
+        self._lock = threading.Lock()  # over all that follows
         self._ticket: Ticket | None = None
         self._generated: Generated
-        self._failed: list[FusewireError | None] = []  # what ends it before its time
+        self._failed: list[FusewireError | None] = []  # what ends it early
         self._open = True
 
-    def begin(self, engine: GenerationEngine, told: Inbox) -> None:
-        """Submits the request, to be told under this conversation; InvalidInput and Unavailable
-        where it is not taken."""
-        with self._turn:  # what is told meanwhile waits
+    def begin(self, engine: GenerationEngine, events: EventQueue) -> None:
+        """Submits the request, with this conversation as the tag of its events; InvalidInput and
+        Unavailable where it is rejected."""
+        with self._lock:  # events wait meanwhile
             request = self._request
-            ticket = engine.submit(request.prompt, request.parameters, told, self, self._arrived)
+            ticket = engine.submit(request.prompt, request.parameters, events, self, self._arrived)
             self._ticket = ticket
             self._generated = Generated(
                 self._request,
@@ -71,10 +71,10 @@ class Conversation:
                 lambda token: engine.tokenizer.decode([token]),
             )
 
-    def hear(self, told: Told) -> bool:
-        """Takes note of what the engine tells. Whether there is something to send."""
-        with self._turn:
-            for each in self._answer.hear(told):
+    def on_event(self, event: Event) -> bool:
+        """Takes an event of the engine; returns whether there is something to send."""
+        with self._lock:
+            for each in self._answer.add(event):
                 if isinstance(each, FusewireError):
                     self._failed.append(each)
                 elif each.finish_reason == "cancelled":
@@ -84,8 +84,8 @@ class Conversation:
             return bool(self._failed) or self._generated.ready
 
     def send(self) -> None:
-        """Sends what was heard since the last time."""
-        with self._turn:
+        """Sends what was added since the last call."""
+        with self._lock:
             if not self._open:
                 return
             answer = self._failed[0] if self._failed else self._generated.take()
@@ -101,20 +101,20 @@ class Conversation:
                     self._end(failure(error))
                 raise
 
-    def ask(self) -> None:
-        """Asks whether the client has gone, and cancels the request where it has. Also while a
-        response is sent, as one nearly always is where tokens are streamed; not the final one."""
-        if self._last_word.acquire(blocking=False):
+    def check_cancelled(self) -> None:
+        """Cancels the request if its client has disconnected. Also while a response is sent, as one
+        nearly always is where tokens are streamed; not the final one."""
+        if self._final_lock.acquire(blocking=False):
             try:
                 if self._open and self._sender.cancelled():
                     self._give_up()
             finally:
-                self._last_word.release()
+                self._final_lock.release()
 
     def _end(self, answer: Answer) -> None:
         """Sends the final response."""
         try:
-            with self._last_word:
+            with self._final_lock:
                 self._open = False
                 self._sender.send(answer, True)
         finally:

@@ -1,4 +1,4 @@
-"""One tritonserver process with our backend in it: assembled, started, and cleared away."""
+"""One tritonserver process with our backend in it: assembled, started and removed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from fusewire.serving.endpoint import CONTROL_HEADER, Endpoint
 from fusewire.serving.environment import without_secrets
 from fusewire.serving.installation import Installation
 
-# What a stranger must not do to a server: load code, map memory, read or redirect logs.
+# Restricted to holders of the control key: load code, map memory, read or redirect logs.
 RESTRICTED_APIS = "shared-memory,model-repository,trace,logging"
 _SHARED_MEMORY = Path("/dev/shm")
 _LOG_LINE = re.compile(r"^([IWE])\d{4} ")
@@ -123,7 +123,7 @@ class EmbeddedServer:
         self.stub_died = False
         with self._starting:
             if self._stopped:
-                raise FusewireError("the server was stopped while it was to be started")
+                raise FusewireError("the server was stopped while it started")
             start = [sys.executable, "-ISc", _DYING_WITH_PARENT, str(os.getpid())]
             process = self._process = subprocess.Popen(
                 [*start, *self._command(repositories, models)],
@@ -211,12 +211,12 @@ class EmbeddedServer:
             f"--grpc-port={at.grpc_port}",
             f"--metrics-address={at.host}",
             f"--metrics-port={at.metrics_port}",
-            # The watchdog heals by loading again, which takes explicit control: behind a key.
+            # The watchdog reloads models, which needs explicit model control: restricted by a key.
             "--model-control-mode=explicit",
             *(f"--load-model={name}" for name in models),
             f"--http-restricted-api={restricted}",
             f"--grpc-restricted-protocol={restricted}",
-            "--exit-on-error=false",  # so that the index can be asked what failed, and why
+            "--exit-on-error=false",  # so that the index says what failed, and why
             "--strict-readiness=true",
             "--disable-auto-complete-config",
             f"--exit-timeout-secs={settings.exit_timeout_s}",

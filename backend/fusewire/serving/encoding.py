@@ -19,7 +19,7 @@ from fusewire.serving.metrics import ServingMetrics
 
 
 class Later(Enum):
-    """In the place of an answer that is sent when there is one."""
+    """A placeholder for an answer that is sent later."""
 
     LATER = 0
 
@@ -31,7 +31,7 @@ class Encoding:
         self._engine = engine
         self._metrics = metrics
         self._aside = Aside()
-        self._turn = threading.Lock()  # over what computes
+        self._lock = threading.Lock()  # over what computes
         self._closed = False
 
     def answer(
@@ -48,7 +48,7 @@ class Encoding:
                     answers[place] = self._later(request, sender(place))
                 else:
                     now.append((place, request))
-        with self._turn:
+        with self._lock:
             computed = self._engine.answer([request for _, request in now])
             counts = self._engine.last_counts
         for (place, _), answer in zip(now, computed, strict=True):
@@ -57,9 +57,9 @@ class Encoding:
         return answers
 
     def close(self) -> None:
-        """Lets long texts come to their end for a while; what comes later is not computed."""
+        """Waits a while for long texts; what remains is not computed."""
         self._aside.close()
-        with self._turn:
+        with self._lock:
             self._closed = True
         self._metrics.close()
 
@@ -75,7 +75,7 @@ class Encoding:
         answer: Answer
         try:
             self._engine.prepare(request)
-            with self._turn:
+            with self._lock:
                 if self._closed:
                     raise Unavailable(CLOSED)
                 (answer,) = self._engine.answer([request])

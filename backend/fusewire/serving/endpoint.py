@@ -20,7 +20,7 @@ _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class EndpointError(FusewireError):
-    """The server's answer to a call that failed; `status` 0 when it gave none."""
+    """The server's answer to a call that failed; `status` 0 when there was none."""
 
     def __init__(self, status: int, text: str) -> None:
         self.status = status

@@ -1,6 +1,6 @@
 """The environment variables of `fusewire serve`: FUSEWIRE_ and the setting's name.
 
-A misspelt one is an error: what it should have closed would be open.
+A misspelt one is an error: ignored, it could leave a server unprotected.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ CONFIG = f"{_PREFIX}CONFIG"  # the file of `serve --config`
 
 API_KEY = f"{_PREFIX}API_KEY"
 
-# Those that no setting is behind.
+# Those that are not settings.
 OTHERS = {
     API_KEY: "API key of the OpenAI endpoint, where there is no `api_key_file`.",
     CONFIG: "Path of the YAML file of `fusewire serve`, as `--config`.",

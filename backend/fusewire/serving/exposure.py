@@ -1,4 +1,4 @@
-"""What of a server the network can reach without being asked who it is."""
+"""The ports of a server that the network can reach without authentication."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def _announce(out: Console, server: Server, as_json: bool) -> None:
         log_format.SERVE.info("ready", extra={"fields": ready})
     else:
         out.print("\n".join(announcement.lines(server)), markup=False, emoji=False)
-    openai = server.door.address if server.door is not None else None
+    openai = server.openai.address if server.openai is not None else None
     exposed = exposure.warning(server.settings, server.endpoint, openai)
     if exposed:
         log_format.SERVE.warning("%s", exposed)

@@ -1,4 +1,4 @@
-"""From what the engine tells of a request to the tensors of its responses."""
+"""From the events of a request to the tensors of its responses."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Generated:
         self._prompt_logprobs = "null"  # once sent, as before
         self._reasons: list[str | None] = [None] * count
         self._cumulative = [0.0] * count
-        self._heard: set[int] = set()  # of which texts there is something to send
+        self._pending: set[int] = set()  # of which texts there is something to send
         self._open = set(range(count))
         self.ready = False  # there is a response to send
 
@@ -54,8 +54,8 @@ class Generated:
         open text has its share, or one goes on without the others (which may have lost their
         pages)."""
         index = delta.index
-        goes_on = index in self._heard
-        self._heard.add(index)
+        again = index in self._pending
+        self._pending.add(index)
         self._texts[index] += delta.text
         self._reasons[index] = delta.finish_reason
         self._cumulative[index] = delta.cumulative_logprob
@@ -68,7 +68,7 @@ class Generated:
             self._prompt_logprobs = self._prompt_json(delta.prompt_logprobs)
         if delta.finish_reason is not None:
             self._open.discard(index)
-        together = goes_on or self._open <= self._heard
+        together = again or self._open <= self._pending
         self.ready = self.ended or (self._request.stream and (self.ready or together))
 
     def take(self) -> Outputs:
@@ -88,7 +88,7 @@ class Generated:
         self._texts, self._tokens = [""] * count, [0] * count
         self._logprobs = [[] for _ in range(count)]
         self._prompt_logprobs = "null"
-        self._heard.clear()
+        self._pending.clear()
         self.ready = False
         returned = self._request.returned
         return {name: made[name] for name in made if name == "text_output" or name in returned}
@@ -104,7 +104,7 @@ class Generated:
         return f"[{', '.join(map(json.dumps, entries))}]"
 
     def _alternatives(self, token: int, delta: Delta) -> dict[int, dict[str, Any]]:
-        """The token taken and the likeliest asked for."""
+        """The chosen token and the likeliest requested."""
         found = {token: self._one(token, delta.logprob, delta.rank)}
         for rank, (other, logprob) in enumerate(delta.top_logprobs, 1):
             found[other] = self._one(other, logprob, rank)

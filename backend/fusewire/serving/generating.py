@@ -1,8 +1,8 @@
 """One instance of a model that generates: requests in, responses out as they come.
 
 Triton's thread reads and submits a request, one with a long prompt by a thread of its own; the
-engine's puts what it has to tell of any of them into one queue; one thread empties it and sends;
-one asks, a hundred times a second, which requests were cancelled, as Triton tells nobody.
+engine's thread puts the events of all requests into one queue; one thread empties it and sends;
+one polls, a hundred times a second, which requests were cancelled: Triton has no callback for it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fusewire import kernels
-from fusewire.engine.generation import GenerationEngine, Inbox
+from fusewire.engine.generation import EventQueue, GenerationEngine
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.engine.request import Request, failure
 from fusewire.errors import ConfigurationError, FusewireError
@@ -26,10 +26,10 @@ from fusewire.tasks.generate import read
 
 _log = logging.getLogger(__name__)
 
-# Between rounds of questions, one for each request, each a message to the server; where a round
-# takes longer, as long as that.
-_ASK_S = 0.01
-# For what is still under way when the model is unloaded; the server has waited for it as well.
+# Between polls, each a message to the server for every request; where a poll takes longer, as long
+# as that.
+_POLL_S = 0.01
+# For requests still in flight when the model is unloaded; the server has waited for it as well.
 _DRAIN_S = 5.0
 # For a response that is being sent then.
 _SEND_S = 5.0
@@ -50,21 +50,21 @@ class Generating:
         self._engine = engine
         self._metrics = metrics
         self._metrics.watch(engine)
-        self._under_way: set[Conversation] = set()
+        self._in_flight: set[Conversation] = set()
         self._lock = threading.Lock()
-        self._some = threading.Event()  # something is under way, or the end
+        self._some = threading.Event()  # something is in flight, or the end
         self._closed = threading.Event()
         self._aside = Aside()
-        self._told: Inbox = queue.SimpleQueue()  # of a conversation, or None at the end
+        self._events: EventQueue = queue.SimpleQueue()  # of a conversation, or None at the end
         self._threads = [
             threading.Thread(target=work, name=name, daemon=True)
-            for work, name in ((self._ask, "cancel"), (self._send, "send"))
+            for work, name in ((self._poll, "cancel"), (self._send, "send"))
         ]
         for thread in self._threads:
             thread.start()
 
     def take(self, request: Request | FusewireError, sender: Sender) -> None:
-        """Takes a request, or what kept it from being read. Never raises for a request."""
+        """Takes a request, or the error of reading it. Never raises for a request."""
         arrived = time.monotonic()
         try:
             if isinstance(request, FusewireError):
@@ -80,29 +80,29 @@ class Generating:
             self._end(failure(error), sender)
 
     def close(self) -> None:
-        """Lets what was taken come to its end for a while, and cancels the rest."""
+        """Waits a while for running requests, and cancels the rest."""
         self._aside.close()
         self._engine.close(_DRAIN_S)
         self._closed.set()
         self._some.set()
-        self._told.put((None, None))
+        self._events.put((None, None))
         for thread in self._threads:
             thread.join(_SEND_S)
             if thread.is_alive():
-                _log.error("close: got no end of the thread %r, wanted one", thread.name)
+                _log.error("close: the thread %r has not ended within %g s", thread.name, _SEND_S)
         self._metrics.close()
 
     def _begin(self, request: Request, sender: Sender, arrived: float) -> None:
-        """Reads and submits a request; its error, if it is not taken."""
+        """Reads and submits a request; raises its error if it is rejected."""
         engine = self._engine
         wanted = read(
             request.inputs, request.parameters, engine.limits, engine.defaults, engine.chat
         )
         conversation = Conversation(wanted, sender, self._metrics, self._forget, arrived)
         with self._lock:
-            self._under_way.add(conversation)
+            self._in_flight.add(conversation)
         try:
-            conversation.begin(engine, self._told)
+            conversation.begin(engine, self._events)
         except Exception:
             self._forget(conversation)
             raise
@@ -124,19 +124,19 @@ class Generating:
 
     def _forget(self, conversation: Conversation) -> None:
         with self._lock:
-            self._under_way.discard(conversation)
+            self._in_flight.discard(conversation)
 
     def _send(self) -> None:
-        """Hears all that was told, sends one response, and again."""
-        ready: dict[Conversation, None] = {}  # who has something to send, in order
+        """Takes all events, sends one response, and again."""
+        ready: dict[Conversation, None] = {}  # those with something to send, in order
         ending = False
         while ready or not ending:
-            heard = [] if ready else [self._told.get()]
-            heard += [self._told.get() for _ in range(self._told.qsize())]
-            for conversation, told in heard:
+            events = [] if ready else [self._events.get()]
+            events += [self._events.get() for _ in range(self._events.qsize())]
+            for conversation, event in events:
                 if conversation is None:
                     ending = True
-                elif conversation.hear(told):
+                elif conversation.on_event(event):
                     ready[conversation] = None
             if ready:
                 first = next(iter(ready))
@@ -146,18 +146,18 @@ class Generating:
                 except Exception:
                     _log.exception("a response could not be sent")
 
-    def _ask(self) -> None:
+    def _poll(self) -> None:
         took = 0.0
-        while not self._closed.wait(max(_ASK_S, took)):
+        while not self._closed.wait(max(_POLL_S, took)):
             began = time.monotonic()
             with self._lock:
-                asked = list(self._under_way)
+                asked = list(self._in_flight)
                 if not asked:
                     self._some.clear()
             for conversation in asked:
                 try:
-                    conversation.ask()
+                    conversation.check_cancelled()
                 except Exception:
-                    _log.exception("a request could not be asked whether it was cancelled")
+                    _log.exception("could not check whether a request was cancelled")
             took = time.monotonic() - began
             self._some.wait()

@@ -10,8 +10,8 @@ from typing import Any
 from fusewire.engine.generation import GenerationEngine
 from fusewire.serving.series import REPLAYS, SECONDS_BUCKETS, ModelSeries, outcomes_of
 
-# How often the engine is looked at. Each number that changed is a message to the server.
-_LOOK_S = 0.25
+# Between polls of the engine. Each number that changed is a message to the server.
+_POLL_S = 0.25
 # Of the times between tokens, at most so many are sent each time: 64 streams have thousands a
 # second, and a random share has the same quantiles.
 _MOST_TIMES = 32
@@ -27,20 +27,22 @@ class GenerationMetrics(ModelSeries):
         super().__init__(family, model, "generate", reloads, device)
         self._engine: GenerationEngine | None = None
         self._first = self._histogram(
-            "time_to_first_token_seconds", "From a request to its first token", SECONDS_BUCKETS
+            "time_to_first_token_seconds",
+            "From a request's arrival to its first token",
+            SECONDS_BUCKETS,
         )
         self._next = self._histogram(
             "inter_token_seconds",
-            "Between two tokens of a text; under load of a random share of them",
+            "Time between two tokens of a sequence; a random sample under load",
             SECONDS_BUCKETS,
         )
         gauges = {
-            "running": ("running", "Sequences that are generated now"),
-            "waiting": ("waiting", "Sequences that wait for their turn"),
-            "used": ("kv_pages_used_ratio", "Share of the pages of keys and values in use"),
+            "running": ("running", "Sequences running"),
+            "waiting": ("waiting", "Sequences in the queue"),
+            "used": ("kv_pages_used_ratio", "Share of the KV cache pages in use"),
             "live_bytes": (
                 "kv_bytes_per_live_token",
-                "Bytes of the pages in use over the tokens that running sequences have there",
+                "Bytes of the KV cache pages in use per token of the running sequences",
             ),
         }
         self._gauges = {
@@ -49,8 +51,14 @@ class GenerationMetrics(ModelSeries):
         }
         counters = {
             "tokens": ("tokens_total", "Tokens computed, without padding"),
-            "preemptions": ("preemptions_total", "Sequences that gave up their pages for others"),
-            "prefix_hit_tokens": ("prefix_hit_tokens_total", "Tokens of prompts found computed"),
+            "preemptions": (
+                "preemptions_total",
+                "Sequences that lost their pages to others",
+            ),
+            "prefix_hit_tokens": (
+                "prefix_hit_tokens_total",
+                "Prompt tokens found in the prefix cache",
+            ),
             **REPLAYS,
         }
         self._counters = {
@@ -92,14 +100,14 @@ class GenerationMetrics(ModelSeries):
         update = None
         while True:
             try:
-                update = self._updates.get(timeout=_LOOK_S)
+                update = self._updates.get(timeout=_POLL_S)
             except queue.Empty:
                 pass
             else:
                 if update is None:
                     break
                 update()
-            if time.monotonic() - looked >= _LOOK_S:
+            if time.monotonic() - looked >= _POLL_S:
                 self._look()
                 looked = time.monotonic()
         self._look()

@@ -1,7 +1,7 @@
 """Devices of a model's instances as config.pbtxt and Triton have them.
 
-Of the kinds, KIND_MODEL has no meaning here and is refused. KIND_AUTO, also that of a file without
-instance groups, is settled by Triton before a model hears of it: on GPUs where there are any, else
+Of the kinds, KIND_MODEL has no meaning here and is rejected. KIND_AUTO, also that of a file without
+instance groups, is settled by Triton before the model is loaded: on GPUs where there are any, else
 on the CPU, and so even where the file names a GPU that is missing.
 """
 

@@ -100,7 +100,7 @@ def check(config: Any, name: str) -> ModelSettings | GeneratorSettings:
 
 
 def places(config: Any) -> str:
-    """Where a model's message puts its instances, in words."""
+    """The devices of a model's instances, as text."""
     words = (instance_group.described(kind, gpus) for kind, gpus in _groups(config))
     return " and ".join(dict.fromkeys(words))
 

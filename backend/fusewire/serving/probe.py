@@ -53,7 +53,7 @@ class Probe:
 
     @property
     def path(self) -> str:
-        """Behind the model's: decoupled models answer no `infer`."""
+        """After the model's: decoupled models answer no `infer`."""
         return "generate" if self.task == GENERATE else "infer"
 
     def json(self) -> dict[str, object]:

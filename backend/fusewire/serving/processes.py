@@ -52,7 +52,7 @@ class Times:
 
 
 def times(pid: int) -> Times | None:
-    """None when the process is gone."""
+    """None when the process has ended."""
     try:
         fields = _status(_PROC / str(pid))
     except (OSError, IndexError):
@@ -62,7 +62,7 @@ def times(pid: int) -> Times | None:
 
 
 def stub(pid: int) -> Stub | None:
-    """The stub behind a process id, None when it is something else or gone."""
+    """The stub of a process id, None when it is something else or has ended."""
     try:
         return stub_of(pid, (_PROC / str(pid) / "cmdline").read_bytes())
     except OSError:
@@ -83,7 +83,7 @@ def stub_of(pid: int, command_line: bytes) -> Stub | None:
 
 
 def kill(pid: int, sign: signal.Signals = signal.SIGKILL) -> None:
-    """Sends a signal to a process that may be gone already."""
+    """Sends a signal to a process that may have ended already."""
     if pid > 1:  # 0 and below mean groups, -1 everything
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, sign)

@@ -1,4 +1,4 @@
-"""Whether a model answers: its probe, asked over HTTP, and how much it has done so far."""
+"""Whether a model answers: its probe, sent over HTTP, and how much it has done so far."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TOKENS = re.compile(r'^fusewire_tokens_total\{[^}]*model="([^"]+)"[^}]*\} (\S+)
 
 
 class Pulse:
-    """Asks the models of one server."""
+    """Probes the models of one server."""
 
     def __init__(self, server: Server) -> None:
         self._server = server

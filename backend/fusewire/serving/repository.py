@@ -74,7 +74,7 @@ def import_folder(
     check_folder(source, checked.task)
     if check_files(source, config, checked.task) is None:
         _log.warning(
-            "%s: has no tokenizer.json, so it takes input_ids and no texts; to mend it, call "
+            "%s: has no tokenizer.json, so it takes input_ids and no texts; to fix it, call "
             "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers",
             name,
         )
@@ -170,8 +170,8 @@ def check(repository: Path) -> tuple[list[str], list[str]]:
             try:
                 model_config.check(config, entry.name)
             except ConfigurationError as error:
-                told = str(error).startswith(f"{entry.name}: ")
-                raise ConfigurationError(f"{'' if told else f'{entry.name}: '}{error}") from None
+                named = str(error).startswith(f"{entry.name}: ")
+                raise ConfigurationError(f"{'' if named else f'{entry.name}: '}{error}") from None
             if not versions(entry):
                 empty.append(entry.name)
                 continue
@@ -181,7 +181,7 @@ def check(repository: Path) -> tuple[list[str], list[str]]:
 
 @contextmanager
 def _written(entry: Path) -> Iterator[None]:
-    """What ends in an error leaves no new entry behind; one of the system's becomes ours."""
+    """Removes a new entry after an error; an OSError becomes a ConfigurationError."""
     found = os.path.lexists(entry)
     try:
         yield

@@ -27,16 +27,16 @@ ctypes.pythonapi.Py_IncRef(ctypes.py_object(_kept))
 # Of recorded work, by the fields of either engine's counts.
 REPLAYS = {
     "padding_tokens": ("padding_tokens_total", "Padding tokens computed"),
-    "graph_hits": ("graph_hits_total", "Batches that replayed a recorded forward"),
+    "graph_hits": ("graph_hits_total", "Batches that replayed a CUDA graph"),
     "graph_misses": (
         "graph_misses_total",
-        "Batches small enough for a recorded forward that found none",
+        "Batches small enough for a CUDA graph, but without one",
     ),
 }
 Outcomes = Counter[tuple[str, str]]  # (label, its value) -> requests
 _OUTCOMES = {
     "outcome": ("requests_total", "Requests by outcome: ok, rejected, …"),
-    "reason": ("rejected_total", "Requests refused, by the field at fault"),
+    "reason": ("rejected_total", "Requests rejected, by the invalid field"),
 }
 
 
@@ -65,7 +65,7 @@ class ModelSeries:
         self._thread = threading.Thread(target=self._send, daemon=True)
 
     def close(self) -> None:
-        """Sends what is waiting; the instance holds nothing any more."""
+        """Sends what is waiting; the instance holds nothing afterwards."""
         self._updates.put(None)
         self._thread.join(timeout=5)
         for gauge in self._levels:
@@ -102,7 +102,7 @@ class ModelSeries:
             self._outcomes[label, value].increment(count)
 
     def _refresh(self) -> None:
-        """Sends what is looked up rather than told."""
+        """Sends the values that are polled."""
         memory = self._memory.stats()
         self._reserved.set(memory["reserved_bytes"])
         self._allocated.set(memory["allocated_bytes"])
@@ -113,7 +113,7 @@ class ModelSeries:
 
 
 def outcomes_of(answers: Iterable[object]) -> Outcomes:
-    """What became of requests: outputs, errors, or None where one was cancelled."""
+    """Outcomes of requests: outputs, errors, or None where one was cancelled."""
     found: Outcomes = Counter()
     for answer in answers:
         if answer is None:

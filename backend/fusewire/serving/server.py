@@ -24,7 +24,7 @@ from fusewire.serving.watchdog import Watchdog
 from fusewire.serving.workplace import Workplace
 
 if TYPE_CHECKING:
-    from fusewire.serving.openai.door import Door
+    from fusewire.serving.openai.listener import Listener
 
 _log = logging.getLogger(__name__)
 Loading = Callable[[set[str], Sequence[str]], None]  # loaded so far, all
@@ -83,7 +83,7 @@ class Server:
             ports = choose_ports(self.settings.host, wanted)
             self.endpoint = Endpoint(self.settings.host, *ports[:3])
             self._control = Control(self.endpoint, self.control_key)
-            self.door = _door(self, ports[3], report) if ports[3:] else None
+            self.openai = _openai_listener(self, ports[3], report) if ports[3:] else None
             self.process = EmbeddedServer(
                 installation,
                 self.settings,
@@ -112,12 +112,12 @@ class Server:
     def start(self, loading: Loading = lambda loaded, models: None) -> None:
         """Starts the process, waits until every model is ready, then lets the watchdog watch.
 
-        ServerFailed says in words which models could not be loaded and why; nothing is left.
+        ServerFailed names the models that could not be loaded and why; nothing keeps running.
         """
         try:
             self.launch(loading)
-            if self.door is not None:
-                self.door.open()
+            if self.openai is not None:
+                self.openai.open()
         except BaseException:
             self.stop()
             raise
@@ -158,16 +158,16 @@ class Server:
 
     def stop(self) -> None:
         """Ends server, stubs and watchdog; removes shared memory and temporary folders."""
-        if self.door is not None:
-            self.door.close()
+        if self.openai is not None:
+            self.openai.close()
         self.watchdog.stop()
         self.process.stop(self._serving)
         self._workplace.remove()
 
     def lost(self, model: str, began_before: float) -> None:
-        """A process of the model is gone: of its requests that had begun by then some are lost."""
-        if self.door is not None:
-            self.door.lost(model, began_before)
+        """A process of the model has died: some of its requests started before then are lost."""
+        if self.openai is not None:
+            self.openai.lost(model, began_before)
 
     def index(self, timeout_s: float = 10.0) -> list[dict[str, Any]]:
         """The server's index of models and their states."""
@@ -177,11 +177,11 @@ class Server:
         return rows if isinstance(rows, list) else []
 
     def load(self, model: str, config: dict[str, Any] | None = None) -> None:
-        """Loads a model that is not, or anew where it changed; `config`: instead of its entry's."""
+        """Loads a model, or reloads a changed one; `config`: instead of its entry's."""
         self._control.load(model, config, self.settings.start_timeout_s)
 
     def unload(self, model: str) -> None:
-        """Lets a model take no more requests."""
+        """Unloads a model: it accepts no more requests."""
         self._control.unload(model, self.settings.start_timeout_s)
 
     def entry(self, model: str) -> Path:
@@ -196,7 +196,7 @@ class Server:
         return model_config.places(model_config.read(self.entry(model) / repository.CONFIG))
 
     def _log_line(self, level: str, line: str) -> None:
-        # What fails while starting is told in words, not by the server's log as well.
+        # Errors while starting are reported by ServerFailed, not by the server's log as well.
         if not self._starting:
             self._log(level, line)
 
@@ -220,12 +220,12 @@ def reason_in_words(reason: str) -> str:
     return words.split("\n\nAt:")[0].strip() or "the server gives no reason; see --log-level info"
 
 
-def _door(server: Server, port: int, report: Callable[[str], None]) -> Door:
+def _openai_listener(server: Server, port: int, report: Callable[[str], None]) -> Listener:
     try:
-        from fusewire.serving.openai.door import Door
+        from fusewire.serving.openai.listener import Listener
     except ImportError as error:
         raise ConfigurationError(
             f"{error.name}: not installed, wanted for --openai-port; pip install "
             "'fusewire[openai]' ./client"
         ) from None
-    return Door(server, port, report)
+    return Listener(server, port, report)

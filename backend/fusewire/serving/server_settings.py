@@ -17,7 +17,10 @@ LogFormat = Literal["text", "json"]
 
 _SERVER: JsonDict = {"group": "server"}
 _LOGGING: JsonDict = {"group": "logging"}
-_SECRET: JsonDict = {"group": "security", "secret": True}  # never printed or handed on
+_SECRET: JsonDict = {
+    "group": "security",
+    "secret": True,
+}  # never printed or passed on
 _KEY = re.compile(r"[A-Za-z0-9_-]{16,256}")
 
 
@@ -144,8 +147,7 @@ class ServerSettings(BaseModel):
     )
     tritonserver_args: tuple[str, ...] = Field(
         default=(),
-        description="Flags that are handed on to tritonserver. On the command line: the words "
-        "behind `--`.",
+        description="Flags passed to tritonserver. On the command line: the arguments after `--`.",
         json_schema_extra=_SERVER,
     )
 
@@ -153,7 +155,7 @@ class ServerSettings(BaseModel):
     @classmethod
     def _key(cls, key: object) -> object:
         if key is not None and not (isinstance(key, str) and _KEY.fullmatch(key)):
-            got = f"{len(key)} characters" if isinstance(key, str) else "what is no text"
+            got = f"{len(key)} characters" if isinstance(key, str) else "a value that is not text"
             raise ConfigurationError(  # without the key
                 f"control_key: got {got}, wanted 16 to 256, each a letter, a digit, '_' or '-'; "
                 "make one: openssl rand -hex 32"

@@ -13,7 +13,7 @@ def group(field: FieldInfo) -> str:
 
 
 def secrets(settings: type[BaseModel]) -> list[str]:
-    """The fields whose values are never printed, logged or handed to other programs."""
+    """The fields whose values are never printed, logged or passed to other programs."""
     return [name for name, field in settings.model_fields.items() if _extra(field).get("secret")]
 
 

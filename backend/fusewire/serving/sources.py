@@ -1,4 +1,4 @@
-"""What a server is asked to serve: repositories as they are; folders and ids, imported."""
+"""What a server serves: repositories as they are; folders and ids, imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that a model has beyond its instances, and nobody will tell to end.
+"""Surplus processes: those of a model beyond its instances, which nothing else ends.
 
 One that was unloaded may finish what it began. But tritonserver keeps it as long as it keeps one of
 its requests, and a stream over HTTP whose end was dropped (control.py) it keeps for ever: then the

@@ -1,7 +1,7 @@
-"""Flags of tritonserver's own that `fusewire serve` hands on (behind `--`), and those it does not.
+"""The flags of tritonserver that `fusewire serve` passes on (after `--`), and those it rejects.
 
 tritonserver takes the last of two equal flags and any unambiguous beginning of one, so a flag that
-fusewire sets is refused under each of its beginnings.
+fusewire sets is rejected under each of its beginnings.
 """
 
 from __future__ import annotations

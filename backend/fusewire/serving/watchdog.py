@@ -56,7 +56,7 @@ class Watchdog:
         self.failed: str | None = None
 
     def start(self) -> None:
-        """Begins to watch a server that is ready."""
+        """Starts watching a ready server."""
         self._look_for_dead_stubs()
         for watch in (self._watch_processes, self._watch_answers):
             thread = threading.Thread(target=self._guarded, args=(watch,), daemon=True)
@@ -64,8 +64,8 @@ class Watchdog:
             thread.start()
 
     def stop(self) -> None:
-        """Lets nothing more be judged. A call under way may still wait for the server's answer;
-        it ends with the server, and whatever it says then is not heeded."""
+        """Stops watching. A running call may still wait for the server's answer; it ends with
+        the server, and its result is ignored."""
         self._ended.set()
         for thread in self._threads:
             thread.join(timeout=1)
@@ -98,7 +98,7 @@ class Watchdog:
                     self._reload(model, what)
 
     def _look_for_dead_stubs(self) -> None:
-        """A stub that was killed or crashed stays behind as the server's zombie."""
+        """A stub that was killed or crashed remains as a zombie of the server."""
         children = processes.children(self._server.process.pid)
         for pid, dead in children.items():
             stub = self._alive.get(pid)
@@ -136,7 +136,7 @@ class Watchdog:
             config = self._server.endpoint.call(f"models/{model}/config")
         except EndpointError as error:
             if error.status:
-                self._report(f"{model}: not loaded any more ({error}); left as it is")
+                self._report(f"{model}: no longer loaded ({error}); not reloaded")
                 with self._lock:
                     self._suspects.pop(model, None)
             return  # without an answer the server itself is looked at next
@@ -151,7 +151,7 @@ class Watchdog:
             with self._lock:
                 self._retry_at[model] = time.monotonic() + _RETRY_S
             self._report(
-                f"{model}: could not be loaded again ({error}); next try in {_RETRY_S:.0f} s"
+                f"{model}: could not be loaded again ({error}); retrying in {_RETRY_S:.0f} s"
             )
             return
         # The new stubs must be known before one of them can die unseen.
@@ -204,7 +204,7 @@ class Watchdog:
         self._report(f"the server is ready again after {time.monotonic() - now:.1f} s")
 
     def _watch_answers(self) -> None:
-        """Asks each ready model its probe; one that gives no answer and makes no progress hangs."""
+        """Probes each ready model; one without an answer and without progress hangs."""
         while not self._ended.wait(self._server.settings.watch_interval_s):
             self._end_leftovers()
             for model, versions in self._ready_models().items():

@@ -23,7 +23,7 @@ def read_object(
     field: str, text: bytes, most_bytes: int = MOST_BYTES, most_nesting: int = MOST_NESTING
 ) -> dict[str, Any]:
     """The object in `text`. InvalidInput names `field`: too long, not UTF-8, ill-formed, nested too
-    deep, a key given twice or with half a surrogate pair, NaN or Infinity (which JSON has not)."""
+    deep, a key given twice or with a lone surrogate, NaN or Infinity (which JSON has not)."""
     value = _read(field, text, most_bytes, most_nesting)
     if not isinstance(value, dict):
         got = f"a JSON {type(value).__name__}"
@@ -56,7 +56,7 @@ def _read(field: str, text: bytes, most_bytes: int, most_nesting: int) -> Any:
         found: dict[str, Any] = {}
         for key, value in pairs:
             if not key.isascii() and _HALF.search(key):
-                got = "a key with half a surrogate pair"
+                got = "a key with a lone surrogate"
                 raise InvalidInput(field, got, "text", "send valid Unicode")
             if key in found:
                 raise InvalidInput(
@@ -79,4 +79,4 @@ def _read(field: str, text: bytes, most_bytes: int, most_nesting: int) -> Any:
             field, f"ill-formed JSON ({got})", "well-formed JSON", "correct it"
         ) from None
     except ValueError:  # a whole number of thousands of digits
-        raise InvalidInput(field, "an endless number", "shorter ones", "correct it") from None
+        raise InvalidInput(field, "a number with too many digits", "fewer", "correct it") from None

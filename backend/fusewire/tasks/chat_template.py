@@ -274,7 +274,7 @@ def _size(value: object, where: str, field: str = "messages", depth: int = 0) ->
     if isinstance(value, list):
         return 1 + sum(_size(item, where, field, depth + 1) for item in value)
     got = f"{type(value).__name__}{where}"
-    raise InvalidInput(field, got, "what JSON can hold", "send plain values")
+    raise InvalidInput(field, got, "JSON values", "send plain values")
 
 
 def _refused(got: str) -> InvalidInput:

@@ -1,4 +1,4 @@
-"""The tensors every task takes and gives: the public contract, as data.
+"""The input and output tensors of every task: the public contract, as data.
 
 `config.pbtxt` is written from this table and the request checks read it, so the two cannot differ.
 """

@@ -7,7 +7,7 @@ the tokenizer's decoder:
 - ByteLevel (GPT-2, Llama 3, Qwen) joins bytes, so a streaming UTF-8 decoder is exact: it holds back
   a character's first bytes alone, and gives U+FFFD for what cannot become one.
 - Every other decoder here treats tokens one by one, but for the first of a text. So a token's text
-  is what it adds behind a token or two before it.
+  is what it adds after a token or two before it.
 - ByteFallback (Llama 2, Gemma) reads neighbouring byte tokens (<0x0A>) as a whole: one bad byte
   makes U+FFFD of all. They are held back until another token ends the run.
 
@@ -29,7 +29,7 @@ from fusewire.tasks.loose_spaces import TighteningStream
 from fusewire.tasks.tokenizer import FILE, Tokenizer
 
 _BYTE_TOKEN = re.compile("<0x[+0-9A-Fa-f][0-9A-Fa-f]>")  # as the library parses them
-# Last tokens of a prompt in which text is looked for, for the answer to stand behind.
+# Last tokens of a prompt in which text is looked for, as context of the answer.
 _PROMPT_TOKENS = 16
 
 
@@ -60,7 +60,7 @@ class Detokenizer:
             _check(steps)
 
     def start(self, prompt: Sequence[int] = (), *, skip_special_tokens: bool = True) -> TextStream:
-        """The text of one sequence behind the ids of `prompt`, of which a first space depends."""
+        """The text of one sequence after the ids of `prompt`, which decide about a first space."""
         skipped = self._tokenizer.special_ids if skip_special_tokens else frozenset()
 
         def piece(token: int) -> str | None:
@@ -140,7 +140,7 @@ def _bytes(piece: str) -> bytes:
 
 class _Window:
     """A decoder of single tokens. `_anchor`: the last tokens whose text is out, the fewest that
-    have a text, `_shown`; so the first token's rule has nothing left to do behind them."""
+    have a text, `_shown`; so the first token's rule has nothing left to do after them."""
 
     def __init__(
         self, decode: Callable[[list[int]], str], is_byte: Callable[[str], bool], anchor: list[int]
@@ -163,7 +163,7 @@ class _Window:
         ids = self._anchor + new
         text = self._decode(ids)[len(self._shown) :]
         self._run = []
-        if text or not self._shown:  # behind a token without text all is as it was
+        if text or not self._shown:  # a token without text changes nothing
             self._stand_behind(ids)
         return text
 
@@ -200,7 +200,7 @@ def _check(steps: list[dict[str, Any]]) -> None:
             exact = kind == "Fuse" or (one_by_one and not fused)
         if not exact:
             raise CheckpointError(
-                f"{FILE}: decoder: got {kind}{' behind Fuse' if fused else ''}, wanted one whose "
+                f"{FILE}: decoder: got {kind}{' after Fuse' if fused else ''}, wanted one whose "
                 "text grows token by token (ByteLevel, Metaspace, WordPiece, BPEDecoder, "
                 "ByteFallback); use another tokenizer"
             )

@@ -48,7 +48,7 @@ _WANTED = {
 
 @dataclass(frozen=True)
 class GenerationLimits:
-    """What the model has and the deployment grants."""
+    """The limits of the model and the deployment."""
 
     vocab_size: int
     max_length: int  # tokens of a sequence, prompt and answer together

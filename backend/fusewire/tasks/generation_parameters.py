@@ -272,7 +272,7 @@ class GenerationParameters(BaseModel):
         return self._names.get(field, field)
 
     def new_tokens(self, prompt_tokens: int, limits: GenerationLimits) -> int:
-        """Most tokens to generate for each sequence behind a prompt of that length; InvalidInput
+        """Most tokens to generate for each sequence after a prompt of that length; InvalidInput
         where what was asked does not fit."""
         room = limits.max_length - prompt_tokens
         longest = limits.longest_prompt(self.max_new_tokens)

@@ -27,7 +27,7 @@ _ID_FIELDS = ("input_ids", "attention_mask", "token_type_ids")
 
 @dataclass(frozen=True)
 class InputRules:
-    """What the task and the model at hand accept."""
+    """What the task and the model accept."""
 
     task: str
     pairs: Pairs
@@ -57,7 +57,7 @@ def read_rows(inputs: Mapping[str, NDArray[Any]], rules: InputRules) -> list[Tex
         return _id_rows(inputs, rules)
     if texts or ids:
         alone, needed = (texts or ids)[0], "text_input" if texts else "input_ids"
-        raise InvalidInput(alone, f"{alone} alone", f"{needed} beside it", f"send {needed} too")
+        raise InvalidInput(alone, f"{alone} alone", f"{needed} with it", f"send {needed} too")
     raise InvalidInput(
         "text_input", "neither text_input nor input_ids", "one of them", "send a text or its ids"
     )

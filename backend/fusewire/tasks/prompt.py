@@ -40,7 +40,9 @@ def prompt_ids(
         try:
             ids = [] if isinstance(prompt, bytes) else [index(token) for token in prompt]
         except TypeError:
-            raise InvalidInput(name, "what is no id", "whole numbers", "send ids") from None
+            raise InvalidInput(
+                name, "what is not a token id", "whole numbers", "send ids"
+            ) from None
     if not ids:
         raise InvalidInput(name, "no tokens", "at least one", "send a prompt")
     if len(ids) > most:

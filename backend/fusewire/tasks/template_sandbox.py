@@ -1,8 +1,8 @@
-"""Jinja for templates that nobody here wrote: sandboxed, and of bounded work and memory.
+"""Jinja for untrusted templates: sandboxed, and of bounded work and memory.
 
 jinja2's sandbox keeps a template from Python's internals and from long ranges, but not from nested
 loops, macros that call themselves, or text that doubles forty times. So a template is compiled with
-a price on every turn of a loop, every call and everything that makes a value larger, and a
+a price on every iteration of a loop, every call and everything that makes a value larger, and a
 rendering that runs out of its budget, or of time, ends.
 """
 

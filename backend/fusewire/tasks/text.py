@@ -20,7 +20,7 @@ from fusewire.tasks.long_pairs import shortened
 from fusewire.tasks.rows import IdRow, Query, TextRow, Tokens
 from fusewire.tasks.tokenizer import Tokenizer, TokenizerFault
 
-# Question answering reads windows of this many tokens unless told otherwise, as transformers does.
+# Question answering reads windows of this many tokens by default, as transformers does.
 WINDOW_TOKENS = 384
 WINDOW_STRIDE = 128
 

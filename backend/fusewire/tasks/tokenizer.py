@@ -116,8 +116,8 @@ class Tokenizer:
         tokenizer = Tokenizer.load(folder)
         if tokenizer is None:
             raise CheckpointError(
-                f"{FILE}: got no such file, wanted the tokenizer of the model, as generation "
-                "answers with text; save it into the folder with transformers: "
+                f"{FILE}: missing, but generation answers with text and needs the model's "
+                "tokenizer; save it into the folder with transformers: "
                 "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
             )
         return tokenizer
@@ -249,7 +249,7 @@ def _add_listed(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> None:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"{CONFIG}: added_tokens_decoder: got {repr(listed)[:80]} ({error}), wanted the tokens "
-            f"of {FILE} and those behind them, by id; correct one of the two files"
+            f"of {FILE} and those after them, by id; correct one of the two files"
         ) from None
 
 

@@ -136,7 +136,7 @@ class Checkpoint:
             if name not in used and name not in BUFFERS and not name.startswith(tuple(skip))
         ]
         if leftover:
-            faults.append(f"left over: {_names(leftover)}")
+            faults.append(f"unexpected: {_names(leftover)}")
         if faults:
             raise CheckpointError(
                 f"{self.source}: tensors {'; '.join(faults)}; check that config.json and the task "

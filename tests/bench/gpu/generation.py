@@ -28,7 +28,7 @@ from tests.bench.gpu.generation_workload import SHAPES, Case, cases
 from tests.bench.records import Rows
 
 WALL_TOKENS = 128  # of each answer, around the case's context
-CHUNK_TOKENS = 2048  # of prompts in a step of the engine, unless it is told otherwise
+CHUNK_TOKENS = 2048  # of prompts in a step of the engine, by default
 
 
 def run(options: argparse.Namespace, facts: dict[str, Any], place: Place = GPU) -> Iterator[Rows]:

@@ -15,7 +15,7 @@ from statistics import median
 import numpy as np
 import torch
 from fusewire import kernels
-from fusewire.engine.generation import GenerationEngine, Inbox
+from fusewire.engine.generation import EventQueue, GenerationEngine
 from fusewire.engine.generation_memory import PAGE_SIZE
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.engine.sampling import Sampler, SamplingState
@@ -177,14 +177,14 @@ class Answers:
     ) -> None:
         self.times: list[list[float]] = [[] for _ in prompts]
         self.tokens: list[list[int]] = [[] for _ in prompts]
-        told: Inbox = queue.SimpleQueue()
+        events: EventQueue = queue.SimpleQueue()
         parameters = GenerationParameters(max_new_tokens=new, ignore_eos=True)
         began = time.perf_counter()
         for index, prompt in enumerate(prompts):
-            engine.submit(prompt, parameters, told, index)
+            engine.submit(prompt, parameters, events, index)
         left = len(prompts)
         while left:
-            index, delta = told.get()
+            index, delta = events.get()
             if isinstance(delta, FusewireError):
                 raise delta
             self.times[index].append(time.perf_counter())

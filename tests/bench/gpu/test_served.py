@@ -48,7 +48,7 @@ def test_a_window_counts_the_steps_begun_within_it() -> None:
     assert begun[-1][1] < window.end + 0.02
 
 
-def test_a_machine_without_a_server_is_told_so(
+def test_a_machine_without_a_server_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("fusewire.serving.installation.IMAGE", tmp_path / "none")
@@ -57,7 +57,7 @@ def test_a_machine_without_a_server_is_told_so(
         served.check_packages()
 
 
-def test_a_machine_without_a_client_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_a_client_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(SystemExit, match=r"tritonclient is not installed; pip install \./client"):
         served.check_packages()

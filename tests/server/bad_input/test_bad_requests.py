@@ -210,7 +210,8 @@ def test_parameters_that_are_not_utf8_harm_none_of_their_execution(
     for reply in replies[1::2]:
         assert reply.status == "400"
         assert reply.text == (
-            "parameters: got bytes that are no text, wanted UTF-8; encode names and values as UTF-8"
+            "parameters: got bytes that are not UTF-8, wanted UTF-8; encode names and values as "
+            "UTF-8"
         )
 
 

@@ -1,4 +1,4 @@
-"""What every request passes first and last: its id, the API key, its line in the access log."""
+"""Request ids, API keys and the access log."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class ApiKeys:
     """The keys of which a request must send one; only their digests are kept."""
 
     def __init__(self, keys: Sequence[str], source: str) -> None:
-        """ConfigurationError, which says nothing of a key, where there is none or not a proper
+        """ConfigurationError, which never shows a key, where there is none or an invalid
         one. `source`: where they come from."""
         if not keys or not all(map(_KEY.fullmatch, keys)):
             got = "a key that no header can carry" if keys else "no key"
@@ -73,8 +73,8 @@ class ApiKeys:
 
 
 class Access:
-    """The app behind its doors: every response has the request's id, and every request a line in
-    the log, whatever becomes of it."""
+    """The app with authentication and access log: every response has the request's id, and every
+    request a line in the log, whatever becomes of it."""
 
     def __init__(self, app: ASGIApp, keys: ApiKeys | None, log: bool) -> None:
         self._app = app
@@ -120,7 +120,7 @@ class Access:
     def _write(self, scope: Scope, status: int, seconds: float, request_id: str) -> None:
         call = scope["state"].get("call")
         usage = {} if call is None else call.usage
-        # As it was sent, so without line breaks; queries may hold what is nobody's business.
+        # As it was sent, so without line breaks; queries may hold private data.
         path = scope.get("raw_path", b"").decode("ascii", "replace")[:_LONGEST_PATH]
         fields: dict[str, Any] = {
             "method": scope["method"],

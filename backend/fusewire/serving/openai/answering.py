@@ -1,4 +1,4 @@
-"""A generation's answer, whole or as server-sent events, for as long as its client is there."""
+"""A generation's answer, whole or as server-sent events, until its client disconnects."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from starlette.types import Receive, Scope, Send
 from fusewire.serving.openai import errors
 from fusewire.serving.openai.generation import Generation, Piece
 from fusewire.serving.openai.generation_bodies import StreamOptions
-from fusewire.serving.openai.under_way import Call
+from fusewire.serving.openai.in_flight import Call
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -40,7 +40,7 @@ class Form(Protocol):
 
 
 class ClientGone(Exception):
-    """Nobody is there to be answered."""
+    """The client has disconnected."""
 
 
 async def whole(
@@ -59,7 +59,7 @@ async def whole(
 async def streamed(
     request: Request, model: str, generation: Generation, form: Form, options: StreamOptions
 ) -> Response:
-    """Answers with the first piece at hand, so that an error before it has its own status."""
+    """Answers once the first piece has come, so that an error before it has its own status."""
     call: Call = request.state.call
     head = beginning(model, form.prefix, form.streamed_object)
     events = _events(head, generation, form, options, call)
@@ -68,7 +68,7 @@ async def streamed(
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """The result of `work`, which is cancelled when the client goes away."""
+    """The result of `work`, which is cancelled when the client disconnects."""
     task = asyncio.ensure_future(work)
     tasks = task, asyncio.ensure_future(_gone(request))
     try:
@@ -83,7 +83,7 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 
 class _EventStream(StreamingResponse):
-    """Ends the generation when the client goes away, wherever its pieces are."""
+    """Ends the generation when the client disconnects, at any point."""
 
     def __init__(self, first: str, events: AsyncGenerator[str], call: Call) -> None:
         rest = _rest(first, events, call)

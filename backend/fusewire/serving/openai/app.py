@@ -35,6 +35,7 @@ from fusewire.serving.openai.generation_bodies import (
     StreamOptions,
     plain_messages,
 )
+from fusewire.serving.openai.in_flight import InFlight
 from fusewire.serving.openai.ranking import RerankRequest, ScoreRequest, rerank, score
 from fusewire.serving.openai.served import Generator, Served
 from fusewire.serving.openai.tokenization import (
@@ -43,7 +44,6 @@ from fusewire.serving.openai.tokenization import (
     detokenize,
     tokenize,
 )
-from fusewire.serving.openai.under_way import UnderWay
 
 # Of one call for embeddings or scores; a client that leaves ends it at once.
 _LONGEST_S = 86400
@@ -51,13 +51,13 @@ _DESCRIPTION = "OpenAI's interface to models on Triton, and the routes of vLLM, 
 
 
 class _Route(APIRoute):
-    """Reads bodies strictly, and says nothing where nobody is left to hear it."""
+    """Reads bodies strictly, and sends nothing to clients that have disconnected."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
 
         async def handle_bounded(request: Request) -> Response:
-            call = request.state.call = request.app.state.under_way.begin()
+            call = request.state.call = request.app.state.in_flight.begin()
             try:
                 bounded = BoundedRequest(request.scope, request.receive)
                 return await call.unless_ended(lambda: handle(bounded))
@@ -77,22 +77,22 @@ class Api:
         endpoint: Endpoint,
         settings: ServerSettings,
     ) -> None:
-        """`served`: models that can be asked here; `models`: all of the server's. `endpoint`:
+        """`served`: models that can be used here; `models`: all of the server's. `endpoint`:
         Triton's. ConfigurationError for API keys that are none."""
         self._catalog = Catalog(served)
         self._models = models
         self._endpoint = endpoint
         self._settings = settings
         self._keys = ApiKeys.of(settings.api_key_file)
-        self._under_way = UnderWay()
+        self._in_flight = InFlight()
         self._loop: asyncio.AbstractEventLoop | None = None  # while it runs
 
     def end(self, why: str, model: str | None = None, began_before: float | None = None) -> None:
-        """Ends requests under way in an error, from any thread; see UnderWay."""
+        """Ends requests in flight in an error, from any thread; see InFlight."""
         loop = self._loop
         if loop is not None:
             with contextlib.suppress(RuntimeError):  # closed meanwhile, and its requests with it
-                loop.call_soon_threadsafe(self._under_way.end, why, model, began_before)
+                loop.call_soon_threadsafe(self._in_flight.end, why, model, began_before)
 
     def app(self) -> ASGIApp:
         # FastAPI's own pages of documentation would load scripts from elsewhere.
@@ -106,7 +106,7 @@ class Api:
             responses={"4XX": {"description": "OpenAI's error object."}},
         )
         app.router.route_class = _Route
-        app.state.under_way = self._under_way
+        app.state.in_flight = self._in_flight
         app.get("/v1/models")(self.list_models)
         app.get("/v1/models/{name}")(self.one_model)
         app.post("/v1/completions")(self.completions)
@@ -139,7 +139,7 @@ class Api:
             await self._streams.close()
 
     async def list_models(self) -> Response:
-        """The models that can be asked here."""
+        """The models that can be used here."""
         return JSONResponse(self._catalog.listed())
 
     async def one_model(self, name: str) -> Response:

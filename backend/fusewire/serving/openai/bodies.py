@@ -52,7 +52,7 @@ class BoundedRequest(Request):
         async for chunk in self.stream():
             size += len(chunk)
             if size > MOST_BODY_BYTES:
-                words = f"body: got over {MOST_BODY_BYTES} bytes, wanted at most as many"
+                words = f"body: got over {MOST_BODY_BYTES} bytes, wanted no more"
                 raise ApiError(413, f"{words}; send several requests", code="request_too_large")
             chunks.append(chunk)
         self._body = b"".join(chunks)
@@ -124,7 +124,7 @@ def check_text(field: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
-        got = f"half a surrogate pair at {error.start}"
+        got = f"a lone surrogate at {error.start}"
         raise InvalidInput(field, got, "text", "send valid Unicode") from None
 
 

@@ -44,7 +44,7 @@ class Echo:
         return self.texts[piece.choice // self.choices]
 
     def tokens(self, piece: Piece) -> list[Token]:
-        """Its tokens, where log-probabilities were asked for."""
+        """Its tokens, where log-probabilities are requested."""
         if self.logprobs is None or piece.prompt_logprobs is None:
             return []
         first = Token(self.first_tokens[piece.choice // self.choices], None)

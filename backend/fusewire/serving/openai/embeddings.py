@@ -27,14 +27,16 @@ class EmbeddingRequest(Body):
     input: Any = Field(description="A text, or a list of them.")
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(
-        default=None, ge=1, description="So many first numbers of each vector, for models that are "
-        "trained to be cut (Matryoshka). Default: all."
+        default=None, ge=1, description="Number of leading values of each vector to return, for "
+        "models trained for it (Matryoshka). Default: all."
     )  # fmt: skip
     truncate_prompt_tokens: int | None = Field(
-        default=None, ge=-1, description="Cut texts to so many tokens; -1: to the model's limit."
+        default=None,
+        ge=-1,
+        description="Truncate texts to so many tokens; -1: the model's limit.",
     )
     prompt_name: str | None = Field(
-        default=None, description="Which of the prompts of the model stands before each text."
+        default=None, description="Name of the model's prompt to put before each text."
     )
     input_type: Literal["query", "document"] | None = Field(
         default=None, description="Chooses the prompt of queries or documents, if there is one."
@@ -88,7 +90,9 @@ def _prompt_name(model: Encoder, body: EmbeddingRequest) -> str | None:
     if body.input_type is None:
         return body.prompt_name
     if body.prompt_name is not None or "prompt" in body.given():
-        raise InvalidInput("input_type", "it beside a prompt", "one of them", "drop one")
+        raise InvalidInput(
+            "input_type", "input_type together with a prompt", "one of them", "drop one"
+        )
     fitting = (name for name in _PROMPTS_OF[body.input_type] if name in model.files.prompts)
     return next(fitting, None)
 

@@ -23,7 +23,10 @@ def encoder_parameters(
     if truncate_prompt_tokens is None:
         return parameters
     if {"truncate", "max_length"} & given.keys():
-        got, wanted = "it beside truncate or max_length", "one of the two ways"
+        got, wanted = (
+            "truncate_prompt_tokens together with truncate or max_length",
+            "only one of them",
+        )
         raise InvalidInput("truncate_prompt_tokens", got, wanted, "drop one")
     parameters["truncate"] = True
     if truncate_prompt_tokens != -1:

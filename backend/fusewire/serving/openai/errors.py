@@ -61,7 +61,9 @@ def of(error: Exception, names: Mapping[str, str] | None = None) -> ApiError:
         return ApiError(503, f"server: {_without_address(error)}; try again later")
     # The endpoint itself knows which models there are: this one is not loaded at the moment.
     if isinstance(error, client.NotFound) or "is not healthy" in str(error):
-        return ApiError(503, "model: got one that is not ready, wanted it loaded; try again later")
+        return ApiError(
+            503, "model: got one that is not loaded, wanted one that is; try again later"
+        )
     if isinstance(error, client.DeadlineExceeded):
         return ApiError(504, str(error))
     if isinstance(error, (client.ClientError, FusewireError)):
@@ -82,10 +84,10 @@ def install(app: FastAPI) -> None:
         ).removeprefix(".")
         wanted = first["msg"].removeprefix("Input should be ").removeprefix("a valid ")
         if first["type"] == "missing":
-            return response(ApiError(400, f"{param}: not set, wanted it; add it", param=param))
+            return response(ApiError(400, f"{param}: not set, but required; add it", param=param))
         remedy = "correct it"
         if first["type"] == "extra_forbidden":
-            wanted, remedy = "a field that is supported", "remove it"
+            wanted, remedy = "a supported field", "remove it"
         message = f"{param}: got {repr(first['input'])[:80]}, wanted {wanted}; {remedy}"
         return response(ApiError(400, message, param=param))
 
@@ -124,5 +126,5 @@ def _refusal(request: Request, error: AnyHTTPException) -> str:
 
 
 def _without_address(error: client.ClientError) -> str:
-    """gRPC's words for a server that is gone name sockets and files."""
+    """gRPC's messages for a dead server name sockets and files."""
     return "got no connection" if "connect" in error.message else error.message

@@ -32,7 +32,7 @@ Place = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Token:
-    """A token taken, and the likeliest ones at its place, likeliest first."""
+    """A chosen token, and the likeliest ones at its position, likeliest first."""
 
     text: str
     logprob: float | None  # None of a prompt's first token, before which there is nothing
@@ -45,9 +45,9 @@ class Piece:
 
     choice: int
     text: str = ""
-    tokens: list[Token] = field(default_factory=list)  # where log-probabilities were asked for
+    tokens: list[Token] = field(default_factory=list)  # where log-probabilities are requested
     finish_reason: str | None = None
-    prompt_logprobs: list[Place | None] | None = None  # where they were asked for
+    prompt_logprobs: list[Place | None] | None = None  # where requested
 
     def add(self, piece: Piece) -> None:
         self.text += piece.text
@@ -167,7 +167,7 @@ class Generation:
 
 
 async def together(streams: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[T]:
-    """What several streams give, as it comes; the first error ends all of them."""
+    """The pieces of several streams, as they come; the first error ends all of them."""
     if len(streams) == 1:
         async with contextlib.aclosing(streams[0]) as stream:
             async for each in stream:

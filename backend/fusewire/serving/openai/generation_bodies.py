@@ -47,7 +47,7 @@ class StreamOptions(Nullable):
 
 
 class GenerationBody(Body):
-    """What both have."""
+    """The fields of both."""
 
     model_config = ConfigDict(json_schema_extra=_with_parameters)
 
@@ -65,16 +65,16 @@ class GenerationBody(Body):
         """The model's parameters. As OpenAI has it, tokens are drawn, unless request or folder
         (`draws`) say otherwise. InvalidInput names a parameter that no model has."""
         if self.stream_options is not None and not self.stream:
-            raise InvalidInput("stream_options", "it", "it with stream alone", "remove it")
+            raise InvalidInput("stream_options", "it", "it only with stream", "remove it")
         given = without_no_effect(self.given())
         for name, value in given.items():
             if name not in _PARAMETERS:
-                wanted = f"a parameter that is supported ({', '.join(_PARAMETERS)})"
+                wanted = f"a supported parameter ({', '.join(_PARAMETERS)})"
                 raise InvalidInput(name, repr(value)[:80], wanted, "remove it")
         given["n"] = self.n
         if self.prompt_logprobs is not None:
             if self.stream:
-                wanted = "it without stream alone"
+                wanted = "none with stream"
                 raise InvalidInput("prompt_logprobs", self.prompt_logprobs, wanted, "drop one")
             given["prompt_logprobs"] = self.prompt_logprobs
         if draws is None:
@@ -105,7 +105,7 @@ class CompletionRequest(GenerationBody):
             given.setdefault("max_tokens", _COMPLETION_TOKENS)
         if self.echo:
             if "prompt_logprobs" in given:
-                got, wanted = "it beside echo", "one of them"
+                got, wanted = "it together with echo", "one of them"
                 raise InvalidInput("prompt_logprobs", got, wanted, "set echo and logprobs")
             # Without a new token the model has nothing else to answer.
             most = given.get("max_tokens", given.get("max_new_tokens"))
@@ -124,9 +124,11 @@ class ChatRequest(GenerationBody):
     messages: list[dict[str, Any]] = Field(
         description="Objects with role and content, a text or parts of type text."
     )
-    logprobs: bool | None = Field(default=None, description="Log-probabilities of the tokens.")
+    logprobs: bool | None = Field(
+        default=None, description="Return log-probabilities of the tokens."
+    )
     top_logprobs: int | None = Field(
-        default=None, description="With logprobs: so many likeliest tokens at each place."
+        default=None, description="With logprobs: number of likeliest tokens at each position."
     )
     max_completion_tokens: int | None = Field(default=None, description="As max_tokens.")
     add_generation_prompt: bool = Field(
@@ -146,13 +148,13 @@ class ChatRequest(GenerationBody):
             raise InvalidInput("continue_final_message", "true", "false", "remove it")
         if self.max_completion_tokens is not None:
             if {"max_tokens", "max_new_tokens"} & given.keys():
-                got = "max_tokens beside it"
+                got = "it together with max_tokens"
                 raise InvalidInput("max_completion_tokens", got, "one of them", "drop one")
             given["max_tokens"] = self.max_completion_tokens
         if self.logprobs:
             given["logprobs"] = self.top_logprobs or 0
         elif self.top_logprobs is not None:
-            wanted = "it with logprobs alone"
+            wanted = "it only with logprobs"
             raise InvalidInput("top_logprobs", self.top_logprobs, wanted, "set logprobs")
         return given
 

@@ -15,11 +15,11 @@ from fusewire.serving.openai.bodies import MOST_TEXTS, Body, check_count, check_
 from fusewire.serving.openai.encoding import encoder_parameters, usage
 from fusewire.serving.openai.served import Encoder
 
-_TRUNCATE = "Cut a query and its document to so many tokens together; -1: to the model's limit."
+_TRUNCATE = "Truncate each pair of texts to this many tokens together; -1: the model's limit."
 
 
 class RankingBody(Body):
-    """What both have."""
+    """The fields of both."""
 
     model: str | None = Field(  # type: ignore[assignment]
         default=None, description="Default: the server's only model that ranks."
@@ -34,13 +34,13 @@ class RerankRequest(RankingBody):
     documents: list[Any] | None = Field(
         default=None, description="Texts, or objects with a field text."
     )
-    top_n: int = Field(default=0, ge=0, description="Only so many results, the best. 0: all.")
-    return_documents: bool = Field(default=True, description="Results with their documents.")
+    top_n: int = Field(default=0, ge=0, description="Number of best results to return. 0: all.")
+    return_documents: bool = Field(default=True, description="Return the documents too.")
     texts: list[Any] | None = Field(
-        default=None, description="Instead of documents: the answer is a list of index and score."
+        default=None, description="Instead of documents; the answer is a list of index and score."
     )
-    raw_scores: bool = Field(default=False, description="Logits, without the model's function.")
-    return_text: bool = Field(default=False, description="With texts: results with their texts.")
+    raw_scores: bool = Field(default=False, description="Return logits, without an activation.")
+    return_text: bool = Field(default=False, description="With texts: return them too.")
 
 
 class ScoreRequest(RankingBody):
@@ -55,7 +55,7 @@ async def rerank(client: AsyncClient, model: Encoder, body: RerankRequest) -> Co
     field = "documents" if body.texts is None else "texts"
     documents = body.documents if body.texts is None else body.texts
     if documents is None or (body.documents is not None and body.texts is not None):
-        got = "neither it nor texts" if documents is None else "it beside texts"
+        got = "neither it nor texts" if documents is None else "it together with texts"
         raise InvalidInput("documents", got, "one of them", "send documents")
     texts = _texts(field, [_text(field, index, each) for index, each in enumerate(documents)])
     check_text("query", body.query)

@@ -1,4 +1,4 @@
-"""/health and /metrics: what load balancers, orchestrators and Prometheus ask."""
+"""/health and /metrics: for load balancers, orchestrators and Prometheus."""
 
 from __future__ import annotations
 
@@ -39,5 +39,5 @@ async def metrics(endpoint: Endpoint) -> Response:
     try:
         page = await asyncio.to_thread(endpoint.metrics)
     except (OSError, HTTPException):
-        raise ApiError(503, "metrics: got no page, wanted Triton's; try again later") from None
+        raise ApiError(503, "metrics: Triton's page cannot be read; try again later") from None
     return PlainTextResponse(page, media_type=_TEXT_FORMAT)

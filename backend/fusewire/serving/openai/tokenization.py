@@ -17,7 +17,7 @@ _MOST_TOKENS = 1 << 20
 
 
 class TokenizerBody(Body):
-    """What both have."""
+    """The fields of both."""
 
     model: str | None = Field(  # type: ignore[assignment]
         default=None, description="Default: the server's only model."
@@ -26,7 +26,7 @@ class TokenizerBody(Body):
     def check(self) -> None:
         """InvalidInput for what is not supported."""
         for name, value in self.given().items():
-            raise InvalidInput(name, repr(value)[:80], "a field that is supported", "remove it")
+            raise InvalidInput(name, repr(value)[:80], "a supported field", "remove it")
 
 
 class TokenizeRequest(TokenizerBody):
@@ -37,7 +37,7 @@ class TokenizeRequest(TokenizerBody):
     add_special_tokens: bool | None = Field(
         default=None, description="Default: true for a prompt, false for messages."
     )
-    return_token_strs: bool = Field(default=False, description="Also the tokens as texts.")
+    return_token_strs: bool = Field(default=False, description="Return the tokens as strings too.")
     add_generation_prompt: bool = True
     continue_final_message: bool = Field(default=False, description="Only false is supported.")
     chat_template_kwargs: dict[str, Any] = Field(
@@ -74,7 +74,11 @@ async def detokenize(model: Served, body: DetokenizeRequest) -> dict[str, Any]:
 
 def _ids(model: Served, body: TokenizeRequest) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
-        got = "neither it nor messages" if body.prompt is None else "it beside messages"
+        got = (
+            "neither prompt nor messages"
+            if body.prompt is None
+            else "prompt together with messages"
+        )
         raise InvalidInput("prompt", got, "one of them", "send one")
     special = body.add_special_tokens
     if body.prompt is not None:

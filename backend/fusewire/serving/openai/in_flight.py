@@ -1,4 +1,4 @@
-"""Requests under way: each can be ended from outside, where no answer to it will come."""
+"""Requests in flight: each can be ended from outside, where no answer to it will come."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Call:
             self._waiting = None
 
 
-class UnderWay:
+class InFlight:
     """All requests that have no whole answer yet."""
 
     def __init__(self) -> None:
@@ -58,7 +58,7 @@ class UnderWay:
         return call
 
     def end(self, why: str, model: str | None = None, began_before: float | None = None) -> None:
-        """Ends those of a model, or of all, that had begun by then, or until now."""
+        """Ends those of a model, or of all, that started before then, or before now."""
         for call in list(self._calls):
             if model in (None, call.model) and (began_before is None or call.began < began_before):
                 call.end(why)

@@ -1,11 +1,11 @@
-"""What the door for OpenAI's clients adds to a stream: `python -m tests.bench.openai_door`.
+"""What the OpenAI endpoint adds to a stream: `python -m tests.bench.openai_endpoint`.
 
 A random GPT-2 of two layers behind `fusewire serve`, asked by the same plain HTTP client through
-Triton's own `generate_stream` and through the door, in turns: time from the request to the first
-event, and from there to the last by token, medians over the streams. The model computes on one
-thread; server, door and client share the other cores.
+Triton's own `generate_stream` and through the OpenAI endpoint, alternately: time from the request
+to the first event, and from there to the last by token, medians over the streams. The model
+computes on one thread; server, endpoint and client share the other cores.
 
-Writes bench-results/openai_door.jsonl, one JSON object a row.
+Writes bench-results/openai_endpoint.jsonl, one JSON object a row.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def through_triton(tokens: int) -> tuple[str, dict[str, Any]]:
     return f"/v2/models/{MODEL}/generate_stream", given
 
 
-def through_the_door(tokens: int) -> tuple[str, dict[str, Any]]:
+def through_openai(tokens: int) -> tuple[str, dict[str, Any]]:
     given = {"max_tokens": tokens, "ignore_eos": True, "temperature": 0, "stream": True}
     return "/v1/completions", {"model": MODEL, "prompt": PROMPT, **given}
 
@@ -80,7 +80,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as root, served(folder_of(Path(root)), MODEL, *flags) as at:
         ways = {
             "triton": (at["http"], *through_triton(options.tokens)),
-            "door": (at["openai"], *through_the_door(options.tokens)),
+            "openai": (at["openai"], *through_openai(options.tokens)),
         }
         for streams in STREAMS:
             first: dict[str, list[float]] = {name: [] for name in ways}
@@ -92,18 +92,19 @@ def main() -> None:
                             if turn >= 0:  # the first turn warms up
                                 first[name].append(times[0])
                                 token[name].append((times[-1] - times[0]) / (options.tokens - 1))
-            row = {**facts, "benchmark": "openai_door", "model": "random GPT-2, 2 layers of 384"}
+            row = {**facts, "benchmark": "openai_endpoint"}
+            row |= {"model": "random GPT-2, 2 layers of 384"}
             row |= {"case": f"{streams} streams", "tokens": options.tokens}
             for name in ways:
                 row[f"{name}_first_ms"] = round(median(first[name]) * 1e3, 3)
                 row[f"{name}_token_ms"] = round(median(token[name]) * 1e3, 3)
             for what in ("first", "token"):
                 row[f"added_{what}_ms"] = round(
-                    row[f"door_{what}_ms"] - row[f"triton_{what}_ms"], 3
+                    row[f"openai_{what}_ms"] - row[f"triton_{what}_ms"], 3
                 )
             row["load_average"] = machine.facts()["load_average"]
             print(json.dumps(row), flush=True)
-            records.append(options.out / "openai_door.jsonl", [row])
+            records.append(options.out / "openai_endpoint.jsonl", [row])
 
 
 if __name__ == "__main__":

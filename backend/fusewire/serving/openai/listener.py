@@ -1,6 +1,6 @@
 """The endpoint's own server: uvicorn in a thread, opened after Triton is ready, closed before it.
 
-Should it end by itself, that is reported, and it is opened again.
+If it ends unexpectedly, this is reported and it is opened again.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 _OPEN_WITHIN_S = 10.0
 _REST_S = 1.0  # before it is opened again
 _REFUSAL_S = 2  # for the errors to arrive at clients that read
-_LOST = "server: got the end of a process of the model, wanted its answer; try again later"
-_STOPS = "server: got its end, wanted time for the whole answer; try again later"
+_LOST = "server: a process of the model died before it answered; try again later"
+_STOPS = "server: it stopped before the answer was complete; try again later"
 
 
-class Door:
+class Listener:
     """OpenAI's interface to the models of one server."""
 
     def __init__(self, server: Server, port: int, report: Callable[[str], None]) -> None:
@@ -44,7 +44,7 @@ class Door:
         self._thread = threading.Thread(target=self._run, name="openai", daemon=True)
 
     def open(self) -> None:
-        """Returns when requests are taken."""
+        """Returns when requests are accepted."""
         self._thread.start()
         deadline = time.monotonic() + _OPEN_WITHIN_S
         while not self._server.started:
@@ -55,12 +55,12 @@ class Door:
             time.sleep(0.01)
 
     def lost(self, model: str, began_before: float) -> None:
-        """Ends the model's requests that had begun by then: a process of it is gone."""
+        """Ends the model's requests that started before then: a process of it has died."""
         self._api.end(_LOST, model, began_before)
 
     def close(self) -> None:
-        """Takes no more requests; those under way may end within the exit timeout, and are ended in
-        an error then."""
+        """Accepts no more requests; running ones may finish within the exit timeout, then end in an
+        error."""
         self._closing.set()
         self._server.should_exit = True
         if self._thread.is_alive():
