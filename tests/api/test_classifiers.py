@@ -64,6 +64,9 @@ def test_documents_are_ranked_as_by_a_cross_encoder(tmp_path: Path) -> None:
     assert scores == pytest.approx([r["score"] for r in wanted], abs=PIPELINE_SCORE)
     assert len(ours.rank(QUERY, DOCUMENTS)) == len(DOCUMENTS)
     assert "text" not in ours.rank(QUERY, DOCUMENTS)[0]
+    assert ours.rank(QUERY, iter(DOCUMENTS), top_k=5, return_documents=True) == found  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="documents: got one str, wanted a list of texts"):
+        ours.rank(QUERY, DOCUMENTS[0])
 
 
 def test_what_a_reranker_cannot_do_is_said(tmp_path: Path) -> None:
@@ -72,6 +75,9 @@ def test_what_a_reranker_cannot_do_is_said(tmp_path: Path) -> None:
         ours.rank(QUERY, DOCUMENTS)
     with pytest.raises(InvalidInput, match="pairs: got tuple of length 1 at 0"):
         ours.predict([("alone",)])
+    for wrong in ("ab", [None], [{"q": 1, "d": 2}]):
+        with pytest.raises(InvalidInput, match=r"pairs: got \w+ at 0, wanted \(query, document\)"):
+            ours.predict(wrong)
     strange = {"sentence_transformers": {"activation_fn": "my.own.Function"}}
     with pytest.raises(CheckpointError, match=r"activation_fn: got 'my\.own\.Function'"):
         fusewire.Reranker(folder_with(tmp_path / "own", 1, **strange))
@@ -129,3 +135,6 @@ def test_what_a_classifier_cannot_read_is_said(folder: Path) -> None:
         ours(["a", ("a", "b")])
     with pytest.raises(InvalidInput, match="texts: got int"):
         ours([1])
+    for pair in (("a", 7), {"text": "a", "text_pair": 7}):
+        with pytest.raises(InvalidInput, match="pairs: got int at 0, wanted str"):
+            ours([pair])  # type: ignore[list-item]

@@ -81,6 +81,9 @@ def test_each_prompt_may_have_its_own_parameters(llm: LLM) -> None:
     assert [len(output.outputs[0].token_ids) for output in outputs] == [1, 2, 3, 4, 5]
     with pytest.raises(InvalidInput, match="sampling_params: got 5 for 1 prompts"):
         llm.generate("x", each)
+    for wrong in ({"max_tokens": 1}, 5, [None]):
+        with pytest.raises(InvalidInput, match="wanted SamplingParams, or a list of them"):
+            llm.generate(["a"], wrong)  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="sampling_params: got max_tokens together with it"):
         llm.generate("x", each[0], max_tokens=2)
 

@@ -235,6 +235,7 @@ def test_echo_scores_a_prompt_as_evaluation_harnesses_ask(
     assert (choice.text, choice.finish_reason) == (f"{spelled}Hello", "length")
     logprobs: Any = choice.logprobs
     assert logprobs.tokens == [END_TEXT, *"Hello"]
+    assert logprobs.text_offset == [0, *range(len(spelled), len(choice.text))]
     assert (logprobs.token_logprobs[0], logprobs.top_logprobs[0]) == (None, None)
     with torch.no_grad():
         wanted = tiny_gpt2()(torch.tensor([ids])).logits[0].log_softmax(-1)

@@ -240,6 +240,13 @@ def test_scores_are_of_pairs_or_of_one_with_each(http: Http, rankers: dict[str, 
     assert len(scores(QUERY, QUERY)) == 1
 
 
+@pytest.mark.sweep
+def test_as_many_long_texts_as_a_request_has_do_not_refuse_each_other(http: Http) -> None:
+    asked = {"model": "minilm", "input": ["a cat " * 1300] * 2048, "truncate_prompt_tokens": 4}
+    answer = http("/v1/embeddings", asked | {"encoding_format": "base64"})
+    assert (answer.status, len(answer.json().get("data", ()))) == (200, 2048), answer.data[:300]
+
+
 BAD_RANKINGS: list[tuple[str, dict[str, Any], str, str]] = [
     ("/rerank", {"model": "three"}, "model", "model: got three, which has 3 labels, wanted a"),
     ("/rerank", {"model": "minilm"}, "model", "model: got minilm, which is for embed, wanted one"),
@@ -259,6 +266,18 @@ BAD_RANKINGS: list[tuple[str, dict[str, Any], str, str]] = [
     ),
     ("/rerank", {"documents": ["x"] * 2049}, "documents", "documents: got 2049 entries"),
     ("/rerank", {"documents": [LONG]}, "documents", "documents: got 27"),
+    (
+        "/rerank",
+        {"query": "q" * 2**14, "documents": ["x"] * 1024},
+        "body",
+        "body: got 16778240 characters, a query counted with each of its 1024 documents",
+    ),
+    (
+        "/rerank",
+        {"truncate_prompt_tokens": 3},
+        "truncate_prompt_tokens",
+        "truncate_prompt_tokens: got 3, wanted more than the 3 special tokens",
+    ),
     ("/rerank", {"top_n": -1}, "top_n", "top_n: got -1"),
     ("/rerank", {"rank_fields": ["x"]}, "rank_fields", "rank_fields: got ['x'], wanted one of"),
     (

@@ -77,6 +77,16 @@ def shortened(model: Generator, prompt: str | list[int], most: int, **given: obj
     return ids
 
 
+def test_a_text_too_long_to_tokenise_is_refused_by_its_length(generator: Generator) -> None:
+    long = "x" * (2**20 + 1)
+    with pytest.raises(
+        InvalidInput, match="prompt: got 1048577 characters, wanted at most 1048576"
+    ):
+        generator.ids("prompt", long, special_tokens=True)
+    with pytest.raises(InvalidInput, match="prompt: got 1048577 characters"):
+        shortened(generator, long, 3)
+
+
 @pytest.mark.parametrize("most", [1, 2, 3, 7, 23])
 @pytest.mark.parametrize("special", [True, False])
 def test_the_last_tokens_are_those_of_transformers(

@@ -94,7 +94,7 @@ CASES = {
     "no room for a text": (
         text_request(LONG, truncate=True, max_length=2),
         "max_length",
-        "got 2, wanted more than 3, the special tokens alone",
+        "got 2, wanted more than the 2 special tokens; raise it",
     ),
     "no ids": (raw(input_ids=np.empty((1, 0), np.int64)), "input_ids", r"got shape \[1, 0\]"),
     "no rows of ids": (raw(input_ids=np.empty((0, 4), np.int64)), "input_ids", "at least 1 token"),

@@ -106,7 +106,7 @@ class Classifier:
             parameters["function_to_apply"] = function_to_apply
         scores = self._model.rows(
             [text for text, _ in many],
-            [str(pair) for _, pair in many] if True in paired else None,
+            [pair for _, pair in many if pair is not None] or None,
             "scores",
             parameters=parameters,
             batch_size=batch_size,

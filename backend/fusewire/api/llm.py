@@ -205,6 +205,11 @@ def _parameters(
         raise InvalidInput("sampling_params", got, "one of them", "put all into SamplingParams")
     if isinstance(sampling_params, SamplingParams):
         return [_asked(sampling_params)] * count
+    if not isinstance(sampling_params, Sequence) or not all(
+        isinstance(each, SamplingParams) for each in sampling_params
+    ):
+        got, wanted = repr(sampling_params)[:80], "SamplingParams, or a list of them"
+        raise InvalidInput("sampling_params", got, wanted, "write SamplingParams(max_tokens=…)")
     if len(sampling_params) != count:
         raise InvalidInput(
             "sampling_params",

@@ -78,12 +78,15 @@ class Reranker:
         Raises:
             InvalidInput: A pair is not two texts.
         """
-        one = len(pairs) > 0 and isinstance(pairs[0], str)
-        many: list[Any] = [pairs] if one else list(pairs)
+        many: list[Any] = list(pairs)
+        one = len(many) > 0 and isinstance(many[0], str)
+        if one:
+            many = [pairs]
         for index, pair in enumerate(many):
-            if isinstance(pair, str) or len(pair) != 2:
-                got = f"{type(pair).__name__} of length {len(pair)} at {index}"
-                raise InvalidInput("pairs", got, "(query, document)", "give two texts for each")
+            if isinstance(pair, str) or not isinstance(pair, Sequence | np.ndarray):
+                raise _no_pair(type(pair).__name__, index)
+            if len(pair) != 2:
+                raise _no_pair(f"{type(pair).__name__} of length {len(pair)}", index)
         if not many:
             return np.empty((0,) if self._labels == 1 else (0, self._labels), np.float32)
         scores = self._model.rows(
@@ -131,6 +134,10 @@ class Reranker:
             )
         if top_k is not None and top_k < 1:
             raise InvalidInput("top_k", top_k, "1 or more", "raise it or leave it out")
+        if isinstance(documents, (str, bytes)):
+            got = f"one {type(documents).__name__}"
+            raise InvalidInput("documents", got, "a list of texts", "write [text]")
+        documents = list(documents)
         scores = np.atleast_1d(
             self.predict(
                 [(query, document) for document in documents],
@@ -146,3 +153,9 @@ class Reranker:
             for each in ranked:
                 each["text"] = documents[each["corpus_id"]]
         return ranked
+
+
+def _no_pair(got: str, index: int) -> InvalidInput:
+    return InvalidInput(
+        "pairs", f"{got} at {index}", "(query, document)", "give two texts for each"
+    )

@@ -35,6 +35,7 @@ from fusewire.serving.sources import Source
 from fusewire.tasks.contract import GENERATE
 
 _SIZE_LIMIT_BYTES = 1 << 20
+_MOST_NESTING = 16
 _MODELS = "models"
 _OWN = ("name", "source", "revision")  # of a model, beside its settings
 
@@ -105,7 +106,16 @@ class ConfigFile:
                 "right file?"
             )
         try:
+            depth = 0
             for event in yaml.parse(text, yaml.SafeLoader):
+                depth += isinstance(event, yaml.CollectionStartEvent)
+                depth -= isinstance(event, yaml.CollectionEndEvent)
+                if depth > _MOST_NESTING:  # the scanner's time grows with its square
+                    line = event.start_mark.line + 1
+                    raise ConfigurationError(
+                        f"{self._path}, line {line}: got over {_MOST_NESTING} levels of nesting, "
+                        "wanted fewer; is it the right file?"
+                    )
                 if isinstance(event, yaml.AliasEvent):
                     line = event.start_mark.line + 1
                     raise ConfigurationError(
@@ -160,7 +170,8 @@ class ConfigFile:
     def _wrong(self, place: Place, words: str) -> ConfigurationError:
         line = self._lines.get(place) or self._lines.get(place[:-1])
         where = f"{self._path}, line {line}" if line else f"{self._path}"
-        key = next(str(key) for key in reversed(place) if isinstance(key, str))
+        names = [key for key in place if isinstance(key, str)] or [str(key) for key in place]
+        key = names[-1]
         return ConfigurationError(f"{where}: {key}: {words}")
 
 

@@ -158,10 +158,11 @@ class TextEncoder:
             return self._windowed(encoding, row, limit, query)
         if query.settings.truncate:
             assert self.tokenizer is not None
+            least = self.tokenizer.added_tokens(pair=row.pair is not None)
             raise InvalidInput(
                 "max_length",
                 limit,
-                f"more than {self.tokenizer.added_tokens(pair=True)}, the special tokens alone",
+                f"more than the {least} special tokens",
                 "raise it",
             )
         raise InvalidInput(

@@ -16,6 +16,7 @@ from fusewire_client.transports import AsyncGrpcTransport
 from starlette.types import ASGIApp
 
 from fusewire import __version__
+from fusewire.serving.aside import MOST_WAITING
 from fusewire.serving.config import ServerSettings
 from fusewire.serving.endpoint import Endpoint
 from fusewire.serving.openai import answering, documentation, errors, status
@@ -132,7 +133,11 @@ class Api:
         self._streams = AsyncGrpcTransport(address, False, {}, 0)
         try:
             # Nothing is tried again here: who is refused hears it at once.
-            async with AsyncClient(address, retries=0, timeout_s=_LONGEST_S) as self._client:
+            # Of one call's parts with long texts no more than a model lets wait, or they would be
+            # refused; one that is answered may count as waiting for a moment.
+            async with AsyncClient(
+                address, retries=0, timeout_s=_LONGEST_S, concurrency=MOST_WAITING - 1
+            ) as self._client:
                 yield
         finally:
             self._loop = None
@@ -204,19 +209,22 @@ class Api:
         """Vectors of texts."""
         model = self._catalog.embedder(body.model, request)
         work = embeddings(self._client, model, body, self._settings.accept_token_ids)
-        return await _computed(request, work, {"text_input": "input", "input_ids": "input"})
+        names = {"text_input": "input", "input_ids": "input", **body.names_used()}
+        return await _computed(request, work, names)
 
     async def rerank(self, body: RerankRequest, request: Request) -> Response:
         """Documents by how well they fit a query, the best first."""
         model = self._catalog.ranker(body.model, request)
         work = rerank(self._client, model, body)
-        return await _computed(request, work, {"text_input": "documents", "text_pair": "documents"})
+        names = dict.fromkeys(("text_input", "text_pair"), "documents") | body.names_used()
+        return await _computed(request, work, names)
 
     async def score(self, body: ScoreRequest, request: Request) -> Response:
         """How well the texts of each pair fit."""
         model = self._catalog.ranker(body.model, request)
         work = score(self._client, model, body)
-        return await _computed(request, work, {"text_input": "text_1", "text_pair": "text_2"})
+        names = {"text_input": "text_1", "text_pair": "text_2", **body.names_used()}
+        return await _computed(request, work, names)
 
     async def tokenize(self, body: TokenizeRequest, request: Request) -> Response:
         """The token ids of a prompt, or of messages."""

@@ -25,6 +25,7 @@ class CompletionForm:
         text, tokens = piece.text, piece.tokens
         if self._echo is not None and piece.choice not in self._begun:
             self._begun.add(piece.choice)
+            self._offsets[piece.choice] = -self._echo.unseen(piece)
             text = self._echo.text(piece) + text
             tokens = self._echo.tokens(piece) + tokens
         return {
@@ -39,7 +40,7 @@ class CompletionForm:
     def _logprobs(self, choice: int, tokens: list[Token]) -> dict[str, Any]:
         offsets = []
         for token in tokens:
-            offsets.append(self._offsets[choice])
+            offsets.append(max(self._offsets[choice], 0))
             self._offsets[choice] += len(token.text)
         return {
             "tokens": [token.text for token in tokens],

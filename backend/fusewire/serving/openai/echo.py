@@ -43,6 +43,11 @@ class Echo:
         """The prompt of the piece's choice."""
         return self.texts[piece.choice // self.choices]
 
+    def unseen(self, piece: Piece) -> int:
+        """Characters of a first token that the tokenizer put there, so that `text` has not."""
+        first = self.first_tokens[piece.choice // self.choices]
+        return 0 if self.text(piece).startswith(first) else len(first)
+
     def tokens(self, piece: Piece) -> list[Token]:
         """Its tokens, where log-probabilities are requested."""
         if self.logprobs is None or piece.prompt_logprobs is None:

@@ -13,15 +13,15 @@ from pydantic import Field
 
 from fusewire.errors import InvalidInput
 from fusewire.serving.openai.answering import Computed
-from fusewire.serving.openai.bodies import MOST_TEXTS, Body, texts_or_ids
-from fusewire.serving.openai.encoding import encoder_parameters, usage
+from fusewire.serving.openai.bodies import MOST_TEXTS, texts_or_ids
+from fusewire.serving.openai.encoding import EncoderBody, encoder_parameters, usage
 from fusewire.serving.openai.served import Encoder
 
 # The names of prompts that a query or a document may have, best first.
 _PROMPTS_OF = {"query": ("query",), "document": ("document", "passage", "corpus")}
 
 
-class EmbeddingRequest(Body):
+class EmbeddingRequest(EncoderBody):
     """Of /v1/embeddings."""
 
     input: Any = Field(description="A text, or a list of them.")
@@ -30,11 +30,6 @@ class EmbeddingRequest(Body):
         default=None, ge=1, description="Number of leading values of each vector to return, for "
         "models trained for it (Matryoshka). Default: all."
     )  # fmt: skip
-    truncate_prompt_tokens: int | None = Field(
-        default=None,
-        ge=-1,
-        description="Truncate texts to so many tokens; -1: the model's limit.",
-    )
     prompt_name: str | None = Field(
         default=None, description="Name of the model's prompt to put before each text."
     )

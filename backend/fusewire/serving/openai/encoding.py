@@ -5,9 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pydantic import Field
+
 from fusewire.errors import InvalidInput
+from fusewire.serving.openai.bodies import Body
 from fusewire.serving.openai.served import Encoder
 from fusewire.tasks.parameters import REQUEST_PARAMETERS
+
+
+class EncoderBody(Body):
+    """What their bodies have in common."""
+
+    truncate_prompt_tokens: int | None = Field(
+        default=None,
+        ge=-1,
+        description="Truncate a text, or a query and its document together, to so many tokens; -1: to "
+        "the model's limit.",
+    )
+
+    def names_used(self) -> dict[str, str]:
+        """The model's names -> those the client used."""
+        cut = self.truncate_prompt_tokens
+        return {} if cut is None else {"max_length": "truncate_prompt_tokens"}
 
 
 def encoder_parameters(

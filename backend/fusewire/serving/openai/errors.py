@@ -58,7 +58,9 @@ def of(error: Exception, names: Mapping[str, str] | None = None) -> ApiError:
     if isinstance(error, client.Unavailable) and str(error).startswith("timeout_seconds: "):
         return ApiError(400, str(error), param="timeout_seconds", code="timeout")
     if isinstance(error, (client.Unavailable, client.Cancelled)):
-        return ApiError(503, f"server: {_without_address(error)}; try again later")
+        remedy = "; try again later"
+        words = _without_address(error).removesuffix(remedy)
+        return ApiError(503, f"server: {words}{remedy}")
     # The endpoint itself knows which models there are: this one is not loaded at the moment.
     if isinstance(error, client.NotFound) or "is not healthy" in str(error):
         return ApiError(

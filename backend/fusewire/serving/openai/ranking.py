@@ -11,20 +11,20 @@ from pydantic import Field
 
 from fusewire.errors import InvalidInput
 from fusewire.serving.openai.answering import Computed, beginning
-from fusewire.serving.openai.bodies import MOST_TEXTS, Body, check_count, check_text
-from fusewire.serving.openai.encoding import encoder_parameters, usage
+from fusewire.serving.openai.bodies import MOST_TEXTS, check_count, check_text
+from fusewire.serving.openai.encoding import EncoderBody, encoder_parameters, usage
 from fusewire.serving.openai.served import Encoder
 
-_TRUNCATE = "Truncate each pair of texts to this many tokens together; -1: the model's limit."
+# Of all pairs of a request: each is sent to the model with its query.
+_MOST_CHARACTERS = 1 << 24
 
 
-class RankingBody(Body):
+class RankingBody(EncoderBody):
     """The fields of both."""
 
     model: str | None = Field(  # type: ignore[assignment]
         default=None, description="Default: the server's only model that ranks."
     )
-    truncate_prompt_tokens: int | None = Field(default=None, ge=-1, description=_TRUNCATE)
 
 
 class RerankRequest(RankingBody):
@@ -108,6 +108,11 @@ async def _scores(
         **encoder_parameters(model, body.given(), body.truncate_prompt_tokens),
     }
     settings = model.request_settings(parameters)
+    size = sum(len(query) + len(document) for query, document in pairs)
+    if size > _MOST_CHARACTERS:
+        got = f"{size} characters, a query counted with each of its {len(pairs)} documents"
+        wanted = f"at most {_MOST_CHARACTERS}"
+        raise InvalidInput("body", got, wanted, "shorten the query, or send several requests")
     first, second = map(list, zip(*pairs, strict=True))
     found = await client.classify(first, second, model=model.name, **parameters)
     tokens = await asyncio.to_thread(model.count, pairs, settings)

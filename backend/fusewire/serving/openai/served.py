@@ -33,6 +33,10 @@ if TYPE_CHECKING:
     from fusewire.serving.server import Server
 
 EMBED, CLASSIFY = "embed", "classify"
+# Tokenising takes a few hundred bytes of memory a character, so longer texts are refused: with more
+# characters than these, and more for each token that the model reads.
+_MANY_CHARACTERS = 1 << 20
+_CHARACTERS_PER_TOKEN = 16
 
 
 @dataclass(frozen=True)
@@ -46,12 +50,20 @@ class Served:
 
     def ids(self, field: str, text: str, special_tokens: bool) -> list[int]:
         """Token ids of a text; InvalidInput names `field`."""
+        self.check_size(field, text)
         tokenizer = self.required_tokenizer()
         try:
             (encoded,) = tokenizer.encode([text], offsets=False, special_tokens=special_tokens)
         except TokenizerFault as fault:
             raise _unreadable(field, fault) from None
         return list(encoded.ids)
+
+    def check_size(self, field: str, text: str) -> None:
+        """InvalidInput for a text that is too long to be tokenised here."""
+        most = max(_MANY_CHARACTERS, _CHARACTERS_PER_TOKEN * self.max_length)
+        if len(text) > most:
+            got = f"{len(text)} characters"
+            raise InvalidInput(field, got, f"at most {most}", "shorten or split the text")
 
     def text(self, field: str, tokens: Sequence[int]) -> str:
         """Of token ids; InvalidInput names `field`."""
@@ -123,6 +135,7 @@ class Generator(Served):
     def _last_tokens(self, prompt: str | list[int], most: int, special_tokens: bool) -> list[int]:
         if not isinstance(prompt, str):
             return prompt[-most:]
+        self.check_size("prompt", prompt)
         assert self.tokenizer is not None  # models that generate have one
         try:
             return self.tokenizer.last_tokens(prompt, most, special_tokens=special_tokens)

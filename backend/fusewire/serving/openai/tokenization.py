@@ -54,7 +54,11 @@ class DetokenizeRequest(TokenizerBody):
 async def tokenize(model: Served, body: TokenizeRequest) -> dict[str, Any]:
     """The answer's body."""
     body.check()
-    ids = await asyncio.to_thread(_ids, model, body)
+    return await asyncio.to_thread(_tokenized, model, body)
+
+
+def _tokenized(model: Served, body: TokenizeRequest) -> dict[str, Any]:
+    ids = _ids(model, body)
     strings = None
     if body.return_token_strs:
         strings = [model.required_tokenizer().piece(token) for token in ids]
