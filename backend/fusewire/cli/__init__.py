@@ -81,11 +81,11 @@ def _common(
 def import_(
     model: Model,
     name: Annotated[
-        str | None, typer.Option(help="The model's name. Default: the folder's.")
+        str | None, typer.Option(metavar="NAME", help="The model's name. Default: the folder's.")
     ] = None,
-    repository: Annotated[Path, typer.Option(help="The model repository to write to.")] = Path(
-        "model_repository"
-    ),
+    repository: Annotated[
+        Path, typer.Option(metavar="PATH", help="The model repository to write to.")
+    ] = Path("model_repository"),
     link: Annotated[
         bool,
         typer.Option(
@@ -182,7 +182,7 @@ def check(
     if as_json:
         out.print_json(json.dumps({**asdict(found), "passed": found.passed}))
     else:
-        table = Table("result", "largest difference", "granted", box=None)
+        table = Table("result", "largest difference", "tolerance", box=None)
         for name, difference in found.differences.items():
             table.add_row(name, f"{difference:.2e}", f"{found.granted[name]:.2e}")
         out.print(
@@ -193,7 +193,7 @@ def check(
         if found.greedy_tokens:
             out.print(f"greedy tokens: {found.greedy_equal} of {found.greedy_tokens} equal")
         out.print(
-            "equal within what is granted" if found.passed else "DIFFERENT: more than granted"
+            "equal within the tolerance" if found.passed else "DIFFERENT: beyond the tolerance"
         )
     raise typer.Exit(0 if found.passed else 1)
 
