@@ -1,4 +1,4 @@
-"""A conversation in the terminal with a model on a server; an empty line ends it.
+"""A conversation in the terminal with a model on a server; an empty line or Ctrl-D ends it.
 
     fusewire serve MODEL
     python examples/chat.py [ADDRESS] [MODEL NAME]
@@ -8,6 +8,7 @@ ADDRESS is the server's gRPC address. The model's folder has a chat template.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 
 from fusewire_client import Client
@@ -15,7 +16,7 @@ from fusewire_client import Client
 
 def main(address: str = "localhost:8001", model: str | None = None) -> None:
     messages: list[dict[str, str]] = []
-    with Client(address, model=model) as client:
+    with Client(address, model=model) as client, contextlib.suppress(EOFError):
         while text := input("> "):
             messages.append({"role": "user", "content": text})
             answer = ""

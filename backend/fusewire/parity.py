@@ -80,8 +80,8 @@ def parity(
         import transformers
     except ImportError as error:
         raise ConfigurationError(
-            f"parity: got no module {error.name!r}, wanted torch and transformers to compare with; "
-            "install both: `pip install '.[torch]'` in fusewire's folder"
+            f"check: got no module {error.name!r}, wanted torch and transformers to compare with; "
+            "install both: `pip install torch transformers`"
         ) from None
 
     place = Placement(device, dtype)

@@ -3,7 +3,10 @@
 The text is the prose of Python's own reference (`pydoc_data.topics`), so nothing is downloaded.
 Two layers of 128 numbers learn to write what sounds like that reference, and know nothing. The
 architecture is Mistral's with a short window: texts may be longer than those it was trained on.
-Matrices learn by Muon (Jordan et al., 2024), the embedding by Adam. `make demo` runs it.
+Matrices learn by Muon (Jordan et al., 2024), the embedding by Adam. `make demo` runs it; alone it
+needs `pip install safetensors` beside fusewire:
+
+    python client/examples/tiny_gpt.py FOLDER
 """
 
 from __future__ import annotations

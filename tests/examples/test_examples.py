@@ -133,8 +133,9 @@ def test_texts_are_streamed_from_a_server(address: str) -> None:
 
 
 @pytest.mark.server
-def test_a_conversation_goes_on_until_an_empty_line(address: str) -> None:
-    shown = run("chat.py", address, "writer", stdin="Hello\nGo on\n\n")
+@pytest.mark.parametrize("end", ["\n", ""])
+def test_a_conversation_goes_on_until_an_empty_line_or_the_end(address: str, end: str) -> None:
+    shown = run("chat.py", address, "writer", stdin=f"Hello\nGo on\n{end}")
     assert shown.count("> ") == 3
 
 

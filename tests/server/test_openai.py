@@ -460,8 +460,10 @@ def test_an_unknown_model_is_not_found(api: openai.OpenAI) -> None:
 def test_a_body_that_is_none_is_refused_in_the_same_shape(server: Server) -> None:
     assert server.openai is not None
     as_json = {"Content-Type": "application/json"}
+    as_form = {"Content-Type": "application/x-www-form-urlencoded"}  # curl -d's own
     for headers, body, status, words in (
         ({}, b"{}", 400, b"Content-Type: application/json"),
+        (as_form, b"{}", 400, b"Content-Type: got application/x-www-form-urlencoded, wanted"),
         (as_json, b"{", 400, b"ill-formed JSON"),
         (as_json, b"[" * 100, 400, b"deeper nesting"),
         (as_json, b'{"model": NaN}', 400, b"got NaN"),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from fusewire.serving.config import ServerSettings
 from fusewire.serving.endpoint import Endpoint
-from fusewire.serving.exposure import warning
+from fusewire.serving.exposure import idle_key, warning
 
 
 def of(host: str, openai: str | None = None, **settings: Any) -> str | None:
@@ -38,3 +38,13 @@ def test_an_openai_endpoint_without_a_key_is_named(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("FUSEWIRE_API_KEY", "key")
     with_variable = of("0.0.0.0", "0.0.0.0:9000")
     assert with_file == with_variable == of("0.0.0.0")
+
+
+def test_an_api_key_without_an_openai_endpoint_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert idle_key(ServerSettings(), None) is None
+    words = idle_key(ServerSettings(api_key_file=Path("keys")), None)
+    assert words is not None
+    assert "--openai-port" in words
+    monkeypatch.setenv("FUSEWIRE_API_KEY", "key")
+    assert idle_key(ServerSettings(), None) == words
+    assert idle_key(ServerSettings(), "127.0.0.1:9000") is None

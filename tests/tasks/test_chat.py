@@ -124,7 +124,9 @@ def test_a_prompt_is_given_in_one_way(chat: Chat) -> None:
 
 def test_a_folder_without_a_template_says_so(tmp_path: Path) -> None:
     chat = chat_of(tmp_path, None)
-    with pytest.raises(InvalidInput, match=r"messages: got .* no chat template, .* text_input"):
+    with pytest.raises(
+        InvalidInput, match=r"messages: got .* no chat template, .* chat_template.jinja"
+    ):
         asked(MESSAGES, chat)
 
 

@@ -81,11 +81,11 @@ def _common(
 def import_(
     model: Model,
     name: Annotated[
-        str | None, typer.Option(help="The model's name. Default: the folder's.")
+        str | None, typer.Option(metavar="NAME", help="The model's name. Default: the folder's.")
     ] = None,
-    repository: Annotated[Path, typer.Option(help="The model repository to write to.")] = Path(
-        "model_repository"
-    ),
+    repository: Annotated[
+        Path, typer.Option(metavar="PATH", help="The model repository to write to.")
+    ] = Path("model_repository"),
     link: Annotated[
         bool,
         typer.Option(

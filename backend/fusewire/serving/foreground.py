@@ -91,8 +91,9 @@ def _announce(out: Console, server: Server, as_json: bool) -> None:
         out.print("\n".join(announcement.lines(server)), markup=False, emoji=False)
     openai = server.openai.address if server.openai is not None else None
     exposed = exposure.warning(server.settings, server.endpoint, openai)
-    if exposed:
-        log_format.SERVE.warning("%s", exposed)
+    for words in (exposed, exposure.idle_key(server.settings, openai)):
+        if words:
+            log_format.SERVE.warning("%s", words)
 
 
 def _goodbye(out: Console, server: Server, as_json: bool) -> None:

@@ -60,8 +60,8 @@ class ServerSettings(BaseModel):
         default=None,
         ge=0,
         le=65535,
-        description="Port of the OpenAI endpoint, for models that generate or embed; 0: any free "
-        "port. Default: no OpenAI endpoint.",
+        description="Port of the OpenAI endpoint (completions, chat, embeddings, reranking); 0: "
+        "any free port. Default: no OpenAI endpoint.",
         json_schema_extra=_SERVER,
     )
     chat_template: Path | None = Field(
@@ -90,7 +90,8 @@ class ServerSettings(BaseModel):
     )
     log_level: LogLevel = Field(
         default="warning",
-        description="Lowest level of log lines that are written.",
+        description="Lowest level of log lines that are written. Lines of `serve`, of its watchdog "
+        "and of the access log are written at every level.",
         json_schema_extra=_LOGGING,
     )
     log_format: LogFormat = Field(

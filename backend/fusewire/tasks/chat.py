@@ -46,7 +46,7 @@ class Chat:
                 FIELD,
                 "a conversation for a model whose folder has no chat template",
                 "a model with one",
-                "send the prompt as text_input",
+                "add chat_template.jinja to the folder, or send a prompt instead of messages",
             )
         if not isinstance(chat_template_kwargs, Mapping | None):
             got = type(chat_template_kwargs).__name__

@@ -25,6 +25,10 @@ _HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: _RETRY_AFTER, 503: _RETRY_
 _FIELD = re.compile(r"('[^']{1,64}'|[A-Za-z_]\w{0,63}): got ")
 _TYPES = {429: "rate_limit_error", 500: "server_error", 503: "service_unavailable"}
 _NO_OBJECT = "body: got none, wanted a JSON object; send one, as Content-Type: application/json"
+_NOT_JSON = (
+    "Content-Type: got {got}, wanted application/json; set the header (curl: "
+    "-H 'Content-Type: application/json')"
+)
 
 
 class ApiError(HTTPException):
@@ -80,7 +84,9 @@ def install(app: FastAPI) -> None:
     async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         first = error.errors()[0]
         if first["loc"] == ("body",):
-            return response(ApiError(400, _NO_OBJECT))
+            kind = request.headers.get("content-type", "none")[:80]
+            named = "json" in kind or kind == "none"
+            return response(ApiError(400, _NO_OBJECT if named else _NOT_JSON.format(got=kind)))
         param = "".join(
             f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"][1:]
         ).removeprefix(".")

@@ -102,8 +102,9 @@ class Generator(Served):
         if self.template is None:
             raise ApiError(
                 400,
-                f"model: got {self.name}, whose folder has no chat template, wanted one with; "
-                "send the prompt to /v1/completions, or start the server with --chat-template",
+                f"model: got {self.name}, whose folder has no chat template, wanted one that "
+                "has it; send the prompt to /v1/completions, or start the server with "
+                "--chat-template",
                 param="model",
                 code="chat_template_missing",
             )
