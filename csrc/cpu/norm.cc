@@ -64,7 +64,7 @@ void rms_norm_rows(const NormArguments& a, int64_t first) {
           v += read(residual + r * a.residual_stride + c, count);
           write(out + r * a.out_stride + c, v, count);
         }
-        sum[r] += v * v;
+        sum[r] = multiply_add(v, v, sum[r]);
       }
     });
     for (int r = 0; r < kRows; ++r) squares[r] += sum[r];

@@ -31,15 +31,30 @@ FUSEWIRE_INLINE Vec broadcast(float x) {
   return x - Vec{};
 }
 
+// v, of which the compiler knows nothing: what follows is computed from it in the order that is
+// written. clang merges sums of two kernels in different ways otherwise, and bits differ with them.
+FUSEWIRE_INLINE Vec opaque(Vec v) {
+#ifdef __x86_64__
+  asm("" : "+v"(v));
+#endif
+  return v;
+}
+
+// a * b + c, rounded once where the target has such an instruction. By name where clang would fuse
+// one copy of a loop and not another.
+FUSEWIRE_INLINE Vec multiply_add(Vec a, Vec b, Vec c) {
+#if defined(__clang__) && defined(__FMA__)
+  return __builtin_elementwise_fma(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
 // The first n < kLanes floats; the other lanes read as `fill` and are not touched in memory.
 FUSEWIRE_INLINE Vec load_first(const float* p, int64_t n, float fill = 0.0f) {
   Vec v = broadcast(fill);
   for (int64_t i = 0; i < n; ++i) v[i] = p[i];
-#ifdef __x86_64__
-  // Or clang multiplies these lanes one by one, which are then rounded before they are added.
-  asm("" : "+v"(v));
-#endif
-  return v;
+  return opaque(v);  // or clang multiplies these lanes one by one, rounded before they are added
 }
 FUSEWIRE_INLINE void store_first(float* p, Vec v, int64_t n) {
   for (int64_t i = 0; i < n; ++i) p[i] = v[i];
