@@ -71,7 +71,7 @@ sweep: $(VENV)/.test wheels
 	PYTHONPATH=build/wheels/unpacked $(BIN)/python -m pytest tests/ops tests/layers tests/models -n 2
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(NUMPY_2) numpy==2.4.6
 	PYTHONPATH=$(NUMPY_2) $(BIN)/python -m pytest tests -m 'not sweep' -n 2 --dist loadfile \
-	  $(SERVERS:%=--ignore %) --ignore tests/bench
+	  $(SERVERS:%=--ignore %) --ignore tests/client --ignore tests/serving --ignore tests/bench
 
 # Wheels that run elsewhere. zig is a C++ compiler with the headers of old versions of glibc, so the
 # one for CPUs needs no container; nvcc takes gcc, and its wheel a glibc as new as this machine's.
