@@ -19,8 +19,8 @@ class EncoderBody(Body):
     truncate_prompt_tokens: int | None = Field(
         default=None,
         ge=-1,
-        description="Truncate a text, or a query and its document together, to so many tokens; -1: to "
-        "the model's limit.",
+        description="Truncate a text, or a query and its document together, to so many tokens; "
+        "-1: to the model's limit.",
     )
 
     def names_used(self) -> dict[str, str]:
