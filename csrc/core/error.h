@@ -1,5 +1,6 @@
-// The library's one exception. A message says what was wrong, what arrived, what was wanted and
-// what to do; its text is built only when something fails, never on the way of a good call.
+// The library's one exception. Callers decide by its kind, never by its words. A message says what
+// was wrong, what arrived, what was wanted and what to do; its text is built only when something
+// fails, never on the way of a good call.
 // No streams: they would bring the process's locale into messages and into a shared library.
 #pragma once
 
@@ -11,9 +12,19 @@
 
 namespace fusewire {
 
+enum class ErrorKind {
+  kInvalid,      // an argument, or a combination that nothing here computes
+  kOutOfMemory,  // of a device, of the host, or beyond a cap: less at a time may succeed
+  kDevice,       // the device or its driver failed
+};
+
 class Error : public std::runtime_error {
  public:
-  using std::runtime_error::runtime_error;
+  Error(ErrorKind kind, const std::string& text) : std::runtime_error(text), kind_(kind) {}
+  ErrorKind kind() const { return kind_; }
+
+ private:
+  ErrorKind kind_;
 };
 
 namespace detail {
@@ -34,10 +45,15 @@ void append(std::string& text, const Part& part) {
 }  // namespace detail
 
 template <class... Parts>
-[[noreturn]] __attribute__((noinline, cold)) void fail(const Parts&... parts) {
+[[noreturn]] __attribute__((noinline, cold)) void fail_as(ErrorKind kind, const Parts&... parts) {
   std::string text;
   (detail::append(text, parts), ...);
-  throw Error(text);
+  throw Error(kind, text);
+}
+
+template <class... Parts>
+[[noreturn]] __attribute__((noinline, cold)) void fail(const Parts&... parts) {
+  fail_as(ErrorKind::kInvalid, parts...);
 }
 
 }  // namespace fusewire

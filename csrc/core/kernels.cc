@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
+#include <mutex>
 
 #include "core/error.h"
 
@@ -9,10 +11,11 @@ namespace fusewire {
 namespace {
 
 struct Registry {
+  std::mutex mutex;  // of all but reading a choice that is made
   std::vector<Target> targets;
   std::string forced_cpu_target;
   // The choice for each (device, dtype), made on first use.
-  std::array<std::array<const Kernels*, kDTypeCount>, kDeviceTypeCount> chosen{};
+  std::array<std::array<std::atomic<const Kernels*>, kDTypeCount>, kDeviceTypeCount> chosen{};
 };
 
 Registry& registry() {
@@ -20,8 +23,8 @@ Registry& registry() {
   return instance;
 }
 
-const Target* best(DeviceType device, const DType* dtype) {
-  const Registry& r = registry();
+// Under the registry's lock, as its result, which points into it.
+const Target* best(const Registry& r, DeviceType device, const DType* dtype) {
   const Target* found = nullptr;
   for (const Target& target : r.targets) {
     if (target.device != device || (dtype && target.dtype != *dtype) || !target.usable()) continue;
@@ -37,23 +40,26 @@ const Target* best(DeviceType device, const DType* dtype) {
 }  // namespace
 
 void register_target(const Target& target) {
+  const std::lock_guard lock(registry().mutex);
   registry().targets.push_back(target);
 }
 
 const Kernels& kernels_for(Device device, DType dtype) {
-  const Kernels*& slot = registry().chosen[static_cast<int>(device.type)][static_cast<int>(dtype)];
-  if (!slot) {
-    const Target* target = best(device.type, &dtype);
-    if (!target) {
-      fail("dtype: got ", name_of(dtype), " on ", device.text(),
-           ", for which this build has no kernels; use float32 on the CPU");
-    }
-    slot = target->kernels;
+  Registry& r = registry();
+  auto& slot = r.chosen[static_cast<int>(device.type)][static_cast<int>(dtype)];
+  if (const Kernels* made = slot.load(std::memory_order_acquire)) return *made;
+  const std::lock_guard lock(r.mutex);
+  const Target* target = best(r, device.type, &dtype);
+  if (!target) {
+    fail("dtype: got ", name_of(dtype), " on ", device.text(),
+         ", for which this build has no kernels; use float32 on the CPU");
   }
-  return *slot;
+  slot.store(target->kernels, std::memory_order_release);
+  return *target->kernels;
 }
 
 std::vector<std::string> cpu_targets() {
+  const std::lock_guard lock(registry().mutex);
   std::vector<Target> usable;
   for (const Target& target : registry().targets) {
     if (target.device == DeviceType::kCpu && target.usable()) usable.push_back(target);
@@ -70,7 +76,8 @@ std::vector<std::string> cpu_targets() {
 }
 
 std::string cpu_target() {
-  const Target* target = best(DeviceType::kCpu, nullptr);
+  const std::lock_guard lock(registry().mutex);
+  const Target* target = best(registry(), DeviceType::kCpu, nullptr);
   return target ? target->name : "none";
 }
 
@@ -81,8 +88,12 @@ void set_cpu_target(std::string_view name) {
     for (const std::string& usable : names) known += (known.empty() ? "" : ", ") + usable;
     fail("cpu target: got '", name, "', wanted one that this machine can run: ", known);
   }
-  registry().forced_cpu_target = name;
-  registry().chosen = {};
+  Registry& r = registry();
+  const std::lock_guard lock(r.mutex);
+  r.forced_cpu_target = name;
+  for (auto& of_device : r.chosen) {
+    for (auto& slot : of_device) slot.store(nullptr, std::memory_order_release);
+  }
 }
 
 }  // namespace fusewire

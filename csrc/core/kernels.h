@@ -9,16 +9,16 @@
 #include <vector>
 
 #include "core/activation.h"
+#include "core/attention.h"
 #include "core/device.h"
 #include "core/dtype.h"
-#include "core/paged_batch.h"
+#include "core/gemm.h"
 #include "core/pooling.h"
-#include "core/sequence_batch.h"
 #include "core/stream.h"
 
 namespace fusewire {
 
-// out = norm(x [+ residual]) * weight [+ bias], by rows. residual and bias may be null.
+// out = norm(x) * weight [+ bias] [+ residual], by rows. bias and residual may be null; one is.
 struct NormArguments {
   void* out;
   const void* x;
@@ -46,46 +46,14 @@ struct EmbedArguments {
   float scale;
 };
 
-// qkv rows are q | k | v, each heads * head_dim wide. Token i of a sequence sees token j when
-// window == 0 or |i - j| <= window. position_bias [heads, 2 * bias_span - 1], null or added to the
-// scaled score at column j - i + bias_span - 1.
-struct AttentionArguments {
-  void* out;
-  const void* qkv;
-  int64_t out_stride, qkv_stride;
-  const SequenceBatch* batch;
-  int64_t heads, head_dim, window;
-  float scale;
-  const float* position_bias;
-  int64_t bias_span;
-};
-
-// qkv rows are q | k | v: heads, kv_heads and kv_heads times head_dim wide; only q is read here.
-// keys and values [pages, kv_heads, page_size, head_dim] are dense and hold the new tokens already.
-// Query head h reads kv head h / (heads / kv_heads). The token at position p sees positions
-// max(0, p - window + 1) to p of its sequence (window == 0: 0 to p). The score of key j is
-// s = scale * q k (soft_cap > 0: soft_cap * tanh(s / soft_cap)) + alibi_slopes[h] * (j - p), where
-// alibi_slopes [heads] may be null.
-struct PagedAttentionArguments {
-  void* out;
-  const void* qkv;
-  int64_t out_stride, qkv_stride;
-  const void *keys, *values;
-  int64_t pages;  // that the cache has
-  const PagedBatch* batch;
-  int64_t heads, kv_heads, head_dim, window;
-  float scale, soft_cap;
-  const float* alibi_slopes;
-};
-
-// The first `turning` heads of a row (q and k) are rotated, of each the first rotary_dim values: by
-// the angle of positions[token] in the tables [angles, rotary_dim / 2].
+// The first `rotated_heads` heads of a row (q and k) are rotated, of each the first rotary_dim
+// values: by the angle of positions[token] in the tables [angles, rotary_dim / 2].
 struct RotaryArguments {
   void* qkv;
   int64_t stride;
   const int32_t* positions;
   const float *cos, *sin;
-  int64_t angles, tokens, turning, head_dim, rotary_dim;
+  int64_t angles, tokens, rotated_heads, head_dim, rotary_dim;
 };
 
 // Row r of logits gives tokens[r]; every setting has one number a row (ops.def, sample).
@@ -116,7 +84,8 @@ struct Target {
 
 void register_target(const Target& target);
 
-// Throws Error when no usable target of the device has kernels for the element type.
+// Throws Error when no usable target of the device has kernels for the element type. This and the
+// functions below may be called by any thread; a call that is running keeps its kernels.
 const Kernels& kernels_for(Device device, DType dtype);
 
 std::vector<std::string> cpu_targets();  // usable here, slowest first

@@ -17,9 +17,11 @@ class PagedBatch {
  public:
   // `batch` packs the new tokens. context_lengths int32[sequences] on the host: positions of each
   // sequence that the cache holds once the new ones are stored, so that new token i of n stands at
-  // position context - n + i. block_table int32[sequences, width] on the host; entries beyond a
-  // sequence's context are not read. page_size is a power of two. The device tensors are the same
-  // in the memory of the device whose kernels read them; left out, the kernels run on the host.
+  // position context - n + i. It is less than n only where nothing is stored: cross attention,
+  // whose queries are other tokens than its keys. block_table int32[sequences, width] on the host;
+  // entries beyond a sequence's context are not read. page_size is a power of two. The device
+  // tensors are the same in the memory of the device whose kernels read them; left out, the kernels
+  // run on the host.
   PagedBatch(SequenceBatch batch, Tensor context_lengths, Tensor block_table, int64_t page_size,
              Tensor device_context_lengths = {}, Tensor device_block_table = {})
       : batch_(std::move(batch)),
@@ -54,6 +56,8 @@ class PagedBatch {
   int64_t table_width() const { return device_table_.shape[1]; }  // entries of a row
   int64_t max_context() const { return max_context_; }
   int64_t pages_needed() const { return pages_needed_; }  // 1 + the largest page in use; 0: bucket
+  // By how many new tokens a sequence exceeds its context, at most; a bucket's are not known.
+  int64_t excess() const { return excess_; }
 
   const int32_t* context_lengths() const { return contexts_.as<int32_t>(); }  // null for a bucket
   const int32_t* block_table() const { return table_.as<int32_t>(); }         // null for a bucket
@@ -111,10 +115,11 @@ class PagedBatch {
   void check_sequence(int64_t i) {
     const int64_t added = batch_.begin()[i + 1] - batch_.begin()[i];
     const int64_t context = context_lengths()[i], room = table_.shape[1] * page_size_;
-    if (context < added || context > room) {
-      fail("PagedBatch: context_lengths[", i, "]: got ", context, ", wanted ", added,
-           " (the new tokens) to ", room, " (the table's pages)");
+    if (context < 1 || context > room) {
+      fail("PagedBatch: context_lengths[", i, "]: got ", context, ", wanted 1 to ", room,
+           ", the positions of the table's pages");
     }
+    excess_ = std::max(excess_, added - context);
     const int32_t* pages = block_table() + i * table_.shape[1];
     for (int64_t p = 0; p * page_size_ < context; ++p) {
       if (pages[p] < 0) {
@@ -127,7 +132,7 @@ class PagedBatch {
 
   SequenceBatch batch_;
   Tensor contexts_, table_, device_contexts_, device_table_;
-  int64_t page_size_ = 0, max_context_ = 0, pages_needed_ = 0;
+  int64_t page_size_ = 0, max_context_ = 0, pages_needed_ = 0, excess_ = 0;
 };
 
 }  // namespace fusewire

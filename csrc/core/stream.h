@@ -12,6 +12,9 @@ struct Stream {
   // A recording stream launches nothing: ops check their arguments and return. A dry run of a
   // layer on such a stream is how workspace lifetimes become known (core/workspace.h).
   bool recording = false;
+  // While a model loads, a kernel that can be computed in several ways is timed when it is first
+  // seen on the stream; that waits for the stream. Never while a request does.
+  bool tuning = false;
 };
 
 }  // namespace fusewire

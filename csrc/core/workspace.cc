@@ -200,8 +200,8 @@ void Workspace::grow(size_t bytes) {
   size_t step = arena_size(bytes);
   try {
     resize(step);
-  } catch (const Error&) {
-    if (step == bytes) throw;
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kOutOfMemory || step == bytes) throw;
     resize(bytes);  // near the cap what is needed may still fit
   }
 }

@@ -5,7 +5,7 @@
 // not depend on the batch.
 #include "core/kernels.h"
 #include "core/threads.h"
-#include "cpu/attention_tile.h"
+#include "cpu/attention_score.h"
 
 namespace fusewire::FUSEWIRE_TARGET {
 namespace {
@@ -18,16 +18,28 @@ struct Scratch {
   float* query;   // q^T [head_dim][kColumns], scaled
   float* scores;  // scores^T, then exp of them [kKeyTile][kColumns]
   float* out;     // out^T [head_dim][kColumns]
-  float* bias;    // position bias of this block, reversed: see attend
+  float* bias;    // of this block, reversed: see attend
 };
 
-// Hides the scores of keys that a query may not see, |query - key| > window.
-void mask_window(float* scores, int64_t first_query, int64_t first_key, int64_t keys,
-                 int64_t window) {
-  for (int64_t j = 0; j < keys; ++j) {
-    for (int64_t i = 0; i < kColumns; ++i) {
-      const int64_t distance = first_query + i - (first_key + j);
-      if (distance > window || -distance > window) scores[j * kColumns + i] = kMasked;
+// One sequence of one head.
+struct Sequence {
+  const float *q, *k, *v;  // rows of the head
+  int64_t head, token;     // of its first query
+  int64_t queries, keys;
+
+  // That query 0 stands at.
+  int64_t position() const { return keys - queries; }
+};
+
+// Hides the scores of keys that a query, the first of which stands at `position`, may not see.
+void hide(float* scores, int64_t position, int64_t first_key, int64_t keys,
+          const AttentionMask& mask) {
+  const Vec left = broadcast(static_cast<float>(-mask.left));
+  const Vec right = broadcast(static_cast<float>(mask.right)), hidden = broadcast(kMasked);
+  for (int64_t i = 0; i < kColumns; i += kLanes) {
+    Vec distance = static_cast<float>(first_key - position - i) - lane_numbers();
+    for (float* s = scores + i; s < scores + keys * kColumns; s += kColumns, distance += 1.0f) {
+      store(s, distance < left ? hidden : distance > right ? hidden : load(s));
     }
   }
 }
@@ -39,65 +51,65 @@ void prefetch_head(const float* rows, int64_t stride, int64_t count, int64_t dim
   }
 }
 
-void attend(const AttentionArguments& a, const Scratch& s, int64_t token, int64_t length,
-            int64_t head, int64_t first_query) {
+void attend(const AttentionArguments& a, const Scratch& s, const Sequence& of,
+            int64_t first_query) {
   const int64_t dim = a.head_dim;
-  const float scale = a.scale * kLog2e;
-  const int64_t queries =
-      length - first_query < kColumns ? length - first_query : int64_t{kColumns};
-  const float* q =
-      static_cast<const float*>(a.qkv) + (token + first_query) * a.qkv_stride + head * dim;
-  const float* k = static_cast<const float*>(a.qkv) + token * a.qkv_stride + (a.heads + head) * dim;
-  const float* v = k + a.heads * dim;
+  const float scale = query_scale(a);
+  const int64_t rest = of.queries - first_query;
+  const int64_t queries = rest < kColumns ? rest : int64_t{kColumns};
+  const int64_t position = of.position() + first_query;
+  const float* q = of.q + first_query * a.q.stride;
 
   for (int64_t i = 0; i < kColumns; i += kLanes) {
     for (int64_t d = 0; d < dim; d += kLanes) {
-      transpose_block(s.query + d * kColumns + i, kColumns, q + i * a.qkv_stride + d, a.qkv_stride,
+      transpose_block(s.query + d * kColumns + i, kColumns, q + i * a.q.stride + d, a.q.stride,
                       queries - i, dim - d, [&](Vec v) { return v * scale; });
     }
   }
   for (int64_t d = 0; d < dim * kColumns; ++d) s.out[d] = 0.0f;
-  if (a.position_bias) {
-    // bias of (query i, key j) is table[j - i + bias_span - 1]; queries run along lanes, so the
-    // reversed copy makes them ascend: s.bias[(length - 1 - j) + (i - first_query)].
-    const float* table = a.position_bias + head * (2 * a.bias_span - 1);
-    for (int64_t u = 0; u < length + kColumns - 1; ++u) {
-      const int64_t index = a.bias_span - 1 + length - 1 - first_query - u;
-      s.bias[u] =
-          index >= 0 ? table[index] * kLog2e : 0.0f;  // only lanes beyond the sequence go below 0
+  if (a.bias) {
+    // Queries run along lanes, so a reversed copy makes the biases of a key ascend:
+    // s.bias[(of.keys - 1 - j) + i] is that of key j and query first_query + i.
+    const float* table = a.bias + of.head * a.bias_width();
+    for (int64_t u = 0; u < of.keys + kColumns - 1; ++u) {
+      s.bias[u] = table[bias_column(a, of.keys - 1 - position - u)] * kLog2e;
     }
   }
 
-  int64_t first_key = 0, last_key = length;
-  if (a.window > 0) {
-    // Tiles begin at multiples of kKeyTile whatever the window, or the answer would shift.
-    first_key = first_query - a.window;
-    first_key = first_key > 0 ? first_key / kKeyTile * kKeyTile : 0;
-    const int64_t reach = first_query + queries + a.window;
-    last_key = reach < length ? reach : length;
-  }
+  // Tiles begin at multiples of kKeyTile whatever the mask, or the answer would shift.
+  const int64_t first_key = first_visible(a, position) / kKeyTile * kKeyTile;
+  const int64_t reach = position + queries + a.mask.right;
+  const int64_t last_key = reach < of.keys ? reach : of.keys;
 
   OnlineSoftmax online;
   for (int64_t tile = first_key; tile < last_key; tile += kKeyTile) {
     const int64_t keys = last_key - tile < kKeyTile ? last_key - tile : kKeyTile;
-    score(k + tile * a.qkv_stride, a.qkv_stride, s.query, keys, dim, s.scores);
-    if (a.position_bias) {
+    score(of.k + tile * a.k.stride, a.k.stride, s.query, keys, dim, s.scores);
+    if (a.soft_cap > 0) {
+      for (int64_t at = 0; at < keys * kColumns; at += kLanes) {
+        store(s.scores + at, capped_score(a, load(s.scores + at)));
+      }
+    }
+    if (a.bias) {
       for (int64_t j = 0; j < keys; ++j) {
         float* row = s.scores + j * kColumns;
-        const float* bias = s.bias + length - 1 - (tile + j);
+        const float* bias = s.bias + of.keys - 1 - (tile + j);
         store(row, load(row) + load(bias));
         store(row + kLanes, load(row + kLanes) + load(bias + kLanes));
       }
     }
-    if (a.window > 0) mask_window(s.scores, first_query, tile, keys, a.window);
+    const bool hidden =
+        position + queries - 1 - tile > a.mask.left || tile + keys - 1 - position > a.mask.right;
+    if (hidden) hide(s.scores, position, tile, keys, a.mask);
 
     Vec correction[2];
     online.step(s.scores, keys, correction);
-    add_values(v + tile * a.qkv_stride, a.qkv_stride, s.scores, keys, correction, s.out, dim);
+    add_values(of.v + tile * a.v.stride, a.v.stride, s.scores, keys, correction, s.out, dim);
   }
 
   // out^T, divided by the sums, back to rows of the output: a block of it is kLanes queries.
-  float* out = static_cast<float*>(a.out) + (token + first_query) * a.out_stride + head * dim;
+  const int64_t token = of.token + first_query;
+  float* out = static_cast<float*>(a.out) + token * a.out_stride + of.head * dim;
   for (int64_t i = 0; i < queries; i += kLanes) {
     const Vec inverse = 1.0f / online.total[i / kLanes];
     for (int64_t d = 0; d < dim; d += kLanes) {
@@ -105,37 +117,53 @@ void attend(const AttentionArguments& a, const Scratch& s, int64_t token, int64_
                   queries - i, dim - d);
     }
   }
+  if (!a.log_sum_exp) return;
+  float* const log_sum_exp = a.log_sum_exp + of.head * a.log_sum_exp_stride + token;
+  for (int64_t i = 0; i < queries; ++i) {
+    const int64_t half = i / kLanes, lane = i % kLanes;
+    log_sum_exp[i] = log_sum_exp_of(online.highest[half][lane], online.total[half][lane]);
+  }
 }
 
 }  // namespace
 
+const char* attention_lacks(const AttentionArguments& a) {
+  return a.dropout.probability > 0 ? "dropout" : nullptr;
+}
+
 void attention(const AttentionArguments& a, const Stream&) {
-  const SequenceBatch& batch = *a.batch;
-  const int64_t tasks_each = (batch.max_seqlen() + kTaskQueries - 1) / kTaskQueries;
-  const int64_t bias_floats = a.position_bias ? batch.max_seqlen() + 2 * kColumns : 0;
+  const SequenceBatch &queries = *a.queries, &keys = *a.keys;
+  const int64_t tasks_each = (queries.max_seqlen() + kTaskQueries - 1) / kTaskQueries;
+  const int64_t bias_floats = a.bias ? keys.max_seqlen() + 2 * kColumns : 0;
+  const auto head_rows = [&](const HeadRows& rows, int64_t token, int64_t head) {
+    return static_cast<const float*>(rows.data) + token * rows.stride + head * a.head_dim;
+  };
   // Tasks of one head of one sequence are neighbours; those beyond a short sequence end at once.
-  parallel_for(batch.sequences() * a.heads * tasks_each, 1, [&](int64_t task, int64_t, int) {
-    const int64_t sequence = task / tasks_each / a.heads;
-    const int64_t token = batch.begin()[sequence];
-    const int64_t length = batch.begin()[sequence + 1] - token;
+  parallel_for(queries.sequences() * a.heads * tasks_each, 1, [&](int64_t task, int64_t, int) {
+    const int64_t i = task / tasks_each / a.heads, head = task / tasks_each % a.heads;
+    const int64_t token = queries.begin()[i], key = keys.begin()[i];
+    const int64_t length = queries.begin()[i + 1] - token;
     const int64_t begin = task % tasks_each * kTaskQueries;
     if (begin >= length) return;
     const int64_t end = begin + kTaskQueries < length ? begin + kTaskQueries : length;
+    const int64_t kv_head = head / (a.heads / a.kv_heads);
+    const Sequence of = {head_rows(a.q, token, head),
+                         head_rows(a.k, key, kv_head),
+                         head_rows(a.v, key, kv_head),
+                         head,
+                         token,
+                         length,
+                         keys.begin()[i + 1] - key};
     const int64_t wide = a.head_dim * kColumns;
     float* floats = static_cast<float*>(__builtin_alloca_with_align(
         (2 * wide + kKeyTile * kColumns + bias_floats) * sizeof(float), 512));
     const Scratch scratch = {floats, floats + 2 * wide, floats + wide,
                              floats + 2 * wide + kKeyTile * kColumns};
-    const float* q = static_cast<const float*>(a.qkv) + token * a.qkv_stride +
-                     task / tasks_each % a.heads * a.head_dim;
-    const int64_t width = a.heads * a.head_dim;
-    prefetch_head(q + begin * a.qkv_stride, a.qkv_stride, end - begin, a.head_dim);
-    const int64_t ahead = length < kPrefetchedKeys ? length : kPrefetchedKeys;
-    prefetch_head(q + width, a.qkv_stride, ahead, a.head_dim);
-    prefetch_head(q + 2 * width, a.qkv_stride, ahead, a.head_dim);
-    for (int64_t query = begin; query < end; query += kColumns) {
-      attend(a, scratch, token, length, task / tasks_each % a.heads, query);
-    }
+    prefetch_head(of.q + begin * a.q.stride, a.q.stride, end - begin, a.head_dim);
+    const int64_t ahead = of.keys < kPrefetchedKeys ? of.keys : kPrefetchedKeys;
+    prefetch_head(of.k, a.k.stride, ahead, a.head_dim);
+    prefetch_head(of.v, a.v.stride, ahead, a.head_dim);
+    for (int64_t query = begin; query < end; query += kColumns) attend(a, scratch, of, query);
   });
 }
 

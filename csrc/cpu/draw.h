@@ -20,7 +20,10 @@ class Floats {
       std::free(data_);
       data_ = static_cast<float*>(std::malloc(sizeof(float) * static_cast<size_t>(count)));
       size_ = data_ ? count : 0;
-      if (!data_) fail("sample: got no memory for ", count, " numbers; free some");
+      if (!data_) {
+        fail_as(ErrorKind::kOutOfMemory, "sample: got no memory for ", count,
+                " numbers; free some");
+      }
     }
     return data_;
   }

@@ -18,6 +18,7 @@ constexpr int64_t kPanel = 32;
 constexpr int64_t kLine = 16;    // floats
 constexpr int64_t kChain = 384;  // additions in one chain: rounding grows with its length
 
+// Of one tile: where its columns of bias and its rows of residual begin.
 struct Epilogue {
   const float* bias;
   const float* residual;
@@ -72,19 +73,11 @@ __attribute__((noinline)) void tile(const Product& product, const Epilogue& epil
   }
 }
 
-}  // namespace
-
-size_t pack_weight_bytes(int64_t n, int64_t k) {
+size_t packed_bytes(int64_t n, int64_t k) {
   return static_cast<size_t>((n + kPanel - 1) / kPanel * kPanel * k) * sizeof(float);
 }
 
-// Panels serve gemm alone: of an embedding that is also a head (tied weights) the rows stay too, as
-// a row's numbers are a panel's width apart in one, and each would be read with a line of others.
-bool packing_copies() {
-  return false;
-}
-
-void pack_weight(void* packed, const void* weight, int64_t n, int64_t k, const Stream&) {
+void pack(void* packed, const void* weight, int64_t n, int64_t k, const Stream&) {
   float* out = static_cast<float*>(packed);
   const float* w = static_cast<const float*>(weight);
   parallel_for((n + kPanel - 1) / kPanel, 1, [&](int64_t panel, int64_t, int) {
@@ -97,12 +90,11 @@ void pack_weight(void* packed, const void* weight, int64_t n, int64_t k, const S
   });
 }
 
-void gemm(void* out, int64_t out_stride, const void* x, int64_t x_stride, const void* packed,
-          const void* bias, const void* residual, int64_t residual_stride, int64_t m, int64_t n,
-          int64_t k, Activation activation, const Stream&) {
+void run(const GemmArguments& a, const Stream&) {
   // A task is some rows by some panels: its rows of x and one panel stay in L2. One block of rows
   // reads each panel once and is bound by that: its tasks are small, to end at the same time.
   constexpr int64_t kTaskRows = 56;
+  const int64_t m = a.m, n = a.n, k = a.k;
   const bool one_block = m <= kMaxRows;
   const int64_t panels = (n + kPanel - 1) / kPanel;
   const int64_t row_tasks = (m + kTaskRows - 1) / kTaskRows;
@@ -122,34 +114,47 @@ void gemm(void* out, int64_t out_stride, const void* x, int64_t x_stride, const 
         const int64_t columns = n - column < kColumns ? n - column : int64_t{kColumns};
         // While the rows pass over this panel the next one comes in from memory, a line for each k
         // of the first two row blocks; later blocks touch what is there already.
-        const float* here = static_cast<const float*>(packed) + panel * kPanel * k;
+        const float* here = static_cast<const float*>(a.weight.data) + panel * kPanel * k;
         const float* next = panel + 1 < last_panel ? here + kPanel * k : here;
         int64_t block = 0;
         for_row_blocks(last_row - first_row, [&](auto rows, int64_t from) {
           const int64_t row = first_row + from;
           const float* ahead = block < 2 ? next + block * k * kLine : here;
           ++block;
-          const Product product = {static_cast<const float*>(x) + row * x_stride,
-                                   x_stride,
+          const Product product = {static_cast<const float*>(a.x.data) + row * a.x.stride,
+                                   a.x.stride,
                                    1,
                                    here + inside,
                                    kPanel,
                                    k,
                                    ahead};
           const Epilogue epilogue = {
-              bias ? static_cast<const float*>(bias) + column : nullptr,
-              residual ? static_cast<const float*>(residual) + row * residual_stride + column
-                       : nullptr,
-              residual_stride, activation};
+              a.bias ? static_cast<const float*>(a.bias) + column : nullptr,
+              a.residual ? static_cast<const float*>(a.residual) + row * a.residual_stride + column
+                         : nullptr,
+              a.residual_stride, a.activation};
           constexpr int kRows = decltype(rows)::value;
           const auto compute =
               one_block ? tile<kRows, Fetch::kStream> : tile<kRows, Fetch::kNextPanel>;
-          compute(product, epilogue, static_cast<float*>(out) + row * out_stride + column,
-                  out_stride, columns);
+          compute(product, epilogue, static_cast<float*>(a.out) + row * a.out_stride + column,
+                  a.out_stride, columns);
         });
       }
     }
   });
+}
+
+// Panels serve products alone: of an embedding that is also a head (tied weights) the rows stay
+// too, as a row's numbers are a panel's width apart in one, and each would be read with a line of
+// others.
+constexpr GemmKernels kTable[] = {
+    {Format::kFloat32, {}, /*packing_copies=*/false, packed_bytes, pack, run, /*bucket=*/nullptr},
+};
+
+}  // namespace
+
+const GemmKernels* gemm(Format format) {
+  return kernels_of(kTable, format);
 }
 
 }  // namespace fusewire::FUSEWIRE_TARGET

@@ -1,5 +1,5 @@
-// LayerNorm (Ba et al. 2016) and RMSNorm (Zhang & Sennrich 2019), with the residual fused in front
-// or after. Row r is read once; the second pass finds it in L1.
+// LayerNorm (Ba et al. 2016) and RMSNorm (Zhang & Sennrich 2019), which may add a residual to its
+// result. Row r is read once; the second pass finds it in L1.
 #include <cmath>
 
 #include "core/kernels.h"
@@ -20,36 +20,20 @@ int64_t grain_rows(int64_t cols) {
 template <int kRows>
 void layer_norm_rows(const NormArguments& a, int64_t first) {
   const float* x = static_cast<const float*>(a.x) + first * a.x_stride;
-  const float* residual =
-      a.residual ? static_cast<const float*>(a.residual) + first * a.residual_stride : nullptr;
   float* out = static_cast<float*>(a.out) + first * a.out_stride;
   Moments m[kRows];
-  if (residual) {  // the sum is kept in out, which the second pass reads back from L1
-    const auto sum = [&](int r, int64_t c, int64_t count) {
-      const Vec v =
-          read(x + r * a.x_stride + c, count) + read(residual + r * a.residual_stride + c, count);
-      write(out + r * a.out_stride + c, v, count);
-      return v;
-    };
-    moments<kRows>(a.cols, [&](int r, int64_t c) { return sum(r, c, kLanes); }, sum, m);
-  } else {
-    const auto tail = [&](int r, int64_t c, int64_t n) { return read(x + r * a.x_stride + c, n); };
-    moments<kRows>(a.cols, [&](int r, int64_t c) { return load(x + r * a.x_stride + c); }, tail, m);
-  }
+  const auto tail = [&](int r, int64_t c, int64_t n) { return read(x + r * a.x_stride + c, n); };
+  moments<kRows>(a.cols, [&](int r, int64_t c) { return load(x + r * a.x_stride + c); }, tail, m);
   for (int r = 0; r < kRows; ++r) {
-    float* to = out + r * a.out_stride;
-    scale_row(to, residual ? to : x + r * a.x_stride, m[r], static_cast<const float*>(a.weight),
+    scale_row(out + r * a.out_stride, x + r * a.x_stride, m[r], static_cast<const float*>(a.weight),
               static_cast<const float*>(a.bias), a.cols, a.eps);
   }
 }
 
-// The residual is added before the norm, or with kAddAfter to its result.
-template <int kRows, bool kAddAfter>
+template <int kRows, bool kResidual>
 void rms_norm_rows(const NormArguments& a, int64_t first) {
   constexpr int64_t kBlockColumns = 64 * kLanes;  // summed on their own: wide rows keep precision
   const float* x = static_cast<const float*>(a.x) + first * a.x_stride;
-  const float* residual =
-      a.residual ? static_cast<const float*>(a.residual) + first * a.residual_stride : nullptr;
   const float* weight = static_cast<const float*>(a.weight);
   float* out = static_cast<float*>(a.out) + first * a.out_stride;
   Vec squares[kRows] = {};
@@ -59,25 +43,22 @@ void rms_norm_rows(const NormArguments& a, int64_t first) {
     for_columns(width, [&](int64_t inside, int64_t count) {
       const int64_t c = block + inside;
       for (int r = 0; r < kRows; ++r) {
-        Vec v = read(x + r * a.x_stride + c, count);
-        if (residual && !kAddAfter) {
-          v += read(residual + r * a.residual_stride + c, count);
-          write(out + r * a.out_stride + c, v, count);
-        }
+        const Vec v = read(x + r * a.x_stride + c, count);
         sum[r] = multiply_add(v, v, sum[r]);
       }
     });
     for (int r = 0; r < kRows; ++r) squares[r] += sum[r];
   }
   for (int r = 0; r < kRows; ++r) {
-    float* to = out + r * a.out_stride;
-    const float* from = residual && !kAddAfter ? to : x + r * a.x_stride;
     const float mean_square = reduce_add(squares[r]) / static_cast<float>(a.cols);
     const float scale = 1.0f / std::sqrt(mean_square + a.eps);
     for_columns(a.cols, [&](int64_t c, int64_t count) {
-      Vec y = read(from + c, count) * scale * read(weight + c, count);
-      if constexpr (kAddAfter) y += read(residual + r * a.residual_stride + c, count);
-      write(to + c, y, count);
+      Vec y = read(x + r * a.x_stride + c, count) * scale * read(weight + c, count);
+      if constexpr (kResidual) {
+        y += read(static_cast<const float*>(a.residual) + (first + r) * a.residual_stride + c,
+                  count);
+      }
+      write(out + r * a.out_stride + c, y, count);
     });
   }
 }

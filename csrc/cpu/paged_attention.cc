@@ -4,6 +4,7 @@
 #include <cstring>
 #include <new>
 
+#include "core/kernels.h"
 #include "core/thread_buffer.h"
 #include "core/threads.h"
 #include "cpu/paged_block.h"
@@ -28,36 +29,43 @@ int64_t padded(int64_t dim) {
 }
 
 // q of a block's queries, row by row and scaled, with zeros up to `stride`.
-void read_queries(const PagedAttentionArguments& a, const Task& task, int64_t kv_head,
-                  int64_t first_row, int64_t rows, int64_t stride, float* to) {
+void read_queries(const AttentionArguments& a, const Task& task, int64_t kv_head, int64_t first_row,
+                  int64_t rows, int64_t stride, float* to) {
   const int64_t group = a.heads / a.kv_heads;
   const float scale = query_scale(a);
   for (int64_t i = 0; i < rows; ++i, to += stride) {
     const int64_t row = first_row + i, token = task.cached.first_token + row / group;
-    const float* from = static_cast<const float*>(a.qkv) + token * a.qkv_stride +
+    const float* from = static_cast<const float*>(a.q.data) + token * a.q.stride +
                         (kv_head * group + row % group) * a.head_dim;
     for (int64_t d = 0; d < a.head_dim; ++d) to[d] = from[d] * scale;
     for (int64_t d = a.head_dim; d < stride; ++d) to[d] = 0.0f;
   }
 }
 
-float* output_row(const PagedAttentionArguments& a, const Task& task, int64_t kv_head,
-                  int64_t row) {
+float* output_row(const AttentionArguments& a, const Task& task, int64_t kv_head, int64_t row) {
   const int64_t group = a.heads / a.kv_heads;
   return static_cast<float*>(a.out) + (task.cached.first_token + row / group) * a.out_stride +
          (kv_head * group + row % group) * a.head_dim;
 }
 
-void join_queries(const PagedAttentionArguments& a, const Task& task, int64_t kv_head,
+// Null where it is not wanted.
+float* log_sum_exp_at(const AttentionArguments& a, const Task& task, int64_t kv_head, int64_t row) {
+  if (!a.log_sum_exp) return nullptr;
+  const int64_t group = a.heads / a.kv_heads;
+  return a.log_sum_exp + (kv_head * group + row % group) * a.log_sum_exp_stride +
+         task.cached.first_token + row / group;
+}
+
+void join_queries(const AttentionArguments& a, const Task& task, int64_t kv_head,
                   const float* parts) {
   const int64_t width = padded(a.head_dim), stride = partial_stride(width);
   for (int64_t row = 0; row < task.rows; ++row) {
     join_parts(parts + row * stride, task.pieces, task.rows * stride, width, a.head_dim,
-               output_row(a, task, kv_head, row));
+               output_row(a, task, kv_head, row), log_sum_exp_at(a, task, kv_head, row));
   }
 }
 
-__attribute__((noinline)) void attend_few(const PagedAttentionArguments& a, const Task& task,
+__attribute__((noinline)) void attend_few(const AttentionArguments& a, const Task& task,
                                           int64_t kv_head, int64_t piece) {
   const int64_t width = padded(a.head_dim), floats = task.rows * partial_stride(width);
   float* query = static_cast<float*>(__builtin_alloca_with_align(
@@ -73,7 +81,7 @@ __attribute__((noinline)) void attend_few(const PagedAttentionArguments& a, cons
   if (task.pieces == 1) join_queries(a, task, kv_head, partial);
 }
 
-__attribute__((noinline)) void attend_block(const PagedAttentionArguments& a, const Task& task,
+__attribute__((noinline)) void attend_block(const AttentionArguments& a, const Task& task,
                                             int64_t kv_head, int64_t block) {
   const int64_t dim = a.head_dim, group = a.heads / a.kv_heads;
   const int64_t first_row = block * kColumns;
@@ -95,22 +103,24 @@ __attribute__((noinline)) void attend_block(const PagedAttentionArguments& a, co
                       [](Vec v) { return v; });
     }
   }
-  Vec position[2], slope[2];
+  Vec position[2];
+  int64_t head[kColumns];
   for (int64_t i = 0; i < kColumns; ++i) {  // columns beyond the last row repeat it
     const int64_t row = first_row + lesser(i, rows - 1);
     position[i / kLanes][i % kLanes] =
         static_cast<float>(cached.context - cached.added + row / group);
-    slope[i / kLanes][i % kLanes] = slope_of(a, kv_head * group + row % group);
+    head[i] = kv_head * group + row % group;
   }
   const int64_t nearest = cached.context - cached.added + first_row / group;
-  const int64_t last_key = cached.context - cached.added + (first_row + rows - 1) / group + 1;
+  const int64_t furthest = cached.context - cached.added + (first_row + rows - 1) / group;
+  const int64_t last_key = lesser(cached.context, furthest + a.mask.right + 1);
 
   const auto read_tile = [&](int64_t tile, int64_t count) {
     for (int64_t j = 0; j < count; ++j) {
       const int64_t at = cached.row(kv_head, tile + j);
       const size_t bytes = static_cast<size_t>(dim) * sizeof(float);
-      std::memcpy(keys + j * dim, static_cast<const float*>(a.keys) + at, bytes);
-      std::memcpy(values + j * dim, static_cast<const float*>(a.values) + at, bytes);
+      std::memcpy(keys + j * dim, static_cast<const float*>(a.key_cache) + at, bytes);
+      std::memcpy(values + j * dim, static_cast<const float*>(a.value_cache) + at, bytes);
     }
   };
   PartSums sums = {out};
@@ -128,7 +138,7 @@ __attribute__((noinline)) void attend_block(const PagedAttentionArguments& a, co
         for (int half = 0; half < 2; ++half) {
           float* s = scores + j * kColumns + half * kLanes;
           const Vec distance = static_cast<float>(tile + j) - position[half];
-          store(s, adjusted(a, load(s), distance, slope[half]));
+          store(s, adjusted(a, load(s), distance, [&](int i) { return head[half * kLanes + i]; }));
         }
       }
       part.add(scores, values, count, dim);
@@ -148,12 +158,16 @@ __attribute__((noinline)) void attend_block(const PagedAttentionArguments& a, co
   for (int64_t i = 0; i < rows; ++i) {
     std::memcpy(output_row(a, task, kv_head, first_row + i), rows_of_out + i * dim,
                 static_cast<size_t>(dim) * sizeof(float));
+    float* const log_sum_exp = log_sum_exp_at(a, task, kv_head, first_row + i);
+    if (!log_sum_exp) continue;
+    const int64_t half = i / kLanes, lane = i % kLanes;
+    *log_sum_exp = log_sum_exp_of(sums.highest[half][lane], sums.total[half][lane]);
   }
 }
 
-Task task_of(const PagedAttentionArguments& a, int64_t sequence) {
+Task task_of(const AttentionArguments& a, int64_t sequence) {
   Task task = {
-      CachedSequence(*a.batch, sequence, a.kv_heads, a.head_dim), 0, 0, false, 0, 0, 0, nullptr};
+      CachedSequence(*a.pages, sequence, a.kv_heads, a.head_dim), 0, 0, false, 0, 0, 0, nullptr};
   task.rows = task.cached.added * (a.heads / a.kv_heads);
   task.first = first_key(a, task.cached.context - task.cached.added);
   task.last = task.cached.context;
@@ -164,7 +178,7 @@ Task task_of(const PagedAttentionArguments& a, int64_t sequence) {
 }
 
 // Floats of the partial results of a kv head; 0 where there is nothing to merge.
-int64_t part_floats(const PagedAttentionArguments& a, const Task& task) {
+int64_t part_floats(const AttentionArguments& a, const Task& task) {
   if (!task.few || task.pieces == 1) return 0;
   return task.pieces * task.rows * partial_stride(padded(a.head_dim));
 }
@@ -181,8 +195,8 @@ const Task& task_at(const Task* tasks, int64_t count, int64_t unit) {
 
 }  // namespace
 
-void paged_attention(const PagedAttentionArguments& a, const Stream&) {
-  const int64_t sequences = a.batch->sequences();
+void paged_attention(const AttentionArguments& a, const Stream&) {
+  const int64_t sequences = a.pages->sequences();
   int64_t units = 0, floats = 0;
   for (int64_t i = 0; i < sequences; ++i) {
     floats += a.kv_heads * part_floats(a, task_of(a, i));
@@ -217,8 +231,7 @@ void paged_attention(const PagedAttentionArguments& a, const Stream&) {
 }
 
 // Here a kernel costs nothing to start.
-bool cached_attention(const PagedAttentionArguments&, void*, void*, const RotaryArguments*,
-                      const Stream&) {
+bool cached_attention(const AttentionArguments&, const RotaryArguments*, const Stream&) {
   return false;
 }
 

@@ -9,20 +9,19 @@
 
 namespace fusewire::FUSEWIRE_TARGET {
 
-void store_kv(void* keys, void* values, const void* qkv, int64_t qkv_stride,
-              const PagedBatch& batch, int64_t heads, int64_t kv_heads, int64_t head_dim,
-              const Stream&) {
+void store_kv(void* keys, void* values, const HeadRows& k, const HeadRows& v,
+              const PagedBatch& batch, int64_t kv_heads, int64_t head_dim, const Stream&) {
   const size_t bytes = static_cast<size_t>(head_dim) * sizeof(float);
   parallel_for(batch.sequences(), 1, [&](int64_t sequence, int64_t, int) {
     const CachedSequence cached(batch, sequence, kv_heads, head_dim);
     for (int64_t i = 0; i < cached.added; ++i) {
-      const float* k =
-          static_cast<const float*>(qkv) + (cached.first_token + i) * qkv_stride + heads * head_dim;
-      const float* v = k + kv_heads * head_dim;
+      const int64_t token = cached.first_token + i;
+      const float* key = static_cast<const float*>(k.data) + token * k.stride;
+      const float* value = static_cast<const float*>(v.data) + token * v.stride;
       for (int64_t head = 0; head < kv_heads; ++head) {
         const int64_t at = cached.row(head, cached.context - cached.added + i);
-        std::memcpy(static_cast<float*>(keys) + at, k + head * head_dim, bytes);
-        std::memcpy(static_cast<float*>(values) + at, v + head * head_dim, bytes);
+        std::memcpy(static_cast<float*>(keys) + at, key + head * head_dim, bytes);
+        std::memcpy(static_cast<float*>(values) + at, value + head * head_dim, bytes);
       }
     }
   });

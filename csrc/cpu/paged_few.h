@@ -101,12 +101,12 @@ void weigh_rows(const float* v, const int64_t* offset, const float* p, int64_t k
 
 // One part of the context, positions [first, last) within one split; first is where a register of
 // keys begins.
-__attribute__((noinline)) inline void attend_part(const PagedAttentionArguments& a,
+__attribute__((noinline)) inline void attend_part(const AttentionArguments& a,
                                                   const CachedSequence& cached, const FewQueries& q,
                                                   int64_t first, int64_t last, float* partial) {
   const int64_t dim = a.head_dim, stride = partial_stride(q.padded_dim), keys = last - first;
-  const float* k = static_cast<const float*>(a.keys);
-  const float* v = static_cast<const float*>(a.values);
+  const float* k = static_cast<const float*>(a.key_cache);
+  const float* v = static_cast<const float*>(a.value_cache);
   int64_t offset[kSplitKeys + kPagedTile + kLanes];  // beyond the last key: that one again
   for (int64_t j = 0; j < keys; ++j) offset[j] = cached.row(q.kv_head, first + j);
   for (int64_t j = keys; j < keys + kPagedTile + kLanes; ++j) offset[j] = offset[keys - 1];
@@ -129,11 +129,11 @@ __attribute__((noinline)) inline void attend_part(const PagedAttentionArguments&
       for (int64_t row = 0; row < q.rows; ++row) {
         const int64_t position = cached.context - cached.added + row / q.group;
         const Vec distance = lane_numbers() + static_cast<float>(first + tile + j - position);
-        const Vec slope = broadcast(slope_of(a, q.kv_head * q.group + row % q.group));
+        const int64_t head = q.kv_head * q.group + row % q.group;
         const float* query = q.query + row * q.padded_dim;
         Vec s = row == 0 ? dot_keys<true>(query, k, v, here, dim)
                          : dot_keys<false>(query, k, v, here, dim);
-        s = adjusted(a, s, distance, slope);
+        s = adjusted(a, s, distance, [&](int) { return head; });
         if (j + kLanes > present) {
           s = lane_numbers() < static_cast<float>(present - j) ? s : broadcast(kMasked);
         }
@@ -169,9 +169,10 @@ __attribute__((noinline)) inline void attend_part(const PagedAttentionArguments&
   }
 }
 
-// out [dim] of one query from the partial results of its parts, `step` floats from one to the next.
+// out [dim] of one query from the partial results of its parts, `step` floats from one to the next,
+// and its log_sum_exp, which may be null.
 inline void join_parts(const float* parts, int64_t count, int64_t step, int64_t padded_dim,
-                       int64_t dim, float* out) {
+                       int64_t dim, float* out, float* log_sum_exp) {
   for_columns(dim, [&](int64_t d, int64_t columns) {
     Vec sum = {}, total = {}, highest = broadcast(kMasked);
     for (int64_t i = 0; i < count; ++i) {
@@ -181,6 +182,7 @@ inline void join_parts(const float* parts, int64_t count, int64_t step, int64_t 
       total = joined(total, broadcast(part[padded_dim + 1]));
     }
     write(out + d, sum * (1.0f / total), columns);
+    if (d == 0 && log_sum_exp) *log_sum_exp = log_sum_exp_of(highest[0], total[0]);
   });
 }
 

@@ -8,7 +8,7 @@
 // joined in order. A key that a query may not see adds nothing, wherever it stands.
 #pragma once
 
-#include "cpu/paged_score.h"
+#include "cpu/attention_score.h"
 
 namespace fusewire::FUSEWIRE_TARGET {
 
@@ -21,7 +21,7 @@ constexpr int64_t lesser(int64_t a, int64_t b) {
 }
 
 // Where the keys of a query begin: at the first that it sees, or less than kLanes before it.
-inline int64_t first_key(const PagedAttentionArguments& a, int64_t position) {
+inline int64_t first_key(const AttentionArguments& a, int64_t position) {
   return first_visible(a, position) / kLanes * kLanes;
 }
 

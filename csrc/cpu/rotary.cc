@@ -16,7 +16,7 @@ void rotary(const RotaryArguments& a, const Stream&) {
       const float* c = a.cos + position * half;
       const float* s = a.sin + position * half;
       float* row = static_cast<float*>(a.qkv) + t * a.stride;
-      for (int64_t head = 0; head < a.turning; ++head, row += a.head_dim) {
+      for (int64_t head = 0; head < a.rotated_heads; ++head, row += a.head_dim) {
         for (int64_t d = 0; d < half; ++d) {
           const float x = row[d], y = row[d + half];
           row[d] = x * c[d] - y * s[d];

@@ -11,6 +11,10 @@ namespace fusewire::FUSEWIRE_TARGET {
 #include "core/kernels.inc"
 #undef KERNEL
 
+const char* target_name() {
+  return FUSEWIRE_TEXT(FUSEWIRE_TARGET);
+}
+
 namespace {
 
 bool usable() {

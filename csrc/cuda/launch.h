@@ -12,6 +12,7 @@
 
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <utility>
 
 #include "core/error.h"
@@ -22,8 +23,11 @@ namespace fusewire::cuda {
 inline void check(cudaError_t status, const char* what) {
   if (status != cudaSuccess) {
     cudaGetLastError();  // reported here, so not again by the next check of a launch
-    fail(what, ": got ", cudaGetErrorName(status), " (", cudaGetErrorString(status),
-         "), wanted success; run the same under compute-sanitizer to find the cause");
+    const bool memory = status == cudaErrorMemoryAllocation;
+    fail_as(memory ? ErrorKind::kOutOfMemory : ErrorKind::kDevice, what, ": got ",
+            cudaGetErrorName(status), " (", cudaGetErrorString(status), "), wanted success; ",
+            memory ? "free some memory of the device, or use less"
+                   : "run the same under compute-sanitizer to find the cause");
   }
 }
 
@@ -56,12 +60,18 @@ __device__ __forceinline__ void let_next_start() {
 #endif
 }
 
-// More than 48 KiB of dynamic shared memory has to be allowed once a kernel and device.
-template <class... Parameters>
-void allow_shared_memory(void (*kernel)(Parameters...), size_t bytes) {
-  check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+constexpr int kMostDevices = 64;
+
+// Lets a kernel take `bytes` of dynamic shared memory, which more than 48 KiB need once a kernel
+// and device. A kernel asks for the same number at every launch.
+template <auto kKernel>
+void allow_shared_memory(size_t bytes, const Stream& stream) {
+  static std::atomic<bool> allowed[kMostDevices];
+  if (bytes <= 48 * 1024 || allowed[stream.device.index].load(std::memory_order_acquire)) return;
+  check(cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              static_cast<int>(bytes)),
         "shared memory");
+  allowed[stream.device.index].store(true, std::memory_order_release);
 }
 
 // `cluster` neighbouring blocks of the grid's x dimension form a thread-block cluster (Hopper).

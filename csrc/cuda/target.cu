@@ -13,6 +13,11 @@ int64_t row_stride(int64_t cols) {
   return (cols + kLine - 1) / kLine * kLine;
 }
 
+template <class T>
+const char* target_name() {
+  return "cuda";
+}
+
 namespace {
 
 bool usable() {

@@ -1,40 +1,52 @@
+#include <algorithm>
+
+#include "ops/attention_arguments.h"
 #include "ops/dispatch.h"
 #include "ops/ops.h"
 
 namespace fusewire::ops {
+namespace {
 
-void attention(const Tensor& out, const Tensor& qkv, const SequenceBatch& batch, int64_t heads,
-               float scale, int64_t window, const Tensor* position_bias, const Stream& stream) {
-  Check check("attention", stream);
-  check.on_device("batch", batch.device());
-  Dim tokens("tokens", batch.tokens()), width("heads * head_dim"), bias_width("2 L - 1");
-  check.floats("out", out, {&tokens, &width});
-  check.require(heads > 0 && width.size % heads == 0, "heads: got ", heads,
-                ", wanted a divisor of the output's width ", width.size);
-  check.require(window >= 0, "window: got ", window, ", wanted 0 (everything) or more");
-  Dim tripled("3 * heads * head_dim", 3 * width.size), head_count("heads", heads);
-  check.floats("qkv", qkv, {&tokens, &tripled});
-  int64_t bias_span = 0;
-  if (position_bias) {
-    check.is("position_bias", *position_bias, DType::kFloat32, {&head_count, &bias_width});
-    check.contiguous("position_bias", *position_bias);
-    bias_span = (bias_width.size + 1) / 2;
-    check.require(bias_width.size % 2 == 1 && bias_span >= batch.max_seqlen(),
-                  "position_bias: got width ", bias_width.size,
-                  ", wanted 2 L - 1 with L >= ", batch.max_seqlen(), ", the longest sequence");
+// By how many queries a sequence exceeds its keys, at most. What is recorded for many batches is
+// not known.
+int64_t excess_of(const SequenceBatch& queries, const SequenceBatch& keys) {
+  const int32_t *q = queries.begin(), *k = keys.begin();
+  if (q == k || !q || !k) return 0;
+  int64_t excess = 0;
+  for (int64_t i = 0; i < queries.sequences(); ++i) {
+    excess = std::max<int64_t>(excess, (q[i + 1] - q[i]) - (k[i + 1] - k[i]));
   }
-  const AttentionArguments a = {out.data,
-                                qkv.data,
-                                out.row_stride,
-                                qkv.row_stride,
-                                &batch,
-                                heads,
-                                width.size / heads,
-                                window,
-                                scale,
-                                position_bias ? position_bias->as<float>() : nullptr,
-                                bias_span};
-  dispatch(check, stream, tokens.size,
+  return excess;
+}
+
+}  // namespace
+
+void attention(const Tensor& out, const Tensor& q, const Tensor& k, const Tensor& v,
+               const SequenceBatch& queries, const SequenceBatch& keys, const AttentionSpec& spec,
+               const Tensor* bias, const Tensor* log_sum_exp, const Stream& stream) {
+  Check check("attention", stream);
+  check.on_device("queries", queries.device());
+  check.on_device("keys", keys.device());
+  check.require(queries.sequences() == keys.sequences(), "keys: got ", keys.sequences(),
+                " sequences, wanted ", queries.sequences(), ", as many as queries");
+  Dim query_count("queries", queries.tokens()), key_count("keys", keys.tokens());
+  Dim width("heads * head_dim"), kv_width("kv_heads * head_dim");
+  check.floats("q", q, {&query_count, &width});
+  check.floats("k", k, {&key_count, &kv_width});
+  check.floats("v", v, {&key_count, &kv_width});
+  check.require(spec.heads > 0 && width.size % spec.heads == 0, "heads: got ", spec.heads,
+                ", wanted a divisor of q's width ", width.size);
+  const int64_t head_dim = width.size / spec.heads;
+  check.require(head_dim > 0 && kv_width.size % head_dim == 0, "k: got width ", kv_width.size,
+                ", wanted a multiple of q's head_dim ", head_dim);
+  AttentionArguments a = attention_arguments(check, out, q, spec, kv_width.size / head_dim,
+                                             head_dim, excess_of(queries, keys), bias, log_sum_exp);
+  a.k = {k.data, k.row_stride};
+  a.v = {v.data, v.row_stride};
+  a.queries = &queries;
+  a.keys = &keys;
+  expect_supported(check, a, stream);
+  dispatch(check, stream, query_count.size,
            [&](const Kernels& kernels) { kernels.attention(a, stream); });
 }
 

@@ -15,21 +15,22 @@ Linear::Linear(const Tensor& weight, const Tensor* bias, const Stream& stream) {
   check.floats("weight", weight, {&out, &in});
   check.contiguous("weight", weight);
   if (bias) check.floats("bias", *bias, {&out});
-  out_features_ = out.size;
-  in_features_ = in.size;
-  dtype_ = weight.dtype;
+  weight_.format = format_of(weight.dtype);
+  weight_.out_features = out.size;
+  weight_.in_features = in.size;
 
   const CurrentDevice current(stream.device);
-  const Kernels& kernels = kernels_for(stream.device, dtype_);
+  const GemmKernels* gemm = kernels_for(stream.device, weight.dtype).gemm(weight_.format);
+  check.require(gemm, "weight: got ", name_of(weight_.format), ", for which ", stream.device.text(),
+                " has no kernels; convert it to another format");
   CachingAllocator& allocator = default_allocator(stream.device);
   const bool begins_a_line = reinterpret_cast<uintptr_t>(weight.data) % kLine == 0;
-  if (!on_host && weight.owner && begins_a_line && kernels.packing_copies()) {
-    bytes_ = 0;
-    packed_ = std::shared_ptr<void>(weight.owner, weight.data);
+  if (!on_host && weight.owner && begins_a_line && gemm->packing_copies) {
+    weight_.data = std::shared_ptr<void>(weight.owner, weight.data);
   } else {
-    bytes_ = kernels.pack_weight_bytes(out.size, in.size);
-    packed_ = allocator.allocate(bytes_, "weights", stream);
-    kernels.pack_weight(packed_.get(), weight.data, out.size, in.size, stream);
+    bytes_ = gemm->packed_bytes(out.size, in.size);
+    weight_.data = allocator.allocate(bytes_, "weights", stream);
+    gemm->pack(weight_.data.get(), weight.data, out.size, in.size, stream);
   }
   if (bias) {
     bias_ = allocator.allocate(bias->bytes(), "weights", stream);
@@ -43,6 +44,11 @@ Linear::Linear(const Tensor& weight, const Tensor* bias, const Stream& stream) {
   }
 }
 
+std::vector<int64_t> rows_to_tune(int64_t max_rows, DType dtype, const Stream& stream) {
+  const GemmKernels* gemm = kernels_for(stream.device, dtype).gemm(format_of(dtype));
+  return gemm ? row_buckets(*gemm, max_rows) : std::vector<int64_t>();
+}
+
 namespace ops {
 namespace {
 
@@ -53,14 +59,28 @@ void multiply(Check& check, const Tensor& out, const Tensor& x, const Linear& li
   check.floats("x", x, {&tokens, &in});
   check.floats("out", out, {&tokens, &out_features});
   if (residual) check.floats("residual", *residual, {&tokens, &out_features});
-  check.require(linear.dtype() == x.dtype, "x: got ", name_of(x.dtype), ", wanted the weight's ",
-                name_of(linear.dtype()));
+  const Weight& weight = linear.weight();
+  const GemmKernels* gemm = kernels_for(stream.device, check.dtype()).gemm(weight.format);
+  check.require(gemm, "x: got ", name_of(x.dtype), ", wanted the weight's ",
+                name_of(weight.format));
   check.require(out.data != x.data || stream.recording, "out: got x's memory, wanted its own");
-  dispatch(check, stream, tokens.size, [&](const Kernels& kernels) {
-    kernels.gemm(out.data, out.row_stride, x.data, x.row_stride, linear.packed(), linear.bias(),
-                 residual ? residual->data : nullptr, residual ? residual->row_stride : 0,
-                 tokens.size, out_features.size, in.size, activation, stream);
-  });
+  GemmArguments a;
+  a.out = out.data;
+  a.out_stride = out.row_stride;
+  a.x = {x.data, x.row_stride};
+  a.weight = {weight.data.get(),  in.size,     false, weight.scales.get(),
+              weight.zeros.get(), weight.group};
+  a.m = tokens.size;
+  a.n = out_features.size;
+  a.k = in.size;
+  a.bias = linear.bias();
+  a.activation = activation;
+  if (residual) {
+    a.residual = residual->data;
+    a.residual_stride = residual->row_stride;
+  }
+  check_features(*gemm, a, stream.device);
+  dispatch(check, stream, tokens.size, [&](const Kernels&) { gemm->run(a, stream); });
 }
 
 }  // namespace

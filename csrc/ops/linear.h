@@ -1,8 +1,11 @@
-// A weight packed for the target's GEMM, with its bias.
+// A weight packed for the target's matrix products, with its bias.
 #pragma once
+
+#include <vector>
 
 #include "core/stream.h"
 #include "core/tensor.h"
+#include "core/weight.h"
 
 namespace fusewire {
 
@@ -13,18 +16,21 @@ class Linear {
   // GEMM reads as it lies: that is shared (an embedding that is also a head).
   Linear(const Tensor& weight, const Tensor* bias, const Stream& stream);
 
-  int64_t in_features() const { return in_features_; }
-  int64_t out_features() const { return out_features_; }
+  int64_t in_features() const { return weight_.in_features; }
+  int64_t out_features() const { return weight_.out_features; }
   size_t bytes() const { return bytes_; }
-  DType dtype() const { return dtype_; }
-  const void* packed() const { return packed_.get(); }
+  const Weight& weight() const { return weight_; }
   const void* bias() const { return bias_.get(); }
 
  private:
-  int64_t in_features_, out_features_;
-  DType dtype_;
-  size_t bytes_;
-  std::shared_ptr<void> packed_, bias_;
+  Weight weight_;
+  std::shared_ptr<void> bias_;
+  size_t bytes_ = 0;
 };
+
+// The numbers of rows, in ascending order, that a product is to be run with on a stream that is
+// tuning, so that its kernel is chosen for every number up to max_rows; empty where there is no
+// choice.
+std::vector<int64_t> rows_to_tune(int64_t max_rows, DType dtype, const Stream& stream);
 
 }  // namespace fusewire

@@ -37,24 +37,10 @@ void layer_norm(const Tensor& out, const Tensor& x, const Tensor& weight, const 
   dispatch(check, stream, a.rows, [&](const Kernels& kernels) { kernels.layer_norm(a, stream); });
 }
 
-void add_layer_norm(const Tensor& out, const Tensor& x, const Tensor& residual,
-                    const Tensor& weight, const Tensor* bias, float eps, const Stream& stream) {
-  Check check("add_layer_norm", stream);
-  const NormArguments a = norm_arguments(check, out, x, &residual, weight, bias, eps);
-  dispatch(check, stream, a.rows, [&](const Kernels& kernels) { kernels.layer_norm(a, stream); });
-}
-
 void rms_norm(const Tensor& out, const Tensor& x, const Tensor& weight, float eps,
               const Stream& stream) {
   Check check("rms_norm", stream);
   const NormArguments a = norm_arguments(check, out, x, nullptr, weight, nullptr, eps);
-  dispatch(check, stream, a.rows, [&](const Kernels& kernels) { kernels.rms_norm(a, stream); });
-}
-
-void add_rms_norm(const Tensor& out, const Tensor& x, const Tensor& residual, const Tensor& weight,
-                  float eps, const Stream& stream) {
-  Check check("add_rms_norm", stream);
-  const NormArguments a = norm_arguments(check, out, x, &residual, weight, nullptr, eps);
   dispatch(check, stream, a.rows, [&](const Kernels& kernels) { kernels.rms_norm(a, stream); });
 }
 

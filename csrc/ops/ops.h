@@ -2,9 +2,8 @@
 #pragma once
 
 #include "core/activation.h"
-#include "core/paged_batch.h"
+#include "core/attention.h"
 #include "core/pooling.h"
-#include "core/sequence_batch.h"
 #include "core/stream.h"
 #include "core/tensor.h"
 #include "ops/linear.h"

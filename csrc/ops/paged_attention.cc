@@ -1,6 +1,7 @@
 // The ops of a cache of keys and values: store them, attend to them, both at once; copy its pages.
 #include <optional>
 
+#include "ops/attention_arguments.h"
 #include "ops/dispatch.h"
 #include "ops/ops.h"
 #include "ops/rotary.h"
@@ -8,92 +9,103 @@
 namespace fusewire::ops {
 namespace {
 
-// What the shapes of a layer's cache and of qkv say about heads.
-struct Heads {
-  int64_t heads, kv_heads, head_dim;
+// What the shapes of a layer's cache say.
+struct Cache {
+  int64_t pages, kv_heads, head_dim;
 };
 
-Heads check_cache(Check& check, const Tensor& keys, const Tensor& values, const Tensor& qkv,
-                  const PagedBatch& batch, int64_t heads) {
+Cache check_cache(Check& check, const Tensor& keys, const Tensor& values, const PagedBatch& batch) {
   check.on_device("batch", batch.batch().device());
   Dim pages("pages"), kv_heads("kv_heads"), page_size("page_size", batch.page_size());
-  Dim head_dim("head_dim"), tokens("tokens", batch.tokens());
+  Dim head_dim("head_dim");
   check.floats("keys", keys, {&pages, &kv_heads, &page_size, &head_dim});
   check.floats("values", values, {&pages, &kv_heads, &page_size, &head_dim});
   check.contiguous("keys", keys);
   check.contiguous("values", values);
   check.require(batch.pages_needed() <= pages.size, "batch: got page ", batch.pages_needed() - 1,
                 " in its table, wanted less than ", pages.size, ", the pages of keys");
-  check.require(heads > 0 && kv_heads.size > 0 && heads % kv_heads.size == 0, "heads: got ", heads,
-                ", wanted a multiple of the cache's kv_heads ", kv_heads.size);
-  Dim width("(heads + 2 * kv_heads) * head_dim", (heads + 2 * kv_heads.size) * head_dim.size);
-  check.floats("qkv", qkv, {&tokens, &width});
-  return {heads, kv_heads.size, head_dim.size};
+  return {pages.size, kv_heads.size, head_dim.size};
 }
 
-PagedAttentionArguments paged_arguments(Check& check, const Heads& h, const Tensor& out,
-                                        const Tensor& qkv, const Tensor& keys, const Tensor& values,
-                                        const PagedBatch& batch, float scale, int64_t window,
-                                        float soft_cap, const Tensor* alibi_slopes) {
-  Dim tokens("tokens", batch.tokens()), width("heads * head_dim", h.heads * h.head_dim);
-  Dim head_count("heads", h.heads);
-  check.floats("out", out, {&tokens, &width});
-  check.require(window >= 0, "window: got ", window, ", wanted 0 (everything) or more");
-  check.require(soft_cap >= 0, "soft_cap: got ", soft_cap, ", wanted 0 (none) or more");
-  if (alibi_slopes) check.is("alibi_slopes", *alibi_slopes, DType::kFloat32, {&head_count});
-  return {out.data,       qkv.data,   out.row_stride,
-          qkv.row_stride, keys.data,  values.data,
-          keys.shape[0],  &batch,     h.heads,
-          h.kv_heads,     h.head_dim, window,
-          scale,          soft_cap,   alibi_slopes ? alibi_slopes->as<float>() : nullptr};
+void expect_places(const Check& check, const PagedBatch& batch) {
+  check.require(batch.excess() <= 0, "batch: got a sequence of ", batch.excess(),
+                " more new tokens than its context_lengths counts, wanted them counted");
 }
 
-void store(const Kernels& kernels, const Tensor& keys, const Tensor& values, const Tensor& qkv,
-           const PagedBatch& batch, const Heads& h, const Stream& stream) {
-  kernels.store_kv(keys.data, values.data, qkv.data, qkv.row_stride, batch, h.heads, h.kv_heads,
-                   h.head_dim, stream);
+AttentionArguments paged_arguments(Check& check, const Cache& cache, const Tensor& out,
+                                   const Tensor& q, const Tensor& keys, const Tensor& values,
+                                   const PagedBatch& batch, const AttentionSpec& spec,
+                                   const Tensor* bias, const Tensor* log_sum_exp,
+                                   const Stream& stream) {
+  Dim tokens("tokens", batch.tokens()), width("heads * head_dim");
+  check.floats("q", q, {&tokens, &width});
+  AttentionArguments a = attention_arguments(check, out, q, spec, cache.kv_heads, cache.head_dim,
+                                             batch.excess(), bias, log_sum_exp);
+  a.queries = &batch.batch();
+  a.pages = &batch;
+  a.key_cache = keys.data;
+  a.value_cache = values.data;
+  a.cache_pages = cache.pages;
+  expect_supported(check, a, stream);
+  return a;
 }
 
 }  // namespace
 
-void store_kv(const Tensor& keys, const Tensor& values, const Tensor& qkv, const PagedBatch& batch,
-              int64_t heads, const Stream& stream) {
+void store_kv(const Tensor& keys, const Tensor& values, const Tensor& k, const Tensor& v,
+              const PagedBatch& batch, const Stream& stream) {
   Check check("store_kv", stream);
-  const Heads h = check_cache(check, keys, values, qkv, batch, heads);
-  dispatch(check, stream, batch.tokens(),
-           [&](const Kernels& kernels) { store(kernels, keys, values, qkv, batch, h, stream); });
+  const Cache cache = check_cache(check, keys, values, batch);
+  expect_places(check, batch);
+  Dim tokens("tokens", batch.tokens());
+  Dim width("kv_heads * head_dim", cache.kv_heads * cache.head_dim);
+  check.floats("k", k, {&tokens, &width});
+  check.floats("v", v, {&tokens, &width});
+  dispatch(check, stream, batch.tokens(), [&](const Kernels& kernels) {
+    kernels.store_kv(keys.data, values.data, {k.data, k.row_stride}, {v.data, v.row_stride}, batch,
+                     cache.kv_heads, cache.head_dim, stream);
+  });
 }
 
-void paged_attention(const Tensor& out, const Tensor& qkv, const Tensor& keys, const Tensor& values,
-                     const PagedBatch& batch, int64_t heads, float scale, int64_t window,
-                     float soft_cap, const Tensor* alibi_slopes, const Stream& stream) {
+void paged_attention(const Tensor& out, const Tensor& q, const Tensor& keys, const Tensor& values,
+                     const PagedBatch& batch, const AttentionSpec& spec, const Tensor* bias,
+                     const Tensor* log_sum_exp, const Stream& stream) {
   Check check("paged_attention", stream);
-  const Heads h = check_cache(check, keys, values, qkv, batch, heads);
-  const PagedAttentionArguments a = paged_arguments(check, h, out, qkv, keys, values, batch, scale,
-                                                    window, soft_cap, alibi_slopes);
+  const Cache cache = check_cache(check, keys, values, batch);
+  const AttentionArguments a =
+      paged_arguments(check, cache, out, q, keys, values, batch, spec, bias, log_sum_exp, stream);
   dispatch(check, stream, batch.tokens(),
            [&](const Kernels& kernels) { kernels.paged_attention(a, stream); });
 }
 
 void cached_attention(const Tensor& out, const Tensor& qkv, const Tensor& keys,
-                      const Tensor& values, const PagedBatch& batch, int64_t heads, float scale,
-                      int64_t window, float soft_cap, const Tensor* alibi_slopes,
-                      const Tensor* positions, const Tensor* cos, const Tensor* sin,
-                      const Stream& stream) {
+                      const Tensor& values, const PagedBatch& batch, const AttentionSpec& spec,
+                      const Tensor* bias, const Tensor* positions, const Tensor* cos,
+                      const Tensor* sin, const Stream& stream) {
   Check check("cached_attention", stream);
-  const Heads h = check_cache(check, keys, values, qkv, batch, heads);
-  const PagedAttentionArguments a = paged_arguments(check, h, out, qkv, keys, values, batch, scale,
-                                                    window, soft_cap, alibi_slopes);
+  const Cache cache = check_cache(check, keys, values, batch);
+  expect_places(check, batch);
+  const int64_t q_width = spec.heads * cache.head_dim, kv_width = cache.kv_heads * cache.head_dim;
+  Dim tokens("tokens", batch.tokens());
+  Dim width("(heads + 2 * kv_heads) * head_dim", q_width + 2 * kv_width);
+  check.floats("qkv", qkv, {&tokens, &width});
+  AttentionArguments a = paged_arguments(check, cache, out, qkv.columns(0, q_width), keys, values,
+                                         batch, spec, bias, nullptr, stream);
+  a.k = {qkv.columns(q_width, kv_width).data, qkv.row_stride};
+  a.v = {qkv.columns(q_width + kv_width, kv_width).data, qkv.row_stride};
   check.require(
       !positions == !cos && !cos == !sin,
       "positions, cos and sin: got some of them, wanted all or none; give the others too");
   std::optional<RotaryArguments> rotary;
-  if (cos) rotary = rotary_arguments(check, qkv, *positions, *cos, *sin, heads, h.kv_heads);
+  if (cos) {
+    rotary = rotary_arguments(check, qkv, *positions, *cos, *sin, spec.heads, cache.kv_heads);
+  }
   dispatch(check, stream, batch.tokens(), [&](const Kernels& kernels) {
-    const RotaryArguments* const turn = rotary ? &*rotary : nullptr;
-    if (kernels.cached_attention(a, keys.data, values.data, turn, stream)) return;
-    if (turn) kernels.rotary(*turn, stream);
-    store(kernels, keys, values, qkv, batch, h, stream);
+    const RotaryArguments* const rotation = rotary ? &*rotary : nullptr;
+    if (kernels.cached_attention(a, rotation, stream)) return;
+    if (rotation) kernels.rotary(*rotation, stream);
+    kernels.store_kv(keys.data, values.data, a.k, a.v, batch, cache.kv_heads, cache.head_dim,
+                     stream);
     kernels.paged_attention(a, stream);
   });
 }

@@ -1,131 +1,146 @@
-// The fused layers.
+// Blocks, layers and stacks of them.
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
-#include "layers/transformer_layer.h"
+#include "layers/attention.h"
+#include "layers/feed_forward.h"
+#include "layers/stack.h"
 #include "python/casters.h"
 #include "python/register.h"
 
 namespace fusewire {
+namespace layers {
 namespace {
 
 namespace py = pybind11;
 using namespace py::literals;
+using LinearPointer = std::shared_ptr<Linear>;
+using NormOrNone = std::optional<Norm>;
 
-Norm norm_named(std::string_view name) {
-  if (name == "layer_norm") return Norm::kLayerNorm;
-  if (name == "rms_norm") return Norm::kRmsNorm;
-  fail("LayerSpec: norm: got '", name, "', wanted layer_norm or rms_norm");
+Norm::Kind norm_named(std::string_view kind) {
+  if (kind == "layer_norm") return Norm::Kind::kLayerNorm;
+  if (kind == "rms_norm") return Norm::Kind::kRmsNorm;
+  fail("Norm: kind: got '", kind, "', wanted layer_norm or rms_norm");
 }
 
-NormWeights norm_weights(const py::handle& pair) {
-  const auto [weight, bias] = pair.cast<std::pair<Tensor, std::optional<Tensor>>>();
-  return {weight, bias};
-}
-
-LayerWeights layer_weights(const py::dict& weights) {
-  LayerWeights out;
-  const std::pair<const char*, std::shared_ptr<const Linear>*> linears[] = {
-      {"qkv", &out.qkv},
-      {"attention_output", &out.attention_output},
-      {"intermediate", &out.intermediate},
-      {"output", &out.output}};
-  const std::pair<const char*, std::optional<NormWeights>*> norms[] = {
-      {"attention_norm", &out.attention_norm},
-      {"q_norm", &out.q_norm},
-      {"k_norm", &out.k_norm},
-      {"attention_post_norm", &out.attention_post_norm},
-      {"output_post_norm", &out.output_post_norm}};
-  const auto take = [&](const std::string& name, const py::handle& value) {
-    for (const auto& [known, linear] : linears) {
-      if (name == known) return void(*linear = value.cast<std::shared_ptr<Linear>>());
-    }
-    for (const auto& [known, norm] : norms) {
-      if (name != known) continue;
-      if (!value.is_none()) *norm = norm_weights(value);
-      return;
-    }
-    if (name == "output_norm") return void(out.output_norm = norm_weights(value));
-    fail("TransformerLayer: weights: got '", name,
-         "', wanted qkv, q_norm, k_norm, attention_output, attention_norm, attention_post_norm, "
-         "intermediate, output, output_norm, output_post_norm");
-  };
-  for (const auto& [key, value] : weights) take(key.cast<std::string>(), value);
-  if (!out.output_norm.weight.data) fail("TransformerLayer: output_norm: got none, wanted weights");
-  return out;
-}
-
-using RotaryTuple = std::optional<std::tuple<Tensor, Tensor, Tensor>>;
-
-std::optional<Rotary> rotary_tables(const RotaryTuple& tuple) {
-  if (!tuple) return std::nullopt;
-  return Rotary{std::get<0>(*tuple), std::get<1>(*tuple), std::get<2>(*tuple)};
-}
-
-LayerSpec layer_spec(int64_t hidden, int64_t intermediate, int64_t heads, int64_t kv_heads,
-                     int64_t head_dim, Activation activation, bool gated, std::string_view norm,
-                     float norm_eps, bool pre_norm, bool parallel, int64_t window, float scale,
-                     float soft_cap) {
-  if (head_dim == 0 && heads > 0) {
-    if (hidden % heads) {
-      fail("LayerSpec: heads: got ", heads, ", wanted a divisor of hidden ", hidden,
-           "; or give head_dim");
-    }
-    head_dim = hidden / heads;
+Norm new_norm(Tensor weight, std::optional<Tensor> bias, float eps, std::string_view kind) {
+  Norm norm{norm_named(kind), std::move(weight), std::move(bias), eps};
+  if (norm.bias && norm.kind == Norm::Kind::kRmsNorm) {
+    fail("Norm: bias: got one for an rms_norm, wanted none");
   }
-  if (kv_heads == 0) kv_heads = heads;
-  return {hidden,           intermediate, heads,    kv_heads, head_dim, activation, gated,
-          norm_named(norm), norm_eps,     pre_norm, parallel, window,   scale,      soft_cap};
+  return norm;
+}
+
+std::shared_ptr<Attention> new_attention(LinearPointer qkv, LinearPointer output, int64_t heads,
+                                         int64_t kv_heads, std::optional<int64_t> left,
+                                         std::optional<int64_t> right, float scale, float soft_cap,
+                                         NormOrNone q_norm, NormOrNone k_norm,
+                                         std::optional<std::pair<Tensor, Tensor>> rope,
+                                         std::optional<Tensor> position_bias) {
+  const AttentionMask mask{left.value_or(kUnlimited), right.value_or(kUnlimited)};
+  AttentionOptions options{heads,  kv_heads,     mask,
+                           scale,  soft_cap,     q_norm,
+                           k_norm, std::nullopt, std::move(position_bias)};
+  if (rope) options.rope = Rope{rope->first, rope->second};
+  return std::make_shared<Attention>(std::move(qkv), std::move(output), std::move(options));
+}
+
+void register_blocks(py::module_& m) {
+  py::class_<Norm>(m, "Norm", "A norm over the features of each row.")
+      .def(py::init(&new_norm), "weight"_a, "bias"_a = py::none(), "eps"_a = 1e-12f,
+           "kind"_a = "layer_norm", "kind: layer_norm, or rms_norm, which has no bias.")
+      .def("apply", &Norm::apply, "out"_a, "x"_a, py::arg_v("stream", Stream{}, "Stream()"),
+           "out = norm(x), in place allowed.");
+
+  py::class_<Sublayer, std::shared_ptr<Sublayer>>(m, "Sublayer", "What a block adds to x.");
+  py::class_<Attention, Sublayer, std::shared_ptr<Attention>>(
+      m, "Attention", "Self-attention, packed or over a cache.")
+      .def(
+          py::init(&new_attention), py::kw_only(), py::arg("qkv").none(false),
+          py::arg("output").none(false), "heads"_a, "kv_heads"_a = 0, "left"_a = py::none(),
+          "right"_a = py::none(), "scale"_a = 0.0f, "soft_cap"_a = 0.0f, "q_norm"_a = py::none(),
+          "k_norm"_a = py::none(), "rope"_a = py::none(), "position_bias"_a = py::none(),
+          "qkv: rows q | k | v. kv_heads 0: as many as heads; a token sees those up to left before "
+          "and "
+          "right behind it, None: all; scale 0: 1 / sqrt(head_dim); rope: "
+          "(cos, sin) float32[positions, rotary_dim / 2]; position_bias: float32[heads, 2 L - 1].");
+  py::class_<FeedForward, Sublayer, std::shared_ptr<FeedForward>>(m, "FeedForward",
+                                                                  "Dense or gated.")
+      .def(py::init([](LinearPointer intermediate, LinearPointer output, Activation activation,
+                       bool gated) {
+             return std::make_shared<FeedForward>(std::move(intermediate), std::move(output),
+                                                  activation, gated);
+           }),
+           py::kw_only(), py::arg("intermediate").none(false), py::arg("output").none(false),
+           "activation"_a = "gelu_erf", "gated"_a = false,
+           "gated: rows a | b of intermediate, of which activation(a) * b is made.");
+  py::class_<Block>(m, "Block", "A sublayer among norms, with its residual.")
+      .def(py::init([](std::shared_ptr<Sublayer> sublayer, NormOrNone input_norm,
+                       NormOrNone output_norm, NormOrNone residual_norm) {
+             return Block{std::move(sublayer), std::move(input_norm), std::move(output_norm),
+                          std::move(residual_norm)};
+           }),
+           py::arg("sublayer").none(false), py::kw_only(), "input_norm"_a = py::none(),
+           "output_norm"_a = py::none(), "residual_norm"_a = py::none(),
+           "x = residual_norm(x + output_norm(sublayer(input_norm(x)))).");
+}
+
+void register_stacks(py::module_& m) {
+  py::class_<Layer, std::shared_ptr<Layer>>(m, "Layer", "Blocks in order, or in parallel.")
+      .def(py::init([](std::vector<Block> blocks, bool parallel) {
+             return std::make_shared<Layer>(std::move(blocks), parallel);
+           }),
+           "blocks"_a, py::kw_only(), "parallel"_a = false,
+           "parallel: all blocks read the layer's input.");
+  py::class_<Stack>(m, "Stack", "Layers, and a norm at their end, as a single call.")
+      .def(py::init([](const std::vector<std::shared_ptr<Layer>>& layers, NormOrNone final_norm) {
+             return Stack({layers.begin(), layers.end()}, std::move(final_norm));
+           }),
+           "layers"_a, "final_norm"_a = py::none())
+      .def(
+          "forward",
+          [](const Stack& stack, const Tensor& x, const SequenceBatch& batch, Workspace& workspace,
+             const Tensor* positions, const Stream& stream) {
+            py::gil_scoped_release release;
+            stack.forward(x, {batch, positions}, workspace, stream);
+          },
+          "x"_a, "batch"_a, "workspace"_a, "positions"_a = py::none(),
+          py::arg_v("stream", Stream{}, "Stream()"),
+          "Replaces x[tokens, hidden] by the stack's output. positions: int32[tokens], for rotary "
+          "angles.")
+      .def(
+          "forward_outputs",
+          [](const Stack& stack, const Tensor& out, const Tensor& tokens,
+             const SequenceBatch& outputs, const Tensor& x, const SequenceBatch& batch,
+             Workspace& workspace, const Tensor* positions, const Stream& stream) {
+            py::gil_scoped_release release;
+            stack.forward_outputs(out, {tokens, outputs}, x, {batch, positions}, workspace, stream);
+          },
+          "out"_a, "tokens"_a, "outputs"_a, "x"_a, "batch"_a, "workspace"_a,
+          "positions"_a = py::none(), py::arg_v("stream", Stream{}, "Stream()"),
+          "The same for tokens int64[n] alone, in the order of their sequences, of which `outputs` "
+          "has the offsets: fills out[n, hidden] and overwrites x. Attention must see all tokens "
+          "of a sequence alike.")
+      .def(
+          "forward_cached",
+          [](const Stack& stack, const Tensor& x, const PagedBatch& batch, const Tensor& planes,
+             Workspace& workspace, const Tensor* positions, const Stream& stream) {
+            py::gil_scoped_release release;
+            stack.forward(x, {batch.batch(), positions, &batch, &planes}, workspace, stream);
+          },
+          "x"_a, "batch"_a, "planes"_a, "workspace"_a, "positions"_a = py::none(),
+          py::arg_v("stream", Stream{}, "Stream()"),
+          "The same for new tokens of sequences whose keys and values lie in pages, planes 2 i and "
+          "2 i + 1 [pages, kv_heads * page_size * head_dim] for attention i: they join them there "
+          "and see those up to themselves.");
 }
 
 }  // namespace
+}  // namespace layers
 
-void register_layers(py::module_& m) {
-  py::class_<LayerSpec>(m, "LayerSpec", "What kind of Transformer layer it is.")
-      .def(py::init(&layer_spec), py::kw_only(), "hidden"_a, "intermediate"_a, "heads"_a,
-           "kv_heads"_a = 0, "head_dim"_a = 0, "activation"_a = "gelu_erf", "gated"_a = false,
-           "norm"_a = "layer_norm", "norm_eps"_a = 1e-12f, "pre_norm"_a = false,
-           "parallel"_a = false, "window"_a = 0, "scale"_a = 0.0f, "soft_cap"_a = 0.0f,
-           "kv_heads 0: as many as heads; head_dim 0: hidden / heads; scale 0: 1 / sqrt(head_dim).")
-      .def_readonly("hidden", &LayerSpec::hidden)
-      .def_readonly("intermediate", &LayerSpec::intermediate)
-      .def_readonly("heads", &LayerSpec::heads)
-      .def_readonly("kv_heads", &LayerSpec::kv_heads)
-      .def_readonly("head_dim", &LayerSpec::head_dim)
-      .def_readonly("window", &LayerSpec::window);
-
-  py::class_<TransformerLayer>(m, "TransformerLayer", "One Transformer layer as a single call.")
-      .def_property_readonly("spec", &TransformerLayer::spec)
-      .def(py::init([](const LayerSpec& spec, const py::dict& weights) {
-             return TransformerLayer(spec, layer_weights(weights));
-           }),
-           "spec"_a, "weights"_a)
-      .def(
-          "forward",
-          [](const TransformerLayer& layer, const Tensor& x, const SequenceBatch& batch,
-             Workspace& workspace, const Tensor* position_bias, const RotaryTuple& rotary,
-             const Stream& stream) {
-            const std::optional<Rotary> tables = rotary_tables(rotary);
-            py::gil_scoped_release release;
-            layer.forward(x, batch, workspace, position_bias, tables ? &*tables : nullptr, stream);
-          },
-          "x"_a, "batch"_a, "workspace"_a, "position_bias"_a = py::none(), "rotary"_a = py::none(),
-          py::arg_v("stream", Stream{}, "Stream()"),
-          "Replaces x[tokens, hidden] by the layer's output. rotary: (cos, sin, positions).")
-      .def(
-          "forward_cached",
-          [](const TransformerLayer& layer, const Tensor& x, const PagedBatch& batch,
-             const Tensor& keys, const Tensor& values, Workspace& workspace,
-             const RotaryTuple& rotary, const Tensor* alibi_slopes, const Stream& stream) {
-            const std::optional<Rotary> tables = rotary_tables(rotary);
-            py::gil_scoped_release release;
-            layer.forward_cached(x, batch, keys, values, workspace, tables ? &*tables : nullptr,
-                                 alibi_slopes, stream);
-          },
-          "x"_a, "batch"_a, "keys"_a, "values"_a, "workspace"_a, "rotary"_a = py::none(),
-          "alibi_slopes"_a = py::none(), py::arg_v("stream", Stream{}, "Stream()"),
-          "The same for new tokens of sequences whose keys and values lie in pages [pages, "
-          "kv_heads, page_size, head_dim]: they join them there and see those up to themselves.");
+void register_layers(pybind11::module_& m) {
+  layers::register_blocks(m);
+  layers::register_stacks(m);
 }
 
 }  // namespace fusewire

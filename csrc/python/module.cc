@@ -2,9 +2,41 @@
 #include "core/error.h"
 #include "python/register.h"
 
+namespace fusewire {
+namespace {
+
+namespace py = pybind11;
+
+// Kinds of errors as Python types: Error, a RuntimeError, and two below it. The module holds them.
+void register_errors(py::module_& m) {
+  static const py::handle error = py::exception<Error>(m, "Error", PyExc_RuntimeError).release();
+  // A MemoryError as well, as numpy's is, so that one test finds both.
+  static const py::handle out_of_memory =
+      py::exception<Error>(m, "OutOfMemory", py::make_tuple(error, py::handle(PyExc_MemoryError)))
+          .release();
+  static const py::handle device_error = py::exception<Error>(m, "DeviceError", error).release();
+  py::register_exception_translator([](std::exception_ptr thrown) {
+    try {
+      if (thrown) std::rethrow_exception(thrown);
+    } catch (const Error& caught) {
+      switch (caught.kind()) {
+        case ErrorKind::kInvalid:
+          return py::set_error(error, caught.what());
+        case ErrorKind::kOutOfMemory:
+          return py::set_error(out_of_memory, caught.what());
+        case ErrorKind::kDevice:
+          return py::set_error(device_error, caught.what());
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace fusewire
+
 PYBIND11_MODULE(_C, m) {
   m.doc() = "fusewire's kernel library: fused Transformer layers on packed batches.";
-  pybind11::register_exception<fusewire::Error>(m, "Error", PyExc_RuntimeError);
+  fusewire::register_errors(m);
   fusewire::register_stream(m);
   fusewire::register_tensor(m);
   fusewire::register_memory(m);

@@ -100,6 +100,20 @@ void register_ops(py::module_& m) {
       .def_property_readonly("sequences", &PagedBatch::sequences)
       .def_property_readonly("page_size", &PagedBatch::page_size)
       .def_property_readonly("max_context", &PagedBatch::max_context);
+  m.attr("UNLIMITED") = kUnlimited;
+  py::class_<AttentionSpec>(
+      m, "AttentionSpec",
+      "What an attention is: query i sees key j when i - j <= left and j - i <= right. Everything "
+      "by default; right 0: causal. soft_cap 0: none. dropout: the probability that a weight is "
+      "dropped, by Philox with the key dropout_seed from the counter dropout_offset on.")
+      .def(py::init([](int64_t heads, float scale, int64_t left, int64_t right, float soft_cap,
+                       float dropout, int64_t dropout_seed, int64_t dropout_offset) {
+             return AttentionSpec{
+                 heads, scale, {left, right}, soft_cap, {dropout, dropout_seed, dropout_offset}};
+           }),
+           py::kw_only(), py::arg("heads"), py::arg("scale"), py::arg("left") = kUnlimited,
+           py::arg("right") = kUnlimited, py::arg("soft_cap") = 0.0f, py::arg("dropout") = 0.0f,
+           py::arg("dropout_seed") = 0, py::arg("dropout_offset") = 0);
   py::class_<Linear, std::shared_ptr<Linear>>(
       m, "Linear",
       "weight[out_features, in_features] packed for the target, with its bias; both come from "
@@ -113,6 +127,16 @@ void register_ops(py::module_& m) {
       .def_property_readonly("in_features", &Linear::in_features)
       .def_property_readonly("out_features", &Linear::out_features)
       .def_property_readonly("nbytes", &Linear::bytes);
+
+  m.def(
+      "rows_to_tune",
+      [](int64_t max_rows, const std::string& dtype, const Stream& stream) {
+        return rows_to_tune(max_rows, dtype_named(dtype), stream);
+      },
+      py::arg("max_rows"), py::arg("dtype"), py::arg_v("stream", Stream{}, "Stream()"),
+      "Numbers of rows, ascending, to run a model with while its stream is tuning, so that the "
+      "kernels of its matrix products are chosen for every number up to max_rows; empty where "
+      "there is no choice.");
 
   py::dict table;
 #define OP(name, signature, meaning)                  \

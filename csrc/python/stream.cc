@@ -58,6 +58,9 @@ void register_stream(py::module_& m) {
           "The device's own handle (cudaStream_t), 0 on the CPU.")
       .def_property_readonly("can_capture",
                              [](const Stream& s) { return runtime(s.device.type).can_capture(); })
+      .def_readwrite("tuning", &Stream::tuning,
+                     "Whether kernels that can be computed in several ways are timed when they are "
+                     "first seen: while a model loads.")
       .def(
           "synchronize", [](const Stream& s) { runtime(s.device.type).synchronize(s); },
           py::call_guard<py::gil_scoped_release>(), "Waits for the work given so far.");

@@ -104,6 +104,14 @@ Tensor first_rows(const Tensor& whole, int64_t count) {
   return whole.first(count);
 }
 
+Tensor columns(const Tensor& whole, int64_t begin, int64_t width) {
+  if (whole.shape.rank() != 2 || begin < 0 || width < 0 || begin > whole.shape[1] - width) {
+    fail("Tensor.columns: got ", width, " from column ", begin, " of ", whole.shape.text(),
+         " on, wanted columns of a matrix");
+  }
+  return whole.columns(begin, width);
+}
+
 // Into memory that stays where it is.
 void write(const Tensor& to, const Tensor& host, const Stream& stream) {
   if (to.device != stream.device || host.device.type != DeviceType::kCpu ||
@@ -130,6 +138,8 @@ void register_tensor(py::module_& m) {
       .def("section", &section, py::arg("begin"), py::arg("shape"), py::arg("dtype"),
            "A dense tensor inside this one's bytes, beginning at byte `begin`, as a view.")
       .def("first", &first_rows, py::arg("count"), "The first rows of a matrix, as a view.")
+      .def("columns", &columns, py::arg("begin"), py::arg("width"),
+           "Neighbouring columns of a matrix, as a view.")
       .def(
           "__dlpack__", &to_dlpack, py::kw_only(), py::arg("stream") = py::none(),
           py::arg("max_version") = py::none(), py::arg("dl_device") = py::none(),

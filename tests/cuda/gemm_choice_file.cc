@@ -1,5 +1,5 @@
 // What test_gemm_choice_file.py runs: each command in a process of its own.
-#include "cuda/gemm_choice_file.h"
+#include "cuda/gemm/gemm_choice_file.h"
 
 #include <unistd.h>
 
@@ -46,7 +46,8 @@ bool same(const GemmChoice& a, const GemmChoice& b) {
 
 }  // namespace
 
-// path | write FIRST LAST | slowly ROWS | read: prints how many are there as they were written
+// path | write FIRST LAST | slowly ROWS | nearest ROWS | read: prints how many are there as they
+// were written
 int main(int, char** words) {
   const GemmChoiceFile file("a GPU, cublas 13.1");
   const std::string command = words[1];
@@ -65,6 +66,18 @@ int main(int, char** words) {
     const int64_t rows = std::atoi(words[2]);
     choices[key_of(rows)] = choice_of(rows);
     file.write(choices);
+  } else if (command == "nearest") {  // of choices for 8, 64 and 4096 rows; that for 72 is a guess
+    GemmChoices choices;
+    for (const int64_t rows : {8, 64, 72, 4096}) {
+      choices[key_of(rows)] = choice_of(rows);
+      choices[key_of(rows)].settled = rows != 72;
+    }
+    GemmKey other = key_of(80);
+    other.n = 8;
+    choices[other] = choice_of(80);
+    choices[other].settled = true;
+    const GemmChoice* found = nearest_choice(choices, key_of(std::atoi(words[2])));
+    std::printf("%d\n", found ? found->configuration : 0);
   } else {
     int whole = 0;
     for (const auto& [key, choice] : file.read()) {

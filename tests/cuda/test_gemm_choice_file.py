@@ -22,7 +22,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip("no C++ compiler here")
     built = tmp_path_factory.mktemp("gemm_choice_file") / "program"
     sources = [
-        ROOT / "csrc/cuda/gemm_choice_file.cu",
+        ROOT / "csrc/cuda/gemm/gemm_choice_file.cu",
         Path(__file__).parent / "gemm_choice_file.cc",
     ]
     command = [COMPILER, "-std=c++17", "-Wall", "-Wextra", "-Werror", f"-I{ROOT / 'csrc'}"]
@@ -85,6 +85,28 @@ def test_a_folder_that_cannot_be_written_is_no_error(run: Run):
     run("write", 1, 3, cache=Path("/proc/no/such"))
     assert run("read", cache=Path("/proc/no/such")) == "0"
     run("slowly", 1, cache=Path("/proc/self"))
+
+
+@pytest.mark.parametrize(
+    ("rows", "nearest"),
+    [
+        (1, 0),
+        (2, 8),
+        (8, 8),
+        (16, 8),
+        (24, 64),
+        (64, 64),
+        (72, 64),
+        (256, 64),
+        (264, 0),
+        (1016, 0),
+        (1024, 4096),
+        (16384, 4096),
+        (20480, 0),
+    ],
+)
+def test_an_unknown_bucket_takes_the_timed_choice_of_the_nearest(run: Run, rows: int, nearest: int):
+    assert run("nearest", rows) == str(nearest)
 
 
 def test_an_empty_setting_means_no_file(program: Path):

@@ -49,8 +49,8 @@ CACHED_SPECS: dict[str, dict[str, Any]] = {
         "scale": 0.3,
         "window": 9,
     },
+    "t5_decoder": {"pre_norm": True, "norm": "rms_norm", "activation": "relu", "biased": True},
     "parallel_sandwich": {"pre_norm": True, "parallel": True, "post_norms": True, "window": 7},
-    "alibi": {"pre_norm": True, "alibi": True, "heads": 4},
 }
 GPU_CACHED_SPECS: dict[str, dict[str, Any]] = {
     "gpt2_124m": {
@@ -83,9 +83,9 @@ STEPS = {
 
 
 class CachedLayer(Layer):
-    @property
-    def slopes(self) -> np.ndarray:
-        return np.float32(0.5) ** np.arange(1, self.o["heads"] + 1, dtype=np.float32)
+    def mask(self) -> dict[str, int]:
+        """A token itself, and what is before it."""
+        return ({"left": self.o["window"] - 1} if self.o.get("window") else {}) | {"right": 0}
 
     def context(self, qkv: torch.Tensor, there: Callable) -> torch.Tensor:
         shape = paged.prompts(
@@ -93,26 +93,30 @@ class CachedLayer(Layer):
             heads=self.o["heads"],
             kv_heads=self.kv_heads,
             dim=self.dim,
-            window=self.o.get("window", 0),
             soft_cap=self.o.get("soft_cap", 0.0),
-            alibi=bool(self.o.get("alibi")),
+            biased=bool(self.o.get("biased")),
+            **self.mask(),
         )
         if "scale" in self.o:  # instead of the reference's own
             q = qkv[:, : self.width] * (self.o["scale"] * self.dim**0.5)
             qkv = torch.cat([q, qkv[:, self.width :]], -1)
         past = qkv[:0, self.width :]
-        return paged.attend({"qkv": qkv, "past": past, "slopes": there(self.slopes)}, shape)
+        return paged.attend({"qkv": qkv, "past": past, "bias": there(self.bias)}, shape)
+
+    def planes(self, pages: int, layers: int = 1) -> k.Tensor:
+        """A cache that nobody wrote yet."""
+        page = self.kv_heads * PAGE_SIZE * self.dim
+        return self.place.floats(np.full((2 * layers, pages, page), np.nan, np.float32))
 
     def forward_cached(
-        self, layer: k.TransformerLayer, x: np.ndarray, steps: list[tuple[int, ...]]
+        self, stack: k.Stack, x: np.ndarray, steps: list[tuple[int, ...]], layers: int = 1
     ) -> np.ndarray:
-        """The layer's output for all rows of x, computed step by step."""
+        """The stack's output for all rows of x, computed step by step."""
         place, out = self.place, np.full_like(x, np.nan)
         counts = [-(-n // PAGE_SIZE) for n in self.lengths]
         pages = sum(counts) + 2
         order = np.random.default_rng(2).permutation(pages).astype(np.int32)
-        nothing = np.full((pages, self.kv_heads, PAGE_SIZE, self.dim), np.nan, np.float32)
-        keys, values = place.floats(nothing.copy()), place.floats(nothing.copy())
+        planes = self.planes(pages, layers)
         workspace = k.Workspace(k.default_allocator(place.device))
         first_row, first_page = (np.cumsum([0, *each]) for each in (self.lengths, counts))
         done = np.zeros(len(self.lengths), np.int32)
@@ -132,21 +136,8 @@ class CachedLayer(Layer):
                 PAGE_SIZE,
                 place.stream,
             )
-            rotary = (
-                place.exact(self.cos, np.float32),
-                place.exact(self.sin, np.float32),
-                place.exact(self.positions[rows], np.int32),
-            )
             new = place.floats(x[rows])
-            layer.forward_cached(
-                new,
-                batch,
-                keys,
-                values,
-                workspace,
-                rotary if self.o.get("rotary") else None,
-                place.exact(self.slopes, np.float32) if self.o.get("alibi") else None,
-                place.stream,
-            )
+            positions = place.exact(self.positions[rows], np.int32)
+            stack.forward_cached(new, batch, planes, workspace, positions, place.stream)
             out[rows] = place.numpy(new)
         return out

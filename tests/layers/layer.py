@@ -11,9 +11,10 @@ from fusewire import kernels as k
 from fusewire.placement import Placement
 
 from tests.ops.activations import ACTIVATIONS
-from tests.ops.attention import attend
+from tests.ops.attention import Attention, attend, window
 from tests.ops.rotary import rotate
-from tests.places import rounded
+from tests.places import TORCH_DTYPES, rounded
+from tests.tolerance import Allowed, allowed_error
 
 SPECS: dict[str, dict[str, Any]] = {
     "post_norm": {},
@@ -28,6 +29,7 @@ SPECS: dict[str, dict[str, Any]] = {
         "window": 5,
         "first_norm": False,
     },
+    "grouped_heads_soft_cap": {"heads": 4, "kv_heads": 2, "soft_cap": 3.0},
     "rms_norm_silu_gated": {
         "pre_norm": True,
         "gated": True,
@@ -53,19 +55,6 @@ GPU_SPECS: dict[str, dict[str, Any]] = {
     "head_dim_128": {"hidden": 512, "heads": 4, "intermediate": 1024, "window": 32},
 }
 DEFAULTS = {"hidden": 64, "heads": 2, "intermediate": 128, "activation": "gelu_erf"}
-SPEC_NAMES = (
-    "hidden",
-    "intermediate",
-    "heads",
-    "kv_heads",
-    "activation",
-    "gated",
-    "norm",
-    "pre_norm",
-    "parallel",
-    "scale",
-    "soft_cap",
-)
 LENGTHS = (1, 17, 40)
 GPU_LENGTHS = (1, 17, 300, 128, 77)
 
@@ -118,19 +107,51 @@ class Layer:
         self.cos, self.sin = np.cos(angles, dtype=np.float32), np.sin(angles, dtype=np.float32)
         self.positions = np.concatenate([np.arange(n, dtype=np.int32) for n in lengths])
 
-    def built(self) -> k.TransformerLayer:
-        given = {name: self.o[name] for name in SPEC_NAMES if name in self.o}
-        spec = k.LayerSpec(
-            **given,
-            head_dim=self.dim,
-            window=self.o.get("window", 0),
-            norm_eps=1e-6,
+    def built(self) -> k.Stack:
+        """A stack of this one layer."""
+        return k.Stack([k.Layer(self.blocks(), parallel=self.o.get("parallel", False))])
+
+    def blocks(self) -> list[k.Block]:
+        o, place = self.o, self.place
+
+        def linear(name: str) -> k.Linear:
+            return place.linear(*self.linears[name])
+
+        def norm(name: str, kind: str = "rms_norm") -> k.Norm | None:
+            weight = self.norms.get(name)
+            return None if weight is None else k.Norm(place.floats(weight), None, 1e-6, kind)
+
+        attention = k.Attention(
+            qkv=linear("qkv"),
+            output=linear("attention_output"),
+            heads=o["heads"],
+            kv_heads=self.kv_heads,
+            **self.mask(),
+            scale=o.get("scale", 0.0),
+            soft_cap=o.get("soft_cap", 0.0),
+            q_norm=norm("q_norm"),
+            k_norm=norm("k_norm"),
+            rope=(place.exact(self.cos, np.float32), place.exact(self.sin, np.float32))
+            if o.get("rotary")
+            else None,
+            position_bias=place.exact(self.bias, np.float32) if o.get("biased") else None,
         )
-        weights: dict[str, Any] = {
-            name: self.place.linear(w, b) for name, (w, b) in self.linears.items()
-        }
-        weights |= {name: (self.place.floats(w), None) for name, w in self.norms.items()}
-        return k.TransformerLayer(spec, weights)
+        feed_forward = k.FeedForward(
+            intermediate=linear("intermediate"),
+            output=linear("output"),
+            activation=o["activation"],
+            gated=o.get("gated", False),
+        )
+        where = "input_norm" if o.get("pre_norm") else "residual_norm"
+        kind = o.get("norm", "layer_norm")
+        return [
+            k.Block(
+                sublayer,
+                output_norm=norm(f"{name}_post_norm"),
+                **{where: norm(f"{name}_norm", kind)},
+            )
+            for name, sublayer in (("attention", attention), ("output", feed_forward))
+        ]
 
     def input(self, seed: int) -> np.ndarray:
         rng = np.random.default_rng(seed)
@@ -198,15 +219,34 @@ class Layer:
             h = norm(h + feed_forward(h), "output_norm")
         return h.double().cpu().numpy()
 
+    def allowed_error(self, x: np.ndarray) -> Allowed:
+        truth = self.reference(x, torch.float64)
+        same = self.reference(x, TORCH_DTYPES[self.place.dtype])
+        terms = max(self.o["intermediate"], *self.lengths)
+        return allowed_error(truth, same, self.place.dtype, terms)
+
+    def mask(self) -> dict[str, int]:
+        """Both sides of a token."""
+        return window(self.o["window"]) if self.o.get("window") else {}
+
     def context(self, qkv: torch.Tensor, there: Callable) -> torch.Tensor:
         """What attention gives for rows of q | k | v, in torch."""
-        biased, window = bool(self.o.get("biased")), self.o.get("window", 0)
-        shape = (self.lengths, self.o["heads"], self.dim, window, biased)
-        return attend({"qkv": qkv, "bias": there(self.bias)}, shape)
+        biased = bool(self.o.get("biased"))
+        shape = Attention(
+            self.lengths,
+            self.o["heads"],
+            self.dim,
+            kv_heads=self.kv_heads,
+            soft_cap=self.o.get("soft_cap", 0.0),
+            biased=biased,
+            **self.mask(),
+        )
+        q, kv = qkv[:, : self.width], qkv[:, self.width :]
+        return attend({"q": q, "kv": kv, "bias": there(self.bias)}, shape)
 
     def forward(
         self,
-        layer: k.TransformerLayer,
+        stack: k.Stack,
         x: k.Tensor,
         workspace: k.Workspace,
         batch: k.SequenceBatch | None = None,
@@ -215,16 +255,10 @@ class Layer:
         place = self.place
         positions = np.zeros(x.shape[0], np.int32)  # of a bucket's padding: any
         positions[: self.positions.size] = self.positions
-        rotary = (
-            place.exact(self.cos, np.float32),
-            place.exact(self.sin, np.float32),
-            place.exact(positions, np.int32),
-        )
-        layer.forward(
+        stack.forward(
             x,
             batch or place.sequences(offsets),
             workspace,
-            place.exact(self.bias, np.float32) if self.o.get("biased") else None,
-            rotary if self.o.get("rotary") else None,
+            place.exact(positions, np.int32),
             place.stream,
         )

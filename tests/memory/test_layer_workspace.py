@@ -58,37 +58,37 @@ def scratch_of(spec: Spec, tokens: int) -> Callable[[object], None]:
         context.release()
 
         inner = matrix(spec.intermediate)
-        normed = matrix(spec.hidden) if spec.pre_norm else None
-        if spec.gated:
-            matrix(2 * spec.intermediate).release()
-        if normed:
-            normed.release()
+        both = matrix(2 * spec.intermediate) if spec.gated else None
+        if spec.pre_norm:
+            matrix(spec.hidden).release()
+        if both:
+            both.release()
         inner.release()
 
     return forward
 
 
-def layer_of(spec: Spec) -> k.TransformerLayer:
+def stack_of(spec: Spec, layers: int = 1) -> k.Stack:
     def linear(out: int, into: int) -> k.Linear:
         return k.Linear(k.Tensor.from_numpy(np.zeros((out, into), np.float32)), None)
 
-    norm = (k.Tensor.from_numpy(np.ones(spec.hidden, np.float32)), None)
-    weights = {
-        "qkv": linear(3 * spec.hidden, spec.hidden),
-        "attention_output": linear(spec.hidden, spec.hidden),
-        "attention_norm": norm if spec.first_norm else None,
-        "intermediate": linear((2 if spec.gated else 1) * spec.intermediate, spec.hidden),
-        "output": linear(spec.hidden, spec.intermediate),
-        "output_norm": norm,
-    }
-    layer_spec = k.LayerSpec(
-        hidden=spec.hidden,
-        intermediate=spec.intermediate,
+    norm = k.Norm(k.Tensor.from_numpy(np.ones(spec.hidden, np.float32)))
+    where = "input_norm" if spec.pre_norm else "residual_norm"
+    attention = k.Attention(
+        qkv=linear(3 * spec.hidden, spec.hidden),
+        output=linear(spec.hidden, spec.hidden),
         heads=spec.heads,
-        gated=spec.gated,
-        pre_norm=spec.pre_norm,
     )
-    return k.TransformerLayer(layer_spec, weights)
+    feed_forward = k.FeedForward(
+        intermediate=linear((2 if spec.gated else 1) * spec.intermediate, spec.hidden),
+        output=linear(spec.hidden, spec.intermediate),
+        gated=spec.gated,
+    )
+    blocks = [
+        k.Block(attention, **({where: norm} if spec.first_norm else {})),
+        k.Block(feed_forward, **{where: norm}),
+    ]
+    return k.Stack([k.Layer(blocks) for _ in range(layers)])
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_the_layer_creates_and_releases_just_this(spec: Spec, lengths: list[int]
     x = k.matrix(tokens, spec.hidden)
     x.numpy()[...] = 0.5
     boundaries = np.cumsum([0, *lengths]).astype(np.int32)
-    layer_of(spec).forward(x, k.SequenceBatch(k.Tensor.from_numpy(boundaries)), real)
+    stack_of(spec).forward(x, k.SequenceBatch(k.Tensor.from_numpy(boundaries)), real)
     written.run((1, tokens, 0, 0), scratch_of(spec, tokens))
     (of_layer,), (of_text,) = real.programs(), written.programs()
     assert of_layer["records"] == of_text["records"]
@@ -147,15 +147,14 @@ def test_so_it_is_for_any_specification(
 def test_a_whole_model_uses_one_plan_a_token_count_and_one_arena() -> None:
     allocator = k.CachingAllocator()
     workspace = k.Workspace(allocator)
-    layers = [layer_of(Spec(64, 256, 2)) for _ in range(6)]
+    stack = stack_of(Spec(64, 256, 2), layers=6)
     lengths = [5, 90, 17, 90, 5, 17, 90]
 
     def encode(length: int) -> None:
         x = k.matrix(length, 64)
         x.numpy()[...] = 0.5
         boundaries = k.Tensor.from_numpy(np.array([0, length], np.int32))
-        for layer in layers:
-            layer.forward(x, k.SequenceBatch(boundaries), workspace)
+        stack.forward(x, k.SequenceBatch(boundaries), workspace)
 
     for length in lengths[:3]:
         encode(length)

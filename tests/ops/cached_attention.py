@@ -8,16 +8,17 @@ import numpy as np
 import torch
 from fusewire import kernels as k
 
+from tests.ops.attention import spec_of
 from tests.ops.case import Arrays, Case, Operands, Tensors
 from tests.ops.paged import Cache, Paged, attend, decoding, make_paged, prompts
 from tests.ops.rotary import rotate
 
 
 class Added(NamedTuple):
-    """New tokens, and how many numbers of a head turn (0: none)."""
+    """New tokens, and how many numbers of a head are rotated (0: none)."""
 
     paged: Paged
-    turning: int
+    rotary_dim: int
 
     @property
     def positions(self) -> np.ndarray:
@@ -29,10 +30,10 @@ ADDED = [
     Added(decoding(1, 2, 33, 40, dim=8, page_size=4), 8),
     Added(decoding(300, 31, 32, 1025, heads=3, kv_heads=3), 0),
     Added(decoding(511, 512, 513, heads=4, kv_heads=2, page_size=32), 16),
-    Added(decoding(700, 9, heads=4, kv_heads=1, dim=128, window=300, soft_cap=5.0), 128),
+    Added(decoding(700, 9, heads=4, kv_heads=1, dim=128, left=299, soft_cap=5.0), 128),
     # Several new tokens of one sequence, over the border of a tile of keys and of a page.
     Added(Paged((4, 1, 3), (34, 700, 513), heads=4, kv_heads=1, dim=128), 128),
-    Added(Paged((8, 5, 1), (260, 5, 1), heads=4, kv_heads=2, dim=64, alibi=True), 0),
+    Added(Paged((8, 5, 1), (260, 5, 1), heads=4, kv_heads=2, dim=64, biased=True), 0),
     # More rows than one kernel takes.
     Added(prompts(40, 7, heads=4, kv_heads=2, dim=64), 64),
     Added(Paged((1, 30), (500, 90), heads=2, kv_heads=2, dim=80), 20),
@@ -49,7 +50,7 @@ GPU_ADDED = (
 
 
 def make_added(rng: np.random.Generator, shape: Added) -> Arrays:
-    half = shape.turning // 2
+    half = shape.rotary_dim // 2
     frequencies = 100.0 ** -(np.arange(half) / max(half, 1))
     angles = np.outer(np.arange(max(shape.paged.contexts)), frequencies)
     return {
@@ -64,37 +65,33 @@ class Step:
     """A step on a cache of its own: at once, or part by part."""
 
     def __init__(self, o: Operands, a: Arrays, shape: Added) -> None:
-        self.o, self.shape, self.slopes = o, shape, a["slopes"]
+        self.o, self.shape = o, shape
         self.cache = Cache(o, a, shape.paged)
         self.qkv = o.rows(a["qkv"].copy())
         self.out = o.room(sum(shape.paged.added), shape.paged.heads * shape.paged.dim)
         tables = o.int32(a["positions"]), o.fp32(a["cos"]), o.fp32(a["sin"])
-        self.rotary = tables if shape.turning else (None, None, None)
+        self.rotary = tables if shape.rotary_dim else (None, None, None)
 
     def at_once(self) -> np.ndarray:
-        s, o = self.shape.paged, self.o
         k.cached_attention(
             self.out,
             self.qkv,
             self.cache.keys,
             self.cache.values,
             self.cache.batch,
-            s.heads,
-            s.dim**-0.5,
-            s.window,
-            s.soft_cap,
-            o.fp32(self.slopes) if s.alibi else None,
+            spec_of(self.shape.paged),
+            self.cache.bias,
             *self.rotary,
-            o.place.stream,
+            self.o.place.stream,
         )
         return self.answer()
 
     def part_by_part(self) -> np.ndarray:
         s = self.shape.paged
-        if self.shape.turning:
+        if self.shape.rotary_dim:
             k.rotary(self.qkv, *self.rotary, s.heads, s.kv_heads, self.o.place.stream)
         self.cache.store(self.qkv)
-        self.cache.attend(self.out, self.qkv, self.slopes)
+        self.cache.attend(self.out, self.qkv)
         return self.answer()
 
     def answer(self) -> np.ndarray:
@@ -104,8 +101,8 @@ class Step:
 
 def reference(t: Tensors, shape: Added) -> torch.Tensor:
     p = shape.paged
-    turned = (sum(p.added), p.heads, p.kv_heads, p.dim, shape.turning)
-    qkv = rotate(t, turned) if shape.turning else t["qkv"]
+    rotated = (sum(p.added), p.heads, p.kv_heads, p.dim, shape.rotary_dim)
+    qkv = rotate(t, rotated) if shape.rotary_dim else t["qkv"]
     return torch.cat([attend({**t, "qkv": qkv}, p), qkv[:, p.heads * p.dim :]], 1)
 
 
@@ -115,7 +112,7 @@ CASES = {
         make_added,
         lambda o, a, shape: Step(o, a, shape).at_once(),
         reference,
-        fp32=("slopes", "cos", "sin"),
+        fp32=("bias", "cos", "sin"),
         gpu_shapes=GPU_ADDED,
     ),
 }

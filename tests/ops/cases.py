@@ -2,7 +2,7 @@
 
 A row is `CASES[name] = Case(shapes, make, ours, reference)`; an op of the library without a row
 fails test_ops.py. Shapes include one, odd, long and empty ones. The reference runs twice: in fp64
-(the truth), and in the precision of the op (the error that is granted).
+(the truth), and in the precision of the op (the error that is allowed).
 """
 
 from tests.ops import (

@@ -95,35 +95,11 @@ CASES = {
         lambda t, s: F.layer_norm(t["x"], s[1:], t["weight"], t["bias"], 1e-12),
         gpu_shapes=LARGE_MATRICES,
     ),
-    "add_layer_norm": Case(
-        MATRICES,
-        make_norm,
-        lambda o, a, s: o.result(
-            k.add_layer_norm,
-            s,
-            o.rows(a["x"]),
-            o.rows(a["residual"]),
-            o.floats(a["weight"]),
-            None,
-            1e-5,
-        ),
-        lambda t, s: F.layer_norm(t["x"] + t["residual"], s[1:], t["weight"], None, 1e-5),
-        gpu_shapes=LARGE_MATRICES,
-    ),
     "rms_norm": Case(
         MATRICES,
         make_norm,
         lambda o, a, s: o.result(k.rms_norm, s, o.rows(a["x"]), o.floats(a["weight"]), 1e-6),
         lambda t, s: rms(t["x"], t["weight"]),
-        gpu_shapes=LARGE_MATRICES,
-    ),
-    "add_rms_norm": Case(
-        MATRICES,
-        make_norm,
-        lambda o, a, s: o.result(
-            k.add_rms_norm, s, o.rows(a["x"]), o.rows(a["residual"]), o.floats(a["weight"]), 1e-6
-        ),
-        lambda t, s: rms(t["x"] + t["residual"], t["weight"]),
         gpu_shapes=LARGE_MATRICES,
     ),
     "rms_norm_add": Case(

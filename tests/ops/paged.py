@@ -9,11 +9,12 @@ import numpy as np
 import torch
 from fusewire import kernels as k
 
+from tests.ops.attention import BIAS_SPAN, masked_scores, spec_of
 from tests.ops.case import Arrays, Case, Operands, Tensors, normal
 
 
 class Paged(NamedTuple):
-    """Sequences of `contexts` positions, the last `added` of which are new."""
+    """Sequences of `contexts` positions, the last `added` of which are new; by default causal."""
 
     added: tuple[int, ...]
     contexts: tuple[int, ...]
@@ -21,9 +22,10 @@ class Paged(NamedTuple):
     kv_heads: int = 2
     dim: int = 64
     page_size: int = 16
-    window: int = 0
+    left: int = k.UNLIMITED
+    right: int = 0
     soft_cap: float = 0.0
-    alibi: bool = False
+    biased: bool = False
 
     @property
     def width(self) -> int:
@@ -48,26 +50,29 @@ PAGED = [
     decoding(511, 512, 513, 1025, heads=3, kv_heads=3),
     decoding(130, 700, heads=8, kv_heads=2, dim=80, page_size=32),
     decoding(77, 1100, heads=9, kv_heads=1, dim=20, page_size=8),
-    decoding(300, 1030, heads=4, dim=128, window=600),
-    decoding(200, 9, heads=4, kv_heads=2, window=5, soft_cap=3.0),
-    decoding(90, 600, heads=4, kv_heads=4, dim=32, alibi=True),
+    decoding(300, 1030, heads=4, dim=128, left=599),
+    decoding(200, 9, heads=4, kv_heads=2, left=4, soft_cap=3.0),
+    decoding(90, 600, heads=4, kv_heads=4, dim=32, biased=True),
     prompts(1, 17, 126, 130, heads=3, kv_heads=3),
     prompts(40, 300, heads=6, kv_heads=2, dim=80, page_size=4),
-    prompts(200, 33, heads=4, kv_heads=1, window=20, page_size=64, soft_cap=5.0),
-    prompts(150, heads=2, kv_heads=2, dim=20, alibi=True, page_size=1),
-    prompts(513, 6, heads=2, kv_heads=1, dim=96, window=129),
+    prompts(200, 33, heads=4, kv_heads=1, left=19, page_size=64, soft_cap=5.0),
+    prompts(150, heads=2, kv_heads=2, dim=20, biased=True, page_size=1),
+    prompts(513, 6, heads=2, kv_heads=1, dim=96, left=128),
+    decoding(90, 600, heads=4, kv_heads=2, left=30, right=10),
+    prompts(200, 33, heads=4, kv_heads=2, right=k.UNLIMITED, soft_cap=5.0),
+    prompts(130, 9, heads=2, kv_heads=1, dim=128, left=40, right=7, biased=True),
     # Chunks of prompts beside decoding.
     Paged((1, 5, 60, 3), (200, 5, 300, 700), heads=4, kv_heads=2, page_size=8),
-    Paged((33, 8, 1, 2), (800, 520, 1, 1027), heads=2, kv_heads=1, dim=20, window=90, alibi=True),
+    Paged((33, 8, 1, 2), (800, 520, 1, 1027), heads=2, kv_heads=1, dim=20, left=89, biased=True),
 ]
 GPU_PAGED = (
     decoding(*(int(n) for n in np.random.default_rng(5).integers(1, 2100, 64)), heads=12),
     *(decoding(1024, 1, 333, heads=32, kv_heads=8, dim=dim) for dim in (64, 80, 96, 128, 256)),
     decoding(32768, 5000, heads=8, kv_heads=1, dim=128, page_size=64),
-    decoding(8192, heads=16, kv_heads=8, dim=128, window=4096, soft_cap=50.0),
+    decoding(8192, heads=16, kv_heads=8, dim=128, left=4095, soft_cap=50.0),
     prompts(1024, 1, 513, heads=8, kv_heads=2, dim=128),
     prompts(700, 64, heads=12, kv_heads=12, dim=64),
-    prompts(300, 257, heads=4, kv_heads=1, dim=256, window=100, soft_cap=50.0),
+    prompts(300, 257, heads=4, kv_heads=1, dim=256, left=99, soft_cap=50.0),
     Paged((512, 1, 100), (4096, 4096, 612), heads=8, kv_heads=2, dim=128),
 )
 
@@ -77,7 +82,7 @@ def make_paged(rng: np.random.Generator, shape: Paged) -> Arrays:
         "qkv": normal(rng, sum(shape.added), shape.width) * 2,
         # k | v of every position before the new ones, sequence after sequence
         "past": normal(rng, sum(shape.past), 2 * shape.kv_heads * shape.dim) * 2,
-        "slopes": np.float32(2.0) ** -np.arange(1, shape.heads + 1, dtype=np.float32),
+        "bias": normal(rng, shape.heads, 2 * BIAS_SPAN - 1),
     }
 
 
@@ -86,6 +91,7 @@ class Cache:
 
     def __init__(self, o: Operands, a: Arrays, shape: Paged, seed: int = 1) -> None:
         self.o, self.shape = o, shape
+        self.bias = o.fp32(a["bias"]) if shape.biased else None
         size = shape.page_size
         counts = [-(-c // size) for c in shape.contexts]
         pages = sum(counts) + 3
@@ -113,22 +119,22 @@ class Cache:
         return self.table[sequence, position // size], slice(None), position % size
 
     def store(self, qkv: k.Tensor) -> None:
-        stream = self.o.place.stream
-        k.store_kv(self.keys, self.values, qkv, self.batch, self.shape.heads, stream)
+        s = self.shape
+        q_width, width = s.heads * s.dim, s.kv_heads * s.dim
+        new = qkv.columns(q_width, width), qkv.columns(q_width + width, width)
+        k.store_kv(self.keys, self.values, *new, self.batch, self.o.place.stream)
 
-    def attend(self, out: k.Tensor, qkv: k.Tensor, slopes: np.ndarray) -> None:
+    def attend(self, out: k.Tensor, qkv: k.Tensor, log_sum_exp: k.Tensor | None = None) -> None:
         s = self.shape
         k.paged_attention(
             out,
-            qkv,
+            qkv.columns(0, s.heads * s.dim),
             self.keys,
             self.values,
             self.batch,
-            s.heads,
-            s.dim**-0.5,
-            s.window,
-            s.soft_cap,
-            self.o.fp32(slopes) if s.alibi else None,
+            spec_of(s),
+            self.bias,
+            log_sum_exp,
             self.o.place.stream,
         )
 
@@ -155,7 +161,7 @@ def attended(o: Operands, a: Arrays, shape: Paged) -> np.ndarray:
     cache = Cache(o, a, shape)
     qkv, out = o.rows(a["qkv"]), o.room(sum(shape.added), shape.heads * shape.dim)
     cache.store(qkv)
-    cache.attend(out, qkv, a["slopes"])
+    cache.attend(out, qkv)
     return o.read(out)
 
 
@@ -174,19 +180,8 @@ def sequences(t: Tensors, shape: Paged) -> Iterator[tuple[torch.Tensor, ...]]:
 def attend(t: Tensors, shape: Paged) -> torch.Tensor:
     outs = []
     for q, key, value in sequences(t, shape):
-        new, context = q.shape[1], key.shape[1]
-        positions = torch.arange(context, device=q.device)
-        distance = positions - positions[context - new :, None]  # key - query
-        scores = q @ key.transpose(-1, -2) * shape.dim**-0.5
-        if shape.soft_cap:
-            scores = shape.soft_cap * torch.tanh(scores / shape.soft_cap)
-        if shape.alibi:
-            scores = scores + t["slopes"][:, None, None] * distance
-        hidden = distance > 0
-        if shape.window:
-            hidden = hidden | (distance <= -shape.window)
-        scores = scores.masked_fill(hidden, float("-inf"))
-        outs.append((scores.softmax(-1) @ value).transpose(0, 1).reshape(new, -1))
+        weights = masked_scores(q, key, shape, t.get("bias")).softmax(-1)
+        outs.append((weights @ value).transpose(0, 1).flatten(1))
     return torch.cat(outs)
 
 
@@ -226,7 +221,7 @@ CASES = {
         gpu_shapes=GPU_PAGED,
     ),
     "paged_attention": Case(
-        PAGED, make_paged, attended, attend, fp32=("slopes",), gpu_shapes=GPU_PAGED
+        PAGED, make_paged, attended, attend, fp32=("bias",), gpu_shapes=GPU_PAGED
     ),
     "copy_pages": Case(
         COPIES, make_copies, copied, copy, exact=True, gpu_shapes=((24, 500, 16 * 64 * 12, 100),)

@@ -22,8 +22,8 @@ ROTARIES = [
 
 
 def make_rotary(rng: np.random.Generator, shape: tuple) -> Arrays:
-    tokens, heads, kv_heads, dim, turning = shape
-    angles = np.outer(np.arange(50), 100.0 ** -(np.arange(turning // 2) / (turning // 2)))
+    tokens, heads, kv_heads, dim, rotary_dim = shape
+    angles = np.outer(np.arange(50), 100.0 ** -(np.arange(rotary_dim // 2) / (rotary_dim // 2)))
     return {
         "qkv": normal(rng, tokens, (heads + 2 * kv_heads) * dim),
         "positions": rng.integers(0, 50, tokens, dtype=np.int32),
@@ -40,13 +40,13 @@ def rotated(o: Operands, a: Arrays, shape: tuple) -> np.ndarray:
 
 
 def rotate(t: Tensors, shape: tuple) -> torch.Tensor:
-    tokens, heads, kv_heads, dim, turning = shape
+    tokens, heads, kv_heads, dim, rotary_dim = shape
     x = t["qkv"].view(tokens, heads + 2 * kv_heads, dim)
     cos, sin = (t[name][t["positions"].long()][:, None, :] for name in ("cos", "sin"))
-    half, turned = turning // 2, heads + kv_heads
-    a, b = x[:, :turned, :half], x[:, :turned, half:turning]
-    head = torch.cat([a * cos - b * sin, b * cos + a * sin, x[:, :turned, turning:]], -1)
-    return torch.cat([head, x[:, turned:]], 1).reshape(tokens, (heads + 2 * kv_heads) * dim)
+    half, rotated = rotary_dim // 2, heads + kv_heads
+    a, b = x[:, :rotated, :half], x[:, :rotated, half:rotary_dim]
+    head = torch.cat([a * cos - b * sin, b * cos + a * sin, x[:, :rotated, rotary_dim:]], -1)
+    return torch.cat([head, x[:, rotated:]], 1).reshape(tokens, (heads + 2 * kv_heads) * dim)
 
 
 CASES = {

@@ -184,8 +184,9 @@ def test_a_tensor_of_another_device_is_refused(place: Placement):
     out = place.empty(2, 8)
     with pytest.raises(k.Error, match=r"softmax: x: got float32\[2, 8\] on cpu, wanted .*cuda:0"):
         k.softmax(out, dense(2, 8), place.stream)
-    with pytest.raises(k.Error, match=r"attention: batch: got one on cpu, wanted it on cuda:0"):
-        k.attention(out, place.empty(2, 24), batch(2), 1, 1.0, 0, None, place.stream)
+    spec = k.AttentionSpec(heads=1, scale=1.0)
+    with pytest.raises(k.Error, match=r"attention: queries: got one on cpu, wanted it on cuda:0"):
+        k.attention(out, out, out, out, batch(2), batch(2), spec, None, None, place.stream)
     with pytest.raises(k.Error, match=r"Tensor.numpy: got a tensor on cuda:0"):
         out.numpy()
 

@@ -10,8 +10,15 @@ from fusewire import kernels as k
 from fusewire.placement import Placement, converted
 
 from tests import tolerance
-from tests.ops.attention import HEAD_DIMS, attend
-from tests.ops.case import Operands, normal
+from tests.ops.attention import (
+    HEAD_DIMS,
+    Attention,
+    Operation,
+    attend,
+    make_attention,
+    window,
+)
+from tests.ops.case import Arrays, Operands, normal
 from tests.ops.rows import POOLINGS
 from tests.places import GPU, TORCH_DTYPES, rounded
 
@@ -42,35 +49,49 @@ def padded(rows: np.ndarray, tokens: int) -> np.ndarray:
     return np.concatenate([rows, beyond])
 
 
-def allowed_attention(qkv: np.ndarray, shape: tuple, place: Placement) -> tuple[np.ndarray, float]:
-    """(the truth, the error that is granted)"""
-
+def allowed_attention(arrays: Arrays, shape: Attention, place: Placement) -> tolerance.Allowed:
     def reference(dtype: torch.dtype) -> np.ndarray:
-        rows = torch.from_numpy(qkv).to(place.device, dtype)
-        out = attend({"qkv": rows, "bias": torch.empty(1, 1, device=place.device)}, shape)
-        return out.double().cpu().numpy()
+        rows = {n: torch.from_numpy(a).to(place.device, dtype) for n, a in arrays.items()}
+        return attend(rows, shape).double().cpu().numpy()
 
-    truth = reference(torch.float64)
-    torch_error = np.abs(reference(TORCH_DTYPES[place.dtype]) - truth).max()
-    return truth, tolerance.granted(torch_error, np.abs(truth).max(), place.dtype)
+    truth, same = reference(torch.float64), reference(TORCH_DTYPES[place.dtype])
+    return tolerance.allowed_error(truth, same, place.dtype, max(shape.keys))
 
 
-@pytest.mark.parametrize("window", [0, 16])
+@pytest.mark.parametrize("mask", [{}, window(16), {"left": 9, "right": 0}], ids=str)
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
-def test_attention_over_a_bucket_sees_the_batch_alone(head_dim, window, place):
-    heads = 2
+def test_attention_over_a_bucket_sees_the_batch_alone(head_dim, mask, place):
     for lengths, *sizes in BUCKETS:
-        qkv = rounded(
-            normal(np.random.default_rng(5), sum(lengths), 3 * heads * head_dim), place.dtype
-        )
-        shape = (lengths, heads, head_dim, window, False)
-        truth, allowed = allowed_attention(qkv, shape, place)
+        shape, rng = Attention(lengths, 2, head_dim, **mask), np.random.default_rng(5)
+        arrays = {
+            name: rounded(normal(rng, sum(lengths), width), place.dtype)
+            for name, width in (("q", shape.kv_width), ("kv", 2 * shape.kv_width))
+        }
+        allowed = allowed_attention(arrays, shape, place)
         for layout in ("dense", "strided"):
             o = Operands(place, layout)
-            x, out = o.rows(padded(qkv, sizes[0])), o.room(sizes[0], heads * head_dim)
-            batch = bucket(place, lengths, sizes)
-            k.attention(out, x, batch, heads, head_dim**-0.5, window, None, place.stream)
-            assert np.abs(o.read(out)[: sum(lengths)] - truth).max() <= allowed, lengths
+            beyond = {name: padded(rows, sizes[0]) for name, rows in arrays.items()}
+            work, out = Operation(o, beyond, shape), o.room(sizes[0], shape.kv_width)
+            work.queries = work.keys = bucket(place, lengths, sizes)
+            work(out)
+            assert not allowed.excess(o.read(out)[: sum(lengths)]), lengths
+
+
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_cross_attention_over_buckets_sees_the_batch_alone(head_dim, place):
+    shape = Attention((5, 30, 1), 2, head_dim, key_lengths=(70, 3, 20))
+    arrays = {
+        name: rounded(array, place.dtype)
+        for name, array in make_attention(np.random.default_rng(5), shape).items()
+    }
+    allowed = allowed_attention(arrays, shape, place)
+    o, count = Operands(place, "dense"), sum(shape.lengths)
+    beyond = {**arrays, "q": padded(arrays["q"], 64), "kv": padded(arrays["kv"], 128)}
+    work, out = Operation(o, beyond, shape), o.room(64, shape.kv_width)
+    work.queries = bucket(place, shape.lengths, (64, 5, 32))
+    work.keys = bucket(place, shape.keys, (128, 5, 96))
+    work(out)
+    assert not allowed.excess(o.read(out)[:count])
 
 
 @pytest.mark.parametrize("kind", POOLINGS)
@@ -83,10 +104,11 @@ def test_pooling_over_a_bucket_sees_the_batch_alone(kind, place):
         batch = bucket(place, lengths, sizes)
         k.pool(out, o.rows(padded(x, sizes[0])), batch, kind, place.stream)
         got, wanted = o.read(out)[: len(lengths)], o.read(exact)
-        # Equal up to the order of the sums.
-        torch_error = np.abs(wanted).max() * 2.0**-24
-        granted = tolerance.granted(torch_error, np.abs(wanted).max(), place.dtype)
-        assert np.abs(got - wanted).max() <= (granted if kind == "mean" else 0.0), lengths
+        if kind == "mean":  # equal up to the order of the sums
+            allowed = tolerance.allowed_error(wanted, wanted, place.dtype, max(lengths))
+            assert not allowed.excess(got), lengths
+        else:
+            np.testing.assert_array_equal(got, wanted, str(lengths))
 
 
 def test_recorded_work_is_done_at_each_replay_on_the_inputs_of_then(place):
@@ -98,11 +120,13 @@ def test_recorded_work_is_done_at_each_replay_on_the_inputs_of_then(place):
     context, out = o.room(tokens, width), o.room(tokens, width)
     offsets = place.exact(np.zeros(9), np.int32)
     batch = k.SequenceBatch.bucket(offsets, tokens, tokens)
+    spec = k.AttentionSpec(heads=2, scale=32**-0.5)
 
     def work(of: k.SequenceBatch) -> None:
         k.linear(qkv, x, linear, "none", place.stream)
-        k.attention(context, qkv, of, 2, 32**-0.5, 0, None, place.stream)
-        k.add_layer_norm(out, context, x, weight, None, 1e-5, place.stream)
+        q, key, value = (qkv.columns(i * width, width) for i in range(3))
+        k.attention(context, q, key, value, of, of, spec, None, None, place.stream)
+        k.layer_norm(out, context, weight, None, 1e-5, place.stream)
 
     def give(tensor: k.Tensor, values: np.ndarray) -> None:
         host = k.Tensor.from_numpy(converted(values, place.dtype))

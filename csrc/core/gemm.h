@@ -1,0 +1,79 @@
+// The arguments of a matrix product, for every target, and what a target has for a format.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "core/activation.h"
+#include "core/stream.h"
+#include "core/weight.h"
+
+namespace fusewire {
+
+// A matrix [rows, k] whose rows lie `stride` elements apart; transposed: stored as [k, rows]. The
+// stride of a packed weight is k.
+struct GemmOperand {
+  const void* data = nullptr;
+  int64_t stride = 0;
+  bool transposed = false;
+  // As of a Weight; null: none.
+  const void *scales = nullptr, *zeros = nullptr;
+  int64_t group = 0;
+};
+
+// out[m, n] = activation(x[m, k] . weight[n, k]^T + bias) + beta * residual, accumulated in fp32.
+// bias [n] and residual may be null; residual may be out. Strides count elements.
+struct GemmArguments {
+  void* out = nullptr;
+  int64_t out_stride = 0;
+  GemmOperand x, weight;
+  int64_t m = 0, n = 0, k = 0;
+  const void* bias = nullptr;
+  Activation activation = Activation::kNone;
+  const void* residual = nullptr;
+  int64_t residual_stride = 0;
+  float beta = 1.0f;
+};
+
+// What a product may ask for and not every kernel computes.
+struct GemmFeatures {
+  bool transposed_x = false, transposed_weight = false;
+  bool scales = false, zeros = false, groups = false;  // of the weight or of x
+  bool beta = false;                                   // other than 1
+};
+
+// The kernels of one target for one format of weights.
+struct GemmKernels {
+  Format format;
+  GemmFeatures features;  // that `run` computes
+  bool packing_copies;    // a weight that is on the device serves as it lies
+  // Bytes that weight[n, k] takes when packed, and the packing, from the device or the host.
+  size_t (*packed_bytes)(int64_t n, int64_t k);
+  void (*pack)(void* packed, const void* weight, int64_t n, int64_t k, const Stream& stream);
+  void (*run)(const GemmArguments& a, const Stream& stream);
+  // The most rows that are computed as m are, which was measured; null: all are computed alike.
+  int64_t (*bucket)(int64_t m);
+};
+
+template <size_t kCount>
+const GemmKernels* kernels_of(const GemmKernels (&table)[kCount], Format format) {
+  for (const GemmKernels& row : table) {
+    if (row.format == format) return &row;
+  }
+  return nullptr;
+}
+
+// The largest number of rows of each bucket up to that of max_rows, which ends the list. Empty
+// where there are none.
+std::vector<int64_t> row_buckets(const GemmKernels& kernels, int64_t max_rows);
+
+// The upper edge of m's bucket: 1, 8, then steps of 8, from 64 on at most an eighth apart, from
+// 1024 on a sixteenth (there a wave of blocks more or less tells), from 16384 on a quarter;
+// everything above 65536 is one bucket.
+int64_t gemm_bucket(int64_t m);
+
+// Error that names the first of the features that the product asks for and the kernels lack.
+void check_features(const GemmKernels& kernels, const GemmArguments& a, Device device);
+
+}  // namespace fusewire

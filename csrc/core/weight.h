@@ -1,0 +1,56 @@
+// A weight: how its numbers are stored, apart from the dtype that is computed in.
+#pragma once
+
+#include <cstdint>
+#include <iterator>
+#include <memory>
+
+#include "core/dtype.h"
+#include "core/error.h"
+
+namespace fusewire {
+
+// How the numbers of a weight are stored. A format is a row of kFormats and a row in the table of
+// every target that computes with it (GemmKernels in core/gemm.h).
+enum class Format : uint8_t { kFloat32, kFloat16, kBFloat16 };
+
+struct FormatRow {
+  const char* name;
+  DType element;  // of the tensor that is packed
+};
+
+inline constexpr FormatRow kFormats[] = {
+    {"float32", DType::kFloat32},
+    {"float16", DType::kFloat16},
+    {"bfloat16", DType::kBFloat16},
+};
+
+constexpr const char* name_of(Format format) {
+  return kFormats[static_cast<int>(format)].name;
+}
+
+// The format that keeps a tensor's numbers as they are.
+constexpr Format format_of(DType dtype) {
+  for (size_t i = 0; i < std::size(kFormats); ++i) {
+    if (kFormats[i].element == dtype) return static_cast<Format>(i);
+  }
+  fail("weight: got ", name_of(dtype), ", wanted float32, float16 or bfloat16");
+}
+
+// Which of `count` equal parts of a weight this is; each device of a group has one.
+struct Shard {
+  int64_t index = 0, count = 1;
+};
+
+struct Weight {
+  Format format = Format::kFloat32;
+  int64_t out_features = 0, in_features = 0;  // of this shard
+  std::shared_ptr<void> data;                 // packed as the target reads the format
+  // The number at (row, i) is scales[row, i / group] * (stored - zeros[row, i / group]); null:
+  // none.
+  std::shared_ptr<void> scales, zeros;
+  int64_t group = 0;  // neighbouring inputs of a row with one scale and zero; 0: the whole row
+  Shard shard;
+};
+
+}  // namespace fusewire

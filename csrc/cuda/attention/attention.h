@@ -1,0 +1,87 @@
+// Packed attention as its implementations on this device see it: attention.cu picks one by shape.
+#pragma once
+
+#include "core/kernels.h"
+#include "cuda/element.h"
+
+namespace fusewire::cuda {
+
+// What every kernel here needs by value: a SequenceBatch stays on the host.
+struct AttentionShape {
+  int64_t out_stride, q_stride, k_stride, v_stride;
+  const int32_t* offsets;      // of the queries, in device memory
+  const int32_t* key_offsets;  // of the keys; null: the same
+  int sequences, heads, group, head_dim;
+  int left, right;  // of the mask
+  float scale, soft_cap;
+  const float* bias;
+  int64_t bias_span;
+  float* log_sum_exp;
+  int64_t log_sum_exp_stride;
+
+  explicit AttentionShape(const AttentionArguments& a)
+      : out_stride(a.out_stride),
+        q_stride(a.q.stride),
+        k_stride(a.k.stride),
+        v_stride(a.v.stride),
+        offsets(a.queries->device_offsets()),
+        key_offsets(a.self() ? nullptr : a.keys->device_offsets()),
+        sequences(static_cast<int>(a.queries->sequences())),
+        heads(static_cast<int>(a.heads)),
+        group(static_cast<int>(a.heads / a.kv_heads)),
+        head_dim(static_cast<int>(a.head_dim)),
+        left(static_cast<int>(a.mask.left)),
+        right(static_cast<int>(a.mask.right)),
+        scale(a.scale),
+        soft_cap(a.soft_cap),
+        bias(a.bias),
+        bias_span(a.bias_span),
+        log_sum_exp(a.log_sum_exp),
+        log_sum_exp_stride(a.log_sum_exp_stride) {}
+
+  // Whether a mask hides keys of a sequence.
+  __device__ __forceinline__ bool masked() const {
+    return left < static_cast<int>(kUnlimited) || right < static_cast<int>(kUnlimited);
+  }
+};
+
+// Whether the scores are q k^T * scale of all keys of the query's own sequence and nothing but the
+// output is wanted, which the faster kernels rely on; a mask that is wider than every sequence
+// hides nothing.
+inline bool plain_attention(const AttentionArguments& a) {
+  const int64_t longest = a.queries->max_seqlen();
+  return a.self() && a.mask.left >= longest && a.mask.right >= longest && !a.bias &&
+         a.soft_cap <= 0 && !a.log_sum_exp;
+}
+
+// Whether rows can be accessed by 16 bytes.
+template <class T>
+bool attention_vectors_fit(const AttentionArguments& a) {
+  return a.head_dim % Vector<T>::kSize == 0 && vectors_fit<T>(a.q.data, a.q.stride) &&
+         vectors_fit<T>(a.k.data, a.k.stride) && vectors_fit<T>(a.v.data, a.v.stride) &&
+         vectors_fit<T>(a.out, a.out_stride);
+}
+
+// The widest head of the kernels.
+inline constexpr int64_t kMaxHeadDim = 256;
+
+// Our kernel for Hopper (T is __half or __nv_bfloat16): plain, head_dim 64 or 128, rows that TMA
+// can address. `fits` says whether it can be used.
+bool sm90_attention_fits(const AttentionArguments& a);
+template <class T>
+void sm90_attention(const AttentionArguments& a, const Stream& stream);
+
+// A batch of so few short sequences (plain, head_dim 64) that each tile of 16 queries of a head has
+// a multiprocessor to itself. `fits` says whether it is one.
+bool split_attention_fits(const AttentionArguments& a);
+template <class T>
+void split_attention(const AttentionArguments& a, const Stream& stream);
+
+// Tensor cores by mma.sync (T is __half or __nv_bfloat16): every shape.
+template <class T>
+void flash_attention(const AttentionArguments& a, const Stream& stream);
+
+// CUDA cores in fp32: every shape.
+void fp32_attention(const AttentionArguments& a, const Stream& stream);
+
+}  // namespace fusewire::cuda

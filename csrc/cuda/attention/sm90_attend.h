@@ -1,0 +1,270 @@
+// A warpgroup of Hopper's attention: scores, softmax and values of 64 queries, item after item. Its
+// softmax runs under its own products of the tiles before and after, and under those of the other
+// warpgroups of the team, which take turns. Weights stay in registers.
+#pragma once
+
+#include "cuda/attention/sm90_attention_feed.h"
+#include "cuda/attention/sm90_softmax.h"
+#include "cuda/mma.h"
+#include "cuda/sm90_wgmma.h"
+
+namespace fusewire::cuda::sm90 {
+
+// Ties registers to this point of the program: what wgmma works on in the background must not be
+// moved or reused across its wait.
+template <int kCount>
+__device__ __forceinline__ void pin(float (&d)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+template <int kCount, int kSize>
+__device__ __forceinline__ void pin(uint32_t (&a)[kSize][4]) {
+#pragma unroll
+  for (int i = 0; i < 4 * kCount; ++i) asm volatile("" : "+r"(a[i / 4][i % 4])::"memory");
+}
+
+// Four 8 x 8 matrices of 16-bit values: lane 8 m + r gives the address of row r of matrix m.
+__device__ __forceinline__ void store_matrices(uint32_t address, const uint32_t (&a)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+               "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
+               : "memory");
+}
+
+// A warpgroup of 64 queries: weights p of the tile before, output o.
+template <class T, class Tile>
+struct Attend {
+  static constexpr int kHeadDim = Tile::kHeadDim, kKeys = Tile::kKeys, kFewKeys = Tile::kFewKeys;
+
+  AttentionMemory<T, Tile>& memory;
+  const float scale;
+  const int team, group;  // of the block, of the team
+  T* const out;
+  const int64_t out_stride;
+  Ring<Tile::kQueryStages> query = {};
+  Ring<Tile::kStages> key = {}, value = {};
+  uint32_t p[kKeys / 16][4];
+  float o[kHeadDim / 2];
+  SoftmaxRows rows;
+
+  __device__ __forceinline__ T* queries() const {
+    return memory.query[query.stage] + group * 64 * kHeadDim;
+  }
+
+  // s = q . k^T of 2 * kSize keys, left in flight.
+  template <int kSize>
+  __device__ __forceinline__ void issue_scores(float (&s)[kSize]) {
+    barrier_wait(&memory.key_full[key.stage], key.parity);
+    const uint64_t k = k_major_descriptor(memory.key[key.stage]);
+    const uint64_t q = k_major_descriptor(queries());
+    wgmma_fence();
+#pragma unroll
+    for (int d = 0; d < kHeadDim / 16; ++d) {
+      wgmma<2 * kSize, T>(s, q + d / 4 * (64 * 128 / 16) + d % 4 * 2,
+                          k + d / 4 * (kKeys * 128 / 16) + d % 4 * 2, d > 0);
+    }
+    wgmma_commit();
+  }
+  template <int kSize>
+  __device__ __forceinline__ void end_scores(float (&s)[kSize]) {
+    pin(s);
+    release(&memory.key_empty[key.stage]);
+    key.advance();
+  }
+
+  // o += p . v, left in flight. Only `count` of the keys are of the sequence.
+  template <int kCount>
+  __device__ __forceinline__ void issue_values(int count) {
+    barrier_wait(&memory.value_full[value.stage], value.parity);
+    if (count < kCount) clear_values(count, kCount);
+    const uint64_t v = n_major_descriptor(memory.value[value.stage], kKeys * 128);
+    pin(o);
+    pin<kCount / 16>(p);
+    wgmma_fence();
+#pragma unroll
+    for (int j = 0; j < kCount / 16; ++j) wgmma<kHeadDim, T, true>(o, p[j], v + j * 128, true);
+    wgmma_commit();
+  }
+  template <int kCount>
+  __device__ __forceinline__ void end_values() {
+    wgmma_wait<0>();
+    pin(o);
+    pin<kCount / 16>(p);
+  }
+  __device__ __forceinline__ void release_values() {
+    release(&memory.value_empty[value.stage]);
+    value.advance();
+  }
+
+  // Every warpgroup does it for itself, before it reads them.
+  __device__ __forceinline__ void clear_values(int begin, int end) {
+#pragma unroll
+    for (int half = 0; half < kHeadDim / 64; ++half) {
+      uint4* vectors = reinterpret_cast<uint4*>(memory.value[value.stage] + half * kKeys * 64);
+      for (int i = begin * 8 + threadIdx.x % 128; i < end * 8; i += 128) vectors[i] = {};
+    }
+    fence_async_shared();
+    named_barrier_sync(8 + team * Tile::kWarpgroups + group, 128);
+  }
+
+  // Warpgroups issue their products one after another: a turn ends when the scores are done.
+  __device__ __forceinline__ int turn(int of) const { return 1 + team * Tile::kWarpgroups + of; }
+  __device__ __forceinline__ void take_turn() {
+    if constexpr (Tile::kWarpgroups > 1) named_barrier_sync(turn(group), 256);
+  }
+  __device__ __forceinline__ void pass_turn() {
+    if constexpr (Tile::kWarpgroups > 1) {
+      named_barrier_arrive(turn((group + 1) % Tile::kWarpgroups), 256);
+    }
+  }
+
+  template <int kSize>
+  __device__ __forceinline__ bool weigh(float (&s)[kSize], int keys, float (&correction)[2]) {
+    // This branch also keeps the assembler from moving what is above, the next one's turn, below
+    // the softmax.
+    if (keys < 2 * kSize) mask_keys(s, keys);
+    return softmax(s, scale, rows, correction);
+  }
+  template <int kSize>
+  __device__ __forceinline__ void pack_weights(const float (&s)[kSize]) {
+#pragma unroll
+    for (int i = 0; i < kSize / 2; ++i) p[i / 4][i % 4] = pack<T>(s[2 * i], s[2 * i + 1]);
+  }
+
+  // Scores of a tile of kCount keys; `keys` are left of the sequence.
+  template <int kCount>
+  __device__ __forceinline__ void first_tile(int keys) {
+    float s[kCount / 2], correction[2];
+    take_turn();
+    issue_scores(s);
+    wgmma_wait<0>();
+    pass_turn();
+    end_scores(s);
+    weigh(s, keys, correction);
+    pack_weights(s);
+  }
+
+  // The same, and the values of the tile before.
+  template <int kCount>
+  __device__ __forceinline__ void next_tile(int keys) {
+    float s[kCount / 2], correction[2];
+    take_turn();
+    issue_scores(s);
+    issue_values<kKeys>(kKeys);
+    wgmma_wait<1>();
+    pass_turn();
+    end_scores(s);
+    // A wait in each branch: a single one the assembler moves up, ahead of the softmax.
+    if (weigh(s, keys, correction)) {
+      end_values<kKeys>();
+#pragma unroll
+      for (int i = 0; i < kHeadDim / 2; ++i) o[i] *= correction[i / 2 % 2];
+    } else {
+      end_values<kKeys>();
+    }
+    release_values();
+    pack_weights(s);
+  }
+
+  // Values of the last tile.
+  template <int kCount>
+  __device__ __forceinline__ void finish(int keys) {
+    issue_values<kCount>(keys);
+    end_values<kCount>();
+    release_values();
+  }
+
+  __device__ __forceinline__ void attend(int length) {
+    rows = {};
+#pragma unroll
+    for (int i = 0; i < kHeadDim / 2; ++i) o[i] = 0.0f;
+    // A last tile of few keys has code of its own.
+    const bool single = length <= kFewKeys;
+    int keys = length;
+    if (!single) {
+      first_tile<kKeys>(keys);
+      for (keys -= kKeys; keys > kFewKeys; keys -= kKeys) next_tile<kKeys>(keys);
+    }
+    if (keys > 0) {
+      single ? first_tile<kFewKeys>(keys) : next_tile<kFewKeys>(keys);
+      finish<kFewKeys>(keys);
+    } else {
+      finish<kKeys>(keys + kKeys);
+    }
+  }
+
+  // Keeps step with the others where this warpgroup has no queries.
+  __device__ __forceinline__ void idle(int length) {
+    for (int first = 0; first < length; first += kKeys) {
+      take_turn();
+      pass_turn();
+      barrier_wait(&memory.key_full[key.stage], key.parity);
+      release(&memory.key_empty[key.stage]);
+      key.advance();
+      barrier_wait(&memory.value_full[value.stage], value.parity);
+      release_values();
+    }
+  }
+
+  // Rows of o by their totals, as far as there are queries: whole lines, by way of where the
+  // queries lay. A warp has its own rows there.
+  __device__ __forceinline__ void write(const AttentionItem& item) {
+    const int lane = threadIdx.x % 32, warp_row = threadIdx.x % 128 / 32 * 16;
+    const int first = item.tile.first_query + group * 64, rest = item.tile.length - first;
+    float inverse[2];
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      float total = rows.total[h];
+      total += __shfl_xor_sync(0xffffffffu, total, 1);
+      total += __shfl_xor_sync(0xffffffffu, total, 2);
+      inverse[h] = __fdividef(1.0f, total);
+    }
+    const uint32_t lines = shared_address(queries()) + warp_row * 128;
+    const uint32_t to = lines + lane % 16 * 128;
+#pragma unroll
+    for (int j = 0; j < kHeadDim / 16; ++j) {  // 16 columns
+      uint32_t words[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float* from = o + 8 * j + 2 * i;
+        words[i] = pack<T>(from[0] * inverse[i % 2], from[1] * inverse[i % 2]);
+      }
+      const int chunk = (j % 4 * 2 + lane / 16) ^ lane % 8;  // as TMA swizzles
+      store_matrices(to + j / 4 * (64 * 128) + chunk * 16, words);
+    }
+    __syncwarp();
+    const int row = lane / 8, chunk = lane % 8;
+    T* const out_row = out + (item.tile.token + first + warp_row + row) * out_stride +
+                       item.head * kHeadDim + chunk * 8;
+#pragma unroll
+    for (int i = 0; i < 16; i += 4) {
+      const bool wanted = warp_row + row + i < rest;
+#pragma unroll
+      for (int half = 0; half < kHeadDim / 64; ++half) {
+        const uint4 line = load_shared_16(lines + half * (64 * 128) + (row + i) * 128 +
+                                          (chunk ^ (row + i) % 8) * 16);
+        if (wanted) *reinterpret_cast<uint4*>(out_row + i * out_stride + half * 64) = line;
+      }
+    }
+    fence_async_shared();
+  }
+
+  // All items of the team.
+  __device__ __forceinline__ void run() {
+    if (group == Tile::kWarpgroups - 1) pass_turn();
+    for (;; query.advance()) {
+      barrier_wait(&memory.query_full[query.stage][group], query.parity);
+      const AttentionItem item = read_item(memory.item[query.stage]);
+      const int length = item.tile.length;
+      if (length == 0) return;
+      if (item.tile.first_query + group * 64 < length) {
+        attend(length);
+        write(item);
+      } else {
+        idle(length);
+      }
+      release(&memory.query_empty[query.stage]);
+    }
+  }
+};
+
+}  // namespace fusewire::cuda::sm90

@@ -1,0 +1,227 @@
+#include <algorithm>
+#include <cstdlib>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <shared_mutex>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "cuda/element.h"
+#include "cuda/gemm/gemm_choice.h"
+#include "cuda/gemm/gemm_choice_file.h"
+#include "cuda/gemm/gemm_timing.h"
+#include "cuda/gemm/sm90_gemm.h"
+#include "cuda/launch.h"
+
+namespace fusewire::cuda {
+namespace {
+
+// In the file's name: another meaning of a key, another way of timing.
+constexpr int kVersion = 5;
+constexpr int kSuggestions = 18;  // of cuBLASLt
+// Rows that are timed at most: beyond them the waves of blocks are many and the ranking stays.
+constexpr int64_t kMostRowsTimed = 32768;
+
+template <class T>
+constexpr bool kTimed = !std::is_same_v<T, float>;
+
+bool timing_allowed() {
+  static const bool allowed = [] {
+    const char* set = std::getenv("FUSEWIRE_GEMM_TIMING");
+    return !set || std::string_view(set) != "0";
+  }();
+  return allowed;
+}
+
+// What is known of one device.
+struct Known {
+  explicit Known(int index) {
+    cudaDeviceProp properties;
+    check(cudaGetDeviceProperties(&properties, index), "device properties");
+    hopper = properties.major == 9;
+    file = std::make_unique<GemmChoiceFile>(
+        std::string(properties.name) + " cublas " + std::to_string(cublaslt_version()) + " sm90 " +
+        std::to_string(hopper ? sm90_gemm_configurations() : 0) + " v" + std::to_string(kVersion));
+    choices = file->read();
+  }
+
+  bool hopper = false;
+  std::unique_ptr<GemmChoiceFile> file;
+  std::shared_mutex mutex;  // of choices
+  GemmChoices choices;
+};
+
+Known& known(const Stream& stream) {
+  constexpr int kDevices = 64;
+  static std::once_flag made[kDevices];
+  static Known* devices[kDevices];  // for the life of the process
+  const int index = stream.device.index;
+  if (index < 0 || index >= kDevices) fail("device: got ", index, ", wanted 0 to ", kDevices - 1);
+  std::call_once(made[index], [&] { devices[index] = new Known(index); });
+  return *devices[index];
+}
+
+template <class T>
+GemmKey key_of(const GemmArguments& a) {
+  constexpr int64_t kSize = sizeof(T);
+  GemmKey key;
+  key.dtype = kDTypeOf<T>;
+  key.epilogue = static_cast<uint8_t>(static_cast<int>(a.activation) | (a.bias != nullptr) << 3 |
+                                      (a.residual != nullptr) << 4 | (a.residual == a.out) << 5);
+  int read = std::min(alignment_of(a.x.data, a.x.stride * kSize),
+                      alignment_of(a.weight.data, a.weight.stride * kSize));
+  int write = alignment_of(a.out, a.out_stride * kSize);
+  if (a.residual) write = std::min(write, alignment_of(a.residual, a.residual_stride * kSize));
+  key.read_alignment = static_cast<uint8_t>(read);
+  key.write_alignment = static_cast<uint8_t>(write);
+  key.n = a.n;
+  key.k = a.k;
+  key.rows = gemm_bucket(a.m);
+  return key;
+}
+
+bool capturing(const Stream& stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusActive;
+  // The default stream may not even be asked while another stream is captured.
+  if (cudaStreamIsCapturing(handle(stream), &status) != cudaSuccess) cudaGetLastError();
+  return status != cudaStreamCaptureStatusNone;
+}
+
+GemmChoice by_cublaslt(const CublasltAlgorithm& algorithm) {
+  GemmChoice choice;
+  choice.kernel = GemmKernel::kCublaslt;
+  choice.algorithm = algorithm;
+  return choice;
+}
+
+bool sm90_can(const GemmArguments& a, const GemmChoice& choice) {
+  return choice.kernel == GemmKernel::kSm90 && choice.configuration >= 0 &&
+         choice.configuration < sm90_gemm_configurations() &&
+         sm90_gemm_fits(a, choice.configuration);
+}
+
+template <class T>
+GemmChoice first_suggestion(const GemmArguments& a, const Stream& stream) {
+  const auto suggested = cublaslt_algorithms<T>(a, 1, Rounding::kOnce, stream);
+  return suggested.empty() ? GemmChoice() : by_cublaslt(suggested[0]);
+}
+
+// Everything that may compute the product, in the order of preference among equals.
+template <class T>
+std::vector<GemmChoice> candidates(const GemmArguments& a, bool hopper, const Stream& stream) {
+  std::vector<GemmChoice> all;
+  for (int i = 0; hopper && i < sm90_gemm_configurations(); ++i) {
+    if (!sm90_gemm_fits(a, i)) continue;
+    all.emplace_back();
+    all.back().kernel = GemmKernel::kSm90;
+    all.back().configuration = i;
+  }
+  const auto suggested = cublaslt_algorithms<T>(a, kSuggestions, Rounding::kUnknown, stream);
+  // Without a workspace first: it takes memory, and mostly a second launch.
+  for (const bool workspace : {false, true}) {
+    for (const CublasltAlgorithm& algorithm : suggested) {
+      if ((algorithm.workspace_bytes > 0) == workspace) all.push_back(by_cublaslt(algorithm));
+    }
+  }
+  return all;
+}
+
+// One product is timed at a time, whatever its type: it wants the device for itself, and the file.
+std::mutex& timing_turn() {
+  static auto* mutex = new std::mutex;
+  return *mutex;
+}
+
+// Times the product, unless another thread or process has done so in the meantime.
+template <class T>
+GemmChoice settle(Known& device, const GemmKey& key, const GemmArguments& a, const Stream& stream) {
+  std::lock_guard turn(timing_turn());
+  const GemmChoiceFile::Turn alone(*device.file);
+  const GemmChoices of_others = device.file->read();
+  {
+    std::unique_lock lock(device.mutex);
+    for (const auto& [other, theirs] : of_others) {
+      GemmChoice& ours = device.choices[other];
+      if (!ours.settled) ours = theirs;
+    }
+    const auto found = device.choices.find(key);
+    if (found != device.choices.end() && found->second.settled) return found->second;
+  }
+  // As many rows as the bucket has: a tile that divides fewer into whole waves of blocks may need
+  // another wave for these.
+  GemmArguments sample = a;
+  sample.m = std::min(key.rows, kMostRowsTimed);
+  const auto all = candidates<T>(sample, device.hopper, stream);
+  GemmChoice choice;
+  if (const auto best = all.size() > 1 ? time_gemm<T>(sample, all, stream) : std::nullopt) {
+    choice = *best;
+  } else if (all.size() == 1) {
+    choice = all[0];
+  } else {
+    choice = first_suggestion<T>(a, stream);
+  }
+  choice.settled = true;
+  std::unique_lock lock(device.mutex);
+  device.choices[key] = choice;
+  const GemmChoices copy = device.choices;
+  lock.unlock();
+  if (choice.nanoseconds) device.file->write(copy);
+  return choice;
+}
+
+}  // namespace
+
+template <class T>
+bool run_gemm(const GemmArguments& a, const GemmChoice& choice, const Stream& stream) {
+  if (choice.kernel == GemmKernel::kCublaslt) return cublaslt_gemm<T>(a, choice.algorithm, stream);
+  if constexpr (kTimed<T>) {
+    if (sm90_can(a, choice)) {
+      sm90_gemm<T>(a, choice.configuration, stream);
+      return true;
+    }
+  }
+  return false;
+}
+
+template <class T>
+GemmChoice choose_gemm(const GemmArguments& a, const Stream& stream) {
+  Known& device = known(stream);
+  const GemmKey key = key_of<T>(a);
+  std::optional<GemmChoice> guess;
+  {
+    std::shared_lock lock(device.mutex);
+    const auto found = device.choices.find(key);
+    if (found != device.choices.end()) guess = found->second;
+  }
+  if (guess && guess->settled) return *guess;
+  if constexpr (kTimed<T>) {
+    if (stream.tuning && timing_allowed() && !capturing(stream)) {
+      return settle<T>(device, key, a, stream);
+    }
+  }
+  if (guess) return *guess;
+  if constexpr (kTimed<T>) {
+    std::shared_lock lock(device.mutex);
+    if (const GemmChoice* near = nearest_choice(device.choices, key)) {
+      guess = *near;
+      guess->nanoseconds = 0;  // of another bucket
+    }
+  }
+  if (!guess || (guess->kernel == GemmKernel::kSm90 && !sm90_can(a, *guess))) {
+    guess = first_suggestion<T>(a, stream);
+  }
+  guess->settled = !kTimed<T>;
+  std::unique_lock lock(device.mutex);
+  return device.choices.emplace(key, *guess).first->second;
+}
+
+#define INSTANTIATE(T)                                                     \
+  template GemmChoice choose_gemm<T>(const GemmArguments&, const Stream&); \
+  template bool run_gemm<T>(const GemmArguments&, const GemmChoice&, const Stream&);
+FUSEWIRE_FOR_EACH_FLOAT(INSTANTIATE)
+#undef INSTANTIATE
+
+}  // namespace fusewire::cuda

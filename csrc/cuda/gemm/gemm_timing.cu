@@ -1,0 +1,251 @@
+#include <algorithm>
+#include <memory>
+
+#include "core/allocator.h"
+#include "cuda/element.h"
+#include "cuda/gemm/gemm_rounding.h"
+#include "cuda/gemm/gemm_timing.h"
+#include "cuda/launch.h"
+#include "cuda/runtime/relaxed_capture.h"
+
+namespace fusewire::cuda {
+namespace {
+
+constexpr int64_t kLine = 512;          // bytes; each operand begins on one
+constexpr int64_t kRowBytes = 1 << 20;  // of activations, written before each product
+constexpr double kRunSeconds = 1e-4;    // of products in one timing
+constexpr int kLeastProducts = 3, kMostProducts = 12;
+constexpr int kFirstLook = 4;   // a first timing has that many times fewer products
+constexpr double kFinal = 1.2;  // times the fastest: what is timed again, kRounds times
+constexpr int kRounds = 3;
+constexpr double kNoise = 1.01;  // a difference this small is none
+
+// Uniform in (-1/2, 1/2): products of zeros run faster than those of data.
+template <class T>
+__global__ void fill_kernel(T* data, int64_t count) {
+  const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
+  for (int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
+       i += step) {
+    uint32_t h = static_cast<uint32_t>(i) * 0x9E3779B9u;
+    h = (h ^ h >> 16) * 0x85EBCA6Bu;
+    h = (h ^ h >> 13) * 0xC2B2AE35u;
+    data[i] = from_float<T>(static_cast<float>(h >> 8) * 0x1p-24f - 0.5f);
+  }
+}
+
+// What runs before a product in a model: a short kernel that writes the activations, here as they
+// were. What a product does not fetch under it, or does not begin at once after it, counts.
+__global__ void row_kernel(uint4* x, int64_t count) {
+  let_next_start();
+  wait_for_inputs();
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < count) __stcg(x + i, __ldcg(x + i));
+}
+
+// Keeps the stream busy while the host queues what is timed.
+__global__ void pause_kernel(long long cycles) {
+  const long long begin = clock64();
+  while (clock64() - begin < cycles) {
+  }
+}
+
+class Event {
+ public:
+  Event() { check(cudaEventCreate(&event_), "event"); }
+  ~Event() { cudaEventDestroy(event_); }
+  Event(const Event&) = delete;
+  Event& operator=(const Event&) = delete;
+  operator cudaEvent_t() const { return event_; }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
+int64_t lines(int64_t bytes) {
+  return (bytes + kLine - 1) / kLine * kLine;
+}
+
+// One product's operands, and enough weights that none is still in the cache when its turn comes.
+template <class T>
+class Operands {
+ public:
+  Operands(const GemmArguments& shape, const Stream& stream) : a_(shape) {
+    constexpr int64_t kSize = sizeof(T);
+    // As aligned as the caller's, no more: an odd address is one element past a line.
+    const int x_alignment = alignment_of(shape.x.data, shape.x.stride * kSize);
+    const int out_alignment =
+        std::min(alignment_of(shape.out, shape.out_stride * kSize),
+                 shape.residual ? alignment_of(shape.residual, shape.residual_stride * kSize) : 16);
+    const auto stride = [](int64_t width, int alignment) {
+      const int64_t unit = std::max<int64_t>(1, alignment / kSize);
+      return (width + unit - 1) / unit * unit;
+    };
+    const auto shift = [](int alignment) { return alignment < 16 ? alignment : 0; };
+    a_.x.stride = stride(a_.k, x_alignment);
+    a_.weight.stride = a_.k;
+    a_.out_stride = a_.residual_stride = stride(a_.n, out_alignment);
+
+    int cache_bytes = 0;
+    check(cudaDeviceGetAttribute(&cache_bytes, cudaDevAttrL2CacheSize, stream.device.index),
+          "cache size");
+    weight_bytes_ = lines(a_.n * a_.k * kSize);
+    weights_ = (2 * int64_t{cache_bytes} + weight_bytes_ - 1) / weight_bytes_;
+    const int64_t x_bytes = lines(a_.m * a_.x.stride * kSize + kLine);
+    const int64_t out_bytes = lines(a_.m * a_.out_stride * kSize + kLine);
+    const int64_t bias_bytes = lines(a_.n * kSize);
+    const int64_t filled =
+        weights_ * weight_bytes_ + x_bytes + bias_bytes + (a_.residual ? out_bytes : 0);
+    memory_ = default_allocator(stream.device)
+                  .allocate_uncached(static_cast<size_t>(filled + out_bytes), "tuning", stream);
+    char* at = static_cast<char*>(memory_.get());
+    fill_kernel<<<1024, 256, 0, handle(stream)>>>(reinterpret_cast<T*>(at), filled / kSize);
+    check(cudaGetLastError(), "fill");
+    first_weight_ = at;
+    at += weights_ * weight_bytes_;
+    rows_ = at;
+    row_bytes_ = std::min(x_bytes, kRowBytes);
+    a_.x.data = at + shift(x_alignment);
+    at += x_bytes;
+    bias_ = at;
+    if (a_.bias) a_.bias = at;
+    at += bias_bytes;
+    // In place stays in place: cuBLASLt has other kernels for it.
+    const bool in_place = a_.residual == a_.out;
+    if (a_.residual) {
+      a_.residual = at + shift(out_alignment);
+      if (!in_place) at += out_bytes;
+    }
+    a_.out = at + shift(out_alignment);
+    next();
+  }
+
+  void run_rows(const Stream& stream) const {
+    constexpr int kThreads = 256;
+    const int64_t count = row_bytes_ / sizeof(uint4);
+    launch(row_kernel, static_cast<unsigned>((count + kThreads - 1) / kThreads), kThreads, 0,
+           stream, reinterpret_cast<uint4*>(rows_), count);
+  }
+
+  const GemmArguments& next() {
+    a_.weight.data = first_weight_ + turn_++ % weights_ * weight_bytes_;
+    return a_;
+  }
+
+  const void* bias() const { return bias_; }  // also where the product has none
+
+ private:
+  GemmArguments a_;
+  const void* bias_ = nullptr;
+  std::shared_ptr<void> memory_;
+  char* first_weight_ = nullptr;
+  char* rows_ = nullptr;
+  int64_t row_bytes_ = 0;
+  int64_t weights_ = 1, weight_bytes_ = 0, turn_ = 0;
+};
+
+template <class T>
+class Trial {
+ public:
+  Trial(const GemmArguments& shape, const Stream& stream)
+      : operands_(shape, stream), stream_(stream) {
+    const double operations = 2.0 * shape.m * shape.n * shape.k;
+    const double guess = 4e-6 + operations / 4e14;  // seconds, to see how many fit in a timing
+    products_ = std::clamp(static_cast<int>(kRunSeconds / guess), kLeastProducts, kMostProducts);
+  }
+
+  int products() const { return products_; }
+
+  // Loads the kernel; false when it refuses.
+  bool warm(const GemmChoice& choice) { return run_gemm<T>(operands_.next(), choice, stream_); }
+
+  // Ours do by their making, and so does what has nothing to add to the sum. A residual that is out
+  // may be added to the rounded sum (gemm_choice.h) and is left out.
+  bool rounds_once(const GemmChoice& choice) {
+    GemmArguments a = operands_.next();
+    if (a.residual == a.out) a.residual = nullptr;
+    const bool fused = a.activation != Activation::kNone && !choice.algorithm.activation_apart;
+    if (fused && !a.bias) a.bias = operands_.bias();
+    if (choice.kernel != GemmKernel::kCublaslt || !(a.bias || a.residual)) return true;
+    return cuda::rounds_once<T>(a, choice, stream_);
+  }
+
+  uint64_t nanoseconds(const GemmChoice& choice, int products) {
+    constexpr long long kCyclesToQueueOne = 24000;  // 12 us, which cuBLASLt needs on a slow host
+    pause_kernel<<<1, 1, 0, handle(stream_)>>>((products + 1) * kCyclesToQueueOne);
+    check(cudaGetLastError(), "pause");
+    check(cudaEventRecord(begin_, handle(stream_)), "event");
+    for (int i = 0; i < products; ++i) {
+      operands_.run_rows(stream_);
+      run_gemm<T>(operands_.next(), choice, stream_);
+    }
+    check(cudaEventRecord(end_, handle(stream_)), "event");
+    check(cudaEventSynchronize(end_), "timing");
+    float milliseconds = 0;
+    check(cudaEventElapsedTime(&milliseconds, begin_, end_), "timing");
+    return std::max<uint64_t>(1, static_cast<uint64_t>(milliseconds * 1e6f / products));
+  }
+
+ private:
+  Operands<T> operands_;
+  const Stream& stream_;
+  Event begin_, end_;
+  int products_;
+};
+
+}  // namespace
+
+template <class T>
+std::optional<GemmChoice> time_gemm(const GemmArguments& shape,
+                                    const std::vector<GemmChoice>& candidates,
+                                    const Stream& stream) {
+  const RelaxedCapture relaxed;  // another thread may be capturing
+  std::unique_ptr<Trial<T>> trial;
+  try {
+    trial = std::make_unique<Trial<T>>(shape, stream);
+  } catch (const Error&) {
+    return {};
+  }
+  std::vector<GemmChoice> timed;
+  for (const GemmChoice& candidate : candidates) {
+    if (trial->warm(candidate)) timed.push_back(candidate);
+  }
+  if (timed.empty()) return {};
+  check(cudaStreamSynchronize(handle(stream)), "timing");
+  const int few = std::max(1, trial->products() / kFirstLook);
+  for (GemmChoice& choice : timed) {
+    choice.nanoseconds = trial->nanoseconds(choice, few);
+    choice.nanoseconds = std::min(choice.nanoseconds, trial->nanoseconds(choice, few));
+  }
+  const auto within = [&](double factor) {
+    uint64_t best = ~uint64_t{0};
+    for (const GemmChoice& choice : timed) best = std::min(best, choice.nanoseconds);
+    return static_cast<uint64_t>(static_cast<double>(best) * factor);
+  };
+  while (!timed.empty()) {
+    // Again, in turn, those that may be fastest: what disturbs a timing only makes it longer.
+    const uint64_t limit = within(kFinal);
+    for (int round = 0; round < kRounds; ++round) {
+      for (GemmChoice& choice : timed) {
+        if (choice.nanoseconds > limit) continue;
+        const uint64_t again = trial->nanoseconds(choice, trial->products());
+        choice.nanoseconds = round == 0 ? again : std::min(choice.nanoseconds, again);
+      }
+    }
+    const uint64_t enough = within(kNoise);
+    const auto best = std::find_if(timed.begin(), timed.end(), [&](const GemmChoice& choice) {
+      return choice.nanoseconds <= enough;
+    });
+    if (trial->rounds_once(*best)) return *best;
+    timed.erase(best);
+  }
+  return {};
+}
+
+#define INSTANTIATE(T)                                                  \
+  template std::optional<GemmChoice> time_gemm<T>(const GemmArguments&, \
+                                                  const std::vector<GemmChoice>&, const Stream&);
+INSTANTIATE(__half)
+INSTANTIATE(__nv_bfloat16)
+#undef INSTANTIATE
+
+}  // namespace fusewire::cuda

@@ -1,0 +1,126 @@
+// What a product of many tokens is made of, its tiles' order, and the producer that feeds them.
+#pragma once
+
+#include <utility>
+
+#include "cuda/gemm/sm90_gemm_epilogue.h"
+#include "cuda/launch.h"
+#include "cuda/sm90_tma.h"
+
+namespace fusewire::cuda::sm90 {
+
+struct LargeProblem {
+  int n, k_blocks;                 // k in blocks of 64
+  int token_tiles, channel_tiles;  // channel tiles of one cluster: 128 channels a block
+  const void* bias;                // or null
+  bool has_residual;
+  ActivationFormula activation;
+};
+
+template <int kTokens_, bool kPingPong_>
+struct LargeShape {
+  static constexpr int kTokens = kTokens_, kCluster = 2;  // blocks
+  static constexpr bool kPingPong = kPingPong_;
+  static constexpr int kBlocks = kPingPong ? 2 : 1;  // of 64 channels for one warpgroup
+  static constexpr int kThreads = 3 * 128;
+  // What one block of the cluster fetches of the token tile: shares may overlap by 8 tokens.
+  static constexpr int kShare = (kTokens / 8 + 1) / 2 * 8;
+  static constexpr int kWeightBytes = 128 * 128, kTokenBytes = kTokens * 128;
+  static constexpr int kStageBytes = kWeightBytes + kTokenBytes;
+  static constexpr int kArrivingBytes = kWeightBytes + kCluster * kShare * 128;
+  // A warpgroup's results leave by pieces of 64 channels x kPiece tokens, through kBuffers buffers
+  // in turn. Small ones leave room for a fourth stage beside 232 tokens (with three the tensor
+  // cores wait for memory); where an epilogue is hidden, few are better. A tile's last may be
+  // smaller.
+  static constexpr int kPieces = kPingPong ? 1 : 3, kBuffers = kPingPong ? 1 : 2;
+  static constexpr int kPiece = (kTokens / 8 + kPieces - 1) / kPieces * 8;
+  static constexpr int kLastPiece = kTokens - (kPieces - 1) * kPiece;
+  static constexpr int kParts = kBlocks * kPieces;
+  static constexpr int piece_end(int piece) {
+    return piece == kPieces - 1 ? kTokens : (piece + 1) * kPiece;
+  }
+  static constexpr int kPieceBytes = kPiece * 128, kOutBytes = kBuffers * kPieceBytes;
+  static constexpr int kBarrierBytes = 256;
+  static constexpr int kMostBytes = 227 * 1024;
+  static constexpr int kFitting = (kMostBytes - kBarrierBytes - 2 * kOutBytes) / kStageBytes;
+  static constexpr int kStages = kFitting < 8 ? kFitting : 8;
+  static constexpr int kSharedBytes = kStages * kStageBytes + 2 * kOutBytes + kBarrierBytes;
+};
+
+// Tiles of a cluster in turn. Eight token tiles go together through all channels: what runs at one
+// time touches few distinct rows of either matrix, and a pass over the weight serves eight.
+struct TileOrder {
+  static constexpr int kGroup = 8;
+  int tokens, channels;
+  __device__ __forceinline__ TileOrder(const LargeProblem& p, int index) {
+    const int group = index / (kGroup * p.channel_tiles);
+    const int within = index - group * kGroup * p.channel_tiles;
+    const int width = min(kGroup, p.token_tiles - group * kGroup);
+    channels = within / width;
+    tokens = group * kGroup + within - channels * width;
+  }
+};
+
+// Boxes of a whole piece, and of a tile's last one.
+struct PieceMaps {
+  CUtensorMap whole, last;
+};
+
+template <class Shape>
+struct LargeShared {
+  uint8_t* stages;
+  uint8_t* out;
+  uint64_t *full, *empty, *residual;
+  __device__ __forceinline__ explicit LargeShared(uint8_t* base)
+      : stages(base),
+        out(base + Shape::kStages * Shape::kStageBytes),
+        full(reinterpret_cast<uint64_t*>(out + 2 * Shape::kOutBytes)),
+        empty(full + Shape::kStages),
+        residual(empty + Shape::kStages) {}  // of each warpgroup's buffers
+};
+
+// Calls use(std::integral_constant<int, i>) for every i.
+template <int... kIndices, class Use>
+__device__ __forceinline__ void for_each_index(std::integer_sequence<int, kIndices...>,
+                                               const Use& use) {
+  (use(std::integral_constant<int, kIndices>{}), ...);
+}
+
+// One thread of the producer warp.
+template <class Shape>
+__device__ __forceinline__ void produce(const LargeShared<Shape>& shared, const LargeProblem& p,
+                                        const CUtensorMap* x_map, const CUtensorMap* weight_map,
+                                        int cluster, int clusters, int rank) {
+  constexpr int kStages = Shape::kStages;
+  const int share_begin = rank == 0 ? 0 : Shape::kTokens - Shape::kShare;
+  const int tiles = p.token_tiles * p.channel_tiles;
+  const auto load_weight = [&](const TileOrder& tile, int block, int stage) {
+    barrier_expect(&shared.full[stage], Shape::kArrivingBytes);
+    tma_load(shared.stages + stage * Shape::kStageBytes, weight_map,
+             (tile.channels * Shape::kCluster + rank) * 128, block * 64, &shared.full[stage]);
+  };
+  const auto load_tokens = [&](const TileOrder& tile, int block, int stage) {
+    uint8_t* to = shared.stages + stage * Shape::kStageBytes + Shape::kWeightBytes;
+    const int row = tile.tokens * Shape::kTokens + share_begin;
+    tma_load_multicast(to + share_begin * 128, x_map, row, block * 64, &shared.full[stage], 3);
+  };
+  // The first weights do not wait for earlier kernels.
+  const int early = min(kStages, p.k_blocks);
+  TileOrder tile(p, cluster);
+  for (int block = 0; block < early; ++block) load_weight(tile, block, block);
+  wait_for_inputs();
+  int stage = 0, parity = 1;
+  for (int index = cluster; index < tiles; index += clusters) {
+    if (index != cluster) tile = TileOrder(p, index);
+    for (int block = 0; block < p.k_blocks; ++block) {
+      if (index != cluster || block >= early) {
+        barrier_wait(&shared.empty[stage], parity);
+        load_weight(tile, block, stage);
+      }
+      load_tokens(tile, block, stage);
+      if (++stage == kStages) stage = 0, parity ^= 1;
+    }
+  }
+}
+
+}  // namespace fusewire::cuda::sm90

@@ -1,0 +1,298 @@
+// Matrix product for few tokens, where latency is the work. A block takes kGroups * 64 channels x
+// kTokens tokens of one slice of k, and the blocks of a cluster hold the slices (split k).
+//
+// Weights do not depend on earlier kernels: their fetch starts before wait_for_inputs(), so in a
+// chain of programmatic dependent launches it runs under the previous kernel. After the wait come
+// only the tokens' fetch, the products and one hop: every thread sends its partial sums straight to
+// the thread of its number in the block that adds them, by st.async, whose bytes a barrier there
+// counts. Nobody waits at the end: a block that has got its sums is not written to any more.
+#pragma once
+
+#include <algorithm>
+
+#include "cuda/gemm/sm90_gemm_epilogue.h"
+#include "cuda/sm90_tma.h"
+#include "cuda/sm90_wgmma.h"
+
+namespace fusewire::cuda::sm90 {
+
+struct SmallProblem {
+  int m, n, k_blocks, stages, slices;
+  const void* bias;      // or null
+  const void* residual;  // or null
+  int64_t residual_stride;
+  void* out;
+  int64_t out_stride;
+  ActivationFormula activation;
+};
+
+template <int kGroups_, int kTokens_>
+struct SmallShape {
+  static constexpr int kGroups = kGroups_, kTokens = kTokens_, kChannels = 64 * kGroups;
+  static constexpr int kConsumers = 128 * kGroups, kThreads = kConsumers + 32;
+  static constexpr int kWeightBytes = kChannels * 128, kStageBytes = kWeightBytes + kTokens * 128;
+  static constexpr int kMostStages = 16;
+  // Tokens are dealt out to the slices' blocks in columns of 8: 4 sums a thread. A block finishes
+  // kBatch of its columns at a time.
+  static constexpr int kColumns = kTokens / 8, kSumBytes = kConsumers * 16;
+  static constexpr int kBatch = kChannels * kTokens <= 64 * 32 ? 1 : 2;
+  static constexpr int kBarrierBytes = (2 * kMostStages + 1) * 8;
+
+  // Of a block: for each of its columns the slices' sums.
+  __host__ __device__ static int exchange_bytes(int slices) {
+    return (kColumns + slices - 1) / slices * slices * kSumBytes;
+  }
+  // Blocks of many tokens keep their ring short: the next kernel's then find room beside them and
+  // fetch their weights in time. Those of few tokens hold their slice as a whole.
+  static int stages(int k_blocks, int slices) {
+    constexpr int kAllBytes = 227 * 1024, kRingBytes = 160 * 1024, kShortBytes = 90 * 1024;
+    constexpr int kLeastStages = 4;
+    const int others = kBarrierBytes + exchange_bytes(slices);
+    int most =
+        std::min({k_blocks, kMostStages, std::min(kRingBytes, kAllBytes - others) / kStageBytes});
+    if (kTokens >= 64) {
+      most = std::min(most, std::max(kLeastStages, (kShortBytes - others) / kStageBytes));
+    }
+    return most;
+  }
+  static int shared_bytes(int stages, int slices) {
+    return stages * kStageBytes + exchange_bytes(slices) + kBarrierBytes;
+  }
+};
+
+// Stores 16 bytes at `to`, an address of this block's, in block `owner` of the cluster, where they
+// count at `barrier`; in this block itself (`own`) they do not. No branches: they would cost more
+// than the store. The asynchronous store is legal only where the launch has named a cluster.
+__device__ __forceinline__ void send(uint32_t to, uint32_t barrier, int owner, int own,
+                                     const float* d) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      ".reg .u32 to, barrier;\n"
+      "setp.eq.s32 p, %2, %3;\n"
+      "mapa.shared::cluster.u32 to, %0, %2;\n"
+      "mapa.shared::cluster.u32 barrier, %1, %2;\n"
+      "@!p st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [to], {%4, %5, %6, %7}, "
+      "[barrier];\n"
+      "@p st.shared.v4.f32 [%0], {%4, %5, %6, %7};\n"
+      "}" ::"r"(to),
+      "r"(barrier), "r"(owner), "r"(own), "f"(d[0]), "f"(d[1]), "f"(d[2]), "f"(d[3])
+      : "memory");
+}
+
+// What a thread writes. Its fragment of a column is two tokens x two channels, 8 apart; with the
+// lane of the next channel it becomes one token and two pairs of neighbouring channels.
+template <class T, class Shape>
+struct SmallOutput {
+  int token;                      // of the next column to be finished
+  int step;                       // from one of this block's columns to the next
+  int last;                       // the end of tokens
+  bool odd, inside[2], alone[2];  // alone: the next channel is none
+  float2 bias[2] = {};
+  const T* residual;  // or null
+  T* out;
+  int64_t residual_step, out_step;
+
+  __device__ __forceinline__ SmallOutput(const SmallProblem& p, int rank, int first_token,
+                                         int first_channel) {
+    const int lane = threadIdx.x % 32;
+    odd = lane / 4 % 2;
+    token = first_token + rank * 8 + lane % 4 * 2 + odd;
+    step = p.slices * 8;
+    last = min(p.m, first_token + Shape::kTokens);
+    const int channel = first_channel + threadIdx.x / 32 * 16 + lane / 8 * 2;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      inside[h] = channel + 8 * h < p.n;
+      alone[h] = channel + 8 * h == p.n - 1;
+      if (p.bias == nullptr || !inside[h]) continue;
+      bias[h] = unpack<T>(*pair(static_cast<const T*>(p.bias) + channel + 8 * h));
+    }
+    residual = p.residual == nullptr
+                   ? nullptr
+                   : static_cast<const T*>(p.residual) + token * p.residual_stride + channel;
+    residual_step = step * p.residual_stride;
+    out = static_cast<T*>(p.out) + token * p.out_stride + channel;
+    out_step = step * p.out_stride;
+  }
+  __device__ __forceinline__ static const uint32_t* pair(const T* at) {
+    return reinterpret_cast<const uint32_t*>(at);
+  }
+
+  // Of the next kBatch columns.
+  __device__ __forceinline__ void load(uint32_t (&add)[Shape::kBatch][2]) {
+#pragma unroll
+    for (int b = 0; b < Shape::kBatch; ++b) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        add[b][h] = 0;
+        if (residual != nullptr && token + b * step < last && inside[h]) {
+          add[b][h] = *pair(residual + b * residual_step + 8 * h);
+        }
+      }
+    }
+    if (residual != nullptr) residual += Shape::kBatch * residual_step;
+  }
+
+  template <class Activate>
+  __device__ __forceinline__ void store(const float4 (&sums)[Shape::kBatch],
+                                        const uint32_t (&add)[Shape::kBatch][2],
+                                        const Activate& activate) {
+#pragma unroll
+    for (int b = 0; b < Shape::kBatch; ++b) {
+      const float4& sum = sums[b];
+      const float mine[2] = {odd ? sum.y : sum.x, odd ? sum.w : sum.z};
+      const float theirs[2] = {odd ? sum.x : sum.y, odd ? sum.z : sum.w};
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float other = __shfl_xor_sync(0xffffffffu, theirs[h], 4);
+        const float2 more = unpack<T>(add[b][h]);
+        const float low = activate((odd ? other : mine[h]) + bias[h].x) + more.x;
+        const float high = activate((odd ? mine[h] : other) + bias[h].y) + more.y;
+        const uint32_t both = pack<T>(low, high);
+        T* to = out + b * out_step + 8 * h;
+        if (token + b * step >= last || !inside[h]) continue;
+        if (alone[h]) {
+          *to = from_float<T>(low);
+        } else {
+          *reinterpret_cast<uint32_t*>(to) = both;
+        }
+      }
+    }
+    token += Shape::kBatch * step;
+    out += Shape::kBatch * out_step;
+  }
+};
+
+// Grid: x = channel tiles * slices (the cluster), y = token tiles.
+template <class T, class Shape>
+__global__ void __launch_bounds__(Shape::kThreads)
+    small_kernel(const __grid_constant__ CUtensorMap x_map,
+                 const __grid_constant__ CUtensorMap weight_map,
+                 const __grid_constant__ SmallProblem p) {
+  extern __shared__ __align__(1024) uint8_t base[];
+  const int slices = p.slices, rank = blockIdx.x % slices;
+  const int channel = blockIdx.x / slices * Shape::kChannels;
+  const int token = blockIdx.y * Shape::kTokens;
+  const int begin = p.k_blocks * rank / slices;
+  const int blocks = p.k_blocks * (rank + 1) / slices - begin;
+  const int own_columns = (Shape::kColumns - rank + slices - 1) / slices;
+  const int warp = threadIdx.x / 32;
+  uint8_t* sums = base + p.stages * Shape::kStageBytes;
+  uint64_t* full = reinterpret_cast<uint64_t*>(sums + Shape::exchange_bytes(slices));
+  uint64_t* empty = full + Shape::kMostStages;
+  uint64_t* arrived = empty + Shape::kMostStages;
+  let_next_start();
+
+  const auto load_weight = [&](int i, int stage) {
+    barrier_expect(&full[stage], Shape::kStageBytes);
+    tma_load(base + stage * Shape::kStageBytes, &weight_map, channel, (begin + i) * 64,
+             &full[stage]);
+  };
+  const auto load_tokens = [&](int i, int stage) {
+    tma_load(base + stage * Shape::kStageBytes + Shape::kWeightBytes, &x_map, token,
+             (begin + i) * 64, &full[stage]);
+  };
+  const int early = min(p.stages, blocks);
+  if (threadIdx.x == Shape::kConsumers) {
+    for (int s = 0; s < p.stages; ++s) {
+      barrier_init(&full[s], 1);
+      barrier_init(&empty[s], Shape::kGroups);
+    }
+    barrier_init(arrived, 1);
+    barrier_init_fence();
+    barrier_expect(arrived, own_columns * (slices - 1) * Shape::kSumBytes);
+    map_prefetch(&x_map);
+    for (int i = 0; i < early; ++i) load_weight(i, i);
+  }
+  __syncthreads();
+  if (slices > 1) {  // the other blocks have begun and made their barriers
+    cluster_arrive_relaxed();
+    cluster_wait();
+  }
+
+  if (warp == Shape::kConsumers / 32) {
+    if (elect_one()) {
+      wait_for_inputs();
+      for (int i = 0; i < early; ++i) load_tokens(i, i);
+      int stage = 0, parity = 0;
+      for (int i = early; i < blocks; ++i) {
+        barrier_wait(&empty[stage], parity);
+        load_weight(i, stage);
+        load_tokens(i, stage);
+        if (++stage == p.stages) stage = 0, parity ^= 1;
+      }
+    }
+    return;
+  }
+
+  const int group = warp / 4;
+  SmallOutput<T, Shape> output(p, rank, token, channel);
+  wait_for_inputs();
+  uint32_t add[Shape::kBatch][2];
+  output.load(add);
+
+  float d[Shape::kTokens / 2];
+  int stage = 0, parity = 0;
+  for (int i = 0; i < blocks; ++i) {
+    barrier_wait(&full[stage], parity);
+    const uint8_t* at = base + stage * Shape::kStageBytes;
+    const uint64_t weight = k_major_descriptor(at + group * 8192);
+    const uint64_t tokens = k_major_descriptor(at + Shape::kWeightBytes);
+    wgmma_fence();
+#pragma unroll
+    for (int step = 0; step < 4; ++step) {
+      wgmma<Shape::kTokens, T>(d, weight + 2 * step, tokens + 2 * step, (i | step) != 0);
+    }
+    wgmma_commit();
+    wgmma_wait<1>();
+    if (i != 0 && i + p.stages <= blocks && threadIdx.x % 128 == 0) {
+      barrier_arrive(&empty[(stage == 0 ? p.stages : stage) - 1]);
+    }
+    if (++stage == p.stages) stage = 0, parity ^= 1;
+  }
+  wgmma_wait<0>();
+  wgmma_results(d);
+
+  uint32_t to = shared_address(sums) + (rank * Shape::kConsumers + threadIdx.x) * 16;
+  if (slices > 1) {
+    int owner = 0;
+#pragma unroll
+    for (int j = 0; j < Shape::kColumns; ++j) {
+      send(to, shared_address(arrived), owner, rank, &d[4 * j]);
+      const bool around = ++owner == slices;
+      owner = around ? 0 : owner;
+      to += around ? slices * Shape::kSumBytes : 0;
+    }
+    barrier_wait(arrived, 0);
+  } else {
+#pragma unroll
+    for (int j = 0; j < Shape::kColumns; ++j) {
+      *reinterpret_cast<float4*>(sums + (j * Shape::kConsumers + threadIdx.x) * 16) =
+          make_float4(d[4 * j], d[4 * j + 1], d[4 * j + 2], d[4 * j + 3]);
+    }
+  }
+
+  with_activation(p.activation, [&](const auto& activate) {
+    const auto* from = reinterpret_cast<const float4*>(sums) + threadIdx.x;
+    for (int left = own_columns; left > 0; left -= Shape::kBatch) {
+      float4 sum[Shape::kBatch];
+#pragma unroll
+      for (int b = 0; b < Shape::kBatch; ++b) sum[b] = make_float4(0, 0, 0, 0);
+      const int per_column = slices * Shape::kConsumers;
+#pragma unroll 2
+      for (int s = 0; s < slices; ++s) {
+#pragma unroll
+        for (int b = 0; b < Shape::kBatch; ++b) {
+          const float4 more = from[s * Shape::kConsumers + (b < left ? b * per_column : 0)];
+          sum[b].x += more.x, sum[b].y += more.y, sum[b].z += more.z, sum[b].w += more.w;
+        }
+      }
+      from += Shape::kBatch * per_column;
+      output.store(sum, add, activate);
+      if (left > Shape::kBatch) output.load(add);
+    }
+  });
+}
+
+}  // namespace fusewire::cuda::sm90

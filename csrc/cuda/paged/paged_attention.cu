@@ -1,0 +1,34 @@
+// Chooses the kernel of an attention over paged keys and values by element type.
+#include "cuda/element.h"
+#include "cuda/kernels.h"
+#include "cuda/paged/paged_attention.h"
+
+namespace fusewire::cuda {
+
+template <class T>
+void paged_attention(const AttentionArguments& a, const Stream& stream) {
+  if constexpr (sizeof(T) == 4) {
+    paged_fp32_attention(a, stream);
+  } else {
+    paged_mma_attention<T>(a, stream);
+  }
+}
+
+template <class T>
+bool cached_attention(const AttentionArguments& a, const RotaryArguments* rotary,
+                      const Stream& stream) {
+  if constexpr (sizeof(T) == 4) {
+    return false;
+  } else {
+    return sm90_cached_attention<T>(a, rotary, stream);
+  }
+}
+
+#define INSTANTIATE(T)                                                                 \
+  template void paged_attention<T>(const AttentionArguments&, const Stream&);          \
+  template bool cached_attention<T>(const AttentionArguments&, const RotaryArguments*, \
+                                    const Stream&);
+FUSEWIRE_FOR_EACH_FLOAT(INSTANTIATE)
+#undef INSTANTIATE
+
+}  // namespace fusewire::cuda

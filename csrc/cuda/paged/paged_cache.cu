@@ -1,0 +1,139 @@
+// Keys and values on their way into pages: those of new tokens, and copies of whole pages.
+#include <algorithm>
+#include <type_traits>
+
+#include "cuda/attention/query_tile.h"
+#include "cuda/kernels.h"
+#include "cuda/launch.h"
+#include "cuda/rows/row.h"
+#include "cuda/rows/tile.h"
+
+namespace fusewire::cuda {
+namespace {
+
+struct Cache {
+  const int32_t *offsets, *contexts, *table;
+  int sequences, table_width, page_shift;
+  int kv_heads, head_dim;
+};
+
+// An access is kWidth columns of a kv head: of its key, and of its value.
+template <class T, int kWidth>
+__global__ void __launch_bounds__(256)
+    store_rows(T* keys, T* values, const T* k, int64_t k_stride, const T* v, int64_t v_stride,
+               Cache cache, int64_t tokens) {
+  using P = Pack<T, kWidth>;
+  let_next_start();
+  const int per_head = cache.head_dim / kWidth;
+  const int access = static_cast<int>(tile_access<1>(0));
+  const int head = access / per_head, c = access % per_head * kWidth;
+  const bool wanted = head < cache.kv_heads;
+  wait_for_inputs();
+  if (!wanted) return;
+  // A bucket may have fewer tokens than rows.
+  const int last = min(static_cast<int>(tokens), cache.offsets[cache.sequences]);
+#pragma unroll 1
+  for (int64_t row = tile_row(); row < last; row += tile_row_step()) {
+    const int sequence = sequence_of(cache.offsets, cache.sequences, static_cast<int>(row));
+    const int end = cache.offsets[sequence + 1];
+    const int position = cache.contexts[sequence] - end + static_cast<int>(row);
+    if (position < 0) continue;  // no batch that was checked has such a context
+    const int page =
+        cache.table[int64_t{sequence} * cache.table_width + (position >> cache.page_shift)];
+    const int in_page = position & ((1 << cache.page_shift) - 1);
+    const int64_t to =
+        (((int64_t{page} * cache.kv_heads + head) << cache.page_shift) + in_page) * cache.head_dim +
+        c;
+    const int column = head * cache.head_dim + c;
+    *reinterpret_cast<P*>(keys + to) = *reinterpret_cast<const P*>(k + row * k_stride + column);
+    *reinterpret_cast<P*>(values + to) = *reinterpret_cast<const P*>(v + row * v_stride + column);
+  }
+}
+
+constexpr int kCopyBlock = 256, kCopyUnroll = 4;
+
+// Block (x, y, z): a stretch of copy y's page in plane z.
+template <class P>
+__global__ void __launch_bounds__(kCopyBlock)
+    copy_whole_pages(P* cache, int64_t pages, int64_t packs, const int64_t* from,
+                     const int64_t* to) {
+  // Without let_next_start(): attention fetches pages before its wait (sm90_paged.h).
+  wait_for_inputs();
+  const int64_t source = from[blockIdx.y], target = to[blockIdx.y];
+  if (source < 0 || source >= pages || target < 0 || target >= pages) return;
+  P* const plane = cache + blockIdx.z * pages * packs;
+  const int64_t first = int64_t{blockIdx.x} * (kCopyBlock * kCopyUnroll) + threadIdx.x;
+  P held[kCopyUnroll];
+#pragma unroll
+  for (int i = 0; i < kCopyUnroll; ++i) {
+    const int64_t at = first + i * kCopyBlock;
+    if (at < packs) held[i] = plane[source * packs + at];
+  }
+#pragma unroll
+  for (int i = 0; i < kCopyUnroll; ++i) {
+    const int64_t at = first + i * kCopyBlock;
+    if (at < packs) plane[target * packs + at] = held[i];
+  }
+}
+
+}  // namespace
+
+template <class T>
+void store_kv(void* keys, void* values, const HeadRows& k, const HeadRows& v,
+              const PagedBatch& batch, int64_t kv_heads, int64_t head_dim, const Stream& stream) {
+  constexpr int n = Vector<T>::kSize;
+  const Cache cache = {batch.batch().device_offsets(),
+                       batch.device_context_lengths(),
+                       batch.device_block_table(),
+                       static_cast<int>(batch.sequences()),
+                       static_cast<int>(batch.table_width()),
+                       __builtin_ctzll(static_cast<uint64_t>(batch.page_size())),
+                       static_cast<int>(kv_heads),
+                       static_cast<int>(head_dim)};
+  const auto run = [&](auto width) {
+    constexpr int kWidth = decltype(width)::value;
+    const Tiles tiles = tiles_of<1>(batch.tokens(), kv_heads * (head_dim / kWidth));
+    launch(store_rows<T, kWidth>, tiles.grid, tiles.block, 0, stream, static_cast<T*>(keys),
+           static_cast<T*>(values), static_cast<const T*>(k.data), k.stride,
+           static_cast<const T*>(v.data), v.stride, cache, batch.tokens());
+  };
+  if (head_dim % n == 0 && vectors_fit<T>(k.data, k.stride) && vectors_fit<T>(v.data, v.stride) &&
+      vectors_fit<T>(keys, 0) && vectors_fit<T>(values, 0)) {
+    run(std::integral_constant<int, n>{});
+  } else {
+    run(std::integral_constant<int, 1>{});
+  }
+}
+
+template <class T>
+void copy_pages(void* cache, int64_t planes, int64_t pages, int64_t elements, const int64_t* from,
+                const int64_t* to, int64_t count, const Stream& stream) {
+  constexpr int64_t kMost = 65535;  // of a grid's y and z dimensions
+  const auto run = [&](auto* packed, int64_t packs) {
+    const int64_t stretches = (packs + kCopyBlock * kCopyUnroll - 1) / (kCopyBlock * kCopyUnroll);
+    for (int64_t plane = 0; plane < planes; plane += kMost) {
+      for (int64_t first = 0; first < count; first += kMost) {
+        const dim3 grid(static_cast<unsigned>(stretches),
+                        static_cast<unsigned>(std::min(count - first, kMost)),
+                        static_cast<unsigned>(std::min(planes - plane, kMost)));
+        launch(copy_whole_pages<std::remove_pointer_t<decltype(packed)>>, grid, kCopyBlock, 0,
+               stream, packed + plane * pages * packs, pages, packs, from + first, to + first);
+      }
+    }
+  };
+  constexpr int n = Vector<T>::kSize;
+  if (vectors_fit<T>(cache, elements)) {
+    run(static_cast<Vector<T>*>(cache), elements / n);
+  } else {
+    run(static_cast<T*>(cache), elements);
+  }
+}
+
+#define INSTANTIATE(T)                                                                          \
+  template void store_kv<T>(void*, void*, const HeadRows&, const HeadRows&, const PagedBatch&,  \
+                            int64_t, int64_t, const Stream&);                                   \
+  template void copy_pages<T>(void*, int64_t, int64_t, int64_t, const int64_t*, const int64_t*, \
+                              int64_t, const Stream&);
+FUSEWIRE_FOR_EACH_FLOAT(INSTANTIATE)
+
+}  // namespace fusewire::cuda

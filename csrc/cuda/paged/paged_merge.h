@@ -1,0 +1,152 @@
+// The answer of a tile from its parts: those of a block's teams are put together in shared memory,
+// those of the blocks that shared the keys by the last of these blocks.
+#pragma once
+
+#include "cuda/activation.h"
+#include "cuda/paged/paged_scratch.h"
+#include "cuda/paged/paged_walk.h"
+#include "cuda/rows/row.h"
+
+namespace fusewire::cuda {
+
+// What teams show one another when they are through: sums of a row are relative to 2^top.
+template <class Tile>
+struct PagedTeams {
+  static constexpr int kStride = Tile::kDim + 4;  // rows begin in different banks
+  float out[Tile::kTeams][Tile::kRows][kStride];
+  float top[Tile::kTeams][Tile::kRows], sum[Tile::kTeams][Tile::kRows];
+};
+
+// A row that sees none of these keys has top = -infinity: nothing is its weight.
+__device__ __forceinline__ float part_weight(float top, float highest) {
+  return top == -INFINITY ? 0.0f : exp2f(top - highest);
+}
+
+// Four columns of a row of the answer.
+template <class Tile>
+__device__ __forceinline__ void store_answer(typename Tile::T* row, int column,
+                                             const PagedShape& shape, const float4& v) {
+  using T = typename Tile::T;
+  const Pack<T, 4> four = {from_float<T>(v.x), from_float<T>(v.y), from_float<T>(v.z),
+                           from_float<T>(v.w)};
+  if (shape.vectors) {
+    if (column < shape.head_dim) *reinterpret_cast<Pack<T, 4>*>(row + column) = four;
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    if (column + i < shape.head_dim) row[column + i] = four.at[i];
+  }
+}
+
+__device__ __forceinline__ void add_scaled(float4& sum, const float4& v, float scale) {
+  sum.x = fmaf(v.x, scale, sum.x);
+  sum.y = fmaf(v.y, scale, sum.y);
+  sum.z = fmaf(v.z, scale, sum.z);
+  sum.w = fmaf(v.w, scale, sum.w);
+}
+
+__device__ __forceinline__ float4 scaled(const float4& v, float scale) {
+  return {v.x * scale, v.y * scale, v.z * scale, v.w * scale};
+}
+
+// Writes what the teams found: the answer, or this block's part of it.
+template <class Tile>
+__device__ __forceinline__ void merge_teams(const PagedTeams<Tile>& teams,
+                                            const PagedWork<Tile>& work, typename Tile::T* out,
+                                            const PagedScratch& scratch) {
+  constexpr int kFours = Tile::kDim / 4;
+  const int slot = work.item.slot + work.item.part;
+  for (int i = threadIdx.x; i < work.rows * kFours; i += Tile::kThreads) {
+    const int row = i / kFours, column = i % kFours * 4;
+    float top = -INFINITY, sum = 0.0f;
+    float4 total = {};
+#pragma unroll
+    for (int team = 0; team < Tile::kTeams; ++team) top = fmaxf(top, teams.top[team][row]);
+#pragma unroll
+    for (int team = 0; team < Tile::kTeams; ++team) {
+      const float weight = part_weight(teams.top[team][row], top);
+      sum = fmaf(teams.sum[team][row], weight, sum);
+      add_scaled(total, *reinterpret_cast<const float4*>(&teams.out[team][row][column]), weight);
+    }
+    if (work.parts == 1) {
+      store_answer<Tile>(work.answer(out, row), column, work.shape, scaled(total, 1.0f / sum));
+    } else {
+      *reinterpret_cast<float4*>(scratch.sums<Tile>(slot, row) + column) = total;
+      if (column == 0) *scratch.weight<Tile>(slot, row) = {top, sum};
+    }
+  }
+}
+
+// Whether all parts of the tile are in the scratch now, which is true in one block: the last.
+__device__ __forceinline__ bool last_part(int32_t* counter, int parts) {
+  __shared__ bool last;
+  __threadfence();  // this thread's results are visible before the block is counted
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    last = atomicAdd(counter, 1) == parts - 1;
+    if (last) *counter = 0;  // for the next kernel
+  }
+  __syncthreads();
+  if (last) __threadfence();
+  return last;
+}
+
+// Results of other blocks are read past the first cache, which may not know of them. What a thread
+// reads of kTogether parts is under way at once: the merge is a chain of latencies.
+template <class Tile>
+__device__ __forceinline__ void merge_parts(const PagedWork<Tile>& work, typename Tile::T* out,
+                                            const PagedScratch& scratch) {
+  constexpr int kFours = Tile::kDim / 4, kTogether = 8;
+  const int slot = work.item.slot, parts = work.parts;
+  for (int i = threadIdx.x; i < work.rows * kFours; i += Tile::kThreads) {
+    const int row = i / kFours, column = i % kFours * 4;
+    float top = -INFINITY, sum = 0.0f;
+    float4 total = {};
+#pragma unroll 1
+    for (int first = 0; first < parts; first += kTogether) {
+      float2 weight[kTogether];
+      float4 part[kTogether];
+#pragma unroll
+      for (int k = 0; k < kTogether; ++k) {
+        const int at = slot + min(first + k, parts - 1);
+        weight[k] = __ldcg(scratch.weight<Tile>(at, row));
+        part[k] = __ldcg(reinterpret_cast<const float4*>(scratch.sums<Tile>(at, row) + column));
+      }
+      float highest = top;
+#pragma unroll
+      for (int k = 0; k < kTogether; ++k) {
+        if (first + k >= parts) weight[k].x = -INFINITY;
+        highest = fmaxf(highest, weight[k].x);
+      }
+      const float before = part_weight(top, highest);
+      total = scaled(total, before);
+      sum *= before;
+#pragma unroll
+      for (int k = 0; k < kTogether; ++k) {
+        const float share = part_weight(weight[k].x, highest);
+        sum = fmaf(weight[k].y, share, sum);
+        add_scaled(total, part[k], share);
+      }
+      top = highest;
+    }
+    store_answer<Tile>(work.answer(out, row), column, work.shape, scaled(total, 1.0f / sum));
+  }
+}
+
+// What a block does when its team is through with its keys, the places of which serve for the sums.
+template <class Tile, class Attention>
+__device__ __forceinline__ void merge(const Attention& attention, int team, char* shared,
+                                      const PagedWork<Tile>& work, typename Tile::T* out,
+                                      const PagedScratch& scratch) {
+  __syncthreads();
+  auto& teams = *reinterpret_cast<PagedTeams<Tile>*>(shared);
+  attention.show(teams, team);
+  __syncthreads();
+  merge_teams(teams, work, out, scratch);
+  if (work.parts == 1) return;
+  if (!last_part(scratch.counters + work.item.slot, work.parts)) return;
+  merge_parts(work, out, scratch);
+}
+
+}  // namespace fusewire::cuda

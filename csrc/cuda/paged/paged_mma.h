@@ -1,0 +1,132 @@
+// What one warp does in the paged attention on tensor cores: the arithmetic of flash_steps.h with
+// the scores that decoding needs.
+#pragma once
+
+#include "cuda/attention/flash_steps.h"
+#include "cuda/paged/paged_merge.h"
+
+namespace fusewire::cuda {
+
+template <class Tile>
+struct MmaWarp {
+  using T = typename Tile::T;
+  using Steps = FlashSteps<Tile>;
+  using Scores = typename Steps::Scores;
+  static constexpr size_t kOwnBytes = 0;  // of shared memory
+  static constexpr int kKeys = Tile::kKeys;
+
+  const PagedWork<Tile>& work;
+  const int warp_row;  // of the tile
+  FlashState<Tile> state;
+  float factor, raised;       // as in FlashWork, the second in units of log2
+  int position[2];            // of the lane's rows
+  int lowest, highest;        // position of the warp's rows
+  uint32_t key_at, value_at;  // of the lane, in a stage
+
+  __device__ __forceinline__ MmaWarp(const PagedWork<Tile>& work, const T* q, char*,
+                                     int warp_of_team, int)
+      : work(work), warp_row(warp_of_team * 16) {
+    const PagedShape& shape = work.shape;
+    const int lane = threadIdx.x % 32;
+    FlashMemory<Tile>::load_rows(
+        state, shape.vectors, [&](int row) { return work.query(q, warp_row + row); },
+        [&](int row) { return warp_row + row < work.rows ? shape.head_dim : 0; });
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = warp_row + half * 8 + lane / 4;
+      state.top[0][half] = -INFINITY;
+      state.sum[0][half] = 0.0f;
+      position[half] = work.position(row);
+    }
+#pragma unroll
+    for (int c = 0; c < Tile::kChunks; ++c) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) state.out[0][c][i] = 0.0f;
+    }
+    // The maximum is taken of scores before the factor, which then has to be positive.
+    const float scale = shape.scale * kLog2E;
+    const bool direct = !shape.bias && shape.soft_cap <= 0.0f && scale > kLeastFactor;
+    factor = direct ? scale : 1.0f;
+    raised = direct ? 1.0f : scale;
+    lowest = work.position(warp_row);
+    highest = work.position(min(warp_row + 16, work.rows) - 1);
+    key_at = Tile::key_offset(lane / 4, lane % 4);
+    value_at = Tile::kKeyBytes + Tile::value_offset(lane % 16, lane / 16);
+  }
+
+  // Of the tile in `stage`, whose first key is at position `first`.
+  __device__ __forceinline__ void attend(const char* stage, int first) {
+    if (warp_row >= work.rows || first > work.last_seen(highest)) return;
+    if (first + kKeys <= lowest - work.shape.left) return;
+    const uint32_t base = shared_address(stage);
+    float score[1][kKeys / 8][4] = {};
+    Steps::template multiply_keys<false>(score, state, base + key_at, kKeys);
+    adjust(score, first);
+    Steps::template soften<false>(state, score, factor, kKeys);
+    Steps::template multiply_values<false>(state, score, base + value_at, kKeys);
+  }
+
+  __device__ __forceinline__ void adjust(Scores& score, int first) const {
+    const PagedShape& shape = work.shape;
+    const int lane_key = first + threadIdx.x % 4 * 2;  // position of the lane's first key
+    if (raised != 1.0f) {
+      Steps::template for_each<false>(score, kKeys, [&](float& x, int, int) { x *= raised; });
+    }
+    if (shape.soft_cap > 0.0f) {
+      Steps::template cap_scores<false>(score, shape.soft_cap * kLog2E, kKeys);
+    }
+    if (shape.bias) {
+      // Found anew for every tile, or the heads would cost registers where there is no bias.
+      int row_of_lane = warp_row + threadIdx.x % 32 / 4;
+      asm volatile("" : "+r"(row_of_lane));
+      const int bias[2] = {shape.bias_row(work.query_head(row_of_lane)),
+                           shape.bias_row(work.query_head(row_of_lane + 8))};
+      Steps::template for_each<false>(score, kKeys, [&](float& x, int row, int key) {
+        const int distance = lane_key + key - position[row / 8];
+        x = fmaf(shape.bias_at(bias[row / 8], distance), kLog2E, x);
+      });
+    }
+    if (first + kKeys - 1 > work.last_seen(lowest)) {
+      Steps::template for_each<false>(score, kKeys, [&](float& x, int row, int key) {
+        x = lane_key + key <= work.last_seen(position[row / 8]) ? x : -INFINITY;
+      });
+    }
+    if (first < highest - shape.left) {
+      Steps::template for_each<false>(score, kKeys, [&](float& x, int row, int key) {
+        x = lane_key + key >= position[row / 8] - shape.left ? x : -INFINITY;
+      });
+    }
+  }
+
+  __device__ __forceinline__ void show(PagedTeams<Tile>& teams, int team) const {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = warp_row + half * 8 + g;
+      float sum = state.sum[0][half];
+      sum += __shfl_xor_sync(kWholeWarp, sum, 1);
+      sum += __shfl_xor_sync(kWholeWarp, sum, 2);
+      float* to = teams.out[team][row] + 2 * t;
+#pragma unroll
+      for (int c = 0; c < Tile::kChunks; ++c) {
+        const float* pair = state.out[0][c] + 2 * half;
+        *reinterpret_cast<float2*>(to + 8 * c) = {pair[0], pair[1]};
+      }
+      if (t == 0) {
+        teams.top[team][row] = state.top[0][half] * factor;
+        teams.sum[team][row] = sum;
+      }
+    }
+  }
+};
+
+// kWarps warps a team own 16 rows each; keys and values pass kKeys at a time.
+template <class Element, int dim, int warps, int teams, int keys, int stages, int blocks>
+struct PagedMmaTile : FlashTile<Element, dim, warps, 1, keys, blocks, FlashMode::kGeneral> {
+  using Base = FlashTile<Element, dim, warps, 1, keys, blocks, FlashMode::kGeneral>;
+  using Warp = MmaWarp<PagedMmaTile>;
+  static constexpr int kTeams = teams, kStages = stages, kThreads = 32 * warps * teams;
+  static constexpr int kStageBytes = Base::kBiasAt;  // keys and values only
+};
+
+}  // namespace fusewire::cuda

@@ -1,0 +1,175 @@
+// Which rows and which keys a block of the paged attention works on.
+//
+// A tile is kRows rows of one sequence and kv head; its keys are shared out among as many blocks as
+// keep the device busy (Flash-Decoding, Dao et al. 2023): about `capacity` blocks get equal shares
+// of all keys of the batch. Lengths are known on the device alone (a CUDA graph is replayed for
+// many batches), so each block works out the shares and counts until it reaches its own.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/paged/paged_attention.h"
+
+namespace fusewire::cuda {
+
+// Which sequences a launch serves, those with rows in (above, most] a kv head, and how many blocks
+// run at once.
+struct PagedPlan {
+  int above, most, capacity;
+};
+
+// A tile's part of the keys should be worth a block.
+constexpr int kLeastPart = 128;
+// So many parts of kRows rows are put together in shared memory.
+template <int kRows>
+constexpr int kMostParts = 2048 / kRows;
+
+struct PagedItem {
+  int sequence, token, tokens, context;  // token: the packed row of the sequence's first new one
+  int first_row, head;                   // of the sequence; the kv head
+  int part, parts, slot;  // slot: of part 0, in the scratch; parts of a tile have neighbouring ones
+};
+
+// Keys that a tile of `kRows` rows can see, for sharing out.
+template <int kRows>
+__host__ __device__ inline int key_span(const PagedShape& shape, int context) {
+  const int seen = shape.left + shape.right + kRows / shape.group + 2;
+  return context < seen ? context : seen;
+}
+
+// What block `number` does; tokens == 0: nothing. All 32 lanes of a warp call it and get the same
+// answer. Offsets, context lengths and tables are uploaded before the first kernel of a chain: this
+// may come before wait_for_inputs().
+//
+// Equal shares rounded up to parts of tiles would be a few more than run at once, and those wait
+// for a place: parts grow until there are few enough, or nearly.
+//
+// Items are never more than tiles * kv_heads + capacity, and those of tiles in more than one part,
+// which need slots, never more than 2 * capacity: a part is at least total / capacity keys, and a
+// tile of n > 1 parts has more than n - 1 >= n / 2 parts' keys.
+template <int kRows>
+__device__ __forceinline__ PagedItem find_item(const PagedShape& shape, const PagedPlan& plan,
+                                               int number) {
+  constexpr int kEach = 4;  // neighbouring sequences of a lane
+  constexpr int kRounds = 3;
+  constexpr unsigned kWarp = 0xffffffffu;
+  const int lane = threadIdx.x % 32, sequences = shape.sequences;
+  struct Load {
+    int tiles[kEach], span[kEach];
+  };
+  const auto read = [&](int first) {
+    int offset[kEach + 1], context[kEach];
+#pragma unroll
+    for (int i = 0; i <= kEach; ++i) offset[i] = shape.offsets[min(first + i, sequences)];
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) context[i] = shape.contexts[min(first + i, sequences - 1)];
+    Load load;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int rows = (offset[i + 1] - offset[i]) * shape.group;
+      const bool served = rows > plan.above && rows <= plan.most;
+      load.tiles[i] = served ? (rows + kRows - 1) / kRows : 0;
+      load.span[i] = served ? key_span<kRows>(shape, context[i]) : 0;
+    }
+    return load;
+  };
+
+  long long total = 0;
+  for (int begin = 0; begin < sequences; begin += 32 * kEach) {
+    const Load load = read(begin + lane * kEach);
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      total += static_cast<long long>(load.tiles[i]) * load.span[i];
+    }
+  }
+#pragma unroll
+  for (int distance = 16; distance > 0; distance /= 2) {
+    total += __shfl_xor_sync(kWarp, total, distance);
+  }
+  const long long share = (total * shape.kv_heads + plan.capacity - 1) / plan.capacity;
+  constexpr int kMostKeys = INT32_MAX / 2;
+  int part_keys = static_cast<int>(
+      min(max(share, static_cast<long long>(kLeastPart)), static_cast<long long>(kMostKeys)));
+  const auto parts_of = [&](int span) {
+    return min((span + part_keys - 1) / part_keys, kMostParts<kRows>);
+  };
+#pragma unroll 1
+  for (int round = 0; round < kRounds; ++round) {
+    int items = 0;
+    for (int begin = 0; begin < sequences; begin += 32 * kEach) {
+      const Load load = read(begin + lane * kEach);
+#pragma unroll
+      for (int i = 0; i < kEach; ++i) items += load.tiles[i] * parts_of(load.span[i]);
+    }
+    items = __reduce_add_sync(kWarp, items) * shape.kv_heads;
+    if (items <= plan.capacity) break;
+    const float grown = static_cast<float>(part_keys) * items / plan.capacity;
+    part_keys = static_cast<int>(fminf(grown, static_cast<float>(kMostKeys))) + 1;
+  }
+
+  int slots_before = 0;
+  for (int begin = 0; begin < sequences; begin += 32 * kEach) {
+    const Load load = read(begin + lane * kEach);
+    int items[kEach], parts[kEach], mine = 0, mine_slots = 0;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      parts[i] = parts_of(load.span[i]);
+      items[i] = load.tiles[i] * shape.kv_heads * parts[i];
+      mine += items[i];
+      mine_slots += parts[i] > 1 ? items[i] : 0;
+    }
+    int through = mine, slots_through = mine_slots;  // of all lanes up to this one
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const int other = __shfl_up_sync(kWarp, through, distance);
+      const int other_slots = __shfl_up_sync(kWarp, slots_through, distance);
+      if (lane >= distance) {
+        through += other;
+        slots_through += other_slots;
+      }
+    }
+    const int all = __shfl_sync(kWarp, through, 31);
+    if (number >= all) {
+      number -= all;
+      slots_before += __shfl_sync(kWarp, slots_through, 31);
+      continue;
+    }
+    int rest = number - (through - mine), slot = slots_before + slots_through - mine_slots;
+    const bool here = rest >= 0 && rest < mine;
+    int sequence = 0, tiles = 0, in_parts = 1, first_slot = 0, left = 0;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      if (rest >= 0 && rest < items[i]) {
+        sequence = begin + lane * kEach + i;
+        tiles = load.tiles[i];
+        in_parts = parts[i];
+        first_slot = slot;
+        left = rest;
+      }
+      rest -= items[i];
+      slot += parts[i] > 1 ? items[i] : 0;
+    }
+    const int owner = __ffs(__ballot_sync(kWarp, here)) - 1;
+    sequence = __shfl_sync(kWarp, sequence, owner);
+    tiles = __shfl_sync(kWarp, tiles, owner);
+    in_parts = __shfl_sync(kWarp, in_parts, owner);
+    first_slot = __shfl_sync(kWarp, first_slot, owner);
+    left = __shfl_sync(kWarp, left, owner);
+
+    PagedItem item;
+    item.sequence = sequence;
+    item.token = shape.offsets[sequence];
+    item.tokens = shape.offsets[sequence + 1] - item.token;
+    item.context = shape.contexts[sequence];
+    item.part = left % in_parts;
+    item.parts = in_parts;
+    item.slot = first_slot + left - item.part;
+    item.head = left / in_parts % shape.kv_heads;
+    // The last tile of a sequence sees the most keys: it begins first.
+    item.first_row = (tiles - 1 - left / in_parts / shape.kv_heads) * kRows;
+    return item;
+  }
+  return {};
+}
+
+}  // namespace fusewire::cuda

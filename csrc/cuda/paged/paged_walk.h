@@ -1,0 +1,132 @@
+// Keys and values on their way from the pages of a sequence to shared memory, and where its rows
+// are.
+#pragma once
+
+#include "cuda/element.h"
+#include "cuda/mma.h"
+#include "cuda/paged/paged_schedule.h"
+
+namespace fusewire::cuda {
+
+// What one block works on. Key tiles are counted from the sequence's first position, kKeys each.
+template <class Tile>
+struct PagedWork {
+  using T = typename Tile::T;
+
+  const PagedShape& shape;
+  const PagedItem item;
+  int rows;                   // that there are of the tile's kRows
+  int old;                    // position of the sequence's first new token
+  int begin, end;             // positions that any row of the tile sees
+  int all_from, all_to;       // what lies beyond these some row may not see
+  int first_tile, last_tile;  // of this block: [first, last)
+  int parts;                  // into which the keys really fall
+
+  __device__ __forceinline__ PagedWork(const PagedShape& shape, const PagedItem& item)
+      : shape(shape), item(item) {
+    rows = min(item.tokens * shape.group - item.first_row, Tile::kRows);
+    old = item.context - item.tokens;
+    begin = max(position(0) - shape.left, 0);
+    end = last_seen(position(rows - 1)) + 1;
+    all_from = position(rows - 1) - shape.left;
+    all_to = last_seen(old);
+    const int first = begin / Tile::kKeys;
+    const int count = (end + Tile::kKeys - 1) / Tile::kKeys - first;
+    const int share = (count + item.parts - 1) / item.parts;
+    parts = (count + share - 1) / share;
+    first_tile = first + item.part * share;
+    last_tile = min(first_tile + share, first + count);
+  }
+
+  __device__ __forceinline__ int token(int row) const {
+    return (item.first_row + row) / shape.group;
+  }
+  __device__ __forceinline__ int position(int row) const { return old + token(row); }
+  // By a row at a position.
+  __device__ __forceinline__ int last_seen(int position) const {
+    return min(position + shape.right, item.context - 1);
+  }
+  __device__ __forceinline__ int query_head(int row) const {
+    return item.head * shape.group + (item.first_row + row) % shape.group;
+  }
+  __device__ __forceinline__ const int32_t* table() const {
+    return shape.table + int64_t{item.sequence} * shape.table_width;
+  }
+  // The row of the cache that holds a position, by the sequence's table; in the type it is used as.
+  template <class Row = int>
+  __device__ __forceinline__ Row cache_row(const int32_t* table, int position) const {
+    const int page = table[position >> shape.page_shift];
+    const int in_page = position & ((1 << shape.page_shift) - 1);
+    return ((Row{page} * shape.kv_heads + item.head) << shape.page_shift) + in_page;
+  }
+  __device__ __forceinline__ const T* query(const T* q, int row) const {
+    return q + (item.token + token(row)) * shape.q_stride + query_head(row) * shape.head_dim;
+  }
+  __device__ __forceinline__ T* answer(T* out, int row) const {
+    return out + (item.token + token(row)) * shape.out_stride + query_head(row) * shape.head_dim;
+  }
+};
+
+// Vector<T>::kSize elements of a row from column `column` on, zeros beyond `width`.
+template <class T>
+__device__ __forceinline__ uint4 load_elements(const T* row, int column, int width) {
+  Vector<T> vector;
+#pragma unroll
+  for (int i = 0; i < Vector<T>::kSize; ++i) {
+    vector.at[i] = column + i < width ? row[column + i] : from_float<T>(0.0f);
+  }
+  return *reinterpret_cast<const uint4*>(&vector);
+}
+
+// Each warp of a team copies kWarpKeys of a tile's keys, and as many lanes look up where they are.
+template <class Tile>
+struct PageWalk {
+  using T = typename Tile::T;
+  static constexpr int kWarpKeys = Tile::kKeys / Tile::kWarps;
+  static constexpr int kSize = Vector<T>::kSize, kChunks = Tile::kDim / kSize;
+  static_assert(kWarpKeys <= 32 && kWarpKeys * kChunks % 32 == 0);
+
+  const PagedWork<Tile>& work;
+  const int32_t* table;  // of the sequence
+  const T *keys, *values;
+  const int first_key;  // of the warp, in a tile
+
+  __device__ __forceinline__ PageWalk(const PagedWork<Tile>& work, const T* keys, const T* values,
+                                      int warp)
+      : work(work), table(work.table()), keys(keys), values(values), first_key(warp * kWarpKeys) {}
+
+  // The row of keys and values that this lane looks up for a tile, -1 where nobody sees it: entries
+  // of the table beyond the context, or left behind by the window, are not read.
+  __device__ __forceinline__ int row_of(int tile) const {
+    const int position = tile * Tile::kKeys + first_key + threadIdx.x % kWarpKeys;
+    if (tile >= work.last_tile || position < work.begin || position >= work.end) return -1;
+    return work.cache_row(table, position);
+  }
+
+  // Rows that nobody sees become zeros: whatever their memory holds enters no sum.
+  __device__ __forceinline__ void fetch(char* stage, int row) const {
+    const int lane = threadIdx.x % 32, head_dim = work.shape.head_dim;
+    const uint32_t base = shared_address(stage);
+#pragma unroll
+    for (int i = 0; i < kWarpKeys * kChunks; i += 32) {
+      const int key = (i + lane) / kChunks, chunk = (i + lane) % kChunks;
+      const int from = __shfl_sync(0xffffffffu, row, key);
+      const int64_t at = int64_t{max(from, 0)} * head_dim;
+      const int key_at = Tile::key_offset(first_key + key, chunk);
+      const int value_at = Tile::kKeyBytes + Tile::value_offset(first_key + key, chunk);
+      if (work.shape.vectors) {
+        const bool wanted = from >= 0 && chunk * kSize < head_dim;
+        const int64_t source = wanted ? at + chunk * kSize : 0;
+        copy_16(base + key_at, keys + source, wanted);
+        copy_16(base + value_at, values + source, wanted);
+      } else {
+        const int width = from >= 0 ? head_dim : 0;
+        *reinterpret_cast<uint4*>(stage + key_at) = load_elements(keys + at, chunk * kSize, width);
+        *reinterpret_cast<uint4*>(stage + value_at) =
+            load_elements(values + at, chunk * kSize, width);
+      }
+    }
+  }
+};
+
+}  // namespace fusewire::cuda

@@ -1,0 +1,107 @@
+// Hopper's attention over paged keys and values: which shapes it takes, and how its kernel is cut
+// for them.
+#include "cuda/paged/paged_launch.h"
+#include "cuda/paged/sm90_paged.h"
+
+namespace fusewire::cuda {
+namespace {
+
+using sm90::PagedNew;
+using sm90::PagedTmaTile;
+using AnyTile = PagedTmaTile<__half, 64, 1, 2, 3>;  // for what all tiles have in common
+
+template <class Tile>
+void launch_tile(const AttentionArguments& a, const PagedShape& shape,
+                 const PagedNew<typename Tile::T>& added, const Stream& stream) {
+  using T = typename Tile::T;
+  const PagedGrid grid = paged_grid<Tile>(a, shape, 0, Tile::kRows);
+  if (grid.blocks == 0) return;
+  constexpr auto kernel = sm90::paged_tma_kernel<Tile>;
+  allow_shared_memory<kernel>(Tile::kSharedBytes, stream);
+  const auto map = [&](const void* cache) {
+    const int64_t rows = a.cache_pages * a.kv_heads * a.pages->page_size();
+    return sm90::matrix_map(kDTypeOf<T>, cache, rows, a.head_dim, a.head_dim, Tile::kUnit, 64);
+  };
+  launch(kernel, dim3(grid.blocks), dim3(Tile::kThreads), Tile::kSharedBytes, stream, shape,
+         grid.plan, map(a.key_cache), map(a.value_cache), static_cast<T*>(a.out),
+         static_cast<const T*>(a.q.data), paged_scratch_of(stream), added);
+}
+
+template <class T>
+void attend(const AttentionArguments& a, const PagedNew<T>& added, const Stream& stream) {
+  const PagedShape shape(a, true);
+  const auto run = [&](auto few, auto some) {
+    if (a.queries->max_seqlen() * shape.group <= 8) {
+      launch_tile<decltype(few)>(a, shape, added, stream);
+    } else {
+      launch_tile<decltype(some)>(a, shape, added, stream);
+    }
+  };
+  if (a.head_dim == 64) return run(PagedTmaTile<T, 64, 1, 2, 3>{}, PagedTmaTile<T, 64, 2, 2, 3>{});
+  if (a.head_dim == 128) {
+    return run(PagedTmaTile<T, 128, 1, 1, 3>{}, PagedTmaTile<T, 128, 2, 1, 3>{});
+  }
+  run(PagedTmaTile<T, 256, 1, 1, 1>{}, PagedTmaTile<T, 256, 2, 1, 1>{});
+}
+
+// New keys and values are read from where they lie behind the queries: rows of q | k | v.
+template <class T>
+bool behind_queries(const AttentionArguments& a) {
+  const T* const k = static_cast<const T*>(a.q.data) + a.heads * a.head_dim;
+  return a.k.data == k && a.v.data == k + a.kv_heads * a.head_dim && a.k.stride == a.q.stride &&
+         a.v.stride == a.q.stride;
+}
+
+// Two angles are read at once, and heads are rotated as a whole.
+bool angles_fit(const RotaryArguments& rotary) {
+  const auto aligned = [](const float* table) {
+    return reinterpret_cast<uintptr_t>(table) % sizeof(float2) == 0;
+  };
+  return rotary.rotary_dim == rotary.head_dim && aligned(rotary.cos) && aligned(rotary.sin);
+}
+
+}  // namespace
+
+bool sm90_paged_fits(const AttentionArguments& a) {
+  static const bool hopper = attribute_of_device(cudaDevAttrComputeCapabilityMajor) == 9;
+  const auto aligned = [](const void* data, int64_t stride) {
+    return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % 8 == 0;
+  };
+  return hopper && !a.bias && (a.head_dim == 64 || a.head_dim == 128 || a.head_dim == 256) &&
+         a.pages->page_size() >= AnyTile::kUnit && aligned(a.key_cache, 0) &&
+         aligned(a.value_cache, 0) && aligned(a.q.data, a.q.stride) &&
+         aligned(a.out, a.out_stride) &&
+         a.cache_pages * a.kv_heads * a.pages->page_size() < INT32_MAX;
+}
+
+template <class T>
+void sm90_paged_attention(const AttentionArguments& a, const Stream& stream) {
+  attend<T>(a, {}, stream);
+}
+
+template <class T>
+bool sm90_cached_attention(const AttentionArguments& a, const RotaryArguments* rotary,
+                           const Stream& stream) {
+  const bool whole = a.queries->max_seqlen() * (a.heads / a.kv_heads) <= AnyTile::kRows;
+  if (!whole || !sm90_paged_fits(a) || !behind_queries<T>(a)) return false;
+  if (rotary && !angles_fit(*rotary)) return false;
+  PagedNew<T> added = {static_cast<T*>(a.key_cache), static_cast<T*>(a.value_cache)};
+  if (rotary) {
+    added.positions = rotary->positions;
+    added.cos = rotary->cos;
+    added.sin = rotary->sin;
+    added.angles = rotary->angles;
+  }
+  attend<T>(a, added, stream);
+  return true;
+}
+
+#define INSTANTIATE(T)                                                                      \
+  template void sm90_paged_attention<T>(const AttentionArguments&, const Stream&);          \
+  template bool sm90_cached_attention<T>(const AttentionArguments&, const RotaryArguments*, \
+                                         const Stream&);
+INSTANTIATE(__half)
+INSTANTIATE(__nv_bfloat16)
+#undef INSTANTIATE
+
+}  // namespace fusewire::cuda

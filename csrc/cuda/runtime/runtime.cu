@@ -1,0 +1,141 @@
+// Streams, copies and graphs through the CUDA runtime.
+#include <cuda_runtime.h>
+
+#include <mutex>
+
+#include "core/runtime.h"
+#include "cuda/launch.h"
+#include "cuda/runtime/current_device.h"
+#include "cuda/runtime/relaxed_capture.h"
+
+namespace fusewire::cuda {
+namespace {
+
+class CudaRuntime : public Runtime {
+ public:
+  int device_count() const override {
+    int count = 0;
+    // Without a driver there is no device; that is an answer, not an error.
+    if (cudaGetDeviceCount(&count) != cudaSuccess) {
+      cudaGetLastError();
+      return 0;
+    }
+    return count;
+  }
+
+  std::string device_name(int index) const override {
+    cudaDeviceProp properties;
+    check(cudaGetDeviceProperties(&properties, index), "device properties");
+    return properties.name;
+  }
+
+  bool enter(int index) override {
+    bool entered = false;
+    const CUresult status = push_context(index, &entered);
+    check(static_cast<cudaError_t>(status), "device");  // the codes are the same
+    return entered;
+  }
+
+  void leave() noexcept override { pop_context(); }
+
+  void* create_stream(int index) override {
+    const CurrentDevice here({DeviceType::kCuda, index});
+    cudaStream_t stream;
+    check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "stream");
+    return stream;
+  }
+
+  void destroy_stream(int index, void* stream) noexcept override {
+    const Here here(index);
+    cudaStreamSynchronize(static_cast<cudaStream_t>(stream));
+    cudaStreamDestroy(static_cast<cudaStream_t>(stream));
+  }
+
+  void synchronize(const Stream& stream) override {
+    const Here here(stream.device.index);
+    check(cudaStreamSynchronize(handle(stream)), "stream synchronisation");
+  }
+
+  void order(const Stream& earlier, const Stream& later) override {
+    const Here here(earlier.device.index);
+    const std::lock_guard lock(capture_begins());
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusActive;
+    check(cudaStreamIsCapturing(handle(earlier), &capture), "stream order");
+    if (capture != cudaStreamCaptureStatusNone) return;
+    if (cudaStreamIsCapturing(handle(later), &capture) != cudaSuccess) cudaGetLastError();
+    if (capture != cudaStreamCaptureStatusNone) {
+      // What is captured may not depend on work outside of it: that is waited for here.
+      const RelaxedCapture relaxed;
+      check(cudaStreamSynchronize(handle(earlier)), "stream order");
+      return;
+    }
+    cudaEvent_t event = nullptr;
+    check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "stream order");
+    cudaError_t status = cudaEventRecord(event, handle(earlier));
+    if (status == cudaSuccess) status = cudaStreamWaitEvent(handle(later), event, 0);
+    cudaEventDestroy(event);  // which the wait survives
+    check(status, "stream order");
+  }
+
+  // From pageable memory the driver stages a copy before the call returns.
+  void copy_in(void* to, const void* from, size_t bytes, const Stream& stream) override {
+    const Here here(stream.device.index);
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, handle(stream)), "copy in");
+  }
+
+  void copy_out(void* to, const void* from, size_t bytes, const Stream& stream) override {
+    const Here here(stream.device.index);
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, handle(stream)), "copy out");
+    synchronize(stream);
+  }
+
+  void copy(void* to, const void* from, size_t bytes, const Stream& stream) override {
+    const Here here(stream.device.index);
+    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, handle(stream)), "copy");
+  }
+
+  bool can_capture() const override { return true; }
+
+  void begin_capture(const Stream& stream) override {
+    // Relaxed: Python may collect another model meanwhile, in this thread, and what releases its
+    // streams and memory would break a stricter recording.
+    const CurrentDevice here(stream.device);
+    const std::lock_guard lock(capture_begins());
+    check(cudaStreamBeginCapture(handle(stream), cudaStreamCaptureModeRelaxed), "capture");
+  }
+
+  std::shared_ptr<void> end_capture(const Stream& stream) override {
+    const CurrentDevice here(stream.device);
+    cudaGraph_t graph = nullptr;
+    check(cudaStreamEndCapture(handle(stream), &graph), "capture");
+    cudaGraphExec_t exec = nullptr;
+    const cudaError_t status = cudaGraphInstantiate(&exec, graph, 0);
+    cudaGraphDestroy(graph);
+    check(status, "graph");
+    return {exec, [index = stream.device.index](cudaGraphExec_t e) {
+              const Here there(index);
+              cudaGraphExecDestroy(e);
+            }};
+  }
+
+  void abandon_capture(const Stream& stream) noexcept override {
+    const Here here(stream.device.index);
+    cudaGraph_t graph = nullptr;
+    cudaStreamEndCapture(handle(stream), &graph);
+    if (graph) cudaGraphDestroy(graph);
+    cudaGetLastError();
+  }
+
+  void replay(void* recorded, const Stream& stream) override {
+    const CurrentDevice here(stream.device);
+    check(cudaGraphLaunch(static_cast<cudaGraphExec_t>(recorded), handle(stream)), "graph launch");
+  }
+};
+
+const bool registered = [] {
+  register_runtime(DeviceType::kCuda, new CudaRuntime);
+  return true;
+}();
+
+}  // namespace
+}  // namespace fusewire::cuda

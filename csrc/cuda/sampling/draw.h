@@ -1,0 +1,167 @@
+// The steps of drawing a token from a row of logits that a block shares. Nothing is sorted and
+// nothing kept between passes: a weight is computed again from its logit, and every sum is taken in
+// an order that the row's width alone decides.
+#pragma once
+
+#include "core/bracket.h"
+#include "core/kernels.h"
+#include "core/philox.h"
+#include "cuda/rows/row.h"
+
+namespace fusewire::cuda {
+
+constexpr int kDrawThreads = 512;
+
+template <class Operation, int kValues>
+__device__ __forceinline__ void reduce_block(float (&x)[kValues], Operation operation) {
+  __syncthreads();  // slower warps may still read the partial results of the one before
+  reduce<kDrawThreads, 0>(x, operation);
+}
+
+template <class Operation>
+__device__ __forceinline__ float reduce_block(float x, Operation operation) {
+  float values[1] = {x};
+  reduce_block(values, operation);
+  return values[0];
+}
+
+// body(value, column) for the elements of this thread, of which there are Vector<T>::kSize every so
+// many columns. Which they are, and their order, does not depend on where the row begins, unlike
+// for_values' (row.h): else a draw would depend on the row's place in the batch. kTogether vectors
+// are under way; rows that are not aligned are read element by element.
+template <int kTogether = 2, class T, class Body>
+__device__ __forceinline__ void for_elements(const T* row, int cols, Body&& body) {
+  constexpr int n = Vector<T>::kSize, kStep = kDrawThreads * n;
+  int c = threadIdx.x * n;
+  if (reinterpret_cast<uintptr_t>(row) % 16 == 0) {
+    for (; c + (kTogether - 1) * kStep + n <= cols; c += kTogether * kStep) {
+      Vector<T> vectors[kTogether];
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) vectors[i] = Vector<T>::load(row + c + i * kStep);
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+#pragma unroll
+        for (int j = 0; j < n; ++j) body(to_float(vectors[i].at[j]), c + i * kStep + j);
+      }
+    }
+  }
+  for (; c < cols; c += kStep) {
+    float v[n];
+#pragma unroll
+    for (int j = 0; j < n; ++j) v[j] = c + j < cols ? to_float(row[c + j]) : 0.0f;
+#pragma unroll
+    for (int j = 0; j < n; ++j) {
+      if (c + j < cols) body(v[j], c + j);
+    }
+  }
+}
+
+// The largest number that elements with a mass of at least `target` reach (core/bracket.h); number
+// and mass are functions of (value, column). It is found as soon as the bracket has one number.
+template <class T, class Number, class Mass>
+__device__ __forceinline__ Threshold threshold_of(const T* row, int cols, float target, float least,
+                                                  float most, Number&& number, Mass&& mass) {
+  Bracket bracket = bracket_of(least, most);
+  for (int pass = 0; !found(bracket); ++pass) {
+    float pivots[kPivots], masses[kPivots] = {}, ends[2] = {-INFINITY, -INFINITY};
+    pivots_of(bracket, pass < kPassesOverValues, pivots);
+    const float low = ordered(bracket.low), high = ordered(bracket.high);
+    // Of 16-bit elements a vector has work for longer than the next one takes to come.
+    for_elements<sizeof(T) / 2>(row, cols, [&](float value, int column) {
+      const float x = number(value, column), m = mass(value, column);
+#pragma unroll
+      for (int j = 0; j < kPivots; ++j) masses[j] += x >= pivots[j] ? m : 0.0f;
+      if (x >= low && x < high) {
+        ends[0] = fmaxf(ends[0], x);
+        ends[1] = fmaxf(ends[1], -x);
+      }
+    });
+    reduce_block(masses, Sum{});
+    reduce_block(ends, Max{});
+    narrow(bracket, pivots, masses, target);
+    if (ends[0] == -ends[1]) {
+      bracket.low = order_of(ends[0] + 0.0f);  // -0 becomes +0
+      bracket.high = bracket.low + 1;
+    }
+  }
+  return {ordered(bracket.low), bracket.above};
+}
+
+// What may still be drawn of a row, and with which weight: e^((logit - largest) / temperature).
+struct Candidates {
+  float most, inverse_temperature;
+  float least = -INFINITY;                   // logit
+  float tie = INFINITY;                      // of the logits equal to this one
+  int last_tie = 0;                          // those up to this column
+  float least_weight = 0.0f;                 // min_p
+  float mean = 0.0f, closeness = -INFINITY;  // typical: -|log weight - mean| is at least closeness
+
+  __device__ __forceinline__ float log_weight(float value) const {
+    return (value - most) * inverse_temperature;
+  }
+  __device__ __forceinline__ float near(float value) const {
+    return -fabsf(log_weight(value) - mean);
+  }
+  __device__ __forceinline__ float weight(float value, int column) const {
+    const float w = expf(log_weight(value));
+    const bool kept = value >= least && !(value == tie && column > last_tie) && w >= least_weight &&
+                      near(value) >= closeness;
+    return kept ? w : 0.0f;
+  }
+};
+
+// Inverse CDF over the threads' elements, thread after thread; writes the token.
+template <class T>
+__device__ __forceinline__ void pick(int64_t* token, const T* row, int cols,
+                                     const Candidates& candidates, double uniform) {
+  constexpr int kEach = kDrawThreads / kWarp;
+  __shared__ float sums[kDrawThreads];
+  __shared__ double rest_of_thread;
+  __shared__ int thread;
+  float sum = 0.0f;
+  for_elements(row, cols,
+               [&](float value, int column) { sum += candidates.weight(value, column); });
+  sums[threadIdx.x] = sum;
+  __syncthreads();
+  if (threadIdx.x < kWarp) {
+    const float* mine = sums + threadIdx.x * kEach;
+    double own = 0.0;
+    for (int i = 0; i < kEach; ++i) own += mine[i];
+    double upto = own;
+    for (int distance = 1; distance < kWarp; distance *= 2) {
+      const double before = __shfl_up_sync(kWholeWarp, upto, distance);
+      if (static_cast<int>(threadIdx.x) >= distance) upto += before;
+    }
+    double rest = uniform * __shfl_sync(kWholeWarp, upto, kWarp - 1) - (upto - own);
+    // The last lane that begins at or before the number and has any mass.
+    const unsigned lanes = __ballot_sync(kWholeWarp, own > 0.0 && rest >= 0.0);
+    if (static_cast<int>(threadIdx.x) == (lanes ? 31 - __clz(static_cast<int>(lanes)) : 0)) {
+      int chosen = 0;
+      double left = rest;
+      for (int i = 0; i < kEach; ++i) {
+        if (mine[i] == 0.0f) continue;
+        chosen = i;
+        left = rest;
+        if (rest < mine[i]) break;
+        rest -= mine[i];
+      }
+      thread = threadIdx.x * kEach + chosen;
+      rest_of_thread = left;
+    }
+  }
+  __syncthreads();
+  if (static_cast<int>(threadIdx.x) != thread) return;
+  double rest = rest_of_thread;
+  int picked = -1;
+  bool over = false;
+  for_elements(row, cols, [&](float value, int column) {
+    const float w = candidates.weight(value, column);
+    if (over || w == 0.0f) return;
+    picked = column;
+    over = rest < w;
+    rest -= w;
+  });
+  *token = picked;
+}
+
+}  // namespace fusewire::cuda

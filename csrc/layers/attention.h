@@ -1,0 +1,51 @@
+// Self-attention (Vaswani et al. 2017), packed or over a cache.
+#pragma once
+
+#include "layers/block.h"
+
+namespace fusewire::layers {
+
+// Angles of rotary positions, float32[positions, rotary_dim / 2].
+struct Rope {
+  Tensor cos, sin;
+};
+
+struct AttentionOptions {
+  int64_t heads;
+  int64_t kv_heads = 0;  // a divisor of heads; 0: as many
+  AttentionMask mask = {};
+  float scale = 0;     // of scores; 0: 1 / sqrt(head_dim)
+  float soft_cap = 0;  // scores become soft_cap * tanh(score / soft_cap); 0: they stay
+  std::optional<Norm> q_norm, k_norm;  // RMSNorm of each head before it is rotated, [head_dim]
+  std::optional<Rope> rope;
+  std::optional<Tensor> position_bias;  // float32[heads, 2 L - 1], by distance
+};
+
+class Attention : public Sublayer {
+ public:
+  // qkv rows q | k | v. Error when weights and options do not fit.
+  Attention(std::shared_ptr<const Linear> qkv, std::shared_ptr<const Linear> output,
+            AttentionOptions options);
+
+  void compute(const Tensor& context, const Norm* norm, Pass& pass) const override;
+  int64_t scratch_width() const override { return qkv_->out_features(); }
+  bool attends() const override { return true; }
+
+ private:
+  AttentionSpec spec() const {
+    return {options_.heads, options_.scale, options_.mask, options_.soft_cap};
+  }
+  const Tensor* position_bias() const {
+    return options_.position_bias ? &*options_.position_bias : nullptr;
+  }
+  void attend(const Tensor& context, const Tensor& qkv, const Pass& pass) const;
+  // Of the outputs alone. Error where what a token sees depends on its position.
+  void attend_outputs(const Tensor& context, const Tensor& qkv, const Pass& pass) const;
+  void attend_cached(const Tensor& context, const Tensor& qkv, Pass& pass) const;
+
+  std::shared_ptr<const Linear> qkv_;
+  AttentionOptions options_;
+  int64_t head_dim_;
+};
+
+}  // namespace fusewire::layers

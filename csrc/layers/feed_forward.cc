@@ -1,0 +1,27 @@
+#include "layers/feed_forward.h"
+
+#include "ops/ops.h"
+
+namespace fusewire::layers {
+
+FeedForward::FeedForward(std::shared_ptr<const Linear> intermediate,
+                         std::shared_ptr<const Linear> output, Activation activation, bool gated)
+    : Sublayer(std::move(output)),
+      intermediate_(std::move(intermediate)),
+      activation_(activation),
+      gated_(gated) {
+  const int64_t rows = intermediate_->out_features();
+  if (gated_ && rows % 2) {
+    fail("FeedForward: intermediate: got ", rows, " rows, wanted as many of a as of b");
+  }
+  expect_output("FeedForward", intermediate_->in_features(), gated_ ? rows / 2 : rows);
+}
+
+void FeedForward::compute(const Tensor& inner, const Norm* norm, Pass& pass) const {
+  if (!gated_) return pass.project(inner, norm, *intermediate_, activation_);
+  const Matrix both = pass.matrix(intermediate_->out_features());
+  pass.project(both, norm, *intermediate_, Activation::kNone);
+  ops::gate(inner, both, activation_, pass.stream);
+}
+
+}  // namespace fusewire::layers

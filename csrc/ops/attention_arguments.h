@@ -1,0 +1,19 @@
+// What every op of attention checks and tells its kernels.
+#pragma once
+
+#include "core/check.h"
+#include "core/kernels.h"
+
+namespace fusewire::ops {
+
+// The arguments but for queries and keys, whose sequences the op knows. `excess`: by how many
+// queries a sequence exceeds its keys, at most.
+AttentionArguments attention_arguments(Check& check, const Tensor& out, const Tensor& q,
+                                       const AttentionSpec& spec, int64_t kv_heads,
+                                       int64_t head_dim, int64_t excess, const Tensor* bias,
+                                       const Tensor* log_sum_exp);
+
+// Error that names the target and what none of its kernels does.
+void expect_supported(const Check& check, const AttentionArguments& a, const Stream& stream);
+
+}  // namespace fusewire::ops

@@ -1,0 +1,48 @@
+"""One row of the table of ops against its reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from fusewire.placement import Placement
+
+from tests.ops.case import LAYOUTS, Arrays, Case, Operands, Tensors
+from tests.places import TORCH_DTYPES, rounded
+from tests.tolerance import allowed_error
+
+
+def tensors(arrays: Arrays, dtype: torch.dtype, place: Placement) -> Tensors:
+    moved = {name: torch.from_numpy(a).to(place.device) for name, a in arrays.items()}
+    return {n: t.to(dtype) if t.is_floating_point() else t for n, t in moved.items()}
+
+
+def longest(arrays: Arrays) -> int:
+    """No op has longer sums than its inputs are long or wide."""
+    return max(size for array in arrays.values() for size in array.shape)
+
+
+def check(
+    case: Case,
+    shape: tuple,
+    place: Placement,
+    layouts: tuple[str, ...] = LAYOUTS,
+    rounding: str = "",
+) -> None:
+    """`rounding`: a type of 16 bits that the inputs are rounded to, and the result of kernels that
+    compute in fp32: what a kernel for this type gives that rounds once."""
+    dtype = rounding or place.dtype
+    arrays = {
+        name: array if name in case.fp32 else rounded(array, dtype)
+        for name, array in case.make(np.random.default_rng(0), shape).items()
+    }
+    truth = case.reference(tensors(arrays, torch.float64, place), shape).cpu().numpy()
+    if truth.size and not case.exact:
+        same = case.reference(tensors(arrays, TORCH_DTYPES[dtype], place), shape)
+        allowed = allowed_error(truth, same.double().cpu().numpy(), dtype, longest(arrays))
+    for layout in layouts:
+        got = case.ours(Operands(place, layout), arrays, shape)
+        if case.exact or not truth.size:
+            np.testing.assert_array_equal(got, truth, f"{layout} {shape}")
+        else:
+            excess = allowed.excess(rounded(got, dtype) if rounding else got)
+            assert not excess, f"{layout} {shape}: {excess}"
