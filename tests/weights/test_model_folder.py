@@ -148,10 +148,18 @@ def test_a_broken_or_circular_link_and_a_pipe_are_refused(folder):
     assert file_in(folder, "absent") is None
 
 
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "tf_model.h5"])
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "flax_model.msgpack"])
 def test_other_formats_are_refused_with_the_way_out(folder, name):
     (folder / name).write_bytes(b"\x80\x04N.")
     with pytest.raises(CheckpointError, match=f"{name} .not read: .*save_pretrained"):
+        Checkpoint.open(folder)
+
+
+@pytest.mark.parametrize("name", ["tf_model.h5", "tf_model.h5.index.json", "model.ckpt.index"])
+def test_tensorflow_weights_are_to_be_imported(folder, name):
+    for file in (name, "pytorch_model.bin"):
+        (folder / file).touch()
+    with pytest.raises(CheckpointError, match=f"{name} .TensorFlow weights.*fusewire import"):
         Checkpoint.open(folder)
 
 

@@ -10,6 +10,7 @@ from fusewire.errors import CheckpointError
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+TOKENIZER = "tokenizer.json"
 
 _WANTED = f"wanted {CONFIG} with {WEIGHTS} or {INDEX}"
 _RESAVE = (
@@ -24,6 +25,11 @@ _FORMATS = (
         "a LoRA adapter, not a whole model",
         "merge it into its base model first: peft.AutoPeftModelForCausalLM (or the class of its "
         "task).from_pretrained(FOLDER).merge_and_unload().save_pretrained(NEW_FOLDER)",
+    ),
+    (
+        ("tf_model.h5", "tf_model.h5.index.json", "*.index"),
+        "TensorFlow weights",
+        "convert it with `fusewire import FOLDER`; of a model id, fetch the folder first",
     ),
     (
         ("*.gguf",),
@@ -42,7 +48,7 @@ _FORMATS = (
     ),
     (
         ("*.h5", "*.msgpack", "*.ot"),
-        "not read: weights of TensorFlow, Flax or Rust",
+        "not read: weights of Keras, Flax or Rust",
         "convert it once with transformers 4, whose from_pretrained takes from_tf=True or "
         f"from_flax=True: {_RESAVE}",
     ),

@@ -1,0 +1,119 @@
+"""A folder with TensorFlow weights, converted into one with safetensors."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from fusewire.errors import CheckpointError, ConfigurationError
+from fusewire.import_path import import_path
+from fusewire.weights.folder import file_in
+from fusewire.weights.formats import INDEX, WEIGHTS
+from fusewire.weights.tensorflow import keras_h5
+
+# Isolated from the working folder and from PYTHON* variables; imports what its owner imports.
+_PROGRAM = """\
+import sys
+sys.path[:] = sys.argv[5:]
+from fusewire.weights.tensorflow.worker import main
+main(int(sys.argv[1]), *sys.argv[2:5])
+"""
+# HDF5_PLUGIN_PATH, for one, is not passed on.
+_VARIABLES = ("PATH", "LD_LIBRARY_PATH", "LANG", "LC_ALL")
+_MOST_LINE_BYTES = 1 << 16
+
+
+def tensorflow_weights_in(folder: Path) -> str | None:
+    """tf_model.h5, its index, or the index of a checkpoint; None where there is none, or where
+    safetensors make it needless. CheckpointError where there are several checkpoints."""
+    if any(file_in(folder, name) is not None for name in (WEIGHTS, INDEX)):
+        return None
+    for name in (keras_h5.WEIGHTS, keras_h5.INDEX):
+        if file_in(folder, name) is not None:
+            return name
+    found = sorted(
+        path.name
+        for path in folder.glob("*.index")
+        if any(folder.glob(f"{glob.escape(path.stem)}.data-[0-9]*-of-[0-9]*"))
+    )
+    if len(found) > 1:
+        raise CheckpointError(
+            f"{folder.name}: got {len(found)} TensorFlow checkpoints ({', '.join(found[:4])}), "
+            "wanted one; copy the one you want into a folder of its own, with its configuration"
+        )
+    return found[0] if found else None
+
+
+@contextmanager
+def converted(
+    folder: Path,
+    weights: str,
+    others: Mapping[str, Path],
+    beside: Path,
+    progress: Callable[[str, int, int], None],
+) -> Iterator[Path]:
+    """A temporary folder of the same name in `beside`, with config.json and model.safetensors made
+    of `folder`'s TensorFlow weights, and copies of the files `others` (name -> path).
+
+    `weights`: what `tensorflow_weights_in` found. CheckpointError for damaged or unknown weights,
+    ConfigurationError where the extra is not installed or there is no room.
+    """
+    beside.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=beside, prefix=".import-") as aside:
+        target = Path(aside) / folder.name
+        target.mkdir()
+        for name, path in others.items():
+            (target / name).parent.mkdir(exist_ok=True)
+            shutil.copyfile(path, target / name)
+        _run(folder, weights, target, progress)
+        yield target
+
+
+def _run(
+    folder: Path, weights: str, target: Path, progress: Callable[[str, int, int], None]
+) -> None:
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-I", "-c", _PROGRAM),
+            *(str(os.getpid()), str(folder), weights, str(target.absolute())),
+            *import_path(),
+        ],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={name: os.environ[name] for name in _VARIABLES if name in os.environ},
+        cwd="/",
+        start_new_session=True,  # Ctrl-C is its owner's to handle
+    )
+    assert process.stdout is not None
+    total = 0
+    try:
+        while line := process.stdout.readline(_MOST_LINE_BYTES):
+            message: dict[str, Any] = json.loads(line)
+            if "error" in message:
+                raise CheckpointError(message["error"])
+            if "unusable" in message:
+                raise ConfigurationError(message["unusable"])
+            total = message.get("total", total)
+            progress(WEIGHTS, message.get("done", 0), total)
+        status = process.wait()
+    finally:
+        process.kill()
+        process.wait()
+        process.stdout.close()
+    if status != 0:
+        how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
+        raise CheckpointError(
+            f"{weights}: cannot be read (the process that reads it ended with {how}); download the "
+            "file again"
+        )

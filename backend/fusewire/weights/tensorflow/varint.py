@@ -1,0 +1,17 @@
+"""Base-128 numbers, as LevelDB, Snappy and protocol buffers write them."""
+
+from __future__ import annotations
+
+
+def varint(data: bytes, at: int, end: int | None = None) -> tuple[int, int]:
+    """The number at `at`, and where it ends. ValueError where it has over 64 bits or does not end
+    before `end`."""
+    value = 0
+    for index in range(10):
+        if at + index >= (len(data) if end is None else end):
+            break
+        byte = data[at + index]
+        value |= (byte & 0x7F) << 7 * index
+        if byte < 0x80 and value < 1 << 64:
+            return value, at + index + 1
+    raise ValueError("not a number")
