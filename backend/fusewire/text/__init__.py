@@ -1,0 +1,1 @@
+"""Text alone: tokenizers, detokenizing, chat templates, JSON. No models, no tasks."""

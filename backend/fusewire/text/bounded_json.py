@@ -1,0 +1,127 @@
+"""JSON of a request: bounded in size, nesting and number of values, strict in what JSON allows.
+
+All bounds are checked before anything is parsed, so that parsing takes bounded time and memory.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from fusewire.errors import InvalidInput
+
+# Over ten times what the longest sensible parameters take: every list at its limit.
+MOST_BYTES = 1 << 18
+# The object, and lists or objects in it; one more than any field has, so that the field is named.
+MOST_NESTING = 3
+# More token ids than a request needs. Parsed, they take 20 MB.
+MOST_VALUES = 1 << 19
+# Lists, objects and members of objects: each takes a hundred bytes and more.
+MOST_MEMBERS = 1 << 15
+
+_SLICE_BYTES = 1 << 14  # between which other threads run
+_NO_STRUCTURE = bytes(set(range(256)) - set(b"[]{},:"))
+_HALF = re.compile("[\ud800-\udfff]")
+
+
+def read_object(
+    field: str,
+    text: bytes | bytearray,
+    most_bytes: int = MOST_BYTES,
+    most_nesting: int = MOST_NESTING,
+) -> dict[str, Any]:
+    """The object in `text`. InvalidInput names `field`: too long, not UTF-8, ill-formed, nested too
+    deep, too many values, a key given twice or with a lone surrogate, NaN or Infinity (which JSON
+    has not)."""
+    value = _read(field, text, most_bytes, most_nesting)
+    if not isinstance(value, dict):
+        got = f"a JSON {type(value).__name__}"
+        raise InvalidInput(field, got, "a JSON object", 'send {"name": value, ...}')
+    return value
+
+
+def read_list(field: str, text: bytes, most_bytes: int, most_nesting: int) -> list[Any]:
+    """The list in `text`; InvalidInput as `read_object`."""
+    value = _read(field, text, most_bytes, most_nesting)
+    if not isinstance(value, list):
+        raise InvalidInput(field, f"a JSON {type(value).__name__}", "a JSON list", "send [...]")
+    return value
+
+
+def _read(field: str, text: bytes | bytearray, most_bytes: int, most_nesting: int) -> Any:
+    if len(text) > most_bytes:
+        raise InvalidInput(
+            field, f"{len(text)} bytes", f"at most {most_bytes}", "shorten its lists and strings"
+        )
+    _check_structure(field, text, most_nesting)
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in pairs:
+            if not key.isascii() and _HALF.search(key):
+                got = "a key with a lone surrogate"
+                raise InvalidInput(field, got, "text", "send valid Unicode")
+            if key in found:
+                raise InvalidInput(
+                    field, f"the key {key[:40]!r} twice", "each key once", "drop one"
+                )
+            found[key] = value
+        return found
+
+    def no_number(word: str) -> NoReturn:
+        raise InvalidInput(field, word, "finite numbers", "correct or remove it")
+
+    try:
+        return json.loads(text.decode(), object_pairs_hook=unique, parse_constant=no_number)
+    except UnicodeDecodeError as error:
+        got = f"byte 0x{text[error.start]:02x} at offset {error.start}"
+        raise InvalidInput(field, got, "UTF-8", "encode the text as UTF-8") from None
+    except json.JSONDecodeError as error:
+        got = f"{error.msg} at character {error.pos}"
+        raise InvalidInput(
+            field, f"ill-formed JSON ({got})", "well-formed JSON", "correct it"
+        ) from None
+    except ValueError:  # a whole number of thousands of digits
+        raise InvalidInput(field, "a number with too many digits", "fewer", "correct it") from None
+
+
+def _check_structure(field: str, text: bytes | bytearray, most_nesting: int) -> None:
+    """InvalidInput for more nesting or values than allowed; text that is not JSON may pass, as far
+    as a parser reads it."""
+    depth = values = members = quotes = 0
+    for structure, more_quotes in _structure(text):
+        for bracket in structure.translate(None, b",:"):
+            depth += 1 if bracket in b"[{" else -1
+            if depth > most_nesting:
+                wanted = f"at most {most_nesting} levels"
+                raise InvalidInput(field, "deeper nesting", wanted, "flatten it")
+            if depth < 0:
+                return
+        containers = structure.count(b"[") + structure.count(b"{")
+        values += containers + structure.count(b",")
+        members += containers + structure.count(b":")
+        quotes += more_quotes
+        for most, found, what in (
+            (MOST_VALUES, values, "values"),
+            (MOST_VALUES + MOST_MEMBERS, quotes // 2, "strings"),
+            (MOST_MEMBERS, members, "lists, objects and members of objects"),
+        ):
+            if found > most:
+                got, wanted = f"over {most} {what}", f"at most {most}"
+                raise InvalidInput(field, got, wanted, "send several requests")
+
+
+def _structure(text: bytes | bytearray) -> Iterator[tuple[bytes, int]]:
+    """The brackets, commas and colons outside of strings, and the number of quotes around these,
+    slice by slice."""
+    start, in_string = 0, False
+    while start < len(text):
+        piece = text[start : start + _SLICE_BYTES]
+        if (len(piece) - len(piece.rstrip(b"\\"))) % 2:  # cut no escape in two
+            piece = text[start : start + _SLICE_BYTES + 1]
+        start += len(piece)
+        parts = piece.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')
+        yield b"".join(parts[in_string::2]).translate(None, _NO_STRUCTURE), len(parts) - 1
+        in_string ^= len(parts) % 2 == 0

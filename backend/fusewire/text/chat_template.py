@@ -1,0 +1,282 @@
+"""A folder's chat template: messages to the text of a prompt, as transformers renders it.
+
+The template comes from the folder, never from a request. A conversation that it refuses, or cannot
+render, is its request's error. Rendering takes as long as the template likes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jinja2 import TemplateError, TemplateSyntaxError
+from jinja2.sandbox import SecurityError
+
+from fusewire.errors import CheckpointError, InvalidInput
+from fusewire.text.template_sandbox import TemplateSandbox
+from fusewire.text.tokenizer import CONFIG
+from fusewire.weights import file_in, read_json
+
+FILE = "chat_template.jinja"
+LEGACY_FILE = "chat_template.json"
+# Models come with less than half of it. Compiling takes seconds for so much, and grows with it.
+MOST_TEMPLATE_BYTES = 1 << 17
+
+# A conversation's size: more tokens than any model reads.
+MOST_MESSAGES = 4096
+MOST_CHARACTERS = 1 << 22
+MOST_NESTING = 16  # of what a message holds beside its text, as calls of tools
+
+_VARIABLES = "chat_template_kwargs"  # under which requests send them
+_OWN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt")
+
+
+class ChatTemplate:
+    """One folder's template, compiled once. Rendering is safe from several threads."""
+
+    def __init__(self, text: str, special_tokens: Mapping[str, str], *, source: str) -> None:
+        """`special_tokens`: by role (bos_token), which the template sees under these names.
+        `source`: the file, for messages. CheckpointError: not a template, or not a safe one."""
+        self._source = source
+        self._special_tokens = dict(special_tokens)
+        try:
+            self._template = _environment().compiled(text)
+        except TemplateSyntaxError as error:
+            raise CheckpointError(
+                f"{source}: line {error.lineno}: {_brief(error)}, wanted a Jinja template; "
+                "correct it"
+            ) from None
+        except (TemplateError, RecursionError, SyntaxError, ValueError) as error:
+            raise self._unsafe(error) from None
+
+    @staticmethod
+    def load(folder: Path, file: Path | None = None) -> ChatTemplate | None:
+        """The folder's template, None where it has none: chat_template.jinja, else
+        tokenizer_config.json's, of several the one named default, else chat_template.json's.
+        `file`: the operator's, instead of the folder's."""
+        config = read_json(folder, CONFIG) or {}
+        found = _text_of(folder, config) if file is None else (_read(file, str(file)), str(file))
+        if found is None:
+            return None
+        text, source = found
+        tokens = (read_json(folder, "special_tokens_map.json") or {}) | config
+        named = {
+            role: token.get("content") if isinstance(token, dict) else token
+            for role, token in tokens.items()
+            if role.endswith("_token")
+        }
+        special = {role: token for role, token in named.items() if isinstance(token, str)}
+        return ChatTemplate(text, special, source=source)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt, special tokens written out: to be tokenised without adding any.
+
+        `messages`: objects with `role` and, where they have text, `content`, as parsed from JSON.
+        `add_generation_prompt`: end with the beginning of the assistant's answer.
+        `template_kwargs`: more that the template may read, by name (enable_thinking, …); plain
+        values of JSON.
+        """
+        conversation = _checked(messages)
+        further = self._checked_variables(template_kwargs or {})
+        try:
+            return self._template.render(
+                messages=conversation,
+                tools=None,
+                documents=None,
+                add_generation_prompt=add_generation_prompt,
+                **self._special_tokens,
+                **further,
+            )
+        except MemoryError:  # whoever bounds the memory says how much there is
+            raise
+        except SecurityError as error:
+            raise self._unsafe(error) from None
+        except _Refusal as error:
+            raise _refused(f"what the chat template refuses ({_brief(error)})") from None
+        except Exception as error:  # whatever a template makes of data that it did not expect
+            got = f"what the chat template cannot render ({type(error).__name__}: {_brief(error)})"
+            raise _refused(got) from None
+
+    def _checked_variables(self, variables: Mapping[str, Any]) -> Mapping[str, Any]:
+        taken = {*_OWN_VARIABLES, *self._special_tokens, *self._template.globals}
+        for name in variables:
+            if not name.isidentifier() or name in taken:
+                wanted = f"names of variables other than {', '.join(sorted(taken))}"
+                raise InvalidInput(_VARIABLES, repr(name)[:80], wanted, "remove it")
+        size = _size(variables, "", _VARIABLES)
+        if size > MOST_CHARACTERS:
+            got, most = f"over {MOST_CHARACTERS} characters", f"at most {MOST_CHARACTERS}"
+            raise InvalidInput(_VARIABLES, got, most, "shorten it")
+        return variables
+
+    def _unsafe(self, error: BaseException) -> CheckpointError:
+        return CheckpointError(
+            f"{self._source}: got a template that is not safe ({_brief(error)}), wanted one that "
+            "only formats its messages; take the model from a source you trust"
+        )
+
+
+class _Refusal(TemplateError):
+    """The template's own `raise_exception`."""
+
+
+def _environment() -> TemplateSandbox:
+    """With the functions that transformers gives chat templates."""
+
+    def tojson(
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        return json.dumps(
+            value,
+            ensure_ascii=ensure_ascii,
+            indent=indent,
+            separators=separators,
+            sort_keys=sort_keys,
+        )
+
+    def raise_exception(message: str) -> NoReturn:
+        raise _Refusal(message)
+
+    def strftime_now(form: str) -> str:
+        return datetime.now().strftime(form)
+
+    environment = TemplateSandbox()
+    environment.filters["tojson"] = tojson
+    environment.globals["raise_exception"] = raise_exception
+    environment.globals["strftime_now"] = strftime_now
+    return environment
+
+
+def _text_of(folder: Path, config: Mapping[str, Any]) -> tuple[str, str] | None:
+    """(template, the file that it stands in)."""
+    path = file_in(folder, FILE)
+    if path is not None:
+        return _read(path, FILE), FILE
+    value, source = config.get("chat_template"), CONFIG
+    if value is None:
+        value, source = (read_json(folder, LEGACY_FILE) or {}).get("chat_template"), LEGACY_FILE
+    if value is None:
+        return None
+    if isinstance(value, list):
+        value = _default_of(value, source)
+    if not isinstance(value, str) or len(value) > MOST_TEMPLATE_BYTES:
+        got = f"{len(value)} characters" if isinstance(value, str) else type(value).__name__
+        raise CheckpointError(
+            f"{source}: chat_template: got {got}, wanted a template of at most "
+            f"{MOST_TEMPLATE_BYTES} characters; correct or shorten it"
+        )
+    return value, source
+
+
+def _read(path: Path, name: str) -> str:
+    """A template's file, `name` in messages."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(MOST_TEMPLATE_BYTES + 1)
+        if len(text) > MOST_TEMPLATE_BYTES:
+            raise CheckpointError(
+                f"{name}: got over {MOST_TEMPLATE_BYTES} bytes, wanted at most as many, as a "
+                "template that only formats messages has; shorten it"
+            )
+        return text.decode()
+    except UnicodeDecodeError:
+        raise CheckpointError(f"{name}: not UTF-8; save the file as UTF-8") from None
+    except OSError as error:
+        why = error.strerror or error
+        raise CheckpointError(f"{name}: cannot be read ({why}); give a file") from None
+
+
+def _default_of(templates: list[Any], source: str) -> Any:
+    named = {
+        entry.get("name"): entry.get("template") for entry in templates if isinstance(entry, dict)
+    }
+    if "default" not in named:
+        raise CheckpointError(
+            f"{source}: chat_template: got {repr(list(named))[:80]}, wanted one named 'default'; "
+            f"save the one to use as {FILE}"
+        )
+    return named["default"]
+
+
+def _checked(messages: object) -> list[dict[str, Any]]:
+    """The messages without their nulls, which templates do not expect."""
+    if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
+        raise InvalidInput("messages", type(messages).__name__, "a list", "send a conversation")
+    if not 1 <= len(messages) <= MOST_MESSAGES:
+        wanted = f"1..{MOST_MESSAGES} messages"
+        remedy = "send a shorter conversation" if messages else "send at least one"
+        raise InvalidInput("messages", f"{len(messages)}", wanted, remedy)
+    size = 0
+    for index, message in enumerate(messages):
+        where = f" in message {index}"
+        if not isinstance(message, Mapping):
+            got = f"{type(message).__name__}{where}"
+            raise InvalidInput("messages", got, "objects with role and content", "correct it")
+        for name in ("role", "content"):
+            value = message.get(name, None if name == "content" else 0)
+            if not isinstance(value, str) and not (name == "content" and value is None):
+                got = f"{type(value).__name__}{where}" if name in message else f"none{where}"
+                raise InvalidInput(name, got, "a string", "send text")
+        if message.get("content") is None and not _may_be_silent(message):
+            got = f"null{where}" if "content" in message else f"none{where}"
+            wanted = "text, which only an assistant's message with tool_calls may lack"
+            raise InvalidInput("content", got, wanted, "send text")
+        size += _size(message, where)
+        if size > MOST_CHARACTERS:
+            raise InvalidInput(
+                "messages",
+                f"over {MOST_CHARACTERS} characters",
+                f"at most {MOST_CHARACTERS}",
+                "send a shorter conversation",
+            )
+    return [
+        {key: value for key, value in message.items() if value is not None} for message in messages
+    ]
+
+
+def _may_be_silent(message: Mapping[str, Any]) -> bool:
+    calls = message.get("tool_calls") or message.get("function_call")
+    return message["role"] == "assistant" and bool(calls)
+
+
+def _size(value: object, where: str, field: str = "messages", depth: int = 0) -> int:
+    """Characters and entries of plain JSON; InvalidInput names `field` for anything else."""
+    if depth > MOST_NESTING:
+        wanted = f"at most {MOST_NESTING} levels"
+        raise InvalidInput(field, f"deeper nesting{where}", wanted, "flatten it")
+    if isinstance(value, str):
+        return 1 + len(value)
+    if value is None or isinstance(value, (bool, int, float)):
+        return 1
+    if isinstance(value, Mapping):
+        return 1 + sum(
+            _size(key, where, field, depth + 1) + _size(item, where, field, depth + 1)
+            for key, item in value.items()
+        )
+    if isinstance(value, list):
+        return 1 + sum(_size(item, where, field, depth + 1) for item in value)
+    got = f"{type(value).__name__}{where}"
+    raise InvalidInput(field, got, "JSON values", "send plain values")
+
+
+def _refused(got: str) -> InvalidInput:
+    return InvalidInput(
+        "messages", got, "a conversation in the model's form", "change the messages"
+    )
+
+
+def _brief(error: BaseException) -> str:
+    return " ".join(str(error).split())[:160]

@@ -1,0 +1,207 @@
+"""Generated ids to text, piece by piece, as exact as decoding all of them at once.
+
+The pieces of a sequence join to what the tokenizer decodes from prompt and answer together, less
+the prompt's text, and each token costs a constant amount of work. How that is reached depends on
+the tokenizer's decoder:
+
+- ByteLevel (GPT-2, Llama 3, Qwen) joins bytes, so a streaming UTF-8 decoder is exact: it holds back
+  a character's first bytes alone, and gives U+FFFD for what cannot become one.
+- Every other decoder here treats tokens one by one, but for the first of a text. So a token's text
+  is what it adds after a token or two before it.
+- ByteFallback (Llama 2, Gemma) reads neighbouring byte tokens (<0x0A>) as a whole: one bad byte
+  makes U+FFFD of all. They are held back until another token ends the run.
+
+(The library's own DecodeStream never lets out the half character that a text ends on, and reads a
+run of bad bytes again with each that follows.)
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import re
+from collections.abc import Callable, Iterable, Sequence
+from functools import cache
+from typing import Any, Protocol
+
+from fusewire.errors import CheckpointError
+from fusewire.text.loose_spaces import TighteningStream
+from fusewire.text.tokenizer import FILE, Tokenizer
+
+_BYTE_TOKEN = re.compile("<0x[+0-9A-Fa-f][0-9A-Fa-f]>")  # as the library parses them
+# Last tokens of a prompt in which text is looked for, as context of the answer.
+_PROMPT_TOKENS = 16
+
+
+def _byte_of_character() -> dict[str, int]:
+    """How byte-level vocabularies spell bytes: printable Latin-1 characters as themselves, the
+    others, in order, from U+0100 on (GPT-2, "Language Models are Unsupervised Multitask Learners",
+    section 2.2)."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {
+        chr(0x100 + index): byte for index, byte in enumerate(others)
+    }
+
+
+_BYTE_OF = _byte_of_character()
+
+
+class Detokenizer:
+    """A tokenizer's way from ids to text. CheckpointError where its decoder has no exact stream."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        steps = _steps(tokenizer.backend.decoder)
+        self._joins_bytes = [step["type"] for step in steps] == ["ByteLevel"]
+        self._has_byte_tokens = any(step["type"] == "ByteFallback" for step in steps)
+        self._bytes = cache(_bytes)  # of a vocabulary: once for each token
+        if not self._joins_bytes:
+            _check(steps)
+
+    def start(self, prompt: Sequence[int] = (), *, skip_special_tokens: bool = True) -> TextStream:
+        """The text of one sequence after the ids of `prompt`, which decide about a first space."""
+        skipped = self._tokenizer.special_ids if skip_special_tokens else frozenset()
+
+        def piece(token: int) -> str | None:
+            """As the vocabulary spells it; None where decoding passes over it."""
+            return None if token in skipped else self._tokenizer.backend.id_to_token(token)
+
+        if self._joins_bytes:
+            return TextStream(piece, _Bytes(self._bytes), self._tokenizer.cleans_spaces)
+        anchor: list[int] = []
+        for token in reversed(prompt):
+            spelled = piece(token)
+            # The prompt's last byte tokens end with it: the answer begins a run of its own.
+            if spelled is None or (not anchor and self._is_byte(spelled)):
+                continue
+            anchor.insert(0, token)
+            if len(anchor) == _PROMPT_TOKENS:
+                break
+        window = _Window(self._decode, self._is_byte, anchor)
+        return TextStream(piece, window, self._tokenizer.cleans_spaces)
+
+    def _decode(self, ids: list[int]) -> str:
+        return self._tokenizer.decode_as_spelled(ids)
+
+    def _is_byte(self, piece: str) -> bool:
+        return self._has_byte_tokens and _BYTE_TOKEN.fullmatch(piece) is not None
+
+
+class TextStream:
+    """The growing text of one sequence."""
+
+    def __init__(
+        self, piece: Callable[[int], str | None], source: _Source, cleans_spaces: bool
+    ) -> None:
+        self._piece = piece
+        self._source = source
+        self._tightening = TighteningStream() if cleans_spaces else None
+
+    def step(self, token: int) -> str:
+        """The text that is certain with one more token; often none."""
+        piece = self._piece(token)
+        text = "" if piece is None else self._source.step(token, piece)
+        return self._tightening.feed(text) if self._tightening else text
+
+    def flush(self) -> str:
+        """At the end: what was held back, U+FFFD for bytes that are no character."""
+        text = self._source.flush()
+        return self._tightening.feed(text) + self._tightening.flush() if self._tightening else text
+
+
+class _Source(Protocol):
+    def step(self, token: int, piece: str) -> str: ...
+    def flush(self) -> str: ...
+
+
+class _Bytes:
+    """A byte-level decoder: `spelled` gives a token's bytes."""
+
+    def __init__(self, spelled: Callable[[str], bytes]) -> None:
+        self._spelled = spelled
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def step(self, token: int, piece: str) -> str:
+        return self._decoder.decode(self._spelled(piece))
+
+    def flush(self) -> str:
+        return self._decoder.decode(b"", final=True)
+
+
+def _bytes(piece: str) -> bytes:
+    """A byte-level token's characters' bytes, or, where one of them stands for no byte (in an added
+    token), its own UTF-8."""
+    try:
+        return bytes([_BYTE_OF[character] for character in piece])
+    except KeyError:
+        return piece.encode()
+
+
+class _Window:
+    """A decoder of single tokens. `_anchor`: the last tokens whose text is out, the fewest that
+    have a text, `_shown`; so the first token's rule has nothing left to do after them."""
+
+    def __init__(
+        self, decode: Callable[[list[int]], str], is_byte: Callable[[str], bool], anchor: list[int]
+    ) -> None:
+        self._decode = decode
+        self._is_byte = is_byte
+        self._run: list[int] = []  # byte tokens not yet decoded
+        self._stand_behind(anchor)
+
+    def step(self, token: int, piece: str) -> str:
+        if self._is_byte(piece):
+            self._run.append(token)
+            return ""
+        return self._show([*self._run, token])
+
+    def flush(self) -> str:
+        return self._show(self._run) if self._run else ""
+
+    def _show(self, new: list[int]) -> str:
+        ids = self._anchor + new
+        text = self._decode(ids)[len(self._shown) :]
+        self._run = []
+        if text or not self._shown:  # a token without text changes nothing
+            self._stand_behind(ids)
+        return text
+
+    def _stand_behind(self, ids: list[int]) -> None:
+        self._anchor, self._shown = ids, self._decode(ids)
+        for size in range(1, len(ids)):
+            if shown := self._decode(ids[-size:]):
+                self._anchor, self._shown = ids[-size:], shown
+                return
+
+
+def _steps(decoder: Any) -> list[dict[str, Any]]:
+    """The decoder's steps as tokenizer.json spells them, sequences in sequences laid flat."""
+
+    def flat(step: dict[str, Any]) -> Iterable[dict[str, Any]]:
+        if step["type"] != "Sequence":
+            return [step]
+        return [inner for outer in step["decoders"] for inner in flat(outer)]
+
+    return [] if decoder is None else [*flat(json.loads(decoder.__getstate__()))]
+
+
+def _check(steps: list[dict[str, Any]]) -> None:
+    """Refuses steps by which a token changes text further back than the token before it."""
+    fused = False
+    for step in steps:
+        kind = step["type"]
+        one_by_one = kind in ("WordPiece", "Metaspace", "BPEDecoder", "ByteFallback", "Replace")
+        if kind == "Strip":
+            exact = not fused or step["stop"] == 0
+        elif kind == "Replace" and fused:
+            exact = len(step["pattern"].get("String", "")) == 1
+        else:
+            exact = kind == "Fuse" or (one_by_one and not fused)
+        if not exact:
+            raise CheckpointError(
+                f"{FILE}: decoder: got {kind}{' after Fuse' if fused else ''}, wanted one whose "
+                "text grows token by token (ByteLevel, Metaspace, WordPiece, BPEDecoder, "
+                "ByteFallback); use another tokenizer"
+            )
+        fused = fused or kind == "Fuse"

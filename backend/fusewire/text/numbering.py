@@ -1,0 +1,68 @@
+"""What a tokenizer made of a SentencePiece file has beside the library's part: the model's token
+ids, which are not in the order of the file, and the normaliser, which the library cannot write."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import tokenizers
+
+from fusewire.text.sentencepiece_backend import SentencePieceNormalizer
+
+
+@dataclass(frozen=True)
+class Numbering:
+    """`ids`: of each token of the library, the model's; several may have one. `names`: of the
+    model's ids, as its vocabulary spells them. `languages`: what may stand in front of a text, or
+    behind a special token, as a token, `>>fra<<`; the library's token for it is MARK and that, or
+    UNKNOWN for others."""
+
+    MARK = "\0"
+    UNKNOWN = "\0\0"
+
+    ids: Sequence[int]
+    names: Mapping[int, str]
+    normalizer: SentencePieceNormalizer
+    special: Mapping[str, int]  # content -> the model's id
+    languages: frozenset[str] = frozenset()
+
+    def marked(self, text: str) -> str:
+        """The text with the language in front of it as the library's token."""
+        if not self.languages or ">>" not in text:
+            return text
+        return self._fronts.sub(self._mark, text)
+
+    def _mark(self, found: re.Match[str]) -> str:
+        before, code = found.groups()
+        return before + (self.MARK + code if code in self.languages else self.UNKNOWN)
+
+    @cached_property
+    def _fronts(self) -> re.Pattern[str]:
+        special = "|".join(map(re.escape, self.special))
+        return re.compile(rf"(\A|{special})(>>(?:(?!{special}).)*?<<)", re.DOTALL)
+
+    def renumbered(self, encoding: tokenizers.Encoding) -> Any:
+        return _Renumbered(encoding, self.ids)
+
+
+class _Renumbered:
+    """An Encoding with other ids."""
+
+    def __init__(self, encoding: tokenizers.Encoding, ids: Sequence[int]) -> None:
+        self._encoding = encoding
+        self._ids = ids
+        self.ids = [ids[token] for token in encoding.ids]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def overflowing(self) -> list[_Renumbered]:
+        return [_Renumbered(each, self._ids) for each in self._encoding.overflowing]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._encoding, name)

@@ -1,0 +1,337 @@
+"""A folder's tokenizer: tokenizer.json, or SentencePiece files, and what the files beside them say.
+
+Both become one of the Rust library `tokenizers`. Padding and truncation that a tokenizer.json
+carries (all-MiniLM-L6-v2's cuts at 128 tokens) are training leftovers and switched off.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, Encoding, normalizers
+
+from fusewire.errors import CheckpointError
+from fusewire.text.least_tokens import LeastTokens
+from fusewire.text.loose_spaces import tighten
+from fusewire.text.numbering import Numbering
+from fusewire.text.sentencepiece_folder import load_sentencepiece
+from fusewire.text.tokenizer_files import CONFIG, tokenizer_config, tokenizer_file
+from fusewire.weights import file_in
+from fusewire.weights.formats import TOKENIZER as FILE
+
+# Folders often leave out the names that their tokenizer class has by default. These spellings
+# count only where tokenizer.json itself lists them as special tokens.
+_USUAL_NAMES = {
+    "mask_token": ("[MASK]", "<mask>"),
+    "cls_token": ("[CLS]", "<s>"),
+    "sep_token": ("[SEP]", "</s>"),
+    "pad_token": ("[PAD]", "<pad>"),
+    "unk_token": ("[UNK]", "<unk>"),
+}
+
+# tokenizer_config.json -> the BERT normaliser's name. strip_accents may be null: as lower-casing.
+_BERT_SWITCHES = {
+    "do_lower_case": "lowercase",
+    "strip_accents": "strip_accents",
+    "tokenize_chinese_chars": "handle_chinese_chars",
+}
+
+
+def limit_tokenizer_threads(threads: int) -> None:
+    """Keeps the tokenizer's thread pool (one for the process, made at its first use) to `threads`;
+    0 leaves one a core. It rests while kernels compute, so together they fill the cores once.
+
+    TOKENIZERS_PARALLELISM stays as the operator set it: unset, the library itself goes serial in a
+    forked child, where its pool would deadlock.
+    """
+    if threads > 0:
+        os.environ.setdefault("RAYON_NUM_THREADS", str(threads))
+
+
+class TokenizerFault(Exception):
+    """The Rust library gave up, on a damaged tokenizer.json or a text it has no token for."""
+
+
+@contextmanager
+def _faults() -> Iterator[None]:
+    """Turns the library's errors, and its panics, which are no Exception, into TokenizerFault."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            raise TokenizerFault(str(error)[:120]) from None
+        raise
+
+
+class Tokenizer:
+    """Texts to ids and back, with special tokens by role: None for a role that no token has."""
+
+    def __init__(
+        self,
+        backend: tokenizers.Tokenizer,
+        config: dict[str, Any],
+        numbering: Numbering | None = None,
+    ) -> None:
+        """`config`: tokenizer_config.json, completed by special_tokens_map.json. `numbering`: the
+        model's ids, where they are not the backend's."""
+        backend.no_padding()
+        backend.no_truncation()
+        self.backend = backend
+        self._config = config
+        self._numbering = numbering
+        if numbering is None:
+            _follow_bert_switches(backend, config)
+            _add_listed(backend, config)
+            added = backend.get_added_tokens_decoder()
+            self.special_ids = frozenset(index for index, token in added.items() if token.special)
+        else:
+            self.special_ids = frozenset(numbering.special.values())
+        self.mask_id = self._role(config, "mask_token")
+        self.cls_id = self._role(config, "cls_token")
+        self.sep_id = self._role(config, "sep_token")
+        self.pad_id = self._role(config, "pad_token")
+        self.unk_id = self._role(config, "unk_token")
+        self.truncation_side = _choice(config, "truncation_side", ("right", "left"))
+        self.max_length = _max_length(config)
+        self.cleans_spaces = config.get("clean_up_tokenization_spaces") is True and not isinstance(
+            backend.model, tokenizers.models.BPE
+        )
+
+    @staticmethod
+    def load(folder: Path) -> Tokenizer | None:
+        """The folder's tokenizer, or None when it has neither tokenizer.json nor SentencePiece
+        files of a class that is known."""
+        name = tokenizer_file(folder)
+        if name is None:
+            return None
+        config = tokenizer_config(folder)
+        if name != FILE:
+            backend, numbering = load_sentencepiece(folder, name, config)
+            return Tokenizer(backend, config, numbering)
+        path = file_in(folder, FILE)
+        assert path is not None
+        try:
+            with _faults():
+                backend = tokenizers.Tokenizer.from_buffer(path.read_bytes())
+        except TokenizerFault as fault:
+            raise CheckpointError(
+                f"{FILE}: got a file that tokenizers {tokenizers.__version__} cannot read "
+                f"({fault}), wanted a fast tokenizer; save it again with transformers: "
+                "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+            ) from None
+        return Tokenizer(backend, config)
+
+    @staticmethod
+    def required(folder: Path) -> Tokenizer:
+        """The tokenizer of a folder that generates; CheckpointError where it has none."""
+        tokenizer = Tokenizer.load(folder)
+        if tokenizer is None:
+            raise CheckpointError(
+                f"{FILE}: missing, but generation answers with text and needs the model's "
+                "tokenizer; save it into the folder with transformers: "
+                "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+            )
+        return tokenizer
+
+    def twin(self) -> Tokenizer:
+        """The same again, for another thread: its state is its own."""
+        with _faults():
+            if self._numbering is None:
+                backend = tokenizers.Tokenizer.from_str(self.backend.to_str())
+            else:  # whose normaliser is ours, and cannot be written
+                backend = _same_parts(self.backend)
+            return Tokenizer(backend, self._config, self._numbering)
+
+    @cached_property
+    def least_tokens(self) -> LeastTokens:
+        return LeastTokens(self.backend)
+
+    @property
+    def subword_prefix(self) -> str:
+        """What marks a piece inside a word (WordPiece's ##), empty where nothing does."""
+        return getattr(self.backend.model, "continuing_subword_prefix", None) or ""
+
+    def added_tokens(self, pair: bool) -> int:
+        """How many special tokens stand around a text or a pair."""
+        return self.backend.num_special_tokens_to_add(pair)
+
+    def lowercase(self) -> None:
+        """Lower-cases before anything else (sentence-transformers' `do_lower_case`)."""
+        if self._numbering is not None:
+            lowering = self._numbering.normalizer.lowering()
+            self.backend.normalizer = normalizers.Normalizer.custom(lowering)
+            return
+        steps = [normalizers.Lowercase()]
+        if self.backend.normalizer is not None:
+            steps.append(self.backend.normalizer)
+        self.backend.normalizer = normalizers.Sequence(steps)
+
+    def piece(self, token: int) -> str:
+        """A token as the vocabulary spells it; an id beyond the tokenizer's names has none: ""."""
+        return self._spelling(token) or ""
+
+    def has(self, token: int) -> bool:
+        """Whether it is an id of the tokenizer."""
+        return 0 <= token < 1 << 32 and self._spelling(token) is not None
+
+    def join(self, pieces: list[str]) -> str:
+        """Pieces put together again to text."""
+        decoder = self.backend.decoder
+        return decoder.decode(pieces) if decoder is not None else " ".join(pieces)
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = False) -> str:
+        text = self.decode_as_spelled(ids, skip_special_tokens)
+        return tighten(text) if self.cleans_spaces else text
+
+    def decode_as_spelled(self, ids: list[int], skip_special_tokens: bool = False) -> str:
+        """Without taking loose spaces back."""
+        with _faults():
+            if self._numbering is None:
+                return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+            skipped = self.special_ids if skip_special_tokens else frozenset()
+            return self.join([self.piece(token) for token in ids if token not in skipped])
+
+    def encode(
+        self,
+        texts: list[str | tuple[str, str]],
+        *,
+        offsets: bool,
+        cut: dict[str, Any] | None = None,
+        special_tokens: bool = True,
+    ) -> list[Encoding]:
+        """Encodes texts and pairs. `cut`: keyword arguments of the library's truncation. `offsets`:
+        also where each token stands in the text, which costs time. `special_tokens`: those that
+        stand around a text are put there; a chat template writes them itself. Raises
+        TokenizerFault.
+
+        Truncation is state of the Rust object: with `cut`, one thread at a time (the engine's rule
+        too), and one that another keeps waiting while it encodes.
+        """
+        encode = self.backend.encode_batch if offsets else self.backend.encode_batch_fast
+        if (numbering := self._numbering) is not None:
+            texts = [numbering.marked(t) if isinstance(t, str) else t for t in texts]
+        with _faults():
+            if cut is None:
+                found = encode(texts, add_special_tokens=special_tokens)
+            else:
+                self.backend.enable_truncation(**cut)
+                try:
+                    found = encode(texts, add_special_tokens=special_tokens)
+                finally:
+                    self.backend.no_truncation()
+        return found if numbering is None else [numbering.renumbered(each) for each in found]
+
+    def last_tokens(self, text: str, most: int, *, special_tokens: bool) -> list[int]:
+        """The ids of a text's end, at most `most` with the special tokens around it, which are
+        kept. From any thread. Raises TokenizerFault."""
+        if self._numbering is not None:
+            text = self._numbering.marked(text)
+        with _faults():
+            (encoded,) = self.backend.encode_batch_fast([text], add_special_tokens=False)
+            added = self.added_tokens(pair=False) if special_tokens else 0
+            encoded.truncate(max(most - added, 0), direction="left")
+            encoded = self.backend.post_process(encoded, None, special_tokens)
+        if self._numbering is not None:
+            encoded = self._numbering.renumbered(encoded)
+        return list(encoded.ids[:most])
+
+    def _spelling(self, token: int) -> str | None:
+        if self._numbering is not None:
+            return self._numbering.names.get(token)
+        return self.backend.id_to_token(token)
+
+    def _id(self, spelling: str) -> int | None:
+        if self._numbering is not None:
+            return self._numbering.special.get(spelling)
+        return self.backend.token_to_id(spelling)
+
+    def _role(self, config: dict[str, Any], role: str) -> int | None:
+        named = config.get(role)
+        if isinstance(named, dict):
+            named = named.get("content")
+        if isinstance(named, str):
+            return self._id(named)
+        for usual in _USUAL_NAMES[role]:
+            index = self._id(usual)
+            if index in self.special_ids:
+                return index
+        return None
+
+
+def _same_parts(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
+    """One that shares the model, which nobody changes."""
+    twin = tokenizers.Tokenizer(backend.model)
+    twin.normalizer = backend.normalizer
+    twin.pre_tokenizer = backend.pre_tokenizer
+    twin.decoder = backend.decoder
+    twin.post_processor = backend.post_processor
+    added = backend.get_added_tokens_decoder()
+    twin.add_tokens([added[index] for index in sorted(added)])
+    return twin
+
+
+def _follow_bert_switches(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> None:
+    """Lets tokenizer_config.json overrule a BERT normaliser, as transformers' BERT classes do; its
+    plain fast class takes tokenizer.json as it stands."""
+    normalizer = backend.normalizer
+    if not isinstance(normalizer, normalizers.BertNormalizer):
+        return
+    if config.get("tokenizer_class") in ("PreTrainedTokenizerFast", "TokenizersBackend"):
+        return
+    for key, switch in _BERT_SWITCHES.items():
+        if key not in config:
+            continue
+        value = config[key]
+        if not isinstance(value, bool) and (value is not None or key != "strip_accents"):
+            raise CheckpointError(
+                f"{CONFIG}: {key}: got {value!r}, wanted true or false; correct the file"
+            )
+        setattr(normalizer, switch, value)
+    backend.normalizer = normalizer
+
+
+def _add_listed(backend: tokenizers.Tokenizer, config: dict[str, Any]) -> None:
+    """Adds the tokens that tokenizer_config.json lists and tokenizer.json lacks, as transformers
+    does: those of a chat are at times written into the one file alone."""
+    listed = config.get("added_tokens_decoder") or {}
+    try:
+        tokens = {int(index): dict(token) for index, token in listed.items()}
+        for index, token in sorted(tokens.items()):
+            if backend.token_to_id(token["content"]) is None:
+                token.pop("__type", None)
+                backend.add_tokens([AddedToken(**token)])
+                if backend.token_to_id(token["content"]) != index:
+                    raise ValueError(f"{token['content']!r} is not the next token")
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"{CONFIG}: added_tokens_decoder: got {repr(listed)[:80]} ({error}), wanted the tokens "
+            f"of {FILE} and those after them, by id; correct one of the two files"
+        ) from None
+
+
+def _choice(config: dict[str, Any], key: str, allowed: tuple[str, ...]) -> str:
+    value = config.get(key, allowed[0])
+    if value not in allowed:
+        raise CheckpointError(
+            f"{CONFIG}: {key}: got {value!r}, wanted one of {', '.join(allowed)}; correct the file"
+        )
+    return str(value)
+
+
+def _max_length(config: dict[str, Any]) -> int | None:
+    """model_max_length, None where transformers wrote its "no limit" (1e30) or nothing."""
+    value = config.get("model_max_length")
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value >= 1:
+        raise CheckpointError(
+            f"{CONFIG}: model_max_length: got {value!r}, wanted a number of at least 1; "
+            "correct the file"
+        )
+    return int(value) if value < 1e9 else None

@@ -1,0 +1,43 @@
+"""Which of a folder's files its tokenizer is read from. Imports no tokenizer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from fusewire.weights import file_in, read_json
+from fusewire.weights.formats import TOKENIZER
+
+CONFIG = "tokenizer_config.json"
+
+# The tokenizer's class, named as its models are -> its SentencePiece file.
+SENTENCEPIECE = {
+    "t5": "spiece.model",
+    "mt5": "spiece.model",
+    "umt5": "spiece.model",
+    "marian": "source.spm",
+    "m2m100": "sentencepiece.bpe.model",
+}
+
+
+def tokenizer_config(folder: Path) -> dict[str, Any]:
+    """tokenizer_config.json, completed by special_tokens_map.json."""
+    special = read_json(folder, "special_tokens_map.json") or {}
+    return special | (read_json(folder, CONFIG) or {})
+
+
+def tokenizer_file(folder: Path) -> str | None:
+    """tokenizer.json, else the SentencePiece file of a class that is known; None for neither."""
+    if file_in(folder, TOKENIZER) is not None:
+        return TOKENIZER
+    name = SENTENCEPIECE.get(tokenizer_class(folder, tokenizer_config(folder)))
+    return name if name is not None and file_in(folder, name) is not None else None
+
+
+def tokenizer_class(folder: Path, config: dict[str, Any]) -> str:
+    """As SENTENCEPIECE names it: the one that tokenizer_config.json names, else the model's."""
+    named = config.get("tokenizer_class")
+    if isinstance(named, str):
+        return named.removesuffix("Fast").removesuffix("Tokenizer").lower()
+    model_type = (read_json(folder, "config.json") or {}).get("model_type")
+    return str(model_type).replace("_", "")

@@ -1,0 +1,71 @@
+"""Requests that take seconds to read, read apart from a model's other requests.
+
+Tokenising a text of megabytes takes seconds, and a chat template as long as it likes. Both leave
+the interpreter to other threads meanwhile, so they have threads of their own; long texts one at a
+time, as they take a hundred times their size in memory.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+from fusewire.errors import QueueFull
+
+_log = logging.getLogger(__name__)
+
+# Characters of a request's texts: a tenth of a second's work.
+LONG_CHARACTERS = 1 << 17
+MOST_WAITING = 8
+# For what is still waiting when the model is unloaded.
+_DRAIN_S = 5.0
+
+
+class WorkQueue:
+    """Runs tasks in the order they come, as many at once as it has threads, until closed."""
+
+    def __init__(
+        self,
+        what: str = f"text_input: got over {LONG_CHARACTERS} characters",
+        most_waiting: int = MOST_WAITING,
+        *,
+        threads: int = 1,
+    ) -> None:
+        """`what`: how the error begins where too many wait."""
+        self._full = (
+            f"{what} while {most_waiting} such requests wait, wanted fewer; try again later"
+        )
+        self._waiting = threading.BoundedSemaphore(most_waiting)
+        self._works: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._run, name="work queue", daemon=True)
+            for _ in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def take(self, work: Callable[[], None]) -> None:
+        """Queues a task, which answers its request, errors included; QueueFull."""
+        if not self._waiting.acquire(blocking=False):
+            raise QueueFull(self._full)
+        self._works.put(work)
+
+    def close(self, drain_seconds: float = _DRAIN_S) -> None:
+        """Waits so long at most for what is still in the queue."""
+        for _ in self._threads:
+            self._works.put(None)
+        until = time.monotonic() + drain_seconds
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+    def _run(self) -> None:
+        while (work := self._works.get()) is not None:
+            try:
+                work()
+            except Exception:
+                _log.exception("a request with a long text could not be answered")
+            del work  # with its text
+            self._waiting.release()

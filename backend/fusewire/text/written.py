@@ -1,0 +1,57 @@
+"""Values as clients write them: numbers and flags as strings ("true", "5", "0.7"), as which
+config.pbtxt and request parameters may have to send them, and one string for a list of one.
+
+Each function returns the value that is meant, and what it does not know as it is.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import BeforeValidator, Field
+
+_WHOLE = re.compile(r"-?[0-9]{1,19}")
+_REAL = re.compile(r"-?([0-9]{1,32}\.?[0-9]{0,32}|\.[0-9]{1,32})([eE][-+]?[0-9]{1,3})?")
+_FLAGS = {"true": True, "True": True, "false": False, "False": False}
+
+
+def written_flag(value: object) -> object:
+    return _FLAGS.get(value, value) if isinstance(value, str) else value
+
+
+def written_whole(value: object) -> object:
+    return int(value) if isinstance(value, str) and _WHOLE.fullmatch(value) else value
+
+
+def written_real(value: object) -> object:
+    return float(value) if isinstance(value, str) and _REAL.fullmatch(value) else value
+
+
+_ID = re.compile("0|[1-9][0-9]{0,18}")
+
+
+def minus_one_as_zero(value: object) -> object:
+    whole = written_whole(value)
+    return 0 if type(whole) is int and whole == -1 else value
+
+
+def one_as_list(value: object) -> object:
+    """A string as the list of it."""
+    return (value,) if isinstance(value, str) else value
+
+
+def ids_as_keys(value: object) -> object:
+    """JSON's keys are strings. One spelling an id, so that none is given twice."""
+    if not isinstance(value, dict):
+        return value
+    for key in value:
+        if type(key) is not int and not (isinstance(key, str) and _ID.fullmatch(key)):
+            raise ValueError(f"token ids as keys, not {str(key)[:40]!r}")
+    return {int(key): each for key, each in value.items()}
+
+
+# Fields of a request: of their own JSON type, or written as a string.
+Flag = Annotated[bool, Field(strict=True), BeforeValidator(written_flag)]
+Whole = Annotated[int, Field(strict=True), BeforeValidator(written_whole)]
+Real = Annotated[float, Field(strict=True, allow_inf_nan=False), BeforeValidator(written_real)]

@@ -1,0 +1,48 @@
+"""Folders with a tokenizer of bytes, and templates and tokenizers that mean harm."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import tokenizers
+from tokenizers import Regex, pre_tokenizers
+
+from tests.engine.generating import byte_tokenizer
+
+SLOW_WORDS = ("x" * 20 + " ") * 3000
+# Does harm when the last message says so, else says its content.
+HARM = "{{% if messages[-1].content == 'harm' %}}{}{{% endif %}}{{{{ messages[-1].content }}}}"
+
+
+def text_folder(folder: Path, template: str | None = "{{ messages[-1].content }}") -> Path:
+    folder.mkdir(exist_ok=True)
+    byte_tokenizer(folder)
+    if template is not None:
+        (folder / "chat_template.jinja").write_text(template)
+    return folder
+
+
+def backtracking(folder: Path) -> None:
+    """Replaces the folder's tokenizer by one that takes exponential time for words of many x: a
+    tenth of a second for each of SLOW_WORDS, and for longer ones it gives up."""
+    path = str(folder / "tokenizer.json")
+    backend = tokenizers.Tokenizer.from_file(path)
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex("(x+x+)+y"), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    backend.save(path)
+
+
+def grown(start: str, step: str, use: str = "") -> str:
+    """x, made of itself sixty times."""
+    loop = f"{{% for i in range(60) %}}{{% set n.x = {step} %}}{{% endfor %}}"
+    return f"{{% set n = namespace(x={start}) %}}{loop}{use}"
+
+
+STRIP = "{{ ('a' * 3000000).strip('b' * 3000000 ~ 'a') }}"
+SUM = "{{ ([[]] * 200000) | sum(start=[1] * 200000) }}"
+DOUBLED = grown("'ab'", "n.x ~ n.x")
+MULTIPLIED = "{{ 'a' * 10 ** 10 }}"

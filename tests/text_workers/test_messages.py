@@ -1,0 +1,93 @@
+"""What passes between a worker and its owner arrives whole, or is known to be broken."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from fusewire.errors import CheckpointError, FusewireError, InvalidInput, QueueFull
+from fusewire.passed_errors import as_values, error_of
+from fusewire.text_workers import messages
+from fusewire.text_workers.messages import BrokenMessage, encoded, receive
+
+SOON_S = 0.05
+
+
+@pytest.fixture
+def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        yield ours, theirs
+
+
+@pytest.mark.parametrize(
+    "message",
+    [{}, {"a": [1, 2.5, None, True, "é🙂"]}, {"half": "\ud800"}, {"long": "x" * 5_000_000}],
+)
+def test_a_message_arrives_as_it_was_sent(ends: Any, message: dict[str, Any]) -> None:
+    ours, theirs = ends
+    sending = threading.Thread(target=ours.sendall, args=(encoded(message),))
+    sending.start()
+    assert receive(theirs, time.monotonic() + 30) == message
+    sending.join()
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "end of the connection"),
+        (b"\0\0", "end of the connection"),
+        (encoded({"a": "some text"})[:-3], "end of the connection"),
+        (b"\xff\xff\xff\xff", "a message of 4294967295 bytes"),
+        (b"\0\0\0\5hello", "not JSON"),
+        (b"\0\0\0\2\xff\xff", "not JSON"),
+        ((100_000).to_bytes(4, "big") + b"[" * 100_000, "not JSON"),
+    ],
+    ids=["nothing", "half a length", "half a message", "huge", "text", "bytes", "deep"],
+)
+def test_what_is_no_message_is_known(ends: Any, data: bytes, words: str) -> None:
+    ours, theirs = ends
+    ours.sendall(data)
+    ours.close()
+    with pytest.raises(BrokenMessage, match=words):
+        receive(theirs, time.monotonic() + 30)
+
+
+@pytest.mark.parametrize("data", [b"", encoded({"a": 1})[:-1]])
+def test_a_message_is_waited_for_until_its_deadline(ends: Any, data: bytes) -> None:
+    ours, theirs = ends
+    ours.sendall(data)
+    with pytest.raises(TimeoutError):
+        receive(theirs, time.monotonic() + SOON_S)
+
+
+def test_a_length_alone_takes_no_memory(ends: Any) -> None:
+    ours, theirs = ends
+    ours.sendall(messages.MOST_BYTES.to_bytes(4, "big"))
+    ours.close()
+    with pytest.raises(BrokenMessage, match="end of the connection"):
+        receive(theirs)
+
+
+class OfOurs(FusewireError):
+    """A kind that the other end does not know."""
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (InvalidInput("prompt", "1", "2", "correct it"), InvalidInput),
+        (CheckpointError("x: broken"), CheckpointError),
+        (QueueFull("queue: got 9"), QueueFull),
+        (OfOurs("words"), FusewireError),
+    ],
+)
+def test_an_error_keeps_its_kind_and_words(error: FusewireError, kind: type[Exception]) -> None:
+    again = error_of(as_values(error))
+    assert type(again) is kind
+    assert str(again) == str(error)
+    assert vars(again) == vars(error)
