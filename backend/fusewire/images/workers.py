@@ -1,0 +1,88 @@
+"""Threads that decode and preprocess images while the device computes; Pillow leaves the
+interpreter to other threads meanwhile."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL.Image import Image as PILImage
+
+from fusewire.errors import InvalidInput
+from fusewire.images.decode import MOST_PIXELS, open_image, rgb
+from fusewire.images.preprocess import Preprocessing
+
+
+class ImageWorkers:
+    """Reads images for one model, in as many threads as there are cores. However many requests
+    call it, the images in work have at most MOST_PIXELS pixels together."""
+
+    def __init__(self, preprocessing: Preprocessing) -> None:
+        self._preprocessing = preprocessing
+        self._room = _Room(MOST_PIXELS)
+        self.threads = len(os.sched_getaffinity(0))
+        self._pool = ThreadPoolExecutor(self.threads, "images")
+
+    def read(self, images: Sequence[bytes | PILImage]) -> list[NDArray[np.float32]]:
+        """Pixel values [3, height, width] of each image, encoded or as `upright` gives it, in
+        order. InvalidInput for the first that cannot be read, which it names where there are
+        several."""
+        return self.start(images)()
+
+    def start(self, images: Sequence[bytes | PILImage]) -> Callable[[], list[NDArray[np.float32]]]:
+        """Starts reading; what is returned waits for the images, as `read`."""
+        futures = [self._pool.submit(self._read, data) for data in images]
+
+        def finish() -> list[NDArray[np.float32]]:
+            try:
+                return [
+                    _result(future, index, len(futures)) for index, future in enumerate(futures)
+                ]
+            finally:
+                for future in futures:
+                    future.cancel()
+
+        return finish
+
+    def close(self) -> None:
+        """Ends the threads after the images in work; those that wait are not read."""
+        self._pool.shutdown(cancel_futures=True)
+
+    def _read(self, given: bytes | PILImage) -> NDArray[np.float32]:
+        image = open_image(given) if isinstance(given, bytes) else given
+        with self._room.for_pixels(image.width * image.height):
+            return self._preprocessing.pixel_values(rgb(image))
+
+
+def _result(future: Future[NDArray[np.float32]], index: int, images: int) -> NDArray[np.float32]:
+    try:
+        return future.result()
+    except InvalidInput as error:
+        raise (error.at(f"image {index}") if images > 1 else error) from None
+
+
+class _Room:
+    """So many pixels in work at once; first come, first served, so that a large image is not
+    overtaken for ever."""
+
+    def __init__(self, pixels: int) -> None:
+        self._free = pixels
+        self._first = threading.Lock()
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def for_pixels(self, pixels: int) -> Iterator[None]:
+        with self._first, self._changed:
+            self._changed.wait_for(lambda: self._free >= pixels)
+            self._free -= pixels
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._free += pixels
+                self._changed.notify()
