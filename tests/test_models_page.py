@@ -6,10 +6,19 @@ import re
 from pathlib import Path
 
 from fusewire.hub import DESCRIPTIONS
-from fusewire.models.registry import ARCHITECTURES, DECODERS, tasks_of
+from fusewire.models.config import Config
+from fusewire.models.registry import (
+    ARCHITECTURES,
+    DECODERS,
+    IMAGE_ENCODERS,
+    SEQ2SEQ_ENCODERS,
+    tasks_of,
+)
+from fusewire.tasks.sentence_dense import ACTIVATIONS
 from fusewire.tasks.sentence_files import POOLING_MODES
 
 from tests.models.tiny_decoders import _OWN as TINY_DECODERS
+from tests.models.tiny_seq2seq import SEQ2SEQ
 from tests.reference import ARCHITECTURES as TINY_ENCODERS
 
 PAGE = (Path(__file__).parents[1] / "docs" / "models.md").read_text()
@@ -36,12 +45,22 @@ def test_the_table_of_architectures_is_the_registry() -> None:
     written = [(code(name)[0], code(classes)[0]) for name, _, classes in table("`model_type`")]
     assert written == [
         *((name, f"{row.classes}…") for name, row in ARCHITECTURES.items()),
+        *((name, f"{row.classes}Model") for name, row in SEQ2SEQ_ENCODERS.items()),
         *((name, row.causal_class) for name, row in DECODERS.items()),
+    ]
+
+
+def test_the_table_of_encoders_of_images_is_the_registry() -> None:
+    written = [(code(row[0])[0], set(code(row[2]))) for row in table("`model_type` of images")]
+    sizes = {"hidden_size": 48, "num_attention_heads": 4}
+    assert written == [
+        (name, set(row.blueprint(Config(sizes)).task_heads)) for name, row in IMAGE_ENCODERS.items()
     ]
 
 
 def test_every_architecture_is_compared_with_transformers() -> None:
     assert TINY_ENCODERS.keys() == ARCHITECTURES.keys()
+    assert SEQ2SEQ.keys() == SEQ2SEQ_ENCODERS.keys()
     assert TINY_DECODERS.keys() == DECODERS.keys()
 
 
@@ -56,10 +75,17 @@ def test_the_table_of_classes_says_which_task_a_class_is_served_for() -> None:
 
 def test_the_files_that_are_fetched_are_listed() -> None:
     listed = {name for row in table("file") for name in code(row[0])}
-    fetched = {name.replace("[0-9]*_*", "1_Pooling") for name in DESCRIPTIONS}
+    names = {"[0-9]*_*/": "1_Pooling/", "[0-9]*_Dense/": "2_Dense/"}
+    fetched = {re.sub(r"^\[.*/", lambda found: names[found[0]], name) for name in DESCRIPTIONS}
     assert listed == fetched | {"model.safetensors"}
 
 
 def test_the_pooling_modes_are_listed() -> None:
     [row] = [row for row in table("module") if row[0] == "`Pooling`"]
     assert set(code(row[1])) == set(POOLING_MODES)
+
+
+def test_the_activations_of_dense_modules_are_listed() -> None:
+    [row] = [row for row in table("module") if row[0] == "`Dense`"]
+    listed = set(code(row[1])) - {"Pooling"}
+    assert listed == {name.rpartition(".")[2] for name in ACTIVATIONS}

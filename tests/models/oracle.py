@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from fusewire.engine.batch import Batch, Sequence
+from fusewire.batch import Batch, Sequence
 from fusewire.models import EncoderModel
 from numpy.typing import NDArray
 
-from tests import tolerance
 from tests.places import TORCH_DTYPES
+from tests.tolerance import Allowed, allowed_error
 
 # Two thread pools that wait for each other's cores are slower than one thread on tiny models.
 torch.set_num_threads(1)
@@ -95,19 +95,29 @@ def differences(ours: Answers, theirs: Answers) -> dict[str, float]:
     return worst
 
 
-def truth_and_granted(
+def rows(answers: Answers, name: str) -> NDArray[np.float64]:
+    """One result of all sequences."""
+    return np.concatenate([np.atleast_2d(answer[name]) for answer in answers]).astype(np.float64)
+
+
+def allowed_errors(
     reference: Any, model: EncoderModel, sequences: list[Sequence]
-) -> tuple[Answers, dict[str, float]]:
-    """The answers of a reference in fp32, and, by result, what answers in the model's dtype may be
-    off. Leaves the reference in that dtype."""
+) -> dict[str, Allowed]:
+    """By result, what answers in the model's dtype may be off from those of the reference, which is
+    left in that dtype."""
     dtype = model.place.dtype
     truth = transformers_answers(reference, model, sequences)
-    rounded = transformers_answers(reference.to(TORCH_DTYPES[dtype]), model, sequences)
-    largest = {name: max(np.abs(answer[name]).max() for answer in truth) for name in truth[0]}
-    return truth, {
-        name: tolerance.granted(error, largest[name], dtype)
-        for name, error in differences(rounded, truth).items()
+    same = transformers_answers(reference.to(TORCH_DTYPES[dtype]), model, sequences)
+    terms = max(reference.config.hidden_size, *map(len, sequences))
+    return {
+        name: allowed_error(rows(truth, name), rows(same, name), dtype, terms) for name in truth[0]
     }
+
+
+def excess(answers: Answers, allowed: dict[str, Allowed]) -> dict[str, str]:
+    """By result, where answers are off by more than they may be."""
+    found = {name: each.excess(rows(answers, name)) for name, each in allowed.items()}
+    return {name: what for name, what in found.items() if what}
 
 
 def largest_difference(

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from fusewire.errors import CheckpointError, InvalidInput
 from fusewire.models import build_decoder, load_decoder, read_config, tasks_of
+from fusewire.models.blueprint import Blueprint
 from fusewire.models.config import Config
-from fusewire.models.decoder_blueprint import DecoderBlueprint
 from fusewire.models.registry import DECODERS, decoder
 from fusewire.models.step_batch import StepBatch
 from safetensors.numpy import load_file
@@ -22,7 +22,7 @@ from tests.models.tiny_decoders import LONGEST, VOCABULARY, WINDOW, random_ids, 
 from tests.reference import edit_config
 
 
-def blueprint_of(folder) -> DecoderBlueprint:
+def blueprint_of(folder) -> Blueprint:
     values = read_config(folder)
     return decoder(values).blueprint(Config(values))
 

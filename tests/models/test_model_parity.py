@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import transformers
-from fusewire.engine.batch import Batch
+from fusewire.batch import Batch
 from fusewire.models import load_model
 from fusewire.placement import Placement
 

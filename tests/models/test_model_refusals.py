@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from fusewire.engine.batch import Batch, Sequence
+from fusewire.batch import Batch, Sequence
 from fusewire.errors import CheckpointError, ConfigurationError, InvalidInput
 from fusewire.models import load_model, read_config, tasks_of
 from safetensors.numpy import load_file, save_file

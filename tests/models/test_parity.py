@@ -76,7 +76,7 @@ def with_large_logits(folder: Path, model_type: str = "llama", **sizes: Any) -> 
 def test_large_logits_may_differ_by_their_own_rounding(tmp_path):
     with_large_logits(tmp_path)
     measured = parity(tmp_path)
-    assert measured.granted["logits"] > MODEL_FP32
+    assert measured.allowed["logits"] > MODEL_FP32
     assert measured.passed
     assert measured.greedy_equal == measured.greedy_tokens
 
@@ -97,7 +97,7 @@ class InHalf:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_in_16_bits_large_logits_are_granted_what_transformers_needs(tmp_path, monkeypatch, dtype):
+def test_in_16_bits_large_logits_are_allowed_what_transformers_needs(tmp_path, monkeypatch, dtype):
     with_large_logits(tmp_path)
     for share, passes in ((0.0, True), (0.3, False)):
         ours = InHalf(tmp_path, dtype, share)

@@ -12,6 +12,7 @@ from fusewire.models.positions import (
 )
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 from transformers.models.roberta.modeling_roberta import RobertaEmbeddings
+from transformers.models.t5.modeling_t5 import T5Attention
 
 
 def test_positions_count_within_each_sequence():
@@ -39,3 +40,13 @@ def test_relative_buckets(length):
     distances = torch.arange(-(length - 1), length)
     expected = MPNetEncoder.relative_position_bucket(distances)
     np.testing.assert_array_equal(relative_buckets(length), expected.numpy())
+
+
+@pytest.mark.parametrize(("buckets", "most"), [(32, 128), (4, 2), (6, 20), (64, 300), (33, 77)])
+def test_relative_buckets_of_other_numbers_and_distances(buckets, most):
+    expected = T5Attention._relative_position_bucket(
+        torch.arange(-999, 1000), bidirectional=True, num_buckets=buckets, max_distance=most
+    ).numpy()
+    np.testing.assert_array_equal(relative_buckets(1000, buckets, most), expected)
+    # From there on they share the last one, as the tables of the kernels have it.
+    assert len(set(expected[999 + most :])) == len(set(expected[: 1000 - most])) == 1

@@ -8,10 +8,8 @@ from fusewire.models import load_decoder, step_replay
 from fusewire.models.decoder import DecoderModel
 from fusewire.models.registry import DECODERS
 from fusewire.models.step_replay import StepReplays
-from fusewire.models.warm_up_prompts import sizes
+from fusewire.models.warm_up_prompts import warm_up_prompts
 from fusewire.placement import Placement
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.models.paged_texts import Logits, PagedTexts
 from tests.models.tiny_decoders import LONGEST, tiny_decoder
@@ -89,8 +87,14 @@ def test_steps_with_another_cache_or_other_rows_are_not_replayed(gpt2):
     assert (replays.hits, replays.misses) == (1, 0)
 
 
-@given(st.integers(2, 20_000), st.data())
-def test_prompts_that_warm_up_have_a_neighbour_for_every_size(max_tokens, data):
-    tokens = data.draw(st.integers(2, max_tokens))
-    nearest = min(size for size in sizes(max_tokens) if size >= tokens)
-    assert nearest - tokens <= max(8, tokens // 16)
+def test_prompts_that_warm_up_have_the_sizes_asked_for(gpt2):
+    cache = PagedTexts(gpt2, 2).cache
+    steps = list(warm_up_prompts([40, 7, 1], gpt2.max_length, 4, cache))
+    assert [(step.tokens, step.logit_rows.tolist()) for step in steps] == [
+        (40, [36, 37, 38, 39]),
+        (7, [3, 4, 5, 6]),
+        (1, [0]),
+    ]
+    for step in steps:
+        assert np.diff(step.cu_seqlens).max() <= gpt2.max_length
+        gpt2.step(step, cache)

@@ -45,7 +45,7 @@ def test_the_head_is_made_of_the_tensor_that_embeds(tmp_path, place: Placement, 
         Placement, "linear_of", lambda *given: tables.append(given[1]) or linear_of(*given)
     )
     model, _ = loaded(tmp_path / "tied", place, tied=True)
-    assert tables == [model._word]
+    assert tables == [model._stack.input_block._word]
     loaded(tmp_path / "untied", place, tied=False)
     assert len(tables) == 1
 

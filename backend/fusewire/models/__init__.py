@@ -1,7 +1,6 @@
 """Encoders and decoders straight from Hugging Face folders.
 
-An architecture is one file here (config.json -> Blueprint or DecoderBlueprint) and one row in
-`registry.py`.
+An architecture is one file here (config.json -> Blueprint) and one row in `registry.py`.
 """
 
 from __future__ import annotations
@@ -18,17 +17,26 @@ from fusewire.errors import ConfigurationError
 from fusewire.models.blueprint import Blueprint
 from fusewire.models.config import Config, read_config
 from fusewire.models.decoder import DecoderModel
-from fusewire.models.decoder_blueprint import DecoderBlueprint
 from fusewire.models.encoder import EncoderModel
 from fusewire.models.generation_config import eos_token_ids
+from fusewire.models.image_folders import (
+    check_image_folder,
+    load_image_model,
+    load_image_text_model,
+    load_text_tower,
+)
+from fusewire.models.image_model import ImageModel
+from fusewire.models.image_text_model import ImageTextModel
 from fusewire.models.registry import (
     ARCHITECTURES,
     DECODERS,
     TASK_HEADS,
     architecture,
     decoder,
+    reads_images,
     tasks_of,
 )
+from fusewire.models.text_tower import TextTower
 from fusewire.placement import Placement
 from fusewire.weights import Checkpoint, open_folder
 
@@ -37,13 +45,21 @@ __all__ = [
     "DECODERS",
     "DecoderModel",
     "EncoderModel",
+    "ImageModel",
+    "ImageTextModel",
+    "TextTower",
     "blueprint_of",
     "build_decoder",
     "build_model",
     "check_folder",
     "load_decoder",
+    "load_encoder",
+    "load_image_model",
+    "load_image_text_model",
     "load_model",
+    "load_text_tower",
     "read_config",
+    "reads_images",
     "tasks_of",
 ]
 
@@ -52,20 +68,34 @@ def check_folder(folder: Path | str, task: str) -> None:
     """CheckpointError where `load_model` or `load_decoder` would raise it, found without reading a
     weight: config.json, and the weights' headers against it."""
     values = read_config(folder)
+    if reads_images(values):
+        check_image_folder(folder, task)
+        return
     blueprint = blueprint_of(values, task)
-    if isinstance(blueprint, Blueprint):
-        tensors, unread = blueprint.tensors(TASK_HEADS[task]), blueprint.other_heads
+    if task in TASK_HEADS:
+        head = TASK_HEADS[task]
         Config(values).labels()
     else:
-        tensors, unread = blueprint.tensors(), blueprint.unread
+        head = "generate"
         eos_token_ids(folder, blueprint.eos_token_ids)
-    Checkpoint.open(folder, blueprint.prefix, blueprint.aliases).check(tensors, unread)
+    checkpoint = Checkpoint.open(folder, blueprint.prefix, blueprint.aliases)
+    checkpoint.check(blueprint.tensors(head), blueprint.unread)
 
 
-def blueprint_of(values: Mapping[str, Any], task: str) -> Blueprint | DecoderBlueprint:
+def blueprint_of(values: Mapping[str, Any], task: str) -> Blueprint:
     """What a config.json says of the model for the task; CheckpointError."""
-    row = architecture(values) if task in TASK_HEADS else decoder(values)
+    row = architecture(values, task) if task in TASK_HEADS else decoder(values)
     return row.blueprint(Config(values))
+
+
+def load_encoder(
+    folder: Path | str, task: str, place: Placement | None = None
+) -> EncoderModel | ImageTextModel:
+    """Loads what an engine serves of a folder for `task`: texts or images, as its config.json
+    says."""
+    if reads_images(read_config(open_folder(folder))):
+        return load_image_text_model(folder, task, place)
+    return load_model(folder, task, place)
 
 
 def load_model(
@@ -108,15 +138,11 @@ def load_decoder(folder: Path | str, place: Placement | None = None) -> DecoderM
     """
     folder = open_folder(folder)
     values = read_config(folder)
-    blueprint = decoder(values).blueprint(Config(values))
+    blueprint = blueprint_of(values, "generate")
     ends = eos_token_ids(folder, blueprint.eos_token_ids)
-    return _build_decoder(
-        replace(blueprint, eos_token_ids=ends),
-        values,
-        place,
-        folder,
-        partial(Checkpoint.open, folder),
-    )
+    blueprint = replace(blueprint, eos_token_ids=ends)
+    checkpoint = Checkpoint.open(folder, blueprint.prefix, blueprint.aliases)
+    return DecoderModel(blueprint, checkpoint, place or Placement(), config=values, folder=folder)
 
 
 def build_decoder(
@@ -126,26 +152,10 @@ def build_decoder(
 ) -> DecoderModel:
     """As `load_decoder`, from a live model's configuration and its fp32 arrays by state-dict
     name."""
-    return _build_decoder(
-        decoder(config).blueprint(Config(config)),
-        config,
-        place,
-        None,
-        partial(Checkpoint.from_arrays, arrays, "the model"),
-    )
-
-
-def _build_decoder(
-    blueprint: DecoderBlueprint,
-    values: Mapping[str, Any],
-    place: Placement | None,
-    folder: Path | None,
-    open_checkpoint: Callable[[str, Mapping[str, str]], Checkpoint],
-) -> DecoderModel:
-    checkpoint = open_checkpoint(blueprint.prefix, blueprint.aliases)
-    return DecoderModel(
-        blueprint, checkpoint, place or Placement(), config=dict(values), folder=folder
-    )
+    blueprint = blueprint_of(config, "generate")
+    checkpoint = Checkpoint.from_arrays(arrays, "the model", blueprint.prefix, blueprint.aliases)
+    place = place or Placement()
+    return DecoderModel(blueprint, checkpoint, place, config=dict(config), folder=None)
 
 
 def _build(
@@ -160,7 +170,7 @@ def _build(
         raise ConfigurationError(
             f"task: got {task!r}, wanted one of {', '.join(TASK_HEADS)}; choose one of these"
         )
-    row = architecture(values)
+    row = architecture(values, task)
     config = Config(values)
     blueprint = row.blueprint(config)
     checkpoint = open_checkpoint(blueprint.prefix, blueprint.aliases)

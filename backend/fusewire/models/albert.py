@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from fusewire.models.blueprint import Blueprint, Dense, Head, Layer, Norm
+from fusewire.models.blueprint import Blueprint, Dense, Head, Layer, Norm, Stack
 from fusewire.models.config import Config
 from fusewire.models.post_norm import (
     LayerNames,
+    Sizes,
     label_count,
     pooler,
     post_norm_layer,
@@ -30,6 +31,7 @@ def blueprint(config: Config) -> Blueprint:
     narrow = config.size("embedding_size", 128)
     eps = config.number("layer_norm_eps", 1e-12)
     activation = config.activation("hidden_act", "gelu_new")
+    sizes = hidden, heads, config.size("intermediate_size"), activation, eps
     embeddings = summed_embeddings(
         config,
         narrow,
@@ -41,13 +43,12 @@ def blueprint(config: Config) -> Blueprint:
     pool = pooler("pooler", hidden)
     return Blueprint(
         prefix="albert",
-        hidden_size=hidden,
-        heads=heads,
-        activation=activation,
-        norm_eps=eps,
-        embeddings=embeddings,
-        layers=_shared_layers(config, hidden, eps),
-        max_length=config.size("max_position_embeddings"),
+        stack=Stack(
+            hidden_size=hidden,
+            max_length=config.size("max_position_embeddings"),
+            embeddings=embeddings,
+            layers=_shared_layers(config, sizes),
+        ),
         task_heads={
             "classify": Head("cls", (*pool.chain, Dense(("classifier",), hidden, labels))),
             **token_heads(hidden, labels),
@@ -61,14 +62,13 @@ def blueprint(config: Config) -> Blueprint:
             ),
             "pooler": pool,
         },
-        other_heads=("pooler.", "predictions.", "sop_classifier.", "classifier.", "qa_outputs."),
+        unread=("pooler.", "predictions.", "sop_classifier.", "classifier.", "qa_outputs."),
         aliases=tied(config, "predictions.decoder", "predictions.bias"),
     )
 
 
-def _shared_layers(config: Config, hidden: int, eps: float) -> tuple[Layer, ...]:
+def _shared_layers(config: Config, sizes: Sizes) -> tuple[Layer, ...]:
     """Layer i runs group i * groups / layers; a group is one or more inner layers."""
-    intermediate = config.size("intermediate_size")
     layers = config.size("num_hidden_layers", most=4096)
     groups = config.size("num_hidden_groups", 1, most=layers)
     inner = config.size("inner_group_num", 1, most=64)
@@ -76,9 +76,7 @@ def _shared_layers(config: Config, hidden: int, eps: float) -> tuple[Layer, ...]
         post_norm_layer(
             f"encoder.albert_layer_groups.{int(index / (layers / groups))}.albert_layers.{step}",
             NAMES,
-            hidden,
-            intermediate,
-            eps,
+            sizes,
         )
         for index in range(layers)
         for step in range(inner)

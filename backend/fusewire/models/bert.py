@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from fusewire.models.blueprint import Blueprint, Layer, Norm
+from fusewire.models.blueprint import Blueprint, Norm, Stack
 from fusewire.models.config import Config
 from fusewire.models.post_norm import (
     LayerNames,
     first_token_head,
     label_count,
     pooler,
-    post_norm_layer,
+    post_norm_layers,
     summed_embeddings,
     tied,
     token_heads,
@@ -27,16 +27,8 @@ NAMES = LayerNames(
 )
 
 
-def bert_layers(config: Config, hidden: int, eps: float) -> tuple[Layer, ...]:
-    intermediate = config.size("intermediate_size")
-    return tuple(
-        post_norm_layer(f"encoder.layer.{index}", NAMES, hidden, intermediate, eps)
-        for index in range(config.size("num_hidden_layers", most=4096))
-    )
-
-
 def blueprint(config: Config) -> Blueprint:
-    hidden, heads = config.width()
+    hidden, _ = config.width()
     eps = config.number("layer_norm_eps", 1e-12)
     activation = config.activation("hidden_act", "gelu")
     embeddings = summed_embeddings(config, hidden, eps, typed=True)
@@ -44,13 +36,12 @@ def blueprint(config: Config) -> Blueprint:
     predictions = "cls.predictions"
     return Blueprint(
         prefix="bert",
-        hidden_size=hidden,
-        heads=heads,
-        activation=activation,
-        norm_eps=eps,
-        embeddings=embeddings,
-        layers=bert_layers(config, hidden, eps),
-        max_length=config.size("max_position_embeddings"),
+        stack=Stack(
+            hidden_size=hidden,
+            max_length=config.size("max_position_embeddings"),
+            embeddings=embeddings,
+            layers=post_norm_layers(config, NAMES),
+        ),
         task_heads={
             "classify": first_token_head("pooler.dense", "tanh", "classifier", hidden, labels),
             **token_heads(hidden, labels),
@@ -64,6 +55,6 @@ def blueprint(config: Config) -> Blueprint:
             ),
             "pooler": pooler("pooler.dense", hidden),
         },
-        other_heads=("pooler.", "cls.", "classifier.", "qa_outputs."),
+        unread=("pooler.", "cls.", "classifier.", "qa_outputs."),
         aliases=tied(config, f"{predictions}.decoder", f"{predictions}.bias"),
     )

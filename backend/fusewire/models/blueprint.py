@@ -1,9 +1,8 @@
-"""What an architecture file states: the parts of an encoder, their sizes, and their weight names.
+"""What an architecture file states: the parts of a model, their sizes, and their weight names.
 
-A blueprint is data. `encoder.py` reads it to check a checkpoint, build the layers and run them, so
-an architecture is added by writing one function from config.json to a Blueprint. Names are
-relative to the base model (no `bert.` in front); heads keep theirs. Decoders are made of the same
-parts (`decoder_blueprint.py`).
+A blueprint is data. `stack.py` reads it to build the layers and run them, so an architecture is
+added by writing one function from config.json to a Blueprint. Names are relative to the base model
+(no `bert.` in front); heads keep theirs.
 """
 
 from __future__ import annotations
@@ -11,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
+
+from fusewire.models.rope import Rope
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Norm:
     eps: float
     bias: bool = True
     one_plus: bool = False
+    kind: str = "layer_norm"  # or rms_norm
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         kinds = ("weight", "bias") if self.bias else ("weight",)
@@ -48,11 +50,25 @@ class Norm:
 
 
 @dataclass(frozen=True)
+class Values:
+    """A tensor that is no table, norm or matrix, of any shape."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    def tensors(self) -> dict[str, tuple[int, ...]]:
+        return {self.name: self.shape}
+
+
+@dataclass(frozen=True)
 class Dense:
     """y = norm(activation(x W^T + b)). Several names are stacked by rows (query, key, value).
 
     `transposed`: stored as [inputs, outputs] (GPT-2). `by_head`: stored with the rows of each of
-    so many heads together, q | k | v within a head (GPT-NeoX).
+    so many heads together, q | k | v within a head (GPT-NeoX). `averaged`: x is the inputs of all
+    names side by side, y the mean of what each gives (DeiT). `row_scale`: the tensor with a factor
+    for each output (DINOv2), empty for none. `weight_scale` and `bias_scale`: factors of what is
+    stored.
     """
 
     names: tuple[str, ...]
@@ -64,12 +80,20 @@ class Dense:
     rows: tuple[int, ...] = ()  # of each name; empty: all have the same
     transposed: bool = False
     by_head: int = 0
+    averaged: bool = False
+    row_scale: str = ""
+    weight_scale: float = 1.0
+    bias_scale: float = 1.0
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        rows = self.rows or (self.outputs // len(self.names),) * len(self.names)
+        count = len(self.names)
+        inputs = self.inputs // count if self.averaged else self.inputs
+        rows = self.rows or (self.outputs if self.averaged else self.outputs // count,) * count
         shapes: dict[str, tuple[int, ...]] = {}
+        if self.row_scale:
+            shapes[self.row_scale] = (self.outputs,)
         for name, count in zip(self.names, rows, strict=True):
-            shape = (count, self.inputs)
+            shape = (count, inputs)
             shapes[f"{name}.weight"] = shape[::-1] if self.transposed else shape
             if self.bias:
                 shapes[f"{name}.bias"] = (count,)
@@ -78,66 +102,191 @@ class Dense:
 
 @dataclass(frozen=True)
 class Embeddings:
-    """norm(word + position + token type), then a projection where embeddings are narrower."""
+    """projection(norm(scale * word + position + token type)), without the parts that are None.
+
+    `word_projection` is applied to the rows of the word table, once, when they are loaded.
+    `padding_index`: positions count from here + 1, skipping this id (RoBERTa).
+    """
 
     word: Table
-    position: Table | None
-    token_type: Table | None
-    norm: Norm
+    position: Table | None = None
+    token_type: Table | None = None
+    norm: Norm | None = None
     projection: Dense | None = None
+    word_projection: Dense | None = None
+    scale: float = 1.0
+    padding_index: int | None = None
+
+    def __post_init__(self) -> None:
+        # No kernel scales words that it norms, or adds token types to words that it does not.
+        assert self.scale == 1 if self.norm else self.token_type is None
+
+
+@dataclass(frozen=True)
+class Patches:
+    """norm(projection of each patch + bias + position), behind the tokens of `leading`, which have
+    positions too: the input block of images.
+
+    A patch is [channels, size, size] pixels, projection [hidden, channels, size, size], position a
+    row for each of the leading tokens and of the patches of `grid`, (rows, columns).
+    """
+
+    size: int
+    grid: tuple[int, int]
+    projection: Values
+    bias: Values | None
+    leading: tuple[Values, ...]
+    position: Values
+    norm: Norm | None = None
+
+
+@dataclass(frozen=True)
+class PositionBias:
+    """Added to the scores, by the bucket of a distance (`positions.relative_buckets`): `table` is
+    [buckets, heads]. Distances of `max_distance` and more share a bucket."""
+
+    table: Table
+    max_distance: int = 128
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Self-attention. qkv rows are q | k | v.
+
+    A token sees those up to `left` before and `right` behind it, None for all: right = 0 is causal.
+    `scale` of the scores, 0 for 1 / sqrt(head_dim); `soft_cap` of the scores, 0 for none. `q_norm`,
+    `k_norm`: of each head, before it is rotated.
+    """
+
+    qkv: Dense
+    output: Dense
+    heads: int
+    kv_heads: int = 0  # 0: as many as heads
+    left: int | None = None
+    right: int | None = None
+    scale: float = 0.0
+    soft_cap: float = 0.0
+    q_norm: Norm | None = None
+    k_norm: Norm | None = None
+    rope: Rope | None = None
+    position_bias: PositionBias | None = None
+
+    @property
+    def kv_width(self) -> int:
+        """Numbers of a token's keys, and of its values."""
+        return (self.qkv.outputs - self.output.inputs) // 2
+
+
+@dataclass(frozen=True)
+class FeedForward:
+    """output(activation(intermediate(x))); gated: rows of intermediate are gate | up."""
+
+    intermediate: Dense
+    output: Dense
+    activation: str
+    gated: bool = False
+
+
+@dataclass(frozen=True)
+class Block:
+    """x = residual_norm(x + output_norm(sublayer(input_norm(x)))), without the norms that are
+    None."""
+
+    sublayer: Attention | FeedForward
+    input_norm: Norm | None = None
+    output_norm: Norm | None = None
+    residual_norm: Norm | None = None
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One encoder layer. Equal layers are built once (ALBERT shares its weights).
+    """Blocks in order; `parallel`: all read the layer's input. Equal layers are built once (ALBERT
+    shares its weights)."""
 
-    `window`: attend where |i - j| <= window, 0 for everywhere. `rope_theta`: base of the rotary
-    embedding (Su et al., 2021), None without one.
-    """
+    blocks: tuple[Block, ...]
+    parallel: bool = False
 
-    qkv: Dense
-    attention_output: Dense
-    attention_norm: Norm | None
-    intermediate: Dense
+    @property
+    def attentions(self) -> list[Attention]:
+        return [each.sublayer for each in self.blocks if isinstance(each.sublayer, Attention)]
+
+
+@dataclass(frozen=True)
+class Stack:
+    """An encoder or a decoder below its heads. `outgrows_float16`: its hidden states can be larger
+    than 65504."""
+
+    hidden_size: int
+    max_length: int  # positions
+    embeddings: Embeddings | Patches
+    layers: tuple[Layer, ...]
+    final_norm: Norm | None = None
+    outgrows_float16: bool = False
+
+    @property
+    def attentions(self) -> list[Attention]:
+        return [attention for layer in self.layers for attention in layer.attentions]
+
+
+@dataclass(frozen=True)
+class AttentionPooling:
+    """Of each sequence y + feed_forward(norm(y)), where y = output(attention) of one learned query,
+    `probe` [1, 1, hidden], to all of its tokens (SigLIP). Rows of `weight` [3 hidden, hidden] and
+    of `bias` are q | k | v."""
+
+    probe: Values
+    weight: Values
+    bias: Values
     output: Dense
-    output_norm: Norm
-    window: int = 0
-    rope_theta: float | None = None
+    heads: int
+    norm: Norm
+    feed_forward: FeedForward
+
+
+@dataclass(frozen=True)
+class CosineLogits:
+    """Of an image and a text exp(scale) * cosine + bias: tensors of one number each."""
+
+    scale: Values
+    bias: Values | None = None
 
 
 @dataclass(frozen=True)
 class Head:
-    """Dense layers over one pooled row a sequence, or over every row where `pooling` is None."""
+    """A norm, where there is one, and dense layers over one pooled row a sequence, or over every
+    row where `pooling` is None. `soft_cap`: what they give becomes soft_cap * tanh(y / soft_cap);
+    0: it stays. `logits`: of embeddings of texts, how they are compared with those of images."""
 
-    pooling: str | None  # "cls", "mean" or None
+    pooling: str | AttentionPooling | None  # of `kernels.pool`, or of `BuiltImageHead`
     chain: tuple[Dense, ...]
+    soft_cap: float = 0.0
+    norm: Norm | None = None
+    logits: CosineLogits | None = None
 
 
 @dataclass(frozen=True)
 class Blueprint:
-    """An encoder and its heads (by task; "pooler" is the tanh layer some base models end with)."""
+    """A stack with its heads, and where a checkpoint has them."""
 
     prefix: str
-    hidden_size: int
-    heads: int
-    activation: str
-    norm_eps: float
-    embeddings: Embeddings
-    layers: tuple[Layer, ...]
-    max_length: int
+    stack: Stack
+    # By task; "pooler" is the tanh layer some base models end with.
     task_heads: Mapping[str, Head]
-    other_heads: tuple[str, ...]  # name prefixes of tensors that a task may leave unread
+    unread: tuple[str, ...]  # name prefixes of tensors that are known, and left out where not read
     aliases: Mapping[str, str]  # tied tensors: name -> the name that is stored
-    padding_index: int | None = None  # positions count from here + 1, skipping this id (RoBERTa)
-    relative_bias: Table | None = None  # [buckets, heads]: bias by distance (MPNet)
-    pre_norm: bool = False
-    gated: bool = False
-    final_norm: Norm | None = None
+    eos_token_ids: tuple[int, ...] = ()
+
+    @property
+    def hidden_size(self) -> int:
+        return self.stack.hidden_size
+
+    @property
+    def max_length(self) -> int:
+        return self.stack.max_length
 
     def tensors(self, head: str | None) -> dict[str, tuple[int, ...]]:
-        """Every tensor the encoder and one head read, with its shape."""
-        roots = [self.embeddings, self.layers, self.relative_bias, self.final_norm]
-        return tensors_of(*roots, self.task_heads[head] if head is not None else None)
+        """Every tensor the stack and one head read, with its shape."""
+        return tensors_of(self.stack, self.task_heads[head] if head is not None else None)
 
 
 def tensors_of(*roots: Any) -> dict[str, tuple[int, ...]]:
@@ -148,8 +297,8 @@ def tensors_of(*roots: Any) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _parts(node: Any) -> Iterator[Table | Norm | Dense]:
-    if isinstance(node, (Table, Norm, Dense)):
+def _parts(node: Any) -> Iterator[Table | Norm | Dense | Values]:
+    if isinstance(node, (Table, Norm, Dense, Values)):
         yield node
     if isinstance(node, tuple):
         for item in node:

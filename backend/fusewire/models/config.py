@@ -31,7 +31,6 @@ ACTIVATIONS = {
 
 # Keys that would turn these models into something else, and the values that do not.
 _HARMLESS: dict[str, tuple[Any, ...]] = {
-    "is_encoder_decoder": (False,),
     "add_cross_attention": (False,),
     "position_embedding_type": ("absolute", None),
     "pruned_heads": ({}, None),
@@ -59,6 +58,16 @@ class Config:
         if type(value) is not int or not least <= value <= most:
             raise self.fault(key, value, f"a whole number in {least}..{most}")
         return value
+
+    def one_or_two_sizes(
+        self, key: str, default: int, most: int, least: int = 1
+    ) -> tuple[int, int]:
+        """[height, width], or one number for both, each as `size`."""
+        value = self._get(key, default)
+        sizes = value if isinstance(value, (list, tuple)) else [value, value]
+        if len(sizes) != 2 or not all(type(n) is int and least <= n <= most for n in sizes):
+            raise self.fault(key, value, f"a whole number in {least}..{most}, or two of them")
+        return sizes[0], sizes[1]
 
     def number(self, key: str, default: float | None = None) -> float:
         """A positive finite number."""

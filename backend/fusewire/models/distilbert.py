@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fusewire.models.blueprint import Blueprint, Norm
+from fusewire.models.blueprint import Blueprint, Norm, Stack
 from fusewire.models.config import Config
 from fusewire.models.post_norm import (
     LayerNames,
@@ -29,22 +29,21 @@ NAMES = LayerNames(
 
 def blueprint(config: Config) -> Blueprint:
     hidden, heads = config.width("dim", "n_heads")
-    intermediate = config.size("hidden_dim")
     activation = config.activation("activation", "gelu")
+    sizes = hidden, heads, config.size("hidden_dim"), activation, EPS
     embeddings = summed_embeddings(config, hidden, EPS, typed=False)
     labels = label_count(config)
     return Blueprint(
         prefix="distilbert",
-        hidden_size=hidden,
-        heads=heads,
-        activation=activation,
-        norm_eps=EPS,
-        embeddings=embeddings,
-        layers=tuple(
-            post_norm_layer(f"transformer.layer.{index}", NAMES, hidden, intermediate, EPS)
-            for index in range(config.size("n_layers", most=4096))
+        stack=Stack(
+            hidden_size=hidden,
+            max_length=config.size("max_position_embeddings"),
+            embeddings=embeddings,
+            layers=tuple(
+                post_norm_layer(f"transformer.layer.{index}", NAMES, sizes)
+                for index in range(config.size("n_layers", most=4096))
+            ),
         ),
-        max_length=config.size("max_position_embeddings"),
         task_heads={
             "classify": first_token_head("pre_classifier", "relu", "classifier", hidden, labels),
             **token_heads(hidden, labels),
@@ -57,6 +56,6 @@ def blueprint(config: Config) -> Blueprint:
                 embeddings.word.rows,
             ),
         },
-        other_heads=("vocab_", "pre_classifier.", "classifier.", "qa_outputs."),
+        unread=("vocab_", "pre_classifier.", "classifier.", "qa_outputs."),
         aliases=tied(config, "vocab_projector"),
     )

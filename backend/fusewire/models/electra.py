@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from fusewire.models.bert import bert_layers
-from fusewire.models.blueprint import Blueprint, Dense, Norm
+from fusewire.models.bert import NAMES
+from fusewire.models.blueprint import Blueprint, Dense, Norm, Stack
 from fusewire.models.config import Config
 from fusewire.models.post_norm import (
     first_token_head,
     label_count,
+    post_norm_layers,
     summed_embeddings,
     tied,
     token_heads,
@@ -16,7 +17,7 @@ from fusewire.models.post_norm import (
 
 
 def blueprint(config: Config) -> Blueprint:
-    hidden, heads = config.width()
+    hidden, _ = config.width()
     narrow = config.size("embedding_size", 128)
     eps = config.number("layer_norm_eps", 1e-12)
     projection = Dense(("embeddings_project",), narrow, hidden) if narrow != hidden else None
@@ -24,13 +25,12 @@ def blueprint(config: Config) -> Blueprint:
     labels = label_count(config)
     return Blueprint(
         prefix="electra",
-        hidden_size=hidden,
-        heads=heads,
-        activation=config.activation("hidden_act", "gelu"),
-        norm_eps=eps,
-        embeddings=embeddings,
-        layers=bert_layers(config, hidden, eps),
-        max_length=config.size("max_position_embeddings"),
+        stack=Stack(
+            hidden_size=hidden,
+            max_length=config.size("max_position_embeddings"),
+            embeddings=embeddings,
+            layers=post_norm_layers(config, NAMES),
+        ),
         task_heads={
             "classify": first_token_head(
                 "classifier.dense", "gelu_erf", "classifier.out_proj", hidden, labels
@@ -45,7 +45,7 @@ def blueprint(config: Config) -> Blueprint:
                 embeddings.word.rows,
             ),
         },
-        other_heads=(
+        unread=(
             "generator_predictions.",
             "generator_lm_head.",
             "discriminator_predictions.",

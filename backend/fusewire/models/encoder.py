@@ -1,42 +1,32 @@
-"""The one encoder behind every architecture: builds a Blueprint's layers and runs packed batches.
-
-Nothing here knows an architecture by name. Weights are prepacked once; hidden states live in one
-[tokens, hidden] matrix that each layer updates in place; intermediates live in the model's
-workspace.
-"""
+"""The one encoder behind every architecture: runs packed batches through a stack and a head."""
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakMethod
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fusewire import kernels
 from fusewire.errors import ConfigurationError, InvalidInput
-from fusewire.models.assemble import Weights, build_layer, relative_bias, rotary
-from fusewire.models.blueprint import Blueprint
+from fusewire.models.assemble import Weights
+from fusewire.models.blueprint import Blueprint, Embeddings
 from fusewire.models.buckets import MOST_TOKENS
 from fusewire.models.head import BuiltHead
-from fusewire.models.packed_input import Layout, PackedInput, pack
+from fusewire.models.inputs import Inputs, packed_layout
 from fusewire.models.positions import counted_positions, positions_after_padding
 from fusewire.models.replay import Replays
+from fusewire.models.whole_sequences import MOST_HEAD_ROWS, WholeSequenceModel
 from fusewire.placement import Placement
 from fusewire.weights import Checkpoint
 
 if TYPE_CHECKING:
-    from fusewire.engine.batch import Batch
+    from fusewire.batch import Batch
 
 
-class EncoderModel:
-    """A loaded encoder, with the head of one task.
-
-    Serves one caller at a time: the workspace is shared between calls, so two threads must not be
-    inside one model at once (load the folder twice, or hold a lock).
-    """
+class EncoderModel(WholeSequenceModel):
+    """A loaded encoder, with the head of one task."""
 
     def __init__(
         self,
@@ -49,49 +39,18 @@ class EncoderModel:
         folder: Path | None,
         id2label: list[str],
     ) -> None:
-        """Reads what the encoder and `head` (a key of blueprint.task_heads) need; CheckpointError
-        when the checkpoint does not hold exactly that and known other heads."""
-        tensors = blueprint.tensors(head)
-        checkpoint.check(tensors, blueprint.other_heads)
-        self.place = place
-        self.config = config
-        self.folder = folder
+        super().__init__(blueprint, head, checkpoint, place, config=config, folder=folder)
         self.id2label = id2label
-        self.max_length = blueprint.max_length
-        self.hidden_size = blueprint.hidden_size
-        self.vocab_size = blueprint.embeddings.word.rows
-        types = blueprint.embeddings.token_type
-        self.type_vocab_size = types.rows if types else 0
-        self._padding_index = blueprint.padding_index
-        # An arena that recordings point at keeps its size.
-        shrink_after = 2**31 - 1 if place.stream.can_capture else 1024
-        self._workspace = kernels.Workspace(
-            kernels.default_allocator(place.device), shrink_after=shrink_after
-        )
-
-        place.reserve(sum(math.prod(shape) for shape in tensors.values()), "weights")
-        weights = Weights(checkpoint, place)
-        embeddings = blueprint.embeddings
-        self._word = weights.table(embeddings.word)
-        self._position = weights.table(embeddings.position) if embeddings.position else None
-        self._token_type = weights.table(types) if types else None
-        self._embedding_norm = weights.norm(embeddings.norm)
-        self._embedding_eps = embeddings.norm.eps
-        self._projection = weights.linear(embeddings.projection) if embeddings.projection else None
-
-        distinct = dict.fromkeys(blueprint.layers)  # ALBERT runs one layer many times
-        built = {layer: build_layer(blueprint, layer, weights) for layer in distinct}
-        angles = {
-            theta: rotary(blueprint, theta, place) for theta in {y.rope_theta for y in distinct}
-        }
-        self._layers = [(built[y], angles[y.rope_theta]) for y in blueprint.layers]
-        self._relative_bias = relative_bias(blueprint, checkpoint, place)
-        self._final_norm = weights.norm(blueprint.final_norm) if blueprint.final_norm else None
-        self._final_eps = blueprint.final_norm.eps if blueprint.final_norm else 0.0
-        self._head = BuiltHead(blueprint.task_heads[head], weights, place) if head else None
-        self._embedded: kernels.Tensor | None = None
+        embeddings = blueprint.stack.embeddings
+        assert isinstance(embeddings, Embeddings)
+        self.vocab_size = embeddings.word.rows
+        self.type_vocab_size = embeddings.token_type.rows if embeddings.token_type else 0
+        self._padding_index = embeddings.padding_index
         self._replays: Replays | None = None
         self.computed_tokens = 0  # rows of the last `encode`, padding of its bucket included
+
+    def _load_head(self, blueprint: Blueprint, head: str | None, weights: Weights) -> None:
+        self._head = BuiltHead(blueprint.task_heads[head], weights, self.place) if head else None
 
     @property
     def uses_token_types(self) -> bool:
@@ -112,19 +71,17 @@ class EncoderModel:
         """From now on batches of a shape seen before replay a recorded forward, where the device
         can record (CUDA graphs); hidden states then hold until the next `encode`. Memory for
         batches of `max_tokens` is taken now, and one sequence alone is recorded for every length of
-        the model, which takes seconds."""
+        the model, which takes seconds. Tunes before."""
+        self.tune(max_tokens)
         if not self.place.stream.can_capture:
             return
-        # Weakly: without a cycle a model goes with its last user, not when Python collects.
-        ours = WeakMethod(self._forward)
-
-        def forward(inputs: PackedInput, batch: kernels.SequenceBatch, x: kernels.Tensor) -> None:
-            bound = ours()
-            assert bound is not None
-            bound(inputs, batch, x)
-
         self._replays = Replays(
-            self.place, forward, self._workspace, self.hidden_size, self.max_length, max_tokens
+            self.place,
+            self._forward,
+            self._workspace,
+            self.hidden_size,
+            self.max_length,
+            max_tokens,
         )
         self._replays.warm_up()
 
@@ -136,23 +93,19 @@ class EncoderModel:
         """
         lengths = np.diff(batch.cu_seqlens)
         self._check(batch, lengths)
-        ids, offsets = batch.input_ids, batch.cu_seqlens
-        positions = self._positions(batch, lengths)
-        types = batch.token_type_ids if self.uses_token_types else None
+        arrays = self._arrays(batch, lengths)
         if self._replays is not None:
-            longest = int(lengths.max())
-            replayed = self._replays.run(ids, positions, types, offsets, longest)
+            replayed = self._replays.run(arrays, int(lengths.max()))
             if replayed is not None:
                 hidden, self.computed_tokens = replayed
                 return hidden
-        layout = Layout(ids.size, lengths.size)
-        block = pack(layout, ids, positions, types, offsets)
-        inputs = PackedInput.upload(layout, block, self.place)
+        layout = packed_layout(batch.tokens, lengths.size)
+        inputs = Inputs.upload(layout, arrays, self.place)
         if self._replays is not None:
-            hidden = self._replays.hidden(ids.size)
+            hidden = self._replays.hidden(batch.tokens)
         else:
-            hidden = self.place.empty(ids.size, self.hidden_size)
-        self._forward(inputs, inputs.batch(offsets), hidden)
+            hidden = self.place.empty(batch.tokens, self.hidden_size)
+        self._forward(inputs, inputs.sequences(batch.cu_seqlens), hidden)
         self.computed_tokens = hidden.shape[0]
         return hidden
 
@@ -168,51 +121,18 @@ class EncoderModel:
         kernels.gather_rows(picked, hidden, self.place.exact(rows, np.int64), self.place.stream)
         return self._built_head().apply(picked, None)
 
-    def workspace_stats(self) -> dict[str, int]:
-        """The arena's counters, as the kernel library reports them."""
-        return self._workspace.stats()
+    def _try_out(self, hidden: kernels.Tensor) -> None:
+        tokens = hidden.shape[0]
+        offsets = np.append(np.arange(0, tokens, self.max_length), tokens).astype(np.int32)
+        layout = packed_layout(tokens, offsets.size - 1)
+        inputs = Inputs.upload(layout, {"cu_seqlens": offsets}, self.place)
+        self._forward(inputs, inputs.sequences(offsets), hidden)
+        if self._head is not None and tokens <= MOST_HEAD_ROWS:
+            self._head.apply(hidden, None)
 
-    def _forward(
-        self, inputs: PackedInput, batch: kernels.SequenceBatch, x: kernels.Tensor
-    ) -> None:
+    def _forward(self, inputs: Inputs, batch: kernels.SequenceBatch, x: kernels.Tensor) -> None:
         """Fills x [tokens, hidden]. Takes memory from the workspace alone: it can be recorded."""
-        stream = self.place.stream
-        embedded = x if self._projection is None else self._narrow(x.shape[0])
-        kernels.embed_layer_norm(
-            embedded,
-            inputs.ids,
-            None if self._position is None else inputs.positions,
-            None if self._token_type is None else inputs.types,
-            self._word,
-            self._position,
-            self._token_type,
-            *self._embedding_norm,
-            self._embedding_eps,
-            stream,
-        )
-        if self._projection is not None:
-            kernels.linear(x, embedded, self._projection, "none", stream)
-        for layer, angles in self._layers:
-            layer.forward(
-                x,
-                batch,
-                self._workspace,
-                self._relative_bias,
-                None if angles is None else (*angles, inputs.positions),
-                stream,
-            )
-        if self._final_norm is not None:
-            kernels.layer_norm(x, x, *self._final_norm, self._final_eps, stream)
-
-    def _narrow(self, tokens: int) -> kernels.Tensor:
-        """Room for embeddings before their projection; where forwards are recorded, always the
-        same."""
-        width = self._word.shape[1]
-        if tokens > MOST_TOKENS:
-            return self.place.empty(tokens, width)
-        if self._embedded is None:
-            self._embedded = self.place.empty(MOST_TOKENS, width)
-        return self._embedded.first(tokens)
+        self._stack.forward(x, inputs, batch)
 
     def _built_head(self) -> BuiltHead:
         if self._head is None:
@@ -222,12 +142,21 @@ class EncoderModel:
             )
         return self._head
 
-    def _positions(self, batch: Batch, lengths: NDArray[np.int32]) -> NDArray[np.int32]:
+    def _arrays(self, batch: Batch, lengths: NDArray[np.int32]) -> dict[str, NDArray[Any]]:
+        """What `packed_layout` has room for."""
         if self._padding_index is None:
-            return counted_positions(batch.cu_seqlens, lengths)
-        return positions_after_padding(
-            batch.input_ids, batch.cu_seqlens, lengths, self._padding_index
-        )
+            positions = counted_positions(batch.cu_seqlens, lengths)
+        else:
+            positions = positions_after_padding(
+                batch.input_ids, batch.cu_seqlens, lengths, self._padding_index
+            )
+        types = {"token_type_ids": batch.token_type_ids} if self.uses_token_types else {}
+        return {
+            "input_ids": batch.input_ids,
+            "positions": positions,
+            "cu_seqlens": batch.cu_seqlens,
+            **types,
+        }
 
     def _check(self, batch: Batch, lengths: NDArray[np.int32]) -> None:
         if lengths.size == 0 or lengths.min() < 1:

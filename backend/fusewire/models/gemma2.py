@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from fusewire.models.blueprint import Blueprint
 from fusewire.models.config import Config
-from fusewire.models.decoder_blueprint import DecoderBlueprint
 from fusewire.models.gemma_family import gemma
 from fusewire.models.llama_family import sizes
 from fusewire.models.rope_config import read_rope
 from fusewire.models.windows import layer_types, windows
 
 
-def blueprint(config: Config) -> DecoderBlueprint:
+def blueprint(config: Config) -> Blueprint:
     size = sizes(config, head_dim=256, kv_heads=4)
     types = layer_types(config, lambda index: index % 2 == 0)
     return gemma(

@@ -3,8 +3,8 @@ to one without, and another rotary base for each of the two."""
 
 from __future__ import annotations
 
+from fusewire.models.blueprint import Blueprint
 from fusewire.models.config import Config
-from fusewire.models.decoder_blueprint import DecoderBlueprint
 from fusewire.models.gemma_family import gemma
 from fusewire.models.llama_family import sizes
 from fusewire.models.rope_config import rope_of_layer_type
@@ -16,7 +16,7 @@ _THETA = {  # layer type -> (key in older configurations, default)
 }
 
 
-def blueprint(config: Config) -> DecoderBlueprint:
+def blueprint(config: Config) -> Blueprint:
     if config.given("attn_logit_softcapping"):  # transformers reads it and leaves it unused
         raise config.fault(
             "attn_logit_softcapping", config.values["attn_logit_softcapping"], "null"

@@ -4,12 +4,16 @@ from 1, embeddings times sqrt(hidden_size), a scale of its own for the attention
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
+from fusewire.models.blueprint import Blueprint
 from fusewire.models.config import Config
-from fusewire.models.decoder_blueprint import DecoderBlueprint, DecoderLayer
-from fusewire.models.llama_family import Sizes, family, family_layer, head_norms, rms_norm
+from fusewire.models.llama_family import Norms, Sizes, family, family_layer
 from fusewire.models.rope import Rope
+
+_SANDWICH: Norms = (
+    {"input_norm": "input", "output_norm": "post_attention"},
+    {"input_norm": "pre_feedforward", "output_norm": "post_feedforward"},
+)
 
 
 def gemma(
@@ -21,40 +25,28 @@ def gemma(
     norm_heads: bool,
     soft_cap: float,
     final_soft_cap: float,
-) -> DecoderBlueprint:
+) -> Blueprint:
     """`ropes` and `windows` are those of each layer."""
     if config.values.get("use_bidirectional_attention"):
         raise config.fault("use_bidirectional_attention", True, "false")
     eps = config.number("rms_norm_eps", 1e-6)
     bias = config.flag("attention_bias", False)
-    scale = config.number("query_pre_attn_scalar", 256) ** -0.5
-
-    def layer(index: int, rope: Rope, window: int) -> DecoderLayer:
-        norms: dict[str, Any] = {
-            part: rms_norm(f"layers.{index}.{name}_layernorm", size.hidden, eps, one_plus=True)
-            for part, name in (
-                ("attention_norm", "input"),
-                ("attention_post_norm", "post_attention"),
-                ("output_norm", "pre_feedforward"),
-                ("output_post_norm", "post_feedforward"),
-            )
-        }
-        if norm_heads:
-            norms |= head_norms(index, size, eps, one_plus=True)
-        return family_layer(
+    layers = [
+        family_layer(
             index,
             size,
             eps,
+            config.activation("hidden_activation", "gelu_pytorch_tanh"),
             qkv_bias=bias,
             output_bias=bias,
-            scale=scale,
+            norms=_SANDWICH,
+            norm_heads=norm_heads,
+            one_plus=True,
+            scale=config.number("query_pre_attn_scalar", 256) ** -0.5,
+            soft_cap=soft_cap,
             rope=rope,
             window=window,
-            **norms,
         )
-
-    layers = [
-        layer(index, rope, window)
         for index, (rope, window) in enumerate(zip(ropes, windows, strict=True))
     ]
     return family(
@@ -63,10 +55,8 @@ def gemma(
         layers,
         eps,
         eos=1,
-        activation=config.activation("hidden_activation", "gelu_pytorch_tanh"),
         tied=True,
         scale=size.hidden**0.5,
         one_plus=True,
-        soft_cap=soft_cap,
         final_soft_cap=final_soft_cap,
     )

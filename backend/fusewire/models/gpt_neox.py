@@ -1,22 +1,28 @@
-"""GPT-NeoX (Black et al., 2022) and Pythia: a part of each head turns, and attention and
+"""GPT-NeoX (Black et al., 2022) and Pythia: a part of each head is rotated, and attention and
 feed-forward read the same input."""
 
 from __future__ import annotations
 
-from fusewire.models.blueprint import Dense, Norm, Table
-from fusewire.models.config import Config
-from fusewire.models.decoder_blueprint import (
-    DecoderBlueprint,
-    DecoderLayer,
-    TokenEmbeddings,
-    language_head,
+from fusewire.models.blueprint import (
+    Attention,
+    Block,
+    Blueprint,
+    Dense,
+    Embeddings,
+    FeedForward,
+    Layer,
+    Norm,
+    Stack,
+    Table,
 )
+from fusewire.models.config import Config
+from fusewire.models.language_head import language_model
 from fusewire.models.llama_family import frequency_buffers, longest
 from fusewire.models.rope import Rope
 from fusewire.models.rope_config import read_rope
 
 
-def blueprint(config: Config) -> DecoderBlueprint:
+def blueprint(config: Config) -> Blueprint:
     hidden, heads = config.width()
     eps = config.number("layer_norm_eps", 1e-5)
     vocabulary = config.size("vocab_size")
@@ -28,30 +34,19 @@ def blueprint(config: Config) -> DecoderBlueprint:
         share=config.number("rotary_pct", 0.25),
         partial=True,
     )
-    head, aliases = language_head(
-        "embed_in",
-        hidden,
-        vocabulary,
-        config.flag("tie_word_embeddings", False),
+    return language_model(
+        config,
+        "gpt_neox",
+        Stack(
+            hidden_size=hidden,
+            max_length=longest(config, [rope]),
+            embeddings=Embeddings(Table("embed_in.weight", vocabulary, hidden)),
+            layers=tuple(_layer(config, index, hidden, heads, eps, rope) for index in range(count)),
+            final_norm=Norm("final_layer_norm", hidden, eps),
+        ),
+        eos=2,
+        tied=False,
         stored="embed_out",
-    )
-    return DecoderBlueprint(
-        prefix="gpt_neox",
-        hidden_size=hidden,
-        heads=heads,
-        kv_heads=heads,
-        head_dim=hidden // heads,
-        activation=config.activation("hidden_act", "gelu"),
-        norm="layer_norm",
-        norm_eps=eps,
-        embeddings=TokenEmbeddings(Table("embed_in.weight", vocabulary, hidden)),
-        layers=tuple(_layer(config, index, hidden, heads, eps, rope) for index in range(count)),
-        final_norm=Norm("final_layer_norm", hidden, eps),
-        head=head,
-        max_length=longest(config, [rope]),
-        eos_token_ids=config.token_ids("eos_token_id", 2),
-        parallel=config.flag("use_parallel_residual", True),
-        aliases=aliases,
         unread=(
             *frequency_buffers("layers.{}.attention", count),
             *(
@@ -63,18 +58,23 @@ def blueprint(config: Config) -> DecoderBlueprint:
     )
 
 
-def _layer(
-    config: Config, index: int, hidden: int, heads: int, eps: float, rope: Rope
-) -> DecoderLayer:
+def _layer(config: Config, index: int, hidden: int, heads: int, eps: float, rope: Rope) -> Layer:
     root = f"layers.{index}"
     inner = config.size("intermediate_size")
     bias = config.flag("attention_bias", True)
-    return DecoderLayer(
+    attention = Attention(
         qkv=Dense((f"{root}.attention.query_key_value",), hidden, 3 * hidden, bias, by_head=heads),
-        attention_output=Dense((f"{root}.attention.dense",), hidden, hidden, bias),
-        attention_norm=Norm(f"{root}.input_layernorm", hidden, eps),
-        intermediate=Dense((f"{root}.mlp.dense_h_to_4h",), hidden, inner),
-        output=Dense((f"{root}.mlp.dense_4h_to_h",), inner, hidden),
-        output_norm=Norm(f"{root}.post_attention_layernorm", hidden, eps),
+        output=Dense((f"{root}.attention.dense",), hidden, hidden, bias),
+        heads=heads,
+        right=0,
         rope=rope,
     )
+    feed_forward = FeedForward(
+        intermediate=Dense((f"{root}.mlp.dense_h_to_4h",), hidden, inner),
+        output=Dense((f"{root}.mlp.dense_4h_to_h",), inner, hidden),
+        activation=config.activation("hidden_act", "gelu"),
+    )
+    first = Norm(f"{root}.input_layernorm", hidden, eps)
+    second = Norm(f"{root}.post_attention_layernorm", hidden, eps)
+    blocks = Block(attention, first), Block(feed_forward, second)
+    return Layer(blocks, parallel=config.flag("use_parallel_residual", True))

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from fusewire import kernels
 from fusewire.models.assemble import Weights
-from fusewire.models.blueprint import Head
+from fusewire.models.blueprint import AttentionPooling, Head
 from fusewire.placement import Placement
 
 
@@ -15,8 +15,10 @@ class BuiltHead:
     """A Head with its weights."""
 
     def __init__(self, head: Head, weights: Weights, place: Placement) -> None:
+        assert not isinstance(head.pooling, AttentionPooling)
         self._place = place
         self._pooling = head.pooling
+        self._norm = (*weights.norm(head.norm), head.norm.eps) if head.norm is not None else None
         self._chain = [
             (
                 dense,
@@ -34,6 +36,10 @@ class BuiltHead:
             batch = self._place.sequences(cu_seqlens)
             kernels.pool(pooled, x, batch, self._pooling, stream)
             x = pooled
+        if self._norm is not None:
+            normed = self._place.empty(*x.shape)
+            kernels.layer_norm(normed, x, *self._norm, stream)
+            x = normed
         for dense, linear, norm in self._chain:
             y = self._place.empty(x.shape[0], dense.outputs)
             kernels.linear(y, x, linear, dense.activation, stream)

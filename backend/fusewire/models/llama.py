@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+from fusewire.models.blueprint import Blueprint
 from fusewire.models.config import Config
-from fusewire.models.decoder_blueprint import DecoderBlueprint
-from fusewire.models.llama_family import Sizes, family, family_layer, head_norms, sizes
+from fusewire.models.llama_family import Sizes, family, family_layer, sizes
 from fusewire.models.rope_config import read_rope
 from fusewire.models.windows import switched_windows
 
 
-def llama(config: Config) -> DecoderBlueprint:
+def llama(config: Config) -> Blueprint:
     """Llama 2 and 3 (Touvron et al., 2023; Grattafiori et al., 2024)."""
     bias, mlp_bias = config.flag("attention_bias", False), config.flag("mlp_bias", False)
     biases = {"qkv_bias": bias, "output_bias": bias, "mlp_bias": mlp_bias}
     return _blueprint(config, sizes(config), [0] * _layers(config), eos=2, **biases)
 
 
-def mistral(config: Config) -> DecoderBlueprint:
+def mistral(config: Config) -> Blueprint:
     """Mistral (Jiang et al., 2023): a sliding window in every layer, or in none."""
     if config.given("layer_types"):
         raise config.fault("layer_types", config.values["layer_types"], "null")
@@ -26,13 +27,13 @@ def mistral(config: Config) -> DecoderBlueprint:
     return _blueprint(config, sizes(config, kv_heads=8), [window] * _layers(config), eos=2)
 
 
-def qwen2(config: Config) -> DecoderBlueprint:
+def qwen2(config: Config) -> Blueprint:
     """Qwen 2 and 2.5 (Yang et al., 2024): biases on query, key and value."""
     size = sizes(config, kv_heads=32)
     return _blueprint(config, size, switched_windows(config), eos=None, qkv_bias=True)
 
 
-def qwen3(config: Config) -> DecoderBlueprint:
+def qwen3(config: Config) -> Blueprint:
     """Qwen 3 (Yang et al., 2025): a norm on each query and key head."""
     size = sizes(config, head_dim=128, kv_heads=32)
     bias = config.flag("attention_bias", False)
@@ -50,21 +51,13 @@ def _blueprint(
     windows: Sequence[int],
     *,
     eos: int | None,
-    norm_heads: bool = False,
-    **biases: bool,
-) -> DecoderBlueprint:
+    **options: Any,  # of family_layer
+) -> Blueprint:
     eps = config.number("rms_norm_eps", 1e-6)
     rope = read_rope(config, size.head_dim)
+    activation = config.activation("hidden_act", "silu")
     layers = [
-        family_layer(
-            index,
-            size,
-            eps,
-            rope=rope,
-            window=window,
-            **biases,
-            **(head_norms(index, size, eps) if norm_heads else {}),
-        )
+        family_layer(index, size, eps, activation, rope=rope, window=window, **options)
         for index, window in enumerate(windows)
     ]
     return family(config, size, layers, eps, eos=eos)

@@ -5,22 +5,26 @@ Grouped heads (Ainslie et al., 2023), SwiGLU (Shazeer, 2020), RMSNorm (Zhang and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fusewire.models.blueprint import Dense, Norm, Table
-from fusewire.models.config import Config
-from fusewire.models.decoder_blueprint import (
-    DecoderBlueprint,
-    DecoderLayer,
-    TokenEmbeddings,
-    language_head,
+from fusewire.models.blueprint import (
+    Attention,
+    Block,
+    Blueprint,
+    Dense,
+    Embeddings,
+    FeedForward,
+    Layer,
+    Norm,
+    Stack,
+    Table,
 )
+from fusewire.models.config import Config
+from fusewire.models.language_head import language_model
 from fusewire.models.rope import Rope
 from fusewire.models.rope_config import LONGEST
-
-WORD = "embed_tokens"
 
 
 @dataclass(frozen=True)
@@ -58,91 +62,107 @@ def sizes(config: Config, head_dim: int | None = None, kv_heads: int | None = No
     )
 
 
+# Names of the norms of the attention's block and of the feed-forward's.
+Norms = tuple[Mapping[str, str], Mapping[str, str]]
+_PRE_NORMS: Norms = {"input_norm": "input"}, {"input_norm": "post_attention"}
+
+
 def family_layer(
     index: int,
     size: Sizes,
     eps: float,
+    activation: str,
     *,
+    qkv_names: Sequence[str] = ("q_proj", "k_proj", "v_proj"),
+    gate_names: Sequence[str] = ("gate_proj", "up_proj"),
     qkv_bias: bool = False,
     output_bias: bool = False,
     mlp_bias: bool = False,
-    **more: Any,  # of DecoderLayer: rope, window, norms
-) -> DecoderLayer:
+    norms: Norms = _PRE_NORMS,
+    norm_heads: bool = False,
+    one_plus: bool = False,
+    window: int = 0,
+    **more: Any,  # of Attention: rope, scale, soft_cap
+) -> Layer:
+    """`window`: a token sees itself and the window - 1 before it, 0 for all before it.
+    `norm_heads`: RMSNorm of each query and key head (Qwen 3, Gemma 3). `one_plus`: as Norm."""
     root = f"layers.{index}"
-    attention, mlp = f"{root}.self_attn", f"{root}.mlp"
-    parts: dict[str, Any] = {
-        "qkv": Dense(
-            tuple(f"{attention}.{name}_proj" for name in "qkv"),
+    attention_root, mlp = f"{root}.self_attn", f"{root}.mlp"
+    rows = (size.q_width, size.kv_width, size.kv_width)
+
+    def norm(name: str, width: int = size.hidden) -> Norm:
+        return rms_norm(f"{root}.{name}", width, eps, one_plus)
+
+    if norm_heads:
+        more |= {name: norm(f"self_attn.{name}", size.head_dim) for name in ("q_norm", "k_norm")}
+    attention = Attention(
+        qkv=Dense(
+            tuple(f"{attention_root}.{name}" for name in qkv_names),
             size.hidden,
-            size.q_width + 2 * size.kv_width,
+            sum(rows),
             qkv_bias,
-            rows=(size.q_width, size.kv_width, size.kv_width),
+            rows=rows if len(qkv_names) > 1 else (),
         ),
-        "attention_output": Dense((f"{attention}.o_proj",), size.q_width, size.hidden, output_bias),
-        "attention_norm": rms_norm(f"{root}.input_layernorm", size.hidden, eps),
-        "intermediate": Dense(
-            (f"{mlp}.gate_proj", f"{mlp}.up_proj"), size.hidden, 2 * size.intermediate, mlp_bias
+        output=Dense((f"{attention_root}.o_proj",), size.q_width, size.hidden, output_bias),
+        heads=size.heads,
+        kv_heads=size.kv_heads,
+        left=window - 1 if window else None,
+        right=0,
+        **more,
+    )
+    feed_forward = FeedForward(
+        intermediate=Dense(
+            tuple(f"{mlp}.{name}" for name in gate_names),
+            size.hidden,
+            2 * size.intermediate,
+            mlp_bias,
         ),
-        "output": Dense((f"{mlp}.down_proj",), size.intermediate, size.hidden, mlp_bias),
-        "output_norm": rms_norm(f"{root}.post_attention_layernorm", size.hidden, eps),
-    }
-    return DecoderLayer(**parts | more)
-
-
-def head_norms(index: int, size: Sizes, eps: float, one_plus: bool = False) -> dict[str, Any]:
-    """RMSNorm of each query and key head (Qwen 3, Gemma 3)."""
-    root = f"layers.{index}.self_attn"
-    return {
-        name: rms_norm(f"{root}.{name}", size.head_dim, eps, one_plus)
-        for name in ("q_norm", "k_norm")
-    }
+        output=Dense((f"{mlp}.down_proj",), size.intermediate, size.hidden, mlp_bias),
+        activation=activation,
+        gated=True,
+    )
+    first, second = (
+        {place: norm(f"{name}_layernorm") for place, name in block.items()} for block in norms
+    )
+    return Layer((Block(attention, **first), Block(feed_forward, **second)))
 
 
 def family(
     config: Config,
     size: Sizes,
-    layers: Sequence[DecoderLayer],
+    layers: Sequence[Layer],
     eps: float,
     *,
     eos: int | None,
-    activation: str | None = None,
     tied: bool = False,
     scale: float = 1.0,
     one_plus: bool = False,
-    soft_cap: float = 0.0,
     final_soft_cap: float = 0.0,
-) -> DecoderBlueprint:
+) -> Blueprint:
     """`eos` and `tied` hold where config.json does not say."""
     vocabulary = config.size("vocab_size")
-    head, aliases = language_head(
-        WORD, size.hidden, vocabulary, config.flag("tie_word_embeddings", tied)
-    )
-    ropes = [layer.rope for layer in layers if layer.rope is not None]
-    return DecoderBlueprint(
-        prefix="model",
-        hidden_size=size.hidden,
-        heads=size.heads,
-        kv_heads=size.kv_heads,
-        head_dim=size.head_dim,
-        activation=activation or config.activation("hidden_act", "silu"),
-        norm="rms_norm",
-        norm_eps=eps,
-        embeddings=TokenEmbeddings(Table(f"{WORD}.weight", vocabulary, size.hidden), scale=scale),
-        layers=tuple(layers),
-        final_norm=rms_norm("norm", size.hidden, eps, one_plus),
-        head=head,
-        max_length=longest(config, ropes),
-        eos_token_ids=config.token_ids("eos_token_id", eos),
-        gated=True,
-        soft_cap=soft_cap,
-        final_soft_cap=final_soft_cap,
-        aliases=aliases,
+    ropes = [each.rope for layer in layers for each in layer.attentions if each.rope is not None]
+    return language_model(
+        config,
+        "model",
+        Stack(
+            hidden_size=size.hidden,
+            max_length=longest(config, ropes),
+            embeddings=Embeddings(
+                Table("embed_tokens.weight", vocabulary, size.hidden), scale=scale
+            ),
+            layers=tuple(layers),
+            final_norm=rms_norm("norm", size.hidden, eps, one_plus),
+        ),
+        eos=eos,
+        tied=tied,
+        soft_cap=final_soft_cap,
         unread=frequency_buffers("layers.{}.self_attn", len(layers)),
     )
 
 
 def rms_norm(name: str, size: int, eps: float, one_plus: bool = False) -> Norm:
-    return Norm(name, size, eps, bias=False, one_plus=one_plus)
+    return Norm(name, size, eps, bias=False, one_plus=one_plus, kind="rms_norm")
 
 
 def longest(config: Config, ropes: Sequence[Rope]) -> int:

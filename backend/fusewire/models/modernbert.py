@@ -6,11 +6,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fusewire.models.blueprint import Blueprint, Dense, Embeddings, Head, Layer, Norm, Table
+from fusewire.models.blueprint import (
+    Attention,
+    Block,
+    Blueprint,
+    Dense,
+    Embeddings,
+    FeedForward,
+    Head,
+    Layer,
+    Norm,
+    Stack,
+    Table,
+)
 from fusewire.models.config import Config
+from fusewire.models.rope import Rope, unscaled
+from fusewire.models.windows import layer_types
 
 WORD = "embeddings.tok_embeddings.weight"
-_LAYER_TYPES = ("full_attention", "sliding_attention")
 _THETA = {  # layer type -> (key in older configurations, default)
     "full_attention": ("global_rope_theta", 160_000.0),
     "sliding_attention": ("local_rope_theta", 10_000.0),
@@ -38,67 +51,64 @@ def blueprint(config: Config) -> Blueprint:
     tied = config.flag("tie_word_embeddings", True)
     return Blueprint(
         prefix="model",
-        hidden_size=hidden,
-        heads=heads,
-        activation=config.activation("hidden_activation", "gelu"),
-        norm_eps=eps,
-        embeddings=Embeddings(
-            word=Table(WORD, vocabulary, hidden),
-            position=None,
-            token_type=None,
-            norm=Norm("embeddings.norm", hidden, eps, norm_bias),
+        stack=Stack(
+            hidden_size=hidden,
+            max_length=config.size("max_position_embeddings", 8192, most=1 << 17),
+            embeddings=Embeddings(
+                word=Table(WORD, vocabulary, hidden),
+                norm=Norm("embeddings.norm", hidden, eps, norm_bias),
+            ),
+            layers=_layers(config, hidden, heads, eps, norm_bias),
+            final_norm=Norm("final_norm", hidden, eps, norm_bias),
         ),
-        layers=_layers(config, hidden, eps, norm_bias),
-        max_length=config.size("max_position_embeddings", 8192, most=1 << 17),
         task_heads={
             "classify": Head(pooling, (shared, Dense(("classifier",), hidden, labels))),
             "tag": Head(None, (shared, Dense(("classifier",), hidden, labels))),
             "answer": Head(None, (shared, Dense(("classifier",), hidden, 2))),
             "fill": Head(None, (shared, decoder)),
         },
-        other_heads=("head.", "decoder.", "classifier."),
+        unread=("head.", "decoder.", "classifier."),
         aliases={"decoder.weight": WORD} if tied else {},
-        pre_norm=True,
-        gated=True,
-        final_norm=Norm("final_norm", hidden, eps, norm_bias),
     )
 
 
-def _layers(config: Config, hidden: int, eps: float, norm_bias: bool) -> tuple[Layer, ...]:
+def _layers(
+    config: Config, hidden: int, heads: int, eps: float, norm_bias: bool
+) -> tuple[Layer, ...]:
     intermediate = config.size("intermediate_size")
     attention_bias = config.flag("attention_bias", False)
     mlp_bias = config.flag("mlp_bias", False)
     # transformers attends where |i - j| <= local_attention // 2.
     window = config.size("local_attention", 128, least=2) // 2
-    theta = {kind: _theta(config, kind) for kind in _LAYER_TYPES}
+    activation = config.activation("hidden_activation", "gelu")
+    ropes = {kind: Rope.of(unscaled(_theta(config, kind), hidden // heads)) for kind in _THETA}
+
+    def local(index: int) -> bool:  # in older configurations every n-th layer is global
+        return index % config.size("global_attn_every_n_layers", 3) != 0
+
     layers = []
-    for index, kind in enumerate(_layer_types(config)):
+    for index, kind in enumerate(layer_types(config, local)):
         root = f"layers.{index}"
-        layers.append(
-            Layer(
-                qkv=Dense((f"{root}.attn.Wqkv",), hidden, 3 * hidden, attention_bias),
-                attention_output=Dense((f"{root}.attn.Wo",), hidden, hidden, attention_bias),
-                # The embeddings are normalised already: the first layer has no norm in front.
-                attention_norm=Norm(f"{root}.attn_norm", hidden, eps, norm_bias) if index else None,
-                intermediate=Dense((f"{root}.mlp.Wi",), hidden, 2 * intermediate, mlp_bias),
-                output=Dense((f"{root}.mlp.Wo",), intermediate, hidden, mlp_bias),
-                output_norm=Norm(f"{root}.mlp_norm", hidden, eps, norm_bias),
-                window=window if kind == "sliding_attention" else 0,
-                rope_theta=theta[kind],
-            )
+        side = window if kind == "sliding_attention" else None
+        attention = Attention(
+            qkv=Dense((f"{root}.attn.Wqkv",), hidden, 3 * hidden, attention_bias),
+            output=Dense((f"{root}.attn.Wo",), hidden, hidden, attention_bias),
+            heads=heads,
+            left=side,
+            right=side,
+            rope=ropes[kind],
         )
+        feed_forward = FeedForward(
+            intermediate=Dense((f"{root}.mlp.Wi",), hidden, 2 * intermediate, mlp_bias),
+            output=Dense((f"{root}.mlp.Wo",), intermediate, hidden, mlp_bias),
+            activation=activation,
+            gated=True,
+        )
+        # The embeddings are normalised already: the first layer has no norm in front.
+        first = Norm(f"{root}.attn_norm", hidden, eps, norm_bias) if index else None
+        second = Norm(f"{root}.mlp_norm", hidden, eps, norm_bias)
+        layers.append(Layer((Block(attention, first), Block(feed_forward, second))))
     return tuple(layers)
-
-
-def _layer_types(config: Config) -> list[str]:
-    count = config.size("num_hidden_layers", most=4096)
-    types = config.values.get("layer_types")
-    if types is None:  # older configurations: every n-th layer is global
-        every = config.size("global_attn_every_n_layers", 3)
-        return [_LAYER_TYPES[bool(index % every)] for index in range(count)]
-    if not isinstance(types, list) or len(types) != count or not set(types) <= {*_LAYER_TYPES}:
-        raise config.fault("layer_types", types, f"{count} of {', '.join(_LAYER_TYPES)}")
-    return types
 
 
 def _theta(config: Config, kind: str) -> float:

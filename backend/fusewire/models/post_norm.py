@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fusewire.models.blueprint import Dense, Embeddings, Head, Layer, Norm, Table
+from fusewire.models.blueprint import (
+    Attention,
+    Block,
+    Dense,
+    Embeddings,
+    FeedForward,
+    Head,
+    Layer,
+    Norm,
+    PositionBias,
+    Table,
+)
 from fusewire.models.config import Config
 
 WORD = "embeddings.word_embeddings.weight"
@@ -22,22 +33,56 @@ class LayerNames:
     output_norm: str
 
 
+# hidden size, heads, intermediate size, activation, eps of norms
+Sizes = tuple[int, int, int, str, float]
+
+
 def post_norm_layer(
-    root: str, names: LayerNames, hidden: int, intermediate: int, eps: float
+    root: str, names: LayerNames, sizes: Sizes, position_bias: PositionBias | None = None
 ) -> Layer:
     """x = norm(x + attention(x)); x = norm(x + feed_forward(x)), all with biases."""
-    return Layer(
+    hidden, heads, intermediate, activation, eps = sizes
+    attention = Attention(
         qkv=Dense(tuple(f"{root}.{name}" for name in names.qkv), hidden, 3 * hidden),
-        attention_output=Dense((f"{root}.{names.attention_output}",), hidden, hidden),
-        attention_norm=Norm(f"{root}.{names.attention_norm}", hidden, eps),
+        output=Dense((f"{root}.{names.attention_output}",), hidden, hidden),
+        heads=heads,
+        position_bias=position_bias,
+    )
+    feed_forward = FeedForward(
         intermediate=Dense((f"{root}.{names.intermediate}",), hidden, intermediate),
         output=Dense((f"{root}.{names.output}",), intermediate, hidden),
-        output_norm=Norm(f"{root}.{names.output_norm}", hidden, eps),
+        activation=activation,
+    )
+    return Layer(
+        (
+            Block(attention, residual_norm=Norm(f"{root}.{names.attention_norm}", hidden, eps)),
+            Block(feed_forward, residual_norm=Norm(f"{root}.{names.output_norm}", hidden, eps)),
+        )
+    )
+
+
+def post_norm_layers(
+    config: Config, names: LayerNames, position_bias: PositionBias | None = None
+) -> tuple[Layer, ...]:
+    """Where config.json has BERT's keys."""
+    hidden, heads = config.width()
+    intermediate = config.size("intermediate_size")
+    activation = config.activation("hidden_act", "gelu")
+    sizes = hidden, heads, intermediate, activation, config.number("layer_norm_eps", 1e-12)
+    return tuple(
+        post_norm_layer(f"encoder.layer.{index}", names, sizes, position_bias)
+        for index in range(config.size("num_hidden_layers", most=4096))
     )
 
 
 def summed_embeddings(
-    config: Config, columns: int, eps: float, *, typed: bool, projection: Dense | None = None
+    config: Config,
+    columns: int,
+    eps: float,
+    *,
+    typed: bool,
+    projection: Dense | None = None,
+    padding_index: int | None = None,
 ) -> Embeddings:
     """word + learned position (+ token type), normalised."""
     types = config.size("type_vocab_size", 2, most=1 << 16) if typed else 0
@@ -51,6 +96,7 @@ def summed_embeddings(
         else None,
         norm=Norm("embeddings.LayerNorm", columns, eps),
         projection=projection,
+        padding_index=padding_index,
     )
 
 

@@ -11,11 +11,15 @@ import gc
 import logging
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
+from weakref import WeakMethod
+
+from numpy.typing import NDArray
 
 from fusewire import kernels
+from fusewire.models.inputs import Inputs
 from fusewire.placement import Placement
 
 _log = logging.getLogger(__name__)
@@ -24,27 +28,31 @@ _log = logging.getLogger(__name__)
 MOST_RECORDINGS = 256
 
 Key = TypeVar("Key", bound=Hashable)
-Inputs = TypeVar("Inputs")
+Static = TypeVar("Static")  # inputs that a recording reads, where they stay
 
 
-class Recordings(ABC, Generic[Key, Inputs]):
-    """The recordings of one model, least recently used out."""
+class Recordings(ABC, Generic[Key, Static]):
+    """The recordings of one model, least recently used out. `forward` is a method of the model."""
 
-    def __init__(self, place: Placement, workspace: kernels.Workspace) -> None:
+    def __init__(
+        self, place: Placement, workspace: kernels.Workspace, forward: Callable[..., None]
+    ) -> None:
         self._place = place
+        # Weakly: without a cycle a model goes with its last user, not when Python collects.
+        self._model_forward = WeakMethod(forward)
         self._workspace = workspace
-        self.recorded: OrderedDict[Key, tuple[Inputs, kernels.Graph]] = OrderedDict()
+        self.recorded: OrderedDict[Key, tuple[Static, kernels.Graph]] = OrderedDict()
         self._seen: OrderedDict[Key, None] = OrderedDict()
         self._arena = workspace.generation
         self.hits = 0
         self.misses = 0
 
     @abstractmethod
-    def _prepare(self, key: Key) -> tuple[Inputs, Callable[[], None]]:
+    def _prepare(self, key: Key) -> tuple[Static, Callable[[], None]]:
         """Static inputs that hold something harmless, and the work on them, which takes memory from
         the workspace alone."""
 
-    def find(self, key: Key) -> tuple[Inputs, kernels.Graph] | None:
+    def find(self, key: Key) -> tuple[Static, kernels.Graph] | None:
         """The recording of a key; made at the second request for the key, as one that comes once
         is not worth it. None at first, and where recording fails."""
         self._drop_stale()
@@ -66,7 +74,7 @@ class Recordings(ABC, Generic[Key, Inputs]):
             _log.warning("%s was not recorded: %s", key, error)
             return None
 
-    def record(self, key: Key) -> tuple[Inputs, kernels.Graph]:
+    def record(self, key: Key) -> tuple[Static, kernels.Graph]:
         """Does the work once, which makes the arena fit and lets kernels be chosen, then records
         it."""
         inputs, work = self._prepare(key)
@@ -79,10 +87,34 @@ class Recordings(ABC, Generic[Key, Inputs]):
             self.recorded.popitem(last=False)
         return inputs, graph
 
+    def _forward(self, *arguments: Any) -> None:
+        forward = self._model_forward()
+        assert forward is not None
+        forward(*arguments)
+
     def _drop_stale(self) -> None:
         if self._workspace.generation != self._arena:
             self.recorded.clear()
             self._arena = self._workspace.generation
+
+
+class BlockRecordings(Recordings[Key, Inputs]):
+    """Those whose inputs are the arrays of a block."""
+
+    def replay(self, key: Key, arrays: Mapping[str, NDArray[Any]]) -> Inputs | None:
+        """Replays the recording of a key with these arrays and gives the inputs that hold them;
+        None where `find` does."""
+        found = self.find(key)
+        if found is None:
+            return None
+        inputs, graph = found
+        self._write(inputs, arrays)
+        graph.replay(self._place.stream)
+        return inputs
+
+    def _write(self, inputs: Inputs, arrays: Mapping[str, NDArray[Any]]) -> None:
+        block = kernels.Tensor.from_numpy(inputs.layout.pack(arrays))
+        kernels.write(inputs.block, block, self._place.stream)
 
 
 @contextmanager

@@ -10,6 +10,8 @@ from fusewire.errors import CheckpointError
 from fusewire.models import (
     albert,
     bert,
+    clip,
+    dinov2,
     distilbert,
     electra,
     gemma2,
@@ -22,18 +24,32 @@ from fusewire.models import (
     opt,
     phi3,
     roberta,
+    siglip,
+    t5,
+    vit,
 )
 from fusewire.models.blueprint import Blueprint
 from fusewire.models.config import Config
-from fusewire.models.decoder_blueprint import DecoderBlueprint
+
+# Task -> the head of the blueprint it needs, of an encoder of texts.
+TASK_HEADS: dict[str, str | None] = {
+    "embed": None,
+    "hidden": None,
+    "classify": "classify",
+    "tag": "tag",
+    "answer": "answer",
+    "fill": "fill",
+}
+IMAGE_TASKS = ("label", "embed")
 
 
 @dataclass(frozen=True)
 class Row:
-    """An encoder: the prefix of its transformers classes, and its blueprint."""
+    """An encoder: the prefix of its transformers classes, its blueprint, and its tasks."""
 
     classes: str
     blueprint: Callable[[Config], Blueprint]
+    tasks: tuple[str, ...] = tuple(TASK_HEADS)
 
 
 @dataclass(frozen=True)
@@ -41,7 +57,7 @@ class DecoderRow:
     """A decoder: its transformers class with a language-modelling head, and its blueprint."""
 
     causal_class: str
-    blueprint: Callable[[Config], DecoderBlueprint]
+    blueprint: Callable[[Config], Blueprint]
 
 
 _AnyRow = TypeVar("_AnyRow", Row, DecoderRow, Row | DecoderRow)
@@ -59,6 +75,14 @@ ARCHITECTURES: dict[str, Row] = {
     "modernbert": Row("ModernBert", modernbert.blueprint),
 }
 
+# Those of encoder-decoder models, by themselves or in a folder of the whole.
+_HEADLESS = tuple(task for task, head in TASK_HEADS.items() if head is None)
+SEQ2SEQ_ENCODERS: dict[str, Row] = {
+    "t5": Row("T5Encoder", t5.t5, _HEADLESS),
+    "mt5": Row("MT5Encoder", t5.mt5, _HEADLESS),
+    "umt5": Row("UMT5Encoder", t5.umt5, _HEADLESS),
+}
+
 DECODERS: dict[str, DecoderRow] = {
     "gpt2": DecoderRow("GPT2LMHeadModel", gpt2.blueprint),
     "gpt_neox": DecoderRow("GPTNeoXForCausalLM", gpt_neox.blueprint),
@@ -72,14 +96,20 @@ DECODERS: dict[str, DecoderRow] = {
     "phi3": DecoderRow("Phi3ForCausalLM", phi3.blueprint),
 }
 
-# Task -> the head of the blueprint it needs.
-TASK_HEADS: dict[str, str | None] = {
-    "embed": None,
-    "hidden": None,
-    "classify": "classify",
-    "tag": "tag",
-    "answer": "answer",
-    "fill": "fill",
+# Encoders of images.
+IMAGE_ENCODERS: dict[str, Row] = {
+    "vit": Row("ViT", vit.vit, IMAGE_TASKS),
+    "deit": Row("DeiT", vit.deit, IMAGE_TASKS),
+    "dinov2": Row("Dinov2", dinov2.blueprint, IMAGE_TASKS),
+    "clip": Row("CLIP", clip.vision, IMAGE_TASKS),
+    "clip_vision_model": Row("CLIPVision", clip.vision_alone, ("embed",)),
+    "siglip": Row("Siglip", siglip.vision, IMAGE_TASKS),
+    "siglip_vision_model": Row("SiglipVision", siglip.vision_alone, ("embed",)),
+}
+# Encoders of the texts that are compared with images.
+TEXT_TOWERS: dict[str, Row] = {
+    "clip": Row("CLIP", clip.text),
+    "siglip": Row("Siglip", siglip.text),
 }
 
 # What a class name ends with -> the task it was made for.
@@ -90,15 +120,27 @@ _DEFAULT_TASKS = {
     "ForQuestionAnswering": "answer",
     "ForMaskedLM": "fill",
 }
+_IMAGE_TASKS = {
+    "Model": "embed",
+    "ModelWithProjection": "embed",
+    "ForImageClassification": "label",
+    "ForImageClassificationWithTeacher": "label",
+}
 # These hold a masked-language head too; ElectraForPreTraining does not.
 _PRETRAINING = {"BertForPreTraining": "fill", "AlbertForPreTraining": "fill"}
 
 
-def architecture(config: Mapping[str, Any]) -> Row:
-    """The row of an encoder's config.json; CheckpointError when there is none, or when its tokens
-    see only those before them."""
-    row = _row(ARCHITECTURES, config)
+def architecture(config: Mapping[str, Any], task: str) -> Row:
+    """The row of an encoder's config.json; CheckpointError when there is none for the task, or when
+    its tokens see only those before them."""
+    row = _row({**ARCHITECTURES, **SEQ2SEQ_ENCODERS}, config)
     _held(config, "is_decoder", False)
+    if task not in row.tasks:
+        raise CheckpointError(
+            f"config.json: model_type: got {config['model_type']}, which has no head for {task}, "
+            f"wanted one of {', '.join(ARCHITECTURES)}; choose one of the tasks "
+            f"{', '.join(row.tasks)}"
+        )
     return row
 
 
@@ -108,6 +150,22 @@ def decoder(config: Mapping[str, Any]) -> DecoderRow:
     row = _row(DECODERS, config)
     _held(config, "is_causal", True)  # transformers reads it in every decoder
     return row
+
+
+def image_encoder(config: Mapping[str, Any]) -> Row:
+    """The row of a config.json of an encoder of images; CheckpointError when there is none."""
+    return _row(IMAGE_ENCODERS, config)
+
+
+def reads_images(config: Mapping[str, Any]) -> bool:
+    """Whether this config.json is of an encoder of images."""
+    return config.get("model_type") in IMAGE_ENCODERS
+
+
+def encoder_of_texts(config: Mapping[str, Any]) -> Row:
+    """The row of a config.json of a model of images and texts; CheckpointError when there is
+    none."""
+    return _row(TEXT_TOWERS, config)
 
 
 def check_config(config: Mapping[str, Any]) -> None:
@@ -136,14 +194,17 @@ def tasks_of(config: Mapping[str, Any]) -> str:
 
 def tasks_served(row: Row | DecoderRow) -> list[str]:
     """Every task that checkpoints of the architecture can be loaded for."""
-    return list(TASK_HEADS) if isinstance(row, Row) else ["generate"]
+    return list(row.tasks) if isinstance(row, Row) else ["generate"]
 
 
 def _task_classes(row: Row | DecoderRow) -> tuple[dict[str, str], dict[str, str]]:
     """Class name -> task: the architecture's own, and those with a head more than is needed."""
     if isinstance(row, DecoderRow):
         return {row.causal_class: "generate"}, {}
-    return {row.classes + ending: task for ending, task in _DEFAULT_TASKS.items()}, _PRETRAINING
+    of_images = row in IMAGE_ENCODERS.values()
+    endings = _IMAGE_TASKS if of_images else _DEFAULT_TASKS
+    known = {row.classes + ending: task for ending, task in endings.items() if task in row.tasks}
+    return known, {} if of_images else _PRETRAINING
 
 
 def _held(config: Mapping[str, Any], key: str, wanted: bool) -> None:
@@ -153,7 +214,12 @@ def _held(config: Mapping[str, Any], key: str, wanted: bool) -> None:
 
 
 def _any_row(config: Mapping[str, Any]) -> Row | DecoderRow:
-    rows: dict[str, Row | DecoderRow] = {**ARCHITECTURES, **DECODERS}
+    rows: dict[str, Row | DecoderRow] = {
+        **ARCHITECTURES,
+        **SEQ2SEQ_ENCODERS,
+        **DECODERS,
+        **IMAGE_ENCODERS,
+    }
     return _row(rows, config)
 
 
@@ -162,4 +228,6 @@ def _row(rows: Mapping[str, _AnyRow], config: Mapping[str, Any]) -> _AnyRow:
     row = rows.get(model_type) if isinstance(model_type, str) else None
     if row is None:
         raise Config.fault("model_type", model_type, f"one of {', '.join(rows)}")
+    if model_type not in SEQ2SEQ_ENCODERS:
+        _held(config, "is_encoder_decoder", False)
     return row

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from fusewire import kernels
 from fusewire.kernels import SequenceBatch
 from fusewire.models.buckets import MOST_TOKENS, Bucket, bucket_of
-from fusewire.models.packed_input import Layout, PackedInput, pack
-from fusewire.models.recordings import Recordings
+from fusewire.models.inputs import Inputs, packed_layout
+from fusewire.models.recordings import BlockRecordings
 from fusewire.placement import Placement
 
-# forward(inputs, batch, hidden): fills hidden [inputs.layout.tokens, hidden]
-Forward = Callable[[PackedInput, SequenceBatch, kernels.Tensor], None]
+# forward(inputs, batch, hidden): fills hidden [tokens, hidden]
+Forward = Callable[[Inputs, SequenceBatch, kernels.Tensor], None]
 
 
-class Replays(Recordings[Bucket, PackedInput]):
+class Replays(BlockRecordings[Bucket]):
     """The recordings of one encoder, by bucket."""
 
     def __init__(
@@ -30,35 +30,24 @@ class Replays(Recordings[Bucket, PackedInput]):
         max_length: int,
         max_tokens: int,
     ) -> None:
-        super().__init__(place, workspace)
+        super().__init__(place, workspace, forward)
         self._max_length = max_length
         self._max_tokens = max(max_tokens, MOST_TOKENS)
-        self._forward = forward
         self._hidden = place.empty(self._max_tokens, hidden_size)
-        widest = Layout(MOST_TOKENS, MOST_TOKENS)
+        widest = packed_layout(MOST_TOKENS, MOST_TOKENS)
         self._block = place.empty(widest.nbytes, dtype="uint8")
 
     def run(
-        self,
-        ids: NDArray[np.int64],
-        positions: NDArray[np.int32],
-        types: NDArray[np.int32] | None,
-        cu_seqlens: NDArray[np.int32],
-        max_seqlen: int,
+        self, arrays: Mapping[str, NDArray[Any]], max_seqlen: int
     ) -> tuple[kernels.Tensor, int] | None:
         """(hidden states [tokens, hidden] that hold until the next run, tokens computed), or None
-        for a batch that is not to be replayed: too large, or the first of its bucket."""
-        bucket = self.bucket(ids.size, cu_seqlens.size - 1, max_seqlen)
-        if bucket is None:
+        for a batch that is not to be replayed: too large, or the first of its bucket. `arrays`: of
+        a `packed_layout`."""
+        tokens = arrays["input_ids"].size
+        bucket = self.bucket(tokens, arrays["cu_seqlens"].size - 1, max_seqlen)
+        if bucket is None or self.replay(bucket, arrays) is None:
             return None
-        found = self.find(bucket)
-        if found is None:
-            return None
-        inputs, graph = found
-        block = pack(inputs.layout, ids, positions, types, cu_seqlens)
-        kernels.write(inputs.block, kernels.Tensor.from_numpy(block), self._place.stream)
-        graph.replay(self._place.stream)
-        return self._hidden.first(ids.size), bucket.tokens
+        return self._hidden.first(tokens), bucket.tokens
 
     def bucket(self, tokens: int, sequences: int, max_seqlen: int) -> Bucket | None:
         """As `bucket_of`, no longer than the model's sequences."""
@@ -77,9 +66,10 @@ class Replays(Recordings[Bucket, PackedInput]):
         """Runs the largest batch once, after which the arena stays where it is, and records one
         sequence alone of every length that the model takes."""
         if self._max_tokens > MOST_TOKENS:
-            layout = Layout(self._max_tokens, -(-self._max_tokens // self._max_length))
-            inputs = PackedInput.upload(layout, np.zeros(layout.nbytes, np.uint8), self._place)
-            bounds = SequenceBatch.bucket(inputs.offsets, self._max_tokens, self._max_length)
+            layout = packed_layout(self._max_tokens, -(-self._max_tokens // self._max_length))
+            inputs = Inputs.upload(layout, {}, self._place)
+            offsets = inputs["cu_seqlens"]
+            bounds = SequenceBatch.bucket(offsets, self._max_tokens, self._max_length)
             self._forward(inputs, bounds, self._hidden)
         longest = min(self._max_length, MOST_TOKENS)
         buckets = {self.bucket(n, 1, n): None for n in range(1, longest + 1)}
@@ -88,13 +78,11 @@ class Replays(Recordings[Bucket, PackedInput]):
             if bucket is not None:
                 self.record(bucket)
 
-    def _prepare(self, bucket: Bucket) -> tuple[PackedInput, Callable[[], None]]:
+    def _prepare(self, bucket: Bucket) -> tuple[Inputs, Callable[[], None]]:
         """No tokens at all, in the bucket's buffers, and the forward over them."""
-        layout = Layout(bucket.tokens, bucket.sequences)
-        inputs = PackedInput(layout, self._block.first(layout.nbytes))
+        layout = packed_layout(bucket.tokens, bucket.sequences)
+        inputs = Inputs(layout, self._block.first(layout.nbytes))
         hidden = self._hidden.first(bucket.tokens)
-        batch = SequenceBatch.bucket(inputs.offsets, bucket.tokens, bucket.max_seqlen)
-        empty = np.zeros(0, np.int64)
-        block = pack(layout, empty, empty.astype(np.int32), None, np.zeros(1, np.int32))
-        kernels.write(inputs.block, kernels.Tensor.from_numpy(block), self._place.stream)
+        batch = SequenceBatch.bucket(inputs["cu_seqlens"], bucket.tokens, bucket.max_seqlen)
+        self._write(inputs, {})
         return inputs, lambda: self._forward(inputs, batch, hidden)

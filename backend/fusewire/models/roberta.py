@@ -3,13 +3,14 @@ after the padding id, and a classifier on the first token without a pooler."""
 
 from __future__ import annotations
 
-from fusewire.models.bert import bert_layers
-from fusewire.models.blueprint import Blueprint, Head, Norm
+from fusewire.models.bert import NAMES
+from fusewire.models.blueprint import Blueprint, Head, Norm, Stack
 from fusewire.models.config import Config
 from fusewire.models.post_norm import (
     first_token_head,
     label_count,
     pooler,
+    post_norm_layers,
     summed_embeddings,
     tied,
     token_heads,
@@ -40,21 +41,19 @@ def roberta_heads(config: Config, hidden: int, eps: float) -> dict[str, Head]:
 
 
 def blueprint(config: Config) -> Blueprint:
-    hidden, heads = config.width()
+    hidden, _ = config.width()
     eps = config.number("layer_norm_eps", 1e-12)
     positions = config.size("max_position_embeddings")
     padding = config.size("pad_token_id", 1, least=0, most=positions - 2)
     return Blueprint(
         prefix="roberta",
-        hidden_size=hidden,
-        heads=heads,
-        activation=config.activation("hidden_act", "gelu"),
-        norm_eps=eps,
-        embeddings=summed_embeddings(config, hidden, eps, typed=True),
-        layers=bert_layers(config, hidden, eps),
-        max_length=positions - padding - 1,
-        padding_index=padding,
+        stack=Stack(
+            hidden_size=hidden,
+            max_length=positions - padding - 1,
+            embeddings=summed_embeddings(config, hidden, eps, typed=True, padding_index=padding),
+            layers=post_norm_layers(config, NAMES),
+        ),
         task_heads=roberta_heads(config, hidden, eps),
-        other_heads=OTHER_HEADS,
+        unread=OTHER_HEADS,
         aliases=tied(config, "lm_head.decoder", "lm_head.bias"),
     )

@@ -10,8 +10,9 @@ import numpy as np
 from fusewire import kernels
 from fusewire.models.buckets import power_of_two
 from fusewire.models.decoder_cache import DecoderCache
-from fusewire.models.recordings import Recordings
-from fusewire.models.step_batch import StepBatch, StepInput, StepLayout
+from fusewire.models.inputs import Inputs
+from fusewire.models.recordings import BlockRecordings
+from fusewire.models.step_batch import StepBatch, paged_bucket, step_layout
 from fusewire.placement import Placement
 
 # Beyond this a step keeps the device busy for longer than its launches take.
@@ -23,7 +24,7 @@ LEAST_PAGES = 128
 
 # forward(inputs, batch, cache, rooms): fills rooms, [tokens, width] each: hidden states, then what
 # each matrix of the head makes of them; the last are logits
-Forward = Callable[[StepInput, kernels.PagedBatch, DecoderCache, list[kernels.Tensor]], None]
+Forward = Callable[[Inputs, kernels.PagedBatch, DecoderCache, list[kernels.Tensor]], None]
 
 
 class StepBucket(NamedTuple):
@@ -33,7 +34,7 @@ class StepBucket(NamedTuple):
     pages: int  # of the longest sequence
 
 
-class StepReplays(Recordings[StepBucket, StepInput]):
+class StepReplays(BlockRecordings[StepBucket]):
     """The recordings of one decoder with one cache, by bucket."""
 
     def __init__(
@@ -45,9 +46,8 @@ class StepReplays(Recordings[StepBucket, StepInput]):
         widths: list[int],
         max_sequences: int,
     ) -> None:
-        super().__init__(place, workspace)
+        super().__init__(place, workspace, forward)
         self.cache = cache
-        self._forward = forward
         self.max_sequences = min(max_sequences, MOST_SEQUENCES)
         self.padding_tokens = 0  # computed by replays so far
         self._rooms = [place.matrix(_rounded(self.max_sequences), width) for width in widths]
@@ -57,14 +57,9 @@ class StepReplays(Recordings[StepBucket, StepInput]):
         not to be replayed: with more than one token of a sequence, or with tokens whose logits
         no one reads; too large; or the first of its bucket."""
         bucket = self.bucket(step)
-        found = None if bucket is None else self.find(bucket)
-        if found is None:
+        if bucket is None or self.replay(bucket, vars(step)) is None:
             return None
-        inputs, graph = found
-        block = inputs.layout.pack(step)
-        kernels.write(inputs.block, kernels.Tensor.from_numpy(block), self._place.stream)
-        graph.replay(self._place.stream)
-        self.padding_tokens += inputs.layout.sequences - step.sequences
+        self.padding_tokens += bucket.sequences - step.sequences
         return self._rooms[-1].first(step.sequences)
 
     def bucket(self, step: StepBatch) -> StepBucket | None:
@@ -82,13 +77,11 @@ class StepReplays(Recordings[StepBucket, StepInput]):
         for count in sorted({_rounded(n + 1) for n in range(self.max_sequences)}, reverse=True):
             self.record(StepBucket(count, LEAST_PAGES))
 
-    def _prepare(self, bucket: StepBucket) -> tuple[StepInput, Callable[[], None]]:
+    def _prepare(self, bucket: StepBucket) -> tuple[Inputs, Callable[[], None]]:
         """Sequences without a token, in a block of the recording's own, and the step over them."""
         count = bucket.sequences
-        layout = StepLayout(count, count, bucket.pages, count)
-        nobody = np.zeros(layout.block.itemsize, np.uint8)
-        inputs = StepInput(layout, self._place.exact(nobody, np.uint8))
-        batch = inputs.bucket(self.cache.page_size)
+        inputs = Inputs.upload(step_layout(count, count, bucket.pages, count), {}, self._place)
+        batch = paged_bucket(inputs, self.cache.page_size)
         rooms = [room.first(count) for room in self._rooms]
         return inputs, lambda: self._forward(inputs, batch, self.cache, rooms)
 

@@ -1,4 +1,4 @@
-"""Which layers of a decoder see a window of the text before a token, and which all of it."""
+"""Which layers see a window of the text around or before a token, and which all of it."""
 
 from __future__ import annotations
 

@@ -1,0 +1,129 @@
+"""What a folder of images is loaded as, for the task that it is to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from fusewire.errors import CheckpointError, ConfigurationError
+from fusewire.models.blueprint import Blueprint, Patches
+from fusewire.models.config import Config, read_config
+from fusewire.models.image_model import ImageModel
+from fusewire.models.image_text_model import ImageTextModel
+from fusewire.models.registry import IMAGE_TASKS, TEXT_TOWERS, encoder_of_texts, image_encoder
+from fusewire.models.text_tower import TextTower
+from fusewire.placement import Placement
+from fusewire.weights import Checkpoint, open_folder
+from fusewire.weights.folder import file_in
+from fusewire.weights.formats import TOKENIZER
+
+
+@dataclass(frozen=True)
+class ImageTaskParts:
+    """What a task needs of a folder."""
+
+    head: str  # of the encoder of images
+    texts: bool  # the encoder of texts too
+
+    @property
+    def zero_shot(self) -> bool:
+        """Whether labels are texts of the request (task `label`)."""
+        return self.texts and self.head == "embed"
+
+
+def parts_of(folder: Path | str, task: str) -> ImageTaskParts:
+    """What `task` (label, embed) needs: `label` is zero-shot where the model compares images with
+    texts and the folder has no classifier. Texts are left out without a tokenizer, but not where
+    the task depends on them. CheckpointError."""
+    values = read_config(folder)
+    images = image_encoder(values).blueprint(Config(values))
+    check_task(images, task, values["model_type"])
+    if values["model_type"] not in TEXT_TOWERS:
+        return ImageTaskParts(task, texts=False)
+    if task == "embed":
+        return ImageTaskParts(task, texts=file_in(folder, TOKENIZER) is not None)
+    checkpoint = Checkpoint.open(folder, images.prefix, images.aliases)
+    label = images.tensors("label").keys() - images.tensors(None).keys()
+    labelled = any(name in checkpoint for name in label)
+    return ImageTaskParts("label" if labelled else "embed", texts=not labelled)
+
+
+def check_task(images: Blueprint, task: str, model_type: str) -> None:
+    """ConfigurationError for a task of texts, CheckpointError for one that the model has not."""
+    if task not in IMAGE_TASKS:
+        raise ConfigurationError(
+            f"task: got {task!r}, wanted one of {', '.join(IMAGE_TASKS)}; choose one of these"
+        )
+    if task not in images.task_heads:
+        raise CheckpointError(
+            f"config.json: {task}: got a {model_type} model, which has no head for it, "
+            f"wanted one of {', '.join(images.task_heads)}; choose one of these tasks"
+        )
+
+
+def check_image_folder(folder: Path | str, task: str) -> None:
+    """CheckpointError where `load_image_text_model` would raise it, without reading a weight."""
+    parts = parts_of(folder, task)
+    values = read_config(folder)
+    config = Config(values)
+    config.labels()
+    checked = [(image_encoder(values).blueprint(config), parts.head)]
+    if parts.texts:
+        checked.append((encoder_of_texts(values).blueprint(config), "embed"))
+    for blueprint, head in checked:
+        checkpoint = Checkpoint.open(folder, blueprint.prefix, blueprint.aliases)
+        checkpoint.check(blueprint.tensors(head), blueprint.unread)
+
+
+def load_image_model(folder: Path | str, task: str, place: Placement | None = None) -> ImageModel:
+    """Loads what `task` (label, embed) needs of an encoder of images, as strictly as
+    `load_model`."""
+    folder = open_folder(folder)
+    values = read_config(folder)
+    config = Config(values)
+    blueprint = image_encoder(values).blueprint(config)
+    check_task(blueprint, task, values["model_type"])
+    return ImageModel(
+        blueprint,
+        Checkpoint.open(folder, blueprint.prefix, blueprint.aliases),
+        task,
+        place or Placement(),
+        config=values,
+        folder=folder,
+        id2label=config.labels(),
+    )
+
+
+def load_text_tower(folder: Path | str, place: Placement | None = None) -> TextTower:
+    """Loads the encoder of texts of a model of images and texts (CLIP, SigLIP), as strictly as
+    `load_model`."""
+    folder = open_folder(folder)
+    values = read_config(folder)
+    blueprint = encoder_of_texts(values).blueprint(Config(values))
+    checkpoint = Checkpoint.open(folder, blueprint.prefix, blueprint.aliases)
+    return TextTower(blueprint, checkpoint, place or Placement(), config=values, folder=folder)
+
+
+def load_image_text_model(
+    folder: Path | str, task: str, place: Placement | None = None
+) -> ImageTextModel:
+    """Loads what an engine serves of a folder of images for `task`."""
+    place = place or Placement()
+    parts = parts_of(folder, task)
+    images = load_image_model(folder, parts.head, place)
+    texts = load_text_tower(folder, place) if parts.texts else None
+    return ImageTextModel(images, texts, trained_size(folder))
+
+
+def patches_of(folder: Path | str) -> Patches:
+    """The input block of a folder of images, as config.json has it."""
+    values = read_config(folder)
+    patches = image_encoder(values).blueprint(Config(values)).stack.embeddings
+    assert isinstance(patches, Patches)
+    return patches
+
+
+def trained_size(folder: Path | str) -> tuple[int, int]:
+    """(height, width) of the images that the model was trained with."""
+    patches = patches_of(folder)
+    return patches.grid[0] * patches.size, patches.grid[1] * patches.size

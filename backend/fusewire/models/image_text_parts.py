@@ -1,0 +1,60 @@
+"""What CLIP and SigLIP have in common: an encoder of images and one of texts, alike but for their
+input, whose embeddings are compared."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fusewire.models.blueprint import Embeddings, Norm, Stack, Table
+from fusewire.models.config import Config
+from fusewire.models.image_parts import LayerNames, pre_norm_layers
+
+NAMES = LayerNames(
+    qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    attention_output="self_attn.out_proj",
+    attention_norm="layer_norm1",
+    intermediate="mlp.fc1",
+    output="mlp.fc2",
+    output_norm="layer_norm2",
+)
+LAYERS = "encoder.layers"
+
+
+def tower(config: Config, part: str, defaults: Mapping[str, Any]) -> Config:
+    """What a configuration of both says of one, "text" or "vision"; a configuration of one alone is
+    its own. Old CLIP folders repeat a part under another key, which goes before, as in
+    transformers."""
+    values = config.values
+    key = f"{part}_config_dict" if values.get(f"{part}_config_dict") else f"{part}_config"
+    given = values.get(key)
+    if given is None:
+        given = values
+    if not isinstance(given, dict):
+        raise config.fault(key, given, "a map of settings")
+    return Config({**defaults, **given})
+
+
+def text_stack(text: Config, *, causal: bool) -> Stack:
+    hidden, heads = text.width()
+    eps = text.number("layer_norm_eps")
+    positions = text.size("max_position_embeddings")
+    return Stack(
+        hidden_size=hidden,
+        max_length=positions,
+        embeddings=Embeddings(
+            Table("embeddings.token_embedding.weight", text.size("vocab_size"), hidden),
+            Table("embeddings.position_embedding.weight", positions, hidden),
+        ),
+        layers=pre_norm_layers(
+            text,
+            LAYERS,
+            NAMES,
+            hidden,
+            heads,
+            text.size("intermediate_size"),
+            eps,
+            right=0 if causal else None,
+        ),
+        final_norm=Norm("final_layer_norm", hidden, eps),
+    )

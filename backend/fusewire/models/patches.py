@@ -1,0 +1,152 @@
+"""The input block of images: their patches through one matrix product, onto rows that hold what
+does not depend on the pixels (positions, bias, class tokens)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fusewire import kernels
+from fusewire.errors import InvalidInput
+from fusewire.models.assemble import Weights
+from fusewire.models.blueprint import Patches
+from fusewire.models.inputs import NamedTensors
+from fusewire.models.patch_positions import resampled
+from fusewire.placement import Placement
+
+# Tokens of one image, of any number of sides: 2048 x 2048 pixels in patches of 16.
+MOST_TOKENS_OF_IMAGE = 1 << 14
+_COLUMNS = 8  # 16 bytes in 16 bits, which kernels read at once
+_MOST_TABLES = 16  # for images of other sizes
+
+Grid = tuple[int, int]  # rows and columns of patches
+
+
+class BuiltPatches:
+    """Patches with their weights."""
+
+    def __init__(self, patches: Patches, weights: Weights, place: Placement) -> None:
+        self._patches = patches
+        self.place = place
+        hidden = patches.projection.shape[0]
+        projection = weights.fp32(patches.projection.name).reshape(hidden, -1)
+        self._width = _rounded_up(projection.shape[1])
+        padded = np.zeros((hidden, self._width), np.float32)
+        padded[:, : projection.shape[1]] = projection
+        self._projection = place.linear(padded, None, patches.projection.name)
+        self._norm = (*weights.norm(patches.norm), patches.norm.eps) if patches.norm else None
+
+        position = weights.fp32(patches.position.name).reshape(-1, hidden)
+        leading = [weights.fp32(each.name).reshape(1, hidden) for each in patches.leading]
+        count = len(leading)
+        self._leading = np.concatenate(leading) + position[:count] if count else position[:0]
+        self._positions = position[count:].reshape(*patches.grid, hidden)
+        self._bias = weights.fp32(patches.bias.name) if patches.bias else np.float32(0)
+        self._tables: dict[tuple[Grid, ...], kernels.Tensor] = {}
+
+    @property
+    def leading_tokens(self) -> int:
+        """Of each image, before its patches."""
+        return len(self._leading)
+
+    @property
+    def trained_grid(self) -> Grid:
+        """That the model's own positions are for."""
+        return self._patches.grid
+
+    def cu_seqlens(self, grids: Sequence[Grid]) -> NDArray[np.int32]:
+        """Where the tokens of images with these grids begin."""
+        lengths = (self.leading_tokens + rows * columns for rows, columns in grids)
+        return np.cumsum([0, *lengths], dtype=np.int32)
+
+    def blank(self, tokens: int) -> NDArray[np.float32]:
+        """Patches of no pixels, as `cut` gives them."""
+        return np.zeros((tokens, self._width), np.float32)
+
+    def cut(
+        self, images: Sequence[NDArray[np.float32]], grids: Sequence[Grid]
+    ) -> NDArray[np.float32]:
+        """The pixels of each token of images [channels, height, width] with these grids,
+        [tokens, width]: of a patch [channels, size, size] flattened, of a leading token 0."""
+        cu_seqlens, leading = self.cu_seqlens(grids), self.leading_tokens
+        patches = np.empty((cu_seqlens[-1], self._width), np.float32)
+        begins = cu_seqlens[:-1].tolist()
+        for begin, end, image, grid in zip(begins, cu_seqlens[1:], images, grids, strict=True):
+            patches[begin : begin + leading] = 0
+            self._cut(patches[begin + leading : end], image, grid)
+        return patches
+
+    def tensors(
+        self, grids: Sequence[Grid], patches: kernels.Tensor
+    ) -> dict[str, kernels.Tensor | None]:
+        """What `forward` takes for images with these grids and their patches [tokens, width]."""
+        distinct = tuple(dict.fromkeys(grids))
+        begin_of = dict(zip(distinct, self.cu_seqlens(distinct).tolist(), strict=False))
+        cu_seqlens = self.cu_seqlens(grids)
+        rows = [
+            np.arange(begin_of[grid], begin_of[grid] + length)
+            for grid, length in zip(grids, np.diff(cu_seqlens), strict=True)
+        ]
+        return {
+            "patches": patches,
+            "rows": self.place.exact(np.concatenate(rows), np.int64),
+            "table": self._table(distinct),
+            "positions": None,
+        }
+
+    def forward(self, x: kernels.Tensor, inputs: NamedTensors) -> None:
+        """Fills x [tokens, hidden]."""
+        stream = self.place.stream
+        kernels.gather_rows(x, inputs["table"], inputs["rows"], stream)
+        kernels.linear_add(x, inputs["patches"], self._projection, x, stream)
+        if self._norm is not None:
+            kernels.layer_norm(x, x, *self._norm, stream)
+
+    def grid(self, image: NDArray[np.float32]) -> Grid:
+        """How many patches an image has; pixels beyond whole ones are left out, as by a
+        convolution. InvalidInput."""
+        size, channels = self._patches.size, self._patches.projection.shape[1]
+        if image.ndim != 3 or image.shape[0] != channels:
+            raise InvalidInput(
+                "pixel_values",
+                f"the shape {list(image.shape)}",
+                f"[{channels}, height, width]",
+                "send channels first",
+            )
+        rows, columns = image.shape[1] // size, image.shape[2] // size
+        if not 0 < rows * columns <= MOST_TOKENS_OF_IMAGE:
+            raise InvalidInput(
+                "pixel_values",
+                f"{image.shape[1]} x {image.shape[2]} pixels",
+                f"1 to {MOST_TOKENS_OF_IMAGE} patches of {size} x {size}",
+                "resize the image",
+            )
+        return rows, columns
+
+    def _cut(self, out: NDArray[np.float32], image: NDArray[np.float32], grid: Grid) -> None:
+        """Fills out[patches, width] with the pixels of each, [channels, size, size] flattened."""
+        (rows, columns), size, channels = grid, self._patches.size, image.shape[0]
+        whole = image[:, : rows * size, : columns * size]
+        cut = whole.reshape(channels, rows, size, columns, size).transpose(1, 3, 0, 2, 4)
+        pixels = channels * size * size
+        out[:, :pixels] = cut.reshape(rows * columns, pixels)
+        out[:, pixels:] = 0
+
+    def _table(self, grids: tuple[Grid, ...]) -> kernels.Tensor:
+        """What each token of images of these grids starts from, one grid after the other."""
+        if grids not in self._tables:
+            if len(self._tables) >= _MOST_TABLES:
+                self._tables.pop(next(iter(self._tables)))
+            hidden = self._positions.shape[-1]
+            parts = []
+            for grid in grids:
+                positions = resampled(self._positions, *grid).reshape(-1, hidden)
+                parts += [self._leading, positions + self._bias]
+            self._tables[grids] = self.place.floats(np.concatenate(parts), "positions")
+        return self._tables[grids]
+
+
+def _rounded_up(columns: int) -> int:
+    return (columns + _COLUMNS - 1) // _COLUMNS * _COLUMNS

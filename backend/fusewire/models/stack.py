@@ -1,0 +1,193 @@
+"""A Stack with its weights: the input block, the layers and the norm at their end, of encoders and
+of decoders.
+
+Nothing here knows an architecture by name. Hidden states live in one [tokens, hidden] matrix that
+each layer updates in place; temporaries live in a workspace.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fusewire import kernels
+from fusewire.models.assemble import Weights
+from fusewire.models.blueprint import (
+    Attention,
+    Block,
+    Embeddings,
+    FeedForward,
+    Layer,
+    Patches,
+    PositionBias,
+    Stack,
+)
+from fusewire.models.buckets import MOST_TOKENS
+from fusewire.models.inputs import NamedTensors
+from fusewire.models.patches import BuiltPatches
+from fusewire.models.positions import relative_buckets
+from fusewire.models.rope import Rope
+from fusewire.placement import Placement
+
+
+class BuiltStack:
+    """Its forwards take memory from the workspace alone: they can be recorded."""
+
+    def __init__(
+        self, stack: Stack, weights: Weights, place: Placement, workspace: kernels.Workspace
+    ) -> None:
+        self._stream = place.stream
+        self._workspace = workspace
+        self.input_block: BuiltEmbeddings | BuiltPatches
+        if isinstance(stack.embeddings, Patches):
+            self.input_block = BuiltPatches(stack.embeddings, weights, place)
+        else:
+            self.input_block = BuiltEmbeddings(stack.embeddings, weights, place)
+        builder = _LayerBuilder(stack.max_length, weights, place)
+        built = {layer: builder.layer(layer) for layer in dict.fromkeys(stack.layers)}
+        self._layers = kernels.Stack(
+            [built[layer] for layer in stack.layers], weights.built_norm(stack.final_norm)
+        )
+
+    def forward(
+        self, x: kernels.Tensor, inputs: NamedTensors, batch: kernels.SequenceBatch
+    ) -> None:
+        """Fills x [tokens, hidden] for whole sequences, whose tokens see all of their own."""
+        self.input_block.forward(x, inputs)
+        self._layers.forward(x, batch, self._workspace, inputs["positions"], self._stream)
+
+    def forward_outputs(
+        self,
+        out: kernels.Tensor,
+        tokens: kernels.Tensor,
+        outputs: kernels.SequenceBatch,
+        x: kernels.Tensor,
+        inputs: NamedTensors,
+        batch: kernels.SequenceBatch,
+    ) -> None:
+        """As `forward`, of some tokens alone: fills out [n, hidden] for tokens int64 [n], whose
+        offsets are those of `outputs`, and x with nothing of use. The last layer computes no
+        others."""
+        self.input_block.forward(x, inputs)
+        self._layers.forward_outputs(
+            out, tokens, outputs, x, batch, self._workspace, inputs["positions"], self._stream
+        )
+
+    def forward_cached(
+        self,
+        x: kernels.Tensor,
+        inputs: NamedTensors,
+        batch: kernels.PagedBatch,
+        planes: kernels.Tensor,
+    ) -> None:
+        """Fills x [tokens, hidden] for new tokens, whose keys and values join the planes."""
+        self.input_block.forward(x, inputs)
+        self._layers.forward_cached(
+            x, batch, planes, self._workspace, inputs["positions"], self._stream
+        )
+
+
+class BuiltEmbeddings:
+    """The input block of texts: Embeddings with their weights."""
+
+    def __init__(self, embeddings: Embeddings, weights: Weights, place: Placement) -> None:
+        position, types, norm = embeddings.position, embeddings.token_type, embeddings.norm
+        self._place = place
+        self._scale = embeddings.scale
+        self._word = weights.table(embeddings.word, embeddings.word_projection)
+        self._position = weights.table(position) if position else None
+        self._token_type = weights.table(types) if types else None
+        self._norm = (*weights.norm(norm), norm.eps) if norm else None
+        self._projection = weights.linear(embeddings.projection) if embeddings.projection else None
+        self._narrow_room: kernels.Tensor | None = None
+
+    def forward(self, x: kernels.Tensor, inputs: NamedTensors) -> None:
+        """Fills x [tokens, hidden]."""
+        stream = self._place.stream
+        embedded = x if self._projection is None else self._narrow(x.shape[0])
+        ids, word, position = inputs["input_ids"], self._word, self._position
+        positions = None if position is None else inputs["positions"]
+        if self._norm is None:
+            kernels.embed(embedded, ids, positions, word, position, self._scale, stream)
+        else:
+            types = None if self._token_type is None else inputs["token_type_ids"]
+            tables = word, position, self._token_type
+            kernels.embed_layer_norm(embedded, ids, positions, types, *tables, *self._norm, stream)
+        if self._projection is not None:
+            kernels.linear(x, embedded, self._projection, "none", stream)
+
+    def _narrow(self, tokens: int) -> kernels.Tensor:
+        """Room for embeddings before their projection; where forwards are recorded, always the
+        same."""
+        width = self._word.shape[1]
+        if tokens > MOST_TOKENS:
+            return self._place.empty(tokens, width)
+        if self._narrow_room is None:
+            self._narrow_room = self._place.empty(MOST_TOKENS, width)
+        return self._narrow_room.first(tokens)
+
+
+class _LayerBuilder:
+    """Layers share the tables of their angles and biases."""
+
+    def __init__(self, max_length: int, weights: Weights, place: Placement) -> None:
+        self._max_length = max_length
+        self._weights = weights
+        self._place = place
+        self._angles: dict[Rope, tuple[kernels.Tensor, kernels.Tensor]] = {}
+        self._biases: dict[PositionBias, kernels.Tensor] = {}
+
+    def layer(self, layer: Layer) -> kernels.Layer:
+        return kernels.Layer(
+            [self._block(block) for block in layer.blocks], parallel=layer.parallel
+        )
+
+    def _block(self, block: Block) -> kernels.Block:
+        return kernels.Block(
+            self._sublayer(block.sublayer),
+            input_norm=self._weights.built_norm(block.input_norm),
+            output_norm=self._weights.built_norm(block.output_norm),
+            residual_norm=self._weights.built_norm(block.residual_norm),
+        )
+
+    def _sublayer(self, part: Attention | FeedForward) -> kernels.Attention | kernels.FeedForward:
+        weights = self._weights
+        if isinstance(part, FeedForward):
+            return kernels.FeedForward(
+                intermediate=weights.linear(part.intermediate),
+                output=weights.linear(part.output),
+                activation=part.activation,
+                gated=part.gated,
+            )
+        return kernels.Attention(
+            qkv=weights.linear(part.qkv),
+            output=weights.linear(part.output),
+            heads=part.heads,
+            kv_heads=part.kv_heads,
+            left=part.left,
+            right=part.right,
+            scale=part.scale,
+            soft_cap=part.soft_cap,
+            q_norm=weights.built_norm(part.q_norm),
+            k_norm=weights.built_norm(part.k_norm),
+            rope=None if part.rope is None else self._rope(part.rope),
+            position_bias=None if part.position_bias is None else self._bias(part.position_bias),
+        )
+
+    def _rope(self, rope: Rope) -> tuple[kernels.Tensor, kernels.Tensor]:
+        if rope not in self._angles:
+            cos, sin = rope.table(self._max_length)
+            exact = self._place.exact
+            self._angles[rope] = (
+                exact(cos, np.float32, "weights"),
+                exact(sin, np.float32, "weights"),
+            )
+        return self._angles[rope]
+
+    def _bias(self, bias: PositionBias) -> kernels.Tensor:
+        if bias not in self._biases:
+            # The kernels let distances beyond a table take its ends.
+            length = min(self._max_length, bias.max_distance + 1)
+            buckets = relative_buckets(length, bias.table.rows, bias.max_distance)
+            by_distance = self._weights.fp32(bias.table.name)[buckets].T
+            self._biases[bias] = self._place.exact(by_distance, np.float32, "weights")
+        return self._biases[bias]

@@ -1,0 +1,126 @@
+"""From the hidden states of a packed batch to what a task needs of each sequence, on the host.
+
+A head is called with the hidden states [tokens, hidden], their batch, and options of each of its
+sequences (None for a head without any). It returns a result for each sequence, in arrays of its
+own: the next forward overwrites hidden states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fusewire import kernels
+from fusewire.batch import Batch
+from fusewire.models.assemble import Weights
+from fusewire.models.blueprint import Dense, Head
+from fusewire.models.head import BuiltHead
+from fusewire.weights import Checkpoint
+
+if TYPE_CHECKING:
+    from fusewire.models.encoder import EncoderModel
+
+TaskHead = Callable[[kernels.Tensor, Batch, Sequence[Any]], list[Any]]
+
+_MOST_SCORES = 1 << 25  # over the vocabulary, held at once: 128 MiB in fp32
+
+
+def hidden_states(model: EncoderModel) -> TaskHead:
+    """Of each sequence float32 [n, hidden]."""
+    return lambda hidden, batch, _: _of_each(model.place.numpy(hidden), batch)
+
+
+def token_logits(model: EncoderModel) -> TaskHead:
+    """Of each sequence float32 [n, labels]."""
+    return lambda hidden, batch, _: _of_each(model.logits(hidden, batch), batch)
+
+
+def sequence_logits(model: EncoderModel) -> TaskHead:
+    """Of each sequence float32 [labels]."""
+    return lambda hidden, batch, _: list(model.logits(hidden, batch).copy())
+
+
+class EmbeddingOptions(NamedTuple):
+    pooling: str  # as `kernels.pool` names it
+    normalize: bool  # to length 1 (L2)
+
+
+class Embedding:
+    """Of each sequence float32 [size]: hidden states pooled, through dense layers, normalized."""
+
+    def __init__(
+        self, model: EncoderModel, dense: Sequence[Dense] = (), weights: Checkpoint | None = None
+    ) -> None:
+        """`weights`: of the dense layers, which are no part of the model's own checkpoint."""
+        self._model = model
+        self._dense: BuiltHead | None = None
+        if weights is not None:
+            chain = Head(None, tuple(dense))
+            self._dense = BuiltHead(chain, Weights(weights, model.place), model.place)
+
+    def __call__(
+        self, hidden: kernels.Tensor, batch: Batch, options: Sequence[EmbeddingOptions]
+    ) -> list[NDArray[np.float32]]:
+        sequences = self._model.place.sequences(batch.cu_seqlens)
+        # Requests may pool and scale differently; almost always all do the same.
+        pooled = {each: self._pooled(hidden, sequences, each) for each in set(options)}
+        return [pooled[each][row] for row, each in enumerate(options)]
+
+    def _pooled(
+        self, hidden: kernels.Tensor, sequences: kernels.SequenceBatch, options: EmbeddingOptions
+    ) -> NDArray[np.float32]:
+        place = self._model.place
+        out = place.empty(sequences.sequences, self._model.hidden_size)
+        kernels.pool(out, hidden, sequences, options.pooling, place.stream)
+        if self._dense is not None:
+            out = self._dense.apply(out, None)
+        if options.normalize:
+            kernels.l2_normalize(out, out, place.stream)
+        return place.numpy(out)
+
+
+class LikeliestTokens:
+    """Of each sequence (token ids int64, probabilities float32), both [masks, k]: the likeliest
+    tokens in the place of each mask token, likeliest first. Options: k."""
+
+    def __init__(self, model: EncoderModel, mask_id: int | None) -> None:
+        """`mask_id`: None where the folder names no mask token; then no call is allowed."""
+        self._model = model
+        self._mask_id = mask_id
+
+    def __call__(
+        self, hidden: kernels.Tensor, batch: Batch, options: Sequence[int]
+    ) -> list[tuple[NDArray[np.int64], NDArray[np.float32]]]:
+        rows = np.flatnonzero(batch.input_ids == self._mask_id)
+        # Scores over the vocabulary are far larger than anything else, so some masks at a time.
+        step = max(1, _MOST_SCORES // self._model.vocab_size)
+        parts = [
+            self._likeliest(hidden, rows[start : start + step], max(options))
+            for start in range(0, len(rows), step)
+        ]
+        tokens, scores = (np.concatenate(column) for column in zip(*parts, strict=True))
+        bounds = np.searchsorted(rows, batch.cu_seqlens)
+        return [
+            (tokens[first:end, :k], scores[first:end, :k])
+            for first, end, k in zip(bounds, bounds[1:], options, strict=False)
+        ]
+
+    def _likeliest(
+        self, hidden: kernels.Tensor, rows: NDArray[np.int64], k: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+        """Of the tokens at `rows`, [rows, k]."""
+        place = self._model.place
+        logits = self._model.fill_logits(hidden, rows)
+        kernels.softmax(logits, logits, place.stream)
+        scores = place.empty(len(rows), k)
+        tokens = place.empty(len(rows), k, dtype="int64")
+        kernels.top_k(scores, tokens, logits, place.stream)
+        return place.numpy(tokens).copy(), place.numpy(scores).copy()
+
+
+def _of_each(values: NDArray[np.float32], batch: Batch) -> list[NDArray[np.float32]]:
+    """The rows of each sequence, of values [tokens, ...]."""
+    return [values[batch.rows(sequence)].copy() for sequence in range(batch.sequences)]

@@ -1,0 +1,193 @@
+"""Settings of every engine, and those of an encoder's; unknown keys are refused.
+
+Every field is a `parameters` key of config.pbtxt and a command-line flag under the same name; its
+`group` is the section of the help that lists it. Request parameters override those that
+`fusewire.tasks.parameters` lists for the task.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic_core import PydanticKnownError
+
+from fusewire.errors import ConfigurationError
+
+Pooling = Literal["cls", "mean", "max", "last"]
+Aggregation = Literal["none", "simple", "first", "average", "max"]
+ScoreFunction = Literal["none", "sigmoid", "softmax"]
+Dtype = Literal["auto", "float32", "float16", "bfloat16"]
+
+# A request's share of the work, so that one request cannot ask for an answer without bound.
+MOST_CANDIDATES = 1000  # of one mask or question
+MOST_REPLIES = 20_000  # candidates of one request, over all its masks
+LONGEST_PROMPT = 1 << 14  # characters before each text
+MOST_WINDOWS = 1000  # of one request, beyond the first of each text
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """ "did you mean NAME? " for the known name that a misspelt one resembles, else nothing."""
+    found = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {found[0]}? " if found else ""
+
+
+class WrongSetting(ConfigurationError):
+    """The first violation that validation found in settings."""
+
+    def __init__(self, error: ValidationError, known: Iterable[str]) -> None:
+        """`known`: the settings that there are."""
+        # A misspelt name first: what it leaves unset is only its consequence.
+        first = min(error.errors(), key=lambda each: each["type"] != "extra_forbidden")
+        self.field = ".".join(str(part) for part in first["loc"])
+        self.wanted = first["msg"].removeprefix("Input should be ").removeprefix("a valid ")
+        got, remedy = f"got {str(first['input'])[:80]!r}", "correct or remove it"
+        if first["type"] == "extra_forbidden":
+            known = list(known)
+            got, self.wanted = "got an unknown setting", f"one of {', '.join(known)}"
+            remedy = f"{closest(self.field, known)}{remedy}"
+        elif first["type"] == "missing":
+            got, self.wanted, remedy = "not set", "a value", "add it"
+        super().__init__(f"{self.field}: {got}, wanted {self.wanted}; {remedy}")
+
+
+class StrictSettings(BaseModel):
+    """Settings that refuse unknown names, true and false for numbers, and numbers without end."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_flag_for_a_number(cls, value: object, info: ValidationInfo) -> object:
+        annotation = cls.model_fields[str(info.field_name)].annotation
+        kinds = get_args(annotation) or (annotation,)
+        if isinstance(value, bool) and bool not in kinds and {int, float} & {*kinds}:
+            raise PydanticKnownError("int_type" if int in kinds else "float_type")
+        return value
+
+
+class Settings(StrictSettings):
+    """What every engine has; a default of None means: as the checkpoint says."""
+
+    threads: int = Field(
+        default=0,
+        ge=0,
+        le=1024,
+        description="CPU threads of kernels and tokenizer; 0: one per core.",
+        json_schema_extra={"group": "model"},
+    )
+    dtype: Dtype = Field(
+        default="auto",
+        description="Data type of weights and computation. auto: float32 on the CPU, float16 on "
+        "a GPU, or bfloat16 for models whose numbers outgrow that (T5).",
+        json_schema_extra={"group": "model"},
+    )
+    graphs: bool = Field(
+        default=True,
+        description="Capture CUDA graphs of forward passes and replay them. No effect on the CPU.",
+        json_schema_extra={"group": "model"},
+    )
+
+    def __init__(self, /, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise WrongSetting(error, type(self).model_fields) from None
+
+
+class EngineSettings(Settings):
+    """Settings of one encoder deployment."""
+
+    truncate: bool = Field(
+        default=False,
+        description="Truncate texts longer than max_length instead of rejecting them.",
+        json_schema_extra={"group": "model"},
+    )
+    max_length: int | None = Field(
+        default=None,
+        ge=1,
+        description="Maximum sequence length in tokens, special tokens included; at most the "
+        "model's number of positions. Default: for embed max_seq_length of the "
+        "sentence-transformers files, else the tokenizer's model_max_length, else the model's "
+        "number of positions.",
+        json_schema_extra={"group": "model"},
+    )
+    max_batch_tokens: int = Field(
+        default=16384,
+        ge=1,
+        le=1 << 24,
+        description="Maximum number of tokens in a micro-batch; bounds its memory.",
+        json_schema_extra={"group": "batching"},
+    )
+    pooling: Pooling | None = Field(
+        default=None,
+        description="embed: how token vectors are pooled into one. Default: as the "
+        "sentence-transformers files say, else mean.",
+        json_schema_extra={"group": "model"},
+    )
+    normalize: bool | None = Field(
+        default=None,
+        description="embed: scale embeddings to length 1 (L2). Default: as the "
+        "sentence-transformers files say, else false.",
+        json_schema_extra={"group": "model"},
+    )
+    prompt: str | None = Field(
+        default=None,
+        max_length=LONGEST_PROMPT,
+        description="embed: text put before each text, in place of a prompt by name.",
+        json_schema_extra={"group": "model"},
+    )
+    prompt_name: str | None = Field(
+        default=None,
+        max_length=64,
+        description="embed: name of the prompt in config_sentence_transformers.json to put before "
+        "each text. Default: its default_prompt_name, else none.",
+        json_schema_extra={"group": "model"},
+    )
+    function_to_apply: ScoreFunction | None = Field(
+        default=None,
+        description="classify, label: the function from logits to scores. Default: chosen from "
+        "the problem_type and the number of labels in config.json, as in transformers.",
+        json_schema_extra={"group": "model"},
+    )
+    hypothesis_template: str | None = Field(
+        default=None,
+        max_length=1024,
+        description="label: the sentence that each of a request's candidate_labels is put into, in "
+        "the place of {}. Default: 'This is a photo of {}.'",
+        json_schema_extra={"group": "model"},
+    )
+    aggregation_strategy: Aggregation = Field(
+        default="none",
+        description="tag: how tokens are grouped into entities, as in transformers.",
+        json_schema_extra={"group": "model"},
+    )
+    top_k: int | None = Field(
+        default=None,
+        ge=1,
+        le=MOST_CANDIDATES,
+        description="fill, answer: number of candidates returned. Default: fill 5, answer 1.",
+        json_schema_extra={"group": "model"},
+    )
+    doc_stride: int | None = Field(
+        default=None,
+        ge=0,
+        description="answer: overlap in tokens between neighbouring windows of a long context. "
+        "Default: half the window, at most 128.",
+        json_schema_extra={"group": "model"},
+    )
+    max_answer_len: int = Field(
+        default=15,
+        ge=1,
+        le=512,
+        description="answer: maximum length of an answer in tokens.",
+        json_schema_extra={"group": "model"},
+    )
+    handle_impossible_answer: bool = Field(
+        default=False,
+        description="answer: allow the empty answer to a question that the context does not "
+        "answer.",
+        json_schema_extra={"group": "model"},
+    )
