@@ -1,0 +1,116 @@
+"""Parameters of generation against the limits of a model: the one place that checks a request's."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from typing import Any, NoReturn
+
+from fusewire.errors import InvalidInput
+from fusewire.generation.limits import GenerationLimits
+from fusewire.generation.no_effect import without_no_effect
+from fusewire.generation.parameters import GenerationParameters
+from fusewire.generation.spelling import layer
+
+# Below it logits could leave float32 when they are divided.
+SMALLEST_TEMPERATURE = 1e-3
+
+
+def read_parameters(
+    values: Mapping[str, Any],
+    limits: GenerationLimits,
+    defaults: Mapping[str, Any] | None = None,
+) -> GenerationParameters:
+    """A request's values, checked and completed by `defaults`, as `generation_defaults` makes them:
+    those that fit neither the values nor the limits give way. InvalidInput."""
+    given = without_no_effect({name: value for name, value in values.items() if value is not None})
+    named = layer(given)
+    others = {"do_sample": False, **(defaults or {})}
+    parameters = GenerationParameters(
+        **{k: v for k, v in others.items() if k not in named}, **given
+    )
+    fitting = {**dict(parameters), **_give_way(parameters, limits, named)}
+    parameters = GenerationParameters.completed(given, fitting)
+    _check(parameters, limits)
+    return parameters
+
+
+def _give_way(
+    p: GenerationParameters, limits: GenerationLimits, named: Container[str]
+) -> dict[str, Any]:
+    """The defaults among `p`, changed to fit the limits and what a request has `named`: so only
+    what it named can be refused."""
+    temperature, n, best_of = p.temperature, p.n, p.best_of
+    least, most = p.min_new_tokens, p.max_new_tokens
+    if "do_sample" in named and "temperature" not in named and p.do_sample:
+        temperature = temperature or 1.0
+
+    # As many sequences as run at once, and may have the tokens that were named.
+    lengths = {"min_new_tokens": least, "max_new_tokens": most or 1}
+    longest = max([1, *(length for name, length in lengths.items() if name in named)])
+    greedy = not p.do_sample or temperature == 0
+    allowed = max(1, limits.max_request_tokens // longest)
+    sequences = 1 if greedy else min(allowed, limits.max_sequences)
+    if "n" not in named:
+        n = min(n, sequences, best_of if best_of and "best_of" in named else n)
+    if "best_of" not in named and best_of is not None:
+        best_of = min(best_of, sequences) if n <= min(best_of, sequences) else None
+
+    # As many tokens as all of them may have.
+    each = max(1, limits.max_request_tokens // (best_of or n))
+    if "min_new_tokens" not in named:
+        least = min(least, each)
+        if most is not None and "max_new_tokens" in named:
+            least = min(least, most)
+    if "max_new_tokens" not in named and most is not None:
+        most = max(least, min(most, each))
+    fitting = {
+        "temperature": temperature,
+        "top_k": min(p.top_k, limits.vocab_size),
+        "n": n,
+        "best_of": best_of,
+        "min_new_tokens": least,
+        "max_new_tokens": most,
+    }
+    return {name: value for name, value in fitting.items() if name not in named}
+
+
+def _check(p: GenerationParameters, limits: GenerationLimits) -> None:
+    """Raises InvalidInput for what one field alone does not show."""
+
+    def refuse(name: str, got: object, wanted: str, remedy: str) -> NoReturn:
+        raise InvalidInput(p.named(name), got, wanted, remedy)
+
+    if 0 < p.temperature < SMALLEST_TEMPERATURE:
+        wanted = f"0 (greedy) or at least {SMALLEST_TEMPERATURE}"
+        refuse("temperature", p.temperature, wanted, "raise it, or send 0")
+    if p.top_k > limits.vocab_size:
+        refuse("top_k", p.top_k, f"at most {limits.vocab_size}, the vocabulary", "lower it")
+    for name, ids in (("logit_bias", p.logit_bias), ("stop_token_ids", p.stop_token_ids)):
+        for token in ids:
+            if not 0 <= token < limits.vocab_size:
+                wanted = f"ids 0..{limits.vocab_size - 1}, the model's vocabulary"
+                refuse(name, f"id {token}", wanted, "use this model's tokenizer")
+    if p.max_new_tokens == 0 and p.prompt_logprobs is None:
+        wanted = "at least 1 without prompt_logprobs, as nothing would be answered"
+        refuse("max_new_tokens", 0, wanted, "raise it, or ask for prompt_logprobs")
+    if p.best_of is not None and p.best_of < p.n:
+        refuse("best_of", p.best_of, f"at least {p.n}, which is n", "raise it or remove it")
+    many = "best_of" if p.best_of is not None else "n"
+    if p.sequences > 1 and p.greedy:
+        wanted = "1 where no tokens are drawn, as all sequences would be equal"
+        refuse(many, p.sequences, wanted, "set a temperature")
+    if p.sequences > limits.max_sequences:
+        wanted = f"at most {limits.max_sequences}, the sequences that run at once"
+        refuse(many, p.sequences, wanted, "lower it")
+    most = p.max_new_tokens
+    if most is not None and p.min_new_tokens > most:
+        wanted = f"at most {most}, the most new tokens"
+        refuse("min_new_tokens", p.min_new_tokens, wanted, "lower it")
+    # Behind a prompt there is less room than this, which is named where its length is known.
+    tokens = p.sequences * min(most or max(p.min_new_tokens, 1), limits.max_length)
+    if tokens > limits.max_request_tokens:
+        got = f"{tokens} tokens" + (f" over {p.sequences} sequences" if p.sequences > 1 else "")
+        length = "max_new_tokens" if "max_new_tokens" in p.model_fields_set else "min_new_tokens"
+        name = many if p.sequences > 1 and many in p.model_fields_set else length
+        wanted = f"at most {limits.max_request_tokens} generated by one request"
+        refuse(name, got, wanted, "ask for fewer tokens" + (" or texts" if p.sequences > 1 else ""))

@@ -1,0 +1,240 @@
+"""How to generate: the parameters of one request, as Hugging Face and vLLM name them.
+
+What a request says goes before the folder's generation_config.json. Where the two libraries differ,
+the description of the field says what holds here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError
+
+from fusewire.generation.spelling import canonical, layer, refusal
+from fusewire.text.written import Flag, Real, Whole, ids_as_keys, minus_one_as_zero, one_as_list
+
+FIELD = "sampling_parameters"
+
+# Sequences of one request: each takes pages and a row of every step.
+MOST_SEQUENCES = 64
+# Stop strings: an automaton's state a character, and as many characters held back in the stream.
+MOST_STOPS = 16
+LONGEST_STOP = 256
+# Lists of ids, looked up at every step.
+MOST_STOP_TOKENS = 128
+MOST_BIASES = 1024
+# Bad words: each is looked for at the end of the sequence at every step.
+MOST_BAD_WORDS = 256
+LONGEST_BAD_WORD = 64
+# Alternatives a token: each costs a search of the vocabulary and a part of the reply.
+MOST_LOGPROBS = 20
+
+Text = Annotated[str, Field(strict=True, min_length=1)]
+
+
+class GenerationParameters(BaseModel):
+    """Parameters of one request, complete. `model_fields_set`: those that the request named, for
+    which alone it can be refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    _names: dict[str, str] = PrivateAttr(default_factory=dict)  # field -> as the request names it
+
+    max_new_tokens: Whole | None = Field(
+        default=None,
+        ge=0,
+        description="Most tokens generated for a sequence (also `max_tokens`). Default: as many as "
+        "fit, unlike Hugging Face's total of 20 and vLLM's 16. 0: none, with prompt_logprobs.",
+    )
+    min_new_tokens: Whole = Field(
+        default=0,
+        ge=0,
+        description="Minimum number of tokens before an end-of-sequence token, a stop token or a "
+        "stop string can end a sequence, as in vLLM (also `min_tokens`). Hugging Face's "
+        "holds back the end-of-sequence token alone.",
+    )
+    do_sample: Flag = Field(
+        default=False,
+        description="Sample instead of taking the likeliest token. Default: true if the request "
+        "gives temperature, top_k, top_p, min_p or typical_p, else the folder's, else "
+        "false (as Hugging Face; vLLM samples). false: these five have no effect.",
+    )
+    temperature: Real = Field(
+        default=1.0,
+        ge=0,
+        le=100,
+        description="Divides the logits before sampling. 0: greedy, even with do_sample.",
+    )
+    top_k: Annotated[Whole, BeforeValidator(minus_one_as_zero)] = Field(
+        default=0,
+        ge=0,
+        description="Sample from the k likeliest tokens. 0 or -1: from all (Hugging Face's default "
+        "is 50).",
+    )
+    top_p: Real = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="Sample from the smallest set of likeliest tokens whose probabilities sum to "
+        "top_p.",
+    )
+    min_p: Real = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="Sample from tokens whose probability is at least min_p times that of the "
+        "likeliest. 0: off.",
+    )
+    typical_p: Real = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="Sample from the smallest set of most typical tokens whose probabilities sum "
+        "to typical_p. 1: off.",
+    )
+    repetition_penalty: Real = Field(
+        default=1.0,
+        ge=0.01,
+        le=100,
+        description="Divides positive and multiplies negative logits of the tokens in prompt and "
+        "answer. 1: off.",
+    )
+    presence_penalty: Real = Field(
+        default=0.0,
+        ge=-2,
+        le=2,
+        description="Subtracted from the logits of tokens that were generated before.",
+    )
+    frequency_penalty: Real = Field(
+        default=0.0,
+        ge=-2,
+        le=2,
+        description="Subtracted from a token's logit once for each time it was generated.",
+    )
+    no_repeat_ngram_size: Whole = Field(
+        default=0,
+        ge=0,
+        le=1024,
+        description="No n-gram of this size occurs twice, the prompt's included. 0: off.",
+    )
+    logit_bias: Annotated[
+        dict[int, Annotated[Real, Field(ge=-100, le=100)]], BeforeValidator(ids_as_keys)
+    ] = Field(
+        default={},
+        max_length=MOST_BIASES,
+        description="Added to logits, by token id, before penalties and temperature.",
+    )
+    bad_words: Annotated[
+        tuple[Annotated[Text, Field(max_length=LONGEST_BAD_WORD)], ...],
+        Field(max_length=MOST_BAD_WORDS),
+    ] = Field(
+        default=(),
+        description="Words that are never generated, with or without a space before them.",
+    )
+    stop: Annotated[
+        tuple[Annotated[Text, Field(max_length=LONGEST_STOP)], ...],
+        Field(max_length=MOST_STOPS),
+        BeforeValidator(one_as_list),
+    ] = Field(
+        default=(),
+        description="A string or a list of strings; the first occurrence in the answer ends it and "
+        "is not part of the output. Special tokens match only if skip_special_tokens is "
+        "false; use stop_token_ids for them.",
+    )
+    stop_token_ids: Annotated[tuple[Whole, ...], Field(max_length=MOST_STOP_TOKENS)] = Field(
+        default=(),
+        description="Tokens that end a sequence, besides the model's end-of-sequence tokens.",
+    )
+    ignore_eos: Flag = Field(
+        default=False, description="Do not stop at the model's end-of-sequence tokens."
+    )
+    add_special_tokens: Flag = Field(
+        default=True,
+        description="Let the tokenizer add its special tokens to a text prompt. false: for a text "
+        "that has them already, as chat templates write them.",
+    )
+    skip_special_tokens: Flag = Field(
+        default=True, description="Leave special tokens out of the output."
+    )
+    include_stop_str_in_output: Flag = Field(
+        default=False, description="Keep the stop string that ended the answer in the output."
+    )
+    n: Whole = Field(
+        default=1,
+        ge=1,
+        le=MOST_SEQUENCES,
+        description="Number of sequences returned for the prompt. Above 1 only with sampling.",
+    )
+    best_of: Whole | None = Field(
+        default=None,
+        ge=1,
+        le=MOST_SEQUENCES,
+        description="Number of sequences generated, of which the n with the highest log-"
+        "probability per token are returned. Default: n.",
+    )
+    seed: Whole | None = Field(
+        default=None,
+        ge=-(2**63),
+        lt=2**63,
+        description="Makes sampling repeatable, whatever else runs, as far as logits are (on a "
+        "GPU, batches of different sizes agree within rounding). The first of n sequences "
+        "uses the seed itself, the others seeds derived from it and their index. "
+        "Default: random.",
+    )
+    logprobs: Whole | None = Field(
+        default=None,
+        ge=0,
+        le=MOST_LOGPROBS,
+        description="Return the log-probabilities of the k likeliest tokens at each step, and of "
+        "the token taken. 0: of the token taken alone. Default: none.",
+    )
+    prompt_logprobs: Whole | None = Field(
+        default=None,
+        ge=0,
+        le=MOST_LOGPROBS,
+        description="As logprobs, of each token of the prompt but the first. Such a prompt is "
+        "computed whole, whatever the prefix cache has.",
+    )
+    priority: Whole = Field(
+        default=0,
+        ge=-1000,
+        le=1000,
+        description="Among waiting requests, lower numbers run first, as in vLLM.",
+    )
+    timeout_seconds: Real | None = Field(
+        default=None,
+        gt=0,
+        le=86400,
+        description="Time limit from arrival to the last token; a request that exceeds it fails. "
+        "Default: none.",
+    )
+
+    def __init__(self, /, **values: Any) -> None:
+        """From a request's values, aliases and nulls included. InvalidInput names the parameter,
+        its value, what it may be and the remedy."""
+        try:
+            super().__init__(**layer(values))
+        except ValidationError as error:
+            raise refusal(error, values, list(type(self).model_fields)) from None
+        self._names = {canonical(name): name for name in values}
+
+    @classmethod
+    def completed(cls, given: Mapping[str, Any], values: Mapping[str, Any]) -> GenerationParameters:
+        """What a request has `given`, completed to `values` of all fields, which are right."""
+        parameters = cls.model_construct(set(layer(given)), **values)
+        parameters._names = {canonical(name): name for name in given}
+        return parameters
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is taken each time."""
+        return not self.do_sample or self.temperature == 0
+
+    @property
+    def sequences(self) -> int:
+        """How many are generated: best_of, or n."""
+        return self.best_of or self.n
+
+    def named(self, field: str) -> str:
+        """A field by the name that the request used."""
+        return self._names.get(field, field)

@@ -1,0 +1,97 @@
+"""A prompt, text or ids, as the ids that a model reads: the one place that checks a request's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import index
+
+from fusewire.errors import InvalidInput
+from fusewire.generation.limits import GenerationLimits
+from fusewire.generation.parameters import GenerationParameters
+from fusewire.text.least_tokens import WORTH_WHILE
+from fusewire.text.tokenizer import Tokenizer, TokenizerFault
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Ids that a model knows, with room behind them for what is generated."""
+
+    token_ids: list[int]
+    max_new_tokens: int  # of each sequence
+
+
+def read_prompt(
+    prompt: str | Sequence[int],
+    parameters: GenerationParameters,
+    tokenizer: Tokenizer,
+    limits: GenerationLimits,
+    field: str = "",
+) -> Prompt:
+    """Tokenises a text. InvalidInput for no tokens, too many, or one that the model does not know;
+    a text that is far too long is refused before it is tokenised. `field`: what errors name
+    (default: the input that has it)."""
+    most = limits.longest_prompt(parameters.max_new_tokens)
+    field = field or ("text_input" if isinstance(prompt, str) else "input_ids")
+    if isinstance(prompt, str):
+        token_ids = _tokenised(prompt, tokenizer, most, parameters.add_special_tokens, field)
+    else:
+        token_ids = _whole_numbers(prompt, field)
+    if not token_ids:
+        raise InvalidInput(field, "no tokens", "at least one", "send a prompt")
+    if len(token_ids) > most:
+        raise _too_long(field, f"{len(token_ids)} tokens", most)
+    # A tokenizer may know more tokens than its model.
+    if not 0 <= min(token_ids) <= max(token_ids) < limits.vocab_size:
+        wrong = min(token_ids) if min(token_ids) < 0 else max(token_ids)
+        wanted = f"ids 0..{limits.vocab_size - 1}, the model's vocabulary"
+        raise InvalidInput(field, f"id {wrong}", wanted, "use this model's tokenizer and tokens")
+    return Prompt(token_ids, max_new_tokens(parameters, len(token_ids), limits))
+
+
+def max_new_tokens(
+    parameters: GenerationParameters, prompt_tokens: int, limits: GenerationLimits
+) -> int:
+    """Most tokens to generate for each sequence after a prompt of that length; InvalidInput where
+    what was requested does not fit."""
+    room = limits.max_length - prompt_tokens
+    for name in ("max_new_tokens", "min_new_tokens"):
+        tokens = getattr(parameters, name)
+        if name in parameters.model_fields_set and tokens is not None and tokens > room:
+            raise InvalidInput(
+                parameters.named(name),
+                tokens,
+                f"at most {room}, the context length of {limits.max_length} less the "
+                f"{prompt_tokens} tokens of the prompt",
+                "lower it or shorten the prompt",
+            )
+    most = parameters.max_new_tokens
+    if most is None:
+        most = max(1, limits.max_request_tokens // parameters.sequences)
+    return min(room, most)
+
+
+def _tokenised(
+    text: str, tokenizer: Tokenizer, most: int, add_special_tokens: bool, field: str
+) -> list[int]:
+    least = tokenizer.least_tokens.of(text, most) if len(text) > WORTH_WHILE else 0
+    if least > most:
+        raise _too_long(field, f"{len(text)} characters, at least {least} tokens", most)
+    try:
+        (encoded,) = tokenizer.encode([text], offsets=False, special_tokens=add_special_tokens)
+    except TokenizerFault as fault:
+        what = f"a text that the tokenizer cannot read ({fault})"
+        raise InvalidInput(field, what, "text", "send valid Unicode") from None
+    return list(encoded.ids)
+
+
+def _whole_numbers(ids: Sequence[int], field: str) -> list[int]:
+    try:
+        return [] if isinstance(ids, bytes) else [index(token) for token in ids]
+    except TypeError:
+        raise InvalidInput(field, "what is not a token id", "whole numbers", "send ids") from None
+
+
+def _too_long(field: str, got: str, most: int) -> InvalidInput:
+    wanted = f"at most {most}, which leave room for what is generated"
+    return InvalidInput(field, got, wanted, "shorten the prompt")

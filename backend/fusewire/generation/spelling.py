@@ -1,0 +1,76 @@
+"""Parameters as a request spells them: aliases, nulls, and what is wrong with a value's type."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from fusewire.errors import InvalidInput
+
+# A parameter's other name.
+ALIASES = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
+
+# A request that sets one of these, and does not say `do_sample`, asks for sampling.
+_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
+
+# pydantic's kind of error -> what is wanted, where its own words are Python's.
+_WANTED = {
+    "int_type": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "strings",
+    "string_too_short": "strings that are not empty",
+    "string_too_long": "strings of at most {max_length} characters",
+    "tuple_type": "a list",
+    "too_long": "at most {max_length} entries",
+    "dict_type": 'an object like {{"50256": -100}}',
+    "greater_than": "more than {gt}",
+    "greater_than_equal": "at least {ge}",
+    "less_than": "less than {lt}",
+    "less_than_equal": "at most {le}",
+}
+
+
+def canonical(name: str) -> str:
+    """The field's own name."""
+    return ALIASES.get(name, name)
+
+
+def layer(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What a request says, by the fields' names: nulls left out, aliases resolved,
+    and `do_sample` where it follows from the rest. InvalidInput: a field under both its names."""
+    given = {name: value for name, value in values.items() if value is not None}
+    for alias, name in ALIASES.items():
+        if alias in given:
+            if name in given:
+                raise InvalidInput(alias, f"{alias} and {name} together", "one of them", "drop one")
+            given[name] = given.pop(alias)
+    if any(name in given for name in _SAMPLING):
+        given.setdefault("do_sample", True)
+    return given
+
+
+def refusal(
+    error: ValidationError, values: Mapping[str, Any], known: Sequence[str]
+) -> InvalidInput:
+    """The first of the types' complaints about `values`, under the name that was sent. `known`: the
+    parameters that there are."""
+    first = error.errors()[0]
+    name = str(first["loc"][0])
+    name = next((given for given in values if canonical(given) == name), name)
+    if first["type"] == "extra_forbidden":
+        wanted = f"one of the parameters of generation ({', '.join(known)})"
+        return InvalidInput(name, repr(first["input"])[:80], wanted, "remove it")
+    if first["type"] in _WANTED:
+        wanted = _WANTED[first["type"]].format(**first.get("ctx", {}))
+    else:
+        wanted = first["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
+    # Of a list that is too long its length says more than its beginning.
+    got = repr(first["input"])[:80]
+    if first["type"] == "too_long":
+        got = f"{len(first['input'])} entries"
+    elif first["type"] == "string_too_long":
+        got = f"{len(first['input'])} characters"
+    return InvalidInput(name, got, wanted, "correct or remove it")

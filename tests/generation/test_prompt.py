@@ -1,0 +1,63 @@
+"""Prompts become ids that the model knows, or are refused under the name of their input."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fusewire.errors import InvalidInput
+from fusewire.generation.checks import read_parameters
+from fusewire.generation.limits import GenerationLimits
+from fusewire.generation.prompt import read_prompt
+from fusewire.text.tokenizer import Tokenizer
+
+from tests.engine.generating import END, byte_tokenizer
+
+LIMITS = GenerationLimits(
+    vocab_size=END, max_length=200, max_request_tokens=400, max_sequences=4
+)  # the tokenizer has one token more
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    folder: Path = tmp_path_factory.mktemp("bytes")
+    byte_tokenizer(folder)
+    return Tokenizer.required(folder)
+
+
+def test_a_text_and_its_ids_are_the_same_prompt(tokenizer: Tokenizer) -> None:
+    parameters = read_parameters({"max_tokens": 7}, LIMITS)
+    of_text = read_prompt("some text", parameters, tokenizer, LIMITS)
+    assert tokenizer.decode(of_text.token_ids) == "some text"
+    assert of_text == read_prompt(of_text.token_ids, parameters, tokenizer, LIMITS)
+    assert of_text.max_new_tokens == 7
+
+
+def test_a_prompt_leaves_room_for_a_token_unless_none_is_wanted(tokenizer: Tokenizer) -> None:
+    one = read_prompt([1] * 199, read_parameters({}, LIMITS), tokenizer, LIMITS)
+    assert one.max_new_tokens == 1
+    none = read_parameters({"max_tokens": 0, "prompt_logprobs": 0}, LIMITS)
+    assert read_prompt([1] * 200, none, tokenizer, LIMITS).max_new_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("prompt", "field", "words"),
+    [
+        ("x" * 200, "", "text_input: got 200 tokens, wanted at most 199, which leave room"),
+        ("x" * 200_000, "", "text_input: got 200000 characters, at least "),
+        ([1] * 200, "", "input_ids: got 200 tokens, wanted at most 199"),
+        ([1] * 200, "messages", "messages: got 200 tokens, wanted at most 199"),
+        ("", "", "text_input: got no tokens, wanted at least one"),
+        ([], "", "input_ids: got no tokens"),
+        (b"bytes", "", "input_ids: got no tokens"),
+        ([1.5], "", "input_ids: got what is not a token id"),
+        ([3, -1], "", f"input_ids: got id -1, wanted ids 0..{END - 1}, the model's vocabulary"),
+        ([3, END], "messages", f"messages: got id {END}, wanted ids 0..{END - 1}"),
+        ("<|endoftext|>", "", f"text_input: got id {END}, wanted ids 0..{END - 1}"),
+    ],
+)
+def test_what_is_wrong_is_named(tokenizer: Tokenizer, prompt: Any, field: str, words: str) -> None:
+    with pytest.raises(InvalidInput) as caught:
+        read_prompt(prompt, read_parameters({}, LIMITS), tokenizer, LIMITS, field)
+    assert str(caught.value).startswith(words)
