@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fusewire.engine.generation import GenerationEngine
-from fusewire.tasks.generation_checks import ALIASES
-from fusewire.tasks.generation_parameters import GenerationParameters
+from fusewire.generation.parameters import GenerationParameters
+from fusewire.generation.prompt import max_new_tokens
+from fusewire.generation.spelling import ALIASES
 
 from tests.engine.generating import END, LONGEST, Answer
 
@@ -183,7 +184,7 @@ def obeys(
 ) -> None:
     """Holds an answer to all that was asked."""
     ids = engine.tokenizer.backend.encode(prompt).ids if isinstance(prompt, str) else list(prompt)
-    most = p.new_tokens(len(ids), engine.limits)
+    most = max_new_tokens(p, len(ids), engine.limits)
     assert {delta.index for delta in answer.deltas} == set(range(p.n))
     scored = [delta.prompt_logprobs for delta in answer.deltas]
     assert [each is not None for each in scored].count(True) == (p.prompt_logprobs is not None)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+from fusewire import kernels
 from fusewire.engine.encoder import EncoderEngine, Request
-from fusewire.engine.settings import EngineSettings
 from fusewire.kernels import Tensor
 from fusewire.placement import Placement
+from fusewire.settings import EngineSettings
 
 HIDDEN = "last_hidden_state"
 
@@ -27,7 +28,7 @@ class CountingModel:
     def encode(self, batch):
         self.seen.append(np.diff(batch.cu_seqlens).tolist())
         if batch.tokens > self.room:
-            raise RuntimeError(f"out of memory: wanted {batch.tokens} bytes; held: nothing")
+            raise kernels.OutOfMemory(f"out of memory: wanted {batch.tokens} bytes; held: nothing")
         if self.poison in batch.input_ids:
             raise ZeroDivisionError("/secret/path.py exploded")
         self.computed_tokens = batch.tokens
@@ -38,11 +39,11 @@ def engine(tmp_path, model, **chosen) -> EncoderEngine:
     return EncoderEngine(tmp_path, "hidden", EngineSettings(**chosen), model=model)
 
 
-def request(*rows: list[int], cancelled=lambda: False) -> Request:
+def request(*rows: list[int]) -> Request:
     width = max(map(len, rows))
     ids = np.array([row + [0] * (width - len(row)) for row in rows], np.int64)
     mask = np.array([[1] * len(row) + [0] * (width - len(row)) for row in rows], np.int64)
-    return Request({"input_ids": ids, "attention_mask": mask}, {}, cancelled)
+    return Request({"input_ids": ids, "attention_mask": mask})
 
 
 def answered(answer, *rows: list[int]) -> None:

@@ -13,11 +13,12 @@ import torch
 import transformers
 from fusewire.engine.best_of import BestOf
 from fusewire.engine.continuation import Delta
-from fusewire.engine.generation import EventQueue, GenerationEngine, Ticket
+from fusewire.engine.generation import GenerationEngine, Ticket
 from fusewire.engine.generation_memory import PAGE_SIZE
 from fusewire.engine.generation_settings import GenerationSettings
-from fusewire.errors import FusewireError
-from fusewire.tasks.generation_parameters import GenerationParameters
+from fusewire.errors import Cancelled, FusewireError
+from fusewire.generation.parameters import GenerationParameters
+from fusewire.generation.request import GenerationRequest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 ANSWER_TIMEOUT_S = 60
@@ -75,15 +76,16 @@ class Answer:
     """Reads the events of one request."""
 
     def __init__(self, parameters: GenerationParameters) -> None:
-        self.events: EventQueue = queue.SimpleQueue()
+        self.events: queue.SimpleQueue[Delta | FusewireError] = queue.SimpleQueue()
         self.deltas: list[Delta] = []
+        self.cancelled = False
         self._best = BestOf(parameters.n, parameters.sequences)
         self._ready: deque[Delta | FusewireError] = deque()
 
     def next(self) -> Delta:
         """The next delta; raises the error that ended the request."""
         while not self._ready:
-            self._ready += self._best.add(self.events.get(timeout=ANSWER_TIMEOUT_S)[1])
+            self._ready += self._best.add(self.events.get(timeout=ANSWER_TIMEOUT_S))
         event = self._ready.popleft()
         if isinstance(event, FusewireError):
             raise event
@@ -91,9 +93,13 @@ class Answer:
         return event
 
     def finish(self, continuations: int = 1) -> Answer:
-        """Reads until so many continuations have ended."""
+        """Reads until so many continuations have ended, or the request was cancelled."""
         while sum(delta.finish_reason is not None for delta in self.deltas) < continuations:
-            self.next()
+            try:
+                self.next()
+            except Cancelled:
+                self.cancelled = True
+                break
         return self
 
     def tokens(self, index: int = 0) -> list[int]:
@@ -110,9 +116,9 @@ class Answer:
 def ask(
     engine: GenerationEngine, prompt: str | Sequence[int], **parameters: object
 ) -> tuple[Answer, Ticket]:
-    asked = GenerationParameters(**parameters)
+    asked = engine.parameters(**parameters)
     answer = Answer(asked)
-    return answer, engine.submit(prompt, asked, answer.events)
+    return answer, engine.submit(GenerationRequest(prompt, asked), None, answer.events.put)
 
 
 class ShortOfPages(GenerationEngine):

@@ -1,6 +1,6 @@
 """What a device would hold in the pages of a cache: the tiny model that policy is tested against.
 
-In place of a token's keys and values stands what they depend on: the salt and all tokens up to it.
+In place of a token's keys and values stands what they depend on: all tokens up to it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from fusewire.engine.kv_cache import SequencePages
 
-Stored = tuple[bytes, tuple[int, ...]]
+Stored = tuple[int, ...]
 
 
 class PagedMemory:
@@ -31,7 +31,6 @@ class PagedMemory:
         self,
         pages: SequencePages,
         token_ids: Sequence[int],
-        salt: bytes,
         first: int,
         tokens: int,
         everyone: Iterable[SequencePages],
@@ -43,11 +42,11 @@ class PagedMemory:
             assert other is pages or not written & set(other.table)
         for position in range(first, first + tokens):
             page = pages.table[position // self.page_size]
-            self._pages[page][position % self.page_size] = (salt, tuple(token_ids[: position + 1]))
+            self._pages[page][position % self.page_size] = tuple(token_ids[: position + 1])
 
-    def check(self, pages: SequencePages, token_ids: Sequence[int], salt: bytes) -> None:
+    def check(self, pages: SequencePages, token_ids: Sequence[int]) -> None:
         """The sequence reads its own tokens, with nothing but its own tokens before them."""
         for position in range(pages.length):
             page = pages.table[position // self.page_size]
             read = self._pages[page][position % self.page_size]
-            assert read == (salt, tuple(token_ids[: position + 1]))
+            assert read == tuple(token_ids[: position + 1])

@@ -11,6 +11,7 @@ from fusewire.engine.generation import GenerationEngine
 from fusewire.engine.generation_loop import FORBIDDEN
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.errors import FusewireError, InvalidInput
+from fusewire.generation.request import GenerationRequest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -40,7 +41,7 @@ def submitted(engine: GenerationEngine, asked: Asked) -> Answer | FusewireError:
         parameters = engine.parameters(**asked.parameters)
         answer = Answer(parameters)
         answer.parameters = parameters
-        engine.submit(asked.prompt, parameters, answer.events)
+        engine.submit(GenerationRequest(asked.prompt, parameters), None, answer.events.put)
     except FusewireError as error:
         return error
     return answer

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from fusewire import kernels
 from fusewire.engine.encoder import EncoderEngine
-from fusewire.engine.settings import EngineSettings
 from fusewire.errors import ConfigurationError
 from fusewire.models import EncoderModel
+from fusewire.settings import EngineSettings
 
 from tests.engine.counting import HIDDEN, CountingModel, answered, engine, request
 from tests.reference import tiny_checkpoint

@@ -1,16 +1,15 @@
-"""The engine: batching, faults and cancellation keep to the request they belong to."""
+"""The engine: batching, faults keep to the request they belong to."""
 
 from __future__ import annotations
 
 import logging
-import time
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fusewire.engine.encoder import ComputeFailed, EncoderEngine, Request
-from fusewire.engine.settings import EngineSettings
-from fusewire.errors import InvalidInput
+from fusewire.engine.encoder import EncoderEngine, Request
+from fusewire.errors import ComputeFailed, InvalidInput
+from fusewire.settings import EngineSettings
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
@@ -85,65 +84,6 @@ def test_a_request_that_failed_is_not_computed_further(tmp_path):
     [answer] = got.answer([request([99] * 9, [1] * 8)])
     assert isinstance(answer, ComputeFailed)
     assert model.seen == [[9]]
-
-
-def test_the_cancelled_are_skipped(tmp_path):
-    model = CountingModel()
-    got = engine(tmp_path, model)
-    answers = got.answer([request([1], cancelled=lambda: True), request([2, 3])])
-    assert answers[0] is None
-    answered(answers[1], [2, 3])
-    assert model.seen == [[2]]
-
-
-def test_a_request_cancelled_on_the_way_stops_there(tmp_path):
-    asked = iter([False, True])  # at reading, before its second micro-batch
-    model = CountingModel()
-    got = engine(tmp_path, model, max_batch_tokens=5)
-    late = request([1] * 5, [2] * 4, cancelled=lambda: next(asked))
-    answers = got.answer([late, request([3])])
-    assert answers[0] is None
-    answered(answers[1], [3])
-    assert model.seen == [[5], [1]]
-
-
-def test_texts_of_a_request_cancelled_on_the_way_are_not_tokenised(tmp_path, monkeypatch):
-    model = CountingModel()
-    got = engine(tmp_path, model, max_batch_tokens=1)  # a few characters fill a group
-    monkeypatch.setattr(got, "_groups", lambda queries: [{i: queries[i]} for i in queries])
-    tokenized = []
-    encode = got._texts.encode
-    monkeypatch.setattr(got._texts, "encode", lambda q: tokenized.extend(q) or encode(q))
-    asked = iter([False, True])  # at reading, before its texts
-    answers = got.answer([request([1]), request([2], cancelled=lambda: next(asked)), request([3])])
-    answered(answers[0], [1])
-    assert answers[1] is None
-    answered(answers[2], [3])
-    assert model.seen == [[1], [1]]
-    assert len(tokenized) == 2
-
-
-def test_a_request_cancelled_while_texts_were_tokenised_is_not_computed(tmp_path, monkeypatch):
-    model = CountingModel()
-    got = engine(tmp_path, model)
-    encode = got._texts.encode
-    monkeypatch.setattr(got._texts, "encode", lambda q: (time.sleep(0.02), encode(q))[1])
-    asked = iter([False, True])
-    answers = got.answer([request([1], cancelled=lambda: next(asked)), request([2])])
-    assert answers[0] is None
-    answered(answers[1], [2])
-    assert model.seen == [[1]]
-
-
-def test_a_client_whose_cancellation_check_breaks_harms_no_other(tmp_path):
-    def broken() -> bool:
-        raise OSError("gone")
-
-    answers = engine(tmp_path, CountingModel()).answer(
-        [request([1], cancelled=broken), request([2])]
-    )
-    assert isinstance(answers[0], ComputeFailed)
-    answered(answers[1], [2])
 
 
 def test_nothing_to_do_is_nothing_done(tmp_path):

@@ -12,9 +12,8 @@ from fusewire.engine.continuation import Continuation
 from fusewire.engine.generation import GenerationEngine
 from fusewire.engine.generation_memory import PAGE_SIZE
 from fusewire.engine.generation_settings import GenerationSettings
-from fusewire.engine.request import ComputeFailed
 from fusewire.engine.seeds import seed_of
-from fusewire.errors import ConfigurationError, Unavailable
+from fusewire.errors import ComputeFailed, ConfigurationError, Unavailable
 
 from tests.engine.generating import (
     END,
@@ -74,7 +73,7 @@ def test_requests_come_and_go_at_any_time(engine):
     for prompt, _, answer in cancelled:
         tokens = answer.finish().tokens()
         assert not tokens or END in tokens or is_greedy(prompt, tokens, len(tokens))
-    assert {answer.finish_reason() for *_, answer in cancelled} >= {"cancelled"}
+    assert any(answer.cancelled for *_, answer in cancelled)
     assert engine.cache.used == 0
 
 

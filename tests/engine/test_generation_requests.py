@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 from fusewire.engine import generation
-from fusewire.engine.admission import QueueFull
 from fusewire.engine.generation import GenerationEngine
 from fusewire.engine.generation_settings import GenerationSettings
-from fusewire.errors import ConfigurationError, InvalidInput, Unavailable
+from fusewire.errors import ConfigurationError, InvalidInput, QueueFull, Unavailable
 from tokenizers import processors
 
 from tests.engine.generating import (
@@ -268,7 +267,7 @@ def test_closing_at_once_cancels(tmp_path):
     answer, _ = ask(engine, [5, 6], max_new_tokens=120, ignore_eos=True)
     answer.next()
     engine.close()
-    assert answer.finish().finish_reason() == "cancelled"
+    assert answer.finish().cancelled
 
 
 def test_a_program_that_forgets_to_close_ends_all_the_same(tmp_path):

@@ -63,13 +63,12 @@ class Engine:
         everyone = [s.pages for s in self.known if s.pages is not None]
         for sequence, first, tokens in step.chunks:
             if sequence.state is State.RUNNING:  # else cancelled after it was planned
-                ids, salt = sequence.token_ids, sequence.salt
-                self.memory.write(sequence.pages, ids, salt, first, tokens, everyone)
+                self.memory.write(sequence.pages, sequence.token_ids, first, tokens, everyone)
         for sequence, forks in self.scheduler.done(step):
             assert sequence.left == 0
             self.known += forks
         for sequence in self.those(State.RUNNING):
-            self.memory.check(sequence.pages, sequence.token_ids, sequence.salt)
+            self.memory.check(sequence.pages, sequence.token_ids)
             assert sequence.stored == sequence.pages.length
             if sequence.left == 0:
                 self.sample(sequence)
@@ -246,8 +245,6 @@ def test_an_equal_prompt_starts_where_the_other_is_stored():
     engine.step()
     [_, chunk] = [engine.add([1, 2, 3, 4, 6]), engine.step().chunks[-1]]
     assert (chunk.first, chunk.tokens) == (4, 1)
-    engine.add([1, 2, 3, 4, 6], salt=b"other")
-    assert engine.step().chunks[-1].first == 0
 
 
 def test_continuations_share_the_prompt_and_go_their_own_ways():
@@ -388,7 +385,6 @@ class SchedulerMachine(RuleBasedStateMachine):
         new_tokens=st.integers(1, 20),
         priority=st.integers(0, 2),
         wait=st.sampled_from([None, None, None, 1, 5]),
-        salt=st.sampled_from([b"", b"", b"other"]),
         continuations=st.sampled_from([1, 1, 2, 3]),
     )
     def add(self, prompts, new_tokens, wait, continuations, **wishes):

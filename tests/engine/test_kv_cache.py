@@ -14,16 +14,15 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tests.engine.paged_memory import PagedMemory
 
 TOKENS = st.lists(st.integers(0, 1), min_size=1, max_size=12)
-SALTS = st.sampled_from([b"", b"other"])
 
 
-def begin(cache: KvCache, token_ids: list[int], salt: bytes = b"") -> SequencePages:
-    return cache.admit(token_ids, cache.names(salt))
+def begin(cache: KvCache, token_ids: list[int]) -> SequencePages:
+    return cache.admit(token_ids, cache.names())
 
 
-def stored(cache: KvCache, token_ids: list[int], salt: bytes = b"") -> SequencePages:
+def stored(cache: KvCache, token_ids: list[int]) -> SequencePages:
     """A sequence with all its tokens in the cache."""
-    pages = begin(cache, token_ids, salt)
+    pages = begin(cache, token_ids)
     cache.reserve(pages, len(token_ids))
     cache.advance(pages, token_ids)
     return pages
@@ -33,15 +32,15 @@ def figures(cache: KvCache) -> tuple[int, ...]:
     return (cache.free, cache.used, cache.cached, cache.prefix_hit_tokens)
 
 
-@given(TOKENS, SALTS, TOKENS, SALTS, st.integers(1, 4))
-def test_what_is_found_is_the_common_start_in_whole_pages(first, salt, second, other, page_size):
+@given(TOKENS, TOKENS, st.integers(1, 4))
+def test_what_is_found_is_the_common_start_in_whole_pages(first, second, page_size):
     cache = KvCache(100, page_size)
-    earlier = stored(cache, first, salt)
-    later = begin(cache, second, other)
+    earlier = stored(cache, first)
+    later = begin(cache, second)
     common = 0
     while common < min(len(first), len(second)) and first[common] == second[common]:
         common += 1
-    hit = min(common, len(second) - 1) // page_size if salt == other else 0
+    hit = min(common, len(second) - 1) // page_size
     assert later.length == hit * page_size == cache.prefix_hit_tokens
     assert later.table == earlier.table[:hit]
 
@@ -170,7 +169,6 @@ class Alive:
 
     pages: SequencePages
     token_ids: list[int]
-    salt: bytes
 
 
 class CacheMachine(RuleBasedStateMachine):
@@ -181,13 +179,13 @@ class CacheMachine(RuleBasedStateMachine):
         self.cache = KvCache(pages, page_size, prefix_caching)
         self.memory = PagedMemory(pages, page_size)
         self.alive: list[Alive] = []
-        self.ever: set[tuple[bytes, tuple[int, ...]]] = set()  # full pages stored at any time
+        self.ever: set[tuple[int, ...]] = set()  # full pages stored at any time
 
-    @rule(prompt=TOKENS, salt=SALTS)
-    def begin(self, prompt, salt):
-        pages = begin(self.cache, prompt, salt)
+    @rule(prompt=TOKENS)
+    def begin(self, prompt):
+        pages = begin(self.cache, prompt)
         assert pages.length < len(prompt)
-        self.alive.append(Alive(pages, prompt[:], salt))
+        self.alive.append(Alive(pages, prompt[:]))
 
     @rule(data=st.data(), more=TOKENS)
     def write(self, data, more):
@@ -212,18 +210,18 @@ class CacheMachine(RuleBasedStateMachine):
         if length > first:
             everyone = [other.pages for other in self.alive]
             ids = one.token_ids
-            self.memory.write(one.pages, ids, one.salt, first, length - first, everyone)
+            self.memory.write(one.pages, ids, first, length - first, everyone)
         self.cache.advance(one.pages, one.token_ids, length)
         size = self.cache.page_size
         ends = range(size, length + 1, size)
-        self.ever |= {(one.salt, tuple(one.token_ids[:end])) for end in ends}
+        self.ever |= {tuple(one.token_ids[:end]) for end in ends}
 
     @rule(data=st.data())
     def fork(self, data):
         if self.alive:
             one = data.draw(st.sampled_from(self.alive))
             pages = self.cache.fork(one.pages)
-            self.alive.append(Alive(pages, one.token_ids[:], one.salt))
+            self.alive.append(Alive(pages, one.token_ids[:]))
 
     @rule(data=st.data())
     def release(self, data):
@@ -243,14 +241,14 @@ class CacheMachine(RuleBasedStateMachine):
     @invariant()
     def everyone_reads_their_own_tokens(self):
         for one in self.alive:
-            self.memory.check(one.pages, one.token_ids, one.salt)
+            self.memory.check(one.pages, one.token_ids)
 
     @invariant()
     def whole_starts_are_found(self):
         """A page that is found has its predecessors found too; nothing else is cached."""
         found = 0
-        for salt, ids in self.ever:
-            names = self.cache.names(salt)
+        for ids in self.ever:
+            names = self.cache.names()
             name = names.name(len(ids) // self.cache.page_size - 1, ids)
             if self.cache._pool.find(name) is not None:
                 probe = self.cache._find((*ids, 0), names, len(ids))

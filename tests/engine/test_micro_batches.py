@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fusewire.engine.encoder import ComputeFailed, EncoderEngine, Request
-from fusewire.engine.settings import EngineSettings
+from fusewire.engine.encoder import EncoderEngine, Request
+from fusewire.errors import ComputeFailed
+from fusewire.settings import EngineSettings
 
 from tests.engine.counting import CountingModel, answered, engine, request
 from tests.reference import SENTENCES, tiny_checkpoint
@@ -27,9 +28,9 @@ def events(monkeypatch):
 
             monkeypatch.setattr(owner, method, noted)
 
-        note(got._texts, "encode", "tokenise")
+        note(got._reader, "encode", "tokenise")
         note(got.model, "encode", "encode")
-        note(got._task, "head", "head")
+        note(got, "_head", "head")
         return seen
 
     return watch
@@ -83,17 +84,17 @@ class FailingHead:
     def __init__(self, head, error: Exception, most: int) -> None:
         self.head, self.error, self.most = head, error, most
 
-    def __call__(self, hidden, batch, items):
+    def __call__(self, hidden, batch, options):
         if batch.sequences > self.most:
             raise self.error
-        return self.head(hidden, batch, items)
+        return self.head(hidden, batch, options)
 
 
 def test_a_head_out_of_memory_is_tried_again_in_halves(tmp_path, monkeypatch):
     model = CountingModel()
     got = engine(tmp_path, model, max_batch_tokens=16)
-    head = FailingHead(got._task.head, MemoryError(), most=1)
-    monkeypatch.setattr(got._task, "head", head)
+    head = FailingHead(got._head, MemoryError(), most=1)
+    monkeypatch.setattr(got, "_head", head)
     rows = [[5] * 8, [6] * 8, [7] * 16]
     answers = got.answer([request(row) for row in rows])
     for answer, row in zip(answers, rows, strict=True):
@@ -105,18 +106,9 @@ def test_a_head_out_of_memory_is_tried_again_in_halves(tmp_path, monkeypatch):
 
 def test_a_head_that_fails_harms_its_micro_batch_alone(tmp_path, monkeypatch):
     got = engine(tmp_path, CountingModel(), max_batch_tokens=16)
-    head = FailingHead(got._task.head, ZeroDivisionError(), most=1)
-    monkeypatch.setattr(got._task, "head", head)
+    head = FailingHead(got._head, ZeroDivisionError(), most=1)
+    monkeypatch.setattr(got, "_head", head)
     rows = [[7] * 16, [5] * 8, [6] * 8]
     answers = got.answer([request(row) for row in rows])
     answered(answers[0], rows[0])
     assert all(isinstance(answer, ComputeFailed) for answer in answers[1:])
-
-
-def test_a_broken_question_for_cancellation_fails_its_request_alone(tmp_path):
-    asked = iter([False])  # at reading; then the server's process is gone
-    got = engine(tmp_path, CountingModel(), max_batch_tokens=4)
-    broken = request([1] * 4, [2] * 3, cancelled=lambda: next(asked))
-    answers = got.answer([broken, request([3])])
-    assert isinstance(answers[0], ComputeFailed)
-    answered(answers[1], [3])

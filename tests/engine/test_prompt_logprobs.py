@@ -15,8 +15,7 @@ from fusewire.engine import prompt_logprobs
 from fusewire.engine.generation import GenerationEngine
 from fusewire.engine.generation_memory import PAGE_SIZE
 from fusewire.engine.generation_settings import GenerationSettings
-from fusewire.engine.request import ComputeFailed
-from fusewire.errors import InvalidInput
+from fusewire.errors import ComputeFailed, InvalidInput
 from fusewire.models import load_decoder
 from fusewire.placement import Placement
 from numpy.typing import NDArray
@@ -109,8 +108,11 @@ def test_they_are_those_of_transformers(model_type: str, place: Placement, tmp_p
         for (prompt, answer), wanted in zip(asked, exact, strict=True):
             error = tolerance.MODEL_FP32
             if place.dtype != "float32" and len(prompt) > 1:
-                torch_error = (distributions(rounded, prompt) - wanted).abs().max().item()
-                error += tolerance.granted(torch_error, wanted.abs().max().item(), place.dtype)
+                same = distributions(rounded, prompt).double().numpy()
+                allowed = tolerance.allowed_error(
+                    wanted.double().numpy(), same, place.dtype, LONGEST
+                )
+                error += float(allowed.elements.max())
             are_those_of(wanted, prompt, entries(answer.finish()), error)
 
 

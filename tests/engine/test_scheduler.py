@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from fusewire.engine.scheduler import halves, plan
+from fusewire.engine.scheduler import halves, plan, shares
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,3 +55,39 @@ def test_halves_are_two_of_about_equal_tokens(lengths):
 def test_one_sequence_has_no_halves():
     with pytest.raises(ValueError, match="two or more"):
         halves([3], [1, 1, 1, 5])
+
+
+REQUESTS = st.lists(st.lists(st.integers(1, 600), min_size=1, max_size=20), min_size=1, max_size=12)
+
+
+@given(REQUESTS, st.integers(1, 1000))
+def test_a_share_is_within_the_budget_and_the_first_always_has_one(requests, budget):
+    taken = shares(requests, budget)
+    tokens = sum(sum(lengths[:count]) for lengths, count in zip(requests, taken, strict=True))
+    assert tokens <= budget or (taken[0] == 1 and sum(taken) == 1)
+    assert taken[0] >= 1
+
+
+@given(REQUESTS, st.integers(1, 1000))
+def test_every_request_is_through_in_the_end(requests, budget):
+    left = [list(lengths) for lengths in requests]
+    for _ in range(sum(map(len, requests))):
+        for lengths, count in zip(left, shares(left, budget), strict=True):
+            del lengths[:count]
+        left = [lengths for lengths in left if lengths]
+        if not left:
+            return
+    raise AssertionError(f"left: {left}")
+
+
+@given(st.lists(st.integers(1, 20), min_size=1, max_size=12), st.integers(12, 1000))
+def test_no_request_has_more_than_one_beyond_another_that_has_some_left(counts, budget):
+    taken = shares([[1] * count for count in counts], budget)
+    for count, mine in zip(counts, taken, strict=True):
+        assert mine == count or mine >= max(taken) - 1
+
+
+def test_a_short_one_is_not_kept_waiting_by_many():
+    assert shares([[9] * 100, [1]], 20) == [2, 1]
+    assert shares([[30], [1]], 20) == [1, 0]  # alone, as nothing has more room
+    assert shares([[5, 30], [5], [30], [4]], 20) == [1, 1, 0, 1]

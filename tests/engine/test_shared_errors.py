@@ -6,8 +6,7 @@ import threading
 from copy import copy
 
 import pytest
-from fusewire.engine.request import ComputeFailed
-from fusewire.errors import FusewireError, InvalidInput
+from fusewire.errors import ComputeFailed, FusewireError, InvalidInput
 
 from tests.engine.generating import ask, tiny_engine
 

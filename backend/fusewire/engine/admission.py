@@ -4,17 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from fusewire.errors import Unavailable
-
-
-class QueueFull(Unavailable):
-    """As many sequences wait as may: to be answered at once, and tried again later."""
-
-    def __init__(self, waiting: int, limit: int) -> None:
-        super().__init__(
-            f"queue: got {waiting} sequences waiting, wanted fewer than {limit}; try again later, "
-            "or raise max_waiting"
-        )
+from fusewire.errors import QueueFull
 
 
 class Admission:
@@ -33,7 +23,10 @@ class Admission:
         with self._lock:
             waiting = self._taken - self._max_sequences
             if waiting >= self._max_waiting:
-                raise QueueFull(waiting, self._max_waiting)
+                raise QueueFull(
+                    f"queue: got {waiting} sequences waiting, wanted fewer than "
+                    f"{self._max_waiting}; try again later, or raise max_waiting"
+                )
             self._taken += sequences
 
     def leave(self, sequences: int = 1) -> None:

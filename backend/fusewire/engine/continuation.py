@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fusewire.engine.prompt_logprobs import PromptLogprobs
-from fusewire.tasks.detokenizer import TextStream
-from fusewire.tasks.stop_strings import StopMatcher
+from fusewire.generation.stop_strings import StopMatcher
+from fusewire.text.detokenizer import TextStream
 
-FinishReason = Literal["stop", "length", "cancelled"]
+FinishReason = Literal["stop", "length"]
 # The likeliest tokens at one place with their log-probabilities, likeliest first.
 TopLogprobs = Sequence[tuple[int, float]]
 
@@ -86,10 +86,6 @@ class Continuation:
         delta = self._delta(text, token, logprob, top_logprobs)
         delta.rank = rank
         return delta
-
-    def cancel(self) -> Delta:
-        self.finish_reason = "cancelled"
-        return self._delta("", None, 0.0, ())
 
     def _let_out(self, text: str) -> str:
         if self.num_output_tokens < self._min_new_tokens:

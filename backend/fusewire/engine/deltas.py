@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 from collections import deque
 from collections.abc import Callable, Iterator
-from typing import Any, Self
+from typing import Self
 
 from fusewire.engine.best_of import BestOf
 from fusewire.engine.continuation import Delta
@@ -22,7 +22,7 @@ class Deltas(Iterator[Delta]):
         self,
         n: int,
         sequences: int,
-        events: queue.SimpleQueue[tuple[Any, Delta | FusewireError]],
+        events: queue.SimpleQueue[Delta | FusewireError],
         cancel: Callable[[], None],
     ) -> None:
         self._left = n  # texts that have not ended
@@ -33,7 +33,7 @@ class Deltas(Iterator[Delta]):
 
     def __next__(self) -> Delta:
         while self._left and not self._ready:
-            for event in self._answer.add(self._events.get()[1]):
+            for event in self._answer.add(self._events.get()):
                 if isinstance(event, FusewireError):
                     self._left = 0
                     raise event

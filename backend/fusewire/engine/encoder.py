@@ -1,42 +1,35 @@
 """The encoder engine: requests in, answers out, no request harmed by another.
 
-The way of a call: read and check each request (tasks), tokenise texts, plan micro-batches over the
-sequences of all requests (scheduler), pack, encode, head (micro_batches), reply.
+The way of a request: read and check it, tokenise its texts or decode its images (tasks), plan
+micro-batches over the sequences of all requests, pack, encode, head (micro_batches), reply.
+`answer` goes this way with a list of requests; `encoder_loop` with those that come at any time.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
-from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fusewire import kernels
 from fusewire.engine.micro_batches import MicroBatches
-from fusewire.engine.request import Answer, ComputeFailed, Counts, Request, failure
-from fusewire.engine.settings import EngineSettings
-from fusewire.errors import ConfigurationError, InvalidInput
-from fusewire.models import load_model
+from fusewire.engine.progress import Progress
+from fusewire.engine.request import Answer, Counts, Request, Work, failure
+from fusewire.errors import ConfigurationError, FusewireError
+from fusewire.models import EncoderModel, ImageTextModel, load_encoder, read_config, reads_images
 from fusewire.placement import Placement
+from fusewire.settings import EngineSettings
 from fusewire.tasks.contract import contract
-from fusewire.tasks.inputs import InputRules, read_rows
 from fusewire.tasks.parameters import check_settings, override
-from fusewire.tasks.registry import TASK_TYPES
-from fusewire.tasks.rows import IdRow, Query, TextRow
-from fusewire.tasks.task import Item
-from fusewire.tasks.text import TextEncoder
-from fusewire.tasks.tokenizer import Tokenizer, limit_tokenizer_threads
+from fusewire.tasks.registry import task_type
+from fusewire.tasks.rows import Query
+from fusewire.tasks.task import Item, Reader
+from fusewire.text.tokenizer import Tokenizer, limit_tokenizer_threads
 
-if TYPE_CHECKING:
-    from fusewire.models import EncoderModel
+Model = EncoderModel | ImageTextModel
 
-__all__ = ["Answer", "ComputeFailed", "Counts", "EncoderEngine", "Request"]
-
-# Fewer than texts have in any language: a group of texts has no more than about a micro-batch.
-_CHARACTERS_PER_TOKEN = 4
+__all__ = ["Answer", "Counts", "EncoderEngine", "Request"]
 
 
 class EncoderEngine:
@@ -47,7 +40,7 @@ class EncoderEngine:
         folder: Path | str,
         task: str,
         settings: EngineSettings | None = None,
-        model: EncoderModel | None = None,
+        model: Model | None = None,
         device: str = "cpu",
     ) -> None:
         """Loads the folder onto `device` (cpu, cuda, cuda:<index>) and records its forwards where
@@ -55,81 +48,113 @@ class EncoderEngine:
         from it as it is."""
         contract(task)
         settings = settings or EngineSettings()
-        check_settings(settings, task)
+        images = isinstance(model, ImageTextModel) or (
+            model is None and reads_images(read_config(folder))
+        )
+        kind = task_type(task, images=images)
+        check_settings(settings, task, images=images)
         if settings.threads:
             kernels.set_num_threads(settings.threads)
         limit_tokenizer_threads(settings.threads)
         self.task = task
         self.settings = settings
         self.model = model if model is not None else _loaded(folder, task, settings, device)
-        self.vocab_size = self.model.vocab_size
         self.last_counts = Counts()
-        self._tokenizer = tokenizer = Tokenizer.load(Path(folder))
-        self._task = TASK_TYPES[task](self.model, tokenizer, settings)
+        self.progress = Progress()
+        self._task = kind(self.model, Tokenizer.load(Path(folder)), settings)
+        self._head = self._task.head()
         self.max_length = self._longest(settings.max_length)
-        self._rules = InputRules(
-            task,
-            self._task.pairs,
-            tokenizer is not None,
-            self.vocab_size,
-            self.model.type_vocab_size,
-            self.max_length,
-        )
-        self._texts = self._text_encoder(tokenizer)
+        self._inputs = self._task.inputs(self.max_length)
+        self._reader = self._task.reader(self.max_length)
 
     def answer(
         self, requests: Sequence[Request], computed: Callable[[int], None] | None = None
     ) -> list[Answer]:
         """Answers in the order of `requests`. Never raises for a request. `computed`: called with
         the number of sequences of each micro-batch, when it is done."""
-        counts = self.last_counts = Counts()
-        hits, misses = self.model.replay_counts
-        answers: list[Answer] = [None] * len(requests)
-        queries = self._read(requests, answers)
-        run = MicroBatches(self.model, self._task, requests, answers, counts, computed)
-        tokenized: dict[int, Query] = {}
-        for group in self._groups(queries):
-            wanted = run.wanted(group)
-            group = {index: query for index, query in group.items() if index in wanted}
-            self._tokenize(group, answers)
-            tokenized |= group
-            sequences = [
-                (index, Item(query, tokens))
-                for index, query in group.items()
-                for windows in query.tokens
-                for tokens in windows
-            ]
-            run.compute(sequences, self.settings.max_batch_tokens)
+        works = [Work(request) for request in requests]
+        run = self.micro_batches(computed)
+        tokenize_seconds = 0.0
+        groups = self._groups(self.read(works))
+        for index, group in enumerate(groups):
+            tokenize_seconds += self.tokenize(group)
+            for following in groups[index + 1 : index + 2]:
+                self._reader.start([work.query for work in following if work.query is not None])
+            members = [(work, place) for work in group for place in range(len(work.items))]
+            run.compute(members, self.settings.max_batch_tokens)
         run.finish()
-        counts.graph_hits = self.model.replay_counts[0] - hits
-        counts.graph_misses = self.model.replay_counts[1] - misses
-        self._reply(tokenized, run, answers)
-        return answers
+        self.last_counts = run.take_counts()
+        self.last_counts.tokenize_seconds = tokenize_seconds
+        return [self.reply(work) for work in works]
 
-    def prepare(self, request: Request) -> None:
-        """Reads and tokenises a request that `answer` then need only compute, beside the thread of
-        `answer`; FusewireError. One thread at a time."""
-        if request.cancelled():
-            return
-        query = self._query(request)
-        if errors := self._texts_beside.encode([query]):
-            raise errors[0]
-        self._task.check(query)
-        request.query = query
+    def check(self, request: Request) -> None:
+        """Raises the FusewireError that a request is refused with before it is computed."""
+        work = Work(request)
+        if self.read([work]):
+            self.tokenize([work])
+        if isinstance(work.answer, FusewireError):
+            raise work.answer
 
-    @cached_property
-    def _texts_beside(self) -> TextEncoder:
-        return self._text_encoder(self._tokenizer and self._tokenizer.twin())
+    def micro_batches(self, computed: Callable[[int], None] | None = None) -> MicroBatches:
+        """What runs the model; `computed` as for `answer`."""
+        return MicroBatches(self.model, self._task, self._head, self.progress, computed)
 
-    def _text_encoder(self, tokenizer: Tokenizer | None) -> TextEncoder:
-        return TextEncoder(
-            tokenizer,
-            self.max_length,
-            windows=self._task.reads_windows,
-            offsets=self._task.needs_offsets,
-            vocab_size=self.vocab_size,
-            type_vocab_size=self.model.type_vocab_size,
-        )
+    def read(self, works: Sequence[Work]) -> list[Work]:
+        """Fills in the queries that are missing. Those that are refused have their answer; the
+        others are returned. From any thread."""
+        for work in works:
+            try:
+                work.query = work.query or self._query(work.request)
+            except Exception as error:
+                work.answer = failure(error)
+        return [work for work in works if work.answer is None]
+
+    def tokenize(self, works: list[Work], reader: Reader | None = None) -> float:
+        """Fills in the items of works that were read; returns the seconds it took. Those that are
+        refused have their answer, and are taken out of `works`. `reader`: of `new_reader`, where
+        another thread may be here."""
+        began = time.perf_counter()
+        queries = [work.query for work in works if work.query is not None]
+        errors: Mapping[int, Exception]
+        try:
+            errors = (reader or self._reader).encode(queries)
+        except Exception as error:
+            errors = dict.fromkeys(range(len(works)), failure(error))
+        for index, (work, query) in enumerate(zip(works, queries, strict=True)):
+            try:
+                if index in errors:
+                    raise copy(errors[index])
+                self._task.check(query)
+                work.items = [Item(query, each) for windows in query.tokens for each in windows]
+            except Exception as error:
+                work.answer = failure(error)
+        works[:] = [work for work in works if work.answer is None]
+        return time.perf_counter() - began
+
+    def reply(self, work: Work) -> Answer:
+        """The answer of a request that was computed, or that failed."""
+        if work.answer is None:
+            try:
+                assert work.query is not None
+                found = iter([work.results[place] for place in range(len(work.items))])
+                rows = [[next(found) for _ in windows] for windows in work.query.tokens]
+                work.answer = self._task.reply(work.query, rows)
+            except Exception as error:
+                work.answer = failure(error)
+        return work.answer
+
+    def new_reader(self) -> Reader:
+        """One for other threads."""
+        return self._task.reader(self.max_length, apart=True)
+
+    @property
+    def reading_threads(self) -> int:
+        """That may tokenise or decode by one reader at once."""
+        return self._reader.threads
+
+    @property
+    def reads_images(self) -> bool:
+        return self._task.images
 
     def _longest(self, wanted: int | None) -> int:
         if wanted is None:
@@ -142,87 +167,36 @@ class EncoderEngine:
             )
         return wanted
 
-    def _read(self, requests: Sequence[Request], answers: list[Answer]) -> dict[int, Query]:
-        queries: dict[int, Query] = {}
-        for index, request in enumerate(requests):
-            try:
-                if request.cancelled():
-                    continue
-                queries[index] = request.query or self._query(request)
-            except Exception as error:
-                answers[index] = failure(error)
-        return queries
-
     def _query(self, request: Request) -> Query:
-        settings = override(self.settings, request.parameters, self.task, self.max_length)
-        rules = self._rules
-        if settings.max_length is not None:
-            rules = replace(rules, max_length=settings.max_length)
-        rows = read_rows(request.inputs, rules)
-        for name in {"prompt", "prompt_name"} & request.parameters.keys():
-            if isinstance(rows[0], IdRow):
-                got, wanted = "it together with input_ids", "it only with texts"
-                raise InvalidInput(name, got, wanted, "put the prompt's ids before the others")
-        return Query(settings, rows, self._task.prompt(settings))
+        images = self._task.images
+        settings = override(
+            self.settings, request.parameters, self.task, self.max_length, images=images
+        )
+        return self._inputs.read(request.inputs, request.parameters, settings)
 
-    def _groups(self, queries: dict[int, Query]) -> Iterator[dict[int, Query]]:
-        """The queries in order, cut where their texts come to about a micro-batch: while the device
-        computes that, the texts of the next are tokenised."""
-        group: dict[int, Query] = {}
-        room = budget = self.settings.max_batch_tokens * _CHARACTERS_PER_TOKEN
-        for index, query in queries.items():
-            group[index] = query
-            for row in query.rows:
-                if isinstance(row, TextRow):
-                    room -= len(row.text) + len(row.pair or "")
+    def _groups(self, works: list[Work]) -> list[list[Work]]:
+        """In order, cut where their rows come to about a micro-batch: while the device computes
+        that, those of the next are tokenised or decoded."""
+        groups: list[list[Work]] = []
+        room = 0
+        for work in works:
+            assert work.query is not None
             if room <= 0:
-                yield group
-                group, room = {}, budget
-        if group:
-            yield group
-
-    def _tokenize(self, queries: dict[int, Query], answers: list[Answer]) -> None:
-        """Fills in the tokens; queries that fail leave `queries` with their answer set."""
-        began = time.perf_counter()
-        order = [index for index, query in queries.items() if not query.tokens]
-        try:
-            errors = self._texts.encode([queries[index] for index in order])
-        except Exception as error:
-            errors = dict.fromkeys(range(len(order)), failure(error))
-        for place, index in enumerate(order):
-            try:
-                if place in errors:
-                    raise copy(errors[place])
-                self._task.check(queries[index])
-            except Exception as error:
-                answers[index] = failure(error)
-                del queries[index]
-        self.last_counts.tokenize_seconds += time.perf_counter() - began
-
-    def _reply(self, queries: dict[int, Query], run: MicroBatches, answers: list[Answer]) -> None:
-        """Replies to each query all of whose sequences were computed."""
-        first = 0
-        for index, query in queries.items():
-            count = sum(len(windows) for windows in query.tokens)
-            results = run.results(first, count)
-            first += count
-            if answers[index] is not None or results is None:
-                continue
-            found = iter(results)
-            try:
-                answers[index] = self._task.reply(
-                    query, [[next(found) for _ in windows] for windows in query.tokens]
-                )
-            except Exception as error:
-                answers[index] = failure(error)
+                groups.append([])
+                room = self.settings.max_batch_tokens
+            groups[-1].append(work)
+            room -= work.query.unread_tokens
+        return groups
 
 
-def _loaded(folder: Path | str, task: str, settings: EngineSettings, device: str) -> EncoderModel:
+def _loaded(folder: Path | str, task: str, settings: EngineSettings, device: str) -> Model:
     place = Placement(device, settings.dtype)
     try:
-        model = load_model(folder, task, place)
+        model = load_encoder(folder, task, place)
         if settings.graphs:
             model.record_forwards(settings.max_batch_tokens)
+        else:
+            model.tune(settings.max_batch_tokens)
     except kernels.Error as error:  # no room, or no kernels for this model on this device
         raise ConfigurationError(f"{place.device}: {error}") from None
     return model

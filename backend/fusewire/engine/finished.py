@@ -7,8 +7,7 @@ most of its time at small models.
 from __future__ import annotations
 
 import queue
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from fusewire.engine.best_of import BestOf
 from fusewire.engine.continuation import Delta
@@ -16,7 +15,7 @@ from fusewire.errors import FusewireError
 
 
 class Pending:
-    """The tag of one request in a `Finished` inbox: its events so far."""
+    """One request of a `Finished` inbox: its events so far."""
 
     def __init__(self, index: int, n: int, sequences: int) -> None:
         """`index`: the reader's name for it."""
@@ -51,12 +50,12 @@ class Pending:
         return [*found]
 
 
-class Finished(queue.SimpleQueue[Any]):
-    """Requests submitted to it under a `Pending` as tag come out of `get` when they have ended."""
+class Finished(queue.SimpleQueue[Pending]):
+    """Requests that were submitted with its callback come out of `get` when they have ended."""
 
-    def put(
-        self, item: tuple[Pending, Any], block: bool = True, timeout: float | None = None
-    ) -> None:
-        pending, event = item
-        if pending.add(event):
-            super().put(pending)
+    def callback(self, pending: Pending) -> Callable[[Delta | FusewireError], None]:
+        def on_event(event: Delta | FusewireError) -> None:
+            if pending.add(event):
+                self.put(pending)
+
+        return on_event

@@ -1,7 +1,7 @@
 """The engine that generates: requests in at any time, tokens out as they come.
 
-Requests come from any thread and are checked and tokenised there. One thread computes; it
-puts events into queues, so that no slow reader delays it or other requests.
+An Engine (protocol.py): requests come from any thread and are checked and tokenised there. One
+thread computes and calls back with the events.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -32,30 +33,28 @@ from fusewire.engine.generation_memory import PAGE_SIZE, limits_of, pages_for
 from fusewire.engine.generation_scheduler import GenerationScheduler, GenerationSequence
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.engine.kv_cache import KvCache
+from fusewire.engine.progress import Progress
 from fusewire.engine.prompt_logprobs import PromptLogprobs, PromptScorer
 from fusewire.engine.request import CLOSED, failure
 from fusewire.engine.sampling import Sampler, SamplingState
 from fusewire.engine.seeds import seed_of
 from fusewire.errors import Unavailable
+from fusewire.generation.bad_words import BadWords
+from fusewire.generation.checks import read_parameters
+from fusewire.generation.defaults import generation_defaults
+from fusewire.generation.parameters import GenerationParameters
+from fusewire.generation.prompt import Prompt, read_prompt
+from fusewire.generation.request import GenerationRequest
+from fusewire.generation.stop_strings import StopMatcher, StopStrings
 from fusewire.models import load_decoder
 from fusewire.placement import Placement
-from fusewire.tasks.bad_words import BadWords
-from fusewire.tasks.chat import Chat
-from fusewire.tasks.detokenizer import Detokenizer
-from fusewire.tasks.generation_checks import check
-from fusewire.tasks.generation_defaults import generation_defaults
-from fusewire.tasks.generation_parameters import GenerationParameters
-from fusewire.tasks.prompt import prompt_ids
-from fusewire.tasks.stop_strings import StopMatcher, StopStrings
-from fusewire.tasks.tokenizer import Tokenizer, limit_tokenizer_threads
+from fusewire.text.detokenizer import Detokenizer
+from fusewire.text.tokenizer import Tokenizer, limit_tokenizer_threads
 
 if TYPE_CHECKING:
     from fusewire.models.decoder import DecoderModel
 
 _log = logging.getLogger(__name__)
-# (tag, Event): the events of requests, under the tags that they were submitted with.
-EventQueue = queue.SimpleQueue[tuple[Any, Any]]
-
 # Far more than any step takes: a device that has hung must not hang the program's end.
 _LONGEST_STEP_S = 60.0
 _FORKED = "engine: got a request in a forked process, wanted it where it was loaded; load it here"
@@ -81,6 +80,7 @@ class GenerationEngine:
     ) -> None:
         """Loads the folder onto `device` (CheckpointError, ConfigurationError), or takes a model
         loaded from it as it is, and allocates the KV cache."""
+        self.folder = Path(folder)
         self.settings = settings = settings or GenerationSettings()
         if settings.threads:
             kernels.set_num_threads(settings.threads)
@@ -91,7 +91,6 @@ class GenerationEngine:
         self._bad_words = BadWords(tokenizer)
         self.limits = limits_of(self.model, settings)
         self.defaults = generation_defaults(Path(folder))
-        self.chat = Chat(Path(folder), tokenizer, self.limits)
         pages = self._pages()
         memory = self.model.new_cache(pages, PAGE_SIZE)  # its error says if there is too little
         self.cache = KvCache(pages, PAGE_SIZE, settings.prefix_caching)
@@ -99,8 +98,8 @@ class GenerationEngine:
             self.cache, settings.max_batch_tokens, settings.max_sequences
         )
         self._admission = Admission(settings.max_sequences, settings.max_waiting)
-        if settings.graphs:
-            self.model.record_steps(memory, settings.max_sequences, settings.max_batch_tokens)
+        prepare = self.model.record_steps if settings.graphs else self.model.tune
+        prepare(memory, settings.max_sequences, settings.max_batch_tokens)
         self._loop = GenerationLoop(
             self.model,
             memory,
@@ -110,7 +109,6 @@ class GenerationEngine:
             self._admission,
         )
         self._asked: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._tokens = 0
         self._submit_lock = threading.Lock()
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="generate", daemon=True)
@@ -126,56 +124,56 @@ class GenerationEngine:
     def parameters(self, /, **asked: Any) -> GenerationParameters:
         """The parameters of one request, checked and completed by the folder's
         generation_config.json; InvalidInput."""
-        return GenerationParameters.of(asked, self.limits, self.defaults)
+        return read_parameters(asked, self.limits, self.defaults)
 
     def generate(self, prompt: str | Sequence[int], /, **asked: Any) -> Deltas:
         """Takes a request, as `submit` does, and returns its deltas, as they come; `asked` as for
         `parameters`. Leaving the iterator cancels what has not ended."""
         parameters = self.parameters(**asked)
-        events: EventQueue = queue.SimpleQueue()
-        ticket = self.submit(prompt, parameters, events)
+        events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        ticket = self.submit(GenerationRequest(prompt, parameters), None, events.put)
         return Deltas(parameters.n, parameters.sequences, events, ticket.cancel)
 
     def submit(
         self,
-        prompt: str | Sequence[int],
-        parameters: GenerationParameters,
-        events: EventQueue,
-        tag: Any = None,
-        arrived: float | None = None,
+        request: GenerationRequest,
+        deadline: float | None,
+        callback: Callable[[Event], None],
     ) -> Ticket:
-        """Takes a request, from any thread; InvalidInput and Unavailable (of which QueueFull) at
-        once.
+        """See Engine (protocol.py). InvalidInput and Unavailable (of which QueueFull) at once.
 
-        `events` gets (tag, Delta) of each of `parameters.sequences`, in order, until each had one
-        with a finish_reason; or (tag, error), which ends them all. `BestOf` makes the answer of it.
-        `arrived`: by time.monotonic(), where that was earlier.
+        The events are a Delta of each of `parameters.sequences`, in order, until each had one with
+        a finish_reason; or an error, which ends them all. `BestOf` makes the answer of it.
+        `timeout_seconds` begins now; a `deadline` may come before.
         """
-        arrived = time.monotonic() if arrived is None else arrived
-        check(parameters, self.limits)
+        parameters = request.parameters
+        if parameters.timeout_seconds is not None:
+            timeout = time.monotonic() + parameters.timeout_seconds
+            deadline = timeout if deadline is None else min(deadline, timeout)
         self._admission.take(parameters.sequences)
         try:
-            return self._submit(prompt, parameters, lambda event: events.put((tag, event)), arrived)
+            prompt = request.prompt
+            if not isinstance(prompt, Prompt):
+                field = request.prompt_field
+                prompt = read_prompt(prompt, parameters, self.tokenizer, self.limits, field)
+            return self._submit(prompt, parameters, deadline, callback)
         except BaseException:
             self._admission.leave(parameters.sequences)
             raise
 
+    def together(self) -> AbstractContextManager[None]:
+        """See Engine; each request is on its way at once."""
+        return nullcontext()
+
     def _submit(
         self,
-        prompt: str | Sequence[int],
+        prompt: Prompt,
         parameters: GenerationParameters,
-        on_event: Callable[[Event], None],
-        arrived: float,
+        deadline: float | None,
+        callback: Callable[[Event], None],
     ) -> Ticket:
-        ids = prompt_ids(
-            prompt,
-            self.tokenizer,
-            self.model.vocab_size,
-            most=self.limits.longest_prompt(parameters.max_new_tokens),
-            add_special_tokens=parameters.add_special_tokens,
-        )
-        most = parameters.new_tokens(len(ids), self.limits)
-        timeout, scores = parameters.timeout_seconds, None
+        ids, most = list(prompt.token_ids), prompt.max_new_tokens
+        scores = None
         if parameters.prompt_logprobs is not None:
             k = min(parameters.prompt_logprobs, self.model.vocab_size)
             scores = PromptLogprobs(ids, k)
@@ -183,12 +181,12 @@ class GenerationEngine:
             token_ids=ids,
             most_tokens=len(ids) + most,
             priority=parameters.priority,
-            deadline=None if timeout is None else arrived + timeout,
+            deadline=deadline,
             continuations=parameters.sequences,
             to_score=0 if scores is None else len(ids) - 1,
         )
         self._loop.scheduler.check(sequence)
-        generation = Generation(self._branches(ids, parameters, most), on_event, scores)
+        generation = Generation(self._branches(ids, parameters, most), callback, scores)
         with self._submit_lock:  # what is put before closing is done before the loop ends
             if self._closing:
                 raise Unavailable(CLOSED)
@@ -196,6 +194,10 @@ class GenerationEngine:
                 raise Unavailable(_FORKED)
             self._asked.put(lambda: self._loop.add(generation, sequence))
         return Ticket(len(ids), lambda: self._asked.put(lambda: self._loop.cancel(generation)))
+
+    @property
+    def progress(self) -> Progress:
+        return self._loop.progress
 
     def counts(self) -> EngineCounts:
         """What there is to do and what was done since the start, from any thread."""
@@ -208,7 +210,7 @@ class GenerationEngine:
             pages=self.cache.pages,
             page_bytes=PAGE_SIZE * self.model.bytes_per_token,
             live_tokens=self.cache.live_tokens,
-            tokens=self._tokens,
+            tokens=self._loop.progress.tokens,
             preemptions=scheduler.preemptions,
             prefix_hit_tokens=self.cache.prefix_hit_tokens,
             graph_hits=hits,
@@ -236,7 +238,7 @@ class GenerationEngine:
         try:
             while not (self._closing and self._loop.idle and self._asked.empty()):
                 self._take()
-                self._tokens += self._loop.step(time.monotonic())
+                self._loop.step(time.monotonic())
         except Exception as error:  # a defect: no request may wait for an answer that never comes
             with self._submit_lock:
                 self._closing = True

@@ -23,10 +23,11 @@ from fusewire.engine.generation_scheduler import (
     Step,
 )
 from fusewire.engine.packing import pack
+from fusewire.engine.progress import Progress
 from fusewire.engine.prompt_logprobs import PromptLogprobs, PromptRows, PromptScorer
-from fusewire.engine.request import ComputeFailed, failure
+from fusewire.engine.request import CANCELLED, failure
 from fusewire.engine.sampling import Drawn, Sampler, SamplingState
-from fusewire.errors import FusewireError, InvalidInput, Unavailable
+from fusewire.errors import Cancelled, ComputeFailed, DeadlineExceeded, FusewireError, InvalidInput
 from fusewire.models.step_batch import StepBatch
 
 if TYPE_CHECKING:
@@ -114,6 +115,7 @@ class GenerationLoop:
     ) -> None:
         """`admission`: notified when a sequence has ended."""
         self.scheduler = scheduler
+        self.progress = Progress()
         self._model = model
         self._cache = cache
         self._sampler = sampler
@@ -142,10 +144,7 @@ class GenerationLoop:
 
     def cancel(self, generation: Generation) -> None:
         """Ends what is left of a request; its slots and pages are free on return."""
-        for branch in generation.branches:
-            if branch.open:
-                self._end(generation, branch)
-                generation.on_event(branch.continuation.cancel())
+        self._fail(generation, Cancelled(CANCELLED))
 
     def cancel_all(self) -> None:
         for generation in self._generations():
@@ -155,19 +154,20 @@ class GenerationLoop:
         for generation in self._generations():
             self._fail(generation, error)
 
-    def step(self, now: float) -> int:
-        """Computes the next step; `now` is seconds on the clock of deadlines. Returns how many
-        tokens were read of prompts and drawn. Never raises for a request."""
+    def step(self, now: float) -> None:
+        """Computes the next step; `now` is seconds on the clock of deadlines. Never raises for a
+        request."""
         while self._deadlines and self._deadlines[0][0] <= now:
-            self._fail(heappop(self._deadlines)[2], Unavailable(TOO_LATE))
+            self._fail(heappop(self._deadlines)[2], DeadlineExceeded(TOO_LATE))
         step = self.scheduler.plan(now)
         for sequence in step.expired:
-            self._fail(self._owners[sequence][0], Unavailable(TOO_LATE))
+            self._fail(self._owners[sequence][0], DeadlineExceeded(TOO_LATE))
         if not step.chunks:
-            return 0
+            return
         try:
-            return self._compute(step)
+            self._compute(step)
         except Exception as error:
+            self.progress.fail()
             failed = failure(error)
             for sequence, _, _ in step.chunks:
                 if sequence in self._owners:
@@ -175,16 +175,16 @@ class GenerationLoop:
             for sequence in self.scheduler.sequences():  # forks without an owner yet
                 if sequence not in self._owners:
                     self.scheduler.finish(sequence)
-            return 0
 
     def _generations(self) -> list[Generation]:
         return list({id(of): of for of, _ in self._owners.values()}.values())
 
-    def _compute(self, step: Step) -> int:
+    def _compute(self, step: Step) -> None:
         if step.copies:
             source, destination = zip(*step.copies, strict=True)
             self._cache.copy_pages(source, destination)
         batch, sampled = pack(step)
+        self.progress.begin(batch.tokens)
         logits = self._logits(step, batch)
         forks = dict(self.scheduler.done(step))
         drawing: list[tuple[Generation, Branch]] = []  # a row of logits each
@@ -205,7 +205,7 @@ class GenerationLoop:
                     self._accept(generation, branch, branch.sequence, token)
                 except Exception as error:
                     self._fail(generation, failure(error))
-        return batch.tokens - len(sampled) + len(drawing)
+        self.progress.end(batch.tokens - len(sampled) + len(drawing))
 
     def _logits(self, step: Step, batch: StepBatch) -> Tensor:
         """Runs the step, and takes down the log-probabilities of prompts that are wanted."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from fusewire import kernels
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.errors import ConfigurationError
-from fusewire.tasks.generation_checks import GenerationLimits
+from fusewire.generation.limits import GenerationLimits
 
 if TYPE_CHECKING:
     from fusewire.models.decoder import DecoderModel

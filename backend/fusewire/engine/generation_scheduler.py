@@ -119,7 +119,7 @@ class GenerationScheduler:
         """Puts a new sequence into the queue. InvalidInput as `check` says."""
         self.check(sequence)
         sequence.arrival = next(self._arrivals)
-        sequence.names = self._cache.names(sequence.salt)
+        sequence.names = self._cache.names()
         self._waiting.add(sequence)
 
     def plan(self, now: float) -> Step:

@@ -30,7 +30,6 @@ class GenerationSequence:
     most_tokens: int  # how long token_ids may get
     priority: int = 0  # lower runs first
     deadline: float | None = None  # seconds on `plan`'s clock; expires unless it ran by then
-    salt: bytes = b""  # sequences of other salt share no pages with it
     continuations: int = 1  # sequences that go on from the prompt, this one included
     to_score: int = 0  # prompt tokens whose logits are wanted, from the first on
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from fusewire.engine.settings import Settings
+from fusewire.settings import Settings
 
 
 class GenerationSettings(Settings):

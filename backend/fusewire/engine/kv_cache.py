@@ -24,14 +24,12 @@ _NAME_BYTES = 32  # a collision would show one client another's context: nobody 
 class PageNames:
     """The names of a sequence's full pages, each computed once.
 
-    name(page) = BLAKE2b-256(name(page - 1), ids of the page as int64); the page before the first is
-    BLAKE2b-256(salt). Sequences of different salt share nothing: whatever else the keys and values
-    depend on (a tenant, an adapter, an image) belongs into it.
+    name(page) = BLAKE2b-256(name(page - 1), ids of the page as int64), without the former for the
+    first page.
     """
 
-    def __init__(self, page_size: int, salt: bytes = b"") -> None:
+    def __init__(self, page_size: int) -> None:
         self._page_size = page_size
-        self._before = blake2b(salt, digest_size=_NAME_BYTES).digest()
         self._names: list[bytes] = []
 
     def name(self, page: int, token_ids: Sequence[int]) -> bytes:
@@ -39,13 +37,13 @@ class PageNames:
         while len(self._names) <= page:
             first = len(self._names) * self._page_size
             ids = array("q", token_ids[first : first + self._page_size]).tobytes()
-            before = self._names[-1] if self._names else self._before
+            before = self._names[-1] if self._names else b""
             self._names.append(blake2b(before + ids, digest_size=_NAME_BYTES).digest())
         return self._names[page]
 
     def copy(self) -> PageNames:
         twin = PageNames(self._page_size)
-        twin._before, twin._names = self._before, self._names[:]
+        twin._names = self._names[:]
         return twin
 
 
@@ -62,10 +60,10 @@ class KvCache:
     """Pages 0 to `pages` - 1 of `page_size` tokens each, given to sequences and shared among them.
 
     Invariants. Every page is free, used by at least one sequence, or cached (findable, used by
-    none). Two sequences have a page in common only if its tokens, all before them and the salt are
-    the same for both. A page is written only below `reserve`'s length, at positions not stored yet,
-    by its one owner. A page that is found has its predecessors found too (they are evicted after
-    it). When every sequence is released, no page is used.
+    none). Two sequences have a page in common only if its tokens and all before them are the same
+    for both. A page is written only below `reserve`'s length, at positions not stored yet, by its
+    one owner. A page that is found has its predecessors found too (they are evicted after it). When
+    every sequence is released, no page is used.
     """
 
     def __init__(self, pages: int, page_size: int, prefix_caching: bool = True) -> None:
@@ -103,8 +101,8 @@ class KvCache:
     def evictions(self) -> int:
         return self._pool.evictions
 
-    def names(self, salt: bytes = b"") -> PageNames:
-        return PageNames(self.page_size, salt)
+    def names(self) -> PageNames:
+        return PageNames(self.page_size)
 
     def admit(
         self,

@@ -1,4 +1,4 @@
-"""The micro-batches of one call, on their way through the model beside the host's own work.
+"""Micro-batches on their way through the model, beside the host's own work.
 
 `encode` gives a device its work and returns; the head waits for it. So a micro-batch's head runs
 only when the next one is packed and ready to be given: until then the host has tokenised and packed
@@ -12,80 +12,74 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from fusewire.engine.batch import Batch
-from fusewire.engine.request import Answer, Counts, Request, failure, out_of_memory
+from fusewire.engine.progress import Progress
+from fusewire.engine.request import Counts, Work, failure
 from fusewire.engine.scheduler import halves, plan
-from fusewire.tasks.task import Item, Task
+from fusewire.tasks.task import Task
 
 if TYPE_CHECKING:
-    from fusewire.kernels import Tensor
-    from fusewire.models import EncoderModel
+    from fusewire.models import EncoderModel, ImageTextModel
+    from fusewire.models.task_heads import TaskHead
 
 _log = logging.getLogger(__name__)
 
-# For so long after reading, which asks whether requests were cancelled, nothing asks again before
-# the first micro-batch: on a server each question is a message to its process.
-_FRESH_S = 0.005
+# A rate that was an exception is forgotten after some dozens of micro-batches.
+_DECAY = 0.95
+
+Member = tuple[Work, int]  # one sequence: whose, and which of its items
 
 
 @dataclass(eq=False)
 class _Given:
     """A micro-batch that the device computes, or has computed."""
 
-    members: list[int]
-    items: list[Item]
-    batch: Batch
-    hidden: Tensor
+    members: list[Member]
+    batch: Any  # what Task.pack made
+    hidden: Any  # what the model made of it
     computed_tokens: int
+    began: float
     retry: bool
 
 
 class MicroBatches:
-    """The sequences of one call, in order, and what came of them."""
+    """Computes sequences of any requests. One thread at a time."""
 
     def __init__(
         self,
-        model: EncoderModel,
+        model: EncoderModel | ImageTextModel,
         task: Task,
-        requests: Sequence[Request],
-        answers: list[Answer],
-        counts: Counts,
+        head: TaskHead,
+        progress: Progress,
         computed: Callable[[int], None] | None = None,
     ) -> None:
-        """`answers` gets the errors of requests that fail here, `counts` what was done, `computed`
-        the number of sequences of each micro-batch that is done."""
+        """`progress` gets what is being done; `computed`: called with the number of sequences of
+        each micro-batch, when it is done."""
         self._model = model
         self._task = task
-        self._requests = requests
-        self._answers = answers
-        self._counts = counts
+        self._head = head
+        self._progress = progress
         self._computed = computed
-        self._items: list[Item] = []
-        self._owners: list[int] = []  # each item's request
-        self._results: dict[int, Any] = {}
-        self._waiting: deque[tuple[list[int], bool]] = deque()  # members, whether to try again
+        self._waiting: deque[tuple[list[Member], bool]] = deque()  # and whether to try again
         self._given: _Given | None = None
-        self._begun = False
-        self._read = time.monotonic()
+        self.tokens_per_s = 0.0  # computed, at best
+        self.counts = Counts()  # of what was done since `take_counts`
+        self._replays = model.replay_counts
 
-    def compute(self, sequences: Sequence[tuple[int, Item]], max_batch_tokens: int) -> None:
-        """Adds sequences, each with its request's index, and gives them to the device; the last
-        micro-batch may be in flight on return. Never raises for a request."""
+    def compute(self, members: Sequence[Member], max_batch_tokens: int) -> None:
+        """Gives sequences to the device; the last micro-batch may be in flight on return. Their
+        results, or an error as answer, are in their Work when it is done. Never raises."""
         began = time.perf_counter()
-        first = len(self._items)
-        self._owners += [owner for owner, _ in sequences]
-        self._items += [item for _, item in sequences]
-        lengths = [len(item.tokens) for _, item in sequences]
-        for members in plan(lengths, max_batch_tokens):
-            self._waiting.append(([first + member for member in members], True))
+        lengths = [len(work.items[place].tokens) for work, place in members]
+        for batch in plan(lengths, max_batch_tokens):
+            self._waiting.append(([members[index] for index in batch], True))
         while self._waiting:
             self._give(*self._waiting.popleft())
-        self._counts.compute_seconds += time.perf_counter() - began
+        self.counts.compute_seconds += time.perf_counter() - began
 
     def finish(self) -> None:
         """Waits for the micro-batch in flight."""
@@ -95,39 +89,29 @@ class MicroBatches:
                 self._give(*self._waiting.popleft())
             else:
                 self._take()
-        self._counts.compute_seconds += time.perf_counter() - began
+        self.counts.compute_seconds += time.perf_counter() - began
 
-    def wanted(self, requests: Iterable[int]) -> set[int]:
-        """Those of the requests that neither failed meanwhile nor were cancelled."""
-        ask = self._begun or time.monotonic() - self._read > _FRESH_S
-        wanted = set()
-        for index in requests:
-            if self._answers[index] is None:
-                try:
-                    if not (ask and self._requests[index].cancelled()):
-                        wanted.add(index)
-                except Exception as error:
-                    self._answers[index] = failure(error)
-        return wanted
+    def take_counts(self) -> Counts:
+        """What was done since the last call."""
+        counts, self.counts = self.counts, Counts()
+        before, self._replays = self._replays, self._model.replay_counts
+        counts.graph_hits, counts.graph_misses = (
+            now - then for now, then in zip(self._replays, before, strict=True)
+        )
+        return counts
 
-    def results(self, first: int, count: int) -> list[Any] | None:
-        """What the head found for so many sequences; None when one of them was not computed."""
-        members = range(first, first + count)
-        if not all(member in self._results for member in members):
-            return None
-        return [self._results[member] for member in members]
-
-    def _give(self, members: list[int], retry: bool) -> None:
-        members = self._still_wanted(members)
+    def _give(self, members: list[Member], retry: bool) -> None:
+        members = [(work, place) for work, place in members if work.answer is None]
         if not members:
             return
-        items = [self._items[member] for member in members]
         try:
-            batch = Batch.pack([item.tokens.sequence for item in items])
+            batch = self._task.pack([work.items[place] for work, place in members])
             self._take()
+            self._progress.begin(batch.tokens)
+            began = time.perf_counter()
             hidden = self._model.encode(batch)
             computed = self._model.computed_tokens
-            self._given = _Given(members, items, batch, hidden, computed, retry)
+            self._given = _Given(members, batch, hidden, computed, began, retry)
         except Exception as error:
             self._failed(error, members, retry)
 
@@ -137,32 +121,38 @@ class MicroBatches:
         if given is None:
             return
         try:
-            found = self._task.head(given.hidden, given.batch, given.items)
-            self._results.update(zip(given.members, found, strict=True))
+            options = [
+                self._task.head_options(work.items[place].query.settings)
+                for work, place in given.members
+            ]
+            found = self._head(given.hidden, given.batch, options)
+            for (work, place), result in zip(given.members, found, strict=True):
+                work.results[place] = result
         except Exception as error:
             self._failed(error, given.members, given.retry)
             return
-        self._counts.sequences += len(given.members)
-        self._counts.tokens += given.batch.tokens
-        self._counts.padding_tokens += given.computed_tokens - given.batch.tokens
-        self._counts.micro_batches += 1
+        self._progress.end(given.batch.tokens)
+        rate = given.batch.tokens / (time.perf_counter() - given.began)
+        self.tokens_per_s = max(rate, _DECAY * self.tokens_per_s)
+        self.counts.sequences += len(given.members)
+        self.counts.tokens += given.batch.tokens
+        self.counts.padding_tokens += given.computed_tokens - given.batch.tokens
+        self.counts.micro_batches += 1
         if self._computed:
             self._computed(len(given.members))
 
-    def _failed(self, error: Exception, members: list[int], retry: bool) -> None:
+    def _failed(self, error: Exception, members: list[Member], retry: bool) -> None:
         """Out of memory is tried once more in two halves, later: this error's traceback still holds
         the tensors of the first attempt. Anything else fails the requests of the micro-batch."""
-        if retry and out_of_memory(error) and len(members) > 1:
+        self._progress.fail()
+        if retry and isinstance(error, MemoryError) and len(members) > 1:
             _log.warning("out of memory on %d sequences, trying again in halves", len(members))
-            lengths = [len(item.tokens) for item in self._items]
-            left, right = halves(members, lengths)
-            self._waiting.extendleft([(right, False), (left, False)])
+            lengths = [len(work.items[place].tokens) for work, place in members]
+            left, right = halves(range(len(members)), lengths)
+            for half in (right, left):
+                self._waiting.appendleft(([members[index] for index in half], False))
             return
         failed = failure(error)
-        for member in members:
-            self._answers[self._owners[member]] = copy(failed)
-
-    def _still_wanted(self, members: list[int]) -> list[int]:
-        wanted = self.wanted(dict.fromkeys(self._owners[member] for member in members))
-        self._begun = True
-        return [member for member in members if self._owners[member] in wanted]
+        for work, _ in members:
+            if work.answer is None:
+                work.answer = copy(failed)

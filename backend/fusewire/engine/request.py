@@ -1,4 +1,4 @@
-"""A request, its answer, and what a call did: what the engine takes and gives."""
+"""A request, its answer, and what was done for it: what the encoder engine takes and gives."""
 
 from __future__ import annotations
 
@@ -9,56 +9,69 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from fusewire.errors import FusewireError
+from fusewire.errors import ComputeFailed, FusewireError, OutOfMemory
 from fusewire.tasks.parameters import Value
 from fusewire.tasks.rows import Query
+from fusewire.tasks.task import Item
 
 _log = logging.getLogger(__name__)
 
 # What Unavailable says where a request comes too late.
 CLOSED = "server: got a request while it stops, wanted one before; send it to another server"
-
-
-class ComputeFailed(FusewireError):
-    """The server's fault while computing an answer: out of memory, or a defect."""
-
-
-def _never() -> bool:
-    return False
+CANCELLED = "cancelled: got a cancelled request, which is not computed"
 
 
 @dataclass(eq=False)
 class Request:
-    """A client's tensors (each with the batch dimension first) and parameters.
-
-    Texts are object arrays of bytes, ids int64. `cancelled` is asked on reading and before each
-    micro-batch but the first. `query`: where it was read and tokenised before.
-    """
+    """A client's tensors (each with the batch dimension first) and parameters. Texts are object
+    arrays of bytes, ids int64."""
 
     inputs: dict[str, NDArray[Any]]
     parameters: dict[str, Value] = field(default_factory=dict)
-    cancelled: Callable[[], bool] = _never
-    query: Query | None = None
 
     @property
     def characters(self) -> int:
         """Of its texts: what tokenising takes time for."""
         return sum(
             len(text)
-            for array in self.inputs.values()
-            if array.dtype == object
+            for name, array in self.inputs.items()
+            if array.dtype == object and name != "image"
             for text in array.flat
             if isinstance(text, bytes)
         )
 
 
-# Outputs by name, the request's own error, or None for one that was cancelled.
-Answer = dict[str, NDArray[Any]] | FusewireError | None
+Outputs = dict[str, NDArray[Any]]
+Answer = Outputs | FusewireError
+
+
+@dataclass(eq=False)
+class Work:
+    """A request on its way: what is known of it so far."""
+
+    request: Request
+    deadline: float | None = None  # by time.monotonic()
+    callback: Callable[[Answer], None] | None = None  # for its answer
+    cancelled: bool = False  # set from any thread
+    lane: object = None  # that tokenises it; None: the thread that submits it
+    query: Query | None = None  # once read
+    items: list[Item] = field(default_factory=list)  # once tokenised: its sequences, in order
+    given: int = 0  # of the items: computed, or about to be
+    results: dict[int, Any] = field(default_factory=dict)  # what the head found, by item
+    answer: Answer | None = None
+    ended: bool = False  # it was called back
+
+    @property
+    def computed(self) -> bool:
+        return bool(self.items) and len(self.results) == len(self.items)
+
+    def cancel(self) -> None:
+        self.cancelled = True
 
 
 @dataclass
 class Counts:
-    """What one call of `answer` did.
+    """What was done for some requests.
 
     `padding_tokens` is measured: rows that the model computed less the tokens that requests had.
     `graph_hits`: micro-batches that replayed a recorded forward; `graph_misses`: those small enough
@@ -76,18 +89,14 @@ class Counts:
     compute_seconds: float = 0.0
 
 
-def out_of_memory(error: Exception) -> bool:
-    return isinstance(error, MemoryError) or "out of memory" in str(error).lower()
-
-
 def failure(error: Exception) -> FusewireError:
     """The answer for an exception: ours as they are; of others the traceback goes to the log and
     only what happened to the client."""
     if isinstance(error, FusewireError):
         return error
     _log.error("computing an answer failed", exc_info=error)
-    if out_of_memory(error):
-        return ComputeFailed(
+    if isinstance(error, MemoryError):  # kernels.OutOfMemory is one
+        return OutOfMemory(
             "memory: got a batch that does not fit, wanted room for it; send fewer or shorter "
             "texts at once, or lower max_batch_tokens"
         )

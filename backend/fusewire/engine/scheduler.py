@@ -33,6 +33,31 @@ def plan(lengths: Sequence[int], max_batch_tokens: int) -> list[list[int]]:
     return batches
 
 
+def shares(lengths: Sequence[Sequence[int]], max_batch_tokens: int) -> list[int]:
+    """How many of each request's next sequences the next micro-batch takes, of at most
+    `max_batch_tokens` tokens; `lengths` of the sequences each has left, one or more, the requests
+    in order of arrival.
+
+    Dealt out in rounds, one sequence to each request (Nagle, 1987), so that one of a single short
+    sequence is not kept waiting by those of a hundred. One whose next sequence has no room waits
+    for the next micro-batch. The first takes one in any case, so every request's turn comes.
+    """
+    taken = [0] * len(lengths)
+    room = max_batch_tokens
+    dealing = list(range(len(lengths)))
+    while dealing:
+        left = []
+        for request in dealing:
+            length = lengths[request][taken[request]]
+            if length <= room or (request == 0 and not taken[0]):
+                taken[request] += 1
+                room -= length
+                if taken[request] < len(lengths[request]):
+                    left.append(request)
+        dealing = left
+    return taken
+
+
 def halves(indices: Sequence[int], lengths: Sequence[int]) -> tuple[list[int], list[int]]:
     """Splits a micro-batch of two or more into two of about equal tokens, neither empty.
 

@@ -1,0 +1,300 @@
+"""An encoder that takes requests at any time, and computes those that are there together.
+
+Texts are tokenised and images decoded while others are computed: short texts by the thread that
+submits them, longer ones and images by threads of their own. What is ready joins the next
+micro-batch, in which every request has its share.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import replace
+
+from fusewire.engine.encoder import EncoderEngine
+from fusewire.engine.micro_batches import Member
+from fusewire.engine.progress import Progress
+from fusewire.engine.reading_lanes import Lane, ReadingLanes
+from fusewire.engine.request import CANCELLED, CLOSED, Answer, Counts, Request, Work, failure
+from fusewire.engine.scheduler import shares
+from fusewire.errors import Cancelled, DeadlineExceeded, FusewireError, Unavailable
+from fusewire.tasks.task import Reader
+
+_log = logging.getLogger(__name__)
+
+TOO_LATE = (
+    "timeout: got a request whose time has passed, wanted to compute it within it; allow more "
+    "time, or try again later"
+)
+
+# Of a request that the submitting thread may compute itself.
+LIGHT_TOKENS = 512
+# So many micro-batches each lane reads ahead: pixels of images take memory.
+_READ_AHEAD = 2
+# A micro-batch of the waiting is as large as is computed in this time: so long may those wait that
+# come meanwhile. Beyond some hundred tokens kernels are no faster per token.
+_MICRO_BATCH_S = 0.1
+_LEAST_TOKENS = 1024
+# Far more than a micro-batch takes: a device that has hung must not hang the program's end.
+_LONGEST_MICRO_BATCH_S = 60.0
+
+
+class EncoderLoop:
+    """An Engine (protocol.py) for `Request`s; a request has one event, its Answer."""
+
+    def __init__(
+        self, engine: EncoderEngine, computed: Callable[[Counts], None] = lambda counts: None
+    ) -> None:
+        """`computed`: called with what was done, from the threads that did it; it must return at
+        once."""
+        self._engine = engine
+        self._computed = computed
+        self._run = engine.micro_batches(self._end_computed)
+        self._given: list[Work] = []  # all sequences of which were given to the device
+        self._reading = threading.Lock()  # over the engine's own tokenizer
+        self._computing = threading.Lock()  # over the model
+        self._changed = threading.Condition()  # over all that follows
+        self._ready: list[Work] = []  # tokenised, with sequences to compute, in order of arrival
+        self._not_ended: set[Work] = set()
+        self._tokenize_seconds = 0.0  # since `computed` was called
+        self._closing = False
+        self._own = threading.local()  # .together: what this thread submits together
+        self._lanes = ReadingLanes(engine)
+        self._thread = threading.Thread(target=self._compute_ready, name="encode", daemon=True)
+        self._thread.start()
+
+    @property
+    def progress(self) -> Progress:
+        return self._engine.progress
+
+    def submit(
+        self, request: Request, deadline: float | None, callback: Callable[[Answer], None]
+    ) -> Work:
+        """See Engine. Unavailable (of which QueueFull) at once."""
+        work = Work(request, deadline, callback)
+        with self._changed:
+            if self._closing:
+                raise Unavailable(CLOSED)
+            self._not_ended.add(work)
+        together: list[Work] | None = getattr(self._own, "together", None)
+        if (lane := self._lanes.lane(work)) is not None:
+            try:
+                # The caller takes its tensors back; texts and images are objects of their own.
+                inputs = {name: array.copy() for name, array in request.inputs.items()}
+                work.request = replace(request, inputs=inputs)
+                work.lane = lane
+                lane.queue.take(lambda: self._tokenize_beside(work, lane))
+            except Exception:  # also a lack of memory for the copy
+                with self._changed:
+                    self._not_ended.discard(work)
+                raise
+        elif together is not None:
+            together.append(work)
+        else:
+            self._add(self._tokenized([work]))
+        return work
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """See Engine. Short texts are tokenised in one call at the end; and where nothing else is
+        computed then, light requests are, by this thread: a lone one waits for no other."""
+        self._own.together = []
+        try:
+            yield
+        finally:
+            works: list[Work] = self._own.together
+            self._own.together = None
+            works = self._tokenized(works)
+            light = [work for work in works if _tokens(work) <= LIGHT_TOKENS]
+            if light and self._compute_here(light):
+                works = [work for work in works if _tokens(work) > LIGHT_TOKENS]
+            self._add(works)
+
+    def close(self, drain_seconds: float = 0.0) -> None:
+        """See Engine; what is left is Unavailable."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: not self._not_ended, drain_seconds)
+        self._end_all(Unavailable(CLOSED))
+        self._lanes.close()
+        self._thread.join(_LONGEST_MICRO_BATCH_S)
+        if self._thread.is_alive():
+            _log.error(
+                "close: a micro-batch has not ended within %g s; the device hangs, restart the "
+                "process",
+                _LONGEST_MICRO_BATCH_S,
+            )
+
+    def _tokenize_beside(self, work: Work, lane: Lane) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._closing or self._may_read_ahead(lane))
+        try:
+            self._add(self._tokenized([work], lane.reader()))
+        except Exception as error:
+            self._end(work, failure(error))
+
+    def _may_read_ahead(self, lane: Lane) -> bool:
+        """A heavy request counts as half a micro-batch: it keeps no light one from being read. What
+        other lanes and the submitting thread have read does not count, or those would keep this
+        one from reading for as long as they are faster than the device."""
+        budget = self._engine.settings.max_batch_tokens
+        waiting = sum(min(_tokens(work), budget // 2) for work in self._ready if work.lane is lane)
+        return waiting < _READ_AHEAD * budget
+
+    def _tokenized(self, works: list[Work], reader: Reader | None = None) -> list[Work]:
+        """Those of the works that are ready to be computed; the others have ended."""
+        wanted = [work for work in works if not self._ended_early(work)]
+        ready = self._engine.read(wanted)
+        if reader is None:
+            with self._reading:
+                seconds = self._engine.tokenize(ready)
+        else:
+            seconds = self._engine.tokenize(ready, reader)
+        with self._changed:
+            self._tokenize_seconds += seconds
+        for work in wanted:
+            if work.answer is not None:
+                self._end(work, work.answer)
+        return ready
+
+    def _add(self, works: list[Work]) -> None:
+        if works:
+            with self._changed:
+                self._ready += [work for work in works if not work.ended]
+                self._changed.notify_all()
+
+    def _compute_here(self, works: list[Work]) -> bool:
+        """Computes and answers them by this thread, unless another computes or they are more than a
+        micro-batch; returns whether it did."""
+        if sum(map(_tokens, works)) > self._engine.settings.max_batch_tokens:
+            return False
+        if not self._computing.acquire(blocking=False):
+            return False
+        try:
+            with self._changed:
+                if self._ready:
+                    return False
+            with self._failing_all():
+                self._given = works
+                self._compute([(work, place) for work in works for place in range(len(work.items))])
+                self._finish()
+        finally:
+            self._computing.release()
+        return True
+
+    def _compute_ready(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._ready or (self._closing and not self._not_ended)
+                )
+                if not self._ready:
+                    return
+            with self._computing, self._failing_all():
+                while turn := self._turn():
+                    self._compute(turn)
+                self._finish()
+
+    @contextmanager
+    def _failing_all(self) -> Iterator[None]:
+        """After a defect no request waits for an answer that never comes."""
+        try:
+            yield
+        except Exception as error:
+            self._run, self._given = self._engine.micro_batches(self._end_computed), []
+            self._end_all(failure(error))
+
+    def _end_all(self, error: FusewireError) -> None:
+        with self._changed:
+            works = list(self._not_ended)
+            self._ready.clear()
+        for work in works:
+            self._end(work, copy(error))
+
+    def _turn(self) -> list[Member]:
+        """The next micro-batch."""
+        with self._changed:
+            ready = list(self._ready)
+        for work in ready:
+            self._ended_early(work)
+        with self._changed:
+            ready = [work for work in self._ready if not work.ended]
+            left = [[len(item.tokens) for item in work.items[work.given :]] for work in ready]
+            tokens = max(_LEAST_TOKENS, int(_MICRO_BATCH_S * self._run.tokens_per_s))
+            taken = shares(left, min(tokens, self._engine.settings.max_batch_tokens))
+            members = []
+            for work, count in zip(ready, taken, strict=True):
+                members += [(work, work.given + place) for place in range(count)]
+                work.given += count
+            self._given += [work for work in ready if work.given == len(work.items)]
+            self._ready = [work for work in ready if work.given < len(work.items)]
+            self._changed.notify_all()  # there is room to read ahead
+        return members
+
+    def _compute(self, members: Sequence[Member]) -> None:
+        self._run.compute(members, self._engine.settings.max_batch_tokens)
+        if self._run.counts.micro_batches:  # else it is in flight
+            self._tell()
+
+    def _finish(self) -> None:
+        self._run.finish()
+        self._tell()
+        self._end_computed()
+
+    def _end_computed(self, sequences: int = 0) -> None:
+        """Ends those whose last sequence is computed, or that have failed."""
+        left = []
+        for work in self._given:
+            if work.computed or work.answer is not None:
+                self._end(work)
+            else:
+                left.append(work)
+        self._given = left
+
+    def _tell(self) -> None:
+        counts = self._run.take_counts()
+        if counts == Counts():
+            return
+        with self._changed:
+            counts.tokenize_seconds, self._tokenize_seconds = self._tokenize_seconds, 0.0
+        self._computed(counts)
+
+    def _ended_early(self, work: Work) -> bool:
+        """Ends a request that failed, was cancelled or is late; returns whether it has ended."""
+        if work.ended:  # by `close`, say
+            return True
+        if work.answer is not None:
+            self._end(work)
+        elif work.cancelled:
+            self._end(work, Cancelled(CANCELLED))
+        elif work.deadline is not None and time.monotonic() >= work.deadline:
+            self._end(work, DeadlineExceeded(TOO_LATE))
+        else:
+            return False
+        return True
+
+    def _end(self, work: Work, answer: Answer | None = None) -> None:
+        """Calls back with the answer, or else that of what was computed; once."""
+        with self._changed:
+            if work.ended:
+                return
+            work.ended = True
+        callback, work.callback = work.callback, None  # who has the ticket is in no cycle with it
+        try:
+            assert callback is not None
+            callback(self._engine.reply(work) if answer is None else answer)
+        except Exception:
+            _log.exception("a callback failed")
+        with self._changed:
+            self._not_ended.discard(work)
+            if self._closing and not self._not_ended:
+                self._changed.notify_all()
+
+
+def _tokens(work: Work) -> int:
+    return sum(len(item.tokens) for item in work.items)

@@ -1,0 +1,45 @@
+"""What every engine is to those who submit requests to it, encoders and generation alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Protocol, TypeVar
+
+from fusewire.engine.progress import Progress
+
+Asked = TypeVar("Asked", contravariant=True)
+Event = TypeVar("Event", covariant=True)
+
+
+class Ticket(Protocol):
+    """A request that was taken."""
+
+    def cancel(self) -> None:
+        """From any thread. What has not ended soon does, with the error Cancelled, or, of generated
+        text, with that finish_reason."""
+
+
+class Engine(Protocol[Asked, Event]):
+    """Takes requests at any time, from any thread, until closed."""
+
+    @property
+    def progress(self) -> Progress: ...
+
+    def submit(
+        self, request: Asked, deadline: float | None, callback: Callable[[Event], None]
+    ) -> Ticket:
+        """Takes a request, or raises the FusewireError that it is refused with.
+
+        `deadline`: by time.monotonic(). What is not computed by then is answered DeadlineExceeded,
+        and not computed. `callback` gets the request's events in order, from any thread, and must
+        return at once; a FusewireError is the last.
+        """
+
+    def together(self) -> AbstractContextManager[None]:
+        """What this thread submits within it came together. This thread may work on it at the end:
+        some have their answer then."""
+
+    def close(self, drain_seconds: float = 0.0) -> None:
+        """Takes no more requests, works for so long on those it has, and ends the rest. Every
+        request has its last event on return."""
