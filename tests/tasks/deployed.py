@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import transformers
 from fusewire.engine.encoder import EncoderEngine, Request
-from fusewire.engine.settings import EngineSettings
+from fusewire.settings import EngineSettings
 
 
 @dataclass
@@ -73,6 +73,15 @@ def id_request(ids: Any, mask: Any = None, types: Any = None, **parameters: Any)
     if types is not None:
         inputs["token_type_ids"] = np.asarray(types, np.int64)
     return Request(inputs, parameters)
+
+
+def plain(value: Any) -> Any:
+    """numpy's scalars to Python's."""
+    if isinstance(value, dict):
+        return {key: plain(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [plain(one) for one in value]
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def same_json(got: Any, wanted: Any, tolerance: float) -> None:

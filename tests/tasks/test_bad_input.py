@@ -156,6 +156,11 @@ CASES = {
         "token_type_ids",
         r"got 2, wanted 0\.\.1; correct or omit it",
     ),
+    "token type that is 0 in 32 bits": (
+        id_request(IDS, types=[[0, 2**32, 0, 0]]),
+        "token_type_ids",
+        f"got {2**32}, wanted",
+    ),
     "negative token type": (id_request(IDS, types=[[0, -1, 0, 0]]), "token_type_ids", "got -1"),
     "token types of another shape": (
         id_request(IDS, types=[[0, 0]]),
@@ -223,7 +228,7 @@ def test_it_is_refused_by_name_and_harms_no_other(deploy, case):
 
 def test_the_first_id_beyond_the_vocabulary_is_refused_and_the_last_inside_is_not(deploy):
     deployed = deploy("bert", "hidden")
-    size = deployed.engine.vocab_size
+    size = deployed.engine.model.vocab_size
     deployed.ask(id_request([[size - 1]]))
     refused(deployed, id_request([[size]]), "input_ids", rf"got {size}, wanted 0\.\.{size - 1},")
 

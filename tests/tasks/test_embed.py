@@ -11,8 +11,8 @@ import pytest
 import torch
 from fusewire.engine.encoder import EncoderEngine
 from fusewire.engine.request import Request
-from fusewire.engine.settings import EngineSettings
 from fusewire.errors import CheckpointError, ConfigurationError, FusewireError, InvalidInput
+from fusewire.settings import EngineSettings
 from fusewire.tasks.sentence_files import SentenceFiles
 
 from tests.reference import SENTENCES, tiny_checkpoint
@@ -144,7 +144,8 @@ def test_old_and_new_spellings_of_pooling(tmp_path, pooling, mode):
 @pytest.mark.parametrize(
     ("modules", "pooling", "message"),
     [
-        (["Transformer", "Pooling", "Dense"], {}, "got the module Dense, wanted Pooling and Norm"),
+        (["Transformer", "Pooling", "CNN"], {}, "got the module CNN, wanted Pooling, Dense and N"),
+        (["Transformer", "Dense", "Pooling"], {}, "got the modules Dense, Pooling, wanted the ord"),
         (["CLIPModel", "Pooling"], {}, "the first module CLIPModel"),
         (["Transformer"], {}, "no Pooling module"),
         (["Transformer", "Pooling"], {"pooling_mode": "weightedmean"}, "got \\['weightedmean'\\]"),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.reference import ARCHITECTURES, SENTENCES
-from tests.tasks.deployed import same_json, text_request
+from tests.tasks.deployed import plain, same_json, text_request
 from tests.tolerance import MODEL_FP32, PIPELINE_SCORE
 
 FAMILIES = ["bert", "roberta", "xlm-roberta", "mpnet", "albert"]
@@ -97,7 +97,7 @@ def test_entities_are_those_of_the_pipeline(deploy, architecture, strategy):
     got = deployed.ask_json("entities", text_request(*sentences, aggregation_strategy=strategy))
     assert sum(map(len, got)) >= 8  # else equality says little
     for row, sentence in zip(got, sentences, strict=True):
-        same_json(row, [_plain(entity) for entity in tag(sentence)], PIPELINE_SCORE)
+        same_json(row, plain(tag(sentence)), PIPELINE_SCORE)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -112,7 +112,7 @@ def test_candidates_are_those_of_fill_mask(deploy, architecture, masks):
     ]
     got = deployed.ask_json("candidates", text_request(*sentences, top_k=7))
     for row, sentence in zip(got, sentences, strict=True):
-        same_json(row, _plain(fill(sentence, top_k=7)), PIPELINE_SCORE)
+        same_json(row, plain(fill(sentence, top_k=7)), PIPELINE_SCORE)
 
 
 def test_fill_gives_five_candidates_by_default(deploy):
@@ -120,12 +120,3 @@ def test_fill_gives_five_candidates_by_default(deploy):
     [candidates] = deployed.ask_json("candidates", text_request("the [MASK] is cold"))
     assert len(candidates) == 5
     assert list(candidates[0]) == ["score", "token", "token_str", "sequence"]
-
-
-def _plain(value):
-    """numpy's scalars to Python's."""
-    if isinstance(value, dict):
-        return {key: _plain(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_plain(one) for one in value]
-    return value.item() if isinstance(value, np.generic) else value

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from fusewire.engine.encoder import EncoderEngine
 from fusewire.errors import InvalidInput
-from fusewire.tasks import fill
+from fusewire.models import task_heads
 
 from tests.reference import SENTENCES
 from tests.tasks.deployed import id_request, text_request
@@ -47,9 +47,9 @@ def test_the_counted_windows_are_those_that_are_made(deploy, monkeypatch):
     request = text_request("who?", pairs=[" ".join(SENTENCES)], max_length=16, doc_stride=3)
     deployed.ask(request)
     made = deployed.engine.last_counts.sequences
-    monkeypatch.setattr("fusewire.tasks.text.MOST_WINDOWS", made - 1)
+    monkeypatch.setattr("fusewire.tasks.text_encoder.MOST_WINDOWS", made - 1)
     deployed.ask(request)
-    monkeypatch.setattr("fusewire.tasks.text.MOST_WINDOWS", made - 2)
+    monkeypatch.setattr("fusewire.tasks.text_encoder.MOST_WINDOWS", made - 2)
     assert f"take {made - 1} more windows" in refusal(deployed.engine, request)
 
 
@@ -77,5 +77,7 @@ def test_masks_scored_some_at_a_time_give_the_same(deploy, monkeypatch, masks_at
     deployed = deploy("bert", "fill")
     request = text_request("a [MASK] [MASK] day", "the [MASK]", "[MASK] and [MASK]")
     wanted = deployed.ask_json("candidates", request)
-    monkeypatch.setattr(fill, "_MOST_SCORES", masks_at_once * deployed.engine.vocab_size)
+    monkeypatch.setattr(
+        task_heads, "_MOST_SCORES", masks_at_once * deployed.engine.model.vocab_size
+    )
     assert json.dumps(deployed.ask_json("candidates", request)) == json.dumps(wanted)

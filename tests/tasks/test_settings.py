@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from fusewire.engine.encoder import EncoderEngine
-from fusewire.engine.settings import EngineSettings
 from fusewire.errors import ConfigurationError
-from fusewire.tasks.contract import ENCODER_TASKS, contract
-from fusewire.tasks.parameters import REQUEST_PARAMETERS, override
-from fusewire.tasks.registry import TASK_TYPES
+from fusewire.settings import EngineSettings
+from fusewire.tasks.contract import ENCODER_TASKS, IMAGE_TASKS, contract
+from fusewire.tasks.parameters import IMAGE_PARAMETERS, REQUEST_PARAMETERS, override
+from fusewire.tasks.registry import IMAGE_TASK_TYPES, TASK_TYPES
 
 from tests.reference import SENTENCES
 from tests.tasks.deployed import text_request
@@ -17,9 +17,10 @@ from tests.tasks.deployed import text_request
 
 def test_every_task_has_a_contract_parameters_and_a_type():
     assert set(ENCODER_TASKS) == set(REQUEST_PARAMETERS) == set(TASK_TYPES)
+    assert set(IMAGE_TASKS) == set(IMAGE_PARAMETERS) == set(IMAGE_TASK_TYPES)
     fields = EngineSettings.model_fields
-    for task in ENCODER_TASKS:
-        assert set(REQUEST_PARAMETERS[task]) <= set(fields)
+    for names in (*REQUEST_PARAMETERS.values(), *IMAGE_PARAMETERS.values()):
+        assert set(names) <= set(fields)
     assert all(field.description for field in fields.values())
 
 

@@ -9,11 +9,11 @@ import shutil
 import numpy as np
 import pytest
 import transformers
-from fusewire.engine.settings import EngineSettings
 from fusewire.errors import CheckpointError, InvalidInput
+from fusewire.settings import EngineSettings
 from fusewire.tasks.rows import Query, TextRow
-from fusewire.tasks.text import TextEncoder
-from fusewire.tasks.tokenizer import Tokenizer
+from fusewire.tasks.text_encoder import TextEncoder
+from fusewire.text.tokenizer import Tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -243,3 +243,42 @@ def test_decoding_cleans_spaces_only_where_the_folder_says_so(deploy):
     assert Tokenizer(backend, {}).decode(ids) == "ice melts , at zero ."
     cleaning = Tokenizer(backend, {"clean_up_tokenization_spaces": True})
     assert cleaning.decode(ids) == "ice melts, at zero."
+
+
+def test_a_twin_encodes_alike(deploy):
+    tokenizer = Tokenizer.load(deploy("bert", "embed").folder)
+    tokenizer.lowercase()
+    text = " ".join(SENTENCES).upper()
+    (ours,), (twins) = (
+        each.encode([text], offsets=False) for each in (tokenizer, tokenizer.twin())
+    )
+    assert ours.ids == twins[0].ids
+
+
+@pytest.mark.parametrize(
+    ("architecture", "task", "field"),
+    [
+        ("bert", "embed", "text_input"),
+        ("roberta", "tag", "text_input"),
+        ("bert", "answer", "text_pair"),
+    ],
+)
+def test_a_text_that_is_far_too_long_is_refused_untokenised(
+    deploy, monkeypatch, architecture, task, field
+):
+    deployed = deploy(architecture, task)
+    long = "the cat " * 250_000
+    request = text_request("who?", pairs=[long]) if field == "text_pair" else text_request(long)
+
+    def never(*texts, **how):
+        assert not any(texts)
+
+    monkeypatch.setattr(
+        deployed.engine._reader.tokenizer, "encode", lambda texts, **how: [*map(never, texts)]
+    )
+    [error] = deployed.engine.answer([request])
+    assert isinstance(error, InvalidInput)
+    assert str(error).startswith(f"{field}: got 2000")
+    assert " characters, at least " in str(error)
+    assert " tokens, wanted at most " in str(error)
+    assert "shorten the " in str(error)

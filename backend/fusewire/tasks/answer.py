@@ -11,22 +11,18 @@ With ids instead of texts the context is what has token type 1, or what follows 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fusewire.engine.batch import Batch
-from fusewire.engine.settings import EngineSettings
 from fusewire.errors import InvalidInput
+from fusewire.models.task_heads import TaskHead, token_logits
+from fusewire.settings import EngineSettings
 from fusewire.tasks.rows import Query, TextRow, Tokens
 from fusewire.tasks.scores import softmax
 from fusewire.tasks.spans import best_spans
-from fusewire.tasks.task import Item, Reply, Task, strings
-
-if TYPE_CHECKING:
-    from fusewire.kernels import Tensor
+from fusewire.tasks.task import Reply, Task, strings
 
 DEFAULT_TOP_K = 1
 _NOWHERE = np.float32(-10000.0)  # the logit of a token outside the context
@@ -52,9 +48,8 @@ class Answer(Task):
                     "send both parts, or text_input and text_pair",
                 )
 
-    def head(self, hidden: Tensor, batch: Batch, items: Sequence[Item]) -> list[Any]:
-        logits = self.model.logits(hidden, batch)
-        return [logits[batch.rows(row)].copy() for row in range(len(items))]
+    def head(self) -> TaskHead:
+        return token_logits(self.model)
 
     def reply(self, query: Query, results: list[list[Any]]) -> Reply:
         replies = []

@@ -6,19 +6,25 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fusewire.tasks.chat_template import ChatTemplate
+from fusewire.generation.defaults import generation_defaults
+from fusewire.models import blueprint_of, image_folders, reads_images
+from fusewire.models.config import Config
+from fusewire.models.registry import encoder_of_texts
 from fusewire.tasks.classify import default_function
 from fusewire.tasks.contract import GENERATE
-from fusewire.tasks.detokenizer import Detokenizer
-from fusewire.tasks.generation_defaults import generation_defaults
 from fusewire.tasks.sentence_files import SentenceFiles
-from fusewire.tasks.tokenizer import Tokenizer
+from fusewire.text.chat_template import ChatTemplate
+from fusewire.text.detokenizer import Detokenizer
+from fusewire.text.tokenizer import Tokenizer
+from fusewire.text.tower_tokenizer import TowerTokenizer
 
 
 def check_files(folder: Path, config: Mapping[str, Any], task: str) -> Tokenizer | None:
     """The folder's tokenizer, if it has one. CheckpointError where an engine for the task, or the
     chat endpoint, would refuse the tokenizer, the chat template, the generation defaults or the
     sentence-transformers modules. `config`: config.json."""
+    if reads_images(config):
+        return _check_image_files(folder, config, task)
     if task == GENERATE:
         tokenizer = Tokenizer.required(folder)
         Detokenizer(tokenizer)
@@ -26,7 +32,20 @@ def check_files(folder: Path, config: Mapping[str, Any], task: str) -> Tokenizer
         ChatTemplate.load(folder)
         return tokenizer
     if task == "embed":
-        SentenceFiles.read(folder)
+        SentenceFiles.read(folder).embedding_size(blueprint_of(config, task).hidden_size)
     elif task == "classify":
         default_function(config.get("problem_type"), labels=1)
+    return Tokenizer.load(folder)
+
+
+def _check_image_files(folder: Path, config: Mapping[str, Any], task: str) -> Tokenizer | None:
+    from fusewire.images import read_preprocessing  # ConfigurationError without Pillow
+
+    read_preprocessing(folder, str(config["model_type"]))
+    if not image_folders.parts_of(folder, task).texts:
+        if task == "label":
+            default_function(config.get("problem_type"), labels=1)
+        return None
+    tower = encoder_of_texts(config).blueprint(Config(config))
+    TowerTokenizer(folder, max_length=tower.max_length, padded=not tower.eos_token_ids)
     return Tokenizer.load(folder)

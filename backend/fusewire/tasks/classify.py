@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fusewire.engine.batch import Batch
-from fusewire.engine.settings import EngineSettings
 from fusewire.errors import CheckpointError
+from fusewire.models.task_heads import TaskHead, sequence_logits
+from fusewire.settings import EngineSettings
 from fusewire.tasks.rows import Query
 from fusewire.tasks.scores import sigmoid, softmax
-from fusewire.tasks.task import Item, Reply, Task, strings
-from fusewire.tasks.tokenizer import Tokenizer
+from fusewire.tasks.task import Reply, Task, strings
+from fusewire.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from fusewire.kernels import Tensor
     from fusewire.models import EncoderModel
 
 _BY_PROBLEM = {
@@ -53,12 +51,12 @@ class Classify(Task):
         super().__init__(model, tokenizer, settings)
         self._default = default_function(model.config.get("problem_type"), len(model.id2label))
 
-    def head(self, hidden: Tensor, batch: Batch, items: Sequence[Item]) -> list[Any]:
-        return list(self.model.logits(hidden, batch).copy())
+    def head(self) -> TaskHead:
+        return sequence_logits(self.model)
 
     def reply(self, query: Query, results: list[list[Any]]) -> Reply:
         logits = np.stack([windows[0] for windows in results])
-        scores = _APPLY[query.settings.function_to_apply or self._default](logits)
+        scores = APPLY[query.settings.function_to_apply or self._default](logits)
         best = [self.model.id2label[index] for index in scores.argmax(axis=-1)]
         return {"scores": scores, "label": strings(best)}
 
@@ -67,4 +65,4 @@ def _as_they_are(logits: NDArray[np.float32]) -> NDArray[np.float32]:
     return logits
 
 
-_APPLY = {"none": _as_they_are, "sigmoid": sigmoid, "softmax": softmax}
+APPLY = {"none": _as_they_are, "sigmoid": sigmoid, "softmax": softmax}

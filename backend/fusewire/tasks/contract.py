@@ -40,6 +40,20 @@ _INPUTS = (
     _ids("token_type_ids"),
 )
 
+# Of a folder of images: a request gives image or pixel_values, or a text to an embedder that
+# compares them with images. candidate_labels and text_input are there as text_pair is above.
+_IMAGES = (
+    _text("image"),
+    TensorContract("pixel_values", "TYPE_FP32", (3, -1, -1), optional=True, ragged=True),
+)
+_IMAGE_INPUTS = {
+    "label": (
+        *_IMAGES,
+        TensorContract("candidate_labels", "TYPE_STRING", (-1,), optional=True, ragged=True),
+    ),
+    "embed": (*_IMAGES, _text("text_input")),
+}
+
 _OUTPUTS: dict[str, tuple[TensorContract, ...]] = {
     "embed": (TensorContract("embedding", "TYPE_FP32", (-1,)),),
     "hidden": (TensorContract("last_hidden_state", "TYPE_FP32", (-1, -1)),),
@@ -51,8 +65,12 @@ _OUTPUTS: dict[str, tuple[TensorContract, ...]] = {
     "answer": (TensorContract("answer", "TYPE_STRING", (1,)),),
     "fill": (TensorContract("candidates", "TYPE_STRING", (1,)),),
 }
+_IMAGE_OUTPUTS = {"label": _OUTPUTS["classify"], "embed": _OUTPUTS["embed"]}
 
-ENCODER_TASKS = tuple(_OUTPUTS)
+ENCODER_TASKS = tuple(_OUTPUTS)  # of folders of texts
+IMAGE_TASKS = tuple(_IMAGE_INPUTS)
+# Every input of theirs, in the order of the contracts.
+ENCODER_INPUTS = tuple(dict.fromkeys([*_INPUTS, *_IMAGE_INPUTS["label"]]))
 
 # The contract of vllm_backend, and token ids instead of a text. One prompt a request; any number of
 # responses, each of n texts.
@@ -93,16 +111,22 @@ _GENERATE_OUTPUTS = (
     TensorContract("prompt_logprobs", "TYPE_STRING", (1,)),
 )
 
-TASKS = (*ENCODER_TASKS, GENERATE)
+TASKS = (*dict.fromkeys([*ENCODER_TASKS, *IMAGE_TASKS]), GENERATE)
 
 
-def contract(task: str) -> tuple[tuple[TensorContract, ...], tuple[TensorContract, ...]]:
-    """(inputs, outputs) of a task; an unknown task is a ConfigurationError."""
+Contract = tuple[tuple[TensorContract, ...], tuple[TensorContract, ...]]
+
+
+def contract(task: str, *, images: bool = False) -> Contract:
+    """(inputs, outputs) of a task, of a folder of texts or of one of images; an unknown task is a
+    ConfigurationError."""
     if task == GENERATE:
         return _GENERATE_INPUTS, _GENERATE_OUTPUTS
-    if task not in _OUTPUTS:
+    if task not in TASKS:
         raise ConfigurationError(
             f"task: got {task!r}, wanted one of {', '.join(TASKS)}; "
             "name a task that the checkpoint has a head for"
         )
+    if (images and task in IMAGE_TASKS) or task not in ENCODER_TASKS:
+        return _IMAGE_INPUTS[task], _IMAGE_OUTPUTS[task]
     return _INPUTS, _OUTPUTS[task]

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fusewire import kernels
-from fusewire.engine.batch import Batch
-from fusewire.engine.settings import EngineSettings
 from fusewire.errors import InvalidInput
+from fusewire.models.task_heads import Embedding, EmbeddingOptions
+from fusewire.settings import EngineSettings
 from fusewire.tasks.rows import Query
+from fusewire.tasks.sentence_dense import dense_weights
 from fusewire.tasks.sentence_files import SentenceFiles
-from fusewire.tasks.task import Item, Reply, Task
-from fusewire.tasks.tokenizer import Tokenizer
+from fusewire.tasks.task import Reply, Task
+from fusewire.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from fusewire.models import EncoderModel
@@ -30,6 +29,7 @@ class Embed(Task):
         self._files = SentenceFiles.read(model.folder) if model.folder else SentenceFiles()
         if self._files.lowercase and tokenizer is not None:
             tokenizer.lowercase()
+        self._files.embedding_size(model.hidden_size)  # do the Dense modules fit?
         self.prompt(settings)  # is there one of that name?
 
     def prompt(self, settings: EngineSettings) -> str:
@@ -47,33 +47,19 @@ class Embed(Task):
     def text_limit(self) -> int | None:
         return self._files.max_length or super().text_limit()
 
-    def head(self, hidden: kernels.Tensor, batch: Batch, items: Sequence[Item]) -> list[Any]:
-        sequences = self.model.place.sequences(batch.cu_seqlens)
-        # Requests may pool and scale differently; almost always all do the same.
-        kinds = [self._kind(item.query.settings) for item in items]
-        pooled = {kind: self._pooled(hidden, sequences, *kind) for kind in set(kinds)}
-        return [pooled[kind][row] for row, kind in enumerate(kinds)]
+    def head(self) -> Embedding:
+        dense, folder = self._files.dense, self.model.folder
+        if not dense:
+            return Embedding(self.model)
+        assert folder is not None  # it has the files that name them
+        return Embedding(self.model, dense, dense_weights(folder, dense))
 
-    def reply(self, query: Query, results: list[list[Any]]) -> Reply:
-        return {"embedding": np.stack([windows[0] for windows in results])}
-
-    def _kind(self, settings: EngineSettings) -> tuple[str, bool]:
+    def head_options(self, settings: EngineSettings) -> EmbeddingOptions:
         normalize = settings.normalize
-        return (
+        return EmbeddingOptions(
             settings.pooling or self._files.pooling,
             self._files.normalize if normalize is None else normalize,
         )
 
-    def _pooled(
-        self,
-        hidden: kernels.Tensor,
-        sequences: kernels.SequenceBatch,
-        pooling: str,
-        normalize: bool,
-    ) -> np.ndarray:
-        place = self.model.place
-        out = place.empty(sequences.sequences, self.model.hidden_size)
-        kernels.pool(out, hidden, sequences, pooling, place.stream)
-        if normalize:
-            kernels.l2_normalize(out, out, place.stream)
-        return place.numpy(out)
+    def reply(self, query: Query, results: list[list[Any]]) -> Reply:
+        return {"embedding": np.stack([windows[0] for windows in results])}

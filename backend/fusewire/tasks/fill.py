@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fusewire import kernels
-from fusewire.engine.batch import Batch
-from fusewire.engine.settings import MOST_REPLIES, EngineSettings
 from fusewire.errors import InvalidInput
+from fusewire.models.task_heads import LikeliestTokens
+from fusewire.settings import MOST_REPLIES, EngineSettings
 from fusewire.tasks.rows import Query
-from fusewire.tasks.task import Item, Reply, Task, strings
-from fusewire.tasks.tokenizer import Tokenizer
+from fusewire.tasks.task import Reply, Task, strings
+from fusewire.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from fusewire.models import EncoderModel
 
 DEFAULT_TOP_K = 5
-_MOST_SCORES = 1 << 25  # 128 MiB
 
 
 class Fill(Task):
@@ -44,7 +40,7 @@ class Fill(Task):
                 "a tokenizer.json and tokenizer_config.json with mask_token",
                 "put the tokenizer's files into the model folder",
             )
-        top_k = query.settings.top_k or DEFAULT_TOP_K
+        top_k = self.head_options(query.settings)
         if top_k > self.model.vocab_size:
             raise InvalidInput(
                 "top_k", top_k, f"at most {self.model.vocab_size}, the vocabulary", "lower it"
@@ -71,37 +67,11 @@ class Fill(Task):
                     "put it where a word is missing (a truncated text may have lost it)",
                 )
 
-    def head(self, hidden: kernels.Tensor, batch: Batch, items: Sequence[Item]) -> list[Any]:
-        """Per sequence: (token ids, probabilities) of each mask, [masks, top_k]."""
-        rows = np.flatnonzero(batch.input_ids == self._mask_id)
-        most = max(item.query.settings.top_k or DEFAULT_TOP_K for item in items)
-        # Scores over the vocabulary are far larger than anything else, so some masks at a time.
-        step = max(1, _MOST_SCORES // self.model.vocab_size)
-        parts = [
-            self._best(hidden, rows[start : start + step], most)
-            for start in range(0, len(rows), step)
-        ]
-        tokens = np.concatenate([part[0] for part in parts])
-        scores = np.concatenate([part[1] for part in parts])
-        results = []
-        bounds = np.searchsorted(rows, batch.cu_seqlens)
-        for index, item in enumerate(items):
-            masks = slice(bounds[index], bounds[index + 1])
-            k = item.query.settings.top_k or DEFAULT_TOP_K
-            results.append((tokens[masks, :k], scores[masks, :k]))
-        return results
+    def head(self) -> LikeliestTokens:
+        return LikeliestTokens(self.model, self._mask_id)
 
-    def _best(
-        self, hidden: kernels.Tensor, rows: NDArray[np.int64], most: int
-    ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """(token ids, probabilities) of the tokens `rows`, [rows, most]."""
-        place = self.model.place
-        logits = self.model.fill_logits(hidden, rows)
-        kernels.softmax(logits, logits, place.stream)
-        scores = place.empty(len(rows), most)
-        tokens = place.empty(len(rows), most, dtype="int64")
-        kernels.top_k(scores, tokens, logits, place.stream)
-        return place.numpy(tokens).copy(), place.numpy(scores).copy()
+    def head_options(self, settings: EngineSettings) -> int:
+        return settings.top_k or DEFAULT_TOP_K
 
     def reply(self, query: Query, results: list[list[Any]]) -> Reply:
         replies = []

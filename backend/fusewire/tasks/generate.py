@@ -16,15 +16,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusewire.errors import InvalidInput
-from fusewire.tasks.bounded_json import read_object
-from fusewire.tasks.chat import FIELD as MESSAGES
-from fusewire.tasks.chat import Chat, read_messages
+from fusewire.generation.chat import FIELD as MESSAGES
+from fusewire.generation.chat import Chat, read_messages
+from fusewire.generation.checks import read_parameters
+from fusewire.generation.limits import GenerationLimits
+from fusewire.generation.parameters import FIELD
+from fusewire.generation.request import GenerationRequest
+from fusewire.generation.spelling import canonical
 from fusewire.tasks.contract import GENERATE, RETURNED, contract
-from fusewire.tasks.generation_checks import GenerationLimits, canonical
-from fusewire.tasks.generation_parameters import FIELD, GenerationParameters
 from fusewire.tasks.inputs import decoded
 from fusewire.tasks.parameters import Value
-from fusewire.tasks.written import written_flag
+from fusewire.text.bounded_json import read_object
+from fusewire.text.written import written_flag
 
 _EXCLUDE = "exclude_input_in_output"
 _INPUTS = tuple(tensor.name for tensor in contract(GENERATE)[0])
@@ -32,14 +35,12 @@ _PROMPTS = ("text_input", "input_ids", MESSAGES)
 
 
 @dataclass(frozen=True)
-class GenerateRequest:
-    """One prompt and how it is to be answered."""
+class GenerateRequest(GenerationRequest):
+    """And how it is answered. `prompt_field`: the input that gave the prompt."""
 
-    prompt: str | list[int]
-    parameters: GenerationParameters
-    stream: bool  # a response a step, else one for all
-    prefix: str  # before each text: the prompt, where it is wanted in the output
-    returned: frozenset[str]  # outputs beside text_output
+    stream: bool = False  # a response a step, else one for all
+    prefix: str = ""  # before each text: the prompt, where it is wanted in the output
+    returned: frozenset[str] = frozenset()  # outputs beside text_output
 
 
 def read(
@@ -51,13 +52,15 @@ def read(
 ) -> GenerateRequest:
     """A request from its tensors and its parameters; InvalidInput names what is wrong.
 
-    `limits`, `defaults`: as GenerationParameters.of takes them. `chat`: for `messages`.
+    `limits`, `defaults`: as `read_parameters` takes them. `chat`: for `messages`. The prompt is
+    checked where it is tokenised, by `read_prompt`.
     """
     for name in inputs:
         if name not in _INPUTS:
             raise InvalidInput(name, "an unknown tensor", f"one of {', '.join(_INPUTS)}", "drop it")
-    asked = _parameters(inputs, parameters)
-    prompt = _prompt(inputs, asked, chat)
+    values = _parameters(inputs, parameters)
+    field = _prompt_field(inputs)
+    prompt = _prompt(field, inputs, values, chat)
     stream = _flag(inputs, "stream", False)
     # The prompt leads the text unless it is streamed: so vllm_backend has it.
     exclude = _flag(inputs, _EXCLUDE, stream or not isinstance(prompt, str))
@@ -66,32 +69,37 @@ def read(
         raise InvalidInput(_EXCLUDE, "false", wanted, "leave it out, or send true")
     return GenerateRequest(
         prompt,
-        GenerationParameters.of(asked, limits, defaults),
+        read_parameters(values, limits, defaults),
+        field,
         stream,
         "" if exclude or not isinstance(prompt, str) else prompt,
         frozenset(name for name in RETURNED if _flag(inputs, f"return_{name}", False)),
     )
 
 
-def _prompt(
-    inputs: Mapping[str, NDArray[Any]], asked: dict[str, Any], chat: Chat | None
-) -> str | list[int]:
-    """Takes the parameters of the chat template out of `asked`, where there are messages."""
+def _prompt_field(inputs: Mapping[str, NDArray[Any]]) -> str:
     given = [name for name in _PROMPTS if name in inputs]
     if len(given) != 1:
         got = " and ".join(given) or "no prompt"
         wanted = f"one of {', '.join(_PROMPTS)}"
         raise InvalidInput(given[0] if given else _PROMPTS[0], got, wanted, "send one")
-    if "text_input" in inputs:
+    return given[0]
+
+
+def _prompt(
+    field: str, inputs: Mapping[str, NDArray[Any]], values: dict[str, Any], chat: Chat | None
+) -> str | list[int]:
+    """Takes the parameters of the chat template out of `values`, where there are messages."""
+    if field == "text_input":
         return decoded("text_input", _single(inputs, "text_input"), "")
-    if MESSAGES in inputs:
+    if field == MESSAGES:
         assert chat is not None
         text = _single(inputs, MESSAGES)
         return chat.prompt(
             read_messages(text.encode() if isinstance(text, str) else text),
-            add_generation_prompt=_template_flag(asked, "add_generation_prompt", True),
-            add_special_tokens=_template_flag(asked, "add_special_tokens", False),
-            chat_template_kwargs=asked.pop("chat_template_kwargs", None),
+            add_generation_prompt=_template_flag(values, "add_generation_prompt", True),
+            add_special_tokens=_template_flag(values, "add_special_tokens", False),
+            chat_template_kwargs=values.pop("chat_template_kwargs", None),
         )
     ids = inputs["input_ids"]
     if ids.dtype != np.int64 or ids.ndim != 1:
@@ -109,13 +117,13 @@ def _parameters(
     if FIELD not in inputs:
         return own
     text = decoded(FIELD, _single(inputs, FIELD), "").encode()
-    asked = {name: value for name, value in read_object(FIELD, text).items() if value is not None}
-    named = {canonical(name) for name in asked}
-    return {**{n: v for n, v in own.items() if canonical(n) not in named}, **asked}
+    values = {name: value for name, value in read_object(FIELD, text).items() if value is not None}
+    named = {canonical(name) for name in values}
+    return {**{n: v for n, v in own.items() if canonical(n) not in named}, **values}
 
 
-def _template_flag(asked: dict[str, Any], name: str, default: bool) -> bool:
-    value = written_flag(asked.pop(name, default))
+def _template_flag(values: dict[str, Any], name: str, default: bool) -> bool:
+    value = written_flag(values.pop(name, default))
     if not isinstance(value, bool):
         raise InvalidInput(name, repr(value)[:80], "true or false", "correct or remove it")
     return value

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from fusewire.engine.batch import Batch
 from fusewire.errors import InvalidInput
+from fusewire.models.task_heads import TaskHead, hidden_states
 from fusewire.tasks.rows import Query
-from fusewire.tasks.task import Item, Reply, Task
-
-if TYPE_CHECKING:
-    from fusewire.kernels import Tensor
+from fusewire.tasks.task import Reply, Task
 
 
 class Hidden(Task):
@@ -34,9 +30,8 @@ class Hidden(Task):
                 "leave out columns that are padding in every row",
             )
 
-    def head(self, hidden: Tensor, batch: Batch, items: Sequence[Item]) -> list[Any]:
-        states = self.model.place.numpy(hidden)
-        return [states[batch.rows(row)].copy() for row in range(len(items))]
+    def head(self) -> TaskHead:
+        return hidden_states(self.model)
 
     def reply(self, query: Query, results: list[list[Any]]) -> Reply:
         rows = [windows[0] for windows in query.tokens]

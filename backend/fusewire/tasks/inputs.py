@@ -1,21 +1,22 @@
-"""A request's tensors, checked and taken apart into rows.
+"""A request's tensors, their kinds and shapes checked, taken apart into rows.
 
-Everything that could reach a kernel out of range stops here, as an InvalidInput that names the
-field, what it held, what it may hold and what to do.
+An InvalidInput names the field, what it held, what it may hold and what to do. Whether the model
+knows the ids is checked with those of texts, in `text_encoder`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fusewire.errors import InvalidInput
+from fusewire.settings import EngineSettings
 from fusewire.tasks.contract import contract
-from fusewire.tasks.rows import IdRow, TextRow
+from fusewire.tasks.rows import IdRow, Query, TextRow
 
 Pairs = Literal["refused", "optional", "required"]
 
@@ -32,9 +33,33 @@ class InputRules:
     task: str
     pairs: Pairs
     has_tokenizer: bool
-    vocab_size: int
-    type_vocab_size: int  # 0: the model has no token types
     max_length: int
+
+
+class TextInputs:
+    """Inputs (task.py) of a model of texts."""
+
+    def __init__(self, rules: InputRules, prompt: Callable[[EngineSettings], str]) -> None:
+        """`prompt`: what stands before every text; InvalidInput."""
+        self._rules = rules
+        self._prompt = prompt
+
+    def read(
+        self,
+        inputs: Mapping[str, NDArray[Any]],
+        given: Iterable[str],
+        settings: EngineSettings,
+    ) -> Query:
+        """See Inputs."""
+        rules = self._rules
+        if settings.max_length is not None:
+            rules = replace(rules, max_length=settings.max_length)
+        rows = read_rows(inputs, rules)
+        for name in {"prompt", "prompt_name"} & set(given):
+            if isinstance(rows[0], IdRow):
+                got, wanted = "it together with input_ids", "it only with texts"
+                raise InvalidInput(name, got, wanted, "put the prompt's ids before the others")
+        return Query(settings, rows, self._prompt(settings))
 
 
 def read_rows(inputs: Mapping[str, NDArray[Any]], rules: InputRules) -> list[TextRow] | list[IdRow]:
@@ -150,12 +175,8 @@ def _id_rows(inputs: Mapping[str, NDArray[Any]], rules: InputRules) -> list[IdRo
     mask = _beside("attention_mask", inputs, ids.shape)
     types = _beside("token_type_ids", inputs, ids.shape)
     if mask is not None:
-        _within("attention_mask", mask, 2, "0 for padding, 1 for tokens", "correct the mask")
-    most_types = max(rules.type_vocab_size, 1)
-    # Rows are looked into one by one only to name what is wrong; padding may hold anything.
-    suspect_ids = _outside(ids, rules.vocab_size).any()
-    suspect_types = types is not None and _outside(types, most_types).any()
-    no_types = np.zeros(ids.shape[1], np.int32)
+        _check_mask(mask)
+    no_types = np.zeros(ids.shape[1], np.int64)
     rows = []
     for row in range(len(ids)):
         places = np.arange(ids.shape[1]) if mask is None else np.flatnonzero(mask[row])
@@ -173,16 +194,8 @@ def _id_rows(inputs: Mapping[str, NDArray[Any]], rules: InputRules) -> list[IdRo
             )
         row_types = no_types[: places.size]
         if types is not None:
-            kept = types[row, places]
-            if suspect_types:
-                wanted = f"0..{most_types - 1}{where}"
-                _within("token_type_ids", kept, most_types, wanted, "correct or omit it")
-            row_types = kept.astype(np.int32)
-        kept = ids[row, places]
-        if suspect_ids:
-            wanted = f"0..{rules.vocab_size - 1}, the model's vocabulary{where}"
-            _within("input_ids", kept, rules.vocab_size, wanted, "use this model's tokenizer")
-        rows.append(IdRow(kept, row_types, places, ids.shape[1]))
+            row_types = types[row, places]
+        rows.append(IdRow(ids[row, places], row_types, places, ids.shape[1]))
     return rows
 
 
@@ -208,14 +221,11 @@ def _ids(field: str, array: NDArray[Any]) -> NDArray[np.int64]:
     return array
 
 
-def _within(field: str, values: NDArray[np.int64], end: int, wanted: str, remedy: str) -> None:
-    outside = values[_outside(values, end)]
-    if outside.size:
-        raise InvalidInput(field, int(outside.flat[0]), wanted, remedy)
-
-
-def _outside(values: NDArray[np.int64], end: int) -> NDArray[np.bool_]:
-    return (values < 0) | (values >= end)
+def _check_mask(mask: NDArray[np.int64]) -> None:
+    others = mask[(mask < 0) | (mask > 1)]
+    if others.size:
+        wanted = "0 for padding, 1 for tokens"
+        raise InvalidInput("attention_mask", int(others[0]), wanted, "correct the mask")
 
 
 def _row(row: int, rows: int) -> str:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fusewire.engine.settings import EngineSettings, WrongSetting
 from fusewire.errors import ConfigurationError, InvalidInput
-from fusewire.tasks.written import written_flag, written_whole
+from fusewire.settings import EngineSettings, WrongSetting
+from fusewire.text.written import written_flag, written_whole
 
 # What a request may set; operators may set these and the fields of no task (memory, threads).
 REQUEST_PARAMETERS: dict[str, tuple[str, ...]] = {
@@ -21,6 +21,11 @@ REQUEST_PARAMETERS: dict[str, tuple[str, ...]] = {
     "answer": ("max_length", "top_k", "doc_stride", "max_answer_len", "handle_impossible_answer"),
     "fill": ("truncate", "max_length", "top_k"),
 }
+# The same of folders of images.
+IMAGE_PARAMETERS: dict[str, tuple[str, ...]] = {
+    "embed": ("truncate", "normalize"),
+    "label": ("function_to_apply", "hypothesis_template"),
+}
 
 _FLAGS = ("truncate", "normalize", "handle_impossible_answer")
 _NUMBERS = ("max_length", "top_k", "doc_stride", "max_answer_len")
@@ -29,33 +34,45 @@ _EVERY_TASK = ("max_batch_tokens", "threads", "dtype", "graphs")
 Value = str | int | float | bool
 
 
-def check_settings(settings: EngineSettings, task: str) -> None:
+def request_parameters(task: str, *, images: bool = False) -> tuple[str, ...]:
+    """Of a task of a folder of texts, or of one of images."""
+    return (IMAGE_PARAMETERS if images else REQUEST_PARAMETERS)[task]
+
+
+def check_settings(settings: EngineSettings, task: str, *, images: bool = False) -> None:
     """ConfigurationError when an operator set something that the task, an encoder's, has no use
     for."""
+    known = request_parameters(task, images=images)
     for name, field in EngineSettings.model_fields.items():
-        if name in _EVERY_TASK or name in REQUEST_PARAMETERS[task]:
+        if name in _EVERY_TASK or name in known:
             continue
         if getattr(settings, name) != field.default:
             raise ConfigurationError(
                 f"{name}: got {getattr(settings, name)!r} for the task {task}, wanted one of "
-                f"{', '.join(_EVERY_TASK + REQUEST_PARAMETERS[task])}; remove it"
+                f"{', '.join(_EVERY_TASK + known)}; remove it"
             )
 
 
 def override(
-    settings: EngineSettings, parameters: Mapping[str, Value], task: str, longest: int
+    settings: EngineSettings,
+    parameters: Mapping[str, Value],
+    task: str,
+    longest: int,
+    *,
+    images: bool = False,
 ) -> EngineSettings:
     """The settings of one request. `longest`: what the deployment serves; a request may only
     lower it. InvalidInput names the parameter, its value and what it may be."""
     if not parameters:
         return settings
     values = settings.model_dump()
+    known = request_parameters(task, images=images)
     for name, value in parameters.items():
-        if name not in REQUEST_PARAMETERS[task]:
+        if name not in known:
             raise InvalidInput(
                 name,
                 repr(value)[:80],
-                f"one of the parameters of {task} ({', '.join(REQUEST_PARAMETERS[task])})",
+                f"one of the parameters of {task} ({', '.join(known)})",
                 "remove it",
             )
         values[name] = _typed(name, value)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fusewire.engine.settings import ScoreFunction
 from fusewire.errors import CheckpointError
+from fusewire.settings import ScoreFunction
 
 _FUNCTIONS: dict[str, ScoreFunction] = {"Identity": "none", "Sigmoid": "sigmoid"}
 

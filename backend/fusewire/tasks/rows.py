@@ -1,21 +1,34 @@
-"""The rows of a request: what they are before and after tokenising."""
+"""The rows of a request: what they are before and after they are read (texts tokenised, images
+decoded)."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Sequences
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Encoding
 
-from fusewire.engine.batch import Sequence
-from fusewire.engine.settings import EngineSettings
+from fusewire.batch import Sequence
+from fusewire.settings import EngineSettings
+
+if TYPE_CHECKING:
+    from tokenizers import Encoding
+
+# Fewer than texts have in any language.
+_CHARACTERS_PER_TOKEN = 4
 
 
 @dataclass(frozen=True)
 class TextRow:
     text: str
     pair: str | None = None
+
+    @property
+    def unread_tokens(self) -> int:
+        """About so many tokens are still to be made of it; of texts fewer than they have."""
+        return -(-(len(self.text) + len(self.pair or "")) // _CHARACTERS_PER_TOKEN)
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,9 +41,30 @@ class IdRow:
     """
 
     input_ids: NDArray[np.int64]  # [n]
-    token_type_ids: NDArray[np.int32]  # [n]
+    token_type_ids: NDArray[np.int64]  # [n]
     places: NDArray[np.int64]  # [n], where each token stood in the client's row
     width: int  # of the client's row, padding and all
+    unread_tokens = 0
+
+
+@dataclass(frozen=True, eq=False)
+class ImageRow:
+    """An encoded image whose header was read and checked."""
+
+    data: bytes  # not an opened image, which would keep its pixels as long as the request
+    pixels: int  # to be decoded
+    unread_tokens: int
+
+
+@dataclass(frozen=True, eq=False)
+class PixelRow:
+    """A client's own pixel values, finite, [3, height, width]."""
+
+    pixels: NDArray[np.float32]
+    unread_tokens = 0
+
+
+Row = TextRow | IdRow | ImageRow | PixelRow
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +84,9 @@ class Tokens:
 
     @staticmethod
     def of_ids(row: IdRow) -> Tokens:
-        return Tokens(Sequence(row.input_ids, row.token_type_ids), row.places, row.width)
+        """Of ids that the model knows."""
+        sequence = Sequence(row.input_ids, row.token_type_ids.astype(np.int32))
+        return Tokens(sequence, row.places, row.width)
 
     @staticmethod
     def of_text(encoding: Encoding, *, uses_types: bool) -> Tokens:
@@ -62,6 +98,17 @@ class Tokens:
         return Tokens(Sequence(ids, types), np.arange(len(ids)), len(ids), encoding)
 
 
+@dataclass(frozen=True, eq=False)
+class Pixels:
+    """One image for the model."""
+
+    values: NDArray[np.float32]  # [3, height, width]
+    tokens: int
+
+    def __len__(self) -> int:
+        return self.tokens
+
+
 @dataclass(eq=False)
 class Query:
     """A request that was read: its effective settings, its rows, and their sequences.
@@ -70,6 +117,16 @@ class Query:
     """
 
     settings: EngineSettings
-    rows: list[TextRow] | list[IdRow]
+    rows: Sequences[Row]
     prompt: str = ""  # before each text
-    tokens: list[list[Tokens]] = field(default_factory=list)
+    tokens: list[list[Any]] = field(default_factory=list)  # Tokens of a text, Pixels of an image
+
+    @property
+    def unread_tokens(self) -> int:
+        """About so many tokens are still to be made of its rows."""
+        return sum(row.unread_tokens for row in self.rows)
+
+    @property
+    def undecoded_pixels(self) -> int:
+        """Of its encoded images."""
+        return sum(row.pixels for row in self.rows if isinstance(row, ImageRow))

@@ -1,8 +1,8 @@
 """The files sentence-transformers puts beside a model: how its vectors are meant to be made.
 
-modules.json lists the steps after the encoder. What is understood: Pooling (one mode), Normalize,
-Dropout (nothing at inference), a length limit, lower-casing and prompts. Any other step would
-change the embedding, so it is refused by name.
+modules.json lists the steps after the encoder. What is understood: Pooling (one mode), then Dense,
+then Normalize, Dropout (nothing at inference), a length limit, lower-casing and prompts. Any other
+step would change the embedding, so it is refused by name.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from fusewire.errors import CheckpointError, InvalidInput
+from fusewire.models.blueprint import Dense
+from fusewire.tasks.sentence_dense import read_dense, weight_file
 from fusewire.weights import file_in, read_json
 from fusewire.weights.folder import JSON_LIMIT_BYTES
 
@@ -21,6 +23,7 @@ MODULES = "modules.json"
 _SETTINGS = "sentence_bert_config.json"
 _PROMPTS = "config_sentence_transformers.json"
 
+_STEPS = ("Pooling", "Dense", "Normalize")  # in this order
 SIMILARITIES = ("cosine", "dot", "euclidean", "manhattan")
 
 # sentence-transformers' spelling -> ours; the older files have a flag a mode.
@@ -47,6 +50,7 @@ class SentenceFiles:
     default_prompt_name: str | None = None
     pools_prompts: bool = True
     similarity: str = SIMILARITIES[0]
+    dense: tuple[Dense, ...] = ()  # between pooling and scaling
 
     @staticmethod
     def read(folder: Path) -> SentenceFiles:
@@ -61,15 +65,22 @@ class SentenceFiles:
                 'Transformer at "" (the encoder at the top of the folder)',
             )
         pooling, normalize, include_prompt = "mean", False, True
+        dense: list[Dense] = []
+        kinds = [kind for kind, _ in steps[1:] if kind != "Dropout"]
+        for kind in kinds:
+            if kind not in _STEPS:
+                raise _unsupported(f"the module {kind}", "Pooling, Dense and Normalize")
+        if "Pooling" not in kinds:
+            raise _unsupported("no Pooling module", "one after the Transformer")
+        if kinds != sorted(kinds, key=_STEPS.index):
+            raise _unsupported(f"the modules {', '.join(kinds)}", f"the order {', '.join(_STEPS)}")
         for kind, path in steps[1:]:
             if kind == "Pooling":
                 pooling, include_prompt = _pooling(folder, f"{path}/config.json")
+            elif kind == "Dense":
+                dense.append(read_dense(folder, path))
             elif kind == "Normalize":
                 normalize = True
-            elif kind != "Dropout":
-                raise _unsupported(f"the module {kind}", "Pooling and Normalize")
-        if "Pooling" not in [kind for kind, _ in steps]:
-            raise _unsupported("no Pooling module", "one after the Transformer")
         settings = read_json(folder, _SETTINGS) or {}
         prompts, default = _prompts(folder)
         if any(prompts.values()) and not include_prompt:
@@ -85,7 +96,21 @@ class SentenceFiles:
             default,
             include_prompt,
             _similarity(folder),
+            tuple(dense),
         )
+
+    def embedding_size(self, hidden_size: int) -> int:
+        """Numbers of an embedding by a model of that hidden size; CheckpointError where the Dense
+        modules do not fit it, or each other."""
+        size = hidden_size
+        for dense in self.dense:
+            if dense.inputs != size:
+                raise CheckpointError(
+                    f"{weight_file(dense)}: in_features: got {dense.inputs}, wanted {size}, what "
+                    "comes before it; is it another model's?"
+                )
+            size = dense.outputs
+        return size
 
     def prompt(self, name: str | None) -> str:
         """What stands before a text: the prompt of that name, else the folder's default, else

@@ -9,18 +9,15 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fusewire.engine.batch import Batch
+from fusewire.models.task_heads import TaskHead, token_logits
 from fusewire.tasks.rows import Query, TextRow, Tokens
 from fusewire.tasks.scores import softmax
-from fusewire.tasks.task import Item, Reply, Task, strings
-
-if TYPE_CHECKING:
-    from fusewire.kernels import Tensor
+from fusewire.tasks.task import Reply, Task, strings
 
 # The label of what is no entity.
 OUTSIDE = "O"
@@ -65,16 +62,15 @@ class Tag(Task):
     name = "tag"
     needs_offsets = True
 
-    def head(self, hidden: Tensor, batch: Batch, items: Sequence[Item]) -> list[Any]:
-        scores = softmax(self.model.logits(hidden, batch))
-        return [scores[batch.rows(row)] for row in range(len(items))]
+    def head(self) -> TaskHead:
+        return token_logits(self.model)
 
     def reply(self, query: Query, results: list[list[Any]]) -> Reply:
         replies = []
         strategy = query.settings.aggregation_strategy
-        for row, windows, scores in zip(query.rows, query.tokens, results, strict=True):
+        for row, windows, logits in zip(query.rows, query.tokens, results, strict=True):
             text = row.text if isinstance(row, TextRow) else None
-            pieces = self._pieces(windows[0], scores[0], text, strategy)
+            pieces = self._pieces(windows[0], softmax(logits[0]), text, strategy)
             replies.append(json.dumps(self._entities(pieces, strategy), ensure_ascii=False))
         return {"entities": strings(replies)}
 

@@ -1,24 +1,24 @@
-"""What a task is: how it reads a request, what it takes from the model, how it replies."""
+"""What a task is: how it reads a request, which head of the model it needs, how it replies."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fusewire.engine.batch import Batch
-from fusewire.engine.settings import EngineSettings
-from fusewire.tasks.inputs import Pairs
-from fusewire.tasks.rows import Query, Tokens
-from fusewire.tasks.tokenizer import Tokenizer
+from fusewire.batch import Batch
+from fusewire.settings import EngineSettings
+from fusewire.tasks.inputs import InputRules, Pairs, TextInputs
+from fusewire.tasks.rows import Query
+from fusewire.tasks.text_encoder import TextEncoder
+from fusewire.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from fusewire.kernels import Tensor
-    from fusewire.models import EncoderModel
+    from fusewire.models.task_heads import TaskHead
 
 Reply = dict[str, NDArray[Any]]
 
@@ -28,21 +28,52 @@ class Item:
     """One sequence of a micro-batch, and the request it belongs to."""
 
     query: Query
-    tokens: Tokens
+    tokens: Any  # as in Query.tokens
+
+
+class Inputs(Protocol):
+    """Checks a request's tensors and makes rows of them."""
+
+    def read(
+        self,
+        inputs: Mapping[str, NDArray[Any]],
+        given: Iterable[str],
+        settings: EngineSettings,
+    ) -> Query:
+        """InvalidInput. `given`: the parameters that the request names, which `settings` have. From
+        any thread."""
+
+
+class Reader(Protocol):
+    """Turns rows into the model's sequences."""
+
+    threads: int  # that may be in `encode` at once
+
+    def start(self, queries: Iterable[Query]) -> None:
+        """Begins to read these in threads, where there are any; `encode` then waits for them."""
+
+    def encode(self, queries: Sequence[Query]) -> Mapping[int, Exception]:
+        """Sets `tokens` of each query; returns the errors by the query's index."""
 
 
 class Task(ABC):
-    """One task of one loaded model. Stateless between calls; a new task is a subclass, its tensors
-    in contract.py, its parameters in parameters.py and a row in registry.py."""
+    """One task of one loaded model. Stateless between calls, save for caches.
+
+    A new task is a subclass that names a head of models/task_heads.py, its tensors in contract.py,
+    its parameters in parameters.py and a row in registry.py. A new kind of input is a type of rows
+    in rows.py, which a task reads from tensors (`inputs`), turns into the model's sequences
+    (`reader`) and packs (`pack`): inputs.py and text_encoder.py for texts, image_inputs.py and
+    image_reader.py for images.
+    """
 
     name: ClassVar[str]
+    images: ClassVar[bool] = False  # of a folder of images
     pairs: ClassVar[Pairs] = "refused"
     needs_offsets: ClassVar[bool] = False  # maps tokens back to characters
     reads_windows: ClassVar[bool] = False  # reads a long second text in windows
 
-    def __init__(
-        self, model: EncoderModel, tokenizer: Tokenizer | None, settings: EngineSettings
-    ) -> None:
+    def __init__(self, model: Any, tokenizer: Tokenizer | None, settings: EngineSettings) -> None:
+        """`model`: an EncoderModel, of a task of images an ImageTextModel."""
         self.model = model
         self.tokenizer = tokenizer
 
@@ -54,19 +85,41 @@ class Task(ABC):
         """What stands before every text; InvalidInput."""
         return ""
 
+    def inputs(self, max_length: int) -> Inputs:
+        """What makes a Query of a request's tensors. `max_length`: of the deployment."""
+        rules = InputRules(self.name, self.pairs, self.tokenizer is not None, max_length)
+        return TextInputs(rules, self.prompt)
+
+    def reader(self, max_length: int, *, apart: bool = False) -> Reader:
+        """What fills in `Query.tokens`. `apart`: one for another thread."""
+        tokenizer = self.tokenizer
+        return TextEncoder(
+            tokenizer.twin() if tokenizer and apart else tokenizer,
+            max_length,
+            windows=self.reads_windows,
+            offsets=self.needs_offsets,
+            vocab_size=self.model.vocab_size,
+            type_vocab_size=self.model.type_vocab_size,
+        )
+
+    def pack(self, items: Sequence[Item]) -> Any:
+        """The items of a micro-batch as the model and the head take them; it has `tokens`."""
+        return Batch.pack([item.tokens.sequence for item in items])
+
     def check(self, query: Query) -> None:  # noqa: B027 (nothing to refuse by default)
         """Refuses (InvalidInput) what only shows after tokenising."""
 
     @abstractmethod
-    def head(self, hidden: Tensor, batch: Batch, items: Sequence[Item]) -> list[Any]:
-        """What `reply` needs of each sequence, in order; arrays of its own, as `hidden` is reused.
+    def head(self) -> TaskHead:
+        """From hidden states to what `reply` needs of each sequence. Called once."""
 
-        `hidden`: last hidden states [tokens, hidden] of `batch`, whose sequences are `items`.
-        """
+    def head_options(self, settings: EngineSettings) -> Any:
+        """What the head takes for the sequences of a request with these settings."""
+        return None
 
     @abstractmethod
     def reply(self, query: Query, results: list[list[Any]]) -> Reply:
-        """The request's outputs, from `results[row][window]`; rows lead each output."""
+        """The request's outputs, from the head's `results[row][window]`; rows lead each output."""
 
 
 def strings(values: Sequence[str]) -> NDArray[Any]:

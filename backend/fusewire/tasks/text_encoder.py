@@ -1,4 +1,5 @@
-"""Texts to tokens, for many requests in one call of the tokenizer.
+"""Rows of requests to tokens that the model knows: texts, for many requests in one call of the
+tokenizer, and the ids of clients.
 
 Truncation is transformers': `longest_first` for pairs, and for questions with a long context
 windows over the context (`only_second` with a stride). A text that is too long and may not be cut
@@ -8,17 +9,19 @@ is its own request's error.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from tokenizers import Encoding
 
-from fusewire.engine.settings import MOST_WINDOWS
 from fusewire.errors import FusewireError, InvalidInput
-from fusewire.tasks.least_tokens import WORTH_WHILE
-from fusewire.tasks.long_pairs import shortened
+from fusewire.settings import MOST_WINDOWS
 from fusewire.tasks.rows import IdRow, Query, TextRow, Tokens
-from fusewire.tasks.tokenizer import Tokenizer, TokenizerFault
+from fusewire.text.least_tokens import WORTH_WHILE
+from fusewire.text.long_pairs import shortened
+from fusewire.text.tokenizer import Tokenizer, TokenizerFault
 
 # Question answering reads windows of this many tokens by default, as transformers does.
 WINDOW_TOKENS = 384
@@ -27,6 +30,8 @@ WINDOW_STRIDE = 128
 
 class TextEncoder:
     """Fills in `Query.tokens`. One thread at a time: truncation is state of the tokenizer."""
+
+    threads = 1
 
     def __init__(
         self,
@@ -46,7 +51,10 @@ class TextEncoder:
         self._windows = windows
         self._offsets = offsets
         self._vocab_size = vocab_size
-        self._type_vocab_size = type_vocab_size
+        self._types = max(type_vocab_size, 1)
+
+    def start(self, queries: Iterable[Query]) -> None:
+        """Nothing: texts are tokenised by `encode`."""
 
     def encode(self, queries: Sequence[Query]) -> dict[int, FusewireError]:
         """Sets `tokens` of each query; returns the errors by the query's index."""
@@ -54,10 +62,15 @@ class TextEncoder:
         groups: dict[tuple[int, bool], list[tuple[int, TextRow]]] = defaultdict(list)
         for index, query in enumerate(queries):
             query.tokens = []
-            for row in query.rows:
+            for place, row in enumerate(query.rows):
                 if isinstance(row, IdRow):
-                    query.tokens.append([Tokens.of_ids(row)])
+                    where = f" in row {place}" if len(query.rows) > 1 else ""
+                    try:
+                        query.tokens.append([self._of_ids(row, where)])
+                    except InvalidInput as error:
+                        errors.setdefault(index, error)
                     continue
+                assert isinstance(row, TextRow)
                 limit = self._limit(query)
                 truncate = query.settings.truncate and not self._windows
                 if not truncate and index not in errors:
@@ -77,7 +90,7 @@ class TextEncoder:
                     if isinstance(encoding, InvalidInput):
                         raise encoding
                     windows = self._fitted(encoding, row, limit, queries[index])
-                    queries[index].tokens.append([self._tokens(window) for window in windows])
+                    queries[index].tokens.append([self._of_text(window) for window in windows])
                 except InvalidInput as error:
                     errors[index] = error
         return errors
@@ -172,24 +185,32 @@ class TextEncoder:
             "set truncate or shorten the text",
         )
 
-    def _tokens(self, encoding: Encoding) -> Tokens:
-        """Checked like a client's own ids: a folder's tokenizer may know more than its model."""
-        tokens = Tokens.of_text(encoding, uses_types=self._type_vocab_size > 1)
-        highest = int(tokens.sequence.input_ids.max())
-        if highest >= self._vocab_size:
-            assert self.tokenizer is not None
+    def _of_ids(self, row: IdRow, where: str) -> Tokens:
+        wanted = f"0..{self._vocab_size - 1}, the model's vocabulary{where}"
+        if (unknown := _outside(row.input_ids, self._vocab_size)) is not None:
+            raise InvalidInput("input_ids", unknown, wanted, "use this model's tokenizer")
+        wanted = f"0..{self._types - 1}{where}"
+        if (unknown := _outside(row.token_type_ids, self._types)) is not None:
+            raise InvalidInput("token_type_ids", unknown, wanted, "correct or omit it")
+        return Tokens.of_ids(row)
+
+    def _of_text(self, encoding: Encoding) -> Tokens:
+        """A folder's tokenizer may know more than its model."""
+        assert self.tokenizer is not None
+        tokens = Tokens.of_text(encoding, uses_types=self._types > 1)
+        if (unknown := _outside(tokens.sequence.input_ids, self._vocab_size)) is not None:
             raise InvalidInput(
                 "text_input",
-                f"the token {self.tokenizer.piece(highest)!r} with id {highest}",
+                f"the token {self.tokenizer.piece(unknown)!r} with id {unknown}",
                 f"0..{self._vocab_size - 1}, the model's vocabulary",
                 "leave the token out (the model folder has a tokenizer with more tokens than the "
                 "model)",
             )
-        if int(tokens.sequence.token_type_ids.max()) >= max(self._type_vocab_size, 1):
+        if (unknown := _outside(tokens.sequence.token_type_ids, self._types)) is not None:
             raise InvalidInput(
                 "text_input",
-                f"the token type {tokens.sequence.token_type_ids.max()} from the tokenizer",
-                f"0..{self._type_vocab_size - 1}",
+                f"the token type {unknown} from the tokenizer",
+                f"0..{self._types - 1}",
                 "send input_ids (the model folder has a tokenizer of another model)",
             )
         return tokens
@@ -233,3 +254,11 @@ class TextEncoder:
 def _text(prompt: str, row: TextRow) -> str | tuple[str, str]:
     first = prompt + row.text
     return first if row.pair is None else (first, row.pair)
+
+
+def _outside(ids: NDArray[np.integer[Any]], end: int) -> int | None:
+    """The first id that is not 0..end - 1."""
+    unsigned = ids.view(f"u{ids.itemsize}")  # negative ones are the largest
+    if int(unsigned.max()) < end:
+        return None
+    return int(ids[unsigned >= end][0])

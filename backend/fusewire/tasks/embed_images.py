@@ -1,0 +1,23 @@
+"""One vector an image, or a text that is compared with images."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fusewire.tasks.image_task import ImageTask
+from fusewire.tasks.rows import Query
+from fusewire.tasks.task import Reply
+
+
+class EmbedImages(ImageTask):
+    """`embedding` [n, size], as the model has it; scaled to length 1 where `normalize` is set."""
+
+    name = "embed"
+
+    def reply(self, query: Query, results: list[list[Any]]) -> Reply:
+        rows = np.stack([windows[0] for windows in results])
+        if query.settings.normalize:
+            rows = rows / np.linalg.norm(rows, axis=1, keepdims=True)
+        return {"embedding": rows}
