@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 import tritonclient.grpc as triton
-from fusewire.serving.server import Server
+from fusewire.serving.supervisor.server import Server
 from tritonclient.utils import InferenceServerException
 
 from tests import tolerance
@@ -171,6 +174,19 @@ def until(true: Any, seconds: float = 30) -> None:
     while not true():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def stderr_to(path: Path) -> Iterator[None]:
+    """Processes that are started meanwhile write their stderr to the file."""
+    before = os.dup(2)
+    with path.open("wb") as file:
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(before, 2)
+        os.close(before)
 
 
 def _inputs(inputs: Inputs) -> list[triton.InferInput]:

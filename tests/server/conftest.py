@@ -10,7 +10,7 @@ import pytest
 import transformers
 from fusewire.serving.config import Deployment, ServerSettings
 from fusewire.serving.repository import import_folder
-from fusewire.serving.server import Server
+from fusewire.serving.supervisor.server import Server
 
 from tests.reference import tiny_checkpoint
 from tests.server.asking import Asker

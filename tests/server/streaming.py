@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import tritonclient.grpc as triton
-from fusewire.serving.server import Server
+from fusewire.serving.supervisor.server import Server
 from tritonclient.utils import InferenceServerException
 
 _WITHIN_S = 30

@@ -11,7 +11,7 @@ import tritonclient.grpc as triton
 from fusewire.serving.config import Deployment
 from fusewire.serving.endpoint import CONTROL_HEADER, EndpointError
 from fusewire.serving.repository import import_folder
-from fusewire.serving.server import reason_in_words
+from fusewire.serving.supervisor.triton_words import reason_in_words
 from tritonclient.utils import InferenceServerException
 
 from tests.server.asking import Asker, Traffic, ids, until

@@ -15,11 +15,11 @@ import tokenizers
 import torch
 import transformers
 from fusewire.engine.generation_memory import PAGE_SIZE
-from fusewire.serving import processes
 from fusewire.serving.asking import AskFailed, ask, pieces
 from fusewire.serving.config import Deployment, ServerSettings
 from fusewire.serving.repository import import_folder
-from fusewire.serving.server import Server
+from fusewire.serving.supervisor import processes
+from fusewire.serving.supervisor.server import Server
 from tritonclient.utils import InferenceServerException
 
 from tests.engine.generating import END, tiny_folder, tiny_gpt2
@@ -394,13 +394,15 @@ def test_the_command_line_shows_the_text_as_it_comes(
 ) -> None:
     address = f"{server.endpoint.reachable}:{server.endpoint.grpc_port}"
     prompt = PROMPTS[5]
-    parts = pieces([prompt], address, "grpc", "tiny", {"max_new_tokens": 40})
+    parts = pieces("generate", [prompt], address, "grpc", "tiny", {"max_new_tokens": 40})
     assert "".join(parts) == greedy(prompt, 40) + "\n"
-    long = pieces([prompt], address, "grpc", "slow", {"max_new_tokens": LONG, "ignore_eos": True})
+    long = pieces(
+        "generate", [prompt], address, "grpc", "slow", {"max_new_tokens": LONG, "ignore_eos": True}
+    )
     assert 0 < len(next(long)) < LONG / 2  # a token is a byte at most
     long.close()  # type: ignore[attr-defined]
     lines, records = ask("generate", [prompt], [], address, "grpc", "tiny", {"max_new_tokens": 2})
     assert lines == [greedy(prompt, 2)]
     assert records == [{"text": prompt, "output": lines[0]}]
     with pytest.raises(AskFailed, match="top_p: got 7"):
-        list(pieces([prompt], address, "grpc", "tiny", {"top_p": 7}))
+        list(pieces("generate", [prompt], address, "grpc", "tiny", {"top_p": 7}))

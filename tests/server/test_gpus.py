@@ -12,11 +12,11 @@ import transformers
 from fusewire import devices
 from fusewire.serving.config import Deployment, ServerSettings
 from fusewire.serving.repository import import_folder
-from fusewire.serving.server import Server
+from fusewire.serving.supervisor.server import Server
 
-from tests import tolerance
 from tests.server.asking import Asker, ids, until
 from tests.server.test_batching import embeddings, random_ids
+from tests.tolerance import allowed_error
 
 pytestmark = pytest.mark.gpu
 
@@ -61,16 +61,17 @@ def test_16_bits_err_no_more_than_torch_does(
     rows = [random_ids(length) for length in LENGTHS]
     right = embeddings(load(minilm, attn_implementation="eager").eval(), rows)
     halves = load(minilm, attn_implementation="eager", dtype=dtype).eval().to("cuda")
-    torch_error = 0.0
-    for row, wanted in zip(rows, right, strict=True):
+    same = []
+    for row in rows:
         with torch.no_grad():
             states = halves(torch.tensor([row], device="cuda")).last_hidden_state
-        pooled = torch.nn.functional.normalize(states.mean(1).float()).cpu().numpy()
-        torch_error = max(torch_error, float(np.abs(pooled - wanted).max()))
-    limit = tolerance.granted(torch_error, float(np.abs(right).max()), str(dtype)[6:])
-    for row, wanted in zip(rows, right, strict=True):
-        got = gpu_asker.ask(model, ids(row))["embedding"]
-        assert np.abs(got - wanted).max() <= limit
+        same.append(torch.nn.functional.normalize(states.mean(1).float()).cpu().numpy())
+    got = [gpu_asker.ask(model, ids(row))["embedding"] for row in rows]
+    width = halves.config.hidden_size
+    allowed = allowed_error(
+        right.astype(np.float64), np.concatenate(same), str(dtype)[6:], max(width, *LENGTHS)
+    )
+    assert not allowed.excess(np.concatenate(got))
 
 
 def test_recorded_forwards_are_replayed_and_counted(gpu_asker: Asker) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from fusewire.serving.config import Deployment, ServerSettings
 from fusewire.serving.repository import import_folder
-from fusewire.serving.server import Server
+from fusewire.serving.supervisor.server import Server
 from fusewire_client import Client, InvalidArgument
 
 from tests.engine.generating import LONGEST, tiny_folder

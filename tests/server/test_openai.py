@@ -7,7 +7,6 @@ import http.client
 import os
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,13 +21,13 @@ import torch
 from fusewire.errors import ConfigurationError
 from fusewire.serving.config import ServerSettings
 from fusewire.serving.endpoint import choose_ports
-from fusewire.serving.openai.listener import Listener
-from fusewire.serving.server import Server
+from fusewire.serving.supervisor.gateway import Gateway
+from fusewire.serving.supervisor.server import Server
 from fusewire_client import Client
 from tokenizers import processors
 
 from tests.engine.generating import END, tiny_folder, tiny_gpt2
-from tests.server.asking import Asker, until
+from tests.server.asking import Asker, Traffic, stderr_to, texts, until
 from tests.server.conftest import CONTROL_KEY
 from tests.server.test_generate import LONG, cancelled, import_models, nothing_runs, slow_folder
 from tests.tolerance import MODEL_FP32
@@ -594,13 +593,16 @@ def test_a_process_that_dies_ends_the_requests_it_had(
     assert again(model="slow", prompt="x", max_tokens=2).choices
 
 
-def test_a_listener_that_closes_says_so_to_requests_it_cannot_wait_for(
-    server: Server, asker: Asker, caplog: pytest.LogCaptureFixture
+def test_an_endpoint_that_closes_says_so_to_requests_it_cannot_wait_for(
+    server: Server, asker: Asker, tmp_path: Path
 ) -> None:
     (port,) = choose_ports(server.endpoint.host, [("openai-port", 0)])
-    second = Listener(server, port, print)
-    second._drain_s = 1
-    second.open()
+    entries = {model: server.entry(model) for model in server.models}
+    settings = server.settings.model_copy(update={"exit_timeout_s": 1})
+    second = Gateway(server.endpoint, port, entries, server.pins.get, settings, print)
+    with stderr_to(tmp_path / "log"):
+        second.start()
+        second.open()
     asked: dict[str, Any] = {"model": "slow", "prompt": "x", "n": 4, **ON_AND_ON}
     url = f"http://{second.address}/v1"
     with (
@@ -617,28 +619,43 @@ def test_a_listener_that_closes_says_so_to_requests_it_cannot_wait_for(
             list(stream)
         assert error.value.type == body.result(20)["type"] == "service_unavailable"
         closing.join(20)
-    assert not [record for record in caplog.records if record.name.startswith("uvicorn")]
+    assert "uvicorn" not in (tmp_path / "log").read_text()
     until(lambda: nothing_runs(asker, "slow"), 2)
 
 
-def test_a_listener_that_ended_is_opened_again_and_reported(
-    api: openai.OpenAI, server: Server, capsys: pytest.CaptureFixture[str]
+def test_a_killed_endpoint_comes_back_and_the_models_never_stopped(
+    server: Server, api: openai.OpenAI, asker: Asker, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert server.openai is not None
-    server.openai._server.should_exit = True  # as a defect of it would
-    until(lambda: "the OpenAI endpoint ended" in capsys.readouterr().out)
-    api.with_options(max_retries=8).models.list()
+    assert server.openai._process is not None
+    stubs = server.process.stubs()
+    healed = server.watchdog.reloads + server.watchdog.restarts
+    with Traffic(asker, "minilm", texts("still here")) as traffic:
+        os.kill(server.openai._process.pid, signal.SIGKILL)
+        again = api.with_options(max_retries=2).completions.create
+        assert again(model="tiny", prompt="x", max_tokens=2).choices
+        traffic.more(5)
+    assert "the OpenAI endpoint ended (signal SIGKILL)" in capsys.readouterr().out
+    assert traffic.errors == []
+    assert server.process.stubs() == stubs
+    assert server.watchdog.reloads + server.watchdog.restarts == healed
 
 
-def test_a_missing_package_is_named_with_its_remedy(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+def test_models_are_healed_while_the_endpoint_stands_still(
+    server: Server, api: openai.OpenAI, asker: Asker
 ) -> None:
-    monkeypatch.delitem(sys.modules, "fusewire.serving.openai.listener", raising=False)
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
-    with pytest.raises(
-        ConfigurationError, match="uvicorn: not installed, wanted for --openai-port"
-    ):
-        Server([folder], ServerSettings(http_port=0, grpc_port=0, metrics_port=0, openai_port=0))
+    assert server.openai is not None
+    assert server.openai._process is not None
+    healed = server.watchdog.reloads + server.watchdog.restarts
+    (stub,) = [stub.pid for stub in server.process.stubs() if stub.model == "minilm"]
+    os.kill(server.openai._process.pid, signal.SIGSTOP)
+    try:
+        os.kill(stub, signal.SIGKILL)
+        until(lambda: server.watchdog.reloads + server.watchdog.restarts > healed, 8)
+        assert asker.ask("minilm", texts("here again"))
+    finally:
+        os.kill(server.openai._process.pid, signal.SIGCONT)
+    assert api.completions.create(model="tiny", prompt="x", max_tokens=2).choices
 
 
 def test_a_port_in_use_is_named_before_anything_starts(folder: Path) -> None:

@@ -15,11 +15,11 @@ import transformers
 import urllib3
 from fusewire.serving.config import Deployment, ServerSettings
 from fusewire.serving.repository import import_folder
-from fusewire.serving.server import Server
+from fusewire.serving.supervisor.server import Server
 
 from tests.engine.generating import tiny_folder
 from tests.reference import SENTENCES, edit_config, tiny_checkpoint
-from tests.server.asking import until
+from tests.server.asking import stderr_to, until
 from tests.server.conftest import CONTROL_KEY
 from tests.tolerance import MODEL_FP32
 
@@ -58,8 +58,14 @@ def rankers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the endpoint logs."""
+    return tmp_path_factory.mktemp("log") / "log"
+
+
+@pytest.fixture(scope="module")
 def server(
-    rankers: dict[str, Path], minilm: Path, tmp_path_factory: pytest.TempPathFactory
+    rankers: dict[str, Path], minilm: Path, tmp_path_factory: pytest.TempPathFactory, log: Path
 ) -> Iterator[Server]:
     root = tmp_path_factory.mktemp("repository")
     made = tmp_path_factory.mktemp("made")
@@ -89,9 +95,13 @@ def server(
         accept_token_ids=True,
         api_key_file=made / "keys",
         chat_template=made / "chat.jinja",
+        log_format="json",
     )
-    with Server([root], settings, report=print) as server:
-        yield server
+    server = Server([root], settings, report=print)
+    with stderr_to(log):
+        server.start()
+    yield server
+    server.stop()
 
 
 @pytest.fixture(scope="module")
@@ -365,7 +375,7 @@ def test_every_route_but_health_asks_for_a_key(http: Http) -> None:
         for header in ("", "Bearer", "Bearer wrong", f"Basic {KEY}", KEY, f"Bearer {KEY}x"):
             response = http(path, Authorization=header)
             if path == "/health":
-                assert response.status == 200
+                assert (response.status, response.json()) == (200, {"status": "ok"})
                 continue
             error = error_of(response, 401)
             assert error["code"] == "invalid_api_key"
@@ -383,6 +393,9 @@ def test_what_operators_ask_is_answered(http: Http, server: Server) -> None:
     try:
         missing = http("/health")
         assert error_of(missing, 503)["message"].startswith("models: got three not ready")
+        unnamed = http("/health", Authorization="")
+        number = f"models: got 1 of {len(server.models)} not ready"
+        assert error_of(unnamed, 503)["message"].startswith(number)
     finally:
         server.load("three")
     assert http("/health").status == 200
@@ -406,21 +419,23 @@ def test_a_request_has_an_id_its_own_or_a_new_one(http: Http) -> None:
     assert all(len(each) == 32 for each in made)
 
 
-def test_a_request_has_a_line_in_the_log(http: Http, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_request_has_a_line_in_the_log(http: Http, log: Path) -> None:
     asked = {"model": "ranker", "query": QUERY, "documents": DOCUMENTS}
     response = http("/v1/rerank?secret=1", asked, **{"X-Request-Id": "logged-1"})
     refused = {"Authorization": "Bearer wrong", "X-Request-Id": "logged-2"}
     http("/v1/nowhere%0Aforged", **refused)
 
     def logged() -> list[dict[str, Any]]:  # written after the answer was sent
-        found = [each for each in caplog.records if each.name == "fusewire.access"]
-        fields = [dict(each.fields) for each in found]  # type: ignore[attr-defined]
-        return [each for each in fields if each["request_id"].startswith("logged-")]
+        lines = [json.loads(line) for line in log.read_text().splitlines()]
+        return [line for line in lines if line.get("request_id", "").startswith("logged-")]
 
     until(lambda: len(logged()) == 2)
     first, second = logged()
-    assert first.pop("ms") > 0
-    assert first == {
+    for line in (first, second):
+        assert line.pop("timestamp")
+        assert line.pop("ms") > 0
+    always = {"level": "info", "logger": "fusewire.access", "message": "request"}
+    assert first == always | {
         "method": "POST",
         "path": "/v1/rerank",
         "status": 200,
@@ -428,8 +443,7 @@ def test_a_request_has_a_line_in_the_log(http: Http, caplog: pytest.LogCaptureFi
         "prompt_tokens": response.json()["usage"]["prompt_tokens"],
         "request_id": "logged-1",
     }
-    assert second.pop("ms") > 0
-    assert second == {
+    assert second == always | {
         "method": "GET",
         "path": "/v1/nowhere%0Aforged",
         "status": 401,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
 import shlex
 import shutil
@@ -12,24 +14,34 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from fusewire import Reranker
 from fusewire.engine.encoder import EncoderEngine
 from fusewire.errors import ConfigurationError
 from fusewire.serving.config import Deployment
 from fusewire.serving.repository import import_folder
-from fusewire.serving.server import Server
+from fusewire.serving.supervisor.server import Server
+from fusewire_client import Client
+from PIL import Image
 
+from tests.engine.generating import tiny_folder
 from tests.hub_stand_in import files_of, stand_in
+from tests.images import files
+from tests.reference import SENTENCES, tiny_checkpoint
+from tests.server import images
 from tests.server.asking import until
+from tests.server.test_generate import LONG, slow_folder
 from tests.tasks.deployed import text_request
 
 COMMITTED = Path(__file__).parents[2] / "model_repository"
 
 COMMAND = (sys.executable, "-m", "fusewire")
+STUB = "triton_python_backend_stub"
 ANY_PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
 
 
@@ -58,15 +70,30 @@ class Serving:
         """Processes, shared memory and files that belong to it."""
         found = [path.name for path in self.temporary.iterdir()]
         found += [path.name for path in Path("/dev/shm").glob(f"fusewire_{self.process.pid}_*")]
-        for entry in Path("/proc").iterdir():
-            if entry.name.isdigit():
-                try:
+        return found + [f"{pid}: {words}" for pid, words in self.processes().items()]
+
+    def processes(self) -> dict[int, str]:
+        """Its processes that live, with their command lines."""
+        found = {}
+        for entry in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                # tritonserver's is a folder in the command's.
+                if f"TMPDIR={self.temporary}".encode() in (entry / "environ").read_bytes():
                     words = (entry / "cmdline").read_bytes().decode(errors="replace")
-                except OSError:
-                    continue
-                if str(self.temporary) in words:
-                    found.append(f"{entry.name}: {words}")
+                    found[int(entry.name)] = words
         return found
+
+    def pids(self, words: str) -> set[int]:
+        """The processes whose command lines have these words."""
+        return {pid for pid, line in self.processes().items() if words in line}
+
+    def stopped_in_s(self) -> float:
+        """How long it takes from now until it has ended, without an error and without traces."""
+        began = time.monotonic()
+        assert self.process.wait(60) == 0
+        took_s = time.monotonic() - began
+        assert self.traces() == []
+        return took_s
 
 
 @pytest.fixture
@@ -126,6 +153,23 @@ def test_a_folder_is_served_asked_and_cleared_away(
     assert server.traces() == []
 
 
+def test_without_stdin_and_stderr_it_serves_all_the_same(tmp_path: Path, minilm: Path) -> None:
+    served = [*COMMAND, "serve", f"minilm={minilm}", "--device=cpu", "--json", *ANY_PORTS]
+    with subprocess.Popen(
+        ["sh", "-c", 'exec "$@" <&- 2>&-', "sh", *served, "--openai-port=0"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"TMPDIR": str(tmp_path)},
+    ) as process:
+        assert process.stdout is not None
+        first = process.stdout.readline()
+        process.stdout.close()
+        process.terminate()
+    assert first
+    assert json.loads(first)["models"] == ["minilm"]
+    assert process.returncode == 0
+
+
 def test_a_file_configures_models_one_by_one_and_logs_are_json(
     serving: Callable[..., Serving], minilm: Path, tiny: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -139,7 +183,7 @@ tritonserver_args: ["--metrics-config", "counter_latencies=false"]
 models:
   - name: short
     source: {minilm}
-    max_length: 8
+    max_length: 4
   - name: classifier
     source: {tiny("bert", "classify")}
     instances: 2
@@ -150,10 +194,10 @@ models:
     assert ready["models"] == ["short", "classifier"]
     stubs = [trace for trace in server.traces() if "triton_python_backend_stub" in trace]
     assert len([trace for trace in stubs if "/classifier/" in trace]) == 2
-    long = "a text of more tokens than the eight that fit"
+    long = "a text of more tokens than the four that fit"
     command = [*COMMAND, "ask", "embed", long, "--address", ready["grpc"]]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert (done.returncode, "wanted at most 8" in done.stderr) == (2, True)
+    assert (done.returncode, "wanted at most 4" in done.stderr) == (2, True)
     with urllib.request.urlopen(f"http://{ready['metrics']}", timeout=5) as page:
         text = page.read().decode()
     assert "nv_inference_request_summary_us" in text
@@ -169,6 +213,30 @@ models:
     ]
     (asked,) = [line for line in lines if line["logger"] == "fusewire.access"]
     assert (asked["path"], asked["status"]) == ("/v1/models", 200)
+
+
+def test_chat_and_rerank_are_asked_from_the_command_line(
+    serving: Callable[..., Serving], tmp_path: Path
+) -> None:
+    writer = tiny_folder(tmp_path / "writer")
+    (writer / "chat_template.jinja").write_text("{{ messages[0].role }}: {{ messages[0].content }}")
+    tiny_checkpoint(tmp_path / "ranker", "bert", "classify", num_labels=1)
+    server = serving(writer, tmp_path / "ranker")
+    at = ("--address", server.event()["grpc"])
+    few = "--parameter=max_new_tokens=5"
+    answer = fusewire("ask", "chat", "hello", few, *at)
+    assert answer == fusewire("ask", "generate", "user: hello", few, *at) != "\n"
+    rows = json.loads(fusewire("ask", "chat", "hello", "and you", few, *at, "--json"))
+    assert [row["text"] for row in rows] == ["hello", "and you"]
+    assert rows[0]["output"] + "\n" == answer
+
+    documents = SENTENCES[:5]
+    ranked = json.loads(fusewire("ask", "rerank", SENTENCES[6], *documents, *at, "--json"))
+    wanted = Reranker(tmp_path / "ranker", device="cpu").rank(SENTENCES[6], documents)
+    assert [row["corpus_id"] for row in ranked] == [each["corpus_id"] for each in wanted]
+    assert [row["text"] for row in ranked] == [documents[row["corpus_id"]] for row in ranked]
+    best = fusewire("ask", "rerank", SENTENCES[6], *documents, *at, "--parameter=top_k=1")
+    assert best == f"{ranked[0]['score']:.3f}  {ranked[0]['text']}\n"
 
 
 def test_serve_says_what_it_serves_and_how_to_ask_it(
@@ -252,14 +320,144 @@ def test_sigterm_after_a_stub_was_killed_does_not_hang(
     assert server.traces() == []
 
 
-def test_no_server_outlives_a_killed_command(
+@pytest.fixture
+def hang_up() -> Iterator[None]:
+    """Under nohup the tests ignore SIGHUP, and what they start would."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("hang_up")
+@pytest.mark.parametrize("sign", [signal.SIGHUP, signal.SIGQUIT])
+def test_a_lost_terminal_and_its_quit_key_stop_it_as_sigterm_does(
+    serving: Callable[..., Serving], tiny: Callable[..., Path], sign: signal.Signals
+) -> None:
+    server = serving(tiny("bert", "classify"), "--openai-port=0")
+    ready = server.event()
+    assert ready["event"] == "ready", ready
+    server.process.send_signal(sign)
+    assert server.event() == {"event": "stopped", "reloads": 0, "restarts": 0}
+    assert server.stopped_in_s() < 10
+
+
+def test_it_survives_a_terminal_that_is_gone(
     serving: Callable[..., Serving], tiny: Callable[..., Path]
 ) -> None:
     server = serving(tiny("bert", "classify"))
     server.event()
+    assert server.process.stdout is not None
+    server.process.stdout.close()
+    (killed,) = server.pids(STUB)
+    os.kill(killed, signal.SIGKILL)  # which is reported before it is healed
+    until(lambda: server.pids(STUB) - {killed})
+    server.process.terminate()
+    assert server.stopped_in_s() < 10
+
+
+def test_requests_that_are_read_when_it_is_stopped_are_answered(
+    serving: Callable[..., Serving], tmp_path: Path
+) -> None:
+    """Triton does not count them as in flight."""
+    server = serving(images.classifier(tmp_path / "vit"), "--exit-timeout-s=60")
+    large = files.encoded(Image.new("RGB", (8000, 8000)), "JPEG")
+    with Client(server.event()["grpc"]) as client, ThreadPoolExecutor(60) as clients:
+        client.label(large)
+        began = time.monotonic()
+        client.label(large)
+        count = math.ceil(9 / (time.monotonic() - began))  # more than unloading may take
+        asked = [clients.submit(client.label, large) for _ in range(min(60, count))]
+        time.sleep(1)  # until all are read
+        server.process.terminate()
+        for each in asked:
+            assert len(each.result()) == 1
+    assert server.stopped_in_s() < 10
+
+
+def test_a_second_signal_ends_the_wait_for_requests(
+    serving: Callable[..., Serving], tmp_path: Path
+) -> None:
+    server = serving(slow_folder(tmp_path / "slow"), "--openai-port=0", "--exit-timeout-s=600")
+    body = {"model": "slow", "prompt": "x", "max_tokens": LONG, "n": 8, "stream": True}
+    body |= {"ignore_eos": True}  # minutes
+    url = f"http://{server.event()['openai']}/v1/completions"
+    request = urllib.request.Request(
+        url, json.dumps(body).encode(), {"Content-Type": "application/json"}
+    )
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        assert answer.read(1)
+        server.process.terminate()
+        with pytest.raises(subprocess.TimeoutExpired):
+            server.process.wait(2)
+        assert answer.read(1)
+        server.process.send_signal(signal.SIGINT)
+        assert server.stopped_in_s() < 5
+
+
+@pytest.mark.parametrize("words", ["fusewire.serving.openai", "bin/tritonserver"])
+def test_a_process_that_hangs_does_not_hold_up_the_end(
+    serving: Callable[..., Serving], tiny: Callable[..., Path], words: str
+) -> None:
+    server = serving(tiny("bert", "classify"), "--openai-port=0", "--exit-timeout-s=1")
+    server.event()
+    (process,) = server.pids(words)
+    os.kill(process, signal.SIGSTOP)
+    server.process.terminate()
+    assert server.stopped_in_s() < 15
+
+
+def test_reading_a_folder_that_never_ends_is_ended_by_a_signal(
+    serving: Callable[..., Serving],
+    tiny: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "tokenizers.py").write_text("import time; time.sleep(3600)")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    server = serving(tiny("bert", "classify"))
+    until(lambda: server.pids("source_process"))
+    server.process.terminate()
+    assert server.stopped_in_s() < 5
+
+
+def test_the_supervisor_loads_no_web_framework_tokenizer_or_template(
+    tiny: Callable[..., Path], tmp_path: Path
+) -> None:
+    command = [sys.executable, "-X", "importtime", "-m", "fusewire", "serve", "--device=cpu"]
+    flags = ["--openai-port=0", "--watch-interval-s=0.1", *ANY_PORTS]
+    with (
+        (tmp_path / "imports").open("w") as imports,
+        subprocess.Popen(
+            [*command, tiny("albert", "fill"), *flags],
+            stdout=subprocess.PIPE,
+            stderr=imports,
+            text=True,
+        ) as server,
+    ):
+        assert server.stdout is not None
+        lines = iter(server.stdout.readline, "")
+        assert any(line.startswith("Press Ctrl-C") for line in lines)
+        time.sleep(1)  # some test requests of the watchdog
+        server.terminate()
+    lines = (tmp_path / "imports").read_text().splitlines()
+    imported = {line.rpartition("|")[2].strip() for line in lines if "import time:" in line}
+    assert {
+        "fusewire.serving.supervisor.watchdog",
+        "fusewire.serving.supervisor.gateway",
+    } <= imported
+    assert not {"fastapi", "uvicorn", "starlette", "jinja2", "tokenizers"} & imported
+
+
+def test_no_process_outlives_a_killed_command(
+    serving: Callable[..., Serving], tiny: Callable[..., Path]
+) -> None:
+    server = serving(tiny("bert", "classify"), "--openai-port=0")
+    server.event()
+    (endpoint,) = server.pids("fusewire.serving.openai")
+    os.kill(endpoint, signal.SIGSTOP)
     server.process.kill()
     server.process.wait()
-    until(lambda: not [trace for trace in server.traces() if "triton" in trace], 30)
+    until(lambda: not server.processes(), 30)
 
 
 def test_ids_are_fetched_and_served(

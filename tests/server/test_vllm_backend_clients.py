@@ -15,7 +15,7 @@ import pytest
 import tritonclient.grpc as grpc
 import tritonclient.grpc.aio as grpc_aio
 from fusewire.serving.config import ServerSettings
-from fusewire.serving.server import Server
+from fusewire.serving.supervisor.server import Server
 from tritonclient.utils import InferenceServerException
 
 from tests.server.asking import Asker, until

@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from fusewire.serving import processes
 from fusewire.serving.config import Deployment, ServerSettings
 from fusewire.serving.repository import import_folder
-from fusewire.serving.server import Server
+from fusewire.serving.supervisor import processes
+from fusewire.serving.supervisor.server import Server
 from tritonclient.utils import InferenceServerException
 
 from tests.server.asking import Asker, Traffic, ids, until
@@ -34,7 +34,6 @@ class Watched:
             exit_timeout_s=3,
             watch_interval_s=0.5,
             watch_timeout_s=2,
-            restarts=20,
         )
         self.server = Server([repository], settings, report=self.note)
         began = time.monotonic()

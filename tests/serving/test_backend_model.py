@@ -14,9 +14,8 @@ from typing import Any
 
 import pytest
 from fusewire import devices
-from fusewire.engine.encoder import ComputeFailed
-from fusewire.errors import InvalidInput, Unavailable
-from fusewire.serving.embedded import _backend_model
+from fusewire.errors import Cancelled, ComputeFailed, InvalidInput, Unavailable
+from fusewire.serving.supervisor.embedded import _backend_model
 
 from tests.reference import tiny_checkpoint
 
@@ -62,6 +61,7 @@ def arguments(folder: Path, **changes: Any) -> dict[str, str]:
     return {
         "model_config": json.dumps(config | changes),
         "model_name": "m",
+        "model_instance_name": "m_0_0",
         "model_instance_kind": "CPU",
         "model_instance_device_id": "0",
         "model_repository": str(folder),
@@ -117,7 +117,8 @@ def test_the_log_says_where_an_instance_computes(
     logged: list[str] = []
     logger = types.SimpleNamespace(log_info=logged.append)
     monkeypatch.setattr(model.pb_utils, "Logger", logger, raising=False)
-    monkeypatch.setattr(model, "ServingMetrics", lambda *arguments: None)
+    metrics = types.SimpleNamespace(watch=lambda progress: None, record=lambda counts: None)
+    monkeypatch.setattr(model, "ServingMetrics", lambda *arguments: metrics)
     monkeypatch.setattr(model.pb_utils, "MetricFamily", None, raising=False)
     tiny_checkpoint(tmp_path / "1", "bert")
     model.TritonPythonModel().initialize(arguments(tmp_path))
@@ -155,7 +156,7 @@ def test_each_kind_of_answer_has_its_code(model: Any) -> None:
     assert refused.error.text == "top_k: got 0, wanted 1 or more; raise it"
     assert model._response(["label"], ComputeFailed("memory: …")).error.code == "internal"
     assert model._response(["label"], Unavailable("queue: …")).error.code == "unavailable"
-    assert model._response(["label"], None).error.code == "cancelled"
+    assert model._response(["label"], Cancelled("cancelled: …")).error.code == "cancelled"
 
 
 def test_only_requested_outputs_are_sent(model: Any) -> None:

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from fusewire import __main__, __version__, cli, devices
 from fusewire.errors import ConfigurationError
-from fusewire.models.registry import ARCHITECTURES, DECODERS
+from fusewire.models.registry import ARCHITECTURES, DECODERS, IMAGE_ENCODERS, SEQ2SEQ_ENCODERS
 from fusewire.serving.asking import read_parameters
 from fusewire.serving.config import (
     Deployment,
@@ -19,6 +19,7 @@ from fusewire.serving.config import (
     ModelSettings,
     ServerSettings,
 )
+from fusewire.serving.supervisor import server, sources
 
 from tests.models.tiny_decoders import tiny_decoder
 from tests.reference import tiny_checkpoint
@@ -208,6 +209,7 @@ def test_serve_says_what_it_has_no_gpu_for(
 ) -> None:
     monkeypatch.setattr(devices, "cuda_built", lambda: True)
     monkeypatch.setattr(devices, "found", lambda: [])
+    monkeypatch.setattr(server, "collect_apart", sources.collect)  # in this process
     tiny_checkpoint(tmp_path / "tiny", "bert")
     capsys.readouterr()
     assert run(monkeypatch, "serve", tmp_path / "tiny", "--device=cuda", "--instances=2") == 2
@@ -256,6 +258,12 @@ def test_serve_names_the_folder_at_fault(
         (["check", "/nowhere", "--device=cuda:0,1"], "device: got 'cuda:0,1', wanted one of auto"),
         (["ask", "sing", "la"], "task: got 'sing'"),
         (["ask", "answer", "Who?"], "wanted one each"),
+        (["ask", "rerank", "Who?"], "got a query alone, wanted documents too"),
+        (
+            ["ask", "rerank", "Who?", "Ada.", "--second=x"],
+            "second: got a text, wanted none for rer",
+        ),
+        (["ask", "chat", "Who?", "--second=x"], "second: got a text, wanted none for chat"),
         (["ask", "embed", "x", "--parameter", "truncate"], "wanted KEY=VALUE"),
         *(
             (["ask", "embed", "x", "--address=127.0.0.1:9", protocol], "no server that is ready at")
@@ -322,8 +330,9 @@ def test_models_lists_the_architectures(
     text = capsys.readouterr().out
     assert run(monkeypatch, "models", "--json") == 0
     rows = json.loads(capsys.readouterr().out)
-    assert [row["model_type"] for row in rows] == [*ARCHITECTURES, *DECODERS]
-    assert all(name in text for name in (*ARCHITECTURES, *DECODERS))
+    names = [*ARCHITECTURES, *SEQ2SEQ_ENCODERS, *DECODERS, *IMAGE_ENCODERS]
+    assert [row["model_type"] for row in rows] == names
+    assert all(name in text for name in names)
     assert {tuple(row["tasks"]) for row in rows if row["model_type"] in DECODERS} == {("generate",)}
 
 

@@ -9,8 +9,9 @@ import pytest
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.errors import CheckpointError, ConfigurationError
 from fusewire.serving import model_config, repository
-from fusewire.serving.config import Deployment, GeneratorSettings, ModelSettings
-from fusewire.serving.probe import Probe, probe
+from fusewire.serving.config import Deployment, GeneratorSettings, ModelSettings, model_settings
+from fusewire.serving.folder_probe import probe
+from fusewire.serving.probe import Probe, stored_probe
 from fusewire.tasks.contract import GENERATE, RETURNED, contract
 
 from tests.engine.generating import tiny_folder
@@ -83,7 +84,7 @@ def test_a_chat_template_comes_along(folder: Path, tmp_path: Path) -> None:
 
 
 def test_the_probe_is_one_step_before_all_others(folder: Path) -> None:
-    tensors = probe(folder, GENERATE)
+    tensors = probe(folder, GeneratorSettings(task=GENERATE))
     asked = Probe(GENERATE, tuple(tensors))
     assert asked.path == "generate"
     assert asked.json()["input_ids"] == [0]
@@ -92,6 +93,24 @@ def test_the_probe_is_one_step_before_all_others(folder: Path) -> None:
 
 def test_an_encoders_probe_is_a_plain_inference(tmp_path: Path) -> None:
     tiny_checkpoint(tmp_path, "bert")
-    asked = Probe("embed", tuple(probe(tmp_path, "embed")))
+    asked = Probe("embed", tuple(probe(tmp_path, ModelSettings(task="embed"))))
     assert asked.path == "infer"
     assert list(asked.json()) == ["inputs"]
+
+
+@pytest.mark.parametrize("task", ["embed", "answer", "generate"])
+def test_an_entry_keeps_the_probe_so_that_it_is_read_without_a_tokenizer(
+    tmp_path: Path, folder: Path, task: str
+) -> None:
+    if task != GENERATE:
+        folder = tmp_path / "source"
+        tiny_checkpoint(folder, "bert", task)
+    entry = repository.import_folder(folder, tmp_path / "repository", name="m")
+    (entry / "1" / "tokenizer.json").unlink()
+    assert stored_probe(entry, task) == probe(folder, model_settings({"task": task}))
+
+
+def test_an_entry_written_by_hand_is_probed_with_ids(tmp_path: Path) -> None:
+    [tensor] = stored_probe(tmp_path, "embed")
+    assert tensor.name == "input_ids"
+    assert stored_probe(tmp_path, "fill") == []

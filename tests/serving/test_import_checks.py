@@ -73,7 +73,10 @@ OF_ENCODERS: dict[str, tuple[Damage, str]] = {
     "a tensor of another shape": (changed(WORDS, lambda a: a[1:]), "of another shape"),
     "a quantised tensor": (changed(WORDS, lambda a: a.astype(np.int8)), "got I8 .quantised"),
     "a damaged tokenizer": (file("tokenizer.json", "{}"), "tokenizer.json: got a file that"),
-    "a dense module": (modules("Transformer", "Pooling", "Dense"), "got the module Dense"),
+    "half a dense module": (
+        modules("Transformer", "Pooling", "Dense"),
+        "2_Dense/config.json: miss",
+    ),
     "weighted layers": (
         modules("Transformer", "WeightedLayerPooling", "Pooling"),
         "got the module WeightedLayerPooling",

@@ -7,9 +7,9 @@ from fusewire import devices
 from fusewire.errors import ConfigurationError
 from fusewire.serving import instance_group
 from fusewire.serving.config import ServerSettings
-from fusewire.serving.embedded import EmbeddedServer
 from fusewire.serving.endpoint import Endpoint
 from fusewire.serving.installation import find
+from fusewire.serving.supervisor.embedded import EmbeddedServer
 
 
 def test_a_build_without_cuda_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

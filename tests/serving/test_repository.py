@@ -14,7 +14,7 @@ from fusewire import devices
 from fusewire.errors import CheckpointError, ConfigurationError
 from fusewire.serving import model_config, repository
 from fusewire.serving.config import Deployment, ServerSettings
-from fusewire.serving.server import Server
+from fusewire.serving.supervisor.server import Server
 from fusewire.tasks.contract import ENCODER_TASKS, contract
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
@@ -59,7 +59,8 @@ def test_a_model_that_takes_no_texts_is_named_at_start(
         repository.import_folder(source, tmp_path / "repository", name=name, link=True)
     ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
     server = Server([tmp_path / "repository"], ServerSettings(**ports))
-    monkeypatch.setattr(server, "launch", lambda loading: None)
+    monkeypatch.setattr(server._starter, "start", lambda models, loading: None)
+    monkeypatch.setattr(server, "_check_loaded", lambda: None)
     monkeypatch.setattr(server.watchdog, "start", lambda: None)
     caplog.clear()
     server.start()
@@ -163,6 +164,7 @@ def test_a_version_is_not_overwritten_unasked(checkpoint: Path, tmp_path: Path) 
     repository.import_folder(checkpoint, tmp_path, name="m", replace=True)
     repository.import_folder(checkpoint, tmp_path, name="m", deployment=Deployment(version=2))
     assert [path.name for path in repository.versions(tmp_path / "m")] == ["1", "2"]
+    assert repository.served_version(tmp_path / "m") == tmp_path / "m" / "2"
     assert checkpoint.is_dir()  # replacing a link leaves its target alone
     assert {path.name for path in (tmp_path / "m").iterdir()} == {
         "1",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import typing
 
 import pytest
-from fusewire.engine.settings import EngineSettings
 from fusewire.errors import ConfigurationError
 from fusewire.serving.config import (
     Deployment,
@@ -16,6 +15,7 @@ from fusewire.serving.config import (
 )
 from fusewire.serving.flags import GROUPS
 from fusewire.serving.model_config import settings_of
+from fusewire.settings import EngineSettings
 
 
 def parameters(**values: str) -> dict[str, dict[str, str]]:
@@ -67,6 +67,22 @@ def test_every_setting_is_described_and_has_a_group(settings: typing.Any) -> Non
     for name, field in settings.model_fields.items():
         assert field.description, name
         assert (field.json_schema_extra or {}).get("group") in GROUPS, name
+
+
+@pytest.mark.parametrize("settings", [ModelSettings, GeneratorSettings, Deployment, ServerSettings])
+def test_true_is_no_number_and_a_number_may_be_text(settings: typing.Any) -> None:
+    task = {"task": "generate"} if "task" in settings.model_fields else {}
+    numbers = []
+    for name, field in settings.model_fields.items():
+        if {int, float} & {field.annotation, *typing.get_args(field.annotation)}:
+            numbers.append(name)
+            for flag in (True, False):
+                words = f"^{name}: got '{flag}', wanted (integer|number);"
+                with pytest.raises(ConfigurationError, match=words):
+                    validated(settings, {**task, name: flag})
+            least = max([7, *(limit.ge for limit in field.metadata if hasattr(limit, "ge"))])
+            assert getattr(validated(settings, {**task, name: str(least)}), name) == least
+    assert len(numbers) >= 4
 
 
 KEYS = ["secret", "s" * 257, "a secret with spaces", "16-plain-letters\n"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from fusewire.errors import ConfigurationError, FusewireError
@@ -24,32 +25,42 @@ def ask(
     protocol: str,
     model: str | None,
     parameters: dict[str, Any],
+    *,
+    images: bool = False,
 ) -> Shown:
-    """Asks one question of a task and returns the answer to show.
+    """Sends one request of a task and returns the answer to show.
 
-    `second`: the second texts of pairs, or the context of a question.
+    `texts`: of rerank the query, then the documents; of label, and of embed with `images`, paths of
+    files. `second`: the second texts of pairs, the context of a question, or the labels to choose
+    from.
     """
-    with _asked(task, address, protocol, model) as client:
+    if images and task not in ("embed", "label"):
+        raise ConfigurationError(f"images: got them for {task}, wanted embed or label; drop them")
+    with _connected(task, address, protocol, model) as client:
+        if images and task == "embed":
+            return _embed(client, list(texts), list(second), parameters, given="images")
         return _TASKS[task](client, list(texts), list(second), parameters)
 
 
 def pieces(
+    task: str,
     texts: Sequence[str],
     address: str,
     protocol: str,
     model: str | None,
     parameters: dict[str, Any],
 ) -> Iterator[str]:
-    """What a model writes after each text, in pieces as they come, a line's end after each."""
-    with _asked("generate", address, protocol, model) as client:
+    """What a model generates after each prompt, or answers to each message, in pieces as they come,
+    a line's end after each. `task`: one of STREAMED."""
+    with _connected(task, address, protocol, model) as client:
         for text in texts:
-            yield from client.generate(text, stream=True, **parameters)
+            yield from STREAMED[task](client, text, stream=True, **parameters)
             yield "\n"
 
 
 @contextmanager
-def _asked(task: str, address: str, protocol: str, model: str | None) -> Iterator[Any]:
-    """A client; its errors become ours."""
+def _connected(task: str, address: str, protocol: str, model: str | None) -> Iterator[Any]:
+    """A client of the server; its errors become ours."""
     if task not in _TASKS:
         raise ConfigurationError(
             f"task: got {task!r}, wanted one of {', '.join(_TASKS)}; choose one of these"
@@ -76,9 +87,15 @@ def _asked(task: str, address: str, protocol: str, model: str | None) -> Iterato
         raise AskFailed(str(error).replace("model=…", "--model")) from None
 
 
-def _embed(client: Any, texts: list[str], second: list[str], parameters: dict[str, Any]) -> Shown:
+def _embed(
+    client: Any,
+    texts: list[str],
+    second: list[str],
+    parameters: dict[str, Any],
+    given: str = "texts",
+) -> Shown:
     _none("embed", second)
-    vectors = client.embed(texts, **parameters)
+    vectors = client.embed(**{given: texts}, **parameters)
     lines = []
     for index, (text, vector) in enumerate(zip(texts, vectors, strict=True)):
         start = ", ".join(f"{value:.3f}" for value in vector[:4])
@@ -90,7 +107,7 @@ def _embed(client: Any, texts: list[str], second: list[str], parameters: dict[st
         for index, row in enumerate(cosines):
             lines.append(f"{index + 1:>10}  " + "".join(f"{value:7.2f}" for value in row))
     records = [
-        {"text": text, "embedding": vector.tolist()}
+        {given.removesuffix("s"): text, "embedding": vector.tolist()}
         for text, vector in zip(texts, vectors, strict=True)
     ]
     return lines, records
@@ -121,6 +138,19 @@ def _classify(
     records = [
         {"text": text, "label": one.label, "scores": one.scores.tolist()}
         for text, one in zip(texts, found, strict=True)
+    ]
+    return lines, records
+
+
+def _label(client: Any, files: list[str], labels: list[str], parameters: dict[str, Any]) -> Shown:
+    found = client.label(files, labels or None, **parameters)
+    lines = [
+        f"{file}: {one.label} ({one.scores.max():.3f})"
+        for file, one in zip(files, found, strict=True)
+    ]
+    records = [
+        {"image": file, "label": one.label, "scores": one.scores.tolist()}
+        for file, one in zip(files, found, strict=True)
     ]
     return lines, records
 
@@ -162,13 +192,32 @@ def _fill(client: Any, texts: list[str], second: list[str], parameters: dict[str
     return lines, records
 
 
-def _generate(
-    client: Any, texts: list[str], second: list[str], parameters: dict[str, Any]
+def _rerank(client: Any, texts: list[str], second: list[str], parameters: dict[str, Any]) -> Shown:
+    _none("rerank", second)
+    query, *documents = texts
+    if not documents:
+        raise ConfigurationError(
+            "rerank: got a query alone, wanted documents too; fusewire ask rerank QUERY DOCUMENT …"
+        )
+    found = client.rerank(query, documents, **parameters)
+    return [f"{one.score:.3f}  {one.text}" for one in found], [vars(one) for one in found]
+
+
+def _generated(
+    task: str, client: Any, texts: list[str], second: list[str], parameters: dict[str, Any]
 ) -> Shown:
-    _none("generate", second)
-    written = [client.generate(text, **parameters) for text in texts]
-    records = [{"text": text, "output": one} for text, one in zip(texts, written, strict=True)]
-    return written, records
+    _none(task, second)
+    outputs = [STREAMED[task](client, text, **parameters) for text in texts]
+    records = [{"text": text, "output": one} for text, one in zip(texts, outputs, strict=True)]
+    return outputs, records
+
+
+def _generate(client: Any, prompt: str, **arguments: Any) -> Any:
+    return client.generate(prompt, **arguments)
+
+
+def _chat(client: Any, message: str, **arguments: Any) -> Any:
+    return client.chat([{"role": "user", "content": message}], **arguments)
 
 
 def _none(task: str, second: list[str]) -> None:
@@ -176,14 +225,17 @@ def _none(task: str, second: list[str]) -> None:
         raise ConfigurationError(f"second: got a text, wanted none for {task}; leave it out")
 
 
+STREAMED: dict[str, Callable[..., Any]] = {"generate": _generate, "chat": _chat}
 _TASKS: dict[str, Callable[[Any, list[str], list[str], dict[str, Any]], Shown]] = {
     "embed": _embed,
-    "hidden": _hidden,
+    "rerank": _rerank,
     "classify": _classify,
+    "label": _label,
     "tag": _tag,
     "answer": _answer,
     "fill": _fill,
-    "generate": _generate,
+    "hidden": _hidden,
+    **{task: partial(_generated, task) for task in STREAMED},
 }
 
 

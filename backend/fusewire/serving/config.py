@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator
 from pydantic.config import JsonDict
 
 from fusewire import devices
 from fusewire.engine.generation_settings import GenerationSettings
-from fusewire.engine.settings import EngineSettings, WrongSetting
 from fusewire.errors import ConfigurationError
 from fusewire.serving.server_settings import ServerSettings
+from fusewire.settings import EngineSettings, StrictSettings, WrongSetting
 from fusewire.tasks.contract import GENERATE
 
 Settings = TypeVar("Settings", bound=BaseModel)
@@ -29,12 +29,12 @@ _MODEL: JsonDict = {"group": "model"}
 _BATCHING: JsonDict = {"group": "batching"}
 
 _TASK = (
-    "embed, hidden, classify, tag, answer, fill or generate. Default: by `architectures` in the "
-    "model's config.json."
+    "embed, hidden, classify, tag, answer, fill, label or generate. Default: by `architectures` in "
+    "the model's config.json."
 )
 
 
-class _Served(BaseModel):
+class _Served(StrictSettings):
     """What the `parameters` of any model's config.pbtxt have beside its engine's settings."""
 
     task: str = Field(description=_TASK, json_schema_extra=_MODEL)
@@ -74,10 +74,8 @@ class GeneratorSettings(_Served, GenerationSettings):
         return GenerationSettings(**{key: getattr(self, key) for key in names})
 
 
-class Deployment(BaseModel):
+class Deployment(StrictSettings):
     """How a model is run: the rest of its config.pbtxt."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     instances: int = Field(
         default=1,

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import http.client
 import json
 import socket
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
@@ -20,10 +23,12 @@ _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class EndpointError(FusewireError):
-    """The server's answer to a call that failed; `status` 0 when there was none."""
+    """The server's answer to a call that failed; `status` 0 when there was none, `timed_out` when
+    there was none in time."""
 
-    def __init__(self, status: int, text: str) -> None:
+    def __init__(self, status: int, text: str, *, timed_out: bool = False) -> None:
         self.status = status
+        self.timed_out = timed_out
         super().__init__(text)
 
 
@@ -61,7 +66,9 @@ class Endpoint:
         except urllib.error.HTTPError as error:
             raise EndpointError(error.code, _error_text(error.read())) from None
         except (OSError, http.client.HTTPException) as error:
-            raise EndpointError(0, f"no answer ({error})") from None
+            cause = getattr(error, "reason", error)  # of a URLError: what it was raised for
+            late = isinstance(cause, TimeoutError)
+            raise EndpointError(0, f"no answer ({error})", timed_out=late) from None
         try:
             return json.loads(text) if text else None
         except ValueError:
@@ -74,9 +81,9 @@ class Endpoint:
             return str(answer.read().decode())
 
 
-def choose_ports(host: str, ports: Sequence[tuple[str, int]]) -> list[int]:
-    """The (flag, port) pairs' ports, 0 replaced by a free one; a port in use, or given twice, is
-    named."""
+def choose_ports(host: str, ports: Sequence[tuple[str, int]], wait_s: float = 0.0) -> list[int]:
+    """The (flag, port) pairs' ports, 0 replaced by a free one; a port given twice, or still in use
+    after `wait_s`, is named."""
     if ":" in host:
         raise ConfigurationError(
             f"host: got {host}, wanted an IPv4 address or a name, as IPv6 is not supported; use "
@@ -97,24 +104,37 @@ def choose_ports(host: str, ports: Sequence[tuple[str, int]]) -> list[int]:
                 f"{flag}: got {port}, wanted another port than {first[port]}; choose another, or 0 "
                 "for any"
             )
-    sockets = []
+    deadline = time.monotonic() + wait_s
+    with contextlib.ExitStack() as opened:
+        sockets = [opened.enter_context(bound(flag, host, port, deadline)) for flag, port in ports]
+        return [int(each.getsockname()[1]) for each in sockets]
+
+
+def bound(flag: str, host: str, port: int, deadline: float = 0.0) -> socket.socket:
+    """A socket at the port, 0 for any, that does not listen yet; ConfigurationError when the port
+    is not free by then, on the clock of time.monotonic."""
+    opened = socket.socket()
+    # As the server does: a port whose last connections are still closing is free.
+    opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        for flag, port in ports:
-            listener = socket.socket()
-            sockets.append(listener)
-            # As the server does: a port whose last connections are still closing is free.
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                listener.bind((host, port))
-            except OSError as error:
-                raise ConfigurationError(
-                    f"{flag}: got {host}:{port}, wanted a free port ({error.strerror}); choose "
-                    f"another, or 0 for any"
-                ) from None
-        return [int(listener.getsockname()[1]) for listener in sockets]
-    finally:
-        for listener in sockets:
-            listener.close()
+        _bind(opened, (host, port), deadline)
+    except OSError as error:
+        opened.close()
+        raise ConfigurationError(
+            f"{flag}: got {host}:{port}, wanted a free port ({error.strerror}); choose "
+            f"another, or 0 for any"
+        ) from None
+    return opened
+
+
+def _bind(listener: socket.socket, address: tuple[str, int], deadline: float) -> None:
+    while True:
+        try:
+            return listener.bind(address)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
+                raise
+        time.sleep(0.05)
 
 
 def _error_text(body: bytes) -> str:

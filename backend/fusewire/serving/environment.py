@@ -5,13 +5,15 @@ A misspelt one is an error: ignored, it could leave a server unprotected.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping
 
-from fusewire.engine.settings import closest
 from fusewire.errors import ConfigurationError
+from fusewire.import_path import import_path
 from fusewire.serving.config import SERVE, SERVE_WITHOUT, ServerSettings
 from fusewire.serving.setting import secrets
+from fusewire.settings import closest
 
 _PREFIX = "FUSEWIRE_"
 CONFIG = f"{_PREFIX}CONFIG"  # the file of `serve --config`
@@ -26,6 +28,10 @@ OTHERS = {
     "`$XDG_CACHE_HOME/fusewire`, else `~/.cache/fusewire`.",
     "FUSEWIRE_GEMM_TIMING": "`0`: take cuBLASLt's first suggestion instead of timing kernels.",
     "FUSEWIRE_MODELS": "With docker compose: folder of the model repository.",
+    "FUSEWIRE_CONTAINER_MEMORY": "With docker compose: memory of the server's container, as `64g`. "
+    "Default: `8g`, with GPUs `16g`.",
+    "FUSEWIRE_CONTAINER_CPUS": "With docker compose: cores of the server's container, as `0-7`. "
+    "Default: all.",
     "FUSEWIRE_CUDA": "When building: `ON` insists on CUDA kernels, `OFF` leaves them out.",
     "FUSEWIRE_CUDA_ARCHITECTURES": "When building: compute capabilities, as `80;90a`.",
 }
@@ -43,6 +49,11 @@ def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment for other programs."""
     hidden = {API_KEY, *map(variable, secrets(ServerSettings))}
     return {name: value for name, value in environment.items() if name not in hidden}
+
+
+def of_own_process() -> dict[str, str]:
+    """The environment for a Python process that imports what this one does."""
+    return without_secrets(os.environ) | {"PYTHONPATH": os.pathsep.join(import_path())}
 
 
 def check(environment: Mapping[str, str]) -> None:

@@ -1,19 +1,20 @@
-"""The ports of a server that the network can reach without authentication."""
+"""What of a server others reach: ports without authentication, and keys."""
 
 from __future__ import annotations
 
 import ipaddress
 import os
 import socket
+from collections.abc import Sequence
 
 from fusewire.serving.config import ServerSettings
 from fusewire.serving.endpoint import Endpoint
-from fusewire.serving.environment import API_KEY
+from fusewire.serving.environment import API_KEY, variable
 
 
 def warning(settings: ServerSettings, at: Endpoint, openai_address: str | None) -> str | None:
     """Names the ports that are open to others and the remedy; None on loopback."""
-    if _loopback(at.host):
+    if is_loopback(at.host):
         return None
     ports = [f"{at.http_port} (HTTP)", f"{at.grpc_port} (gRPC)", f"{at.metrics_port} (metrics)"]
     remedy = "put a gateway with TLS and authentication in front, or use --host 127.0.0.1"
@@ -36,11 +37,23 @@ def idle_key(settings: ServerSettings, openai_address: str | None) -> str | None
     )
 
 
+def visible_key(settings: ServerSettings, arguments: Sequence[str]) -> str | None:
+    """Names the remedy for a control key in this program's arguments, else None."""
+    key = settings.control_key
+    if key is None or not any(key in word for word in arguments):
+        return None
+    return (
+        "--control-key: got a key on the command line, which every user of this machine can read "
+        f"(ps); set {variable('control_key')} instead"
+    )
+
+
 def _keyed(settings: ServerSettings) -> bool:
     return settings.api_key_file is not None or API_KEY in os.environ
 
 
-def _loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address or host name."""
     try:
         return ipaddress.ip_address(socket.gethostbyname(host)).is_loopback
     except (OSError, ValueError):

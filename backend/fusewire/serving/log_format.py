@@ -8,9 +8,13 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import os
+import queue
 import re
+import sys
 import time
 from collections.abc import Iterator
+from logging.handlers import QueueHandler, QueueListener
 from typing import Any
 
 from rich.console import Console
@@ -26,6 +30,8 @@ _LEVELS = {
     "info": logging.INFO,
     "verbose": logging.DEBUG,
 }
+_MOST_WAITING = 10_000  # records, while nobody reads the log
+_FINISH_S = 1.0
 # As in "W1122 15:21:29.103917 4711 model.cc:12] words"; lines that follow it have no beginning.
 _TRITON_LINE = re.compile(r"^([IWEF])\d{4} [\d:.]+ \d+ (\S+:\d+)\] ?(.*)$")
 _OF_LETTER = {
@@ -62,12 +68,27 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False, default=str)
 
 
+class LogConsole(Console):
+    """Writes each line whole and as it is, and nothing more once nobody reads it: rich would end
+    the thread that writes."""
+
+    def __init__(self, *, stderr: bool = False) -> None:
+        super().__init__(stderr=stderr, highlight=False, soft_wrap=True)
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+
+
 class ConsoleHandler(logging.Handler):
     """Writes above whatever status a console shows."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
         self._console = console
+
+    def createLock(self) -> None:
+        """None: a single thread writes, and logging would wait for it at the program's end."""
+        self.lock = None
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -76,12 +97,40 @@ class ConsoleHandler(logging.Handler):
             self.handleError(record)
 
 
+class BoundedQueueHandler(QueueHandler):
+    """Never waits for whoever reads the log: drops and counts the records that find no place."""
+
+    def __init__(self, records: queue.Queue[logging.LogRecord]) -> None:
+        super().__init__(records)
+        self._records = records
+        self._dropped = 0
+
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        return record  # as it is, since it stays in this process
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        try:
+            if self._dropped:
+                words = f"{self._dropped} log lines dropped, as nobody read them"
+                attributes = {"name": SERVE.name, "levelno": logging.WARNING, "msg": words}
+                attributes["levelname"] = "WARNING"
+                self._records.put_nowait(logging.makeLogRecord(attributes))
+                self._dropped = 0
+            self._records.put_nowait(record)
+        except queue.Full:
+            self._dropped += 1
+
+
 @contextlib.contextmanager
 def written(log_format: LogFormat, level: LogLevel, console: Console) -> Iterator[None]:
-    """Writes the log of this process to the console, which must not wrap lines. Reports of `serve`
-    and its watchdog and the access log pass at every level."""
-    handler = ConsoleHandler(console)
-    handler.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    """Writes the log of this process to the console, which must not wrap lines, from a thread of
+    its own. Reports of `serve` and its watchdog and the access log pass at every level."""
+    shown = ConsoleHandler(console)
+    shown.setFormatter(JsonFormatter() if log_format == "json" else TextFormatter())
+    records: queue.Queue[logging.LogRecord] = queue.Queue(_MOST_WAITING)
+    handler = BoundedQueueHandler(records)
+    writer = QueueListener(records, shown)
+    writer.start()
     levels = {logging.getLogger("fusewire"): _LEVELS[level]}
     levels |= dict.fromkeys((SERVE, WATCHDOG, logging.getLogger("fusewire.access")), logging.INFO)
     before = {logger: logger.level for logger in levels}
@@ -94,6 +143,18 @@ def written(log_format: LogFormat, level: LogLevel, console: Console) -> Iterato
         logging.getLogger().removeHandler(handler)
         for logger, lowest in before.items():
             logger.setLevel(lowest)
+        _finish(records, writer)
+
+
+def _finish(records: queue.Queue[logging.LogRecord], writer: QueueListener) -> None:
+    """Writes what is left, if it is read in time."""
+    until = time.monotonic() + _FINISH_S
+    while records.unfinished_tasks and time.monotonic() < until:
+        time.sleep(0.01)
+    if not records.unfinished_tasks:
+        writer.stop()
+    else:  # the interpreter would wait for the thread when it flushes stderr at its end
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115
 
 
 def triton_line(letter: str, line: str) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from google.protobuf import text_format
+from google.protobuf import json_format, text_format
 from tritonclient.grpc import model_config_pb2
 
 from fusewire import devices
@@ -22,7 +22,6 @@ from fusewire.serving.probe import ProbeTensor
 from fusewire.tasks.contract import GENERATE, TensorContract, contract
 
 BACKEND = "fusewire"
-WARMUP = "warmup"
 _HEADER = "# Written by `fusewire import`; run it again rather than editing this by hand.\n"
 
 
@@ -31,10 +30,13 @@ def model_config(
     settings: ModelSettings | GeneratorSettings,
     deployment: Deployment,
     probe: Sequence[ProbeTensor],
+    *,
+    images: bool = False,
 ) -> Any:
-    """The ModelConfig message of a model. `probe` becomes the warm-up request."""
+    """The ModelConfig message of a model. `probe` becomes the warm-up request. `images`: of a
+    folder of images."""
     generates = settings.task == GENERATE
-    inputs, outputs = contract(settings.task)
+    inputs, outputs = contract(settings.task, images=images)
     config = model_config_pb2.ModelConfig(
         name=name,
         backend=BACKEND,
@@ -64,12 +66,32 @@ def model_config(
         warmup = config.model_warmup.add(name="probe", batch_size=1)
         for tensor in probe:
             data = warmup.inputs[tensor.name]
-            data.data_type = (
-                model_config_pb2.TYPE_STRING if tensor.texts else model_config_pb2.TYPE_INT64
-            )
-            data.dims.append(len(tensor.values))
+            data.data_type = model_config_pb2.DataType.Value(tensor.dtype)
+            data.dims.extend(tensor.dims)
             data.input_data_file = tensor.name
     return config
+
+
+def as_json(config: Any) -> dict[str, Any]:
+    """The message as Triton has it in JSON."""
+    return json_format.MessageToDict(config, preserving_proto_field_name=True)
+
+
+def of_json(config: Mapping[str, Any]) -> Any:
+    """The message of Triton's JSON; what this version of the protocol does not know is left out."""
+    message = model_config_pb2.ModelConfig()
+    return json_format.ParseDict(dict(config), message, ignore_unknown_fields=True)
+
+
+def chosen_versions(config: Any, versions: Iterable[int]) -> set[int]:
+    """Those that Triton loads of the versions that there are."""
+    policy = config.version_policy
+    kind = policy.WhichOneof("policy_choice")
+    if kind == "all":
+        return set(versions)
+    if kind == "specific":
+        return set(policy.specific.versions) & set(versions)
+    return set(sorted(versions)[-max(1, policy.latest.num_versions) :])
 
 
 def write(config: Any, path: Path) -> None:

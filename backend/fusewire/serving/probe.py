@@ -1,45 +1,81 @@
-"""A tiny request that a model must be able to answer: its warm-up, and the watchdog's question."""
+"""A tiny request that a model must be able to answer: as it is sent, and as its entry stores it.
+
+The supervisor loads no tokenizer, as a hostile one could hold it up: what a probe says was found
+out when the entry was written (folder_probe.py).
+"""
 
 from __future__ import annotations
 
 import json
+import math
+import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from fusewire.errors import CheckpointError
-from fusewire.tasks.contract import GENERATE
-from fusewire.tasks.tokenizer import Tokenizer
-from fusewire.weights import open_folder
+from fusewire.tasks.contract import ENCODER_INPUTS, GENERATE, contract
 
-_TEXT = "Is this model awake?"
+WARMUP = "warmup"  # the folder of an entry with the warm-up request, which is the probe
 # One step, before those that wait: a model that has much to do is no model that hangs.
 _ONE_STEP = json.dumps({"max_new_tokens": 1, "min_new_tokens": 0, "priority": -1000})
+_LENGTH_BYTES = 4  # of a text, in the files of the warm-up request
+# Of numbers there: their spelling in `struct`.
+_SPELLED = {"TYPE_INT64": "q", "TYPE_FP32": "f"}
+_PROTOCOL = {"TYPE_STRING": "BYTES", "TYPE_INT64": "INT64", "TYPE_FP32": "FP32"}
+_CHANNELS = 3
 
 
 @dataclass(frozen=True)
 class ProbeTensor:
-    """One input of the probe, without the batch dimension of one that an encoder's has."""
+    """One input of the probe, without the batch dimension of one that an encoder's has. Texts, ids,
+    or the pixel values of a square image."""
 
     name: str
-    values: tuple[str, ...] | tuple[int, ...]
+    values: tuple[str, ...] | tuple[int, ...] | tuple[float, ...]
+
+    @staticmethod
+    def stored(name: str, raw: bytes, dtype: str) -> ProbeTensor:
+        """The input whose bytes these are; see `raw`."""
+        if dtype in _SPELLED:
+            numbers = struct.iter_unpack(f"<{_SPELLED[dtype]}", raw)
+            return ProbeTensor(name, tuple(number for (number,) in numbers))
+        strings = []
+        while raw:
+            end = _LENGTH_BYTES + int.from_bytes(raw[:_LENGTH_BYTES], "little")
+            strings.append(raw[_LENGTH_BYTES:end].decode(errors="replace"))
+            raw = raw[end:]
+        return ProbeTensor(name, tuple(strings))
+
+    @property
+    def dtype(self) -> str:
+        """As config.pbtxt spells it."""
+        kinds = {str: "TYPE_STRING", int: "TYPE_INT64", float: "TYPE_FP32"}
+        return kinds[type(self.values[0])]
 
     @property
     def texts(self) -> bool:
-        return isinstance(self.values[0], str)
+        return self.dtype == "TYPE_STRING"
+
+    @property
+    def dims(self) -> list[int]:
+        """Without the batch dimension."""
+        if self.dtype != "TYPE_FP32":
+            return [len(self.values)]
+        side = math.isqrt(len(self.values) // _CHANNELS)
+        return [_CHANNELS, side, side]
 
     def raw(self) -> bytes:
         """The bytes of a Triton warm-up data file: little-endian; strings with their lengths."""
         if not self.texts:
-            return b"".join(int(value).to_bytes(8, "little", signed=True) for value in self.values)
+            return struct.pack(f"<{len(self.values)}{_SPELLED[self.dtype]}", *self.values)
         encoded = [str(value).encode() for value in self.values]
-        return b"".join(len(text).to_bytes(4, "little") + text for text in encoded)
+        return b"".join(len(text).to_bytes(_LENGTH_BYTES, "little") + text for text in encoded)
 
     def json(self) -> dict[str, object]:
         """As the KServe v2 protocol writes an input, with the batch dimension."""
         return {
             "name": self.name,
-            "shape": [1, len(self.values)],
-            "datatype": "BYTES" if self.texts else "INT64",
+            "shape": [1, *self.dims],
+            "datatype": _PROTOCOL[self.dtype],
             "data": list(self.values),
         }
 
@@ -65,23 +101,18 @@ class Probe:
         return {"inputs": [tensor.json() for tensor in self.tensors]}
 
 
-def probe(folder: Path, task: str) -> list[ProbeTensor]:
-    """The probe of a checkpoint folder for a task; empty when it has no tokenizer and the task
-    cannot do without one."""
+def stored_probe(entry: Path, task: str) -> list[ProbeTensor]:
+    """The probe of a repository entry: its warm-up request, else what needs no tokenizer."""
+    stored = []
+    for tensor in contract(task)[0] if task == GENERATE else ENCODER_INPUTS:
+        path = entry / WARMUP / tensor.name
+        if path.is_file() and (raw := path.read_bytes()):
+            stored.append(ProbeTensor.stored(tensor.name, raw, tensor.dtype))
+    return stored or without_tokenizer(task)
+
+
+def without_tokenizer(task: str) -> list[ProbeTensor]:
+    """The probe of a model by token ids; empty where the task takes texts alone."""
     if task == GENERATE:
         return [ProbeTensor("input_ids", (0,)), ProbeTensor("sampling_parameters", (_ONE_STEP,))]
-    tokenizer = Tokenizer.load(open_folder(folder))
-    if tokenizer is None:
-        if task in ("answer", "fill"):
-            return []
-        return [ProbeTensor("input_ids", (0, 0, 0, 0))]
-    if task == "answer":
-        return [ProbeTensor("text_input", ("Who?",)), ProbeTensor("text_pair", ("Ada.",))]
-    if task == "fill":
-        if tokenizer.mask_id is None:
-            raise CheckpointError(
-                "tokenizer.json: got no mask token, wanted one for the task fill; choose another "
-                "task"
-            )
-        return [ProbeTensor("text_input", (tokenizer.piece(tokenizer.mask_id),))]
-    return [ProbeTensor("text_input", (_TEXT,))]
+    return [] if task in ("answer", "fill", "label") else [ProbeTensor("input_ids", (0,))]

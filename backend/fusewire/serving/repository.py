@@ -13,29 +13,26 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 from fusewire import devices
 from fusewire.errors import CheckpointError, ConfigurationError
-from fusewire.models import check_folder, read_config, tasks_of
+from fusewire.models import check_folder, read_config, reads_images, tasks_of
 from fusewire.serving import model_config
 from fusewire.serving.config import NAME_PATTERN, Deployment, model_settings
-from fusewire.serving.probe import probe
-from fusewire.tasks.check_files import check_files
+from fusewire.serving.probe import WARMUP
+from fusewire.serving.served_files import descriptions, served_files
 from fusewire.tasks.contract import GENERATE, contract
-from fusewire.tasks.tokenizer import FILE as TOKENIZER
+from fusewire.text.tokenizer_files import tokenizer_file
 from fusewire.weights import open_folder
-from fusewire.weights.folder import file_in, weight_files
+from fusewire.weights.tensorflow.conversion import converted, tensorflow_weights_in
 
 _log = logging.getLogger(__name__)
 
 CONFIG = "config.pbtxt"
 _CHUNK_BYTES = 8 << 20
-# The JSON files that serving reads lie in the folder or one level below (1_Pooling/config.json).
-_DESCRIPTIONS = ("*.json", "*/*.json", "chat_template.jinja")
-_DESCRIPTION_LIMIT = 200
 
 Progress = Callable[[str, int, int], None]  # file name, bytes done, bytes in all
 
@@ -61,9 +58,33 @@ def import_folder(
     for `generate`; the task may be left out. An existing version is a ConfigurationError unless
     `replace`. The device need not be on this machine: `check` looks for it before a server starts.
     """
+    # With them come tokenizers and jinja2, which the supervisor never loads.
+    from fusewire.serving.folder_probe import probe
+    from fusewire.tasks.check_files import check_files
+
     deployment = deployment or Deployment()
     source = open_folder(folder)
     name = default_name(source) if name is None else checked_name(name)
+    if (weights := tensorflow_weights_in(source)) is not None:
+        if link:
+            raise CheckpointError(
+                f"{source.name}: got {weights} (TensorFlow weights), wanted safetensors to link or "
+                "to serve in place; run `fusewire import FOLDER`, and serve the repository"
+            )
+        beside = Path(repository)
+        with (
+            _written(beside),
+            converted(source, weights, descriptions(source), beside, progress) as folder,
+        ):
+            return import_folder(
+                folder,
+                repository,
+                name=name,
+                settings=settings,
+                deployment=deployment,
+                replace=replace,
+                progress=progress,
+            )
     config = read_config(source)
     chosen = dict(settings or {})
     chosen.setdefault("task", None)
@@ -72,7 +93,8 @@ def import_folder(
     checked = model_settings(chosen)
     contract(checked.task)
     check_folder(source, checked.task)
-    if check_files(source, config, checked.task) is None:
+    images = reads_images(config)
+    if check_files(source, config, checked.task) is None and not images:
         _log.warning(
             "%s: has no tokenizer.json, so it takes input_ids and no texts; to fix it, call "
             "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers",
@@ -85,8 +107,8 @@ def import_folder(
             f"dtype: got {checked.dtype} on cpu, wanted float32; leave out --dtype, or choose a "
             "GPU with --device cuda"
         )
-    files = _served_files(source)
-    question = probe(source, checked.task)
+    files = served_files(source, checked.task)
+    question = probe(source, checked)
 
     entry = Path(repository) / name
     version = entry / str(deployment.version)
@@ -101,13 +123,14 @@ def import_folder(
             _swap(version, lambda staged: staged.symlink_to(source, target_is_directory=True))
         else:
             _swap(version, lambda staged: _copy(files, staged, progress))
-        warmup = entry / model_config.WARMUP
+        warmup = entry / WARMUP
         if question:
             warmup.mkdir(exist_ok=True)
             for tensor in question:
                 (warmup / tensor.name).write_bytes(tensor.raw())
         model_config.write(
-            model_config.model_config(name, checked, deployment, question), entry / CONFIG
+            model_config.model_config(name, checked, deployment, question, images=images),
+            entry / CONFIG,
         )
     return entry
 
@@ -146,17 +169,36 @@ def entries(repository: Path) -> Iterator[Path]:
             yield entry
 
 
+def entry(repositories: Sequence[Path], model: str) -> Path:
+    """The repository entry of a model."""
+    for path in repositories:
+        if (path / model / CONFIG).is_file():
+            return path / model
+    raise ConfigurationError(f"{model}: in none of the repositories; import it first")
+
+
 def versions(entry: Path) -> list[Path]:
     """The version folders of an entry that hold a model, oldest first."""
     folders = [path for path in entry.iterdir() if path.name.isdigit() and is_checkpoint(path)]
     return sorted(folders, key=lambda path: int(path.name))
 
 
+def served_version(entry: Path) -> Path | None:
+    """The version folder that answers where a request names none: the newest that the version
+    policy chooses. None where there is none."""
+    folders = {int(path.name): path for path in versions(entry)}
+    chosen = model_config.chosen_versions(model_config.read(entry / CONFIG), folders)
+    return folders[max(chosen)] if chosen else None
+
+
 def takes_ids_only(entry: Path) -> bool:
     """Whether the model that is served is ours and has no tokenizer."""
     if model_config.read(entry / CONFIG).backend != model_config.BACKEND:
         return False
-    return file_in(versions(entry)[-1], TOKENIZER) is None
+    folder = served_version(entry)
+    if folder is None or reads_images(read_config(folder)):
+        return False
+    return tokenizer_file(folder) is None
 
 
 def check(repository: Path) -> tuple[list[str], list[str]]:
@@ -204,27 +246,6 @@ def _check_batching(deployment: Deployment) -> None:
                 "its steps take requests at any time; remove it, or set max_sequences or "
                 "max_batch_tokens"
             )
-
-
-def _served_files(source: Path) -> dict[str, Path]:
-    """Name in the entry -> real file, of all that serving reads."""
-    descriptions = [
-        path.relative_to(source).as_posix()
-        for pattern in _DESCRIPTIONS
-        for path in sorted(source.glob(pattern))
-        if not any(part.startswith(".") for part in path.relative_to(source).parts)
-    ]
-    if len(descriptions) > _DESCRIPTION_LIMIT:
-        raise CheckpointError(
-            f"{source.name}: got {len(descriptions)} JSON files, wanted at most "
-            f"{_DESCRIPTION_LIMIT}; give the folder of one model"
-        )
-    files = {}
-    for name in sorted({*descriptions, *weight_files(source)}):
-        path = file_in(source, name)
-        if path is not None:
-            files[name] = path
-    return files
 
 
 def _copy(files: dict[str, Path], target: Path, progress: Progress) -> None:

@@ -6,11 +6,12 @@ import re
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 from pydantic.config import JsonDict
 
 from fusewire.errors import ConfigurationError
 from fusewire.serving import tritonserver_flags
+from fusewire.settings import StrictSettings
 
 LogLevel = Literal["error", "warning", "info", "verbose"]
 LogFormat = Literal["text", "json"]
@@ -24,10 +25,8 @@ _SECRET: JsonDict = {
 _KEY = re.compile(r"[A-Za-z0-9_-]{16,256}")
 
 
-class ServerSettings(BaseModel):
+class ServerSettings(StrictSettings):
     """One server process and its watchdog."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     host: str = Field(
         default="127.0.0.1",
@@ -83,6 +82,13 @@ class ServerSettings(BaseModel):
         "FUSEWIRE_API_KEY, else no key is needed.",
         json_schema_extra={"group": "security"},
     )
+    allowed_hosts: str | None = Field(
+        default=None,
+        description="Host names and addresses, with commas between them, by which the OpenAI "
+        "endpoint may be called (headers Host and Origin); '*': any. Default: on loopback the "
+        "names and addresses of this machine, else any.",
+        json_schema_extra={"group": "security"},
+    )
     access_log: bool = Field(
         default=True,
         description="Log every request to the OpenAI endpoint (logger fusewire.access).",
@@ -122,21 +128,23 @@ class ServerSettings(BaseModel):
         default=30,
         ge=1,
         description="Time in seconds without an answer and without progress after which a model "
-        "or server counts as hung.",
+        "or server counts as hung; a micro-batch may take longer on a slow machine.",
         json_schema_extra=_SERVER,
     )
-    restarts: int = Field(
-        default=5,
-        ge=0,
-        description="Maximum number of restarts of a dead server within a minute; `serve` exits "
-        "when it dies once more.",
-        json_schema_extra=_SERVER,
+    memory_limit_mib: int | None = Field(
+        default=None,
+        ge=256,
+        description="Memory in MiB that the process of tritonserver itself may take, without its "
+        "models' processes; beyond it the watchdog restarts it, as one request can let it take "
+        "tens of gigabytes. Default: half of the machine's memory, or of its cgroup's limit.",
+        json_schema_extra={"group": "security"},
     )
     control_key: str | None = Field(
         default=None,
         description="Key of the APIs that load models, read logs and map shared memory: 16 to 256 "
         "letters, digits, '_' or '-'. Clients send it as the header fusewire-control-key, over "
-        "gRPC as triton-grpc-protocol-fusewire-control-key. Default: random, so that only the "
+        "gRPC as triton-grpc-protocol-fusewire-control-key. Set it by the environment variable, as "
+        "every user of the machine can read command lines. Default: random, so that only the "
         "watchdog has it.",
         json_schema_extra=_SECRET,
     )

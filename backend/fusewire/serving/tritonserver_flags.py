@@ -1,4 +1,5 @@
-"""The flags of tritonserver that `fusewire serve` passes on (after `--`), and those it rejects.
+"""The flags that a tritonserver program knows, and those that `fusewire serve` passes on (after
+`--`) or rejects.
 
 tritonserver takes the last of two equal flags and any unambiguous beginning of one, so a flag that
 fusewire sets is rejected under each of its beginnings.
@@ -6,9 +7,17 @@ fusewire sets is rejected under each of its beginnings.
 
 from __future__ import annotations
 
+import functools
+import os
+import re
+import subprocess
 from collections.abc import Sequence
+from pathlib import Path
 
 from fusewire.errors import ConfigurationError
+from fusewire.serving.installation import Installation
+
+_HELP_TIMEOUT_S = 30  # it takes some 20 ms
 
 _LOGS = "fusewire reads the server's log; use --log-level and --log-format"
 _TLS = (
@@ -48,7 +57,7 @@ REFUSED = {
     "repository-poll-secs": _CONTROL,
     "model-namespacing": _CONTROL,
     "exit-on-error": "`fusewire serve` exits when a model does not load",
-    "strict-readiness": "it is always on",
+    "strict-readiness": "it is always off, and readiness a question by model",
     "disable-auto-complete-config": "it is always on",
     "strict-model-config": "it is always on",
     "exit-timeout-secs": "use --exit-timeout-s",
@@ -85,6 +94,40 @@ def check(words: Sequence[str]) -> None:
                     raise _refused(flag, f"wanted no flag that fusewire sets; {remedy}")
         if value.startswith(f"python,{_REGION}"):
             raise _refused(word, "wanted no flag that fusewire sets; leave it out")
+
+
+def known(installation: Installation) -> frozenset[str]:
+    """The flags of a tritonserver program, without `--`. ConfigurationError where it does not list
+    them."""
+    program = installation.tritonserver
+    return _known(program, installation.libraries, program.stat().st_mtime_ns)
+
+
+@functools.cache
+def _known(program: Path, libraries: tuple[Path, ...], modified_ns: int) -> frozenset[str]:
+    paths = [*map(str, libraries), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+    try:
+        done = subprocess.run(
+            [program, "--help"],
+            env={"PATH": os.defpath, "LD_LIBRARY_PATH": os.pathsep.join(paths)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=_HELP_TIMEOUT_S,
+            check=False,  # it exits with 1
+        )
+        text = done.stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        text = str(error)
+    flags = frozenset(re.findall(r"^  --([a-z0-9-]+)", text, re.MULTILINE))
+    if "http-port" not in flags:
+        raise ConfigurationError(
+            f"tritonserver: got {text.strip()[-200:]!r} from {program} --help, wanted a list of "
+            "its flags; use another with --tritonserver"
+        )
+    return flags
 
 
 def _refused(word: str, wanted: str) -> ConfigurationError:

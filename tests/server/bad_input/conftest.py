@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fusewire.serving.config import Deployment, ServerSettings
 from fusewire.serving.repository import import_folder
-from fusewire.serving.server import Server
+from fusewire.serving.supervisor.server import Server
 
 from tests.reference import tiny_checkpoint
 from tests.server.bad_input.generator import MAX_BATCH, MAX_LENGTH, MODELS

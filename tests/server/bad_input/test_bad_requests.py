@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from fusewire.errors import ConfigurationError
 from fusewire.serving.endpoint import EndpointError
-from fusewire.serving.server import Server
+from fusewire.serving.supervisor.server import Server
 
 from tests.reference import SENTENCES
 from tests.server.bad_input.alike import alike
@@ -304,7 +304,8 @@ def test_an_unknown_task_is_a_load_error_that_names_it(
             'name: "embed"', 'name: "sing"', 1
         )
     )
-    words = "task: got 'sing', wanted one of embed, hidden, classify, tag, answer, fill, generate;"
+    tasks = "embed, hidden, classify, tag, answer, fill, label, generate"
+    words = f"task: got 'sing', wanted one of {tasks};"
     # Before anything is started …
     with pytest.raises(ConfigurationError, match=words):
         Server([tmp_path])

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from fusewire.serving.server import Server
+from fusewire.serving.supervisor.server import Server
 
 from tests.reference import SENTENCES
 from tests.server.bad_input.alike import alike

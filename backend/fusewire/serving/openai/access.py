@@ -1,4 +1,4 @@
-"""Request ids, API keys and the access log."""
+"""Request ids, API keys, allowed hosts and the access log."""
 
 from __future__ import annotations
 
@@ -18,12 +18,15 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fusewire.errors import ConfigurationError
 from fusewire.serving.environment import API_KEY
+from fusewire.serving.openai.connections import MOST_HEADER_BYTES
 from fusewire.serving.openai.errors import ApiError, response
+from fusewire.serving.openai.hosts import Hosts
 
 HEALTH = "/health"  # which load balancers ask without a key
 _MOST_KEYS_BYTES = 1 << 16
 _KEY = re.compile(r"[!-~]{1,512}")  # what a header can carry
 _REQUEST_ID = re.compile(r"[!-~]{1,128}")
+_AROUND_HEADER = 4  # bytes: colon, space and the line's end
 _LONGEST_PATH = 200
 _CLIENT_GONE = 499
 _log = logging.getLogger("fusewire.access")
@@ -73,12 +76,13 @@ class ApiKeys:
 
 
 class Access:
-    """The app with authentication and access log: every response has the request's id, and every
+    """The app behind the checks of every request: every response has the request's id, and every
     request a line in the log, whatever becomes of it."""
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys | None, log: bool) -> None:
+    def __init__(self, app: ASGIApp, keys: ApiKeys | None, hosts: Hosts, log: bool) -> None:
         self._app = app
         self._keys = keys
+        self._hosts = hosts
         self._logs = log
         if log:
             _log.setLevel(logging.INFO)
@@ -101,13 +105,25 @@ class Access:
                 MutableHeaders(scope=message)["X-Request-Id"] = request_id
             await send(message)
 
+        # Routes know GET alone; uvicorn leaves out the body of an answer to HEAD.
+        asked = {**scope, "method": "GET"} if scope["method"] == "HEAD" else scope
         try:
-            await self._behind_the_key(scope, headers)(scope, receive, send_with_id)
+            await self._admitted(scope, headers)(asked, receive, send_with_id)
         finally:
             if self._logs:
                 self._write(scope, status, time.perf_counter() - began, request_id)
 
-    def _behind_the_key(self, scope: Scope, headers: Headers) -> ASGIApp:
+    def _admitted(self, scope: Scope, headers: Headers) -> ASGIApp:
+        # uvicorn counts only those that come in several pieces.
+        size_bytes = sum(len(name) + len(value) + _AROUND_HEADER for name, value in headers.raw)
+        if size_bytes > MOST_HEADER_BYTES:
+            message = (
+                f"headers: got {size_bytes} bytes, wanted at most {MOST_HEADER_BYTES}; send fewer, "
+                "or shorter ones"
+            )
+            return response(ApiError(400, message))
+        if (refusal := self._hosts.refusal(headers)) is not None:
+            return response(refusal)
         if self._keys is None or scope["path"] == HEALTH:
             return self._app
         authorization = headers.get("authorization")

@@ -2,70 +2,53 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
-from fastapi.routing import APIRoute
 from fusewire_client import AsyncClient
 from fusewire_client.errors import ClientError
 from fusewire_client.transports import AsyncGrpcTransport
 from starlette.types import ASGIApp
 
 from fusewire import __version__
-from fusewire.serving.aside import MOST_WAITING
 from fusewire.serving.config import ServerSettings
 from fusewire.serving.endpoint import Endpoint
 from fusewire.serving.openai import answering, documentation, errors, status
 from fusewire.serving.openai.access import HEALTH, Access, ApiKeys
-from fusewire.serving.openai.bodies import BoundedRequest, texts_or_ids
 from fusewire.serving.openai.catalog import Catalog
 from fusewire.serving.openai.chat import ChatForm
 from fusewire.serving.openai.completions import CompletionForm
+from fusewire.serving.openai.connections import Connections
 from fusewire.serving.openai.echo import Echo
 from fusewire.serving.openai.embeddings import EmbeddingRequest, embeddings
 from fusewire.serving.openai.generation import Generation
 from fusewire.serving.openai.generation_bodies import (
-    MOST_PROMPTS,
     ChatRequest,
     CompletionRequest,
     GenerationBody,
     StreamOptions,
-    plain_messages,
 )
+from fusewire.serving.openai.hosts import Hosts
 from fusewire.serving.openai.in_flight import InFlight
+from fusewire.serving.openai.limits import Limits
+from fusewire.serving.openai.loading import Models
 from fusewire.serving.openai.ranking import RerankRequest, ScoreRequest, rerank, score
-from fusewire.serving.openai.served import Generator, Served
+from fusewire.serving.openai.reading import BoundedRoute
+from fusewire.serving.openai.served import Generator
 from fusewire.serving.openai.tokenization import (
     DetokenizeRequest,
     TokenizeRequest,
     detokenize,
     tokenize,
 )
+from fusewire.text.work_queue import MOST_WAITING
 
 # Of one call for embeddings or scores; a client that leaves ends it at once.
 _LONGEST_S = 86400
 _DESCRIPTION = "OpenAI's interface to models on Triton, and the routes of vLLM, Jina and Cohere."
-
-
-class _Route(APIRoute):
-    """Reads bodies strictly, and sends nothing to clients that have disconnected."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handle = super().get_route_handler()
-
-        async def handle_bounded(request: Request) -> Response:
-            call = request.state.call = request.app.state.in_flight.begin()
-            try:
-                bounded = BoundedRequest(request.scope, request.receive)
-                return await call.unless_ended(lambda: handle(bounded))
-            except answering.ClientGone:
-                return Response(status_code=499)
-
-        return handle_bounded
 
 
 class Api:
@@ -73,27 +56,25 @@ class Api:
 
     def __init__(
         self,
-        served: Mapping[str, Served],
-        models: Sequence[str],
+        models: Models,
+        names: Sequence[str],
         endpoint: Endpoint,
         settings: ServerSettings,
     ) -> None:
-        """`served`: models that can be used here; `models`: all of the server's. `endpoint`:
-        Triton's. ConfigurationError for API keys that are none."""
-        self._catalog = Catalog(served)
+        """`names`: of all models of the server. `endpoint`: Triton's. ConfigurationError for API
+        keys that are none."""
+        self._catalog = Catalog(models)
         self._models = models
+        self._names = names
         self._endpoint = endpoint
         self._settings = settings
         self._keys = ApiKeys.of(settings.api_key_file)
+        self._hosts = Hosts(endpoint.host, settings.allowed_hosts)
         self._in_flight = InFlight()
-        self._loop: asyncio.AbstractEventLoop | None = None  # while it runs
 
     def end(self, why: str, model: str | None = None, began_before: float | None = None) -> None:
-        """Ends requests in flight in an error, from any thread; see InFlight."""
-        loop = self._loop
-        if loop is not None:
-            with contextlib.suppress(RuntimeError):  # closed meanwhile, and its requests with it
-                loop.call_soon_threadsafe(self._in_flight.end, why, model, began_before)
+        """Ends requests in flight in an error; see InFlight."""
+        self._in_flight.end(why, model, began_before)
 
     def app(self) -> ASGIApp:
         # FastAPI's own pages of documentation would load scripts from elsewhere.
@@ -106,7 +87,7 @@ class Api:
             redoc_url=None,
             responses={"4XX": {"description": "OpenAI's error object."}},
         )
-        app.router.route_class = _Route
+        app.router.route_class = BoundedRoute
         app.state.in_flight = self._in_flight
         app.get("/v1/models")(self.list_models)
         app.get("/v1/models/{name}")(self.one_model)
@@ -123,24 +104,22 @@ class Api:
         app.get("/metrics")(self.metrics)
         app.get("/docs")(self.docs)
         errors.install(app)
-        return Access(app, self._keys, self._settings.access_log)
+        return Access(Limits(app), self._keys, self._hosts, self._settings.access_log)
 
     @contextlib.asynccontextmanager
-    async def _connected(self, app: FastAPI) -> AsyncIterator[None]:
+    async def _connected(self, app: FastAPI) -> AsyncIterator[dict[str, Any]]:
         address = f"{self._endpoint.reachable}:{self._endpoint.grpc_port}"
-        self._loop = asyncio.get_running_loop()
         # Over HTTP an event would cost less, but who leaves before the first one is not noticed.
         self._streams = AsyncGrpcTransport(address, False, {}, 0)
         try:
-            # Nothing is tried again here: who is refused hears it at once.
+            # Nothing is tried again here: clients get a refusal at once, and decide themselves.
             # Of one call's parts with long texts no more than a model lets wait, or they would be
             # refused; one that is answered may count as waiting for a moment.
             async with AsyncClient(
                 address, retries=0, timeout_s=_LONGEST_S, concurrency=MOST_WAITING - 1
             ) as self._client:
-                yield
+                yield {"connections": Connections()}
         finally:
-            self._loop = None
             await self._streams.close()
 
     async def list_models(self) -> Response:
@@ -154,14 +133,13 @@ class Api:
     async def completions(self, body: CompletionRequest, request: Request) -> Response:
         """What the model writes after a prompt, or after each of several."""
         model = self._catalog.generator(body.model, request)
-        prompts: Sequence[str] | Sequence[list[int]]
-        prompts = texts_or_ids("prompt", body.prompt, MOST_PROMPTS)
+        prompts: Sequence[str] | Sequence[list[int]] = body.prompt
         parameters = body.parameters(model.draws)
         if body.truncate_prompt_tokens is not None:
-            prompts = await asyncio.to_thread(model.shortened, prompts, body, parameters)
+            prompts = await model.shortened(prompts, body, parameters)
         echo = None
         if body.echo:
-            echo = await asyncio.to_thread(Echo.of, model, prompts, parameters)
+            echo = await Echo.of(model, prompts, parameters)
             prompts = echo.ids
         form = CompletionForm(echo)
         return await self._generate(request, body, "prompt", model, prompts, parameters, form)
@@ -170,16 +148,15 @@ class Api:
         """The assistant's answer to messages."""
         model = self._catalog.generator(body.model, request)
         parameters = body.parameters(model.draws)
-        ids = await asyncio.to_thread(
-            model.conversation,
-            plain_messages(body.messages),
+        ids = await model.conversation(
+            body.messages,
             add_generation_prompt=body.add_generation_prompt,
             add_special_tokens=body.add_special_tokens,
             template_kwargs=body.chat_template_kwargs,
         )
         prompts = [ids]
         if body.truncate_prompt_tokens is not None:
-            prompts = model.shortened(prompts, body, parameters)
+            prompts = await model.shortened(prompts, body, parameters)
         return await self._generate(
             request, body, "messages", model, prompts, parameters, ChatForm()
         )
@@ -206,10 +183,10 @@ class Api:
         return await answering.streamed(request, model.name, generation, form, options)
 
     async def embeddings(self, body: EmbeddingRequest, request: Request) -> Response:
-        """Vectors of texts."""
+        """Vectors of texts, or of images."""
         model = self._catalog.embedder(body.model, request)
         work = embeddings(self._client, model, body, self._settings.accept_token_ids)
-        names = {"text_input": "input", "input_ids": "input", **body.names_used()}
+        names = dict.fromkeys(("text_input", "input_ids", "image"), "input") | body.names_used()
         return await _computed(request, work, names)
 
     async def rerank(self, body: RerankRequest, request: Request) -> Response:
@@ -234,9 +211,11 @@ class Api:
         """The text of token ids."""
         return JSONResponse(await detokenize(self._catalog.any(body.model, request), body))
 
-    async def health(self) -> Response:
-        """200 where every model takes requests, else 503. Asks for no API key."""
-        return await status.health(self._client, self._models)
+    async def health(self, request: Request) -> Response:
+        """200 where every model takes requests, else 503. Needs no API key; where keys are set,
+        the models are named only to a request that has one."""
+        named = self._keys is None or self._keys.admit(request.headers.get("authorization"))
+        return await status.health(self._client, self._names, self._models.left_out, named=named)
 
     async def metrics(self) -> Response:
         """Triton's metrics and those of the models, in Prometheus' text format."""

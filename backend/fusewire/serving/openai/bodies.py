@@ -1,27 +1,21 @@
-"""What the bodies of all routes have in common: how they are read, and what they may leave unsaid.
+"""What the bodies of all routes have in common: what they may leave out, and their checks.
 
 Most of a body has the names of the model's own parameters, so it is passed on as it is and checked
-by the model.
+by the model. What may be long is checked by validators, which do not run in the event loop then.
 """
 
 from __future__ import annotations
 
-import asyncio
-import functools
+import json
+from collections.abc import Mapping
 from typing import Any
 
-from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from fusewire.errors import InvalidInput
-from fusewire.serving.openai.errors import ApiError, of
-from fusewire.tasks.bounded_json import read_object
-from fusewire.tasks.chat_template import MOST_NESTING
+from fusewire.serving.openai.errors import shown
+from fusewire.text.bounded_json import MOST_BYTES
 
-# A conversation as long as a template takes, or two thousand texts to embed.
-MOST_BODY_BYTES = 1 << 24
-# Read within a millisecond, so at once: changing to a thread and back would take as long.
-_SHORT_BYTES = 1 << 16
 # Texts of one request that are embedded, or ranked.
 MOST_TEXTS = 2048
 
@@ -42,29 +36,6 @@ _SWITCHED_OFF: dict[str, tuple[Any, ...]] = {
     "tool_choice": ("none", "auto"),
     "tools": ([],),
 }
-
-
-class BoundedRequest(Request):
-    """Reads JSON as strictly as a model reads its parameters, and no more of it than it may."""
-
-    async def body(self) -> bytes:
-        chunks, size = [], 0
-        async for chunk in self.stream():
-            size += len(chunk)
-            if size > MOST_BODY_BYTES:
-                words = f"body: got over {MOST_BODY_BYTES} bytes, wanted no more"
-                raise ApiError(413, f"{words}; send several requests", code="request_too_large")
-            chunks.append(chunk)
-        self._body = b"".join(chunks)
-        return self._body
-
-    async def json(self) -> Any:
-        body = await self.body()
-        read = functools.partial(read_object, "body", body, MOST_BODY_BYTES, MOST_NESTING)
-        try:
-            return read() if len(body) < _SHORT_BYTES else await asyncio.to_thread(read)
-        except InvalidInput as error:
-            raise of(error) from None
 
 
 class Nullable(BaseModel):
@@ -109,7 +80,18 @@ def texts_or_ids(field: str, value: Any, most: int) -> list[str] | list[list[int
         if all(isinstance(one, list) and all(map(_is_id, one)) for one in value):
             return value
     wanted = "a text, a list of token ids, or a list of either"
-    raise InvalidInput(field, repr(value)[:80], wanted, "correct it")
+    raise InvalidInput(field, shown(value), wanted, "correct it")
+
+
+def check_size(parameters: Mapping[str, Any]) -> None:
+    """InvalidInput for more than a model reads: they are sent with each prompt, and with each part
+    of many texts."""
+    sizes = {name: len(json.dumps(value)) for name, value in parameters.items()}
+    if sum(sizes.values()) > MOST_BYTES:
+        longest = max(sizes, key=sizes.__getitem__)
+        got = f"{sizes[longest]} characters"
+        wanted = f"at most {MOST_BYTES} in all parameters"
+        raise InvalidInput(longest, got, wanted, "shorten it")
 
 
 def check_count(field: str, entries: list[Any], most: int) -> None:

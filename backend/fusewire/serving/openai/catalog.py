@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import difflib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from fastapi import Request
 
 from fusewire.serving.openai.errors import ApiError
-from fusewire.serving.openai.served import CLASSIFY, EMBED, Encoder, Generator, Served
+from fusewire.serving.openai.loading import Models
+from fusewire.serving.openai.served import (
+    CLASSIFY,
+    EMBED,
+    Encoder,
+    Generator,
+    ImageEncoder,
+    Served,
+)
 from fusewire.tasks.contract import GENERATE
 
 Kind = TypeVar("Kind", bound=Served)
@@ -19,8 +27,9 @@ Kind = TypeVar("Kind", bound=Served)
 class Catalog:
     """Finds the model that a request is for, and notes it for the request's log line."""
 
-    def __init__(self, models: Mapping[str, Served]) -> None:
-        self._models = models
+    def __init__(self, models: Models) -> None:
+        self._models = models.served
+        self._left_out = models.left_out
         self._began = int(time.time())
 
     def listed(self) -> dict[str, Any]:
@@ -42,8 +51,10 @@ class Catalog:
         """A model that generates."""
         return self._found(name, request, Generator, GENERATE)
 
-    def embedder(self, name: str, request: Request) -> Encoder:
-        """A model that embeds."""
+    def embedder(self, name: str, request: Request) -> Encoder | ImageEncoder:
+        """A model that embeds texts or images."""
+        if isinstance(self._named(name), ImageEncoder):
+            return self._found(name, request, ImageEncoder, EMBED)
         return self._found(name, request, Encoder, EMBED)
 
     def ranker(self, name: str | None, request: Request) -> Encoder:
@@ -77,6 +88,13 @@ class Catalog:
         return model
 
     def _named(self, name: str) -> Served:
+        if name in self._left_out:
+            raise ApiError(
+                503,
+                f"model: got {name}, whose tokenizer or chat template cannot be loaded at the "
+                "moment, wanted another; try again later",
+                param="model",
+            )
         if name not in self._models:
             close = difflib.get_close_matches(name[:80], self._models, 1)
             there = ", ".join(self._models) or "none"

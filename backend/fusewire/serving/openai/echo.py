@@ -8,7 +8,7 @@ from typing import Any
 
 from fusewire.serving.openai.generation import Piece, Token, token_at
 from fusewire.serving.openai.served import Generator
-from fusewire.tasks.written import written_whole
+from fusewire.text.written import written_whole
 
 
 @dataclass(frozen=True)
@@ -22,19 +22,18 @@ class Echo:
     logprobs: int | None  # of so many likeliest tokens at each place
 
     @staticmethod
-    def of(
+    async def of(
         model: Generator,
         prompts: Sequence[str] | Sequence[list[int]],
         parameters: Mapping[str, Any],
     ) -> Echo:
-        """Slow: in a thread. InvalidInput for what cannot be tokenised, or is no token."""
+        """InvalidInput for what cannot be tokenised, or is no token."""
         special = parameters.get("add_special_tokens") is not False
-        texts = [each if isinstance(each, str) else model.text("prompt", each) for each in prompts]
-        ids = [
-            model.ids("prompt", each, special) if isinstance(each, str) else each
-            for each in prompts
+        echoes = [
+            await model.compute("echo", "prompt", prompt=prompt, special_tokens=special)
+            for prompt in prompts
         ]
-        firsts = [model.text("prompt", each[:1]) for each in ids]
+        texts, ids, firsts = map(list, zip(*echoes, strict=True))
         logprobs = written_whole(parameters.get("logprobs"))
         count = logprobs if isinstance(logprobs, int) else None  # else the model refuses it
         return Echo(texts, ids, firsts, parameters["n"], count)

@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from fusewire_client import AsyncClient
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from fusewire.errors import InvalidInput
 from fusewire.serving.openai.answering import Computed
 from fusewire.serving.openai.bodies import MOST_TEXTS, texts_or_ids
 from fusewire.serving.openai.encoding import EncoderBody, encoder_parameters, usage
-from fusewire.serving.openai.served import Encoder
+from fusewire.serving.openai.image_embeddings import Item, embedded, items_of
+from fusewire.serving.openai.served import Encoder, ImageEncoder, Served
 
 # The names of prompts that a query or a document may have, best first.
 _PROMPTS_OF = {"query": ("query",), "document": ("document", "passage", "corpus")}
 
 
+Rows = list[str] | list[list[int]] | list[Item]
+
+
+def _rows(value: Any) -> Rows:
+    return items_of("input", value, MOST_TEXTS) or texts_or_ids("input", value, MOST_TEXTS)
+
+
 class EmbeddingRequest(EncoderBody):
     """Of /v1/embeddings."""
 
-    input: Any = Field(description="A text, or a list of them.")
+    # Checked as a list of texts, of lists of ids, or of texts and images.
+    input: Annotated[Any, AfterValidator(_rows)] = Field(
+        description='A text, or a list of them; of models of images {"image": "<base64>"}, too.'
+    )
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(
         default=None, ge=1, description="Number of leading values of each vector to return, for "
@@ -39,10 +49,19 @@ class EmbeddingRequest(EncoderBody):
 
 
 async def embeddings(
-    client: AsyncClient, model: Encoder, body: EmbeddingRequest, accept_token_ids: bool
+    client: AsyncClient,
+    model: Encoder | ImageEncoder,
+    body: EmbeddingRequest,
+    accept_token_ids: bool,
 ) -> Computed:
-    """The answer's body, and the tokens computed. `accept_token_ids`: take ids as input."""
-    rows = texts_or_ids("input", body.input, MOST_TEXTS)
+    """The answer's body, and the tokens computed; of images none are counted. `accept_token_ids`:
+    take ids as input."""
+    if isinstance(model, ImageEncoder):
+        return await _of_images(client, model, body)
+    rows = body.input
+    if any(isinstance(row, bytes) for row in rows):
+        got, wanted = f"an image for {model.name}, a model of texts", "texts"
+        raise InvalidInput("input", got, wanted, "choose a model of images")
     if isinstance(rows[0], list) and not accept_token_ids:
         raise InvalidInput(
             "input",
@@ -55,21 +74,45 @@ async def embeddings(
     if (name := _prompt_name(model, body)) is not None:
         parameters["prompt_name"] = name
     settings = model.request_settings(parameters)
-    width = model.width if body.dimensions is None else body.dimensions
-    if width > model.width:
-        wanted = f"at most {model.width}, as many as the model's vectors have"
-        raise InvalidInput("dimensions", width, wanted, "lower or remove it")
+    _check_dimensions(body, model.width)
     asked: dict[str, Any] = {"ids": rows} if isinstance(rows[0], list) else {"texts": rows}
     vectors = await client.embed(**asked, model=model.name, **parameters)
-    if width < model.width:
-        vectors = _shortened(vectors, width, model.normalizes(settings))
+    vectors = _shortened(vectors, body.dimensions, model.normalizes(settings))
     # Now, as what is refused may be long.
     tokens = (
         sum(map(len, rows))
         if "ids" in asked
-        else await asyncio.to_thread(model.count, asked["texts"], settings)
+        else await model.count("input", asked["texts"], settings)
     )
-    answer = {
+    return _answer(vectors, model, body, tokens), tokens
+
+
+async def _of_images(client: AsyncClient, model: ImageEncoder, body: EmbeddingRequest) -> Computed:
+    items = body.input
+    if any(isinstance(item, list) for item in items):
+        wanted = "texts or images, as the model takes no ids"
+        raise InvalidInput("input", "token ids", wanted, "send the texts")
+    if body.prompt_name is not None or body.input_type is not None:
+        field = "prompt_name" if body.prompt_name is not None else "input_type"
+        got, wanted = "it for a model of images", "none, as the model has no prompts"
+        raise InvalidInput(field, got, wanted, "remove it")
+    if body.truncate_prompt_tokens not in (None, -1):
+        most, wanted = body.truncate_prompt_tokens, "-1, the model's limit"
+        raise InvalidInput("truncate_prompt_tokens", most, wanted, "correct or remove it")
+    parameters = encoder_parameters(model, body.given(), body.truncate_prompt_tokens)
+    settings = model.request_settings(parameters)
+    vectors = await embedded(client, model, items, parameters)
+    _check_dimensions(body, vectors.shape[1])
+    vectors = _shortened(vectors, body.dimensions, model.normalizes(settings))
+    texts = [item for item in items if isinstance(item, str)]
+    tokens = await model.counted("input", texts, model.max_length) if texts else 0
+    return _answer(vectors, model, body, tokens), tokens
+
+
+def _answer(
+    vectors: NDArray[np.float32], model: Served, body: EmbeddingRequest, tokens: int
+) -> dict[str, Any]:
+    return {
         "object": "list",
         "data": [
             {"object": "embedding", "index": index, "embedding": _written(vector, body)}
@@ -78,7 +121,12 @@ async def embeddings(
         "model": model.name,
         "usage": usage(tokens),
     }
-    return answer, tokens
+
+
+def _check_dimensions(body: EmbeddingRequest, width: int) -> None:
+    if body.dimensions is not None and body.dimensions > width:
+        wanted = f"at most {width}, as many as the model's vectors have"
+        raise InvalidInput("dimensions", body.dimensions, wanted, "lower or remove it")
 
 
 def _prompt_name(model: Encoder, body: EmbeddingRequest) -> str | None:
@@ -92,8 +140,12 @@ def _prompt_name(model: Encoder, body: EmbeddingRequest) -> str | None:
     return next(fitting, None)
 
 
-def _shortened(vectors: NDArray[np.float32], width: int, normalized: bool) -> NDArray[np.float32]:
-    """The first `width` numbers of each vector, of length 1 again where it was."""
+def _shortened(
+    vectors: NDArray[np.float32], width: int | None, normalized: bool
+) -> NDArray[np.float32]:
+    """The first `width` numbers of each vector (None: all), of length 1 again where it was."""
+    if width in (None, vectors.shape[1]):
+        return vectors
     vectors = vectors[:, :width]
     if not normalized:
         return vectors

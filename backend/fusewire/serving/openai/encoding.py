@@ -8,9 +8,10 @@ from typing import Any
 from pydantic import Field
 
 from fusewire.errors import InvalidInput
-from fusewire.serving.openai.bodies import Body
-from fusewire.serving.openai.served import Encoder
-from fusewire.tasks.parameters import REQUEST_PARAMETERS
+from fusewire.serving.openai.bodies import Body, check_size
+from fusewire.serving.openai.errors import shown
+from fusewire.serving.openai.served import Encoder, ImageEncoder
+from fusewire.tasks.parameters import request_parameters
 
 
 class EncoderBody(Body):
@@ -30,14 +31,15 @@ class EncoderBody(Body):
 
 
 def encoder_parameters(
-    model: Encoder, given: Mapping[str, Any], truncate_prompt_tokens: int | None
+    model: Encoder | ImageEncoder, given: Mapping[str, Any], truncate_prompt_tokens: int | None
 ) -> dict[str, Any]:
     """The model's parameters; InvalidInput names one that it does not have."""
-    known = REQUEST_PARAMETERS[model.task]
+    known = request_parameters(model.task, images=isinstance(model, ImageEncoder))
     for name, value in given.items():
         if name not in known:  # our client's own arguments among them
             wanted = f"one of the parameters of {model.task} ({', '.join(known)})"
-            raise InvalidInput(name, repr(value)[:80], wanted, "remove it")
+            raise InvalidInput(name, shown(value), wanted, "remove it")
+    check_size(given)
     parameters = dict(given)
     if truncate_prompt_tokens is None:
         return parameters

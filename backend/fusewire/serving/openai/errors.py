@@ -7,6 +7,7 @@ under the name the client gave it.
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,20 +16,40 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from fusewire_client import errors as client
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException as AnyHTTPException
 
-from fusewire.errors import FusewireError, InvalidInput
+from fusewire.errors import (
+    DeadlineExceeded,
+    FusewireError,
+    InvalidInput,
+    QueueFull,
+    Unavailable,
+    status_of,
+)
 
 # A full queue has moved on by then: a step takes milliseconds.
 _RETRY_AFTER = {"Retry-After": "1"}
 _HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: _RETRY_AFTER, 503: _RETRY_AFTER}
 _FIELD = re.compile(r"('[^']{1,64}'|[A-Za-z_]\w{0,63}): got ")
 _TYPES = {429: "rate_limit_error", 500: "server_error", 503: "service_unavailable"}
-_NO_OBJECT = "body: got none, wanted a JSON object; send one, as Content-Type: application/json"
-_NOT_JSON = (
-    "Content-Type: got {got}, wanted application/json; set the header (curl: "
-    "-H 'Content-Type: application/json')"
-)
+_LATER = "; try again later"
+# The client package's errors by our kinds; the first that fits.
+_KINDS: dict[type[client.ClientError], type[FusewireError]] = {
+    client.InvalidArgument: InvalidInput,
+    client.QueueFull: QueueFull,
+    client.Expired: DeadlineExceeded,
+    client.Unavailable: Unavailable,
+    client.Cancelled: Unavailable,
+    client.NotFound: Unavailable,
+    client.ModelDied: Unavailable,
+    client.ClientError: FusewireError,
+}
+NO_OBJECT = "body: got none, wanted a JSON object; send one, as Content-Type: application/json"
+_SHOWN_CHARACTERS = 80
+_REPR = reprlib.Repr()
+_REPR.maxlist = _REPR.maxdict = 16
+_REPR.maxstring = _REPR.maxother = 2 * _SHOWN_CHARACTERS
 
 
 class ApiError(HTTPException):
@@ -46,35 +67,69 @@ def of(error: Exception, names: Mapping[str, str] | None = None) -> ApiError:
     """The answer for what went wrong. `names`: a model's names -> those the client used."""
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, (client.InvalidArgument, InvalidInput)):
-        message = str(error)
-        field = _FIELD.match(message)
-        if field is None:
-            return ApiError(400, message)
-        own = field[1].strip("'")
-        param = (names or {}).get(own, own)
-        if param != own:
-            message = param + message[len(field[1]) :]
-        return ApiError(400, message, param=param)
-    if isinstance(error, client.Unavailable) and str(error).startswith("queue: "):
-        return ApiError(429, str(error), code="rate_limit_exceeded")
-    # The client's own limit. OpenAI's clients would send 408, 409, 429 and 5xx again.
-    if isinstance(error, client.Unavailable) and str(error).startswith("timeout_seconds: "):
-        return ApiError(400, str(error), param="timeout_seconds", code="timeout")
-    if isinstance(error, (client.Unavailable, client.Cancelled)):
-        remedy = "; try again later"
-        words = _without_address(error).removesuffix(remedy)
-        return ApiError(503, f"server: {words}{remedy}")
-    # The endpoint itself knows which models there are: this one is not loaded at the moment.
-    if isinstance(error, client.NotFound) or "is not healthy" in str(error):
-        return ApiError(
-            503, "model: got one that is not loaded, wanted one that is; try again later"
-        )
+    # The limit of a call of the endpoint's own.
     if isinstance(error, client.DeadlineExceeded):
         return ApiError(504, str(error))
-    if isinstance(error, (client.ClientError, FusewireError)):
-        return ApiError(500, str(error))
-    return ApiError(500, f"server: got {type(error).__name__}; its log has the details")
+    kind = next((kind for theirs, kind in _KINDS.items() if isinstance(error, theirs)), type(error))
+    if not issubclass(kind, FusewireError):
+        return ApiError(500, f"server: got {type(error).__name__}; its log has the details")
+    status, message = status_of(kind).http, str(error)
+    if issubclass(kind, InvalidInput):
+        return _of_input(status, message, names or {})
+    if issubclass(kind, QueueFull):
+        return ApiError(status, message, code="rate_limit_exceeded")
+    if issubclass(kind, DeadlineExceeded):
+        return ApiError(status, message, param="timeout_seconds", code="timeout")
+    # The endpoint itself knows which models there are: this one is not loaded at the moment.
+    if isinstance(error, (client.NotFound, client.ModelDied)):
+        message = "model: got one that is not loaded, wanted one that is; try again later"
+    elif isinstance(error, client.NoConnection):  # gRPC's words name sockets and files
+        message = f"server: got no connection{_LATER}"
+    elif issubclass(kind, Unavailable):
+        message = f"server: {message.removesuffix(_LATER)}{_LATER}"
+    return ApiError(status, message)
+
+
+def _of_input(status: int, message: str, names: Mapping[str, str]) -> ApiError:
+    field = _FIELD.match(message)
+    if field is None:
+        return ApiError(status, message)
+    own = field[1].strip("'")
+    param = names.get(own, own)
+    if param != own:
+        message = param + message[len(field[1]) :]
+    return ApiError(status, message, param=param)
+
+
+def invalid(error: ValidationError) -> ApiError:
+    """The answer to a body of wrong types: the first of them."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    param = "".join(
+        f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]
+    ).removeprefix(".")
+    wanted = first["msg"].removeprefix("Input should be ").removeprefix("a valid ")
+    if first["type"] == "missing":
+        return ApiError(400, f"{param}: not set, but required; add it", param=param)
+    remedy = "correct it"
+    if first["type"] == "extra_forbidden":
+        wanted, remedy = "a supported field", "remove it"
+    message = f"{param}: got {shown(first['input'])}, wanted {wanted}; {remedy}"
+    return ApiError(400, message, param=param)
+
+
+def not_json(kind: str) -> str:
+    """The words for a body of another type. `kind`: the header's value."""
+    if kind == "none":
+        return NO_OBJECT
+    return (
+        f"Content-Type: got {kind[:_SHOWN_CHARACTERS]}, wanted application/json; set the header "
+        "(curl: -H 'Content-Type: application/json')"
+    )
+
+
+def shown(value: Any) -> str:
+    """The beginning of a value of any size, as Python writes it."""
+    return _REPR.repr(value)[:_SHOWN_CHARACTERS]
 
 
 def install(app: FastAPI) -> None:
@@ -82,22 +137,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def _invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]
-        if first["loc"] == ("body",):
-            kind = request.headers.get("content-type", "none")[:80]
-            named = "json" in kind or kind == "none"
-            return response(ApiError(400, _NO_OBJECT if named else _NOT_JSON.format(got=kind)))
-        param = "".join(
-            f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"][1:]
-        ).removeprefix(".")
-        wanted = first["msg"].removeprefix("Input should be ").removeprefix("a valid ")
-        if first["type"] == "missing":
-            return response(ApiError(400, f"{param}: not set, but required; add it", param=param))
-        remedy = "correct it"
-        if first["type"] == "extra_forbidden":
-            wanted, remedy = "a supported field", "remove it"
-        message = f"{param}: got {repr(first['input'])[:80]}, wanted {wanted}; {remedy}"
-        return response(ApiError(400, message, param=param))
+        return response(ApiError(400, NO_OBJECT))
 
     @app.exception_handler(AnyHTTPException)
     async def _http(request: Request, error: AnyHTTPException) -> JSONResponse:
@@ -131,8 +171,3 @@ def _refusal(request: Request, error: AnyHTTPException) -> str:
         allowed = (error.headers or {}).get("Allow")
         return f"method: got {request.method}, wanted {allowed} for {path}; send that"
     return error.detail
-
-
-def _without_address(error: client.ClientError) -> str:
-    """gRPC's messages for a dead server name sockets and files."""
-    return "got no connection" if "connect" in error.message else error.message

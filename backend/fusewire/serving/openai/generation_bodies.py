@@ -5,16 +5,18 @@ The engine's parameters have OpenAI's names, or vLLM's where OpenAI has none.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
 from fusewire.errors import InvalidInput
-from fusewire.serving.openai.bodies import Body, Nullable
-from fusewire.tasks.generation_checks import ALIASES
-from fusewire.tasks.generation_parameters import MOST_LOGPROBS, MOST_SEQUENCES, GenerationParameters
-from fusewire.tasks.no_effect import without_no_effect
-from fusewire.tasks.written import written_whole
+from fusewire.generation.no_effect import without_no_effect
+from fusewire.generation.parameters import MOST_LOGPROBS, MOST_SEQUENCES, GenerationParameters
+from fusewire.generation.spelling import ALIASES
+from fusewire.serving.openai.bodies import Body, Nullable, check_size, texts_or_ids
+from fusewire.serving.openai.errors import shown
+from fusewire.text.chat_template import MOST_MESSAGES
+from fusewire.text.written import written_whole
 
 # Prompts of one request for completions, each a request to the model.
 MOST_PROMPTS = 128
@@ -32,6 +34,41 @@ def _with_parameters(schema: dict[str, Any]) -> None:
     """Describes the model's parameters too, which are passed on."""
     own = GenerationParameters.model_json_schema()["properties"]
     schema["properties"] = {**own, **schema["properties"]}
+
+
+def _plain(messages: list[Any]) -> list[dict[str, Any]]:
+    """The messages with their contents as one text each."""
+    if len(messages) > MOST_MESSAGES:
+        got, wanted = f"{len(messages)}", f"1..{MOST_MESSAGES} messages"
+        raise InvalidInput("messages", got, wanted, "send a shorter conversation")
+    for index, message in enumerate(messages):
+        if not isinstance(message, dict):
+            got, wanted = f"{shown(message)} in message {index}", "objects with role and content"
+            raise InvalidInput("messages", got, wanted, "correct it")
+    return [
+        {**message, "content": _text(index, message["content"])}
+        if isinstance(message.get("content"), list)
+        else message
+        for index, message in enumerate(messages)
+    ]
+
+
+def _text(message: int, parts: list[Any]) -> str:
+    texts = []
+    for part in parts:
+        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+        if kind != "text" or not isinstance(part.get("text"), str):
+            got = f"a part of type {str(kind)[:40]!r} in message {message}"
+            raise InvalidInput("messages", got, "parts of type text", "send text alone")
+        texts.append(part["text"])
+    return "\n".join(texts)
+
+
+Messages = Annotated[list[Any], AfterValidator(_plain)]
+
+
+def _prompts(value: Any) -> list[str] | list[list[int]]:
+    return texts_or_ids("prompt", value, MOST_PROMPTS)
 
 
 class StreamOptions(Nullable):
@@ -70,7 +107,8 @@ class GenerationBody(Body):
         for name, value in given.items():
             if name not in _PARAMETERS:
                 wanted = f"a supported parameter ({', '.join(_PARAMETERS)})"
-                raise InvalidInput(name, repr(value)[:80], wanted, "remove it")
+                raise InvalidInput(name, shown(value), wanted, "remove it")
+        check_size(given)
         given["n"] = self.n
         if self.prompt_logprobs is not None:
             if self.stream:
@@ -93,7 +131,10 @@ class GenerationBody(Body):
 class CompletionRequest(GenerationBody):
     """Of /v1/completions."""
 
-    prompt: Any = Field(description="A text, a list of token ids, or a list of either.")
+    # Checked as a list of texts, or of lists of ids.
+    prompt: Annotated[Any, AfterValidator(_prompts)] = Field(
+        description="A text, a list of token ids, or a list of either."
+    )
     echo: bool = Field(
         default=False, description="Put the prompt before the text, and its log-probabilities "
         "before the others; max_tokens may be 0 then."
@@ -121,7 +162,7 @@ class CompletionRequest(GenerationBody):
 class ChatRequest(GenerationBody):
     """Of /v1/chat/completions."""
 
-    messages: list[dict[str, Any]] = Field(
+    messages: Messages = Field(
         description="Objects with role and content, a text or parts of type text."
     )
     logprobs: bool | None = Field(
@@ -160,24 +201,3 @@ class ChatRequest(GenerationBody):
 
     def names_used(self, prompt: str) -> dict[str, str]:
         return {**super().names_used(prompt), "logprobs": "top_logprobs"}
-
-
-def plain_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with their contents as one text each."""
-    return [
-        {**message, "content": _text(index, message["content"])}
-        if isinstance(message.get("content"), list)
-        else message
-        for index, message in enumerate(messages)
-    ]
-
-
-def _text(message: int, parts: list[Any]) -> str:
-    texts = []
-    for part in parts:
-        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-        if kind != "text" or not isinstance(part.get("text"), str):
-            got = f"a part of type {str(kind)[:40]!r} in message {message}"
-            raise InvalidInput("messages", got, "parts of type text", "send text alone")
-        texts.append(part["text"])
-    return "\n".join(texts)

@@ -1,27 +1,26 @@
-"""The endpoint's own server: uvicorn in a thread, opened after Triton is ready, closed before it.
-
-If it ends unexpectedly, this is reported and it is opened again.
-"""
+"""Accepts connections at a socket and hands their requests to the app."""
 
 from __future__ import annotations
 
-import threading
-import time
+import asyncio
+import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import uvicorn
+from starlette.types import ASGIApp
 
-from fusewire.errors import FusewireError
+from fusewire.serving.gateway_protocol import REFUSAL_S, Configuration
+from fusewire.serving.openai import memory
 from fusewire.serving.openai.app import Api
-from fusewire.serving.openai.served import served_by
+from fusewire.serving.openai.connections import (
+    ACCEPTED_AT_ONCE,
+    KEEP_ALIVE_S,
+    MOST_HEADER_BYTES,
+    Connection,
+)
+from fusewire.serving.openai.loading import Models
 
-if TYPE_CHECKING:
-    from fusewire.serving.server import Server
-
-_OPEN_WITHIN_S = 10.0
-_REST_S = 1.0  # before it is opened again
-_REFUSAL_S = 2  # for the errors to arrive at clients that read
+_QUEUE = 2048  # connections that wait to be accepted
 _LOST = "server: a process of the model died before it answered; try again later"
 _STOPS = "server: it stopped before the answer was complete; try again later"
 
@@ -29,30 +28,25 @@ _STOPS = "server: it stopped before the answer was complete; try again later"
 class Listener:
     """OpenAI's interface to the models of one server."""
 
-    def __init__(self, server: Server, port: int, report: Callable[[str], None]) -> None:
-        """CheckpointError where a model has a chat template that cannot be used,
-        ConfigurationError where the API keys cannot."""
-        at = server.endpoint
-        self.address = f"{at.host}:{port}"
-        self._api = Api(served_by(server), server.models, at, server.settings)
-        self._host, self._port = at.host, port
-        self._drain_s = server.settings.exit_timeout_s
-        self._report = report
-        self._closing = threading.Event()
-        self._ended: str | None = None  # why, the last time
-        self._server = self._new()
-        self._thread = threading.Thread(target=self._run, name="openai", daemon=True)
+    def __init__(self, configuration: Configuration) -> None:
+        """ConfigurationError where the API keys cannot be used."""
+        settings = configuration.settings
+        memory.map_large_blocks()
+        self.models = Models(configuration.sources, settings.chat_template)
+        self._api = Api(self.models, configuration.models, configuration.endpoint, settings)
+        self._drain_s = settings.exit_timeout_s
+        self._socket = socket.socket(fileno=configuration.listener)
+        self._server = uvicorn.Server(_uvicorn_config(self._api.app(), self._drain_s))
 
-    def open(self) -> None:
-        """Returns when requests are accepted."""
-        self._thread.start()
-        deadline = time.monotonic() + _OPEN_WITHIN_S
-        while not self._server.started:
-            if self._ended is not None or time.monotonic() > deadline:
-                self.close()
-                why = self._ended or f"not ready after {_OPEN_WITHIN_S:.0f} s"
-                raise FusewireError(f"openai-port: {self.address} could not be opened ({why})")
-            time.sleep(0.01)
+    async def serve(self, ready: Callable[[], None]) -> None:
+        """Until it is closed, or a signal ends it; calls `ready` when requests are accepted."""
+        serving = asyncio.create_task(self._server.serve(sockets=[self._socket]))
+        while not (self._server.started or serving.done()):
+            await asyncio.sleep(0.01)
+        if self._server.started:
+            self._socket.listen(_QUEUE)  # asyncio's accepts fewer at once than may wait
+            ready()
+        await serving
 
     def lost(self, model: str, began_before: float) -> None:
         """Ends the model's requests that started before then: a process of it has died."""
@@ -61,36 +55,20 @@ class Listener:
     def close(self) -> None:
         """Accepts no more requests; running ones may finish within the exit timeout, then end in an
         error."""
-        self._closing.set()
         self._server.should_exit = True
-        if self._thread.is_alive():
-            self._thread.join(self._drain_s)
-            self._api.end(_STOPS)
-            self._thread.join()
+        asyncio.get_running_loop().call_later(self._drain_s, self._api.end, _STOPS)
 
-    def _new(self) -> uvicorn.Server:
-        config = uvicorn.Config(
-            self._api.app(),
-            host=self._host,
-            port=self._port,
-            loop="asyncio",
-            ws="none",
-            log_config=None,  # its warnings go where the program's go
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=self._drain_s + _REFUSAL_S,
-        )
-        return uvicorn.Server(config)
 
-    def _run(self) -> None:
-        while not self._closing.is_set():
-            try:
-                self._server.run()
-                self._ended = "without an error"
-            except BaseException as error:  # SystemExit is uvicorn's for a port in use
-                self._ended = f"{type(error).__name__}: {error}"
-            if self._closing.is_set():
-                return
-            self._report(f"the OpenAI endpoint ended ({self._ended}); opening it again")
-            self._closing.wait(_REST_S)
-            self._server = self._new()
+def _uvicorn_config(app: ASGIApp, drain_s: int) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        ws="none",
+        log_config=None,  # its warnings go where the program's go
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=drain_s + REFUSAL_S,
+        http=Connection,
+        backlog=ACCEPTED_AT_ONCE,
+        h11_max_incomplete_event_size=MOST_HEADER_BYTES,
+        timeout_keep_alive=KEEP_ALIVE_S,
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ from fusewire.errors import InvalidInput
 from fusewire.serving.openai.answering import Computed, beginning
 from fusewire.serving.openai.bodies import MOST_TEXTS, check_count, check_text
 from fusewire.serving.openai.encoding import EncoderBody, encoder_parameters, usage
+from fusewire.serving.openai.errors import shown
 from fusewire.serving.openai.served import Encoder
 
 # Of all pairs of a request: each is sent to the model with its query.
@@ -115,13 +115,13 @@ async def _scores(
         raise InvalidInput("body", got, wanted, "shorten the query, or send several requests")
     first, second = map(list, zip(*pairs, strict=True))
     found = await client.classify(first, second, model=model.name, **parameters)
-    tokens = await asyncio.to_thread(model.count, pairs, settings)
+    tokens = await model.count("body", pairs, settings)
     return [float(each.scores[0]) for each in found], tokens
 
 
 def _texts(field: str, value: Any) -> list[str]:
     if not isinstance(value, list) or not value or not all(isinstance(one, str) for one in value):
-        raise InvalidInput(field, repr(value)[:80], "a text, or a list of them", "correct it")
+        raise InvalidInput(field, shown(value), "a text, or a list of them", "correct it")
     check_count(field, value, MOST_TEXTS)
     for text in value:
         check_text(field, text)
@@ -131,6 +131,6 @@ def _texts(field: str, value: Any) -> list[str]:
 def _text(field: str, index: int, document: Any) -> str:
     text = document.get("text") if isinstance(document, dict) else document
     if not isinstance(text, str):
-        got = f"{repr(document)[:80]} at {index}"
+        got = f"{shown(document)} at {index}"
         raise InvalidInput(field, got, "texts, or objects with a field text", "correct it")
     return text

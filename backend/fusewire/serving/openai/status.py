@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from http.client import HTTPException
 
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
@@ -17,21 +17,25 @@ _WITHIN_S = 5.0
 _TEXT_FORMAT = "text/plain; version=0.0.4; charset=utf-8"  # Prometheus'
 
 
-async def health(client: AsyncClient, models: Sequence[str]) -> Response:
-    """200 where every model takes requests; ApiError names those that do not."""
+async def health(
+    client: AsyncClient, models: Sequence[str], left_out: Container[str], *, named: bool
+) -> Response:
+    """200 where every model takes requests, else ApiError. `left_out`: models that the endpoint
+    itself cannot serve. `named`: the answer lists models."""
 
     async def ready(model: str) -> bool:
         try:
-            return await client.ready(model, timeout_s=_WITHIN_S)
+            return model not in left_out and await client.ready(model, timeout_s=_WITHIN_S)
         except ClientError:
             return False
 
     answers = await asyncio.gather(*map(ready, models))
     if not all(answers):
         missing = [model for model, answer in zip(models, answers, strict=True) if not answer]
-        message = f"models: got {', '.join(missing)} not ready, wanted all; try again later"
+        got = ", ".join(missing) if named else f"{len(missing)} of {len(models)}"
+        message = f"models: got {got} not ready, wanted all; try again later"
         raise ApiError(503, message, code="not_ready")
-    return JSONResponse({"status": "ok", "models": list(models)})
+    return JSONResponse({"status": "ok"} | ({"models": list(models)} if named else {}))
 
 
 async def metrics(endpoint: Endpoint) -> Response:

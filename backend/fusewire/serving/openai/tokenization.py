@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import FailFast, Field
 
 from fusewire.errors import InvalidInput
 from fusewire.serving.openai.bodies import Body, check_text
-from fusewire.serving.openai.generation_bodies import plain_messages
+from fusewire.serving.openai.errors import shown
+from fusewire.serving.openai.generation_bodies import Messages
 from fusewire.serving.openai.served import Generator, Served
-
-# Far more than any model reads.
-_MOST_TOKENS = 1 << 20
 
 
 class TokenizerBody(Body):
@@ -26,14 +23,14 @@ class TokenizerBody(Body):
     def check(self) -> None:
         """InvalidInput for what is not supported."""
         for name, value in self.given().items():
-            raise InvalidInput(name, repr(value)[:80], "a supported field", "remove it")
+            raise InvalidInput(name, shown(value), "a supported field", "remove it")
 
 
 class TokenizeRequest(TokenizerBody):
     """Of /tokenize: a text, or messages for the model's chat template."""
 
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = Field(
         default=None, description="Default: true for a prompt, false for messages."
     )
@@ -48,20 +45,16 @@ class TokenizeRequest(TokenizerBody):
 class DetokenizeRequest(TokenizerBody):
     """Of /detokenize."""
 
-    tokens: list[int] = Field(max_length=_MOST_TOKENS)
+    tokens: Annotated[list[int], FailFast()]
 
 
 async def tokenize(model: Served, body: TokenizeRequest) -> dict[str, Any]:
     """The answer's body."""
     body.check()
-    return await asyncio.to_thread(_tokenized, model, body)
-
-
-def _tokenized(model: Served, body: TokenizeRequest) -> dict[str, Any]:
-    ids = _ids(model, body)
+    ids = await _ids(model, body)
     strings = None
     if body.return_token_strs:
-        strings = [model.required_tokenizer().piece(token) for token in ids]
+        strings = await model.compute("pieces", "prompt", tokens=ids)
     return {
         "count": len(ids),
         "max_model_len": model.max_length,
@@ -73,10 +66,10 @@ def _tokenized(model: Served, body: TokenizeRequest) -> dict[str, Any]:
 async def detokenize(model: Served, body: DetokenizeRequest) -> dict[str, Any]:
     """The answer's body."""
     body.check()
-    return {"prompt": await asyncio.to_thread(model.text, "tokens", body.tokens)}
+    return {"prompt": await model.text("tokens", body.tokens)}
 
 
-def _ids(model: Served, body: TokenizeRequest) -> list[int]:
+async def _ids(model: Served, body: TokenizeRequest) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         got = (
             "neither prompt nor messages"
@@ -87,15 +80,15 @@ def _ids(model: Served, body: TokenizeRequest) -> list[int]:
     special = body.add_special_tokens
     if body.prompt is not None:
         check_text("prompt", body.prompt)
-        return model.ids("prompt", body.prompt, special is not False)
+        return await model.ids("prompt", body.prompt, special is not False)
     if body.continue_final_message:
         raise InvalidInput("continue_final_message", "true", "false", "remove it")
     if not isinstance(model, Generator):
         got, wanted = f"{model.name}, which is for {model.task}", "one that generates"
         raise InvalidInput("model", got, wanted, "send a prompt")
     assert body.messages is not None
-    return model.conversation(
-        plain_messages(body.messages),
+    return await model.conversation(
+        body.messages,
         add_generation_prompt=body.add_generation_prompt,
         add_special_tokens=special is True,
         template_kwargs=body.chat_template_kwargs,

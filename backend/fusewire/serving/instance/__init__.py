@@ -1,0 +1,1 @@
+"""One instance of a model, inside Triton's stub process."""

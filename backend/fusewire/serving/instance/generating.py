@@ -1,0 +1,151 @@
+"""How a request for generated text is read, and what its client gets.
+
+The server's thread reads and submits a request; threads of their own those with long texts, and
+those with messages, which a worker process renders.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fusewire import kernels
+from fusewire.engine.best_of import BestOf
+from fusewire.engine.continuation import Delta
+from fusewire.engine.generation import GenerationEngine, Ticket
+from fusewire.engine.generation_loop import Event
+from fusewire.engine.generation_settings import GenerationSettings
+from fusewire.engine.request import CANCELLED, Answer, Request, failure
+from fusewire.errors import Cancelled, ConfigurationError, FusewireError
+from fusewire.generation.chat import FIELD as MESSAGES
+from fusewire.generation.chat import Chat
+from fusewire.serving.instance.generated import Generated
+from fusewire.serving.instance.generation_metrics import GenerationMetrics
+from fusewire.serving.instance.response import Incoming, Response
+from fusewire.tasks.generate import GenerateRequest, read
+from fusewire.text.work_queue import LONG_CHARACTERS, WorkQueue
+from fusewire.text_workers.workers import TextWorkers
+
+
+def load(folder: Path, settings: GenerationSettings, device: str) -> GenerationEngine:
+    """The engine of a folder; ConfigurationError also where the device has no room for it."""
+    try:
+        return GenerationEngine(folder, settings, device)
+    except kernels.Error as error:
+        raise ConfigurationError(f"{device}: {error}") from None
+
+
+class Generating:
+    """Reads requests and submits them to a generation engine, until closed."""
+
+    def __init__(self, engine: GenerationEngine, metrics: GenerationMetrics) -> None:
+        self._engine = engine
+        self._metrics = metrics
+        self._metrics.watch_engine(engine)
+        self._long_texts = WorkQueue()
+        self._chats = WorkQueue("queue: got messages", engine.settings.max_waiting)
+        self._workers = TextWorkers(engine.folder, max_length=engine.limits.max_length)
+        self._chat = Chat(self._conversation_ids)
+
+    def begin(self, incoming: Incoming, response: Response) -> None:
+        """See Begin."""
+        arrived = time.monotonic()
+        request = incoming.read()
+        long = request.characters > LONG_CHARACTERS
+        if long or MESSAGES in request.inputs:
+            # The server takes its tensors back; texts were copied as they were decoded.
+            inputs = {name: array.copy() for name, array in request.inputs.items()}
+            later, deadline = replace(request, inputs=inputs), incoming.deadline
+            waiting = self._long_texts if long else self._chats
+            waiting.take(lambda: self._begin_later(later, deadline, response, arrived))
+        else:
+            self._begin(request, incoming.deadline, response, arrived)
+
+    def close(self) -> None:
+        self._long_texts.close()
+        self._chats.close()
+        self._workers.close()
+
+    def _begin(
+        self, request: Request, deadline: float | None, response: Response, arrived: float
+    ) -> None:
+        engine = self._engine
+        wanted = read(
+            request.inputs, request.parameters, engine.limits, engine.defaults, self._chat
+        )
+        if wanted.parameters.timeout_seconds is not None:
+            timeout = arrived + wanted.parameters.timeout_seconds
+            deadline = timeout if deadline is None else min(deadline, timeout)
+        response.content = Texts(wanted, engine, self._metrics, arrived)
+        response.begin(engine, wanted, deadline)
+
+    def _begin_later(
+        self, request: Request, deadline: float | None, response: Response, arrived: float
+    ) -> None:
+        try:
+            if response.cancelled():
+                raise Cancelled(CANCELLED)
+            self._begin(request, deadline, response, arrived)
+        except Exception as error:
+            response.fail(failure(error))
+
+    def _conversation_ids(self, field: str, **arguments: Any) -> list[int]:
+        ids: list[int] = self._workers.submit("conversation", field, **arguments).result()
+        return ids
+
+
+class Texts:
+    """The Content of a response: the n texts of a request."""
+
+    def __init__(
+        self,
+        request: GenerateRequest,
+        engine: GenerationEngine,
+        metrics: GenerationMetrics,
+        arrived: float,
+    ) -> None:
+        """`arrived`: by time.monotonic()."""
+        self._request = request
+        self._engine = engine
+        self._metrics = metrics
+        self._arrived = arrived
+        self._last: dict[int, float] = {}  # text -> when its last token came
+        self._answer = BestOf(request.parameters.n, request.parameters.sequences)
+        self._failed: FusewireError | None = None
+        self._generated: Generated
+
+    def begun(self, ticket: Ticket) -> None:
+        self._generated = Generated(
+            self._request,
+            ticket.num_input_tokens,
+            lambda token: self._engine.tokenizer.decode([token]),
+        )
+
+    @property
+    def ready(self) -> bool:
+        return self._failed is not None or self._generated.ready
+
+    @property
+    def ended(self) -> bool:
+        return self._failed is not None or self._generated.ended
+
+    def add(self, event: Event) -> None:
+        for each in self._answer.add(event):
+            if isinstance(each, FusewireError):
+                self._failed = self._failed or each
+            else:
+                self._note(each)
+                self._generated.add(each)
+
+    def take(self) -> Answer:
+        return self._generated.take() if self._failed is None else self._failed
+
+    def _note(self, delta: Delta) -> None:
+        now = time.monotonic()
+        if delta.index in self._last:
+            self._metrics.next_token(now - self._last[delta.index])
+        elif not self._last:
+            self._metrics.first_token(now - self._arrived)
+        self._last[delta.index] = now

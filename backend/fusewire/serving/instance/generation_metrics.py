@@ -1,0 +1,108 @@
+"""The metrics of a generating instance on Triton's metrics page."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+from fusewire.engine.generation import GenerationEngine
+from fusewire.serving.instance.series import REPLAYS, SECONDS_BUCKETS, ModelSeries
+
+# Of the times between tokens, at most so many are sent each time: 64 streams have thousands a
+# second, and a random share has the same quantiles.
+_MOST_TIMES = 32
+
+
+class GenerationMetrics(ModelSeries):
+    """The series of one instance."""
+
+    def __init__(
+        self, family: Any, model: str, reloads: int, device: str = "cpu", instance: str = ""
+    ) -> None:
+        super().__init__(family, model, "generate", reloads, device, instance)
+        self._engine: GenerationEngine | None = None
+        self._first = self._histogram(
+            "time_to_first_token_seconds",
+            "From a request's arrival to its first token",
+            SECONDS_BUCKETS,
+        )
+        self._next = self._histogram(
+            "inter_token_seconds",
+            "Time between two tokens of a sequence; a random sample under load",
+            SECONDS_BUCKETS,
+        )
+        gauges = {
+            "running": ("running", "Sequences running"),
+            "waiting": ("waiting", "Sequences in the queue"),
+            "used": ("kv_pages_used_ratio", "Share of the KV cache pages in use"),
+            "live_bytes": (
+                "kv_bytes_per_live_token",
+                "Bytes of the KV cache pages in use per token of the running sequences",
+            ),
+        }
+        self._gauges = {
+            key: self._gauge(name, words, instance=instance)
+            for key, (name, words) in gauges.items()
+        }
+        counters = {
+            "preemptions": (
+                "preemptions_total",
+                "Sequences that lost their pages to others",
+            ),
+            "prefix_hit_tokens": (
+                "prefix_hit_tokens_total",
+                "Prompt tokens found in the prefix cache",
+            ),
+            **REPLAYS,
+        }
+        self._counters = {
+            key: self._counter(name, words) for key, (name, words) in counters.items()
+        }
+        self._sent = dict.fromkeys((*self._gauges, *self._counters), 0.0)
+        for metric in self._counters.values():
+            metric.increment(0)
+        for metric in self._gauges.values():
+            metric.set(0)
+        self._times: list[float] = []  # between tokens, since the last look
+        self._skipped = 0
+        self._thread.start()
+
+    def watch_engine(self, engine: GenerationEngine) -> None:
+        """Reports on this engine from now on."""
+        self._engine = engine
+
+    def first_token(self, seconds: float) -> None:
+        self._updates.put(lambda: self._first.observe(seconds))
+
+    def next_token(self, seconds: float) -> None:
+        """A reservoir (Vitter, 1985, algorithm R): each time has the same chance to be sent."""
+        if len(self._times) < _MOST_TIMES:
+            self._times.append(seconds)
+            return
+        self._skipped += 1
+        place = random.randrange(_MOST_TIMES + self._skipped)
+        if place < _MOST_TIMES:
+            self._times[place] = seconds
+
+    def _look(self) -> None:
+        super()._look()
+        times, self._times, self._skipped = self._times, [], 0
+        for seconds in times:
+            self._next.observe(seconds)
+        if self._engine is None:
+            return
+        counts = self._engine.counts()
+        now = {
+            **vars(counts),
+            "used": counts.used_pages / counts.pages,
+            "live_bytes": counts.used_pages * counts.page_bytes / max(counts.live_tokens, 1),
+        }
+        changed = {key: now[key] for key, sent in self._sent.items() if now[key] != sent}
+        for key, value in changed.items():
+            if key in self._gauges:
+                self._gauges[key].set(value)
+            else:
+                self._counters[key].increment(value - self._sent[key])
+            self._sent[key] = value
+        if changed:
+            self._refresh()

@@ -1,0 +1,72 @@
+"""The metrics of an encoder's instance on Triton's metrics page."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from fusewire.engine.encoder import Counts
+from fusewire.serving.instance.series import (
+    REPLAYS,
+    SECONDS_BUCKETS,
+    ModelSeries,
+    Outcomes,
+)
+
+_TOKENS_BUCKETS = [float(1 << power) for power in range(3, 16)]
+
+
+class ServingMetrics(ModelSeries):
+    """The series of one instance."""
+
+    def __init__(
+        self,
+        family: Any,
+        model: str,
+        task: str,
+        reloads: int,
+        device: str = "cpu",
+        instance: str = "",
+    ) -> None:
+        super().__init__(family, model, task, reloads, device, instance)
+        self._counted = {  # by the field of Counts
+            field: self._counter(name, words) for field, (name, words) in REPLAYS.items()
+        }
+        self._batches: deque[Counts] = deque()
+        self._tokenize = self._histogram(
+            "tokenize_seconds", "Time spent tokenizing the texts of a batch", SECONDS_BUCKETS
+        )
+        self._compute = self._histogram(
+            "compute_seconds", "Time spent computing a batch", SECONDS_BUCKETS
+        )
+        self._batch_tokens = self._histogram(
+            "batch_tokens", "Tokens of a batch, packed", _TOKENS_BUCKETS
+        )
+        for metric in self._counted.values():
+            metric.increment(0)
+        self._thread.start()
+
+    def record(self, counts: Counts) -> None:
+        """Takes note of what was computed; returns at once."""
+        self._batches.append(counts)  # sent with the outcomes, or with the next look
+
+    def _count(self, outcomes: Outcomes) -> None:
+        self._count_batches()  # who sees a request counted sees what was computed for it
+        super()._count(outcomes)
+
+    def _look(self) -> None:
+        super()._look()
+        self._count_batches()
+
+    def _count_batches(self) -> None:
+        while self._batches:
+            self._update(self._batches.popleft())
+
+    def _update(self, counts: Counts) -> None:
+        for name, metric in self._counted.items():
+            metric.increment(getattr(counts, name))
+        if counts.tokens:
+            self._batch_tokens.observe(counts.tokens)
+            self._tokenize.observe(counts.tokenize_seconds)
+            self._compute.observe(counts.compute_seconds)
+        self._refresh()

@@ -1,0 +1,199 @@
+"""One request, between the events of an engine and its client."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from fusewire.engine.protocol import Engine, Ticket
+from fusewire.engine.request import Answer, Outputs, Request, failure
+from fusewire.errors import FusewireError
+
+
+class Sender(Protocol):
+    """The way back to a client. Nothing may be called after a final `send`."""
+
+    def send(self, answer: Answer, final: bool) -> None: ...
+    def cancelled(self) -> bool: ...
+
+
+class Incoming(Protocol):
+    """A request as the server hands it over."""
+
+    deadline: float | None  # by time.monotonic()
+
+    def read(self) -> Request:
+        """Its tensors and parameters; FusewireError."""
+
+    def cancelled(self) -> bool:
+        """Until the server has its answer or `sender` was called."""
+
+    def sender(self) -> Sender:
+        """For a request that is answered after it was put down."""
+
+
+class Content(Protocol):
+    """What a client gets, made of an engine's events."""
+
+    @property
+    def ready(self) -> bool:
+        """There is something to send."""
+
+    @property
+    def ended(self) -> bool:
+        """And nothing comes after it."""
+
+    def begun(self, ticket: Any) -> None: ...
+    def add(self, event: Any) -> None: ...
+    def take(self) -> Answer:
+        """All that was added since the last call; a FusewireError is the end."""
+
+
+class Whole:
+    """One event, which is the answer."""
+
+    ready = ended = False
+
+    def begun(self, ticket: Any) -> None: ...
+
+    def add(self, event: Answer) -> None:
+        self._answer = event
+        self.ready = self.ended = True
+
+    def take(self) -> Answer:
+        return self._answer
+
+
+Events = queue.SimpleQueue[tuple["Response | None", Any]]
+
+
+class Response:
+    """Answers one request: at once, or by its sender until it has ended.
+
+    The engine calls `on_event` from its threads; one thread calls `add` and `send` with what is in
+    the queue, another `check_cancelled`, at any time. Responses are not queued: where events come
+    faster than they are sent, a response has what several of them added.
+    """
+
+    def __init__(
+        self,
+        incoming: Incoming,
+        content: Content,
+        events: Events,
+        ended: Callable[[Response, Answer], None],
+    ) -> None:
+        """`events`: gets those that come after `later`. `ended`: called once, when nothing more is
+        sent by the sender."""
+        self.content = content
+        self._incoming: Incoming | None = incoming
+        self._events = events
+        self._ended = ended
+        self._sender: Sender | None = None
+        self._ticket: Ticket | None = None
+        self._final_lock = threading.Lock()  # over `_open`: no call of the sender after the last
+        self._lock = threading.RLock()  # over the content, and which way it goes
+        self._open = True
+
+    def begin(self, engine: Engine[Any, Any], request: Any, deadline: float | None) -> None:
+        """Submits the request; raises the error that it is refused with."""
+        with self._lock:  # events wait meanwhile
+            self._ticket = engine.submit(request, deadline, self._on_event)
+            self.content.begun(self._ticket)
+
+    def later(self) -> None:
+        """From now on it is answered by the sender."""
+        with self._lock:
+            assert self._incoming is not None
+            self._sender = self._incoming.sender()
+            self._incoming = None  # its tensors are the server's again
+
+    def now_or_later(self) -> Answer | None:
+        """The answer, if there is one; else None, and it is sent later."""
+        with self._lock:
+            if self._sender is not None:
+                return None
+            if self.content.ended:
+                self._open = False
+                self._incoming = None  # freed with the request, not by the collector of cycles
+                return self.content.take()
+            self.later()
+            return None
+
+    def fail(self, error: FusewireError) -> None:
+        """Answers a request that was not submitted."""
+        with self._lock:
+            if self._sender is None:
+                self.content.add(error)
+            else:
+                self._end(error)
+
+    def add(self, event: Any) -> bool:
+        """Takes an event of the engine; returns whether there is something to send."""
+        with self._lock:
+            try:
+                self.content.add(event)
+            except Exception as error:  # a defect
+                self._give_up()
+                if self._open:
+                    self._end(failure(error))
+            return self._open and self.content.ready
+
+    def send(self) -> None:
+        """Sends what was added since the last call."""
+        with self._lock:
+            if not self._open:
+                return
+            answer, final = self.content.take(), self.content.ended
+            try:
+                if final:
+                    self._end(answer)
+                else:
+                    assert self._sender is not None
+                    self._sender.send(answer, False)
+            except Exception as error:  # a client that cannot be reached, or a defect
+                if not final:
+                    self._give_up()
+                    self._end(failure(error))
+                raise
+
+    def cancelled(self) -> bool:
+        """Whether the client of a request that is answered later has left."""
+        with self._final_lock:
+            return self._open and self._sender is not None and self._sender.cancelled()
+
+    def check_cancelled(self) -> None:
+        """Cancels the request if its client has left. Also while a response is sent, as one nearly
+        always is where tokens are streamed; not the final one."""
+        if self._final_lock.acquire(blocking=False):
+            try:
+                if self._open and self._sender is not None and self._sender.cancelled():
+                    self._give_up()
+            finally:
+                self._final_lock.release()
+
+    def _on_event(self, event: Any) -> None:
+        if self._sender is None:
+            with self._lock:
+                if self._sender is None:
+                    self.content.add(event)
+                    return
+        self._events.put((self, event))  # not behind `_lock`: a slow client holds it
+
+    def _end(self, answer: Answer) -> None:
+        """Sends the final response."""
+        try:
+            with self._final_lock:
+                self._open = False
+                assert self._sender is not None
+                self._sender.send(answer, True)
+        finally:
+            self._ended(self, answer)
+
+    def _give_up(self) -> None:
+        if self._ticket is not None:
+            self._ticket.cancel()
+
+
+__all__ = ["Content", "Events", "Incoming", "Outputs", "Response", "Sender", "Whole"]

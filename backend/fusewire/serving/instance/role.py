@@ -1,0 +1,161 @@
+"""One instance of a model: requests in, responses out, whichever engine answers them.
+
+The server's thread reads and submits requests, and returns the answers that are there by then. The
+others are sent as they come: the engine puts the events of all requests into one queue; one thread
+empties it and sends; one polls, a hundred times a second, which requests were cancelled: Triton has
+no callback for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+from fusewire.engine.protocol import Engine
+from fusewire.engine.request import CANCELLED, Answer, failure
+from fusewire.errors import Cancelled
+from fusewire.serving.instance.response import Events, Incoming, Response, Whole
+from fusewire.serving.instance.series import ModelSeries
+
+_log = logging.getLogger(__name__)
+
+# Between polls, each a message to the server for every request; where a poll takes longer, as long
+# as that.
+_POLL_S = 0.01
+# For requests still in flight when the model is unloaded; the server has waited for it as well.
+_DRAIN_S = 5.0
+# For a response that is being sent then.
+_SEND_S = 5.0
+
+
+class Begin(Protocol):
+    """How requests become an engine's, where there is more to it than submitting them."""
+
+    def begin(self, incoming: Incoming, response: Response) -> None:
+        """Reads a request and submits it, perhaps later; raises the error it is refused with."""
+
+    def close(self) -> None: ...
+
+
+class Role:
+    """Answers requests by an engine, until closed."""
+
+    def __init__(
+        self, engine: Engine[Any, Any], metrics: ModelSeries, begin: Begin | None = None
+    ) -> None:
+        """`begin`: of a model whose responses are all sent later (Triton's decoupled models)."""
+        self.engine = engine
+        self._metrics = metrics
+        self._metrics.watch(engine.progress)
+        self._begins = begin
+        self._in_flight: set[Response] = set()
+        self._lock = threading.Lock()
+        self._some = threading.Event()  # something is sent later, or the end
+        self._closed = threading.Event()
+        self._events: Events = queue.SimpleQueue()  # of a response, or None at the end
+        self._threads = [
+            threading.Thread(target=work, name=name, daemon=True)
+            for work, name in ((self._poll, "cancel"), (self._send, "send"))
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def execute(self, requests: Sequence[Incoming]) -> list[Answer | None]:
+        """The answers in the order of `requests`; None in the place of those sent later. Never
+        raises for a request."""
+        with self.engine.together():
+            responses = [self._begin(incoming) for incoming in requests]
+        answers = [response.now_or_later() for response in responses]
+        if None in answers:
+            self._some.set()
+        now = [answer for answer in answers if answer is not None]
+        if now:
+            self._forget(
+                response
+                for response, answer in zip(responses, answers, strict=True)
+                if answer is not None
+            )
+            self._metrics.ended(now)
+        return answers
+
+    def close(self) -> None:
+        """Waits a while for requests in flight, and ends the rest."""
+        if self._begins is not None:
+            self._begins.close()
+        self.engine.close(_DRAIN_S)
+        self._closed.set()
+        self._some.set()
+        self._events.put((None, None))
+        for thread in self._threads:
+            thread.join(_SEND_S)
+            if thread.is_alive():
+                _log.error("close: the thread %r has not ended within %g s", thread.name, _SEND_S)
+        self._metrics.close()
+
+    def _begin(self, incoming: Incoming) -> Response:
+        response = Response(incoming, Whole(), self._events, self._ended)
+        with self._lock:
+            self._in_flight.add(response)
+        try:
+            if self._begins is not None:
+                response.later()
+                self._begins.begin(incoming, response)
+                self._some.set()
+            elif incoming.cancelled():
+                raise Cancelled(CANCELLED)
+            else:
+                response.begin(self.engine, incoming.read(), incoming.deadline)
+        except Exception as error:
+            response.fail(failure(error))
+        return response
+
+    def _ended(self, response: Response, answer: Answer) -> None:
+        self._metrics.ended([answer])
+        self._forget([response])
+
+    def _forget(self, responses: Iterable[Response]) -> None:
+        with self._lock:
+            self._in_flight.difference_update(responses)
+
+    def _send(self) -> None:
+        """Takes all events, sends one response, and again."""
+        ready: dict[Response, None] = {}  # those with something to send, in order
+        ending = False
+        while ready or not ending:
+            events = [] if ready else [self._events.get()]
+            events += [self._events.get() for _ in range(self._events.qsize())]
+            for response, event in events:
+                try:
+                    if response is None:
+                        ending = True
+                    elif response.add(event):
+                        ready[response] = None
+                except Exception:
+                    _log.exception("a response could not be sent")
+            if ready:
+                first = next(iter(ready))
+                del ready[first]
+                try:
+                    first.send()
+                except Exception:
+                    _log.exception("a response could not be sent")
+
+    def _poll(self) -> None:
+        took = 0.0
+        while not self._closed.wait(max(_POLL_S, took)):
+            began = time.monotonic()
+            with self._lock:
+                asked = list(self._in_flight)
+                if not asked:
+                    self._some.clear()
+            for response in asked:
+                try:
+                    response.check_cancelled()
+                except Exception:
+                    _log.exception("could not check whether a request was cancelled")
+            took = time.monotonic() - began
+            self._some.wait()

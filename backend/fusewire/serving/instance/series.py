@@ -1,0 +1,202 @@
+"""The series that every model instance has on Triton's metrics page.
+
+Every instance of a model feeds the same series. Updates cost a message to the server each, so they
+are gathered, and sent by a thread of their own, after the answers. The progress of the engine is
+polled, also while it computes: the watchdog looks at it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import queue
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from fusewire import kernels
+from fusewire.engine.progress import Progress
+from fusewire.errors import Cancelled, FusewireError, InvalidInput, Unavailable
+
+SECONDS_BUCKETS = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0]
+
+# Between polls of the engine. Each number that changed is a message to the server.
+_POLL_S = 0.25
+
+# Series and families, as long as the process lives, and past its last destructor. Triton takes a
+# series away with the first of its holders, and crashes where another then writes to it: a second
+# instance of the model, or the process that came after this one (server issue 8663).
+_kept: list[Any] = []
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_kept))
+
+# Of recorded work, by the fields of either engine's counts.
+REPLAYS = {
+    "padding_tokens": ("padding_tokens_total", "Padding tokens computed"),
+    "graph_hits": ("graph_hits_total", "Batches that replayed a CUDA graph"),
+    "graph_misses": (
+        "graph_misses_total",
+        "Batches small enough for a CUDA graph, but without one",
+    ),
+}
+Outcomes = Counter[tuple[str, str]]  # (label, its value) -> requests
+_OUTCOMES = {
+    "outcome": ("requests_total", "Requests by outcome: ok, rejected, …"),
+    "reason": ("rejected_total", "Requests rejected, by the invalid field"),
+}
+
+
+class ModelSeries:
+    """Requests by outcome, progress, memory, reloads; a subclass adds what its engine counts."""
+
+    def __init__(
+        self,
+        family: Any,
+        model: str,
+        task: str,
+        reloads: int,
+        device: str = "cpu",
+        instance: str = "",
+    ) -> None:
+        """`family`: Triton's MetricFamily class. `device`: where the instance computes.
+        `instance`: its name, for what cannot be added up over instances."""
+        self._family = family
+        self._labels = {"model": model, "task": task}
+        self._memory = kernels.default_allocator(device)
+        self._updates: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._families: dict[str, Any] = {}
+        self._levels: list[Any] = []  # the gauges that nothing is left of at the end
+        # Instances on several devices must not overwrite each other's.
+        self._reserved = self._gauge(
+            "allocator_reserved_bytes", "Bytes taken from the system", device=device
+        )
+        self._allocated = self._gauge("allocator_allocated_bytes", "Bytes in use", device=device)
+        self._series(
+            "model_reloads", "How often the watchdog reloaded the model", family.GAUGE, {}
+        ).set(reloads)
+        self._progress = Progress()
+        self._tokens = self._counter("tokens_total", "Tokens computed, without padding")
+        self._tokens.increment(0)
+        self._tokens_sent = 0
+        self._due = self._series(
+            "compute_due_timestamp_seconds",
+            "When the work being computed is due, in Unix time; 0: there is none",
+            family.GAUGE,
+            {"instance": instance},
+        )
+        self._due.set(0)  # the process before may have been killed at work
+        self._due_sent: float | None = None
+        self._outcomes: dict[tuple[str, str], Any] = {}
+        self._thread = threading.Thread(target=self._send, daemon=True)
+
+    def watch(self, progress: Progress) -> None:
+        """Reports this engine's progress from now on."""
+        self._progress = progress
+
+    def ended(self, answers: Iterable[object]) -> None:
+        """Requests have their last answers, outputs or errors; returns at once."""
+        outcomes = outcomes_of(answers)
+        self._updates.put(lambda: self._count(outcomes))
+
+    def close(self) -> None:
+        """Sends what is waiting; the instance holds nothing afterwards."""
+        self._updates.put(None)
+        self._thread.join(timeout=5)
+        for gauge in self._levels:
+            gauge.set(0)
+
+    def _counter(self, name: str, description: str, **labels: str) -> Any:
+        return self._series(name, description, self._family.COUNTER, labels)
+
+    def _gauge(self, name: str, description: str, **labels: str) -> Any:
+        gauge = self._series(name, description, self._family.GAUGE, labels)
+        self._levels.append(gauge)
+        return gauge
+
+    def _histogram(self, name: str, description: str, buckets: list[float]) -> Any:
+        return self._series(name, description, self._family.HISTOGRAM, {}, buckets=buckets)
+
+    def _series(
+        self, name: str, description: str, kind: Any, labels: dict[str, str], **more: Any
+    ) -> Any:
+        if name not in self._families:
+            self._families[name] = self._family(
+                name=f"fusewire_{name}", description=description, kind=kind
+            )
+            _kept.append(self._families[name])
+        series = self._families[name].Metric(labels=self._labels | labels, **more)
+        _kept.append(series)
+        return series
+
+    def _count(self, outcomes: Outcomes) -> None:
+        for (label, value), count in outcomes.items():
+            if (label, value) not in self._outcomes:
+                name, description = _OUTCOMES[label]
+                self._outcomes[label, value] = self._counter(name, description, **{label: value})
+            self._outcomes[label, value].increment(count)
+
+    def _refresh(self) -> None:
+        """Sends the values that are polled."""
+        memory = self._memory.stats()
+        self._reserved.set(memory["reserved_bytes"])
+        self._allocated.set(memory["allocated_bytes"])
+
+    def _send(self) -> None:
+        looked = 0.0
+        while True:
+            try:
+                update = self._updates.get(timeout=_POLL_S)
+            except queue.Empty:
+                pass
+            else:
+                if update is None:
+                    break
+                update()
+            if time.monotonic() - looked >= _POLL_S:
+                self._look()
+                looked = time.monotonic()
+        self._look()
+
+    def _look(self) -> None:
+        """Sends what the engine has done since the last call."""
+        tokens, due = self._progress.tokens, self._progress.due
+        if tokens != self._tokens_sent:
+            self._tokens.increment(tokens - self._tokens_sent)
+            self._tokens_sent = tokens
+        if due != self._due_sent:
+            self._due.set(0 if due is None else time.time() + due - time.monotonic())
+            self._due_sent = due
+
+
+def outcomes_of(answers: Iterable[object]) -> Outcomes:
+    """Outcomes of requests: outputs or errors."""
+    found: Outcomes = Counter()
+    for answer in answers:
+        if isinstance(answer, Cancelled):
+            found["outcome", "cancelled"] += 1
+        elif isinstance(answer, (InvalidInput, Unavailable)):
+            found["outcome", "rejected"] += 1
+            found["reason", _reason(answer)] += 1
+        else:
+            found["outcome", "failed" if isinstance(answer, FusewireError) else "ok"] += 1
+    return found
+
+
+def _reason(error: InvalidInput | Unavailable) -> str:
+    """The field at fault; a parameter's name is the client's own, and series must not multiply."""
+    if isinstance(error, Unavailable):
+        return error.reason
+    return error.field if error.field in _KNOWN_FIELDS else "parameter"
+
+
+_KNOWN_FIELDS = frozenset(
+    (
+        "text_input",
+        "text_pair",
+        "input_ids",
+        "attention_mask",
+        "token_type_ids",
+        "sampling_parameters",
+        "exclude_input_in_output",
+    )
+)

@@ -1,0 +1,161 @@
+"""How bodies are read and checked: in bounded time and memory, the large ones beside the event
+loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from fastapi import Request, Response
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, ValidationError
+
+from fusewire.errors import InvalidInput
+from fusewire.serving.openai import answering, errors, memory
+from fusewire.serving.openai.connections import Connection
+from fusewire.serving.openai.errors import ApiError
+from fusewire.text.bounded_json import read_object
+from fusewire.text.chat_template import MOST_NESTING
+
+# A conversation as long as a template takes, or two thousand texts to embed.
+MOST_BODY_BYTES = 1 << 24
+# Checked within a millisecond, so at once: changing to a thread and back would take as long.
+SHORT_BYTES = 1 << 16
+# Of all requests in flight together. Short bodies do not count, so that large ones keep none out.
+MOST_TOTAL_BYTES = 1 << 27
+# A body may take this time, and as much more as its bytes take at the least rate.
+BODY_TIMEOUT_S = 10.0
+LEAST_BYTES_PER_S = 1 << 16
+
+# A large body takes some times its size while it is parsed, so few are at once.
+_PARSERS = ThreadPoolExecutor(2, "large-body")
+_TOO_LARGE = (
+    f"body: got over {MOST_BODY_BYTES} bytes, wanted at most as many; send several requests"
+)
+_TOO_MANY = (
+    f"body: got one for which there is no room, wanted at most {MOST_TOTAL_BYTES} bytes of bodies "
+    "in flight; try again later"
+)
+_TOO_SLOW = (
+    f"body: got {{}} bytes in {{:.0f}} s, wanted all within {BODY_TIMEOUT_S:.0f} s, or at least "
+    f"{LEAST_BYTES_PER_S} bytes a second; send it faster"
+)
+
+
+class Bodies:
+    """The memory for bodies, which all requests share."""
+
+    def __init__(self, most_bytes: int = MOST_TOTAL_BYTES) -> None:
+        self._most_bytes = self._free_bytes = most_bytes
+
+    @contextlib.contextmanager
+    def share(self) -> Iterator[Callable[[int], None]]:
+        """A request's share, as a function that takes bytes of it; ApiError where none are left."""
+        received = taken = 0
+
+        def take(size: int) -> None:
+            nonlocal received, taken
+            received += size
+            more = max(received - SHORT_BYTES, 0) - taken
+            if more > self._free_bytes:
+                raise ApiError(503, _TOO_MANY, code="too_many_bytes")
+            taken += more
+            self._free_bytes -= more
+
+        try:
+            yield take
+        finally:
+            self._free_bytes += taken
+            if taken and self._free_bytes == self._most_bytes:
+                asyncio.get_running_loop().call_later(1, _PARSERS.submit, memory.trim)
+
+
+class BoundedRoute(APIRoute):
+    """Reads bodies within bounds, and sends nothing to clients that have disconnected."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+        model: Any = None if self.body_field is None else self.body_field.field_info.annotation
+
+        async def handle_bounded(request: Request) -> Response:
+            call = request.state.call = request.app.state.in_flight.begin()
+            try:
+                bounded = _BoundedRequest(request, model)
+                return await call.unless_ended(lambda: handle(bounded))
+            except answering.ClientGone:
+                return Response(status_code=499)
+
+        return handle_bounded
+
+
+class _BoundedRequest(Request):
+    """Reads JSON as strictly as a model reads its parameters, and no more of it than it may."""
+
+    def __init__(self, request: Request, model: type[BaseModel] | None) -> None:
+        """`model`: of the route's bodies."""
+        super().__init__(request.scope, request.receive)
+        self._model = model
+        self._received = bytearray()
+
+    async def body(self) -> bytes:
+        """Its first byte: FastAPI only looks whether there is one, and would keep the whole."""
+        self._check_headers()
+        connection: Connection = self.state.connection
+        with connection.body():
+            try:
+                await self._receive_all()
+            except BaseException:
+                self._received.clear()  # the error's traceback would keep it
+                raise
+        if not self._received:
+            raise ApiError(400, errors.NO_OBJECT)
+        return bytes(self._received[:1])
+
+    async def json(self) -> BaseModel:
+        """The body, checked: FastAPI takes an instance as it is."""
+        try:
+            if len(self._received) < SHORT_BYTES:
+                return self._checked()
+            return await asyncio.get_running_loop().run_in_executor(_PARSERS, self._checked)
+        except InvalidInput as error:
+            raise errors.of(error) from None
+        except ValidationError as error:
+            raise errors.invalid(error) from None
+
+    def _check_headers(self) -> None:
+        kind = self.headers.get("content-type", "none")
+        main, _, sub = kind.partition(";")[0].strip().lower().partition("/")
+        if main != "application" or not (sub == "json" or sub.endswith("+json")):
+            # Browsers send anything else for any page, without asking the endpoint first.
+            raise ApiError(400, errors.not_json(kind))
+        length = self.headers.get("content-length", "")
+        if length.isdecimal() and int(length) > MOST_BODY_BYTES:
+            raise ApiError(413, _TOO_LARGE, code="request_too_large")
+
+    async def _receive_all(self) -> None:
+        take: Callable[[int], None] = self.state.take_bytes
+        began = asyncio.get_running_loop().time()
+        try:
+            async with asyncio.timeout(BODY_TIMEOUT_S) as limit:
+                async for chunk in self.stream():
+                    take(len(chunk))
+                    self._received += chunk
+                    if len(self._received) > MOST_BODY_BYTES:
+                        raise ApiError(413, _TOO_LARGE, code="request_too_large")
+                    more_s = len(self._received) / LEAST_BYTES_PER_S
+                    limit.reschedule(began + BODY_TIMEOUT_S + more_s)
+        except TimeoutError:
+            took_s = asyncio.get_running_loop().time() - began
+            message = _TOO_SLOW.format(len(self._received), took_s)
+            raise ApiError(408, message, code="request_timeout") from None
+
+    def _checked(self) -> BaseModel:
+        assert self._model is not None
+        try:
+            value = read_object("body", self._received, MOST_BODY_BYTES, MOST_NESTING)
+        finally:
+            self._received.clear()
+        return self._model.model_validate(value)

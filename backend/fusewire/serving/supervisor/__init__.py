@@ -1,0 +1,1 @@
+"""The supervisor: starts tritonserver and the OpenAI endpoint, watches and heals them."""

@@ -1,0 +1,122 @@
+"""Whether a model answers: its probe, sent over HTTP, and whether it hangs where it does not."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from pathlib import Path
+from typing import Any
+
+from fusewire.errors import FusewireError
+from fusewire.serving import repository
+from fusewire.serving.endpoint import Endpoint, EndpointError
+from fusewire.serving.model_config import BACKEND, settings_of
+from fusewire.serving.probe import Probe, stored_probe
+from fusewire.serving.supervisor import triton_words
+from fusewire.tasks.contract import GENERATE
+
+_SERIES = re.compile(
+    r'^fusewire_(tokens_total|compute_due_timestamp_seconds)\{[^}]*model="([^"]+)"[^}]*\} (\S+)$',
+    re.MULTILINE,
+)
+
+
+class Outcome(Enum):
+    """What became of a probe."""
+
+    ANSWERED = auto()
+    UNANSWERED = auto()
+    PROCESS_DIED = auto()
+    FAILED = auto()  # by the model's fault
+    REFUSED = auto()  # by its own, or for a lack of room
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a model has done so far: requests answered, and, as some take long, tokens computed.
+    `due`: the Unix time when the work of all its instances is; 0.0 where they have none."""
+
+    answered: int
+    tokens: float
+    due: float
+
+
+class Pulse:
+    """Probes the models of one server."""
+
+    def __init__(self, endpoint: Endpoint, repositories: Sequence[Path]) -> None:
+        self._endpoint = endpoint
+        self._repositories = repositories
+        self._probes: dict[str, Probe | None] = {}
+
+    def question(self, model: str) -> Probe | None:
+        """The model's probe, None for models of other backends."""
+        if model not in self._probes:
+            self._probes[model] = None
+            try:
+                config = self._endpoint.call(f"models/{model}/config")
+                if config["backend"] == BACKEND:
+                    task = settings_of(config["parameters"]).task
+                    entry = repository.entry(self._repositories, model)
+                    tensors = stored_probe(entry, task)
+                    self._probes[model] = Probe(task, tuple(tensors)) if tensors else None
+            except EndpointError:
+                del self._probes[model]
+                return None
+            except (FusewireError, KeyError, OSError):
+                return None
+        return self._probes[model]
+
+    def ask(self, model: str, question: Probe, timeout_s: float) -> tuple[Outcome, str]:
+        """What became of the probe, and the words of the error."""
+        path = f"models/{model}/{question.path}"
+        try:
+            self._endpoint.call(path, question.json(), timeout_s=timeout_s)
+        except EndpointError as error:
+            return _outcome(error, question.task == GENERATE), str(error)
+        return Outcome.ANSWERED, ""
+
+    def done(self, model: str) -> Done | None:
+        """None when the server does not say."""
+        try:
+            stats: dict[str, Any] = self._endpoint.call(f"models/{model}/stats")
+            rows = [row["inference_stats"] for row in stats["model_stats"]]
+            answered = sum(int(row["success"]["count"]) for row in rows)
+            page = self._endpoint.metrics()
+        except (EndpointError, KeyError, OSError, http.client.HTTPException):
+            return None
+        tokens, due = 0.0, 0.0
+        for name, of, value in _SERIES.findall(page):
+            if of == model and name == "tokens_total":
+                tokens += float(value)
+            elif of == model:
+                due = max(due, float(value))
+        return Done(answered, tokens, due)
+
+    def encodes(self, model: str) -> bool:
+        """Whether it is a model of ours that does not generate."""
+        question = self.question(model)
+        return question is not None and question.task != GENERATE
+
+    def hangs(self, model: str, before: Done | None) -> bool:
+        """Whether a model that gave no answer has done nothing else since `before` either, although
+        what it computes is overdue."""
+        now = self.done(model)
+        if before is None or now is None:
+            return False
+        idle = (now.answered, now.tokens) == (before.answered, before.tokens)
+        return idle and now.due < time.time()
+
+
+def _outcome(error: EndpointError, generates: bool) -> Outcome:
+    if error.status == 0:
+        return Outcome.UNANSWERED
+    if triton_words.process_died(str(error)):
+        return Outcome.PROCESS_DIED
+    if generates and error.status == 400 and not triton_words.queue_full(str(error)):
+        return Outcome.FAILED  # the probe itself is right
+    return Outcome.FAILED if error.status == 500 else Outcome.REFUSED

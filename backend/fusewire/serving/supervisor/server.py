@@ -1,0 +1,199 @@
+"""A server with its models: from repositories and checkpoint folders to ready, and away again."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from fusewire.serving import model_config, repository
+from fusewire.serving.config import Deployment, ServerSettings
+from fusewire.serving.endpoint import Endpoint, choose_ports
+from fusewire.serving.installation import find
+from fusewire.serving.supervisor import open_files, processes
+from fusewire.serving.supervisor.control import Control
+from fusewire.serving.supervisor.embedded import EmbeddedServer, LogLine
+from fusewire.serving.supervisor.gateway import Gateway
+from fusewire.serving.supervisor.pins import Pins
+from fusewire.serving.supervisor.source_process import collect_apart
+from fusewire.serving.supervisor.sources import Source, source_of
+from fusewire.serving.supervisor.starter import Loading, ServerFailed, Starter
+from fusewire.serving.supervisor.triton_words import reason_in_words
+from fusewire.serving.supervisor.watchdog import Watchdog
+from fusewire.serving.supervisor.watched import Watched
+from fusewire.serving.supervisor.workplace import Workplace
+
+_log = logging.getLogger(__name__)
+
+
+def _quiet(level: str, line: str) -> None:
+    pass
+
+
+def _nobody(model: str, began_before: float) -> None:
+    """Nobody's requests are lost where there is no OpenAI endpoint."""
+
+
+class Server:
+    """tritonserver with our backend, its watchdog, and everything temporary around them.
+
+        with Server([Path("model_repository"), Path("some-checkpoint")]) as server:
+            server.endpoint.http_port …
+
+    A source is a model repository, a model folder, or the id of a model on Hugging Face; `NAME=`
+    before the latter two names the model. They are imported on the fly, linked, into a temporary
+    repository, with the settings of a Source.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[Source | Path | str],
+        settings: ServerSettings | None = None,
+        *,
+        model_settings: dict[str, object] | None = None,
+        deployment: Deployment | None = None,
+        log: LogLine = _quiet,
+        report: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """`model_settings`, `deployment`: of folders that are given without a Source. `log`: gets
+        the server's log lines of the set level. `report`: gets what the watchdog found and did."""
+        open_files.open_standard()
+        open_files.raise_limit()
+        self.settings = settings or ServerSettings()
+        control_key = self.settings.control_key or secrets.token_hex(16)
+        installation = find(self.settings.tritonserver)
+        self._workplace = Workplace()
+        try:
+            self.repositories, self.models, self.left_out = collect_apart(
+                [source_of(source, model_settings, deployment) for source in sources],
+                self._workplace.path / "repository",
+            )
+            wanted = [
+                ("http-port", self.settings.http_port),
+                ("grpc-port", self.settings.grpc_port),
+                ("metrics-port", self.settings.metrics_port),
+            ]
+            if self.settings.openai_port is not None:
+                wanted.append(("openai-port", self.settings.openai_port))
+            # A server that was killed holds its ports until the kernel has its memory back.
+            ports = choose_ports(self.settings.host, wanted, 10 if self._workplace.swept else 0)
+            self.endpoint = Endpoint(self.settings.host, *ports[:3])
+            self._control = Control(self.endpoint, control_key, self.settings.start_timeout_s)
+            self.pins = Pins(self._control)
+            self.openai = self._gateway(ports[3], report) if ports[3:] else None
+            self.process = EmbeddedServer(
+                installation,
+                self.settings,
+                self.endpoint,
+                self._workplace.path,
+                control_key,
+                on_gpus=any(self.device(model) != "cpu" for model in self.models),
+            )
+        except BaseException:
+            self._workplace.remove()
+            raise
+        self._starter = Starter(self.process, self._control, self.repositories, self.settings, log)
+        self.watchdog = Watchdog(
+            Watched(
+                self.process,
+                self._control,
+                self.pins,
+                self.repositories,
+                self.settings,
+                start=self._starter.start,
+                lost=_nobody if self.openai is None else self.openai.lost,
+            ),
+            report,
+        )
+
+    def __enter__(self) -> Server:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def start(self, loading: Loading = lambda loaded, models: None) -> None:
+        """Starts the process, waits until every model is ready, then lets the watchdog watch.
+
+        ServerFailed names the models that could not be loaded and why; nothing keeps running.
+        """
+        openai = self.openai
+
+        def checked(loaded: set[str], models: Sequence[str]) -> None:
+            if openai is not None:
+                openai.check()
+            loading(loaded, models)
+
+        try:
+            if openai is not None:
+                openai.start()
+            self._starter.start(self.models, checked)
+            self._check_loaded()
+            if openai is not None:
+                openai.open()
+        except BaseException:
+            self.stop()
+            raise
+        for model in self.models:
+            if repository.takes_ids_only(self.entry(model)):
+                _log.warning("%s: no tokenizer.json, takes input_ids only", model)
+        self.watchdog.start()
+
+    def _check_loaded(self) -> None:
+        """The first start fails where a model does: there is nothing yet that served."""
+        failed = {
+            row["name"]: reason_in_words(row.get("reason", ""))
+            for row in self.index()
+            if row["name"] in self.models and row.get("state") != "READY"
+        }
+        if failed:
+            raise ServerFailed("\n".join(f"{name}: {text}" for name, text in failed.items()))
+
+    def stop(self) -> None:
+        """Ends server, stubs and watchdog; removes shared memory and temporary folders."""
+        if self.openai is not None:
+            self.openai.close()
+        self.watchdog.stop()
+        self.process.stop(self._starter.serving)
+        self._workplace.remove()
+
+    def kill(self) -> None:
+        """Ends the processes without waiting for requests; `stop` clears away. Takes no lock, so a
+        signal handler may call it while `stop` runs."""
+        if self.openai is not None:
+            self.openai.kill()
+        if self.process.running():
+            processes.kill_group(self.process.pid)
+
+    def index(self, timeout_s: float = 10.0) -> list[dict[str, Any]]:
+        """The server's index of models and their states."""
+        return self._control.index(timeout_s)
+
+    def load(self, model: str, config: dict[str, Any] | None = None) -> None:
+        """Loads a model, or reloads a changed one; `config`: instead of its entry's."""
+        self._control.load(model, config)
+
+    def unload(self, model: str) -> None:
+        """Unloads a model: it accepts no more requests."""
+        self._control.unload(model)
+
+    def entry(self, model: str) -> Path:
+        """The repository entry of a model."""
+        return repository.entry(self.repositories, model)
+
+    def device(self, model: str) -> str:
+        """Where a model's instances are, as operators say it."""
+        return model_config.places(model_config.read(self.entry(model) / repository.CONFIG))
+
+    def _gateway(self, port: int, report: Callable[[str], None]) -> Gateway:
+        entries = {model: self.entry(model) for model in self.models}
+        return Gateway(self.endpoint, port, entries, self.pins.get, self.settings, report)

@@ -1,0 +1,72 @@
+"""Starting a server's process and waiting until it answers: the first time, and again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from fusewire.errors import FusewireError
+from fusewire.serving.config import ServerSettings
+from fusewire.serving.supervisor.control import Control
+from fusewire.serving.supervisor.embedded import EmbeddedServer, LogLine
+
+Loading = Callable[[set[str], Sequence[str]], None]  # loaded so far, all
+
+
+class ServerFailed(FusewireError):
+    """The server did not start, or did not stay alive."""
+
+
+class Starter:
+    """Starts one server."""
+
+    def __init__(
+        self,
+        process: EmbeddedServer,
+        control: Control,
+        repositories: Sequence[Path],
+        settings: ServerSettings,
+        log: LogLine,
+    ) -> None:
+        """`log`: gets the server's log lines of the set level."""
+        self._process = process
+        self._control = control
+        self._repositories = repositories
+        self._settings = settings
+        self._log = log
+        self._starting = False
+        self.serving = False  # the last start has succeeded
+
+    def start(self, models: Sequence[str], loading: Loading = lambda loaded, models: None) -> None:
+        """Starts the process and waits until it has tried to load these models, and answers.
+
+        ServerFailed where it does not. Which models are ready then is the caller's question.
+        """
+        process, timeout_s = self._process, self._settings.start_timeout_s
+        self.serving = False
+        self._starting = self._settings.log_level in ("error", "warning")
+        process.start(self._repositories, models, self._log_line)
+        deadline = time.monotonic() + timeout_s
+        while not self._control.live():
+            if not process.running():
+                raise ServerFailed(
+                    "tritonserver exited while starting; the end of its output:\n"
+                    + "\n".join([line for line in process.last_lines if line][-8:])
+                )
+            if time.monotonic() > deadline:
+                waiting = ", ".join(sorted(set(models) - process.loaded))
+                raise ServerFailed(
+                    f"not ready after {timeout_s:.0f} s, still loading: {waiting}; give more time "
+                    "with --start-timeout-s"
+                )
+            loading(process.loaded, models)
+            time.sleep(0.05)
+        loading(set(models), models)
+        self._starting = False
+        self.serving = True
+
+    def _log_line(self, level: str, line: str) -> None:
+        # Errors while starting are reported by ServerFailed, not by the server's log as well.
+        if not self._starting:
+            self._log(level, line)

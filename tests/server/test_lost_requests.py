@@ -1,0 +1,195 @@
+"""The process of a model dies: every request that it had, or that was queued for it, ends with an
+error soon, whichever way it came."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from fusewire.serving.config import Deployment, ServerSettings
+from fusewire.serving.endpoint import choose_ports
+from fusewire.serving.repository import import_folder
+from fusewire.serving.supervisor.server import Server
+from tritonclient.utils import InferenceServerException
+
+from tests.server.asking import Asker, ids, until
+from tests.server.streaming import Stream, asked
+from tests.server.test_generate import slow_folder
+
+CLIENTS = 60
+ENDED_S = 2.0  # beside healing
+LONG = {"max_new_tokens": 6000, "ignore_eos": True}
+SHORT = {"max_new_tokens": 1}
+
+Ask = Callable[[Server, dict[str, object]], None]
+
+
+class Refused(Exception):
+    """An answer that is an error, with its words."""
+
+
+@pytest.fixture(scope="module")
+def device() -> str:
+    return "cpu"
+
+
+@pytest.fixture(scope="module")
+def server(tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    root = tmp_path_factory.mktemp("repository")
+    for name, folder, instances in (
+        ("write", slow_folder(tmp_path_factory.mktemp("slow")), 1),
+        ("embed", tiny("bert", "embed"), 1),
+        ("two", tiny("bert", "embed"), 2),
+    ):
+        deployment = Deployment(device="cpu", instances=instances)
+        fp32: dict[str, object] = {"dtype": "float32"}
+        import_folder(folder, root, name=name, settings=fp32, deployment=deployment, link=True)
+    (port,) = choose_ports("127.0.0.1", [("openai-port", 0)])
+    settings = ServerSettings(http_port=0, grpc_port=0, metrics_port=0, openai_port=port)
+    with Server([root], settings, report=print) as server:
+        yield server
+
+
+def posted(port: int, path: str, body: dict[str, object]) -> None:
+    """Returns after an answer, and raises Refused after an error, also one within a stream."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    try:
+        connection.request("POST", path, json.dumps(body), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        answer = response.read().decode()
+    finally:
+        connection.close()
+    if response.status != 200 or '"error"' in answer:
+        raise Refused(f"{response.status} {answer}")
+
+
+def generate(server: Server, parameters: dict[str, object]) -> None:
+    posted(server.endpoint.http_port, "/v2/models/write/generate", asked("a", **parameters))
+
+
+def generate_stream(server: Server, parameters: dict[str, object]) -> None:
+    body = {"stream": True, **asked("a", **parameters)}
+    posted(server.endpoint.http_port, "/v2/models/write/generate_stream", body)
+
+
+def grpc_stream(server: Server, parameters: dict[str, object]) -> None:
+    try:
+        with Stream(server, "write", "a", **parameters) as stream:
+            stream.text()
+    except InferenceServerException as error:
+        raise Refused(str(error)) from None
+
+
+def completions(server: Server, parameters: dict[str, object]) -> None:
+    wanted = {"max_tokens": parameters["max_new_tokens"], "ignore_eos": True}
+    body: dict[str, object] = {"model": "write", "prompt": "a", **wanted}
+    posted(server.settings.openai_port or 0, "/v1/completions", body)
+
+
+def infer(server: Server, parameters: dict[str, object]) -> None:
+    tensor = {"name": "input_ids", "shape": [1, 4], "datatype": "INT64", "data": [5, 6, 7, 8]}
+    posted(server.endpoint.http_port, "/v2/models/embed/infer", {"inputs": [tensor]})
+
+
+def kill(server: Server, model: str) -> None:
+    pid = next(stub.pid for stub in server.process.stubs() if stub.model == model)
+    os.kill(pid, signal.SIGKILL)
+
+
+class Healed:
+    """Waits until what is killed from now on was replaced: the model, or the whole server, as now
+    and then tritonserver 2.51 crashes over a process that died with a request in its hands."""
+
+    def __init__(self, server: Server) -> None:
+        self._watchdog = server.watchdog
+        self._reloads, self._restarts = self._watchdog.reloads, self._watchdog.restarts
+
+    @property
+    def server_died(self) -> bool:
+        return self._watchdog.restarts > self._restarts
+
+    def __bool__(self) -> bool:
+        return self.server_died or self._watchdog.reloads > self._reloads
+
+
+def outcome(ask: Ask, server: Server, parameters: dict[str, object]) -> tuple[float, str]:
+    """(when it ended, the words of its error)"""
+    try:
+        ask(server, parameters)
+    except (Refused, OSError, http.client.HTTPException) as error:
+        return time.monotonic(), str(error)
+    return time.monotonic(), ""
+
+
+@pytest.mark.parametrize("ask", [generate, generate_stream, grpc_stream, completions])
+def test_generations_of_a_process_that_dies_end_with_an_error(server: Server, ask: Ask) -> None:
+    with Asker(server) as asker, ThreadPoolExecutor(2 * CLIENTS) as clients:
+        healed = Healed(server)
+        begun = [clients.submit(outcome, ask, server, LONG) for _ in range(CLIENTS)]
+        until(lambda: asker.metric("fusewire_running", model="write") >= CLIENTS)
+        kill(server, "write")
+        later = [clients.submit(outcome, ask, server, SHORT) for _ in range(CLIENTS)]
+        until(lambda: healed)
+        healed_at = time.monotonic()
+        ends = [request.result() for request in begun]
+        if healed.server_died:
+            assert all(words for _, words in ends)
+        else:
+            assert all("try again" in words for _, words in ends), ends[:3]
+        ends += [request.result() for request in later]
+        assert max(when for when, _ in ends) < healed_at + ENDED_S
+        assert outcome(ask, server, SHORT)[1] == ""
+
+
+def test_queued_requests_of_an_encoder_that_dies_end_with_an_error(server: Server) -> None:
+    ended = threading.Event()
+    waits: list[float] = []
+    errors: list[str] = []
+
+    def work() -> None:
+        while not ended.is_set():
+            began = time.monotonic()
+            when, words = outcome(infer, server, {})
+            waits.append(when - began)
+            if words:
+                errors.append(words)
+
+    with ThreadPoolExecutor(CLIENTS) as clients:
+        healed = Healed(server)
+        running = [clients.submit(work) for _ in range(CLIENTS)]
+        time.sleep(0.5)
+        kill(server, "embed")
+        until(lambda: healed)
+        time.sleep(ENDED_S)
+        ended.set()
+    for each in running:
+        each.result()
+    assert max(waits) < ENDED_S
+    assert errors
+    if not healed.server_died:
+        assert all(error.startswith("503") for error in errors), errors[:3]
+
+
+def test_the_other_instance_answers_while_one_is_replaced(server: Server) -> None:
+    with Asker(server) as asker:
+        healed = Healed(server)
+        killed = time.monotonic()
+        kill(server, "two")
+        answers, errors = 0, []
+        while not healed or answers + len(errors) < 100:
+            try:
+                answers += bool(asker.ask("two", ids([5, 6, 7])))
+            except InferenceServerException as error:
+                errors.append(str(error))
+        if not healed.server_died:
+            assert all("UNAVAILABLE" in error for error in errors)
+            assert len(errors) < 2 + time.monotonic() - killed  # about one a second
+        assert answers

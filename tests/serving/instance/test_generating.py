@@ -1,0 +1,222 @@
+"""An instance that generates answers each request through its own sender, whatever others do."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fusewire.engine.generation import GenerationEngine
+from fusewire.engine.request import Request
+from fusewire.errors import Cancelled, FusewireError, InvalidInput, Unavailable
+from fusewire.serving.instance import role as roles
+from fusewire.serving.instance.generating import Generating
+from fusewire.serving.instance.generation_metrics import GenerationMetrics
+from fusewire.serving.instance.role import Role
+from fusewire.text.work_queue import LONG_CHARACTERS, MOST_WAITING
+from fusewire.text_workers import workers
+
+from tests.engine.generating import ANSWER_TIMEOUT_S, tiny_engine
+from tests.engine.test_generation_requests import until
+from tests.serving.instance.incoming import Client, take
+from tests.serving.instance.test_metrics import Families
+from tests.text_workers.folders import HARM, STRIP
+
+SLOTS, PLACES = 2, 3
+
+
+def request(prompt: str, **parameters: Any) -> Request:
+    inputs = {"text_input": np.array([prompt.encode()], object), "stream": np.array([True])}
+    return Request(inputs, {"max_new_tokens": 20, "ignore_eos": True, **parameters})
+
+
+def role_of(engine: GenerationEngine) -> Role:
+    metrics = GenerationMetrics(Families(), "m", reloads=0)
+    return Role(engine, metrics, Generating(engine, metrics))
+
+
+@pytest.fixture
+def role(tmp_path: Path) -> Iterator[Role]:
+    engine = tiny_engine(tmp_path, max_sequences=SLOTS, max_waiting=PLACES)
+    yield (role := role_of(engine))
+    role.close()
+
+
+@pytest.fixture
+def go(role: Role, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Steps begin when it is set."""
+    go = threading.Event()
+    step = role.engine.model.step
+    monkeypatch.setattr(role.engine.model, "step", lambda *args: step(*args) if go.wait() else None)
+    yield go
+    go.set()
+
+
+def test_each_gets_its_own_text(role: Role) -> None:
+    prompts = [f"Prompt {number}" for number in range(SLOTS + PLACES)]
+    clients = [Client() for _ in prompts]
+    for prompt, client in zip(prompts, clients, strict=True):
+        take(role, request(prompt), client)
+    texts = [client.text() for client in clients]
+    for prompt, text in zip(prompts, texts, strict=True):
+        deltas = role.engine.generate(prompt, max_new_tokens=20, ignore_eos=True)
+        assert text == "".join(delta.text for delta in deltas)
+    assert not role._in_flight
+
+
+def test_a_request_too_many_is_answered_before_it_is_put_down(
+    role: Role, go: threading.Event
+) -> None:
+    taken = [Client() for _ in range(SLOTS + PLACES)]
+    for client in taken:
+        take(role, request("Taken"), client)
+    refused = Client()
+    take(role, request("Too many"), refused)
+    assert refused.ended.is_set()
+    (answer,) = refused.answers
+    assert isinstance(answer, Unavailable)
+    assert str(answer).startswith(f"queue: got {PLACES} sequences waiting")
+    go.set()
+    assert len({client.text() for client in taken}) == 1
+
+
+def test_who_cannot_be_reached_or_has_left_gives_up_its_place(
+    role: Role, go: threading.Event
+) -> None:
+    failures = iter([True])
+    unreachable, gone, other = Client(lambda: next(failures, False)), Client(gone=True), Client()
+    for client in (unreachable, gone, other):
+        take(role, request("On", max_new_tokens=100), client)
+    assert not gone.ended.wait(3 * roles._POLL_S)  # cancelled, and ended in the next step
+    go.set()
+    for client in (unreachable, gone):
+        assert client.ended.wait(ANSWER_TIMEOUT_S)
+    assert len(other.text()) > 0
+    assert isinstance(gone.answer(), Cancelled)
+    (answer,) = unreachable.answers
+    assert isinstance(answer, FusewireError)
+    assert not role._in_flight
+
+
+def test_who_leaves_is_noticed_while_a_response_is_sent(
+    role: Role, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, sending, received = role.engine, threading.Event(), threading.Event()
+    step = engine.model.step
+    monkeypatch.setattr(engine.model, "step", lambda *args: (time.sleep(0.02), step(*args))[1])
+    client = Client(lambda: sending.set() or not received.wait(ANSWER_TIMEOUT_S))
+    take(role, request("On", max_new_tokens=100), client)
+    assert sending.wait(ANSWER_TIMEOUT_S)
+    client.gone = True
+    until(lambda: engine.counts().running == 0)
+    received.set()
+    assert client.ended.wait(ANSWER_TIMEOUT_S)
+    assert isinstance(client.answers[-1], Cancelled)
+    assert engine.counts().tokens < 100
+
+
+def test_long_prompts_are_read_one_by_one_while_others_are_answered(
+    role: Role, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = threading.Event()
+    encode = role.engine.tokenizer.encode
+
+    def slowly(texts: list[str], **how: Any) -> Any:
+        if len(texts[0]) > LONG_CHARACTERS:
+            assert read.wait(ANSWER_TIMEOUT_S)
+        return encode(texts, **how)
+
+    monkeypatch.setattr(role.engine.tokenizer, "encode", slowly)
+    long = request(" " * (LONG_CHARACTERS + 1))
+    waiting = [Client() for _ in range(MOST_WAITING)]
+    for client in waiting:
+        take(role, long, client)
+    gone, other = Client(gone=True), Client()
+    take(role, long, other)
+    (full,) = other.answers
+    assert isinstance(full, Unavailable)
+    assert str(full).startswith(
+        f"text_input: got over {LONG_CHARACTERS} characters while {MOST_WAITING}"
+    )
+    take(role, request("Short"), short := Client())
+    assert short.text()
+    assert not any(client.answers for client in waiting)
+    read.set()
+    for client in waiting:
+        assert client.ended.wait(ANSWER_TIMEOUT_S)
+        assert isinstance(client.answers[0], InvalidInput)
+    read.clear()
+    take(role, long, gone)  # not even read
+    assert gone.ended.wait(ANSWER_TIMEOUT_S)
+    assert isinstance(gone.answer(), Cancelled)
+    assert not role._in_flight
+
+
+def test_a_sender_that_hangs_does_not_hang_the_end(
+    role: Role, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    freed = threading.Event()
+    take(role, request("Hangs"), Client(freed.wait))
+    monkeypatch.setattr(roles, "_SEND_S", 0.1)
+    role.close()
+    assert "close: the thread 'send' has not ended" in caplog.text
+    freed.set()
+
+
+def messages(content: str = "hi") -> Request:
+    text = json.dumps([{"role": "user", "content": content}]).encode()
+    parameters = {"max_new_tokens": 20, "ignore_eos": True}
+    return Request({"messages": np.array([text], object), "stream": np.array([True])}, parameters)
+
+
+@pytest.fixture
+def rendering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Role]:
+    """Its template takes minutes for harm."""
+    monkeypatch.setattr(workers, "DEADLINE_S", 1.0)
+    (tmp_path / "chat_template.jinja").write_text(HARM.format(STRIP))
+    engine = tiny_engine(tmp_path, max_sequences=SLOTS, max_waiting=PLACES)
+    yield (role := role_of(engine))
+    role.close()
+
+
+def test_messages_are_rendered_for_the_model(rendering: Role) -> None:
+    theirs, ours = Client(), Client()
+    take(rendering, messages("Hello"), theirs)
+    take(rendering, request("Hello"), ours)
+    assert theirs.text() == ours.text()
+
+
+def test_a_template_without_end_keeps_only_conversations_waiting(rendering: Role) -> None:
+    late, long, after, other = Client(), Client(), Client(), Client()
+    take(rendering, messages(), first := Client())
+    first.text()
+    for asked, client in ((messages("harm"), late), (messages("x" * LONG_CHARACTERS), long)):
+        take(rendering, asked, client)
+    take(rendering, messages(), after)
+    take(rendering, request("Other"), other)
+    assert len(other.text()) > 0
+    assert not late.ended.is_set()
+    for client, words in (
+        (late, "messages: got what the model's chat tem"),
+        (long, "messages: got"),
+    ):
+        assert client.ended.wait(ANSWER_TIMEOUT_S)
+        (answer,) = client.answers
+        assert isinstance(answer, InvalidInput)
+        assert str(answer).startswith(words)
+    assert len(after.text()) > 0
+
+
+def test_too_many_conversations_are_refused(rendering: Role) -> None:
+    take(rendering, messages("harm"), Client())
+    clients = [Client() for _ in range(PLACES + 2)]
+    for client in clients:
+        take(rendering, messages(), client)
+    answers = [answer for client in clients for answer in client.answers]
+    assert answers
+    assert all(str(answer).startswith(f"queue: got messages while {PLACES}") for answer in answers)

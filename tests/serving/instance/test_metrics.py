@@ -1,0 +1,138 @@
+"""The series of a model instance, against a stand-in of Triton's metrics."""
+
+from __future__ import annotations
+
+import gc
+import time
+import weakref
+from typing import Any
+
+import pytest
+from fusewire import kernels
+from fusewire.engine.encoder import Counts
+from fusewire.engine.progress import Progress
+from fusewire.errors import Cancelled
+from fusewire.serving.instance.metrics import ServingMetrics
+
+ANSWER: dict[str, Any] = {}
+
+
+class Series:
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def increment(self, value: float) -> None:
+        self.value += value
+
+    observe = increment
+
+    def set(self, value: float) -> None:
+        self.value = value
+
+
+class Families:
+    """Triton's MetricFamily, and all the series made of it."""
+
+    COUNTER, GAUGE, HISTOGRAM = range(3)
+
+    def __init__(self) -> None:
+        self.series: dict[tuple[str, frozenset[tuple[str, str]]], Series] = {}
+
+    def __call__(self, name: str, description: str, kind: int) -> Any:
+        families = self
+
+        class Family:
+            def Metric(self, labels: dict[str, str], buckets: Any = None) -> Series:
+                return families.series.setdefault((name, frozenset(labels.items())), Series())
+
+        assert description
+        return Family()
+
+    def value(self, name: str, **labels: str) -> float:
+        """Of one series, which there is."""
+        (found,) = self._values(name, labels)
+        return found
+
+    def total(self, name: str, **labels: str) -> float:
+        return sum(self._values(name, labels))
+
+    def _values(self, name: str, labels: dict[str, str]) -> list[float]:
+        return [
+            series.value
+            for (of, its), series in list(self.series.items())
+            if of == f"fusewire_{name}" and labels.items() <= dict(its).items()
+        ]
+
+
+def test_what_executions_did_is_added_up() -> None:
+    families = Families()
+    metrics = ServingMetrics(families, "m", "embed", reloads=2)
+    assert families.value("padding_tokens_total", model="m", task="embed") == 0
+    assert families.value("graph_hits_total") == families.value("graph_misses_total") == 0
+    counts = Counts(sequences=3, tokens=100, padding_tokens=4, graph_hits=2, graph_misses=1)
+    for answers in ([ANSWER, Cancelled("gone")], [ANSWER]):
+        metrics.record(counts)
+        metrics.ended(answers)
+    metrics.close()
+    for name, value in {
+        "padding_tokens_total": 8,
+        "graph_hits_total": 4,
+        "graph_misses_total": 2,
+        "batch_tokens": 200,
+        "model_reloads": 2,
+    }.items():
+        assert families.value(name, model="m", task="embed") == value, name
+    assert families.value("requests_total", outcome="ok") == 2
+    assert families.value("requests_total", outcome="cancelled") == 1
+
+
+def test_the_progress_of_an_engine_is_shown_while_it_computes() -> None:
+    families = Families()
+    progress = Progress()
+    metrics = ServingMetrics(families, "m", "embed", 0, instance="m_0_1")
+    metrics.watch(progress)
+
+    def due() -> float:
+        return families.value("compute_due_timestamp_seconds", model="m", instance="m_0_1")
+
+    assert families.value("tokens_total", model="m", task="embed") == due() == 0
+    progress.begin(100)
+    metrics._look()
+    assert due() == pytest.approx(time.time() + progress.limit_s(100), abs=5)
+    progress.end(100)
+    progress.begin(50)
+    metrics._look()
+    assert families.value("tokens_total", model="m", task="embed") == 100
+    progress.end(50)
+    metrics.close()
+    assert families.value("tokens_total", model="m", task="embed") == 150
+    assert due() == 0
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])
+def test_memory_is_that_of_the_device_in_use(device: str) -> None:
+    held = kernels.default_allocator(device).allocate(1 << 20)
+    families = Families()
+    metrics = ServingMetrics(families, "m", "embed", 0, device)
+    metrics._update(Counts())
+    stats = kernels.default_allocator(device).stats()
+    for name in ("reserved", "allocated"):
+        value = families.value(f"allocator_{name}_bytes", model="m", device=device)
+        assert value == stats[f"{name}_bytes"] >= held.nbytes
+    metrics.close()
+    for name in ("reserved", "allocated"):
+        assert families.value(f"allocator_{name}_bytes", model="m", device=device) == 0
+
+
+def test_the_server_keeps_every_series_of_an_instance_that_ended() -> None:
+    families = Families()
+    metrics = ServingMetrics(families, "m", "embed", reloads=0)
+    metrics.record(Counts(tokens=1))
+    metrics.ended([ANSWER])
+    metrics.close()
+    made = [weakref.ref(series) for series in families.series.values()]
+    families.series.clear()
+    del metrics
+    gc.collect()
+    assert made
+    assert all(series() is not None for series in made)

@@ -1,0 +1,60 @@
+"""Which processes of a model are left over, by children that idle or compute."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from fusewire.serving.supervisor.processes import Stub
+from fusewire.serving.supervisor.surplus import Surplus
+
+IDLES, COMPUTES = "input()", "while True: pass"
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[[str], Stub]]:
+    children: list[subprocess.Popen[bytes]] = []
+
+    def start(program: str) -> Stub:
+        child = subprocess.Popen([sys.executable, "-ISc", program], stdin=subprocess.PIPE)
+        children.append(child)
+        time.sleep(0.3)  # done with starting
+        return Stub(child.pid, "m", "1", "m_0_0")
+
+    yield start
+    for child in children:
+        child.kill()
+        child.wait()
+        assert child.stdin is not None
+        child.stdin.close()
+
+
+def ended(stubs: list[Stub], wanted: int, loaded_at: float) -> list[int]:
+    """What is to be ended after a while."""
+    surplus = Surplus(0.5)
+    assert surplus.idle(stubs, wanted, loaded_at) == []
+    time.sleep(0.6)
+    return surplus.idle(stubs, wanted, loaded_at)
+
+
+def test_the_oldest_that_idles_is_left_over(start: Callable[[str], Stub]) -> None:
+    old, new = start(IDLES), start(IDLES)
+    assert ended([new, old], 1, time.monotonic()) == [old.pid]
+
+
+def test_one_that_computes_finishes_what_it_began(start: Callable[[str], Stub]) -> None:
+    old, new = start(COMPUTES), start(IDLES)
+    assert ended([old, new], 1, time.monotonic()) == []
+
+
+def test_none_is_left_over_while_another_loads(start: Callable[[str], Stub]) -> None:
+    old = start(IDLES)
+    loaded_at = time.monotonic() - 0.1
+    assert ended([old, start(IDLES)], 1, loaded_at) == []
+
+
+def test_all_instances_of_a_model_are_wanted(start: Callable[[str], Stub]) -> None:
+    assert ended([start(IDLES), start(IDLES)], 2, time.monotonic()) == []
