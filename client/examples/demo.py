@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 from fusewire.serving.config import ServerSettings
-from fusewire.serving.server import Server
+from fusewire.serving.supervisor.server import Server
 from fusewire_client import Client
 from rich.console import Console
 from rich.live import Live

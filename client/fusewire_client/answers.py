@@ -10,7 +10,8 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Classification:
-    """`scores`: float32 [labels], in the model's order; `label`: the server's choice."""
+    """`scores`: float32 [labels], in the order of the model's labels, or of those to choose from;
+    `label`: the server's choice."""
 
     label: str
     scores: np.ndarray
@@ -82,7 +83,7 @@ class Logprob:
 class Generated:
     """A generated text, or a piece of it as it comes.
 
-    `finish_reason`: `stop`, `length` or `cancelled`; None of a piece that others follow. `usage` of
+    `finish_reason`: `stop` or `length`; None of a piece that others follow. `usage` of
     a piece counts its own tokens. `cumulative_logprob` counts from the beginning. `logprobs`: of
     each token, by token id, where requested; `prompt_logprobs` of each token of the
     prompt, None for the first, with the first piece. `index`: which of n texts.
@@ -121,6 +122,8 @@ class ModelInfo:
     @property
     def task(self) -> str | None:
         tasks = [TASK_OF_OUTPUT[name] for name in self.outputs if name in TASK_OF_OUTPUT]
+        if tasks == ["classify"] and "image" in self.inputs:
+            return "label"
         return tasks[0] if len(tasks) == 1 else None
 
 

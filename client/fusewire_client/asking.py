@@ -26,7 +26,8 @@ def given(parameters: dict[str, Parameter], **named: Parameter | None) -> dict[s
 def ask(
     settings: Settings, task: str, requests: list[Inputs], outputs: list[str], where: Where
 ) -> Plan[list[Arrays]]:
-    name = yield from model_for(settings, where.model, task, where.timeout_s)
+    given = next(iter(requests[0]))
+    name = yield from model_for(settings, where.model, task, where.timeout_s, given)
     calls = [
         Infer(name, inputs, outputs, where.parameters, where.version, "", where.timeout_s)
         for inputs in requests

@@ -48,6 +48,7 @@ class AsyncClient(Base[AsyncTransport]):
     embed = _awaiting(encoding.embed)
     hidden = _awaiting(encoding.hidden)
     classify = _awaiting(encoding.classify)
+    label = _awaiting(encoding.label)
     rerank = _awaiting(encoding.rerank)
     tag = _awaiting(extraction.tag)
     answer = _awaiting(extraction.answer)

@@ -53,6 +53,7 @@ class Client(Base[Transport]):
     embed = _blocking(encoding.embed)
     hidden = _blocking(encoding.hidden)
     classify = _blocking(encoding.classify)
+    label = _blocking(encoding.label)
     rerank = _blocking(encoding.rerank)
     tag = _blocking(extraction.tag)
     answer = _blocking(extraction.answer)

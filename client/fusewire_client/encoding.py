@@ -1,4 +1,4 @@
-"""The methods of both clients for vectors and scores of texts. Nothing here waits."""
+"""The methods of both clients for vectors and scores of texts and images. Nothing here waits."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from .answers import Classification, Ranked
 from .asking import Where, ask, given
 from .calls import Parameter, Plan
 from .errors import InvalidArgument
-from .plans import Settings
-from .tensors import Ids, requests_of, text_requests
+from .images import Image, PixelValues, image_requests, pixel_requests, with_labels
+from .plans import Arrays, Settings
+from .tensors import Ids, Inputs, requests_of, text_requests
 
 Pooling = Literal["cls", "mean", "max", "last"]
 ScoreFunction = Literal["none", "sigmoid", "softmax"]
@@ -27,6 +28,8 @@ def embed(
     ids: Ids | None = None,
     attention_mask: Ids | None = None,
     token_type_ids: Ids | None = None,
+    images: Image | Sequence[Image] | None = None,
+    pixel_values: PixelValues | None = None,
     truncate: bool | None = None,
     max_length: int | None = None,
     normalize: bool | None = None,
@@ -38,13 +41,17 @@ def embed(
     timeout_s: float | None = None,
     **parameters: Parameter,
 ) -> Plan[NDArray[np.float32]]:
-    """Vectors of texts, or of token ids, in their order.
+    """Vectors of texts, of token ids, or of images, in their order.
 
     Args:
         texts: The texts.
         ids: Token ids instead: a list of lists (one request each) or an array [n, length].
         attention_mask: 1 for tokens, 0 for padding; of the shape of `ids`.
         token_type_ids: Of the shape of `ids`.
+        images: Files or their bytes (JPEG, PNG, WebP) instead, for a model of images: one or a
+            list.
+        pixel_values: What an image processor makes of them instead: an array
+            [n, 3, height, width], or a list of [3, height, width] (one request each).
         truncate: Truncate texts that are too long for the model; else they are rejected.
         max_length: In tokens; longer texts are truncated or rejected.
         normalize: Scale to length 1. Default: as the model's files say.
@@ -62,7 +69,12 @@ def embed(
     Raises:
         ClientError: With the server's message.
     """
-    requests = requests_of(texts, None, ids, attention_mask, token_type_ids, settings.max_batch)
+    if images is None and pixel_values is None:
+        requests = requests_of(texts, None, ids, attention_mask, token_type_ids, settings.max_batch)
+    elif texts is None and ids is None:
+        requests = _of_images(images, pixel_values, settings.max_batch)
+    else:
+        raise InvalidArgument("images: got texts or ids too, wanted images alone; ask for each")
     asked = given(
         parameters,
         truncate=truncate,
@@ -127,6 +139,67 @@ def classify(
     )
     where = Where(model, version, timeout_s, asked)
     answers = yield from ask(settings, "classify", requests, ["label", "scores"], where)
+    return _classifications(answers)
+
+
+def label(
+    settings: Settings,
+    /,
+    images: Image | Sequence[Image] | None = None,
+    candidate_labels: Sequence[str] | None = None,
+    *,
+    pixel_values: PixelValues | None = None,
+    hypothesis_template: str | None = None,
+    function_to_apply: ScoreFunction | None = None,
+    model: str | None = None,
+    version: str = "",
+    timeout_s: float | None = None,
+    **parameters: Parameter,
+) -> Plan[list[Classification]]:
+    """Label and scores of each image, in their order.
+
+    Args:
+        images: Files or their bytes (JPEG, PNG, WebP): one or a list.
+        candidate_labels: Labels to choose from (zero-shot), for a model without labels of its own.
+        pixel_values: What an image processor makes of the images instead: an array
+            [n, 3, height, width], or a list of [3, height, width] (one request each).
+        hypothesis_template: The sentence that each of `candidate_labels` is put into, in the place
+            of `{}`. Default: the model's.
+        function_to_apply: From logits to scores; default: as transformers chooses.
+        model: Its name; default: the server's only model that labels images.
+        version: Of the model; default: the server's choice.
+        timeout_s: Of this call, retries included; default: the client's.
+        **parameters: Further parameters of the request, checked by the server.
+
+    Returns:
+        A `Classification(label, scores)` of each image.
+
+    Raises:
+        ClientError: With the server's message.
+    """
+    requests = _of_images(images, pixel_values, settings.max_batch)
+    if candidate_labels is not None:
+        requests = with_labels(requests, candidate_labels)
+    asked = given(
+        parameters, hypothesis_template=hypothesis_template, function_to_apply=function_to_apply
+    )
+    where = Where(model, version, timeout_s, asked)
+    answers = yield from ask(settings, "label", requests, ["label", "scores"], where)
+    return _classifications(answers)
+
+
+def _of_images(
+    images: Image | Sequence[Image] | None, pixel_values: PixelValues | None, most: int
+) -> list[Inputs]:
+    if images is not None and pixel_values is None:
+        return image_requests(images, most)
+    if images is None and pixel_values is not None:
+        return pixel_requests(pixel_values, most)
+    got = "neither" if images is None else "both"
+    raise InvalidArgument(f"images, pixel_values: got {got}, wanted one of them; give images")
+
+
+def _classifications(answers: Sequence[Arrays]) -> list[Classification]:
     return [
         Classification(label.decode(), np.array(scores))
         for answer in answers

@@ -10,7 +10,8 @@ from tritonclient.grpc import service_pb2 as pb
 from tritonclient.utils import deserialize_bytes_tensor, triton_to_np_dtype
 
 from .calls import Ask, Call, Infer
-from .errors import ServerError, from_words
+from .errors import ServerError
+from .triton_errors import from_words
 from .wire import datatype_of, raw_bytes, sized
 
 # Message sizes are the server's to limit, not the client's.

@@ -11,7 +11,8 @@ import numpy as np
 from tritonclient.utils import deserialize_bytes_tensor, triton_to_np_dtype
 
 from .calls import Call, Infer
-from .errors import ClientError, ServerError, from_http, from_words
+from .errors import ClientError, ServerError
+from .triton_errors import from_http, from_words
 from .wire import datatype_of, raw_bytes, sized
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"

@@ -20,7 +20,7 @@ class Settings:
 
     model: str | None
     max_batch: int
-    found: dict[str, str]
+    found: dict[tuple[str, str], str]
 
 
 def ready(
@@ -109,23 +109,25 @@ def with_names(settings: Settings, error: NotFound, call: Infer) -> Plan[NotFoun
 
 
 def model_for(
-    settings: Settings, model: str | None, task: str, timeout_s: float | None
+    settings: Settings, model: str | None, task: str, timeout_s: float | None, given: str = ""
 ) -> Plan[str]:
-    """The model named, or the client's, or the server's only one that does the task."""
-    return model or settings.model or (yield from _find(settings, task, timeout_s))
+    """The model named, or the client's, or the server's only one that does the task, and takes the
+    input that is `given`."""
+    return model or settings.model or (yield from _find(settings, task, timeout_s, given))
 
 
-def _find(settings: Settings, task: str, timeout_s: float | None) -> Plan[str]:
-    if task not in settings.found:
+def _find(settings: Settings, task: str, timeout_s: float | None, given: str) -> Plan[str]:
+    if (task, given) not in settings.found:
         loaded = yield from models(settings, timeout_s=timeout_s)
-        fitting = [model.name for model in loaded if model.task == task]
+        fitting = [m.name for m in loaded if m.task == task and given in ("", *m.inputs)]
         if not fitting:
             there = ", ".join(f"{m.name} ({m.task or 'other'})" for m in loaded) or "none"
-            raise NotFound(f"model: got {there}, wanted one that does {task!r}; load one")
+            takes = f" of {given}" if given in ("image", "pixel_values") else ""
+            raise NotFound(f"model: got {there}, wanted one that does {task!r}{takes}; load one")
         if len(fitting) > 1:
             raise InvalidArgument(
                 f"model: got {len(fitting)} that do {task!r} ({', '.join(fitting)}), wanted one; "
                 "name it with model=…"
             )
-        settings.found[task] = fitting[0]
-    return settings.found[task]
+        settings.found[task, given] = fitting[0]
+    return settings.found[task, given]

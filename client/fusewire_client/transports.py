@@ -20,7 +20,8 @@ from tritonclient.grpc import service_pb2_grpc
 
 from . import grpc_wire, http_wire
 from .calls import Call, Infer
-from .errors import ClientError, DeadlineExceeded, InvalidArgument, Unavailable, from_grpc
+from .errors import ClientError, DeadlineExceeded, InvalidArgument, Unavailable
+from .triton_errors import from_grpc
 from .wrong_port import grpc_fault, http_fault
 
 _CHUNK_BYTES = 1 << 16

@@ -19,8 +19,8 @@ from fusewire_client import (
     ServerError,
     Unavailable,
 )
-from fusewire_client.errors import from_grpc, from_http, from_words
 from fusewire_client.retry import Attempts, Retry
+from fusewire_client.triton_errors import from_grpc, from_http, from_words
 
 from tests.client.fake_triton import FakeTriton, Refusal, serve_grpc, serve_http
 from tests.client.four_clients import KINDS, Call, caller

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from fusewire.serving.config import ServerSettings
-from fusewire.serving.server import Server
+from fusewire.serving.supervisor.server import Server
 from fusewire_client import (
     AsyncClient,
     Client,
