@@ -1,0 +1,122 @@
+"""A warm process for each system, only one of them working at a time.
+
+Thread pools of different libraries in one process spin and fight for the cores. Here each system
+owns a process, loaded once; the others sleep in a pipe read while one is timed.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from benchmarks import machine, rivals
+from benchmarks.worker import SETTLE_S, Handler, Worker
+
+
+def pin(threads: int) -> list[int]:
+    """Binds this process, and the children to come, to `threads` cores, distinct ones if it can."""
+    usable = sorted(os.sched_getaffinity(0))
+    if len(usable) < threads:
+        raise SystemExit(f"threads: got {threads}, wanted at most {len(usable)}, the cores here")
+    first: list[int] = []
+    second: list[int] = []
+    seen: set[str | int] = set()
+    for cpu in usable:
+        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        core = siblings.read_text() if siblings.exists() else str(cpu)
+        (second if core in seen else first).append(cpu)
+        seen.add(core)
+    chosen = (first + second)[:threads]
+    os.sched_setaffinity(0, chosen)
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ[name] = str(threads)
+    return chosen
+
+
+@dataclass(frozen=True)
+class Turn:
+    """`seconds` of each run; `disturbed`: share of the cores' time that others took meanwhile."""
+
+    seconds: list[float]
+    disturbed: float
+
+
+class Timed(Protocol):
+    """A system whose runs are timed."""
+
+    name: str
+
+    def time(self, given: Any, /, seconds: float) -> Turn: ...
+
+
+class System(Worker):
+    """One system in its process."""
+
+    def __init__(self, name: str, folder: Path, threads: int) -> None:
+        super().__init__(name, _answering, name, folder, threads)
+        try:
+            self.version: str = self.ask(("version", [], 0.0))
+        except RuntimeError:
+            self.close()
+            raise
+
+    def run(self, sequences: list[np.ndarray]) -> np.ndarray:
+        """[tokens, hidden]."""
+        return self.ask(("run", sequences, 0.0))
+
+    def time(self, sequences: list[np.ndarray], seconds: float) -> Turn:
+        """Runs for about `seconds`, at least once, after one warm-up."""
+        return timed(lambda: self.ask(("time", sequences, seconds)))
+
+
+def timed(ask: Callable[[], tuple[list[float], float]]) -> Turn:
+    """`ask` runs a system, and gives the seconds of each run and those that its threads worked."""
+    time.sleep(SETTLE_S)
+    begin, busy = time.perf_counter(), machine.busy_s()
+    runs, own = ask()
+    cores = (time.perf_counter() - begin) * len(os.sched_getaffinity(0))
+    return Turn(runs, max(0.0, (machine.busy_s() - busy - own) / cores))
+
+
+def _answering(name: str, folder: Path, threads: int) -> Handler:
+    run = rivals.SYSTEMS[name](folder, threads)
+
+    def answer(question: tuple[str, list[np.ndarray], float]) -> Any:
+        command, sequences, seconds = question
+        if command == "version":
+            return _version(name)
+        if command == "run":
+            return rivals.packed(run(sequences), sequences)
+        begin = time.process_time()  # of all threads
+        runs = times(run, sequences, seconds)
+        return runs, time.process_time() - begin
+
+    return answer
+
+
+def times(run: Callable[[Any], Any], given: Any, seconds: float) -> list[float]:
+    """Of each run for about `seconds`, at least one, after one warm-up."""
+    run(given)
+    found: list[float] = []
+    end = time.perf_counter() + seconds
+    while not found or time.perf_counter() < end:
+        begin = time.perf_counter()
+        run(given)
+        found.append(time.perf_counter() - begin)
+    return found
+
+
+def _version(name: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    package = "torch" if name == "torch-packed" else name
+    try:
+        return version(package)
+    except PackageNotFoundError:  # fusewire run from its source tree
+        return "source"

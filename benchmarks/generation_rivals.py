@@ -1,0 +1,195 @@
+"""The systems that generate side by side, greedily and in fp32, from one Hugging Face folder.
+
+A system is a function `(folder, threads) -> generate`. `generate(prompts, new_tokens)` computes so
+many tokens for each prompt, whatever they are, and says when each of them came. Each system runs in
+its own process (see `worker.py`), so imports stay inside the functions.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from benchmarks import machine
+
+Prompts = list[list[int]]
+
+
+@dataclass
+class Run:
+    """What one call generated: of each sequence its tokens, and the seconds from the call until
+    each was there."""
+
+    tokens: list[list[int]]
+    seconds: list[list[float]]
+    whole_s: float = 0.0
+
+    @classmethod
+    def of(cls, sequences: int) -> Run:
+        return cls([[] for _ in range(sequences)], [[] for _ in range(sequences)])
+
+
+Generate = Callable[[Prompts, int], Run]
+
+
+def fusewire(folder: Path, threads: int) -> Generate:
+    """The engine as it serves: requests in, an event for each token, with its text."""
+    from fusewire.engine.generation import GenerationEngine
+    from fusewire.engine.generation_settings import GenerationSettings
+    from fusewire.generation.parameters import GenerationParameters
+    from fusewire.generation.request import GenerationRequest
+
+    # The same prompts come again, and finding them would be no measurement.
+    engine = GenerationEngine(folder, GenerationSettings(threads=threads, prefix_caching=False))
+
+    def generate(prompts: Prompts, new_tokens: int) -> Run:
+        run = Run.of(len(prompts))
+        events: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+        parameters = GenerationParameters(
+            max_new_tokens=new_tokens, ignore_eos=True, temperature=0.0
+        )
+        begin = time.perf_counter()
+        for sequence, prompt in enumerate(prompts):
+            request = GenerationRequest(prompt, parameters)
+            engine.submit(
+                request, None, lambda event, sequence=sequence: events.put((sequence, event))
+            )
+        for _ in range(len(prompts) * new_tokens):
+            sequence, delta = events.get()
+            if isinstance(delta, Exception):
+                raise delta
+            run.tokens[sequence].append(delta.token)
+            run.seconds[sequence].append(time.perf_counter() - begin)
+        run.whole_s = time.perf_counter() - begin
+        return run
+
+    return generate
+
+
+def transformers_eager(folder: Path, threads: int) -> Generate:
+    """`generate` as it comes: padded on the left, SDPA, a cache that grows."""
+    import torch
+    import transformers
+
+    _quiet(transformers)
+    torch.set_num_threads(threads)
+    torch.set_num_interop_threads(1)
+    model = transformers.GPT2LMHeadModel.from_pretrained(folder).eval()
+    model.generation_config.eos_token_id = None
+
+    def generate(prompts: Prompts, new_tokens: int) -> Run:
+        run = Run.of(len(prompts))
+        longest = max(map(len, prompts))
+        ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
+        mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts])
+        begin = time.perf_counter()
+
+        def clock(ids: Any, logits: Any) -> Any:
+            seconds = time.perf_counter() - begin
+            for each in run.seconds:
+                each.append(seconds)
+            return logits
+
+        with torch.inference_mode():
+            found = model.generate(
+                ids,
+                attention_mask=mask,
+                max_new_tokens=new_tokens,
+                do_sample=False,
+                pad_token_id=0,
+                logits_processor=transformers.LogitsProcessorList([clock]),
+            )
+        run.whole_s = time.perf_counter() - begin
+        run.tokens = found[:, longest:].tolist()
+        return run
+
+    return generate
+
+
+def ctranslate2(folder: Path, threads: int) -> Generate:
+    """Converted by its own converter. Of prompts of several lengths it computes at once what the
+    shortest has, and the rest token by token."""
+    import ctranslate2 as ct2
+    import transformers
+
+    _quiet(transformers)
+    with tempfile.TemporaryDirectory() as work:
+        ct2.converters.TransformersConverter(str(folder)).convert(f"{work}/model")
+        words = json.loads(Path(work, "model", "vocabulary.json").read_text())
+        generator = ct2.Generator(
+            f"{work}/model", intra_threads=threads, inter_threads=1, compute_type="float32"
+        )
+
+    def generate(prompts: Prompts, new_tokens: int) -> Run:
+        run = Run.of(len(prompts))
+        texts = [[words[token] for token in prompt] for prompt in prompts]
+        begin = time.perf_counter()
+
+        def clock(step: Any) -> bool:
+            run.seconds[step.batch_id].append(time.perf_counter() - begin)
+            return False
+
+        found = generator.generate_batch(
+            texts,
+            max_length=new_tokens,
+            sampling_topk=1,
+            end_token=[],
+            include_prompt_in_result=False,
+            callback=clock,
+        )
+        run.whole_s = time.perf_counter() - begin
+        run.tokens = [each.sequences_ids[0] for each in found]
+        return run
+
+    return generate
+
+
+SYSTEMS: dict[str, Callable[[Path, int], Generate]] = {
+    "fusewire": fusewire,
+    "transformers": transformers_eager,
+    "ctranslate2": ctranslate2,
+}
+
+
+def version_of(system: str) -> str:
+    if system == "transformers":
+        return f"{version('transformers')} (torch {version('torch')})"
+    return machine.version_of(system)
+
+
+def write_gpt2(folder: Path) -> int:
+    """GPT-2's 124 million parameters, seeded random ones, with a tokenizer that knows a word for
+    each of its ids: ours wants texts of tokens, CTranslate2's converter their names. The size of
+    the vocabulary."""
+    import torch
+    import transformers
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    _quiet(transformers)
+    torch.manual_seed(0)
+    # Weights large enough that answers differ from place to place.
+    config = transformers.GPT2Config(initializer_range=0.1)
+    transformers.GPT2LMHeadModel(config).eval().save_pretrained(folder)
+    words = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words += [f"w{n}" for n in range(len(words), config.vocab_size - 1)]
+    end = "<|endoftext|>"
+    vocabulary = {word: index for index, word in enumerate([*words, end])}
+    backend = Tokenizer(models.BPE(vocabulary, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token=end, eos_token=end, unk_token=end
+    ).save_pretrained(folder)
+    return int(config.vocab_size)
+
+
+def _quiet(transformers: Any) -> None:
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()

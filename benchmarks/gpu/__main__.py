@@ -1,0 +1,78 @@
+"""The GPU's benchmarks: `python -m benchmarks.gpu [encoder kernels gemm attention memory served
+generation]`.
+
+Adds JSON rows to `--out` and prints tables and goals last. `summary` runs nothing: it prints those
+of the rows that are there. `python -m benchmarks.pages --take` brings them into the documentation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+from pathlib import Path
+
+from benchmarks.gpu import generation_workload, goals, tables
+from benchmarks.gpu.run import run
+from benchmarks.gpu.workload import GRIDS, SIZES
+from benchmarks.records import GPU_RESULTS
+
+BENCHMARKS = ("encoder", "kernels", "gemm", "attention", "memory", "served", "generation")
+
+
+def main() -> int:
+    options = arguments()
+    if "summary" in options.benchmarks:
+        print(tables.markdown(options.out))
+        print(goals.text(options.out))
+        return 0
+    failed = []
+    for name in options.benchmarks or BENCHMARKS:
+        # A process of its own, so that none inherits another's memory, or its fault.
+        context = multiprocessing.get_context("spawn")
+        process = context.Process(target=run, args=(name, options))
+        process.start()
+        process.join()
+        if process.exitcode:
+            failed.append(name)
+    if options.out.is_file():
+        print(tables.markdown(options.out))
+        print(goals.text(options.out))
+    if failed:
+        print(f"failed: {', '.join(failed)}")
+    return int(bool(failed))
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="benchmarks.gpu", description="The GPU's benchmarks")
+    parser.add_argument("benchmarks", nargs="*", metavar="|".join((*BENCHMARKS, "summary")))
+    parser.add_argument("--out", type=Path, default=GPU_RESULTS, help="the file of rows")
+    parser.add_argument(
+        "--no-compiled-transformers",
+        action="store_true",
+        help="encoder, generation: leave it out: 12 s a case",
+    )
+    encoder = parser.add_argument_group("encoder")
+    encoder.add_argument("--grids", nargs="+", choices=list(GRIDS), default=list(GRIDS))
+    encoder.add_argument("--sizes", nargs="+", choices=list(SIZES), default=list(SIZES))
+    encoder.add_argument("--cases", nargs="+", default=[], help="only these, such as 16x512")
+    encoder.add_argument(
+        "--compile-all", action="store_true", help="compile the packed rival at every grid point"
+    )
+    encoder.add_argument("--without-own", action="store_true", help="the rivals alone")
+    parts, models = generation_workload.PARTS, generation_workload.SHAPES
+    generation = parser.add_argument_group("generation")
+    generation.add_argument("--parts", nargs="+", choices=list(parts), default=list(parts))
+    generation.add_argument(
+        "--models", nargs="+", choices=list(models), default=[], help="only these"
+    )
+    generation.add_argument("--batches", nargs="+", type=int, default=[], help="only these")
+    options = parser.parse_args()
+    unknown = [name for name in options.benchmarks if name not in (*BENCHMARKS, "summary")]
+    if unknown:
+        parser.error(f"benchmarks: got {', '.join(unknown)}, wanted {', '.join(BENCHMARKS)}")
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""One model on both sides, and how contenders are compared with what is right, then timed."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import torch
+from fusewire import kernels
+from torch import Tensor
+
+from benchmarks.gpu import generation_torch as rival
+from benchmarks.gpu.generation_models import (
+    Past,
+    Place,
+    own_model,
+    random_ids,
+    transformers_model,
+)
+from benchmarks.gpu.generation_workload import SHAPES, Case
+from benchmarks.gpu.timing import Contender, medians_ms
+from benchmarks.records import Rows
+
+# Off from fp32 by at most this many times what the same in fp16 op by op is, and units in the last
+# place of the largest value.
+TIMES_PLAIN, ULPS = 2.0, 4
+
+Side = Any  # name, stream, forward, output
+
+
+class Bench:
+    """One model, ours and torch's, with the same weights."""
+
+    def __init__(self, model: str, place: Place) -> None:
+        self.place, self.shape = place, SHAPES[model]
+        self.compiled = place.device != "cpu"  # tests have no time for it
+        self.usual = transformers_model(self.shape, place)
+        self.own = own_model(self.usual, place)
+        self.weights = rival.Weights.of(self.usual)
+
+    def ids(self, case: Case, count: int, seed: int = 0) -> Tensor:
+        found = random_ids(case.shape, case.batch * count, seed)
+        return torch.tensor(found, device=self.place.device).view(case.batch, count)
+
+    def parts(self) -> rival.Parts:
+        if self.compiled:
+            return rival.compiled_parts()
+        return rival.before, rival.after, rival.logits_of
+
+    def bounds(self, past: Past, ids: Tensor) -> tuple[Tensor, float]:
+        """What is right, and how far off from it is allowed."""
+        exact = rival.plain_logits(self.weights, past, ids, torch.float32)
+        plain = rival.plain_logits(self.weights, past, ids, self.place.torch_dtype)
+        allowed = TIMES_PLAIN * float((plain - exact).abs().max())
+        del plain
+        self.release()
+        eps = float(torch.finfo(self.place.torch_dtype).eps)
+        return exact, allowed + ULPS * eps * float(exact.abs().max())
+
+    def forget(self) -> None:
+        """What one case left behind."""
+        torch.compiler.reset()
+        self.release()
+
+    def release(self) -> None:
+        """Memory that nobody uses, from either side's allocator to both."""
+        self.own._replays = None  # recorded steps keep the cache that they write
+        gc.collect()
+        self.place.wait()
+        kernels.default_allocator(self.own.place.device).trim()
+        if self.place.device != "cpu":
+            torch.cuda.empty_cache()
+
+
+def timed(
+    sides: list[Side], bounds: tuple[Tensor, float], more: list[Contender] | None = None
+) -> tuple[Rows, dict[str, float]]:
+    """A row for each side, and medians of those that are right, and of `more`."""
+    wanted, allowed = bounds
+    rows, right = [], []
+    for side in sides:
+        side.forward()
+        if side.stream is not None:
+            torch.cuda.synchronize()
+        off = float((side.output().to(wanted.device) - wanted).abs().max())
+        off = off if off == off else float("inf")  # NaN is as wrong as can be
+        row = {"system": side.name, "max_abs_difference": round(off, 6)}
+        rows.append(row | {"allowed_difference": round(allowed, 6)})
+        if off <= allowed:
+            right.append(side)
+    contenders = [Contender(side.name, side.forward, side.stream) for side in right]
+    ms = medians_ms([*contenders, *(more or [])])
+    for row in rows:
+        if row["system"] in ms:
+            row["device_ms"] = round(ms[row["system"]], 4)
+    return rows, ms

@@ -1,0 +1,178 @@
+"""Random decoders without a download: transformers' on the device, and ours from its very tensors,
+which never pass through a file or the host."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from fusewire import kernels
+from fusewire.models.config import Config
+from fusewire.models.decoder import DecoderModel
+from fusewire.models.registry import decoder
+from fusewire.placement import Placement
+from fusewire.weights import Checkpoint
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor, nn
+
+from benchmarks.gpu.generation_workload import Case, Shape
+from benchmarks.gpu.own import view
+
+SPREAD = 0.02  # of random weights, as models are initialised
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a benchmark runs; tests run it on the CPU."""
+
+    device: str = "cuda"
+    dtype: str = "float16"
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        return getattr(torch, self.dtype)
+
+    def wait(self) -> None:
+        if self.device != "cpu":
+            torch.cuda.synchronize()
+
+    def free_bytes(self) -> int:
+        return torch.cuda.mem_get_info()[0] if self.device != "cpu" else 1 << 30
+
+
+GPU = Place()
+
+
+def transformers_model(shape: Shape, place: Place = GPU) -> Any:
+    """No number of it is zero or one, so that none can be left out unseen."""
+    transformers.logging.set_verbosity_error()
+    config = transformers.AutoConfig.for_model(shape.model_type, **shape.config)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(
+            config, dtype=place.torch_dtype, attn_implementation="sdpa"
+        )
+    model = model.to_empty(device=place.device).eval()
+    model.tie_weights()
+    generator = torch.Generator(place.device).manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(0.0, SPREAD, generator=generator)
+            if parameter.dim() == 1 and name.endswith("weight"):
+                parameter.mul_(5).add_(1)  # of a norm
+    _restore_frequencies(model, config)
+    model.generation_config.eos_token_id = None
+    return model
+
+
+def _restore_frequencies(model: nn.Module, config: Any) -> None:
+    """Buffers are made when a module is, which on the meta device has no numbers."""
+    for name, buffer in model.named_buffers():
+        if "inv_freq" not in name:
+            continue
+        width = config.hidden_size // config.num_attention_heads
+        steps = torch.arange(0, width, 2, device=buffer.device, dtype=torch.float32) / width
+        theta = config.rope_parameters["rope_theta"]
+        module = model.get_submodule(name.rpartition(".")[0])
+        setattr(module, name.rpartition(".")[2], theta**-steps)
+
+
+def own_model(model: Any, place: Place = GPU) -> DecoderModel:
+    """With the weights of a transformers model, taken where they are."""
+    config = model.config.to_dict() | {"architectures": [type(model).__name__]}
+    blueprint = decoder(config).blueprint(Config(config))
+    live = {name: _Live(tensor) for name, tensor in model.state_dict().items()}
+    checkpoint = Checkpoint(live, "the model", blueprint.prefix, blueprint.aliases)  # type: ignore[arg-type]
+    there = _Direct(place.device, place.dtype)
+    return DecoderModel(blueprint, checkpoint, there, config=config, folder=None)
+
+
+class _Joined(Tensor):
+    """A tensor that numpy's `concatenate` takes, which is what joins the parts of a matrix."""
+
+    def __array_function__(self, function: Any, types: Any, arguments: Any, named: Any) -> Tensor:
+        if function is not np.concatenate:
+            return NotImplemented
+        return torch.cat([part.as_subclass(Tensor) for part in arguments[0]]).as_subclass(_Joined)
+
+
+class _Live:
+    """A tensor of the model, as a checkpoint has those of a file."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.shape = tuple(tensor.shape)
+        self.dtype = str(tensor.dtype)
+        self.is_float = tensor.is_floating_point()
+        self._tensor = tensor.detach()
+
+    def equals(self, other: _Live) -> bool:
+        return torch.equal(self._tensor, other._tensor)
+
+    def numbers(self, name: str, dtype: str) -> Any:
+        return self._tensor.as_subclass(_Joined)
+
+
+class _Direct(Placement):
+    """Takes torch's tensors of its device and dtype as they are."""
+
+    def reserve(self, count: int, tag: str) -> None:
+        """Nothing: the numbers are there."""
+
+    def floats(self, array: Any, name: str = "tensor") -> kernels.Tensor:
+        return _ours(array) if isinstance(array, Tensor) else super().floats(array, name)
+
+    def linear(self, weight: Any, bias: Any, name: str = "tensor") -> kernels.Linear:
+        parts = [None if each is None else _ours(each) for each in (weight, bias)]
+        found = kernels.Linear(*parts, self.stream)
+        self.stream.synchronize()  # before torch has the memory of what was joined again
+        return found
+
+
+def _ours(tensor: Tensor) -> kernels.Tensor:
+    return view(tensor.as_subclass(Tensor).detach().contiguous())
+
+
+@dataclass(frozen=True)
+class Past:
+    """Random keys and values of a case, the same for everyone, made a layer at a time."""
+
+    case: Case
+    place: Place = GPU
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """[batch, kv_heads, context, head_dim] each; the last position is the new token's, for a
+        step to write."""
+        shape, case = self.case.shape, self.case
+        generator = torch.Generator(self.place.device).manual_seed(1 + index)
+        size = (2, case.batch, shape.kv_heads, case.context, shape.head_dim)
+        both = torch.empty(size, device=self.place.device, dtype=self.place.torch_dtype)
+        keys, values = both.normal_(generator=generator).unbind(0)
+        return keys, values
+
+    def fill(self, layers: Sequence[tuple[Tensor, Tensor]]) -> None:
+        for index, (keys, values) in enumerate(layers):
+            for to, source in zip((keys, values), self.layer(index), strict=True):
+                to.copy_(source)
+
+
+def random_ids(shape: Shape, count: int, seed: int) -> list[int]:
+    return np.random.default_rng(seed).integers(0, shape.vocabulary, count).tolist()
+
+
+def tokenizer_folder(folder: Path, vocabulary: int) -> Path:
+    """A tokenizer of this size, so that answers become text as they do in service: 256 bytes and
+    words made up."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[:vocabulary]
+    words = {character: index for index, character in enumerate(alphabet)}
+    words |= {f"Ġw{index}": index for index in range(len(words), vocabulary)}
+    backend = Tokenizer(models.BPE(vocab=words, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.save(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_text(json.dumps({}), encoding="utf-8")
+    return folder

@@ -1,0 +1,210 @@
+"""Our side of generation: steps and prompts as the engine has them computed, what a step launches
+alone, and the engine itself."""
+
+from __future__ import annotations
+
+import queue
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from fusewire import kernels
+from fusewire.engine.generation import GenerationEngine
+from fusewire.engine.generation_memory import PAGE_SIZE
+from fusewire.engine.generation_settings import GenerationSettings
+from fusewire.engine.sampling import Sampler, SamplingState
+from fusewire.errors import FusewireError
+from fusewire.generation.parameters import GenerationParameters
+from fusewire.generation.request import GenerationRequest
+from fusewire.models.decoder import DecoderModel
+from fusewire.models.decoder_cache import DecoderCache
+from fusewire.models.step_batch import StepBatch
+from torch import Tensor
+
+from benchmarks.gpu.generation_models import Past, tokenizer_folder
+from benchmarks.gpu.generation_workload import Case
+from benchmarks.gpu.own import launches, torch_stream
+from benchmarks.gpu.timing import Contender
+
+
+class Pages:
+    """A cache with room for a case, its pages given out in a random order."""
+
+    def __init__(self, model: DecoderModel, case: Case) -> None:
+        each = -(-case.context // PAGE_SIZE)
+        self.model, self.case = model, case
+        self.cache = model.new_cache(case.batch * each, PAGE_SIZE)
+        order = np.random.default_rng(0).permutation(case.batch * each)
+        self.table = order.reshape(case.batch, each).astype(np.int32)
+
+    def fill(self, past: Past) -> None:
+        """The past, where the table says."""
+        order = torch.from_numpy(self.table.reshape(-1).astype(np.int64))
+        planes = torch.from_dlpack(self.cache.planes).unflatten(0, (-1, 2))
+        for index, pair in enumerate(planes):
+            for plane, source in zip(pair, past.layer(index), strict=True):
+                paged = source.unflatten(2, (-1, PAGE_SIZE)).transpose(1, 2).flatten(2)
+                plane[order.to(source.device)] = paged.flatten(0, 1)
+        past.place.wait()
+
+    def batch(self, ids: Tensor, sequences: slice = slice(None)) -> StepBatch:
+        """The last tokens [batch, tokens] of the case's sequences, or of some of them."""
+        ids, table = ids[sequences], self.table[sequences]
+        batch, count = ids.shape
+        positions = np.arange(self.case.context - count, self.case.context, dtype=np.int32)
+        offsets = np.arange(batch + 1, dtype=np.int32) * count
+        return StepBatch(
+            input_ids=ids.cpu().numpy().astype(np.int64).reshape(-1),
+            positions=np.tile(positions, batch),
+            cu_seqlens=offsets,
+            context_lengths=np.full(batch, self.case.context, np.int32),
+            block_table=table,
+            logit_rows=offsets[1:].astype(np.int64) - 1,
+        )
+
+
+class Step:
+    """A step of a case with greedy draws, as the engine's loop has it computed: recorded where the
+    device can record."""
+
+    name = "fusewire"
+
+    def __init__(self, pages: Pages, past: Past, ids: Tensor) -> None:
+        model, cache = pages.model, pages.cache
+        self.stream = torch_stream(model.place.stream)
+        self._pages, self._batch = pages, pages.batch(ids)
+        model.record_steps(cache, pages.case.batch, max_tokens=1)
+        pages.fill(past)  # recording writes into the pages
+        for _ in range(2):  # a step longer than those is recorded when it comes again
+            model.step(self._batch, cache)
+        greedy = GenerationParameters(ignore_eos=True)
+        self._states = [SamplingState(greedy, [0]) for _ in range(pages.case.batch)]
+        self._sampler = Sampler(model.place, model.vocab_size)
+
+    def forward(self) -> None:
+        logits = self._pages.model.step(self._batch, self._pages.cache)
+        self._sampler.sample(logits, self._states)
+
+    def output(self) -> Tensor:
+        return _logits(self._pages.model, self._batch, self._pages.cache)
+
+    @property
+    def replayed(self) -> bool:
+        return self._recording() is not None
+
+    def launched(self) -> Contender:
+        """What the device does of it: the recorded step, its inputs there, and recorded draws that
+        nobody reads."""
+        model, place, batch = self._pages.model, self._pages.model.place, self._batch
+        logits = model.step(batch, self._pages.cache)
+        rows = batch.sequences
+        tokens = place.empty(rows, dtype="int64")
+        chosen, total = (place.empty(rows, dtype="float32") for _ in range(2))
+        settings = self._sampler._settings(self._states)
+
+        def draw() -> None:
+            kernels.sample(tokens, logits, *settings, place.stream)
+            kernels.gather_columns(chosen, logits, tokens, place.stream)
+            kernels.log_sum_exp(total, logits, place.stream)
+
+        graph = self._recording()
+        if graph is None and place.stream.can_capture:
+            raise kernels.Error("step: got no recording of it, wanted one; see what was logged")
+        draws = launches("draws", place.stream, [draw])
+
+        def work() -> None:
+            if graph is None:
+                model.step(batch, self._pages.cache)
+            else:
+                graph.replay(place.stream)
+            draws.run()
+
+        return Contender("fusewire, launched", work, self.stream)
+
+    def _recording(self) -> kernels.Graph | None:
+        replays = self._pages.model._replays
+        bucket = None if replays is None else replays.bucket(self._batch)
+        found = None if replays is None or bucket is None else replays.recorded.get(bucket)
+        return None if found is None else found[1]
+
+
+class Prompt:
+    """Whole prompts into an empty cache, so many sequences a step."""
+
+    def __init__(self, name: str, pages: Pages, ids: Tensor, sequences: int) -> None:
+        self.name = name
+        self.stream = torch_stream(pages.model.place.stream)
+        self._pages = pages
+        self._batches = [
+            pages.batch(ids, slice(first, first + sequences))
+            for first in range(0, len(ids), sequences)
+        ]
+        with pages.model.place.tuning():
+            self.forward()
+
+    def forward(self) -> None:
+        for batch in self._batches:
+            self._pages.model.step(batch, self._pages.cache)
+
+    def output(self) -> Tensor:
+        model, cache = self._pages.model, self._pages.cache
+        return torch.cat([_logits(model, batch, cache) for batch in self._batches])
+
+
+def _logits(model: DecoderModel, batch: StepBatch, cache: DecoderCache) -> Tensor:
+    return torch.from_numpy(model.place.numpy(model.step(batch, cache)))
+
+
+@contextmanager
+def engine(model: DecoderModel, batch: int, longest: int) -> Iterator[GenerationEngine]:
+    """With room for `batch` sequences of `longest` tokens; nothing is found in the cache."""
+    settings = GenerationSettings(
+        max_sequences=batch, max_length=longest, prefix_caching=False, dtype=model.place.dtype
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        there = tokenizer_folder(Path(folder), model.vocab_size)
+        with GenerationEngine(there, settings, model=model) as found:
+            yield found
+
+
+class Answers:
+    """Requests for `new` tokens each to an engine, all at once, and when each token came."""
+
+    def __init__(
+        self, engine: GenerationEngine, prompts: Sequence[Sequence[int]], new: int
+    ) -> None:
+        self.times: list[list[float]] = [[] for _ in prompts]
+        self.tokens: list[list[int]] = [[] for _ in prompts]
+        events: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+        parameters = GenerationParameters(max_new_tokens=new, ignore_eos=True)
+        began = time.perf_counter()
+        for index, prompt in enumerate(prompts):
+            request = GenerationRequest(prompt, parameters)
+            engine.submit(request, None, lambda event, index=index: events.put((index, event)))
+        left = len(prompts)
+        while left:
+            index, delta = events.get()
+            if isinstance(delta, FusewireError):
+                raise delta
+            self.times[index].append(time.perf_counter())
+            self.tokens[index].append(delta.token)
+            left -= delta.finish_reason is not None
+        self.seconds = time.perf_counter() - began
+
+    def step_seconds(self) -> float:
+        """The median between two tokens while all requests ran."""
+        begin, end = max(times[0] for times in self.times), min(times[-1] for times in self.times)
+        gaps = [
+            later - earlier
+            for times in self.times
+            for earlier, later in pairwise(times)
+            if begin <= earlier and later <= end
+        ]
+        return median(gaps)

@@ -1,0 +1,278 @@
+"""The tables of the benchmarks on a GPU; numbers from rows alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks import generation_curves
+from benchmarks.gpu import generation_tables
+from benchmarks.records import Rows, latest
+
+UNITS = ("device_ms", "us", "traffic_mib", "served_over_engine", "run_ms")
+LAST_COLUMNS = ("speedup over the fastest other", "share", "wall ms")
+GRID_TITLES = {
+    "grid": "lengths uniform in 0.2 S..S",
+    "lightseq": "LightSeq's grid, full lengths",
+    "eet": "EET's grid, full lengths",
+}
+
+
+def markdown(path: Path) -> str:
+    """Every table; SystemExit when nothing was measured."""
+    found = latest(path, gpu=True)
+    tables = [table(found[name]) for name, table in TABLES.items() if name in found]
+    if not tables:
+        raise SystemExit(f"results: got none in {path}, wanted some; run python -m benchmarks.gpu")
+    return "\n\n".join(tables)
+
+
+def line(rows: Rows) -> str:
+    """One case as it was just measured, for the eye."""
+    case = " ".join(str(rows[0][key]) for key in ("model", "case") if key in rows[0])
+    unit = next((u for u in UNITS if any(u in r for r in rows)), "")
+    cells = [
+        f"{r['system']} {r[unit]}" if unit in r else f"{r['system']} WRONG by {_off(r)}"
+        for r in rows
+    ]
+    return f"{case} [{unit}]: {', '.join(cells)}"
+
+
+def _off(row: dict[str, Any]) -> str:
+    return f"{row['max_abs_difference']}, allowed {row['allowed_difference']}"
+
+
+def _encoder(rows: Rows) -> str:
+    parts = []
+    for grid, title in GRID_TITLES.items():
+        own = sorted(
+            (r for r in rows if grid in r["grids"]), key=lambda r: (r["model"], r["tokens"])
+        )
+        if own:
+            parts.append(_encoder_grid(own, title))
+    return "\n\n".join(parts)
+
+
+def _encoder_grid(rows: Rows, title: str) -> str:
+    systems = _systems(rows)
+    found = _by_case(rows)
+    headings = ["batch x S (tokens)", *systems, *LAST_COLUMNS]
+    lines = [
+        f"Encoders in fp16, {title}: device ms of a forward, median (share: of the same run's "
+        "8192³ matmul rate, real tokens' FLOPs only):",
+        "",
+        f"| {' | '.join(headings)} |",
+        "|---" * len(headings) + "|",
+    ]
+    for (model, case), of_case in found.items():
+        cells = [_cell(of_case.get(system), "device_ms", "{:.3f}") for system in systems]
+        own = of_case.get("fusewire")
+        last = [
+            _cell(own, "times_strongest_rival", "{:.2f}"),
+            _cell(own, "share_of_matmul", "{:.0%}"),
+            _cell(own, "wall_ms", "{:.3f}"),
+        ]
+        tokens = next(iter(of_case.values()))["tokens"]
+        lines.append(f"| {model} {case} ({tokens}) | {' | '.join([*cells, *last])} |")
+    return "\n".join([*lines, "", _where(rows)])
+
+
+def _kernels(rows: Rows) -> str:
+    return _shares(
+        rows,
+        "Row kernels in fp16, {shape[0]} x {shape[1]}: TB/s read and written (share of the same "
+        "run's copy bandwidth):",
+        lambda row: f"{row['tb_s']:.2f} ({row['share_of_copy']:.0%})",
+    )
+
+
+def _gemm(rows: Rows) -> str:
+    return _shares(
+        rows,
+        "BERT's matrix products in fp16 with bias, and erf GELU in the intermediate one, by "
+        "tokens: TFLOP/s (share of the same run's 8192³ matmul rate):",
+        lambda row: f"{row['tflops']:.0f} ({row['share_of_matmul']:.0%})",
+    )
+
+
+def _attention(rows: Rows) -> str:
+    return _shares(
+        rows,
+        "Attention in fp16 on 16k packed tokens (heads x head_dim, longest sequence): TFLOP/s:",
+        lambda row: f"{row['tflops']:.0f}",
+    )
+
+
+def _shares(rows: Rows, title: str, cell: Callable[[dict[str, Any]], str]) -> str:
+    """A line a case, a column a system."""
+    systems = _systems(rows)
+    lines = [
+        title.format(**rows[0]),
+        "",
+        f"| | {' | '.join(systems)} |",
+        "|---" * (len(systems) + 1) + "|",
+    ]
+    for (_, case), of_case in _by_case(rows).items():
+        cells = [cell(of_case[system]) if system in of_case else "" for system in systems]
+        lines.append(f"| {case} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", _where(rows)])
+
+
+def _memory(rows: Rows) -> str:
+    columns = {
+        "unloaded_mib": "context and code",
+        "weights_mib": "weights",
+        "planned_arena_mib": "arena, planned",
+        "arena_mib": "arena, taken",
+        "peak_reserved_mib": "peak from the driver",
+        "beyond_context_mib": "all but context and code",
+    }
+    lines = [
+        "Device memory of BERT-base in fp16 in service, MiB (150 sequences alone of 5 to 500 "
+        "tokens, 30 batches of 16 of 102 to 512, twice):",
+        "",
+        f"| | {' | '.join(columns.values())} |",
+        "|---" * (len(columns) + 1) + "|",
+    ]
+    for row in rows:
+        cells = [_cell(row, key, "{:.0f}") for key in columns]
+        lines.append(f"| {row['system']} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", _where(rows)])
+
+
+def _served(rows: Rows) -> str:
+    return _listed(
+        rows,
+        "{model} in fp16 served over gRPC by the embedded Triton, {sequences} sequences of "
+        "{lengths[0]} to {lengths[1]} tokens a request, tokens/s (queue: a request's; tokenize, "
+        "compute: share of an instance's time):",
+        {
+            "requests": "{form}",
+            "instances": "{instances}",
+            "in flight": "{under_way}",
+            "engine alone": "{engine_tokens_per_s:.0f}",
+            "served": "{served_tokens_per_s:.0f}",
+            "served / engine": "{served_over_engine:.0%}",
+            "queue ms": "{queue_ms:.2f}",
+            "tokenize": "{tokenize_share:.0%}",
+            "compute": "{compute_share:.0%}",
+        },
+    )
+
+
+def _generation(rows: Rows) -> str:
+    parts = {row["part"]: [r for r in rows if r["part"] == row["part"]] for row in rows}
+    return "\n\n".join(
+        f"{table(parts[part])}\n\n{_where(parts[part])}"
+        for part, table in generation_tables.TABLES.items()
+        if part in parts
+    )
+
+
+def _generation_served(rows: Rows) -> str:
+    return _listed(
+        rows,
+        "Generation in fp16 served over gRPC by the embedded Triton, {prompt} + {tokens} tokens a "
+        "stream, beside the engine alone: median ms between tokens of a stream, and tokens/s of "
+        "all streams from their common beginning:",
+        {
+            "streams": "{model}, {case}",
+            "engine ms": "{engine_between_ms:.2f}",
+            "served ms": "{server_between_ms:.2f}",
+            "added": "{added_between_ms:.2f}",
+            "engine tokens/s": "{engine_tokens_per_s:.0f}",
+            "served tokens/s": "{server_tokens_per_s:.0f}",
+            "served / engine": "{share:.0%}",
+        },
+    )
+
+
+def _generation_vllm(rows: Rows) -> str:
+    lines = [
+        "Generation beside vLLM in fp16, greedy, {new_tokens} new tokens for each prompt, all "
+        "prompts submitted at once, host work included: ms a step, tokens/s of the whole run with "
+        "its prompts, and ms until every prompt had 8 tokens (times: above 1 fusewire is "
+        "faster):".format(**rows[0]),
+        "",
+        "| sequences x prompt | fusewire ms a step | vLLM | times | fusewire tokens/s | vLLM "
+        "| times | fusewire first 8, ms | vLLM |",
+        "|---" * 9 + "|",
+    ]
+    for (model, case), of_case in _by_case(rows).items():
+        own, other = of_case["fusewire"], of_case["vllm"]
+        cells = [f"{own['step_ms']:.3f}", f"{other['step_ms']:.3f}"]
+        cells.append(f"{other['step_ms'] / own['step_ms']:.2f}")
+        cells += [f"{own['tokens_per_s']:,.0f}", f"{other['tokens_per_s']:,.0f}"]
+        cells.append(f"{own['tokens_per_s'] / other['tokens_per_s']:.2f}")
+        cells += [_cell(row, "first_8_ms", "{:,.0f}") for row in (own, other)]
+        lines.append(f"| {model} {case} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", _where(rows)])
+
+
+def _listed(rows: Rows, title: str, columns: dict[str, str]) -> str:
+    """A line a row; of each column its heading and form."""
+    lines = [title.format(**rows[0]), "", f"| {' | '.join(columns)} |"]
+    lines.append("|---" * len(columns) + "|")
+    lines += [f"| {' | '.join(columns.values())} |".format(**row) for row in rows]
+    return "\n".join([*lines, "", _where(rows)])
+
+
+def _python_api(rows: Rows) -> str:
+    lines = [
+        "Lists of texts from Python beside the engines that compute them (prompts: 128 tokens, and "
+        "128 new tokens each; texts: of 25 to 128 tokens), of the engine's own rate in the same "
+        "rounds:",
+        "",
+        "| model | work | system | per s | of the engine | CPU time, times the engine's |",
+        "|---" * 6 + "|",
+    ]
+    for row in rows:
+        lines.append(
+            f"| {row['model']} | {row['case'].partition(' on ')[0]} | {row['system']} "
+            f"| {row['per_s']:.0f} {row['unit']} | {row['share_of_engine']:.0%} "
+            f"| {row['cpu_times_engine']:.2f} |"
+        )
+    return "\n".join([*lines, "", _where(rows)])
+
+
+TABLES: dict[str, Callable[[Rows], str]] = {
+    "encoder": _encoder,
+    "kernels": _kernels,
+    "gemm": _gemm,
+    "attention": _attention,
+    "memory": _memory,
+    "served": _served,
+    "python_api": _python_api,
+    "generation": _generation,
+    "generation_vllm": _generation_vllm,
+    "generation_served": _generation_served,
+    generation_curves.BENCHMARK: lambda rows: f"{generation_curves.tables(rows)}\n\n{_where(rows)}",
+}
+
+
+def _by_case(rows: Rows) -> dict[tuple[str, str], dict[str, dict[str, Any]]]:
+    found: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
+    for row in rows:
+        found.setdefault((row.get("model", ""), row["case"]), {})[row["system"]] = row
+    return found
+
+
+def _systems(rows: Rows) -> list[str]:
+    """Ours first, the others as they came."""
+    names = dict.fromkeys(row["system"] for row in rows)
+    return sorted(names, key=lambda name: name != "fusewire")
+
+
+def _cell(row: dict[str, Any] | None, key: str, form: str) -> str:
+    return form.format(row[key]) if row is not None and key in row else ""
+
+
+def _where(rows: Rows) -> str:
+    row = rows[-1]
+    named = ", ".join(f"{name} {version}" for name, version in row["versions"].items())
+    place = f"{row['time'][:10]}, {row['gpu']}"
+    place += f", driver {row['driver']}, CUDA {row['cuda']}; " if "driver" in row else "; "
+    if "matmul_tflops" in row:
+        place += f"matmul {row['matmul_tflops']:.0f} TFLOP/s, copy {row['copy_tb_s']:.2f} TB/s; "
+    return f"{place}{named}."

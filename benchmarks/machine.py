@@ -1,0 +1,79 @@
+"""Where a benchmark ran, and how much other processes disturbed it."""
+
+from __future__ import annotations
+
+import gc
+import os
+import platform
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from benchmarks.encoder_report import cpu_name
+
+# More than this taken by other processes, and ratios are more noise than measurement.
+DISTURBED = 0.1
+
+
+def facts(*packages: str) -> dict[str, Any]:
+    """Hardware, versions and time, the same keys in every row."""
+    return {
+        "cpu": cpu_name(),
+        "cpus": sorted(os.sched_getaffinity(0)),
+        "machine": platform.machine(),
+        "python": platform.python_version(),
+        "versions": {package: version_of(package) for package in packages},
+        "load_average": round(os.getloadavg()[0], 2),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
+
+
+def version_of(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:  # run from the source tree
+        return "source"
+
+
+def settle() -> None:
+    """No collection walks what was imported by now: with torch that takes longer than what is
+    measured. The server's processes do the same."""
+    gc.collect()
+    gc.freeze()
+
+
+class Watch:
+    """What others took of this benchmark's cores since the watch was made."""
+
+    def __init__(self, *others: int) -> None:
+        """`others`: processes that belong to the benchmark, besides this one."""
+        self._others = others
+        self._began, self._busy, self._own = time.perf_counter(), busy_s(), self._own_s()
+
+    def disturbed(self) -> float:
+        """Share of the cores' time that others took."""
+        taken = (busy_s() - self._busy) - (self._own_s() - self._own)
+        cores = (time.perf_counter() - self._began) * len(os.sched_getaffinity(0))
+        return round(max(0.0, taken / cores), 3)
+
+    def _own_s(self) -> float:
+        return time.process_time() + sum(cpu_s(pid) for pid in self._others)
+
+
+def cpu_s(pid: int) -> float:
+    """Seconds that a process has worked, all its threads together."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def busy_s() -> float:
+    """Seconds that this benchmark's cores have worked, for anyone, since the system began."""
+    names = {f"cpu{cpu}" for cpu in os.sched_getaffinity(0)}
+    ticks = 0
+    for line in Path("/proc/stat").read_text().splitlines():
+        name, *fields = line.split()
+        if name in names:
+            user, nice, system, _idle, _wait, irq, softirq, steal = map(int, fields[:8])
+            ticks += user + nice + system + irq + softirq + steal
+    return ticks / os.sysconf("SC_CLK_TCK")

@@ -1,0 +1,170 @@
+"""docs/performance.md: prose around the tables of the committed rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from benchmarks.pages.pictures import PICTURES
+from benchmarks.pages.rows import KINDS, committed
+from benchmarks.records import Rows
+
+INTRODUCTION = """\
+# Performance
+
+<!-- Generated from docs/results by `python -m benchmarks.pages`: do not edit. -->
+
+All systems of a table were measured in the same run on the same machine, in turns unless the text
+says otherwise, so that clock changes and other load met all of them. Where outputs can be compared,
+each system's was first checked against transformers on fresh random input. Numbers are medians
+unless the table says otherwise. Under each table: date, hardware, versions.
+
+In the picture, blue bars above 1 are cases where fusewire is faster than the fastest alternative of
+the same run, orange bars below 1 where it is slower."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A heading, what to know before its tables, the benchmarks of its tables (kind of device and
+    name), the pictures above them, and what to know of a system that is in them."""
+
+    heading: str
+    prose: str
+    benchmarks: tuple[tuple[str, str], ...]
+    pictures: tuple[str, ...] = ()
+    systems: dict[str, str] = field(default_factory=dict)
+
+
+SECTIONS = (
+    Section(
+        "Encoders on GPUs",
+        "Time on the device of one forward pass, from token ids to the last hidden state. "
+        "`packed` is torch on unpadded rows with FlashAttention-2, the whole pass in one CUDA "
+        "graph; `compiled` adds `torch.compile`. `transformers` pads each batch to its longest "
+        "sequence. Lengths are drawn uniformly from 0.2 S to S, or all equal to S where the table "
+        "says full.",
+        (("gpu", "encoder"),),
+        ("encoders_gpu",),
+    ),
+    Section(
+        "Encoders on CPUs",
+        "From token ids to the last hidden state in fp32, all systems on the same cores.",
+        (("cpu", "encoder"),),
+        ("encoders_cpu",),
+        {
+            "torch-packed": "torch on unpadded rows, attention a sequence at a time",
+            "onnxruntime": "a graph fused by ONNX Runtime's own Transformer optimizer, padded",
+            "openvino": "OpenVINO with its latency hint for one sequence, with its throughput hint "
+            "and an unpadded request for each of several; inference precision f32, because its "
+            "default is bf16 where the processor has that",
+            "ctranslate2": "CTranslate2, which removes padding inside",
+        },
+    ),
+    Section(
+        "Encoding texts from Python",
+        "Texts to embeddings, tokenisation included, with the pooling and normalisation of "
+        "all-MiniLM-L6-v2: `fusewire.Embedder.encode` beside `SentenceTransformer.encode`, both "
+        "with their defaults.",
+        (("cpu", "encode"),),
+    ),
+    Section(
+        "Lists of texts and prompts from Python",
+        "What `fusewire.LLM.generate` and `fusewire.Embedder.encode` cost over the engines that "
+        "they call.",
+        (("gpu", "python_api"),),
+    ),
+    Section(
+        "Generation on GPUs",
+        "The first table compares two whole engines: fusewire's and vLLM's, one after the other, "
+        "each the only process on the GPU, the fastest of two runs. fusewire is ahead where steps "
+        "are short, vLLM where many sequences of a large model run at once: fusewire does not yet "
+        "prepare the next step on the host while the GPU computes. The other tables compare single "
+        "steps, prompts, whole answers and long contexts with a hand-written torch decoder, "
+        "compiled and replayed as a CUDA graph, and with transformers.",
+        (("gpu", "generation_vllm"), ("gpu", "generation")),
+        ("generation_vllm", "generation_step"),
+    ),
+    Section(
+        "Requests that arrive at random",
+        "Continuous batching beside the same engine with batches that run to completion.",
+        (("gpu", "generation_poisson"), ("cpu", "generation_poisson")),
+        ("arrivals",),
+    ),
+    Section(
+        "Generation on CPUs",
+        "GPT-2 in fp32 on the same cores; every system produces the same greedy tokens.",
+        (("cpu", "generation"),),
+        ("generation_cpu",),
+    ),
+    Section(
+        "Through the server",
+        "What is left of the engine's throughput when requests come over gRPC.",
+        (("gpu", "served"), ("gpu", "generation_served"), ("cpu", "served")),
+    ),
+    Section("Memory", "", (("gpu", "memory"), ("cpu", "memory"))),
+    Section(
+        "Single kernels",
+        "",
+        (("gpu", "kernels"), ("gpu", "gemm"), ("gpu", "attention"), ("cpu", "gemm")),
+        ("attention",),
+    ),
+)
+
+REPEATING = """\
+## Repeating the measurements
+
+`make bench` installs the alternatives and runs the benchmarks of the CPU; `python -m benchmarks
+encoder` runs one of them. With a GPU:
+
+| table | command |
+|---|---|
+| encoders, lengths 0.2 S to S | `python -m benchmarks.gpu encoder --grids grid --compile-all` |
+| encoders, LightSeq's and EET's grids | `python -m benchmarks.gpu encoder --grids lightseq eet` |
+| row kernels, matrix products, attention | `python -m benchmarks.gpu kernels gemm attention` |
+| device memory; served by Triton | `python -m benchmarks.gpu memory served` |
+| generation: step, prompts, whole answers, contexts | `python -m benchmarks.gpu generation` |
+| lists of texts and prompts from Python | `python -m benchmarks.python_api --device cuda` |
+| image classifiers, ViT-B/16 and L/14 | `python -m benchmarks.images`, `--device cuda` |
+| generation beside vLLM | `python -m benchmarks.gpu.generation_vllm --vllm-python PATH` |
+| generation served by Triton | `python -m benchmarks.generation_served --device cuda` |
+| requests that arrive at random | `python -m benchmarks.generation_poisson --device cuda \
+--model llama-8b --seconds 5 --shares 0.1 0.2 0.3 0.5 0.7 0.9 --sequences 32` |
+
+The last two take `--model gpt2` or `llama-8b`. Every benchmark has `--help`.
+
+Rows go to `bench-results`. `python -m benchmarks.pages --take` brings them into `docs/results` and
+renews this page and its pictures.
+
+`make load` starts a server and puts load on it with Locust: texts to embed, and streams of
+generated text over gRPC and from the OpenAI endpoint, in a closed loop and with Poisson arrivals.
+It reports latencies, times to first token and times between tokens in `load-results`."""
+
+
+def page(results: Path) -> str:
+    """The page as Markdown; sections without rows are left out."""
+    found = committed(results)
+    sections = [part for section in SECTIONS for part in _parts(section, found)]
+    return "\n\n".join([INTRODUCTION, _image("results"), *sections, REPEATING]) + "\n"
+
+
+def _parts(section: Section, found: dict[str, dict[str, Rows]]) -> Iterator[str]:
+    measured = {
+        (kind, name): found[kind][name] for kind, name in section.benchmarks if name in found[kind]
+    }
+    if not measured:
+        return
+    yield f"## {section.heading}"
+    if section.prose:
+        yield section.prose
+    systems = {row["system"] for rows in measured.values() for row in rows if "system" in row}
+    if notes := [f"- `{name}`: {n}" for name, n in section.systems.items() if name in systems]:
+        yield "\n".join(notes)
+    for name in section.pictures:
+        yield _image(name)
+    for (kind, name), rows in measured.items():
+        yield KINDS[kind][name](rows)
+
+
+def _image(name: str) -> str:
+    return f"![{PICTURES[name].title}](images/{name}.svg)"

