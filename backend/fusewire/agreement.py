@@ -31,7 +31,7 @@ def differences(got: Sequence[Results], truth: Sequence[Results]) -> dict[str, f
     }
 
 
-def granted(
+def allowed_differences(
     truth: Sequence[Results], dtype: str, rounded: Callable[[], Sequence[Results]]
 ) -> dict[str, float]:
     """The largest difference that passes, by name. `truth`: what transformers computes in fp32;

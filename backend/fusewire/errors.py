@@ -1,13 +1,13 @@
-"""Every exception fusewire raises on purpose, by whose fault it is.
+"""Every exception fusewire raises on purpose: the kinds, and the status that each is answered with.
 
-The serving layer maps the type to a status code and passes the text through unchanged, so a
-message must stand alone: what, got, wanted, remedy. It never carries a traceback.
+The serving layer passes the text through unchanged, so a message must stand alone: what, got,
+wanted, remedy. It never carries a traceback. Programs decide by the kind, never by the words.
 """
 
 from __future__ import annotations
 
 from copy import copy
-from typing import Self
+from typing import NamedTuple, Self
 
 _LONGEST_NAME = 64
 
@@ -27,10 +27,15 @@ class InvalidInput(FusewireError):
 
     def __init__(self, field: str, got: object, wanted: str, remedy: str) -> None:
         self.field = field
+        self.got, self.wanted, self.remedy = got, wanted, remedy
         # A field may be a name that the client made up: of any length, with any characters.
         plain = field.isascii() and field.isidentifier() and len(field) <= _LONGEST_NAME
         shown = field if plain else repr(field[:_LONGEST_NAME])
         super().__init__(f"{shown}: got {got}, wanted {wanted}; {remedy}")
+
+    def in_row(self, row: int) -> InvalidInput:
+        """The same error, of one of a request's rows."""
+        return InvalidInput(self.field, f"{self.got} in row {row}", self.wanted, self.remedy)
 
     def at(self, where: str) -> Self:
         """The same error, of one of several inputs: `where` says of which."""
@@ -40,8 +45,34 @@ class InvalidInput(FusewireError):
 
 
 class Unavailable(FusewireError):
-    """Nobody's fault: no room or no time for a request now. Answered with UNAVAILABLE, at once; the
-    same request may succeed later."""
+    """Nobody's fault: a request cannot be answered now. The same request may succeed later, or on
+    another server."""
+
+    reason = "server"  # of rejections, on the metrics page
+
+
+class QueueFull(Unavailable):
+    """As many requests wait as may: answered at once."""
+
+    reason = "queue"
+
+
+class DeadlineExceeded(Unavailable):
+    """The request's own `timeout_seconds` passed, or would pass."""
+
+    reason = "timeout_seconds"
+
+
+class Cancelled(FusewireError):
+    """Its client has left, and no answer is computed."""
+
+
+class ComputeFailed(FusewireError):
+    """The server's fault while computing an answer: a defect, or a device that failed."""
+
+
+class OutOfMemory(ComputeFailed):
+    """No memory left to compute the answer in."""
 
 
 class CheckpointError(FusewireError):
@@ -50,3 +81,29 @@ class CheckpointError(FusewireError):
 
 class ConfigurationError(FusewireError):
     """An operator's fault: an unknown, ill-typed or contradictory setting."""
+
+
+class Status(NamedTuple):
+    """How a kind is answered: `triton` is the name of TritonError's code, `grpc` the status that
+    Triton makes of it, `http` the status of the OpenAI endpoint."""
+
+    triton: str
+    grpc: str
+    http: int
+
+
+# The first that a kind is, or is below.
+_STATUS: dict[type[FusewireError], Status] = {
+    InvalidInput: Status("INVALID_ARG", "INVALID_ARGUMENT", 400),
+    QueueFull: Status("UNAVAILABLE", "UNAVAILABLE", 429),
+    # The client's own limit. OpenAI's clients would send 408, 409, 429 and 5xx again.
+    DeadlineExceeded: Status("UNAVAILABLE", "UNAVAILABLE", 400),
+    Unavailable: Status("UNAVAILABLE", "UNAVAILABLE", 503),
+    Cancelled: Status("CANCELLED", "CANCELLED", 503),  # nobody reads it, unless the server gave up
+    FusewireError: Status("INTERNAL", "INTERNAL", 500),
+}
+
+
+def status_of(kind: type[FusewireError]) -> Status:
+    """How errors of a kind are answered."""
+    return next(status for above, status in _STATUS.items() if issubclass(kind, above))

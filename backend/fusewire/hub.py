@@ -22,13 +22,19 @@ from fusewire.weights.formats import CONFIG, INDEX, WEIGHTS, not_a_model
 
 _ID = re.compile(r"[A-Za-z0-9_][\w.-]*(/[\w.-]+)?", re.ASCII)
 _REVISION = re.compile(r"\w[\w./-]*", re.ASCII)
-# All that is read but the weights. Patterns, whose * matches / too.
+# All that is read but the model's weights. Patterns, whose * matches / too.
 DESCRIPTIONS = (
     CONFIG,
     "generation_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
+    "sentencepiece.bpe.model",
+    "source.spm",
+    "spiece.model",
+    "vocab.json",
     "chat_template.jinja",
     "chat_template.json",
     "modules.json",
@@ -36,6 +42,7 @@ DESCRIPTIONS = (
     "sentence_bert_config.json",
     INDEX,
     "[0-9]*_*/config.json",  # modules of sentence-transformers: 1_Pooling/config.json
+    "[0-9]*_Dense/model.safetensors",  # small, beside the model's
 )
 
 

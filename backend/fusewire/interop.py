@@ -16,10 +16,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fusewire.engine.batch import Batch
-from fusewire.errors import ConfigurationError, InvalidInput
+from fusewire.batch import Batch
+from fusewire.errors import CheckpointError, ConfigurationError, InvalidInput
 from fusewire.hub import model_folder
-from fusewire.models import EncoderModel, build_model, load_model, read_config, tasks_of
+from fusewire.models import (
+    EncoderModel,
+    build_model,
+    load_model,
+    read_config,
+    reads_images,
+    tasks_of,
+)
 from fusewire.padded import ModelOutput, integers, is_torch, token_mask, unpack
 from fusewire.placement import Placement
 
@@ -32,6 +39,7 @@ class Encoder:
     """
 
     def __init__(self, model: EncoderModel, task: str) -> None:
+        model.tune()
         self.model = model
         self.task = task
         self.config = model.config
@@ -124,14 +132,20 @@ def load(
     `task` (hidden, classify, tag, answer, fill) defaults to what the folder's `architectures`
     were made for. `device` is cpu, cuda (the first GPU), cuda:<index>, auto (the first GPU where
     there is one, else the CPU) or a torch.device; `dtype` "auto" is float32 on the CPU and float16
-    on a GPU. `revision`: of an id, a branch, tag or commit. Raises CheckpointError for a folder
-    that cannot be loaded, ConfigurationError for a device or dtype that is not available.
+    on a GPU (bfloat16 for models whose numbers outgrow that: T5). `revision`: of an id, a branch,
+    tag or commit. Raises CheckpointError for a folder that cannot be loaded, ConfigurationError for
+    a device or dtype that is not available.
     """
     if not isinstance(folder_or_model, (str, Path)):
         return from_torch(folder_or_model, task, device, dtype)
     place = Placement(device, dtype)
     folder = model_folder(folder_or_model, revision=revision)
-    task = _encoders(task or tasks_of(read_config(folder)))
+    if reads_images(config := read_config(folder)):
+        raise CheckpointError(
+            f"config.json: model_type: got {config['model_type']!r}, which reads images, wanted a "
+            "model of texts; open it with fusewire.ImageClassifier or fusewire.ImageEmbedder"
+        )
+    task = _encoders(task or tasks_of(config))
     return Encoder(load_model(folder, task, place, pooler=True), task)
 
 

@@ -1,24 +1,35 @@
 """How far fusewire and transformers differ on the same random input: `fusewire check`.
 
-Encoders are compared by their results. Decoders write: every token by our step with a cache, and
-transformers, given the same text whole, says what it would have written at each place.
+Encoders are compared by their results, those of images on pixel values. Decoders write: every token
+by our step with a cache, and transformers, given the same text whole, says what it would have
+written at each place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fusewire.agreement import Results, differences, granted
+from fusewire.agreement import Results, allowed_differences, differences
 from fusewire.errors import ConfigurationError
 from fusewire.hub import model_folder
+from fusewire.image_parity import ComparedImages
 from fusewire.interop import load
-from fusewire.models import DecoderModel, EncoderModel, load_decoder, read_config, tasks_of
+from fusewire.models import (
+    DecoderModel,
+    EncoderModel,
+    load_decoder,
+    read_config,
+    reads_images,
+    tasks_of,
+)
+from fusewire.models.registry import SEQ2SEQ_ENCODERS
 from fusewire.models.step_batch import StepBatch
 from fusewire.placement import Placement
 
@@ -47,7 +58,7 @@ class Parity:
     sequences: int
     tokens: int  # of the input
     differences: Mapping[str, float]  # result name -> largest absolute difference
-    granted: Mapping[str, float]  # result name -> how large that may be
+    allowed: Mapping[str, float]  # result name -> how large that may be
     greedy_tokens: int = 0  # that a decoder wrote
     greedy_equal: int = 0  # those that transformers finds the likeliest, too
 
@@ -57,7 +68,7 @@ class Parity:
 
     @property
     def passed(self) -> bool:
-        return all(worst <= self.granted[name] for name, worst in self.differences.items())
+        return all(worst <= self.allowed[name] for name, worst in self.differences.items())
 
 
 def parity(
@@ -69,9 +80,9 @@ def parity(
     sequences: int = 8,
     seed: int = 0,
 ) -> Parity:
-    """Runs random ragged sequences (one token up to 512 or the model's limit) through fusewire on
-    `device` as one batch and through transformers (CPU, eager attention) one by one. `model`: a
-    folder or an id (`hub.model_folder`).
+    """Runs random ragged sequences (one token up to 512 or the model's limit), or images, through
+    fusewire on `device` as one batch and through transformers (CPU, eager attention) one by one.
+    `model`: a folder or an id (`hub.model_folder`).
 
     Needs torch and transformers; ConfigurationError where they are not installed.
     """
@@ -87,12 +98,24 @@ def parity(
     place = Placement(device, dtype)
     folder = model_folder(model)
     random = np.random.default_rng(seed)
-    task = task or tasks_of(read_config(folder))
-    generates = task == "generate"
-    ours: Any = load_decoder(folder, place) if generates else load(folder, task, device, dtype)
+    config = read_config(folder)
+    task = task or tasks_of(config)
+    compare: Callable[..., Parity]
+    ours: Any
+    if reads_images(config):
+        ours = ComparedImages.of(folder, task, place, sequences, random)
+        kind, compare = ours.transformers_class, partial(_image_parity, task=task)
+    elif task == "generate":
+        ours, compare = load_decoder(folder, place), _decoder_parity
+        kind = _AUTO_CLASSES[task]
+    else:
+        ours, compare = load(folder, task, device, dtype), _encoder_parity
+        # Of an encoder-decoder's folder the encoder alone.
+        half = config["model_type"] in SEQ2SEQ_ENCODERS
+        kind = "AutoModelForTextEncoding" if half else _AUTO_CLASSES[task]
 
     def reference(dtype: str) -> Any:
-        model = getattr(transformers, _AUTO_CLASSES[task]).from_pretrained(
+        model = getattr(transformers, kind).from_pretrained(
             folder,
             attn_implementation="eager",
             dtype=getattr(torch, dtype),
@@ -101,7 +124,6 @@ def parity(
         )
         return model.eval()
 
-    compare = _decoder_parity if generates else _encoder_parity
     with torch.no_grad():
         return compare(ours, reference, sequences, random)
 
@@ -144,7 +166,30 @@ def _encoder_parity(
         sequences,
         int(mask.sum()),
         differences(got, truth),
-        granted(truth, dtype, lambda: theirs(reference(dtype))),
+        allowed_differences(truth, dtype, lambda: theirs(reference(dtype))),
+    )
+
+
+def _image_parity(
+    ours: ComparedImages,
+    reference: Callable[[str], Any],
+    sequences: int,
+    random: np.random.Generator,
+    *,
+    task: str,
+) -> Parity:
+    dtype = ours.model.place.dtype
+    model = reference("float32")
+    architecture, truth = type(model).__name__, ours.theirs(model)
+    del model  # before it comes in another precision
+    return Parity(
+        architecture,
+        task,
+        dtype,
+        sequences,
+        ours.tokens,
+        differences(ours.ours(), truth),
+        allowed_differences(truth, dtype, lambda: ours.theirs(reference(dtype))),
     )
 
 
@@ -180,7 +225,7 @@ def _decoder_parity(
         sequences,
         int(sum(lengths)),
         differences([{"logits": each} for each in logits], truth),
-        granted(truth, dtype, lambda: theirs(reference(dtype))),
+        allowed_differences(truth, dtype, lambda: theirs(reference(dtype))),
         sequences * written,
         equal,
     )

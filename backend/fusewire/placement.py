@@ -7,8 +7,10 @@ its moves are views, elsewhere copies.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -28,8 +30,9 @@ class Placement:
 
     def __init__(self, device: Any = "cpu", dtype: str = "auto") -> None:
         """`device` is auto (the first GPU, else the CPU), cpu, cuda, cuda:<index> or a
-        torch.device; `dtype` "auto" is float32 on the CPU and float16 elsewhere. ConfigurationError
-        when this build or machine has no such device, or no kernels for the dtype there."""
+        torch.device; `dtype` "auto" is float32 on the CPU and float16 elsewhere, or bfloat16 for
+        models that outgrow that. ConfigurationError when this build or machine has no such device,
+        or no kernels for the dtype there."""
         if dtype not in DTYPES:
             raise ConfigurationError(
                 f"dtype: got {dtype!r}, wanted one of {', '.join(DTYPES)}; choose one of these"
@@ -39,7 +42,8 @@ class Placement:
         except kernels.Error as error:
             raise ConfigurationError(str(error)) from None
         on_cpu = self.stream.device == "cpu"
-        self.dtype = ("float32" if on_cpu else "float16") if dtype == "auto" else dtype
+        self._any_dtype = dtype == "auto"
+        self.dtype = ("float32" if on_cpu else "float16") if self._any_dtype else dtype
         if on_cpu and self.dtype != "float32":
             raise ConfigurationError(
                 f"dtype: got {dtype!r} on cpu, wanted float32; leave it out, or choose a GPU"
@@ -49,9 +53,46 @@ class Placement:
     def device(self) -> str:
         return self.stream.device
 
-    def floats(self, array: NDArray[Any], name: str = "tensor") -> kernels.Tensor:
+    def without_float16(self) -> Placement:
+        """The same stream, for a model whose numbers outgrow float16: bfloat16 in its stead where
+        the dtype is auto; ConfigurationError where float16 was asked for."""
+        if self.dtype != "float16":
+            return self
+        if not self._any_dtype:
+            raise ConfigurationError(
+                "dtype: got float16 for a model whose hidden states can be larger than 65504, "
+                "wanted bfloat16 or float32; leave it out, or choose one of these"
+            )
+        other = copy(self)
+        other.dtype = "bfloat16"
+        return other
+
+    @contextmanager
+    def tuning(self) -> Iterator[None]:
+        """While a model loads: kernels that can be computed in several ways are timed when they are
+        first seen. Never while a request waits."""
+        before, self.stream.tuning = self.stream.tuning, True
+        try:
+            yield
+        finally:
+            self.stream.tuning = before
+
+    def rows_to_tune(self, max_rows: int) -> list[int]:
+        """The numbers of rows, largest first, that a model is to be run with while `tuning`, so
+        that its kernels are chosen for every number up to `max_rows`; empty where there is no
+        choice."""
+        return kernels.rows_to_tune(max_rows, self.dtype, self.stream)[::-1]
+
+    def floats(
+        self, array: NDArray[Any], name: str = "tensor", tag: str = "weights"
+    ) -> kernels.Tensor:
         """Values as `converted` takes them in the placement's dtype."""
-        return self._upload(converted(array, self.dtype, name), "weights")
+        return self._upload(converted(array, self.dtype, name), tag)
+
+    def write(self, to: kernels.Tensor, array: NDArray[Any], name: str = "tensor") -> None:
+        """Values as `converted` takes them into memory that is here and stays where it is."""
+        host = kernels.Tensor.from_numpy(converted(array, self.dtype, name))
+        kernels.write(to, host, self.stream)
 
     def reserve(self, count: int, tag: str) -> None:
         """Makes room in one piece for `count` numbers that are about to come, so that no ends of

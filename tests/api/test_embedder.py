@@ -10,7 +10,6 @@ import fusewire
 import numpy as np
 import pytest
 from fusewire.api import similarity
-from fusewire.api.text_model import TextModel
 from fusewire.errors import CheckpointError, InvalidInput
 
 from tests.reference import SENTENCES, tiny_checkpoint
@@ -155,8 +154,7 @@ def test_an_unknown_similarity_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_batch_is_about_a_micro_batch(minilm: Path) -> None:
-    model = fusewire.Embedder(minilm, max_batch_tokens=100)._model
-    assert isinstance(model, TextModel)
+    model = fusewire.Embedder(minilm, max_batch_tokens=100)
     sizes = [150] * 10
     assert list(model._batches(range(10), sizes, None)) == [[[0, 1, 2], [3, 4, 5], [6, 7, 8], [9]]]
     assert list(model._batches(range(5), sizes, 2)) == [[[0, 1], [2, 3], [4]]]

@@ -17,8 +17,8 @@ from fusewire.api.outputs import IncompleteOutputs
 from fusewire.engine.finished import Finished
 from fusewire.engine.generation_loop import GenerationLoop
 from fusewire.errors import InvalidInput
-from fusewire.tasks.chat_template import ChatTemplate
-from fusewire.tasks.generation_checks import canonical
+from fusewire.generation.spelling import canonical
+from fusewire.text.chat_template import ChatTemplate
 
 from tests.engine.generating import END, is_greedy, tiny_folder
 

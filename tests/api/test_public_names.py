@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import inspect
+import pydoc
+import re
 import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -10,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 import fusewire
 import fusewire_client
 import pytest
+from fusewire import errors
 
 
 def test_public_names_are_listed_and_there() -> None:
@@ -18,6 +21,15 @@ def test_public_names_are_listed_and_there() -> None:
         assert getattr(fusewire, name) is not None
     with pytest.raises(AttributeError, match="no attribute 'Embeder'"):
         _ = fusewire.Embeder
+
+
+def test_every_error_that_the_python_api_raises_is_public() -> None:
+    there = {name for name in dir(fusewire) if isinstance(getattr(fusewire, name), type)}
+    classes = {name: one for name, one in vars(errors).items() if isinstance(one, type)}
+    own = {name for name, one in classes.items() if issubclass(one, Exception)}
+    assert {"InvalidInput", "CheckpointError", "ConfigurationError"} <= own <= there
+    assert "IncompleteOutputs" in there
+    assert all(issubclass(getattr(fusewire, name), fusewire.FusewireError) for name in own)
 
 
 def test_importing_loads_nothing_that_is_not_needed() -> None:
@@ -37,6 +49,16 @@ def test_versions_are_those_of_the_packages(package: object) -> None:
     except PackageNotFoundError:
         pytest.skip(f"{name} runs from its source tree")
     assert package.__version__ == installed  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("kind", [fusewire.Embedder, fusewire.Reranker, fusewire.Classifier])
+def test_help_explains_every_argument_of_a_class(kind: type) -> None:
+    text = pydoc.render_doc(kind, renderer=pydoc.plaintext)
+    arguments = list(inspect.signature(kind).parameters)
+    assert len(arguments) == 7
+    assert text.count("Args:\n") >= 2  # of the class, and of what it is for
+    for name in arguments:
+        assert re.search(rf"^ \|          +{name}: [A-Z`]", text, re.M), name
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,11 @@ import pytest
 import yaml
 from fusewire.engine.encoder import Counts
 from fusewire.errors import InvalidInput
-from fusewire.serving.generation_metrics import GenerationMetrics
-from fusewire.serving.metrics import ServingMetrics
+from fusewire.serving.environment import check
+from fusewire.serving.instance.generation_metrics import GenerationMetrics
+from fusewire.serving.instance.metrics import ServingMetrics
 
-from tests.serving.test_metrics import Families as MetricFamilies
+from tests.serving.instance.test_metrics import Families as MetricFamilies
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD = ROOT / "deploy/grafana/dashboards/fusewire.json"
@@ -67,7 +68,8 @@ def fusewire_metrics() -> set[str]:
             return super().__call__(name, description, kind)
 
     metrics = ServingMetrics(Families(), "m", "embed", 0)
-    metrics.record([{}, InvalidInput("top_k", 0, "1", "raise it")], Counts())
+    metrics.record(Counts())
+    metrics.ended([{}, InvalidInput("top_k", 0, "1", "raise it")])
     metrics.close()
     GenerationMetrics(Families(), "m", 0).close()
     return names
@@ -232,15 +234,78 @@ def test_kernels_for_gpus_are_compiled_for_the_gpu_service_alone(compose: dict[s
     assert len(stages) == 3  # the head's comment, build, serve
 
 
-@pytest.mark.parametrize("name", ["fusewire", "fusewire-gpu"])
-def test_the_server_is_confined(compose: dict[str, Any], name: str) -> None:
+# Service -> memory, CPUs, processes and threads; where it may write, and who it is.
+SERVER = ("${FUSEWIRE_CONTAINER_CPUS:-}", 4096)
+LIMITS: dict[str, tuple[str, int | str, int]] = {
+    "fusewire": ("${FUSEWIRE_CONTAINER_MEMORY:-8g}", *SERVER),
+    "fusewire-gpu": ("${FUSEWIRE_CONTAINER_MEMORY:-16g}", *SERVER),
+    "prometheus": ("1g", 1, 512),
+    "grafana": ("1g", 1, 512),
+    "locust": ("1g", 1, 512),
+}
+WRITABLE = {
+    "fusewire": {"/tmp"},
+    "fusewire-gpu": {"/tmp"},
+    "prometheus": {"/prometheus"},
+    "grafana": {"/var/lib/grafana", "/tmp"},
+    "locust": {"/tmp"},
+}
+USERS = {
+    "fusewire": "1000:1000",
+    "fusewire-gpu": "1000:1000",
+    "prometheus": "65534:65534",  # nobody
+    "grafana": "472:0",
+    "locust": "1000:1000",
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_a_container_cannot_take_the_machine_with_it(compose: dict[str, Any], name: str) -> None:
+    assert compose["services"].keys() == LIMITS.keys() == WRITABLE.keys() == USERS.keys()
+    service = compose["services"][name]
+    memory, cpus, processes = LIMITS[name]
+    assert service["mem_limit"] == service["memswap_limit"] == memory  # no swap
+    assert service.get("cpus", service.get("cpuset")) == cpus
+    assert service["pids_limit"] == processes
+    assert service["ulimits"]["nofile"] == 65536
+    assert service["logging"]["driver"] == "json-file"
+    assert service["logging"]["options"] == {"max-size": "10m", "max-file": "3"}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_a_container_has_no_privileges(compose: dict[str, Any], name: str) -> None:
     service = compose["services"][name]
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
+    assert service["security_opt"] == ["no-new-privileges:true"]
+    assert service["user"] == USERS[name]
+    assert not {"privileged", "cap_add", "network_mode", "pid", "ipc"} & service.keys()
+    folders = {tmpfs.split(":")[0]: tmpfs for tmpfs in service.get("tmpfs", [])}
+    assert all(re.search(r"\bsize=\d+[mg]\b", tmpfs) for tmpfs in folders.values())
+    volumes = [re.sub(r"\$\{[^}]*\}", "models", each) for each in service.get("volumes", [])]
+    written = {volume.split(":")[1] for volume in volumes if not volume.endswith(":ro")}
+    assert written | folders.keys() == WRITABLE[name]
+
+
+def test_variables_of_compose_do_not_keep_serve_from_starting() -> None:
+    text = (ROOT / "docker-compose.yml").read_text()
+    names = set(re.findall(r"\$\{(\w+):-", text))
+    assert names == {"FUSEWIRE_MODELS", "FUSEWIRE_CONTAINER_MEMORY", "FUSEWIRE_CONTAINER_CPUS"}
+    check(dict.fromkeys(names, "x"))
+
+
+@pytest.mark.parametrize("name", ["fusewire", "fusewire-gpu"])
+def test_the_server_has_what_it_needs(compose: dict[str, Any], name: str) -> None:
+    service = compose["services"][name]
     assert service["shm_size"] == "1gb"
-    assert service["ulimits"] == {"memlock": -1, "stack": 67108864}
+    assert service["ulimits"] == {"memlock": -1, "stack": 67108864, "nofile": 65536}
     (tmp,) = service["tmpfs"]
     assert "exec" in tmp.split(":")[1].split(",")  # the stub is started from there
+
+
+def test_grafana_downloads_nothing_into_its_folder(compose: dict[str, Any]) -> None:
+    environment = compose["services"]["grafana"]["environment"]
+    assert environment["GF_PLUGINS_PREINSTALL_DISABLED"] == "true"
 
 
 def test_only_the_cpu_server_and_its_monitoring_start_by_default(compose: dict[str, Any]) -> None:

@@ -33,9 +33,9 @@ def wheel(kind: str) -> Path:
     return found[0]
 
 
-def compiled(path: Path) -> bytes:
+def compiled(path: Path, part: str) -> bytes:
     with zipfile.ZipFile(path) as archive:
-        (name,) = (each for each in archive.namelist() if "_C." in each)
+        (name,) = (each for each in archive.namelist() if part in each)
         return archive.read(name)
 
 
@@ -43,9 +43,10 @@ def test_the_wheel_for_cpus_runs_on_linux_of_2018_and_later() -> None:
     assert "manylinux_2_28_x86_64" in wheel("cpu").name
 
 
+@pytest.mark.parametrize("part", ["_C.", "tritonserver_preload."])
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
-def test_a_wheel_names_no_path_of_its_builder(kind: str) -> None:
-    module = compiled(wheel(kind))
+def test_a_wheel_names_no_path_of_its_builder(kind: str, part: str) -> None:
+    module = compiled(wheel(kind), part)
     assert str(ROOT).encode() not in module
     assert sys.prefix.encode() not in module
 
@@ -58,12 +59,27 @@ def test_libraries_are_searched_beside_the_package_alone(
 ) -> None:
     from elftools.elf.elffile import ELFFile
 
-    (tmp_path / "module").write_bytes(compiled(wheel(kind)))
+    (tmp_path / "module").write_bytes(compiled(wheel(kind), "_C."))
     with (tmp_path / "module").open("rb") as file:
         dynamic = ELFFile(file).get_section_by_name(".dynamic")
         found = [tag.runpath for tag in dynamic.iter_tags("DT_RUNPATH")]
         found += [tag.rpath for tag in dynamic.iter_tags("DT_RPATH")]
     assert found == run_paths
+
+
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_what_is_preloaded_into_tritonserver_brings_no_library_along(
+    kind: str, tmp_path: Path
+) -> None:
+    from elftools.elf.elffile import ELFFile
+
+    (tmp_path / "object").write_bytes(compiled(wheel(kind), "tritonserver_preload."))
+    with (tmp_path / "object").open("rb") as file:
+        dynamic = ELFFile(file).get_section_by_name(".dynamic")
+        needed = {tag.needed for tag in dynamic.iter_tags("DT_NEEDED")}
+    assert "libc.so.6" in needed
+    of_glibc = {"libc.so.6", "libpthread.so.0", "libdl.so.2", "ld-linux-x86-64.so.2"}
+    assert needed <= of_glibc
 
 
 def test_an_empty_environment_takes_the_wheel_and_encodes(tmp_path: Path) -> None:

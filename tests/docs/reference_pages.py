@@ -7,14 +7,15 @@ what checks them.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fusewire.engine.settings import EngineSettings
-from fusewire.tasks.generation_checks import ALIASES
-from fusewire.tasks.generation_parameters import GenerationParameters
-from fusewire.tasks.no_effect import IGNORED, REQUEST, spelled
-from fusewire.tasks.parameters import REQUEST_PARAMETERS
+from fusewire.generation.no_effect import IGNORED, REQUEST, spelled
+from fusewire.generation.parameters import GenerationParameters
+from fusewire.generation.spelling import ALIASES
+from fusewire.settings import EngineSettings
+from fusewire.tasks.parameters import IMAGE_PARAMETERS, REQUEST_PARAMETERS
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -46,10 +47,18 @@ def no_effect() -> str:
 
 
 def encoder_parameters() -> str:
+    return _parameters(REQUEST_PARAMETERS)
+
+
+def image_parameters() -> str:
+    return _parameters(IMAGE_PARAMETERS)
+
+
+def _parameters(of_tasks: Mapping[str, Sequence[str]]) -> str:
     rows = ["| Parameter | Tasks | Type and range | Description |", "|---|---|---|---|"]
     schemas = EngineSettings.model_json_schema()["properties"]
     for name, field in EngineSettings.model_fields.items():
-        tasks = [f"`{task}`" for task, names in REQUEST_PARAMETERS.items() if name in names]
+        tasks = [f"`{task}`" for task, names in of_tasks.items() if name in names]
         if tasks:
             kind, description = _type(schemas[name]), field.description
             rows.append(f"| `{name}` | {', '.join(tasks)} | {kind} | {description} |")
@@ -58,7 +67,10 @@ def encoder_parameters() -> str:
 
 TABLES = {
     DOCS / "generation.md": {"parameters": parameters, "no-effect": no_effect},
-    DOCS / "protocol.md": {"encoder-parameters": encoder_parameters},
+    DOCS / "protocol.md": {
+        "encoder-parameters": encoder_parameters,
+        "image-parameters": image_parameters,
+    },
 }
 
 

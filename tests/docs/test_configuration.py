@@ -7,9 +7,9 @@ from pathlib import Path
 
 import yaml
 from fusewire.serving.config import SERVE, SERVE_WITHOUT, Deployment
-from fusewire.serving.config_file import ConfigFile
 from fusewire.serving.environment import variable
 from fusewire.serving.flags import by_name
+from fusewire.serving.supervisor.config_file import ConfigFile
 from fusewire.serving.tritonserver_flags import check
 
 from tests.docs.configuration_page import PAGE, TRITON_KEYS, page

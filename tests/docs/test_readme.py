@@ -15,7 +15,8 @@ import typer
 from fusewire.cli import app
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+READ_ON_GITHUB = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "client/README.md")]
+PAGES = [*READ_ON_GITHUB, *sorted((ROOT / "docs").glob("*.md"))]
 PYTHON = re.compile(r"^ *```python\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 SHELL = re.compile(r"^ *```(?:sh|bash|console)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!\w+:)([^)#\s]+)")
@@ -26,7 +27,7 @@ def test_readme_is_read_in_one_sitting():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 200
 
 
-@pytest.mark.parametrize("page", PAGES[:2], ids=lambda page: page.name)
+@pytest.mark.parametrize("page", READ_ON_GITHUB, ids=lambda page: page.name)
 def test_links_outside_the_site_lead_to_files(page):
     missing = [to for to in LINK.findall(page.read_text()) if not (page.parent / to).exists()]
     assert not missing

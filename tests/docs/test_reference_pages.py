@@ -6,8 +6,14 @@ import re
 from pathlib import Path
 
 import pytest
-from fusewire.tasks.contract import ENCODER_TASKS, GENERATE, TensorContract, contract
-from fusewire.tasks.generation_parameters import GenerationParameters
+from fusewire.generation.parameters import GenerationParameters
+from fusewire.tasks.contract import (
+    ENCODER_TASKS,
+    GENERATE,
+    IMAGE_TASKS,
+    TensorContract,
+    contract,
+)
 
 from tests.docs.reference_pages import DOCS, TABLES, parameters, written
 
@@ -58,6 +64,15 @@ def test_the_tensors_are_those_of_the_contract() -> None:
     ]
     found = [(row[0], *read(*row[1:4])) for row in rows("encoder-outputs")]
     assert found == outputs
+    taken = {tensor: None for task in IMAGE_TASKS for tensor in contract(task, images=True)[0]}
+    wanted = [said(tensor, batched=True) for tensor in taken]
+    assert [read(*row[:3]) for row in rows("image-inputs")] == wanted
+    outputs = [
+        (task, *said(tensor, batched=True))
+        for task in IMAGE_TASKS
+        for tensor in contract(task, images=True)[1]
+    ]
+    assert [(row[0], *read(*row[1:4])) for row in rows("image-outputs")] == outputs
     for marker, tensors in zip(("inputs", "outputs"), contract(GENERATE), strict=True):
         wanted = [said(tensor, batched=False) for tensor in tensors]
         assert [read(*row[:3]) for row in rows(f"generate-{marker}")] == wanted

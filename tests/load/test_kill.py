@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from fusewire.serving.config import ServerSettings
-from fusewire.serving.server import Server
+from fusewire.serving.supervisor.server import Server
 
 from tests.load.run import default_folder
 

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 
 from fusewire.api.text_model import TextModel
-from fusewire.engine.settings import ScoreFunction
 from fusewire.errors import InvalidInput
+from fusewire.settings import ScoreFunction
 from fusewire.tasks.parameters import Value
 
 Text = str | tuple[str, str] | Mapping[str, str]
@@ -23,40 +22,19 @@ class Label(TypedDict):
     score: float
 
 
-class Classifier:
+class Classifier(TextModel):
     """Labels texts, or pairs of texts, by a model folder or a Hugging Face id with a
     sequence-classification head.
 
     Threads may share a Classifier; they wait for each other.
     """
 
-    def __init__(
-        self,
-        model: str | Path,
-        *,
-        device: str = "auto",
-        dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto",
-        revision: str | None = None,
-        max_length: int | None = None,
-        max_batch_tokens: int | None = None,
-        threads: int = 0,
-    ) -> None:
-        """Loads the model; arguments and errors as `Embedder`."""
-        self._model = TextModel(
-            model,
-            "classify",
-            device=device,
-            dtype=dtype,
-            revision=revision,
-            max_length=max_length,
-            max_batch_tokens=max_batch_tokens,
-            threads=threads,
-        )
+    _task = "classify"
 
     @property
     def labels(self) -> list[str]:
         """The model's labels, in the order of its logits."""
-        names = self._model.engine.model.id2label
+        names = self._engine.model.id2label
         return [names[index] for index in range(len(names))]
 
     def __call__(
@@ -104,7 +82,7 @@ class Classifier:
         parameters: dict[str, Value] = {"truncate": truncation}
         if function_to_apply is not None:
             parameters["function_to_apply"] = function_to_apply
-        scores = self._model.rows(
+        scores = self._rows(
             [text for text, _ in many],
             [pair for _, pair in many if pair is not None] or None,
             "scores",

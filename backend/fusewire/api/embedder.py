@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -21,74 +19,42 @@ _NO_PROMPTS = {"query": "", "document": ""}
 _DOCUMENTS = ("document", "passage", "corpus")
 
 
-class Embedder:
+class Embedder(TextModel):
     """Embeds texts by a model folder or a Hugging Face id.
 
     Pooling, scaling, prompts, the longest text and the similarity are those of the folder's
     sentence-transformers files; without them, the unscaled mean of the token vectors. Nothing is
-    padded, so there is no need to sort texts or to choose a batch size.
+    padded, so there is no need to sort texts or to choose a batch size. Texts longer than
+    `max_length` are truncated.
 
     Threads may share an Embedder; they wait for each other.
     """
 
-    def __init__(
-        self,
-        model: str | Path,
-        *,
-        device: str = "auto",
-        dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto",
-        revision: str | None = None,
-        max_length: int | None = None,
-        max_batch_tokens: int | None = None,
-        threads: int = 0,
-    ) -> None:
-        """Loads the model.
+    _task = "embed"
+    prompts: dict[str, str]
+    """Prompts by name."""
+    similarity_fn_name: str
+    """`cosine`, `dot`, `euclidean` or `manhattan`."""
 
-        Args:
-            model: A model folder, or an id on Hugging Face.
-            device: `auto` (the first GPU where there is one, else the CPU), `cpu`, `cuda` or
-                `cuda:<index>`.
-            dtype: Precision of the computation; `auto` is float32 on the CPU and float16 on a GPU.
-            revision: Branch, tag or commit of a Hugging Face id.
-            max_length: Longest text in tokens, special tokens included; longer ones are truncated.
-                Default: what the folder says.
-            max_batch_tokens: Tokens computed at once; bounds the memory of the computation.
-                Default: 16384.
-            threads: CPU threads; 0: one for each core.
-
-        Raises:
-            CheckpointError: The folder cannot be read, or asks for something not supported.
-            ConfigurationError: There is no such device or dtype here, or a value is out of range.
-        """
-        self._model = TextModel(
-            model,
-            "embed",
-            device=device,
-            dtype=dtype,
-            revision=revision,
-            max_length=max_length,
-            max_batch_tokens=max_batch_tokens,
-            threads=threads,
-        )
-        files = SentenceFiles.read(self._model.folder)
-        self.prompts: dict[str, str] = {**_NO_PROMPTS, **files.prompts}
-        """Prompts by name."""
-        self.similarity_fn_name: str = files.similarity
-        """`cosine`, `dot`, `euclidean` or `manhattan`."""
+    def _loaded(self) -> None:
+        files = SentenceFiles.read(self._folder)
+        self.prompts = {**_NO_PROMPTS, **files.prompts}
+        self.similarity_fn_name = files.similarity
+        self._dimension = files.embedding_size(self._model.hidden_size)
 
     @property
     def max_seq_length(self) -> int:
         """Longest text in tokens; longer ones are truncated."""
-        return self._model.engine.max_length
+        return self._engine.max_length
 
     @property
     def device(self) -> str:
         """`cpu` or `cuda:<index>`."""
-        return self._model.engine.model.place.device
+        return self._engine.model.place.device
 
     def get_embedding_dimension(self) -> int:
         """Length of an embedding."""
-        return self._model.engine.model.hidden_size
+        return self._dimension
 
     def encode(
         self,
@@ -136,7 +102,7 @@ class Embedder:
             parameters["prompt"] = prompt
         elif prompt_name is not None:
             parameters["prompt"] = self._prompt(prompt_name)
-        rows = self._model.rows(
+        rows = self._rows(
             many,
             None,
             "embedding",

@@ -13,8 +13,11 @@ from fusewire.api.sampling_params import SamplingParams
 from fusewire.engine.generation import GenerationEngine
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.errors import InvalidInput
+from fusewire.generation.chat import FIELD as MESSAGES
+from fusewire.generation.chat import Chat
 from fusewire.hub import model_folder
-from fusewire.tasks.chat import Chat
+from fusewire.text.chat_template import ChatTemplate
+from fusewire.text.text_processor import TextProcessor
 
 Message = Mapping[str, Any]
 
@@ -127,6 +130,9 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answers conversations, in their order, by the model's chat template.
 
+        The template is rendered in this process, without a limit on time or memory: load models
+        from sources you trust, or serve them (`fusewire serve` renders in processes with limits).
+
         Args:
             messages: A conversation, a list of `{"role": …, "content": …}`; or a list of them.
             sampling_params: As for `generate`.
@@ -155,9 +161,9 @@ class LLM:
                     )
                 )
             except InvalidInput as error:
-                raise error.at(f"messages[{index}]") from None
+                raise error.at(f"{MESSAGES}[{index}]") from None
         asked = _parameters(sampling_params, parameters, len(prompts))
-        return answers(self.engine, prompts, asked, shown=use_tqdm)
+        return answers(self.engine, prompts, asked, shown=use_tqdm, field=MESSAGES)
 
     def close(self) -> None:
         """Ends what runs and frees the KV cache."""
@@ -171,7 +177,8 @@ class LLM:
 
     @cached_property
     def _chat(self) -> Chat:
-        return Chat(self._folder, self.engine.tokenizer, self.engine.limits)
+        template, longest = ChatTemplate.load(self._folder), self.engine.limits.max_length
+        return Chat(TextProcessor(self.engine.tokenizer, template, longest).conversation)
 
 
 def _prompts(prompts: Any) -> list[Any]:

@@ -14,13 +14,14 @@ from fusewire.api.outputs import (
     prompt_logprobs,
 )
 from fusewire.api.progress import REFRESH_S, ProgressBar
-from fusewire.engine.admission import QueueFull
 from fusewire.engine.finished import Finished, Pending
 from fusewire.engine.generation import GenerationEngine, Ticket
 from fusewire.engine.prompt_logprobs import PromptLogprobs
-from fusewire.errors import FusewireError, InvalidInput
-from fusewire.tasks.generation_parameters import GenerationParameters
-from fusewire.tasks.prompt import prompt_ids
+from fusewire.errors import FusewireError, InvalidInput, QueueFull
+from fusewire.generation.parameters import GenerationParameters
+from fusewire.generation.prompt import Prompt as CheckedPrompt
+from fusewire.generation.prompt import read_prompt
+from fusewire.generation.request import GenerationRequest
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
 
@@ -28,13 +29,14 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 def answers(
     engine: GenerationEngine,
     prompts: Sequence[str | Sequence[int]],
-    asked: Sequence[dict[str, Any]],
+    requested: Sequence[dict[str, Any]],
     *,
     shown: bool,
+    field: str = "",
 ) -> list[RequestOutput]:
-    """Outputs in the order of `prompts`; `asked` has the parameters of each. InvalidInput before
-    anything is computed, IncompleteOutputs after all."""
-    work = _checked(engine, prompts, asked)
+    """Outputs in the order of `prompts`; `requested`: the parameters of each. InvalidInput before
+    anything is computed, which names `field`; IncompleteOutputs after all."""
+    work = _checked(engine, prompts, requested, field)
     found: list[RequestOutput | None] = [None] * len(prompts)
     errors: dict[int, FusewireError] = {}
     running: dict[int, tuple[Ticket, Pending]] = {}
@@ -49,10 +51,12 @@ def answers(
                     if pending.error is not None:
                         errors[pending.index] = pending.error
                         continue
-                    prompt, (ids, parameters) = prompts[pending.index], work[pending.index]
+                    prompt, (checked, parameters) = prompts[pending.index], work[pending.index]
                     text = prompt if isinstance(prompt, str) else None
-                    found[pending.index] = _output(engine, text, ids, parameters, pending)
-                    inputs += len(ids)
+                    found[pending.index] = _output(
+                        engine, text, checked.token_ids, parameters, pending
+                    )
+                    inputs += len(checked.token_ids)
                     outputs += len(pending.deltas)
                 live = sum(len(pending.deltas) for _, pending in running.values()) if shown else 0
                 bar.update(given - len(running), input_tokens=inputs, output_tokens=outputs + live)
@@ -65,35 +69,31 @@ def answers(
 
 
 def _checked(
-    engine: GenerationEngine, prompts: Sequence[Any], asked: Sequence[dict[str, Any]]
-) -> list[tuple[list[int], GenerationParameters]]:
-    """Ids and parameters of each prompt; the first that cannot be answered is raised."""
+    engine: GenerationEngine,
+    prompts: Sequence[Any],
+    requested: Sequence[dict[str, Any]],
+    field: str,
+) -> list[tuple[CheckedPrompt, GenerationParameters]]:
+    """Prompts and their parameters; the error of the first that cannot be answered is raised."""
     made: dict[int, GenerationParameters] = {}  # of one object, which prompts share
     work = []
-    for index, (prompt, each) in enumerate(zip(prompts, asked, strict=True)):
+    for index, (prompt, each) in enumerate(zip(prompts, requested, strict=True)):
         try:
             if id(each) not in made:
                 made[id(each)] = engine.parameters(**each)
             parameters = made[id(each)]
-            ids = prompt_ids(
-                prompt,
-                engine.tokenizer,
-                engine.model.vocab_size,
-                most=engine.limits.longest_prompt(parameters.max_new_tokens),
-                add_special_tokens=parameters.add_special_tokens,
-            )
-            parameters.new_tokens(len(ids), engine.limits)
+            checked = read_prompt(prompt, parameters, engine.tokenizer, engine.limits, field)
             if parameters.prompt_logprobs is not None:
-                PromptLogprobs(ids, parameters.prompt_logprobs)  # is it too much?
+                PromptLogprobs(checked.token_ids, parameters.prompt_logprobs)  # is it too much?
         except InvalidInput as error:
-            raise error.at(f"prompts[{index}]") from None
-        work.append((ids, parameters))
+            raise error.at(f"{field or 'prompts'}[{index}]") from None
+        work.append((checked, parameters))
     return work
 
 
 def _give(
     engine: GenerationEngine,
-    work: Sequence[tuple[list[int], GenerationParameters]],
+    work: Sequence[tuple[CheckedPrompt, GenerationParameters]],
     given: int,
     running: dict[int, tuple[Ticket, Pending]],
     finished: Finished,
@@ -102,10 +102,13 @@ def _give(
     """Submits as many as the engine admits, from `given` on; returns where it stopped. `errors`
     gets those of prompts that it will never admit."""
     while given < len(work):
-        ids, parameters = work[given]
+        prompt, parameters = work[given]
         pending = Pending(given, parameters.n, parameters.sequences)
         try:
-            running[given] = engine.submit(ids, parameters, finished, pending), pending
+            ticket = engine.submit(
+                GenerationRequest(prompt, parameters), None, finished.callback(pending)
+            )
+            running[given] = ticket, pending
         except QueueFull:
             break
         except FusewireError as error:

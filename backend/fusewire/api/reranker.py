@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,36 +21,17 @@ class Ranked(TypedDict):
     text: NotRequired[str]
 
 
-class Reranker:
+class Reranker(TextModel):
     """Scores pairs of texts by a cross-encoder: a model folder or a Hugging Face id with a
     sequence-classification head.
 
     Threads may share a Reranker; they wait for each other.
     """
 
-    def __init__(
-        self,
-        model: str | Path,
-        *,
-        device: str = "auto",
-        dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto",
-        revision: str | None = None,
-        max_length: int | None = None,
-        max_batch_tokens: int | None = None,
-        threads: int = 0,
-    ) -> None:
-        """Loads the model; arguments and errors as `Embedder`."""
-        self._model = TextModel(
-            model,
-            "classify",
-            device=device,
-            dtype=dtype,
-            revision=revision,
-            max_length=max_length,
-            max_batch_tokens=max_batch_tokens,
-            threads=threads,
-        )
-        classifier = self._model.engine.model
+    _task = "classify"
+
+    def _loaded(self) -> None:
+        classifier = self._engine.model
         self._labels = len(classifier.id2label)
         self._function = score_function(classifier.config, self._labels)
 
@@ -89,7 +69,7 @@ class Reranker:
                 raise _no_pair(f"{type(pair).__name__} of length {len(pair)}", index)
         if not many:
             return np.empty((0,) if self._labels == 1 else (0, self._labels), np.float32)
-        scores = self._model.rows(
+        scores = self._rows(
             [query for query, _ in many],
             [document for _, document in many],
             "scores",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fusewire.tasks.generation_parameters import GenerationParameters
-from fusewire.tasks.no_effect import without_no_effect
+from fusewire.generation.no_effect import without_no_effect
+from fusewire.generation.parameters import GenerationParameters
 
 
 class SamplingParams(GenerationParameters):

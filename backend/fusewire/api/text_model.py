@@ -5,16 +5,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fusewire.api.progress import ProgressBar
 from fusewire.engine.encoder import EncoderEngine, Request
-from fusewire.engine.settings import EngineSettings
-from fusewire.errors import FusewireError, InvalidInput
+from fusewire.errors import CheckpointError, FusewireError, InvalidInput
 from fusewire.hub import model_folder
+from fusewire.models import EncoderModel, read_config, reads_images
+from fusewire.settings import EngineSettings
 from fusewire.tasks.parameters import Value
 
 # Characters of a request: as many as the engine tokenises at once while the device computes. With
@@ -26,29 +27,64 @@ _MICRO_BATCHES_AT_ONCE = 32
 
 
 class TextModel:
-    """A model folder opened for one of an encoder's tasks. Safe to share between threads, which
-    wait for each other."""
+    """A model folder opened for one of an encoder's tasks: what the classes for texts share."""
+
+    _task: ClassVar[str]
 
     def __init__(
         self,
         model: str | Path,
-        task: str,
         *,
-        device: str,
-        dtype: str,
-        revision: str | None,
-        max_length: int | None,
-        max_batch_tokens: int | None,
-        threads: int,
+        device: str = "auto",
+        dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto",
+        revision: str | None = None,
+        max_length: int | None = None,
+        max_batch_tokens: int | None = None,
+        threads: int = 0,
     ) -> None:
+        """Loads the model.
+
+        Args:
+            model: A model folder, or an id on Hugging Face.
+            device: `auto` (the first GPU where there is one, else the CPU), `cpu`, `cuda` or
+                `cuda:<index>`.
+            dtype: Precision of the computation; `auto` is float32 on the CPU and float16 on a GPU.
+            revision: Branch, tag or commit of a Hugging Face id.
+            max_length: Longest text in tokens, special tokens included. Default: what the folder
+                says.
+            max_batch_tokens: Tokens computed at once; bounds the memory of the computation.
+                Default: 16384.
+            threads: CPU threads; 0: one for each core.
+
+        Raises:
+            CheckpointError: The folder cannot be read, or asks for something not supported.
+            ConfigurationError: There is no such device or dtype here, or a value is out of range.
+        """
         settings: dict[str, Any] = {"dtype": dtype, "threads": threads, "max_length": max_length}
         if max_batch_tokens is not None:
             settings["max_batch_tokens"] = max_batch_tokens
-        self.folder = model_folder(model, revision=revision)
-        self.engine = EncoderEngine(self.folder, task, EngineSettings(**settings), device=device)
+        self._folder = model_folder(model, revision=revision)
+        if reads_images(config := read_config(self._folder)):
+            raise CheckpointError(
+                f"config.json: model_type: got {config['model_type']!r}, which reads images, "
+                "wanted a model of texts; open it with ImageEmbedder, ImageClassifier or "
+                "ZeroShotImageClassifier"
+            )
+        self._engine = EncoderEngine(
+            self._folder, self._task, EngineSettings(**settings), device=device
+        )
         self._lock = threading.Lock()
+        self._loaded()
 
-    def rows(
+    @property
+    def _model(self) -> EncoderModel:
+        assert isinstance(self._engine.model, EncoderModel)
+        return self._engine.model
+
+    def _loaded(self) -> None:
+        """What a class reads of its folder and model."""
+
+    def _rows(
         self,
         texts: Sequence[str],
         pairs: Sequence[str] | None,
@@ -81,11 +117,10 @@ class TextModel:
 
             for batches in self._batches(order, sizes, batch_size):
                 requests = [_request(batch, texts, pairs, parameters) for batch in batches]
-                answers = self.engine.answer(requests, computed)
+                answers = self._engine.answer(requests, computed)
                 for batch, answer in zip(batches, answers, strict=True):
                     if isinstance(answer, FusewireError):
                         raise self._at_fault(answer, batch, texts, pairs, parameters)
-                    assert answer is not None  # never cancelled here
                     if found is None:
                         found = np.empty((len(texts), *answer[output].shape[1:]), np.float32)
                     found[batch] = answer[output]
@@ -96,7 +131,7 @@ class TextModel:
         self, order: Sequence[int], sizes: Sequence[int], batch_size: int | None
     ) -> Iterator[list[list[int]]]:
         """Batches of texts, those that the engine gets at once together."""
-        budget = self.engine.settings.max_batch_tokens * _CHARACTERS_PER_TOKEN
+        budget = self._engine.settings.max_batch_tokens * _CHARACTERS_PER_TOKEN
         batches: list[list[int]] = []
         batch: list[int] = []
         characters = total = 0
@@ -124,7 +159,7 @@ class TextModel:
             for index in batch:
                 request = _request([index], texts, pairs, parameters)
                 try:
-                    self.engine.prepare(request)
+                    self._engine.check(request)
                 except InvalidInput as own:
                     return own.at(f"texts[{index}]")
         return error

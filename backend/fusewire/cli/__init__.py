@@ -101,6 +101,8 @@ def import_(
     """Write a model into a model repository.
 
     Copies the files that serving reads, and writes config.pbtxt from the settings below.
+    TensorFlow weights (tf_model.h5, or a checkpoint with its index) become safetensors; that needs
+    the extra fusewire[tensorflow].
     """
     from fusewire.hub import model_folder
     from fusewire.serving.repository import import_folder
@@ -167,9 +169,9 @@ def check(
 ) -> None:
     """Compare a model's results with transformers.
 
-    Runs fusewire and transformers on the same random sequences of different lengths and prints the
-    largest difference. For a model that generates: of the logits after each prompt and after each
-    of 16 greedy tokens. Needs torch and transformers.
+    Runs fusewire and transformers on the same random sequences of different lengths, or random
+    images, and prints the largest difference. For a model that generates: of the logits after each
+    prompt and after each of 16 greedy tokens. Needs torch and transformers.
 
     Exit code 0: the results agree; 1: they differ by more than the tolerance; 2: an error.
     """
@@ -178,13 +180,13 @@ def check(
     with err.status("running the model twice"):
         found = parity(model, task, device, dtype, sequences=sequences)
     if tolerance is not None:
-        found = replace(found, granted=dict.fromkeys(found.granted, tolerance))
+        found = replace(found, allowed=dict.fromkeys(found.allowed, tolerance))
     if as_json:
         out.print_json(json.dumps({**asdict(found), "passed": found.passed}))
     else:
         table = Table("result", "largest difference", "tolerance", box=None)
         for name, difference in found.differences.items():
-            table.add_row(name, f"{difference:.2e}", f"{found.granted[name]:.2e}")
+            table.add_row(name, f"{difference:.2e}", f"{found.allowed[name]:.2e}")
         out.print(
             f"{found.architecture}, task {found.task}: {found.sequences} sequences, "
             f"{found.tokens} tokens"
@@ -201,11 +203,21 @@ def check(
 @app.command(cls=Command)
 def models(as_json: Json = False) -> None:
     """List the supported architectures and their tasks."""
-    from fusewire.models.registry import ARCHITECTURES, DECODERS, tasks_served
+    from fusewire.models.registry import (
+        ARCHITECTURES,
+        DECODERS,
+        IMAGE_ENCODERS,
+        SEQ2SEQ_ENCODERS,
+        tasks_served,
+    )
 
     rows = [
-        *((name, f"{row.classes}*", tasks_served(row)) for name, row in ARCHITECTURES.items()),
+        *(
+            (name, f"{row.classes}*", tasks_served(row))
+            for name, row in (ARCHITECTURES | SEQ2SEQ_ENCODERS).items()
+        ),
         *((name, row.causal_class, tasks_served(row)) for name, row in DECODERS.items()),
+        *((name, f"{row.classes}*", tasks_served(row)) for name, row in IMAGE_ENCODERS.items()),
     ]
     if as_json:
         keys = ("model_type", "classes", "tasks")

@@ -1,4 +1,4 @@
-"""`fusewire ask`: one question to a running server."""
+"""`fusewire ask`: one request to a running server."""
 
 from __future__ import annotations
 
@@ -8,29 +8,36 @@ from typing import Annotated
 import typer
 
 from fusewire.cli.console import Json, out
-from fusewire.tasks.contract import GENERATE
 
 
 def ask(
     task: Annotated[
         str,
         typer.Argument(
-            metavar="TASK", help="embed, classify, tag, answer, fill, generate or hidden."
+            metavar="TASK",
+            help="embed, rerank, classify, tag, answer, fill, hidden, label, generate or chat.",
         ),
     ],
     texts: Annotated[
         list[str],
         typer.Argument(
-            metavar="TEXT", help="Texts; for answer the question; for generate prompts."
+            metavar="TEXT",
+            help="Texts. answer: the question. rerank: the query, then documents. generate: "
+            "prompts. chat: messages, each of a conversation of its own. label, and embed with "
+            "--images: files of images.",
         ),
     ],
     second: Annotated[
         list[str] | None,
         typer.Option(
             metavar="TEXT",
-            help="classify: second text of a pair, once for each text. answer: the context.",
+            help="classify: second text of a pair, once for each text. answer: the context. "
+            "label: a label to choose from, once for each, where the model has none of its own.",
         ),
     ] = None,
+    images: Annotated[
+        bool, typer.Option("--images", help="embed: the texts are files of images.")
+    ] = False,
     address: Annotated[
         str | None,
         typer.Option(
@@ -56,8 +63,8 @@ def ask(
 
     address = address or f"localhost:{8000 if protocol == 'http' else 8001}"
     parameters = asking.read_parameters(parameter or [])
-    if task == GENERATE and not as_json and not second:
-        for piece in asking.pieces(texts, address, protocol, model, parameters):
+    if task in asking.STREAMED and not as_json and not second:
+        for piece in asking.pieces(task, texts, address, protocol, model, parameters):
             out.print(piece, end="", markup=False)
         return
     lines, records = asking.ask(
@@ -68,6 +75,7 @@ def ask(
         protocol,
         model,
         parameters,
+        images=images,
     )
     if as_json:
         out.print(json.dumps(records, ensure_ascii=False), markup=False)

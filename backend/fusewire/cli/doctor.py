@@ -24,7 +24,7 @@ def doctor(as_json: Json = False, **flags: Any) -> None:
 
     Exit code 0: nothing is missing; 1: something is; 2: an error.
     """
-    from fusewire.serving.doctor import examine
+    from fusewire.serving.supervisor.doctor import examine
 
     findings = list(examine(validated(ServerSettings, given(flags, ServerSettings))))
     if as_json:

@@ -63,11 +63,12 @@ def serve(
     else its default. Flags after -- are passed to tritonserver:
     fusewire serve FOLDER -- --trace-config=mode=opentelemetry
 
-    Exit code 0: stopped by SIGTERM or SIGINT; 1: the server kept dying; 2: it could not start.
+    Exit code 0: stopped by SIGTERM, SIGINT, SIGHUP or SIGQUIT; 1: the server kept dying; 2: it
+    could not start.
     """
-    from fusewire.serving import config_file
-    from fusewire.serving.foreground import serve_until_signalled
-    from fusewire.serving.sources import Source
+    from fusewire.serving.supervisor import config_file
+    from fusewire.serving.supervisor.foreground import serve_until_signalled
+    from fusewire.serving.supervisor.sources import Source
 
     environment.check(os.environ)
     file = None if config is None else config_file.ConfigFile(config)

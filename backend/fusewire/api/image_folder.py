@@ -1,0 +1,110 @@
+"""An encoder of images that answers lists of them: read in threads while the device computes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fusewire.errors import InvalidInput
+from fusewire.hub import model_folder
+from fusewire.images import ImageWorkers, PILImage, read_preprocessing, upright
+from fusewire.models import load_image_model
+from fusewire.placement import Placement
+from fusewire.settings import EngineSettings
+
+Image = bytes | str | Path | PILImage
+Read = Callable[[], list[NDArray[np.float32]]]
+
+_BATCH = 32  # images computed at once
+
+
+class ImageFolder:
+    """A model folder opened for one task: what the classes for images share."""
+
+    _task: ClassVar[str]
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        device: str = "auto",
+        dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto",
+        revision: str | None = None,
+    ) -> None:
+        """Loads the model.
+
+        Args:
+            model: A model folder, or an id on Hugging Face.
+            device: `auto` (the first GPU where there is one, else the CPU), `cpu`, `cuda` or
+                `cuda:<index>`.
+            dtype: Precision of the computation; `auto` is float32 on the CPU and float16 on a GPU.
+            revision: Branch, tag or commit of a Hugging Face id.
+
+        Raises:
+            CheckpointError: The folder cannot be read, or asks for something not supported.
+            ConfigurationError: There is no such device or dtype here.
+        """
+        self._folder = model_folder(model, revision=revision)
+        self._model = load_image_model(self._folder, self._task, Placement(device, dtype))
+        self._model.record_forwards(EngineSettings().max_batch_tokens)
+        preprocessing = read_preprocessing(self._folder, self._model.config["model_type"])
+        self._workers = ImageWorkers(preprocessing)
+        self._lock = threading.Lock()
+        self._loaded()
+
+    def _loaded(self) -> None:
+        """What a class loads besides."""
+
+    @property
+    def device(self) -> str:
+        """`cpu` or `cuda:<index>`."""
+        return self._model.place.device
+
+    def _results(
+        self, images: Image | Sequence[Image], batch_size: int | None
+    ) -> NDArray[np.float32]:
+        """What the head makes of one or more images, [n, values]; InvalidInput names the image."""
+        if isinstance(images, Image):
+            images = [images]
+        if not images:
+            raise InvalidInput("images", "none", "1 or more", "give an image")
+        size = _BATCH if batch_size is None else batch_size
+        if size < 1:
+            raise InvalidInput("batch_size", size, "1 or more", "raise it or leave it out")
+        batches = [images[begin : begin + size] for begin in range(0, len(images), size)]
+        found = []
+        with self._lock:
+            read = self._start(batches[0], 0)
+            for index in range(1, len(batches) + 1):
+                pixels = read()
+                if index < len(batches):
+                    read = self._start(batches[index], index * size)
+                found.append(self._model.results(self._model.encode(pixels)))
+        return np.concatenate(found)
+
+    def _start(self, batch: Sequence[Image], first: int) -> Read:
+        return self._workers.start([_read(each, first + at) for at, each in enumerate(batch)])
+
+
+def _read(image: Image, index: int) -> bytes | PILImage:
+    """The encoded image, or a copy of one that is decoded already."""
+    if isinstance(image, bytes):
+        return image
+    if isinstance(image, PILImage):
+        try:
+            return upright(image)
+        except InvalidInput as error:
+            raise error.at(f"image {index}") from None
+    if not isinstance(image, (str, Path)):
+        got, wanted = f"{type(image).__name__} at {index}", "a path, bytes of a file or a PIL image"
+        raise InvalidInput("images", got, wanted, "convert it: PIL.Image.fromarray(pixels)")
+    try:
+        return Path(image).read_bytes()
+    except OSError as error:
+        got = f"{str(image)[:80]!r} at {index}, which cannot be read ({error.strerror})"
+        raise InvalidInput("images", got, "a file", "correct its path") from None

@@ -1,0 +1,102 @@
+"""How far fusewire and transformers differ on the same random images, and texts beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fusewire.agreement import Results
+from fusewire.models import ImageTextModel, load_image_text_model
+from fusewire.models.image_text_model import ImageTextBatch
+from fusewire.placement import Placement
+
+_CLASSES = {"clip_vision_model": "CLIPVisionModelWithProjection"}
+
+
+@dataclass(frozen=True)
+class ComparedImages:
+    """A folder and random input for it."""
+
+    model: ImageTextModel
+    label: bool  # by the model's own labels
+    images: list[NDArray[np.float32]]  # of the trained size
+    texts: list[NDArray[np.int64]]  # as many, of a model that reads texts
+
+    @staticmethod
+    def of(
+        folder: Path, task: str, place: Placement, count: int, random: np.random.Generator
+    ) -> ComparedImages:
+        """`count` random images, and texts where the task has them."""
+        model = load_image_text_model(folder, task, place)
+        size = (3, *model.image_size)
+        images = [random.standard_normal(size, np.float32) for _ in range(count)]
+        texts = [] if model.texts is None else list(_texts(model.texts, count, random))
+        return ComparedImages(model, task == "label" and model.texts is None, images, texts)
+
+    @property
+    def tokens(self) -> int:
+        each = self.model.tokens_of(*self.model.image_size)
+        return each * len(self.images) + sum(len(ids) for ids in self.texts)
+
+    @property
+    def transformers_class(self) -> str:
+        """That the folder is opened with."""
+        if self.label:
+            return "AutoModelForImageClassification"
+        return _CLASSES.get(self.model.config["model_type"], "AutoModel")
+
+    def ours(self) -> list[Results]:
+        """Of each image with the text beside it, all in one batch."""
+        tokens = self.model.tokens_of(*self.model.image_size) * len(self.images)
+        batch = ImageTextBatch.pack(self.images, tokens)
+        rows = self.model.results(self.model.encode(batch), batch)
+        found: list[Results] = [{"logits" if self.label else "image_embeds": row} for row in rows]
+        if self.model.texts is not None:
+            embeddings = self.model.texts.embeddings(self.texts)
+            for one, embedding in zip(found, embeddings, strict=True):
+                one["text_embeds"] = embedding
+        return found
+
+    def theirs(self, model: Any) -> list[Results]:
+        """The same of transformers' model, one by one."""
+        import torch
+
+        found: list[Results] = []
+        for index, image in enumerate(self.images):
+            pixels = torch.from_numpy(image)[None].to(model.dtype)
+            name, features = self._of_images(model, pixels)
+            one = {name: features[0].float().numpy()}
+            if self.texts:
+                ids = torch.from_numpy(self.texts[index])[None]
+                one["text_embeds"] = model.get_text_features(ids).pooler_output[0].float().numpy()
+            found.append(one)
+        return found
+
+    def _of_images(self, model: Any, pixels: Any) -> tuple[str, Any]:
+        if self.label:
+            return "logits", model(pixels).logits
+        if hasattr(model, "get_image_features"):
+            return "image_embeds", model.get_image_features(pixels).pooler_output
+        given = model(pixels)
+        if hasattr(given, "image_embeds"):
+            return "image_embeds", given.image_embeds
+        pooled = self.model.config["model_type"] == "siglip_vision_model"
+        features = given.pooler_output if pooled else given.last_hidden_state[:, 0]
+        return "image_embeds", features
+
+
+def _texts(tower: Any, count: int, random: np.random.Generator) -> Iterator[NDArray[np.int64]]:
+    """Of every length that the model reads, with its end token last."""
+    longest = tower.max_length
+    for index in range(count):
+        length = longest if tower.reads_padding else 2 + index * (longest - 2) // max(1, count - 1)
+        ids = random.integers(0, tower.vocab_size, length)
+        if not tower.reads_padding:
+            ids[:-1][np.isin(ids[:-1], tower.end_ids)] = 0
+            ids[-1] = tower.end_ids[-1]
+        yield ids

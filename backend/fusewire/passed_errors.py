@@ -1,0 +1,32 @@
+"""Errors that pass from one of our processes to another, as JSON values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fusewire import errors
+from fusewire.errors import FusewireError
+
+_KINDS: dict[str, type[FusewireError]] = {
+    name: kind
+    for name, kind in vars(errors).items()
+    if isinstance(kind, type) and issubclass(kind, FusewireError)
+}
+
+
+def as_values(error: FusewireError | OSError) -> dict[str, Any]:
+    """The kind, the text and the attributes of an error; one of the system becomes a
+    FusewireError."""
+    if isinstance(error, OSError):
+        error = FusewireError(f"{error.filename or 'files'}: {error.strerror or error}")
+    kind = next(kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _KINDS)
+    return {"kind": kind, "text": str(error), "attributes": vars(error)}
+
+
+def error_of(values: Mapping[str, Any]) -> FusewireError:
+    """The error of these values; KeyError and TypeError where there are none."""
+    kind = _KINDS[values["kind"]]
+    error = kind.__new__(kind, values["text"])
+    vars(error).update(values["attributes"])
+    return error
