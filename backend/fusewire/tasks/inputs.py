@@ -176,7 +176,7 @@ def _id_rows(inputs: Mapping[str, NDArray[Any]], rules: InputRules) -> list[IdRo
     types = _beside("token_type_ids", inputs, ids.shape)
     if mask is not None:
         _check_mask(mask)
-    no_types = np.zeros(ids.shape[1], np.int64)
+    no_types = np.zeros(ids.shape[1], np.int32)
     rows = []
     for row in range(len(ids)):
         places = np.arange(ids.shape[1]) if mask is None else np.flatnonzero(mask[row])
@@ -192,9 +192,7 @@ def _id_rows(inputs: Mapping[str, NDArray[Any]], rules: InputRules) -> list[IdRo
                 f"at most {rules.max_length}",
                 "shorten the sequence (only texts can be truncated by the server)",
             )
-        row_types = no_types[: places.size]
-        if types is not None:
-            row_types = types[row, places]
+        row_types = no_types[: places.size] if types is None else types[row, places]
         rows.append(IdRow(ids[row, places], row_types, places, ids.shape[1]))
     return rows
 
