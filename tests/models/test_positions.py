@@ -9,7 +9,9 @@ from fusewire.models.positions import (
     counted_positions,
     positions_after_padding,
     relative_buckets,
+    sinusoids,
 )
+from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 from transformers.models.roberta.modeling_roberta import RobertaEmbeddings
 from transformers.models.t5.modeling_t5 import T5Attention
@@ -50,3 +52,19 @@ def test_relative_buckets_of_other_numbers_and_distances(buckets, most):
     np.testing.assert_array_equal(relative_buckets(1000, buckets, most), expected)
     # From there on they share the last one, as the tables of the kernels have it.
     assert len(set(expected[999 + most :])) == len(set(expected[: 1000 - most])) == 1
+
+
+@pytest.mark.parametrize(("buckets", "most"), [(32, 128), (4, 3), (6, 20), (64, 300), (33, 77)])
+def test_relative_buckets_of_a_decoder(buckets, most):
+    expected = T5Attention._relative_position_bucket(
+        torch.arange(-999, 1000), bidirectional=False, num_buckets=buckets, max_distance=most
+    ).numpy()
+    got = relative_buckets(1000, buckets, most, causal=True)
+    np.testing.assert_array_equal(got, expected)
+    assert len(set(expected[: 1000 - most])) == 1
+
+
+@pytest.mark.parametrize("columns", [1, 2, 7, 64])
+def test_sinusoids_are_those_of_marian(columns):
+    table = MarianSinusoidalPositionalEmbedding(300, columns).create_weight()
+    np.testing.assert_array_equal(sinusoids(300, columns), table.numpy())
