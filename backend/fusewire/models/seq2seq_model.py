@@ -116,11 +116,10 @@ class Seq2SeqModel(DecoderModel):
     def tune(self, cache: DecoderCache, max_sequences: int, max_tokens: int) -> None:
         """As the decoder's, and of the encoder for sources of up to `max_tokens` together."""
         super().tune(cache, max_sequences, max_tokens)
+        rows = self.place.rows_to_tune(max_tokens)
         with self.place.tuning():
-            for sizes in self.place.rows_to_tune(max_tokens):
-                for prompts in warm_up_prompts([sizes], self.max_source_length, 0, cache):
-                    ids, ends, table = prompts.input_ids, prompts.cu_seqlens, prompts.block_table
-                    self.encode(SourceBatch(ids, ends, table), cache)
+            for step in warm_up_prompts(rows, self.max_source_length, 0, cache):
+                self.encode(SourceBatch(step.input_ids, step.cu_seqlens, step.block_table), cache)
 
     def _warm_up(
         self, sizes: list[int], max_logit_rows: int, cache: DecoderCache
