@@ -10,11 +10,15 @@ from fusewire.models.positions import (
     positions_after_padding,
     relative_buckets,
     sinusoids,
+    tensor2tensor_sinusoids,
 )
+from transformers.models.m2m_100.modeling_m2m_100 import M2M100SinusoidalPositionalEmbedding
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 from transformers.models.roberta.modeling_roberta import RobertaEmbeddings
 from transformers.models.t5.modeling_t5 import T5Attention
+
+from tests.tolerance import COSINE
 
 
 def test_positions_count_within_each_sequence():
@@ -68,3 +72,11 @@ def test_relative_buckets_of_a_decoder(buckets, most):
 def test_sinusoids_are_those_of_marian(columns):
     table = MarianSinusoidalPositionalEmbedding(300, columns).create_weight()
     np.testing.assert_array_equal(sinusoids(300, columns), table.numpy())
+
+
+@pytest.mark.parametrize("columns", [4, 7, 64])
+def test_sinusoids_are_those_of_tensor2tensor(columns):
+    table = M2M100SinusoidalPositionalEmbedding.get_embedding(300, columns).numpy()
+    got = tensor2tensor_sinusoids(300, columns)
+    # A last bit of a frequency, 300 times, and the last two of sine and cosine.
+    np.testing.assert_allclose(got, table, rtol=0, atol=300 * 2.0**-24 + COSINE)

@@ -59,6 +59,9 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     ("marian", {"share_encoder_decoder_embeddings": True, "decoder_vocab_size": None}),
     ("marian", {"tie_word_embeddings": False}),
     ("marian", {"d_model": 45, "decoder_attention_heads": 5, "encoder_attention_heads": 3}),
+    ("m2m_100", {"d_model": 45, "decoder_attention_heads": 5, "encoder_attention_heads": 3}),
+    ("m2m_100", {"pad_token_id": 0, "scale_embedding": False}),
+    ("pegasus", {"activation_function": "relu", "scale_embedding": False}),
     ("t5", {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
     ("t5", {"num_heads": 1, "d_kv": 64, "num_decoder_layers": 5}),
     ("t5", {"relative_attention_num_buckets": 6, "relative_attention_max_distance": 20}),
@@ -122,6 +125,16 @@ def test_an_answer_is_the_same_alone_and_beside_others(tmp_path, model_type, pla
     for source, target, wanted in zip(sources, targets, together, strict=True):
         [got] = logits_in_pieces(model, [target], None, seed=3, sources=[source])
         assert np.abs(got - wanted).max() <= allowed * max(1.0, np.abs(wanted).max())
+
+
+def test_padding_in_a_source_has_no_position(tmp_path, place: Placement):
+    reference = tiny_seq2seq(tmp_path, "m2m_100").to(place.device)
+    model = loaded(tmp_path, place)
+    sources = [[5, 1, 7, 1, 1, 9], [1, 4], [1]]
+    targets = random_texts(VOCABULARY, [4, 4, 4], seed=1)
+    ours = logits_in_pieces(model, targets, None, sources=sources)
+    for got, wanted in zip(ours, teacher_forced_logits(reference, sources, targets), strict=True):
+        assert np.abs(got - wanted).max() <= MODEL_FP32
 
 
 def test_sequences_may_share_a_source(tmp_path, place: Placement):

@@ -137,8 +137,9 @@ def test_a_bias_of_the_logits_that_is_not_stored_is_zero(tmp_path, model_type):
         assert np.abs(got - other).max() > 1
 
 
-def test_stored_sinusoids_are_not_read(tmp_path):
-    tiny_seq2seq(tmp_path, "marian")
+@pytest.mark.parametrize("model_type", ["marian", "pegasus", "m2m_100"])
+def test_stored_sinusoids_are_not_read(tmp_path, model_type):
+    tiny_seq2seq(tmp_path, model_type)
     today = logits(tmp_path)
     tables = {
         f"model.{side}.embed_positions.weight": np.full((LONGEST, 48), np.nan, "f")
@@ -149,7 +150,7 @@ def test_stored_sinusoids_are_not_read(tmp_path):
         np.testing.assert_array_equal(got, wanted)
 
 
-@pytest.mark.parametrize("model_type", ["bart", "mbart", "marian"])
+@pytest.mark.parametrize("model_type", ["bart", "marian", "m2m_100"])
 def test_weights_without_the_prefix_of_the_base_model(tmp_path, model_type):
     tiny_seq2seq(tmp_path, model_type)
     today = logits(tmp_path)
@@ -243,6 +244,8 @@ def test_ill_formed_tokens_are_refused(tmp_path, key, value, message, file):
         ("bart", "tie_word_embeddings", 1),
         ("marian", "share_encoder_decoder_embeddings", None),
         ("marian", "decoder_vocab_size", -1),
+        ("m2m_100", "pad_token_id", None),
+        ("m2m_100", "pad_token_id", LONGEST + 1),
         ("mbart", "max_position_embeddings", 10**9),
         ("t5", "num_decoder_layers", 0),
         ("t5", "relative_attention_max_distance", 16),

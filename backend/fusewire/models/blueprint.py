@@ -33,10 +33,14 @@ class Table:
 
 @dataclass(frozen=True)
 class Sinusoids:
-    """Fixed positions [rows, columns] that no checkpoint has to hold (`positions.sinusoids`)."""
+    """Fixed positions [rows, columns] that no checkpoint has to hold (`positions.sinusoids`); the
+    table has `skipped` rows more, in front, which nothing looks up. `padding_index`: the table is
+    tensor2tensor's, with zeros in this row (M2M-100)."""
 
     rows: int
     columns: int
+    skipped: int = 0
+    padding_index: int | None = None
 
 
 @dataclass(frozen=True)
