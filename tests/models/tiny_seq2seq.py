@@ -62,6 +62,7 @@ SEQ2SEQ: dict[str, tuple[str, dict[str, Any]]] = {
     "m2m_100": ("M2M100", _BART),
     "pegasus": ("Pegasus", _BART | {"scale_embedding": True}),
     "blenderbot": ("Blenderbot", _BART),
+    "blenderbot-small": ("BlenderbotSmall", _BART | {"scale_embedding": True}),
     "t5": ("T5", _T5),
     "mt5": ("MT5", _T5),
     "umt5": ("UMT5", _T5),

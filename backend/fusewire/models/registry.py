@@ -94,7 +94,10 @@ SEQ2SEQ: dict[str, DecoderRow] = {
     "marian": DecoderRow("MarianMTModel", marian.blueprint),
     "m2m_100": DecoderRow("M2M100ForConditionalGeneration", m2m_100.blueprint),
     "pegasus": DecoderRow("PegasusForConditionalGeneration", pegasus.blueprint),
-    "blenderbot": DecoderRow("BlenderbotForConditionalGeneration", blenderbot.blueprint),
+    "blenderbot": DecoderRow("BlenderbotForConditionalGeneration", blenderbot.blenderbot),
+    "blenderbot-small": DecoderRow(
+        "BlenderbotSmallForConditionalGeneration", blenderbot.blenderbot_small
+    ),
     "t5": DecoderRow("T5ForConditionalGeneration", t5.t5),
     "mt5": DecoderRow("MT5ForConditionalGeneration", t5.mt5),
     "umt5": DecoderRow("UMT5ForConditionalGeneration", t5.umt5),

@@ -99,7 +99,10 @@ class BuiltEmbeddings:
         position, types, norm = embeddings.position, embeddings.token_type, embeddings.norm
         self._place = place
         self._scale = embeddings.scale
-        self._word = weights.table(embeddings.word, embeddings.word_projection)
+        if embeddings.word_norm is None:
+            self._word = weights.table(embeddings.word, embeddings.word_projection)
+        else:
+            self._word = weights.normed_table(embeddings.word, embeddings.word_norm)
         if isinstance(position, Sinusoids):
             self._position: kernels.Tensor | None = place.floats(_table(position), "positions")
         else:
