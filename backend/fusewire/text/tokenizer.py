@@ -17,11 +17,19 @@ import tokenizers
 from tokenizers import AddedToken, Encoding, normalizers
 
 from fusewire.errors import CheckpointError
+from fusewire.text.language_marks import follow_class
+from fusewire.text.languages import Languages
 from fusewire.text.least_tokens import LeastTokens
 from fusewire.text.loose_spaces import tighten
 from fusewire.text.numbering import Numbering
+from fusewire.text.piece_text import PieceJoining
 from fusewire.text.sentencepiece_folder import load_sentencepiece
-from fusewire.text.tokenizer_files import CONFIG, tokenizer_config, tokenizer_file
+from fusewire.text.tokenizer_files import (
+    CONFIG,
+    tokenizer_class,
+    tokenizer_config,
+    tokenizer_file,
+)
 from fusewire.weights import file_in
 from fusewire.weights.formats import TOKENIZER as FILE
 
@@ -70,16 +78,19 @@ def _faults() -> Iterator[None]:
 
 
 class Tokenizer:
-    """Texts to ids and back, with special tokens by role: None for a role that no token has."""
+    """Texts to ids and back, with special tokens by role: None for a role that no token has.
+    `languages`: how those of a text and of its translation are chosen."""
 
     def __init__(
         self,
         backend: tokenizers.Tokenizer,
         config: dict[str, Any],
         numbering: Numbering | None = None,
+        languages: Languages | None = None,
     ) -> None:
         """`config`: tokenizer_config.json, completed by special_tokens_map.json. `numbering`: the
-        model's ids, where they are not the backend's."""
+        model's ids, where they are not the backend's, and its languages. `languages`: of
+        others."""
         backend.no_padding()
         backend.no_truncation()
         self.backend = backend
@@ -90,8 +101,10 @@ class Tokenizer:
             _add_listed(backend, config)
             added = backend.get_added_tokens_decoder()
             self.special_ids = frozenset(index for index, token in added.items() if token.special)
+            self.languages = languages or Languages()
         else:
-            self.special_ids = frozenset(numbering.special.values())
+            self.special_ids = numbering.skipped
+            self.languages = numbering.languages
         self.mask_id = self._role(config, "mask_token")
         self.cls_id = self._role(config, "cls_token")
         self.sep_id = self._role(config, "sep_token")
@@ -99,8 +112,9 @@ class Tokenizer:
         self.unk_id = self._role(config, "unk_token")
         self.truncation_side = _choice(config, "truncation_side", ("right", "left"))
         self.max_length = _max_length(config)
-        self.cleans_spaces = config.get("clean_up_tokenization_spaces") is True and not isinstance(
-            backend.model, tokenizers.models.BPE
+        python_class = numbering is not None and numbering.joining is not None
+        self.cleans_spaces = config.get("clean_up_tokenization_spaces") is True and (
+            python_class or not isinstance(backend.model, tokenizers.models.BPE)
         )
 
     @staticmethod
@@ -119,13 +133,14 @@ class Tokenizer:
         try:
             with _faults():
                 backend = tokenizers.Tokenizer.from_buffer(path.read_bytes())
+                languages = follow_class(backend, tokenizer_class(folder, config), config)
         except TokenizerFault as fault:
             raise CheckpointError(
                 f"{FILE}: got a file that tokenizers {tokenizers.__version__} cannot read "
                 f"({fault}), wanted a fast tokenizer; save it again with transformers: "
                 "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
             ) from None
-        return Tokenizer(backend, config)
+        return Tokenizer(backend, config, languages=languages)
 
     @staticmethod
     def required(folder: Path) -> Tokenizer:
@@ -146,7 +161,7 @@ class Tokenizer:
                 backend = tokenizers.Tokenizer.from_str(self.backend.to_str())
             else:  # whose normaliser is ours, and cannot be written
                 backend = _same_parts(self.backend)
-            return Tokenizer(backend, self._config, self._numbering)
+            return Tokenizer(backend, self._config, self._numbering, self.languages)
 
     @cached_property
     def least_tokens(self) -> LeastTokens:
@@ -174,11 +189,11 @@ class Tokenizer:
 
     def piece(self, token: int) -> str:
         """A token as the vocabulary spells it; an id beyond the tokenizer's names has none: ""."""
-        return self._spelling(token) or ""
+        return self.spelling(token) or ""
 
     def has(self, token: int) -> bool:
         """Whether it is an id of the tokenizer."""
-        return 0 <= token < 1 << 32 and self._spelling(token) is not None
+        return 0 <= token < 1 << 32 and self.spelling(token) is not None
 
     def join(self, pieces: list[str]) -> str:
         """Pieces put together again to text."""
@@ -195,7 +210,10 @@ class Tokenizer:
             if self._numbering is None:
                 return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
             skipped = self.special_ids if skip_special_tokens else frozenset()
-            return self.join([self.piece(token) for token in ids if token not in skipped])
+            spelled = [self.spelling(token) for token in ids if token not in skipped]
+            pieces = [piece for piece in spelled if piece is not None]
+            joining = self.joining
+            return joining.text(pieces) if joining is not None else self.join(pieces)
 
     def encode(
         self,
@@ -241,7 +259,13 @@ class Tokenizer:
             encoded = self._numbering.renumbered(encoded)
         return list(encoded.ids[:most])
 
-    def _spelling(self, token: int) -> str | None:
+    @property
+    def joining(self) -> PieceJoining | None:
+        """How pieces become text, where the backend's decoder does not do it."""
+        return None if self._numbering is None else self._numbering.joining
+
+    def spelling(self, token: int) -> str | None:
+        """As `piece`, but None for an id that has no name."""
         if self._numbering is not None:
             return self._numbering.names.get(token)
         return self.backend.id_to_token(token)
