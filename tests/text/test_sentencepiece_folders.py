@@ -168,6 +168,40 @@ def test_a_language_that_the_model_does_not_know_is_unknown(tmp_path):
         assert ids(marian.ours, text) == marian.theirs(text)["input_ids"], text
 
 
+@pytest.mark.parametrize("kind", ["marian", "marian, separate"])
+def test_texts_of_the_other_language_are_cut_into_its_pieces(tmp_path, kind):
+    theirs = transformers.AutoTokenizer.from_pretrained(FOLDERS[kind](tmp_path))
+    target = Tokenizer.load_target(tmp_path)
+    assert target is not None
+    for text in (*TEXTS, ">>fra<< Hello"):
+        assert ids(target, text) == theirs(text_target=text)["input_ids"]
+    (tmp_path / "target.spm").unlink()
+    with pytest.raises(CheckpointError, match=r"target\.spm: missing"):
+        Tokenizer.load_target(tmp_path)
+
+
+def test_texts_of_one_vocabulary_are_cut_in_one_way(tmp_path):
+    target = Tokenizer.load_target(FOLDERS["nllb"](tmp_path))
+    assert target is not None
+    assert ids(target, TEXTS[0]) == ids(loaded(tmp_path), TEXTS[0])
+
+
+def test_ids_of_another_vocabulary_have_its_special_tokens(tmp_path):
+    """<pad> stands last on each side; transformers takes the source's for that of the target."""
+    FOLDERS["marian, separate"](tmp_path)
+    pads = []
+    for name in ("vocab", "target_vocab"):
+        path = tmp_path / f"{name}.json"
+        names = [each for each in json.loads(path.read_text()) if each != "<pad>"]
+        path.write_text(json.dumps({each: i for i, each in enumerate([*names, "<pad>"])}))
+        pads.append(len(names))
+    assert pads[0] < pads[1]
+    ours = loaded(tmp_path)
+    assert ours.pad_id == pads[0]
+    assert ours.decode([pads[0]], True) == ours.piece(pads[0]).replace("\u2581", " ").strip() != ""
+    assert ours.decode([pads[1]], True) == ""
+
+
 def test_the_class_or_else_the_model_type_says_what_the_files_are(tmp_path):
     t5_folder(tmp_path)
     (tmp_path / "tokenizer_config.json").unlink()

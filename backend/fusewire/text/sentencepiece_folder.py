@@ -17,21 +17,26 @@ from fusewire.text.sentencepiece_backend import (
     SentencePieceNormalizer,
     sentencepiece_backend,
 )
-from fusewire.text.sentencepiece_layouts import Tokens, layout_of, listed
-from fusewire.text.sentencepiece_model import read_sentencepiece
-from fusewire.text.tokenizer_files import CONFIG, tokenizer_class
-from fusewire.weights import file_in
+from fusewire.text.sentencepiece_layouts import (
+    MARIAN_TARGET,
+    Tokens,
+    layout_of,
+    listed,
+    read_pieces,
+)
+from fusewire.text.tokenizer_files import CONFIG, TARGET, tokenizer_class
 
 
 def load_sentencepiece(
-    folder: Path, name: str, config: dict[str, Any]
+    folder: Path, name: str, config: dict[str, Any], *, target: bool
 ) -> tuple[tokenizers.Tokenizer, Numbering]:
-    """`name`: the file, as `tokenizer_file` finds it. `config`: `tokenizer_config`.
-    CheckpointError."""
-    path = file_in(folder, name)
-    assert path is not None
-    model = read_sentencepiece(path)
-    tokens = layout_of(tokenizer_class(folder, config))(model, config, folder)
+    """`name`: the file, as `tokenizer_file` finds it. `config`: `tokenizer_config`. `target`: for
+    texts in the language of the answers. CheckpointError."""
+    kind = tokenizer_class(folder, config)
+    if target and kind == "marian":
+        name, kind = TARGET, MARIAN_TARGET
+    model = read_pieces(folder, name)
+    tokens = layout_of(kind)(model, config, folder)
     normalizer = SentencePieceNormalizer(model, name)
     backend = sentencepiece_backend(model, normalizer, name)
     if tokens.decoder is not None:

@@ -21,6 +21,7 @@ from fusewire.text.sentencepiece_model import SentencePieceModel, read_sentencep
 from fusewire.text.tokenizer_files import CONFIG, TARGET, named_token
 from fusewire.weights import file_in, read_json
 
+MARIAN_TARGET = "marian, target"  # beside the classes of tokenizers: for texts of the answers
 _VOCABULARY = "vocab.json"
 _TARGET_VOCABULARY = "target_vocab.json"
 _MOST_EXTRA_IDS = 10_000  # as <extra_id_0>
@@ -78,17 +79,28 @@ def _t5(model: SentencePieceModel, config: dict[str, Any], _: Path) -> Tokens:
 
 def _marian(model: SentencePieceModel, config: dict[str, Any], folder: Path) -> Tokens:
     vocabulary = _vocabulary(folder, _VOCABULARY)
+    if not config.get("separate_vocabs"):
+        return _of_marian(model, config, vocabulary, vocabulary, model)
+    written = _vocabulary(folder, _TARGET_VOCABULARY)
+    return _of_marian(model, config, vocabulary, written, read_pieces(folder, TARGET))
+
+
+def _marian_target(model: SentencePieceModel, config: dict[str, Any], folder: Path) -> Tokens:
+    separate = config.get("separate_vocabs")
+    vocabulary = _vocabulary(folder, _TARGET_VOCABULARY if separate else _VOCABULARY)
+    return _of_marian(model, config, vocabulary, vocabulary, model)
+
+
+def _of_marian(
+    model: SentencePieceModel,
+    config: dict[str, Any],
+    vocabulary: dict[str, int],
+    written: dict[str, int],
+    joined: SentencePieceModel,
+) -> Tokens:
+    """`written`: the vocabulary of the answers, whose pieces are joined as those of `joined`."""
     roles = _roles(config, vocabulary, _USUAL)
-    end, unknown = roles["eos_token"], roles["unk_token"]
-    target, written = model, vocabulary
-    if config.get("separate_vocabs"):
-        path = file_in(folder, TARGET)
-        if path is None:
-            raise CheckpointError(
-                f"{TARGET}: missing, wanted the pieces of the target language; download it too"
-            )
-        target, written = read_sentencepiece(path), _vocabulary(folder, _TARGET_VOCABULARY)
-        _roles(config, written, _USUAL)
+    _roles(config, written, _USUAL)
     special = {name: vocabulary[name] for name in roles.values()}
     _add_listed(config, vocabulary, special)
     prefixes = {
@@ -96,6 +108,7 @@ def _marian(model: SentencePieceModel, config: dict[str, Any], folder: Path) -> 
         for name, index in vocabulary.items()
         if name.startswith(">>") and name.endswith("<<")
     }
+    end, unknown = roles["eos_token"], roles["unk_token"]
     return Tokens(
         _ids(model, vocabulary, unknown),
         {index: name for name, index in written.items()},
@@ -106,7 +119,7 @@ def _marian(model: SentencePieceModel, config: dict[str, Any], folder: Path) -> 
         Languages({name[2:-2]: index for name, index in prefixes.items()}, in_source=True),
         prefixes,
         frozenset(written[name] for name in special if name in written),
-        joining=PieceJoining.of(target, special, behind_special=" ", plain_spaces=True),
+        joining=PieceJoining.of(joined, special, behind_special=" ", plain_spaces=True),
     )
 
 
@@ -183,9 +196,17 @@ _LAYOUTS: dict[str, _Layout] = {
     "mt5": _t5,
     "umt5": _t5,
     "marian": _marian,
+    MARIAN_TARGET: _marian_target,
     "m2m100": _m2m_100,
     **{kind: partial(_fairseq, kind) for kind in ("nllb", "mbart", "mbart50", "xlmroberta")},
 }
+
+
+def read_pieces(folder: Path, name: str) -> SentencePieceModel:
+    path = file_in(folder, name)
+    if path is None:
+        raise CheckpointError(f"{name}: missing, wanted the pieces of a language; download it too")
+    return read_sentencepiece(path)
 
 
 def _vocabulary(folder: Path, file: str) -> dict[str, int]:

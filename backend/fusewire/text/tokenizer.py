@@ -26,6 +26,7 @@ from fusewire.text.piece_text import PieceJoining
 from fusewire.text.sentencepiece_folder import load_sentencepiece
 from fusewire.text.tokenizer_files import (
     CONFIG,
+    WANTED,
     tokenizer_class,
     tokenizer_config,
     tokenizer_file,
@@ -121,12 +122,21 @@ class Tokenizer:
     def load(folder: Path) -> Tokenizer | None:
         """The folder's tokenizer, or None when it has neither tokenizer.json nor SentencePiece
         files of a class that is known."""
+        return Tokenizer._load(folder)
+
+    @staticmethod
+    def load_target(folder: Path) -> Tokenizer | None:
+        """What cuts texts as the model writes them: another one for Marian alone."""
+        return Tokenizer._load(folder, target=True)
+
+    @staticmethod
+    def _load(folder: Path, *, target: bool = False) -> Tokenizer | None:
         name = tokenizer_file(folder)
         if name is None:
             return None
         config = tokenizer_config(folder)
         if name != FILE:
-            backend, numbering = load_sentencepiece(folder, name, config)
+            backend, numbering = load_sentencepiece(folder, name, config, target=target)
             return Tokenizer(backend, config, numbering)
         path = file_in(folder, FILE)
         assert path is not None
@@ -149,10 +159,24 @@ class Tokenizer:
         if tokenizer is None:
             raise CheckpointError(
                 f"{FILE}: missing, but generation answers with text and needs the model's "
-                "tokenizer; save it into the folder with transformers: "
+                f"tokenizer, wanted {WANTED}; save it into the folder with transformers: "
                 "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
             )
         return tokenizer
+
+    @property
+    def has_offsets(self) -> bool:
+        """Whether `encode` can say where tokens stand in a text: not with SentencePiece files."""
+        return self._numbering is None
+
+    def require_offsets(self, task: str) -> None:
+        """CheckpointError without them."""
+        if not self.has_offsets:
+            raise CheckpointError(
+                f"{FILE}: missing, wanted for the task {task}, which maps tokens back to the text; "
+                "save it into the folder with transformers: "
+                "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+            )
 
     def twin(self) -> Tokenizer:
         """The same again, for another thread: its state is its own."""
@@ -186,6 +210,15 @@ class Tokenizer:
         if self.backend.normalizer is not None:
             steps.append(self.backend.normalizer)
         self.backend.normalizer = normalizers.Sequence(steps)
+
+    def inside_texts(self) -> Tokenizer | None:
+        """The same without a space in front of texts, and with those that they have, where the
+        normaliser is ours; None for others."""
+        if self._numbering is None:
+            return None
+        twin = self.twin()
+        twin.backend.normalizer = normalizers.Normalizer.custom(self._numbering.normalizer.inside())
+        return twin
 
     def piece(self, token: int) -> str:
         """A token as the vocabulary spells it; an id beyond the tokenizer's names has none: ""."""
@@ -224,9 +257,9 @@ class Tokenizer:
         special_tokens: bool = True,
     ) -> list[Encoding]:
         """Encodes texts and pairs. `cut`: keyword arguments of the library's truncation. `offsets`:
-        also where each token stands in the text, which costs time. `special_tokens`: those that
-        stand around a text are put there; a chat template writes them itself. Raises
-        TokenizerFault.
+        also where each token stands in the text, which costs time (see `has_offsets`).
+        `special_tokens`: those that stand around a text are put there; a chat template writes them
+        itself. Raises TokenizerFault.
 
         Truncation is state of the Rust object: with `cut`, one thread at a time (the engine's rule
         too), and one that another keeps waiting while it encodes.
@@ -283,7 +316,7 @@ class Tokenizer:
             return self._id(named)
         for usual in _USUAL_NAMES[role]:
             index = self._id(usual)
-            if index in self.special_ids:
+            if index is not None and (self._numbering or index in self.special_ids):
                 return index
         return None
 

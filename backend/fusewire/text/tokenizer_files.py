@@ -25,6 +25,9 @@ SENTENCEPIECE = {
 }
 TARGET = "target.spm"  # beside source.spm
 SENTENCEPIECE_FILES = (*sorted({*SENTENCEPIECE.values()}), TARGET)
+# In messages: what would do.
+_OF_CLASSES = " or ".join(sorted({*SENTENCEPIECE.values()}))
+WANTED = f"{TOKENIZER} or, of a class that is known, {_OF_CLASSES}"
 
 
 def tokenizer_config(folder: Path) -> dict[str, Any]:
