@@ -200,6 +200,24 @@ def test_languages_that_a_folder_adds(tmp_path):
     assert ids(ours, TEXT)[0] == after
 
 
+def test_a_folder_may_list_other_ids_of_languages(tmp_path):
+    """As transformers 4 has made them of NLLB's pieces alone: <mask> in front of the languages."""
+    FAIRSEQ["nllb"](tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    values = json.loads(path.read_text())
+    added = values["added_tokens_decoder"]
+    names = [added[str(index)] for index in sorted(map(int, added))]
+    places = sorted(map(int, added))
+    moved = [*names[:4], names[-1], *names[4:-1]]
+    values["added_tokens_decoder"] = dict(zip(map(str, places), moved, strict=True))
+    path.write_text(json.dumps(values))
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    ours = loaded(tmp_path)
+    assert ours.mask_id == theirs.mask_token_id == places[4]
+    assert ids(ours, TEXT) == theirs(TEXT)["input_ids"]
+    assert ours.languages.ids["ace_Arab"] == places[5]
+
+
 def test_without_a_list_the_languages_stand_behind_the_pieces(tmp_path):
     FAIRSEQ["nllb"](tmp_path)
     listed = loaded(tmp_path)

@@ -33,6 +33,19 @@ ANY_TEXT = st.lists(st.sampled_from([*ODD, *TEXTS, *SPECIAL]), max_size=8).map("
 PLAIN = [*" abcdeé½日", *TEXTS, "</s>", "<pad>", "<unk>", "<extra_id_0>", ">>fra<<", "__de__"]
 PLAIN_TEXT = st.lists(st.sampled_from(PLAIN), max_size=8).map("".join)
 
+KEYS = ["src_lang", "eos_token", "mask_token", "added_tokens_decoder", "additional_special_tokens"]
+KEYS += ["legacy_behaviour", "extra_special_tokens", "bos_token"]
+NAMES = st.sampled_from(["</s>", "<s>", "", " ", "$A", "fr_XX", "\u2581the", "a:1", "<mask>"])
+ENTRIES = st.fixed_dictionaries(
+    {"content": NAMES | st.integers()}, optional={"special": st.booleans()}
+)
+VALUES = st.one_of(
+    NAMES,
+    st.none() | st.booleans() | st.integers() | st.floats(),
+    st.lists(NAMES | ENTRIES, max_size=3),
+    st.dictionaries(st.integers(-1, 400).map(str) | NAMES, ENTRIES | NAMES, max_size=3),
+)
+
 
 def ids(tokenizer: Tokenizer, *texts: str) -> list[int]:
     text: Any = texts if len(texts) > 1 else texts[0]
@@ -228,20 +241,61 @@ def test_tokenizer_json_goes_before(tmp_path):
     assert loaded(tmp_path).mask_id is not None
 
 
+CONFIG = "tokenizer_config.json"
+
+
+def listed(content: str, index: int) -> dict[str, Any]:
+    return {"added_tokens_decoder": {str(index): {"content": content}}}
+
+
 @pytest.mark.parametrize(
     ("folder", "file", "change", "message"),
     [
-        ("t5", "tokenizer_config.json", {"extra_ids": -1}, "extra_ids: got -1, wanted"),
-        ("t5", "tokenizer_config.json", {"extra_ids": 10**9}, "extra_ids: got"),
-        ("t5", "tokenizer_config.json", {"eos_token": "<end>"}, "eos_token: got '<end>'"),
-        ("t5", "tokenizer_config.json", {"added_tokens_decoder": {"1": 2}}, "added_tokens_decoder"),
+        ("t5", CONFIG, {"extra_ids": -1}, "extra_ids: got -1, wanted"),
+        ("t5", CONFIG, {"extra_ids": 10**9}, "extra_ids: got"),
+        ("t5", CONFIG, {"eos_token": "<end>"}, "eos_token: got '<end>'"),
+        ("t5", CONFIG, {"added_tokens_decoder": {"1": 2}}, "added_tokens_decoder"),
         ("marian", "vocab.json", {"a": -1}, "vocab.json: wanted ids by token"),
         ("marian", "vocab.json", {"<unk>": ...}, "unk_token: got '<unk>', wanted a token of"),
         ("marian", "vocab.json", None, "vocab.json: missing"),
-        ("m2m_100", "tokenizer_config.json", {"src_lang": "xx"}, "src_lang: got 'xx'"),
+        (
+            "marian",
+            CONFIG,
+            {"separate_vocabs": True},
+            "target_vocab.json: missing",
+        ),
+        ("marian, separate", "target_vocab.json", {"</s>": ...}, "eos_token: got '</s>', wanted a"),
+        ("marian, separate", "target_vocab.json", {"a": "b"}, "target_vocab.json: wanted ids by"),
+        ("marian, separate", "target.spm", None, "target.spm: missing"),
+        ("nllb", CONFIG, {"eos_token": "<end>"}, "eos_token: got '<end>'"),
+        ("nllb", CONFIG, {"tokenizer_class": "M2M100Tokenizer"}, "vocab.json: mi"),
+        (
+            "mbart",
+            CONFIG,
+            {"added_tokens_decoder": {"7": 3}},
+            "added_tokens_decoder: got",
+        ),
+        ("mbart", CONFIG, listed("x", 0), "added_tokens_decoder: got .+ once"),
+        ("mbart", CONFIG, listed("", 9999), "special tokens without a character"),
+        (
+            "mbart",
+            CONFIG,
+            listed("x", -1),
+            "added_tokens_decoder: got \"-1 for 'x'",
+        ),
+        ("mbart", CONFIG, listed("x", 1 << 40), "added_tokens_decoder: got"),
+        ("t5", CONFIG, listed("</s>", 9), "got \"9 for '</s>'\", wanted 1, as in"),
+        (
+            "t5",
+            CONFIG,
+            {"additional_special_tokens": ["<x>"]},
+            "got '<x>', wanted",
+        ),
+        ("m2m_100", CONFIG, {"language_codes": ["x"]}, "wanted m2m100 or wmt21"),
+        ("m2m_100", CONFIG, {"src_lang": "xx"}, "src_lang: got 'xx'"),
         (
             "m2m_100",
-            "tokenizer_config.json",
+            CONFIG,
             {"additional_special_tokens": 3, "extra_special_tokens": ...},
             "additional_special_tokens: got 3",
         ),
@@ -256,3 +310,37 @@ def test_a_damaged_folder_is_refused(tmp_path, folder, file, change, message):
         path.write_text(json.dumps({k: v for k, v in values.items() if v is not ...}))
     with pytest.raises(CheckpointError, match=message):
         Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("kind", FAIRSEQ)
+def test_pieces_of_another_class_are_refused(tmp_path, kind):
+    FOLDERS[kind](tmp_path)
+    (tmp_path / "sentencepiece.bpe.model").write_bytes(trained(**T5_IDS))
+    with pytest.raises(CheckpointError, match=r"got the pieces .+ wanted <unk>, <s> and </s>"):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_a_damaged_file_of_pieces_is_refused(tmp_path, kind):
+    FOLDERS[kind](tmp_path)
+    for path in {*tmp_path.glob("*.model"), *tmp_path.glob("target.spm")}:
+        for data in (b"", b"version https://git-lfs", path.read_bytes()[:-9], b"\0" * (9 << 20)):
+            whole = path.read_bytes()
+            path.write_bytes(data)
+            for load in (Tokenizer.load, Tokenizer.load_target):
+                if path.name != "target.spm" or load is Tokenizer.load_target:
+                    with pytest.raises(CheckpointError, match=path.name):
+                        load(tmp_path)
+            path.write_bytes(whole)
+
+
+@given(st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=4))
+@settings(max_examples=200, deadline=None)
+def test_any_configuration_is_read_or_refused(tmp_path_factory, values):
+    folder = FOLDERS["mbart50"](tmp_path_factory.mktemp("folder"), **values)
+    try:
+        tokenizer = Tokenizer.load(folder)
+    except CheckpointError:
+        return
+    assert tokenizer is not None
+    ids(tokenizer, TEXTS[0])

@@ -65,10 +65,10 @@ def _numbered(
     )
     places = {token.content: index for index, token in backend.get_added_tokens_decoder().items()}
     ids = [*tokens.pieces, *[tokens.unknown] * (backend.get_vocab_size() - len(tokens.pieces))]
-    for name, index in found.items():
-        ids[places[name]] = index
     around = {*tokens.single.split(), *tokens.pair.split()} - {"$A", "$B"}
     try:
+        for name, index in found.items():
+            ids[places[name]] = index
         backend.post_processor = TemplateProcessing(
             single=tokens.single,
             pair=tokens.pair,
@@ -76,8 +76,8 @@ def _numbered(
         )
     except (KeyError, ValueError):
         raise CheckpointError(
-            f"{CONFIG}: got {tokens.single[:80]!r} around a text, wanted the special tokens of the "
-            "model; correct the file"
+            f"{CONFIG}: got special tokens without a character or with a space (around a text: "
+            f"{tokens.single[:80]!r}), wanted those of the model; correct the file"
         ) from None
     skipped = tokens.skipped
     return Numbering(
