@@ -312,6 +312,19 @@ def test_a_damaged_folder_is_refused(tmp_path, folder, file, change, message):
         Tokenizer.load(tmp_path)
 
 
+@pytest.mark.parametrize("names", [[f"<{n}>" for n in range(1 << 15)], ["x" * (1 << 20)]])
+def test_many_added_tokens_are_refused(tmp_path, names):
+    added = {str(10_000 + index): {"content": name} for index, name in enumerate(names)}
+    FOLDERS["mbart"](tmp_path, added_tokens_decoder=added)
+    with pytest.raises(CheckpointError, match=r"got \d+ added tokens of \d+ characters, with"):
+        Tokenizer.load(tmp_path)
+    path = marian_folder(tmp_path / "marian") / "vocab.json"
+    codes = {f">>{name}<<": index for index, name in enumerate(names)}
+    path.write_text(json.dumps(json.loads(path.read_text()) | codes))
+    with pytest.raises(CheckpointError, match=r"got \d+ added tokens of \d+ characters, with"):
+        Tokenizer.load(path.parent)
+
+
 @pytest.mark.parametrize("kind", FAIRSEQ)
 def test_pieces_of_another_class_are_refused(tmp_path, kind):
     FOLDERS[kind](tmp_path)

@@ -26,6 +26,10 @@ from fusewire.text.sentencepiece_layouts import (
 )
 from fusewire.text.tokenizer_files import CONFIG, TARGET, tokenizer_class
 
+# The library takes some 2 KB for an added token of usual length, and 100 bytes for a character.
+_MOST_ADDED = 1 << 15
+_MOST_CHARACTERS = 1 << 20
+
 
 def load_sentencepiece(
     folder: Path, name: str, config: dict[str, Any], *, target: bool
@@ -56,6 +60,12 @@ def _numbered(
     if tokens.prefixes is not None:
         found |= {Numbering.MARK + name: index for name, index in tokens.prefixes.items()}
         found[Numbering.UNKNOWN] = tokens.unknown
+    size = len("".join(found))
+    if len(found) > _MOST_ADDED or size > _MOST_CHARACTERS:
+        raise CheckpointError(
+            f"{CONFIG}: got {len(found)} added tokens of {size} characters, with those of the "
+            f"vocabulary, wanted at most {_MOST_ADDED} of {_MOST_CHARACTERS}; correct the file"
+        )
     backend.add_tokens(
         [
             as_listed.get(name)
