@@ -135,6 +135,17 @@ def test_any_ids_give_their_text(both, data):
         assert both.ours.decode(numbers, skip_special_tokens=skipped) == wanted
 
 
+def test_each_piece_alone_has_the_text_that_transformers_gives_it(tmp_path):
+    """Of the first piece all spaces go, also those inside."""
+    FOLDERS["mbart"](tmp_path)
+    model = trained(split_by_whitespace=False)
+    (tmp_path / "sentencepiece.bpe.model").write_bytes(model)
+    ours, theirs = loaded(tmp_path), transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert any("\u2581" in piece[1:] for piece in pieces_of(model))
+    for index in range(len(theirs)):
+        assert ours.decode([index]) == theirs.decode([index])
+
+
 def test_roles_and_special_tokens(both):
     ours, theirs = both.ours, both.theirs
     assert ours.pad_id == theirs.pad_token_id
