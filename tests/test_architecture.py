@@ -176,6 +176,7 @@ MAY_IMPORT = {
         "settings",
         "tasks.contract",
         "tasks.inputs",
+        "text.tokenizer_files",
         "weights",
     },
     "serving.openai": {

@@ -17,6 +17,7 @@ from fusewire.errors import InvalidInput
 from fusewire.settings import EngineSettings
 from fusewire.tasks.contract import contract
 from fusewire.tasks.rows import IdRow, Query, TextRow
+from fusewire.text.tokenizer_files import WANTED
 
 Pairs = Literal["refused", "optional", "required"]
 
@@ -92,9 +93,9 @@ def _text_rows(inputs: Mapping[str, NDArray[Any]], rules: InputRules) -> list[Te
     if not rules.has_tokenizer:
         raise InvalidInput(
             "text_input",
-            "a text for a model without tokenizer.json",
+            "a text for a model without a tokenizer",
             "input_ids",
-            "tokenize at the client, or put tokenizer.json into the model folder",
+            f"tokenize at the client, or put the tokenizer into the model folder: {WANTED}",
         )
     texts = _texts("text_input", inputs["text_input"])
     if "text_pair" not in inputs:

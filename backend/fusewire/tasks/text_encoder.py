@@ -137,7 +137,7 @@ class TextEncoder:
             }
         try:
             return [*self._tokenized(texts, cut)]
-        except TokenizerFault:  # of one text (a word that a vocabulary without [UNK] lacks)
+        except (TokenizerFault, InvalidInput):  # of one text (a word that nothing spells)
             return [self._encode_alone(text, cut) for text in texts]
 
     def _tokenized(
@@ -158,6 +158,8 @@ class TextEncoder:
         assert self.tokenizer is not None
         try:
             return self._tokenized([text], cut)[0]
+        except InvalidInput as error:
+            return error
         except TokenizerFault as fault:
             return InvalidInput(
                 "text_input",
