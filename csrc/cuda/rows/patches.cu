@@ -48,7 +48,7 @@ template <class T, int kWidth>
 __device__ __forceinline__ void cut_row(const PatchArguments& a, const PackedImage& image,
                                         int64_t row) {
   const int size = static_cast<int>(a.size), cols = static_cast<int>(a.cols);
-  const int64_t across = image.width / a.size, patch = row - a.leading;
+  const int64_t across = max(image.width / a.size, int64_t{1}), patch = row - a.leading;
   const int channels = patch < 0 ? 0 : static_cast<int>(a.channels);  // leading rows are zeros
   const int64_t down = patch / across * a.size, right = patch % across * a.size;
   const float* corner = a.pixels + image.pixel + down * image.width + right;
