@@ -11,6 +11,7 @@ from fusewire.models.registry import (
     ARCHITECTURES,
     DECODERS,
     IMAGE_ENCODERS,
+    SEQ2SEQ,
     SEQ2SEQ_ENCODERS,
     tasks_of,
 )
@@ -18,7 +19,7 @@ from fusewire.tasks.sentence_dense import ACTIVATIONS
 from fusewire.tasks.sentence_files import POOLING_MODES
 
 from tests.models.tiny_decoders import _OWN as TINY_DECODERS
-from tests.models.tiny_seq2seq import SEQ2SEQ
+from tests.models.tiny_seq2seq import SEQ2SEQ as TINY_SEQ2SEQ
 from tests.reference import ARCHITECTURES as TINY_ENCODERS
 
 PAGE = (Path(__file__).parents[1] / "docs" / "models.md").read_text()
@@ -45,7 +46,7 @@ def test_the_table_of_architectures_is_the_registry() -> None:
     written = [(code(name)[0], code(classes)[0]) for name, _, classes in table("`model_type`")]
     assert written == [
         *((name, f"{row.classes}…") for name, row in ARCHITECTURES.items()),
-        *((name, f"{row.classes}Model") for name, row in SEQ2SEQ_ENCODERS.items()),
+        *((name, row.causal_class) for name, row in SEQ2SEQ.items()),
         *((name, row.causal_class) for name, row in DECODERS.items()),
     ]
 
@@ -60,15 +61,20 @@ def test_the_table_of_encoders_of_images_is_the_registry() -> None:
 
 def test_every_architecture_is_compared_with_transformers() -> None:
     assert TINY_ENCODERS.keys() == ARCHITECTURES.keys()
-    assert SEQ2SEQ.keys() == SEQ2SEQ_ENCODERS.keys()
+    assert TINY_SEQ2SEQ.keys() == SEQ2SEQ.keys() == SEQ2SEQ_ENCODERS.keys()
     assert TINY_DECODERS.keys() == DECODERS.keys()
 
 
 def test_the_table_of_classes_says_which_task_a_class_is_served_for() -> None:
     for endings, task in table("class ends with"):
         for ending in code(endings):
-            model = "gpt2" if ending == "LMHeadModel" else "llama" if "Causal" in ending else "bert"
-            prefix = {"gpt2": "GPT2", "llama": "Llama", "bert": "Bert"}[model]
+            model, prefix = {
+                "LMHeadModel": ("gpt2", "GPT2"),
+                "ForCausalLM": ("llama", "Llama"),
+                "ForConditionalGeneration": ("mbart", "MBart"),
+                "MTModel": ("marian", "Marian"),
+                "EncoderModel": ("t5", "T5"),
+            }.get(ending, ("bert", "Bert"))
             config = {"model_type": model, "architectures": [prefix + ending]}
             assert tasks_of(config) == code(task)[0]
 

@@ -2,7 +2,7 @@
 
 Encoders are compared by their results, those of images on pixel values. Decoders write: every token
 by our step with a cache, and transformers, given the same text whole, says what it would have
-written at each place.
+written at each place; encoder-decoder models do so after sources.
 """
 
 from __future__ import annotations
@@ -24,13 +24,15 @@ from fusewire.interop import load
 from fusewire.models import (
     DecoderModel,
     EncoderModel,
+    Seq2SeqModel,
+    SourceBatch,
     load_decoder,
     read_config,
     reads_images,
     tasks_of,
 )
 from fusewire.models.registry import SEQ2SEQ_ENCODERS
-from fusewire.models.step_batch import StepBatch
+from fusewire.models.step_batch import SourceTable, StepBatch
 from fusewire.placement import Placement
 
 # Task -> the transformers class that answers it.
@@ -107,22 +109,25 @@ def parity(
         kind, compare = ours.transformers_class, partial(_image_parity, task=task)
     elif task == "generate":
         ours, compare = load_decoder(folder, place), _decoder_parity
-        kind = _AUTO_CLASSES[task]
+        sourced = isinstance(ours, Seq2SeqModel)
+        kind = "AutoModelForSeq2SeqLM" if sourced else _AUTO_CLASSES[task]
     else:
         ours, compare = load(folder, task, device, dtype), _encoder_parity
-        # Of an encoder-decoder's folder the encoder alone.
-        half = config["model_type"] in SEQ2SEQ_ENCODERS
-        kind = "AutoModelForTextEncoding" if half else _AUTO_CLASSES[task]
+        kind = _AUTO_CLASSES[task]
+        if config["model_type"] in SEQ2SEQ_ENCODERS:  # the encoder alone
+            half = SEQ2SEQ_ENCODERS[config["model_type"]]
+            kind = "AutoModelForTextEncoding" if half.classes else "AutoModelForSeq2SeqLM"
 
     def reference(dtype: str) -> Any:
-        model = getattr(transformers, kind).from_pretrained(
+        model: Any = getattr(transformers, kind).from_pretrained(
             folder,
             attn_implementation="eager",
             dtype=getattr(torch, dtype),
             local_files_only=True,
             trust_remote_code=False,
         )
-        return model.eval()
+        encoder_alone = task != "generate" and kind == "AutoModelForSeq2SeqLM"
+        return (model.get_encoder() if encoder_alone else model).eval()
 
     with torch.no_grad():
         return compare(ours, reference, sequences, random)
@@ -198,16 +203,28 @@ def _decoder_parity(
 ) -> Parity:
     import torch
 
+    sources: list[NDArray[np.int64]] = []
+    if isinstance(ours, Seq2SeqModel):
+        source_lengths = _ragged(min(ours.max_source_length, _LONGEST), sequences, random)
+        sources = [random.integers(0, ours.source_vocab_size, n) for n in source_lengths]
     longest = min(ours.max_length, _LONGEST)
     written = min(_WRITTEN, longest - 1)
     lengths = _ragged(longest - written, sequences, random)
     prompts = [random.integers(0, ours.vocab_size, length) for length in lengths]
-    tokens, logits = _greedy(ours, prompts, written)
+    tokens, logits = _greedy(ours, prompts, written, sources)
     texts = [np.concatenate([p, added[:-1]]) for p, added in zip(prompts, tokens, strict=True)]
 
     def theirs(model: Any) -> list[Results]:
-        found = [model(torch.from_numpy(text)[None], use_cache=False) for text in texts]
-        return [{"logits": each.logits[0, -written:].float().numpy()} for each in found]
+        given = [{"input_ids": text} for text in texts]
+        if sources:
+            pairs = zip(sources, texts, strict=True)
+            given = [{"input_ids": source, "decoder_input_ids": text} for source, text in pairs]
+        found = []
+        for arrays in given:
+            inputs = {name: torch.from_numpy(ids)[None] for name, ids in arrays.items()}
+            logits = model(**inputs, use_cache=False).logits
+            found.append({"logits": logits[0, -written:].float().numpy()})
+        return found
 
     dtype = ours.place.dtype
     model = reference("float32")
@@ -223,7 +240,7 @@ def _decoder_parity(
         "generate",
         dtype,
         sequences,
-        int(sum(lengths)),
+        int(sum(lengths)) + sum(source.size for source in sources),
         differences([{"logits": each} for each in logits], truth),
         allowed_differences(truth, dtype, lambda: theirs(reference(dtype))),
         sequences * written,
@@ -232,14 +249,27 @@ def _decoder_parity(
 
 
 def _greedy(
-    model: DecoderModel, prompts: list[NDArray[np.int64]], written: int
+    model: DecoderModel,
+    prompts: list[NDArray[np.int64]],
+    written: int,
+    sources: list[NDArray[np.int64]],
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """The likeliest tokens after each prompt [prompts, written], all prompts in the same steps, and
-    the logits that they were chosen by [prompts, written, vocabulary]."""
+    the logits that they were chosen by [prompts, written, vocabulary]. `sources`: of each prompt,
+    of an encoder-decoder model."""
     contexts = np.array([prompt.size for prompt in prompts], np.int32)
     each = -(-(int(contexts.max()) + written) // _PAGE_SIZE)
     table = np.arange(len(prompts) * each, dtype=np.int32).reshape(-1, each)
-    cache = model.new_cache(table.size, _PAGE_SIZE)
+    source_lengths = np.array([source.size for source in sources], np.int32)
+    source_each = -(-int(source_lengths.max(initial=0)) // _PAGE_SIZE)
+    cache = model.new_cache(table.size + len(sources) * source_each, _PAGE_SIZE)
+    source_table = None
+    if isinstance(model, Seq2SeqModel):
+        pages = np.arange(table.size, cache.pages, dtype=np.int32).reshape(-1, source_each)
+        source_table = SourceTable(source_lengths, pages)
+        ends = np.cumsum(source_lengths)
+        offsets = np.concatenate([[0], ends]).astype(np.int32)
+        model.encode(SourceBatch(np.concatenate(sources), offsets, pages), cache)
     tokens, logits, new = [], [], prompts
     for _ in range(written):
         ends = np.cumsum([ids.size for ids in new])
@@ -253,6 +283,7 @@ def _greedy(
             context_lengths=contexts,
             block_table=table,
             logit_rows=ends - 1,
+            sources=source_table,
         )
         logits.append(model.place.numpy(model.step(step, cache)).copy())
         tokens.append(logits[-1].argmax(-1))

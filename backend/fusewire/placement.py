@@ -131,10 +131,13 @@ class Placement:
         ]
         return kernels.Linear(*on_host, self.stream)
 
-    def linear_of(self, table: kernels.Tensor) -> kernels.Linear:
+    def linear_of(
+        self, table: kernels.Tensor, bias: NDArray[Any] | None = None, name: str = "tensor"
+    ) -> kernels.Linear:
         """A table that is here as a weight [out_features, in_features]: in the same memory where
-        the kernels read it as it lies (GPUs), else packed from it."""
-        return kernels.Linear(table, None, self.stream)
+        the kernels read it as it lies (GPUs), else packed from it. The bias is as `linear`'s."""
+        there = None if bias is None else self.floats(bias, name)
+        return kernels.Linear(table, there, self.stream)
 
     def numpy(self, tensor: kernels.Tensor) -> NDArray[Any]:
         """The tensor's values on the host, 16-bit floats widened to fp32."""

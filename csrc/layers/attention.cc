@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "layers/planes.h"
 #include "ops/ops.h"
 
 namespace fusewire::layers {
@@ -87,19 +88,9 @@ void Attention::attend_outputs(const Tensor& context, const Tensor& qkv, const P
 void Attention::attend_cached(const Tensor& context, const Tensor& qkv, Pass& pass) const {
   const AttentionOptions& o = options_;
   const PagedBatch& batch = *pass.inputs.paged;
-  const Tensor& planes = *pass.inputs.planes;
-  const Shape page{o.kv_heads, batch.page_size(), head_dim_};
-  const int64_t keys = 2 * pass.attention++;
-  if (planes.shape.rank() != 3 || planes.shape[0] < keys + 2 ||
-      planes.shape[2] != page.elements() || !planes.contiguous()) {
-    fail("Attention: planes: got ", planes.shape.text(), ", wanted at least ", keys + 2,
-         " planes [pages, ", page.elements(), "], dense");
-  }
-  const auto plane = [&](int64_t index) {
-    char* data = planes.as<char>() + index * (planes.bytes() / planes.shape[0]);
-    return Tensor(data, {planes.shape[1], page[0], page[1], page[2]}, planes.dtype, planes.device);
-  };
-  ops::cached_attention(context, qkv, plane(keys), plane(keys + 1), batch, spec(), position_bias(),
+  const KeyValuePlanes planes = planes_of("Attention", *pass.inputs.planes, pass.attention++,
+                                          {o.kv_heads, batch.page_size(), head_dim_});
+  ops::cached_attention(context, qkv, planes.keys, planes.values, batch, spec(), position_bias(),
                         o.rope ? pass.inputs.positions : nullptr, o.rope ? &o.rope->cos : nullptr,
                         o.rope ? &o.rope->sin : nullptr, pass.stream);
 }

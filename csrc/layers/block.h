@@ -28,12 +28,14 @@ struct Norm {
 
 // What a forward reads besides x and the weights. `planes` [planes, pages, elements of a page] is
 // the cache of a whole stack, if there is one: planes 2 i and 2 i + 1 are the keys and the values
-// of its attention i.
+// of its attention i. `sources` are the pages of what cross attention reads, for the same new
+// tokens as `paged`.
 struct StackInputs {
   const SequenceBatch& batch;
   const Tensor* positions = nullptr;  // int32[tokens], for attentions that rotate
   const PagedBatch* paged = nullptr;
   const Tensor* planes = nullptr;
+  const PagedBatch* sources = nullptr;
 };
 
 // Tokens whose outputs are wanted, where others serve as keys and values alone: int64[outputs], in

@@ -3,6 +3,7 @@
 #include <pybind11/stl.h>
 
 #include "layers/attention.h"
+#include "layers/cross_attention.h"
 #include "layers/feed_forward.h"
 #include "layers/stack.h"
 #include "python/casters.h"
@@ -64,6 +65,14 @@ void register_blocks(py::module_& m) {
           "and "
           "right behind it, None: all; scale 0: 1 / sqrt(head_dim); rope: "
           "(cos, sin) float32[positions, rotary_dim / 2]; position_bias: float32[heads, 2 L - 1].");
+  py::class_<CrossAttention, Sublayer, std::shared_ptr<CrossAttention>>(
+      m, "CrossAttention", "Attention to sources in a cache, behind the self-attention of a layer.")
+      .def(py::init([](LinearPointer q, LinearPointer output, int64_t heads, float scale) {
+             return std::make_shared<CrossAttention>(std::move(q), std::move(output), heads, scale);
+           }),
+           py::kw_only(), py::arg("q").none(false), py::arg("output").none(false), "heads"_a,
+           "scale"_a = 0.0f,
+           "Reads the planes of the attention before it. scale 0: 1 / sqrt(head_dim).");
   py::class_<FeedForward, Sublayer, std::shared_ptr<FeedForward>>(m, "FeedForward",
                                                                   "Dense or gated.")
       .def(py::init([](LinearPointer intermediate, LinearPointer output, Activation activation,
@@ -124,15 +133,18 @@ void register_stacks(py::module_& m) {
       .def(
           "forward_cached",
           [](const Stack& stack, const Tensor& x, const PagedBatch& batch, const Tensor& planes,
-             Workspace& workspace, const Tensor* positions, const Stream& stream) {
+             Workspace& workspace, const Tensor* positions, const Stream& stream,
+             const PagedBatch* sources) {
             py::gil_scoped_release release;
-            stack.forward(x, {batch.batch(), positions, &batch, &planes}, workspace, stream);
+            stack.forward(x, {batch.batch(), positions, &batch, &planes, sources}, workspace,
+                          stream);
           },
           "x"_a, "batch"_a, "planes"_a, "workspace"_a, "positions"_a = py::none(),
-          py::arg_v("stream", Stream{}, "Stream()"),
+          py::arg_v("stream", Stream{}, "Stream()"), "sources"_a = py::none(),
           "The same for new tokens of sequences whose keys and values lie in pages, planes 2 i and "
           "2 i + 1 [pages, kv_heads * page_size * head_dim] for attention i: they join them there "
-          "and see those up to themselves.");
+          "and see those up to themselves. sources: for the same new tokens the pages of each "
+          "sequence's source, which cross attention reads in the same planes.");
 }
 
 }  // namespace

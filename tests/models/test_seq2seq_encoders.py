@@ -11,6 +11,7 @@ import torch
 import transformers
 from fusewire.errors import CheckpointError, ConfigurationError
 from fusewire.models import load_model, tasks_of
+from fusewire.models.registry import SEQ2SEQ_ENCODERS
 from fusewire.parity import parity
 from fusewire.placement import Placement
 
@@ -23,7 +24,7 @@ from tests.models.oracle import (
     largest_difference,
     random_sequences,
 )
-from tests.models.tiny_seq2seq import SEQ2SEQ, tiny_seq2seq
+from tests.models.tiny_seq2seq import SEQ2SEQ, tiny_encoder, tiny_seq2seq
 from tests.places import CPU, CPU_TARGETS, GPU_FP32, GPU_HALVES, on_gpu
 from tests.reference import edit_config
 from tests.tolerance import BATCHED_VERSUS_ALONE, MODEL_FP32
@@ -36,7 +37,7 @@ LONG = (300, 1, 129, 257)  # beyond the distance that shares a bucket
 @FP32
 @EVERY_ONE
 def test_hidden_states_equal_transformers(tmp_path, model_type, place: Placement):
-    reference = tiny_seq2seq(tmp_path, model_type).to(place.device)
+    reference = tiny_encoder(tmp_path, model_type).to(place.device)
     model = load_model(tmp_path, "hidden", place)
     for lengths in (RAGGED, LONG):
         assert largest_difference(reference, model, "hidden", lengths) <= MODEL_FP32
@@ -44,9 +45,10 @@ def test_hidden_states_equal_transformers(tmp_path, model_type, place: Placement
 
 @FP32
 @EVERY_ONE
-@pytest.mark.parametrize("ending", ["ForConditionalGeneration", "Model"])
+@pytest.mark.parametrize("ending", ["whole", "Model"])
 def test_a_whole_models_encoder_is_served(tmp_path, model_type, ending, place: Placement):
-    reference = tiny_seq2seq(tmp_path, model_type, ending).to(place.device)
+    whole = tiny_seq2seq(tmp_path, model_type, "" if ending == "whole" else ending)
+    reference = whole.get_encoder().to(place.device)
     model = load_model(tmp_path, "embed", place)
     assert largest_difference(reference, model, "embed") <= MODEL_FP32
 
@@ -54,7 +56,7 @@ def test_a_whole_models_encoder_is_served(tmp_path, model_type, ending, place: P
 @pytest.mark.parametrize("place", CPU_TARGETS, indirect=True)
 @EVERY_ONE
 def test_every_instruction_set_gives_the_answer_alone_and_in_a_batch(tmp_path, model_type, place):
-    reference = tiny_seq2seq(tmp_path, model_type)
+    reference = tiny_encoder(tmp_path, model_type)
     model = load_model(tmp_path, "hidden", place)
     assert largest_difference(reference, model, "hidden") <= MODEL_FP32
     sequences = random_sequences(model, (*RAGGED, *LONG), seed=1)
@@ -78,7 +80,7 @@ def test_every_instruction_set_gives_the_answer_alone_and_in_a_batch(tmp_path, m
     ],
 )
 def test_options_and_odd_sizes(tmp_path, model_type, sizes, place: Placement):
-    reference = tiny_seq2seq(tmp_path, model_type, **sizes).to(place.device)
+    reference = tiny_encoder(tmp_path, model_type, **sizes).to(place.device)
     model = load_model(tmp_path, "hidden", place)
     assert largest_difference(reference, model, "hidden", LONG) <= MODEL_FP32
 
@@ -86,7 +88,7 @@ def test_options_and_odd_sizes(tmp_path, model_type, sizes, place: Placement):
 @pytest.mark.parametrize("place", GPU_HALVES[1:], indirect=True)
 @EVERY_ONE
 def test_in_bfloat16_it_is_as_right_as_transformers(tmp_path, model_type, place: Placement):
-    reference = tiny_seq2seq(tmp_path, model_type).to(place.device)
+    reference = tiny_encoder(tmp_path, model_type).to(place.device)
     model = load_model(tmp_path, "hidden", place)
     sequences = random_sequences(model, (*RAGGED, *LONG))
     allowed = allowed_errors(reference, model, sequences)
@@ -97,7 +99,7 @@ def test_in_bfloat16_it_is_as_right_as_transformers(tmp_path, model_type, place:
 
 @pytest.mark.parametrize("place", GPU_HALVES[:1], indirect=True)
 def test_float16_is_refused_and_bfloat16_its_stead_on_a_gpu(tmp_path, place: Placement):
-    tiny_seq2seq(tmp_path, "t5")
+    tiny_encoder(tmp_path, "t5")
     assert on_gpu(place)
     with pytest.raises(ConfigurationError, match=r"^dtype: got float16 .* wanted bfloat16"):
         load_model(tmp_path, "embed", place)
@@ -106,7 +108,7 @@ def test_float16_is_refused_and_bfloat16_its_stead_on_a_gpu(tmp_path, place: Pla
 
 
 def test_a_live_model_is_taken_over(tmp_path):
-    encoder = tiny_seq2seq(tmp_path, "t5")
+    encoder = tiny_seq2seq(tmp_path, "t5", "EncoderModel")
     ids = torch.randint(0, 100, (2, 9))
     wanted = encoder(ids).last_hidden_state
     for live in (
@@ -120,22 +122,24 @@ def test_a_live_model_is_taken_over(tmp_path):
 
 
 @EVERY_ONE
-@pytest.mark.parametrize("ending", ["EncoderModel", "ForConditionalGeneration"])
-def test_check_compares_the_encoder(tmp_path, model_type, ending):
-    tiny_seq2seq(tmp_path, model_type, ending)
+@pytest.mark.parametrize("write", [tiny_encoder, tiny_seq2seq], ids=["alone", "whole"])
+def test_check_compares_the_encoder(tmp_path, model_type, write):
+    write(tmp_path, model_type)
     measured = parity(tmp_path, "hidden", sequences=4)
-    assert measured.architecture == f"{SEQ2SEQ[model_type][0]}EncoderModel"
+    alone = "EncoderModel" if SEQ2SEQ_ENCODERS[model_type].classes else "Encoder"
+    assert measured.architecture == SEQ2SEQ[model_type][0] + alone
     assert measured.differences.keys() == {"last_hidden_state"}
     assert measured.passed, measured
 
 
 def test_the_class_says_what_the_folder_is_for(tmp_path):
-    tiny_seq2seq(tmp_path, "t5")
+    tiny_encoder(tmp_path, "t5")
     assert fusewire.load(tmp_path).task == "embed"
     config = {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"]}
-    wanted = "got 'T5ForConditionalGeneration', wanted one of T5EncoderModel; name the task"
-    with pytest.raises(CheckpointError, match=wanted + r" yourself \(embed, hidden\)"):
-        tasks_of(config)
+    assert tasks_of(config) == "generate"
+    wanted = "got 'T5Model', wanted one of T5ForConditionalGeneration, T5EncoderModel; name the"
+    with pytest.raises(CheckpointError, match=wanted + r" task .* \(generate, embed, hidden\)"):
+        tasks_of(config | {"architectures": ["T5Model"]})
 
 
 @pytest.mark.parametrize("task", ["classify", "tag", "answer", "fill"])
@@ -165,7 +169,7 @@ def test_a_task_that_needs_a_head_is_refused(tmp_path, task):
     ],
 )
 def test_an_option_that_changes_the_result_is_refused(tmp_path, key, value):
-    tiny_seq2seq(tmp_path, "t5")
+    tiny_encoder(tmp_path, "t5")
     edit_config(tmp_path, **{key: value})
     with pytest.raises(CheckpointError, match=f"^config.json: {key}: got .*, wanted .*; "):
         load_model(tmp_path, "hidden")

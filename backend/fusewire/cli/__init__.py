@@ -207,14 +207,16 @@ def models(as_json: Json = False) -> None:
         ARCHITECTURES,
         DECODERS,
         IMAGE_ENCODERS,
+        SEQ2SEQ,
         SEQ2SEQ_ENCODERS,
         tasks_served,
     )
 
     rows = [
+        *((name, f"{row.classes}*", tasks_served(row)) for name, row in ARCHITECTURES.items()),
         *(
-            (name, f"{row.classes}*", tasks_served(row))
-            for name, row in (ARCHITECTURES | SEQ2SEQ_ENCODERS).items()
+            (name, row.causal_class, tasks_served(row) + tasks_served(SEQ2SEQ_ENCODERS[name]))
+            for name, row in SEQ2SEQ.items()
         ),
         *((name, row.causal_class, tasks_served(row)) for name, row in DECODERS.items()),
         *((name, f"{row.classes}*", tasks_served(row)) for name, row in IMAGE_ENCODERS.items()),

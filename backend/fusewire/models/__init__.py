@@ -18,7 +18,7 @@ from fusewire.models.blueprint import Blueprint
 from fusewire.models.config import Config, read_config
 from fusewire.models.decoder import DecoderModel
 from fusewire.models.encoder import EncoderModel
-from fusewire.models.generation_config import eos_token_ids
+from fusewire.models.generation_config import eos_token_ids, target_tokens
 from fusewire.models.image_folders import (
     check_image_folder,
     load_image_model,
@@ -27,6 +27,7 @@ from fusewire.models.image_folders import (
 )
 from fusewire.models.image_model import ImageModel
 from fusewire.models.image_text_model import ImageTextModel
+from fusewire.models.language_head import with_stored_bias
 from fusewire.models.registry import (
     ARCHITECTURES,
     DECODERS,
@@ -36,6 +37,7 @@ from fusewire.models.registry import (
     reads_images,
     tasks_of,
 )
+from fusewire.models.seq2seq_model import Seq2SeqModel, SourceBatch
 from fusewire.models.text_tower import TextTower
 from fusewire.placement import Placement
 from fusewire.weights import Checkpoint, open_folder
@@ -47,6 +49,8 @@ __all__ = [
     "EncoderModel",
     "ImageModel",
     "ImageTextModel",
+    "Seq2SeqModel",
+    "SourceBatch",
     "TextTower",
     "blueprint_of",
     "build_decoder",
@@ -77,8 +81,10 @@ def check_folder(folder: Path | str, task: str) -> None:
         Config(values).labels()
     else:
         head = "generate"
-        eos_token_ids(folder, blueprint.eos_token_ids)
+        blueprint = _as_generated(folder, blueprint)
     checkpoint = Checkpoint.open(folder, blueprint.prefix, blueprint.aliases)
+    if head == "generate":
+        blueprint = with_stored_bias(blueprint, checkpoint)
     checkpoint.check(blueprint.tensors(head), blueprint.unread)
 
 
@@ -131,18 +137,18 @@ def build_model(
 
 
 def load_decoder(folder: Path | str, place: Placement | None = None) -> DecoderModel:
-    """Loads a decoder (task generate) from a model folder, as strictly as `load_model`.
+    """Loads a decoder (task generate) from a model folder, as strictly as `load_model`; of an
+    encoder-decoder architecture a Seq2SeqModel.
 
-    The tokens that end a text are those of generation_config.json, where the folder has it, as
-    transformers' `generate` takes them.
+    The tokens that end a text, and those that begin a target, are those of generation_config.json,
+    where the folder has it, as transformers' `generate` takes them.
     """
     folder = open_folder(folder)
     values = read_config(folder)
-    blueprint = blueprint_of(values, "generate")
-    ends = eos_token_ids(folder, blueprint.eos_token_ids)
-    blueprint = replace(blueprint, eos_token_ids=ends)
+    blueprint = _as_generated(folder, blueprint_of(values, "generate"))
     checkpoint = Checkpoint.open(folder, blueprint.prefix, blueprint.aliases)
-    return DecoderModel(blueprint, checkpoint, place or Placement(), config=values, folder=folder)
+    model = _decoder_class(blueprint)
+    return model(blueprint, checkpoint, place or Placement(), config=values, folder=folder)
 
 
 def build_decoder(
@@ -155,7 +161,22 @@ def build_decoder(
     blueprint = blueprint_of(config, "generate")
     checkpoint = Checkpoint.from_arrays(arrays, "the model", blueprint.prefix, blueprint.aliases)
     place = place or Placement()
-    return DecoderModel(blueprint, checkpoint, place, config=dict(config), folder=None)
+    model = _decoder_class(blueprint)
+    return model(blueprint, checkpoint, place, config=dict(config), folder=None)
+
+
+def _decoder_class(blueprint: Blueprint) -> type[DecoderModel]:
+    return DecoderModel if blueprint.encoder is None else Seq2SeqModel
+
+
+def _as_generated(folder: Path | str, blueprint: Blueprint) -> Blueprint:
+    """With the tokens of generation_config.json."""
+    target = blueprint.target
+    return replace(
+        blueprint,
+        eos_token_ids=eos_token_ids(folder, blueprint.eos_token_ids),
+        target=None if target is None else target_tokens(folder, target),
+    )
 
 
 def _build(

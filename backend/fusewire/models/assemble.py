@@ -19,25 +19,31 @@ class Weights:
     def __init__(self, checkpoint: Checkpoint, place: Placement) -> None:
         self._checkpoint = checkpoint
         self._place = place
-        self._tables: dict[str, kernels.Tensor] = {}  # those that are as they are stored
+        # Those that are as they are stored, by the tensors they are read from.
+        self._tables: dict[str | None, kernels.Tensor] = {}
 
     def table(self, table: Table, projection: Dense | None = None) -> kernels.Tensor:
-        """`projection` is applied to each row, once and for all."""
+        """`projection` is applied to each row, once and for all. Tied tables share their memory."""
+        origin = self._checkpoint.origin(table.name)
+        as_stored = projection is None and not table.skipped
+        if as_stored and origin in self._tables:
+            return self._tables[origin]
         if projection is None:
             rows = self._stored(table.name)[table.skipped :]
         else:
             rows = self._checkpoint.take(table.name)[table.skipped :]
             rows = rows @ self._stacked(projection, "weight", "float32").T
         tensor = self._place.floats(rows, table.name)
-        if projection is None and not table.skipped:
-            self._tables[table.name] = tensor
+        if as_stored:
+            self._tables[origin] = tensor
         return tensor
 
     def norm(self, norm: Norm) -> tuple[kernels.Tensor, kernels.Tensor | None]:
         bias = self._vector(f"{norm.name}.bias") if norm.bias else None
         name = f"{norm.name}.weight"
-        if norm.one_plus:
-            weight = self._checkpoint.take(name) + np.float32(1)
+        if norm.one_plus or norm.scale != 1:
+            stored = self._checkpoint.take(name)
+            weight = (stored + np.float32(norm.one_plus)) * np.float32(norm.scale)
         else:
             weight = self._stored(name)
         return self._place.floats(weight, name), bias
@@ -51,13 +57,16 @@ class Weights:
     def linear(self, dense: Dense) -> kernels.Linear:
         """Prepacked; several names become one matrix, so that one product serves them all. A head
         whose weight is a table (tied embeddings) shares its memory where it can."""
-        tied = self._tables.get(f"{dense.names[0]}.weight")
-        if tied is not None and not dense.bias:
-            return self._place.linear_of(tied)
-        dtype = self._place.dtype
-        weight = self._stacked(dense, "weight", dtype)
-        bias = self._stacked(dense, "bias", dtype) if dense.bias else None
-        return self._place.linear(weight, bias, dense.names[0])
+        tied = self._tables.get(self._checkpoint.origin(f"{dense.names[0]}.weight"))
+        if tied is not None:
+            return self._place.linear_of(tied, self._bias(dense), dense.names[0])
+        weight = self._stacked(dense, "weight", self._place.dtype)
+        return self._place.linear(weight, self._bias(dense), dense.names[0])
+
+    def _bias(self, dense: Dense) -> NDArray[Any] | None:
+        if dense.bias_row:
+            return self._stored(dense.bias_row)[0]
+        return self._stacked(dense, "bias", self._place.dtype) if dense.bias else None
 
     def _stored(self, name: str) -> NDArray[Any]:
         """As it is where that is the placement's precision, else fp32: nothing is rounded twice,

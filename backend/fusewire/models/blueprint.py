@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
 from fusewire.models.rope import Rope
+from fusewire.models.target_tokens import TargetTokens
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,19 @@ class Table:
 
 
 @dataclass(frozen=True)
+class Sinusoids:
+    """Fixed positions [rows, columns] that no checkpoint has to hold (`positions.sinusoids`)."""
+
+    rows: int
+    columns: int
+
+
+@dataclass(frozen=True)
 class Norm:
     """A norm over `size` features: `name`.weight and, unless absent, `name`.bias.
 
-    `one_plus`: what is stored is the weight's difference from 1 (Gemma).
+    `one_plus`: what is stored is the weight's difference from 1 (Gemma). `scale`: factor of what
+    is stored.
     """
 
     name: str
@@ -43,6 +53,7 @@ class Norm:
     bias: bool = True
     one_plus: bool = False
     kind: str = "layer_norm"  # or rms_norm
+    scale: float = 1.0
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         kinds = ("weight", "bias") if self.bias else ("weight",)
@@ -68,7 +79,7 @@ class Dense:
     so many heads together, q | k | v within a head (GPT-NeoX). `averaged`: x is the inputs of all
     names side by side, y the mean of what each gives (DeiT). `row_scale`: the tensor with a factor
     for each output (DINOv2), empty for none. `weight_scale` and `bias_scale`: factors of what is
-    stored.
+    stored. `bias_row`: the bias is this tensor [1, outputs] (BART's final_logits_bias).
     """
 
     names: tuple[str, ...]
@@ -84,6 +95,7 @@ class Dense:
     row_scale: str = ""
     weight_scale: float = 1.0
     bias_scale: float = 1.0
+    bias_row: str = ""
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         count = len(self.names)
@@ -95,8 +107,10 @@ class Dense:
         for name, count in zip(self.names, rows, strict=True):
             shape = (count, inputs)
             shapes[f"{name}.weight"] = shape[::-1] if self.transposed else shape
-            if self.bias:
+            if self.bias and not self.bias_row:
                 shapes[f"{name}.bias"] = (count,)
+        if self.bias_row:
+            shapes[self.bias_row] = (1, self.outputs)
         return shapes
 
 
@@ -109,7 +123,7 @@ class Embeddings:
     """
 
     word: Table
-    position: Table | None = None
+    position: Table | Sinusoids | None = None
     token_type: Table | None = None
     norm: Norm | None = None
     projection: Dense | None = None
@@ -118,8 +132,8 @@ class Embeddings:
     padding_index: int | None = None
 
     def __post_init__(self) -> None:
-        # No kernel scales words that it norms, or adds token types to words that it does not.
-        assert self.scale == 1 if self.norm else self.token_type is None
+        # No kernel adds token types to words that it scales, or does not norm.
+        assert self.token_type is None or (self.norm is not None and self.scale == 1)
 
 
 @dataclass(frozen=True)
@@ -143,10 +157,12 @@ class Patches:
 @dataclass(frozen=True)
 class PositionBias:
     """Added to the scores, by the bucket of a distance (`positions.relative_buckets`): `table` is
-    [buckets, heads]. Distances of `max_distance` and more share a bucket."""
+    [buckets, heads]. Distances of `max_distance` and more share a bucket. `causal`: all buckets are
+    for keys before the query."""
 
     table: Table
     max_distance: int = 128
+    causal: bool = False
 
 
 @dataclass(frozen=True)
@@ -178,6 +194,21 @@ class Attention:
 
 
 @dataclass(frozen=True)
+class CrossAttention:
+    """Attention of a decoder's tokens to all of their source, behind the self-attention of a layer.
+
+    kv rows are k | v, made of the encoder's output, as many as the self-attention's: both lie in
+    the same planes of a cache. `scale` of the scores, 0 for 1 / sqrt(head_dim).
+    """
+
+    q: Dense
+    kv: Dense
+    output: Dense
+    heads: int
+    scale: float = 0.0
+
+
+@dataclass(frozen=True)
 class FeedForward:
     """output(activation(intermediate(x))); gated: rows of intermediate are gate | up."""
 
@@ -192,7 +223,7 @@ class Block:
     """x = residual_norm(x + output_norm(sublayer(input_norm(x)))), without the norms that are
     None."""
 
-    sublayer: Attention | FeedForward
+    sublayer: Attention | CrossAttention | FeedForward
     input_norm: Norm | None = None
     output_norm: Norm | None = None
     residual_norm: Norm | None = None
@@ -210,6 +241,10 @@ class Layer:
     def attentions(self) -> list[Attention]:
         return [each.sublayer for each in self.blocks if isinstance(each.sublayer, Attention)]
 
+    @property
+    def cross_attentions(self) -> list[CrossAttention]:
+        return [each.sublayer for each in self.blocks if isinstance(each.sublayer, CrossAttention)]
+
 
 @dataclass(frozen=True)
 class Stack:
@@ -226,6 +261,10 @@ class Stack:
     @property
     def attentions(self) -> list[Attention]:
         return [attention for layer in self.layers for attention in layer.attentions]
+
+    @property
+    def cross_attentions(self) -> list[CrossAttention]:
+        return [attention for layer in self.layers for attention in layer.cross_attentions]
 
 
 @dataclass(frozen=True)
@@ -266,7 +305,8 @@ class Head:
 
 @dataclass(frozen=True)
 class Blueprint:
-    """A stack with its heads, and where a checkpoint has them."""
+    """A stack with its heads, and where a checkpoint has them. Of an encoder-decoder model the
+    stack is the decoder, beside its `encoder`."""
 
     prefix: str
     stack: Stack
@@ -275,6 +315,8 @@ class Blueprint:
     unread: tuple[str, ...]  # name prefixes of tensors that are known, and left out where not read
     aliases: Mapping[str, str]  # tied tensors: name -> the name that is stored
     eos_token_ids: tuple[int, ...] = ()
+    encoder: Stack | None = None
+    target: TargetTokens | None = None  # of an encoder-decoder model
 
     @property
     def hidden_size(self) -> int:
@@ -284,9 +326,21 @@ class Blueprint:
     def max_length(self) -> int:
         return self.stack.max_length
 
+    def encoder_alone(self) -> Blueprint:
+        """Of an encoder-decoder model, for tasks that read the encoder's hidden states."""
+        assert self.encoder is not None
+        return Blueprint(
+            prefix=self.prefix,
+            stack=self.encoder,
+            task_heads={},
+            unread=(*self.unread, "decoder.", "lm_head.", "final_logits_bias"),
+            aliases=self.aliases,
+        )
+
     def tensors(self, head: str | None) -> dict[str, tuple[int, ...]]:
-        """Every tensor the stack and one head read, with its shape."""
-        return tensors_of(self.stack, self.task_heads[head] if head is not None else None)
+        """Every tensor the stacks and one head read, with its shape."""
+        head_or_none = self.task_heads[head] if head is not None else None
+        return tensors_of(self.stack, self.encoder, head_or_none)
 
 
 def tensors_of(*roots: Any) -> dict[str, tuple[int, ...]]:

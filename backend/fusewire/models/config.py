@@ -96,6 +96,13 @@ class Config:
             raise self.fault(key, value, "a token id or a list of them")
         return tuple(ids)
 
+    def token_id(self, key: str, default: int | None) -> int | None:
+        """One token id, or null for none."""
+        ids = self.token_ids(key, default)
+        if len(ids) > 1:
+            raise self.fault(key, list(ids), "one token id")
+        return ids[0] if ids else None
+
     def flag(self, key: str, default: bool | None = None) -> bool:
         value = self._get(key, default)
         if type(value) is not bool:

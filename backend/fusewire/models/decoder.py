@@ -7,6 +7,7 @@ vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,12 @@ from numpy.typing import NDArray
 from fusewire import kernels
 from fusewire.errors import InvalidInput
 from fusewire.models.assemble import Weights
-from fusewire.models.blueprint import Blueprint, Embeddings, Stack
+from fusewire.models.blueprint import Blueprint, Stack
 from fusewire.models.decoder_cache import DecoderCache
 from fusewire.models.inputs import Inputs
+from fusewire.models.language_head import with_stored_bias
 from fusewire.models.model import Model
-from fusewire.models.step_batch import StepBatch, paged, upload
+from fusewire.models.step_batch import PagedStep, StepBatch, paged, upload
 from fusewire.models.step_replay import StepReplays
 from fusewire.models.warm_up_prompts import warm_up_prompts
 from fusewire.placement import BYTES, Placement
@@ -36,6 +38,7 @@ class DecoderModel(Model):
     """A loaded decoder with its language-modelling head."""
 
     _arena_shrinks = False  # steps of every size come by turns: it would grow again
+    _reads_sources = False  # of an encoder
 
     def __init__(
         self,
@@ -46,7 +49,7 @@ class DecoderModel(Model):
         config: dict[str, Any],
         folder: Path | None,
     ) -> None:
-        blueprint = _with_own_head(blueprint, checkpoint)
+        blueprint = with_stored_bias(blueprint, checkpoint)
         super().__init__(blueprint, _HEAD, checkpoint, place, config=config, folder=folder)
         self.vocab_size = blueprint.task_heads[_HEAD].chain[-1].outputs
         self.eos_token_ids = blueprint.eos_token_ids
@@ -90,7 +93,7 @@ class DecoderModel(Model):
         Nothing is timed later. Overwrites pages of the cache."""
         rows = self.place.rows_to_tune(max_tokens)
         with self.place.tuning():
-            for step in warm_up_prompts(rows, self.max_length, max_sequences, cache):
+            for step in self._warm_up(rows, max_sequences, cache):
                 self.step(step, cache)
 
     def record_steps(self, cache: DecoderCache, max_sequences: int, max_tokens: int) -> None:
@@ -103,7 +106,13 @@ class DecoderModel(Model):
             return
         widths = [self.hidden_size, *(outputs for _, outputs in self._head)]
         self._replays = StepReplays(
-            self.place, self._recorded, self._workspace, cache, widths, max_sequences
+            self.place,
+            self._recorded,
+            self._workspace,
+            cache,
+            widths,
+            max_sequences,
+            sources=self._reads_sources,
         )
         with self.place.tuning():
             self._replays.warm_up()
@@ -136,8 +145,7 @@ class DecoderModel(Model):
     def _hidden(self, tokens: StepBatch, cache: DecoderCache) -> tuple[kernels.Tensor, Inputs]:
         inputs = upload(tokens, self.place)
         x = self.place.empty(tokens.tokens, self.hidden_size)
-        batch = paged(inputs, tokens, cache.page_size)
-        self._stack.forward_cached(x, inputs, batch, cache.planes)
+        self._stack.forward_cached(x, inputs, paged(inputs, tokens, cache.page_size), cache.planes)
         return x, inputs
 
     def _logits(self, hidden: kernels.Tensor, rows: kernels.Tensor) -> kernels.Tensor:
@@ -153,13 +161,13 @@ class DecoderModel(Model):
     def _recorded(
         self,
         inputs: Inputs,
-        batch: kernels.PagedBatch,
+        step: PagedStep,
         cache: DecoderCache,
         rooms: list[kernels.Tensor],
     ) -> None:
         """A step whose every token is its sequence's last. Takes memory from the workspace alone:
         it can be recorded."""
-        self._stack.forward_cached(rooms[0], inputs, batch, cache.planes)
+        self._stack.forward_cached(rooms[0], inputs, step, cache.planes)
         self._score(rooms[0], rooms[1:])
 
     def _score(self, x: kernels.Tensor, rooms: list[kernels.Tensor]) -> None:
@@ -174,33 +182,29 @@ class DecoderModel(Model):
         if self._soft_cap:
             kernels.soft_cap(x, x, self._soft_cap, stream)
 
+    def _warm_up(
+        self, sizes: list[int], max_logit_rows: int, cache: DecoderCache
+    ) -> Iterator[StepBatch]:
+        """Steps of so many tokens each."""
+        return warm_up_prompts(sizes, self.max_length, max_logit_rows, cache)
+
     def _check(self, step: StepBatch) -> None:
         """What no kernel can check on a device."""
-        _within("input_ids", step.input_ids, self.vocab_size, "use the tokenizer of this model")
-        _within("positions", step.positions, self.max_length, "end the sequence")
+        if (step.sources is not None) != self._reads_sources:
+            got = "none" if step.sources is None else "some for a model without an encoder"
+            wanted = "one for each sequence" if step.sources is None else "none"
+            raise InvalidInput("sources", got, wanted, "give those that `encode` stored")
+        within("input_ids", step.input_ids, self.vocab_size, "use the tokenizer of this model")
+        within("positions", step.positions, self.max_length, "end the sequence")
         if step.logit_rows.size:
-            _within("logit_rows", step.logit_rows, step.tokens, "name rows of the step")
+            within("logit_rows", step.logit_rows, step.tokens, "name rows of the step")
 
 
-def _within(field: str, values: NDArray[Any], end: int, remedy: str) -> None:
+def within(field: str, values: NDArray[Any], end: int, remedy: str) -> None:
+    """InvalidInput unless there are values, all of them in 0..end - 1."""
     if values.size == 0:
         raise InvalidInput(field, "nothing", "1 token or more", "leave the step out")
     # As unsigned numbers negative ones are large: one look at each, at every step.
     if int(values.view(f"u{values.itemsize}").max()) >= end:
         wrong = values[(values < 0) | (values >= end)][0]
         raise InvalidInput(field, int(wrong), f"0..{end - 1}", remedy)
-
-
-def _with_own_head(blueprint: Blueprint, checkpoint: Checkpoint) -> Blueprint:
-    """A head that is tied to the word embeddings, and yet stored with other values, is its own, as
-    transformers has it."""
-    head = blueprint.task_heads[_HEAD]
-    *chain, last = head.chain
-    embeddings = blueprint.stack.embeddings
-    assert isinstance(embeddings, Embeddings)
-    word = embeddings.word.name
-    own = checkpoint.twice(word) if word == f"{last.names[0]}.weight" else None
-    if own is None:
-        return blueprint
-    last = replace(last, names=(own.removesuffix(".weight"),))
-    return replace(blueprint, task_heads={_HEAD: replace(head, chain=(*chain, last))})

@@ -30,9 +30,20 @@ class DecoderCache:
         self.pages = pages
         self.page_size = page_size
         self._place = place
+        self._width = width
         # Planes 2 i and 2 i + 1 are the keys and the values of layer i.
         shape = [2 * layers, pages, page_size * width]
         self.planes = kernels.empty(shape, place.dtype, "kv_cache", place.stream)
+
+    def keys_values(self, layer: int, heads: int) -> tuple[kernels.Tensor, kernels.Tensor]:
+        """Those of a layer, [pages, heads, page_size, width / heads] each."""
+        shape = [self.pages, heads, self.page_size, self._width // heads]
+        nbytes = self.nbytes // self.planes.shape[0]
+        first, second = (
+            self.planes.section((2 * layer + part) * nbytes, shape, self._place.dtype)
+            for part in (0, 1)
+        )
+        return first, second
 
     @property
     def nbytes(self) -> int:

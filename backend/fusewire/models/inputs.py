@@ -76,6 +76,9 @@ class Inputs:
     def __getitem__(self, name: str) -> kernels.Tensor:
         return self._tensors[name]
 
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
     def sequences(self, cu_seqlens: NDArray[np.int32]) -> kernels.SequenceBatch:
         """For kernels that read the offsets from the block; `cu_seqlens` is what was packed, into a
         layout without room to spare."""

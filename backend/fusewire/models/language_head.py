@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fusewire.models.blueprint import Blueprint, Dense, Embeddings, Head, Stack
 from fusewire.models.config import Config
+from fusewire.weights import Checkpoint
 
 
 def language_model(
@@ -19,14 +22,13 @@ def language_model(
     unread: tuple[str, ...] = (),
 ) -> Blueprint:
     """A head without a bias, behind a projection if words are narrower, whose weight is that of the
-    word embeddings where config.json ties them, under whichever of the names; `stored` is what
-    older files call it. `eos` and `tied` hold where config.json does not say."""
+    word embeddings where config.json ties them, and none is stored; `stored` is what older files
+    call it. `eos` and `tied` hold where config.json does not say."""
     assert isinstance(stack.embeddings, Embeddings)
     word = stack.embeddings.word
     tied = config.flag("tie_word_embeddings", tied)
-    name = word.name.removesuffix(".weight") if tied else "lm_head"
-    other = "lm_head" if tied else stored
-    last = Dense((name,), word.columns, word.rows, bias=False)
+    other = word.name if tied else f"{stored}.weight"
+    last = Dense(("lm_head",), word.columns, word.rows, bias=False)
     return Blueprint(
         prefix=prefix,
         stack=stack,
@@ -34,6 +36,16 @@ def language_model(
             "generate": Head(None, (projection, last) if projection else (last,), soft_cap)
         },
         unread=unread,
-        aliases={} if name == other else {f"{name}.weight": f"{other}.weight"},
+        aliases={} if other == "lm_head.weight" else {"lm_head.weight": other},
         eos_token_ids=config.token_ids("eos_token_id", eos),
     )
+
+
+def with_stored_bias(blueprint: Blueprint, checkpoint: Checkpoint) -> Blueprint:
+    """Its head without a `bias_row` that the checkpoint does not have: transformers takes zeros."""
+    head = blueprint.task_heads["generate"]
+    *chain, last = head.chain
+    if not last.bias_row or last.bias_row in checkpoint:
+        return blueprint
+    last = replace(last, bias=False, bias_row="")
+    return replace(blueprint, task_heads={"generate": replace(head, chain=(*chain, last))})

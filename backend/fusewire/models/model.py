@@ -49,7 +49,8 @@ class Model(ABC):
         self._workspace = kernels.Workspace(
             kernels.default_allocator(place.device), shrink_after=1024 if shrinks else 2**31 - 1
         )
-        place.reserve(sum(map(math.prod, tensors.values())), "weights")
+        shapes = {checkpoint.origin(name): shape for name, shape in tensors.items()}
+        place.reserve(sum(map(math.prod, shapes.values())), "weights")
         weights = Weights(checkpoint, place)
         self._stack = BuiltStack(self._stack_of(blueprint), weights, place, self._workspace)
         self._load_head(blueprint, head, weights)

@@ -34,21 +34,32 @@ def positions_after_padding(
     return (counted[1:] - before) * real + np.int32(padding_index)
 
 
+def sinusoids(rows: int, columns: int) -> NDArray[np.float32]:
+    """[rows, columns]: the sines of a position's angles, then their cosines (Vaswani et al., 2017,
+    section 3.5, whose columns take turns)."""
+    column = np.arange(columns)
+    angles = np.arange(rows)[:, None] / np.power(10000.0, 2 * (column // 2) / columns)
+    both = np.concatenate([np.sin(angles[:, ::2]), np.cos(angles[:, 1::2])], axis=1)
+    return both.astype(np.float32)
+
+
 def relative_buckets(
-    max_length: int, buckets: int = 32, max_distance: int = 128
+    max_length: int, buckets: int = 32, max_distance: int = 128, *, causal: bool = False
 ) -> NDArray[np.int64]:
     """The bucket of each distance j - i in -(L-1)..L-1: int64 [2L-1] (Raffel et al., 2020).
 
-    Half of the buckets for each direction; in each, half exact and half logarithmic.
+    Half of the buckets for each direction or, `causal`, all for keys before the query, where those
+    behind it share the bucket of distance 0; in each, half exact and half logarithmic.
     """
     backward = -np.arange(-(max_length - 1), max_length, dtype=np.int64)
-    half = buckets // 2
+    half = buckets if causal else buckets // 2
     exact = half // 2
-    distance = np.abs(backward)
+    distance = np.maximum(backward, 0) if causal else np.abs(backward)
     with np.errstate(divide="ignore"):
         log = np.log(distance.astype(np.float32) / np.float32(exact))
     scaled = log / np.float32(math.log(max_distance / exact)) * np.float32(half - exact)
     far = exact + np.where(distance < exact, 0, scaled).astype(np.int64)
     bucket: NDArray[np.int64] = np.where(distance < exact, distance, np.minimum(far, half - 1))
-    bucket[backward < 0] += half
+    if not causal:
+        bucket[backward < 0] += half
     return bucket

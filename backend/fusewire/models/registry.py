@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from fusewire.errors import CheckpointError
 from fusewire.models import (
     albert,
+    bart,
     bert,
     clip,
     dinov2,
@@ -19,6 +20,7 @@ from fusewire.models import (
     gpt2,
     gpt_neox,
     llama,
+    marian,
     modernbert,
     mpnet,
     opt,
@@ -45,7 +47,8 @@ IMAGE_TASKS = ("label", "embed")
 
 @dataclass(frozen=True)
 class Row:
-    """An encoder: the prefix of its transformers classes, its blueprint, and its tasks."""
+    """An encoder: the prefix of its transformers classes, empty where it has none of its own, its
+    blueprint, and its tasks."""
 
     classes: str
     blueprint: Callable[[Config], Blueprint]
@@ -54,10 +57,15 @@ class Row:
 
 @dataclass(frozen=True)
 class DecoderRow:
-    """A decoder: its transformers class with a language-modelling head, and its blueprint."""
+    """A decoder, with an encoder or without: its transformers class with a language-modelling head,
+    and its blueprint."""
 
     causal_class: str
     blueprint: Callable[[Config], Blueprint]
+
+
+def _encoder_alone(row: DecoderRow) -> Callable[[Config], Blueprint]:
+    return lambda config: row.blueprint(config).encoder_alone()
 
 
 _AnyRow = TypeVar("_AnyRow", Row, DecoderRow, Row | DecoderRow)
@@ -75,12 +83,14 @@ ARCHITECTURES: dict[str, Row] = {
     "modernbert": Row("ModernBert", modernbert.blueprint),
 }
 
-# Those of encoder-decoder models, by themselves or in a folder of the whole.
-_HEADLESS = tuple(task for task, head in TASK_HEADS.items() if head is None)
-SEQ2SEQ_ENCODERS: dict[str, Row] = {
-    "t5": Row("T5Encoder", t5.t5, _HEADLESS),
-    "mt5": Row("MT5Encoder", t5.mt5, _HEADLESS),
-    "umt5": Row("UMT5Encoder", t5.umt5, _HEADLESS),
+# Encoder-decoder models.
+SEQ2SEQ: dict[str, DecoderRow] = {
+    "bart": DecoderRow("BartForConditionalGeneration", bart.bart),
+    "mbart": DecoderRow("MBartForConditionalGeneration", bart.mbart),
+    "marian": DecoderRow("MarianMTModel", marian.blueprint),
+    "t5": DecoderRow("T5ForConditionalGeneration", t5.t5),
+    "mt5": DecoderRow("MT5ForConditionalGeneration", t5.mt5),
+    "umt5": DecoderRow("UMT5ForConditionalGeneration", t5.umt5),
 }
 
 DECODERS: dict[str, DecoderRow] = {
@@ -94,6 +104,14 @@ DECODERS: dict[str, DecoderRow] = {
     "gemma2": DecoderRow("Gemma2ForCausalLM", gemma2.blueprint),
     "gemma3_text": DecoderRow("Gemma3ForCausalLM", gemma3.blueprint),
     "phi3": DecoderRow("Phi3ForCausalLM", phi3.blueprint),
+}
+
+# The encoders of encoder-decoder models, by themselves or in a folder of the whole.
+_HEADLESS = tuple(task for task, head in TASK_HEADS.items() if head is None)
+_ENCODER_CLASSES = {"t5": "T5Encoder", "mt5": "MT5Encoder", "umt5": "UMT5Encoder"}
+SEQ2SEQ_ENCODERS: dict[str, Row] = {
+    model_type: Row(_ENCODER_CLASSES.get(model_type, ""), _encoder_alone(row), _HEADLESS)
+    for model_type, row in SEQ2SEQ.items()
 }
 
 # Encoders of images.
@@ -145,10 +163,11 @@ def architecture(config: Mapping[str, Any], task: str) -> Row:
 
 
 def decoder(config: Mapping[str, Any]) -> DecoderRow:
-    """The row of a decoder's config.json; CheckpointError when there is none, or when it is
-    not causal."""
-    row = _row(DECODERS, config)
+    """The row of a config.json of a decoder, with an encoder or without; CheckpointError when there
+    is none, or when it is not causal."""
+    row = _row({**DECODERS, **SEQ2SEQ}, config)
     _held(config, "is_causal", True)  # transformers reads it in every decoder
+    _held(config, "is_encoder_decoder", config["model_type"] in SEQ2SEQ)
     return row
 
 
@@ -170,7 +189,7 @@ def encoder_of_texts(config: Mapping[str, Any]) -> Row:
 
 def check_config(config: Mapping[str, Any]) -> None:
     """CheckpointError where no model for any task can be made after this config.json."""
-    _any_row(config).blueprint(Config(config))
+    _rows(config)[0].blueprint(Config(config))
 
 
 def tasks_of(config: Mapping[str, Any]) -> str:
@@ -179,21 +198,27 @@ def tasks_of(config: Mapping[str, Any]) -> str:
     Raises CheckpointError when the class is not known or serves no task (then one can still be
     asked for by name, e.g. `embed`).
     """
-    row = _any_row(config)
-    known, others = _task_classes(row)
+    rows = _rows(config)
+    known: dict[str, str] = {}
+    others: dict[str, str] = {}
+    for row in rows:
+        own, more = _task_classes(row)
+        known |= own
+        others |= more
     names = config.get("architectures")
     name = names[0] if isinstance(names, list) and names else None
-    task = (known | others).get(name) if isinstance(name, str) else None
+    task = (others | known).get(name) if isinstance(name, str) else None
     if task is None:
+        served = [task for row in rows for task in tasks_served(row)]
         raise CheckpointError(
             f"config.json: architectures: got {str(name)[:80]!r}, wanted one of "
-            f"{', '.join(known)}; name the task yourself ({', '.join(tasks_served(row))})"
+            f"{', '.join(known)}; name the task yourself ({', '.join(served)})"
         )
     return task
 
 
 def tasks_served(row: Row | DecoderRow) -> list[str]:
-    """Every task that checkpoints of the architecture can be loaded for."""
+    """Every task that checkpoints of the architecture can be loaded for by the row."""
     return list(row.tasks) if isinstance(row, Row) else ["generate"]
 
 
@@ -201,6 +226,8 @@ def _task_classes(row: Row | DecoderRow) -> tuple[dict[str, str], dict[str, str]
     """Class name -> task: the architecture's own, and those with a head more than is needed."""
     if isinstance(row, DecoderRow):
         return {row.causal_class: "generate"}, {}
+    if not row.classes:
+        return {}, {}
     of_images = row in IMAGE_ENCODERS.values()
     endings = _IMAGE_TASKS if of_images else _DEFAULT_TASKS
     known = {row.classes + ending: task for ending, task in endings.items() if task in row.tasks}
@@ -213,14 +240,18 @@ def _held(config: Mapping[str, Any], key: str, wanted: bool) -> None:
         raise Config.fault(key, got, f"{wanted}")
 
 
-def _any_row(config: Mapping[str, Any]) -> Row | DecoderRow:
-    rows: dict[str, Row | DecoderRow] = {
-        **ARCHITECTURES,
-        **SEQ2SEQ_ENCODERS,
-        **DECODERS,
-        **IMAGE_ENCODERS,
-    }
-    return _row(rows, config)
+def _rows(config: Mapping[str, Any]) -> list[Row | DecoderRow]:
+    """The architecture's, two for an encoder-decoder model: the whole of it, and its encoder."""
+    tables: tuple[Mapping[str, Row | DecoderRow], ...] = (
+        ARCHITECTURES,
+        SEQ2SEQ,
+        SEQ2SEQ_ENCODERS,
+        DECODERS,
+        IMAGE_ENCODERS,
+    )
+    merged = {name: row for table in tables for name, row in table.items()}
+    _row(merged, config)
+    return [table[config["model_type"]] for table in tables if config["model_type"] in table]
 
 
 def _row(rows: Mapping[str, _AnyRow], config: Mapping[str, Any]) -> _AnyRow:

@@ -14,18 +14,21 @@ from fusewire.models.assemble import Weights
 from fusewire.models.blueprint import (
     Attention,
     Block,
+    CrossAttention,
     Embeddings,
     FeedForward,
     Layer,
     Patches,
     PositionBias,
+    Sinusoids,
     Stack,
 )
 from fusewire.models.buckets import MOST_TOKENS
 from fusewire.models.inputs import NamedTensors
 from fusewire.models.patches import BuiltPatches
-from fusewire.models.positions import relative_buckets
+from fusewire.models.positions import relative_buckets, sinusoids
 from fusewire.models.rope import Rope
+from fusewire.models.step_batch import PagedStep
 from fusewire.placement import Placement
 
 
@@ -76,13 +79,15 @@ class BuiltStack:
         self,
         x: kernels.Tensor,
         inputs: NamedTensors,
-        batch: kernels.PagedBatch,
+        step: PagedStep,
         planes: kernels.Tensor,
     ) -> None:
-        """Fills x [tokens, hidden] for new tokens, whose keys and values join the planes."""
+        """Fills x [tokens, hidden] for new tokens, whose keys and values join the planes, where
+        those of their sources are."""
         self.input_block.forward(x, inputs)
+        positions = inputs["positions"]
         self._layers.forward_cached(
-            x, batch, planes, self._workspace, inputs["positions"], self._stream
+            x, step.batch, planes, self._workspace, positions, self._stream, step.sources
         )
 
 
@@ -94,7 +99,11 @@ class BuiltEmbeddings:
         self._place = place
         self._scale = embeddings.scale
         self._word = weights.table(embeddings.word, embeddings.word_projection)
-        self._position = weights.table(position) if position else None
+        if isinstance(position, Sinusoids):
+            table = sinusoids(position.rows, position.columns)
+            self._position: kernels.Tensor | None = place.floats(table, "positions")
+        else:
+            self._position = weights.table(position) if position else None
         self._token_type = weights.table(types) if types else None
         self._norm = (*weights.norm(norm), norm.eps) if norm else None
         self._projection = weights.linear(embeddings.projection) if embeddings.projection else None
@@ -106,8 +115,10 @@ class BuiltEmbeddings:
         embedded = x if self._projection is None else self._narrow(x.shape[0])
         ids, word, position = inputs["input_ids"], self._word, self._position
         positions = None if position is None else inputs["positions"]
-        if self._norm is None:
+        if self._norm is None or self._scale != 1:
             kernels.embed(embedded, ids, positions, word, position, self._scale, stream)
+            if self._norm is not None:
+                kernels.layer_norm(embedded, embedded, *self._norm, stream)
         else:
             types = None if self._token_type is None else inputs["token_type_ids"]
             tables = word, position, self._token_type
@@ -149,8 +160,17 @@ class _LayerBuilder:
             residual_norm=self._weights.built_norm(block.residual_norm),
         )
 
-    def _sublayer(self, part: Attention | FeedForward) -> kernels.Attention | kernels.FeedForward:
+    def _sublayer(
+        self, part: Attention | CrossAttention | FeedForward
+    ) -> kernels.Attention | kernels.CrossAttention | kernels.FeedForward:
         weights = self._weights
+        if isinstance(part, CrossAttention):
+            return kernels.CrossAttention(
+                q=weights.linear(part.q),
+                output=weights.linear(part.output),
+                heads=part.heads,
+                scale=part.scale,
+            )
         if isinstance(part, FeedForward):
             return kernels.FeedForward(
                 intermediate=weights.linear(part.intermediate),
@@ -187,7 +207,9 @@ class _LayerBuilder:
         if bias not in self._biases:
             # The kernels let distances beyond a table take its ends.
             length = min(self._max_length, bias.max_distance + 1)
-            buckets = relative_buckets(length, bias.table.rows, bias.max_distance)
+            buckets = relative_buckets(
+                length, bias.table.rows, bias.max_distance, causal=bias.causal
+            )
             by_distance = self._weights.fp32(bias.table.name)[buckets].T
             self._biases[bias] = self._place.exact(by_distance, np.float32, "weights")
         return self._biases[bias]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,16 @@ from numpy.typing import NDArray
 from fusewire import kernels
 from fusewire.models.inputs import Inputs, Layout, host
 from fusewire.placement import Placement
+
+
+@dataclass(frozen=True)
+class SourceTable:
+    """Where the cache has the source of each sequence of a step, as `encode` stored it: positions
+    p * page_size on of source i lie in page block_table[i, p]; entries beyond are not read.
+    Sequences may share a source."""
+
+    lengths: NDArray[np.int32]  # [sequences], 1 or more
+    block_table: NDArray[np.int32]  # [sequences, pages of the longest]
 
 
 @dataclass(frozen=True)
@@ -27,6 +38,7 @@ class StepBatch:
     context_lengths: NDArray[np.int32]  # [sequences], the new tokens included
     block_table: NDArray[np.int32]  # [sequences, pages of the longest]
     logit_rows: NDArray[np.int64]  # rows whose logits are wanted, none or more
+    sources: SourceTable | None = None  # of an encoder-decoder model
 
     @property
     def tokens(self) -> int:
@@ -36,9 +48,30 @@ class StepBatch:
     def sequences(self) -> int:
         return self.context_lengths.size
 
+    @property
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """What `step_layout` has room for."""
+        arrays = {**vars(self)}
+        del arrays["sources"]
+        if self.sources is not None:
+            arrays["source_lengths"] = self.sources.lengths
+            arrays["source_table"] = self.sources.block_table
+        return arrays
 
-def step_layout(tokens: int, sequences: int, pages: int, logit_rows: int) -> Layout:
-    """Of a StepBatch whose longest sequence has so many pages."""
+
+class PagedStep(NamedTuple):
+    """What attention reads: the step's own pages, and those of its sources."""
+
+    batch: kernels.PagedBatch
+    sources: kernels.PagedBatch | None
+
+
+def step_layout(
+    tokens: int, sequences: int, pages: int, logit_rows: int, source_pages: int = 0
+) -> Layout:
+    """Of a StepBatch whose longest sequence has so many pages, and its longest source; 0: it has no
+    sources."""
+    sources = {"source_lengths": (sequences,), "source_table": (sequences, source_pages)}
     return Layout(
         input_ids=(tokens,),
         logit_rows=(logit_rows,),
@@ -46,35 +79,46 @@ def step_layout(tokens: int, sequences: int, pages: int, logit_rows: int) -> Lay
         cu_seqlens=(sequences + 1,),
         context_lengths=(sequences,),
         block_table=(sequences, pages),
+        **(sources if source_pages else {}),
     )
 
 
 def upload(step: StepBatch, place: Placement) -> Inputs:
     layout = step_layout(
-        step.tokens, step.sequences, step.block_table.shape[1], step.logit_rows.size
+        step.tokens,
+        step.sequences,
+        step.block_table.shape[1],
+        step.logit_rows.size,
+        0 if step.sources is None else step.sources.block_table.shape[1],
     )
-    return Inputs.upload(layout, vars(step), place)
+    return Inputs.upload(layout, step.arrays, place)
 
 
-def paged(inputs: Inputs, step: StepBatch, page_size: int) -> kernels.PagedBatch:
+def paged(inputs: Inputs, step: StepBatch, page_size: int) -> PagedStep:
     """The step that was uploaded."""
-    return kernels.PagedBatch(
-        inputs.sequences(step.cu_seqlens),
-        host(step.context_lengths),
-        host(step.block_table),
-        page_size,
-        inputs["context_lengths"],
-        inputs["block_table"],
+    batch = inputs.sequences(step.cu_seqlens)
+
+    def pages(lengths: str, table: str) -> kernels.PagedBatch:
+        on_host = host(arrays[lengths]), host(arrays[table])
+        return kernels.PagedBatch(batch, *on_host, page_size, inputs[lengths], inputs[table])
+
+    arrays = step.arrays
+    return PagedStep(
+        pages("context_lengths", "block_table"),
+        None if step.sources is None else pages("source_lengths", "source_table"),
     )
 
 
-def paged_bucket(inputs: Inputs, page_size: int) -> kernels.PagedBatch:
+def paged_bucket(inputs: Inputs, page_size: int) -> PagedStep:
     """Any step of at most one token a sequence that is ever written into the inputs' block."""
-    tokens, room = inputs["input_ids"].shape[0], inputs["block_table"].shape[1] * page_size
-    return kernels.PagedBatch.bucket(
-        kernels.SequenceBatch.bucket(inputs["cu_seqlens"], tokens, 1),
-        inputs["context_lengths"],
-        inputs["block_table"],
-        page_size,
-        room,
+    tokens = inputs["input_ids"].shape[0]
+    batch = kernels.SequenceBatch.bucket(inputs["cu_seqlens"], tokens, 1)
+
+    def pages(lengths: str, table: str) -> kernels.PagedBatch:
+        room = inputs[table].shape[1] * page_size
+        return kernels.PagedBatch.bucket(batch, inputs[lengths], inputs[table], page_size, room)
+
+    return PagedStep(
+        pages("context_lengths", "block_table"),
+        pages("source_lengths", "source_table") if "source_table" in inputs else None,
     )

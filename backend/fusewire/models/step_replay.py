@@ -12,7 +12,7 @@ from fusewire.models.buckets import power_of_two
 from fusewire.models.decoder_cache import DecoderCache
 from fusewire.models.inputs import Inputs
 from fusewire.models.recordings import BlockRecordings
-from fusewire.models.step_batch import StepBatch, paged_bucket, step_layout
+from fusewire.models.step_batch import PagedStep, StepBatch, paged_bucket, step_layout
 from fusewire.placement import Placement
 
 # Beyond this a step keeps the device busy for longer than its launches take.
@@ -22,9 +22,9 @@ SEQUENCES_STEP = 8
 # Pages of a table's row at least: 16 * 128 positions are no more work to upload than fewer.
 LEAST_PAGES = 128
 
-# forward(inputs, batch, cache, rooms): fills rooms, [tokens, width] each: hidden states, then what
+# forward(inputs, step, cache, rooms): fills rooms, [tokens, width] each: hidden states, then what
 # each matrix of the head makes of them; the last are logits
-Forward = Callable[[Inputs, kernels.PagedBatch, DecoderCache, list[kernels.Tensor]], None]
+Forward = Callable[[Inputs, PagedStep, DecoderCache, list[kernels.Tensor]], None]
 
 
 class StepBucket(NamedTuple):
@@ -32,6 +32,7 @@ class StepBucket(NamedTuple):
 
     sequences: int
     pages: int  # of the longest sequence
+    source_pages: int = 0  # of the longest source; 0: they have none
 
 
 class StepReplays(BlockRecordings[StepBucket]):
@@ -45,10 +46,14 @@ class StepReplays(BlockRecordings[StepBucket]):
         cache: DecoderCache,
         widths: list[int],
         max_sequences: int,
+        *,
+        sources: bool = False,
     ) -> None:
+        """`sources`: whether steps have some."""
         super().__init__(place, workspace, forward)
         self.cache = cache
         self.max_sequences = min(max_sequences, MOST_SEQUENCES)
+        self._sources = sources
         self.padding_tokens = 0  # computed by replays so far
         self._rooms = [place.matrix(_rounded(self.max_sequences), width) for width in widths]
 
@@ -57,7 +62,7 @@ class StepReplays(BlockRecordings[StepBucket]):
         not to be replayed: with more than one token of a sequence, or with tokens whose logits
         no one reads; too large; or the first of its bucket."""
         bucket = self.bucket(step)
-        if bucket is None or self.replay(bucket, vars(step)) is None:
+        if bucket is None or self.replay(bucket, step.arrays) is None:
             return None
         self.padding_tokens += bucket.sequences - step.sequences
         return self._rooms[-1].first(step.sequences)
@@ -68,22 +73,24 @@ class StepReplays(BlockRecordings[StepBucket]):
             return None
         if (step.logit_rows != np.arange(count)).any():
             return None
-        pages = power_of_two(max(step.block_table.shape[1], LEAST_PAGES))
-        return StepBucket(_rounded(count), pages)
+        tables = [step.block_table] + ([step.sources.block_table] if step.sources else [])
+        pages = (power_of_two(max(table.shape[1], LEAST_PAGES)) for table in tables)
+        return StepBucket(_rounded(count), *pages)
 
     def warm_up(self) -> None:
         """Records steps of every number of sequences, as long as they are short; the largest first:
         it makes the arena fit the others, so that none moves."""
         for count in sorted({_rounded(n + 1) for n in range(self.max_sequences)}, reverse=True):
-            self.record(StepBucket(count, LEAST_PAGES))
+            self.record(StepBucket(count, LEAST_PAGES, LEAST_PAGES if self._sources else 0))
 
     def _prepare(self, bucket: StepBucket) -> tuple[Inputs, Callable[[], None]]:
         """Sequences without a token, in a block of the recording's own, and the step over them."""
         count = bucket.sequences
-        inputs = Inputs.upload(step_layout(count, count, bucket.pages, count), {}, self._place)
-        batch = paged_bucket(inputs, self.cache.page_size)
+        layout = step_layout(count, count, bucket.pages, count, bucket.source_pages)
+        inputs = Inputs.upload(layout, {}, self._place)
+        step = paged_bucket(inputs, self.cache.page_size)
         rooms = [room.first(count) for room in self._rooms]
-        return inputs, lambda: self._forward(inputs, batch, self.cache, rooms)
+        return inputs, lambda: self._forward(inputs, step, self.cache, rooms)
 
 
 def _rounded(sequences: int) -> int:

@@ -1,19 +1,21 @@
-"""T5's encoder (Raffel et al., 2020) with its relatives: v1.1 and Flan-T5, ByT5, mT5 (Xue et al.,
-2021) and UMT5 (Chung et al., 2023). RMSNorm in front of each part, scores without a scale, position
-by a bias of distances alone; no matrix has a bias.
-
-Read from folders of whole encoder-decoder models too, whose decoder is left out.
+"""T5 (Raffel et al., 2020) with its relatives: v1.1 and Flan-T5, ByT5, mT5 (Xue et al., 2021) and
+UMT5 (Chung et al., 2023). RMSNorm in front of each part, scores without a scale, position by a bias
+of distances alone; no matrix has a bias.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from fusewire.models.blueprint import (
     Attention,
     Block,
     Blueprint,
+    CrossAttention,
     Dense,
     Embeddings,
     FeedForward,
+    Head,
     Layer,
     PositionBias,
     Stack,
@@ -21,6 +23,7 @@ from fusewire.models.blueprint import (
 )
 from fusewire.models.config import ACTIVATIONS, Config
 from fusewire.models.llama_family import rms_norm
+from fusewire.models.target_tokens import TargetTokens
 
 WORD = "shared.weight"
 # Distances have no end, so neither has a text; what is kept free for one has.
@@ -28,82 +31,126 @@ MAX_LENGTH = 8192
 
 
 def t5(config: Config) -> Blueprint:
-    """Layers share the first one's bias."""
-    return _encoder(config, "relu", biased_layers=1)
+    """Layers share the first one's bias. v1.1 says by its tie_word_embeddings that logits are not
+    scaled; files of transformers 5 say so by its own name."""
+    tied = config.flag("tie_word_embeddings", True)
+    scaled = config.flag("scale_decoder_outputs", tied)
+    return _blueprint(config, "relu", shared_bias=True, scaled=scaled)
 
 
 def mt5(config: Config) -> Blueprint:
-    return _encoder(config, "gated-gelu", biased_layers=1)
+    return _blueprint(config, "gated-gelu", shared_bias=True, scaled=False, decoder_start=0)
 
 
 def umt5(config: Config) -> Blueprint:
     """Each layer has a bias of its own."""
-    return _encoder(config, "gated-gelu", biased_layers=None)
+    return _blueprint(config, "gated-gelu", shared_bias=False, scaled=True, decoder_start=0)
 
 
-def _encoder(config: Config, feed_forward: str, *, biased_layers: int | None) -> Blueprint:
-    """`feed_forward`: where config.json does not say. `biased_layers`: that have a bias of their
-    own, the others take the last one's; None: all."""
-    hidden, heads = config.size("d_model"), config.size("num_heads")
+def _blueprint(
+    config: Config,
+    feed_forward: str,
+    *,
+    shared_bias: bool,
+    scaled: bool,
+    decoder_start: int | None = None,
+) -> Blueprint:
+    """`feed_forward` and `decoder_start`: where config.json does not say. `shared_bias`: of the
+    first layer for all. `scaled`: what the head reads is, by 1 / sqrt(d_model)."""
+    hidden, words = config.size("d_model"), config.size("vocab_size")
     layers = config.size("num_layers", most=4096)
-    eps = config.number("layer_norm_epsilon", 1e-6)
+    counts = {
+        "encoder": layers,
+        "decoder": config.size("num_decoder_layers", most=4096)
+        if config.given("num_decoder_layers")
+        else layers,
+    }
     activation, gated = _feed_forward(config, feed_forward)
-    biases = [_bias(config, index, heads) for index in range(biased_layers or layers)]
-    return Blueprint(
-        prefix="",
-        stack=Stack(
+    eps = config.number("layer_norm_epsilon", 1e-6)
+    # The head's scale is that of the norm below it.
+    scales = {"encoder": 1.0, "decoder": hidden**-0.5 if scaled else 1.0}
+    stacks = {
+        side: Stack(
             hidden_size=hidden,
             max_length=MAX_LENGTH,
-            embeddings=Embeddings(Table(WORD, config.size("vocab_size"), hidden)),
+            embeddings=Embeddings(Table(f"{side}.embed_tokens.weight", words, hidden)),
             layers=tuple(
-                _layer(config, index, biases[min(index, len(biases) - 1)], eps, activation, gated)
-                for index in range(layers)
+                _layer(config, side, index, 0 if shared_bias else index, eps, activation, gated)
+                for index in range(count)
             ),
-            final_norm=rms_norm("encoder.final_layer_norm", hidden, eps),
+            final_norm=replace(
+                rms_norm(f"{side}.final_layer_norm", hidden, eps), scale=scales[side]
+            ),
             outgrows_float16=True,
+        )
+        for side, count in counts.items()
+    }
+    return Blueprint(
+        prefix="",
+        stack=stacks["decoder"],
+        encoder=stacks["encoder"],
+        task_heads={"generate": Head(None, (Dense(("lm_head",), hidden, words, False),))},
+        # Of old files, which nothing reads.
+        unread=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.",),
+        aliases=dict.fromkeys(
+            ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight", "lm_head.weight"),
+            WORD,
         ),
-        task_heads={},
-        unread=("decoder.", "lm_head."),
-        aliases={"encoder.embed_tokens.weight": WORD},
+        eos_token_ids=config.token_ids("eos_token_id", 1),
+        target=TargetTokens(decoder_start=decoder_start).where_given(config),
     )
 
 
 def _layer(
-    config: Config, index: int, bias: PositionBias, eps: float, activation: str, gated: bool
+    config: Config, side: str, index: int, biased: int, eps: float, activation: str, gated: bool
 ) -> Layer:
+    """`biased`: the layer whose bias it has."""
     hidden, heads, intermediate = (config.size(key) for key in ("d_model", "num_heads", "d_ff"))
     inner = heads * config.size("d_kv", most=1 << 12)
-    attention, dense = (
-        f"encoder.block.{index}.layer.{part}" for part in ("0.SelfAttention", "1.DenseReluDense")
+    root = f"{side}.block.{index}.layer"
+    last = 2 if side == "decoder" else 1
+
+    def dense(place: str, *names: str, inputs: int = hidden, outputs: int = hidden) -> Dense:
+        matrices = tuple(f"{root}.{place}.{name}" for name in names)
+        return Dense(matrices, inputs, outputs * len(names), False)
+
+    def block(place: int, part: Attention | CrossAttention | FeedForward) -> Block:
+        return Block(part, rms_norm(f"{root}.{place}.layer_norm", hidden, eps))
+
+    itself, source, wise = "0.SelfAttention", "1.EncDecAttention", f"{last}.DenseReluDense"
+    attention = Attention(
+        qkv=dense(itself, "q", "k", "v", outputs=inner),
+        output=dense(itself, "o", inputs=inner),
+        heads=heads,
+        right=0 if side == "decoder" else None,
+        scale=1.0,
+        position_bias=_bias(config, side, biased, heads),
     )
-    first = tuple(f"{dense}.{name}" for name in (("wi_0", "wi_1") if gated else ("wi",)))
-    self_attention = Attention(
-        qkv=Dense(tuple(f"{attention}.{name}" for name in "qkv"), hidden, 3 * inner, False),
-        output=Dense((f"{attention}.o",), inner, hidden, False),
+    cross_attention = CrossAttention(
+        q=dense(source, "q", outputs=inner),
+        kv=dense(source, "k", "v", outputs=inner),
+        output=dense(source, "o", inputs=inner),
         heads=heads,
         scale=1.0,
-        position_bias=bias,
     )
     feed_forward = FeedForward(
-        intermediate=Dense(first, hidden, len(first) * intermediate, False),
-        output=Dense((f"{dense}.wo",), intermediate, hidden, False),
+        intermediate=dense(wise, *(("wi_0", "wi_1") if gated else ("wi",)), outputs=intermediate),
+        output=dense(wise, "wo", inputs=intermediate),
         activation=activation,
         gated=gated,
     )
-    first_norm, second_norm = (
-        rms_norm(f"encoder.block.{index}.layer.{part}.layer_norm", hidden, eps) for part in (0, 1)
-    )
-    return Layer((Block(self_attention, first_norm), Block(feed_forward, second_norm)))
+    crossed = (block(1, cross_attention),) if side == "decoder" else ()
+    return Layer((block(0, attention), *crossed, block(last, feed_forward)))
 
 
-def _bias(config: Config, layer: int, heads: int) -> PositionBias:
+def _bias(config: Config, side: str, layer: int, heads: int) -> PositionBias:
     buckets = config.size("relative_attention_num_buckets", 32, most=1 << 12, least=4)
-    # A quarter of them are exact: in each direction those of distances below it.
+    # Half of those of a direction are exact: those of distances below it. A decoder has one.
     distance = config.size(
-        "relative_attention_max_distance", 128, most=1 << 16, least=buckets // 4 + 1
+        "relative_attention_max_distance", 128, most=1 << 16, least=buckets // 2 + 1
     )
-    name = f"encoder.block.{layer}.layer.0.SelfAttention.relative_attention_bias.weight"
-    return PositionBias(Table(name, buckets, heads), distance)
+    name = f"{side}.block.{layer}.layer.0.SelfAttention.relative_attention_bias.weight"
+    return PositionBias(Table(name, buckets, heads), distance, causal=side == "decoder")
 
 
 def _feed_forward(config: Config, default: str) -> tuple[str, bool]:

@@ -2,7 +2,8 @@
 
 Names are brought to one form: the base model's prefix (`bert.` in a model with a head, nothing in
 a bare one) is dropped, and the LayerNorm names of converted TensorFlow files (`gamma`, `beta`)
-become today's. Tied tensors are aliases: whichever of the pair is stored serves both.
+become today's. Tied tensors are aliases: a name that is not stored is served by any of its group
+that is.
 """
 
 from __future__ import annotations
@@ -35,12 +36,13 @@ class Checkpoint:
         aliases: Mapping[str, str] | None = None,
     ) -> None:
         """`source` names the origin in messages; `prefix` is transformers' base_model_prefix;
-        `aliases` ties names to names (both ways)."""
+        `aliases` ties names to names: those tied to one name are a group with it."""
         self.source = source
-        self._aliases: dict[str, str] = {}
-        for tied, origin in (aliases or {}).items():
-            self._aliases[tied] = origin
-            self._aliases.setdefault(origin, tied)
+        self._groups: dict[str, tuple[str, ...]] = {}
+        for tied, first in (aliases or {}).items():
+            group = (*self._groups.get(first, (first,)), tied)
+            self._groups.update(dict.fromkeys(group, group))
+        self._origins: dict[str, str | None] = {}
         self._tensors: dict[str, StoredTensor] = {}
         for stored, tensor in tensors.items():
             name = _normal(stored, prefix)
@@ -92,12 +94,18 @@ class Checkpoint:
     def __contains__(self, name: str) -> bool:
         return self._stored_name(name) is not None
 
-    def twice(self, name: str) -> str | None:
-        """The other name of a tied tensor that is stored under both, with different values."""
-        other = self._aliases.get(name)
-        if other is None or not {name, other} <= self._tensors.keys():
-            return None
-        return None if self._tensors[name].equals(self._tensors[other]) else other
+    def origin(self, name: str) -> str | None:
+        """The tensor that a name's numbers are read from, one for all names that have the same:
+        tied tensors that are stored with other values are their own, as transformers has it. None
+        where the name and its group are not stored."""
+        if name not in self._origins:
+            stored = self._stored_name(name)
+            self._origins[name] = stored and next(
+                each
+                for each in self._group(name)
+                if each in self._tensors and self._tensors[each].equals(self._tensors[stored])
+            )
+        return self._origins[name]
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """The stored shape of a tensor or of its alias; None when neither is stored."""
@@ -129,7 +137,7 @@ class Checkpoint:
                 f"of another type than {', '.join(FLOATS)}: {_listed(sorted(unread))} (quantised "
                 "checkpoints are not supported)"
             )
-        used |= {self._aliases.get(name) for name in used if name is not None}
+        used |= {each for name in wanted for each in self._group(name)}
         leftover = [
             name
             for name in self._tensors
@@ -152,10 +160,10 @@ class Checkpoint:
         return self._tensors[stored].numbers(name, dtype)
 
     def _stored_name(self, name: str) -> str | None:
-        if name in self._tensors:
-            return name
-        alias = self._aliases.get(name)
-        return alias if alias in self._tensors else None
+        return next((each for each in (name, *self._group(name)) if each in self._tensors), None)
+
+    def _group(self, name: str) -> tuple[str, ...]:
+        return self._groups.get(name, (name,))
 
 
 def _normal(name: str, prefix: str) -> str:

@@ -1,0 +1,140 @@
+"""What BART and its relatives share: learned or fixed positions, LayerNorm, biases everywhere, an
+encoder and a decoder of the same parts. Their files differ in norms, positions and vocabularies.
+"""
+
+from __future__ import annotations
+
+import math
+
+from fusewire.models.blueprint import (
+    Attention,
+    Block,
+    Blueprint,
+    CrossAttention,
+    Dense,
+    Embeddings,
+    FeedForward,
+    Head,
+    Layer,
+    Norm,
+    Sinusoids,
+    Stack,
+    Table,
+)
+from fusewire.models.config import Config
+from fusewire.models.target_tokens import TargetTokens
+
+_EPS = 1e-5
+SHARED = "shared.weight"
+_TARGET_WORDS = "decoder.embed_tokens.weight"
+
+
+def bart_family(
+    config: Config,
+    *,
+    pre_norm: bool,
+    position: str | None,
+    embedding_norm: bool,
+    eos: int | None,
+    target: TargetTokens,
+    target_vocabulary: int | None = None,
+    unread: tuple[str, ...] = (),
+) -> Blueprint:
+    """`pre_norm`: norms in front of each part and at the end of both stacks, else behind each part.
+    `position`: the name of learned tables, None for sinusoids. `target_vocabulary`: of a decoder
+    with words of its own. `eos` and `target` hold where config.json does not say."""
+    words = config.size("vocab_size")
+    vocabularies = {"encoder": words, "decoder": target_vocabulary or words}
+    stacks = {
+        side: Stack(
+            hidden_size=config.size("d_model"),
+            max_length=config.size("max_position_embeddings"),
+            embeddings=_embeddings(config, side, vocabulary, position, embedding_norm),
+            layers=tuple(
+                _layer(config, side, index, pre_norm)
+                for index in range(config.size(f"{side}_layers", most=4096))
+            ),
+            final_norm=_norm(config, f"{side}.layer_norm") if pre_norm else None,
+        )
+        for side, vocabulary in vocabularies.items()
+    }
+    tied = {}
+    if target_vocabulary is None:
+        tied = {f"{side}.embed_tokens.weight": SHARED for side in stacks}
+    if config.flag("tie_word_embeddings", True):
+        tied["lm_head.weight"] = tied.get(_TARGET_WORDS, _TARGET_WORDS)
+    head = Dense(
+        ("lm_head",),
+        config.size("d_model"),
+        vocabularies["decoder"],
+        bias_row="final_logits_bias",
+    )
+    return Blueprint(
+        prefix="model",
+        stack=stacks["decoder"],
+        encoder=stacks["encoder"],
+        task_heads={"generate": Head(None, (head,))},
+        unread=("encoder.version", "decoder.version", *unread),
+        aliases=tied,
+        eos_token_ids=config.token_ids("eos_token_id", eos),
+        target=target.where_given(config),
+    )
+
+
+def _embeddings(
+    config: Config, side: str, words: int, position: str | None, normed: bool
+) -> Embeddings:
+    hidden = config.size("d_model")
+    positions = config.size("max_position_embeddings")
+    scaled = config.flag("scale_embedding", False)
+    return Embeddings(
+        Table(f"{side}.embed_tokens.weight", words, hidden),
+        Sinusoids(positions, hidden)
+        if position is None
+        else Table(f"{side}.{position}", positions, hidden, skipped=2),
+        norm=_norm(config, f"{side}.layernorm_embedding") if normed else None,
+        scale=math.sqrt(hidden) if scaled else 1.0,
+    )
+
+
+def _layer(config: Config, side: str, index: int, pre_norm: bool) -> Layer:
+    root = f"{side}.layers.{index}"
+    hidden, heads = config.width("d_model", f"{side}_attention_heads")
+    inner = config.size(f"{side}_ffn_dim")
+
+    def dense(*names: str, inputs: int = hidden, outputs: int = hidden) -> Dense:
+        return Dense(tuple(f"{root}.{name}" for name in names), inputs, outputs * len(names))
+
+    def block(part: Attention | CrossAttention | FeedForward, norm: str) -> Block:
+        made = _norm(config, f"{root}.{norm}")
+        return Block(part, made) if pre_norm else Block(part, residual_norm=made)
+
+    attention = Attention(
+        qkv=dense(*(f"self_attn.{name}_proj" for name in "qkv")),
+        output=dense("self_attn.out_proj"),
+        heads=heads,
+        right=0 if side == "decoder" else None,
+    )
+    cross_attention = CrossAttention(
+        q=dense("encoder_attn.q_proj"),
+        kv=dense("encoder_attn.k_proj", "encoder_attn.v_proj"),
+        output=dense("encoder_attn.out_proj"),
+        heads=heads,
+    )
+    feed_forward = FeedForward(
+        intermediate=dense("fc1", outputs=inner),
+        output=dense("fc2", inputs=inner),
+        activation=config.activation("activation_function", "gelu"),
+    )
+    crossed = (block(cross_attention, "encoder_attn_layer_norm"),) if side == "decoder" else ()
+    return Layer(
+        (
+            block(attention, "self_attn_layer_norm"),
+            *crossed,
+            block(feed_forward, "final_layer_norm"),
+        )
+    )
+
+
+def _norm(config: Config, name: str) -> Norm:
+    return Norm(name, config.size("d_model"), _EPS)

@@ -1,0 +1,28 @@
+"""Marian (Junczys-Dowmunt et al., 2018), as OPUS-MT's translators have it (Tiedemann & Thottingal,
+2020): sinusoids for positions, a norm behind each part, and possibly words of the target's own."""
+
+from __future__ import annotations
+
+from fusewire.models.bart_family import bart_family
+from fusewire.models.blueprint import Blueprint
+from fusewire.models.config import Config
+from fusewire.models.target_tokens import TargetTokens
+
+
+def blueprint(config: Config) -> Blueprint:
+    shared = config.flag("share_encoder_decoder_embeddings", True)
+    words = config.size("vocab_size")
+    target = config.size_or_null("decoder_vocab_size", None) or words
+    if shared and target != words:
+        raise config.fault("decoder_vocab_size", target, f"{words}, as the embeddings are shared")
+    return bart_family(
+        config,
+        pre_norm=False,
+        position=None,
+        embedding_norm=False,
+        eos=0,
+        target=TargetTokens(decoder_start=58100, forced_eos=0),
+        target_vocabulary=None if shared else target,
+        # The sinusoids, which old transformers versions stored.
+        unread=("encoder.embed_positions.", "decoder.embed_positions."),
+    )

@@ -1,0 +1,164 @@
+"""The one encoder-decoder behind every architecture: a decoder whose steps read what its encoder
+made of sources.
+
+Keys and values of sources lie in the planes of the decoder's own, in pages that the caller names:
+one pool holds both. They are made once, of all layers by one matrix product, and read by every step
+of the targets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fusewire import kernels
+from fusewire.errors import CheckpointError, InvalidInput
+from fusewire.models.assemble import Weights
+from fusewire.models.blueprint import Blueprint, CrossAttention, Dense, Embeddings
+from fusewire.models.decoder import DecoderModel, within
+from fusewire.models.decoder_cache import DecoderCache
+from fusewire.models.positions import counted_positions
+from fusewire.models.stack import BuiltStack
+from fusewire.models.step_batch import SourceTable, StepBatch, paged, upload
+from fusewire.models.warm_up_prompts import warm_up_prompts
+from fusewire.placement import Placement
+from fusewire.weights import Checkpoint
+
+
+@dataclass(frozen=True)
+class SourceBatch:
+    """Whole sources, packed one after the other; a step finds them by a `SourceTable`."""
+
+    input_ids: NDArray[np.int64]  # [tokens]
+    cu_seqlens: NDArray[np.int32]  # [sources + 1]
+    block_table: NDArray[np.int32]  # [sources, pages of the longest]
+
+
+class Seq2SeqModel(DecoderModel):
+    """A loaded encoder-decoder model with its language-modelling head. Its steps are a decoder's,
+    with a table of their sources."""
+
+    _reads_sources = True
+
+    def __init__(
+        self,
+        blueprint: Blueprint,
+        checkpoint: Checkpoint,
+        place: Placement,
+        *,
+        config: dict[str, Any],
+        folder: Path | None,
+    ) -> None:
+        super().__init__(blueprint, checkpoint, place, config=config, folder=folder)
+        encoder, target = blueprint.encoder, blueprint.target
+        assert encoder is not None
+        assert target is not None
+        assert isinstance(encoder.embeddings, Embeddings)
+        self.max_source_length = encoder.max_length
+        self.source_vocab_size = encoder.embeddings.word.rows
+        self.decoder_start_token_id = self._target_token("decoder_start_token_id", target.first)
+        self.forced_bos_token_id = target.forced_bos and self._target_token(
+            "forced_bos_token_id", target.forced_bos
+        )
+        self.forced_eos_token_id = target.forced_eos and self._target_token(
+            "forced_eos_token_id", target.forced_eos
+        )
+
+    def _load_head(self, blueprint: Blueprint, head: str | None, weights: Weights) -> None:
+        super()._load_head(blueprint, head, weights)
+        assert blueprint.encoder is not None
+        self._encoder = BuiltStack(blueprint.encoder, weights, self.place, self._workspace)
+        attentions = blueprint.stack.cross_attentions
+        self._heads = attentions[0].heads
+        self._keys_values = weights.linear(_together(attentions))
+        self._width = attentions[0].kv.outputs // 2
+
+    def encode(self, sources: SourceBatch, cache: DecoderCache) -> None:
+        """Runs the encoder over the sources and stores keys and values for every cross attention in
+        their pages, where steps read them. Takes 2 * layers * width numbers a token for the time of
+        the call.
+
+        Raises InvalidInput when an id or a length is out of range, kernels.Error when the pages do
+        not fit the lengths.
+        """
+        lengths = np.diff(sources.cu_seqlens)
+        self._check_sources(sources, lengths)
+        step = StepBatch(
+            input_ids=sources.input_ids,
+            positions=counted_positions(sources.cu_seqlens, lengths),
+            cu_seqlens=sources.cu_seqlens,
+            context_lengths=lengths,
+            block_table=sources.block_table,
+            logit_rows=np.zeros(0, np.int64),
+        )
+        inputs = upload(step, self.place)
+        hidden = self.place.empty(step.tokens, self.hidden_size)
+        self._encoder.forward(hidden, inputs, inputs.sequences(sources.cu_seqlens))
+        self._store(hidden, paged(inputs, step, cache.page_size).batch, cache)
+
+    def _store(
+        self, hidden: kernels.Tensor, batch: kernels.PagedBatch, cache: DecoderCache
+    ) -> None:
+        """Keys and values of hidden [tokens, hidden] for every layer."""
+        width, stream = self._width, self.place.stream
+        rows = self.place.matrix(hidden.shape[0], 2 * len(self._attentions) * width)
+        kernels.linear(rows, hidden, self._keys_values, "none", stream)
+        for layer in range(len(self._attentions)):
+            planes = cache.keys_values(layer, self._heads)
+            k, v = (rows.columns((2 * layer + part) * width, width) for part in (0, 1))
+            kernels.store_kv(*planes, k, v, batch, stream)
+
+    def tune(self, cache: DecoderCache, max_sequences: int, max_tokens: int) -> None:
+        """As the decoder's, and of the encoder for sources of up to `max_tokens` together."""
+        super().tune(cache, max_sequences, max_tokens)
+        with self.place.tuning():
+            for sizes in self.place.rows_to_tune(max_tokens):
+                for prompts in warm_up_prompts([sizes], self.max_source_length, 0, cache):
+                    ids, ends, table = prompts.input_ids, prompts.cu_seqlens, prompts.block_table
+                    self.encode(SourceBatch(ids, ends, table), cache)
+
+    def _warm_up(
+        self, sizes: list[int], max_logit_rows: int, cache: DecoderCache
+    ) -> Iterator[StepBatch]:
+        for step in super()._warm_up(sizes, max_logit_rows, cache):
+            lengths = np.ones(step.sequences, np.int32)
+            table = np.zeros((step.sequences, 1), np.int32)
+            yield replace(step, sources=SourceTable(lengths, table))
+
+    def _check_sources(self, sources: SourceBatch, lengths: NDArray[np.int32]) -> None:
+        if lengths.size == 0 or lengths.min() < 1:
+            raise InvalidInput("input_ids", "an empty source", "1 token or more", "leave it out")
+        if lengths.max() > self.max_source_length:
+            raise InvalidInput(
+                "input_ids",
+                f"a source of {lengths.max()} tokens",
+                f"at most {self.max_source_length}",
+                "shorten it",
+            )
+        within(
+            "input_ids",
+            sources.input_ids,
+            self.source_vocab_size,
+            "use the tokenizer of this model",
+        )
+
+    def _target_token(self, key: str, token: int | None) -> int:
+        if token is None or token >= self.vocab_size:
+            got = "nothing" if token is None else token
+            raise CheckpointError(
+                f"{key}: got {got}, wanted a token in 0..{self.vocab_size - 1}; name it in "
+                "generation_config.json or config.json"
+            )
+        return token
+
+
+def _together(attentions: list[CrossAttention]) -> Dense:
+    """Keys and values of all layers as one matrix, k | v of the first, k | v of the second, …"""
+    first = attentions[0].kv
+    names = tuple(name for attention in attentions for name in attention.kv.names)
+    return replace(first, names=names, outputs=first.outputs * len(attentions))
