@@ -24,7 +24,7 @@ from fusewire.serving import model_config
 from fusewire.serving.config import NAME_PATTERN, Deployment, model_settings
 from fusewire.serving.probe import WARMUP
 from fusewire.serving.served_files import descriptions, served_files
-from fusewire.tasks.contract import GENERATE, contract
+from fusewire.tasks.contract import GENERATE, GENERATING, contract
 from fusewire.text.tokenizer_files import tokenizer_file
 from fusewire.weights import open_folder
 from fusewire.weights.tensorflow.conversion import converted, tensorflow_weights_in
@@ -100,7 +100,7 @@ def import_folder(
             "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers",
             name,
         )
-    if checked.task == GENERATE:
+    if checked.task in GENERATING:
         _check_batching(deployment)
     if not devices.gpus_of(deployment.device) and checked.dtype in ("float16", "bfloat16"):
         raise ConfigurationError(
