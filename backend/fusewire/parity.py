@@ -203,14 +203,19 @@ def _decoder_parity(
 ) -> Parity:
     import torch
 
-    sources: list[NDArray[np.int64]] = []
-    if isinstance(ours, Seq2SeqModel):
-        source_lengths = _ragged(min(ours.max_source_length, _LONGEST), sequences, random)
-        sources = [random.integers(0, ours.source_vocab_size, n) for n in source_lengths]
     longest = min(ours.max_length, _LONGEST)
     written = min(_WRITTEN, longest - 1)
     lengths = _ragged(longest - written, sequences, random)
     prompts = [random.integers(0, ours.vocab_size, length) for length in lengths]
+    sources: list[NDArray[np.int64]] = []
+    if isinstance(ours, Seq2SeqModel):
+        source_lengths = _ragged(min(ours.max_source_length, _LONGEST), sequences, random)
+        sources = [random.integers(0, ours.source_vocab_size, n) for n in source_lengths]
+        # Transformers does not count padding in a text that it is given whole (M2M-100).
+        padding = ours.config.get("pad_token_id")
+        if padding is not None:
+            start = ours.decoder_start_token_id
+            prompts = [np.where(prompt == padding, start, prompt) for prompt in prompts]
     tokens, logits = _greedy(ours, prompts, written, sources)
     texts = [np.concatenate([p, added[:-1]]) for p, added in zip(prompts, tokens, strict=True)]
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from fusewire import kernels
 from fusewire.models.inputs import Inputs, Layout, packed_layout
-from fusewire.models.step_batch import StepBatch, step_layout
+from fusewire.models.step_batch import SourceTable, StepBatch, step_layout
 from fusewire.placement import Placement
 from hypothesis import given
 from hypothesis import strategies as st
@@ -53,8 +53,8 @@ def test_a_block_holds_what_was_packed_and_nothing_behind_it(lengths, tokens, se
     check(packed_layout(sum(lengths) + tokens, len(lengths) + sequences), arrays, Placement())
 
 
-@given(COUNTS, st.integers(1, 7), ROOM, st.tuples(*[ROOM] * 4))
-def test_a_block_holds_a_step_and_nobody_behind_it(counts, pages, rows, more):
+@given(COUNTS, st.integers(1, 7), ROOM, st.integers(0, 7), st.tuples(*[ROOM] * 4))
+def test_a_block_holds_a_step_and_nobody_behind_it(counts, pages, rows, source_pages, more):
     sequences, tokens = len(counts), sum(counts)
     step = StepBatch(
         input_ids=numbers(0, tokens, dtype=np.int64),
@@ -63,10 +63,15 @@ def test_a_block_holds_a_step_and_nobody_behind_it(counts, pages, rows, more):
         context_lengths=numbers(2, sequences),
         block_table=numbers(3, sequences, pages),
         logit_rows=numbers(4, rows, dtype=np.int64),
+        sources=SourceTable(numbers(5, sequences), numbers(6, sequences, source_pages))
+        if source_pages
+        else None,
     )
     sizes = tokens, sequences, pages, rows
-    layout = step_layout(*(size + room for size, room in zip(sizes, more, strict=True)))
-    check(layout, vars(step), Placement())
+    with_room = [size + room for size, room in zip(sizes, more, strict=True)]
+    layout = step_layout(*with_room, source_pages and source_pages + more[2])
+    assert ("source_table" in layout.places) == (source_pages > 0)
+    check(layout, step.arrays, Placement())
 
 
 @pytest.mark.parametrize("place", [CPU, GPU_FP32], indirect=True)

@@ -9,10 +9,16 @@ from fusewire.models.positions import (
     counted_positions,
     positions_after_padding,
     relative_buckets,
+    sinusoids,
+    tensor2tensor_sinusoids,
 )
+from transformers.models.m2m_100.modeling_m2m_100 import M2M100SinusoidalPositionalEmbedding
+from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 from transformers.models.roberta.modeling_roberta import RobertaEmbeddings
 from transformers.models.t5.modeling_t5 import T5Attention
+
+from tests.tolerance import COSINE
 
 
 def test_positions_count_within_each_sequence():
@@ -50,3 +56,27 @@ def test_relative_buckets_of_other_numbers_and_distances(buckets, most):
     np.testing.assert_array_equal(relative_buckets(1000, buckets, most), expected)
     # From there on they share the last one, as the tables of the kernels have it.
     assert len(set(expected[999 + most :])) == len(set(expected[: 1000 - most])) == 1
+
+
+@pytest.mark.parametrize(("buckets", "most"), [(32, 128), (4, 3), (6, 20), (64, 300), (33, 77)])
+def test_relative_buckets_of_a_decoder(buckets, most):
+    expected = T5Attention._relative_position_bucket(
+        torch.arange(-999, 1000), bidirectional=False, num_buckets=buckets, max_distance=most
+    ).numpy()
+    got = relative_buckets(1000, buckets, most, causal=True)
+    np.testing.assert_array_equal(got, expected)
+    assert len(set(expected[: 1000 - most])) == 1
+
+
+@pytest.mark.parametrize("columns", [1, 2, 7, 64])
+def test_sinusoids_are_those_of_marian(columns):
+    table = MarianSinusoidalPositionalEmbedding(300, columns).create_weight()
+    np.testing.assert_array_equal(sinusoids(300, columns), table.numpy())
+
+
+@pytest.mark.parametrize("columns", [4, 7, 64])
+def test_sinusoids_are_those_of_tensor2tensor(columns):
+    table = M2M100SinusoidalPositionalEmbedding.get_embedding(300, columns).numpy()
+    got = tensor2tensor_sinusoids(300, columns)
+    # A last bit of a frequency, 300 times, and the last two of sine and cosine.
+    np.testing.assert_allclose(got, table, rtol=0, atol=300 * 2.0**-24 + COSINE)

@@ -9,6 +9,7 @@ from fusewire.placement import Placement
 
 from tests.models.test_image_models import LABELS, saved
 from tests.models.tiny_decoders import tiny_decoder
+from tests.models.tiny_seq2seq import tiny_seq2seq
 from tests.reference import tiny_checkpoint
 
 ROWS = [40, 16, 3, 1]
@@ -66,6 +67,16 @@ def test_a_decoder_runs_prompts_with_logits_for_every_sequence(tmp_path, monkeyp
     assert place.asked == [40]
     assert model.workspace_stats()["plans"] == len(ROWS)
     assert place.heads == [12, 12, 3, 1]
+
+
+def test_an_encoder_decoder_runs_both(tmp_path, monkeypatch):
+    tiny_seq2seq(tmp_path, "bart")
+    place = Watched(monkeypatch)
+    model = load_decoder(tmp_path, place)
+    model.tune(model.new_cache(pages=32, page_size=4), max_sequences=12, max_tokens=40)
+    assert place.asked == [40, 40]
+    assert model.workspace_stats()["plans"] == 2 * len(ROWS)
+    assert place.heads == [12, 12, 3, 1, *ROWS]
 
 
 def test_where_there_is_no_choice_nothing_runs(tmp_path):

@@ -163,7 +163,15 @@ def test_decoding_on_hopper_takes_one_kernel(dim: int, place: Placement):
 
 
 @pytest.mark.parametrize("place", GPU, indirect=True)
-@pytest.mark.parametrize("shape", [decoding(900, 1, 40, heads=4, kv_heads=2), MIXED], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [
+        decoding(900, 1, 40, heads=4, kv_heads=2),
+        decoding(900, 1, 40, right=k.UNLIMITED),  # of a decoder over its sources
+        MIXED,
+    ],
+    ids=str,
+)
 def test_a_bucket_sees_the_batch_alone(shape: Paged, place: Placement):
     arrays, o = inputs(shape, place), Operands(place, "dense")
     cache = Cache(o, arrays, shape)

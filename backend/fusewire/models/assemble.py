@@ -38,6 +38,14 @@ class Weights:
             self._tables[origin] = tensor
         return tensor
 
+    def normed_table(self, table: Table, norm: Norm) -> kernels.Tensor:
+        """The layer_norm of each row, once and for all."""
+        rows = self._checkpoint.take(table.name).astype(np.float64)
+        rows -= rows.mean(axis=1, keepdims=True)
+        rows /= np.sqrt(rows.var(axis=1, keepdims=True) + norm.eps)
+        weight, bias = (self.fp32(f"{norm.name}.{kind}") for kind in ("weight", "bias"))
+        return self._place.floats((rows * weight + bias).astype(np.float32), table.name)
+
     def norm(self, norm: Norm) -> tuple[kernels.Tensor, kernels.Tensor | None]:
         bias = self._vector(f"{norm.name}.bias") if norm.bias else None
         name = f"{norm.name}.weight"

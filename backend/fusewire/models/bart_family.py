@@ -5,6 +5,7 @@ encoder and a decoder of the same parts. Their files differ in norms, positions 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 from fusewire.models.blueprint import (
     Attention,
@@ -26,6 +27,8 @@ from fusewire.models.target_tokens import TargetTokens
 
 _EPS = 1e-5
 SHARED = "shared.weight"
+# Sinusoids, which old transformers versions stored.
+STORED_SINUSOIDS = ("encoder.embed_positions.", "decoder.embed_positions.")
 _TARGET_WORDS = "decoder.embed_tokens.weight"
 
 
@@ -33,23 +36,33 @@ def bart_family(
     config: Config,
     *,
     pre_norm: bool,
-    position: str | None,
+    position: Mapping[str, Table | Sinusoids],
     embedding_norm: bool,
     eos: int | None,
     target: TargetTokens,
     target_vocabulary: int | None = None,
+    scaled: bool = False,
+    padding_index: int | None = None,
+    logits_bias: bool = True,
     unread: tuple[str, ...] = (),
 ) -> Blueprint:
     """`pre_norm`: norms in front of each part and at the end of both stacks, else behind each part.
-    `position`: the name of learned tables, None for sinusoids. `target_vocabulary`: of a decoder
-    with words of its own. `eos` and `target` hold where config.json does not say."""
-    words = config.size("vocab_size")
+    `position`: of "encoder" and "decoder". `target_vocabulary`: of a decoder with words of its own.
+    `scaled`, `eos` and `target` hold where config.json does not say. `padding_index`: as
+    `Embeddings` has it, of the encoder. `logits_bias`: whether there is one."""
+    hidden, words = config.size("d_model"), config.size("vocab_size")
     vocabularies = {"encoder": words, "decoder": target_vocabulary or words}
     stacks = {
         side: Stack(
-            hidden_size=config.size("d_model"),
+            hidden_size=hidden,
             max_length=config.size("max_position_embeddings"),
-            embeddings=_embeddings(config, side, vocabulary, position, embedding_norm),
+            embeddings=Embeddings(
+                Table(f"{side}.embed_tokens.weight", vocabulary, hidden),
+                position[side],
+                norm=_norm(config, f"{side}.layernorm_embedding") if embedding_norm else None,
+                scale=math.sqrt(hidden) if config.flag("scale_embedding", scaled) else 1.0,
+                padding_index=padding_index if side == "encoder" else None,
+            ),
             layers=tuple(
                 _layer(config, side, index, pre_norm)
                 for index in range(config.size(f"{side}_layers", most=4096))
@@ -65,9 +78,10 @@ def bart_family(
         tied["lm_head.weight"] = tied.get(_TARGET_WORDS, _TARGET_WORDS)
     head = Dense(
         ("lm_head",),
-        config.size("d_model"),
+        hidden,
         vocabularies["decoder"],
-        bias_row="final_logits_bias",
+        bias=logits_bias,
+        bias_row="final_logits_bias" if logits_bias else "",
     )
     return Blueprint(
         prefix="model",
@@ -81,20 +95,18 @@ def bart_family(
     )
 
 
-def _embeddings(
-    config: Config, side: str, words: int, position: str | None, normed: bool
-) -> Embeddings:
-    hidden = config.size("d_model")
-    positions = config.size("max_position_embeddings")
-    scaled = config.flag("scale_embedding", False)
-    return Embeddings(
-        Table(f"{side}.embed_tokens.weight", words, hidden),
-        Sinusoids(positions, hidden)
-        if position is None
-        else Table(f"{side}.{position}", positions, hidden, skipped=2),
-        norm=_norm(config, f"{side}.layernorm_embedding") if normed else None,
-        scale=math.sqrt(hidden) if scaled else 1.0,
-    )
+def learned_positions(config: Config, skipped: int) -> dict[str, Table | Sinusoids]:
+    """Tables whose first rows are unused."""
+    rows, hidden = config.size("max_position_embeddings"), config.size("d_model")
+    return {
+        side: Table(f"{side}.embed_positions.weight", rows, hidden, skipped)
+        for side in ("encoder", "decoder")
+    }
+
+
+def fixed_positions(config: Config) -> dict[str, Table | Sinusoids]:
+    rows, hidden = config.size("max_position_embeddings"), config.size("d_model")
+    return dict.fromkeys(("encoder", "decoder"), Sinusoids(rows, hidden))
 
 
 def _layer(config: Config, side: str, index: int, pre_norm: bool) -> Layer:

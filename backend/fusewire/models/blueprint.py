@@ -33,10 +33,14 @@ class Table:
 
 @dataclass(frozen=True)
 class Sinusoids:
-    """Fixed positions [rows, columns] that no checkpoint has to hold (`positions.sinusoids`)."""
+    """Fixed positions [rows, columns] that no checkpoint has to hold (`positions.sinusoids`); the
+    table has `skipped` rows more, in front, which nothing looks up. `padding_index`: the table is
+    tensor2tensor's, with zeros in this row (M2M-100)."""
 
     rows: int
     columns: int
+    skipped: int = 0
+    padding_index: int | None = None
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,8 @@ class Dense:
 class Embeddings:
     """projection(norm(scale * word + position + token type)), without the parts that are None.
 
-    `word_projection` is applied to the rows of the word table, once, when they are loaded.
+    `word_projection` is applied to the rows of the word table, once, when they are loaded; so is
+    `word_norm`.
     `padding_index`: positions count from here + 1, skipping this id (RoBERTa).
     """
 
@@ -128,6 +133,7 @@ class Embeddings:
     norm: Norm | None = None
     projection: Dense | None = None
     word_projection: Dense | None = None
+    word_norm: Norm | None = None
     scale: float = 1.0
     padding_index: int | None = None
 

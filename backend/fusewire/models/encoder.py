@@ -15,7 +15,7 @@ from fusewire.models.blueprint import Blueprint, Embeddings
 from fusewire.models.buckets import MOST_TOKENS
 from fusewire.models.head import BuiltHead
 from fusewire.models.inputs import Inputs, packed_layout
-from fusewire.models.positions import counted_positions, positions_after_padding
+from fusewire.models.positions import text_positions
 from fusewire.models.replay import Replays
 from fusewire.models.whole_sequences import MOST_HEAD_ROWS, WholeSequenceModel
 from fusewire.placement import Placement
@@ -144,12 +144,7 @@ class EncoderModel(WholeSequenceModel):
 
     def _arrays(self, batch: Batch, lengths: NDArray[np.int32]) -> dict[str, NDArray[Any]]:
         """What `packed_layout` has room for."""
-        if self._padding_index is None:
-            positions = counted_positions(batch.cu_seqlens, lengths)
-        else:
-            positions = positions_after_padding(
-                batch.input_ids, batch.cu_seqlens, lengths, self._padding_index
-            )
+        positions = text_positions(batch.input_ids, batch.cu_seqlens, lengths, self._padding_index)
         types = {"token_type_ids": batch.token_type_ids} if self.uses_token_types else {}
         return {
             "input_ids": batch.input_ids,

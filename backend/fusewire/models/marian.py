@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from fusewire.models.bart_family import bart_family
+from fusewire.models.bart_family import STORED_SINUSOIDS, bart_family, fixed_positions
 from fusewire.models.blueprint import Blueprint
 from fusewire.models.config import Config
 from fusewire.models.target_tokens import TargetTokens
@@ -18,11 +18,10 @@ def blueprint(config: Config) -> Blueprint:
     return bart_family(
         config,
         pre_norm=False,
-        position=None,
+        position=fixed_positions(config),
         embedding_norm=False,
         eos=0,
         target=TargetTokens(decoder_start=58100, forced_eos=0),
         target_vocabulary=None if shared else target,
-        # The sinusoids, which old transformers versions stored.
-        unread=("encoder.embed_positions.", "decoder.embed_positions."),
+        unread=STORED_SINUSOIDS,
     )

@@ -43,6 +43,31 @@ def sinusoids(rows: int, columns: int) -> NDArray[np.float32]:
     return both.astype(np.float32)
 
 
+def tensor2tensor_sinusoids(rows: int, columns: int) -> NDArray[np.float32]:
+    """[rows, columns] as `sinusoids`, with wavelengths from 2 pi to 10000 * 2 pi, both included, as
+    tensor2tensor spaces them; zeros in an odd last column."""
+    half = columns // 2
+    step = np.float32(-math.log(10000) / (half - 1))
+    exponents = np.arange(half, dtype=np.float32) * step
+    # Rounded once, as torch's are: a last bit of a frequency grows with the position.
+    frequencies = np.exp(exponents.astype(np.float64)).astype(np.float32)
+    angles = np.arange(rows, dtype=np.float32)[:, None] * frequencies
+    odd = np.zeros((rows, columns % 2), np.float32)
+    return np.concatenate([np.sin(angles), np.cos(angles), odd], axis=1)
+
+
+def text_positions(
+    input_ids: NDArray[np.int64],
+    cu_seqlens: NDArray[np.int32],
+    lengths: NDArray[np.int32],
+    padding_index: int | None,
+) -> NDArray[np.int32]:
+    """Of whole texts: counted from 0, or behind a `padding_index`, as `Embeddings` has it."""
+    if padding_index is None:
+        return counted_positions(cu_seqlens, lengths)
+    return positions_after_padding(input_ids, cu_seqlens, lengths, padding_index)
+
+
 def relative_buckets(
     max_length: int, buckets: int = 32, max_distance: int = 128, *, causal: bool = False
 ) -> NDArray[np.int64]:

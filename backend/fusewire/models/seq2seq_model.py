@@ -22,7 +22,7 @@ from fusewire.models.assemble import Weights
 from fusewire.models.blueprint import Blueprint, CrossAttention, Dense, Embeddings
 from fusewire.models.decoder import DecoderModel, within
 from fusewire.models.decoder_cache import DecoderCache
-from fusewire.models.positions import counted_positions
+from fusewire.models.positions import text_positions
 from fusewire.models.stack import BuiltStack
 from fusewire.models.step_batch import SourceTable, StepBatch, paged, upload
 from fusewire.models.warm_up_prompts import warm_up_prompts
@@ -61,6 +61,7 @@ class Seq2SeqModel(DecoderModel):
         assert isinstance(encoder.embeddings, Embeddings)
         self.max_source_length = encoder.max_length
         self.source_vocab_size = encoder.embeddings.word.rows
+        self._padding_index = encoder.embeddings.padding_index
         self.decoder_start_token_id = self._target_token("decoder_start_token_id", target.first)
         self.forced_bos_token_id = target.forced_bos and self._target_token(
             "forced_bos_token_id", target.forced_bos
@@ -90,7 +91,9 @@ class Seq2SeqModel(DecoderModel):
         self._check_sources(sources, lengths)
         step = StepBatch(
             input_ids=sources.input_ids,
-            positions=counted_positions(sources.cu_seqlens, lengths),
+            positions=text_positions(
+                sources.input_ids, sources.cu_seqlens, lengths, self._padding_index
+            ),
             cu_seqlens=sources.cu_seqlens,
             context_lengths=lengths,
             block_table=sources.block_table,
@@ -116,11 +119,10 @@ class Seq2SeqModel(DecoderModel):
     def tune(self, cache: DecoderCache, max_sequences: int, max_tokens: int) -> None:
         """As the decoder's, and of the encoder for sources of up to `max_tokens` together."""
         super().tune(cache, max_sequences, max_tokens)
+        rows = self.place.rows_to_tune(max_tokens)
         with self.place.tuning():
-            for sizes in self.place.rows_to_tune(max_tokens):
-                for prompts in warm_up_prompts([sizes], self.max_source_length, 0, cache):
-                    ids, ends, table = prompts.input_ids, prompts.cu_seqlens, prompts.block_table
-                    self.encode(SourceBatch(ids, ends, table), cache)
+            for step in warm_up_prompts(rows, self.max_source_length, 0, cache):
+                self.encode(SourceBatch(step.input_ids, step.cu_seqlens, step.block_table), cache)
 
     def _warm_up(
         self, sizes: list[int], max_logit_rows: int, cache: DecoderCache

@@ -8,6 +8,7 @@ each layer updates in place; temporaries live in a workspace.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fusewire import kernels
 from fusewire.models.assemble import Weights
@@ -26,7 +27,7 @@ from fusewire.models.blueprint import (
 from fusewire.models.buckets import MOST_TOKENS
 from fusewire.models.inputs import NamedTensors
 from fusewire.models.patches import BuiltPatches
-from fusewire.models.positions import relative_buckets, sinusoids
+from fusewire.models.positions import relative_buckets, sinusoids, tensor2tensor_sinusoids
 from fusewire.models.rope import Rope
 from fusewire.models.step_batch import PagedStep
 from fusewire.placement import Placement
@@ -98,10 +99,12 @@ class BuiltEmbeddings:
         position, types, norm = embeddings.position, embeddings.token_type, embeddings.norm
         self._place = place
         self._scale = embeddings.scale
-        self._word = weights.table(embeddings.word, embeddings.word_projection)
+        if embeddings.word_norm is None:
+            self._word = weights.table(embeddings.word, embeddings.word_projection)
+        else:
+            self._word = weights.normed_table(embeddings.word, embeddings.word_norm)
         if isinstance(position, Sinusoids):
-            table = sinusoids(position.rows, position.columns)
-            self._position: kernels.Tensor | None = place.floats(table, "positions")
+            self._position: kernels.Tensor | None = place.floats(_table(position), "positions")
         else:
             self._position = weights.table(position) if position else None
         self._token_type = weights.table(types) if types else None
@@ -135,6 +138,15 @@ class BuiltEmbeddings:
         if self._narrow_room is None:
             self._narrow_room = self._place.empty(MOST_TOKENS, width)
         return self._narrow_room.first(tokens)
+
+
+def _table(position: Sinusoids) -> NDArray[np.float32]:
+    rows = position.skipped + position.rows
+    if position.padding_index is None:
+        return sinusoids(rows, position.columns)[position.skipped :]
+    table = tensor2tensor_sinusoids(rows, position.columns)
+    table[position.padding_index] = 0
+    return table[position.skipped :]
 
 
 class _LayerBuilder:

@@ -145,12 +145,12 @@ def _layer(
 
 def _bias(config: Config, side: str, layer: int, heads: int) -> PositionBias:
     buckets = config.size("relative_attention_num_buckets", 32, most=1 << 12, least=4)
-    # Half of those of a direction are exact: those of distances below it. A decoder has one.
-    distance = config.size(
-        "relative_attention_max_distance", 128, most=1 << 16, least=buckets // 2 + 1
-    )
+    # Half of a direction's are exact: those of distances below it. A decoder has one direction.
+    causal = side == "decoder"
+    exact = buckets // (2 if causal else 4)
+    distance = config.size("relative_attention_max_distance", 128, most=1 << 16, least=exact + 1)
     name = f"{side}.block.{layer}.layer.0.SelfAttention.relative_attention_bias.weight"
-    return PositionBias(Table(name, buckets, heads), distance, causal=side == "decoder")
+    return PositionBias(Table(name, buckets, heads), distance, causal)
 
 
 def _feed_forward(config: Config, default: str) -> tuple[str, bool]:
