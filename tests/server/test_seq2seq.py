@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import fusewire_client
+import openai
 import pytest
 import tokenizers
 import torch
@@ -62,7 +63,7 @@ def server(folder: Path, tmp_path_factory: pytest.TempPathFactory, device: str) 
             deployment=Deployment(device=device),
             link=True,
         )
-    ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
+    ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "openai_port": 0}
     with Server([root], ServerSettings(watch_interval_s=1, **ports), report=print) as server:
         yield server
 
@@ -99,6 +100,21 @@ def test_clients_and_the_command_line_translate(server: Server, translations: li
     assert outputs == translations[:2]
     streamed = pieces("translate", TEXTS[:1], address, "grpc", "bart", parameters)
     assert "".join(streamed) == translations[0] + "\n"
+
+
+def test_the_openai_endpoint_completes(server: Server, translations: list[str]) -> None:
+    assert server.openai is not None
+    url = f"http://{server.openai.address}/v1"
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
+        for model in ("bart", "translate"):
+            found = client.completions.create(
+                model=model, prompt=TEXTS[:2], max_tokens=TOKENS, temperature=0
+            )
+            assert [choice.text for choice in found.choices] == translations[:2]
+            assert found.usage is not None
+            assert found.usage.prompt_tokens == sum(map(len, TEXTS[:2]))
+        with pytest.raises(openai.BadRequestError, match="echo: got true, wanted false for an enc"):
+            client.completions.create(model="bart", prompt=TEXTS[0], echo=True)
 
 
 def test_what_a_model_cannot_do_is_refused(server: Server, tmp_path: Path) -> None:
