@@ -1,6 +1,7 @@
 """What a device would hold in the pages of a cache: the tiny model that policy is tested against.
 
-In place of a token's keys and values stands what they depend on: all tokens up to it.
+In place of a token's keys and values stands what they depend on: all tokens up to it, and those of
+its source; of a token of a source all of the source and its place.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from fusewire.engine.kv_cache import SequencePages
 
-Stored = tuple[int, ...]
+Stored = tuple[object, ...]
 
 
 class PagedMemory:
@@ -40,13 +41,48 @@ class PagedMemory:
         written = {pages.table[place] for place in places}
         for other in everyone:
             assert other is pages or not written & set(other.table)
+        self._check_source(pages)  # tokens attend to it
         for position in range(first, first + tokens):
             page = pages.table[position // self.page_size]
-            self._pages[page][position % self.page_size] = tuple(token_ids[: position + 1])
+            self._pages[page][position % self.page_size] = _stored(pages, token_ids, position)
+
+    def encode(self, pages: SequencePages, everyone: Iterable[SequencePages]) -> None:
+        """Writes the source of a sequence; nobody of `everyone` else has its pages."""
+        assert pages.source is not None
+        written = set(pages.source.table)
+        for other in everyone:
+            assert not written & set(other.table)
+            assert other.source is pages.source or not written & set(_source_table(other))
+        for position, stored in enumerate(_stored_source(pages)):
+            page = pages.source.table[position // self.page_size]
+            self._pages[page][position % self.page_size] = stored
 
     def check(self, pages: SequencePages, token_ids: Sequence[int]) -> None:
         """The sequence reads its own tokens, with nothing but its own tokens before them."""
         for position in range(pages.length):
             page = pages.table[position // self.page_size]
             read = self._pages[page][position % self.page_size]
-            assert read == tuple(token_ids[: position + 1])
+            assert read == _stored(pages, token_ids, position)
+        if pages.source is not None and pages.source.stored:
+            self._check_source(pages)
+
+    def _check_source(self, pages: SequencePages) -> None:
+        for position, stored in enumerate(_stored_source(pages)):
+            page = _source_table(pages)[position // self.page_size]
+            assert self._pages[page][position % self.page_size] == stored
+
+
+def _stored(pages: SequencePages, token_ids: Sequence[int], position: int) -> Stored:
+    source = None if pages.source is None else tuple(pages.source.source.token_ids)
+    return (source, *token_ids[: position + 1])
+
+
+def _stored_source(pages: SequencePages) -> list[Stored]:
+    if pages.source is None:
+        return []
+    token_ids = tuple(pages.source.source.token_ids)
+    return [("source", token_ids, position) for position in range(len(token_ids))]
+
+
+def _source_table(pages: SequencePages) -> Sequence[int]:
+    return () if pages.source is None else pages.source.table

@@ -11,7 +11,7 @@ from fusewire.engine.generation_scheduler import (
     State,
     Step,
 )
-from fusewire.engine.kv_cache import KvCache
+from fusewire.engine.kv_cache import KvCache, Source
 from fusewire.errors import ConfigurationError, InvalidInput
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -61,6 +61,9 @@ class Engine:
     def compute(self, step: Step) -> None:
         self.memory.copy_pages(step.copies)
         everyone = [s.pages for s in self.known if s.pages is not None]
+        for sequence in step.encodes:
+            if sequence.pages is not None:  # else cancelled after it was planned
+                self.memory.encode(sequence.pages, everyone)
         for sequence, first, tokens in step.chunks:
             if sequence.state is State.RUNNING:  # else cancelled after it was planned
                 self.memory.write(sequence.pages, sequence.token_ids, first, tokens, everyone)
@@ -80,7 +83,8 @@ class Engine:
 
     def drain(self) -> int:
         """Steps until all are finished, for which each may take its tokens twice."""
-        most = sum(2 * s.most_tokens * s.continuations for s in self.known) + 1
+        # And its source as often as its pages.
+        most = sum(2 * (s.most_tokens + 1) * s.continuations for s in self.known) + 1
         for steps in range(most):
             if not self.scheduler.running + self.scheduler.waiting:
                 assert self.cache.used == self.cache.live_tokens == 0
@@ -92,6 +96,8 @@ class Engine:
         chunks = {sequence: tokens for sequence, _, tokens in step.chunks}
         assert len(chunks) == len(step.chunks) <= self.slots
         assert step.tokens <= self.budget
+        encoded = sum(len(sequence.source) for sequence in step.encodes)
+        assert step.tokens == encoded + sum(chunks.values())
         assert all(tokens >= 1 for tokens in chunks.values())
         assert all(first == sequence.stored for sequence, first, _ in step.chunks)
 
@@ -117,7 +123,13 @@ class Engine:
             short |= chunks.get(sequence, 0) < sequence.left
         still = self.those(State.WAITING)
         assert all(first.rank < other.rank for first in admitted for other in still)
-        assert step.chunks or not self.those(State.RUNNING) + still
+        assert step.chunks or step.encodes or not self.those(State.RUNNING) + still
+        # Sources are encoded when their sequences begin, unless they are there: then, or never.
+        assert set(step.encodes) <= set(admitted)
+        for sequence in self.those(State.RUNNING):
+            source = sequence.pages.source
+            assert (source is None) == (sequence.source is None)
+            assert source is None or source.stored != (sequence in step.encodes)
 
 
 def missing(sequence: GenerationSequence) -> int:
@@ -290,6 +302,114 @@ def test_a_running_sequence_forks_at_any_time():
     engine.drain()
 
 
+def test_a_source_is_encoded_whole_before_its_first_tokens():
+    engine = Engine(pages=20, page_size=4, max_batch_tokens=12)
+    first = engine.add([1], source=Source([5] * 9))
+    step = engine.step()
+    assert (step.encodes, step.tokens) == ([first], 10)
+    assert [tuple(chunk) for chunk in step.chunks] == [(first, 0, 1)]
+    assert (engine.cache.used, engine.cache.live_tokens) == (3 + 1, 9 + 1)
+    step = engine.step()
+    assert (step.encodes, [tuple(chunk) for chunk in step.chunks]) == ([], [(first, 1, 1)])
+    engine.drain()
+
+
+def test_a_source_that_fills_a_step_leaves_the_first_token_to_the_next():
+    engine = Engine(pages=20, page_size=4, max_batch_tokens=12)
+    sequence = engine.add([1], source=Source([5] * 12))
+    step = engine.step()
+    assert (step.encodes, step.chunks) == ([sequence], [])
+    assert [tuple(chunk) for chunk in engine.step().chunks] == [(sequence, 0, 1)]
+    engine.drain()
+
+
+def test_a_source_waits_for_a_step_with_room_for_all_of_it():
+    engine = Engine(max_batch_tokens=12)
+    longs = [engine.add([1], new_tokens=3, source=Source([5] * n)) for n in (9, 11)]
+    after = engine.add([1], new_tokens=3, source=Source([6]))
+    encodes = [engine.step().encodes for _ in range(3)]
+    assert encodes == [[longs[0]], [longs[1]], [after]]
+    engine.drain()
+
+
+def test_a_repeated_source_skips_the_encoder():
+    engine = Engine(pages=20, page_size=4)
+    first = engine.add([1], new_tokens=6, source=Source([5] * 9))
+    engine.step()
+    again = engine.add([1], new_tokens=6, source=Source([5] * 9))
+    other = engine.add([1], new_tokens=6, source=Source([5] * 8))
+    step = engine.step()
+    assert step.encodes == [other]
+    assert again.pages.source.table == first.pages.source.table
+    assert (first.cached_tokens, again.cached_tokens, other.cached_tokens) == (0, 9, 0)
+    assert engine.cache.prefix_hit_tokens == 9
+    engine.drain()
+    late = engine.add([1], source=Source([5] * 9))
+    assert engine.step().encodes == []
+    assert late.cached_tokens == 9
+
+
+def test_equal_sources_of_one_step_are_stored_once():
+    engine = Engine(pages=20, page_size=4)
+    both = [engine.add([1], new_tokens=6, source=Source([5] * 9)) for _ in range(2)]
+    assert engine.step().encodes == both
+    assert both[0].pages.source.table == both[1].pages.source.table
+    assert engine.cache.used == 3 + 2
+    engine.drain()
+
+
+def test_without_prefix_caching_every_source_is_encoded():
+    engine = Engine(prefix_caching=False)
+    first, again = (engine.add([1], new_tokens=6, source=Source([5] * 9)) for _ in range(2))
+    assert engine.step().encodes == [first, again]
+    assert not set(first.pages.source.table) & set(again.pages.source.table)
+    engine.drain()
+    assert (engine.cache.free, engine.cache.cached) == (engine.cache.pages, 0)
+
+
+def test_equal_prompts_of_different_sources_share_nothing():
+    engine = Engine(page_size=2)
+    prompt = [1, 2, 3, 4, 5]
+    sequences = [engine.add(prompt, source=source) for source in (Source([5]), Source([6]), None)]
+    engine.step()
+    assert len({sequence.pages.table[0] for sequence in sequences}) == 3
+    again = engine.add(prompt, source=Source([6]))
+    assert engine.step().chunks[-1].first == again.cached_tokens - 1 == 4
+    engine.drain()
+
+
+def test_forks_share_the_source_until_the_last_ends():
+    engine = Engine(pages=20, page_size=4, prefix_caching=False)
+    first = engine.add([1], new_tokens=9, continuations=3, source=Source([5] * 9))
+    engine.step()
+    family = engine.those(State.RUNNING)
+    assert len(family) == 3
+    assert len({id(one.pages.source) for one in family}) == 1
+    assert engine.cache.live_tokens == 3 * (9 + 1)
+    for left in (2, 1):
+        engine.scheduler.finish(engine.those(State.RUNNING)[0])
+        assert engine.those(State.RUNNING)[0].pages.source.readers == left
+        engine.step()
+    assert first.pages is None
+    engine.drain()
+
+
+def test_one_pre_empted_is_encoded_again_unless_its_source_is_still_there():
+    for prefix_caching in (True, False):
+        engine = Engine(pages=7, page_size=4, prefix_caching=prefix_caching)
+        first = engine.add([1], new_tokens=15, source=Source([5] * 4))
+        second = engine.add([1], new_tokens=15, source=Source([6] * 4))
+        encoded = []
+        while not engine.scheduler.preemptions:
+            encoded += engine.step().encodes
+        assert encoded == [first, second]
+        engine.scheduler.finish(first)
+        step = engine.step()
+        assert step.encodes == ([] if prefix_caching else [second])
+        engine.drain()
+        assert missing(second) == 0
+
+
 def test_cancelling_frees_slot_and_pages_at_once():
     engine = Engine(max_sequences=1)
     running, waiting = engine.add([1] * 9), engine.add([2])
@@ -332,13 +452,21 @@ def test_a_deadline_ends_the_wait_but_not_what_has_begun():
         (GenerationSequence([], 5), r"prompt: got no tokens, wanted at least one"),
         (GenerationSequence([1], 2, continuations=3), r"n: got 3, wanted 1 to 2"),
         (GenerationSequence([1], 2, continuations=0), r"n: got 0, wanted 1 to 2"),
+        (GenerationSequence([1], 2, source=Source([1] * 9)), r"source: got 9 tokens, .* 1 to 8 "),
+        (GenerationSequence([1], 2, source=Source([])), r"source: got 0 tokens, wanted 1 to 8 "),
+        (
+            GenerationSequence([1], 9, source=Source([1])),
+            r"max_tokens: got 9 tokens .* beside the 1 of the source, wanted at most 12",
+        ),
     ],
 )
 def test_what_can_never_run_is_refused_at_once(sequence, message):
-    engine = Engine(pages=3, page_size=4, max_sequences=2)
+    engine = Engine(pages=3, page_size=4, max_sequences=2, max_batch_tokens=8)
     with pytest.raises(InvalidInput, match=message):
         engine.scheduler.add(sequence)
     engine.scheduler.check(GenerationSequence([1] * 5, 12, continuations=2))
+    engine.scheduler.check(GenerationSequence([1], 8, source=Source([1] * 4)))
+    engine.scheduler.check(GenerationSequence([1], 4, source=Source([1] * 8)))
 
 
 @pytest.mark.parametrize(
@@ -354,6 +482,7 @@ def test_settings_that_contradict_each_other_are_refused(wrong, message):
 
 
 PROMPTS = st.lists(st.integers(0, 1), min_size=1, max_size=10)
+SOURCES = st.lists(st.integers(0, 1), min_size=1, max_size=8)
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -386,12 +515,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.integers(0, 2),
         wait=st.sampled_from([None, None, None, 1, 5]),
         continuations=st.sampled_from([1, 1, 2, 3]),
+        source=st.none() | SOURCES,
     )
-    def add(self, prompts, new_tokens, wait, continuations, **wishes):
+    def add(self, prompts, new_tokens, wait, continuations, source, **wishes):
         for engine, prompt in product(self.engines, prompts):
-            room = engine.cache.pages * engine.cache.page_size
+            size, pages = engine.cache.page_size, engine.cache.pages
+            if source is not None:  # beside two pages at least
+                source = source[: min(engine.budget, (pages - 2) * size)]
+                pages -= -(-len(source) // size)
+            room = pages * size
             wishes["deadline"] = None if wait is None else engine.now + wait
             wishes["continuations"] = min(continuations, engine.slots)
+            wishes["source"] = None if source is None else Source(source)
             fitting = prompt[: room - 1]
             if engine.scheduler.waiting < 8:
                 engine.add(fitting, min(new_tokens, room - len(fitting)), **wishes)
@@ -407,6 +542,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             (
                 [(c.sequence.rank, c.first, c.tokens, c.sequence.pages) for c in step.chunks],
                 step.copies,
+                [sequence.rank for sequence in step.encodes],
                 [sequence.rank for sequence in step.preempted],
                 [sequence.rank for sequence in step.expired],
             )
@@ -452,9 +588,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert engine.scheduler.running == len(running)
             assert engine.scheduler.waiting == len(engine.those(State.WAITING))
             assert all(sequence.stored == sequence.pages.length for sequence in running)
-            assert engine.cache.live_tokens == sum(sequence.stored for sequence in running)
-            owned = {page for sequence in running for page in sequence.pages.table}
-            assert engine.cache.used == len(owned)
+            sources = [sequence.pages.source for sequence in running if sequence.source]
+            tokens = sum(source.tokens for source in sources)
+            assert engine.cache.live_tokens == tokens + sum(each.stored for each in running)
+            tables = [each.pages.table for each in running] + [each.table for each in sources]
+            assert engine.cache.used == len({page for table in tables for page in table})
             others = [one for one in engine.known if one not in running]
             assert all(one.pages is None and one.stored == 0 for one in others)
 

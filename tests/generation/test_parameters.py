@@ -153,9 +153,13 @@ REFUSED: list[tuple[str, list[Any]]] = [
         "bad_words",
         ["word", [""], [1], ["w"] * (MOST_BAD_WORDS + 1), ["w" * (LONGEST_BAD_WORD + 1)]],
     ),
+    ("bad_words_ids", [5, [5], [[]], [[-1]], [[2000]], [[True]], [[1]] * (MOST_BAD_WORDS + 1)]),
+    ("bad_words_ids", [[[1] * (LONGEST_BAD_WORD + 1)]]),
     ("stop", ["", [""], [1], 1, {}, ["s"] * (MOST_STOPS + 1), "s" * (LONGEST_STOP + 1)]),
     ("stop_token_ids", [5, [True], [-1], [2000], [1] * (MOST_STOP_TOKENS + 1)]),
     ("ignore_eos", [1, "no"]),
+    ("forced_bos_token_id", [5, -1, *NOT_NUMBERS]),  # 5: the model has no encoder
+    ("forced_eos_token_id", [5, -1, *NOT_NUMBERS]),
     ("add_special_tokens", [1]),
     ("skip_special_tokens", [1]),
     ("include_stop_str_in_output", [0]),
@@ -428,7 +432,7 @@ def test_a_folders_top_k_above_the_vocabulary_is_no_fault(folder: Callable[..., 
         {"min_length": 10},
         {"epsilon_cutoff": 3e-4},
         {"guidance_scale": 1.5},
-        {"bad_words_ids": [[5]]},
+        {"bad_words_ids": [5]},
         {"temperature": -1},
         {"top_p": "high"},
         {"max_new_tokens": 5, "min_new_tokens": 6},
@@ -440,6 +444,25 @@ def test_what_a_folder_asks_and_is_not_supported_is_refused(
     name = list(config)[-1]
     with pytest.raises(CheckpointError, match=rf"^generation_config\.json: {name}: got .+wanted"):
         generation_defaults(folder(**config))
+
+
+def test_the_lengths_of_an_encoder_decoders_targets_are_taken(folder: Callable[..., Path]) -> None:
+    """transformers counts the token in front, which is not generated."""
+    config = {
+        "min_length": 10,
+        "max_length": 142,
+        "forced_bos_token_id": 0,
+        "forced_eos_token_id": 2,
+    }
+    defaults = generation_defaults(folder(**config, bad_words_ids=[[5]]), encoder_decoder=True)
+    lengths = {"min_new_tokens": 9, "max_new_tokens": 141}
+    assert defaults == {**lengths, "bad_words_ids": [[5]]}
+    assert parse(defaults).bad_words_ids == ((5,),)
+    newer = generation_defaults(folder(**config, max_new_tokens=20), encoder_decoder=True)
+    assert newer == {**lengths, "max_new_tokens": 20}
+    for wrong in ({"max_length": "142"}, {"min_length": -1}, {"min_length": 30, "max_length": 20}):
+        with pytest.raises(CheckpointError, match=r"^generation_config\.json: m"):
+            generation_defaults(folder(**wrong), encoder_decoder=True)
 
 
 def test_parameters_cannot_be_changed() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fusewire.errors import InvalidInput
 from fusewire.generation.checks import read_parameters
-from fusewire.generation.limits import GenerationLimits
+from fusewire.generation.limits import GenerationLimits, SourceLimits
 from fusewire.generation.prompt import read_prompt
+from fusewire.tasks.generate import read
 from fusewire.text.tokenizer import Tokenizer
 
 from tests.engine.generating import END, byte_tokenizer
@@ -61,3 +64,33 @@ def test_what_is_wrong_is_named(tokenizer: Tokenizer, prompt: Any, field: str, w
     with pytest.raises(InvalidInput) as caught:
         read_prompt(prompt, read_parameters({}, LIMITS), tokenizer, LIMITS, field)
     assert str(caught.value).startswith(words)
+
+
+SOURCES = replace(LIMITS, source=SourceLimits(vocab_size=END + 1, max_length=300, reason="why"))
+
+
+def test_a_source_has_a_length_and_a_vocabulary_of_its_own(tokenizer: Tokenizer) -> None:
+    parameters = read_parameters({}, SOURCES)
+    source = read_prompt([END] * 300, parameters, tokenizer, SOURCES)
+    assert source.max_new_tokens == 199  # behind the token in front
+    for prompt in ([1] * 301, "x" * 301):
+        with pytest.raises(InvalidInput, match="got 301 tokens, wanted at most 300, why"):
+            read_prompt(prompt, parameters, tokenizer, SOURCES)
+    with pytest.raises(InvalidInput, match=f"got id {END + 1}, wanted ids 0..{END}"):
+        read_prompt([END + 1], parameters, tokenizer, SOURCES)
+    with pytest.raises(
+        InvalidInput, match=r"max_tokens: got 200, wanted at most 199, .* the 1 tok"
+    ):
+        read_prompt("x" * 250, read_parameters({"max_tokens": 200}, SOURCES), tokenizer, SOURCES)
+
+
+def test_a_source_never_leads_the_text() -> None:
+    inputs: dict[str, Any] = {"text_input": np.array([b"source"], np.object_)}
+    assert read(inputs, {}, LIMITS).prefix == "source"
+    assert read(inputs, {}, SOURCES).prefix == ""
+    excluded = inputs | {"exclude_input_in_output": np.array([True])}
+    assert read(excluded, {}, SOURCES).prefix == ""
+    with pytest.raises(
+        InvalidInput, match="exclude_input_in_output: got false, wanted true for an encoder-decoder"
+    ):
+        read(inputs | {"exclude_input_in_output": np.array([False])}, {}, SOURCES)

@@ -50,9 +50,12 @@ class Continuation:
         stop_tokens: Collection[int],
         min_new_tokens: int,
         max_new_tokens: int,
+        *,
+        forced_end: bool = False,
     ) -> None:
         """`stop_tokens` end the text and are no part of it. Stop strings count from the end of
-        `min_new_tokens` on."""
+        `min_new_tokens` on. `forced_end`: the last of `max_new_tokens` is forced, so that it is the
+        length that ends the text, whichever token it is."""
         self.index = index
         self.finish_reason: FinishReason | None = None
         self.cumulative_logprob = 0.0
@@ -62,6 +65,7 @@ class Continuation:
         self._stop_tokens = stop_tokens
         self._min_new_tokens = min_new_tokens
         self._max_new_tokens = max_new_tokens
+        self._forced_end = forced_end
 
     def accept(
         self, token: int, logprob: float, rank: int = 0, top_logprobs: TopLogprobs = ()
@@ -72,7 +76,8 @@ class Continuation:
         self.num_output_tokens += 1
         self.cumulative_logprob += logprob
         if token in self._stop_tokens:
-            self.finish_reason = "stop"
+            forced = self._forced_end and self.num_output_tokens == self._max_new_tokens
+            self.finish_reason = "length" if forced else "stop"
             text = self._let_out(self._text.flush())
         else:
             text = self._let_out(self._text.step(token))

@@ -32,7 +32,7 @@ from fusewire.engine.generation_loop import (
 from fusewire.engine.generation_memory import PAGE_SIZE, limits_of, pages_for
 from fusewire.engine.generation_scheduler import GenerationScheduler, GenerationSequence
 from fusewire.engine.generation_settings import GenerationSettings
-from fusewire.engine.kv_cache import KvCache
+from fusewire.engine.kv_cache import KvCache, Source
 from fusewire.engine.progress import Progress
 from fusewire.engine.prompt_logprobs import PromptLogprobs, PromptScorer
 from fusewire.engine.request import CLOSED, failure
@@ -46,7 +46,7 @@ from fusewire.generation.parameters import GenerationParameters
 from fusewire.generation.prompt import Prompt, read_prompt
 from fusewire.generation.request import GenerationRequest
 from fusewire.generation.stop_strings import StopMatcher, StopStrings
-from fusewire.models import load_decoder
+from fusewire.models import Seq2SeqModel, load_decoder
 from fusewire.placement import Placement
 from fusewire.text.detokenizer import Detokenizer
 from fusewire.text.tokenizer import Tokenizer, limit_tokenizer_threads
@@ -90,7 +90,7 @@ class GenerationEngine:
         self._detokenizer = Detokenizer(tokenizer)
         self._bad_words = BadWords(tokenizer)
         self.limits = limits_of(self.model, settings)
-        self.defaults = generation_defaults(Path(folder))
+        self.defaults = self._defaults()
         pages = self._pages()
         memory = self.model.new_cache(pages, PAGE_SIZE)  # its error says if there is too little
         self.cache = KvCache(pages, PAGE_SIZE, settings.prefix_caching)
@@ -172,7 +172,9 @@ class GenerationEngine:
         deadline: float | None,
         callback: Callable[[Event], None],
     ) -> Ticket:
-        ids, most = list(prompt.token_ids), prompt.max_new_tokens
+        ids, source, most = list(prompt.token_ids), None, prompt.max_new_tokens
+        if isinstance(self.model, Seq2SeqModel):
+            ids, source = [self.model.decoder_start_token_id], Source(ids)
         scores = None
         if parameters.prompt_logprobs is not None:
             k = min(parameters.prompt_logprobs, self.model.vocab_size)
@@ -184,6 +186,7 @@ class GenerationEngine:
             deadline=deadline,
             continuations=parameters.sequences,
             to_score=0 if scores is None else len(ids) - 1,
+            source=source,
         )
         self._loop.scheduler.check(sequence)
         generation = Generation(self._branches(ids, parameters, most), callback, scores)
@@ -193,7 +196,9 @@ class GenerationEngine:
             if not self._thread.is_alive():
                 raise Unavailable(_FORKED)
             self._asked.put(lambda: self._loop.add(generation, sequence))
-        return Ticket(len(ids), lambda: self._asked.put(lambda: self._loop.cancel(generation)))
+        return Ticket(
+            len(prompt.token_ids), lambda: self._asked.put(lambda: self._loop.cancel(generation))
+        )
 
     @property
     def progress(self) -> Progress:
@@ -256,23 +261,30 @@ class GenerationEngine:
     def _branches(
         self, ids: list[int], parameters: GenerationParameters, most: int
     ) -> list[Branch]:
+        # What the decoder begins with is no part of the text; the source even less.
+        shown = () if isinstance(self.model, Seq2SeqModel) else ids
+        forced = _forced(parameters, most)
         eos = () if parameters.ignore_eos else self.model.eos_token_ids
         stop_tokens = frozenset((*eos, *parameters.stop_token_ids))
         strings = StopStrings(parameters.stop)
-        bad_words = self._bad_words.token_ids(parameters.bad_words)
+        bad_words = [
+            *self._bad_words.token_ids(parameters.bad_words),
+            *parameters.bad_words_ids,
+        ]
         seed = parameters.seed if parameters.seed is not None else secrets.randbits(63)
-        first = SamplingState(parameters, ids, stop_tokens, seed, bad_words)
+        first = SamplingState(parameters, ids, stop_tokens, seed, bad_words, forced)
         return [
             Branch(
                 Continuation(
                     index,
                     self._detokenizer.start(
-                        ids, skip_special_tokens=parameters.skip_special_tokens
+                        shown, skip_special_tokens=parameters.skip_special_tokens
                     ),
                     StopMatcher(strings, include_stop=parameters.include_stop_str_in_output),
                     stop_tokens,
                     parameters.min_new_tokens,
                     most,
+                    forced_end=most - 1 in forced,
                 ),
                 first.fork(seed_of(seed, index)) if index else first,
             )
@@ -280,4 +292,21 @@ class GenerationEngine:
         ]
 
     def _pages(self) -> int:
-        return pages_for(self.model, self.settings, self.limits.max_length)
+        return pages_for(self.model, self.settings, self.limits)
+
+    def _defaults(self) -> dict[str, Any]:
+        model = self.model
+        if not isinstance(model, Seq2SeqModel):
+            return generation_defaults(self.folder)
+        forced = {
+            "forced_bos_token_id": model.forced_bos_token_id,
+            "forced_eos_token_id": model.forced_eos_token_id,
+        }
+        return {**forced, **generation_defaults(self.folder, encoder_decoder=True)}
+
+
+def _forced(parameters: GenerationParameters, most: int) -> dict[int, int]:
+    """Tokens by their place among `most` new ones. Of a single one transformers forces the end."""
+    bos, eos = parameters.forced_bos_token_id, parameters.forced_eos_token_id
+    forced = {} if bos is None else {0: bos}
+    return forced if eos is None else {**forced, most - 1: eos}

@@ -1,8 +1,9 @@
 """Generation, a step at a time, by one thread.
 
 A step: the scheduler says which sequences run and how many of their tokens; pages are copied where
-sharing ends; one forward pass over all of it; tokens are sampled for all sequences that are due;
-each becomes text and an event; a sequence that has ended frees its slot and pages at once.
+sharing ends; an encoder pass over the sources that are new; one forward pass over all of it; tokens
+are sampled for all sequences that are due; each becomes text and an event; a sequence that has
+ended frees its slot and pages at once.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ from fusewire.engine.generation_scheduler import (
     GenerationSequence,
     Step,
 )
-from fusewire.engine.packing import pack
+from fusewire.engine.packing import pack, pack_sources
 from fusewire.engine.progress import Progress
 from fusewire.engine.prompt_logprobs import PromptLogprobs, PromptRows, PromptScorer
 from fusewire.engine.request import CANCELLED, failure
 from fusewire.engine.sampling import Drawn, Sampler, SamplingState
 from fusewire.errors import Cancelled, ComputeFailed, DeadlineExceeded, FusewireError, InvalidInput
+from fusewire.models.seq2seq_model import Seq2SeqModel
 from fusewire.models.step_batch import StepBatch
 
 if TYPE_CHECKING:
@@ -84,8 +86,8 @@ class Generation:
 class EngineCounts:
     """An engine at one moment. Sequences run or wait; pages are of keys and values, those in use of
     `page_bytes` each hold `live_tokens` (one that sequences share counts for each); tokens were
-    computed, of prompts and answers, or found with `prefix_hit_tokens`. Steps replayed a recorded
-    one, with `padding_tokens`, or found none that they could have replayed."""
+    computed, of sources, prompts and answers, or found with `prefix_hit_tokens`. Steps replayed a
+    recorded one, with `padding_tokens`, or found none that they could have replayed."""
 
     running: int
     waiting: int
@@ -162,14 +164,14 @@ class GenerationLoop:
         step = self.scheduler.plan(now)
         for sequence in step.expired:
             self._fail(self._owners[sequence][0], DeadlineExceeded(TOO_LATE))
-        if not step.chunks:
+        if not step.chunks and not step.encodes:
             return
         try:
             self._compute(step)
         except Exception as error:
             self.progress.fail()
             failed = failure(error)
-            for sequence, _, _ in step.chunks:
+            for sequence in step.sequences:
                 if sequence in self._owners:
                     self._fail(self._owners[sequence][0], failed)
             for sequence in self.scheduler.sequences():  # forks without an owner yet
@@ -183,8 +185,16 @@ class GenerationLoop:
         if step.copies:
             source, destination = zip(*step.copies, strict=True)
             self._cache.copy_pages(source, destination)
+        tokens = step.tokens
+        self.progress.begin(tokens)
+        if step.encodes:
+            assert isinstance(self._model, Seq2SeqModel)  # no other's sequences have sources
+            self._model.encode(pack_sources(step), self._cache)
+        if not step.chunks:
+            self.scheduler.done(step)
+            self.progress.end(tokens)
+            return
         batch, sampled = pack(step)
-        self.progress.begin(batch.tokens)
         logits = self._logits(step, batch)
         forks = dict(self.scheduler.done(step))
         drawing: list[tuple[Generation, Branch]] = []  # a row of logits each
@@ -205,7 +215,7 @@ class GenerationLoop:
                     self._accept(generation, branch, branch.sequence, token)
                 except Exception as error:
                     self._fail(generation, failure(error))
-        self.progress.end(batch.tokens - len(sampled) + len(drawing))
+        self.progress.end(tokens - len(sampled) + len(drawing))
 
     def _logits(self, step: Step, batch: StepBatch) -> Tensor:
         """Runs the step, and takes down the log-probabilities of prompts that are wanted."""

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from fusewire import kernels
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.errors import ConfigurationError
-from fusewire.generation.limits import GenerationLimits
+from fusewire.generation.limits import GenerationLimits, SourceLimits
+from fusewire.models.seq2seq_model import Seq2SeqModel
 
 if TYPE_CHECKING:
     from fusewire.models.decoder import DecoderModel
@@ -31,14 +32,28 @@ def limits_of(model: DecoderModel, settings: GenerationSettings) -> GenerationLi
         )
     longest = wanted or longest
     tokens = longest * MOST_FULL_SEQUENCES
-    return GenerationLimits(model.vocab_size, longest, tokens, settings.max_sequences)
+    source = _source_limits(model, settings) if isinstance(model, Seq2SeqModel) else None
+    return GenerationLimits(model.vocab_size, longest, tokens, settings.max_sequences, source)
 
 
-def pages_for(model: DecoderModel, settings: GenerationSettings, max_length: int) -> int:
+def _source_limits(model: Seq2SeqModel, settings: GenerationSettings) -> SourceLimits:
+    lengths = {
+        "the positions of the model's encoder": model.max_source_length,
+        "max_length of this deployment": settings.max_length or model.max_source_length,
+        "max_batch_tokens of this deployment, as an encoder reads a text in one step": (
+            settings.max_batch_tokens
+        ),
+    }
+    reason = min(lengths, key=lengths.__getitem__)
+    return SourceLimits(model.source_vocab_size, lengths[reason], reason)
+
+
+def pages_for(model: DecoderModel, settings: GenerationSettings, limits: GenerationLimits) -> int:
     """Pages of PAGE_SIZE tokens, as the settings say; ConfigurationError when one sequence of
-    `max_length` would not fit."""
+    the greatest length would not fit, with its source where it has one."""
     page_bytes = PAGE_SIZE * model.bytes_per_token
-    of_one = -(-max_length // PAGE_SIZE)
+    lengths = [limits.max_length, limits.source.max_length if limits.source else 0]
+    of_one = sum(-(-length // PAGE_SIZE) for length in lengths)
     if settings.kv_cache_mib is not None:
         pages = (settings.kv_cache_mib << 20) // page_bytes
     else:
@@ -49,6 +64,7 @@ def pages_for(model: DecoderModel, settings: GenerationSettings, max_length: int
     if pages < of_one:
         raise ConfigurationError(
             f"kv_cache_mib: got room for {pages * PAGE_SIZE} tokens, wanted at least "
-            f"{max_length}, one sequence of max_length; raise it, or lower max_length"
+            f"{sum(lengths)}, one sequence of max_length"
+            f"{' and its source' if limits.source else ''}; raise it, or lower max_length"
         )
     return pages

@@ -5,12 +5,16 @@ token gets it in every step; prompts are cut into chunks that fill the rest of t
 they never stall the others. Pages are taken as tokens come; when they run out, the last of the
 running sequences is preempted: it frees its slot and pages, and is computed again later. So nothing
 is reserved for the longest case, and running out of pages costs time, never an error.
+
+A sequence of an encoder-decoder model has a source, which is encoded whole in the step that admits
+it, out of the same token budget, unless its pages are still there from an earlier request.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import count
+from operator import itemgetter
 from typing import NamedTuple
 
 from fusewire.engine.generation_queue import GenerationQueue
@@ -31,16 +35,26 @@ class Chunk(NamedTuple):
 
 @dataclass(eq=False)
 class Step:
-    """What to do: the copies (no page is both source and target), then all chunks at once."""
+    """What to do: the copies (no page is both source and target), then an encoder pass over the
+    sources of `encodes`, then all chunks at once."""
 
     chunks: list[Chunk] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)  # pages (from, to)
+    encodes: list[GenerationSequence] = field(default_factory=list)  # whose sources are not stored
     preempted: list[GenerationSequence] = field(default_factory=list)  # waiting again
     expired: list[GenerationSequence] = field(default_factory=list)  # finished, never ran
 
     @property
     def tokens(self) -> int:
-        return sum(chunk.tokens for chunk in self.chunks)
+        """Of chunks and sources."""
+        encoded = (each.source for each in self.encodes)
+        return sum(map(itemgetter(2), self.chunks)) + sum(map(len, filter(None, encoded)))
+
+    @property
+    def sequences(self) -> list[GenerationSequence]:
+        """Those of which something is computed."""
+        running = dict.fromkeys(chunk.sequence for chunk in self.chunks)
+        return list(running | dict.fromkeys(self.encodes))
 
 
 class GenerationScheduler:
@@ -54,8 +68,8 @@ class GenerationScheduler:
     running sequence with one token left gets it in every step. All else goes by rank (priority,
     then arrival): budget for prompts, admission (the first in the queue is never overtaken), and
     preemption (always the last of the running). So the first by rank is never preempted; once
-    it runs it moves in every step, and as long as anything runs or waits, a step has a chunk. Same
-    calls, same plans.
+    it runs it moves in every step, and as long as anything runs or waits, a step has a chunk or a
+    source. Same calls, same plans.
     """
 
     def __init__(self, cache: KvCache, max_batch_tokens: int, max_sequences: int) -> None:
@@ -98,12 +112,21 @@ class GenerationScheduler:
         """InvalidInput when the sequence could never run, however empty the cache is."""
         if not sequence.token_ids:
             raise InvalidInput("prompt", "no tokens", "at least one", "send a longer prompt")
-        room = self._cache.pages * self._cache.page_size
+        source = sequence.source
+        if source is not None and not 1 <= len(source) <= self._max_batch_tokens:
+            raise InvalidInput(
+                "source",
+                f"{len(source)} tokens",
+                f"1 to {self._max_batch_tokens} (max_batch_tokens), as a source is encoded whole",
+                "shorten it, or raise max_batch_tokens",
+            )
         longest = max(sequence.most_tokens, len(sequence.token_ids))
-        if longest > room:
+        if not self._cache.holds(longest, source):
+            room = self._cache.pages * self._cache.page_size
+            beside = "" if source is None else f" beside the {len(source)} of the source"
             raise InvalidInput(
                 "max_tokens",
-                f"{longest} tokens with the prompt",
+                f"{longest} tokens with the prompt{beside}",
                 f"at most {room}, the capacity of the KV cache",
                 "shorten the prompt or lower it",
             )
@@ -119,7 +142,7 @@ class GenerationScheduler:
         """Puts a new sequence into the queue. InvalidInput as `check` says."""
         self.check(sequence)
         sequence.arrival = next(self._arrivals)
-        sequence.names = self._cache.names()
+        sequence.names = self._cache.names(sequence.source)
         self._waiting.add(sequence)
 
     def plan(self, now: float) -> Step:
@@ -136,6 +159,10 @@ class GenerationScheduler:
         """The step was computed. Returns the sequences that were forked because their prompt is
         stored now, each with its forks, which run from here on; what the prompt's last token says
         holds for all of them."""
+        for sequence in step.encodes:
+            if sequence.pages is not None:  # else finished meanwhile
+                self._cache.store_source(sequence.pages)
+                self._refused = None  # it may find this source's pages
         forked = []
         for sequence, first, tokens in step.chunks:
             if sequence.pages is None:  # finished meanwhile
@@ -212,8 +239,8 @@ class GenerationScheduler:
 
     def _admit(self, step: Step, budget: int) -> None:
         """Lets the first in the queue run while there are budget, slots and pages: all that their
-        tokens need, and beyond that one for each running sequence, so that none is preempted
-        soon after."""
+        tokens need, and their sources, and beyond that one for each running sequence, so that none
+        is preempted soon after."""
         while self._waiting and budget:
             sequence = self._waiting.first
             slots = self._slots + sequence.continuations
@@ -226,9 +253,12 @@ class GenerationScheduler:
                 refused, wanted = self._refused
                 if refused is sequence and self._cache.available - spare < wanted:
                     return
+            source = sequence.source
+            if source is not None and len(source) > budget and not self._cache.has(source):
+                return
             try:
                 pages = self._cache.admit(
-                    ids, sequence.names, len(ids), spare, reusable=sequence.reusable
+                    ids, sequence.names, len(ids), spare, sequence.reusable, source
                 )
             except OutOfPages as error:
                 self._refused = (sequence, error.wanted)
@@ -238,8 +268,14 @@ class GenerationScheduler:
             self._slots = slots
             sequence.pages, sequence.stored = pages, pages.length
             if sequence.cached_tokens is None:  # preempted, it would find its own answer too
-                sequence.cached_tokens = pages.length
+                found = 0 if pages.source is None else pages.source.tokens
+                sequence.cached_tokens = pages.length + found
             sequence.state, sequence.started = State.RUNNING, True
+            if pages.source is not None and not pages.source.stored:
+                step.encodes.append(sequence)
+                budget -= len(pages.source.source)
+                if not budget:
+                    return
             tokens = min(sequence.left, budget)
             self._put(step, sequence, tokens)
             budget -= tokens

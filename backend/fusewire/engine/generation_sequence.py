@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from operator import attrgetter
 
-from fusewire.engine.kv_cache import PageNames, SequencePages
+from fusewire.engine.kv_cache import PageNames, SequencePages, Source
 
 
 class State(Enum):
@@ -20,7 +20,8 @@ class State(Enum):
 
 @dataclass(eq=False)
 class GenerationSequence:
-    """A prompt and what was generated after it.
+    """A prompt and what was generated after it; of an encoder-decoder model the prompt is the
+    decoder's, and `source` what the encoder reads.
 
     The engine appends to `token_ids`; everything from `stored` on is the scheduler's. The last
     token of a running sequence is never stored yet: it is what the next step computes with.
@@ -32,10 +33,11 @@ class GenerationSequence:
     deadline: float | None = None  # seconds on `plan`'s clock; expires unless it ran by then
     continuations: int = 1  # sequences that go on from the prompt, this one included
     to_score: int = 0  # prompt tokens whose logits are wanted, from the first on
+    source: Source | None = None  # of all its forks
 
     stored: int = field(init=False, default=0)  # tokens in the cache
     scored: int = field(init=False, default=0)  # tokens whose wanted logits were computed
-    # Prompt tokens that were in the prefix cache when it first ran; None until then.
+    # Tokens of prompt and source that were in the prefix cache when it first ran; None until then.
     cached_tokens: int | None = field(init=False, default=None)
     pages: SequencePages | None = field(init=False, default=None)  # while running
     names: PageNames | None = field(init=False, default=None)

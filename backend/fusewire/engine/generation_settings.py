@@ -13,8 +13,8 @@ class GenerationSettings(Settings):
     max_length: int | None = Field(
         default=None,
         ge=2,
-        description="Maximum length of prompt and generated text together, in tokens. Default: "
-        "the model's number of positions.",
+        description="Maximum length of prompt and generated text together, in tokens; of an "
+        "encoder-decoder model of each of them. Default: the model's number of positions.",
         json_schema_extra={"group": "model"},
     )
     max_batch_tokens: int = Field(
@@ -23,7 +23,7 @@ class GenerationSettings(Settings):
         le=1 << 20,
         description="Maximum number of tokens in a step: one per running sequence, the rest for "
         "chunks of prompts. More shorten the time to first token and lengthen the time between "
-        "tokens.",
+        "tokens. Of an encoder-decoder model no source can be longer.",
         json_schema_extra={"group": "batching"},
     )
     max_sequences: int = Field(

@@ -4,6 +4,9 @@ A page holds the keys and values of `page_size` tokens. What they are depends on
 all before them, so a full page is named by the hash of its tokens and of the name of the page
 before it; sequences that begin with the same tokens find the same pages. Full pages are thus shared
 and never written again; the page that a sequence writes into is its own: a fork copies it first.
+
+Of an encoder-decoder model a sequence has the pages of its source too (source_pages.py). All that
+is stored of it depends on the source, so the names of its pages start from the source's.
 """
 
 from __future__ import annotations
@@ -14,9 +17,10 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 
 from fusewire.engine.page_pool import OutOfPages, PagePool
+from fusewire.engine.source_pages import Source, SourceCache, SourcePages
 from fusewire.errors import ConfigurationError
 
-__all__ = ["KvCache", "OutOfPages", "PageNames", "SequencePages"]
+__all__ = ["KvCache", "OutOfPages", "PageNames", "SequencePages", "Source", "SourcePages"]
 
 _NAME_BYTES = 32  # a collision would show one client another's context: nobody can make one
 
@@ -24,12 +28,13 @@ _NAME_BYTES = 32  # a collision would show one client another's context: nobody 
 class PageNames:
     """The names of a sequence's full pages, each computed once.
 
-    name(page) = BLAKE2b-256(name(page - 1), ids of the page as int64), without the former for the
-    first page.
+    name(page) = BLAKE2b-256(name(page - 1), ids of the page as int64); of the first page the name
+    of the source stands in place of the former, or nothing.
     """
 
-    def __init__(self, page_size: int) -> None:
+    def __init__(self, page_size: int, source_name: bytes = b"") -> None:
         self._page_size = page_size
+        self._source_name = source_name
         self._names: list[bytes] = []
 
     def name(self, page: int, token_ids: Sequence[int]) -> bytes:
@@ -37,12 +42,12 @@ class PageNames:
         while len(self._names) <= page:
             first = len(self._names) * self._page_size
             ids = array("q", token_ids[first : first + self._page_size]).tobytes()
-            before = self._names[-1] if self._names else b""
+            before = self._names[-1] if self._names else self._source_name
             self._names.append(blake2b(before + ids, digest_size=_NAME_BYTES).digest())
         return self._names[page]
 
     def copy(self) -> PageNames:
-        twin = PageNames(self._page_size)
+        twin = PageNames(self._page_size, self._source_name)
         twin._names = self._names[:]
         return twin
 
@@ -54,16 +59,17 @@ class SequencePages:
     names: PageNames
     table: array[int] = field(default_factory=lambda: array("i"))
     length: int = 0  # tokens stored
+    source: SourcePages | None = None
 
 
 class KvCache:
     """Pages 0 to `pages` - 1 of `page_size` tokens each, given to sequences and shared among them.
 
     Invariants. Every page is free, used by at least one sequence, or cached (findable, used by
-    none). Two sequences have a page in common only if its tokens and all before them are the same
-    for both. A page is written only below `reserve`'s length, at positions not stored yet, by its
-    one owner. A page that is found has its predecessors found too (they are evicted after it). When
-    every sequence is released, no page is used.
+    none). Two sequences have a page in common only if its tokens and all that they depend on (those
+    before them, and the source) are the same for both. A page is written only below `reserve`'s
+    length, at positions not stored yet, by its one owner. A page that is found has its predecessors
+    found too (they are evicted after it). When every sequence is released, no page is used.
     """
 
     def __init__(self, pages: int, page_size: int, prefix_caching: bool = True) -> None:
@@ -75,6 +81,7 @@ class KvCache:
         self.live_tokens = 0  # stored, of all sequences; a shared token counts for each
         self.prefix_hit_tokens = 0  # tokens that sequences found there when they began
         self._pool = PagePool(pages)
+        self._sources = SourceCache(self._pool, page_size, prefix_caching)
 
     @property
     def pages(self) -> int:
@@ -101,8 +108,18 @@ class KvCache:
     def evictions(self) -> int:
         return self._pool.evictions
 
-    def names(self) -> PageNames:
-        return PageNames(self.page_size)
+    def names(self, source: Source | None = None) -> PageNames:
+        """Of a new sequence with that source."""
+        return PageNames(self.page_size, b"" if source is None else source.name)
+
+    def holds(self, tokens: int, source: Source | None = None) -> bool:
+        """Whether the cache has the pages for a sequence of so many tokens, when it is empty."""
+        of_source = 0 if source is None else self._sources.pages_for(source)
+        return self._pages_for(tokens) + of_source <= self.pages
+
+    def has(self, source: Source) -> bool:
+        """Whether the source is stored."""
+        return bool(self._sources.find(source))
 
     def admit(
         self,
@@ -111,10 +128,12 @@ class KvCache:
         room: int = 0,
         spare: int = 0,
         reusable: int | None = None,
+        source: Source | None = None,
     ) -> SequencePages:
         """A new sequence that starts with the pages found for its tokens (whole pages, none beyond
         the first `reusable` tokens, and never the last token, so that there is one left to compute)
-        and has pages for `room` tokens.
+        and has pages for `room` tokens. Beside them it has the pages of its `source`, those found
+        or, if it is not `stored`, new ones.
 
         OutOfPages, and nothing changed, unless `spare` pages are still available afterwards. Hashes
         only what `names` does not know; what is stored later goes on from `token_ids`.
@@ -123,15 +142,23 @@ class KvCache:
         found = self._find(token_ids, names, most if reusable is None else min(reusable, most))
         revived = sum(not self._pool.owners(page) for page in found)
         more = max(0, self._pages_for(room) - len(found))
-        if revived + more > self.available - spare:
-            raise OutOfPages(revived + more, self.available - spare)
+        wanted, of_source = revived + more, []
+        if source is not None:
+            of_source = self._sources.find(source)
+            revived = sum(not self._pool.owners(page) for page in of_source)
+            wanted += revived if of_source else self._sources.pages_for(source)
+        if wanted > self.available - spare:
+            raise OutOfPages(wanted, self.available - spare)
         for page in found:
             self._pool.share(page)
+        # Those that were found are nobody's to take from here on.
+        source_pages = None if source is None else self._sources.admit(source, of_source)
         table = array("i", found + [self._pool.take() for _ in range(more)])
         length = len(found) * self.page_size
-        self.live_tokens += length
-        self.prefix_hit_tokens += length
-        return SequencePages(names, table, length)
+        found_tokens = length + (0 if source_pages is None else source_pages.tokens)
+        self.live_tokens += found_tokens
+        self.prefix_hit_tokens += found_tokens
+        return SequencePages(names, table, length, source_pages)
 
     def wanted(self, sequence: SequencePages, length: int) -> int:
         """How many pages `reserve` would take."""
@@ -177,14 +204,23 @@ class KvCache:
         self.live_tokens += length - sequence.length
         sequence.length = length
 
+    def store_source(self, sequence: SequencePages) -> None:
+        """The encoder pass over the sequence's source was computed."""
+        assert sequence.source is not None
+        self._sources.store(sequence.source)
+        self.live_tokens += sequence.source.tokens * sequence.source.readers
+
     def fork(self, sequence: SequencePages) -> SequencePages:
         """A second sequence with the same stored tokens in the same pages; each `reserve`s before
-        it writes. Pages reserved but empty stay with the first."""
+        it writes. Pages reserved but empty stay with the first; a source is of both."""
         table = sequence.table[: self._pages_for(sequence.length)]
         for page in table:
             self._pool.share(page)
         self.live_tokens += sequence.length
-        return SequencePages(sequence.names.copy(), table, sequence.length)
+        if sequence.source is not None:
+            sequence.source.readers += 1
+            self.live_tokens += sequence.source.tokens
+        return SequencePages(sequence.names.copy(), table, sequence.length, sequence.source)
 
     def release(self, sequence: SequencePages) -> None:
         """Frees the sequence's pages; it is empty afterwards. Full pages stay findable until others
@@ -193,6 +229,10 @@ class KvCache:
             self._pool.release(page)
         self.live_tokens -= sequence.length
         sequence.table, sequence.length = array("i"), 0
+        if sequence.source is not None:
+            self.live_tokens -= sequence.source.tokens
+            self._sources.release(sequence.source)
+            sequence.source = None
 
     def _find(self, token_ids: Sequence[int], names: PageNames, most: int) -> list[int]:
         found: list[int] = []

@@ -1,14 +1,17 @@
-"""What a step's chunks are to the model: their tokens end to end, with positions and pages."""
+"""What a step's chunks are to the model, and its sources to the encoder: their tokens end to end,
+with positions and pages."""
 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fusewire.engine.generation_scheduler import GenerationSequence, Step
-from fusewire.models.step_batch import StepBatch
+from fusewire.engine.generation_scheduler import Chunk, GenerationSequence, Step
+from fusewire.models.seq2seq_model import SourceBatch
+from fusewire.models.step_batch import SourceTable, StepBatch
 
 
 def pack(step: Step) -> tuple[StepBatch, list[GenerationSequence]]:
@@ -40,9 +43,39 @@ def pack(step: Step) -> tuple[StepBatch, list[GenerationSequence]]:
             context_lengths=lengths,
             block_table=_block_table(tables),
             logit_rows=np.array(rows, np.int64),
+            sources=_source_table(step.chunks),
         ),
         sampled,
     )
+
+
+def pack_sources(step: Step) -> SourceBatch:
+    """The sources that the step encodes, one or more."""
+    ids: list[int] = []
+    ends = [0]
+    for sequence in step.encodes:
+        assert sequence.source is not None
+        ids += sequence.source.token_ids
+        ends.append(len(ids))
+    return SourceBatch(
+        input_ids=np.array(ids, np.int64),
+        cu_seqlens=np.array(ends, np.int32),
+        block_table=_block_table(_source_pages(step.encodes)),
+    )
+
+
+def _source_table(chunks: list[Chunk]) -> SourceTable | None:
+    """None of a model without an encoder, none of whose sequences has a source."""
+    if chunks[0].sequence.source is None:
+        return None
+    sequences = [chunk.sequence for chunk in chunks]
+    lengths = [0 if each.source is None else len(each.source) for each in sequences]
+    return SourceTable(np.array(lengths, np.int32), _block_table(_source_pages(sequences)))
+
+
+def _source_pages(sequences: Iterable[GenerationSequence]) -> list[array[int]]:
+    found = [None if each.pages is None else each.pages.source for each in sequences]
+    return [array("i") if pages is None else pages.table for pages in found]
 
 
 def _block_table(tables: list[array[int]]) -> NDArray[np.int32]:

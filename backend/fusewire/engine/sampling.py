@@ -28,7 +28,8 @@ _DRAW = [(_NAMES[dtype], at) for dtype, at, *_ in (DRAW.fields or {}).values()]
 
 class Drawn(NamedTuple):
     """The next token of a sequence; -1 where its row has no distribution: NaN or +inf among the
-    logits, or `forbidden`, where the model has one of which the parameters leave nothing.
+    logits, or `forbidden`, where the model has one of which the parameters leave nothing. A forced
+    token has log-probability 0, as it is certain.
     `top_logprobs`: (token, log-probability), likeliest first. `rank`: the token's, 1 for the
     likeliest; known where a row of the batch asks for log-probabilities."""
 
@@ -76,6 +77,8 @@ class Sampler:
         ):
             top = [(at, value - whole) for at, value in tops[row]] if row in tops else ()
             forbidden = token < 0 and math.isfinite(whole)
+            if state.forced and state.new_tokens in state.forced and math.isfinite(whole):
+                token, logit, rank, forbidden = state.forced[state.new_tokens], whole, 1, False
             drawn.append(Drawn(token, logit - whole, top, rank, forbidden))
             if token >= 0:
                 state.append(token)

@@ -71,14 +71,17 @@ class SamplingState:
         stop_token_ids: Collection[int] = (),
         seed: int = 0,
         bad_words_ids: Sequence[Sequence[int]] = (),
+        forced: Mapping[int, int] | None = None,
     ) -> None:
         """`stop_token_ids` are forbidden until `min_new_tokens` are there, and allowed even where
-        they are a bad word (as in Hugging Face). `seed`: any integer, of which 64 bits count."""
+        they are a bad word (as in Hugging Face). `seed`: any integer, of which 64 bits count.
+        `forced`: new tokens that no logits decide, by how many there are before them."""
         self.parameters = parameters
         self.draw = _draw(parameters)
         self.logprobs = parameters.logprobs  # of so many likeliest tokens; None: of no token
         self.seed = _in_64_bits(seed)
         self.new_tokens = 0
+        self.forced = forced or {}
         self._stop_token_ids = tuple(stop_token_ids)
         words = {tuple(w) for w in bad_words_ids if len(w) > 1 or w[0] not in self._stop_token_ids}
         self._bad_words = sorted((word[:-1], word[-1]) for word in words if len(word) > 1)

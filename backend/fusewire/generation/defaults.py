@@ -4,7 +4,9 @@ its config.json says it, as it did before there was one.
 A key that changes which tokens transformers would generate, and that is not supported, is refused
 unless it has the value that switches it off: an answer that differs from the model's own for no
 visible reason is worse than none. Keys about caches, speculation, outputs and origin are ignored;
-so is `max_length`, whose place the deployment's own limit takes.
+so is `max_length`, whose place the deployment's own limit takes. Of an encoder-decoder model, whose
+targets have lengths of their own, `min_length` and `max_length` are taken; the tokens that begin
+and end its targets are the model's to read.
 """
 
 from __future__ import annotations
@@ -38,20 +40,28 @@ _TAKEN = {
             "typical_p",
             "repetition_penalty",
             "no_repeat_ngram_size",
+            "bad_words_ids",
         )
     },
     "stop_strings": "stop",
 }
 
+# Hugging Face's lengths of a target -> the field that takes it, which counts what is generated:
+# all but the token in front.
+_TARGET_LENGTHS = {"min_length": "min_new_tokens", "max_length": "max_new_tokens"}
+_FORCED: Mapping[str, tuple[Any, ...]] = {"forced_bos_token_id": (), "forced_eos_token_id": ()}
+
 # A folder is made for no deployment in particular: what it says must go together, and gives way
 # where a deployment has less room.
-_ANY = GenerationLimits(*[sys.maxsize] * 4)
+_ANY = GenerationLimits(sys.maxsize, sys.maxsize, sys.maxsize, sys.maxsize)
 
 
-def generation_defaults(folder: Path) -> dict[str, Any]:
+def generation_defaults(folder: Path, *, encoder_decoder: bool = False) -> dict[str, Any]:
     """The `defaults` of `read_parameters`; CheckpointError."""
     config, file = generation_config(folder)
-    for key, harmless in HUGGING_FACE.items():
+    for key, harmless in {**HUGGING_FACE, **_FORCED}.items():
+        if encoder_decoder and (key in _TARGET_LENGTHS or key in _FORCED):
+            continue
         value = config.get(key)
         if value is not None and not has_no_effect(value, harmless):
             raise CheckpointError(
@@ -59,6 +69,8 @@ def generation_defaults(folder: Path) -> dict[str, Any]:
                 "supported; remove it where its effect is not needed"
             )
     taken = {field: config[key] for key, field in _TAKEN.items() if config.get(key) is not None}
+    if encoder_decoder:
+        taken = {**_target_lengths(config, file), **taken}
     try:
         read_parameters(taken, _ANY)
     except InvalidInput as error:
@@ -72,3 +84,18 @@ def generation_config(folder: Path) -> tuple[Mapping[str, Any], str]:
     if written is not None:
         return written, FILE
     return read_json(folder, OLDER_FILE) or {}, OLDER_FILE
+
+
+def _target_lengths(config: Mapping[str, Any], file: str) -> dict[str, int]:
+    lengths = {}
+    for key, field in _TARGET_LENGTHS.items():
+        length = config.get(key)
+        if length is None:
+            continue
+        if type(length) is not int or length < 0:
+            got = repr(length)[:80]
+            raise CheckpointError(
+                f"{file}: {key}: got {got}, wanted a number of tokens; download the file again"
+            )
+        lengths[field] = max(length - 1, 0 if key == "min_length" else 1)
+    return lengths

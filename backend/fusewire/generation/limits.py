@@ -6,14 +6,35 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class SourceLimits:
+    """Of the text that the encoder of an encoder-decoder model reads."""
+
+    vocab_size: int
+    max_length: int  # tokens
+    reason: str  # what `max_length` is
+
+
+@dataclass(frozen=True)
 class GenerationLimits:
-    """The limits of one loaded model."""
+    """The limits of one loaded model. Of an encoder-decoder model a request's prompt is the source,
+    and the sequences that are generated begin with a single token that is not the request's."""
 
     vocab_size: int
     max_length: int  # tokens of a sequence, prompt and answer together
     max_request_tokens: int  # generated tokens of one request, over all of its sequences
     max_sequences: int  # that run at once
+    source: SourceLimits | None = None  # of an encoder-decoder model
 
     def longest_prompt(self, max_new_tokens: int | None) -> int:
         """In tokens: it leaves room for a new one, unless none is wanted."""
+        if self.source is not None:
+            return self.source.max_length
         return self.max_length - (max_new_tokens != 0)
+
+    @property
+    def prompt_vocab_size(self) -> int:
+        return self.vocab_size if self.source is None else self.source.vocab_size
+
+    def begun(self, prompt_tokens: int) -> int:
+        """Tokens of a sequence before the first that is generated."""
+        return prompt_tokens if self.source is None else 1

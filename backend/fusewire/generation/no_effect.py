@@ -12,7 +12,6 @@ from fusewire.text.written import written_flag, written_real
 
 # Hugging Face's, of a folder or a request.
 HUGGING_FACE: Mapping[str, tuple[Any, ...]] = {
-    "bad_words_ids": ([],),
     "begin_suppress_tokens": ([],),
     "constraints": ([],),
     "diversity_penalty": (0,),
@@ -23,8 +22,6 @@ HUGGING_FACE: Mapping[str, tuple[Any, ...]] = {
     "eta_cutoff": (0,),
     "exponential_decay_length_penalty": (),
     "force_words_ids": ([],),
-    "forced_bos_token_id": (),
-    "forced_eos_token_id": (),
     "guidance_scale": (1,),
     "max_time": (),
     "min_length": (0,),

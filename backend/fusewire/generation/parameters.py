@@ -131,6 +131,13 @@ class GenerationParameters(BaseModel):
         default=(),
         description="Words that are never generated, with or without a space before them.",
     )
+    bad_words_ids: Annotated[
+        tuple[Annotated[tuple[Whole, ...], Field(min_length=1, max_length=LONGEST_BAD_WORD)], ...],
+        Field(max_length=MOST_BAD_WORDS),
+    ] = Field(
+        default=(),
+        description="As bad_words, each as its token ids. Default: the folder's.",
+    )
     stop: Annotated[
         tuple[Annotated[Text, Field(max_length=LONGEST_STOP)], ...],
         Field(max_length=MOST_STOPS),
@@ -147,6 +154,19 @@ class GenerationParameters(BaseModel):
     )
     ignore_eos: Flag = Field(
         default=False, description="Do not stop at the model's end-of-sequence tokens."
+    )
+    forced_bos_token_id: Whole | None = Field(
+        default=None,
+        ge=0,
+        description="Of an encoder-decoder model: the first token generated, whatever the logits "
+        "say, with log-probability 0; multilingual models take the target language so. Default: "
+        "the folder's.",
+    )
+    forced_eos_token_id: Whole | None = Field(
+        default=None,
+        ge=0,
+        description="Of an encoder-decoder model: the last token where max_new_tokens ends the "
+        "text, whatever the logits say, with log-probability 0. Default: the folder's.",
     )
     add_special_tokens: Flag = Field(
         default=True,
@@ -193,7 +213,7 @@ class GenerationParameters(BaseModel):
         ge=0,
         le=MOST_LOGPROBS,
         description="As logprobs, of each token of the prompt but the first. Such a prompt is "
-        "computed whole, whatever the prefix cache has.",
+        "computed whole, whatever the prefix cache has. Not of encoder-decoder models.",
     )
     priority: Whole = Field(
         default=0,

@@ -1,4 +1,5 @@
-"""A prompt, text or ids, as the ids that a model reads: the one place that checks a request's."""
+"""A prompt, text or ids, as the ids that a model reads: the one place that checks a request's. Of
+an encoder-decoder model it is what the encoder reads."""
 
 from __future__ import annotations
 
@@ -34,17 +35,17 @@ def read_prompt(
     most = limits.longest_prompt(parameters.max_new_tokens)
     field = field or ("text_input" if isinstance(prompt, str) else "input_ids")
     if isinstance(prompt, str):
-        token_ids = _tokenised(prompt, tokenizer, most, parameters.add_special_tokens, field)
+        token_ids = _tokenised(prompt, tokenizer, parameters, limits, field)
     else:
         token_ids = _whole_numbers(prompt, field)
     if not token_ids:
         raise InvalidInput(field, "no tokens", "at least one", "send a prompt")
     if len(token_ids) > most:
-        raise _too_long(field, f"{len(token_ids)} tokens", most)
+        raise _too_long(field, f"{len(token_ids)} tokens", most, limits)
     # A tokenizer may know more tokens than its model.
-    if not 0 <= min(token_ids) <= max(token_ids) < limits.vocab_size:
+    if not 0 <= min(token_ids) <= max(token_ids) < limits.prompt_vocab_size:
         wrong = min(token_ids) if min(token_ids) < 0 else max(token_ids)
-        wanted = f"ids 0..{limits.vocab_size - 1}, the model's vocabulary"
+        wanted = f"ids 0..{limits.prompt_vocab_size - 1}, the model's vocabulary"
         raise InvalidInput(field, f"id {wrong}", wanted, "use this model's tokenizer and tokens")
     return Prompt(token_ids, max_new_tokens(parameters, len(token_ids), limits))
 
@@ -54,7 +55,8 @@ def max_new_tokens(
 ) -> int:
     """Most tokens to generate for each sequence after a prompt of that length; InvalidInput where
     what was requested does not fit."""
-    room = limits.max_length - prompt_tokens
+    begun = limits.begun(prompt_tokens)
+    room = limits.max_length - begun
     for name in ("max_new_tokens", "min_new_tokens"):
         tokens = getattr(parameters, name)
         if name in parameters.model_fields_set and tokens is not None and tokens > room:
@@ -62,7 +64,7 @@ def max_new_tokens(
                 parameters.named(name),
                 tokens,
                 f"at most {room}, the context length of {limits.max_length} less the "
-                f"{prompt_tokens} tokens of the prompt",
+                f"{begun} tokens of the prompt",
                 "lower it or shorten the prompt",
             )
     most = parameters.max_new_tokens
@@ -72,13 +74,18 @@ def max_new_tokens(
 
 
 def _tokenised(
-    text: str, tokenizer: Tokenizer, most: int, add_special_tokens: bool, field: str
+    text: str,
+    tokenizer: Tokenizer,
+    parameters: GenerationParameters,
+    limits: GenerationLimits,
+    field: str,
 ) -> list[int]:
+    most, special = limits.longest_prompt(parameters.max_new_tokens), parameters.add_special_tokens
     least = tokenizer.least_tokens.of(text, most) if len(text) > WORTH_WHILE else 0
     if least > most:
-        raise _too_long(field, f"{len(text)} characters, at least {least} tokens", most)
+        raise _too_long(field, f"{len(text)} characters, at least {least} tokens", most, limits)
     try:
-        (encoded,) = tokenizer.encode([text], offsets=False, special_tokens=add_special_tokens)
+        (encoded,) = tokenizer.encode([text], offsets=False, special_tokens=special)
     except TokenizerFault as fault:
         what = f"a text that the tokenizer cannot read ({fault})"
         raise InvalidInput(field, what, "text", "send valid Unicode") from None
@@ -92,6 +99,7 @@ def _whole_numbers(ids: Sequence[int], field: str) -> list[int]:
         raise InvalidInput(field, "what is not a token id", "whole numbers", "send ids") from None
 
 
-def _too_long(field: str, got: str, most: int) -> InvalidInput:
-    wanted = f"at most {most}, which leave room for what is generated"
-    return InvalidInput(field, got, wanted, "shorten the prompt")
+def _too_long(field: str, got: str, most: int, limits: GenerationLimits) -> InvalidInput:
+    source = limits.source
+    why = "which leave room for what is generated" if source is None else source.reason
+    return InvalidInput(field, got, f"at most {most}, {why}", "shorten the prompt")

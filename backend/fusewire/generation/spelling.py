@@ -25,6 +25,7 @@ _WANTED = {
     "string_too_long": "strings of at most {max_length} characters",
     "tuple_type": "a list",
     "too_long": "at most {max_length} entries",
+    "too_short": "lists of at least {min_length}",
     "dict_type": 'an object like {{"50256": -100}}',
     "greater_than": "more than {gt}",
     "greater_than_equal": "at least {ge}",

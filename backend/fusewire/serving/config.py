@@ -18,7 +18,7 @@ from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.errors import ConfigurationError
 from fusewire.serving.server_settings import ServerSettings
 from fusewire.settings import EngineSettings, StrictSettings, WrongSetting
-from fusewire.tasks.contract import GENERATE
+from fusewire.tasks.contract import GENERATING
 
 Settings = TypeVar("Settings", bound=BaseModel)
 
@@ -29,8 +29,8 @@ _MODEL: JsonDict = {"group": "model"}
 _BATCHING: JsonDict = {"group": "batching"}
 
 _TASK = (
-    "embed, hidden, classify, tag, answer, fill, label or generate. Default: by `architectures` in "
-    "the model's config.json."
+    "embed, hidden, classify, tag, answer, fill, label or generate; translate and summarise are "
+    "generate of encoder-decoder models. Default: by `architectures` in the model's config.json."
 )
 
 
@@ -66,7 +66,9 @@ class ModelSettings(_Served, EngineSettings):
 class GeneratorSettings(_Served, GenerationSettings):
     """The `parameters` of the config.pbtxt of one model that generates."""
 
-    task: Literal["generate"] = Field(description=_TASK, json_schema_extra=_MODEL)
+    task: Literal["generate", "translate", "summarise"] = Field(
+        description=_TASK, json_schema_extra=_MODEL
+    )
 
     def engine(self) -> GenerationSettings:
         """The engine's share of these settings."""
@@ -138,7 +140,7 @@ def model_settings(values: Mapping[str, Any]) -> ModelSettings | GeneratorSettin
     """The settings of a model for its task; ConfigurationError also for those of other tasks."""
     task = values.get("task")
     kinds: list[type[ModelSettings | GeneratorSettings]] = [ModelSettings, GeneratorSettings]
-    own, other = reversed(kinds) if task == GENERATE else kinds
+    own, other = reversed(kinds) if task in GENERATING else kinds
     for name in values:
         if name in other.model_fields and name not in own.model_fields:
             raise ConfigurationError(

@@ -19,7 +19,7 @@ from fusewire.serving.config import (
     model_settings,
 )
 from fusewire.serving.probe import ProbeTensor
-from fusewire.tasks.contract import GENERATE, TensorContract, contract
+from fusewire.tasks.contract import GENERATING, TensorContract, contract
 
 BACKEND = "fusewire"
 _HEADER = "# Written by `fusewire import`; run it again rather than editing this by hand.\n"
@@ -35,7 +35,7 @@ def model_config(
 ) -> Any:
     """The ModelConfig message of a model. `probe` becomes the warm-up request. `images`: of a
     folder of images."""
-    generates = settings.task == GENERATE
+    generates = settings.task in GENERATING
     inputs, outputs = contract(settings.task, images=images)
     config = model_config_pb2.ModelConfig(
         name=name,

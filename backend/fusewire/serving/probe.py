@@ -12,7 +12,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from fusewire.tasks.contract import ENCODER_INPUTS, GENERATE, contract
+from fusewire.tasks.contract import ENCODER_INPUTS, GENERATING, contract
 
 WARMUP = "warmup"  # the folder of an entry with the warm-up request, which is the probe
 # One step, before those that wait: a model that has much to do is no model that hangs.
@@ -90,10 +90,10 @@ class Probe:
     @property
     def path(self) -> str:
         """After the model's: decoupled models answer no `infer`."""
-        return "generate" if self.task == GENERATE else "infer"
+        return "generate" if self.task in GENERATING else "infer"
 
     def json(self) -> dict[str, object]:
-        if self.task == GENERATE:
+        if self.task in GENERATING:
             return {
                 tensor.name: tensor.values[0] if tensor.texts else list(tensor.values)
                 for tensor in self.tensors
@@ -104,7 +104,7 @@ class Probe:
 def stored_probe(entry: Path, task: str) -> list[ProbeTensor]:
     """The probe of a repository entry: its warm-up request, else what needs no tokenizer."""
     stored = []
-    for tensor in contract(task)[0] if task == GENERATE else ENCODER_INPUTS:
+    for tensor in contract(task)[0] if task in GENERATING else ENCODER_INPUTS:
         path = entry / WARMUP / tensor.name
         if path.is_file() and (raw := path.read_bytes()):
             stored.append(ProbeTensor.stored(tensor.name, raw, tensor.dtype))
@@ -113,6 +113,6 @@ def stored_probe(entry: Path, task: str) -> list[ProbeTensor]:
 
 def without_tokenizer(task: str) -> list[ProbeTensor]:
     """The probe of a model by token ids; empty where the task takes texts alone."""
-    if task == GENERATE:
+    if task in GENERATING:
         return [ProbeTensor("input_ids", (0,)), ProbeTensor("sampling_parameters", (_ONE_STEP,))]
     return [] if task in ("answer", "fill", "label") else [ProbeTensor("input_ids", (0,))]

@@ -24,7 +24,7 @@ from fusewire.serving import model_config
 from fusewire.serving.config import NAME_PATTERN, Deployment, model_settings
 from fusewire.serving.probe import WARMUP
 from fusewire.serving.served_files import descriptions, served_files
-from fusewire.tasks.contract import GENERATE, contract
+from fusewire.tasks.contract import GENERATE, GENERATING, contract
 from fusewire.text.tokenizer_files import WANTED, tokenizer_file
 from fusewire.weights import open_folder
 from fusewire.weights.tensorflow.conversion import converted, tensorflow_weights_in
@@ -101,7 +101,7 @@ def import_folder(
             name,
             WANTED,
         )
-    if checked.task == GENERATE:
+    if checked.task in GENERATING:
         _check_batching(deployment)
     if not devices.gpus_of(deployment.device) and checked.dtype in ("float16", "bfloat16"):
         raise ConfigurationError(

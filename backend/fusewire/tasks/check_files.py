@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from fusewire.errors import ConfigurationError
 from fusewire.generation.defaults import generation_defaults
 from fusewire.models import blueprint_of, image_folders, reads_images
 from fusewire.models.config import Config
 from fusewire.models.registry import encoder_of_texts
 from fusewire.tasks.classify import default_function
-from fusewire.tasks.contract import GENERATE
+from fusewire.tasks.contract import GENERATE, GENERATING, SOURCE_TASKS
 from fusewire.tasks.registry import task_type
 from fusewire.tasks.sentence_files import SentenceFiles
 from fusewire.text.chat_template import ChatTemplate
@@ -23,13 +24,20 @@ from fusewire.text.tower_tokenizer import TowerTokenizer
 def check_files(folder: Path, config: Mapping[str, Any], task: str) -> Tokenizer | None:
     """The folder's tokenizer, if it has one. CheckpointError where an engine for the task, or the
     chat endpoint, would refuse the tokenizer, the chat template, the generation defaults or the
-    sentence-transformers modules. `config`: config.json."""
+    sentence-transformers modules; ConfigurationError for a task of other models. `config`:
+    config.json."""
     if reads_images(config):
         return _check_image_files(folder, config, task)
-    if task == GENERATE:
+    if task in GENERATING:
         tokenizer = Tokenizer.required(folder)
         Detokenizer(tokenizer)
-        generation_defaults(folder)
+        reads_sources = blueprint_of(config, task).encoder is not None
+        if task in SOURCE_TASKS and not reads_sources:
+            raise ConfigurationError(
+                f"task: got {task} for {config['model_type']}, wanted {GENERATE} for a model "
+                "without an encoder; choose it, or an encoder-decoder model"
+            )
+        generation_defaults(folder, encoder_decoder=reads_sources)
         ChatTemplate.load(folder)
         return tokenizer
     if task == "embed":

@@ -75,6 +75,9 @@ ENCODER_INPUTS = tuple(dict.fromkeys([*_INPUTS, *_IMAGE_INPUTS["label"]]))
 # The contract of vllm_backend, and token ids instead of a text. One prompt a request; any number of
 # responses, each of n texts.
 GENERATE = "generate"
+# The same of an encoder-decoder model, which writes a text after a text.
+SOURCE_TASKS = ("translate", "summarise")
+GENERATING = (GENERATE, *SOURCE_TASKS)
 # Each of these inputs adds the output of its name to every response.
 RETURNED = (
     "finish_reason",
@@ -111,7 +114,7 @@ _GENERATE_OUTPUTS = (
     TensorContract("prompt_logprobs", "TYPE_STRING", (1,)),
 )
 
-TASKS = (*dict.fromkeys([*ENCODER_TASKS, *IMAGE_TASKS]), GENERATE)
+TASKS = (*dict.fromkeys([*ENCODER_TASKS, *IMAGE_TASKS]), *GENERATING)
 
 
 Contract = tuple[tuple[TensorContract, ...], tuple[TensorContract, ...]]
@@ -120,7 +123,7 @@ Contract = tuple[tuple[TensorContract, ...], tuple[TensorContract, ...]]
 def contract(task: str, *, images: bool = False) -> Contract:
     """(inputs, outputs) of a task, of a folder of texts or of one of images; an unknown task is a
     ConfigurationError."""
-    if task == GENERATE:
+    if task in GENERATING:
         return _GENERATE_INPUTS, _GENERATE_OUTPUTS
     if task not in TASKS:
         raise ConfigurationError(

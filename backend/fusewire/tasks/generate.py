@@ -1,6 +1,7 @@
 """A request for generated text: what its tensors say, checked and complete.
 
 The contract is vllm_backend's, with token ids and chat messages as further ways to give a prompt.
+Of an encoder-decoder model the prompt is its source, of which nothing stands in the output.
 Parameters come as JSON in `sampling_parameters`, one by one as the request's own (`"parameters"`
 over HTTP), or both: then those of the tensor hold.
 """
@@ -63,16 +64,24 @@ def read(
     prompt = _prompt(field, inputs, values, chat)
     stream = _flag(inputs, "stream", False)
     # The prompt leads the text unless it is streamed: so vllm_backend has it.
-    exclude = _flag(inputs, _EXCLUDE, stream or not isinstance(prompt, str))
-    if not exclude and (stream or not isinstance(prompt, str)):
-        wanted = "true where the text is streamed" if stream else "true without text_input"
-        raise InvalidInput(_EXCLUDE, "false", wanted, "leave it out, or send true")
+    alone = (
+        "where the text is streamed"
+        if stream
+        else "without text_input"
+        if not isinstance(prompt, str)
+        else "for an encoder-decoder model, whose text does not go on from its input"
+        if limits.source is not None
+        else ""
+    )
+    exclude = _flag(inputs, _EXCLUDE, bool(alone))
+    if not exclude and alone:
+        raise InvalidInput(_EXCLUDE, "false", f"true {alone}", "leave it out, or send true")
     return GenerateRequest(
         prompt,
         read_parameters(values, limits, defaults),
         field,
         stream,
-        "" if exclude or not isinstance(prompt, str) else prompt,
+        prompt if isinstance(prompt, str) and not exclude else "",
         frozenset(name for name in RETURNED if _flag(inputs, f"return_{name}", False)),
     )
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fusewire.errors import InvalidInput
 from fusewire.serving.openai.generation import Piece, Token, token_at
 from fusewire.serving.openai.served import Generator
 from fusewire.text.written import written_whole
@@ -27,7 +28,10 @@ class Echo:
         prompts: Sequence[str] | Sequence[list[int]],
         parameters: Mapping[str, Any],
     ) -> Echo:
-        """InvalidInput for what cannot be tokenised, or is no token."""
+        """InvalidInput for what cannot be tokenised, or is no token, and for a model whose texts do
+        not go on from their prompts."""
+        if model.reads_sources:
+            raise InvalidInput("echo", "true", "false for an encoder-decoder model", "leave it out")
         special = parameters.get("add_special_tokens") is not False
         echoes = [
             await model.compute("echo", "prompt", prompt=prompt, special_tokens=special)

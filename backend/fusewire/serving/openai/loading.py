@@ -30,7 +30,7 @@ from fusewire.serving.openai.served import (
     Served,
 )
 from fusewire.settings import EngineSettings
-from fusewire.tasks.contract import GENERATE, contract
+from fusewire.tasks.contract import GENERATE, GENERATING, contract
 from fusewire.tasks.rerank import score_function
 from fusewire.tasks.sentence_files import SentenceFiles
 from fusewire.text_workers.workers import TextWorkers
@@ -77,7 +77,7 @@ def _served(name: str, source: ModelSource, chat_template: Path | None) -> Serve
     if config.backend != model_config.BACKEND:
         return None
     settings = model_config.check(config, name)
-    if settings.task == GENERATE:
+    if settings.task in GENERATING:
         _check_outputs(config, name)
         return _generator(name, source.folder, settings.max_length, chat_template)
     if settings.task in (EMBED, CLASSIFY):
@@ -89,10 +89,12 @@ def _served(name: str, source: ModelSource, chat_template: Path | None) -> Serve
 
 
 def _generator(name: str, folder: Path, max_length: int | None, file: Path | None) -> Generator:
-    longest = max_length or blueprint_of(read_config(folder), GENERATE).max_length
+    blueprint = blueprint_of(read_config(folder), GENERATE)
+    encoder = blueprint.encoder
+    longest = max_length or (encoder or blueprint).max_length  # of a prompt
     draws = generation_config(folder)[0].get("do_sample")
     workers = TextWorkers(folder, max_length=longest, chat_template=file)
-    return Generator(name, GENERATE, _ready(workers), longest, draws)
+    return Generator(name, GENERATE, _ready(workers), longest, draws, encoder is not None)
 
 
 def _encoder(name: str, task: str, folder: Path, settings: EngineSettings) -> Encoder:

@@ -76,6 +76,7 @@ class Generator(Served):
     """A model that generates."""
 
     draws: bool | None = None  # what the folder says of `do_sample`
+    reads_sources: bool = False  # an encoder-decoder model: no text goes on from its prompt
 
     async def conversation(
         self,

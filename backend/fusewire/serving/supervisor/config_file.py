@@ -32,7 +32,7 @@ from fusewire.serving.repository import is_checkpoint
 from fusewire.serving.setting import secrets
 from fusewire.serving.supervisor.sources import Source
 from fusewire.settings import WrongSetting, closest
-from fusewire.tasks.contract import GENERATE
+from fusewire.tasks.contract import GENERATE, GENERATING
 
 _SIZE_LIMIT_BYTES = 1 << 20
 _MOST_NESTING = 16
@@ -86,7 +86,7 @@ class ConfigFile:
         deployment = {key: settings.pop(key) for key in Deployment.model_fields if key in settings}
         self._checked(at, Deployment, deployment)
         others = settings.keys() - ModelSettings.model_fields.keys()
-        generates = settings.get("task", GENERATE if others else "") == GENERATE
+        generates = settings.get("task", GENERATE if others else "") in GENERATING
         kind = GeneratorSettings if generates else ModelSettings
         self._checked(at, kind, {"task": GENERATE, **settings})
         own = {key: entry[key] for key in _OWN if key in entry}

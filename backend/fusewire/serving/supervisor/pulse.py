@@ -17,7 +17,7 @@ from fusewire.serving.endpoint import Endpoint, EndpointError
 from fusewire.serving.model_config import BACKEND, settings_of
 from fusewire.serving.probe import Probe, stored_probe
 from fusewire.serving.supervisor import triton_words
-from fusewire.tasks.contract import GENERATE
+from fusewire.tasks.contract import GENERATING
 
 _SERIES = re.compile(
     r'^fusewire_(tokens_total|compute_due_timestamp_seconds)\{[^}]*model="([^"]+)"[^}]*\} (\S+)$',
@@ -77,7 +77,7 @@ class Pulse:
         try:
             self._endpoint.call(path, question.json(), timeout_s=timeout_s)
         except EndpointError as error:
-            return _outcome(error, question.task == GENERATE), str(error)
+            return _outcome(error, question.task in GENERATING), str(error)
         return Outcome.ANSWERED, ""
 
     def done(self, model: str) -> Done | None:
@@ -100,7 +100,7 @@ class Pulse:
     def encodes(self, model: str) -> bool:
         """Whether it is a model of ours that does not generate."""
         question = self.question(model)
-        return question is not None and question.task != GENERATE
+        return question is not None and question.task not in GENERATING
 
     def hangs(self, model: str, before: Done | None) -> bool:
         """Whether a model that gave no answer has done nothing else since `before` either, although

@@ -1,0 +1,98 @@
+"""The pages of sources: keys and values of what an encoder made of a text, which a decoder attends
+to at every step. Pure policy, as kv_cache.py, in pages of the same pool.
+
+An encoder's tokens see each other in both directions, so a source is stored whole, by one encoder
+pass; its pages are named by the hash of all its tokens, and found all or not at all. No page is
+written again once it is stored, the last one included: whoever reads the source may share them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+
+from fusewire.engine.page_pool import PagePool
+
+_NAME_BYTES = 32
+
+
+class Source:
+    """The tokens that an encoder reads for a sequence, and their `name`, BLAKE2b-256 of the ids as
+    int64: pages of its own are named by it, and those of the decoder's tokens start from it."""
+
+    def __init__(self, token_ids: Sequence[int]) -> None:
+        self.token_ids = token_ids
+        ids = array("q", token_ids).tobytes()
+        self.name = blake2b(ids, digest_size=_NAME_BYTES, person=b"source").digest()
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def page_name(self, page: int) -> bytes:
+        """Longer than a name of a decoder's page, so never equal to one."""
+        return self.name + page.to_bytes(4, "little")
+
+
+@dataclass(eq=False)
+class SourcePages:
+    """The pages of one source, which a sequence has together with its forks: table[i] holds the
+    positions i * page_size on."""
+
+    source: Source
+    table: array[int]
+    stored: bool  # by an encoder pass
+    readers: int = 1  # sequences that have it
+
+    @property
+    def tokens(self) -> int:
+        """Stored."""
+        return len(self.source) if self.stored else 0
+
+
+class SourceCache:
+    """Takes pages of a pool for sources, and finds those of sources stored before."""
+
+    def __init__(self, pool: PagePool, page_size: int, prefix_caching: bool) -> None:
+        self._pool = pool
+        self._page_size = page_size
+        self._prefix_caching = prefix_caching
+
+    def pages_for(self, source: Source) -> int:
+        return -(-len(source) // self._page_size)
+
+    def find(self, source: Source) -> list[int]:
+        """All of its pages, or none."""
+        found: list[int] = []
+        if self._prefix_caching:
+            for place in range(self.pages_for(source)):
+                page = self._pool.find(source.page_name(place))
+                if page is None:
+                    return []
+                found.append(page)
+        return found
+
+    def admit(self, source: Source, found: list[int]) -> SourcePages:
+        """With the pages `found` just now; without any with pages that an encoder pass is to
+        fill. There are enough available."""
+        for page in found:
+            self._pool.share(page)
+        table = found or [self._pool.take() for _ in range(self.pages_for(source))]
+        return SourcePages(source, array("i", table), stored=bool(found))
+
+    def store(self, pages: SourcePages) -> None:
+        """The encoder pass was computed: the pages are found from now on. Where equal ones were
+        stored meanwhile, those replace them."""
+        pages.stored = True
+        if self._prefix_caching:
+            for place, page in enumerate(pages.table):
+                pages.table[place] = self._pool.name(page, pages.source.page_name(place))
+
+    def release(self, pages: SourcePages) -> None:
+        """A reader less; the last one frees the pages, which stay findable until others need the
+        room."""
+        pages.readers -= 1
+        if not pages.readers:
+            for page in pages.table:
+                self._pool.release(page)
