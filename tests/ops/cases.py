@@ -12,6 +12,7 @@ from tests.ops import (
     gemm,
     norms,
     paged,
+    patches,
     rotary,
     rows,
     sampling,
@@ -27,5 +28,6 @@ CASES: dict[str, Case] = {
     **paged.CASES,
     **cached_attention.CASES,
     **rows.CASES,
+    **patches.CASES,
     **sampling.CASES,
 }
