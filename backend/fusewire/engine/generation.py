@@ -88,7 +88,7 @@ class GenerationEngine:
         self.model = model or load_decoder(folder, Placement(device, settings.dtype))
         self.tokenizer = tokenizer = Tokenizer.required(Path(folder))
         self._detokenizer = Detokenizer(tokenizer)
-        self._bad_words = BadWords(tokenizer)
+        self._bad_words = BadWords(Tokenizer.load_target(Path(folder)) or tokenizer)
         self.limits = limits_of(self.model, settings)
         self.defaults = self._defaults()
         pages = self._pages()
@@ -174,7 +174,7 @@ class GenerationEngine:
     ) -> Ticket:
         ids, source, most = list(prompt.token_ids), None, prompt.max_new_tokens
         if isinstance(self.model, Seq2SeqModel):
-            ids, source = [self.model.decoder_start_token_id], Source(ids)
+            ids, source = [self._begin(parameters)["decoder_start_token_id"]], Source(ids)
         scores = None
         if parameters.prompt_logprobs is not None:
             k = min(parameters.prompt_logprobs, self.model.vocab_size)
@@ -263,7 +263,8 @@ class GenerationEngine:
     ) -> list[Branch]:
         # What the decoder begins with is no part of the text; the source even less.
         shown = () if isinstance(self.model, Seq2SeqModel) else ids
-        forced = _forced(parameters, most)
+        begin = self._begin(parameters)
+        forced = _forced(begin["forced_bos_token_id"], parameters.forced_eos_token_id, most)
         eos = () if parameters.ignore_eos else self.model.eos_token_ids
         stop_tokens = frozenset((*eos, *parameters.stop_token_ids))
         strings = StopStrings(parameters.stop)
@@ -291,6 +292,18 @@ class GenerationEngine:
             for index in range(parameters.sequences)
         ]
 
+    def _begin(self, parameters: GenerationParameters) -> dict[str, Any]:
+        """How targets of an encoder-decoder model begin: `decoder_start_token_id`, not shown, and
+        `forced_bos_token_id`, if any."""
+        start = getattr(self.model, "decoder_start_token_id", None)
+        begin = {
+            "decoder_start_token_id": start,
+            "forced_bos_token_id": parameters.forced_bos_token_id,
+        }
+        if parameters.target_lang is None:
+            return begin
+        return begin | self.tokenizer.languages.target_start(parameters.target_lang, start)
+
     def _pages(self) -> int:
         return pages_for(self.model, self.settings, self.limits)
 
@@ -305,8 +318,7 @@ class GenerationEngine:
         return {**forced, **generation_defaults(self.folder, encoder_decoder=True)}
 
 
-def _forced(parameters: GenerationParameters, most: int) -> dict[int, int]:
+def _forced(bos: int | None, eos: int | None, most: int) -> dict[int, int]:
     """Tokens by their place among `most` new ones. Of a single one transformers forces the end."""
-    bos, eos = parameters.forced_bos_token_id, parameters.forced_eos_token_id
     forced = {} if bos is None else {0: bos}
     return forced if eos is None else {**forced, most - 1: eos}

@@ -137,6 +137,12 @@ def _check_source_options(
         if token >= limits.vocab_size:
             wanted = f"an id 0..{limits.vocab_size - 1}, the model's vocabulary"
             refuse(name, token, wanted, "use this model's tokenizer")
+    for name in ("source_lang", "target_lang"):
+        if limits.source is None and getattr(p, name) is not None:
+            refuse(name, getattr(p, name), "null for a model without an encoder", "remove it")
+    if p.target_lang is not None and "forced_bos_token_id" in p.model_fields_set:
+        wanted = "null beside target_lang, which says how the text begins"
+        refuse("forced_bos_token_id", p.forced_bos_token_id, wanted, "remove one of them")
     if limits.source is not None and p.prompt_logprobs is not None:
         wanted = "null for an encoder-decoder model, which reads the prompt and predicts none of it"
         refuse("prompt_logprobs", p.prompt_logprobs, wanted, "remove it")

@@ -27,6 +27,7 @@ MOST_BIASES = 1024
 # Bad words: each is looked for at the end of the sequence at every step.
 MOST_BAD_WORDS = 256
 LONGEST_BAD_WORD = 64
+LONGEST_LANGUAGE = 64
 # Alternatives a token: each costs a search of the vocabulary and a part of the reply.
 MOST_LOGPROBS = 20
 
@@ -167,6 +168,16 @@ class GenerationParameters(BaseModel):
         ge=0,
         description="Of an encoder-decoder model: the last token where max_new_tokens ends the "
         "text, whatever the logits say, with log-probability 0. Default: the folder's.",
+    )
+    source_lang: Annotated[Text, Field(max_length=LONGEST_LANGUAGE)] | None = Field(
+        default=None,
+        description="Of a multilingual translation model: the language of the text, by the code "
+        "that the model's tokenizer has for it (`eng_Latn`, `en_XX`, `en`). Default: the folder's.",
+    )
+    target_lang: Annotated[Text, Field(max_length=LONGEST_LANGUAGE)] | None = Field(
+        default=None,
+        description="Of a multilingual translation model: the language to translate into, in place "
+        "of forced_bos_token_id.",
     )
     add_special_tokens: Flag = Field(
         default=True,

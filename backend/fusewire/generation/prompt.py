@@ -40,6 +40,9 @@ def read_prompt(
         token_ids = _whole_numbers(prompt, field)
     if not token_ids:
         raise InvalidInput(field, "no tokens", "at least one", "send a prompt")
+    source_lang, target_lang = parameters.source_lang, parameters.target_lang
+    if source_lang is not None or target_lang is not None:
+        token_ids = tokenizer.languages.source_ids(token_ids, source_lang, target_lang)
     if len(token_ids) > most:
         raise _too_long(field, f"{len(token_ids)} tokens", most, limits)
     # A tokenizer may know more tokens than its model.
