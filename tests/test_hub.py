@@ -301,7 +301,7 @@ def test_other_formats_are_named_and_not_fetched(call: Caller, names: list[str],
 
 
 def test_the_weights_of_a_model_that_is_not_supported_are_not_fetched(call: Caller) -> None:
-    call.hub.commit("owner/other", MODEL | config(model_type="bart"))
+    call.hub.commit("owner/other", MODEL | config(model_type="led"))
     error = call.error("owner/other")
-    assert "owner/other: config.json: model_type: got 'bart', wanted one of bert," in error
+    assert "owner/other: config.json: model_type: got 'led', wanted one of bert," in error
     assert "model.safetensors" not in call.hub.sent

@@ -160,6 +160,8 @@ REFUSED: list[tuple[str, list[Any]]] = [
     ("ignore_eos", [1, "no"]),
     ("forced_bos_token_id", [5, -1, *NOT_NUMBERS]),  # 5: the model has no encoder
     ("forced_eos_token_id", [5, -1, *NOT_NUMBERS]),
+    ("source_lang", ["en", "", 5, "x" * 65]),  # "en": the model has no encoder
+    ("target_lang", ["en", "", 5, "x" * 65]),
     ("add_special_tokens", [1]),
     ("skip_special_tokens", [1]),
     ("include_stop_str_in_output", [0]),
