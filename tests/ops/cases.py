@@ -8,6 +8,7 @@ fails test_ops.py. Shapes include one, odd, long and empty ones. The reference r
 from tests.ops import (
     activations,
     attention,
+    beams,
     cached_attention,
     gemm,
     norms,
@@ -28,4 +29,5 @@ CASES: dict[str, Case] = {
     **cached_attention.CASES,
     **rows.CASES,
     **sampling.CASES,
+    **beams.CASES,
 }
