@@ -17,7 +17,8 @@ MAY_INCLUDE = {
     "ops": {"core", "ops"},
     "layers": {"core", "ops", "layers"},
     "cuda": {"core", "cuda"},
-    "python": {"core", "ops", "layers", "python"},
+    "generation": {"core", "generation"},
+    "python": {"core", "generation", "ops", "layers", "python"},
     "tritonserver": set(),
 }
 
