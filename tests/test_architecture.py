@@ -186,6 +186,7 @@ MAY_IMPORT = {
         "settings",
         "tasks.contract",
         "tasks.inputs",
+        "text.tokenizer_files",
         "weights",
     },
     "serving.openai": {

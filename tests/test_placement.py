@@ -77,6 +77,16 @@ def test_what_goes_in_comes_back(place: Placement) -> None:
     assert place.stream.can_capture == on_gpu(place)
 
 
+@pytest.mark.parametrize("place", [CPU, *GPU], indirect=True)
+def test_arrays_lie_end_to_end_in_fp32(place: Placement) -> None:
+    whole = np.arange(24, dtype=np.float32).reshape(2, 3, 4) / 3
+    given = [whole, whole[:, ::2, 1:], np.float64([[1e-3], [2]]), whole[:0]]
+    packed = place.end_to_end(given)
+    assert packed.dtype == "float32"
+    wanted = np.concatenate([each.reshape(-1) for each in given]).astype(np.float32)
+    np.testing.assert_array_equal(place.numpy(packed), wanted)
+
+
 def test_auto_is_float32_on_the_cpu() -> None:
     assert Placement().dtype == "float32"
     assert Placement(torch.device("cpu"), "auto").device == "cpu"

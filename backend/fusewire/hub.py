@@ -34,6 +34,8 @@ DESCRIPTIONS = (
     "sentencepiece.bpe.model",
     "source.spm",
     "spiece.model",
+    "target.spm",
+    "target_vocab.json",
     "vocab.json",
     "chat_template.jinja",
     "chat_template.json",

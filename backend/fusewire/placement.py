@@ -7,7 +7,7 @@ its moves are views, elsewhere copies.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import copy
@@ -106,6 +106,18 @@ class Placement:
         """The array as it is, in numpy's `dtype`: indices, and tables that stay fp32."""
         return self._upload(np.ascontiguousarray(array, dtype), tag)
 
+    def end_to_end(
+        self, arrays: Sequence[NDArray[np.float32]], tag: str = "input"
+    ) -> kernels.Tensor:
+        """The numbers of all arrays in one fp32 vector, which stay fp32."""
+        packed = kernels.empty([sum(array.size for array in arrays)], "float32", tag, self.stream)
+        begin = 0
+        for array in arrays:
+            host = kernels.Tensor.from_numpy(np.ascontiguousarray(array, np.float32))
+            kernels.write(packed.section(begin, [array.size], "float32"), host, self.stream)
+            begin += host.nbytes
+        return packed
+
     def empty(self, *shape: int, dtype: str | None = None) -> kernels.Tensor:
         """A dense tensor, not initialised."""
         return kernels.empty(shape, dtype or self.dtype, stream=self.stream)
@@ -159,11 +171,13 @@ def converted(array: NDArray[Any], dtype: str, name: str = "tensor") -> NDArray[
     halves, convert = _ROUNDED[dtype]
     out = np.empty(array.shape, halves)
     flat, rounded = array.reshape(-1), out.reshape(-1)
-    begins = range(0, flat.size, _PIECE)
-    # numpy converts without the interpreter's lock: gigabytes of a large model take every core.
-    with ThreadPoolExecutor(min(len(begins) or 1, os.cpu_count() or 1)) as threads:
-        ends = (slice(begin, begin + _PIECE) for begin in begins)
-        beyond = max(threads.map(lambda at: convert(flat[at], rounded[at]), ends), default=0.0)
+    if flat.size <= _PIECE:
+        beyond = convert(flat, rounded)
+    else:
+        # numpy converts without the interpreter's lock: gigabytes of a large model take every core.
+        pieces = [slice(begin, begin + _PIECE) for begin in range(0, flat.size, _PIECE)]
+        with ThreadPoolExecutor(min(len(pieces), os.cpu_count() or 1)) as threads:
+            beyond = max(threads.map(lambda at: convert(flat[at], rounded[at]), pieces))
     if beyond:
         raise ConfigurationError(
             f"dtype: got float16 for {name}, whose largest value is {beyond:.4g}, wanted at most "

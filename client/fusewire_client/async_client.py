@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from types import TracebackType
 from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar, cast
 
-from . import encoding, extraction, generation, plans
+from . import encoding, extraction, generation, plans, rewriting
 from .base import Base
 from .calls import Call, Infer, Plan
 from .errors import ClientError, NotFound, Unavailable
@@ -55,6 +55,9 @@ class AsyncClient(Base[AsyncTransport]):
     answers = _awaiting(extraction.answers)
     fill = _awaiting(extraction.fill)
     fill_masks = _awaiting(extraction.fill_masks)
+
+    translate = _awaiting(rewriting.translate)
+    summarise = _awaiting(rewriting.summarise)
 
     generate: AsyncGenerate = cast(Any, _awaiting(generation.generate))
     chat: AsyncChat = cast(Any, _awaiting(generation.chat))

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar, cast
 
-from . import encoding, extraction, generation, plans
+from . import encoding, extraction, generation, plans, rewriting
 from .base import Base
 from .calls import Call, Infer, Plan
 from .errors import ClientError, NotFound, Unavailable
@@ -60,6 +60,9 @@ class Client(Base[Transport]):
     answers = _blocking(extraction.answers)
     fill = _blocking(extraction.fill)
     fill_masks = _blocking(extraction.fill_masks)
+
+    translate = _blocking(rewriting.translate)
+    summarise = _blocking(rewriting.summarise)
 
     generate: Generate = cast(Any, _blocking(generation.generate))
     chat: Chat = cast(Any, _blocking(generation.chat))

@@ -13,6 +13,7 @@
 #include "core/device.h"
 #include "core/dtype.h"
 #include "core/gemm.h"
+#include "core/patches.h"
 #include "core/pooling.h"
 #include "core/stream.h"
 

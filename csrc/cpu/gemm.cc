@@ -26,11 +26,27 @@ struct Epilogue {
   Activation activation;
 };
 
+// How far `ahead` moves with each k.
+constexpr int64_t fetched(Fetch fetch) {
+  return fetch == Fetch::kNextPanelSlowly ? kLine / 2 : kLine;
+}
+
 // One micro-kernel call: kRows x up to kColumns of the output. Not inlined, so that the compiler
 // gives each row count its own register allocation.
 template <int kRows, Fetch kFetch>
 __attribute__((noinline)) void tile(const Product& product, const Epilogue& epilogue, float* out,
                                     int64_t out_stride, int64_t columns) {
+  // What is read and written at the end is on its way meanwhile. Few rows wait for the panel alone.
+  if constexpr (kFetch != Fetch::kStream) {
+    for (int r = 0; r < kRows; ++r) {
+      for (int64_t column = 0; column < columns; column += kLine) {
+        __builtin_prefetch(out + r * out_stride + column, 1, 2);
+        if (epilogue.residual) {
+          __builtin_prefetch(epilogue.residual + r * epilogue.residual_stride + column, 0, 3);
+        }
+      }
+    }
+  }
   Vec sum[kRows][2] = {};
   if (product.k <= kChain) {
     multiply<kRows, kFetch>(product, sum);
@@ -41,7 +57,7 @@ __attribute__((noinline)) void tile(const Product& product, const Epilogue& epil
       part.k = product.k - k < kChain ? product.k - k : kChain;
       part.x = product.x + k;
       part.panel = product.panel + k * kPanel;
-      part.ahead = product.ahead + k * kLine;
+      part.ahead = product.ahead + k * fetched(kFetch);
       Vec chain[kRows][2] = {};
       multiply<kRows, kFetch>(part, chain);
       for (int r = 0; r < kRows; ++r) {
@@ -107,19 +123,25 @@ void run(const GemmArguments& a, const Stream&) {
     const int64_t first_row = m * row_task / row_tasks;
     const int64_t last_row = m * (row_task + 1) / row_tasks;
     const int64_t last_panel = panels * (column_task + 1) / column_tasks;
+    // The next panel is fetched by the first blocks of rows: by four of them, if there are as many,
+    // as the fetches of two are so dense that they hold up the rows' own reads.
+    const int64_t fetching = last_row - first_row > 3 * kMaxRows ? 4 : 2;
+    const Fetch fetch = one_block       ? Fetch::kStream
+                        : fetching == 4 ? Fetch::kNextPanelSlowly
+                                        : Fetch::kNextPanel;
     for (int64_t panel = panels * column_task / column_tasks; panel < last_panel; ++panel) {
       for (int64_t inside = 0; inside < kPanel; inside += kColumns) {
         const int64_t column = panel * kPanel + inside;
         if (column >= n) break;
         const int64_t columns = n - column < kColumns ? n - column : int64_t{kColumns};
-        // While the rows pass over this panel the next one comes in from memory, a line for each k
-        // of the first two row blocks; later blocks touch what is there already.
+        // While the rows pass over this panel the next one comes in from memory; blocks that fetch
+        // none of it touch what is there already.
         const float* here = static_cast<const float*>(a.weight.data) + panel * kPanel * k;
         const float* next = panel + 1 < last_panel ? here + kPanel * k : here;
         int64_t block = 0;
         for_row_blocks(last_row - first_row, [&](auto rows, int64_t from) {
           const int64_t row = first_row + from;
-          const float* ahead = block < 2 ? next + block * k * kLine : here;
+          const float* ahead = block < fetching ? next + block * k * fetched(fetch) : here;
           ++block;
           const Product product = {static_cast<const float*>(a.x.data) + row * a.x.stride,
                                    a.x.stride,
@@ -134,8 +156,9 @@ void run(const GemmArguments& a, const Stream&) {
                          : nullptr,
               a.residual_stride, a.activation};
           constexpr int kRows = decltype(rows)::value;
-          const auto compute =
-              one_block ? tile<kRows, Fetch::kStream> : tile<kRows, Fetch::kNextPanel>;
+          const auto compute = fetch == Fetch::kStream      ? tile<kRows, Fetch::kStream>
+                               : fetch == Fetch::kNextPanel ? tile<kRows, Fetch::kNextPanel>
+                                                            : tile<kRows, Fetch::kNextPanelSlowly>;
           compute(product, epilogue, static_cast<float*>(a.out) + row * a.out_stride + column,
                   a.out_stride, columns);
         });

@@ -17,12 +17,13 @@ struct Product {
   int64_t x_stride, x_step;
   const float* panel;  // element (k, column) at panel[k * panel_stride + column]
   int64_t panel_stride, k;
-  const float* ahead = nullptr;  // with kNextPanel: a line for each k
+  const float* ahead = nullptr;  // with kNextPanel and kNextPanelSlowly
 };
 
-// What is fetched from memory on the way: nothing; a line for each k of another panel, into L2; or
-// this panel's own columns kStreamSteps further on, into L1, for a panel that is read only once.
-enum class Fetch { kNothing, kNextPanel, kStream };
+// What is fetched from memory on the way: nothing; a line of another panel for each k, or for each
+// second k, into L2; or this panel's own columns kStreamSteps further on, into L1, for a panel that
+// is read only once.
+enum class Fetch { kNothing, kNextPanel, kNextPanelSlowly, kStream };
 constexpr int64_t kStreamSteps = 32;
 
 // sum[row][half] += x . panel, for kRows rows.
@@ -37,6 +38,10 @@ FUSEWIRE_INLINE void multiply(const Product& p, Vec (&sum)[kRows][2]) {
     if constexpr (kFetch == Fetch::kNextPanel) {
       __builtin_prefetch(ahead, 0, 2);
       ahead += kLine;
+    }
+    if constexpr (kFetch == Fetch::kNextPanelSlowly) {
+      if (k & 1) __builtin_prefetch(ahead, 0, 2);
+      ahead += kLine / 2;
     }
     if constexpr (kFetch == Fetch::kStream) {
 #pragma GCC unroll 2

@@ -12,6 +12,8 @@ from fusewire.text.tokenizer import Tokenizer
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, normalizers, pre_tokenizers
 
+from tests.text.translation_folders import FOLDERS
+
 ALWAYS, FIRST, NEVER = (
     {"pre_tokenizer": pre_tokenizers.Metaspace(prepend_scheme=scheme)}
     for scheme in ("always", "first", "never")
@@ -57,6 +59,18 @@ def test_an_unknown_token_is_no_spelling():
     with pytest.raises(InvalidInput, match="bad_words"):
         words.token_ids(["x"])
     assert words.token_ids(["<unk>"])[0] == [0]
+
+
+@pytest.mark.parametrize("kind", FOLDERS)
+def test_sentencepiece_files_too(tmp_path, kind):
+    tokenizer = Tokenizer.load_target(FOLDERS[kind](tmp_path))
+    assert tokenizer is not None
+    words = BadWords(tokenizer)
+    word = "ri" if kind == "marian" else "sa"  # as a seventh of its pieces have no ids
+    spelled = ["".join(map(tokenizer.piece, ids)) for ids in words.token_ids([word])]
+    assert spelled == [word, f"\u2581{word}"]
+    with pytest.raises(InvalidInput, match="bad_words"):
+        words.token_ids(["\U0001f600"])
 
 
 def test_byte_fallback_spells_any_word():

@@ -201,6 +201,10 @@ BAD = {
     "less than a patch": (np.zeros((3, 13, 42), np.float32), "got 13 x 42 pixels"),
     "too many patches": (np.zeros((3, 14 * 129, 14 * 128), np.float32), "1 to 16384 patches"),
     "NaN": (np.full((3, 42, 42), np.nan, np.float32), "not finite"),
+    "infinity beyond whole patches": (
+        np.pad(np.zeros((3, 42, 42), np.float32), (0, 1), constant_values=-np.inf)[:3],
+        "not finite",
+    ),
 }
 
 

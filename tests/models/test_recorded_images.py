@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from fusewire import kernels
+from fusewire.errors import InvalidInput
 from fusewire.models import ImageModel, load_image_model
 from fusewire.models.image_replay import ImageReplays
 from fusewire.placement import Placement
@@ -56,6 +57,22 @@ def test_replays_answer_as_eager_forwards(name, tmp_path, monkeypatch):
         model._patches, model._head.reads, model._forward, model._workspace, model.hidden_size
     )
     check(model, BATCHED_VERSUS_ALONE)
+
+
+def test_a_recording_answers_after_pixels_that_were_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(kernels, "capture", Again)
+    saved(tmp_path, *LABELS["vit"])
+    model = load_image_model(tmp_path, "label")
+    image = np.random.default_rng(0).standard_normal((3, 42, 42), np.float32)
+    wanted = model.results(model.encode([image]))
+    model._replays = ImageReplays(
+        model._patches, model._head.reads, model._forward, model._workspace, model.hidden_size
+    )
+    for _ in range(ROUNDS):
+        with pytest.raises(InvalidInput, match="not finite"):
+            model.encode([image * np.float32(np.nan)])
+        np.testing.assert_array_equal(model.results(model.encode([image])), wanted)
+    assert model._replays.hits
 
 
 @pytest.mark.parametrize("place", [GPU_FP32], indirect=True)

@@ -22,6 +22,7 @@ from tests.models.tiny_decoders import (
     tiny_decoder,
     transformers_logits,
 )
+from tests.models.tiny_seq2seq import tiny_seq2seq
 from tests.places import CPU, GPU
 from tests.tolerance import MODEL_FP32
 
@@ -80,3 +81,20 @@ def test_a_head_that_is_stored_beside_the_embedding_is_the_head(tmp_path, model_
     ours = logits_in_pieces(load_decoder(tmp_path), prompts, None)
     for got, wanted in zip(ours, transformers_logits(reference, prompts), strict=True):
         np.testing.assert_allclose(got, wanted, atol=MODEL_FP32, rtol=0)
+
+
+@pytest.mark.parametrize("place", [CPU, *GPU], indirect=True)
+def test_both_embeddings_and_the_head_of_an_encoder_decoder_are_one_tensor(
+    tmp_path, place: Placement, monkeypatch
+):
+    linear_of, given = Placement.linear_of, []
+    monkeypatch.setattr(
+        Placement, "linear_of", lambda *those: given.append(those[1:3]) or linear_of(*those)
+    )
+    tiny_seq2seq(tmp_path, "bart")
+    model = load_decoder(tmp_path, place)
+    words = model._encoder.input_block._word
+    assert model._stack.input_block._word is words
+    [(table, bias)] = given
+    assert table is words
+    assert bias.shape == (VOCABULARY,)

@@ -13,6 +13,7 @@ from tests.ops import (
     gemm,
     norms,
     paged,
+    patches,
     rotary,
     rows,
     sampling,
@@ -28,6 +29,7 @@ CASES: dict[str, Case] = {
     **paged.CASES,
     **cached_attention.CASES,
     **rows.CASES,
+    **patches.CASES,
     **sampling.CASES,
     **beams.CASES,
 }

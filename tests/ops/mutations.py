@@ -138,6 +138,7 @@ STEP = Added(Paged((4, 1, 3), (34, 700, 513), heads=4, kv_heads=1, dim=128), 128
 POOL = ((3, 1, 7), 33, "mean")
 BEAMS = Groups((4, 3), 1031, (8, 6))
 NORMALIZED = BEAMS._replace(normalized=True)
+IMAGES = (((43, 44), (14, 14), (28, 56)), 3, 14, 2)
 
 WRONG: dict[str, Wrong] = {
     "linear": {
@@ -278,6 +279,19 @@ WRONG: dict[str, Wrong] = {
     "gather_rows": {
         **rows((30, 384, 100)),
         "the next row": ((30, 384, 100), inputs(x=other_row)),
+    },
+    "cut_patches": {
+        **rows(IMAGES),
+        "height and width swapped": (IMAGES, inputs(images=lambda table: table[:, [0, 1, 3, 2]])),
+        "the next pixel": (IMAGES, inputs(pixels=other_row)),
+        "a leading row that is not zero": (
+            IMAGES,
+            output(lambda out: np.copyto(out[0], out[IMAGES[3]])),
+        ),
+        "pixels beyond whole patches do not count": (
+            IMAGES,
+            output(lambda out: np.copyto(out[:, -1], np.abs(out[:, :-1]).max(1))),
+        ),
     },
     "penalize": {
         **rows((17, 384)),

@@ -147,4 +147,4 @@ def test_a_folder_without_a_tokenizer_is_imported_with_a_warning(
     assert not caplog.records
     (folder / "tokenizer.json").unlink()
     import_folder(folder, tmp_path / "repository", name="m", replace=True)
-    assert "m: has no tokenizer.json, so it takes input_ids and no texts" in caplog.text
+    assert "m: has no tokenizer, so it takes input_ids and no texts" in caplog.text

@@ -16,6 +16,7 @@ from fusewire.serving import model_config, repository
 from fusewire.serving.config import Deployment, ServerSettings
 from fusewire.serving.supervisor.server import Server
 from fusewire.tasks.contract import ENCODER_TASKS, contract
+from fusewire.text.tokenizer_files import WANTED
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2
 
@@ -66,7 +67,7 @@ def test_a_model_that_takes_no_texts_is_named_at_start(
     server.start()
     server.stop()
     words = [record.getMessage() for record in caplog.records]
-    assert words == ["ids: no tokenizer.json, takes input_ids only"]
+    assert words == [f"ids: no tokenizer, takes input_ids only; wanted {WANTED}"]
 
 
 def test_committed_entries_without_weights_are_left_out() -> None:

@@ -342,7 +342,7 @@ def test_texts_need_a_tokenizer_and_ids_do_not(deploy, tmp_path):
     wanted = deployed.ask(id_request(IDS))
     np.testing.assert_array_equal(by_ids["last_hidden_state"], wanted["last_hidden_state"])
     assert isinstance(by_text, InvalidInput)
-    assert "put tokenizer.json into the model folder" in str(by_text)
+    assert "put the tokenizer into the model folder: tokenizer.json or" in str(by_text)
 
 
 def test_everything_bad_at_once_leaves_the_good_alone(deploy):

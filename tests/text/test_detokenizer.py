@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from fusewire.errors import CheckpointError
@@ -17,6 +18,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Backend
+
+from tests.text.translation_folders import FOLDERS, m2m_100_folder, marian_folder
 
 TEXT = "Hé llo, wörld! It is n't 'm 3€ 😀😀 \n\n日本語 don't  two  spaces \ufffd end."
 SPECIAL = ["<unk>", "<s>", "</s>"]
@@ -98,6 +101,13 @@ def words() -> Tokenizer:
     return _named(Backend(models.WordLevel(vocabulary, unk_token="<unk>")))
 
 
+def of_files(write: Callable[..., Path], **options: object) -> Tokenizer:
+    with TemporaryDirectory() as folder:
+        tokenizer = Tokenizer.load(write(Path(folder), **options))
+    assert tokenizer is not None
+    return tokenizer
+
+
 MAKERS: dict[str, Callable[[], Tokenizer]] = {
     "byte level": byte_level,
     "unigram": unigram,
@@ -107,6 +117,9 @@ MAKERS: dict[str, Callable[[], Tokenizer]] = {
     "word piece": word_piece,
     "end of word": end_of_word,
     "no decoder": words,
+    **{kind: partial(of_files, write) for kind, write in FOLDERS.items()},
+    "marian, bytes": lambda: of_files(marian_folder, byte_fallback=True),
+    "m2m_100, loose spaces": lambda: of_files(m2m_100_folder, clean_up_tokenization_spaces=True),
 }
 
 
@@ -123,6 +136,11 @@ every_tokenizer = pytest.mark.parametrize("name", MAKERS)
 random_ids = st.lists(
     st.integers(0, 400) | st.integers(0, 30_600) | st.integers(259, 264), max_size=25
 )
+
+
+def ids_of(tokenizer: Tokenizer, text: str) -> list[int]:
+    (encoded,) = tokenizer.encode([text], offsets=False, special_tokens=False)
+    return list(encoded.ids)
 
 
 def streamed(name: str, ids: list[int], prompt: list[int], skip: bool) -> list[str]:
@@ -142,7 +160,7 @@ def test_the_pieces_join_to_the_whole_text(name: str, ids: list[int], skip: bool
 @given(ids=random_ids, skip=st.booleans())
 def test_a_prompt_is_what_the_text_goes_on_from(name: str, ids: list[int], skip: bool) -> None:
     tokenizer, _ = made(name)
-    prompt = tokenizer.backend.encode("the end", add_special_tokens=False).ids
+    prompt = ids_of(tokenizer, "the end")
     whole = tokenizer.decode_as_spelled(prompt + ids, skip)
     behind = whole[len(tokenizer.decode_as_spelled(prompt, skip)) :]
     expected = tighten(behind) if tokenizer.cleans_spaces else behind
@@ -153,7 +171,7 @@ def test_a_prompt_is_what_the_text_goes_on_from(name: str, ids: list[int], skip:
 def test_a_text_streams_without_a_replacement_character_of_its_own(name: str) -> None:
     """But for added tokens, whose characters a byte-level decoder takes for bytes (é, 日 here)."""
     text = TEXT.translate(dict.fromkeys(map(ord, "\ufffdé日")))
-    ids = made(name)[0].backend.encode(text, add_special_tokens=False).ids
+    ids = ids_of(made(name)[0], text)
     assert not any("\ufffd" in piece for piece in streamed(name, ids, [], True))
 
 

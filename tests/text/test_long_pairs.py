@@ -6,10 +6,12 @@ import time
 from pathlib import Path
 
 import pytest
+from fusewire.errors import CheckpointError, InvalidInput
 from fusewire.text.long_pairs import shortened
 from fusewire.text.tokenizer import Tokenizer
 
 from tests.reference import SENTENCES, save_tokenizer, tiny_tokenizer
+from tests.text.translation_folders import FAIRSEQ
 
 TEXT = " ".join(SENTENCES)
 FAMILIES = {"bert": "wordpiece", "roberta": "byte_bpe", "xlm-roberta": "unigram"}
@@ -60,3 +62,13 @@ def test_a_word_that_changes_where_it_is_cut_is_left_whole(tmp_path: Path) -> No
     left = shortened(tokenizer, pair, 8)
     [wanted], [got] = (tokenizer.encode([one], offsets=False, cut=cut) for one in (pair, left))
     assert got.ids == wanted.ids
+
+
+def test_a_long_pair_without_places_of_tokens_is_refused(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.load(FAIRSEQ["xlm-r"](tmp_path))
+    assert tokenizer is not None
+    assert shortened(tokenizer, (TEXT[:100], TEXT[:28]), 8) == (TEXT[:100], TEXT[:28])
+    with pytest.raises(InvalidInput, match="text_pair: got a pair of 129 characters to truncate"):
+        shortened(tokenizer, (TEXT[:100], TEXT[:29]), 8)
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: missing, wanted for the task tag"):
+        tokenizer.require_offsets("tag")

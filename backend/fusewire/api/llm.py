@@ -54,8 +54,8 @@ class LLM:
                 `cuda:<index>`.
             dtype: Precision of the computation; `auto` is float32 on the CPU and float16 on a GPU.
             revision: Branch, tag or commit of a Hugging Face id.
-            max_length: Longest prompt and answer together, in tokens. Default: the positions that
-                the model has.
+            max_length: Longest prompt and answer together, in tokens; of an encoder-decoder model
+                each of them. Default: the positions that the model has.
             max_sequences: Sequences that run at the same time. Default: 64.
             max_batch_tokens: Tokens computed in one step. Default: 2048.
             max_waiting: Sequences that the engine holds beyond those that run; more wait outside.

@@ -15,7 +15,8 @@ def ask(
         str,
         typer.Argument(
             metavar="TASK",
-            help="embed, rerank, classify, tag, answer, fill, hidden, label, generate or chat.",
+            help="embed, rerank, classify, tag, answer, fill, hidden, label, generate, chat, "
+            "translate or summarise.",
         ),
     ],
     texts: Annotated[

@@ -91,8 +91,8 @@ class Generation:
 class EngineCounts:
     """An engine at one moment. Sequences run or wait; pages are of keys and values, those in use of
     `page_bytes` each hold `live_tokens` (one that sequences share counts for each); tokens were
-    computed, of prompts and answers, or found with `prefix_hit_tokens`. Steps replayed a recorded
-    one, with `padding_tokens`, or found none that they could have replayed."""
+    computed, of sources, prompts and answers, or found with `prefix_hit_tokens`. Steps replayed a
+    recorded one, with `padding_tokens`, or found none that they could have replayed."""
 
     running: int
     waiting: int

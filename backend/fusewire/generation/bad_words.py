@@ -21,16 +21,8 @@ class BadWords:
     """What a tokenizer's vocabulary makes of words inside a text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        backend = tokenizer.backend
-        parts = {"normalizer": backend.normalizer, "pre_tokenizer": backend.pre_tokenizer}
-        before = {name: part and json.loads(part.__getstate__()) for name, part in parts.items()}
-        inside = {name: _without_a_space_in_front(part) for name, part in before.items()}
-        if inside != before:
-            whole = json.loads(backend.to_str()) | inside
-            unk_token = None if tokenizer.unk_id is None else tokenizer.piece(tokenizer.unk_id)
-            backend = tokenizers.Tokenizer.from_str(json.dumps(whole))
-            tokenizer = Tokenizer(backend, {"unk_token": unk_token})
-        self._tokenizer = tokenizer
+        """`tokenizer`: of the texts that the model writes (Tokenizer.load_target)."""
+        self._tokenizer = tokenizer.inside_texts() or _inside_texts(tokenizer)
 
     def token_ids(self, words: Iterable[str]) -> list[list[int]]:
         """The spellings of all words; InvalidInput for one that no tokens spell."""
@@ -43,12 +35,27 @@ class BadWords:
             raise _not_spelled(word) from None
         # A vocabulary may lack a character: other tokens than those of the word would be forbidden.
         read = {at for begin, end in encoded.offsets for at in range(begin, end)}
-        missed = any(not text[at].isspace() for at in range(len(text)) if at not in read)
+        missed = self._tokenizer.has_offsets and any(
+            not text[at].isspace() for at in range(len(text)) if at not in read
+        )
         unk = self._tokenizer.unk_id
         unknown = unk in encoded.ids and self._tokenizer.piece(unk) not in word
         if not encoded.ids or missed or unknown:
             raise _not_spelled(word)
         return list(encoded.ids)
+
+
+def _inside_texts(tokenizer: Tokenizer) -> Tokenizer:
+    backend = tokenizer.backend
+    parts = {"normalizer": backend.normalizer, "pre_tokenizer": backend.pre_tokenizer}
+    before = {name: part and json.loads(part.__getstate__()) for name, part in parts.items()}
+    inside = {name: _without_a_space_in_front(part) for name, part in before.items()}
+    if inside == before:
+        return tokenizer
+    whole = json.loads(backend.to_str()) | inside
+    unk_token = None if tokenizer.unk_id is None else tokenizer.piece(tokenizer.unk_id)
+    backend = tokenizers.Tokenizer.from_str(json.dumps(whole))
+    return Tokenizer(backend, {"unk_token": unk_token})
 
 
 def _not_spelled(word: str) -> InvalidInput:

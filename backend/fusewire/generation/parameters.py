@@ -257,7 +257,7 @@ class GenerationParameters(BaseModel):
         ge=0,
         le=MOST_LOGPROBS,
         description="As logprobs, of each token of the prompt but the first. Such a prompt is "
-        "computed whole, whatever the prefix cache has.",
+        "computed whole, whatever the prefix cache has. Not of encoder-decoder models.",
     )
     priority: Whole = Field(
         default=0,

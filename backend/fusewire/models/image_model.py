@@ -89,19 +89,15 @@ class ImageModel(WholeSequenceModel):
         without or with too many patches, not finite."""
         if not images:
             raise InvalidInput("pixel_values", "no image", "1 or more", "send one")
-        if not all(np.isfinite(image).all() for image in images):
-            got, wanted = "a number that is not finite", "finite numbers"
-            raise InvalidInput("pixel_values", got, wanted, "correct the preprocessing")
         grids = tuple(map(self._patches.grid, images))
-        patches = self._patches.cut(images, grids)
         if self._replays is not None and not every_token:
-            replayed = self._replays.run(grids, patches)
+            replayed = self._replays.run(grids, images)
             if replayed is not None:
                 return EncodedImages(*replayed)
-        there = self.place.floats(patches, "pixel_values", "input")
+        patches = self._patches.cut(images, grids)
         reads = None if every_token else self._head.reads
-        inputs = ImageInputs.of(self._patches, grids, there, reads)
-        x = self.place.empty(len(patches), self.hidden_size)
+        inputs = ImageInputs.of(self._patches, grids, patches, reads)
+        x = self.place.empty(patches.shape[0], self.hidden_size)
         out = x if reads is None else self.place.empty(int(inputs.offsets[-1]), self.hidden_size)
         self._forward(inputs, x, out)
         return EncodedImages(out, inputs.offsets)
@@ -116,12 +112,11 @@ class ImageModel(WholeSequenceModel):
 
     def _try_out(self, hidden: kernels.Tensor) -> None:
         tokens, built, place = hidden.shape[0], self._patches, self.place
-        patches = place.floats(built.blank(tokens), "patches", "input")
         # A part of the trained grid is a batch like any other to the products.
         length = int(built.cu_seqlens([built.trained_grid])[-1])
         offsets = np.append(np.arange(0, tokens, length), tokens)
         rows = place.exact(np.arange(tokens) % length, np.int64)
-        inputs = built.tensors([built.trained_grid], patches)
+        inputs = built.tensors([built.trained_grid], built.blank(tokens))
         self._stack.forward(hidden, {**inputs, "rows": rows}, place.sequences(offsets))
         if tokens <= MOST_HEAD_ROWS:
             each = built.leading_tokens + 1

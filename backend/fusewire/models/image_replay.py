@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,19 +34,19 @@ class ImageReplays(Recordings[tuple[Grid, ...], ImageInputs]):
         self._reads = reads
         self._x = built.place.empty(MOST_TOKENS, hidden_size)
         self._out = self._x if reads is None else built.place.empty(MOST_TOKENS, hidden_size)
-        self._patches = built.place.floats(built.blank(MOST_TOKENS), "patches", "input")
+        self._patches = built.blank(MOST_TOKENS)
 
     def run(
-        self, grids: tuple[Grid, ...], patches: NDArray[np.float32]
+        self, grids: tuple[Grid, ...], images: Sequence[NDArray[np.float32]]
     ) -> tuple[kernels.Tensor, NDArray[np.int32]] | None:
-        """(hidden states that hold until the next run, where each image's begin) for the patches
-        [tokens, width] of images with these grids; None for a batch that is too large to be worth a
-        recording, or the first with its grids."""
-        tokens = len(patches)
+        """(hidden states that hold until the next run, where each image's begin) for images
+        [channels, height, width] with these grids; None for a batch that is too large to be worth a
+        recording, or the first with its grids. Errors as `BuiltPatches.cut`."""
+        tokens = int(self._built.cu_seqlens(grids)[-1])
         if tokens > MOST_TOKENS or (found := self.find(grids)) is None:
             return None
         inputs, graph = found
-        self._place.write(self._patches.first(tokens), patches, "pixel_values")
+        self._built.cut(images, grids, self._patches)
         graph.replay(self._place.stream)
         return self._out.first(int(inputs.offsets[-1])), inputs.offsets
 

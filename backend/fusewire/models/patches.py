@@ -14,7 +14,7 @@ from fusewire.models.assemble import Weights
 from fusewire.models.blueprint import Patches
 from fusewire.models.inputs import NamedTensors
 from fusewire.models.patch_positions import resampled
-from fusewire.placement import Placement
+from fusewire.placement import Placement, converted
 
 # Tokens of one image, of any number of sides: 2048 x 2048 pixels in patches of 16.
 MOST_TOKENS_OF_IMAGE = 1 << 14
@@ -61,22 +61,43 @@ class BuiltPatches:
         lengths = (self.leading_tokens + rows * columns for rows, columns in grids)
         return np.cumsum([0, *lengths], dtype=np.int32)
 
-    def blank(self, tokens: int) -> NDArray[np.float32]:
-        """Patches of no pixels, as `cut` gives them."""
-        return np.zeros((tokens, self._width), np.float32)
+    def blank(self, tokens: int) -> kernels.Tensor:
+        """Patches of no pixels [tokens, width], as `cut` gives them."""
+        return self.place.floats(np.zeros((tokens, self._width), np.float32), "patches", "input")
 
     def cut(
-        self, images: Sequence[NDArray[np.float32]], grids: Sequence[Grid]
-    ) -> NDArray[np.float32]:
-        """The pixels of each token of images [channels, height, width] with these grids,
-        [tokens, width]: of a patch [channels, size, size] flattened, of a leading token 0."""
-        cu_seqlens, leading = self.cu_seqlens(grids), self.leading_tokens
-        patches = np.empty((cu_seqlens[-1], self._width), np.float32)
-        begins = cu_seqlens[:-1].tolist()
-        for begin, end, image, grid in zip(begins, cu_seqlens[1:], images, grids, strict=True):
-            patches[begin : begin + leading] = 0
-            self._cut(patches[begin + leading : end], image, grid)
-        return patches
+        self,
+        images: Sequence[NDArray[np.float32]],
+        grids: Sequence[Grid],
+        room: kernels.Tensor | None = None,
+    ) -> kernels.Tensor:
+        """The pixels of each token of images [channels, height, width] with these grids, [tokens,
+        width], in the first rows of `room` where there is some: of a patch [channels, size, size]
+        flattened, of a leading token 0. InvalidInput where they are not finite,
+        ConfigurationError where the placement's dtype cannot hold them."""
+        place, cu_seqlens = self.place, self.cu_seqlens(grids)
+        tokens = int(cu_seqlens[-1])
+        out = place.empty(tokens, self._width) if room is None else room.first(tokens)
+        largest = place.empty(len(images), dtype="float32")
+        begins = np.cumsum([0, *(image.size for image in images)])
+        shapes = [image.shape[1:] for image in images]
+        described = np.column_stack([cu_seqlens[:-1], begins[:-1], shapes])
+        kernels.cut_patches(
+            out,
+            largest,
+            place.end_to_end(images),
+            place.exact(described, np.int64),
+            self._patches.projection.shape[1],
+            self._patches.size,
+            self.leading_tokens,
+            place.stream,
+        )
+        found = place.numpy(largest)
+        if not np.isfinite(found).all():
+            got, wanted = "a number that is not finite", "finite numbers"
+            raise InvalidInput("pixel_values", got, wanted, "correct the preprocessing")
+        converted(found, place.dtype, "pixel_values")
+        return out
 
     def tensors(
         self, grids: Sequence[Grid], patches: kernels.Tensor
@@ -124,15 +145,6 @@ class BuiltPatches:
                 "resize the image",
             )
         return rows, columns
-
-    def _cut(self, out: NDArray[np.float32], image: NDArray[np.float32], grid: Grid) -> None:
-        """Fills out[patches, width] with the pixels of each, [channels, size, size] flattened."""
-        (rows, columns), size, channels = grid, self._patches.size, image.shape[0]
-        whole = image[:, : rows * size, : columns * size]
-        cut = whole.reshape(channels, rows, size, columns, size).transpose(1, 3, 0, 2, 4)
-        pixels = channels * size * size
-        out[:, :pixels] = cut.reshape(rows * columns, pixels)
-        out[:, pixels:] = 0
 
     def _table(self, grids: tuple[Grid, ...]) -> kernels.Tensor:
         """What each token of images of these grids starts from, one grid after the other."""

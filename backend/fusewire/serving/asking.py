@@ -225,7 +225,20 @@ def _none(task: str, second: list[str]) -> None:
         raise ConfigurationError(f"second: got a text, wanted none for {task}; leave it out")
 
 
-STREAMED: dict[str, Callable[..., Any]] = {"generate": _generate, "chat": _chat}
+def _translate(client: Any, text: str, **arguments: Any) -> Any:
+    return client.translate(text, **arguments)
+
+
+def _summarise(client: Any, text: str, **arguments: Any) -> Any:
+    return client.summarise(text, **arguments)
+
+
+STREAMED: dict[str, Callable[..., Any]] = {
+    "generate": _generate,
+    "chat": _chat,
+    "translate": _translate,
+    "summarise": _summarise,
+}
 _TASKS: dict[str, Callable[[Any, list[str], list[str], dict[str, Any]], Shown]] = {
     "embed": _embed,
     "rerank": _rerank,

@@ -57,7 +57,7 @@ def _texts(tokenizer: Tokenizer, task: str) -> tuple[tuple[str, ...], ...]:
         return (_TEXT,), ("a",), ("",)
     if tokenizer.mask_id is None:
         raise CheckpointError(
-            "tokenizer.json: got no mask token, wanted one for the task fill; choose another task"
+            "the tokenizer: got no mask token, wanted one for the task fill; choose another task"
         )
     return ((tokenizer.piece(tokenizer.mask_id),),)
 

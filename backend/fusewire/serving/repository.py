@@ -25,7 +25,7 @@ from fusewire.serving.config import NAME_PATTERN, Deployment, model_settings
 from fusewire.serving.probe import WARMUP
 from fusewire.serving.served_files import descriptions, served_files
 from fusewire.tasks.contract import GENERATE, GENERATING, contract
-from fusewire.text.tokenizer_files import tokenizer_file
+from fusewire.text.tokenizer_files import WANTED, tokenizer_file
 from fusewire.weights import open_folder
 from fusewire.weights.tensorflow.conversion import converted, tensorflow_weights_in
 
@@ -96,9 +96,10 @@ def import_folder(
     images = reads_images(config)
     if check_files(source, config, checked.task) is None and not images:
         _log.warning(
-            "%s: has no tokenizer.json, so it takes input_ids and no texts; to fix it, call "
+            "%s: has no tokenizer, so it takes input_ids and no texts; wanted %s; to fix it, call "
             "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER) of transformers",
             name,
+            WANTED,
         )
     if checked.task in GENERATING:
         _check_batching(deployment)

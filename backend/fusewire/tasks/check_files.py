@@ -13,6 +13,7 @@ from fusewire.models.config import Config
 from fusewire.models.registry import encoder_of_texts
 from fusewire.tasks.classify import default_function
 from fusewire.tasks.contract import GENERATE, GENERATING, SOURCE_TASKS
+from fusewire.tasks.registry import task_type
 from fusewire.tasks.sentence_files import SentenceFiles
 from fusewire.text.chat_template import ChatTemplate
 from fusewire.text.detokenizer import Detokenizer
@@ -43,7 +44,10 @@ def check_files(folder: Path, config: Mapping[str, Any], task: str) -> Tokenizer
         SentenceFiles.read(folder).embedding_size(blueprint_of(config, task).hidden_size)
     elif task == "classify":
         default_function(config.get("problem_type"), labels=1)
-    return Tokenizer.load(folder)
+    found = Tokenizer.load(folder)
+    if found is not None and task_type(task, images=False).needs_offsets:
+        found.require_offsets(task)
+    return found
 
 
 def _check_image_files(folder: Path, config: Mapping[str, Any], task: str) -> Tokenizer | None:

@@ -37,7 +37,7 @@ class Fill(Task):
             raise InvalidInput(
                 "input_ids",
                 "ids for a model whose folder names no mask token",
-                "a tokenizer.json and tokenizer_config.json with mask_token",
+                "a tokenizer, and tokenizer_config.json with mask_token",
                 "put the tokenizer's files into the model folder",
             )
         top_k = self.head_options(query.settings)

@@ -17,6 +17,7 @@ from fusewire.errors import InvalidInput
 from fusewire.settings import EngineSettings
 from fusewire.tasks.contract import contract
 from fusewire.tasks.rows import IdRow, Query, TextRow
+from fusewire.text.tokenizer_files import WANTED
 
 Pairs = Literal["refused", "optional", "required"]
 
@@ -92,9 +93,9 @@ def _text_rows(inputs: Mapping[str, NDArray[Any]], rules: InputRules) -> list[Te
     if not rules.has_tokenizer:
         raise InvalidInput(
             "text_input",
-            "a text for a model without tokenizer.json",
+            "a text for a model without a tokenizer",
             "input_ids",
-            "tokenize at the client, or put tokenizer.json into the model folder",
+            f"tokenize at the client, or put the tokenizer into the model folder: {WANTED}",
         )
     texts = _texts("text_input", inputs["text_input"])
     if "text_pair" not in inputs:
@@ -176,7 +177,7 @@ def _id_rows(inputs: Mapping[str, NDArray[Any]], rules: InputRules) -> list[IdRo
     types = _beside("token_type_ids", inputs, ids.shape)
     if mask is not None:
         _check_mask(mask)
-    no_types = np.zeros(ids.shape[1], np.int64)
+    no_types = np.zeros(ids.shape[1], np.int32)
     rows = []
     for row in range(len(ids)):
         places = np.arange(ids.shape[1]) if mask is None else np.flatnonzero(mask[row])
@@ -192,9 +193,7 @@ def _id_rows(inputs: Mapping[str, NDArray[Any]], rules: InputRules) -> list[IdRo
                 f"at most {rules.max_length}",
                 "shorten the sequence (only texts can be truncated by the server)",
             )
-        row_types = no_types[: places.size]
-        if types is not None:
-            row_types = types[row, places]
+        row_types = no_types[: places.size] if types is None else types[row, places]
         rows.append(IdRow(ids[row, places], row_types, places, ids.shape[1]))
     return rows
 

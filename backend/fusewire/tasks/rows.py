@@ -41,7 +41,7 @@ class IdRow:
     """
 
     input_ids: NDArray[np.int64]  # [n]
-    token_type_ids: NDArray[np.int64]  # [n]
+    token_type_ids: NDArray[np.integer[Any]]  # [n]
     places: NDArray[np.int64]  # [n], where each token stood in the client's row
     width: int  # of the client's row, padding and all
     unread_tokens = 0
@@ -85,7 +85,7 @@ class Tokens:
     @staticmethod
     def of_ids(row: IdRow) -> Tokens:
         """Of ids that the model knows."""
-        sequence = Sequence(row.input_ids, row.token_type_ids.astype(np.int32))
+        sequence = Sequence(row.input_ids, row.token_type_ids.astype(np.int32, copy=False))
         return Tokens(sequence, row.places, row.width)
 
     @staticmethod

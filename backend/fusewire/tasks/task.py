@@ -73,7 +73,9 @@ class Task(ABC):
     reads_windows: ClassVar[bool] = False  # reads a long second text in windows
 
     def __init__(self, model: Any, tokenizer: Tokenizer | None, settings: EngineSettings) -> None:
-        """`model`: an EncoderModel, of a task of images an ImageTextModel."""
+        """`model`: an EncoderModel, of a task of images an ImageTextModel. CheckpointError."""
+        if self.needs_offsets and tokenizer is not None:
+            tokenizer.require_offsets(self.name)
         self.model = model
         self.tokenizer = tokenizer
 

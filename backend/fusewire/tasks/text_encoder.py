@@ -18,7 +18,7 @@ from tokenizers import Encoding
 
 from fusewire.errors import FusewireError, InvalidInput
 from fusewire.settings import MOST_WINDOWS
-from fusewire.tasks.rows import IdRow, Query, TextRow, Tokens
+from fusewire.tasks.rows import IdRow, Query, Row, TextRow, Tokens
 from fusewire.text.least_tokens import WORTH_WHILE
 from fusewire.text.long_pairs import shortened
 from fusewire.text.tokenizer import Tokenizer, TokenizerFault
@@ -60,13 +60,17 @@ class TextEncoder:
         """Sets `tokens` of each query; returns the errors by the query's index."""
         errors: dict[int, FusewireError] = {}
         groups: dict[tuple[int, bool], list[tuple[int, TextRow]]] = defaultdict(list)
+        # Rows are looked into one by one only to name what is wrong.
+        known = self._known([row for query in queries for row in query.rows])
         for index, query in enumerate(queries):
             query.tokens = []
             for place, row in enumerate(query.rows):
                 if isinstance(row, IdRow):
-                    where = f" in row {place}" if len(query.rows) > 1 else ""
                     try:
-                        query.tokens.append([self._of_ids(row, where)])
+                        if not known:
+                            where = f" in row {place}" if len(query.rows) > 1 else ""
+                            self._check_known(row, where)
+                        query.tokens.append([Tokens.of_ids(row)])
                     except InvalidInput as error:
                         errors.setdefault(index, error)
                     continue
@@ -133,7 +137,7 @@ class TextEncoder:
             }
         try:
             return [*self._tokenized(texts, cut)]
-        except TokenizerFault:  # of one text (a word that a vocabulary without [UNK] lacks)
+        except (TokenizerFault, InvalidInput):  # of one text (a word that nothing spells)
             return [self._encode_alone(text, cut) for text in texts]
 
     def _tokenized(
@@ -154,6 +158,8 @@ class TextEncoder:
         assert self.tokenizer is not None
         try:
             return self._tokenized([text], cut)[0]
+        except InvalidInput as error:
+            return error
         except TokenizerFault as fault:
             return InvalidInput(
                 "text_input",
@@ -185,14 +191,22 @@ class TextEncoder:
             "set truncate or shorten the text",
         )
 
-    def _of_ids(self, row: IdRow, where: str) -> Tokens:
+    def _known(self, rows: Sequence[Row]) -> bool:
+        """Whether the model knows all ids and token types that clients sent."""
+        sent = [row for row in rows if isinstance(row, IdRow)]
+        if not sent:
+            return True
+        ids = np.concatenate([row.input_ids for row in sent])
+        types = np.concatenate([row.token_type_ids for row in sent])
+        return _outside(ids, self._vocab_size) is None and _outside(types, self._types) is None
+
+    def _check_known(self, row: IdRow, where: str) -> None:
         wanted = f"0..{self._vocab_size - 1}, the model's vocabulary{where}"
         if (unknown := _outside(row.input_ids, self._vocab_size)) is not None:
             raise InvalidInput("input_ids", unknown, wanted, "use this model's tokenizer")
         wanted = f"0..{self._types - 1}{where}"
         if (unknown := _outside(row.token_type_ids, self._types)) is not None:
             raise InvalidInput("token_type_ids", unknown, wanted, "correct or omit it")
-        return Tokens.of_ids(row)
 
     def _of_text(self, encoding: Encoding) -> Tokens:
         """A folder's tokenizer may know more than its model."""

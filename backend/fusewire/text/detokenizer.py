@@ -10,6 +10,8 @@ the tokenizer's decoder:
   is what it adds after a token or two before it.
 - ByteFallback (Llama 2, Gemma) reads neighbouring byte tokens (<0x0A>) as a whole: one bad byte
   makes U+FFFD of all. They are held back until another token ends the run.
+- Pieces of Marian and M2M-100 are joined one by one (fusewire.text.piece_text), where white space
+  waits for a token behind it, as none ends the text.
 
 (The library's own DecodeStream never lets out the half character that a text ends on, and reads a
 run of bad bytes again with each that follows.)
@@ -26,6 +28,7 @@ from typing import Any, Protocol
 
 from fusewire.errors import CheckpointError
 from fusewire.text.loose_spaces import TighteningStream
+from fusewire.text.piece_text import PieceJoining, PieceStream
 from fusewire.text.tokenizer import FILE, Tokenizer
 
 _BYTE_TOKEN = re.compile("<0x[+0-9A-Fa-f][0-9A-Fa-f]>")  # as the library parses them
@@ -52,7 +55,7 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        steps = _steps(tokenizer.backend.decoder)
+        steps = [] if tokenizer.joining else _steps(tokenizer.backend.decoder)
         self._joins_bytes = [step["type"] for step in steps] == ["ByteLevel"]
         self._has_byte_tokens = any(step["type"] == "ByteFallback" for step in steps)
         self._bytes = cache(_bytes)  # of a vocabulary: once for each token
@@ -65,8 +68,11 @@ class Detokenizer:
 
         def piece(token: int) -> str | None:
             """As the vocabulary spells it; None where decoding passes over it."""
-            return None if token in skipped else self._tokenizer.backend.id_to_token(token)
+            return None if token in skipped else self._tokenizer.spelling(token)
 
+        if (joining := self._tokenizer.joining) is not None:
+            pieces = _Pieces(joining, (spelled for token in prompt if (spelled := piece(token))))
+            return TextStream(piece, pieces, self._tokenizer.cleans_spaces)
         if self._joins_bytes:
             return TextStream(piece, _Bytes(self._bytes), self._tokenizer.cleans_spaces)
         anchor: list[int] = []
@@ -127,6 +133,22 @@ class _Bytes:
 
     def flush(self) -> str:
         return self._decoder.decode(b"", final=True)
+
+
+class _Pieces:
+    """Pieces that are joined as a class of transformers does it."""
+
+    def __init__(self, joining: PieceJoining, prompt: Iterable[str]) -> None:
+        self._stream = PieceStream(joining)
+        for piece in prompt:
+            self._stream.step(piece)
+        self._stream.flush()  # of bytes
+
+    def step(self, token: int, piece: str) -> str:
+        return self._stream.step(piece)
+
+    def flush(self) -> str:
+        return self._stream.flush()
 
 
 def _bytes(piece: str) -> bytes:

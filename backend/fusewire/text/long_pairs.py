@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from tokenizers import Encoding
 
+from fusewire.errors import InvalidInput
 from fusewire.text.tokenizer import Tokenizer
 
 # Texts with fewer characters for each token that is kept have few such pieces.
@@ -16,9 +17,17 @@ _CHARACTERS_PER_TOKEN = 16
 
 def shortened(tokenizer: Tokenizer, pair: tuple[str, str], most: int) -> tuple[str, str]:
     """Texts of which `longest_first` truncation to `most` tokens keeps the same. Raises
-    TokenizerFault."""
-    if sum(map(len, pair)) <= most * _CHARACTERS_PER_TOKEN:
+    TokenizerFault, and InvalidInput where the tokenizer cannot say where tokens stand."""
+    characters, few = sum(map(len, pair)), most * _CHARACTERS_PER_TOKEN
+    if characters <= few:
         return pair
+    if not tokenizer.has_offsets:
+        raise InvalidInput(
+            "text_pair",
+            f"a pair of {characters} characters to truncate",
+            f"at most {few} for a folder without tokenizer.json",
+            "shorten the texts, or put tokenizer.json into the model folder",
+        )
     first, second = tokenizer.encode(list(pair), offsets=True, special_tokens=False)
     # The longer text stays the longer one: of an odd number of tokens it keeps one more.
     kept = (4 * most, 2 * most) if len(first) > len(second) else (2 * most, 4 * most)

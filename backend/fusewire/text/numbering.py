@@ -11,15 +11,18 @@ from typing import Any
 
 import tokenizers
 
+from fusewire.text.languages import Languages
+from fusewire.text.piece_text import PieceJoining
 from fusewire.text.sentencepiece_backend import SentencePieceNormalizer
 
 
 @dataclass(frozen=True)
 class Numbering:
     """`ids`: of each token of the library, the model's; several may have one. `names`: of the
-    model's ids, as its vocabulary spells them. `languages`: what may stand in front of a text, or
-    behind a special token, as a token, `>>fra<<`; the library's token for it is MARK and that, or
-    UNKNOWN for others."""
+    model's ids, as the vocabulary of what it writes spells them. `prefixes`: what may stand in
+    front of a text, or behind a special token, as a token, `>>fra<<`; the library's token for it is
+    MARK and that, or UNKNOWN for others; None where nothing is taken for one. `joining`: how
+    pieces become text, where the library's decoder does not say it."""
 
     MARK = "\0"
     UNKNOWN = "\0\0"
@@ -28,17 +31,20 @@ class Numbering:
     names: Mapping[int, str]
     normalizer: SentencePieceNormalizer
     special: Mapping[str, int]  # content -> the model's id
-    languages: frozenset[str] = frozenset()
+    skipped: frozenset[int]  # special ids of what the model writes
+    languages: Languages
+    prefixes: frozenset[str] | None = None
+    joining: PieceJoining | None = None
 
     def marked(self, text: str) -> str:
         """The text with the language in front of it as the library's token."""
-        if not self.languages or ">>" not in text:
+        if self.prefixes is None or ">>" not in text:
             return text
         return self._fronts.sub(self._mark, text)
 
     def _mark(self, found: re.Match[str]) -> str:
         before, code = found.groups()
-        return before + (self.MARK + code if code in self.languages else self.UNKNOWN)
+        return before + (self.MARK + code if code in (self.prefixes or ()) else self.UNKNOWN)
 
     @cached_property
     def _fronts(self) -> re.Pattern[str]:

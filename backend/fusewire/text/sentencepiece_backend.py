@@ -71,6 +71,12 @@ class SentencePieceNormalizer:
         other._lowers = True
         return other
 
+    def inside(self) -> SentencePieceNormalizer:
+        """The same for a part of a text: all its spaces stay, and none comes in front."""
+        other = copy(self)
+        other._prefix, other._single_spaces = "", False
+        return other
+
     def normalize(self, text: _Text) -> None:
         normalized = self.normalized(text.normalized)
         text.clear()

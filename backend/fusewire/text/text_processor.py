@@ -14,6 +14,7 @@ from fusewire.errors import FusewireError, InvalidInput
 from fusewire.text.chat_template import ChatTemplate
 from fusewire.text.least_tokens import WORTH_WHILE
 from fusewire.text.tokenizer import Tokenizer, TokenizerFault
+from fusewire.text.tokenizer_files import WANTED
 
 # Tokenising takes a few hundred bytes of memory a character, so longer texts are refused: with more
 # characters than these, and more for each token that the model reads.
@@ -151,7 +152,7 @@ class TextProcessor:
 
     def _required(self) -> Tokenizer:
         if self._tokenizer is None:
-            raise FusewireError("tokenizer.json: got none, wanted one to tokenise with; add it")
+            raise FusewireError(f"the tokenizer: got none, wanted {WANTED}; add the file")
         return self._tokenizer
 
 

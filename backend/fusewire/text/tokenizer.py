@@ -17,11 +17,20 @@ import tokenizers
 from tokenizers import AddedToken, Encoding, normalizers
 
 from fusewire.errors import CheckpointError
+from fusewire.text.language_marks import follow_class
+from fusewire.text.languages import Languages
 from fusewire.text.least_tokens import LeastTokens
 from fusewire.text.loose_spaces import tighten
 from fusewire.text.numbering import Numbering
+from fusewire.text.piece_text import PieceJoining
 from fusewire.text.sentencepiece_folder import load_sentencepiece
-from fusewire.text.tokenizer_files import CONFIG, tokenizer_config, tokenizer_file
+from fusewire.text.tokenizer_files import (
+    CONFIG,
+    WANTED,
+    tokenizer_class,
+    tokenizer_config,
+    tokenizer_file,
+)
 from fusewire.weights import file_in
 from fusewire.weights.formats import TOKENIZER as FILE
 
@@ -70,16 +79,19 @@ def _faults() -> Iterator[None]:
 
 
 class Tokenizer:
-    """Texts to ids and back, with special tokens by role: None for a role that no token has."""
+    """Texts to ids and back, with special tokens by role: None for a role that no token has.
+    `languages`: how those of a text and of its translation are chosen."""
 
     def __init__(
         self,
         backend: tokenizers.Tokenizer,
         config: dict[str, Any],
         numbering: Numbering | None = None,
+        languages: Languages | None = None,
     ) -> None:
         """`config`: tokenizer_config.json, completed by special_tokens_map.json. `numbering`: the
-        model's ids, where they are not the backend's."""
+        model's ids, where they are not the backend's, and its languages. `languages`: of
+        others."""
         backend.no_padding()
         backend.no_truncation()
         self.backend = backend
@@ -90,8 +102,10 @@ class Tokenizer:
             _add_listed(backend, config)
             added = backend.get_added_tokens_decoder()
             self.special_ids = frozenset(index for index, token in added.items() if token.special)
+            self.languages = languages or Languages()
         else:
-            self.special_ids = frozenset(numbering.special.values())
+            self.special_ids = numbering.skipped
+            self.languages = numbering.languages
         self.mask_id = self._role(config, "mask_token")
         self.cls_id = self._role(config, "cls_token")
         self.sep_id = self._role(config, "sep_token")
@@ -99,33 +113,44 @@ class Tokenizer:
         self.unk_id = self._role(config, "unk_token")
         self.truncation_side = _choice(config, "truncation_side", ("right", "left"))
         self.max_length = _max_length(config)
-        self.cleans_spaces = config.get("clean_up_tokenization_spaces") is True and not isinstance(
-            backend.model, tokenizers.models.BPE
+        python_class = numbering is not None and numbering.joining is not None
+        self.cleans_spaces = config.get("clean_up_tokenization_spaces") is True and (
+            python_class or not isinstance(backend.model, tokenizers.models.BPE)
         )
 
     @staticmethod
     def load(folder: Path) -> Tokenizer | None:
         """The folder's tokenizer, or None when it has neither tokenizer.json nor SentencePiece
         files of a class that is known."""
+        return Tokenizer._load(folder)
+
+    @staticmethod
+    def load_target(folder: Path) -> Tokenizer | None:
+        """What cuts texts as the model writes them: another one for Marian alone."""
+        return Tokenizer._load(folder, target=True)
+
+    @staticmethod
+    def _load(folder: Path, *, target: bool = False) -> Tokenizer | None:
         name = tokenizer_file(folder)
         if name is None:
             return None
         config = tokenizer_config(folder)
         if name != FILE:
-            backend, numbering = load_sentencepiece(folder, name, config)
+            backend, numbering = load_sentencepiece(folder, name, config, target=target)
             return Tokenizer(backend, config, numbering)
         path = file_in(folder, FILE)
         assert path is not None
         try:
             with _faults():
                 backend = tokenizers.Tokenizer.from_buffer(path.read_bytes())
+                languages = follow_class(backend, tokenizer_class(folder, config), config)
         except TokenizerFault as fault:
             raise CheckpointError(
                 f"{FILE}: got a file that tokenizers {tokenizers.__version__} cannot read "
                 f"({fault}), wanted a fast tokenizer; save it again with transformers: "
                 "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
             ) from None
-        return Tokenizer(backend, config)
+        return Tokenizer(backend, config, languages=languages)
 
     @staticmethod
     def required(folder: Path) -> Tokenizer:
@@ -134,10 +159,24 @@ class Tokenizer:
         if tokenizer is None:
             raise CheckpointError(
                 f"{FILE}: missing, but generation answers with text and needs the model's "
-                "tokenizer; save it into the folder with transformers: "
+                f"tokenizer, wanted {WANTED}; save it into the folder with transformers: "
                 "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
             )
         return tokenizer
+
+    @property
+    def has_offsets(self) -> bool:
+        """Whether `encode` can say where tokens stand in a text: not with SentencePiece files."""
+        return self._numbering is None
+
+    def require_offsets(self, task: str) -> None:
+        """CheckpointError without them."""
+        if not self.has_offsets:
+            raise CheckpointError(
+                f"{FILE}: missing, wanted for the task {task}, which maps tokens back to the text; "
+                "save it into the folder with transformers: "
+                "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+            )
 
     def twin(self) -> Tokenizer:
         """The same again, for another thread: its state is its own."""
@@ -146,7 +185,7 @@ class Tokenizer:
                 backend = tokenizers.Tokenizer.from_str(self.backend.to_str())
             else:  # whose normaliser is ours, and cannot be written
                 backend = _same_parts(self.backend)
-            return Tokenizer(backend, self._config, self._numbering)
+            return Tokenizer(backend, self._config, self._numbering, self.languages)
 
     @cached_property
     def least_tokens(self) -> LeastTokens:
@@ -172,13 +211,22 @@ class Tokenizer:
             steps.append(self.backend.normalizer)
         self.backend.normalizer = normalizers.Sequence(steps)
 
+    def inside_texts(self) -> Tokenizer | None:
+        """The same without a space in front of texts, and with those that they have, where the
+        normaliser is ours; None for others."""
+        if self._numbering is None:
+            return None
+        twin = self.twin()
+        twin.backend.normalizer = normalizers.Normalizer.custom(self._numbering.normalizer.inside())
+        return twin
+
     def piece(self, token: int) -> str:
         """A token as the vocabulary spells it; an id beyond the tokenizer's names has none: ""."""
-        return self._spelling(token) or ""
+        return self.spelling(token) or ""
 
     def has(self, token: int) -> bool:
         """Whether it is an id of the tokenizer."""
-        return 0 <= token < 1 << 32 and self._spelling(token) is not None
+        return 0 <= token < 1 << 32 and self.spelling(token) is not None
 
     def join(self, pieces: list[str]) -> str:
         """Pieces put together again to text."""
@@ -195,7 +243,10 @@ class Tokenizer:
             if self._numbering is None:
                 return self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
             skipped = self.special_ids if skip_special_tokens else frozenset()
-            return self.join([self.piece(token) for token in ids if token not in skipped])
+            spelled = [self.spelling(token) for token in ids if token not in skipped]
+            pieces = [piece for piece in spelled if piece is not None]
+            joining = self.joining
+            return joining.text(pieces) if joining is not None else self.join(pieces)
 
     def encode(
         self,
@@ -206,9 +257,9 @@ class Tokenizer:
         special_tokens: bool = True,
     ) -> list[Encoding]:
         """Encodes texts and pairs. `cut`: keyword arguments of the library's truncation. `offsets`:
-        also where each token stands in the text, which costs time. `special_tokens`: those that
-        stand around a text are put there; a chat template writes them itself. Raises
-        TokenizerFault.
+        also where each token stands in the text, which costs time (see `has_offsets`).
+        `special_tokens`: those that stand around a text are put there; a chat template writes them
+        itself. Raises TokenizerFault.
 
         Truncation is state of the Rust object: with `cut`, one thread at a time (the engine's rule
         too), and one that another keeps waiting while it encodes.
@@ -241,7 +292,13 @@ class Tokenizer:
             encoded = self._numbering.renumbered(encoded)
         return list(encoded.ids[:most])
 
-    def _spelling(self, token: int) -> str | None:
+    @property
+    def joining(self) -> PieceJoining | None:
+        """How pieces become text, where the backend's decoder does not do it."""
+        return None if self._numbering is None else self._numbering.joining
+
+    def spelling(self, token: int) -> str | None:
+        """As `piece`, but None for an id that has no name."""
         if self._numbering is not None:
             return self._numbering.names.get(token)
         return self.backend.id_to_token(token)
@@ -259,7 +316,7 @@ class Tokenizer:
             return self._id(named)
         for usual in _USUAL_NAMES[role]:
             index = self._id(usual)
-            if index in self.special_ids:
+            if index is not None and (self._numbering or index in self.special_ids):
                 return index
         return None
 

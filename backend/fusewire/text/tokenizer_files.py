@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,16 @@ SENTENCEPIECE = {
     "umt5": "spiece.model",
     "marian": "source.spm",
     "m2m100": "sentencepiece.bpe.model",
+    "nllb": "sentencepiece.bpe.model",
+    "mbart": "sentencepiece.bpe.model",
+    "mbart50": "sentencepiece.bpe.model",
+    "xlmroberta": "sentencepiece.bpe.model",
 }
+TARGET = "target.spm"  # beside source.spm
+SENTENCEPIECE_FILES = (*sorted({*SENTENCEPIECE.values()}), TARGET)
+# In messages: what would do.
+_OF_CLASSES = " or ".join(sorted({*SENTENCEPIECE.values()}))
+WANTED = f"{TOKENIZER} or, of a class that is known, {_OF_CLASSES}"
 
 
 def tokenizer_config(folder: Path) -> dict[str, Any]:
@@ -40,4 +50,11 @@ def tokenizer_class(folder: Path, config: dict[str, Any]) -> str:
     if isinstance(named, str):
         return named.removesuffix("Fast").removesuffix("Tokenizer").lower()
     model_type = (read_json(folder, "config.json") or {}).get("model_type")
-    return str(model_type).replace("_", "")
+    return re.sub("[_-]", "", str(model_type))
+
+
+def named_token(config: dict[str, Any], role: str, usual: str) -> str:
+    """The token that `tokenizer_config` names for a role (eos_token), else the usual one."""
+    named = config.get(role)
+    named = named.get("content") if isinstance(named, dict) else named
+    return named if isinstance(named, str) else usual

@@ -34,10 +34,11 @@ template <class Tile>
 PagedGrid paged_grid(const AttentionArguments& a, const PagedShape& shape, int above, int most) {
   const int64_t tiles = paged_tiles(*a.queries, shape.group, Tile::kRows, above, most) * a.kv_heads;
   const int capacity = std::min(multiprocessors() * Tile::kBlocks, PagedScratch::slots<Tile>() / 2);
-  const int span = key_span<Tile::kRows>(shape, static_cast<int>(a.pages->max_context()));
+  const int most_keys = shape.left + shape.right + Tile::kRows / shape.group + 2;
+  const int span = std::min(static_cast<int>(a.pages->max_context()), most_keys);
   const int64_t parts = std::min((span + kLeastPart - 1) / kLeastPart, kMostParts<Tile::kRows>);
   const int64_t blocks = std::min(tiles * parts, tiles + capacity);
-  return {static_cast<unsigned>(blocks), PagedPlan{above, most, capacity}};
+  return {static_cast<unsigned>(blocks), PagedPlan{above, most, capacity, most_keys}};
 }
 
 }  // namespace fusewire::cuda

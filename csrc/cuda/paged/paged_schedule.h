@@ -12,10 +12,11 @@
 
 namespace fusewire::cuda {
 
-// Which sequences a launch serves, those with rows in (above, most] a kv head, and how many blocks
-// run at once.
+// Which sequences a launch serves, those with rows in (above, most] a kv head, how many blocks run
+// at once, and how many keys the rows of one tile can see at most: counted on the host, because
+// divisions in front of every block's work take longer than a part of the keys does.
 struct PagedPlan {
-  int above, most, capacity;
+  int above, most, capacity, span;
 };
 
 // A tile's part of the keys should be worth a block.
@@ -29,13 +30,6 @@ struct PagedItem {
   int first_row, head;                   // of the sequence; the kv head
   int part, parts, slot;  // slot: of part 0, in the scratch; parts of a tile have neighbouring ones
 };
-
-// Keys that a tile of `kRows` rows can see, for sharing out.
-template <int kRows>
-__host__ __device__ inline int key_span(const PagedShape& shape, int context) {
-  const int seen = shape.left + shape.right + kRows / shape.group + 2;
-  return context < seen ? context : seen;
-}
 
 // What block `number` does; tokens == 0: nothing. All 32 lanes of a warp call it and get the same
 // answer. Offsets, context lengths and tables are uploaded before the first kernel of a chain: this
@@ -69,7 +63,7 @@ __device__ __forceinline__ PagedItem find_item(const PagedShape& shape, const Pa
       const int rows = (offset[i + 1] - offset[i]) * shape.group;
       const bool served = rows > plan.above && rows <= plan.most;
       load.tiles[i] = served ? (rows + kRows - 1) / kRows : 0;
-      load.span[i] = served ? key_span<kRows>(shape, context[i]) : 0;
+      load.span[i] = served ? min(context[i], plan.span) : 0;
     }
     return load;
   };

@@ -14,6 +14,7 @@ import pytest
 from fusewire.errors import ConfigurationError
 from fusewire.serving.endpoint import EndpointError
 from fusewire.serving.supervisor.server import Server
+from fusewire.text.tokenizer_files import WANTED
 
 from tests.reference import SENTENCES
 from tests.server.bad_input.alike import alike
@@ -258,8 +259,8 @@ def test_a_text_for_a_folder_without_tokenizer_is_refused_and_ids_are_not(
     by_text, by_ids = together(caller, [text, numbers])
     assert refused(by_text), by_text
     assert by_text.text == (
-        "text_input: got a text for a model without tokenizer.json, wanted input_ids; "
-        "tokenize at the client, or put tokenizer.json into the model folder"
+        "text_input: got a text for a model without a tokenizer, wanted input_ids; "
+        f"tokenize at the client, or put the tokenizer into the model folder: {WANTED}"
     )
     assert good(by_ids), by_ids
     alike(device, by_ids, alone)  # the same weights

@@ -16,6 +16,7 @@ from fusewire.serving.openai.errors import ApiError
 from fusewire.settings import EngineSettings
 from fusewire.tasks.parameters import override
 from fusewire.tasks.sentence_files import SentenceFiles
+from fusewire.text.tokenizer_files import WANTED
 from fusewire.text.written import written_whole
 from fusewire.text_workers.workers import TextWorkers
 
@@ -49,7 +50,7 @@ class Served:
     async def compute(self, method: str, field: str, **arguments: Any) -> Any:
         """What TextProcessor's method returns; InvalidInput where the model has no tokenizer."""
         if not self.workers.description()["has_tokenizer"]:
-            got, wanted = f"{self.name}, which has no tokenizer.json", "a model with one"
+            got, wanted = f"{self.name}, which has no tokenizer", f"a model with one ({WANTED})"
             raise InvalidInput("model", got, wanted, "choose another, or tokenize at the client")
         return await asyncio.wrap_future(self.workers.submit(method, field, **arguments))
 

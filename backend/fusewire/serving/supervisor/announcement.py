@@ -13,6 +13,7 @@ from fusewire.serving import model_config, repository
 from fusewire.serving.probe import Probe, stored_probe
 from fusewire.serving.supervisor.server import Server
 from fusewire.tasks.contract import GENERATING
+from fusewire.text.tokenizer_files import tokenizer_file
 
 _PROMPT = "Once upon a time"
 _TEXTS = ("text_input", "text_pair")
@@ -95,7 +96,7 @@ def _commands(server: Server, asked: Served, *, only: bool) -> Iterator[str]:
     question = Probe(asked.task, tuple(stored_probe(server.entry(asked.name), asked.task)))
     texts = [str(each.values[0]) for each in question.tensors if each.name in _TEXTS]
     body: dict[str, object] | None = question.json()
-    if asked.task in GENERATING and folder and (folder / "tokenizer.json").exists():
+    if asked.task in GENERATING and folder and tokenizer_file(folder) is not None:
         texts = [_PROMPT]
         body = {"text_input": _PROMPT, "parameters": {"max_new_tokens": 20}}
     if any(each.name == "pixel_values" for each in question.tensors):

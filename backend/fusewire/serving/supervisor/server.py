@@ -25,6 +25,7 @@ from fusewire.serving.supervisor.triton_words import reason_in_words
 from fusewire.serving.supervisor.watchdog import Watchdog
 from fusewire.serving.supervisor.watched import Watched
 from fusewire.serving.supervisor.workplace import Workplace
+from fusewire.text.tokenizer_files import WANTED
 
 _log = logging.getLogger(__name__)
 
@@ -145,7 +146,7 @@ class Server:
             raise
         for model in self.models:
             if repository.takes_ids_only(self.entry(model)):
-                _log.warning("%s: no tokenizer.json, takes input_ids only", model)
+                _log.warning("%s: no tokenizer, takes input_ids only; wanted %s", model, WANTED)
         self.watchdog.start()
 
     def _check_loaded(self) -> None:

@@ -1,0 +1,130 @@
+"""How classes of tokenizers mark a source's language: by a token of its own, in front of the text
+or behind it. tokenizer.json has one language frozen into it, at times in the wrong place (NLLB's
+published files are older than its class), so that what the class says goes before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import tokenizers
+from tokenizers.processors import TemplateProcessing
+
+from fusewire.errors import CheckpointError
+from fusewire.text import language_codes
+from fusewire.text.languages import Languages
+from fusewire.text.tokenizer_files import CONFIG, named_token
+
+_SCRIPT_OR_REGION = "[a-z]{2,3}_[A-Z][A-Za-z]{1,3}"  # eng_Latn, en_XX
+_LANGUAGE = "[a-z]{2,3}"
+
+
+@dataclass(frozen=True)
+class LanguageMarks:
+    """`codes`: those of the published models, by token id. `default`: of a source where the files
+    name none. `source_at`: where the source's token stands; the end token stands behind the text in
+    any case. `spelled`: a code as its token."""
+
+    codes: tuple[str, ...]
+    default: str
+    source_at: Literal["front", "back"]
+    spelled: str = "{}"
+
+    def token(self, code: str) -> str:
+        return self.spelled.format(code)
+
+    def languages(self, ids: Mapping[str, int], config: dict[str, Any]) -> Languages:
+        """`ids`: of tokens, of which those spelled like a language are one. CheckpointError for a
+        `src_lang` that is none."""
+        known = {code: ids[token] for token in ids if (code := _code(token, self.spelled))}
+        named = config.get("src_lang")
+        if named is not None and (not isinstance(named, str) or named not in known):
+            raise CheckpointError(
+                f"{CONFIG}: src_lang: got {repr(named)[:80]}, wanted a language of the model, as "
+                f"{', '.join(sorted(known)[:5])}; correct the file"
+            )
+        source = self.default if named is None else named
+        return Languages(known, self.source_at, default_source=source if source in known else None)
+
+    def template(self, language: str, end: str) -> tuple[str, str]:
+        """What stands around a text, $A, and around a pair with $B."""
+        token = self.token(language)
+        front, back = (f"{token} ", "") if self.source_at == "front" else ("", f" {token}")
+        return f"{front}$A {end}{back}", f"{front}$A $B {end}{back}"
+
+
+def marks_of(kind: str, config: dict[str, Any]) -> LanguageMarks | None:
+    """Of the class of tokenizers that `tokenizer_class` calls `kind`; None for others.
+    CheckpointError."""
+    marks = _MARKS.get(kind)
+    if marks is None:
+        return None
+    legacy, codes = config.get("legacy_behaviour"), config.get("language_codes")
+    if kind == "nllb" and legacy:
+        return replace(marks, source_at="back")
+    if kind == "m2m100" and codes not in (None, "m2m100"):
+        if codes != "wmt21":
+            got = repr(codes)[:80]
+            raise CheckpointError(
+                f"{CONFIG}: language_codes: got {got}, wanted m2m100 or wmt21; correct the file"
+            )
+        return replace(marks, codes=language_codes.WMT21)
+    return marks
+
+
+def follow_class(backend: tokenizers.Tokenizer, kind: str, config: dict[str, Any]) -> Languages:
+    """The languages of a tokenizer.json, whose template becomes that of its class. Of another
+    class (PreTrainedTokenizerFast), the file's own template says where the language stands."""
+    special = {
+        token.content: index
+        for index, token in backend.get_added_tokens_decoder().items()
+        if token.special
+    }
+    marks = marks_of(kind, config)
+    if marks is None:
+        return _frozen(backend, special)
+    usual = {token: backend.token_to_id(token) for token in map(marks.token, marks.codes)}
+    ids = {token: index for token, index in usual.items() if index is not None} | special
+    languages = marks.languages(ids, config)
+    end = named_token(config, "eos_token", "</s>")
+    if languages.default_source is None or backend.token_to_id(end) is None:
+        return _frozen(backend, special)
+    single, pair = marks.template(languages.default_source, end)
+    around = (marks.token(languages.default_source), end)
+    backend.post_processor = TemplateProcessing(
+        single=single,
+        pair=pair,
+        special_tokens=[(token, backend.token_to_id(token)) for token in around],
+    )
+    return languages
+
+
+def _frozen(backend: tokenizers.Tokenizer, special: Mapping[str, int]) -> Languages:
+    """None where no language stands around a text."""
+    for spelled in ("{}", "__{}__"):
+        known = {code: special[token] for token in special if (code := _code(token, spelled))}
+        names = {index: code for code, index in known.items()}
+        around = backend.encode("").ids if known else []
+        if around and around[0] in names:
+            return Languages(known, "front", default_source=names[around[0]])
+        if around and around[-1] in names:
+            return Languages(known, "back", default_source=names[around[-1]])
+    return Languages()
+
+
+def _code(token: str, spelled: str) -> str | None:
+    """None for a token that is no language."""
+    code = _SCRIPT_OR_REGION if spelled == "{}" else _LANGUAGE
+    found = re.fullmatch(spelled.format(f"({code})"), token)
+    return found and found[1]
+
+
+_MARKS = {
+    "mbart": LanguageMarks(language_codes.MBART, "en_XX", "back"),
+    "mbart50": LanguageMarks(language_codes.MBART50, "en_XX", "front"),
+    "nllb": LanguageMarks(language_codes.NLLB, "eng_Latn", "front"),
+    "m2m100": LanguageMarks(language_codes.M2M_100, "en", "front", "__{}__"),
+}

@@ -1,0 +1,116 @@
+"""Pieces of a SentencePiece model to text, one by one, as transformers' Python classes (Marian's,
+M2M-100's) do it: what stands between special tokens as the `sentencepiece` package decodes it, and
+of the whole no white space at the ends.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from fusewire.text.sentencepiece_backend import SPACE
+from fusewire.text.sentencepiece_model import BYTE, CONTROL, UNKNOWN, SentencePieceModel
+
+_UNKNOWN_TEXT = " \u2047 "
+_BYTE = re.compile("<0x([0-9A-Fa-f]{2})>")
+_ONE_BYTE = "fusewire.one_byte"
+codecs.register_error(_ONE_BYTE, lambda error: ("\ufffd", getattr(error, "start", 0) + 1))
+
+
+@dataclass(frozen=True)
+class PieceJoining:
+    """`kinds`: of the file's pieces. `special`: tokens whose spelling is text, each followed by
+    `behind_special`. `plain_spaces`: also the mark of a space in pieces that the file lacks, as
+    those of the other language, becomes a space."""
+
+    kinds: Mapping[str, int]
+    special: Collection[str]
+    behind_special: str
+    plain_spaces: bool
+    takes_first_space: bool
+    takes_first_spaces: bool
+
+    @staticmethod
+    def of(
+        model: SentencePieceModel,
+        special: Collection[str],
+        *,
+        behind_special: str = "",
+        plain_spaces: bool = False,
+    ) -> PieceJoining:
+        return PieceJoining(
+            {text: kind for text, _, kind in model.pieces},
+            frozenset(special),
+            behind_special,
+            plain_spaces,
+            model.add_dummy_prefix or model.remove_extra_whitespaces,
+            model.remove_extra_whitespaces,
+        )
+
+    def text(self, pieces: Collection[str]) -> str:
+        stream = PieceStream(self)
+        return "".join([*map(stream.step, pieces), stream.flush()])
+
+
+class PieceStream:
+    """The growing text of one sequence. White space at its end, and bytes, are held back."""
+
+    def __init__(self, joining: PieceJoining) -> None:
+        self._joining = joining
+        self._bytes = bytearray()
+        self._at_front = True  # of what stands between special tokens
+        self._begun = False
+        self._held: list[str] = []
+
+    def step(self, piece: str) -> str:
+        """The text that is certain with one more piece."""
+        kind = self._joining.kinds.get(piece)
+        if piece in self._joining.special:
+            text = self._run_of_bytes() + piece + self._joining.behind_special
+            self._at_front = True
+        elif kind == BYTE and (byte := _BYTE.fullmatch(piece)):
+            self._bytes.append(int(byte[1], 16))
+            return ""
+        else:
+            text = self._run_of_bytes()
+            text += self._spelled(piece, kind)
+        return self._trimmed(text)
+
+    def flush(self) -> str:
+        """At the end: bytes that no other piece came after."""
+        return self._trimmed(self._run_of_bytes())
+
+    def _spelled(self, piece: str, kind: int | None) -> str:
+        if kind == CONTROL:
+            return ""
+        joining = self._joining
+        if self._at_front and kind not in (None, UNKNOWN) and joining.takes_first_space:
+            without = piece.removeprefix(SPACE)
+            self._at_front = not without and (joining.takes_first_spaces or without == piece)
+            piece = without
+        else:
+            self._at_front = self._at_front and not piece
+        if kind == UNKNOWN:
+            return _UNKNOWN_TEXT
+        return piece.replace(SPACE, " ") if kind is not None or joining.plain_spaces else piece
+
+    def _run_of_bytes(self) -> str:
+        """Each byte that belongs to no character is replaced by itself."""
+        text = self._bytes.decode("utf-8", _ONE_BYTE)
+        self._bytes.clear()
+        self._at_front = self._at_front and not text
+        return text
+
+    def _trimmed(self, text: str) -> str:
+        if not self._begun:
+            text = text.lstrip()
+            self._begun = bool(text)
+        end = len(text.rstrip())
+        if not end:
+            self._held.append(text)
+            return ""
+        certain = "".join([*self._held, text[:end]])
+        self._held = [text[end:]]
+        return certain

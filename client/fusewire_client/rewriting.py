@@ -1,0 +1,64 @@
+"""Plans for texts that an encoder-decoder model writes after texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .calls import Plan
+from .generation import generate
+from .plans import Settings
+
+
+def translate(
+    settings: Settings,
+    /,
+    texts: str | Sequence[str],
+    *,
+    details: bool = False,
+    stream: bool = False,
+    max_new_tokens: int | None = None,
+    model: str | None = None,
+    version: str = "",
+    timeout_s: float | None = None,
+    **parameters: Any,
+) -> Plan[Any]:
+    """Translates a text, or each of several, with an encoder-decoder model.
+
+    A text goes to the encoder as it is: T5 wants its task in front of it.
+
+    Args:
+        texts: A text, or a list of them; those of a list run concurrently, answered in order.
+        details: As for `generate`.
+        stream: As for `generate`, of one text.
+        max_new_tokens: Maximum number of tokens of each translation. Default: the model's.
+        model: Its name; default: the server's only model that generates.
+        version: Of the model; default: the server's choice.
+        timeout_s: Of this call, or of each text of a list; default: the client's.
+        **parameters: Further parameters of generation, checked by the server.
+
+    Returns:
+        As `generate`.
+
+    Raises:
+        ClientError: With the server's message.
+    """
+    return (
+        yield from generate(
+            settings,
+            texts,
+            details=details,
+            stream=stream,
+            max_new_tokens=max_new_tokens,
+            model=model,
+            version=version,
+            timeout_s=timeout_s,
+            **parameters,
+        )
+    )
+
+
+def summarise(settings: Settings, /, texts: str | Sequence[str], **given: Any) -> Plan[Any]:
+    """Summarises a text, or each of several, with an encoder-decoder model. Arguments, results and
+    errors are those of `translate`."""
+    return (yield from translate(settings, texts, **given))

@@ -1,0 +1,127 @@
+"""A real server with encoder-decoder models: whole answers and streams, by every task's name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import fusewire_client
+import openai
+import pytest
+import tokenizers
+import torch
+from fusewire.errors import ConfigurationError
+from fusewire.serving.asking import ask, pieces
+from fusewire.serving.config import Deployment, ServerSettings
+from fusewire.serving.repository import import_folder
+from fusewire.serving.supervisor.server import Server
+
+from tests.engine.generating import END, byte_tokenizer, tiny_folder
+from tests.models.tiny_seq2seq import tiny_seq2seq
+from tests.server.streaming import Stream, generate, generate_stream
+
+TEXTS = [f"Text {number} of those to translate" + "!" * number for number in range(16)]
+TOKENS = 12
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bart")
+    model = tiny_seq2seq(folder, "bart", vocab_size=END + 1)
+    model.generation_config.update(eos_token_id=END, forced_bos_token_id=72)
+    model.generation_config.save_pretrained(folder)
+    byte_tokenizer(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def translations(folder: Path) -> list[str]:
+    """Of transformers."""
+    from transformers import BartForConditionalGeneration
+
+    model = BartForConditionalGeneration.from_pretrained(folder).eval()
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    found = []
+    for text in TEXTS:
+        ids = torch.tensor([tokenizer.encode(text).ids])
+        with torch.no_grad():
+            made = model.generate(ids, do_sample=False, num_beams=1, max_new_tokens=TOKENS)
+        found.append(tokenizer.decode(made[0, 1:].tolist()))
+    return found
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path, tmp_path_factory: pytest.TempPathFactory, device: str) -> Iterator[Server]:
+    root = tmp_path_factory.mktemp("repository")
+    for task in (None, "translate"):
+        import_folder(
+            folder,
+            root,
+            name=task or "bart",
+            settings={"task": task, "dtype": "float32", "max_batch_tokens": 128},
+            deployment=Deployment(device=device),
+            link=True,
+        )
+    ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "openai_port": 0}
+    with Server([root], ServerSettings(watch_interval_s=1, **ports), report=print) as server:
+        yield server
+
+
+def test_texts_are_answered_together_as_alone(server: Server, translations: list[str]) -> None:
+    def answer(text: str) -> str:
+        body = {"text_input": text, "max_tokens": TOKENS, "return_num_input_tokens": True}
+        status, found = generate(server, "bart", body)
+        assert (status, found["num_input_tokens"]) == (200, len(text))
+        return found["text_output"]
+
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(answer, TEXTS)) == translations
+
+
+def test_a_text_comes_in_pieces(server: Server, translations: list[str]) -> None:
+    body = {"text_input": TEXTS[3], "max_tokens": TOKENS, "stream": True}
+    events = list(generate_stream(server, "translate", body))
+    assert len(events) > 1
+    assert "".join(event["text_output"] for event in events) == translations[3]
+    with Stream(server, "translate", TEXTS[4], max_tokens=TOKENS) as stream:
+        assert stream.text() == translations[4]
+
+
+def test_clients_and_the_command_line_translate(server: Server, translations: list[str]) -> None:
+    address = f"{server.endpoint.reachable}:{server.endpoint.grpc_port}"
+    with fusewire_client.Client(address, model="translate") as client:
+        assert client.translate(TEXTS, max_new_tokens=TOKENS) == translations
+        assert client.summarise(TEXTS[0], max_new_tokens=TOKENS) == translations[0]
+        with pytest.raises(fusewire_client.InvalidArgument, match="got 129 tokens, wanted at most"):
+            client.translate("x" * 129)
+    parameters = {"max_new_tokens": TOKENS}
+    outputs, _ = ask("translate", TEXTS[:2], [], address, "grpc", "bart", parameters)
+    assert outputs == translations[:2]
+    streamed = pieces("translate", TEXTS[:1], address, "grpc", "bart", parameters)
+    assert "".join(streamed) == translations[0] + "\n"
+
+
+def test_the_openai_endpoint_completes(server: Server, translations: list[str]) -> None:
+    assert server.openai is not None
+    url = f"http://{server.openai.address}/v1"
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
+        for model in ("bart", "translate"):
+            found = client.completions.create(
+                model=model, prompt=TEXTS[:2], max_tokens=TOKENS, temperature=0
+            )
+            assert [choice.text for choice in found.choices] == translations[:2]
+            assert found.usage is not None
+            assert found.usage.prompt_tokens == sum(map(len, TEXTS[:2]))
+        with pytest.raises(openai.BadRequestError, match="echo: got true, wanted false for an enc"):
+            client.completions.create(model="bart", prompt=TEXTS[0], echo=True)
+
+
+def test_what_a_model_cannot_do_is_refused(server: Server, tmp_path: Path) -> None:
+    body = {"text_input": "text", "exclude_input_in_output": False}
+    status, found = generate(server, "bart", body)
+    assert status == 400
+    assert "exclude_input_in_output: got false, wanted true for an encoder" in found["error"]
+    gpt2 = tiny_folder(tmp_path)
+    with pytest.raises(ConfigurationError, match="task: got translate for gpt2, wanted generate"):
+        import_folder(gpt2, tmp_path / "root", name="gpt2", settings={"task": "translate"})
