@@ -17,7 +17,8 @@ MAY_INCLUDE = {
     "ops": {"core", "ops"},
     "layers": {"core", "ops", "layers"},
     "cuda": {"core", "cuda"},
-    "python": {"core", "ops", "layers", "python"},
+    "generation": {"core", "generation"},
+    "python": {"core", "generation", "ops", "layers", "python"},
     "tritonserver": set(),
 }
 
@@ -77,6 +78,14 @@ MAY_IMPORT = {
     "engine.continuation": {"generation", "text", "engine.prompt_logprobs"},
     "engine.best_of": {"errors", "engine.continuation"},
     "engine.deltas": {"errors", "engine.best_of", "engine.continuation"},
+    "engine.beam_groups": {
+        "kernels",
+        "models",
+        "placement",
+        "engine.generation_sequence",
+        "engine.kv_cache",
+        "engine.sampling",
+    },
     "engine.packing": {"models", "engine.generation_scheduler"},
     "engine.generation_loop": {"errors", "kernels", "models", "engine"},
     "engine.generation_memory": {

@@ -68,6 +68,19 @@ struct SampleArguments {
   const int64_t *seeds, *steps;
 };
 
+// Rows offsets[g] to offsets[g + 1] of logits are the beams of group g, which gets its counts[g]
+// best candidates in row g of the outputs [groups, most] (ops.def, beam_candidates).
+struct BeamArguments {
+  float *scores, *log_probs;
+  int32_t *beams, *tokens;
+  const void* logits;
+  int64_t stride, rows, cols;
+  const int32_t *offsets, *counts;
+  const float* beam_scores;
+  int64_t groups, most;
+  bool normalized;
+};
+
 struct Kernels {
 #define KERNEL(result, name, arguments) result(*name) arguments;
 #include "core/kernels.inc"

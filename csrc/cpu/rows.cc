@@ -22,12 +22,12 @@ FUSEWIRE_INLINE Vec fold_row(const float* row, int64_t cols, Vec start, float fi
 // Sum of map(vector) over a row. Blocks are summed on their own: a vocabulary-wide row would lose
 // digits in one long chain.
 template <class Map>
-FUSEWIRE_INLINE float sum_row(const float* row, int64_t cols, Map&& map) {
+FUSEWIRE_INLINE float sum_row(const float* row, int64_t cols, Map&& map, float fill = 0.0f) {
   constexpr int64_t kBlock = 64 * kLanes;
   Vec total = {};
   for (int64_t c = 0; c < cols; c += kBlock) {
     const int64_t width = cols - c < kBlock ? cols - c : kBlock;
-    total += fold_row(row + c, width, Vec{}, 0.0f, [&](Vec a, Vec b) { return a + map(b); });
+    total += fold_row(row + c, width, Vec{}, fill, [&](Vec a, Vec b) { return a + map(b); });
   }
   return reduce_add(total);
 }
@@ -89,6 +89,18 @@ void softmax(void* out, int64_t out_stride, const void* x, int64_t x_stride, int
     map_row(to, from, cols, [&](Vec v) { return exp(v - top); });
     const float sum = sum_row(to, cols, [](Vec v) { return v; });
     map_row(to, to, cols, [&](Vec v) { return v / sum; });
+  });
+}
+
+void log_softmax(float* out, int64_t out_stride, const void* x, int64_t x_stride, int64_t rows,
+                 int64_t cols, const Stream&) {
+  for_each_row(out, out_stride, x, x_stride, rows, [&](float* to, const float* from) {
+    const float lowest = -INFINITY;
+    const float top = reduce_max(
+        fold_row(from, cols, broadcast(lowest), lowest, [](Vec a, Vec b) { return max(a, b); }));
+    const float sum = sum_row(from, cols, [&](Vec v) { return exp(v - top); }, lowest);
+    const float log_sum = std::log(sum);
+    map_row(to, from, cols, [&](Vec v) { return v - top - log_sum; });
   });
 }
 

@@ -26,6 +26,17 @@ void softmax(const Tensor& out, const Tensor& x, const Stream& stream) {
   });
 }
 
+void log_softmax(const Tensor& out, const Tensor& x, const Stream& stream) {
+  Check check("log_softmax", stream);
+  Dim rows("rows"), cols("cols");
+  check.floats("x", x, {&rows, &cols});
+  check.is("out", out, DType::kFloat32, {&rows, &cols});
+  dispatch(check, stream, rows.size * cols.size, [&](const Kernels& kernels) {
+    kernels.log_softmax(out.as<float>(), out.row_stride, x.data, x.row_stride, rows.size, cols.size,
+                        stream);
+  });
+}
+
 void l2_normalize(const Tensor& out, const Tensor& x, const Stream& stream) {
   Check check("l2_normalize", stream);
   Dim rows("rows"), cols("cols");

@@ -90,7 +90,10 @@ def written(path: Path) -> str:
 def _type(schema: dict[str, Any], plural: str = "") -> str:
     """In words, of a JSON schema; `plural` s, of several."""
     if "anyOf" in schema:
-        (schema,) = [each for each in schema["anyOf"] if each["type"] != "null"]
+        given = [each for each in schema["anyOf"] if each["type"] != "null"]
+        return " or ".join(_type(each, plural) for each in given)
+    if "const" in schema:
+        return f"`{json.dumps(schema['const'])}`"
     if "enum" in schema:
         return ", ".join(f"`{value}`" for value in schema["enum"])
     kind = schema["type"]

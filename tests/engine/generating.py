@@ -78,8 +78,9 @@ class Answer:
     def __init__(self, parameters: GenerationParameters) -> None:
         self.events: queue.SimpleQueue[Delta | FusewireError] = queue.SimpleQueue()
         self.deltas: list[Delta] = []
+        self.most_new_tokens = parameters.max_new_tokens
         self.cancelled = False
-        self._best = BestOf(parameters.n, parameters.sequences)
+        self._best = BestOf(parameters.n, parameters.answers)
         self._ready: deque[Delta | FusewireError] = deque()
 
     def next(self) -> Delta:

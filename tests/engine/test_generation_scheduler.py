@@ -71,7 +71,8 @@ class Engine:
             assert sequence.left == 0
             self.known += forks
         for sequence in self.those(State.RUNNING):
-            self.memory.check(sequence.pages, sequence.token_ids)
+            if sequence.rows is None:  # else its beams are checked
+                self.memory.check(sequence.pages, sequence.token_ids)
             assert sequence.stored == sequence.pages.length
             if sequence.left == 0:
                 self.sample(sequence)

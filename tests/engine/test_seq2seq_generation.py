@@ -230,7 +230,7 @@ def test_an_encoder_pass_that_fails_ends_its_requests_alone(engine, reference, m
         ([5], {"max_tokens": 320}, r"max_tokens: got 320, wanted at most 319"),
         ([5], {"prompt_logprobs": 0}, "prompt_logprobs: got 0, wanted null for an encoder-decoder"),
         ([5], {"forced_bos_token_id": 131}, "forced_bos_token_id: got 131, wanted an id 0..130"),
-        ([5], {"num_beams": 2}, "num_beams: got 2"),
+        ([5], {"num_beams": 9}, "num_beams: got 9, wanted at most 8, the sequences"),
     ],
 )
 def test_what_cannot_be_answered_is_refused_by_name(engine, source, parameters, message):

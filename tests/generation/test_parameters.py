@@ -112,17 +112,72 @@ def test_numbers_and_flags_may_be_written_as_strings() -> None:
 
 def test_what_changes_no_answer_is_accepted() -> None:
     harmless = {
-        "length_penalty": 1.0,
-        "use_beam_search": False,
-        "early_stopping": "false",
         "detokenize": True,
         "spaces_between_special_tokens": True,
         "add_generation_prompt": True,
         "continue_final_message": False,
-        "num_beams": "1",
+        "num_beam_groups": "1",
         "request_id": "of the client",
     }
     assert parse(**harmless, top_p=0.9) == parse(top_p=0.9)
+
+
+def test_beams_as_hugging_face_and_vllm_spell_them() -> None:
+    parameters = parse(num_beams="4", num_return_sequences=2, early_stopping="true")
+    assert (parameters.num_beams, parameters.n, parameters.early_stopping) == (4, 2, True)
+    assert (parameters.sequences, parameters.answers) == (4, 2)
+    assert parse(num_beams=2, early_stopping="never").early_stopping == "never"
+    assert parse(use_beam_search=True, n=3).num_beams == 3
+    parameters = parse(use_beam_search="true", n=3, best_of=5, temperature=0)
+    assert (parameters.num_beams, parameters.n, parameters.best_of) == (5, 3, None)
+    assert not parse(use_beam_search=False).searches
+    assert not parse(num_beams=1, length_penalty=2.0).searches
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"n": 5}, "n: got 5, wanted at most 4, which is num_beams"),
+        ({"num_return_sequences": 5}, "num_return_sequences: got 5, wanted at most 4"),
+        ({"temperature": 0.7}, "temperature: got 0.7, wanted none with num_beams 4"),
+        ({"do_sample": True}, "do_sample: got True, wanted none with num_beams"),
+        ({"top_p": 0.7}, "top_p: got 0.7, wanted none with num_beams"),
+        ({"best_of": 4}, "best_of: got 4, wanted none with num_beams"),
+        ({"stop": "x"}, r"stop: got \('x',\), wanted none with num_beams"),
+        ({"logprobs": 0}, "logprobs: got 0, wanted none with num_beams"),
+        ({"prompt_logprobs": 0}, "prompt_logprobs: got 0, wanted none with num_beams"),
+        ({"use_beam_search": True}, "use_beam_search: got it and num_beams together"),
+    ],
+)
+def test_what_beams_do_not_go_with_is_refused(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        parse(num_beams=4, **asked)
+
+
+def test_a_folders_beams_give_way(folder: Callable[..., Path]) -> None:
+    defaults = generation_defaults(folder(num_beams=4, length_penalty=2.0, early_stopping=True))
+    parameters = parse(defaults)
+    assert (parameters.num_beams, parameters.length_penalty) == (4, 2.0)
+    assert parameters.early_stopping is True
+    assert parse(defaults, temperature=0).searches
+    for asked in ({"temperature": 0.7}, {"logprobs": 1}, {"stop": "x"}, {"num_beams": 1}):
+        assert not parse(defaults, **asked).searches
+    few = GenerationLimits(2000, 500, 4000, 3)
+    assert read_parameters({}, few, defaults).num_beams == 3
+    with pytest.raises(InvalidInput, match="num_beams: got 4, wanted at most 3, the sequences"):
+        read_parameters({"num_beams": 4}, few, defaults)
+    with pytest.raises(InvalidInput, match="num_beams: got 10000 tokens over 20 sequences"):
+        parse(defaults, num_beams=20, max_tokens=500)
+
+
+def test_named_beams_go_before_a_folder_that_samples(folder: Callable[..., Path]) -> None:
+    defaults = generation_defaults(folder(do_sample=True, temperature=0.6))
+    assert parse(defaults, num_beams=4).greedy
+    with pytest.raises(CheckpointError, match=r"stop: got \('x',\), wanted none with num_beams 4"):
+        generation_defaults(folder(stop_strings=["x"], num_beams=4))
+    ends = generation_defaults(folder(stop_strings=["x"]))
+    with pytest.raises(InvalidInput, match="num_beams: got 4, wanted 1 where texts end as the"):
+        parse(ends, num_beams=4)
 
 
 def test_other_names_and_single_strings() -> None:
@@ -174,10 +229,13 @@ REFUSED: list[tuple[str, list[Any]]] = [
     ("timeout_seconds", [0, -1, 86401, *NOT_NUMBERS]),
     ("temprature", [0.5]),
     ("echo", [True]),
-    ("length_penalty", [2.0, "1.5", True]),
-    ("use_beam_search", [True, "true", 0]),
     ("detokenize", [False]),
-    ("num_beams", [4]),
+    ("num_beams", [-1, 0, 513, 10**9, 2.0, *NOT_NUMBERS]),
+    ("num_return_sequences", [-1, 0, 2, 65, 10**9]),
+    ("length_penalty", [-5.1, 5.1, 10**9, *NOT_NUMBERS]),
+    ("early_stopping", [0, 1, "always", "Never", "NaN", [], {}]),
+    ("use_beam_search", [0, 1, "yes", []]),
+    ("diversity_penalty", [0.5]),
 ]
 
 
@@ -231,8 +289,8 @@ def test_the_limit_itself_is_allowed(name: str, value: Any) -> None:
         ({"n": 4, "top_p": 0.9, "max_tokens": 300}, "n: got 1200 tokens over 4 sequences"),
         ({"best_of": 8, "top_p": 0.9, "max_tokens": 300}, "best_of: got 2400 tokens over 8"),
         (
-            {"length_penalty": 2.0},
-            "length_penalty: got 2.0, wanted 1 or null, as it is not supported; remove it",
+            {"diversity_penalty": 2.0},
+            "diversity_penalty: got 2.0, wanted 0 or null, as it is not supported; remove it",
         ),
     ],
 )
@@ -399,9 +457,11 @@ def test_any_values_are_parameters_or_an_invalid_input(asked: dict[str, Any]) ->
 def test_a_folder_without_the_file_says_it_in_its_older_one(tmp_path: Path) -> None:
     config = {"model_type": "gpt2", "repetition_penalty": 1.3, "num_beams": 1, "top_k": None}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    assert generation_defaults(tmp_path) == {"repetition_penalty": 1.3}
-    (tmp_path / "config.json").write_text(json.dumps(config | {"num_beams": 4}))
-    with pytest.raises(CheckpointError, match=r"^config\.json: num_beams: got 4, wanted 1 or null"):
+    assert generation_defaults(tmp_path) == {"repetition_penalty": 1.3, "num_beams": 1}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_beams": 0}))
+    with pytest.raises(
+        CheckpointError, match=r"^config\.json: num_beams: got 0, wanted at least 1"
+    ):
         generation_defaults(tmp_path)
     (tmp_path / FILE).write_text("{}")
     assert generation_defaults(tmp_path) == {}
@@ -428,7 +488,10 @@ def test_a_folders_top_k_above_the_vocabulary_is_no_fault(folder: Callable[..., 
 @pytest.mark.parametrize(
     "config",
     [
-        {"num_beams": 4},
+        {"num_beams": 600},
+        {"num_beams": 4, "do_sample": True},
+        {"num_return_sequences": 2},
+        {"early_stopping": "no"},
         {"suppress_tokens": [1, 2]},
         {"forced_eos_token_id": 2},
         {"min_length": 10},

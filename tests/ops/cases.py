@@ -8,6 +8,7 @@ fails test_ops.py. Shapes include one, odd, long and empty ones. The reference r
 from tests.ops import (
     activations,
     attention,
+    beams,
     cached_attention,
     gemm,
     norms,
@@ -30,4 +31,5 @@ CASES: dict[str, Case] = {
     **rows.CASES,
     **patches.CASES,
     **sampling.CASES,
+    **beams.CASES,
 }

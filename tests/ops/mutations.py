@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tests.ops.attention import Attention, window
+from tests.ops.beams import Groups
 from tests.ops.cached_attention import Added
 from tests.ops.case import Arrays, Operands
 from tests.ops.paged import Paged, decoding
@@ -135,6 +136,8 @@ SHORT = decoding(2, 3, 40, dim=8, page_size=4)
 BIASED_STEPS = decoding(90, 600, heads=4, kv_heads=4, dim=32, biased=True)
 STEP = Added(Paged((4, 1, 3), (34, 700, 513), heads=4, kv_heads=1, dim=128), 128)
 POOL = ((3, 1, 7), 33, "mean")
+BEAMS = Groups((4, 3), 1031, (8, 6))
+NORMALIZED = BEAMS._replace(normalized=True)
 IMAGES = (((43, 44), (14, 14), (28, 56)), 3, 14, 2)
 
 WRONG: dict[str, Wrong] = {
@@ -323,6 +326,39 @@ WRONG: dict[str, Wrong] = {
             lambda ours: (
                 lambda o, a, s: ours(
                     o, {**a, "x": a["x"][:, ::-1].copy(), "columns": s[1] - 1 - a["columns"]}, s
+                )
+            ),
+        ),
+    },
+    "log_softmax": {
+        **rows((17, 384)),
+        "the logits themselves": (
+            (17, 384),
+            lambda ours: lambda o, a, s: ours(o, a, s) + np.log(np.exp(a["x"]).sum(1))[:, None],
+        ),
+        "one column too few in the sum": ((3, 33), inputs(x=without_last)),
+    },
+    "beam_candidates": {
+        "the last row is the one before": (BEAMS, output(repeat_row)),
+        "the last candidate is left out": (BEAMS, output(zero_last)),
+        "the first two tokens swapped": (
+            BEAMS,
+            output(lambda out: np.copyto(out[:, 8:10], out[:, [9, 8]])),
+        ),
+        "scores of beams are left out": (BEAMS, inputs(beam_scores=dropped)),
+        "those of the next beam": (NORMALIZED, inputs(beam_scores=other_row)),
+        "not normalized": (BEAMS, settings(NORMALIZED)),
+        "normalized twice": (NORMALIZED, settings(BEAMS)),
+        "a beam of the next group": (BEAMS, settings(BEAMS._replace(beams=(5, 2)))),
+        "ties by higher token": (
+            NORMALIZED,
+            lambda ours: (
+                lambda o, a, s: np.concatenate(
+                    [
+                        (got := ours(o, {**a, "x": a["x"][:, ::-1].copy()}, s))[:, : s.most],
+                        np.where(got[:, s.most :] < 0, -1, s.vocab - 1 - got[:, s.most :]),
+                    ],
+                    1,
                 )
             ),
         ),

@@ -89,7 +89,7 @@ OF_ENCODERS: dict[str, tuple[Damage, str]] = {
 OF_GENERATORS: dict[str, tuple[Damage, str]] = {
     "truncated weights": (truncated, r"model.safetensors: .*truncated"),
     "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), "tokenizer.json: missing"),
-    "beam search": (file("generation_config.json", '{"num_beams": 4}'), "num_beams: got 4"),
+    "beam search": (file("generation_config.json", '{"num_beams": 0}'), "num_beams: got 0"),
     "no end": (file("generation_config.json", '{"eos_token_id": "x"}'), "eos_token_id: got x"),
 }
 

@@ -103,7 +103,7 @@ def _give(
     gets those of prompts that it will never admit."""
     while given < len(work):
         prompt, parameters = work[given]
-        pending = Pending(given, parameters.n, parameters.sequences)
+        pending = Pending(given, parameters.n, parameters.answers)
         try:
             ticket = engine.submit(
                 GenerationRequest(prompt, parameters), None, finished.callback(pending)

@@ -15,7 +15,8 @@ class SamplingParams(GenerationParameters):
     What is not given is as the model's generation_config.json says; without it the likeliest token
     is taken each time and texts end where the model ends them, as in Hugging Face's `generate`
     (vLLM samples, and ends at 16 tokens). `temperature`, `top_k`, `top_p`, `min_p` and `typical_p`
-    each ask for sampling. Each parameter is described at `GenerationParameters`.
+    each ask for sampling, `num_beams` for beam search. Each parameter is described at
+    `GenerationParameters`.
 
     Raises:
         InvalidInput: A parameter is unknown or out of range; the message names it.
@@ -26,6 +27,9 @@ class SamplingParams(GenerationParameters):
         *,
         n: int | None = None,
         best_of: int | None = None,
+        num_beams: int | None = None,
+        length_penalty: float | None = None,
+        early_stopping: bool | str | None = None,
         max_tokens: int | None = None,
         min_tokens: int | None = None,
         max_new_tokens: int | None = None,

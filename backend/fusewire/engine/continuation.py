@@ -23,7 +23,8 @@ class Delta:
     `rank` is the token's in the vocabulary, 1 for the likeliest, where `logprobs` were asked for.
     `num_output_tokens` and `cumulative_logprob` count from the beginning; `num_cached_tokens`
     are the prompt's whose keys and values came from the prefix cache. `prompt_logprobs`, where they
-    were asked for, come with the first Delta of a request.
+    were asked for, come with the first Delta of a request. `score`, of the last one of a text that
+    beam search found: cumulative_logprob / num_output_tokens ** length_penalty.
     """
 
     index: int
@@ -37,6 +38,7 @@ class Delta:
     num_cached_tokens: int = 0
     rank: int = 0
     prompt_logprobs: PromptLogprobs | None = None
+    score: float | None = None
 
 
 class Continuation:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from fusewire import kernels
 from fusewire.engine.admission import Admission
+from fusewire.engine.beam_groups import MOST_CANDIDATES, BeamGroup, BeamGroups
 from fusewire.engine.continuation import Continuation
 from fusewire.engine.deltas import Deltas
 from fusewire.engine.generation_loop import (
@@ -38,7 +39,7 @@ from fusewire.engine.prompt_logprobs import PromptLogprobs, PromptScorer
 from fusewire.engine.request import CLOSED, failure
 from fusewire.engine.sampling import Sampler, SamplingState
 from fusewire.engine.seeds import seed_of
-from fusewire.errors import Unavailable
+from fusewire.errors import InvalidInput, Unavailable
 from fusewire.generation.bad_words import BadWords
 from fusewire.generation.checks import read_parameters
 from fusewire.generation.defaults import generation_defaults
@@ -100,11 +101,13 @@ class GenerationEngine:
         self._admission = Admission(settings.max_sequences, settings.max_waiting)
         prepare = self.model.record_steps if settings.graphs else self.model.tune
         prepare(memory, settings.max_sequences, settings.max_batch_tokens)
+        sampler = Sampler(self.model.place, self.model.vocab_size)
         self._loop = GenerationLoop(
             self.model,
             memory,
             scheduler,
-            Sampler(self.model.place, self.model.vocab_size),
+            sampler,
+            BeamGroups(self.model.place, self.model.vocab_size, sampler, self.cache, memory),
             PromptScorer(self.model.place, self.model.vocab_size),
             self._admission,
         )
@@ -132,7 +135,7 @@ class GenerationEngine:
         parameters = self.parameters(**asked)
         events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         ticket = self.submit(GenerationRequest(prompt, parameters), None, events.put)
-        return Deltas(parameters.n, parameters.sequences, events, ticket.cancel)
+        return Deltas(parameters.n, parameters.answers, events, ticket.cancel)
 
     def submit(
         self,
@@ -142,8 +145,9 @@ class GenerationEngine:
     ) -> Ticket:
         """See Engine (protocol.py). InvalidInput and Unavailable (of which QueueFull) at once.
 
-        The events are a Delta of each of `parameters.sequences`, in order, until each had one with
-        a finish_reason; or an error, which ends them all. `BestOf` makes the answer of it.
+        The events are a Delta of each of `parameters.answers`, in order, until each had one with
+        a finish_reason; or an error, which ends them all. `BestOf` makes the answer of it. Of beam
+        search all come at the end.
         `timeout_seconds` begins now; a `deadline` may come before.
         """
         parameters = request.parameters
@@ -184,12 +188,13 @@ class GenerationEngine:
             most_tokens=len(ids) + most,
             priority=parameters.priority,
             deadline=deadline,
-            continuations=parameters.sequences,
+            continuations=1 if parameters.searches else parameters.sequences,
+            beams=parameters.num_beams if parameters.searches else 0,
             to_score=0 if scores is None else len(ids) - 1,
             source=source,
         )
         self._loop.scheduler.check(sequence)
-        generation = Generation(self._branches(ids, parameters, most), callback, scores)
+        generation = self._generation(ids, parameters, most, callback, scores)
         with self._submit_lock:  # what is put before closing is done before the loop ends
             if self._closing:
                 raise Unavailable(CLOSED)
@@ -258,9 +263,14 @@ class GenerationEngine:
             self._asked.get()()
             wait = False
 
-    def _branches(
-        self, ids: list[int], parameters: GenerationParameters, most: int
-    ) -> list[Branch]:
+    def _generation(
+        self,
+        ids: list[int],
+        parameters: GenerationParameters,
+        most: int,
+        callback: Callable[[Event], None],
+        scores: PromptLogprobs | None,
+    ) -> Generation:
         # What the decoder begins with is no part of the text; the source even less.
         shown = () if isinstance(self.model, Seq2SeqModel) else ids
         begin = self._begin(parameters)
@@ -274,7 +284,7 @@ class GenerationEngine:
         ]
         seed = parameters.seed if parameters.seed is not None else secrets.randbits(63)
         first = SamplingState(parameters, ids, stop_tokens, seed, bad_words, forced)
-        return [
+        branches = [
             Branch(
                 Continuation(
                     index,
@@ -289,8 +299,25 @@ class GenerationEngine:
                 ),
                 first.fork(seed_of(seed, index)) if index else first,
             )
-            for index in range(parameters.sequences)
+            for index in range(parameters.answers)
         ]
+        beams = None
+        if parameters.searches:
+            branches[0].places = 1 + parameters.num_beams - parameters.answers
+            search = kernels.BeamSearch(
+                beams=parameters.num_beams,
+                max_tokens=most,
+                # Others cannot come; a folder may name one that its model's vocabulary has not.
+                eos_token_ids=sorted(t for t in stop_tokens if t < self.model.vocab_size),
+                length_penalty=parameters.length_penalty,
+                early_stopping=parameters.early_stopping,
+            )
+            if search.candidates > MOST_CANDIDATES:
+                most_beams = MOST_CANDIDATES * parameters.num_beams // search.candidates
+                wanted = f"at most {most_beams} with {len(stop_tokens)} tokens that end a text"
+                raise InvalidInput("num_beams", parameters.num_beams, wanted, "lower it")
+            beams = BeamGroup(search, first)
+        return Generation(branches, callback, beams, scores)
 
     def _begin(self, parameters: GenerationParameters) -> dict[str, Any]:
         """How targets of an encoder-decoder model begin: `decoder_start_token_id`, not shown, and

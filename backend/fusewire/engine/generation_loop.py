@@ -3,7 +3,8 @@
 A step: the scheduler says which sequences run and how many of their tokens; pages are copied where
 sharing ends; an encoder pass over the sources that are new; one forward pass over all of it; tokens
 are sampled for all sequences that are due; each becomes text and an event; a sequence that has
-ended frees its slot and pages at once.
+ended frees its slot and pages at once. Beams go on in the same step; their text and events come
+when their search is done.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from fusewire.engine.admission import Admission
+from fusewire.engine.beam_groups import BeamGroup, BeamGroups
 from fusewire.engine.continuation import Continuation, Delta
 from fusewire.engine.generation_scheduler import (
     Chunk,
@@ -33,7 +35,7 @@ from fusewire.models.seq2seq_model import Seq2SeqModel
 from fusewire.models.step_batch import StepBatch
 
 if TYPE_CHECKING:
-    from fusewire.kernels import Tensor
+    from fusewire.kernels import BeamSearch, Tensor
     from fusewire.models.decoder import DecoderModel
     from fusewire.models.decoder_cache import DecoderCache
 
@@ -66,15 +68,18 @@ class Branch:
     sampling: SamplingState
     sequence: GenerationSequence | None = None  # of all but the first: once the prompt is stored
     open: bool = True
+    places: int = 1  # that it has of the admission's
 
 
 @dataclass(eq=False)
 class Generation:
     """A running request: its branches, and the callback for their events, which must return at
-    once."""
+    once. Of a beam search the branches are its best hypotheses, which end together; the sequence
+    of the first is that of all."""
 
     branches: list[Branch]
     on_event: Callable[[Event], None]
+    beams: BeamGroup | None = None
     prompt_logprobs: PromptLogprobs | None = None  # where requested, until the first event has them
     open: int = field(init=False)  # branches that have not ended
 
@@ -112,6 +117,7 @@ class GenerationLoop:
         cache: DecoderCache,
         scheduler: GenerationScheduler,
         sampler: Sampler,
+        beam_groups: BeamGroups,
         scorer: PromptScorer,
         admission: Admission,
     ) -> None:
@@ -121,6 +127,7 @@ class GenerationLoop:
         self._model = model
         self._cache = cache
         self._sampler = sampler
+        self._beam_groups = beam_groups
         self._scorer = scorer
         self._admission = admission
         self._owners: dict[GenerationSequence, tuple[Generation, Branch]] = {}
@@ -164,7 +171,7 @@ class GenerationLoop:
         step = self.scheduler.plan(now)
         for sequence in step.expired:
             self._fail(self._owners[sequence][0], DeadlineExceeded(TOO_LATE))
-        if not step.chunks and not step.encodes:
+        if not step.chunks and not step.encodes and not step.groups:
             return
         try:
             self._compute(step)
@@ -190,11 +197,11 @@ class GenerationLoop:
         if step.encodes:
             assert isinstance(self._model, Seq2SeqModel)  # no other's sequences have sources
             self._model.encode(pack_sources(step), self._cache)
-        if not step.chunks:
+        if not step.chunks and not step.groups:
             self.scheduler.done(step)
             self.progress.end(tokens)
             return
-        batch, sampled = pack(step)
+        batch, sampled, groups = pack(step)
         logits = self._logits(step, batch)
         forks = dict(self.scheduler.done(step))
         drawing: list[tuple[Generation, Branch]] = []  # a row of logits each
@@ -206,8 +213,11 @@ class GenerationLoop:
                 for branch, fork in zip(others, forks[sequence], strict=True):
                     self._own(generation, branch, fork)
                     drawing.append((generation, branch))
+        if groups:
+            self._search(logits, len(drawing), groups)
         if drawing:
-            drawn = self._sampler.sample(logits, [branch.sampling for _, branch in drawing])
+            rows = logits.first(len(drawing)) if groups else logits
+            drawn = self._sampler.sample(rows, [branch.sampling for _, branch in drawing])
             for (generation, branch), token in zip(drawing, drawn, strict=True):
                 if branch.sequence is None:  # its request has failed meanwhile
                     continue
@@ -216,6 +226,41 @@ class GenerationLoop:
                 except Exception as error:
                     self._fail(generation, failure(error))
         self.progress.end(tokens - len(sampled) + len(drawing))
+
+    def _search(self, logits: Tensor, first: int, sequences: list[GenerationSequence]) -> None:
+        """Takes the groups on by their rows of logits, from `first` on, and answers those whose
+        search is done."""
+        generations = [self._owners[sequence][0] for sequence in sequences]
+        groups = [generation.beams for generation in generations if generation.beams]
+        self._beam_groups.advance(logits, first, sequences, groups)
+        for generation, group in zip(generations, groups, strict=True):
+            if group.search.done:
+                try:
+                    self._answer_search(generation, group.search)
+                except Exception as error:
+                    self._fail(generation, failure(error))
+
+    def _answer_search(self, generation: Generation, search: BeamSearch) -> None:
+        if search.broken:
+            raise ComputeFailed(NOT_FINITE)
+        hypotheses = search.hypotheses()
+        if not hypotheses:
+            raise InvalidInput(*FORBIDDEN)
+        if len(hypotheses) < len(generation.branches):
+            wanted = f"at most {len(hypotheses)}, the texts that this search has found"
+            raise InvalidInput("n", len(generation.branches), wanted, "ask for fewer")
+        sequence = generation.branches[0].sequence
+        assert sequence is not None
+        deltas: list[Delta] = []
+        for branch, found in zip(generation.branches, hypotheses, strict=False):
+            for token, logprob in zip(found.tokens.tolist(), found.log_probs.tolist(), strict=True):
+                deltas.append(branch.continuation.accept(token, logprob))
+                deltas[-1].num_cached_tokens = sequence.cached_tokens or 0
+            deltas[-1].score = found.score
+        for branch in generation.branches:
+            self._end(generation, branch)
+        for delta in deltas:
+            generation.on_event(delta)
 
     def _logits(self, step: Step, batch: StepBatch) -> Tensor:
         """Runs the step, and takes down the log-probabilities of prompts that are wanted."""
@@ -267,7 +312,7 @@ class GenerationLoop:
         if branch.open:
             branch.open = False
             generation.open -= 1
-            self._admission.leave()
+            self._admission.leave(branch.places)
         if branch.sequence is not None:
             self.scheduler.finish(branch.sequence)
             del self._owners[branch.sequence]

@@ -6,19 +6,24 @@ they never stall the others. Pages are taken as tokens come; when they run out, 
 running sequences is preempted: it frees its slot and pages, and is computed again later. So nothing
 is reserved for the longest case, and running out of pages costs time, never an error.
 
+Beam search is a group: one sequence, whose beams come when its prompt is stored. It takes a slot
+for each beam and reserves all pages that they can need, or waits; so it is never preempted, and no
+beam ever lacks a page. Which beams there are and what they write is the engine's.
+
 A sequence of an encoder-decoder model has a source, which is encoded whole in the step that admits
 it, out of the same token budget, unless its pages are still there from an earlier request.
 """
 
 from __future__ import annotations
 
+from bisect import insort
 from dataclasses import dataclass, field
 from itertools import count
 from operator import itemgetter
 from typing import NamedTuple
 
 from fusewire.engine.generation_queue import GenerationQueue
-from fusewire.engine.generation_sequence import GenerationSequence, Ranked, State
+from fusewire.engine.generation_sequence import RANK, GenerationSequence, Ranked, State
 from fusewire.engine.kv_cache import KvCache, OutOfPages
 from fusewire.errors import ConfigurationError, InvalidInput
 
@@ -36,40 +41,44 @@ class Chunk(NamedTuple):
 @dataclass(eq=False)
 class Step:
     """What to do: the copies (no page is both source and target), then an encoder pass over the
-    sources of `encodes`, then all chunks at once."""
+    sources of `encodes`, then all chunks, and the rows of all groups, at once."""
 
     chunks: list[Chunk] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)  # pages (from, to)
     encodes: list[GenerationSequence] = field(default_factory=list)  # whose sources are not stored
+    groups: list[GenerationSequence] = field(default_factory=list)  # whose beams go on
     preempted: list[GenerationSequence] = field(default_factory=list)  # waiting again
     expired: list[GenerationSequence] = field(default_factory=list)  # finished, never ran
 
     @property
     def tokens(self) -> int:
-        """Of chunks and sources."""
+        """Of chunks, sources and beams."""
         encoded = (each.source for each in self.encodes)
-        return sum(map(itemgetter(2), self.chunks)) + sum(map(len, filter(None, encoded)))
+        beams = sum(each.rows.tokens.size for each in self.groups if each.rows)
+        return sum(map(itemgetter(2), self.chunks)) + sum(map(len, filter(None, encoded))) + beams
 
     @property
     def sequences(self) -> list[GenerationSequence]:
         """Those of which something is computed."""
         running = dict.fromkeys(chunk.sequence for chunk in self.chunks)
-        return list(running | dict.fromkeys(self.encodes))
+        return list(running | dict.fromkeys(self.encodes) | dict.fromkeys(self.groups))
 
 
 class GenerationScheduler:
     """Plans steps over waiting and running sequences. One thread at a time.
 
     The engine's loop: `plan`, compute, `done`, append a token to each sequence whose chunk reached
-    its end and to its new forks, `finish` those that are complete; again. `finish` may come at any
-    time between two of these calls.
+    its end and to its new forks, give each group whose chunk reached its end or whose beams went on
+    its next `rows`, `finish` those that are complete; again. `finish` may come at any time between
+    two of these calls.
 
-    Invariants. A step has at most `max_batch_tokens` tokens of at most `max_sequences` sequences. A
-    running sequence with one token left gets it in every step. All else goes by rank (priority,
-    then arrival): budget for prompts, admission (the first in the queue is never overtaken), and
-    preemption (always the last of the running). So the first by rank is never preempted; once
-    it runs it moves in every step, and as long as anything runs or waits, a step has a chunk or a
-    source. Same calls, same plans.
+    Invariants. A step has at most `max_batch_tokens` tokens of at most `max_sequences` sequences,
+    each beam counted as one. A running sequence with one token left gets it in every step, and so
+    do the beams of a group. All else goes by rank (priority, then arrival): budget for prompts,
+    admission (the first in the queue is never overtaken), and preemption (always the last of the
+    running that is no group). So the first by rank is preempted only where groups have the pages;
+    else it moves in every step once it runs, and as long as anything runs or waits, a step has a
+    chunk, a source or beams. Same calls, same plans.
     """
 
     def __init__(self, cache: KvCache, max_batch_tokens: int, max_sequences: int) -> None:
@@ -88,6 +97,8 @@ class GenerationScheduler:
             )
         self.preemptions = 0
         self._running = Ranked()
+        self._groups = Ranked()  # that run
+        self._beams = 0  # slots of theirs
         self._waiting = GenerationQueue()
         self._slots = 0  # that running sequences take: one for each of their continuations
         # Who was refused for how many pages: the pages of a long prompt are not looked up again and
@@ -98,7 +109,7 @@ class GenerationScheduler:
 
     @property
     def running(self) -> int:
-        return len(self._running)
+        return len(self._running) + len(self._groups)
 
     @property
     def waiting(self) -> int:
@@ -106,7 +117,7 @@ class GenerationScheduler:
 
     def sequences(self) -> list[GenerationSequence]:
         """All that run and wait."""
-        return [*self._running, *self._waiting]
+        return [*self._running, *self._groups, *self._waiting]
 
     def check(self, sequence: GenerationSequence) -> None:
         """InvalidInput when the sequence could never run, however empty the cache is."""
@@ -121,7 +132,7 @@ class GenerationScheduler:
                 "shorten it, or raise max_batch_tokens",
             )
         longest = max(sequence.most_tokens, len(sequence.token_ids))
-        if not self._cache.holds(longest, source):
+        if self._cache.pages_for(longest, source) > self._cache.pages:
             room = self._cache.pages * self._cache.page_size
             beside = "" if source is None else f" beside the {len(source)} of the source"
             raise InvalidInput(
@@ -130,13 +141,15 @@ class GenerationScheduler:
                 f"at most {room}, the capacity of the KV cache",
                 "shorten the prompt or lower it",
             )
-        if not 1 <= sequence.continuations <= self._max_sequences:
+        if not 1 <= sequence.slots <= self._max_sequences:
             raise InvalidInput(
-                "n",
-                sequence.continuations,
+                "num_beams" if sequence.beams else "n",
+                sequence.slots,
                 f"1 to {self._max_sequences}, the sequences that run at once",
                 "ask for fewer",
             )
+        if sequence.beams:
+            self._check_pages_of_beams(sequence)
 
     def add(self, sequence: GenerationSequence) -> None:
         """Puts a new sequence into the queue. InvalidInput as `check` says."""
@@ -204,7 +217,8 @@ class GenerationScheduler:
     def _make_room(self, step: Step) -> None:
         """Pre-empts the last of the running until all others have room for their next token. Done
         before any page is given, so no page that is copied from is given away in the same step."""
-        while len(self._running) > max(1, self._cache.available):  # each wants one page at most
+        alone = 0 if len(self._groups) else 1  # one has all pages, unless groups have some
+        while len(self._running) > max(alone, self._cache.available):  # each wants one at most
             wanted = sum(
                 self._cache.wanted(sequence.pages, sequence.stored + 1)
                 for sequence in self._running
@@ -229,6 +243,12 @@ class GenerationScheduler:
             elif left:
                 prompts.append(sequence)
         budget = self._max_batch_tokens - len(step.chunks)
+        for group in self._groups:
+            if group.rows is not None:
+                step.groups.append(group)
+                budget -= group.rows.tokens.size
+            else:
+                insort(prompts, group, key=RANK)
         for sequence in prompts:
             if not budget:
                 break
@@ -243,12 +263,12 @@ class GenerationScheduler:
         is preempted soon after."""
         while self._waiting and budget:
             sequence = self._waiting.first
-            slots = self._slots + sequence.continuations
+            slots = self._slots + sequence.slots
             if slots > self._max_sequences:
                 return
             assert sequence.names is not None
             ids = sequence.token_ids
-            spare = slots if self._running else 0
+            spare = slots - self._beams - sequence.beams if self.running else 0
             if self._refused is not None:
                 refused, wanted = self._refused
                 if refused is sequence and self._cache.available - spare < wanted:
@@ -258,14 +278,21 @@ class GenerationScheduler:
                 return
             try:
                 pages = self._cache.admit(
-                    ids, sequence.names, len(ids), spare, sequence.reusable, source
+                    ids,
+                    sequence.names,
+                    len(ids),
+                    spare,
+                    sequence.reusable,
+                    source,
+                    self._for_beams(sequence),
                 )
             except OutOfPages as error:
                 self._refused = (sequence, error.wanted)
                 return
             self._waiting.remove(sequence)
-            self._running.add(sequence)
+            (self._groups if sequence.beams else self._running).add(sequence)
             self._slots = slots
+            self._beams += sequence.beams
             sequence.pages, sequence.stored = pages, pages.length
             if sequence.cached_tokens is None:  # preempted, it would find its own answer too
                 found = 0 if pages.source is None else pages.source.tokens
@@ -289,7 +316,27 @@ class GenerationScheduler:
     def _stop(self, sequence: GenerationSequence) -> None:
         """A running sequence runs no more: its slot and pages are free."""
         assert sequence.pages is not None
-        self._running.remove(sequence)
-        self._slots -= sequence.continuations
+        (self._groups if sequence.beams else self._running).remove(sequence)
+        self._slots -= sequence.slots
+        self._beams -= sequence.beams
         self._cache.release(sequence.pages)
-        sequence.pages, sequence.stored = None, 0
+        sequence.pages, sequence.rows, sequence.stored = None, None, 0
+
+    def _for_beams(self, sequence: GenerationSequence) -> int:
+        """Pages that its beams can need, beyond those of its prompt."""
+        prompt = len(sequence.token_ids)
+        return sequence.beams and self._cache.pages_for_beams(
+            prompt, sequence.most_tokens, sequence.beams
+        )
+
+    def _check_pages_of_beams(self, sequence: GenerationSequence) -> None:
+        prompt = self._cache.pages_for(len(sequence.token_ids), sequence.source)
+        wanted = prompt + self._for_beams(sequence)
+        if wanted > self._cache.pages:
+            raise InvalidInput(
+                "num_beams",
+                f"{sequence.beams} beams of up to {sequence.most_tokens} tokens, which can need "
+                f"{wanted} pages",
+                f"at most {self._cache.pages} pages, the capacity of the KV cache",
+                "lower it or max_tokens, or raise kv_cache_mib",
+            )

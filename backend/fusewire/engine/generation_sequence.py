@@ -8,6 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from operator import attrgetter
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fusewire.engine.kv_cache import PageNames, SequencePages, Source
 
@@ -16,6 +20,14 @@ class State(Enum):
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
+
+
+class BeamRows(NamedTuple):
+    """The running beams of a sequence, a row of the next step each."""
+
+    tokens: NDArray[np.int64]  # [beams], to store and to go on from
+    position: int  # of all of them
+    block_table: NDArray[np.int32]  # [beams, pages up to the position or more]
 
 
 @dataclass(eq=False)
@@ -34,7 +46,9 @@ class GenerationSequence:
     continuations: int = 1  # sequences that go on from the prompt, this one included
     to_score: int = 0  # prompt tokens whose logits are wanted, from the first on
     source: Source | None = None  # of all its forks
+    beams: int = 0  # of a beam search behind the prompt, which is all of token_ids then; 0: none
 
+    rows: BeamRows | None = field(init=False, default=None)  # once the prompt is stored
     stored: int = field(init=False, default=0)  # tokens in the cache
     scored: int = field(init=False, default=0)  # tokens whose wanted logits were computed
     # Tokens of prompt and source that were in the prefix cache when it first ran; None until then.
@@ -53,6 +67,11 @@ class GenerationSequence:
         """Lowest first: by priority, then by arrival; a fork right after what it was forked from.
         No two sequences of a scheduler have the same."""
         return (self.priority, self.arrival, self.branch)
+
+    @property
+    def slots(self) -> int:
+        """Sequences that it counts for."""
+        return self.beams or self.continuations
 
     @property
     def left(self) -> int:
@@ -95,12 +114,12 @@ class Ranked:
         return self._sequences[-1]
 
     def add(self, sequence: GenerationSequence) -> None:
-        insort(self._sequences, sequence, key=_rank)
+        insort(self._sequences, sequence, key=RANK)
 
     def remove(self, sequence: GenerationSequence) -> None:
-        place = bisect_left(self._sequences, sequence.rank, key=_rank)
+        place = bisect_left(self._sequences, sequence.rank, key=RANK)
         assert self._sequences[place] is sequence
         del self._sequences[place]
 
 
-_rank = attrgetter("rank")
+RANK = attrgetter("rank")

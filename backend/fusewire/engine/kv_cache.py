@@ -12,7 +12,7 @@ is stored of it depends on the source, so the names of its pages start from the 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
@@ -60,6 +60,9 @@ class SequencePages:
     table: array[int] = field(default_factory=lambda: array("i"))
     length: int = 0  # tokens stored
     source: SourcePages | None = None
+    beam_pages: set[int] = field(default_factory=set)  # that beams behind these tokens have
+    reserved: int = 0  # pages that they may take yet
+    beam_tokens: int = 0  # that they have stored
 
 
 class KvCache:
@@ -69,7 +72,8 @@ class KvCache:
     none). Two sequences have a page in common only if its tokens and all that they depend on (those
     before them, and the source) are the same for both. A page is written only below `reserve`'s
     length, at positions not stored yet, by its one owner. A page that is found has its predecessors
-    found too (they are evicted after it). When every sequence is released, no page is used.
+    found too (they are evicted after it). When every sequence is released, no page is used or
+    reserved. Pages that are reserved for beams are there when they are taken.
     """
 
     def __init__(self, pages: int, page_size: int, prefix_caching: bool = True) -> None:
@@ -102,7 +106,12 @@ class KvCache:
 
     @property
     def used(self) -> int:
-        return self.pages - self.available
+        return self.pages - self._pool.free - self._pool.idle
+
+    @property
+    def reserved(self) -> int:
+        """Pages that beams may take yet; they are not available to others."""
+        return self._pool.reserved
 
     @property
     def evictions(self) -> int:
@@ -112,10 +121,19 @@ class KvCache:
         """Of a new sequence with that source."""
         return PageNames(self.page_size, b"" if source is None else source.name)
 
-    def holds(self, tokens: int, source: Source | None = None) -> bool:
-        """Whether the cache has the pages for a sequence of so many tokens, when it is empty."""
+    def pages_for(self, tokens: int, source: Source | None = None) -> int:
+        """Of a sequence of so many tokens."""
         of_source = 0 if source is None else self._sources.pages_for(source)
-        return self._pages_for(tokens) + of_source <= self.pages
+        return self._pages_for(tokens) + of_source
+
+    def pages_for_beams(self, prompt_tokens: int, tokens: int, beams: int) -> int:
+        """How many pages beams behind a prompt of `prompt_tokens` take at most, beyond the
+        prompt's, until each has `tokens`, of which the last is not stored: `beams` in each span of
+        page_size positions, of which the prompt's last page is one where it is not full."""
+        if tokens - prompt_tokens < 2:
+            return 0
+        full, partial = divmod(prompt_tokens, self.page_size)
+        return beams * (self._pages_for(tokens - 1) - full) - bool(partial)
 
     def has(self, source: Source) -> bool:
         """Whether the source is stored."""
@@ -129,11 +147,12 @@ class KvCache:
         spare: int = 0,
         reusable: int | None = None,
         source: Source | None = None,
+        for_beams: int = 0,
     ) -> SequencePages:
         """A new sequence that starts with the pages found for its tokens (whole pages, none beyond
         the first `reusable` tokens, and never the last token, so that there is one left to compute)
         and has pages for `room` tokens. Beside them it has the pages of its `source`, those found
-        or, if it is not `stored`, new ones.
+        or, if it is not `stored`, new ones; `for_beams` pages are reserved for its beams.
 
         OutOfPages, and nothing changed, unless `spare` pages are still available afterwards. Hashes
         only what `names` does not know; what is stored later goes on from `token_ids`.
@@ -147,6 +166,7 @@ class KvCache:
             of_source = self._sources.find(source)
             revived = sum(not self._pool.owners(page) for page in of_source)
             wanted += revived if of_source else self._sources.pages_for(source)
+        wanted += for_beams
         if wanted > self.available - spare:
             raise OutOfPages(wanted, self.available - spare)
         for page in found:
@@ -158,7 +178,8 @@ class KvCache:
         found_tokens = length + (0 if source_pages is None else source_pages.tokens)
         self.live_tokens += found_tokens
         self.prefix_hit_tokens += found_tokens
-        return SequencePages(names, table, length, source_pages)
+        self._pool.reserved += for_beams
+        return SequencePages(names, table, length, source_pages, reserved=for_beams)
 
     def wanted(self, sequence: SequencePages, length: int) -> int:
         """How many pages `reserve` would take."""
@@ -222,9 +243,46 @@ class KvCache:
             self.live_tokens += sequence.source.tokens
         return SequencePages(sequence.names.copy(), table, sequence.length, sequence.source)
 
+    def begin_beams(self, sequence: SequencePages) -> list[int]:
+        """All tokens of the sequence are stored, and beams go on from them. Returns its pages, of
+        which the last is theirs to write and to release where it is not full."""
+        pages = sequence.table.tolist()
+        if sequence.length % self.page_size:
+            sequence.beam_pages.add(sequence.table.pop())
+        return pages
+
+    def take_for_beams(self, sequence: SequencePages, pages: int) -> list[int]:
+        """So many of those that are reserved; ValueError when there are not as many."""
+        if pages > sequence.reserved:
+            raise ValueError(f"pages: got {pages}, wanted at most {sequence.reserved}, reserved")
+        self._pool.reserved -= pages
+        sequence.reserved -= pages
+        taken = [self._pool.take() for _ in range(pages)]
+        sequence.beam_pages.update(taken)
+        return taken
+
+    def release_of_beams(self, sequence: SequencePages, pages: Iterable[int]) -> None:
+        """Pages that its beams have and need no more: they are reserved for them again."""
+        for page in pages:
+            sequence.beam_pages.remove(page)
+            self._pool.release(page)
+            self._pool.reserved += 1
+            sequence.reserved += 1
+
+    def advance_beams(self, sequence: SequencePages, tokens: int) -> None:
+        """Its running beams have stored so many tokens behind the prompt, each its own counted."""
+        self.live_tokens += tokens - sequence.beam_tokens
+        sequence.beam_tokens = tokens
+
     def release(self, sequence: SequencePages) -> None:
-        """Frees the sequence's pages; it is empty afterwards. Full pages stay findable until others
-        need the room; the later ones of a sequence are evicted before the earlier."""
+        """Frees the sequence's pages and its beams'; it is empty afterwards. Full pages stay
+        findable until others need the room; the later ones of a sequence are evicted before the
+        earlier."""
+        for page in sequence.beam_pages:
+            self._pool.release(page)
+        self._pool.reserved -= sequence.reserved
+        self.advance_beams(sequence, 0)
+        sequence.beam_pages, sequence.reserved = set(), 0
         for page in reversed(sequence.table):
             self._pool.release(page)
         self.live_tokens -= sequence.length

@@ -5,24 +5,36 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fusewire.engine.generation_scheduler import Chunk, GenerationSequence, Step
+from fusewire.engine.generation_scheduler import GenerationSequence, Step
 from fusewire.models.seq2seq_model import SourceBatch
 from fusewire.models.step_batch import SourceTable, StepBatch
 
 
-def pack(step: Step) -> tuple[StepBatch, list[GenerationSequence]]:
-    """The step's tokens packed, and the sequences whose next token can be drawn after it: each has
-    a row of logits, or one for each of its continuations, which are forked from here."""
+class Packed(NamedTuple):
+    """A step as the model takes it, and whose rows of logits come out of it: first of sequences
+    whose next token can be drawn, one each, or one for each of its continuations, which are forked
+    from here; then of groups, one for each of their beams, or for their prompt's last token."""
+
+    batch: StepBatch
+    sampled: list[GenerationSequence]
+    groups: list[GenerationSequence]
+
+
+def pack(step: Step) -> Packed:
+    """The tokens of chunks and of beams, in this order."""
     ids: list[int] = []
     ends = [0]
     contexts: list[int] = []
     tables: list[array[int]] = []
     rows: list[int] = []
     sampled: list[GenerationSequence] = []
+    groups: list[GenerationSequence] = []
+    group_rows: list[int] = []
     for sequence, first, tokens in step.chunks:
         context = first + tokens
         ids += sequence.token_ids[first:context]
@@ -30,22 +42,53 @@ def pack(step: Step) -> tuple[StepBatch, list[GenerationSequence]]:
         contexts.append(context)
         tables.append(sequence.pages.table if sequence.pages else array("i"))
         if context == len(sequence.token_ids):
+            if sequence.beams:
+                groups.append(sequence)
+                group_rows.append(len(ids) - 1)
+                continue
             sampled.append(sequence)
             rows += [len(ids) - 1] * sequence.continuations
     offsets = np.array(ends, np.int32)
     lengths = np.array(contexts, np.int32)
     shifts = (lengths - offsets[1:]).repeat(offsets[1:] - offsets[:-1])  # from rows to positions
-    return (
-        StepBatch(
-            input_ids=np.array(ids, np.int64),
-            positions=np.arange(len(ids), dtype=np.int32) + shifts,
-            cu_seqlens=offsets,
-            context_lengths=lengths,
-            block_table=_block_table(tables),
-            logit_rows=np.array(rows, np.int64),
-            sources=_source_table(step.chunks),
-        ),
-        sampled,
+    batch = StepBatch(
+        input_ids=np.array(ids, np.int64),
+        positions=np.arange(len(ids), dtype=np.int32) + shifts,
+        cu_seqlens=offsets,
+        context_lengths=lengths,
+        block_table=_block_table(tables),
+        logit_rows=np.array(rows + group_rows, np.int64),
+        sources=_source_table([chunk.sequence for chunk in step.chunks]),
+    )
+    return Packed(_with_beams(batch, step.groups), sampled, groups + step.groups)
+
+
+def _with_beams(batch: StepBatch, groups: list[GenerationSequence]) -> StepBatch:
+    """And the beams of groups as sequences of one token each."""
+    rows = [group.rows for group in groups if group.rows is not None]
+    if not rows:
+        return batch
+    counts = [each.tokens.size for each in rows]
+    positions = np.repeat([each.position for each in rows], counts).astype(np.int32)
+    behind = np.arange(1, sum(counts) + 1, dtype=np.int32)
+    sources = [] if batch.sources is None else [batch.sources]
+    of_groups = _source_table(groups)
+    if of_groups is not None:
+        lengths = of_groups.lengths.repeat(counts)
+        sources.append(SourceTable(lengths, of_groups.block_table.repeat(counts, axis=0)))
+    return StepBatch(
+        input_ids=np.concatenate([batch.input_ids, *(each.tokens for each in rows)]),
+        positions=np.concatenate([batch.positions, positions]),
+        cu_seqlens=np.concatenate([batch.cu_seqlens, batch.tokens + behind]).astype(np.int32),
+        context_lengths=np.concatenate([batch.context_lengths, positions + 1]).astype(np.int32),
+        block_table=_joined([batch.block_table, *(each.block_table for each in rows)]),
+        logit_rows=np.concatenate([batch.logit_rows, batch.tokens + behind - 1]),
+        sources=SourceTable(
+            np.concatenate([each.lengths for each in sources]),
+            _joined([each.block_table for each in sources]),
+        )
+        if sources
+        else None,
     )
 
 
@@ -64,11 +107,10 @@ def pack_sources(step: Step) -> SourceBatch:
     )
 
 
-def _source_table(chunks: list[Chunk]) -> SourceTable | None:
-    """None of a model without an encoder, none of whose sequences has a source."""
-    if chunks[0].sequence.source is None:
+def _source_table(sequences: list[GenerationSequence]) -> SourceTable | None:
+    """None of no sequences, and of a model without an encoder, none of which has a source."""
+    if not sequences or sequences[0].source is None:
         return None
-    sequences = [chunk.sequence for chunk in chunks]
     lengths = [0 if each.source is None else len(each.source) for each in sequences]
     return SourceTable(np.array(lengths, np.int32), _block_table(_source_pages(sequences)))
 
@@ -80,6 +122,17 @@ def _source_pages(sequences: Iterable[GenerationSequence]) -> list[array[int]]:
 
 def _block_table(tables: list[array[int]]) -> NDArray[np.int32]:
     """A row for each sequence, padded with page 0."""
-    nbytes = max(map(len, tables)) * array("i").itemsize
+    nbytes = max(map(len, tables), default=0) * array("i").itemsize
     rows = b"".join([table.tobytes().ljust(nbytes, b"\0") for table in tables])
-    return np.frombuffer(rows, np.int32).reshape(len(tables), -1)
+    return np.frombuffer(rows, np.int32).reshape(len(tables), nbytes // array("i").itemsize)
+
+
+def _joined(tables: list[NDArray[np.int32]]) -> NDArray[np.int32]:
+    """The rows of all, padded with page 0."""
+    width = max(table.shape[1] for table in tables)
+    joined = np.zeros((sum(map(len, tables)), width), np.int32)
+    begin = 0
+    for table in tables:
+        joined[begin : begin + len(table), : table.shape[1]] = table
+        begin += len(table)
+    return joined

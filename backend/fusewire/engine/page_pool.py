@@ -34,6 +34,7 @@ class PagePool:
     def __init__(self, pages: int) -> None:
         self.pages = pages
         self.evictions = 0  # idle pages reused for others
+        self.reserved = 0  # kept back from what is available, for who has them reserved to take
         self._owners = [0] * pages
         self._free = list(range(pages - 1, -1, -1))  # a stack, page 0 on top
         self._names: list[bytes | None] = [None] * pages
@@ -50,8 +51,8 @@ class PagePool:
 
     @property
     def available(self) -> int:
-        """Pages that `take` can still give: free and idle ones."""
-        return len(self._free) + len(self._idle)
+        """Pages that `take` can still give, free and idle ones, less those that are reserved."""
+        return len(self._free) + len(self._idle) - self.reserved
 
     def owners(self, page: int) -> int:
         return self._owners[page]

@@ -84,7 +84,7 @@ class Sampler:
                 state.append(token)
         return drawn
 
-    def _together(self, *arrays: NDArray[Any]) -> list[kernels.Tensor]:
+    def together(self, *arrays: NDArray[Any]) -> list[kernels.Tensor]:
         """Vectors on the device, by one copy."""
         ends = list(accumulate((-(-array.nbytes // 8) * 8 for array in arrays), initial=0))
         host = np.zeros(ends[-1], np.uint8)
@@ -100,6 +100,11 @@ class Sampler:
         copy = self._place.empty(len(rows), self._vocab_size)
         kernels.gather_rows(copy, logits, self._place.exact(rows, np.int64), self._place.stream)
         return copy
+
+    def constrain(self, rows: kernels.Tensor, states: Sequence[SamplingState]) -> None:
+        """Biases, bans and penalties on rows [rows, vocab] of logits or log-probabilities."""
+        self._bias(rows, [state.biases() for state in states])
+        self._penalize(rows, states, [state.seen() for state in states])
 
     def _change(self, logits: kernels.Tensor, states: Sequence[SamplingState]) -> kernels.Tensor:
         """Biases, bans and penalties. Returns the logits as they were before."""
@@ -122,7 +127,7 @@ class Sampler:
         rows = np.repeat(np.arange(len(biases)), [len(each) for each, _ in biases])
         # A folder may name a stop token that its model's vocabulary has not.
         known = (tokens >= 0) & (tokens < self._vocab_size)
-        where = self._together(rows[known].astype(np.int32), tokens[known], values[known])
+        where = self.together(rows[known].astype(np.int32), tokens[known], values[known])
         kernels.bias_logits(logits, *where, self._place.stream)
 
     def _penalize(
@@ -137,7 +142,7 @@ class Sampler:
         ends = np.cumsum([0, *(0 if each is None else len(each[0]) for each in seen)])
         lists = [np.concatenate([each[i] for each in given]) for i in range(2)]
         penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-        arguments = self._together(
+        arguments = self.together(
             ends.astype(np.int32), *lists, *(_each(states, name) for name in penalties)
         )
         kernels.penalize(logits, *arguments, self._place.stream)

@@ -113,6 +113,19 @@ class SamplingState:
         fork._seen = self._seen and self._seen.fork()
         return fork
 
+    @property
+    def has_history(self) -> bool:
+        """Whether it matters which tokens were generated, and not only how many."""
+        return bool(self._recent or self._ngrams or self._seen)
+
+    def branch(self) -> SamplingState:
+        """Another sequence that goes on from the same tokens, the new ones included."""
+        branch = copy(self)
+        branch._recent = self._recent and self._recent.fork()
+        branch._ngrams = self._ngrams and self._ngrams.branch()
+        branch._seen = self._seen and self._seen.branch()
+        return branch
+
     def append(self, token: int) -> None:
         """The token was generated."""
         self.new_tokens += 1

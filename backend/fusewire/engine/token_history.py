@@ -49,6 +49,12 @@ class NGrams:
         fork._answer = _Followers(self._end, self._n - 1)
         return fork
 
+    def branch(self) -> NGrams:
+        """With what was appended."""
+        branch = copy(self)
+        branch._answer = self._answer.branch()
+        return branch
+
     def append(self, token: int) -> None:
         self._answer.append(token)
 
@@ -70,6 +76,13 @@ class _Followers:
         self._bytes = length * _TOKEN
         self._ends: dict[int, int] = {}  # hash -> where in the text the first follower stands
         self._others: dict[int, set[int]] = {}  # hash -> the followers that are not the first
+
+    def branch(self) -> _Followers:
+        branch = copy(self)
+        branch._text = self._text[:]
+        branch._ends = self._ends.copy()
+        branch._others = {key: others.copy() for key, others in self._others.items()}
+        return branch
 
     def append(self, token: int) -> None:
         last = self.last()
@@ -121,6 +134,13 @@ class SeenTokens:
         fork = copy(self)
         fork._begin(self._prompt)
         return fork
+
+    def branch(self) -> SeenTokens:
+        """With what was appended."""
+        branch = copy(self)
+        branch._tokens, branch._counts = self._tokens.copy(), self._counts.copy()
+        branch._places = self._places.copy()
+        return branch
 
     def append(self, token: int) -> None:
         place = int(np.searchsorted(self._prompt, token))

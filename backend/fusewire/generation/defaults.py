@@ -41,6 +41,9 @@ _TAKEN = {
             "repetition_penalty",
             "no_repeat_ngram_size",
             "bad_words_ids",
+            "num_beams",
+            "length_penalty",
+            "early_stopping",
         )
     },
     "stop_strings": "stop",

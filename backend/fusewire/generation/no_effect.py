@@ -26,7 +26,6 @@ HUGGING_FACE: Mapping[str, tuple[Any, ...]] = {
     "max_time": (),
     "min_length": (0,),
     "num_beam_groups": (1,),
-    "num_beams": (1,),
     "num_return_sequences": (1,),
     "penalty_alpha": (0,),
     "sequence_bias": ([], {}),
@@ -38,20 +37,17 @@ HUGGING_FACE: Mapping[str, tuple[Any, ...]] = {
 
 # A request's, beside those: vLLM's, and what chat templates take where there are no messages.
 REQUEST: Mapping[str, tuple[Any, ...]] = {
-    **HUGGING_FACE,
+    **{key: values for key, values in HUGGING_FACE.items() if key != "num_return_sequences"},
     "add_generation_prompt": (True,),
     "allowed_token_ids": ([],),
     "chat_template_kwargs": ({},),
     "continue_final_message": (False,),
     "continuous_usage_stats": (False,),
     "detokenize": (True,),
-    "early_stopping": (False,),
     "echo": (False,),
-    "length_penalty": (1,),
     "return_tokens_as_token_ids": (False,),
     "skip_reading_prefix_cache": (False,),
     "spaces_between_special_tokens": (True,),
-    "use_beam_search": (False,),
 }
 # With any value: they concern the client alone.
 IGNORED = frozenset(("id", "request_id"))

@@ -7,17 +7,29 @@ the description of the field says what holds here.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError
 
 from fusewire.generation.spelling import canonical, layer, refusal
-from fusewire.text.written import Flag, Real, Whole, ids_as_keys, minus_one_as_zero, one_as_list
+from fusewire.text.written import (
+    Flag,
+    Real,
+    Whole,
+    ids_as_keys,
+    minus_one_as_zero,
+    one_as_list,
+    written_flag,
+)
 
 FIELD = "sampling_parameters"
 
 # Sequences of one request: each takes pages and a row of every step.
 MOST_SEQUENCES = 64
+# Rows of every step; of each step twice as many candidates, or more.
+MOST_BEAMS = 512
+# Powers of a length stay in float32.
+MOST_LENGTH_PENALTY = 5
 # Stop strings: an automaton's state a character, and as many characters held back in the stream.
 MOST_STOPS = 16
 LONGEST_STOP = 256
@@ -32,6 +44,13 @@ LONGEST_LANGUAGE = 64
 MOST_LOGPROBS = 20
 
 Text = Annotated[str, Field(strict=True, min_length=1)]
+
+
+def early_stopping_written(value: object) -> object:
+    value = written_flag(value)
+    if not isinstance(value, bool) and value != "never":
+        raise ValueError('true, false or "never"')
+    return value
 
 
 class GenerationParameters(BaseModel):
@@ -190,11 +209,36 @@ class GenerationParameters(BaseModel):
     include_stop_str_in_output: Flag = Field(
         default=False, description="Keep the stop string that ended the answer in the output."
     )
+    num_beams: Whole = Field(
+        default=1,
+        ge=1,
+        le=MOST_BEAMS,
+        description="Beam search with so many beams, as Hugging Face's; 1: none. Default: the "
+        "folder's, unless the request samples, streams or names what does not go with beams. "
+        "`use_beam_search: true`, as in vLLM: best_of or n of them.",
+    )
+    length_penalty: Real = Field(
+        default=1.0,
+        ge=-MOST_LENGTH_PENALTY,
+        le=MOST_LENGTH_PENALTY,
+        description="With beams: texts rank by the sum of their log-probabilities divided by their "
+        "number of tokens to this power, the end-of-sequence token counted. 0: by the sum; above: "
+        "longer texts gain. Default: the folder's.",
+    )
+    early_stopping: Annotated[bool | Literal["never"], BeforeValidator(early_stopping_written)] = (
+        Field(
+            default=False,
+            description="With beams, when num_beams texts are found: true: end. false: end unless "
+            'a beam at its present length could still be among the best. "never": unless it could '
+            "at any length. Default: the folder's.",
+        )
+    )
     n: Whole = Field(
         default=1,
         ge=1,
         le=MOST_SEQUENCES,
-        description="Number of sequences returned for the prompt. Above 1 only with sampling.",
+        description="Number of sequences returned for the prompt (also `num_return_sequences`). "
+        "Above 1 only with sampling, or with beams, of which it is the n best.",
     )
     best_of: Whole | None = Field(
         default=None,
@@ -263,8 +307,18 @@ class GenerationParameters(BaseModel):
 
     @property
     def sequences(self) -> int:
-        """How many are generated: best_of, or n."""
-        return self.best_of or self.n
+        """How many are generated: num_beams, best_of, or n."""
+        return self.num_beams if self.searches else self.best_of or self.n
+
+    @property
+    def searches(self) -> bool:
+        """Whether by beam search."""
+        return self.num_beams > 1
+
+    @property
+    def answers(self) -> int:
+        """How many sequences the engine tells of: of beams the n best alone."""
+        return self.n if self.searches else self.sequences
 
     def named(self, field: str) -> str:
         """A field by the name that the request used."""

@@ -8,9 +8,17 @@ from typing import Any
 from pydantic import ValidationError
 
 from fusewire.errors import InvalidInput
+from fusewire.text.written import written_flag
 
 # A parameter's other name.
-ALIASES = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens"}
+ALIASES = {
+    "max_tokens": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "num_return_sequences": "n",
+}
+
+# vLLM's flag: best_of or n are the beams.
+BEAM_SEARCH = "use_beam_search"
 
 # A request that sets one of these, and does not say `do_sample`, asks for sampling.
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
@@ -48,9 +56,23 @@ def layer(values: Mapping[str, Any]) -> dict[str, Any]:
             if name in given:
                 raise InvalidInput(alias, f"{alias} and {name} together", "one of them", "drop one")
             given[name] = given.pop(alias)
+    _take_beam_search(given)
     if any(name in given for name in _SAMPLING):
         given.setdefault("do_sample", True)
     return given
+
+
+def _take_beam_search(given: dict[str, Any]) -> None:
+    """The flag becomes num_beams."""
+    if BEAM_SEARCH not in given:
+        return
+    flag = written_flag(given.pop(BEAM_SEARCH))
+    if not isinstance(flag, bool):
+        raise InvalidInput(BEAM_SEARCH, repr(flag)[:80], "true or false", "correct it")
+    if "num_beams" in given:
+        got, wanted = "it and num_beams together", "one of them"
+        raise InvalidInput(BEAM_SEARCH, got, wanted, "drop one")
+    given["num_beams"] = given.pop("best_of", given.get("n", 1)) if flag else 1
 
 
 def refusal(

@@ -112,7 +112,7 @@ class Texts:
         self._metrics = metrics
         self._arrived = arrived
         self._last: dict[int, float] = {}  # text -> when its last token came
-        self._answer = BestOf(request.parameters.n, request.parameters.sequences)
+        self._answer = BestOf(request.parameters.n, request.parameters.answers)
         self._failed: FusewireError | None = None
         self._generated: Generated
 
@@ -144,6 +144,8 @@ class Texts:
 
     def _note(self, delta: Delta) -> None:
         now = time.monotonic()
+        if self._request.parameters.searches and self._last:
+            return  # all at once: no time between tokens
         if delta.index in self._last:
             self._metrics.next_token(now - self._last[delta.index])
         elif not self._last:

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, ConfigDict, Field
 from fusewire.errors import InvalidInput
 from fusewire.generation.no_effect import without_no_effect
 from fusewire.generation.parameters import MOST_LOGPROBS, MOST_SEQUENCES, GenerationParameters
-from fusewire.generation.spelling import ALIASES
+from fusewire.generation.spelling import ALIASES, BEAM_SEARCH
 from fusewire.serving.openai.bodies import Body, Nullable, check_size, texts_or_ids
 from fusewire.serving.openai.errors import shown
 from fusewire.text.chat_template import MOST_MESSAGES
@@ -23,7 +23,7 @@ MOST_PROMPTS = 128
 # As OpenAI has it for completions; a chat's answer may be as long as fits.
 _COMPLETION_TOKENS = 16
 
-_PARAMETERS = (*GenerationParameters.model_fields, *ALIASES)
+_PARAMETERS = (*GenerationParameters.model_fields, *ALIASES, BEAM_SEARCH)
 _TRUNCATE = (
     "Keep this many of a prompt's tokens, the last ones; -1: as many as leave room for the answer. "
     "Default: a prompt that is too long is refused."
@@ -99,8 +99,9 @@ class GenerationBody(Body):
     )  # fmt: skip
 
     def parameters(self, draws: bool | None) -> dict[str, Any]:
-        """The model's parameters. As OpenAI has it, tokens are drawn, unless request or folder
-        (`draws`) say otherwise. InvalidInput names a parameter that no model has."""
+        """The model's parameters. As OpenAI has it, tokens are drawn, unless request (which
+        may ask for beams) or folder (`draws`) say otherwise. InvalidInput names a parameter that no
+        model has."""
         if self.stream_options is not None and not self.stream:
             raise InvalidInput("stream_options", "it", "it only with stream", "remove it")
         given = without_no_effect(self.given())
@@ -115,7 +116,7 @@ class GenerationBody(Body):
                 wanted = "none with stream"
                 raise InvalidInput("prompt_logprobs", self.prompt_logprobs, wanted, "drop one")
             given["prompt_logprobs"] = self.prompt_logprobs
-        if draws is None:
+        if draws is None and not given.keys() & {"num_beams", BEAM_SEARCH}:
             given.setdefault("do_sample", True)
         return given
 

@@ -92,7 +92,10 @@ def _generator(name: str, folder: Path, max_length: int | None, file: Path | Non
     blueprint = blueprint_of(read_config(folder), GENERATE)
     encoder = blueprint.encoder
     longest = max_length or (encoder or blueprint).max_length  # of a prompt
-    draws = generation_config(folder)[0].get("do_sample")
+    config, _ = generation_config(folder)
+    draws = config.get("do_sample")
+    if draws is None and (config.get("num_beams") or 1) != 1:
+        draws = False  # it searches
     workers = TextWorkers(folder, max_length=longest, chat_template=file)
     return Generator(name, GENERATE, _ready(workers), longest, draws, encoder is not None)
 

@@ -1,0 +1,256 @@
+// Beam search's bookkeeping, many requests a call: arrays in, arrays out.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/error.h"
+#include "generation/beam_pages.h"
+#include "generation/beam_search.h"
+#include "python/register.h"
+
+namespace fusewire {
+namespace {
+
+namespace py = pybind11;
+using namespace py::literals;
+template <class T>
+using Array = py::array_t<T, py::array::c_style>;
+
+EarlyStopping early_stopping_of(const py::object& value) {
+  if (py::isinstance<py::bool_>(value)) {
+    return value.cast<bool>() ? EarlyStopping::kTrue : EarlyStopping::kFalse;
+  }
+  if (py::isinstance<py::str>(value) && value.cast<std::string>() == "never") {
+    return EarlyStopping::kNever;
+  }
+  fail("BeamSearch: early_stopping: got ", std::string(py::str(value)),
+       ", wanted True, False or \"never\"");
+}
+
+template <class T>
+py::array_t<T> array_of(const std::vector<T>& values) {
+  return py::array_t<T>(static_cast<py::ssize_t>(values.size()), values.data());
+}
+
+template <class T>
+void expect_all(const char* call, const std::vector<T*>& all) {
+  for (const T* each : all) {
+    if (!each) fail(call, ": got None in the place of a request, wanted none of it");
+  }
+}
+
+// What runs on: the rows of the next step.
+struct Step {
+  py::array_t<int32_t> offsets, parents;
+  py::array_t<int64_t> tokens;
+  py::array_t<float> scores;
+};
+
+Step advance_beams(const std::vector<BeamSearch*>& searches, const Array<float>& scores,
+                   const Array<float>& log_probs, const Array<int32_t>& beams,
+                   const Array<int32_t>& tokens) {
+  expect_all("advance_beams", searches);
+  const auto groups = static_cast<py::ssize_t>(searches.size());
+  const py::ssize_t most = scores.ndim() == 2 ? scores.shape(1) : 0;
+  const auto expect = [&](const char* name, const py::array& array) {
+    if (array.ndim() != 2 || array.shape(0) != groups || array.shape(1) != most) {
+      fail("advance_beams: ", name, ": got ", std::string(py::str(array.attr("shape"))),
+           ", wanted (", groups, ", ", most, "): a row for each search");
+    }
+  };
+  expect("scores", scores);
+  expect("log_probs", log_probs);
+  expect("beams", beams);
+  expect("tokens", tokens);
+  std::vector<int32_t> offsets{0}, parents;
+  std::vector<int64_t> next;
+  std::vector<float> next_scores;
+  std::vector<BeamCandidate> candidates;
+  for (py::ssize_t g = 0; g < groups; ++g) {
+    BeamSearch& search = *searches[static_cast<size_t>(g)];
+    if (search.candidates() > most) {
+      fail("advance_beams: got ", most, " candidates for search ", g, ", wanted ",
+           search.candidates(), " or more");
+    }
+    candidates.clear();
+    for (py::ssize_t i = g * most; i < g * most + search.candidates(); ++i) {
+      candidates.push_back(
+          {scores.data()[i], log_probs.data()[i], beams.data()[i], tokens.data()[i]});
+    }
+    search.advance(candidates);
+    for (const RunningBeam& beam : search.running()) {
+      parents.push_back(beam.parent);
+      next.push_back(beam.token);
+      next_scores.push_back(beam.score);
+    }
+    offsets.push_back(static_cast<int32_t>(parents.size()));
+  }
+  return {array_of(offsets), array_of(parents), array_of(next), array_of(next_scores)};
+}
+
+// Rows of request i: offsets[i] to offsets[i + 1] of `rows`.
+void expect_offsets(const char* call, const Array<int32_t>& offsets, size_t requests,
+                    py::ssize_t rows) {
+  bool fits = offsets.ndim() == 1 && offsets.shape(0) == static_cast<py::ssize_t>(requests) + 1 &&
+              offsets.at(0) == 0 && (rows < 0 || offsets.at(offsets.shape(0) - 1) == rows);
+  for (py::ssize_t i = 0; fits && i + 1 < offsets.shape(0); ++i) {
+    fits = offsets.at(i) <= offsets.at(i + 1);
+  }
+  if (!fits) {
+    fail(call, ": offsets: got ", std::string(py::str(offsets)),
+         ", wanted ascending ones from 0 for ", requests,
+         " requests and as many rows as there are parents");
+  }
+}
+
+py::array_t<int64_t> wanted_pages(const std::vector<BeamPages*>& pages,
+                                  const Array<int32_t>& offsets) {
+  expect_all("wanted_pages", pages);
+  expect_offsets("wanted_pages", offsets, pages.size(), -1);
+  std::vector<int64_t> wanted;
+  for (size_t i = 0; i < pages.size(); ++i) {
+    const auto at = static_cast<py::ssize_t>(i);
+    wanted.push_back(offsets.at(at) < offsets.at(at + 1) ? pages[i]->wanted() : 0);
+  }
+  return array_of(wanted);
+}
+
+// Where the rows of the next step write and read.
+struct Forks {
+  py::array_t<int32_t> block_table;
+  py::array_t<int64_t> sources, destinations;
+  py::array_t<int32_t> released;
+};
+
+Forks fork_pages(const std::vector<BeamPages*>& pages, const Array<int32_t>& offsets,
+                 const Array<int32_t>& parents, const Array<int32_t>& fresh) {
+  expect_offsets("fork_pages", offsets, pages.size(), parents.size());
+  int64_t wanted = 0;
+  for (const int64_t each : wanted_pages(pages, offsets).cast<std::vector<int64_t>>()) {
+    wanted += each;
+  }
+  if (fresh.ndim() != 1 || fresh.size() != wanted) {
+    fail("fork_pages: fresh: got ", fresh.size(), " pages, wanted ", wanted,
+         ", as wanted_pages says");
+  }
+  std::vector<PageCopy> copies;
+  std::vector<int32_t> released;
+  const int32_t* next = fresh.data();
+  int64_t width = 0;
+  for (size_t i = 0; i < pages.size(); ++i) {
+    const int32_t begin = offsets.data()[i], end = offsets.data()[i + 1];
+    if (begin == end) continue;
+    const int64_t taken = pages[i]->wanted();
+    pages[i]->fork(parents.data() + begin, end - begin, next, copies, released);
+    next += taken;
+    width = std::max(width, pages[i]->width());
+  }
+  const py::ssize_t rows = parents.size();
+  py::array_t<int32_t> table(std::vector<py::ssize_t>{rows, static_cast<py::ssize_t>(width)});
+  std::memset(table.mutable_data(), 0, static_cast<size_t>(table.nbytes()));
+  for (size_t i = 0; i < pages.size(); ++i) {
+    for (int32_t row = offsets.data()[i]; row < offsets.data()[i + 1]; ++row) {
+      pages[i]->table(row - offsets.data()[i], table.mutable_data() + row * width);
+    }
+  }
+  std::vector<int64_t> from, to;
+  for (const PageCopy& copy : copies) {
+    from.push_back(copy.from);
+    to.push_back(copy.to);
+  }
+  return {table, array_of(from), array_of(to), array_of(released)};
+}
+
+}  // namespace
+
+void register_beams(py::module_& m) {
+  py::class_<Hypothesis>(m, "Hypothesis", "A finished hypothesis of a beam search.")
+      .def_property_readonly(
+          "tokens", [](const Hypothesis& h) { return array_of(h.tokens); },
+          "int32[n], with the end-of-sequence token where there is one.")
+      .def_property_readonly(
+          "log_probs", [](const Hypothesis& h) { return array_of(h.log_probs); },
+          "float32[n], of each token, after what changes log-probabilities.")
+      .def_readonly("sum", &Hypothesis::sum, "Of log_probs.")
+      .def_readonly("score", &Hypothesis::score, "sum / n ** length_penalty");
+  py::class_<BeamSearch>(
+      m, "BeamSearch",
+      "The bookkeeping of beam search for one request; semantics of transformers 5, but for ties, "
+      "which go to the lower beam and token, and for places that no live beam fills, which stay "
+      "empty.")
+      .def(py::init([](int64_t beams, int64_t max_tokens, std::vector<int32_t> eos_token_ids,
+                       double length_penalty, const py::object& early_stopping) {
+             return BeamSearch({beams, max_tokens, std::move(eos_token_ids), length_penalty,
+                                early_stopping_of(early_stopping)});
+           }),
+           py::kw_only(), "beams"_a, "max_tokens"_a, "eos_token_ids"_a = std::vector<int32_t>{},
+           "length_penalty"_a = 1.0, "early_stopping"_a = false,
+           "max_tokens: to generate, the end-of-sequence token included. early_stopping: True, at "
+           "`beams` finished hypotheses; False, when the best running beam at its length is no "
+           "better than the worst of them; \"never\", when it would not be at max_tokens either.")
+      .def_property_readonly("candidates", &BeamSearch::candidates,
+                             "How many the search needs of a step: max(2, 1 + end-of-sequence "
+                             "tokens) * beams.")
+      .def_property_readonly("length", &BeamSearch::length, "Tokens generated by each beam.")
+      .def_property_readonly("done", &BeamSearch::done)
+      .def_property_readonly("broken", &BeamSearch::broken,
+                             "Done without an answer: its logits had NaN or +inf.")
+      .def(
+          "history", [](const BeamSearch& s, int64_t beam) { return array_of(s.history(beam)); },
+          "beam"_a, "The tokens that a running beam has generated, int32[length].")
+      .def(
+          "settled", [](const BeamSearch& s) { return array_of(s.settled()); },
+          "The tokens that all running beams and finished hypotheses begin with, int32[n]: later "
+          "steps only append to them.")
+      .def("hypotheses", &BeamSearch::hypotheses,
+           "The finished ones, at most `beams`, best first; fewer where tokens were forbidden or "
+           "the vocabulary is small.");
+  py::class_<Step>(m, "BeamStep",
+                   "The rows of the next step: of search i offsets[i] to offsets[i + 1] "
+                   "(int32[searches + 1]), none once it is done.")
+      .def_readonly("offsets", &Step::offsets)
+      .def_readonly("parents", &Step::parents, "int32[rows]: the beam that each goes on.")
+      .def_readonly("tokens", &Step::tokens, "int64[rows]")
+      .def_readonly("scores", &Step::scores, "float32[rows], sums of log-probabilities.");
+  m.def("advance_beams", &advance_beams, "searches"_a, "scores"_a, "log_probs"_a, "beams"_a,
+        "tokens"_a, "Gives each search its row of what `beam_candidates` found, [searches, most].");
+  py::class_<BeamPages>(
+      m, "BeamPages",
+      "Which pages hold the keys and values of one request's beams: shared where they have the "
+      "same past, and a page of its own for each to write to.")
+      .def(py::init([](int64_t beams, int64_t page_size,
+                       const std::vector<std::vector<int32_t>>& tables,
+                       int64_t length) { return BeamPages(beams, page_size, tables, length); }),
+           py::kw_only(), "beams"_a, "page_size"_a, "tables"_a, "length"_a,
+           "tables: the pages of each beam's `length` stored positions; one table, the prompt's, "
+           "before the first fork. A last page that is not full is its beam's alone and will be "
+           "written; the others are only read, and may belong to others too.")
+      .def_property_readonly("length", &BeamPages::length,
+                             "Positions, with those that the coming step stores.")
+      .def_property_readonly(
+          "pages", [](const BeamPages& p) { return array_of(p.pages()); },
+          "int32[n]: all that it was given and has not released.");
+  m.def(
+      "wanted_pages", &wanted_pages, "pages"_a, "offsets"_a,
+      "int64[requests]: pages that fork_pages needs for each; offsets as BeamStep's, and none for "
+      "a request without rows.");
+  py::class_<Forks>(m, "BeamForks", "Where the rows of the next step read and write.")
+      .def_readonly("block_table", &Forks::block_table,
+                    "int32[rows, width], 0 beyond a request's pages.")
+      .def_readonly("sources", &Forks::sources,
+                    "int64[copies]: pages to copy before the step, none of which is a destination.")
+      .def_readonly("destinations", &Forks::destinations)
+      .def_readonly("released", &Forks::released, "int32[n]: pages to free.");
+  m.def(
+      "fork_pages", &fork_pages, "pages"_a, "offsets"_a, "parents"_a, "fresh"_a,
+      "Gives every row the past of its parent and room for one more position. offsets and parents "
+      "as BeamStep's; fresh int32: the wanted pages of all requests, one after the other.");
+}
+
+}  // namespace fusewire

@@ -1,0 +1,372 @@
+"""Beam search in the engine: every answer is transformers' own, whatever runs beside it, and no
+page is lost."""
+
+from __future__ import annotations
+
+import gc
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fusewire import kernels
+from fusewire.engine.generation import GenerationEngine
+from fusewire.engine.generation_settings import GenerationSettings
+from fusewire.errors import ComputeFailed, DeadlineExceeded, InvalidInput
+
+from tests.engine.generating import Answer, ask, byte_tokenizer
+from tests.engine.test_seq2seq_generation import ENDS, LONGEST, WORDS, seq2seq_folder
+from tests.models.tiny_decoders import tiny_decoder
+from tests.places import CPU, GPU_FP32
+from tests.tolerance import PIPELINE_SCORE
+
+VOCABULARY = 131
+DECODERS = ("gpt2", "llama")
+SEQ2SEQ = ("bart", "t5", "marian")
+STOPPING = [False, True, "never"]
+
+
+@dataclass
+class Reference:
+    """transformers' model."""
+
+    model: Any
+    encoder_decoder: bool
+
+    def search(
+        self, prompt: list[int], num_beams: int, n: int = 1, **options: Any
+    ) -> list[tuple[list[int], float, float]]:
+        """Of the n best: tokens, score, sum of log-probabilities."""
+        options.setdefault("eos_token_id", ENDS)
+        device = next(self.model.parameters()).device
+        with torch.no_grad():
+            out = self.model.generate(
+                torch.tensor([prompt], device=device),
+                attention_mask=torch.ones(1, len(prompt), dtype=torch.long, device=device),
+                num_beams=num_beams,
+                num_return_sequences=n,
+                do_sample=False,
+                pad_token_id=1,
+                return_dict_in_generate=True,
+                output_scores=True,  # else there are none of sequences
+                **options,
+            )
+        begin = 1 if self.encoder_decoder else len(prompt)
+        if num_beams == 1:
+            return [(out.sequences[0, begin:].tolist(), 0.0, 0.0)]
+        found = []
+        for row, score in enumerate(out.sequences_scores.tolist()):
+            length = int((out.beam_indices[row] >= 0).sum())
+            tokens = out.sequences[row, begin : begin + length].tolist()
+            found.append((tokens, score, score * length ** options.get("length_penalty", 1.0)))
+        return found
+
+
+def loaded(folder: Path, model_type: str, **generation: Any) -> Reference:
+    if model_type in SEQ2SEQ:
+        return Reference(seq2seq_folder(folder, model_type, **generation), encoder_decoder=True)
+    model = tiny_decoder(folder, model_type, vocab_size=257, eos_token_id=ENDS)
+    byte_tokenizer(folder)
+    return Reference(model, encoder_decoder=False)
+
+
+class Roomy(GenerationEngine):
+    """Pages for so many beams of full length, of which tests ask for more at a time."""
+
+    def _pages(self) -> int:
+        return 40 * (LONGEST // 16) + 20
+
+
+def engine_of(folder: Path, device: str = "cpu", dtype: str = "float32") -> GenerationEngine:
+    settings = GenerationSettings(
+        max_length=LONGEST, max_batch_tokens=LONGEST, max_sequences=40, dtype=dtype
+    )
+    return Roomy(folder, settings, device)
+
+
+def expect(answer: Answer, wanted: list[tuple[list[int], float, float]]) -> None:
+    for index, (tokens, score, total) in enumerate(wanted):
+        assert answer.tokens(index) == tokens
+        last = [delta for delta in answer.deltas if delta.index == index][-1]
+        # Sums of float32, with lengths to the power of the penalty: relative where they are large.
+        assert last.score == pytest.approx(score, PIPELINE_SCORE, PIPELINE_SCORE)
+        assert last.cumulative_logprob == pytest.approx(total, PIPELINE_SCORE, PIPELINE_SCORE)
+        assert last.num_output_tokens == len(tokens)
+        # A forced end is the length's.
+        assert last.finish_reason == "length" or tokens[-1] in ENDS
+        assert last.finish_reason == "stop" or len(tokens) == answer.most_new_tokens
+
+
+def random_prompt(chosen: random.Random, longest: int) -> list[int]:
+    return [chosen.randrange(10, WORDS) for _ in range(chosen.randint(1, longest))]
+
+
+def drawn(chosen: random.Random) -> dict[str, Any]:
+    beams = chosen.choice([2, 2, 3, 4, 4, 5, 6, 7, 8])
+    return {
+        "num_beams": beams,
+        "n": chosen.randint(1, beams),
+        # Of two tokens of which both are forced there is one text.
+        "max_new_tokens": chosen.randint(3, 24),
+        "length_penalty": chosen.choice([-1.0, 0.0, 0.6, 1.0, 2.0]),
+        "early_stopping": chosen.choice(STOPPING),
+    }
+
+
+@pytest.mark.parametrize("place", [CPU, GPU_FP32], indirect=True)
+@pytest.mark.parametrize("model_type", [*DECODERS, *SEQ2SEQ])
+def test_beams_are_those_of_transformers(tmp_path, model_type, place):
+    """Arriving at random beside greedy and sampled requests, some cancelled, and slots and pages
+    too few for all."""
+    reference = loaded(tmp_path, model_type)
+    reference.model.to(place.device)
+    engine = engine_of(tmp_path, place.device, place.dtype)
+    ends = {} if reference.encoder_decoder else {"stop_token_ids": ENDS}
+    chosen = random.Random(model_type)
+    asked, neighbours = [], []
+    for turn in range(30):
+        prompt = random_prompt(chosen, 40)
+        parameters = drawn(chosen)
+        if turn == 9:
+            parameters = {"num_beams": 33, "n": 33, "max_new_tokens": 12}
+        answer, ticket = ask(engine, prompt, **parameters, **ends)
+        asked.append((prompt, parameters, answer))
+        if chosen.random() < 1 / 6 and turn != 9:
+            time.sleep(chosen.random() * 0.01)
+            ticket.cancel()
+        if turn % 3 == 0:
+            greedy = random_prompt(chosen, 40)
+            neighbours.append((greedy, ask(engine, greedy, max_new_tokens=12, **ends)[0]))
+            ask(engine, greedy, max_new_tokens=12, temperature=1.3, n=2)
+    whole, lengths = 0, set()
+    for prompt, parameters, answer in asked:
+        answer.finish(parameters.get("n", 1))
+        if not answer.cancelled:
+            wanted = reference.search(prompt, **parameters)
+            expect(answer, wanted)
+            lengths |= {len(tokens) for tokens, _, _ in wanted}
+            whole += 1
+    for prompt, answer in neighbours:
+        wanted = reference.search(prompt, 1, max_new_tokens=12)
+        assert answer.finish().tokens() == wanted[0][0]
+    assert whole >= 20
+    assert len(lengths) > 5
+    engine.close()
+    assert engine.cache.used == engine.cache.live_tokens == engine.cache.reserved == 0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    folder: Path = tmp_path_factory.mktemp("bart")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def reference(folder) -> Reference:
+    return loaded(folder, "bart", forced_bos_token_id=7)
+
+
+@pytest.fixture(scope="module")
+def engine(folder, reference) -> Iterator[GenerationEngine]:
+    with engine_of(folder) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"max_new_tokens": 3},
+        {"max_new_tokens": 12, "min_new_tokens": 8},
+        {"max_new_tokens": 12, "forced_bos_token_id": 30},
+        {"max_new_tokens": 12, "forced_eos_token_id": 9},
+        {"max_new_tokens": 12, "repetition_penalty": 1.5},
+        {"max_new_tokens": 12, "repetition_penalty": 0.7, "length_penalty": 2.0},
+        {"max_new_tokens": 30, "no_repeat_ngram_size": 2, "min_new_tokens": 25},
+        {"max_new_tokens": 12, "bad_words_ids": [[token] for token in range(40, 60)]},
+        {"max_new_tokens": 20, "bad_words_ids": [[a, b] for a in range(90) for b in (33, 57)]},
+    ],
+)
+def test_options_are_those_of_transformers(engine, reference, parameters):
+    """Beside searches that they do not concern."""
+    chosen = random.Random(2)
+    prompts = [random_prompt(chosen, 50) for _ in range(3)]
+    asked = [
+        (prompt, given, ask(engine, prompt, num_beams=4, n=3, **given)[0])
+        for prompt in prompts
+        for given in (parameters, {"max_new_tokens": 12})
+    ]
+    for prompt, given, answer in asked:
+        expect(answer.finish(3), reference.search(prompt, 4, 3, **given))
+
+
+def test_an_answer_is_the_same_alone_and_among_others(engine):
+    chosen = random.Random(3)
+    asked = [(random_prompt(chosen, 50), drawn(chosen)) for _ in range(12)]
+    together = [ask(engine, prompt, **parameters)[0] for prompt, parameters in asked]
+    for (prompt, parameters), batched in zip(asked, together, strict=True):
+        batched.finish(parameters["n"])
+        alone = ask(engine, prompt, **parameters)[0].finish(parameters["n"])
+        for index in range(parameters["n"]):
+            assert batched.tokens(index) == alone.tokens(index)
+        for one, other in zip(batched.deltas, alone.deltas, strict=True):
+            assert (one.token, one.text) == (other.token, other.text)
+            assert one.logprob == pytest.approx(other.logprob, abs=PIPELINE_SCORE)
+            assert (one.score is None) == (other.score is None)
+
+
+def test_the_best_come_first_with_text_and_score(engine):
+    answer = ask(engine, "What~is~read", num_beams=5, n=5, max_new_tokens=9)[0].finish(5)
+    lasts = [delta for delta in answer.deltas if delta.finish_reason]
+    scores = [delta.score for delta in lasts]
+    assert scores == sorted(scores, reverse=True)
+    assert len({tuple(answer.tokens(index)) for index in range(5)}) == 5
+    for index, last in enumerate(lasts):
+        shown = [token for token in answer.tokens(index) if token not in ENDS]
+        assert answer.text(index) == engine.tokenizer.decode(shown)
+        assert last.score == pytest.approx(last.cumulative_logprob / last.num_output_tokens)
+
+
+def test_cancelled_searches_leave_nothing_behind(folder, reference):
+    chosen = random.Random(4)
+    with engine_of(folder) as engine:
+
+        def allocated() -> int:
+            """Behind a small step, which may not have returned yet when its event is there."""
+            ask(engine, [20] * 5, max_new_tokens=1)[0].finish()
+            time.sleep(0.05)
+            gc.collect()  # engines of other tests
+            memory = kernels.default_allocator(engine.model.place.device).stats()
+            return memory["allocated_bytes"]
+
+        ask(engine, [20] * 40, num_beams=8, max_new_tokens=40)[0].finish()
+        before = allocated()
+        for _ in range(200):
+            parameters = {**drawn(chosen), "max_new_tokens": 40, "min_new_tokens": 40}
+            answer, ticket = ask(engine, random_prompt(chosen, 40), **parameters)
+            time.sleep(chosen.random() * 0.01)
+            ticket.cancel()
+            answer.finish(parameters["n"])
+            counts = engine.cache
+            assert counts.used == counts.reserved == counts.live_tokens == 0
+        assert allocated() == before
+        assert engine.counts().running == 0
+        assert engine._admission._taken == 0
+
+
+def test_prefixes_are_shared_and_what_was_searched_is_not_found(tmp_path):
+    reference = loaded(tmp_path, "gpt2")
+    prompt = random_prompt(random.Random(5), 1) * 37
+    with engine_of(tmp_path) as engine:
+        for cached in (0, 32):
+            answer, _ = ask(
+                engine, prompt, num_beams=3, n=3, max_new_tokens=20, stop_token_ids=ENDS
+            )
+            expect(answer.finish(3), reference.search(prompt, 3, 3, max_new_tokens=20))
+            assert answer.deltas[-1].num_cached_tokens == cached
+        assert engine.cache.cached == 2
+
+
+def test_a_search_that_can_never_fit_is_refused_with_what_it_needs(folder, reference):
+    class Small(GenerationEngine):
+        def _pages(self) -> int:
+            return 12
+
+    settings = GenerationSettings(max_length=LONGEST, max_batch_tokens=LONGEST)
+    with Small(folder, settings) as engine:
+        # One page of the source; three of 16 tokens for each beam, the first of them shared once.
+        match = "num_beams: got 4 beams of up to 41 tokens, which can need 13 pages, wanted at most"
+        with pytest.raises(InvalidInput, match=match):
+            ask(engine, [20] * 5, num_beams=4, max_new_tokens=40)
+        answer, _ = ask(engine, [20] * 5, num_beams=4, max_new_tokens=32)
+        expect(answer.finish(), reference.search([20] * 5, 4, max_new_tokens=32))
+
+
+def test_more_candidates_than_a_step_sorts_are_refused(engine):
+    ends = list(range(60, 125))  # beside the model's six
+    ask(engine, [20] * 5, num_beams=28, max_new_tokens=5, stop_token_ids=ends)[0].finish()
+    with pytest.raises(InvalidInput, match="num_beams: got 29, wanted at most 28 with 71 tokens"):
+        ask(engine, [20] * 5, num_beams=29, max_new_tokens=5, stop_token_ids=ends)
+    assert engine._admission._taken == 0
+
+
+def test_logits_that_are_not_finite_end_the_search_alone(engine, reference, monkeypatch):
+    chosen = random.Random(6)
+    prompts = [random_prompt(chosen, 30) for _ in range(2)]
+    step = engine.model.step
+
+    def broken(batch, cache):
+        logits = step(batch, cache)
+        values = logits.numpy()
+        values[-1, 3] = np.nan
+        return logits
+
+    monkeypatch.setattr(engine.model, "step", broken)
+    with pytest.raises(ComputeFailed, match="NaN"):
+        ask(engine, prompts[0], num_beams=3, max_new_tokens=9)[0].finish()
+    monkeypatch.undo()
+    assert engine.cache.used == engine.cache.reserved == 0
+    answer, _ = ask(engine, prompts[1], num_beams=3, max_new_tokens=9)
+    expect(answer.finish(), reference.search(prompts[1], 3, max_new_tokens=9))
+
+
+def test_a_failed_step_frees_its_searches(engine, monkeypatch):
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr("fusewire.engine.beam_groups.kernels.fork_pages", fail)
+    with pytest.raises(ComputeFailed):
+        ask(engine, [20] * 5, num_beams=3, max_new_tokens=9)[0].finish()
+    assert engine.cache.used == engine.cache.reserved == engine.cache.live_tokens == 0
+
+
+def test_a_deadline_ends_a_search(engine):
+    with pytest.raises(DeadlineExceeded):
+        ask(
+            engine,
+            [20] * 5,
+            num_beams=8,
+            max_new_tokens=60,
+            min_new_tokens=60,
+            timeout_seconds=0.004,
+        )[0].finish()
+    assert engine.cache.used == engine.cache.reserved == 0
+
+
+def test_constraints_that_forbid_everything_are_refused(engine):
+    with pytest.raises(InvalidInput, match="forbid every possible next token"):
+        ask(
+            engine,
+            [20] * 5,
+            num_beams=3,
+            max_new_tokens=9,
+            min_new_tokens=9,
+            bad_words_ids=[[token] for token in range(VOCABULARY)],
+        )[0].finish()
+    assert engine.cache.used == engine.cache.reserved == 0
+
+
+def test_fewer_texts_than_wanted_are_an_error(engine, reference):
+    """One of two tokens that are both forced, where transformers repeats dead beams."""
+    one = ask(engine, [20] * 5, num_beams=3, max_new_tokens=2)[0].finish()
+    assert one.tokens() == reference.search([20] * 5, 3, max_new_tokens=2)[0][0]
+    with pytest.raises(InvalidInput, match="n: got 2, wanted at most 1, the texts that this"):
+        ask(engine, [20] * 5, num_beams=3, n=2, max_new_tokens=2)[0].finish(2)
+
+
+def test_the_folder_names_the_beams(tmp_path):
+    seq2seq_folder(tmp_path, "bart", num_beams=4, length_penalty=2.0, early_stopping=True)
+    with engine_of(tmp_path) as engine:
+        parameters = engine.parameters()
+        assert (parameters.num_beams, parameters.length_penalty) == (4, 2.0)
+        assert parameters.early_stopping is True
+        assert engine.parameters(num_beams=1).searches is False
+        assert engine.parameters(temperature=1.0).searches is False
+        assert engine.parameters(logprobs=1).searches is False
+        assert engine.parameters(n=3).n == 3
+        with pytest.raises(InvalidInput, match="n: got 5, wanted at most 4, which is num_beams"):
+            engine.parameters(n=5)

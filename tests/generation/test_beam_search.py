@@ -1,0 +1,289 @@
+"""The bookkeeping of beam search gives what transformers' own beam search gives, and of equal
+hypotheses the ones that stand first."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from fusewire import kernels as k
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import GenerationMixin, PretrainedConfig, PreTrainedModel
+from transformers.generation import logits_process as hf
+from transformers.modeling_outputs import CausalLMOutput
+
+from tests.generation.beam_cases import (
+    Case,
+    Logits,
+    Processor,
+    candidates_of,
+    plain_search,
+    random_logits,
+    search,
+)
+from tests.tolerance import PIPELINE_SCORE
+
+PROMPT = (3, 1)
+STOPPING = [False, True, "never"]
+
+
+class PrefixModel(PreTrainedModel, GenerationMixin):
+    """Its logits are a function of the whole prefix; it has no cache."""
+
+    config_class = PretrainedConfig
+
+    def __init__(self, vocab: int, logits: Logits) -> None:
+        super().__init__(PretrainedConfig(vocab_size=vocab))
+        self.nothing = torch.nn.Parameter(torch.zeros(1))  # generate asks where it lives
+        self.logits = logits
+        self.calls = 0
+
+    def forward(self, input_ids: torch.Tensor, **_: object) -> CausalLMOutput:
+        self.calls += 1
+        rows = [self.logits(tuple(prefix)) for prefix in input_ids.tolist()]
+        return CausalLMOutput(logits=torch.from_numpy(np.stack(rows))[:, None])
+
+
+def transformers_search(
+    case: Case, vocab: int, logits: Logits, processors: list
+) -> tuple[list[tuple[list[int], float, list[float]]], int]:
+    """(tokens, score, log-probabilities) of each hypothesis; and how many steps it took."""
+    model = PrefixModel(vocab, logits).eval()
+    with torch.no_grad():
+        out = model.generate(
+            torch.tensor([PROMPT]),
+            num_beams=case.beams,
+            num_return_sequences=case.beams,
+            max_new_tokens=case.max_tokens,
+            eos_token_id=list(case.eos) or None,
+            pad_token_id=vocab,  # no token of the model
+            length_penalty=case.length_penalty,
+            early_stopping=case.early_stopping,
+            do_sample=False,
+            use_cache=False,
+            logits_processor=hf.LogitsProcessorList(processors),
+            return_dict_in_generate=True,
+            output_scores=True,
+            output_logits=True,
+        )
+    steps = model.compute_transition_scores(out.sequences, out.scores, out.beam_indices)
+    found = []
+    for sequence, score, log_probs in zip(out.sequences, out.sequences_scores, steps, strict=True):
+        tokens = [t for t in sequence[len(PROMPT) :].tolist() if 0 <= t < vocab]
+        found.append((tokens, float(score), log_probs[: len(tokens)].tolist()))
+    return found, model.calls
+
+
+def processor_of(processors: list) -> Processor | None:
+    if not processors:
+        return None
+
+    def process(rows: np.ndarray, prefixes: list[tuple[int, ...]]) -> np.ndarray:
+        out = torch.from_numpy(rows.copy())
+        ids = torch.tensor(prefixes)
+        return hf.LogitsProcessorList(processors)(ids, out).numpy()
+
+    return process
+
+
+def expect_transformers(case: Case, vocab: int, logits: Logits, processors: list) -> None:
+    wanted, steps = transformers_search(case, vocab, logits, processors)
+    (got,) = search([(case, logits, PROMPT)], processor_of(processors))
+    found = got.search.hypotheses()
+    assert [h.tokens.tolist() for h in found] == [tokens for tokens, _, _ in wanted], case
+    for ours, (_, score, log_probs) in zip(found, wanted, strict=True):
+        assert abs(ours.score - score) <= PIPELINE_SCORE, case
+        np.testing.assert_allclose(ours.log_probs, log_probs, 0, PIPELINE_SCORE)
+        assert abs(ours.sum - ours.log_probs.sum(dtype=np.float64)) <= PIPELINE_SCORE * 10
+        assert ours.log_probs.dtype == np.float32
+    assert got.steps == steps, case
+
+
+def drawn(rng: np.random.Generator) -> tuple[Case, int]:
+    """A case whose beams never outnumber what there is to go on with: transformers fills their
+    places with copies."""
+    beams, ends = int(rng.integers(2, 7)), int(rng.integers(0, 4))
+    vocab = int(rng.integers(beams + ends, 40))
+    vocab = max(vocab, max(PROMPT) + 1, ends + 2)
+    eos = tuple(int(t) for t in rng.choice(vocab, ends, replace=False))
+    penalty = float(rng.choice([-1.0, 0.0, 0.3, 1.0, 2.0]))
+    stopping = STOPPING[rng.integers(3)]
+    return Case(beams, int(rng.integers(1, 13)), eos, penalty, stopping), vocab
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_hypotheses_are_those_of_transformers(seed: int):
+    case, vocab = drawn(np.random.default_rng(seed))
+    expect_transformers(case, vocab, random_logits(vocab, seed, eos=case.eos), [])
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_processors_change_log_probabilities_that_are_not_normalized_again(seed: int):
+    rng = np.random.default_rng(1000 + seed)
+    case, vocab = drawn(rng)
+    vocab += case.beams  # n-grams and minimal lengths forbid some
+    processors = [hf.RepetitionPenaltyLogitsProcessor(float(rng.uniform(0.7, 1.6)))]
+    if rng.random() < 0.5:
+        processors.append(hf.NoRepeatNGramLogitsProcessor(2))
+    if case.eos and rng.random() < 0.5:
+        least = len(PROMPT) + case.max_tokens // 2
+        processors.append(hf.MinLengthLogitsProcessor(least, list(case.eos)))
+    expect_transformers(case, vocab, random_logits(vocab, seed, eos=case.eos), processors)
+
+
+def test_these_cases_tell_one_rule_from_another():
+    """Of the options each one matters in some of the cases above."""
+    differ = dict.fromkeys(("length_penalty", "early_stopping", "beams"), 0)
+    for seed in range(40):
+        case, vocab = drawn(np.random.default_rng(seed))
+        logits = random_logits(vocab, seed, eos=case.eos)
+        for name, value in (
+            ("length_penalty", case.length_penalty + 1),
+            ("early_stopping", STOPPING[(STOPPING.index(case.early_stopping) + 1) % 3]),
+            ("beams", case.beams + 1),
+        ):
+            other = Case(**{**vars(case), name: value})
+            both = search([(case, logits, PROMPT), (other, logits, PROMPT)])
+            found = [[h.tokens.tolist() for h in r.search.hypotheses()] for r in both]
+            least = min(map(len, found))
+            differ[name] += found[0][:least] != found[1][:least]
+    assert min(differ.values()) >= 3, differ
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    beams=st.integers(1, 9),
+    vocab=st.integers(2, 12),
+    ends=st.integers(0, 3),
+    levels=st.integers(1, 12),
+    max_tokens=st.integers(1, 7),
+    forbidden=st.sampled_from([0.0, 0.0, 0.3, 0.9]),
+    penalty=st.sampled_from([-0.5, 0.0, 1.0, 1.5]),
+    stopping=st.sampled_from(STOPPING),
+    seed=st.integers(0, 2**31),
+)
+def test_equal_hypotheses_stand_in_the_order_of_beams_and_tokens(
+    beams, vocab, ends, levels, max_tokens, forbidden, penalty, stopping, seed
+):
+    """Also where beams outnumber what there is to go on with."""
+    eos = tuple(range(min(ends, vocab)))
+    case = Case(beams, max_tokens, eos, penalty, stopping)
+    logits = random_logits(vocab, seed, eos=eos, levels=levels, forbidden=forbidden)
+    wanted = plain_search(case, logits, PROMPT, normalized=True)
+    (got,) = search([(case, logits, PROMPT)], lambda rows, prefixes: as_they_are(logits, prefixes))
+    found = got.search.hypotheses()
+    assert [tuple(h.tokens.tolist()) for h in found] == [f.tokens for f in wanted]
+    assert [np.float32(h.score) for h in found] == [f.score for f in wanted]
+
+
+def as_they_are(logits: Logits, prefixes: list[tuple[int, ...]]) -> np.ndarray:
+    """The logits taken for log-probabilities, whose sums are exact."""
+    return np.stack([logits(prefix) for prefix in prefixes])
+
+
+def test_an_answer_does_not_depend_on_what_it_was_batched_with():
+    cases = []
+    for seed in range(30):
+        case, _ = drawn(np.random.default_rng(seed))
+        case = Case(**{**vars(case), "eos": tuple(t % 23 for t in case.eos)})
+        cases.append((case, random_logits(23, seed, eos=case.eos), (seed % 23,)))
+    together = search(cases)
+    for case, batched in zip(cases, together, strict=True):
+        (alone,) = search([case])
+        for one, two in zip(alone.search.hypotheses(), batched.search.hypotheses(), strict=True):
+            np.testing.assert_array_equal(one.tokens, two.tokens)
+            np.testing.assert_array_equal(one.log_probs, two.log_probs)
+            assert (one.sum, one.score) == (two.sum, two.score)
+
+
+def test_what_is_settled_only_grows_and_all_hypotheses_begin_with_it():
+    grew = 0
+    for seed in range(40):
+        case, vocab = drawn(np.random.default_rng(seed))
+        seen: list[list[int]] = [[]]
+        logits = random_logits(vocab, seed, eos=case.eos)
+
+        def watched(prefix, logits=logits, seen=seen):
+            seen.append(list(prefix))
+            return logits(prefix)
+
+        search_ = case.new()
+        settled = [search_.settled().tolist()]
+        scores, prefixes = np.zeros(1, np.float32), [PROMPT]
+        while not search_.done:
+            rows = np.stack([watched(prefix) for prefix in prefixes])
+            offsets = np.array([0, len(rows)], np.int32)
+            found = candidates_of(rows, offsets, scores, [search_.candidates], False)
+            step = k.advance_beams([search_], *found)
+            settled.append(search_.settled().tolist())
+            scores = step.scores
+            beams = range(len(scores))
+            histories = [tuple(search_.history(beam).tolist()) for beam in beams]
+            assert [history[-1] for history in histories] == step.tokens.tolist()
+            prefixes = [PROMPT + history for history in histories]
+        for before, after in pairwise(settled):
+            assert after[: len(before)] == before
+        for hypothesis in search_.hypotheses():
+            assert hypothesis.tokens.tolist()[: len(settled[-1])] == settled[-1]
+        grew += len(settled[-2]) > 0
+    assert grew >= 5
+
+
+def test_a_broken_step_ends_a_search_without_hypotheses():
+    case = Case(2, 5, (0,))
+    whole, broken = case.new(), case.new()
+    rows = np.tile(np.arange(6, dtype=np.float32), (2, 1))
+    rows[1, 3] = np.nan
+    found = candidates_of(
+        rows, np.array([0, 1, 2], np.int32), np.zeros(2, np.float32), [4, 4], False
+    )
+    step = k.advance_beams([whole, broken], *found)
+    assert step.offsets.tolist() == [0, 2, 2]
+    assert (broken.broken, broken.done, broken.hypotheses()) == (True, True, [])
+    assert (whole.broken, whole.done) == (False, False)
+    with pytest.raises(k.Error, match="a search that is done"):
+        k.advance_beams([broken], *(each[1:] for each in found))
+
+
+def test_a_search_ends_where_everything_is_forbidden():
+    def logits(prefix: tuple[int, ...]) -> np.ndarray:
+        row = np.zeros(5, np.float32)
+        row[4] = -1
+        return row if len(prefix) < 4 else np.full(5, -np.inf, np.float32)
+
+    (got,) = search([(Case(3, 9, (4,)), logits, PROMPT)])
+    assert got.search.done
+    assert got.search.length == 3
+    assert got.search.hypotheses() == []
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"beams": 0}, "beams: got 0, wanted 1 or more"),
+        ({"max_tokens": 0}, "max_tokens: got 0, wanted 1 or more"),
+        ({"length_penalty": float("nan")}, "length_penalty: got nan, wanted a finite number"),
+        ({"early_stopping": "always"}, 'early_stopping: got always, wanted True, False or "never"'),
+        ({"early_stopping": 1}, "early_stopping: got 1"),
+    ],
+)
+def test_settings_are_checked(given: dict, message: str):
+    with pytest.raises(k.Error, match=re.escape(message)):
+        k.BeamSearch(**{"beams": 2, "max_tokens": 3, **given})
+
+
+def test_candidates_that_are_not_the_searchs_are_refused():
+    search_ = k.BeamSearch(beams=2, max_tokens=3, eos_token_ids=[1])
+    floats, ints = np.zeros((1, 4), np.float32), np.zeros((1, 4), np.int32)
+    with pytest.raises(k.Error, match="got beam 1 in candidate 0, wanted 0 to 0"):
+        k.advance_beams([search_], floats, floats, ints + 1, ints)
+    with pytest.raises(k.Error, match="got 3 candidates for search 0, wanted 4"):
+        k.advance_beams([search_], *(each[:, :3] for each in (floats, floats, ints, ints)))
+    with pytest.raises(k.Error, match=r"tokens: got \(1, 3\), wanted \(1, 4\)"):
+        k.advance_beams([search_], floats, floats, ints, ints[:, :3])
+    with pytest.raises(k.Error, match=r"history: got beam 1, wanted one of 1 running"):
+        search_.history(1)
