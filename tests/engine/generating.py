@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import queue
 from collections import deque
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 import transformers
+from fusewire import kernels
 from fusewire.engine.best_of import BestOf
 from fusewire.engine.continuation import Delta
 from fusewire.engine.generation import GenerationEngine, Ticket
@@ -120,6 +122,15 @@ def ask(
     asked = engine.parameters(**parameters)
     answer = Answer(asked)
     return answer, engine.submit(GenerationRequest(prompt, asked), None, answer.events.put)
+
+
+def allocated_bytes(engine: GenerationEngine) -> int:
+    """Of the engine's device, between two steps, when nothing is computed."""
+    gc.collect()  # engines of other tests
+    stats = kernels.default_allocator(engine.model.place.device).stats
+    found: queue.SimpleQueue[int] = queue.SimpleQueue()
+    engine._asked.put(lambda: found.put(stats()["allocated_bytes"]))
+    return found.get(timeout=ANSWER_TIMEOUT_S)
 
 
 class ShortOfPages(GenerationEngine):

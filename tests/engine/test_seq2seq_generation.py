@@ -3,7 +3,6 @@ alone."""
 
 from __future__ import annotations
 
-import queue
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -12,13 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-from fusewire import kernels
 from fusewire.engine.generation import GenerationEngine
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.engine.seeds import seed_of
 from fusewire.errors import ComputeFailed, ConfigurationError, InvalidInput
 
-from tests.engine.generating import ShortOfPages, ask, byte_tokenizer
+from tests.engine.generating import ShortOfPages, allocated_bytes, ask, byte_tokenizer
 from tests.models.tiny_seq2seq import tiny_seq2seq
 from tests.places import CPU, GPU_FP32
 
@@ -118,14 +116,6 @@ def test_cancelled_requests_leave_nothing_behind(folder, reference):
     settings = GenerationSettings(max_length=LONGEST, max_batch_tokens=LONGEST, max_sequences=8)
     chosen, before = random.Random(4), 0
     with ShortOfPages(folder, settings) as engine:
-        stats = kernels.default_allocator(engine.model.place.device).stats
-
-        def allocated_bytes() -> int:
-            """Between two steps, when nothing is computed."""
-            found: queue.SimpleQueue[int] = queue.SimpleQueue()
-            engine._asked.put(lambda: found.put(stats()["allocated_bytes"]))
-            return found.get(timeout=60)
-
         for source in random_sources(300, 4):
             answer, ticket = ask(engine, source, n=2, temperature=1.0, max_new_tokens=25)
             for _ in range(chosen.randrange(4)):
@@ -133,8 +123,8 @@ def test_cancelled_requests_leave_nothing_behind(folder, reference):
                     break
             ticket.cancel()
             answer.finish(2)
-            before = before or allocated_bytes()
-        assert allocated_bytes() == before
+            before = before or allocated_bytes(engine)
+        assert allocated_bytes(engine) == before
         assert engine.cache.used == engine.cache.live_tokens == 0
 
 

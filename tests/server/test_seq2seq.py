@@ -117,6 +117,35 @@ def test_the_openai_endpoint_completes(server: Server, translations: list[str]) 
             client.completions.create(model="bart", prompt=TEXTS[0], echo=True)
 
 
+def test_beams_are_those_of_transformers(server: Server, folder: Path) -> None:
+    from transformers import BartForConditionalGeneration
+
+    model = BartForConditionalGeneration.from_pretrained(folder).eval()
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    assert server.openai is not None
+    url = f"http://{server.openai.address}/v1"
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
+        for text in TEXTS[:4]:
+            ids = torch.tensor([tokenizer.encode(text).ids])
+            with torch.no_grad():
+                made = model.generate(
+                    ids, do_sample=False, num_beams=3, num_return_sequences=2, max_new_tokens=TOKENS
+                )
+            wanted = [tokenizer.decode(row[1:].tolist()) for row in made]
+            beams = {"num_beams": 3, "n": 2, "max_tokens": TOKENS}
+            status, found = generate(server, "bart", {"text_input": text, **beams})
+            assert (status, found["text_output"]) == (200, wanted)
+            searched = client.completions.create(
+                model="bart", prompt=text, max_tokens=TOKENS, n=2,
+                extra_body={"use_beam_search": True, "best_of": 3},
+            )  # fmt: skip
+            assert [choice.text for choice in searched.choices] == wanted
+        with pytest.raises(openai.BadRequestError, match="stream: got true, wanted false with"):
+            client.completions.create(
+                model="bart", prompt="x", stream=True, extra_body={"num_beams": 3}
+            )
+
+
 def test_what_a_model_cannot_do_is_refused(server: Server, tmp_path: Path) -> None:
     body = {"text_input": "text", "exclude_input_in_output": False}
     status, found = generate(server, "bart", body)

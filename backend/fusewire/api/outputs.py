@@ -25,7 +25,8 @@ class CompletionOutput:
 
     `token_ids` include the token that ended the text, `text` does not. `finish_reason`: `stop` at
     an end-of-sequence token, a stop token or a stop string, `length` at max_new_tokens or where the
-    model's positions end. `logprobs`: of each token, by token id, where requested.
+    model's positions end. `logprobs`: of each token, by token id, where requested. `score`: of beam
+    search, cumulative_logprob / number of tokens ** length_penalty.
     """
 
     index: int
@@ -34,6 +35,7 @@ class CompletionOutput:
     cumulative_logprob: float
     finish_reason: FinishReason | None
     logprobs: list[dict[int, Logprob]] | None = None
+    score: float | None = None
 
     @staticmethod
     def of(
@@ -51,6 +53,7 @@ class CompletionOutput:
             [_logprobs(delta, spell) for delta in deltas if delta.token is not None]
             if spell
             else None,
+            last.score,
         )
 
 

@@ -16,7 +16,10 @@ from fusewire.tasks.contract import ENCODER_INPUTS, GENERATING, contract
 
 WARMUP = "warmup"  # the folder of an entry with the warm-up request, which is the probe
 # One step, before those that wait: a model that has much to do is no model that hangs.
-_ONE_STEP = json.dumps({"max_new_tokens": 1, "min_new_tokens": 0, "priority": -1000})
+# Nor does it wait for as many slots as the folder has beams.
+_ONE_STEP = json.dumps(
+    {"max_new_tokens": 1, "min_new_tokens": 0, "num_beams": 1, "priority": -1000}
+)
 _LENGTH_BYTES = 4  # of a text, in the files of the warm-up request
 # Of numbers there: their spelling in `struct`.
 _SPELLED = {"TYPE_INT64": "q", "TYPE_FP32": "f"}

@@ -69,6 +69,28 @@ def test_each_gets_its_own_text(role: Role) -> None:
     assert not role._in_flight
 
 
+def test_the_texts_of_beams_are_one_response(role: Role) -> None:
+    inputs = {
+        "text_input": np.array([b"Prompt"], object),
+        "exclude_input_in_output": np.array([True]),
+        **{f"return_{name}": np.array([True]) for name in ("finish_reason", "cumulative_logprob")},
+        "return_num_output_tokens": np.array([True]),
+    }
+    parameters = {"max_new_tokens": 9, "num_beams": 2, "n": 2}
+    take(role, Request(inputs, parameters), client := Client())
+    answer = client.answer()
+    assert isinstance(answer, dict)
+    deltas = list(role.engine.generate("Prompt", **parameters))
+    for index in range(2):
+        mine = [delta for delta in deltas if delta.index == index]
+        assert answer["text_output"][index].decode() == "".join(delta.text for delta in mine)
+        assert answer["num_output_tokens"][index] == len(mine)
+        assert answer["finish_reason"][index].decode() == mine[-1].finish_reason
+        total = mine[-1].cumulative_logprob
+        assert answer["cumulative_logprob"][index] == pytest.approx(total, rel=1e-6)
+    assert not role._in_flight
+
+
 def test_a_request_too_many_is_answered_before_it_is_put_down(
     role: Role, go: threading.Event
 ) -> None:
