@@ -264,7 +264,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"messages": '[{"role": "user", "content": "x"}]'}, "no chat template"),
     ({"input_ids": [1, 257]}, "input_ids: got id 257"),
     (asked("x") | {"stream": True, "exclude_input_in_output": False}, "exclude_input_in_output"),
-    (asked("x", length_penalty=2), "length_penalty: got 2, wanted 1 or null"),
+    (asked("x", length_penalty=99), "length_penalty: got 99"),
+    (asked("x", num_beams=0), "num_beams: got 0"),
 ]
 
 
