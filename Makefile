@@ -62,16 +62,18 @@ test: $(VENV)/.test
 
 # What is exhaustive and slow: every set of requirements, the wheels (those for GPUs too: this
 # compiles their kernels on any machine), long tests, and numpy 2, which only the embedded server
-# cannot have.
+# cannot have; the wheel's kernels and the models are tested with it at once.
 NUMPY_2 := build/numpy-2
+KERNELS := tests/ops tests/layers tests/models
 sweep: $(VENV)/.test wheels
 	.ci/resolve
 	$(BIN)/python -m pytest tests -m sweep
 	$(BIN)/python -m zipfile -e dist/cpu/*.whl build/wheels/unpacked
-	PYTHONPATH=build/wheels/unpacked $(BIN)/python -m pytest tests/ops tests/layers tests/models -n 2
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(NUMPY_2) numpy==2.4.6
+	PYTHONPATH=build/wheels/unpacked:$(NUMPY_2) $(BIN)/python -m pytest $(KERNELS) -m 'not sweep' -n 2
 	PYTHONPATH=$(NUMPY_2) $(BIN)/python -m pytest tests -m 'not sweep' -n 2 --dist loadfile \
-	  $(SERVERS:%=--ignore %) --ignore tests/client --ignore tests/serving --ignore tests/benchmarks
+	  $(SERVERS:%=--ignore %) $(KERNELS:%=--ignore %) \
+	  --ignore tests/client --ignore tests/serving --ignore tests/benchmarks
 
 # Wheels that run elsewhere. zig is a C++ compiler with the headers of old versions of glibc, so the
 # one for CPUs needs no container; nvcc takes gcc, and its wheel a glibc as new as this machine's.
