@@ -187,6 +187,11 @@ def engine(folder, reference) -> Iterator[GenerationEngine]:
         {"max_new_tokens": 30, "no_repeat_ngram_size": 2, "min_new_tokens": 25},
         {"max_new_tokens": 12, "bad_words_ids": [[token] for token in range(40, 60)]},
         {"max_new_tokens": 20, "bad_words_ids": [[a, b] for a in range(90) for b in (33, 57)]},
+        {
+            "max_new_tokens": 12,
+            "bad_words_ids": [[token] for token in range(40, 60)],
+            "renormalize_logits": True,
+        },
     ],
 )
 def test_options_are_those_of_transformers(engine, reference, parameters):

@@ -215,6 +215,7 @@ REFUSED: list[tuple[str, list[Any]]] = [
     ("ignore_eos", [1, "no"]),
     ("forced_bos_token_id", [5, -1, *NOT_NUMBERS]),  # 5: the model has no encoder
     ("forced_eos_token_id", [5, -1, *NOT_NUMBERS]),
+    ("renormalize_logits", [1, "no"]),
     ("source_lang", ["en", "", 5, "x" * 65]),  # "en": the model has no encoder
     ("target_lang", ["en", "", 5, "x" * 65]),
     ("add_special_tokens", [1]),
@@ -533,3 +534,14 @@ def test_the_lengths_of_an_encoder_decoders_targets_are_taken(folder: Callable[.
 def test_parameters_cannot_be_changed() -> None:
     with pytest.raises(ValueError, match="frozen"):
         parse().temperature = 2.0  # type: ignore[misc]
+
+
+def test_a_folder_that_searches_with_beams_may_name_a_temperature(
+    folder: Callable[..., Path],
+) -> None:
+    """As transformers has it: only do_sample samples."""
+    defaults = generation_defaults(folder(num_beams=4, temperature=0.7, top_k=20))
+    assert parse(defaults).num_beams == 4
+    assert parse(defaults, do_sample=True).num_beams == 1
+    with pytest.raises(CheckpointError, match="num_beams 4"):
+        generation_defaults(folder(num_beams=4, do_sample=True, temperature=0.7))

@@ -2,8 +2,9 @@
 and pages are copied where beams fork.
 
 As transformers' `generate` has it: log-probabilities first, then biases, bans and penalties, which
-are not normalised again; a forced token has log-probability 0. Which candidates run on, which are
-finished and when a search is done: `kernels.BeamSearch`; what their pages are: `kernels.BeamPages`.
+are normalised again for `renormalize_logits` alone; a forced token has log-probability 0. Which
+candidates run on, which are finished and when a search is done: `kernels.BeamSearch`; what their
+pages are: `kernels.BeamPages`.
 """
 
 from __future__ import annotations
@@ -30,9 +31,13 @@ MOST_CANDIDATES = 2048
 class BeamGroup:
     """The beams of one request."""
 
-    def __init__(self, search: kernels.BeamSearch, sampling: SamplingState) -> None:
-        """`sampling`: what changes log-probabilities, before the first token."""
+    def __init__(
+        self, search: kernels.BeamSearch, sampling: SamplingState, *, renormalizes: bool = False
+    ) -> None:
+        """`sampling`: what changes log-probabilities, before the first token; `renormalizes`:
+        whether they are normalised again after that."""
         self.search = search
+        self.renormalizes = renormalizes
         self.scores = np.zeros(1, np.float32)  # of the beams; first of the prompt
         self.pages: kernels.BeamPages | None = None  # once the prompt is stored
         self.states = [sampling]  # of each beam, or of all where no history matters
@@ -88,19 +93,20 @@ class BeamGroups:
         """Takes the groups a step on by the rows of logits [rows, vocab] from `first` on, one for
         each beam, in order; the last are theirs. Copies pages, and gives each of the sequences its
         next `rows`, none where its search is done."""
-        plain = [group for group in groups if not group.changes_log_probs]
-        others = [group for group in groups if group.changes_log_probs]
+        types: dict[tuple[bool, bool], list[BeamGroup]] = {}
+        for group in groups:
+            processed = group.changes_log_probs
+            types.setdefault((processed, processed and not group.renormalizes), []).append(group)
         ends = list(accumulate((len(each.scores) for each in groups), initial=first))
         begins = dict(zip(groups, ends[:-1], strict=True))
         found = {}
-        for some, normalized in ((plain, False), (others, True)):
-            if some:
-                rows = [np.arange(begins[each], begins[each] + len(each.scores)) for each in some]
-                part = self._rows(logits, np.concatenate(rows))
-                if normalized:
-                    part = self._processed(part, some)
-                candidates = self._candidates(part, some, normalized)
-                found.update({each: candidates[:, row] for row, each in enumerate(some)})
+        for (processed, normalized), some in types.items():
+            rows = [np.arange(begins[each], begins[each] + len(each.scores)) for each in some]
+            part = self._rows(logits, np.concatenate(rows))
+            if processed:
+                part = self._processed(part, some)
+            candidates = self._candidates(part, some, normalized)
+            found.update({each: candidates[:, row] for row, each in enumerate(some)})
         most = max(each.shape[1] for each in found.values())
         together = np.full((4, len(groups), most), -1, np.int32)
         together[:2].view(np.float32)[:] = -np.inf

@@ -316,7 +316,7 @@ class GenerationEngine:
                 most_beams = MOST_CANDIDATES * parameters.num_beams // search.candidates
                 wanted = f"at most {most_beams} with {len(stop_tokens)} tokens that end a text"
                 raise InvalidInput("num_beams", parameters.num_beams, wanted, "lower it")
-            beams = BeamGroup(search, first)
+            beams = BeamGroup(search, first, renormalizes=parameters.renormalize_logits)
         return Generation(branches, callback, beams, scores)
 
     def _begin(self, parameters: GenerationParameters) -> dict[str, Any]:

@@ -41,6 +41,7 @@ _TAKEN = {
             "repetition_penalty",
             "no_repeat_ngram_size",
             "bad_words_ids",
+            "renormalize_logits",
             "num_beams",
             "length_penalty",
             "early_stopping",
@@ -75,7 +76,8 @@ def generation_defaults(folder: Path, *, encoder_decoder: bool = False) -> dict[
     if encoder_decoder:
         taken = {**_target_lengths(config, file), **taken}
     try:
-        read_parameters(taken, _ANY)
+        # A folder samples where it says so, not where it names a temperature.
+        read_parameters({"do_sample": False, **taken}, _ANY)
     except InvalidInput as error:
         raise CheckpointError(f"{file}: {error}") from None
     return taken

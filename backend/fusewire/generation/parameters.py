@@ -233,6 +233,11 @@ class GenerationParameters(BaseModel):
             "at any length. Default: the folder's.",
         )
     )
+    renormalize_logits: Flag = Field(
+        default=False,
+        description="With beams: log-probabilities are normalised again after biases, bans and "
+        "penalties. Default: the folder's.",
+    )
     n: Whole = Field(
         default=1,
         ge=1,

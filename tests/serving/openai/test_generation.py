@@ -12,6 +12,7 @@ import pytest
 from fusewire.serving.openai.completions import CompletionForm
 from fusewire.serving.openai.errors import ApiError
 from fusewire.serving.openai.generation import Generation, Piece, Token
+from fusewire.serving.openai.generation_bodies import CompletionRequest
 from fusewire_client.calls import Call
 from fusewire_client.errors import InvalidArgument
 
@@ -86,3 +87,20 @@ def test_of_tokens_with_one_text_the_taken_one_and_then_the_likeliest_is_returne
     (taken, other) = CompletionForm().whole(Piece(0, tokens=tokens))["logprobs"]["top_logprobs"]
     assert taken == {part: -3.0, "a": -1.0}
     assert other == {"a": -1.0, part: -2.0}
+
+
+@pytest.mark.parametrize(
+    ("given", "drawn"),
+    [
+        ({}, True),
+        ({"use_beam_search": False}, True),
+        ({"num_beams": 1}, True),
+        ({"num_beams": "1", "n": 3}, True),
+        ({"use_beam_search": True, "n": 4}, None),
+        ({"num_beams": 4}, None),
+        ({"num_beams": "four"}, None),  # refused later
+    ],
+)
+def test_tokens_are_drawn_unless_beams_are_asked_for(given: dict[str, Any], drawn: object) -> None:
+    body = CompletionRequest(model="m", prompt="x", **given)
+    assert body.parameters(None).get("do_sample") is drawn

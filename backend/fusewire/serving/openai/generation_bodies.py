@@ -16,7 +16,7 @@ from fusewire.generation.spelling import ALIASES, BEAM_SEARCH
 from fusewire.serving.openai.bodies import Body, Nullable, check_size, texts_or_ids
 from fusewire.serving.openai.errors import shown
 from fusewire.text.chat_template import MOST_MESSAGES
-from fusewire.text.written import written_whole
+from fusewire.text.written import written_flag, written_real, written_whole
 
 # Prompts of one request for completions, each a request to the model.
 MOST_PROMPTS = 128
@@ -116,7 +116,8 @@ class GenerationBody(Body):
                 wanted = "none with stream"
                 raise InvalidInput("prompt_logprobs", self.prompt_logprobs, wanted, "drop one")
             given["prompt_logprobs"] = self.prompt_logprobs
-        if draws is None and not given.keys() & {"num_beams", BEAM_SEARCH}:
+        beams = written_flag(given.get(BEAM_SEARCH, False)) is True
+        if draws is None and not beams and written_real(given.get("num_beams", 1)) == 1:
             given.setdefault("do_sample", True)
         return given
 
