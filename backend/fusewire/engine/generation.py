@@ -177,8 +177,11 @@ class GenerationEngine:
         callback: Callable[[Event], None],
     ) -> Ticket:
         ids, source, most = list(prompt.token_ids), None, prompt.max_new_tokens
+        forced: dict[int, int] = {}
         if isinstance(self.model, Seq2SeqModel):
-            ids, source = [self._begin(parameters)["decoder_start_token_id"]], Source(ids)
+            start, bos = self._begin(self.model, parameters)
+            ids, source = [start], Source(ids)
+            forced = _forced(bos, parameters.forced_eos_token_id, most)
         scores = None
         if parameters.prompt_logprobs is not None:
             k = min(parameters.prompt_logprobs, self.model.vocab_size)
@@ -194,7 +197,7 @@ class GenerationEngine:
             source=source,
         )
         self._loop.scheduler.check(sequence)
-        generation = self._generation(ids, parameters, most, callback, scores)
+        generation = self._generation(ids, parameters, most, forced, callback, scores)
         with self._submit_lock:  # what is put before closing is done before the loop ends
             if self._closing:
                 raise Unavailable(CLOSED)
@@ -268,13 +271,12 @@ class GenerationEngine:
         ids: list[int],
         parameters: GenerationParameters,
         most: int,
+        forced: dict[int, int],
         callback: Callable[[Event], None],
         scores: PromptLogprobs | None,
     ) -> Generation:
         # What the decoder begins with is no part of the text; the source even less.
         shown = () if isinstance(self.model, Seq2SeqModel) else ids
-        begin = self._begin(parameters)
-        forced = _forced(begin["forced_bos_token_id"], parameters.forced_eos_token_id, most)
         eos = () if parameters.ignore_eos else self.model.eos_token_ids
         stop_tokens = frozenset((*eos, *parameters.stop_token_ids))
         strings = StopStrings(parameters.stop)
@@ -319,17 +321,19 @@ class GenerationEngine:
             beams = BeamGroup(search, first, renormalizes=parameters.renormalize_logits)
         return Generation(branches, callback, beams, scores)
 
-    def _begin(self, parameters: GenerationParameters) -> dict[str, Any]:
-        """How targets of an encoder-decoder model begin: `decoder_start_token_id`, not shown, and
-        `forced_bos_token_id`, if any."""
-        start = getattr(self.model, "decoder_start_token_id", None)
-        begin = {
-            "decoder_start_token_id": start,
-            "forced_bos_token_id": parameters.forced_bos_token_id,
-        }
+    def _begin(
+        self, model: Seq2SeqModel, parameters: GenerationParameters
+    ) -> tuple[int, int | None]:
+        """The token in front of a text, which is not shown, and its first one where that is
+        forced."""
+        start, bos = model.decoder_start_token_id, parameters.forced_bos_token_id
         if parameters.target_lang is None:
-            return begin
-        return begin | self.tokenizer.languages.target_start(parameters.target_lang, start)
+            return start, bos
+        chosen = self.tokenizer.languages.target_start(parameters.target_lang, start)
+        return (
+            chosen.get("decoder_start_token_id", start),
+            chosen.get("forced_bos_token_id", bos),
+        )
 
     def _pages(self) -> int:
         return pages_for(self.model, self.settings, self.limits)
