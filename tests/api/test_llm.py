@@ -20,7 +20,7 @@ from fusewire.errors import InvalidInput
 from fusewire.generation.spelling import canonical
 from fusewire.text.chat_template import ChatTemplate
 
-from tests.engine.generating import END, is_greedy, tiny_folder
+from tests.engine.generating import END, between_steps, is_greedy, tiny_folder
 
 TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}\n{% endfor %}"
 PROMPTS = ["Once", "upon a time", "there was", "é", "a queen"]
@@ -148,10 +148,10 @@ def test_a_prompts_tokens_have_log_probabilities(llm: LLM) -> None:
 def test_what_is_wrong_is_raised_before_anything_is_computed(
     llm: LLM, given: dict[str, Any], message: str
 ) -> None:
-    before = llm.engine.counts().tokens
+    before = between_steps(llm.engine, llm.engine.counts).tokens
     with pytest.raises(InvalidInput, match=message):
         llm.generate(["x", "xyz", "x" * 200], **given)
-    assert llm.engine.counts().tokens == before
+    assert between_steps(llm.engine, llm.engine.counts).tokens == before
 
 
 def test_what_fails_while_computing_does_not_lose_the_others(llm: LLM) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import queue
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any
+from threading import Event
+from typing import Any, TypeVar
 
 import torch
 import transformers
@@ -26,6 +28,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 ANSWER_TIMEOUT_S = 60
 LONGEST = 128
 END = 256  # of text
+
+Found = TypeVar("Found")
 
 
 @cache
@@ -124,13 +128,72 @@ def ask(
     return answer, engine.submit(GenerationRequest(prompt, asked), None, answer.events.put)
 
 
+def between_steps(engine: GenerationEngine, look: Callable[[], Found]) -> Found:
+    """What `look` returns in the engine's thread, when nothing is computed and what was is counted:
+    an answer's last event comes before the end of its step."""
+    found: queue.SimpleQueue[Found] = queue.SimpleQueue()
+    engine._asked.put(lambda: found.put(look()))
+    return found.get(timeout=ANSWER_TIMEOUT_S)
+
+
+def pass_steps(engine: GenerationEngine, steps: int) -> None:
+    """Returns when at least `steps` - 1 more have been computed, or at once if there is nothing to
+    compute: who waits so meets an engine at work, however fast it is."""
+    for _ in range(steps):
+        between_steps(engine, lambda: None)
+
+
+@contextmanager
+def held(engine: GenerationEngine) -> Iterator[None]:
+    """What is submitted and cancelled meanwhile is all there before the next step."""
+    go = Event()
+    engine._asked.put(lambda: _wait(go))
+    try:
+        yield
+    finally:
+        go.set()
+
+
+def _wait(go: Event) -> None:
+    assert go.wait(ANSWER_TIMEOUT_S)
+
+
+class Cancelling:
+    """Cancels requests of an engine when they have had a number of its steps."""
+
+    def __init__(self, engine: GenerationEngine) -> None:
+        self._engine = engine
+        self._steps = 0
+        self._due: list[tuple[int, Ticket]] = []
+        self._step = engine._loop.step
+        engine._loop.step = self._next  # type: ignore[method-assign]
+
+    def ask(
+        self, steps: int, prompt: str | Sequence[int], **parameters: object
+    ) -> tuple[Answer, Ticket]:
+        """Submits a request that has so many steps, from the next one on, and no more."""
+        with held(self._engine):
+            answer, ticket = ask(self._engine, prompt, **parameters)
+            self._engine._asked.put(lambda: self._due.append((self._steps + steps, ticket)))
+            self._engine._asked.put(self._cancel)
+        return answer, ticket
+
+    def _next(self, now: float) -> None:
+        self._step(now)
+        self._steps += 1
+        self._cancel()
+
+    def _cancel(self) -> None:
+        for _, ticket in (each for each in self._due if each[0] <= self._steps):
+            ticket.cancel()  # taken before the next step
+        self._due = [each for each in self._due if each[0] > self._steps]
+
+
 def allocated_bytes(engine: GenerationEngine) -> int:
     """Of the engine's device, between two steps, when nothing is computed."""
     gc.collect()  # engines of other tests
     stats = kernels.default_allocator(engine.model.place.device).stats
-    found: queue.SimpleQueue[int] = queue.SimpleQueue()
-    engine._asked.put(lambda: found.put(stats()["allocated_bytes"]))
-    return found.get(timeout=ANSWER_TIMEOUT_S)
+    return between_steps(engine, lambda: stats()["allocated_bytes"])
 
 
 class ShortOfPages(GenerationEngine):

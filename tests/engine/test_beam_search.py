@@ -4,7 +4,6 @@ page is lost."""
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +16,14 @@ from fusewire.engine.generation import GenerationEngine
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.errors import ComputeFailed, DeadlineExceeded, InvalidInput
 
-from tests.engine.generating import Answer, allocated_bytes, ask, byte_tokenizer
+from tests.engine.generating import (
+    Answer,
+    Cancelling,
+    allocated_bytes,
+    ask,
+    byte_tokenizer,
+    pass_steps,
+)
 from tests.engine.test_seq2seq_generation import ENDS, LONGEST, WORDS, seq2seq_folder
 from tests.models.tiny_decoders import tiny_decoder
 from tests.places import CPU, GPU_FP32
@@ -119,40 +125,40 @@ def drawn(chosen: random.Random) -> dict[str, Any]:
 @pytest.mark.parametrize("place", [CPU, GPU_FP32], indirect=True)
 @pytest.mark.parametrize("model_type", [*DECODERS, *SEQ2SEQ])
 def test_beams_are_those_of_transformers(tmp_path, model_type, place):
-    """Arriving at random beside greedy and sampled requests, some cancelled, and slots and pages
+    """Arriving at any time beside greedy and sampled requests, some cancelled, and slots and pages
     too few for all."""
     reference = loaded(tmp_path, model_type)
     reference.model.to(place.device)
     engine = engine_of(tmp_path, place.device, place.dtype)
     ends = {} if reference.encoder_decoder else {"stop_token_ids": ENDS}
-    chosen = random.Random(model_type)
-    asked, neighbours = [], []
+    chosen, cancelling = random.Random(model_type), Cancelling(engine)
+    asked, cancelled, neighbours = [], [], []
     for turn in range(30):
         prompt = random_prompt(chosen, 40)
         parameters = drawn(chosen)
         if turn == 9:
             parameters = {"num_beams": 33, "n": 33, "max_new_tokens": 12}
-        answer, ticket = ask(engine, prompt, **parameters, **ends)
-        asked.append((prompt, parameters, answer))
-        if chosen.random() < 1 / 6 and turn != 9:
-            time.sleep(chosen.random() * 0.01)
-            ticket.cancel()
+        if turn % 6 == 5:
+            parameters["min_new_tokens"] = most = parameters["max_new_tokens"]
+            steps = chosen.randrange(most)
+            cancelled.append(cancelling.ask(steps, prompt, **parameters, **ends)[0])
+        else:
+            asked.append((prompt, parameters, ask(engine, prompt, **parameters, **ends)[0]))
+        pass_steps(engine, chosen.randrange(3))
         if turn % 3 == 0:
             greedy = random_prompt(chosen, 40)
             neighbours.append((greedy, ask(engine, greedy, max_new_tokens=12, **ends)[0]))
             ask(engine, greedy, max_new_tokens=12, temperature=1.3, n=2)
-    whole, lengths = 0, set()
+    lengths = set()
     for prompt, parameters, answer in asked:
-        answer.finish(parameters.get("n", 1))
-        if not answer.cancelled:
-            wanted = reference.search(prompt, **parameters)
-            expect(answer, wanted)
-            lengths |= {len(tokens) for tokens, _, _ in wanted}
-            whole += 1
+        wanted = reference.search(prompt, **parameters)
+        expect(answer.finish(parameters["n"]), wanted)
+        lengths |= {len(tokens) for tokens, _, _ in wanted}
+    for answer in cancelled:
+        assert answer.finish().cancelled
     for prompt, answer in neighbours:
         wanted = reference.search(prompt, 1, max_new_tokens=12)
         assert answer.finish().tokens() == wanted[0][0]
-    assert whole >= 20
     assert len(lengths) > 5
     engine.close()
     assert engine.cache.used == engine.cache.live_tokens == engine.cache.reserved == 0
@@ -235,20 +241,18 @@ def test_the_best_come_first_with_text_and_score(engine):
 
 
 def test_cancelled_searches_leave_nothing_behind(folder, reference):
-    chosen, cancelled = random.Random(4), 0
+    chosen = random.Random(4)
     with engine_of(folder) as engine:
+        cancelling = Cancelling(engine)
         ask(engine, [20] * 40, num_beams=8, max_new_tokens=40)[0].finish()
         before = allocated_bytes(engine)
         for _ in range(200):
             parameters = {**drawn(chosen), "max_new_tokens": 40, "min_new_tokens": 40}
-            answer, ticket = ask(engine, random_prompt(chosen, 40), **parameters)
-            time.sleep(chosen.random() * 0.006)
-            ticket.cancel()
-            answer.finish(parameters["n"])
-            cancelled += answer.cancelled
+            prompt, steps = random_prompt(chosen, 40), chosen.randrange(40)
+            answer, _ = cancelling.ask(steps, prompt, **parameters)
+            assert answer.finish(parameters["n"]).cancelled
             cache = engine.cache
             assert cache.used == cache.reserved == cache.live_tokens == 0
-        assert cancelled >= 50
         assert allocated_bytes(engine) == before
         assert engine.counts().running == 0
         assert engine._admission._taken == 0
@@ -320,7 +324,14 @@ def test_a_failed_step_frees_its_searches(engine, monkeypatch):
     assert engine.cache.used == engine.cache.reserved == engine.cache.live_tokens == 0
 
 
-def test_a_deadline_ends_a_search(engine):
+def test_a_deadline_ends_a_search(engine, monkeypatch):
+    step, steps = engine._loop.step, []
+
+    def until_an_hour_later(now):
+        steps.append(now)
+        step(now if len(steps) < 10 else now + 3600)
+
+    monkeypatch.setattr(engine._loop, "step", until_an_hour_later)
     with pytest.raises(DeadlineExceeded):
         ask(
             engine,
@@ -328,8 +339,9 @@ def test_a_deadline_ends_a_search(engine):
             num_beams=8,
             max_new_tokens=60,
             min_new_tokens=60,
-            timeout_seconds=0.004,
+            timeout_seconds=1800,
         )[0].finish()
+    assert len(steps) == 10
     assert engine.cache.used == engine.cache.reserved == 0
 
 

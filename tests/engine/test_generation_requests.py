@@ -262,12 +262,17 @@ def test_a_forked_process_must_load_its_own(tmp_path):
         assert list(engine.generate([5, 6], max_new_tokens=2))
 
 
-def test_closing_at_once_cancels(tmp_path):
-    engine = tiny_engine(tmp_path)
+def test_closing_at_once_cancels(held):
+    engine, go = held
     answer, _ = ask(engine, [5, 6], max_new_tokens=120, ignore_eos=True)
-    answer.next()
-    engine.close()
-    assert answer.finish().cancelled
+    until(lambda: engine.counts().running == 1)
+    closing = threading.Thread(target=engine.close)
+    closing.start()
+    until(lambda: engine._asked.qsize() == 2)  # woken up, and to cancel what is left
+    go.set()
+    assert len(answer.finish().tokens()) == 1
+    assert answer.cancelled
+    closing.join()
 
 
 def test_a_program_that_forgets_to_close_ends_all_the_same(tmp_path):

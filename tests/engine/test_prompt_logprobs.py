@@ -27,6 +27,7 @@ from tests.engine.generating import (
     ShortOfPages,
     ask,
     byte_tokenizer,
+    held,
     is_greedy,
     tiny_engine,
     tiny_folder,
@@ -149,10 +150,11 @@ def test_the_prefix_cache_serves_others_and_hides_no_token(engine: GenerationEng
 def test_what_was_scored_before_a_pre_emption_is_kept(folder: Path) -> None:
     settings = GenerationSettings(max_batch_tokens=24, max_sequences=16)
     with ShortOfPages(folder, settings) as engine:
-        asked = [
-            (prompt, ask(engine, prompt, prompt_logprobs=K, max_new_tokens=60)[0])
-            for prompt in prompts(30, 4, most=60)
-        ]
+        with held(engine):  # the first five begin with 9 pages of 20, and would grow to 26
+            asked = [
+                (prompt, ask(engine, prompt, prompt_logprobs=K, max_new_tokens=60)[0])
+                for prompt in prompts(30, 4, most=60)
+            ]
         for prompt, answer in asked:
             wanted = distributions(tiny_gpt2(), prompt)
             are_those_of(wanted, prompt, entries(answer.finish()), tolerance.MODEL_FP32)

@@ -4,7 +4,6 @@ alone."""
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,16 @@ from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.engine.seeds import seed_of
 from fusewire.errors import ComputeFailed, ConfigurationError, InvalidInput
 
-from tests.engine.generating import ShortOfPages, allocated_bytes, ask, byte_tokenizer
+from tests.engine.generating import (
+    Cancelling,
+    ShortOfPages,
+    allocated_bytes,
+    ask,
+    between_steps,
+    byte_tokenizer,
+    held,
+    pass_steps,
+)
 from tests.models.tiny_seq2seq import tiny_seq2seq
 from tests.places import CPU, GPU_FP32
 
@@ -76,35 +84,46 @@ def engine(folder, reference) -> Iterator[GenerationEngine]:
 @pytest.mark.parametrize("place", [CPU, GPU_FP32], indirect=True)
 @pytest.mark.parametrize("model_type", ["bart", "marian", "t5"])
 def test_greedy_tokens_are_those_of_transformers(tmp_path, model_type, place):
-    """Arriving at random, some twice, a sixth of them cancelled, and pages too few for all."""
+    """Twelve at once with more pages than there are, then some at any time, some twice, a sixth of
+    them cancelled."""
     reference = answered_by(seq2seq_folder(tmp_path, model_type).to(place.device))
     settings = GenerationSettings(
         max_length=LONGEST, max_batch_tokens=LONGEST, max_sequences=16, dtype=place.dtype
     )
     engine = ShortOfPages(tmp_path, settings, place.device)
     chosen = random.Random(model_type)
-    sources = random_sources(20, 1, longest=24) + random_sources(20, 1)
-    asked = []
+    whole, cancelled = [], []
+    with held(engine):
+        # Three begin with a page of a source and one of an answer each, and all would grow to three
+        # of the answer: twelve pages where there are ten.
+        assert engine.cache.pages == 10
+        for source in random_sources(12, 1, longest=16):
+            parameters = {"min_new_tokens": 45, "max_new_tokens": 45}
+            whole.append((source, parameters, ask(engine, source, **parameters)[0]))
+    cancelling = Cancelling(engine)
+    sources = random_sources(14, 2, longest=24) + random_sources(14, 3)
     for source in [each for each in sources for _ in range(chosen.choice([1, 1, 2]))]:
-        first = len(asked) < 12  # at once, with more pages than there are
-        least, most = (45, 45) if first else chosen.choice([(0, 1), (0, 2), (0, 20), (45, 45)])
-        parameters = {"min_new_tokens": least, "max_new_tokens": most}
-        answer, ticket = ask(engine, source, **parameters)
-        assert ticket.num_input_tokens == len(source)
-        asked.append((source, parameters, answer))
-        if not first:
-            time.sleep(chosen.random() * 0.002)
+        least, most = chosen.choice([(0, 1), (0, 2), (0, 20), (45, 45)])
         if chosen.random() < 1 / 6:
-            ticket.cancel()
-    whole = 0
-    for source, parameters, answer in asked:
+            parameters = {"min_new_tokens": 45, "max_new_tokens": 45}
+            steps = chosen.randrange(45)
+            answer, ticket = cancelling.ask(steps, source, **parameters)
+            cancelled.append((source, parameters, answer))
+        else:
+            parameters = {"min_new_tokens": least, "max_new_tokens": most}
+            answer, ticket = ask(engine, source, **parameters)
+            whole.append((source, parameters, answer))
+        assert ticket.num_input_tokens == len(source)
+        pass_steps(engine, chosen.randrange(4))
+    for source, parameters, answer in whole:
+        assert answer.finish().tokens() == reference(source, **parameters)
+    assert cancelled
+    for source, parameters, answer in cancelled:
         tokens = answer.finish().tokens()
-        wanted = reference(source, **parameters)
-        assert tokens == wanted[: len(tokens)]
-        if not answer.cancelled:
-            assert len(tokens) == len(wanted)
-            whole += 1
-    assert whole >= 30
+        assert answer.cancelled
+        assert tokens == reference(source, **parameters)[: len(tokens)]
+    source, parameters, _ = whole[-1]  # whose pages nobody took since
+    assert ask(engine, source, **parameters)[0].finish().deltas[0].num_cached_tokens > 0
     counts = engine.counts()
     assert counts.prefix_hit_tokens > 0
     assert counts.preemptions > 0
@@ -182,17 +201,18 @@ def test_a_repeated_source_is_not_encoded_again(engine, monkeypatch):
         engine.model, "encode", lambda batch, cache: encoded.append(batch) or encode(batch, cache)
     )
     source = random_sources(1, 6, longest=40)[0]
-    before = engine.counts()
+    before = between_steps(engine, engine.counts)
     first = ask(engine, source, max_new_tokens=5, min_new_tokens=5)[0].finish()
-    between = engine.counts()
+    between = between_steps(engine, engine.counts)
     again = ask(engine, source, max_new_tokens=5, min_new_tokens=5)[0].finish()
     assert first.tokens() == again.tokens()
     assert [batch.input_ids.tolist() for batch in encoded] == [source]
     assert [answer.deltas[-1].num_cached_tokens for answer in (first, again)] == [0, len(source)]
     # A source, the token in front and all tokens but the last, which is not computed with.
     assert between.tokens - before.tokens == len(source) + 5
-    assert engine.counts().tokens - between.tokens == 5
-    assert engine.counts().prefix_hit_tokens - between.prefix_hit_tokens == len(source)
+    after = between_steps(engine, engine.counts)
+    assert after.tokens - between.tokens == 5
+    assert after.prefix_hit_tokens - between.prefix_hit_tokens == len(source)
 
 
 def test_an_encoder_pass_that_fails_ends_its_requests_alone(engine, reference, monkeypatch):
