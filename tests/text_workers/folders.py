@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import pytest
 import tokenizers
+from fusewire.text_workers.process import WorkerProcess
 from tokenizers import Regex, pre_tokenizers
 
 from tests.engine.generating import byte_tokenizer
@@ -12,6 +16,23 @@ from tests.engine.generating import byte_tokenizer
 SLOW_WORDS = ("x" * 20 + " ") * 3000
 # Does harm when the last message says so, else says its content.
 HARM = "{{% if messages[-1].content == 'harm' %}}{}{{% endif %}}{{{{ messages[-1].content }}}}"
+
+
+def give_harm_a_second(
+    patch: pytest.MonkeyPatch, *words: str, begins: Callable[[], object] = lambda: None
+) -> None:
+    """A worker's calls with one of the words ("harm") in them have a deadline of one second, from
+    when `begins` returns; all others that of the product, whatever else the machine does."""
+    call = WorkerProcess.call
+    marks = [word.encode() for word in words or ("harm",)]
+
+    def hasty(process: WorkerProcess, message: bytes, timeout_s: float) -> Any:
+        if any(mark in message for mark in marks):
+            begins()
+            timeout_s = 1.0
+        return call(process, message, timeout_s)
+
+    patch.setattr(WorkerProcess, "call", hasty)
 
 
 def text_folder(folder: Path, template: str | None = "{{ messages[-1].content }}") -> Path:

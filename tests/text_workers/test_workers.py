@@ -26,11 +26,14 @@ from tests.text_workers.folders import (
     STRIP,
     SUM,
     backtracking,
+    give_harm_a_second,
     grown,
     text_folder,
 )
 
 TIMEOUT_S = 60
+# A second, and what a busy machine takes to end the process: less than the product's own deadline.
+ENDED_S = 9.0
 MIB = 1 << 20
 
 
@@ -47,12 +50,6 @@ def started(tmp_path: Path) -> Iterator[Callable[..., TextWorkers]]:
     yield start
     for each in running:
         each.close()
-
-
-@pytest.fixture
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A call has a second."""
-    monkeypatch.setattr(workers, "DEADLINE_S", 1.0)
 
 
 def chat(workers: TextWorkers, content: str = "hi") -> Future[list[int]]:
@@ -142,18 +139,22 @@ MORE_BOMBS = {
     "bomb", [*BOMBS, *(pytest.param(name, marks=pytest.mark.sweep) for name in MORE_BOMBS)]
 )
 def test_a_template_without_end_is_ended(
-    started: Callable[..., TextWorkers], hasty: None, bomb: str
+    started: Callable[..., TextWorkers], monkeypatch: pytest.MonkeyPatch, bomb: str
 ) -> None:
+    give_harm_a_second(monkeypatch)
     made = started(HARM.format((BOMBS | MORE_BOMBS)[bomb]))
     wanted = chat(made).result(TIMEOUT_S)
     began = time.monotonic()
     with pytest.raises(InvalidInput, match=r"^messages: got .+, wanted .+; (shorten|change|split)"):
         chat(made, "harm").result(TIMEOUT_S)
-    assert time.monotonic() - began < workers.DEADLINE_S + 1
+    assert time.monotonic() - began < ENDED_S
     assert chat(made).result(TIMEOUT_S) == wanted
 
 
-def test_a_tokenizer_without_end_is_ended(started: Callable[..., TextWorkers], hasty: None) -> None:
+def test_a_tokenizer_without_end_is_ended(
+    started: Callable[..., TextWorkers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give_harm_a_second(monkeypatch, "xxx")
     made = started()
     backtracking(Path(made._short._configuration["folder"]))
     with pytest.raises(
@@ -162,17 +163,21 @@ def test_a_tokenizer_without_end_is_ended(started: Callable[..., TextWorkers], h
         made.submit("ids", "prompt", text=SLOW_WORDS, special_tokens=True).result(TIMEOUT_S)
 
 
-def test_memory_is_bounded(started: Callable[..., TextWorkers]) -> None:
+def test_memory_is_bounded(
+    started: Callable[..., TextWorkers], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workers, "DEADLINE_S", TIMEOUT_S)
+    stop = "(w.os.kill(w.os.getpid(), signal.SIGSTOP), w.os._exit(w.OUT_OF_MEMORY))"
+    _in_the_worker(monkeypatch, f"import signal; w._out_of_memory = lambda: {stop}")
     made = started(HARM.format("{% set x = ['a' * 400000000] %}{{ x[0] | upper | lower }}"))
     chat(made).result(TIMEOUT_S)
-    peak = 0
-    late = chat(made, "harm")
-    its_pid = pid(made)
-    while not late.done():
-        peak = max(peak, _resident(its_pid))
+    its_pid, late = pid(made), chat(made, "harm")
+    _until(lambda: _status(its_pid, "State").startswith("T"))
+    peak = int(_status(its_pid, "VmHWM").split()[0]) << 10
     assert 300 * MIB < peak < worker.CALL_BYTES + 200 * MIB
+    os.kill(its_pid, signal.SIGCONT)
     with pytest.raises(InvalidInput, match="it takes too much memory"):
-        late.result()
+        late.result(TIMEOUT_S)
     assert _resident(its_pid) == 0
 
 
@@ -212,13 +217,26 @@ def test_a_call_that_loses_its_worker_is_made_again(started: Callable[..., TextW
 @pytest.mark.parametrize(
     ("program", "words"),
     [
-        ("import os; os.write(0, b'\\0\\0\\0\\5hello')", "exit status 0"),
+        ("", "exit status 0"),
+        ("import os; os.write(0, b'\\0\\0\\0\\5hello'); import time; time.sleep(99)", "SIGKILL"),
         ("import os; os.write(0, b'\\xff' * 99); import time; time.sleep(99)", "SIGKILL"),
         ("import os; os.write(0, b'\\0\\0\\1\\0{'); os.abort()", "it takes too much memory"),
         ("import os; os.write(0, b'\\0\\0\\0\\2[]'); import time; time.sleep(99)", "SIGKILL"),
         ("import nothing_of_this_name", "exit status 1"),
+        (
+            "import os, time; os.close(0); time.sleep(0.5); os._exit(3)",
+            "it takes too much memory",
+        ),
     ],
-    ids=["text", "a huge message", "half a message", "a list", "no program"],
+    ids=[
+        "nothing",
+        "text",
+        "a huge message",
+        "half a message",
+        "a list",
+        "no program",
+        "a slow end",
+    ],
 )
 def test_a_worker_that_answers_garbage_is_ended(
     started: Callable[..., TextWorkers], monkeypatch: pytest.MonkeyPatch, program: str, words: str
@@ -254,12 +272,11 @@ def test_a_long_text_keeps_short_ones_waiting_for_nothing(
     made = started(HARM.format(STRIP).replace("== 'harm'", "[0] == 'h'"))
     chat(made, "well").result(TIMEOUT_S)
     chat(made, "w" * LONG_BYTES).result(TIMEOUT_S)
-    monkeypatch.setattr(workers, "MOST_LONG_WAITING", 1)
+    monkeypatch.setattr(workers, "DEADLINE_S", 2 * TIMEOUT_S)
     late = chat(made, "h" * LONG_BYTES)
-    began = time.monotonic()
+    _until(late.running)
     for _ in range(10):
         chat(made, "well").result(TIMEOUT_S)
-    assert time.monotonic() - began < 1
     assert not late.done()
 
 
@@ -275,7 +292,6 @@ def test_too_many_calls_are_refused(
     with pytest.raises(Unavailable, match=r"^queue: got 2 requests waiting for the model's token"):
         chat(made)
     assert waiting[0].cancel()
-    os.kill(pid(made), signal.SIGKILL)
     os.kill(pid(made), signal.SIGKILL)
     made.close()
     for future in (late, waiting[1]):
@@ -329,10 +345,11 @@ def test_a_worker_knows_no_secret_of_its_owner(
 
 
 def test_workers_that_were_never_needed_were_never_started(tmp_path: Path) -> None:
+    before = set(threading.enumerate())
     made = TextWorkers(tmp_path, max_length=1)
     assert made._short._process is None
     made.close()
-    assert not [each for each in threading.enumerate() if each.name == "text worker"]
+    assert set(threading.enumerate()) <= before
 
 
 def _in_the_worker(monkeypatch: pytest.MonkeyPatch, statement: str) -> None:
@@ -347,6 +364,11 @@ def _resident(pid: int) -> int:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
     except (OSError, IndexError):
         return 0
+
+
+def _status(pid: int, field: str) -> str:
+    """Of /proc."""
+    return Path(f"/proc/{pid}/status").read_text().split(f"{field}:")[1].split("\n")[0].strip()
 
 
 def _until(holds: Callable[[], bool]) -> None:

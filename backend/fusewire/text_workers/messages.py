@@ -15,7 +15,11 @@ _LENGTH = struct.Struct("!I")
 
 
 class BrokenMessage(Exception):
-    """The other end closed the connection, or sent what is no message."""
+    """The other end sent what is no message, or (ConnectionClosed) nothing any more."""
+
+
+class ConnectionClosed(BrokenMessage):
+    """The other end closed the connection, perhaps within a message."""
 
 
 def encoded(message: Mapping[str, Any]) -> bytes:
@@ -50,8 +54,8 @@ def _exactly(connection: socket.socket, size: int, deadline: float | None) -> by
         try:
             part = connection.recv(min(size - len(data), 1 << 20))
         except ConnectionError as error:
-            raise BrokenMessage(str(error)) from None
+            raise ConnectionClosed(str(error)) from None
         if not part:
-            raise BrokenMessage("the end of the connection")
+            raise ConnectionClosed("the end of the connection")
         data += part
     return data

@@ -16,12 +16,14 @@ from typing import Any
 
 from fusewire.import_path import import_path
 from fusewire.passed_errors import error_of
-from fusewire.text_workers.messages import BrokenMessage, encoded, receive
+from fusewire.text_workers.messages import BrokenMessage, ConnectionClosed, encoded, receive
 
 # To load a folder: tokenizers with hundreds of thousands of tokens take seconds.
 START_S = 30.0
 # The worker's exit status where its limit of memory is reached.
 OUT_OF_MEMORY = 3
+# From the end of its connection to the end of the process, which is at once where a core is free.
+_EXIT_S = 5.0
 
 # Isolated from the working folder and from PYTHON* variables; imports what its owner imports.
 _PROGRAM = """\
@@ -104,9 +106,13 @@ class WorkerProcess:
                 return answer["result"]
             error = error_of(answer["error"])
         except TimeoutError:
+            self.kill()
             self.close()
             raise WorkerLate(timeout_s) from None
-        except (OSError, BrokenMessage, KeyError, TypeError):
+        except (OSError, ConnectionClosed):
+            raise WorkerDied(self.close()) from None
+        except (BrokenMessage, KeyError, TypeError):
+            self.kill()
             raise WorkerDied(self.close()) from None
         raise error
 
@@ -118,7 +124,7 @@ class WorkerProcess:
         self._connection.close()
         # One that exits by itself has closed its end: its own status says more than our signal.
         with contextlib.suppress(subprocess.TimeoutExpired):
-            return self._process.wait(0.1)
+            return self._process.wait(_EXIT_S)
         self.kill()
         return self._process.wait()
 
