@@ -18,6 +18,7 @@ def addresses(server: FakeTriton) -> Iterator[dict[str, str]]:
     grpc_service, grpc_port = serve_grpc(server)
     http_service, http_port = serve_http(server)
     yield {"grpc": f"127.0.0.1:{grpc_port}", "http": f"127.0.0.1:{http_port}"}
+    server.released.set()
     grpc_service.stop(None)
     http_service.shutdown()
     http_service.server_close()

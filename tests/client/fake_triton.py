@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import struct
 import threading
-import time
 from concurrent import futures
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -48,6 +47,8 @@ class FakeTriton:
         self.seen: list[tuple[str, dict[str, np.ndarray], dict[str, Any], list[str]]] = []
         self.headers: list[dict[str, str]] = []
         self.delay_s = 0.0
+        self.released = threading.Event()  # answers wait no longer
+        self.together: threading.Barrier | None = None  # of requests: answered when all are there
         self.labels = 2  # of the model that classifies
         self.cancelled = threading.Event()
         self.under_way = 0
@@ -63,7 +64,9 @@ class FakeTriton:
             self.under_way += 1
             self.most_under_way = max(self.most_under_way, self.under_way)
         try:
-            time.sleep(self.delay_s)
+            if self.together:
+                self.together.wait(30)
+            self.released.wait(self.delay_s)
             if failure:
                 raise failure
             if model not in self.outputs:

@@ -80,20 +80,22 @@ def test_one_failed_request_of_several_fails_the_call(call: Call, server: FakeTr
 
 
 def test_a_deadline_is_kept(call: Call, server: FakeTriton) -> None:
-    server.delay_s = 2.0
+    server.delay_s = 60
     begin = time.monotonic()
     with pytest.raises(DeadlineExceeded):
         call("embed", ["a"], model="mini", timeout_s=0.3)
-    assert time.monotonic() - begin < 1.8
+    assert time.monotonic() - begin < 30
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_nothing_listens(kind: str) -> None:
-    port = free_port()
-    call = caller(kind, {"grpc": f"127.0.0.1:{port}", "http": f"127.0.0.1:{port}"})
-    assert call("ready") is False
-    with pytest.raises(Unavailable):
-        call("embed", ["a"], model="mini", options={"retries": 1})
+    with socket.socket() as taken:  # by nobody else, and refuses
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        call = caller(kind, {"grpc": address, "http": address})
+        assert call("ready") is False
+        with pytest.raises(Unavailable):
+            call("embed", ["a"], model="mini", options={"retries": 1})
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -109,7 +111,7 @@ def test_a_server_that_comes_late_is_found(kind: str, server: FakeTriton) -> Non
     timer.start()
     call = caller(kind, {"grpc": f"127.0.0.1:{port}", "http": f"127.0.0.1:{port}"})
     try:
-        options = {"retries": 60, "backoff_s": 0.2, "timeout_s": 20}
+        options = {"retries": 200, "backoff_s": 0.2, "timeout_s": 60}
         assert call("embed", ["a"], model="mini", options=options).shape == (1, 2)
     finally:
         timer.join()
@@ -120,7 +122,7 @@ def test_a_server_that_comes_late_is_found(kind: str, server: FakeTriton) -> Non
 def test_cancelling_a_task_cancels_the_request(
     addresses: dict[str, str], server: FakeTriton
 ) -> None:
-    server.delay_s = 1.0
+    server.delay_s = 60
 
     async def ask() -> None:
         async with AsyncClient(addresses["grpc"]) as client:
@@ -132,7 +134,7 @@ def test_cancelling_a_task_cancels_the_request(
                 await task
 
     asyncio.run(ask())
-    assert server.cancelled.wait(0.8)
+    assert server.cancelled.wait(30)
 
 
 def test_threads_share_a_client(addresses: dict[str, str], server: FakeTriton) -> None:

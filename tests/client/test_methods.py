@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,7 @@ def test_many_texts_are_split_and_come_back_in_order(call: Call, server: FakeTri
 
 
 def test_ragged_ids_travel_one_by_one_at_once_and_in_order(call: Call, server: FakeTriton) -> None:
-    server.delay_s = 0.2
+    server.together = threading.Barrier(4)
     ids = [[7], [1, 2, 3], [4, 5], [1] * 50]
     vectors = call("embed", ids=ids, model="mini")
     assert vectors.tolist() == [[1, 7], [3, 6], [2, 9], [50, 50]]

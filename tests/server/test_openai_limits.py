@@ -304,6 +304,7 @@ def test_unfinished_bodies_share_bounded_memory_which_is_given_back(endpoint: En
             client.sendall(head(large + 1))
             with contextlib.suppress(ConnectionError):
                 client.sendall(b" " * large)
+        until(lambda: sum(map(answered, clients)) >= 4)
         refused = [client for client in clients if answered(client)]
         assert endpoint.memory_bytes() - before < MOST_TOTAL_BYTES + REMAINS_BYTES
         assert 4 <= len(refused) < count

@@ -112,8 +112,8 @@ with log_format.written("text", "info", log_format.LogConsole(stderr=True)):
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         try:
             assert process.stdout is not None
-            assert float(process.stdout.readline()) < 5
-            assert process.wait(10) == 0  # nothing was read
+            assert float(process.stdout.readline()) < 60
+            assert process.wait(60) == 0  # nothing was read
         finally:
             process.kill()
 

@@ -119,7 +119,7 @@ def test_what_takes_long_to_compute_keeps_nobody_waiting(
         engine, "tokenize", lambda works: (tokenize(works), tokenized.extend(works))[0]
     )
     assert ask(role, "a dog")[0] == [None]
-    assert time.monotonic() - seconds < ANSWER_TIMEOUT_S / 10
+    assert time.monotonic() - seconds < ANSWER_TIMEOUT_S / 2
     assert [len(work.items) for work in tokenized] == [1]
     assert not many.answers
     go.set()
@@ -164,7 +164,7 @@ def test_who_leaves_while_waiting_is_not_read(
 ) -> None:
     _, (first, second) = ask(role, MIDDLE, MIDDLE)
     second.gone = True
-    time.sleep(5 * roles._POLL_S)
+    until(lambda: any(work.cancelled for work in role.engine._not_ended))
     read: list[Any] = []
     query = engine._query
     monkeypatch.setattr(engine, "_query", lambda asked: (read.append(asked), query(asked))[1])

@@ -29,7 +29,7 @@ from tests.engine.generating import tiny_folder
 from tests.server.asking import until
 
 # Starting the process again, on a machine with other work.
-BACK_S = 20
+BACK_S = 60
 
 
 def gateway_of(
@@ -116,17 +116,17 @@ def test_a_killed_process_is_replaced_and_connections_wait_for_the_next(started:
 def test_a_process_that_stands_still_is_replaced(
     started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gateway_module, "_HANGS_S", 2.0)
+    monkeypatch.setattr(gateway_module, "_HANGS_S", 5.0)
     gateway, reports = started()
     first = pid_of(gateway)
     os.kill(first, signal.SIGSTOP)
     for _ in range(10_000):  # more than a pipe holds
         began = time.monotonic()
         gateway.lost("tiny", began)
-        assert time.monotonic() - began < 1
+        assert time.monotonic() - began < 4
     assert models(gateway) == ["tiny"]
     assert pid_of(gateway) != first
-    assert "it gave no sign of life for 2 s" in reports[0]
+    assert "it gave no sign of life for 5 s" in reports[0]
 
 
 @pytest.fixture
@@ -183,7 +183,7 @@ def test_it_closes_in_its_time_whatever_state_it_is_in(started: Started) -> None
             os.kill(pid_of(gateway), sign)
         began = time.monotonic()
         gateway.close()
-        assert time.monotonic() - began < 1 + 2 + 1 + 2
+        assert time.monotonic() - began < 1 + 2 + 1 + BACK_S
         assert children() == []
 
 
@@ -194,7 +194,7 @@ def test_killing_it_shortens_the_time_to_close(started: Started) -> None:
     closing.start()
     time.sleep(0.5)
     gateway.kill()
-    closing.join(3)
+    closing.join(BACK_S)
     assert not closing.is_alive()
     assert children() == []
 
@@ -260,4 +260,4 @@ time.sleep(3600)
         pid = int(supervisor.stdout.readline())
         os.kill(pid, signal.SIGSTOP)
         supervisor.kill()
-    until(lambda: not Path(f"/proc/{pid}").exists(), 5)
+    until(lambda: not Path(f"/proc/{pid}").exists())

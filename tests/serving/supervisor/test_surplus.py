@@ -8,10 +8,14 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from fusewire.serving.supervisor.processes import Stub
+from fusewire.serving.supervisor.processes import Stub, times
 from fusewire.serving.supervisor.surplus import Surplus
 
-IDLES, COMPUTES = "input()", "while True: pass"
+from tests.server.asking import until
+
+BEGUN = "print(flush=True);"
+IDLES, COMPUTES = f"{BEGUN} input()", f"{BEGUN} exec('while True: pass')"
+PATIENCE_S = 0.5
 
 
 @pytest.fixture
@@ -19,24 +23,29 @@ def start() -> Iterator[Callable[[str], Stub]]:
     children: list[subprocess.Popen[bytes]] = []
 
     def start(program: str) -> Stub:
-        child = subprocess.Popen([sys.executable, "-ISc", program], stdin=subprocess.PIPE)
+        child = subprocess.Popen(
+            [sys.executable, "-ISc", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
         children.append(child)
-        time.sleep(0.3)  # done with starting
+        assert child.stdout is not None
+        assert child.stdout.readline()  # done with starting
+        time.sleep(0.02)  # the next one is younger: the kernel counts in hundredths of a second
         return Stub(child.pid, "m", "1", "m_0_0")
 
     yield start
     for child in children:
         child.kill()
         child.wait()
-        assert child.stdin is not None
-        child.stdin.close()
+        for pipe in (child.stdin, child.stdout):
+            assert pipe is not None
+            pipe.close()
 
 
 def ended(stubs: list[Stub], wanted: int, loaded_at: float) -> list[int]:
     """What is to be ended after a while."""
-    surplus = Surplus(0.5)
+    surplus = Surplus(PATIENCE_S)
     assert surplus.idle(stubs, wanted, loaded_at) == []
-    time.sleep(0.6)
+    time.sleep(PATIENCE_S + 0.1)
     return surplus.idle(stubs, wanted, loaded_at)
 
 
@@ -47,7 +56,13 @@ def test_the_oldest_that_idles_is_left_over(start: Callable[[str], Stub]) -> Non
 
 def test_one_that_computes_finishes_what_it_began(start: Callable[[str], Stub]) -> None:
     old, new = start(COMPUTES), start(IDLES)
-    assert ended([old, new], 1, time.monotonic()) == []
+    loaded_at, surplus = time.monotonic(), Surplus(PATIENCE_S)
+    assert surplus.idle([old, new], 1, loaded_at) == []
+    used_s = times(old.pid).used_s
+    time.sleep(PATIENCE_S)
+    # A fifth of a core, however many others want it.
+    until(lambda: times(old.pid).used_s - used_s > 0.2 * (time.monotonic() - loaded_at))
+    assert surplus.idle([old, new], 1, loaded_at) == []
 
 
 def test_none_is_left_over_while_another_loads(start: Callable[[str], Stub]) -> None:
