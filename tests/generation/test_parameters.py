@@ -415,10 +415,10 @@ def test_a_number_beyond_floats_is_no_number() -> None:
 
 
 def test_time_is_linear_in_a_string_without_end() -> None:
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(InvalidInput, match="ill-formed JSON"):
         parse_json(b'{"' + rb"\"" * (MOST_BYTES // 2 - 10))
-    assert time.monotonic() - started < 5
+    assert time.process_time() - started < 5
 
 
 def test_brackets_in_strings_are_no_nesting() -> None:

@@ -125,7 +125,7 @@ def test_an_empty_stop_string_is_refused() -> None:
 def test_time_is_linear_on_a_text_of_false_beginnings() -> None:
     """A quadratic matcher would take hours: each character goes on with a beginning of 4096."""
     matcher = StopMatcher(StopStrings(["a" * 4096 + "b", "a" * 4095 + "c"]))
-    started = time.monotonic()
+    started = time.process_time()
     released = sum(len(matcher.feed("a" * 64)) for _ in range(8000))
     assert released == 8000 * 64 - 4096
-    assert time.monotonic() - started < 20
+    assert time.process_time() - started < 20

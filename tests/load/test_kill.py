@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import math
 import os
 import signal
 import subprocess
@@ -16,8 +17,9 @@ from fusewire.serving.config import ServerSettings
 from fusewire.serving.supervisor.server import Server
 
 from tests.load.run import default_folder
+from tests.server.asking import Asker, until
 
-LOAD_S, KILL_AFTER_S, HEALED_S = 14, 4.0, 5.0
+HEALED_S = 20.0
 
 
 @pytest.mark.server
@@ -35,14 +37,16 @@ def test_a_stub_killed_under_locust_is_healed(tmp_path: Path) -> None:
         locustfile = Path(__file__).parent / "locustfile.py"
         command = [sys.executable, "-m", "locust", "-f", str(locustfile), "ClosedLoop"]
         command += ["--host", f"127.0.0.1:{server.endpoint.grpc_port}", "--model", "minilm"]
-        command += ["-u", "8", "-r", "8", "-t", f"{LOAD_S}s", "--headless", "--only-summary"]
+        run_s = 5 + math.ceil(3 * load_s)
+        command += ["-u", "8", "-r", "8", "-t", f"{run_s}s", "--headless", "--only-summary"]
         command += ["--request-log", str(log), "--exit-code-on-error", "0"]
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as locust:
-            time.sleep(KILL_AFTER_S)
+            with Asker(server) as asker:
+                until(lambda: asker.metric("fusewire_requests_total", outcome="ok") > 100)
             (stub,) = server.process.stubs()
             killed = time.time()
             os.kill(stub.pid, signal.SIGKILL)
-            _, errors = locust.communicate(timeout=LOAD_S + 60)
+            _, errors = locust.communicate(timeout=run_s + 60)
         assert locust.returncode == 0, errors.decode()
         with log.open(newline="") as file:
             rows = [(float(row["time"]), row["ok"] == "1") for row in csv.DictReader(file)]

@@ -148,7 +148,7 @@ class Traffic:
 
     def more(self, count: int) -> None:
         """Returns after `count` more good answers."""
-        wanted, deadline = self.answers + count, time.monotonic() + 30
+        wanted, deadline = self.answers + count, time.monotonic() + 120
         while self.answers < wanted:
             assert time.monotonic() < deadline, self.errors[-3:]
             time.sleep(0.005)
@@ -168,8 +168,8 @@ class Traffic:
                     self.slowest_s = max(self.slowest_s, time.monotonic() - began)
 
 
-def until(true: Any, seconds: float = 30) -> None:
-    """Waits until `true()`; fails after `seconds`."""
+def until(true: Any, seconds: float = 120) -> None:
+    """Waits until `true()`; fails after `seconds`, many times what anything takes."""
     deadline = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < deadline, "waited in vain"

@@ -19,7 +19,7 @@ from tests.server.asking import until
 from tests.server.test_serve_command import Serving, fusewire
 
 # What ending may take beside the exit timeout, which nothing in flight makes use of here.
-ENDED_S = 8.0
+ENDED_S = 30.0
 
 
 class Watched(Serving):

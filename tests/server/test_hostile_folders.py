@@ -30,10 +30,10 @@ from tests.text_workers.folders import (
     text_folder,
 )
 
-OTHERS_WITHIN_S = 1.0
+OTHERS_WITHIN_S = 5.0
 EXIT_TIMEOUT_S = 2
 # For the process to end after its timeout.
-ENDS_S = 10
+ENDS_S = 30
 TEMPLATES = {"strip": STRIP, "sum": SUM, "doubled": DOUBLED, "multiplied": MULTIPLIED}
 
 
@@ -121,8 +121,8 @@ def test_attacks_of_folders_delay_no_other_request(
             others()
             assert time.monotonic() - asked_at < OTHERS_WITHIN_S
             asked += 1
-        assert asked > 10
-        assert time.monotonic() - began < DEADLINE_S + 10
+        assert asked > 3
+        assert time.monotonic() - began < DEADLINE_S + ENDS_S
         for work in (*late.values(), direct):
             error = work.exception()
             assert isinstance(error, openai.BadRequestError | InvalidArgument), error

@@ -197,7 +197,7 @@ def test_stops_with_open_connections_are_in_time_and_without_a_crash(
                     connection.sendall(head)
             began = time.monotonic()
             server.stop()
-        assert time.monotonic() - began < settings.exit_timeout_s + 3
+        assert time.monotonic() - began < settings.exit_timeout_s + 20
         assert [line for line in lines if line.startswith("Signal")] == ["Signal (15) received."]
 
 

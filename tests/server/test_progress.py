@@ -61,7 +61,8 @@ def server(
         ("micro-batches", minilm, {"max_length": LENGTH, "max_batch_tokens": 2048}),
         ("one-step", slow_gpt2, {"max_batch_tokens": 8192}),
     ):
-        fp32: dict[str, object] = {"dtype": "float32", **settings}
+        # One thread: as slow on a machine of many cores.
+        fp32: dict[str, object] = {"dtype": "float32", "threads": 1, **settings}
         import_folder(folder, root, name=name, settings=fp32, deployment=deployment, link=True)
     settings = ServerSettings(
         http_port=0,

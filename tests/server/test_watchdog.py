@@ -20,7 +20,7 @@ from tests.server.asking import Asker, Traffic, ids, until
 QUESTION = ids([5, 6, 7])
 INSTANCES = {"one": 1, "two": 2}
 # What healing may take beside loading the model; these models load within a second or two.
-HEALED_S = 5.0
+HEALED_S = 20.0
 
 
 class Watched:

@@ -266,14 +266,14 @@ def test_time_is_linear_in_the_tokens(name: str) -> None:
     """Whatever is generated: half characters, spaces or bytes without end. A decoder that reads
     its text again at each token would take an hour."""
     tokenizer, detokenizer = made(name)
-    started = time.monotonic()
+    started = time.process_time()
     for piece in ("<0xE2>", "â", "▁", "a", "", "</s>"):
         if (token := tokenizer.backend.token_to_id(piece)) is not None:
             stream = detokenizer.start(tokenizer.backend.encode("a").ids)
             for _ in range(30_000):
                 stream.step(token)
             stream.flush()
-    assert time.monotonic() - started < 60
+    assert time.process_time() - started < 60
 
 
 @settings(deadline=None)

@@ -45,10 +45,10 @@ def test_the_same_tokens_are_kept(
 
 def test_long_pairs_are_truncated_in_time(tokenizer: Tokenizer) -> None:
     tokenizer.truncation_side = "right"
-    began = time.monotonic()
+    began = time.process_time()
     left = shortened(tokenizer, (TEXT * 300, TEXT * 300), 24)  # uncut: about half an hour
     assert sum(map(len, left)) < 4096
-    assert time.monotonic() - began < 20
+    assert time.process_time() - began < 20
 
 
 def test_a_word_that_changes_where_it_is_cut_is_left_whole(tmp_path: Path) -> None:
