@@ -46,13 +46,18 @@ $(VENV)/.test: $(VENV)/.installed
 	@$(PIP) --no-build-isolation '.[test]' $(NEWS) && echo "== took $$SECONDS s"
 	@touch $@
 
-# Trained here from text that comes with Python.
+# Trained here: from text that comes with Python, and from numbers and dates.
 TINY_GPT := build/tiny-gpt
-$(TINY_GPT)/model.safetensors: client/examples/tiny_gpt.py | $(VENV)/.installed
+$(TINY_GPT)/model.safetensors: client/examples/tiny_gpt.py client/examples/muon.py | $(VENV)/.installed
 	@$(BIN)/python client/examples/tiny_gpt.py $(TINY_GPT)
 
-demo: build $(TINY_GPT)/model.safetensors
-	@$(BIN)/python client/examples/demo.py $(TINY_GPT)
+EXAMPLES := tiny_translator muon numbers_and_dates
+TINY_TRANSLATOR := build/tiny-translator
+$(TINY_TRANSLATOR)/model.safetensors: $(EXAMPLES:%=client/examples/%.py) | $(VENV)/.installed
+	@$(BIN)/python client/examples/tiny_translator.py $(TINY_TRANSLATOR)
+
+demo: build $(TINY_GPT)/model.safetensors $(TINY_TRANSLATOR)/model.safetensors
+	@$(BIN)/python client/examples/demo.py $(TINY_GPT) $(TINY_TRANSLATOR)
 
 # Those that watch a server, and the clock, have the machine to themselves.
 SERVERS := tests/server tests/load tests/deploy tests/examples tests/client/test_real_server.py

