@@ -39,6 +39,14 @@ def _torch_computes_in_the_precision_it_is_asked_for() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _workers_share_the_cores() -> None:
+    """torch's threads spin while they wait for each other: with more of them than cores, on a busy
+    machine, ten times as long."""
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    torch.set_num_threads(max(1, torch.get_num_threads() // workers))
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _choices_of_kernels_are_this_runs_own(tmp_path_factory: pytest.TempPathFactory) -> None:
     """What other runs timed does not decide what is tested; child processes share the folder."""
     os.environ.setdefault("FUSEWIRE_CACHE", str(tmp_path_factory.mktemp("cache")))

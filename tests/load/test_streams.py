@@ -16,8 +16,10 @@ import numpy as np
 import pytest
 
 from tests.load.report import FIRST_TOKEN, INTER_TOKEN, read_log
+from tests.server.asking import until
 
 NEW_TOKENS, FIRST_S, GAP_S = 5, 0.05, 0.02
+ENOUGH = 30  # requests, of a run
 
 
 class Endpoint(BaseHTTPRequestHandler):
@@ -57,11 +59,19 @@ def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 def locust(address: str, log: Path, *options: str) -> subprocess.CompletedProcess[str]:
     file = Path(__file__).with_name("locustfile_generation.py")
     command = [sys.executable, "-m", "locust", "-f", str(file), "OpenAIStreams", "--headless"]
-    command += ["--only-summary", "--host", address, "--model", "any", "-t", "3s", "-u", "4"]
+    command += ["--only-summary", "--host", address, "--model", "any", "-t", "120s", "-u", "4"]
     command += ["-r", "4", "--texts", "4", "--new-tokens", str(NEW_TOKENS), "--stop-timeout", "10"]
     command += ["--request-log", str(log), *options]
-    # A process that an open connection keeps alive would run into the timeout.
-    return subprocess.run(command, capture_output=True, text=True, timeout=44)
+    wanted = Endpoint.asked + ENOUGH
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            until(lambda: Endpoint.asked > wanted or process.poll() is not None)
+            process.terminate()
+            # A process that an open connection keeps alive would run into the timeout.
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    return subprocess.CompletedProcess(command, process.returncode, out.decode(), err.decode())
 
 
 def test_streams_report_their_first_token_and_the_time_between_tokens(

@@ -70,7 +70,7 @@ class Asker:
         version: str = "",
         parameters: dict[str, Any] | None = None,
         outputs: Sequence[str] = (),
-        timeout_s: float = 30,
+        timeout_s: float = 120,
     ) -> Outputs:
         """One request; InferenceServerException for an error answer."""
         result = self.client.infer(
@@ -94,8 +94,8 @@ class Asker:
             def arrived(result: Any, error: Any, index: int = index) -> None:
                 done.put((index, error if error is not None else _outputs(result)))
 
-            self.client.async_infer(model, _inputs(inputs), arrived, client_timeout=30)
-        answers = dict(done.get(timeout=40) for _ in requests)
+            self.client.async_infer(model, _inputs(inputs), arrived, client_timeout=120)
+        answers = dict(done.get(timeout=150) for _ in requests)
         return [answers[index] for index in range(len(requests))]
 
     def executions(self, model: str) -> tuple[int, dict[int, int]]:
@@ -157,7 +157,7 @@ class Traffic:
         while not self._ended.is_set():
             began = time.monotonic()
             try:
-                self.asker.ask(self.model, self.inputs, timeout_s=20)
+                self.asker.ask(self.model, self.inputs, timeout_s=60)
             except InferenceServerException as error:
                 with self._lock:
                     self.errors.append((time.monotonic(), str(error)))

@@ -14,7 +14,7 @@ import tritonclient.grpc as triton
 from fusewire.serving.supervisor.server import Server
 from tritonclient.utils import InferenceServerException
 
-_WITHIN_S = 30
+_WITHIN_S = 120
 
 
 class Stream:

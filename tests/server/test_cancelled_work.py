@@ -36,7 +36,8 @@ def asker(tmp_path_factory: pytest.TempPathFactory, device: str) -> Iterator[Ask
         link=True,
     )
     ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
-    settings = ServerSettings(log_level="error", **ports)
+    # No test requests of the watchdog: executions are counted.
+    settings = ServerSettings(log_level="error", watch_interval_s=3600, **ports)
     with Server([root], settings) as server, Asker(server, device) as asker:
         yield asker
 

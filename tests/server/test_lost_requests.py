@@ -134,7 +134,13 @@ def test_generations_of_a_process_that_dies_end_with_an_error(server: Server, as
     with Asker(server) as asker, ThreadPoolExecutor(2 * CLIENTS) as clients:
         healed = Healed(server)
         begun = [clients.submit(outcome, ask, server, LONG) for _ in range(CLIENTS)]
-        until(lambda: asker.metric("fusewire_running", model="write") >= CLIENTS)
+        until(
+            lambda: (
+                asker.metric("fusewire_running", model="write") >= CLIENTS
+                or any(each.done() for each in begun)
+            )
+        )
+        assert not [each.result() for each in begun if each.done()]
         kill(server, "write")
         later = [clients.submit(outcome, ask, server, SHORT) for _ in range(CLIENTS)]
         until(lambda: healed)

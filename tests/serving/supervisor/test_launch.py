@@ -31,7 +31,7 @@ def test_a_script_named_otherwise_passes_on_what_is_preloaded(tmp_path: Path) ->
     launch.prepare(tmp_path)
     command = [str(script), "--http-restricted-api=$FUSEWIRE_RESTRICTED_APIS"]
     started = launch.start(command, tmp_path, KEY, working_directory=tmp_path, libraries=[])
-    said, _ = started.process.communicate(timeout=10)
+    said, _ = started.process.communicate(timeout=60)
     started.input.close()
     assert "--http-restricted-api=$FUSEWIRE_RESTRICTED_APIS" in said
     assert KEY not in said
