@@ -31,6 +31,7 @@ class Parameters:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     no_repeat_ngram_size: int = 0
+    encoder_no_repeat_ngram_size: int = 0
     logit_bias: dict[int, float] = field(default_factory=dict)
     min_new_tokens: int = 0
     logprobs: int | None = None
@@ -46,9 +47,17 @@ class Sequence:
     stops: list[int] = field(default_factory=list)
     bad_words: list[list[int]] = field(default_factory=list)
     seed: int = 0
+    source: list[int] = field(default_factory=list)
 
     def state(self) -> SamplingState:
-        state = SamplingState(self.parameters, self.prompt, self.stops, self.seed, self.bad_words)
+        state = SamplingState(
+            self.parameters,
+            self.prompt,
+            self.stops,
+            self.seed,
+            self.bad_words,
+            source_ids=self.source,
+        )
         for token in self.answer:
             state.append(token)
         return state
@@ -69,6 +78,11 @@ def processed(logits: np.ndarray, s: Sequence) -> np.ndarray:
     scores = scores - (counts > 0) * p.presence_penalty - counts * p.frequency_penalty
     if p.no_repeat_ngram_size:
         scores = hf.NoRepeatNGramLogitsProcessor(p.no_repeat_ngram_size)(ids, scores)
+    if p.encoder_no_repeat_ngram_size:
+        source = torch.tensor([s.source], dtype=torch.int64)
+        scores = hf.EncoderNoRepeatNGramLogitsProcessor(p.encoder_no_repeat_ngram_size, source)(
+            ids, scores
+        )
     if words:
         scores = hf.NoBadWordsLogitsProcessor(words, s.stops or None)(ids, scores)
     if p.min_new_tokens and s.stops:
@@ -110,6 +124,7 @@ def sequences(draw) -> Sequence:
         presence_penalty=draw(st.sampled_from([0.0, -1.0, 0.6])),
         frequency_penalty=draw(st.sampled_from([0.0, -0.3, 0.4])),
         no_repeat_ngram_size=draw(st.integers(0, 4)),
+        encoder_no_repeat_ngram_size=draw(st.integers(0, 3)),
         logit_bias=draw(
             st.dictionaries(st.integers(0, 20), st.sampled_from([-100.0, -2.0, 3.0]), max_size=5)
         ),
@@ -123,6 +138,7 @@ def sequences(draw) -> Sequence:
         draw(st.lists(st.integers(0, 15), max_size=3)),
         draw(st.lists(words, max_size=6)),
         draw(st.integers(-(2**70), 2**70)),
+        draw(TOKENS),
     )
 
 

@@ -62,8 +62,13 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def reference(folder) -> Reference:
-    return answered_by(seq2seq_folder(folder, "bart", forced_bos_token_id=7))
+def model(folder) -> Any:
+    return seq2seq_folder(folder, "bart", forced_bos_token_id=7)
+
+
+@pytest.fixture(scope="module")
+def reference(model) -> Reference:
+    return answered_by(model)
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +150,35 @@ def test_options_are_those_of_transformers(engine, reference, parameters):
     asked = [(source, ask(engine, source, **parameters)[0]) for source in random_sources(4, 2)]
     for source, answer in asked:
         assert answer.finish().tokens() == reference(source, **parameters)
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_ngrams_of_the_source_are_not_written(engine, model, n, beams):
+    """Sources of what the model likes to write."""
+    chosen, banned = random.Random(n), {"encoder_no_repeat_ngram_size": n, "num_beams": beams}
+    sources = [chosen.choices([4, 18, 22, 30, 121], k=60) for _ in range(5)]
+    asked = [ask(engine, each, max_new_tokens=20, **banned)[0] for each in sources]
+    free = [ask(engine, each, max_new_tokens=20, num_beams=beams)[0] for each in sources]
+    changed = 0
+    for source, answer, other in zip(sources, asked, free, strict=True):
+        wanted = model.generate(
+            torch.tensor([source]), do_sample=False, max_new_tokens=20, **banned
+        )
+        assert answer.finish().tokens() == wanted[0, 1:].tolist()
+        changed += answer.tokens() != other.finish().tokens()
+    assert changed > 0
+
+
+def test_a_folder_names_the_ngrams_of_the_source(tmp_path):
+    """As those of Blenderbot do, where decoders refuse it."""
+    options = {"num_beams": 4, "encoder_no_repeat_ngram_size": 3, "no_repeat_ngram_size": 3}
+    reference = answered_by(seq2seq_folder(tmp_path, "blenderbot", **options))
+    with GenerationEngine(tmp_path, GenerationSettings(max_length=LONGEST)) as engine:
+        assert engine.parameters().encoder_no_repeat_ngram_size == 3
+        for source in random_sources(3, 8):
+            answer = ask(engine, source, num_beams=1, max_new_tokens=12)[0].finish()
+            assert answer.tokens() == reference(source, max_new_tokens=12)
 
 
 def test_forced_tokens_are_certain_and_a_forced_end_is_the_lengths(engine):

@@ -202,6 +202,7 @@ REFUSED: list[tuple[str, list[Any]]] = [
     ("presence_penalty", [-2.1, 2.1, *NOT_NUMBERS]),
     ("frequency_penalty", [-2.1, 2.1, *NOT_NUMBERS]),
     ("no_repeat_ngram_size", [-1, 1025, *NOT_NUMBERS]),
+    ("encoder_no_repeat_ngram_size", [2, -1, 1025, *NOT_NUMBERS]),  # 2: the model has no encoder
     ("logit_bias", [5, [], {"x": 1}, {"-1": 1}, {"07": 1}, {"2000": 1}, {"7": 101}, {"7": "x"}]),
     ("logit_bias", [{str(i): 1 for i in range(MOST_BIASES + 1)}, {"7": True}, {"9" * 30: 1}]),
     (
@@ -495,6 +496,7 @@ def test_a_folders_top_k_above_the_vocabulary_is_no_fault(folder: Callable[..., 
         {"early_stopping": "no"},
         {"suppress_tokens": [1, 2]},
         {"forced_eos_token_id": 2},
+        {"encoder_no_repeat_ngram_size": 3},
         {"min_length": 10},
         {"epsilon_cutoff": 3e-4},
         {"guidance_scale": 1.5},

@@ -45,6 +45,7 @@ class SamplingParams(GenerationParameters):
         presence_penalty: float | None = None,
         frequency_penalty: float | None = None,
         no_repeat_ngram_size: int | None = None,
+        encoder_no_repeat_ngram_size: int | None = None,
         logit_bias: Mapping[int, float] | None = None,
         bad_words: Sequence[str] | None = None,
         stop: str | Sequence[str] | None = None,

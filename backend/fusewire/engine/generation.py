@@ -197,7 +197,8 @@ class GenerationEngine:
             source=source,
         )
         self._loop.scheduler.check(sequence)
-        generation = self._generation(ids, parameters, most, forced, callback, scores)
+        read = () if source is None else source.token_ids
+        generation = self._generation(ids, read, parameters, most, forced, callback, scores)
         with self._submit_lock:  # what is put before closing is done before the loop ends
             if self._closing:
                 raise Unavailable(CLOSED)
@@ -269,6 +270,7 @@ class GenerationEngine:
     def _generation(
         self,
         ids: list[int],
+        source_ids: Sequence[int],
         parameters: GenerationParameters,
         most: int,
         forced: dict[int, int],
@@ -285,7 +287,7 @@ class GenerationEngine:
             *parameters.bad_words_ids,
         ]
         seed = parameters.seed if parameters.seed is not None else secrets.randbits(63)
-        first = SamplingState(parameters, ids, stop_tokens, seed, bad_words, forced)
+        first = SamplingState(parameters, ids, stop_tokens, seed, bad_words, forced, source_ids)
         branches = [
             Branch(
                 Continuation(

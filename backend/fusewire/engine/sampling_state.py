@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from fusewire.engine.token_history import NGrams, RecentTokens, SeenTokens
+from fusewire.engine.token_history import NGrams, RecentTokens, SeenTokens, SourceNGrams
 
 Biases = tuple[NDArray[np.int32], NDArray[np.float32]]
 
@@ -54,6 +54,8 @@ class SamplingParameters(Protocol):
     @property
     def no_repeat_ngram_size(self) -> int: ...
     @property
+    def encoder_no_repeat_ngram_size(self) -> int: ...
+    @property
     def logit_bias(self) -> Mapping[int, float]: ...
     @property
     def min_new_tokens(self) -> int: ...
@@ -72,10 +74,12 @@ class SamplingState:
         seed: int = 0,
         bad_words_ids: Sequence[Sequence[int]] = (),
         forced: Mapping[int, int] | None = None,
+        source_ids: Sequence[int] = (),
     ) -> None:
         """`stop_token_ids` are forbidden until `min_new_tokens` are there, and allowed even where
         they are a bad word (as in Hugging Face). `seed`: any integer, of which 64 bits count.
-        `forced`: new tokens that no logits decide, by how many there are before them."""
+        `forced`: new tokens that no logits decide, by how many there are before them.
+        `source_ids`: what the encoder of an encoder-decoder model reads."""
         self.parameters = parameters
         self.draw = _draw(parameters)
         self.logprobs = parameters.logprobs  # of so many likeliest tokens; None: of no token
@@ -94,15 +98,15 @@ class SamplingState:
         longest = max((len(prefix) for prefix, _ in self._bad_words), default=0)
         self._recent = RecentTokens(prompt_ids, longest) if longest > 0 else None
         self._ngrams = NGrams(prompt_ids, n) if n > 0 else None
+        n = parameters.encoder_no_repeat_ngram_size
+        self._source_ngrams = SourceNGrams(source_ids, prompt_ids, n) if n > 0 else None
         self._seen: SeenTokens | None = None
         if parameters.repetition_penalty != 1:
             self._seen = SeenTokens(prompt_ids)
         elif parameters.presence_penalty or parameters.frequency_penalty:
             self._seen = SeenTokens(())
         # Whether there may be biases, bans or penalties.
-        self.changes_logits = bool(
-            self._static or parameters.min_new_tokens or self._recent or self._ngrams or self._seen
-        )
+        self.changes_logits = bool(self._static or parameters.min_new_tokens or self.has_history)
 
     def fork(self, seed: int) -> SamplingState:
         """Another sequence with the same prompt, before either has a new token."""
@@ -110,19 +114,21 @@ class SamplingState:
         fork.seed = _in_64_bits(seed)
         fork._recent = self._recent and self._recent.fork()
         fork._ngrams = self._ngrams and self._ngrams.fork()
+        fork._source_ngrams = self._source_ngrams and self._source_ngrams.fork()
         fork._seen = self._seen and self._seen.fork()
         return fork
 
     @property
     def has_history(self) -> bool:
         """Whether it matters which tokens were generated, and not only how many."""
-        return bool(self._recent or self._ngrams or self._seen)
+        return bool(self._recent or self._ngrams or self._source_ngrams or self._seen)
 
     def branch(self) -> SamplingState:
         """Another sequence that goes on from the same tokens, the new ones included."""
         branch = copy(self)
         branch._recent = self._recent and self._recent.fork()
         branch._ngrams = self._ngrams and self._ngrams.branch()
+        branch._source_ngrams = self._source_ngrams and self._source_ngrams.fork()
         branch._seen = self._seen and self._seen.branch()
         return branch
 
@@ -131,6 +137,8 @@ class SamplingState:
         self.new_tokens += 1
         if self._ngrams:
             self._ngrams.append(token)
+        if self._source_ngrams:
+            self._source_ngrams.append(token)
         if self._recent:
             self._recent.append(token)
         if self._seen:
@@ -148,6 +156,8 @@ class SamplingState:
             banned += self._stop_token_ids
         if self._ngrams:
             banned += self._ngrams.completions()
+        if self._source_ngrams:
+            banned += self._source_ngrams.completions()
         if self._recent:
             banned += [t for prefix, t in self._bad_words if self._recent.end_with(prefix)]
         if not banned:

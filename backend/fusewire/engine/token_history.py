@@ -64,6 +64,31 @@ class NGrams:
         return sorted(self._prompt.of(last) | self._answer.of(last))
 
 
+class SourceNGrams:
+    """What follows each n - 1 tokens of a source, which a text does not write after them."""
+
+    def __init__(self, source_ids: Sequence[int], prompt_ids: Sequence[int], n: int) -> None:
+        self._source = _Followers(source_ids[: n - 1], n - 1)
+        for token in source_ids[n - 1 :]:
+            self._source.append(token)
+        self._end = list(prompt_ids)[max(0, len(prompt_ids) - (n - 1)) :]
+        self._length = n - 1
+
+    def fork(self) -> SourceNGrams:
+        fork = copy(self)
+        fork._end = self._end[:]
+        return fork
+
+    def append(self, token: int) -> None:
+        self._end.append(token)
+        if len(self._end) > self._length:
+            del self._end[0]
+
+    def completions(self) -> list[int]:
+        """Tokens that would complete an n-gram of the source."""
+        return sorted(self._source.of(np.asarray(self._end, np.int32).tobytes()))
+
+
 class _Followers:
     """What followed each `length` tokens of a text, from those on with which it begins.
 

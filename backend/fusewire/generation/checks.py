@@ -167,6 +167,9 @@ def _check_source_options(
         if token >= limits.vocab_size:
             wanted = f"an id 0..{limits.vocab_size - 1}, the model's vocabulary"
             refuse(name, token, wanted, "use this model's tokenizer")
+    n = p.encoder_no_repeat_ngram_size
+    if n and limits.source is None:
+        refuse("encoder_no_repeat_ngram_size", n, "0 for a model without an encoder", "remove it")
     for name in ("source_lang", "target_lang"):
         if limits.source is None and getattr(p, name) is not None:
             refuse(name, getattr(p, name), "null for a model without an encoder", "remove it")

@@ -16,7 +16,6 @@ HUGGING_FACE: Mapping[str, tuple[Any, ...]] = {
     "constraints": ([],),
     "diversity_penalty": (0,),
     "dola_layers": (),
-    "encoder_no_repeat_ngram_size": (0,),
     "encoder_repetition_penalty": (1,),
     "epsilon_cutoff": (0,),
     "eta_cutoff": (0,),

@@ -137,6 +137,13 @@ class GenerationParameters(BaseModel):
         le=1024,
         description="No n-gram of this size occurs twice, the prompt's included. 0: off.",
     )
+    encoder_no_repeat_ngram_size: Whole = Field(
+        default=0,
+        ge=0,
+        le=1024,
+        description="Of an encoder-decoder model: no n-gram of the source of this size is written. "
+        "0: off. Default: the folder's.",
+    )
     logit_bias: Annotated[
         dict[int, Annotated[Real, Field(ge=-100, le=100)]], BeforeValidator(ids_as_keys)
     ] = Field(
