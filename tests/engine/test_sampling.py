@@ -32,6 +32,8 @@ class Parameters:
     frequency_penalty: float = 0.0
     no_repeat_ngram_size: int = 0
     encoder_no_repeat_ngram_size: int = 0
+    suppress_tokens: tuple[int, ...] = ()
+    begin_suppress_tokens: tuple[int, ...] = ()
     logit_bias: dict[int, float] = field(default_factory=dict)
     min_new_tokens: int = 0
     logprobs: int | None = None
@@ -88,7 +90,10 @@ def processed(logits: np.ndarray, s: Sequence) -> np.ndarray:
     if p.min_new_tokens and s.stops:
         wait = hf.MinNewTokensLengthLogitsProcessor(len(s.prompt), p.min_new_tokens, s.stops)
         scores = wait(ids, scores)
-    return scores[0].numpy()
+    if p.suppress_tokens:
+        scores = hf.SuppressTokensLogitsProcessor(p.suppress_tokens)(ids, scores)
+    begin = hf.SuppressTokensAtBeginLogitsProcessor(p.begin_suppress_tokens, len(s.prompt))
+    return begin(ids, scores)[0].numpy()
 
 
 def warped(scores: np.ndarray, p: Parameters) -> np.ndarray:
@@ -125,6 +130,8 @@ def sequences(draw) -> Sequence:
         frequency_penalty=draw(st.sampled_from([0.0, -0.3, 0.4])),
         no_repeat_ngram_size=draw(st.integers(0, 4)),
         encoder_no_repeat_ngram_size=draw(st.integers(0, 3)),
+        suppress_tokens=tuple(draw(st.lists(st.integers(0, 20), max_size=3))),
+        begin_suppress_tokens=tuple(draw(st.lists(st.integers(0, 40), max_size=20))),
         logit_bias=draw(
             st.dictionaries(st.integers(0, 20), st.sampled_from([-100.0, -2.0, 3.0]), max_size=5)
         ),

@@ -141,6 +141,10 @@ def test_cancelled_requests_leave_nothing_behind(folder, reference):
         {"max_new_tokens": 12, "min_new_tokens": 8},
         {"max_new_tokens": 12, "forced_bos_token_id": 30},
         {"max_new_tokens": 12, "forced_eos_token_id": 9},
+        {"max_new_tokens": 12, "min_new_tokens": 12, "forced_eos_token_id": [17, 9]},
+        {"max_new_tokens": 12, "suppress_tokens": [*range(8, 40), 121]},
+        {"max_new_tokens": 9, "suppress_tokens": ENDS[:-1], "forced_eos_token_id": [40, 9]},
+        {"max_new_tokens": 12, "begin_suppress_tokens": [*range(4, 40), 121]},
         {"max_new_tokens": 12, "repetition_penalty": 1.5},
         {"max_new_tokens": 30, "no_repeat_ngram_size": 2, "min_new_tokens": 25},
         {"max_new_tokens": 12, "bad_words_ids": [[token] for token in range(10, 125)]},
@@ -254,6 +258,7 @@ def test_an_encoder_pass_that_fails_ends_its_requests_alone(engine, reference, m
         ([5], {"max_tokens": 320}, r"max_tokens: got 320, wanted at most 319"),
         ([5], {"prompt_logprobs": 0}, "prompt_logprobs: got 0, wanted null for an encoder-decoder"),
         ([5], {"forced_bos_token_id": 131}, "forced_bos_token_id: got 131, wanted an id 0..130"),
+        ([5], {"suppress_tokens": [7]}, "suppress_tokens: got 7, which is forced, wanted others"),
         ([5], {"num_beams": 9}, "num_beams: got 9, wanted at most 8, the sequences"),
     ],
 )

@@ -48,6 +48,8 @@ class SamplingParams(GenerationParameters):
         encoder_no_repeat_ngram_size: int | None = None,
         logit_bias: Mapping[int, float] | None = None,
         bad_words: Sequence[str] | None = None,
+        suppress_tokens: Sequence[int] | None = None,
+        begin_suppress_tokens: Sequence[int] | None = None,
         stop: str | Sequence[str] | None = None,
         stop_token_ids: Sequence[int] | None = None,
         ignore_eos: bool | None = None,

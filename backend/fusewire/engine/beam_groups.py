@@ -205,16 +205,17 @@ class BeamGroups:
 
 
 def _force(group: BeamGroup, candidates: NDArray[np.int32]) -> None:
-    """Where the next token is forced, the candidates [4, most] are that of each beam; unless the
-    logits were not finite."""
+    """Where the next token is forced, the candidates [4, most] are that of each beam, or those
+    of a list; unless the logits were not finite."""
     state = group.states[0]
-    token = state.forced.get(state.new_tokens)
+    tokens = state.forced.get(state.new_tokens)
     scores = candidates[0].view(np.float32)
-    if token is None or np.isnan(scores[0]):
+    if tokens is None or np.isnan(scores[0]):
         return
     beams = len(group.scores)
+    count = min(beams * len(tokens), scores.size)
     candidates[2:], scores[:] = -1, -np.inf
-    scores[:beams] = group.scores
-    candidates[1, :beams] = 0  # the bits of 0.0 too
-    candidates[2, :beams] = np.arange(beams)
-    candidates[3, :beams] = token
+    scores[:count] = group.scores.repeat(len(tokens))[:count]
+    candidates[1, :count] = 0  # the bits of 0.0 too
+    candidates[2, :count] = np.arange(beams).repeat(len(tokens))[:count]
+    candidates[3, :count] = np.tile(tokens, beams)[:count]

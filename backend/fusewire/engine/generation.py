@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 # Far more than any step takes: a device that has hung must not hang the program's end.
 _LONGEST_STEP_S = 60.0
+Forced = dict[int, tuple[int, ...]]  # by the place of new tokens: one of these
 _FORKED = "engine: got a request in a forked process, wanted it where it was loaded; load it here"
 
 
@@ -177,11 +178,12 @@ class GenerationEngine:
         callback: Callable[[Event], None],
     ) -> Ticket:
         ids, source, most = list(prompt.token_ids), None, prompt.max_new_tokens
-        forced: dict[int, int] = {}
+        forced: Forced = {}
         if isinstance(self.model, Seq2SeqModel):
             start, bos = self._begin(self.model, parameters)
             ids, source = [start], Source(ids)
-            forced = _forced(bos, parameters.forced_eos_token_id, most)
+            eos, suppressed = parameters.forced_eos_token_id, parameters.suppress_tokens
+            forced = _forced(bos, eos, most, suppressed)
         scores = None
         if parameters.prompt_logprobs is not None:
             k = min(parameters.prompt_logprobs, self.model.vocab_size)
@@ -273,7 +275,7 @@ class GenerationEngine:
         source_ids: Sequence[int],
         parameters: GenerationParameters,
         most: int,
-        forced: dict[int, int],
+        forced: Forced,
         callback: Callable[[Event], None],
         scores: PromptLogprobs | None,
     ) -> Generation:
@@ -346,12 +348,22 @@ class GenerationEngine:
             return generation_defaults(self.folder)
         forced = {
             "forced_bos_token_id": model.forced_bos_token_id,
-            "forced_eos_token_id": model.forced_eos_token_id,
+            "forced_eos_token_id": model.forced_eos_token_id or None,
         }
         return {**forced, **generation_defaults(self.folder, encoder_decoder=True)}
 
 
-def _forced(bos: int | None, eos: int | None, most: int) -> dict[int, int]:
-    """Tokens by their place among `most` new ones. Of a single one transformers forces the end."""
-    forced = {} if bos is None else {0: bos}
-    return forced if eos is None else {**forced, most - 1: eos}
+def _forced(
+    bos: int | None, eos: Sequence[int] | None, most: int, suppressed: Sequence[int]
+) -> Forced:
+    """Tokens by their place among `most` new ones. Of a single one transformers forces the end.
+    InvalidInput where they are all `suppressed`, as transformers refuses it."""
+    wanted = {} if bos is None else {0: [bos]}
+    if eos:
+        wanted[most - 1] = [*eos]
+    forced = {place: tuple(sorted({*ids}.difference(suppressed))) for place, ids in wanted.items()}
+    for place, ids in forced.items():
+        if not ids:
+            got = f"{wanted[place][0]}, which is forced"
+            raise InvalidInput("suppress_tokens", got, "others than those", "remove it")
+    return forced

@@ -77,8 +77,9 @@ class Sampler:
         ):
             top = [(at, value - whole) for at, value in tops[row]] if row in tops else ()
             forbidden = token < 0 and math.isfinite(whole)
-            if state.forced and state.new_tokens in state.forced and math.isfinite(whole):
-                token, logit, rank, forbidden = state.forced[state.new_tokens], whole, 1, False
+            forced = state.forced_token() if state.forced else None
+            if forced is not None and math.isfinite(whole):
+                token, logit, rank, forbidden = forced, whole, 1, False
             drawn.append(Drawn(token, logit - whole, top, rank, forbidden))
             if token >= 0:
                 state.append(token)

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from copy import copy
+from itertools import count
+from random import Random
 from typing import Protocol
 
 import numpy as np
@@ -56,6 +58,10 @@ class SamplingParameters(Protocol):
     @property
     def encoder_no_repeat_ngram_size(self) -> int: ...
     @property
+    def suppress_tokens(self) -> Sequence[int]: ...
+    @property
+    def begin_suppress_tokens(self) -> Sequence[int]: ...
+    @property
     def logit_bias(self) -> Mapping[int, float]: ...
     @property
     def min_new_tokens(self) -> int: ...
@@ -73,12 +79,13 @@ class SamplingState:
         stop_token_ids: Collection[int] = (),
         seed: int = 0,
         bad_words_ids: Sequence[Sequence[int]] = (),
-        forced: Mapping[int, int] | None = None,
+        forced: Mapping[int, Sequence[int]] | None = None,
         source_ids: Sequence[int] = (),
     ) -> None:
         """`stop_token_ids` are forbidden until `min_new_tokens` are there, and allowed even where
         they are a bad word (as in Hugging Face). `seed`: any integer, of which 64 bits count.
-        `forced`: new tokens that no logits decide, by how many there are before them.
+        `forced`: new tokens that no logits decide, by how many there are before them; one of each
+        list, in ascending order, as likely as the others.
         `source_ids`: what the encoder of an encoder-decoder model reads."""
         self.parameters = parameters
         self.draw = _draw(parameters)
@@ -92,7 +99,10 @@ class SamplingState:
         # In transformers' order a bias comes first and penalties then act on the sum.
         self._static = dict(parameters.logit_bias)
         self._static.update({word[0]: _FORBIDDEN for word in words if len(word) == 1})
+        self._static.update(dict.fromkeys(parameters.suppress_tokens, _FORBIDDEN))
         self._static_arrays = _arrays(self._static)
+        self._begin_suppressed = parameters.begin_suppress_tokens
+        self._begin = next(place for place in count() if place not in self.forced)
 
         n = parameters.no_repeat_ngram_size
         longest = max((len(prefix) for prefix, _ in self._bad_words), default=0)
@@ -106,7 +116,9 @@ class SamplingState:
         elif parameters.presence_penalty or parameters.frequency_penalty:
             self._seen = SeenTokens(())
         # Whether there may be biases, bans or penalties.
-        self.changes_logits = bool(self._static or parameters.min_new_tokens or self.has_history)
+        self.changes_logits = bool(
+            self._static or parameters.min_new_tokens or self._begin_suppressed or self.has_history
+        )
 
     def fork(self, seed: int) -> SamplingState:
         """Another sequence with the same prompt, before either has a new token."""
@@ -144,6 +156,15 @@ class SamplingState:
         if self._seen:
             self._seen.append(token)
 
+    def forced_token(self) -> int | None:
+        """The next one, where no logits decide it."""
+        tokens = self.forced.get(self.new_tokens)
+        if tokens is None:
+            return None
+        if self.parameters.greedy or len(tokens) == 1:
+            return tokens[0]
+        return Random(f"{self.seed} {self.new_tokens}").choice(tokens)
+
     def seen(self) -> tuple[NDArray[np.int32], NDArray[np.int32]] | None:
         """The distinct tokens that penalties touch, and how often each was generated; None where no
         penalty is in force. Views, valid until the next `append`."""
@@ -154,6 +175,8 @@ class SamplingState:
         banned: list[int] = []
         if self.new_tokens < self.parameters.min_new_tokens:
             banned += self._stop_token_ids
+        if self.new_tokens == self._begin:
+            banned += self._begin_suppressed
         if self._ngrams:
             banned += self._ngrams.completions()
         if self._source_ngrams:

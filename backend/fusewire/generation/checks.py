@@ -96,12 +96,14 @@ def _check(p: GenerationParameters, limits: GenerationLimits) -> None:
         refuse("temperature", p.temperature, wanted, "raise it, or send 0")
     if p.top_k > limits.vocab_size:
         refuse("top_k", p.top_k, f"at most {limits.vocab_size}, the vocabulary", "lower it")
-    named = p.bad_words_ids if "bad_words_ids" in p.model_fields_set else ()
+    named = p.model_fields_set  # a folder may name what its model's vocabulary has not
     lists: dict[str, Iterable[int]] = {
         "logit_bias": p.logit_bias,
         "stop_token_ids": p.stop_token_ids,
-        "bad_words_ids": chain(*named),
+        "bad_words_ids": chain(*p.bad_words_ids) if "bad_words_ids" in named else (),
     }
+    for name in {"suppress_tokens", "begin_suppress_tokens"} & named:
+        lists[name] = getattr(p, name)
     for name, ids in lists.items():
         for token in ids:
             if not 0 <= token < limits.vocab_size:
@@ -158,15 +160,15 @@ def _check_source_options(
     p: GenerationParameters, limits: GenerationLimits, refuse: Callable[..., NoReturn]
 ) -> None:
     """Those that only models with an encoder take, or only models without."""
-    for name in ("forced_bos_token_id", "forced_eos_token_id"):
-        token = getattr(p, name)
-        if token is None:
-            continue
-        if limits.source is None:
-            refuse(name, token, "null for a model without an encoder", "remove it")
-        if token >= limits.vocab_size:
-            wanted = f"an id 0..{limits.vocab_size - 1}, the model's vocabulary"
-            refuse(name, token, wanted, "use this model's tokenizer")
+    bos = () if p.forced_bos_token_id is None else (p.forced_bos_token_id,)
+    forced = {"forced_bos_token_id": bos, "forced_eos_token_id": p.forced_eos_token_id or ()}
+    for name, ids in forced.items():
+        for token in ids:
+            if limits.source is None:
+                refuse(name, token, "null for a model without an encoder", "remove it")
+            if token >= limits.vocab_size:
+                wanted = f"an id 0..{limits.vocab_size - 1}, the model's vocabulary"
+                refuse(name, token, wanted, "use this model's tokenizer")
     n = p.encoder_no_repeat_ngram_size
     if n and limits.source is None:
         refuse("encoder_no_repeat_ngram_size", n, "0 for a model without an encoder", "remove it")

@@ -43,6 +43,8 @@ _TAKEN = {
             "no_repeat_ngram_size",
             "encoder_no_repeat_ngram_size",
             "bad_words_ids",
+            "suppress_tokens",
+            "begin_suppress_tokens",
             "renormalize_logits",
             "num_beams",
             "length_penalty",

@@ -12,7 +12,6 @@ from fusewire.text.written import written_flag, written_real
 
 # Hugging Face's, of a folder or a request.
 HUGGING_FACE: Mapping[str, tuple[Any, ...]] = {
-    "begin_suppress_tokens": ([],),
     "constraints": ([],),
     "diversity_penalty": (0,),
     "dola_layers": (),
@@ -28,7 +27,6 @@ HUGGING_FACE: Mapping[str, tuple[Any, ...]] = {
     "num_return_sequences": (1,),
     "penalty_alpha": (0,),
     "sequence_bias": ([], {}),
-    "suppress_tokens": ([],),
     "token_healing": (False,),
     "top_h": (1,),
     "watermarking_config": (),

@@ -19,6 +19,7 @@ from fusewire.text.written import (
     ids_as_keys,
     minus_one_as_zero,
     one_as_list,
+    one_id_as_list,
     written_flag,
 )
 
@@ -28,14 +29,17 @@ FIELD = "sampling_parameters"
 MOST_SEQUENCES = 64
 # Rows of every step; of each step twice as many candidates, or more.
 MOST_BEAMS = 512
-# Powers of a length stay in float32.
-MOST_LENGTH_PENALTY = 5
+# Powers of a length are float32, as in transformers. The least are not 0 at any length; the most
+# are infinite beyond 7131 tokens, and such texts all score 0.
+LEAST_LENGTH_PENALTY = -5
+MOST_LENGTH_PENALTY = 10
 # Stop strings: an automaton's state a character, and as many characters held back in the stream.
 MOST_STOPS = 16
 LONGEST_STOP = 256
 # Lists of ids, looked up at every step.
 MOST_STOP_TOKENS = 128
 MOST_BIASES = 1024
+MOST_SUPPRESSED = 1024
 # Bad words: each is looked for at the end of the sequence at every step.
 MOST_BAD_WORDS = 256
 LONGEST_BAD_WORD = 64
@@ -165,6 +169,16 @@ class GenerationParameters(BaseModel):
         default=(),
         description="As bad_words, each as its token ids. Default: the folder's.",
     )
+    suppress_tokens: Annotated[tuple[Whole, ...], Field(max_length=MOST_SUPPRESSED)] = Field(
+        default=(),
+        description="Tokens that are never generated; unlike bad_words_ids those that end a text "
+        "too. Default: the folder's.",
+    )
+    begin_suppress_tokens: Annotated[tuple[Whole, ...], Field(max_length=MOST_SUPPRESSED)] = Field(
+        default=(),
+        description="As suppress_tokens, of the first token alone, or of that behind "
+        "forced_bos_token_id. Default: the folder's.",
+    )
     stop: Annotated[
         tuple[Annotated[Text, Field(max_length=LONGEST_STOP)], ...],
         Field(max_length=MOST_STOPS),
@@ -189,11 +203,18 @@ class GenerationParameters(BaseModel):
         "say, with log-probability 0; multilingual models take the target language so. Default: "
         "the folder's.",
     )
-    forced_eos_token_id: Whole | None = Field(
+    forced_eos_token_id: (
+        Annotated[
+            tuple[Annotated[Whole, Field(ge=0)], ...],
+            Field(min_length=1, max_length=MOST_STOP_TOKENS),
+            BeforeValidator(one_id_as_list),
+        ]
+        | None
+    ) = Field(
         default=None,
-        ge=0,
         description="Of an encoder-decoder model: the last token where max_new_tokens ends the "
-        "text, whatever the logits say, with log-probability 0. Default: the folder's.",
+        "text, whatever the logits say, with log-probability 0. Of a list: the lowest, or any of "
+        "them with sampling. Default: the folder's.",
     )
     source_lang: Annotated[Text, Field(max_length=LONGEST_LANGUAGE)] | None = Field(
         default=None,
@@ -226,7 +247,7 @@ class GenerationParameters(BaseModel):
     )
     length_penalty: Real = Field(
         default=1.0,
-        ge=-MOST_LENGTH_PENALTY,
+        ge=LEAST_LENGTH_PENALTY,
         le=MOST_LENGTH_PENALTY,
         description="With beams: texts rank by the sum of their log-probabilities divided by their "
         "number of tokens to this power, the end-of-sequence token counted. 0: by the sum; above: "
