@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 import torch
-from fusewire import kernels as k
 from fusewire.engine.sampling import Sampler, SamplingState
 from fusewire.placement import Placement
 from hypothesis import HealthCheck, assume, given, settings
@@ -193,21 +192,9 @@ def test_tokens_come_as_often_as_transformers_says(parameters: Parameters, place
     logits = rng.standard_normal(VOCAB).astype(np.float32)
     s = Sequence(parameters, [1, 2, 3, 1, 4], [3, 1, 2, 9, 9, 3, 1], [5, 6], [[8], [1, 12]])
     wanted = warped(processed(logits, s), parameters)
-    state = s.state()
-    tokens, values = state.biases()
-    seen = state.seen()
     # One row after the processors, drawn from many times.
     rows = place.floats(logits[None].copy())
-    if len(tokens):
-        zeros = place.exact(np.zeros(len(tokens)), np.int32)
-        at, by = place.exact(tokens, np.int32), place.exact(values, np.float32)
-        k.bias_logits(rows, zeros, at, by, place.stream)
-    if seen is not None:
-        p = parameters
-        penalties = (p.repetition_penalty, p.presence_penalty, p.frequency_penalty)
-        one = [place.exact([x], np.float32) for x in penalties]
-        lists = [place.exact(x, np.int32) for x in ([0, len(seen[0])], *seen)]
-        k.penalize(rows, *lists, *one, place.stream)
+    Sampler(place, VOCAB).constrain(rows, [s.state()])
     np.testing.assert_allclose(place.numpy(rows)[0], processed(logits, s), rtol=1e-5, atol=1e-6)
     drawn = sample(
         place,

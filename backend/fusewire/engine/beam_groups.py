@@ -40,15 +40,7 @@ class BeamGroup:
         self.renormalizes = renormalizes
         self.scores = np.zeros(1, np.float32)  # of the beams; first of the prompt
         self.pages: kernels.BeamPages | None = None  # once the prompt is stored
-        self.states = [sampling]  # of each beam, or of all where no history matters
-
-    @property
-    def changes_log_probs(self) -> bool:
-        return self.states[0].changes_logits
-
-    def states_of_rows(self) -> list[SamplingState]:
-        many = self.states[0].has_history
-        return self.states if many else self.states * len(self.scores)
+        self.sampling = sampling  # with the histories of all beams
 
     def go_on(
         self,
@@ -58,12 +50,7 @@ class BeamGroup:
     ) -> None:
         """The beams that run on."""
         self.scores = scores
-        if not self.states[0].has_history:
-            self.states[0].append(-1)
-            return
-        self.states = [self.states[parent].branch() for parent in parents.tolist()]
-        for state, token in zip(self.states, tokens.tolist(), strict=True):
-            state.append(token)
+        self.sampling.advance(parents, tokens)
 
 
 class BeamGroups:
@@ -95,7 +82,7 @@ class BeamGroups:
         next `rows`, none where its search is done."""
         types: dict[tuple[bool, bool], list[BeamGroup]] = {}
         for group in groups:
-            processed = group.changes_log_probs
+            processed = group.sampling.changes_logits
             types.setdefault((processed, processed and not group.renormalizes), []).append(group)
         ends = list(accumulate((len(each.scores) for each in groups), initial=first))
         begins = dict(zip(groups, ends[:-1], strict=True))
@@ -142,8 +129,7 @@ class BeamGroups:
         """Log-probabilities, float32, with biases, bans and penalties."""
         log_probs = self._place.empty(*logits.shape, dtype="float32")
         kernels.log_softmax(log_probs, logits, self._place.stream)
-        states = [state for group in groups for state in group.states_of_rows()]
-        self._sampler.constrain(log_probs, states)
+        self._sampler.constrain(log_probs, [group.sampling for group in groups])
         return log_probs
 
     def _candidates(
@@ -207,7 +193,7 @@ class BeamGroups:
 def _force(group: BeamGroup, candidates: NDArray[np.int32]) -> None:
     """Where the next token is forced, the candidates [4, most] are that of each beam, or those
     of a list; unless the logits were not finite."""
-    state = group.states[0]
+    state = group.sampling
     tokens = state.forced.get(state.new_tokens)
     scores = candidates[0].view(np.float32)
     if tokens is None or np.isnan(scores[0]):
