@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 
 #include "core/error.h"
 
@@ -45,6 +46,7 @@ void TokenHistories::advance(const int32_t* parents, const int64_t* tokens, int6
   }
   rows_ = rows;
   ++length_;
+  penalized_.clear();
   if (!rules_->looks_back()) return;
   std::vector<Text> next;
   next.reserve(static_cast<size_t>(rows));
@@ -58,6 +60,11 @@ void TokenHistories::advance(const int32_t* parents, const int64_t* tokens, int6
     append(next.back(), static_cast<int32_t>(tokens[i]));
   }
   texts_ = std::move(next);
+}
+
+void TokenHistories::penalize_once(std::vector<int32_t> tokens, float penalty) {
+  penalized_ = std::move(tokens);
+  penalty_ = penalty;
 }
 
 void TokenHistories::append(Text& text, int32_t token) const {
@@ -122,6 +129,17 @@ std::vector<int32_t> TokenHistories::banned(const Text& text) const {
   return banned;
 }
 
+std::vector<std::pair<int32_t, float>> TokenHistories::biases_of_step() const {
+  if (penalized_.empty()) return rules_->biases;
+  std::map<int32_t, float> biases(rules_->biases.begin(), rules_->biases.end());
+  std::map<int32_t, int> times;
+  for (const int32_t token : penalized_) ++times[token];
+  for (const auto& [token, count] : times) {
+    biases[token] -= penalty_ * static_cast<float>(count);
+  }
+  return {biases.begin(), biases.end()};
+}
+
 void TokenHistories::biases(int32_t first, TokenBiases& out) const {
   std::vector<int32_t> always;
   const auto forbid = [&always](const std::vector<int32_t>& tokens) {
@@ -129,6 +147,7 @@ void TokenHistories::biases(int32_t first, TokenBiases& out) const {
   };
   if (length_ < rules_->min_new_tokens) forbid(rules_->stop_token_ids);
   if (length_ == rules_->begin) forbid(rules_->begin_suppress_tokens);
+  const std::vector<std::pair<int32_t, float>> of_step = biases_of_step();
   const auto add = [&out](int32_t row, int32_t token, float value) {
     out.rows.push_back(row);
     out.tokens.push_back(token);
@@ -142,7 +161,7 @@ void TokenHistories::biases(int32_t first, TokenBiases& out) const {
     std::sort(none.begin(), none.end());
     none.erase(std::unique(none.begin(), none.end()), none.end());
     for (const int32_t token : none) add(row, token, kForbidden);
-    for (const auto& [token, value] : rules_->biases) {
+    for (const auto& [token, value] : of_step) {
       if (!std::binary_search(none.begin(), none.end(), token)) add(row, token, value);
     }
   }

@@ -55,6 +55,8 @@ class TokenHistories {
 
   // Row i becomes the row parents[i] and tokens[i] behind it.
   void advance(const int32_t* parents, const int64_t* tokens, int64_t rows);
+  // Subtracts `penalty` in the coming step for each of `tokens`, once for each time it is there.
+  void penalize_once(std::vector<int32_t> tokens, float penalty);
 
   // Of the next token of each row; rows are counted from `first`.
   void biases(int32_t first, TokenBiases& out) const;
@@ -75,11 +77,14 @@ class TokenHistories {
   void add_key(Text& text) const;
   void repeated(const Text& text, std::vector<int32_t>& banned) const;
   std::vector<int32_t> banned(const Text& text) const;
+  std::vector<std::pair<int32_t, float>> biases_of_step() const;
 
   std::shared_ptr<const TokenRules> rules_;
   std::vector<Text> texts_;  // empty where rules do not look back
   int64_t rows_ = 1;
   int64_t length_ = 0;
+  std::vector<int32_t> penalized_;
+  float penalty_ = 0.0f;
 };
 
 }  // namespace fusewire

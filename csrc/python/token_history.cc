@@ -116,7 +116,10 @@ void register_token_history(py::module_& m) {
           },
           "token"_a, "Of a single row.")
       .def("advance", &advance, "parents"_a, "tokens"_a,
-           "Row i becomes row parents[i] (int32) with tokens[i] (int64) behind it.");
+           "Row i becomes row parents[i] (int32) with tokens[i] (int64) behind it.")
+      .def("penalize_once", &TokenHistories::penalize_once, "tokens"_a, "penalty"_a,
+           "Subtracts the penalty in the coming step for each of the tokens, once for each time it "
+           "is there.");
   m.def("token_biases", &token_biases, "histories"_a,
         "(rows int32, tokens int32, values float32): what is added to the logits of the next "
         "tokens, each token of a row once, -inf where it is forbidden. Rows of all histories, one "

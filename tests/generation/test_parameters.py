@@ -117,7 +117,6 @@ def test_what_changes_no_answer_is_accepted() -> None:
         "spaces_between_special_tokens": True,
         "add_generation_prompt": True,
         "continue_final_message": False,
-        "num_beam_groups": "1",
         "request_id": "of the client",
     }
     assert parse(**harmless, top_p=0.9) == parse(top_p=0.9)
@@ -240,7 +239,8 @@ REFUSED: list[tuple[str, list[Any]]] = [
     ("length_penalty", [-5.1, 10.1, 10**9, *NOT_NUMBERS]),
     ("early_stopping", [0, 1, "always", "Never", "NaN", [], {}]),
     ("use_beam_search", [0, 1, "yes", []]),
-    ("diversity_penalty", [0.5]),
+    ("num_beam_groups", [0, -1, 2, 513, 1.5, *NOT_NUMBERS]),  # 2: of a single beam
+    ("diversity_penalty", [-0.5, 101, *NOT_NUMBERS]),
 ]
 
 
@@ -294,9 +294,11 @@ def test_the_limit_itself_is_allowed(name: str, value: Any) -> None:
         ({"n": 4, "top_p": 0.9, "max_tokens": 300}, "n: got 1200 tokens over 4 sequences"),
         ({"best_of": 8, "top_p": 0.9, "max_tokens": 300}, "best_of: got 2400 tokens over 8"),
         (
-            {"diversity_penalty": 2.0},
-            "diversity_penalty: got 2.0, wanted 0 or null, as it is not supported; remove it",
+            {"encoder_repetition_penalty": 2.0},
+            "encoder_repetition_penalty: got 2.0, wanted 1 or null, as it is not supported; remove",
         ),
+        ({"num_beams": 4, "num_beam_groups": 3}, "num_beam_groups: got 3, wanted a divisor of 4"),
+        ({"num_beams": 4, "num_beam_groups": 2}, "diversity_penalty: got 0.0, wanted more than 0"),
     ],
 )
 def test_what_does_not_go_together_is_refused(asked: dict[str, Any], words: str) -> None:

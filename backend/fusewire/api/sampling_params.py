@@ -30,6 +30,8 @@ class SamplingParams(GenerationParameters):
         num_beams: int | None = None,
         length_penalty: float | None = None,
         early_stopping: bool | str | None = None,
+        num_beam_groups: int | None = None,
+        diversity_penalty: float | None = None,
         max_tokens: int | None = None,
         min_tokens: int | None = None,
         max_new_tokens: int | None = None,

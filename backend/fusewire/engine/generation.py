@@ -317,12 +317,18 @@ class GenerationEngine:
                 eos_token_ids=sorted(t for t in stop_tokens if t < self.model.vocab_size),
                 length_penalty=parameters.length_penalty,
                 early_stopping=parameters.early_stopping,
+                groups=parameters.num_beam_groups,
             )
             if search.candidates > MOST_CANDIDATES:
                 most_beams = MOST_CANDIDATES * parameters.num_beams // search.candidates
                 wanted = f"at most {most_beams} with {len(stop_tokens)} tokens that end a text"
                 raise InvalidInput("num_beams", parameters.num_beams, wanted, "lower it")
-            beams = BeamGroup(search, first, renormalizes=parameters.renormalize_logits)
+            beams = BeamGroup(
+                search,
+                first,
+                renormalizes=parameters.renormalize_logits,
+                diversity_penalty=parameters.diversity_penalty,
+            )
         return Generation(branches, callback, beams, scores)
 
     def _begin(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping
 from itertools import chain
+from math import gcd
 from typing import Any, NoReturn
 
 from fusewire.errors import InvalidInput
@@ -74,6 +75,7 @@ def _give_way(
         most = max(least, min(most, each))
     fitting = {
         "num_beams": beams,
+        "num_beam_groups": gcd(beams, p.num_beam_groups) if p.diversity_penalty else 1,
         "do_sample": do_sample,
         "temperature": temperature,
         "top_k": min(p.top_k, limits.vocab_size),
@@ -116,6 +118,7 @@ def _check(p: GenerationParameters, limits: GenerationLimits) -> None:
     if p.best_of is not None and p.best_of < p.n:
         refuse("best_of", p.best_of, f"at least {p.n}, which is n", "raise it or remove it")
     many = "num_beams" if p.searches else "best_of" if p.best_of is not None else "n"
+    _check_beam_groups(p, refuse)
     if p.searches:
         _check_beams(p, refuse)
     elif p.sequences > 1 and p.greedy:
@@ -154,6 +157,15 @@ def _check_beams(p: GenerationParameters, refuse: Callable[..., NoReturn]) -> No
             refuse(name, getattr(p, name), wanted, "remove it, or set num_beams to 1")
         wanted = f"1 where texts end as the folder's {name} says"
         refuse("num_beams", p.num_beams, wanted, "remove it")
+
+
+def _check_beam_groups(p: GenerationParameters, refuse: Callable[..., NoReturn]) -> None:
+    if p.num_beams % p.num_beam_groups:
+        wanted = f"a divisor of {p.num_beams}, which is num_beams"
+        refuse("num_beam_groups", p.num_beam_groups, wanted, "change one of them")
+    if p.num_beam_groups > 1 and not p.diversity_penalty:
+        wanted = f"more than 0 with num_beam_groups {p.num_beam_groups}, which would be equal"
+        refuse("diversity_penalty", p.diversity_penalty, wanted, "raise it")
 
 
 def _check_source_options(

@@ -49,6 +49,8 @@ _TAKEN = {
             "num_beams",
             "length_penalty",
             "early_stopping",
+            "num_beam_groups",
+            "diversity_penalty",
         )
     },
     "stop_strings": "stop",

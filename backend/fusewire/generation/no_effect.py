@@ -13,7 +13,6 @@ from fusewire.text.written import written_flag, written_real
 # Hugging Face's, of a folder or a request.
 HUGGING_FACE: Mapping[str, tuple[Any, ...]] = {
     "constraints": ([],),
-    "diversity_penalty": (0,),
     "dola_layers": (),
     "encoder_repetition_penalty": (1,),
     "epsilon_cutoff": (0,),
@@ -23,7 +22,6 @@ HUGGING_FACE: Mapping[str, tuple[Any, ...]] = {
     "guidance_scale": (1,),
     "max_time": (),
     "min_length": (0,),
-    "num_beam_groups": (1,),
     "num_return_sequences": (1,),
     "penalty_alpha": (0,),
     "sequence_bias": ([], {}),

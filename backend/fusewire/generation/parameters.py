@@ -261,6 +261,21 @@ class GenerationParameters(BaseModel):
             "at any length. Default: the folder's.",
         )
     )
+    num_beam_groups: Whole = Field(
+        default=1,
+        ge=1,
+        le=MOST_BEAMS,
+        description="With beams: so many groups of num_beams / num_beam_groups search by "
+        "themselves (diverse beam search), as in transformers 4.56. 1: none. Default: the "
+        "folder's.",
+    )
+    diversity_penalty: Real = Field(
+        default=0.0,
+        ge=0,
+        le=100,
+        description="With num_beam_groups: subtracted from a token's log-probability for each "
+        "beam of an earlier group that took it in the same step. Default: the folder's.",
+    )
     renormalize_logits: Flag = Field(
         default=False,
         description="With beams: log-probabilities are normalised again after biases, bans and "
