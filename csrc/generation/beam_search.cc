@@ -21,49 +21,94 @@ BeamSearch::BeamSearch(BeamSettings settings) : settings_(std::move(settings)) {
   if (!std::isfinite(settings_.length_penalty)) {
     fail("BeamSearch: length_penalty: got ", settings_.length_penalty, ", wanted a finite number");
   }
-  running_.push_back({0, kPrompt, 0.0f, kPrompt});
+  const int64_t groups = settings_.groups;
+  if (groups < 1 || settings_.beams % groups != 0) {
+    fail("BeamSearch: groups: got ", groups, ", wanted 1 or more that divide ", settings_.beams,
+         " beams");
+  }
+  groups_.resize(static_cast<size_t>(groups));
+  for (Group& group : groups_) group.running.push_back({0, kPrompt, 0.0f, kPrompt});
+}
+
+const BeamSearch::Group& BeamSearch::at(int64_t group) const {
+  if (group < 0 || group >= settings_.groups) {
+    fail("BeamSearch: group: got ", group, ", wanted 0 to ", settings_.groups - 1);
+  }
+  return groups_[static_cast<size_t>(group)];
+}
+
+bool BeamSearch::done() const {
+  return std::all_of(groups_.begin(), groups_.end(),
+                     [](const Group& group) { return group.running.empty(); });
+}
+
+std::vector<int32_t> BeamSearch::chosen_before(int64_t group) const {
+  std::vector<int32_t> tokens;
+  for (int64_t before = 0; before < group; ++before) {
+    if (at(before).length != at(group).length + 1) continue;  // it was done
+    tokens.insert(tokens.end(), at(before).chosen.begin(), at(before).chosen.end());
+  }
+  return tokens;
 }
 
 int64_t BeamSearch::candidates() const {
   const auto ends = static_cast<int64_t>(settings_.eos_token_ids.size());
-  return std::max<int64_t>(2, 1 + ends) * settings_.beams;
+  return std::max<int64_t>(2, 1 + ends) * beams_of_group();
 }
 
-void BeamSearch::advance(const std::vector<BeamCandidate>& candidates) {
-  if (done()) fail("BeamSearch: advance: got candidates for a search that is done, wanted none");
-  const auto beams = static_cast<size_t>(settings_.beams);
+void BeamSearch::advance(const std::vector<BeamCandidate>& candidates, int64_t index) {
+  at(index);
+  Group& group = groups_[static_cast<size_t>(index)];
+  if (group.running.empty()) {
+    fail("BeamSearch: advance: got candidates for a search that is done, wanted none");
+  }
+  const auto beams = static_cast<size_t>(beams_of_group());
   std::vector<RunningBeam> next;
-  ++length_;
-  const bool last = length_ == settings_.max_tokens;
+  length_ = std::max(length_, ++group.length);
+  const bool last = group.length == settings_.max_tokens;
   for (size_t i = 0; i < candidates.size(); ++i) {
     const BeamCandidate& candidate = candidates[i];
     if (std::isnan(candidate.score)) {
       broken_ = true;
-      next.clear();
-      finished_.clear();
-      break;
+      for (Group& each : groups_) each = {};
+      return;
     }
     if (candidate.beam < 0) break;
-    if (candidate.beam >= static_cast<int64_t>(running_.size())) {
+    if (candidate.beam >= static_cast<int64_t>(group.running.size())) {
       fail("BeamSearch: advance: got beam ", candidate.beam, " in candidate ", i, ", wanted 0 to ",
-           running_.size() - 1, "; give the candidates of this request's running beams");
+           group.running.size() - 1, "; give the candidates of this request's running beams");
     }
-    if (last || ends(candidate.token)) {
+    if ((last && settings_.groups == 1) || ends(candidate.token)) {
       // Those behind the first only stand by, in case that too few of them run on.
       if (i >= beams) continue;
-      finished_.push_back(
-          {add_node(candidate), candidate.score, penalized(candidate.score, length_)});
+      group.finished.push_back(
+          {add_node(group, candidate), candidate.score, penalized(candidate.score, group.length)});
     } else if (next.size() < beams) {
-      next.push_back({candidate.beam, candidate.token, candidate.score, add_node(candidate)});
+      next.push_back(
+          {candidate.beam, candidate.token, candidate.score, add_node(group, candidate)});
     }
   }
-  running_ = std::move(next);
-  keep_best_finished();
-  if (!running_.empty() && !can_improve()) running_.clear();
+  group.running = std::move(next);
+  keep_best(group.finished, beams_of_group());
+  group.chosen.clear();
+  for (const RunningBeam& beam : group.running) group.chosen.push_back(beam.token);
+  if (group.running.empty()) return;
+  // Of groups transformers compares the best candidate, be it finished or not, and finishes what
+  // runs at the last step only where that could improve.
+  const bool grouped = settings_.groups > 1;
+  const bool improves =
+      can_improve(group, grouped ? candidates.front().score : group.running.front().score);
+  if (improves && last) {
+    for (const RunningBeam& beam : group.running) {
+      group.finished.push_back({beam.node, beam.score, penalized(beam.score, group.length)});
+    }
+    keep_best(group.finished, beams_of_group());
+  }
+  if (!improves || last) group.running.clear();
 }
 
-int32_t BeamSearch::add_node(const BeamCandidate& candidate) {
-  const int32_t parent = running_[static_cast<size_t>(candidate.beam)].node;
+int32_t BeamSearch::add_node(const Group& group, const BeamCandidate& candidate) {
+  const int32_t parent = group.running[static_cast<size_t>(candidate.beam)].node;
   trie_.push_back({candidate.token, parent, candidate.log_prob});
   return static_cast<int32_t>(trie_.size()) - 1;
 }
@@ -79,20 +124,20 @@ float BeamSearch::penalized(float sum, int64_t length) const {
   return sum / static_cast<float>(divisor);
 }
 
-void BeamSearch::keep_best_finished() {
-  std::stable_sort(finished_.begin(), finished_.end(),
+void BeamSearch::keep_best(std::vector<Finished>& finished, int64_t count) const {
+  std::stable_sort(finished.begin(), finished.end(),
                    [](const Finished& a, const Finished& b) { return a.score > b.score; });
-  const auto beams = static_cast<size_t>(settings_.beams);
-  if (finished_.size() > beams) finished_.resize(beams);
+  if (static_cast<int64_t>(finished.size()) > count) finished.resize(static_cast<size_t>(count));
 }
 
-bool BeamSearch::can_improve() const {
-  if (finished_.size() < static_cast<size_t>(settings_.beams)) return true;
+// `best`: the highest sum of log_probs that goes on.
+bool BeamSearch::can_improve(const Group& group, float best) const {
+  if (static_cast<int64_t>(group.finished.size()) < beams_of_group()) return true;
   if (settings_.early_stopping == EarlyStopping::kTrue) return false;
   const bool longest =
       settings_.early_stopping == EarlyStopping::kNever && settings_.length_penalty > 0.0;
-  const float best = penalized(running_.front().score, longest ? settings_.max_tokens : length_);
-  return best > finished_.back().score;
+  const int64_t length = longest ? settings_.max_tokens : group.length;
+  return penalized(best, length) > group.finished.back().score;
 }
 
 std::vector<int32_t> BeamSearch::path(int32_t node) const {
@@ -102,36 +147,49 @@ std::vector<int32_t> BeamSearch::path(int32_t node) const {
   return nodes;
 }
 
-std::vector<int32_t> BeamSearch::history(int64_t beam) const {
-  if (beam < 0 || beam >= static_cast<int64_t>(running_.size())) {
-    fail("BeamSearch: history: got beam ", beam, ", wanted one of ", running_.size(), " running");
-  }
-  std::vector<int32_t> tokens = path(running_[static_cast<size_t>(beam)].node);
-  for (int32_t& node : tokens) node = trie_[static_cast<size_t>(node)].token;
+std::vector<int32_t> BeamSearch::tokens(int32_t node) const {
+  std::vector<int32_t> tokens = path(node);
+  for (int32_t& each : tokens) each = trie_[static_cast<size_t>(each)].token;
   return tokens;
+}
+
+std::vector<int32_t> BeamSearch::history(int64_t beam) const {
+  std::vector<int32_t> nodes;
+  for (const Group& group : groups_) {
+    for (const RunningBeam& each : group.running) nodes.push_back(each.node);
+  }
+  if (beam < 0 || beam >= static_cast<int64_t>(nodes.size())) {
+    fail("BeamSearch: history: got beam ", beam, ", wanted one of ", nodes.size(), " running");
+  }
+  return tokens(nodes[static_cast<size_t>(beam)]);
 }
 
 std::vector<int32_t> BeamSearch::settled() const {
   std::vector<int32_t> ends;
-  for (const RunningBeam& beam : running_) ends.push_back(beam.node);
-  for (const Finished& finished : finished_) ends.push_back(finished.node);
+  for (const Group& group : groups_) {
+    for (const RunningBeam& beam : group.running) ends.push_back(beam.node);
+    for (const Finished& finished : group.finished) ends.push_back(finished.node);
+  }
   if (ends.empty()) return {};
-  // Equal tokens of one parent are one node, so common beginnings are common nodes.
-  std::vector<int32_t> common = path(ends.front());
+  std::vector<int32_t> common = tokens(ends.front());
   for (size_t i = 1; i < ends.size() && !common.empty(); ++i) {
-    const std::vector<int32_t> other = path(ends[i]);
+    const std::vector<int32_t> other = tokens(ends[i]);
     const auto most = std::min(common.size(), other.size());
     const auto differs =
         std::mismatch(common.begin(), common.begin() + static_cast<int64_t>(most), other.begin());
     common.erase(differs.first, common.end());
   }
-  for (int32_t& node : common) node = trie_[static_cast<size_t>(node)].token;
   return common;
 }
 
 std::vector<Hypothesis> BeamSearch::hypotheses() const {
+  std::vector<Finished> together;
+  for (const Group& group : groups_) {
+    together.insert(together.end(), group.finished.begin(), group.finished.end());
+  }
+  keep_best(together, settings_.beams);
   std::vector<Hypothesis> all;
-  for (const Finished& finished : finished_) {
+  for (const Finished& finished : together) {
     Hypothesis hypothesis{{}, {}, finished.sum, finished.score};
     for (int32_t node : path(finished.node)) {
       hypothesis.tokens.push_back(trie_[static_cast<size_t>(node)].token);

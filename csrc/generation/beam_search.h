@@ -2,6 +2,11 @@
 // when nothing better can come. Semantics are those of transformers 5 (GenerationMixin's beam
 // search), but for ties, which go to what stands first, and for places that no live beam fills,
 // which transformers fills with copies at -1e9 and which stay empty here.
+//
+// Diverse beam search (Vijayakumar et al., 2018, algorithm 1) has several groups, which take their
+// steps one after the other, so that a group can avoid what those before it chose. Semantics are
+// those of transformers 4.56 (BeamSearchScorer), which 5 no longer has; but a group that is done
+// chooses nothing, where it chose padding there.
 #pragma once
 
 #include <cstdint>
@@ -17,11 +22,12 @@ enum class EarlyStopping {
 };
 
 struct BeamSettings {
-  int64_t beams;       // 1 or more
+  int64_t beams;       // 1 or more, of all groups
   int64_t max_tokens;  // 1 or more to generate, the end-of-sequence token included
   std::vector<int32_t> eos_token_ids;
   double length_penalty;  // a hypothesis of n tokens scores (sum of log_probs) / n^length_penalty
   EarlyStopping early_stopping;
+  int64_t groups = 1;  // that search by themselves, each with beams / groups
 };
 
 // One place of a step's candidates (ops.def, beam_candidates); beam -1: unused.
@@ -31,7 +37,7 @@ struct BeamCandidate {
 };
 
 struct RunningBeam {
-  int32_t parent;  // the beam of the step before that it goes on
+  int32_t parent;  // the beam of its group in the step before that it goes on
   int32_t token;
   float score;   // sum of log_probs
   int32_t node;  // of the trie
@@ -48,21 +54,24 @@ class BeamSearch {
   explicit BeamSearch(BeamSettings settings);
 
   const BeamSettings& settings() const { return settings_; }
-  // Candidates that a step needs so that `beams` of them are not finished.
+  // Candidates that a group's step needs so that `beams` / `groups` of them are not finished.
   int64_t candidates() const;
 
-  // Takes the candidates of the running beams, best first. Before the first step one beam runs, the
-  // prompt, at score 0.
-  void advance(const std::vector<BeamCandidate>& candidates);
+  // Takes the candidates of a group's running beams, best first. Before the first step one beam
+  // runs in each group, the prompt, at score 0. A step is one of each group that is not done, in
+  // ascending order.
+  void advance(const std::vector<BeamCandidate>& candidates, int64_t group = 0);
 
-  // Best first, at most `beams`; none once it is done.
-  const std::vector<RunningBeam>& running() const { return running_; }
+  // Of a group: best first, at most `beams` / `groups`; none once it is done.
+  const std::vector<RunningBeam>& running(int64_t group = 0) const { return at(group).running; }
+  // The tokens that groups before this one have taken in the step that it has yet to take.
+  std::vector<int32_t> chosen_before(int64_t group) const;
   int64_t length() const { return length_; }  // tokens generated
-  bool done() const { return running_.empty(); }
+  bool done() const;
   // A step's logits had NaN or +inf: it is done, and without hypotheses.
   bool broken() const { return broken_; }
 
-  // The tokens that a running beam has generated, for whatever looks at histories.
+  // The tokens that a running beam has generated; beams of all groups, one after the other.
   std::vector<int32_t> history(int64_t beam) const;
   // Those that every running beam and every finished hypothesis begins with: no step changes them.
   std::vector<int32_t> settled() const;
@@ -81,17 +90,26 @@ class BeamSearch {
     float sum, score;
   };
 
-  int32_t add_node(const BeamCandidate& candidate);
+  struct Group {
+    std::vector<RunningBeam> running;
+    std::vector<Finished> finished;  // best first
+    std::vector<int32_t> chosen;     // of the last step that it took
+    int64_t length = 0;
+  };
+
+  const Group& at(int64_t group) const;
+  int64_t beams_of_group() const { return settings_.beams / settings_.groups; }
+  int32_t add_node(const Group& group, const BeamCandidate& candidate);
   bool ends(int32_t token) const;
   float penalized(float sum, int64_t length) const;
-  void keep_best_finished();
-  bool can_improve() const;
-  std::vector<int32_t> path(int32_t node) const;  // nodes, first one first
+  void keep_best(std::vector<Finished>& finished, int64_t count) const;
+  bool can_improve(const Group& group, float best) const;
+  std::vector<int32_t> path(int32_t node) const;    // nodes, first one first
+  std::vector<int32_t> tokens(int32_t node) const;  // of these
 
   BeamSettings settings_;
   std::vector<Node> trie_;
-  std::vector<RunningBeam> running_;
-  std::vector<Finished> finished_;  // best first
+  std::vector<Group> groups_;
   int64_t length_ = 0;
   bool broken_ = false;
 };

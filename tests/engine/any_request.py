@@ -61,6 +61,8 @@ VALID: dict[str, Make] = {
         lambda rng: {str(IDS(rng)): rng.choice([-100, -1.5, 0, 5.0, 100]) for _ in range(6)},
     ),
     "bad_words": many(WORDS, 4),
+    "suppress_tokens": many(IDS, 5),
+    "begin_suppress_tokens": many(IDS, 5),
     "stop": either(many(WORDS, 3), WORDS),
     "stop_token_ids": many(IDS, 5),
     "ignore_eos": FLAGS,
@@ -96,6 +98,8 @@ INVALID: dict[str, Make] = {
         {1.5: 1}, dict.fromkeys(range(1025), 1), {True: 1},
     ),
     "bad_words": some("a", [""], [1], [None], ["a"] * 257, ["a" * 65], {"a": 1}),
+    "suppress_tokens": some(5, "5", [-1], [257], [1.0], [1] * 1025),
+    "begin_suppress_tokens": some(5, "5", [-1], [257], [1.0], [1] * 1025),
     "stop": some("", [""], [1], ["a"] * 17, ["a" * 257], 5, {"a": 1}),
     "stop_token_ids": some(5, ["5"], [-1], [257], [1.0], [1] * 129, "5"),
     "ignore_eos": _NO_FLAG,
@@ -149,7 +153,13 @@ class Asked:
 
     def forbids(self) -> bool:
         """Tokens, so that none may be left."""
-        names = ("no_repeat_ngram_size", "bad_words", "min_new_tokens", "min_tokens")
+        names = (
+            "no_repeat_ngram_size",
+            "bad_words",
+            "min_new_tokens",
+            "min_tokens",
+            "suppress_tokens",
+        )
         return any(self.parameters.get(name) for name in names)
 
 
@@ -209,6 +219,8 @@ def _one_obeys(
     reason = deltas[-1].finish_reason
     assert all(0 <= token <= END for token in tokens)
     assert p.min_new_tokens <= len(tokens) <= most
+    assert not {*p.suppress_tokens} & {*tokens}
+    assert tokens[0] not in p.begin_suppress_tokens
     stops = {*p.stop_token_ids, *(() if p.ignore_eos else engine.model.eos_token_ids)}
     assert not stops & set(tokens[:-1])
     stopped_by_token = tokens[-1] in stops

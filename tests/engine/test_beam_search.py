@@ -188,6 +188,9 @@ def engine(folder, reference) -> Iterator[GenerationEngine]:
         {"max_new_tokens": 12, "min_new_tokens": 8},
         {"max_new_tokens": 12, "forced_bos_token_id": 30},
         {"max_new_tokens": 12, "forced_eos_token_id": 9},
+        {"max_new_tokens": 12, "suppress_tokens": [*range(8, 40), 121]},
+        {"max_new_tokens": 12, "begin_suppress_tokens": [*range(4, 40), 121]},
+        {"max_new_tokens": 12, "length_penalty": 10.0},
         {"max_new_tokens": 12, "repetition_penalty": 1.5},
         {"max_new_tokens": 12, "repetition_penalty": 0.7, "length_penalty": 2.0},
         {"max_new_tokens": 30, "no_repeat_ngram_size": 2, "min_new_tokens": 25},
@@ -211,6 +214,34 @@ def test_options_are_those_of_transformers(engine, reference, parameters):
     ]
     for prompt, given, answer in asked:
         expect(answer.finish(3), reference.search(prompt, 4, 3, **given))
+
+
+def test_of_a_list_of_forced_ends_any_is_taken(engine, reference):
+    """Ties, which transformers orders otherwise."""
+    forced = {"max_new_tokens": 9, "min_new_tokens": 9, "forced_eos_token_id": [23, 9]}
+    prompt = random_prompt(random.Random(7), 50)
+    answer = ask(engine, prompt, num_beams=4, n=4, **forced)[0].finish(4)
+    wanted = reference.search(prompt, 4, 4, **forced)
+    for index, (tokens, score, _) in enumerate(wanted):
+        last = [delta for delta in answer.deltas if delta.index == index][-1]
+        assert last.score == pytest.approx(score, PIPELINE_SCORE)
+        assert {last.token, tokens[-1]} <= {23, 9}
+    assert [answer.tokens(index)[-1] for index in range(4)] == [9, 23, 9, 23]
+    assert answer.tokens(0)[:-1] == wanted[0][0][:-1]
+
+
+def test_begins_are_suppressed_without_a_forced_one(tmp_path):
+    """Of encoder-decoder models and of decoders."""
+    options = {"begin_suppress_tokens": [*range(4, 40), 121], "max_new_tokens": 9}
+    for model_type in ("t5", "gpt2"):
+        (tmp_path / model_type).mkdir()
+        reference = loaded(tmp_path / model_type, model_type)
+        ends = {} if reference.encoder_decoder else {"stop_token_ids": ENDS}
+        with engine_of(tmp_path / model_type) as engine:
+            for seed in range(3):
+                prompt = random_prompt(random.Random(seed), 30)
+                answer = ask(engine, prompt, num_beams=3, n=2, **options, **ends)[0].finish(2)
+                expect(answer, reference.search(prompt, 3, 2, **options))
 
 
 def test_an_answer_is_the_same_alone_and_among_others(engine):

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 import torch
-from fusewire import kernels as k
 from fusewire.engine.sampling import Sampler, SamplingState
 from fusewire.placement import Placement
 from hypothesis import HealthCheck, assume, given, settings
@@ -31,6 +30,9 @@ class Parameters:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     no_repeat_ngram_size: int = 0
+    encoder_no_repeat_ngram_size: int = 0
+    suppress_tokens: tuple[int, ...] = ()
+    begin_suppress_tokens: tuple[int, ...] = ()
     logit_bias: dict[int, float] = field(default_factory=dict)
     min_new_tokens: int = 0
     logprobs: int | None = None
@@ -46,9 +48,17 @@ class Sequence:
     stops: list[int] = field(default_factory=list)
     bad_words: list[list[int]] = field(default_factory=list)
     seed: int = 0
+    source: list[int] = field(default_factory=list)
 
     def state(self) -> SamplingState:
-        state = SamplingState(self.parameters, self.prompt, self.stops, self.seed, self.bad_words)
+        state = SamplingState(
+            self.parameters,
+            self.prompt,
+            self.stops,
+            self.seed,
+            self.bad_words,
+            source_ids=self.source,
+        )
         for token in self.answer:
             state.append(token)
         return state
@@ -69,12 +79,20 @@ def processed(logits: np.ndarray, s: Sequence) -> np.ndarray:
     scores = scores - (counts > 0) * p.presence_penalty - counts * p.frequency_penalty
     if p.no_repeat_ngram_size:
         scores = hf.NoRepeatNGramLogitsProcessor(p.no_repeat_ngram_size)(ids, scores)
+    if p.encoder_no_repeat_ngram_size:
+        source = torch.tensor([s.source], dtype=torch.int64)
+        scores = hf.EncoderNoRepeatNGramLogitsProcessor(p.encoder_no_repeat_ngram_size, source)(
+            ids, scores
+        )
     if words:
         scores = hf.NoBadWordsLogitsProcessor(words, s.stops or None)(ids, scores)
     if p.min_new_tokens and s.stops:
         wait = hf.MinNewTokensLengthLogitsProcessor(len(s.prompt), p.min_new_tokens, s.stops)
         scores = wait(ids, scores)
-    return scores[0].numpy()
+    if p.suppress_tokens:
+        scores = hf.SuppressTokensLogitsProcessor(p.suppress_tokens)(ids, scores)
+    begin = hf.SuppressTokensAtBeginLogitsProcessor(p.begin_suppress_tokens, len(s.prompt))
+    return begin(ids, scores)[0].numpy()
 
 
 def warped(scores: np.ndarray, p: Parameters) -> np.ndarray:
@@ -110,6 +128,9 @@ def sequences(draw) -> Sequence:
         presence_penalty=draw(st.sampled_from([0.0, -1.0, 0.6])),
         frequency_penalty=draw(st.sampled_from([0.0, -0.3, 0.4])),
         no_repeat_ngram_size=draw(st.integers(0, 4)),
+        encoder_no_repeat_ngram_size=draw(st.integers(0, 3)),
+        suppress_tokens=tuple(draw(st.lists(st.integers(0, 20), max_size=3))),
+        begin_suppress_tokens=tuple(draw(st.lists(st.integers(0, 40), max_size=20))),
         logit_bias=draw(
             st.dictionaries(st.integers(0, 20), st.sampled_from([-100.0, -2.0, 3.0]), max_size=5)
         ),
@@ -123,6 +144,7 @@ def sequences(draw) -> Sequence:
         draw(st.lists(st.integers(0, 15), max_size=3)),
         draw(st.lists(words, max_size=6)),
         draw(st.integers(-(2**70), 2**70)),
+        draw(TOKENS),
     )
 
 
@@ -170,21 +192,9 @@ def test_tokens_come_as_often_as_transformers_says(parameters: Parameters, place
     logits = rng.standard_normal(VOCAB).astype(np.float32)
     s = Sequence(parameters, [1, 2, 3, 1, 4], [3, 1, 2, 9, 9, 3, 1], [5, 6], [[8], [1, 12]])
     wanted = warped(processed(logits, s), parameters)
-    state = s.state()
-    tokens, values = state.biases()
-    seen = state.seen()
     # One row after the processors, drawn from many times.
     rows = place.floats(logits[None].copy())
-    if len(tokens):
-        zeros = place.exact(np.zeros(len(tokens)), np.int32)
-        at, by = place.exact(tokens, np.int32), place.exact(values, np.float32)
-        k.bias_logits(rows, zeros, at, by, place.stream)
-    if seen is not None:
-        p = parameters
-        penalties = (p.repetition_penalty, p.presence_penalty, p.frequency_penalty)
-        one = [place.exact([x], np.float32) for x in penalties]
-        lists = [place.exact(x, np.int32) for x in ([0, len(seen[0])], *seen)]
-        k.penalize(rows, *lists, *one, place.stream)
+    Sampler(place, VOCAB).constrain(rows, [s.state()])
     np.testing.assert_allclose(place.numpy(rows)[0], processed(logits, s), rtol=1e-5, atol=1e-6)
     drawn = sample(
         place,

@@ -70,8 +70,13 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def reference(folder) -> Reference:
-    return answered_by(seq2seq_folder(folder, "bart", forced_bos_token_id=7))
+def model(folder) -> Any:
+    return seq2seq_folder(folder, "bart", forced_bos_token_id=7)
+
+
+@pytest.fixture(scope="module")
+def reference(model) -> Reference:
+    return answered_by(model)
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +160,10 @@ def test_cancelled_requests_leave_nothing_behind(folder, reference):
         {"max_new_tokens": 12, "min_new_tokens": 8},
         {"max_new_tokens": 12, "forced_bos_token_id": 30},
         {"max_new_tokens": 12, "forced_eos_token_id": 9},
+        {"max_new_tokens": 12, "min_new_tokens": 12, "forced_eos_token_id": [17, 9]},
+        {"max_new_tokens": 12, "suppress_tokens": [*range(8, 40), 121]},
+        {"max_new_tokens": 9, "suppress_tokens": ENDS[:-1], "forced_eos_token_id": [40, 9]},
+        {"max_new_tokens": 12, "begin_suppress_tokens": [*range(4, 40), 121]},
         {"max_new_tokens": 12, "repetition_penalty": 1.5},
         {"max_new_tokens": 30, "no_repeat_ngram_size": 2, "min_new_tokens": 25},
         {"max_new_tokens": 12, "bad_words_ids": [[token] for token in range(10, 125)]},
@@ -164,6 +173,35 @@ def test_options_are_those_of_transformers(engine, reference, parameters):
     asked = [(source, ask(engine, source, **parameters)[0]) for source in random_sources(4, 2)]
     for source, answer in asked:
         assert answer.finish().tokens() == reference(source, **parameters)
+
+
+@pytest.mark.parametrize("beams", [1, 4])
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_ngrams_of_the_source_are_not_written(engine, model, n, beams):
+    """Sources of what the model likes to write."""
+    chosen, banned = random.Random(n), {"encoder_no_repeat_ngram_size": n, "num_beams": beams}
+    sources = [chosen.choices([4, 18, 22, 30, 121], k=60) for _ in range(5)]
+    asked = [ask(engine, each, max_new_tokens=20, **banned)[0] for each in sources]
+    free = [ask(engine, each, max_new_tokens=20, num_beams=beams)[0] for each in sources]
+    changed = 0
+    for source, answer, other in zip(sources, asked, free, strict=True):
+        wanted = model.generate(
+            torch.tensor([source]), do_sample=False, max_new_tokens=20, **banned
+        )
+        assert answer.finish().tokens() == wanted[0, 1:].tolist()
+        changed += answer.tokens() != other.finish().tokens()
+    assert changed > 0
+
+
+def test_a_folder_names_the_ngrams_of_the_source(tmp_path):
+    """As those of Blenderbot do, where decoders refuse it."""
+    options = {"num_beams": 4, "encoder_no_repeat_ngram_size": 3, "no_repeat_ngram_size": 3}
+    reference = answered_by(seq2seq_folder(tmp_path, "blenderbot", **options))
+    with GenerationEngine(tmp_path, GenerationSettings(max_length=LONGEST)) as engine:
+        assert engine.parameters().encoder_no_repeat_ngram_size == 3
+        for source in random_sources(3, 8):
+            answer = ask(engine, source, num_beams=1, max_new_tokens=12)[0].finish()
+            assert answer.tokens() == reference(source, max_new_tokens=12)
 
 
 def test_forced_tokens_are_certain_and_a_forced_end_is_the_lengths(engine):
@@ -240,6 +278,7 @@ def test_an_encoder_pass_that_fails_ends_its_requests_alone(engine, reference, m
         ([5], {"max_tokens": 320}, r"max_tokens: got 320, wanted at most 319"),
         ([5], {"prompt_logprobs": 0}, "prompt_logprobs: got 0, wanted null for an encoder-decoder"),
         ([5], {"forced_bos_token_id": 131}, "forced_bos_token_id: got 131, wanted an id 0..130"),
+        ([5], {"suppress_tokens": [7]}, "suppress_tokens: got 7, which is forced, wanted others"),
         ([5], {"num_beams": 9}, "num_beams: got 9, wanted at most 8, the sequences"),
     ],
 )

@@ -24,6 +24,7 @@ from fusewire.generation.parameters import (
     MOST_SEQUENCES,
     MOST_STOP_TOKENS,
     MOST_STOPS,
+    MOST_SUPPRESSED,
     GenerationParameters,
 )
 from fusewire.generation.prompt import max_new_tokens
@@ -116,7 +117,6 @@ def test_what_changes_no_answer_is_accepted() -> None:
         "spaces_between_special_tokens": True,
         "add_generation_prompt": True,
         "continue_final_message": False,
-        "num_beam_groups": "1",
         "request_id": "of the client",
     }
     assert parse(**harmless, top_p=0.9) == parse(top_p=0.9)
@@ -202,6 +202,7 @@ REFUSED: list[tuple[str, list[Any]]] = [
     ("presence_penalty", [-2.1, 2.1, *NOT_NUMBERS]),
     ("frequency_penalty", [-2.1, 2.1, *NOT_NUMBERS]),
     ("no_repeat_ngram_size", [-1, 1025, *NOT_NUMBERS]),
+    ("encoder_no_repeat_ngram_size", [2, -1, 1025, *NOT_NUMBERS]),  # 2: the model has no encoder
     ("logit_bias", [5, [], {"x": 1}, {"-1": 1}, {"07": 1}, {"2000": 1}, {"7": 101}, {"7": "x"}]),
     ("logit_bias", [{str(i): 1 for i in range(MOST_BIASES + 1)}, {"7": True}, {"9" * 30: 1}]),
     (
@@ -210,11 +211,13 @@ REFUSED: list[tuple[str, list[Any]]] = [
     ),
     ("bad_words_ids", [5, [5], [[]], [[-1]], [[2000]], [[True]], [[1]] * (MOST_BAD_WORDS + 1)]),
     ("bad_words_ids", [[[1] * (LONGEST_BAD_WORD + 1)]]),
+    ("suppress_tokens", [5, [True], [-1], [2000], [1] * (MOST_SUPPRESSED + 1)]),
+    ("begin_suppress_tokens", [5, [True], [-1], [2000], [1] * (MOST_SUPPRESSED + 1)]),
     ("stop", ["", [""], [1], 1, {}, ["s"] * (MOST_STOPS + 1), "s" * (LONGEST_STOP + 1)]),
     ("stop_token_ids", [5, [True], [-1], [2000], [1] * (MOST_STOP_TOKENS + 1)]),
     ("ignore_eos", [1, "no"]),
     ("forced_bos_token_id", [5, -1, *NOT_NUMBERS]),  # 5: the model has no encoder
-    ("forced_eos_token_id", [5, -1, *NOT_NUMBERS]),
+    ("forced_eos_token_id", [5, [5, 6], -1, [], ["x"], *NOT_NUMBERS]),
     ("renormalize_logits", [1, "no"]),
     ("source_lang", ["en", "", 5, "x" * 65]),  # "en": the model has no encoder
     ("target_lang", ["en", "", 5, "x" * 65]),
@@ -233,10 +236,11 @@ REFUSED: list[tuple[str, list[Any]]] = [
     ("detokenize", [False]),
     ("num_beams", [-1, 0, 513, 10**9, 2.0, *NOT_NUMBERS]),
     ("num_return_sequences", [-1, 0, 2, 65, 10**9]),
-    ("length_penalty", [-5.1, 5.1, 10**9, *NOT_NUMBERS]),
+    ("length_penalty", [-5.1, 10.1, 10**9, *NOT_NUMBERS]),
     ("early_stopping", [0, 1, "always", "Never", "NaN", [], {}]),
     ("use_beam_search", [0, 1, "yes", []]),
-    ("diversity_penalty", [0.5]),
+    ("num_beam_groups", [0, -1, 2, 513, 1.5, *NOT_NUMBERS]),  # 2: of a single beam
+    ("diversity_penalty", [-0.5, 101, *NOT_NUMBERS]),
 ]
 
 
@@ -290,9 +294,11 @@ def test_the_limit_itself_is_allowed(name: str, value: Any) -> None:
         ({"n": 4, "top_p": 0.9, "max_tokens": 300}, "n: got 1200 tokens over 4 sequences"),
         ({"best_of": 8, "top_p": 0.9, "max_tokens": 300}, "best_of: got 2400 tokens over 8"),
         (
-            {"diversity_penalty": 2.0},
-            "diversity_penalty: got 2.0, wanted 0 or null, as it is not supported; remove it",
+            {"encoder_repetition_penalty": 2.0},
+            "encoder_repetition_penalty: got 2.0, wanted 1 or null, as it is not supported; remove",
         ),
+        ({"num_beams": 4, "num_beam_groups": 3}, "num_beam_groups: got 3, wanted a divisor of 4"),
+        ({"num_beams": 4, "num_beam_groups": 2}, "diversity_penalty: got 0.0, wanted more than 0"),
     ],
 )
 def test_what_does_not_go_together_is_refused(asked: dict[str, Any], words: str) -> None:
@@ -493,8 +499,10 @@ def test_a_folders_top_k_above_the_vocabulary_is_no_fault(folder: Callable[..., 
         {"num_beams": 4, "do_sample": True},
         {"num_return_sequences": 2},
         {"early_stopping": "no"},
-        {"suppress_tokens": [1, 2]},
+        {"suppress_tokens": 5},
+        {"begin_suppress_tokens": ["a"]},
         {"forced_eos_token_id": 2},
+        {"encoder_no_repeat_ngram_size": 3},
         {"min_length": 10},
         {"epsilon_cutoff": 3e-4},
         {"guidance_scale": 1.5},
@@ -523,6 +531,13 @@ def test_the_lengths_of_an_encoder_decoders_targets_are_taken(folder: Callable[.
     defaults = generation_defaults(folder(**config, bad_words_ids=[[5]]), encoder_decoder=True)
     lengths = {"min_new_tokens": 9, "max_new_tokens": 141}
     assert defaults == {**lengths, "bad_words_ids": [[5]]}
+    named = {"suppress_tokens": [5], "begin_suppress_tokens": [6, 7], "length_penalty": 10.0}
+    forced = {"forced_eos_token_id": [2, 3], "encoder_no_repeat_ngram_size": 3}
+    assert generation_defaults(folder(**named), encoder_decoder=False) == named
+    assert generation_defaults(folder(**named, **forced), encoder_decoder=True) == {
+        **named,
+        "encoder_no_repeat_ngram_size": 3,
+    }
     assert parse(defaults).bad_words_ids == ((5,),)
     newer = generation_defaults(folder(**config, max_new_tokens=20), encoder_decoder=True)
     assert newer == {**lengths, "max_new_tokens": 20}

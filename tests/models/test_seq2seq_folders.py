@@ -173,22 +173,22 @@ def test_a_live_model_is_the_same_as_its_folder(tmp_path, model_type):
         np.testing.assert_array_equal(got, wanted)
 
 
-def ids_of(model: Seq2SeqModel) -> tuple[int, int | None, int | None]:
+def ids_of(model: Seq2SeqModel) -> tuple[int, int | None, tuple[int, ...]]:
     return model.decoder_start_token_id, model.forced_bos_token_id, model.forced_eos_token_id
 
 
 @pytest.mark.parametrize(
     ("config", "generation", "wanted"),
     [
-        ({}, None, (2, None, 2)),
-        ({"forced_bos_token_id": 0, "decoder_start_token_id": 7}, None, (7, 0, 2)),
-        ({"forced_eos_token_id": None}, None, (2, None, None)),
-        ({"forced_eos_token_id": [9]}, None, (2, None, 9)),
-        ({"decoder_start_token_id": None, "bos_token_id": 5}, None, (5, None, 2)),
+        ({}, None, (2, None, (2,))),
+        ({"forced_bos_token_id": 0, "decoder_start_token_id": 7}, None, (7, 0, (2,))),
+        ({"forced_eos_token_id": None}, None, (2, None, ())),
+        ({"forced_eos_token_id": [9, 4]}, None, (2, None, (9, 4))),
+        ({"decoder_start_token_id": None, "bos_token_id": 5}, None, (5, None, (2,))),
         # What generation_config.json does not say, transformers does not do.
-        ({"forced_bos_token_id": 4}, {"decoder_start_token_id": 3}, (3, None, None)),
-        ({}, {"forced_bos_token_id": 11, "forced_eos_token_id": 12}, (2, 11, 12)),
-        ({}, {"bos_token_id": 6}, (6, None, None)),
+        ({"forced_bos_token_id": 4}, {"decoder_start_token_id": 3}, (3, None, ())),
+        ({}, {"forced_bos_token_id": 11, "forced_eos_token_id": 12}, (2, 11, (12,))),
+        ({}, {"bos_token_id": 6}, (6, None, ())),
     ],
     ids=str,
 )
@@ -216,7 +216,8 @@ def test_a_first_token_has_to_be_there(tmp_path):
     ("key", "value", "message"),
     [
         ("forced_bos_token_id", VOCABULARY, "forced_bos_token_id: got 131, wanted a token in 0.."),
-        ("forced_eos_token_id", [1, 2], r"forced_eos_token_id: got \[1, 2\], wanted (a|one) token"),
+        ("forced_eos_token_id", [1, VOCABULARY], "forced_eos_token_id: got 131, wanted a token in"),
+        ("forced_bos_token_id", [1, 2], r"forced_bos_token_id: got \[1, 2\], wanted (a|one) token"),
         ("decoder_start_token_id", "</s>", "decoder_start_token_id: got .*</s>.*, wanted a token"),
     ],
 )

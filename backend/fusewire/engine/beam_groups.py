@@ -9,7 +9,7 @@ pages are: `kernels.BeamPages`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -28,42 +28,60 @@ __all__ = ["MOST_CANDIDATES", "BeamGroup", "BeamGroups"]
 MOST_CANDIDATES = 2048
 
 
-class BeamGroup:
-    """The beams of one request."""
+class BeamPart:
+    """Beams that search by themselves: a diverse group, or all of a request without these."""
 
-    def __init__(
-        self, search: kernels.BeamSearch, sampling: SamplingState, *, renormalizes: bool = False
-    ) -> None:
-        """`sampling`: what changes log-probabilities, before the first token; `renormalizes`:
-        whether they are normalised again after that."""
-        self.search = search
-        self.renormalizes = renormalizes
-        self.scores = np.zeros(1, np.float32)  # of the beams; first of the prompt
-        self.pages: kernels.BeamPages | None = None  # once the prompt is stored
-        self.states = [sampling]  # of each beam, or of all where no history matters
-
-    @property
-    def changes_log_probs(self) -> bool:
-        return self.states[0].changes_logits
-
-    def states_of_rows(self) -> list[SamplingState]:
-        many = self.states[0].has_history
-        return self.states if many else self.states * len(self.scores)
+    def __init__(self, sampling: SamplingState) -> None:
+        self.sampling = sampling  # with the histories of all of them
+        self.scores = np.zeros(1, np.float32)  # of them; first of the prompt
+        self.first = 0  # of their rows among the request's
 
     def go_on(
         self,
+        first: int,
         scores: NDArray[np.float32],
         parents: NDArray[np.int32],
         tokens: NDArray[np.int64],
     ) -> None:
-        """The beams that run on."""
-        self.scores = scores
-        if not self.states[0].has_history:
-            self.states[0].append(-1)
-            return
-        self.states = [self.states[parent].branch() for parent in parents.tolist()]
-        for state, token in zip(self.states, tokens.tolist(), strict=True):
-            state.append(token)
+        """The beams that run on, if any."""
+        self.first, self.scores = first, scores
+        if len(tokens):
+            self.sampling.advance(parents, tokens)
+
+
+class BeamGroup:
+    """The beams of one request."""
+
+    def __init__(
+        self,
+        search: kernels.BeamSearch,
+        sampling: SamplingState,
+        *,
+        renormalizes: bool = False,
+        diversity_penalty: float = 0.0,
+    ) -> None:
+        """`sampling`: what changes log-probabilities, before the first token; `renormalizes`:
+        whether they are normalised again after that. `diversity_penalty`: of a token for each time
+        that groups before chose it in the same step (Vijayakumar et al., 2018)."""
+        self.search = search
+        self.renormalizes = renormalizes
+        self.diversity_penalty = diversity_penalty
+        self.pages: kernels.BeamPages | None = None  # once the prompt is stored
+        self.parts = [BeamPart(sampling)]
+        if search.groups > 1:
+            sampling.changes_logits = True
+            self.parts = [BeamPart(sampling.fork(0)) for _ in range(search.groups)]
+
+    def penalize(self, index: int) -> None:
+        """A part is about to take its step: what those before it chose costs it."""
+        if index:
+            chosen = self.search.chosen_before(index)
+            self.parts[index].sampling.history.penalize_once(chosen, self.diversity_penalty)
+
+    @property
+    def rows(self) -> int:
+        """Of the coming step: one, the prompt's, before the first."""
+        return sum(len(part.scores) for part in self.parts) if self.pages else 1
 
 
 class BeamGroups:
@@ -93,42 +111,72 @@ class BeamGroups:
         """Takes the groups a step on by the rows of logits [rows, vocab] from `first` on, one for
         each beam, in order; the last are theirs. Copies pages, and gives each of the sequences its
         next `rows`, none where its search is done."""
+        ends = accumulate((group.rows for group in groups), initial=first)
+        begins = dict(zip(groups, ends, strict=False))
+        for index in range(max(group.search.groups for group in groups)):
+            some = [g for g in groups if index < g.search.groups and g.search.runs(index)]
+            if some:
+                self._take_step(index, logits, begins, some)
+        step = kernels.running_beams([group.search for group in groups])
+        parts = [part for group in groups for part in group.parts]
+        counts = step.offsets[1:] - step.offsets[:-1]
+        parents = step.parents + np.array([part.first for part in parts], np.int32).repeat(counts)
+        of_groups = list(accumulate((group.search.groups for group in groups), initial=0))
+        offsets = step.offsets[of_groups]
+        forks = self._fork(offsets, parents, sequences, groups)
+        begin_of = np.array(offsets[:-1]).repeat([group.search.groups for group in groups])
+        for part, begin, start, end in zip(
+            parts, begin_of.tolist(), step.offsets.tolist(), step.offsets[1:].tolist(), strict=False
+        ):
+            own = slice(start, end)
+            part.go_on(start - begin, step.scores[own], step.parents[own], step.tokens[own])
+        for at, (sequence, group) in enumerate(zip(sequences, groups, strict=True)):
+            own = slice(*offsets[at : at + 2].tolist())
+            if own.start == own.stop:
+                sequence.rows = None
+                continue
+            tokens = step.tokens[own]
+            assert sequence.pages is not None
+            stored = group.search.length - 1  # by each beam, behind the prompt
+            sequence.rows = BeamRows(tokens, sequence.pages.length + stored, forks[own])
+            self._pages.advance_beams(sequence.pages, stored * len(tokens))
+
+    def _take_step(
+        self,
+        index: int,
+        logits: kernels.Tensor,
+        begins: Mapping[BeamGroup, int],
+        groups: Sequence[BeamGroup],
+    ) -> None:
+        """Chooses for part `index` of the groups, whose rows of logits begin at `begins`."""
         types: dict[tuple[bool, bool], list[BeamGroup]] = {}
         for group in groups:
-            processed = group.changes_log_probs
+            processed = group.parts[index].sampling.changes_logits
             types.setdefault((processed, processed and not group.renormalizes), []).append(group)
-        ends = list(accumulate((len(each.scores) for each in groups), initial=first))
-        begins = dict(zip(groups, ends[:-1], strict=True))
         found = {}
         for (processed, normalized), some in types.items():
-            rows = [np.arange(begins[each], begins[each] + len(each.scores)) for each in some]
-            part = self._rows(logits, np.concatenate(rows))
+            parts = [group.parts[index] for group in some]
+            firsts = [begins[group] + group.parts[index].first for group in some]
+            rows = [
+                np.arange(at, at + len(part.scores)) for at, part in zip(firsts, parts, strict=True)
+            ]
+            part_logits = self._rows(logits, np.concatenate(rows))
             if processed:
-                part = self._processed(part, some)
-            candidates = self._candidates(part, some, normalized)
+                for group in some:
+                    group.penalize(index)
+                part_logits = self._processed(part_logits, parts)
+            counts = [group.search.candidates for group in some]
+            candidates = self._candidates(part_logits, parts, counts, normalized)
             found.update({each: candidates[:, row] for row, each in enumerate(some)})
         most = max(each.shape[1] for each in found.values())
         together = np.full((4, len(groups), most), -1, np.int32)
         together[:2].view(np.float32)[:] = -np.inf
         for row, group in enumerate(groups):
-            candidates = found[group]
-            together[:, row, : candidates.shape[1]] = candidates
-            _force(group, together[:, row])
-        scores, log_probs = (together[part].view(np.float32) for part in (0, 1))
+            together[:, row, : found[group].shape[1]] = found[group]
+            _force(group.parts[index], together[:, row])
+        scores, log_probs = (together[row].view(np.float32) for row in (0, 1))
         searches = [group.search for group in groups]
-        step = kernels.advance_beams(searches, scores, log_probs, together[2], together[3])
-        forks = self._fork(step.offsets, step.parents, sequences, groups)
-        for at, (sequence, group) in enumerate(zip(sequences, groups, strict=True)):
-            own = slice(*step.offsets[at : at + 2].tolist())
-            if own.start == own.stop:
-                sequence.rows = None
-                continue
-            tokens = step.tokens[own]
-            group.go_on(step.scores[own], step.parents[own], tokens)
-            assert sequence.pages is not None
-            stored = group.search.length - 1  # by each beam, behind the prompt
-            sequence.rows = BeamRows(tokens, sequence.pages.length + stored, forks[own])
-            self._pages.advance_beams(sequence.pages, stored * len(tokens))
+        kernels.advance_beams(searches, scores, log_probs, together[2], together[3], index)
 
     def _rows(self, logits: kernels.Tensor, rows: NDArray[np.int64]) -> kernels.Tensor:
         if len(rows) == logits.shape[0]:  # in order, unless groups of both types meet
@@ -138,29 +186,32 @@ class BeamGroups:
         kernels.gather_rows(part, logits, where, self._place.stream)
         return part
 
-    def _processed(self, logits: kernels.Tensor, groups: Sequence[BeamGroup]) -> kernels.Tensor:
+    def _processed(self, logits: kernels.Tensor, parts: Sequence[BeamPart]) -> kernels.Tensor:
         """Log-probabilities, float32, with biases, bans and penalties."""
         log_probs = self._place.empty(*logits.shape, dtype="float32")
         kernels.log_softmax(log_probs, logits, self._place.stream)
-        states = [state for group in groups for state in group.states_of_rows()]
-        self._sampler.constrain(log_probs, states)
+        self._sampler.constrain(log_probs, [part.sampling for part in parts])
         return log_probs
 
     def _candidates(
-        self, logits: kernels.Tensor, groups: Sequence[BeamGroup], normalized: bool
+        self,
+        logits: kernels.Tensor,
+        parts: Sequence[BeamPart],
+        wanted_of_each: Sequence[int],
+        normalized: bool,
     ) -> NDArray[np.int32]:
-        """[4, groups, most]: scores and log_probs (float32, in their bits), beams, tokens."""
-        counts = np.array([group.search.candidates for group in groups], np.int32)
+        """[4, parts, most]: scores and log_probs (float32, in their bits), beams, tokens."""
+        counts = np.array(wanted_of_each, np.int32)
         most = int(counts.max())
-        ends = list(accumulate((len(group.scores) for group in groups), initial=0))
+        ends = list(accumulate((len(part.scores) for part in parts), initial=0))
         offsets, wanted, scores = self._sampler.together(
             np.array(ends, np.int32),
             counts,
-            np.concatenate([group.scores for group in groups]),
+            np.concatenate([part.scores for part in parts]),
         )
-        shape = [len(groups), most]
+        shape = [len(parts), most]
         out = self._place.empty(4, *shape, dtype="int32")  # read in one piece
-        nbytes = 4 * len(groups) * most
+        nbytes = 4 * len(parts) * most
         outputs = [
             out.section(part * nbytes, shape, dtype)
             for part, dtype in enumerate(("float32", "float32", "int32", "int32"))
@@ -204,17 +255,18 @@ class BeamGroups:
         return table
 
 
-def _force(group: BeamGroup, candidates: NDArray[np.int32]) -> None:
-    """Where the next token is forced, the candidates [4, most] are that of each beam; unless the
-    logits were not finite."""
-    state = group.states[0]
-    token = state.forced.get(state.new_tokens)
+def _force(part: BeamPart, candidates: NDArray[np.int32]) -> None:
+    """Where the next token is forced, the candidates [4, most] are that of each beam, or those
+    of a list; unless the logits were not finite."""
+    state = part.sampling
+    tokens = state.forced.get(state.new_tokens)
     scores = candidates[0].view(np.float32)
-    if token is None or np.isnan(scores[0]):
+    if tokens is None or np.isnan(scores[0]):
         return
-    beams = len(group.scores)
+    beams = len(part.scores)
+    count = min(beams * len(tokens), scores.size)
     candidates[2:], scores[:] = -1, -np.inf
-    scores[:beams] = group.scores
-    candidates[1, :beams] = 0  # the bits of 0.0 too
-    candidates[2, :beams] = np.arange(beams)
-    candidates[3, :beams] = token
+    scores[:count] = part.scores.repeat(len(tokens))[:count]
+    candidates[1, :count] = 0  # the bits of 0.0 too
+    candidates[2, :count] = np.arange(beams).repeat(len(tokens))[:count]
+    candidates[3, :count] = np.tile(tokens, beams)[:count]

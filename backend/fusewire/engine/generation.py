@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 # Far more than any step takes: a device that has hung must not hang the program's end.
 _LONGEST_STEP_S = 60.0
+Forced = dict[int, tuple[int, ...]]  # by the place of new tokens: one of these
 _FORKED = "engine: got a request in a forked process, wanted it where it was loaded; load it here"
 
 
@@ -177,11 +178,12 @@ class GenerationEngine:
         callback: Callable[[Event], None],
     ) -> Ticket:
         ids, source, most = list(prompt.token_ids), None, prompt.max_new_tokens
-        forced: dict[int, int] = {}
+        forced: Forced = {}
         if isinstance(self.model, Seq2SeqModel):
             start, bos = self._begin(self.model, parameters)
             ids, source = [start], Source(ids)
-            forced = _forced(bos, parameters.forced_eos_token_id, most)
+            eos, suppressed = parameters.forced_eos_token_id, parameters.suppress_tokens
+            forced = _forced(bos, eos, most, suppressed)
         scores = None
         if parameters.prompt_logprobs is not None:
             k = min(parameters.prompt_logprobs, self.model.vocab_size)
@@ -197,7 +199,8 @@ class GenerationEngine:
             source=source,
         )
         self._loop.scheduler.check(sequence)
-        generation = self._generation(ids, parameters, most, forced, callback, scores)
+        read = () if source is None else source.token_ids
+        generation = self._generation(ids, read, parameters, most, forced, callback, scores)
         with self._submit_lock:  # what is put before closing is done before the loop ends
             if self._closing:
                 raise Unavailable(CLOSED)
@@ -269,9 +272,10 @@ class GenerationEngine:
     def _generation(
         self,
         ids: list[int],
+        source_ids: Sequence[int],
         parameters: GenerationParameters,
         most: int,
-        forced: dict[int, int],
+        forced: Forced,
         callback: Callable[[Event], None],
         scores: PromptLogprobs | None,
     ) -> Generation:
@@ -285,7 +289,7 @@ class GenerationEngine:
             *parameters.bad_words_ids,
         ]
         seed = parameters.seed if parameters.seed is not None else secrets.randbits(63)
-        first = SamplingState(parameters, ids, stop_tokens, seed, bad_words, forced)
+        first = SamplingState(parameters, ids, stop_tokens, seed, bad_words, forced, source_ids)
         branches = [
             Branch(
                 Continuation(
@@ -313,12 +317,18 @@ class GenerationEngine:
                 eos_token_ids=sorted(t for t in stop_tokens if t < self.model.vocab_size),
                 length_penalty=parameters.length_penalty,
                 early_stopping=parameters.early_stopping,
+                groups=parameters.num_beam_groups,
             )
             if search.candidates > MOST_CANDIDATES:
                 most_beams = MOST_CANDIDATES * parameters.num_beams // search.candidates
                 wanted = f"at most {most_beams} with {len(stop_tokens)} tokens that end a text"
                 raise InvalidInput("num_beams", parameters.num_beams, wanted, "lower it")
-            beams = BeamGroup(search, first, renormalizes=parameters.renormalize_logits)
+            beams = BeamGroup(
+                search,
+                first,
+                renormalizes=parameters.renormalize_logits,
+                diversity_penalty=parameters.diversity_penalty,
+            )
         return Generation(branches, callback, beams, scores)
 
     def _begin(
@@ -344,12 +354,22 @@ class GenerationEngine:
             return generation_defaults(self.folder)
         forced = {
             "forced_bos_token_id": model.forced_bos_token_id,
-            "forced_eos_token_id": model.forced_eos_token_id,
+            "forced_eos_token_id": model.forced_eos_token_id or None,
         }
         return {**forced, **generation_defaults(self.folder, encoder_decoder=True)}
 
 
-def _forced(bos: int | None, eos: int | None, most: int) -> dict[int, int]:
-    """Tokens by their place among `most` new ones. Of a single one transformers forces the end."""
-    forced = {} if bos is None else {0: bos}
-    return forced if eos is None else {**forced, most - 1: eos}
+def _forced(
+    bos: int | None, eos: Sequence[int] | None, most: int, suppressed: Sequence[int]
+) -> Forced:
+    """Tokens by their place among `most` new ones. Of a single one transformers forces the end.
+    InvalidInput where they are all `suppressed`, as transformers refuses it."""
+    wanted = {} if bos is None else {0: [bos]}
+    if eos:
+        wanted[most - 1] = [*eos]
+    forced = {place: tuple(sorted({*ids}.difference(suppressed))) for place, ids in wanted.items()}
+    for place, ids in forced.items():
+        if not ids:
+            got = f"{wanted[place][0]}, which is forced"
+            raise InvalidInput("suppress_tokens", got, "others than those", "remove it")
+    return forced

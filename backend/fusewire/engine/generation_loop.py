@@ -53,7 +53,7 @@ FORBIDDEN = (
     "sampling_parameters",
     "constraints that forbid every possible next token",
     "at least one allowed token",
-    "relax no_repeat_ngram_size, bad_words or min_new_tokens, or ask for fewer tokens",
+    "relax no_repeat_ngram_size, bad_words, suppress_tokens or min_new_tokens, or ask for fewer",
 )
 
 # An event of a request: what a step added, or the error that ends it.

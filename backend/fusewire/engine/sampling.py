@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusewire import kernels
-from fusewire.engine.sampling_state import DRAW, Biases, SamplingState
+from fusewire.engine.sampling_state import DRAW, SamplingState
 from fusewire.placement import Placement
 
 __all__ = ["Drawn", "Sampler", "SamplingState"]
@@ -77,8 +77,9 @@ class Sampler:
         ):
             top = [(at, value - whole) for at, value in tops[row]] if row in tops else ()
             forbidden = token < 0 and math.isfinite(whole)
-            if state.forced and state.new_tokens in state.forced and math.isfinite(whole):
-                token, logit, rank, forbidden = state.forced[state.new_tokens], whole, 1, False
+            forced = state.forced_token() if state.forced else None
+            if forced is not None and math.isfinite(whole):
+                token, logit, rank, forbidden = forced, whole, 1, False
             drawn.append(Drawn(token, logit - whole, top, rank, forbidden))
             if token >= 0:
                 state.append(token)
@@ -102,15 +103,17 @@ class Sampler:
         return copy
 
     def constrain(self, rows: kernels.Tensor, states: Sequence[SamplingState]) -> None:
-        """Biases, bans and penalties on rows [rows, vocab] of logits or log-probabilities."""
-        self._bias(rows, [state.biases() for state in states])
-        self._penalize(rows, states, [state.seen() for state in states])
+        """Biases, bans and penalties on rows [rows, vocab] of logits or log-probabilities: of each
+        state as many as its history has."""
+        histories = [state.history for state in states]
+        self._bias(rows, kernels.token_biases(histories))
+        self._penalize(rows, states, kernels.seen_tokens(histories))
 
     def _change(self, logits: kernels.Tensor, states: Sequence[SamplingState]) -> kernels.Tensor:
         """Biases, bans and penalties. Returns the logits as they were before."""
-        biases = [state.biases() for state in states]
-        seen = [state.seen() for state in states]
-        if all(each is None for each in seen) and not any(len(tokens) for tokens, _ in biases):
+        histories = [state.history for state in states]
+        biases, seen = kernels.token_biases(histories), kernels.seen_tokens(histories)
+        if not len(biases[0]) and not len(seen[1]):
             return logits
         raw = self._rows(logits, np.arange(len(states)))
         self._bias(logits, biases)
@@ -120,31 +123,24 @@ class Sampler:
     def _bias(
         self,
         logits: kernels.Tensor,
-        biases: list[Biases],
+        biases: tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]],
     ) -> None:
-        tokens = np.concatenate([each for each, _ in biases])
-        values = np.concatenate([each for _, each in biases])
-        rows = np.repeat(np.arange(len(biases)), [len(each) for each, _ in biases])
+        rows, tokens, values = biases
         # A folder may name a stop token that its model's vocabulary has not.
         known = (tokens >= 0) & (tokens < self._vocab_size)
-        where = self.together(rows[known].astype(np.int32), tokens[known], values[known])
+        where = self.together(rows[known], tokens[known], values[known])
         kernels.bias_logits(logits, *where, self._place.stream)
 
     def _penalize(
         self,
         logits: kernels.Tensor,
         states: Sequence[SamplingState],
-        seen: list[tuple[NDArray[np.int32], NDArray[np.int32]] | None],
+        seen: tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]],
     ) -> None:
-        given = [each for each in seen if each is not None]
-        if not given:
+        if not len(seen[1]):
             return
-        ends = np.cumsum([0, *(0 if each is None else len(each[0]) for each in seen)])
-        lists = [np.concatenate([each[i] for each in given]) for i in range(2)]
         penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-        arguments = self.together(
-            ends.astype(np.int32), *lists, *(_each(states, name) for name in penalties)
-        )
+        arguments = self.together(*seen, *(_each_row(states, name) for name in penalties))
         kernels.penalize(logits, *arguments, self._place.stream)
 
     def _tops(
@@ -185,5 +181,6 @@ class Sampler:
         ]
 
 
-def _each(states: Sequence[SamplingState], name: str) -> NDArray[np.float32]:
-    return np.array([getattr(state.parameters, name) for state in states], np.float32)
+def _each_row(states: Sequence[SamplingState], name: str) -> NDArray[np.float32]:
+    values = np.array([getattr(state.parameters, name) for state in states], np.float32)
+    return values.repeat([state.history.rows for state in states])

@@ -1,18 +1,18 @@
 """What one sequence brings to the choice of its next token: its parameters, and what is known of
-its tokens so far."""
+its tokens so far (`kernels.TokenHistories`)."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from copy import copy
+from itertools import count
+from random import Random
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fusewire.engine.token_history import NGrams, RecentTokens, SeenTokens
-
-Biases = tuple[NDArray[np.int32], NDArray[np.float32]]
+from fusewire import kernels
 
 # How a row is drawn: columns of `kernels.sample`, of 4 bytes each.
 DRAW = np.dtype(
@@ -25,7 +25,6 @@ DRAW = np.dtype(
     ]
 )
 
-_FORBIDDEN = float("-inf")
 _MOST_TOP_K = np.iinfo(np.int32).max  # far more than there are tokens
 
 
@@ -54,6 +53,12 @@ class SamplingParameters(Protocol):
     @property
     def no_repeat_ngram_size(self) -> int: ...
     @property
+    def encoder_no_repeat_ngram_size(self) -> int: ...
+    @property
+    def suppress_tokens(self) -> Sequence[int]: ...
+    @property
+    def begin_suppress_tokens(self) -> Sequence[int]: ...
+    @property
     def logit_bias(self) -> Mapping[int, float]: ...
     @property
     def min_new_tokens(self) -> int: ...
@@ -62,7 +67,7 @@ class SamplingParameters(Protocol):
 
 
 class SamplingState:
-    """One sequence's part of a batch of draws."""
+    """One sequence's part of a batch of draws, or that of the beams of a search."""
 
     def __init__(
         self,
@@ -71,88 +76,76 @@ class SamplingState:
         stop_token_ids: Collection[int] = (),
         seed: int = 0,
         bad_words_ids: Sequence[Sequence[int]] = (),
-        forced: Mapping[int, int] | None = None,
+        forced: Mapping[int, Sequence[int]] | None = None,
+        source_ids: Sequence[int] = (),
     ) -> None:
         """`stop_token_ids` are forbidden until `min_new_tokens` are there, and allowed even where
         they are a bad word (as in Hugging Face). `seed`: any integer, of which 64 bits count.
-        `forced`: new tokens that no logits decide, by how many there are before them."""
+        `forced`: new tokens that no logits decide, by how many there are before them; one of each
+        list, in ascending order, as likely as the others.
+        `source_ids`: what the encoder of an encoder-decoder model reads."""
         self.parameters = parameters
         self.draw = _draw(parameters)
         self.logprobs = parameters.logprobs  # of so many likeliest tokens; None: of no token
         self.seed = _in_64_bits(seed)
         self.new_tokens = 0
         self.forced = forced or {}
-        self._stop_token_ids = tuple(stop_token_ids)
-        words = {tuple(w) for w in bad_words_ids if len(w) > 1 or w[0] not in self._stop_token_ids}
-        self._bad_words = sorted((word[:-1], word[-1]) for word in words if len(word) > 1)
+        stops = set(stop_token_ids)
+        words = {tuple(word) for word in bad_words_ids if len(word) > 1 or word[0] not in stops}
+        forbidden = {word[0] for word in words if len(word) == 1}.union(parameters.suppress_tokens)
         # In transformers' order a bias comes first and penalties then act on the sum.
-        self._static = dict(parameters.logit_bias)
-        self._static.update({word[0]: _FORBIDDEN for word in words if len(word) == 1})
-        self._static_arrays = _arrays(self._static)
-
-        n = parameters.no_repeat_ngram_size
-        longest = max((len(prefix) for prefix, _ in self._bad_words), default=0)
-        self._recent = RecentTokens(prompt_ids, longest) if longest > 0 else None
-        self._ngrams = NGrams(prompt_ids, n) if n > 0 else None
-        self._seen: SeenTokens | None = None
-        if parameters.repetition_penalty != 1:
-            self._seen = SeenTokens(prompt_ids)
-        elif parameters.presence_penalty or parameters.frequency_penalty:
-            self._seen = SeenTokens(())
+        biases = {**parameters.logit_bias, **dict.fromkeys(forbidden, float("-inf"))}
+        counts_prompt = parameters.repetition_penalty != 1
+        looks_back = {
+            "bad_words": sorted(word for word in words if len(word) > 1),
+            "no_repeat_ngram_size": parameters.no_repeat_ngram_size,
+            "encoder_no_repeat_ngram_size": parameters.encoder_no_repeat_ngram_size,
+            "counts_prompt": counts_prompt,
+            "counts_tokens": bool(parameters.presence_penalty or parameters.frequency_penalty),
+        }
+        begin_suppressed = parameters.begin_suppress_tokens
         # Whether there may be biases, bans or penalties.
         self.changes_logits = bool(
-            self._static or parameters.min_new_tokens or self._recent or self._ngrams or self._seen
+            biases or parameters.min_new_tokens or begin_suppressed or any(looks_back.values())
+        )
+        self.history = kernels.TokenHistories(
+            prompt_ids=prompt_ids if any(looks_back.values()) else (),
+            source_ids=source_ids if parameters.encoder_no_repeat_ngram_size else (),
+            biases=biases,
+            stop_token_ids=sorted(stops),
+            min_new_tokens=parameters.min_new_tokens,
+            begin_suppress_tokens=begin_suppressed,
+            begin=next(place for place in count() if place not in self.forced),
+            **looks_back,
         )
 
     def fork(self, seed: int) -> SamplingState:
-        """Another sequence with the same prompt, before either has a new token."""
+        """Another sequence that goes on from the same tokens."""
         fork = copy(self)
         fork.seed = _in_64_bits(seed)
-        fork._recent = self._recent and self._recent.fork()
-        fork._ngrams = self._ngrams and self._ngrams.fork()
-        fork._seen = self._seen and self._seen.fork()
+        fork.history = self.history.fork()
         return fork
-
-    @property
-    def has_history(self) -> bool:
-        """Whether it matters which tokens were generated, and not only how many."""
-        return bool(self._recent or self._ngrams or self._seen)
-
-    def branch(self) -> SamplingState:
-        """Another sequence that goes on from the same tokens, the new ones included."""
-        branch = copy(self)
-        branch._recent = self._recent and self._recent.fork()
-        branch._ngrams = self._ngrams and self._ngrams.branch()
-        branch._seen = self._seen and self._seen.branch()
-        return branch
 
     def append(self, token: int) -> None:
         """The token was generated."""
         self.new_tokens += 1
-        if self._ngrams:
-            self._ngrams.append(token)
-        if self._recent:
-            self._recent.append(token)
-        if self._seen:
-            self._seen.append(token)
+        if self.changes_logits:
+            self.history.append(token)
 
-    def seen(self) -> tuple[NDArray[np.int32], NDArray[np.int32]] | None:
-        """The distinct tokens that penalties touch, and how often each was generated; None where no
-        penalty is in force. Views, valid until the next `append`."""
-        return self._seen.arrays() if self._seen else None
+    def advance(self, parents: NDArray[np.int32], tokens: NDArray[np.int64]) -> None:
+        """Beams go on: row i of the history becomes row parents[i] with tokens[i] behind it."""
+        self.new_tokens += 1
+        if self.changes_logits:
+            self.history.advance(parents, tokens)
 
-    def biases(self) -> Biases:
-        """What is added to the logits of the next token: each token once, -inf where forbidden."""
-        banned: list[int] = []
-        if self.new_tokens < self.parameters.min_new_tokens:
-            banned += self._stop_token_ids
-        if self._ngrams:
-            banned += self._ngrams.completions()
-        if self._recent:
-            banned += [t for prefix, t in self._bad_words if self._recent.end_with(prefix)]
-        if not banned:
-            return self._static_arrays
-        return _arrays({**self._static, **dict.fromkeys(banned, _FORBIDDEN)})
+    def forced_token(self) -> int | None:
+        """The next one, where no logits decide it."""
+        tokens = self.forced.get(self.new_tokens)
+        if tokens is None:
+            return None
+        if self.parameters.greedy or len(tokens) == 1:
+            return tokens[0]
+        return Random(f"{self.seed} {self.new_tokens}").choice(tokens)
 
 
 def _in_64_bits(seed: int) -> int:
@@ -165,8 +158,3 @@ def _draw(parameters: SamplingParameters) -> bytes:
     top_k = min(parameters.top_k, _MOST_TOP_K)
     others = parameters.top_p, parameters.min_p, parameters.typical_p
     return np.array((temperature, top_k, *others), DRAW).tobytes()
-
-
-def _arrays(biases: Mapping[int, float]) -> Biases:
-    tokens = np.fromiter(biases.keys(), np.int32, len(biases))
-    return tokens, np.fromiter(biases.values(), np.float32, len(biases))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping
 from itertools import chain
+from math import gcd
 from typing import Any, NoReturn
 
 from fusewire.errors import InvalidInput
@@ -74,6 +75,7 @@ def _give_way(
         most = max(least, min(most, each))
     fitting = {
         "num_beams": beams,
+        "num_beam_groups": gcd(beams, p.num_beam_groups) if p.diversity_penalty else 1,
         "do_sample": do_sample,
         "temperature": temperature,
         "top_k": min(p.top_k, limits.vocab_size),
@@ -96,12 +98,14 @@ def _check(p: GenerationParameters, limits: GenerationLimits) -> None:
         refuse("temperature", p.temperature, wanted, "raise it, or send 0")
     if p.top_k > limits.vocab_size:
         refuse("top_k", p.top_k, f"at most {limits.vocab_size}, the vocabulary", "lower it")
-    named = p.bad_words_ids if "bad_words_ids" in p.model_fields_set else ()
+    named = p.model_fields_set  # a folder may name what its model's vocabulary has not
     lists: dict[str, Iterable[int]] = {
         "logit_bias": p.logit_bias,
         "stop_token_ids": p.stop_token_ids,
-        "bad_words_ids": chain(*named),
+        "bad_words_ids": chain(*p.bad_words_ids) if "bad_words_ids" in named else (),
     }
+    for name in {"suppress_tokens", "begin_suppress_tokens"} & named:
+        lists[name] = getattr(p, name)
     for name, ids in lists.items():
         for token in ids:
             if not 0 <= token < limits.vocab_size:
@@ -114,6 +118,7 @@ def _check(p: GenerationParameters, limits: GenerationLimits) -> None:
     if p.best_of is not None and p.best_of < p.n:
         refuse("best_of", p.best_of, f"at least {p.n}, which is n", "raise it or remove it")
     many = "num_beams" if p.searches else "best_of" if p.best_of is not None else "n"
+    _check_beam_groups(p, refuse)
     if p.searches:
         _check_beams(p, refuse)
     elif p.sequences > 1 and p.greedy:
@@ -154,19 +159,31 @@ def _check_beams(p: GenerationParameters, refuse: Callable[..., NoReturn]) -> No
         refuse("num_beams", p.num_beams, wanted, "remove it")
 
 
+def _check_beam_groups(p: GenerationParameters, refuse: Callable[..., NoReturn]) -> None:
+    if p.num_beams % p.num_beam_groups:
+        wanted = f"a divisor of {p.num_beams}, which is num_beams"
+        refuse("num_beam_groups", p.num_beam_groups, wanted, "change one of them")
+    if p.num_beam_groups > 1 and not p.diversity_penalty:
+        wanted = f"more than 0 with num_beam_groups {p.num_beam_groups}, which would be equal"
+        refuse("diversity_penalty", p.diversity_penalty, wanted, "raise it")
+
+
 def _check_source_options(
     p: GenerationParameters, limits: GenerationLimits, refuse: Callable[..., NoReturn]
 ) -> None:
     """Those that only models with an encoder take, or only models without."""
-    for name in ("forced_bos_token_id", "forced_eos_token_id"):
-        token = getattr(p, name)
-        if token is None:
-            continue
-        if limits.source is None:
-            refuse(name, token, "null for a model without an encoder", "remove it")
-        if token >= limits.vocab_size:
-            wanted = f"an id 0..{limits.vocab_size - 1}, the model's vocabulary"
-            refuse(name, token, wanted, "use this model's tokenizer")
+    bos = () if p.forced_bos_token_id is None else (p.forced_bos_token_id,)
+    forced = {"forced_bos_token_id": bos, "forced_eos_token_id": p.forced_eos_token_id or ()}
+    for name, ids in forced.items():
+        for token in ids:
+            if limits.source is None:
+                refuse(name, token, "null for a model without an encoder", "remove it")
+            if token >= limits.vocab_size:
+                wanted = f"an id 0..{limits.vocab_size - 1}, the model's vocabulary"
+                refuse(name, token, wanted, "use this model's tokenizer")
+    n = p.encoder_no_repeat_ngram_size
+    if n and limits.source is None:
+        refuse("encoder_no_repeat_ngram_size", n, "0 for a model without an encoder", "remove it")
     for name in ("source_lang", "target_lang"):
         if limits.source is None and getattr(p, name) is not None:
             refuse(name, getattr(p, name), "null for a model without an encoder", "remove it")

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fusewire.errors import CheckpointError, InvalidInput
 from fusewire.generation.checks import read_parameters
-from fusewire.generation.limits import GenerationLimits
+from fusewire.generation.limits import GenerationLimits, SourceLimits
 from fusewire.generation.no_effect import HUGGING_FACE, has_no_effect, spelled
 from fusewire.weights import read_json
 
@@ -40,11 +41,16 @@ _TAKEN = {
             "typical_p",
             "repetition_penalty",
             "no_repeat_ngram_size",
+            "encoder_no_repeat_ngram_size",
             "bad_words_ids",
+            "suppress_tokens",
+            "begin_suppress_tokens",
             "renormalize_logits",
             "num_beams",
             "length_penalty",
             "early_stopping",
+            "num_beam_groups",
+            "diversity_penalty",
         )
     },
     "stop_strings": "stop",
@@ -53,18 +59,24 @@ _TAKEN = {
 # Hugging Face's lengths of a target -> the field that takes it, which counts what is generated:
 # all but the token in front.
 _TARGET_LENGTHS = {"min_length": "min_new_tokens", "max_length": "max_new_tokens"}
-_FORCED: Mapping[str, tuple[Any, ...]] = {"forced_bos_token_id": (), "forced_eos_token_id": ()}
+# Hugging Face's keys of encoder-decoder models alone, and the values that switch them off.
+_OF_SOURCES: Mapping[str, tuple[Any, ...]] = {
+    "encoder_no_repeat_ngram_size": (0,),
+    "forced_bos_token_id": (),
+    "forced_eos_token_id": (),
+}
 
 # A folder is made for no deployment in particular: what it says must go together, and gives way
 # where a deployment has less room.
 _ANY = GenerationLimits(sys.maxsize, sys.maxsize, sys.maxsize, sys.maxsize)
+_ANY_WITH_SOURCE = replace(_ANY, source=SourceLimits(sys.maxsize, sys.maxsize, ""))
 
 
 def generation_defaults(folder: Path, *, encoder_decoder: bool = False) -> dict[str, Any]:
     """The `defaults` of `read_parameters`; CheckpointError."""
     config, file = generation_config(folder)
-    for key, harmless in {**HUGGING_FACE, **_FORCED}.items():
-        if encoder_decoder and (key in _TARGET_LENGTHS or key in _FORCED):
+    for key, harmless in {**HUGGING_FACE, **_OF_SOURCES}.items():
+        if encoder_decoder and (key in _TARGET_LENGTHS or key in _OF_SOURCES):
             continue
         value = config.get(key)
         if value is not None and not has_no_effect(value, harmless):
@@ -75,9 +87,10 @@ def generation_defaults(folder: Path, *, encoder_decoder: bool = False) -> dict[
     taken = {field: config[key] for key, field in _TAKEN.items() if config.get(key) is not None}
     if encoder_decoder:
         taken = {**_target_lengths(config, file), **taken}
+    limits = _ANY_WITH_SOURCE if encoder_decoder else _ANY
     try:
         # A folder samples where it says so, not where it names a temperature.
-        read_parameters({"do_sample": False, **taken}, _ANY)
+        read_parameters({"do_sample": False, **taken}, limits)
     except InvalidInput as error:
         raise CheckpointError(f"{file}: {error}") from None
     return taken

@@ -12,11 +12,8 @@ from fusewire.text.written import written_flag, written_real
 
 # Hugging Face's, of a folder or a request.
 HUGGING_FACE: Mapping[str, tuple[Any, ...]] = {
-    "begin_suppress_tokens": ([],),
     "constraints": ([],),
-    "diversity_penalty": (0,),
     "dola_layers": (),
-    "encoder_no_repeat_ngram_size": (0,),
     "encoder_repetition_penalty": (1,),
     "epsilon_cutoff": (0,),
     "eta_cutoff": (0,),
@@ -25,11 +22,9 @@ HUGGING_FACE: Mapping[str, tuple[Any, ...]] = {
     "guidance_scale": (1,),
     "max_time": (),
     "min_length": (0,),
-    "num_beam_groups": (1,),
     "num_return_sequences": (1,),
     "penalty_alpha": (0,),
     "sequence_bias": ([], {}),
-    "suppress_tokens": ([],),
     "token_healing": (False,),
     "top_h": (1,),
     "watermarking_config": (),

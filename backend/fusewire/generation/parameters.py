@@ -19,6 +19,7 @@ from fusewire.text.written import (
     ids_as_keys,
     minus_one_as_zero,
     one_as_list,
+    one_id_as_list,
     written_flag,
 )
 
@@ -28,14 +29,17 @@ FIELD = "sampling_parameters"
 MOST_SEQUENCES = 64
 # Rows of every step; of each step twice as many candidates, or more.
 MOST_BEAMS = 512
-# Powers of a length stay in float32.
-MOST_LENGTH_PENALTY = 5
+# Powers of a length are float32, as in transformers. The least are not 0 at any length; the most
+# are infinite beyond 7131 tokens, and such texts all score 0.
+LEAST_LENGTH_PENALTY = -5
+MOST_LENGTH_PENALTY = 10
 # Stop strings: an automaton's state a character, and as many characters held back in the stream.
 MOST_STOPS = 16
 LONGEST_STOP = 256
 # Lists of ids, looked up at every step.
 MOST_STOP_TOKENS = 128
 MOST_BIASES = 1024
+MOST_SUPPRESSED = 1024
 # Bad words: each is looked for at the end of the sequence at every step.
 MOST_BAD_WORDS = 256
 LONGEST_BAD_WORD = 64
@@ -137,6 +141,13 @@ class GenerationParameters(BaseModel):
         le=1024,
         description="No n-gram of this size occurs twice, the prompt's included. 0: off.",
     )
+    encoder_no_repeat_ngram_size: Whole = Field(
+        default=0,
+        ge=0,
+        le=1024,
+        description="Of an encoder-decoder model: no n-gram of the source of this size is written. "
+        "0: off. Default: the folder's.",
+    )
     logit_bias: Annotated[
         dict[int, Annotated[Real, Field(ge=-100, le=100)]], BeforeValidator(ids_as_keys)
     ] = Field(
@@ -157,6 +168,16 @@ class GenerationParameters(BaseModel):
     ] = Field(
         default=(),
         description="As bad_words, each as its token ids. Default: the folder's.",
+    )
+    suppress_tokens: Annotated[tuple[Whole, ...], Field(max_length=MOST_SUPPRESSED)] = Field(
+        default=(),
+        description="Tokens that are never generated; unlike bad_words_ids those that end a text "
+        "too. Default: the folder's.",
+    )
+    begin_suppress_tokens: Annotated[tuple[Whole, ...], Field(max_length=MOST_SUPPRESSED)] = Field(
+        default=(),
+        description="As suppress_tokens, of the first token alone, or of that behind "
+        "forced_bos_token_id. Default: the folder's.",
     )
     stop: Annotated[
         tuple[Annotated[Text, Field(max_length=LONGEST_STOP)], ...],
@@ -182,11 +203,18 @@ class GenerationParameters(BaseModel):
         "say, with log-probability 0; multilingual models take the target language so. Default: "
         "the folder's.",
     )
-    forced_eos_token_id: Whole | None = Field(
+    forced_eos_token_id: (
+        Annotated[
+            tuple[Annotated[Whole, Field(ge=0)], ...],
+            Field(min_length=1, max_length=MOST_STOP_TOKENS),
+            BeforeValidator(one_id_as_list),
+        ]
+        | None
+    ) = Field(
         default=None,
-        ge=0,
         description="Of an encoder-decoder model: the last token where max_new_tokens ends the "
-        "text, whatever the logits say, with log-probability 0. Default: the folder's.",
+        "text, whatever the logits say, with log-probability 0. Of a list: the lowest, or any of "
+        "them with sampling. Default: the folder's.",
     )
     source_lang: Annotated[Text, Field(max_length=LONGEST_LANGUAGE)] | None = Field(
         default=None,
@@ -219,7 +247,7 @@ class GenerationParameters(BaseModel):
     )
     length_penalty: Real = Field(
         default=1.0,
-        ge=-MOST_LENGTH_PENALTY,
+        ge=LEAST_LENGTH_PENALTY,
         le=MOST_LENGTH_PENALTY,
         description="With beams: texts rank by the sum of their log-probabilities divided by their "
         "number of tokens to this power, the end-of-sequence token counted. 0: by the sum; above: "
@@ -232,6 +260,21 @@ class GenerationParameters(BaseModel):
             'a beam at its present length could still be among the best. "never": unless it could '
             "at any length. Default: the folder's.",
         )
+    )
+    num_beam_groups: Whole = Field(
+        default=1,
+        ge=1,
+        le=MOST_BEAMS,
+        description="With beams: so many groups of num_beams / num_beam_groups search by "
+        "themselves (diverse beam search), as in transformers 4.56. 1: none. Default: the "
+        "folder's.",
+    )
+    diversity_penalty: Real = Field(
+        default=0.0,
+        ge=0,
+        le=100,
+        description="With num_beam_groups: subtracted from a token's log-probability for each "
+        "beam of an earlier group that took it in the same step. Default: the folder's.",
     )
     renormalize_logits: Flag = Field(
         default=False,

@@ -17,18 +17,18 @@ _family = partial(
 
 
 def bart(config: Config) -> Blueprint:
-    target = TargetTokens(decoder_start=2, forced_eos=2)
+    target = TargetTokens(decoder_start=2, forced_eos=(2,))
     position = learned_positions(config, skipped=2)
     return _family(config, pre_norm=False, position=position, target=target)
 
 
 def mbart(config: Config) -> Blueprint:
-    target = TargetTokens(forced_eos=2, bos=0)
+    target = TargetTokens(forced_eos=(2,), bos=0)
     position = learned_positions(config, skipped=2)
     return _family(config, pre_norm=True, position=position, target=target)
 
 
 def plbart(config: Config) -> Blueprint:
-    target = TargetTokens(forced_eos=2, bos=0)
+    target = TargetTokens(forced_eos=(2,), bos=0)
     position = learned_positions(config, skipped=2)
     return _family(config, pre_norm=False, position=position, target=target, scaled=True)

@@ -13,7 +13,7 @@ from fusewire.models.blueprint import Blueprint, Embeddings
 from fusewire.models.config import Config
 from fusewire.models.target_tokens import TargetTokens
 
-_family = partial(bart_family, eos=2, target=TargetTokens(decoder_start=1, forced_eos=2, bos=1))
+_family = partial(bart_family, eos=2, target=TargetTokens(decoder_start=1, forced_eos=(2,), bos=1))
 
 
 def blenderbot(config: Config) -> Blueprint:

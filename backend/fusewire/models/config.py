@@ -88,10 +88,10 @@ class Config:
         """As `number` for a key that may be null; `default` where it is left out."""
         return self.number(key) if self.given(key) else self._absent(key, default)
 
-    def token_ids(self, key: str, default: int | None) -> tuple[int, ...]:
+    def token_ids(self, key: str, default: int | tuple[int, ...] | None) -> tuple[int, ...]:
         """One token id, a list of them, or null for none."""
         value = self.values.get(key, default)
-        ids = [] if value is None else value if isinstance(value, list) else [value]
+        ids = [] if value is None else value if isinstance(value, list | tuple) else [value]
         if not all(type(each) is int and 0 <= each < 1 << 31 for each in ids):
             raise self.fault(key, value, "a token id or a list of them")
         return tuple(ids)

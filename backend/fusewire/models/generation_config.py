@@ -29,7 +29,7 @@ def target_tokens(folder: Path | str, default: TargetTokens) -> TargetTokens:
     given = TargetTokens(
         decoder_start=_token_id(values, "decoder_start_token_id"),
         forced_bos=_token_id(values, "forced_bos_token_id"),
-        forced_eos=_token_id(values, "forced_eos_token_id"),
+        forced_eos=_token_ids(values, "forced_eos_token_id") or (),
         bos=_token_id(values, "bos_token_id"),
     )
     return replace(given, decoder_start=default.first) if given.first is None else given

@@ -21,7 +21,7 @@ def blueprint(config: Config) -> Blueprint:
         position=fixed_positions(config),
         embedding_norm=False,
         eos=0,
-        target=TargetTokens(decoder_start=58100, forced_eos=0),
+        target=TargetTokens(decoder_start=58100, forced_eos=(0,)),
         target_vocabulary=None if shared else target,
         unread=STORED_SINUSOIDS,
     )

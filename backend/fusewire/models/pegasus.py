@@ -16,6 +16,6 @@ def blueprint(config: Config) -> Blueprint:
         position=fixed_positions(config),
         embedding_norm=False,
         eos=1,
-        target=TargetTokens(decoder_start=0, forced_eos=1),
+        target=TargetTokens(decoder_start=0, forced_eos=(1,)),
         unread=STORED_SINUSOIDS,
     )

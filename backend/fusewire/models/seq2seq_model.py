@@ -66,8 +66,8 @@ class Seq2SeqModel(DecoderModel):
         self.forced_bos_token_id = target.forced_bos and self._target_token(
             "forced_bos_token_id", target.forced_bos
         )
-        self.forced_eos_token_id = target.forced_eos and self._target_token(
-            "forced_eos_token_id", target.forced_eos
+        self.forced_eos_token_id = tuple(
+            self._target_token("forced_eos_token_id", token) for token in target.forced_eos
         )
 
     def _load_head(self, blueprint: Blueprint, head: str | None, weights: Weights) -> None:

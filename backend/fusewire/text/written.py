@@ -41,6 +41,11 @@ def one_as_list(value: object) -> object:
     return (value,) if isinstance(value, str) else value
 
 
+def one_id_as_list(value: object) -> object:
+    """A token id as the list of it."""
+    return value if isinstance(value, list | tuple) else (value,)
+
+
 def ids_as_keys(value: object) -> object:
     """JSON's keys are strings. One spelling an id, so that none is given twice."""
     if not isinstance(value, dict):

@@ -1,0 +1,51 @@
+// N-grams of a text: what followed each n - 1 tokens. Found by a rolling hash (Karp and Rabin,
+// 1987) and compared, so that time and memory do not depend on n.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace fusewire {
+
+// Hashes of `length` tokens in a row.
+class GramKeys {
+ public:
+  explicit GramKeys(int64_t length);
+
+  int64_t length() const { return length_; }
+  // Of the tokens before `end`, of which there must be as many.
+  uint64_t of(const int32_t* end) const;
+  // Of those before end + 1, `key` being that of those before `end`.
+  uint64_t next(uint64_t key, const int32_t* end) const;
+
+ private:
+  int64_t length_;
+  uint64_t oldest_;  // the weight of the first token
+};
+
+// All n-grams of a text that does not change.
+class NGrams {
+ public:
+  // n is 1 or more.
+  NGrams(std::vector<int32_t> text, int64_t n);
+
+  const GramKeys& keys() const { return keys_; }
+  // Appends what follows, anywhere in the text, the n - 1 tokens before `end`; none where fewer
+  // than those are `before` it. A token can come more than once.
+  void followers(const int32_t* end, int64_t before, std::vector<int32_t>& out) const;
+
+ private:
+  struct Entry {
+    uint64_t key;
+    int32_t follower;
+    int64_t place;  // of the follower
+  };
+
+  bool same(const int32_t* one, const int32_t* other) const;
+
+  GramKeys keys_;
+  std::vector<int32_t> text_;
+  std::vector<Entry> entries_;  // by key, then by follower; of equal n-grams the first alone
+};
+
+}  // namespace fusewire
