@@ -15,7 +15,16 @@ from pathlib import Path
 from benchmarks import goals, tables
 from benchmarks.records import RESULTS
 
-BENCHMARKS = ("encoder", "encode", "generation", "memory", "served", "python_api", "gemm")
+BENCHMARKS = (
+    "encoder",
+    "encode",
+    "generation",
+    "seq2seq",
+    "memory",
+    "served",
+    "python_api",
+    "gemm",
+)
 
 
 def without_onednn(chosen: list[str]) -> list[str]:

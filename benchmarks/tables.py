@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks import generation_curves
+from benchmarks import generation_curves, seq2seq_report
 from benchmarks.machine import DISTURBED
 from benchmarks.records import Rows, latest
 
@@ -104,6 +104,11 @@ def _generation_poisson_table(rows: Rows) -> str:
     return f"{generation_curves.tables(rows)}\n\n{_where(rows, rows[0]['versions'])}"
 
 
+def _seq2seq_table(rows: Rows) -> str:
+    versions = {row["system"]: row["version"] for row in rows}
+    return f"{seq2seq_report.table(rows)}\n\n{_where(rows, versions)}"
+
+
 def _served_table(rows: Rows) -> str:
     lines = [
         "Served over gRPC by the embedded Triton, client on the same cores, MiniLM-L6, tokens/s "
@@ -178,6 +183,7 @@ TABLES: dict[str, Callable[[Rows], str]] = {
     "encode": _encode_table,
     "generation": _generation_table,
     generation_curves.BENCHMARK: _generation_poisson_table,
+    "seq2seq": _seq2seq_table,
     "served": _served_table,
     "memory": _memory_table,
     "gemm": _gemm_table,

@@ -1,6 +1,7 @@
 // Attention of new tokens over their sequences' pages: a few queries go part by part of the context
-// (cpu/paged_few.h), a prompt's in blocks (cpu/paged_block.h). Both add in one order
-// (cpu/paged_order.h), so the answer depends neither on the batch nor on how a prompt was cut.
+// (cpu/paged_few.h), a prompt's in blocks (cpu/paged_block.h), and so do those of beams that read
+// one source. Both add in one order (cpu/paged_order.h), so the answer depends neither on the batch
+// nor on how a prompt was cut.
 #include <cstring>
 #include <new>
 
@@ -15,6 +16,7 @@ namespace {
 
 constexpr int64_t kFewRows = 8;  // above, blocks of kColumns queries cost less
 
+// Of one sequence, or of several next to one another that read the same keys.
 struct Task {
   CachedSequence cached;
   int64_t first, last;  // keys that any of its queries sees, from first_key on
@@ -165,9 +167,27 @@ __attribute__((noinline)) void attend_block(const AttentionArguments& a, const T
   }
 }
 
-Task task_of(const AttentionArguments& a, int64_t sequence) {
+// Where the sequences end that read the same keys as `first`, all of them whatever the query's
+// position: the beams of a request and its source (cross attention), which is read once for all.
+int64_t end_of_shared(const AttentionArguments& a, int64_t first) {
+  int64_t end = first + 1;
+  if (!a.mask.full() || a.bias) return end;
+  const PagedBatch& pages = *a.pages;
+  const int64_t context = pages.context_lengths()[first], width = pages.table_width();
+  const int64_t used = (context + pages.page_size() - 1) / pages.page_size();
+  const int32_t* table = pages.block_table() + first * width;
+  while (end < pages.sequences() && pages.context_lengths()[end] == context &&
+         std::memcmp(table, pages.block_table() + end * width,
+                     static_cast<size_t>(used) * sizeof(int32_t)) == 0) {
+    ++end;
+  }
+  return end;
+}
+
+Task task_of(const AttentionArguments& a, int64_t first, int64_t end) {
   Task task = {
-      CachedSequence(*a.pages, sequence, a.kv_heads, a.head_dim), 0, 0, false, 0, 0, 0, nullptr};
+      CachedSequence(*a.pages, first, a.kv_heads, a.head_dim), 0, 0, false, 0, 0, 0, nullptr};
+  task.cached.added = a.pages->batch().begin()[end] - task.cached.first_token;
   task.rows = task.cached.added * (a.heads / a.kv_heads);
   task.first = first_key(a, task.cached.context - task.cached.added);
   task.last = task.cached.context;
@@ -197,30 +217,32 @@ const Task& task_at(const Task* tasks, int64_t count, int64_t unit) {
 
 void paged_attention(const AttentionArguments& a, const Stream&) {
   const int64_t sequences = a.pages->sequences();
-  int64_t units = 0, floats = 0;
-  for (int64_t i = 0; i < sequences; ++i) {
-    floats += a.kv_heads * part_floats(a, task_of(a, i));
+  int64_t units = 0, floats = 0, count = 0;
+  for (int64_t i = 0, end = 0; i < sequences; i = end) {
+    end = end_of_shared(a, i);
+    floats += a.kv_heads * part_floats(a, task_of(a, i, end));
   }
   const size_t task_bytes = static_cast<size_t>(sequences) * sizeof(Task);
   char* memory =
       static_cast<char*>(thread_buffer(task_bytes + static_cast<size_t>(floats) * sizeof(float)));
   Task* tasks = reinterpret_cast<Task*>(memory);
   float* parts = reinterpret_cast<float*>(memory + task_bytes);
-  for (int64_t i = 0; i < sequences; ++i) {
-    Task& task = *new (tasks + i) Task(task_of(a, i));
+  for (int64_t i = 0, end = 0; i < sequences; i = end, ++count) {
+    end = end_of_shared(a, i);
+    Task& task = *new (tasks + count) Task(task_of(a, i, end));
     task.begin = units;
     task.parts = parts;
     units += a.kv_heads * task.pieces;
     parts += a.kv_heads * part_floats(a, task);
   }
   parallel_for(units, 1, [&](int64_t unit, int64_t, int) {
-    const Task& task = task_at(tasks, sequences, unit);
+    const Task& task = task_at(tasks, count, unit);
     const int64_t kv_head = (unit - task.begin) / task.pieces;
     const int64_t piece = (unit - task.begin) % task.pieces;
     task.few ? attend_few(a, task, kv_head, piece) : attend_block(a, task, kv_head, piece);
   });
   if (floats == 0) return;
-  parallel_for(sequences, 4, [&](int64_t begin, int64_t end, int) {
+  parallel_for(count, 4, [&](int64_t begin, int64_t end, int) {
     for (int64_t i = begin; i < end; ++i) {
       const int64_t each = part_floats(a, tasks[i]);
       for (int64_t head = 0; each > 0 && head < a.kv_heads; ++head) {

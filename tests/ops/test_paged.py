@@ -10,6 +10,7 @@ from fusewire import kernels as k
 from fusewire.placement import Placement
 
 from tests import tolerance
+from tests.ops.attention import BIAS_SPAN, spec_of
 from tests.ops.cached_attention import ADDED, GPU_ADDED, Added, Step, make_added
 from tests.ops.case import Arrays, Operands, normal
 from tests.ops.paged import Cache, Paged, attend, attended, decoding, make_paged, prompts
@@ -84,6 +85,48 @@ def test_a_prompt_in_chunks_sees_what_it_sees_whole(options: dict, place: Placem
         own = {**arrays, "qkv": arrays["qkv"][begin:end], "past": kv[:begin]}
         got.append(attended(o, own, chunk))
     assert not allowed_error(shape, arrays, place).excess(np.concatenate(got))
+
+
+@pytest.mark.parametrize("place", CPU_TARGETS, indirect=True)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"heads": 2, "dim": 20, "page_size": 64}, {"soft_cap": 4.0}, {"biased": True}],
+    ids=str,
+)
+def test_beams_that_read_one_source_are_answered_as_if_alone(options: dict, place: Placement):
+    shape = decoding(1, **{"heads": 4, "kv_heads": 2, "dim": 32, "right": k.UNLIMITED, **options})
+    size, rng = shape.page_size, np.random.default_rng(0)
+    planes = rng.standard_normal((2, 200, shape.kv_heads, size, shape.dim)).astype(np.float32)
+    pages = rng.permutation(200)[:120].astype(np.int32).reshape(3, 40)
+    pages[1, 0] = pages[0, 0]  # another source with the same first page
+    # (beams, length, pages): few and many; a source's prefix; one of whose pages one is read alone
+    groups = [(1, 77, 0), (4, 33, 0), (9, 33, 1), (2, size, 1), (3, size, 0), (40, 520, 2)]
+    lengths = np.repeat([length for _, length, _ in groups], [beams for beams, *_ in groups])
+    table = np.concatenate([pages[[of] * beams] for beams, _, of in groups])
+    q = rng.standard_normal((len(table), shape.heads * shape.dim)).astype(np.float32)
+    o = Operands(place, "dense")
+    keys, values = (o.floats(plane) for plane in planes)
+    bias = o.floats(normal(rng, shape.heads, 2 * BIAS_SPAN - 1)) if shape.biased else None
+
+    def answers(rows: slice) -> tuple[np.ndarray, np.ndarray]:
+        count = len(q[rows])
+        batch = k.PagedBatch(
+            o.sequences([1] * count),
+            k.Tensor.from_numpy(lengths[rows].astype(np.int32)),
+            k.Tensor.from_numpy(np.ascontiguousarray(table[rows])),
+            size,
+            place.stream,
+        )
+        out, sums = place.empty(*q[rows].shape), place.empty(shape.heads, count)
+        arguments = out, o.floats(q[rows]), keys, values, batch, spec_of(shape), bias, sums
+        k.paged_attention(*arguments, place.stream)
+        return place.numpy(out), place.numpy(sums)
+
+    out, sums = answers(slice(None))
+    for row in range(len(q)):
+        alone, its_sums = answers(slice(row, row + 1))
+        np.testing.assert_array_equal(out[row : row + 1], alone, str(row))
+        np.testing.assert_array_equal(sums[:, row : row + 1], its_sums, str(row))
 
 
 @pytest.mark.parametrize("place", CPU_TARGETS, indirect=True)

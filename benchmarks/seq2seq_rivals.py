@@ -1,0 +1,166 @@
+"""The systems that translate side by side, greedily or with beams, from one Marian folder.
+
+A system is a function `(folder, threads) -> translate`. `translate(sources, beams, tokens)` gives
+the best text of each source, so many tokens. Each system runs in its own process (see `worker.py`),
+so imports stay inside the functions.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+Tokens = list[list[int]]
+Translate = Callable[[Tokens, int, int], Tokens]
+
+# A token with this in `final_logits_bias` never comes.
+_NEVER = -1e9
+
+
+def fusewire(folder: Path, threads: int) -> Translate:
+    """The engine as it serves: requests in together, an event for each token, with its text."""
+    from fusewire.engine.generation import GenerationEngine
+    from fusewire.engine.generation_settings import GenerationSettings
+    from fusewire.generation.request import GenerationRequest
+
+    # The same sources come again, and finding them would be no measurement.
+    settings = GenerationSettings(threads=threads, prefix_caching=False, max_sequences=256)
+    engine = GenerationEngine(folder, settings)
+
+    def translate(sources: Tokens, beams: int, tokens: int) -> Tokens:
+        found: Tokens = [[] for _ in sources]
+        events: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+        parameters = engine.parameters(num_beams=beams, max_new_tokens=tokens, temperature=0.0)
+        for row, source in enumerate(sources):
+            request = GenerationRequest(source, parameters)
+            engine.submit(request, None, lambda event, row=row: events.put((row, event)))
+        for _ in range(len(sources) * tokens):
+            row, delta = events.get()
+            if isinstance(delta, Exception):
+                raise delta
+            found[row].append(delta.token)
+        return found
+
+    return translate
+
+
+def ctranslate2(folder: Path, threads: int, compute_type: str = "float32") -> Translate:
+    """Converted by its own converter; one batch, whose encoder takes the padding out. With MKL on
+    every processor: on AMD's it would choose oneDNN, which takes three times as long in fp32."""
+    os.environ["CT2_USE_MKL"] = "1"  # read where it is imported first
+    import ctranslate2 as ct2
+    import transformers
+
+    _quiet(transformers)
+    with tempfile.TemporaryDirectory() as work:
+        ct2.converters.TransformersConverter(str(folder)).convert(f"{work}/model")
+        words = json.loads(Path(work, "model", "shared_vocabulary.json").read_text())
+        translator = ct2.Translator(
+            f"{work}/model", inter_threads=1, intra_threads=threads, compute_type=compute_type
+        )
+    ids = {word: index for index, word in enumerate(words)}
+
+    def translate(sources: Tokens, beams: int, tokens: int) -> Tokens:
+        found = translator.translate_batch(
+            [[words[token] for token in source] for source in sources],
+            beam_size=beams,
+            max_decoding_length=tokens,
+        )
+        return [[ids[word] for word in each.hypotheses[0]] for each in found]
+
+    return translate
+
+
+def transformers_eager(folder: Path, threads: int) -> Translate:
+    """`generate` as it comes: padded, SDPA, a cache that grows."""
+    import torch
+    import transformers
+
+    _quiet(transformers)
+    torch.set_num_threads(threads)
+    torch.set_num_interop_threads(1)
+    model = transformers.MarianMTModel.from_pretrained(folder).eval()
+    pad = model.config.pad_token_id
+
+    def translate(sources: Tokens, beams: int, tokens: int) -> Tokens:
+        longest = max(map(len, sources))
+        ids = torch.tensor([source + [pad] * (longest - len(source)) for source in sources])
+        with torch.inference_mode():
+            found = model.generate(
+                ids,
+                attention_mask=(ids != pad).long(),
+                num_beams=beams,
+                max_new_tokens=tokens,
+                do_sample=False,
+            )
+        return found[:, 1:].tolist()
+
+    return translate
+
+
+# fp32 but for the last, which stands beside.
+SYSTEMS: dict[str, Callable[[Path, int], Translate]] = {
+    "fusewire": fusewire,
+    "ctranslate2": ctranslate2,
+    "transformers": transformers_eager,
+    "ctranslate2-int8": partial(ctranslate2, compute_type="int8"),
+}
+PACKAGES = {"ctranslate2-int8": "ctranslate2"}
+
+
+def write_marian(folder: Path, **changes: Any) -> int:
+    """Transformer-base as a Marian folder: 6 + 6 layers of seeded random weights, whose texts never
+    end by themselves, and a tokenizer that knows a word for each of its ids, for CTranslate2's
+    converter. `changes`: of its configuration. The size of the vocabulary."""
+    import torch
+    import transformers
+    from tokenizers import Tokenizer, models
+
+    _quiet(transformers)
+    torch.manual_seed(0)
+    sizes: dict[str, Any] = {"vocab_size": 32768, "d_model": 512} | changes
+    last = sizes["vocab_size"] - 1
+    for side in ("encoder", "decoder"):
+        shape = {f"{side}_layers": 6, f"{side}_ffn_dim": 2048, f"{side}_attention_heads": 8}
+        sizes = shape | sizes
+    config = transformers.MarianConfig(
+        **sizes,
+        activation_function="swish",
+        scale_embedding=True,
+        max_position_embeddings=512,
+        eos_token_id=0,
+        pad_token_id=last,
+        decoder_start_token_id=last,
+        forced_eos_token_id=None,
+        # Texts that change from token to token, which a head tied to the words would repeat.
+        init_std=0.03,
+        tie_word_embeddings=False,
+    )
+    # What CTranslate2's converter reads, and configurations of Marian's models have.
+    config.normalize_before = config.normalize_embedding = False
+    model = transformers.MarianMTModel(config).eval()
+    for token in (0, last):
+        model.final_logits_bias[0, token] = _NEVER
+    model.generation_config = transformers.GenerationConfig(
+        eos_token_id=0, pad_token_id=last, decoder_start_token_id=last
+    )
+    model.save_pretrained(folder)
+    vocabulary = {"</s>": 0, "<unk>": 1, "<pad>": last} | {f"w{n}": n for n in range(2, last)}
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>")),
+        eos_token="</s>",
+        unk_token="<unk>",
+        pad_token="<pad>",
+    ).save_pretrained(folder)
+    return last + 1
+
+
+def _quiet(transformers: Any) -> None:
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
