@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <set>
 #include <utility>
 
 #include "core/error.h"
@@ -20,6 +22,9 @@ BeamSearch::BeamSearch(BeamSettings settings) : settings_(std::move(settings)) {
   }
   if (!std::isfinite(settings_.length_penalty)) {
     fail("BeamSearch: length_penalty: got ", settings_.length_penalty, ", wanted a finite number");
+  }
+  if (settings_.n < 1 || settings_.n > settings_.beams) {
+    fail("BeamSearch: n: got ", settings_.n, ", wanted 1 to ", settings_.beams, ", which is beams");
   }
   running_.push_back({0, kPrompt, 0.0f, kPrompt});
 }
@@ -111,22 +116,29 @@ std::vector<int32_t> BeamSearch::history(int64_t beam) const {
   return tokens;
 }
 
-std::vector<int32_t> BeamSearch::settled() const {
-  std::vector<int32_t> ends;
-  for (const RunningBeam& beam : running_) ends.push_back(beam.node);
-  for (const Finished& finished : finished_) ends.push_back(finished.node);
-  if (ends.empty()) return {};
-  // Equal tokens of one parent are one node, so common beginnings are common nodes.
-  std::vector<int32_t> common = path(ends.front());
-  for (size_t i = 1; i < ends.size() && !common.empty(); ++i) {
-    const std::vector<int32_t> other = path(ends[i]);
-    const auto most = std::min(common.size(), other.size());
-    const auto differs =
-        std::mismatch(common.begin(), common.begin() + static_cast<int64_t>(most), other.begin());
-    common.erase(differs.first, common.end());
+Settled BeamSearch::settle() {
+  if (done()) return {};
+  std::set<int32_t> ends;
+  for (const RunningBeam& beam : running_) ends.insert(beam.node);
+  const auto best = std::min(finished_.size(), static_cast<size_t>(settings_.n));
+  for (size_t i = 0; i < best; ++i) ends.insert(finished_[i].node);
+  // Equal tokens of one parent are one node, so common beginnings are common nodes; and parents
+  // come before their children, so the last of several is no ancestor of the others.
+  while (ends.size() > 1) {
+    const auto last = std::prev(ends.end());
+    ends.insert(trie_[static_cast<size_t>(*last)].parent);
+    ends.erase(last);
   }
-  for (int32_t& node : common) node = trie_[static_cast<size_t>(node)].token;
-  return common;
+  Settled settled;
+  const int32_t common = *ends.begin();
+  for (int32_t at = common; at != settled_; at = trie_[static_cast<size_t>(at)].parent) {
+    settled.tokens.push_back(trie_[static_cast<size_t>(at)].token);
+    settled.log_probs.push_back(trie_[static_cast<size_t>(at)].log_prob);
+  }
+  std::reverse(settled.tokens.begin(), settled.tokens.end());
+  std::reverse(settled.log_probs.begin(), settled.log_probs.end());
+  settled_ = common;
+  return settled;
 }
 
 std::vector<Hypothesis> BeamSearch::hypotheses() const {

@@ -22,6 +22,7 @@ struct BeamSettings {
   std::vector<int32_t> eos_token_ids;
   double length_penalty;  // a hypothesis of n tokens scores (sum of log_probs) / n^length_penalty
   EarlyStopping early_stopping;
+  int64_t n = 1;  // hypotheses that are asked for, the best
 };
 
 // One place of a step's candidates (ops.def, beam_candidates); beam -1: unused.
@@ -35,6 +36,12 @@ struct RunningBeam {
   int32_t token;
   float score;   // sum of log_probs
   int32_t node;  // of the trie
+};
+
+// Tokens of which all answers agree, and their log-probabilities.
+struct Settled {
+  std::vector<int32_t> tokens;
+  std::vector<float> log_probs;
 };
 
 struct Hypothesis {
@@ -64,8 +71,11 @@ class BeamSearch {
 
   // The tokens that a running beam has generated, for whatever looks at histories.
   std::vector<int32_t> history(int64_t beam) const;
-  // Those that every running beam and every finished hypothesis begins with: no step changes them.
-  std::vector<int32_t> settled() const;
+  // What came to be certain since the last call, of a search that is not done: the tokens that all
+  // running beams and the `n` best finished hypotheses begin with. Each of the `n` best in the end
+  // is one of these or goes on from one, so it begins with all that was ever settled; which of them
+  // a later step drops does not matter. Walks back over what is not settled alone.
+  Settled settle();
   // The finished ones, best first, at most `beams`; fewer where tokens were forbidden or the
   // vocabulary is small.
   std::vector<Hypothesis> hypotheses() const;
@@ -93,6 +103,7 @@ class BeamSearch {
   std::vector<RunningBeam> running_;
   std::vector<Finished> finished_;  // best first
   int64_t length_ = 0;
+  int32_t settled_ = -1;  // the last node that all answers have; -1: none yet
   bool broken_ = false;
 };
 

@@ -16,6 +16,7 @@ import torch
 from fusewire.engine.generation import GenerationEngine
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.errors import ComputeFailed, DeadlineExceeded, InvalidInput
+from fusewire.generation.request import GenerationRequest
 
 from tests.engine.generating import Answer, allocated_bytes, ask, byte_tokenizer
 from tests.engine.test_seq2seq_generation import ENDS, LONGEST, WORDS, seq2seq_folder
@@ -232,6 +233,41 @@ def test_the_best_come_first_with_text_and_score(engine):
         shown = [token for token in answer.tokens(index) if token not in ENDS]
         assert answer.text(index) == engine.tokenizer.decode(shown)
         assert last.score == pytest.approx(last.cumulative_logprob / last.num_output_tokens)
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_what_cannot_change_is_told_at_once(engine, reference, monkeypatch, n):
+    """And once: what comes early and at the end joins to the texts of transformers."""
+    chosen, early, steps = random.Random(8), 0, 0
+    step = engine.model.step
+
+    def counted(batch, cache):
+        nonlocal steps
+        steps += 1
+        return step(batch, cache)
+
+    monkeypatch.setattr(engine.model, "step", counted)
+    for _ in range(8):
+        prompt = random_prompt(chosen, 40)
+        asked = engine.parameters(num_beams=3, n=n, max_new_tokens=24)
+        answer, came = Answer(asked), []
+
+        def note(event, answer=answer, came=came):
+            came.append(steps)
+            answer.events.put(event)
+
+        engine.submit(GenerationRequest(prompt, asked), None, note)
+        wanted = reference.search(prompt, 3, n, max_new_tokens=24)
+        expect(answer.finish(n), wanted)
+        last = came[-1]
+        told = sum(at < last for at in came)
+        assert told % n == 0  # of all texts as much
+        assert all(delta.score is None for delta in answer.deltas[:told])
+        early += told > n  # beyond the first token, which is forced
+        for index, (tokens, _, _) in enumerate(wanted):
+            shown = [token for token in tokens if token not in ENDS]
+            assert answer.text(index) == engine.tokenizer.decode(shown)
+    assert early >= 4
 
 
 def test_cancelled_searches_leave_nothing_behind(folder, reference):

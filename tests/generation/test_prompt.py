@@ -96,12 +96,10 @@ def test_a_source_never_leads_the_text() -> None:
         read(inputs | {"exclude_input_in_output": np.array([False])}, {}, SOURCES)
 
 
-def test_beams_do_not_stream_and_a_folders_give_way() -> None:
+def test_a_folders_beams_are_those_of_streams_too() -> None:
     inputs: dict[str, Any] = {"text_input": np.array([b"text"], np.object_)}
     streamed = inputs | {"stream": np.array([True])}
     folder = {"num_beams": 4, "length_penalty": 2.0}
     assert read(inputs, {}, LIMITS, folder).parameters.num_beams == 4
-    assert read(streamed, {}, LIMITS, folder).parameters.num_beams == 1
-    assert read(streamed, {"num_beams": 1}, LIMITS, folder).stream
-    with pytest.raises(InvalidInput, match="stream: got true, wanted false with num_beams 3"):
-        read(streamed, {"num_beams": 3}, LIMITS)
+    assert read(streamed, {}, LIMITS, folder).parameters.num_beams == 4
+    assert read(streamed, {"num_beams": 3}, LIMITS).stream

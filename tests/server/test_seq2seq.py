@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -140,10 +140,48 @@ def test_beams_are_those_of_transformers(server: Server, folder: Path) -> None:
                 extra_body={"use_beam_search": True, "best_of": 3},
             )  # fmt: skip
             assert [choice.text for choice in searched.choices] == wanted
-        with pytest.raises(openai.BadRequestError, match="stream: got true, wanted false with"):
-            client.completions.create(
-                model="bart", prompt="x", stream=True, extra_body={"num_beams": 3}
-            )
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_beams_stream_what_they_answer_whole(server: Server, n: int) -> None:
+    """Over every way in."""
+    beams = {"num_beams": 3, "n": n}
+    asked = {**beams, "max_tokens": 4 * TOKENS}
+    assert server.openai is not None
+    url = f"http://{server.openai.address}/v1"
+    address = f"{server.endpoint.reachable}:{server.endpoint.grpc_port}"
+    for text in TEXTS[:4]:
+        status, found = generate(server, "bart", {"text_input": text, **asked})
+        assert status == 200
+        wanted = [found["text_output"]] if n == 1 else found["text_output"]
+        body = {"text_input": text, "stream": True, **asked}
+        events = [each["text_output"] for each in generate_stream(server, "bart", body)]
+        assert joined(events) == wanted
+        with Stream(server, "bart", text, **asked) as stream:
+            responses = [each["text_output"] for each in stream]
+        assert [b"".join(pieces).decode() for pieces in zip(*responses, strict=True)] == wanted
+        with fusewire_client.Client(address, model="bart") as client:
+            arguments = {"details": True, **asked}
+            whole = client.translate(text, **arguments)
+            streamed = list(client.translate(text, stream=True, **arguments))
+        for index, one in enumerate(whole if n > 1 else [whole]):
+            mine = [piece for piece in streamed if piece.index == index]
+            assert "".join(piece.text for piece in mine) == one.text == wanted[index]
+            assert mine[-1].finish_reason == one.finish_reason
+        with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
+            chunks = client.completions.create(
+                model="bart", prompt=text, max_tokens=4 * TOKENS, n=n, stream=True,
+                extra_body={"num_beams": 3},
+            )  # fmt: skip
+            choices = [choice for chunk in chunks for choice in chunk.choices]
+        for index in range(n):
+            assert "".join(c.text for c in choices if c.index == index) == wanted[index]
+
+
+def joined(texts: Iterable[str | list[str]]) -> list[str]:
+    """Of each of n texts its pieces together."""
+    split = [[each] if isinstance(each, str) else each for each in texts]
+    return ["".join(pieces) for pieces in zip(*split, strict=True)]
 
 
 def test_what_a_model_cannot_do_is_refused(server: Server, tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ class GenerationEngine:
 
         The events are a Delta of each of `parameters.answers`, in order, until each had one with
         a finish_reason; or an error, which ends them all. `BestOf` makes the answer of it. Of beam
-        search all come at the end.
+        search a Delta comes as soon as no other text can win, and those with a `score` at the end.
         `timeout_seconds` begins now; a `deadline` may come before.
         """
         parameters = request.parameters
@@ -313,6 +313,7 @@ class GenerationEngine:
                 eos_token_ids=sorted(t for t in stop_tokens if t < self.model.vocab_size),
                 length_penalty=parameters.length_penalty,
                 early_stopping=parameters.early_stopping,
+                n=parameters.n,
             )
             if search.candidates > MOST_CANDIDATES:
                 most_beams = MOST_CANDIDATES * parameters.num_beams // search.candidates

@@ -214,7 +214,7 @@ class GenerationParameters(BaseModel):
         ge=1,
         le=MOST_BEAMS,
         description="Beam search with so many beams, as Hugging Face's; 1: none. Default: the "
-        "folder's, unless the request samples, streams or names what does not go with beams. "
+        "folder's, unless the request samples or names what does not go with beams. "
         "`use_beam_search: true`, as in vLLM: best_of or n of them.",
     )
     length_penalty: Real = Field(
