@@ -4,6 +4,7 @@ alone."""
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +17,13 @@ from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.engine.seeds import seed_of
 from fusewire.errors import ComputeFailed, ConfigurationError, InvalidInput
 
-from tests.engine.generating import ShortOfPages, allocated_bytes, ask, byte_tokenizer
+from tests.engine.generating import (
+    ANSWER_TIMEOUT_S,
+    ShortOfPages,
+    allocated_bytes,
+    ask,
+    byte_tokenizer,
+)
 from tests.models.tiny_seq2seq import tiny_seq2seq
 from tests.places import CPU, GPU_FP32
 
@@ -193,6 +200,33 @@ def test_a_repeated_source_is_not_encoded_again(engine, monkeypatch):
     assert between.tokens - before.tokens == len(source) + 5
     assert engine.counts().tokens - between.tokens == 5
     assert engine.counts().prefix_hit_tokens - between.prefix_hit_tokens == len(source)
+
+
+def test_equal_sources_of_one_step_are_encoded_once(engine, monkeypatch):
+    """With beams and without; one of them is cancelled before it is computed."""
+    encoded, go = [], threading.Event()
+    encode, step = engine.model.encode, engine.model.step
+    monkeypatch.setattr(
+        engine.model, "encode", lambda batch, cache: encoded.append(batch) or encode(batch, cache)
+    )
+    monkeypatch.setattr(
+        engine.model, "step", lambda *given: (go.wait(ANSWER_TIMEOUT_S), step(*given))[1]
+    )
+    other, source = random_sources(2, 16, longest=40)
+    first = ask(engine, other, max_new_tokens=5)[0]
+    while engine.counts().running == 0:
+        time.sleep(0.001)
+    asked = [ask(engine, source, max_new_tokens=5, num_beams=beams) for beams in (1, 1, 3, 1)]
+    asked[0][1].cancel()
+    go.set()
+    first.finish()
+    answers = [answer.finish() for answer, _ in asked]
+    assert answers[0].cancelled
+    assert [batch.input_ids.tolist() for batch in encoded] == [other, source]
+    greedy = ask(engine, source, max_new_tokens=5)[0].finish().tokens()
+    assert answers[1].tokens() == answers[3].tokens() == greedy
+    searched = ask(engine, source, max_new_tokens=5, num_beams=3)[0].finish().tokens()
+    assert answers[2].tokens() == searched
 
 
 def test_an_encoder_pass_that_fails_ends_its_requests_alone(engine, reference, monkeypatch):
