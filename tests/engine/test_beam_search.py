@@ -15,7 +15,7 @@ import pytest
 import torch
 from fusewire.engine.generation import GenerationEngine
 from fusewire.engine.generation_settings import GenerationSettings
-from fusewire.errors import ComputeFailed, DeadlineExceeded, InvalidInput
+from fusewire.errors import ComputeFailed, ConfigurationError, DeadlineExceeded, InvalidInput
 from fusewire.generation.request import GenerationRequest
 
 from tests.engine.generating import Answer, allocated_bytes, ask, byte_tokenizer
@@ -318,6 +318,25 @@ def test_a_search_that_can_never_fit_is_refused_with_what_it_needs(folder, refer
         expect(answer.finish(), reference.search([20] * 5, 4, max_new_tokens=32))
 
 
+@pytest.mark.parametrize("named", [{}, {"max_new_tokens": 12}])
+def test_a_folder_whose_beams_can_never_fit_is_not_loaded(tmp_path, named):
+    """Unless it says how long texts are; each request would be refused."""
+    seq2seq_folder(tmp_path, "bart", num_beams=4, **named)
+
+    class Small(GenerationEngine):
+        def _pages(self) -> int:
+            return 12
+
+    settings = GenerationSettings(max_length=LONGEST, max_batch_tokens=LONGEST)
+    if named:
+        with Small(tmp_path, settings) as engine:
+            assert ask(engine, [20] * 5)[0].finish().tokens()
+        return
+    words = r"^generation_config\.json: num_beams: got 4 beams of up to 64 tokens, which can need"
+    with pytest.raises(ConfigurationError, match=words):
+        Small(tmp_path, settings)
+
+
 def test_more_candidates_than_a_step_sorts_are_refused(engine):
     ends = list(range(60, 125))  # beside the model's six
     ask(engine, [20] * 5, num_beams=28, max_new_tokens=5, stop_token_ids=ends)[0].finish()
@@ -344,6 +363,25 @@ def test_logits_that_are_not_finite_end_the_search_alone(engine, reference, monk
     assert engine.cache.used == engine.cache.reserved == 0
     answer, _ = ask(engine, prompts[1], num_beams=3, max_new_tokens=9)
     expect(answer.finish(), reference.search(prompts[1], 3, max_new_tokens=9))
+
+
+@pytest.mark.parametrize("options", [{}, {"repetition_penalty": 1.5}])
+@pytest.mark.parametrize("beams", [1, 3])
+def test_logits_that_leave_no_token_are_the_models_fault(engine, monkeypatch, beams, options):
+    """With and without beams; so are they where what a request forbids would be another's."""
+    step = engine.model.step
+
+    def nothing(batch, cache):
+        logits = step(batch, cache)
+        logits.numpy()[:] = -np.inf
+        return logits
+
+    monkeypatch.setattr(engine.model, "step", nothing)
+    asked = {"num_beams": beams, "max_new_tokens": 9, "forced_bos_token_id": None, **options}
+    with pytest.raises(ComputeFailed, match="NaN or infinite"):
+        # The first token of the folder is forced, the second is not.
+        ask(engine, [20] * 5, **asked)[0].finish()
+    assert engine.cache.used == engine.cache.reserved == 0
 
 
 def test_a_failed_step_frees_its_searches(engine, monkeypatch):

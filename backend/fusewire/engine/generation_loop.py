@@ -35,7 +35,7 @@ from fusewire.models.seq2seq_model import Seq2SeqModel
 from fusewire.models.step_batch import StepBatch
 
 if TYPE_CHECKING:
-    from fusewire.kernels import BeamSearch, Tensor
+    from fusewire.kernels import Tensor
     from fusewire.models.decoder import DecoderModel
     from fusewire.models.decoder_cache import DecoderCache
 
@@ -236,7 +236,7 @@ class GenerationLoop:
         for generation, group in zip(generations, groups, strict=True):
             try:
                 if group.search.done:
-                    self._answer_search(generation, group.search)
+                    self._answer_search(generation, group)
                 elif group in settled:
                     self._answer_settled(generation, settled[group])
             except Exception as error:
@@ -247,10 +247,11 @@ class GenerationLoop:
             for branch in generation.branches:
                 generation.on_event(_delta_of_beams(generation, branch, token, logprob))
 
-    def _answer_search(self, generation: Generation, search: BeamSearch) -> None:
-        if search.broken:
+    def _answer_search(self, generation: Generation, group: BeamGroup) -> None:
+        hypotheses = group.search.hypotheses()
+        # Where nothing changes log-probabilities, no token is left of logits at -inf alone.
+        if group.search.broken or not (hypotheses or group.changes_log_probs):
             raise ComputeFailed(NOT_FINITE)
-        hypotheses = search.hypotheses()
         if not hypotheses:
             raise InvalidInput(*FORBIDDEN)
         if len(hypotheses) < len(generation.branches):

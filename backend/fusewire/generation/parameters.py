@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError
 
-from fusewire.generation.spelling import canonical, layer, refusal
+from fusewire.generation.spelling import layer, names_given, refusal
 from fusewire.text.written import (
     Flag,
     Real,
@@ -296,13 +296,13 @@ class GenerationParameters(BaseModel):
             super().__init__(**layer(values))
         except ValidationError as error:
             raise refusal(error, values, list(type(self).model_fields)) from None
-        self._names = {canonical(name): name for name in values}
+        self._names = names_given(values)
 
     @classmethod
     def completed(cls, given: Mapping[str, Any], values: Mapping[str, Any]) -> GenerationParameters:
         """What a request has `given`, completed to `values` of all fields, which are right."""
         parameters = cls.model_construct(set(layer(given)), **values)
-        parameters._names = {canonical(name): name for name in given}
+        parameters._names = names_given(given)
         return parameters
 
     @property
