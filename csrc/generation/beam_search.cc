@@ -26,7 +26,7 @@ BeamSearch::BeamSearch(BeamSettings settings) : settings_(std::move(settings)) {
   if (settings_.n < 1 || settings_.n > settings_.beams) {
     fail("BeamSearch: n: got ", settings_.n, ", wanted 1 to ", settings_.beams, ", which is beams");
   }
-  running_.push_back({0, kPrompt, 0.0f, kPrompt});
+  running_.push_back({0, kPrompt, 0.0f, kPrompt, kPrompt});
 }
 
 int64_t BeamSearch::candidates() const {
@@ -56,10 +56,13 @@ void BeamSearch::advance(const std::vector<BeamCandidate>& candidates) {
     if (last || ends(candidate.token)) {
       // Those behind the first only stand by, in case that too few of them run on.
       if (i >= beams) continue;
+      const int32_t node = add_node(candidate);
       finished_.push_back(
-          {add_node(candidate), candidate.score, penalized(candidate.score, length_)});
+          {node, branch_of(candidate, node), candidate.score, penalized(candidate.score, length_)});
     } else if (next.size() < beams) {
-      next.push_back({candidate.beam, candidate.token, candidate.score, add_node(candidate)});
+      const int32_t node = add_node(candidate);
+      next.push_back(
+          {candidate.beam, candidate.token, candidate.score, node, branch_of(candidate, node)});
     }
   }
   running_ = std::move(next);
@@ -71,6 +74,19 @@ int32_t BeamSearch::add_node(const BeamCandidate& candidate) {
   const int32_t parent = running_[static_cast<size_t>(candidate.beam)].node;
   trie_.push_back({candidate.token, parent, candidate.log_prob});
   return static_cast<int32_t>(trie_.size()) - 1;
+}
+
+int32_t BeamSearch::branch_of(const BeamCandidate& candidate, int32_t node) const {
+  const RunningBeam& parent = running_[static_cast<size_t>(candidate.beam)];
+  return parent.node == settled_ ? node : parent.branch;
+}
+
+int32_t BeamSearch::branch_behind(int32_t settled, int32_t node) const {
+  if (node == settled) return node;
+  while (trie_[static_cast<size_t>(node)].parent != settled) {
+    node = trie_[static_cast<size_t>(node)].parent;
+  }
+  return node;
 }
 
 bool BeamSearch::ends(int32_t token) const {
@@ -118,9 +134,16 @@ std::vector<int32_t> BeamSearch::history(int64_t beam) const {
 
 Settled BeamSearch::settle() {
   if (done()) return {};
+  const auto best = std::min(finished_.size(), static_cast<size_t>(settings_.n));
+  const int32_t branch = running_.front().branch;
+  for (const RunningBeam& beam : running_) {
+    if (beam.branch != branch) return {};
+  }
+  for (size_t i = 0; i < best; ++i) {
+    if (finished_[i].branch != branch) return {};
+  }
   std::set<int32_t> ends;
   for (const RunningBeam& beam : running_) ends.insert(beam.node);
-  const auto best = std::min(finished_.size(), static_cast<size_t>(settings_.n));
   for (size_t i = 0; i < best; ++i) ends.insert(finished_[i].node);
   // Equal tokens of one parent are one node, so common beginnings are common nodes; and parents
   // come before their children, so the last of several is no ancestor of the others.
@@ -138,6 +161,10 @@ Settled BeamSearch::settle() {
   std::reverse(settled.tokens.begin(), settled.tokens.end());
   std::reverse(settled.log_probs.begin(), settled.log_probs.end());
   settled_ = common;
+  for (RunningBeam& beam : running_) beam.branch = branch_behind(common, beam.node);
+  for (size_t i = 0; i < best; ++i) {
+    finished_[i].branch = branch_behind(common, finished_[i].node);
+  }
   return settled;
 }
 

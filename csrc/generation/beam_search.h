@@ -34,8 +34,9 @@ struct BeamCandidate {
 struct RunningBeam {
   int32_t parent;  // the beam of the step before that it goes on
   int32_t token;
-  float score;   // sum of log_probs
-  int32_t node;  // of the trie
+  float score;     // sum of log_probs
+  int32_t node;    // of the trie
+  int32_t branch;  // the node on its path that follows what is settled
 };
 
 // Tokens of which all answers agree, and their log-probabilities.
@@ -74,7 +75,8 @@ class BeamSearch {
   // What came to be certain since the last call, of a search that is not done: the tokens that all
   // running beams and the `n` best finished hypotheses begin with. Each of the `n` best in the end
   // is one of these or goes on from one, so it begins with all that was ever settled; which of them
-  // a later step drops does not matter. Walks back over what is not settled alone.
+  // a later step drops does not matter. Where beams still differ
+  // behind what was settled before, that takes a glance at each of them.
   Settled settle();
   // The finished ones, best first, at most `beams`; fewer where tokens were forbidden or the
   // vocabulary is small.
@@ -87,11 +89,13 @@ class BeamSearch {
     float log_prob;
   };
   struct Finished {
-    int32_t node;
+    int32_t node, branch;  // as RunningBeam's; the branch only of the `n` best
     float sum, score;
   };
 
   int32_t add_node(const BeamCandidate& candidate);
+  int32_t branch_of(const BeamCandidate& candidate, int32_t node) const;
+  int32_t branch_behind(int32_t settled, int32_t node) const;
   bool ends(int32_t token) const;
   float penalized(float sum, int64_t length) const;
   void keep_best_finished();
