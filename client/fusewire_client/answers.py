@@ -86,7 +86,8 @@ class Generated:
     `finish_reason`: `stop` or `length`; None of a piece that others follow. `usage` of
     a piece counts its own tokens. `cumulative_logprob` counts from the beginning. `logprobs`: of
     each token, by token id, where requested; `prompt_logprobs` of each token of the
-    prompt, None for the first, with the first piece. `index`: which of n texts.
+    prompt, None for the first, with the first piece. `index`: which of n texts. `score`, of texts
+    that beam search found, with their last piece: cumulative_logprob / tokens ** length_penalty.
     """
 
     text: str
@@ -96,6 +97,7 @@ class Generated:
     logprobs: list[dict[int, Logprob]] | None = None
     index: int = 0
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    score: float | None = None
 
 
 # The output that tells which task a model does.

@@ -23,6 +23,7 @@ _DETAILS = (
     "num_cached_tokens",
     "num_output_tokens",
 )
+_SCORES = "sequences_scores"  # with the last response of beams alone
 
 
 class Asked(NamedTuple):
@@ -41,7 +42,7 @@ class Asked(NamedTuple):
         if not self.details:
             return ()
         scored = self.parameters.get("prompt_logprobs") is not None
-        return (*_DETAILS, "prompt_logprobs") if scored else _DETAILS
+        return (*_DETAILS, _SCORES, *(("prompt_logprobs",) if scored else ()))
 
 
 class Streaming(NamedTuple):
@@ -82,11 +83,11 @@ def generate(
     Args:
         prompt: A text, or a list of them; those of a list run concurrently, answered in order.
         ids: The token ids of one prompt instead.
-        details: Return `Generated` (text, finish_reason, usage, logprobs) instead of texts.
+        details: Return `Generated` (text, finish_reason, usage, logprobs, score) instead of texts.
         stream: Return an iterator of pieces as they come, of one prompt (asyncio: `async for piece
             in await …`). Leaving it cancels the rest.
         max_new_tokens: Maximum number of tokens to generate. Default: as many as fit.
-        n: Texts for each prompt, returned as a list; more than 1 only with sampling.
+        n: Texts for each prompt, returned as a list; more than 1 only with sampling or num_beams.
         temperature: Asks for sampling, as top_p and top_k do, unless do_sample=False is given.
         top_p: Sample from the smallest set of tokens with this probability.
         top_k: Sample from the k likeliest tokens.
@@ -216,12 +217,13 @@ def pieces(outputs: Arrays, asked: Asked) -> Iterator[Generated]:
         for index, text in enumerate(found.reshape(-1)):
             yield Generated(text.decode(), None, Usage(0, 0), 0.0, index=index)
         return
-    if missing := [name for name in asked.outputs if name not in outputs]:
+    wanted = [name for name in asked.outputs if name != _SCORES or name in outputs]
+    if missing := [name for name in wanted if name not in outputs]:
         raise ServerError(
             f"details: got none of {', '.join(missing)}, wanted all; is it an older server, or "
             "another backend's model?"
         )
-    flat = {name: outputs[name].reshape(-1) for name in (_TEXT, *asked.outputs)}
+    flat = {name: outputs[name].reshape(-1) for name in (_TEXT, *wanted)}
     prompt, cached = int(flat["num_input_tokens"][0]), int(flat["num_cached_tokens"][0])
     scored = flat["prompt_logprobs"][0] if "prompt_logprobs" in flat else b"null"
     prompt_logprobs = replies.parsed(scored, "prompt_logprobs", _logprobs)
@@ -238,6 +240,7 @@ def pieces(outputs: Arrays, asked: Asked) -> Iterator[Generated]:
             replies.parsed(flat["logprobs"][index], "logprobs", _logprobs),
             index,
             prompt_logprobs,
+            float(flat[_SCORES][index]) if _SCORES in flat else None,
         )
 
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <set>
 #include <utility>
 
 #include "core/error.h"
@@ -21,13 +23,16 @@ BeamSearch::BeamSearch(BeamSettings settings) : settings_(std::move(settings)) {
   if (!std::isfinite(settings_.length_penalty)) {
     fail("BeamSearch: length_penalty: got ", settings_.length_penalty, ", wanted a finite number");
   }
+  if (settings_.n < 1 || settings_.n > settings_.beams) {
+    fail("BeamSearch: n: got ", settings_.n, ", wanted 1 to ", settings_.beams, ", which is beams");
+  }
   const int64_t groups = settings_.groups;
   if (groups < 1 || settings_.beams % groups != 0) {
     fail("BeamSearch: groups: got ", groups, ", wanted 1 or more that divide ", settings_.beams,
          " beams");
   }
   groups_.resize(static_cast<size_t>(groups));
-  for (Group& group : groups_) group.running.push_back({0, kPrompt, 0.0f, kPrompt});
+  for (Group& group : groups_) group.running.push_back({0, kPrompt, 0.0f, kPrompt, kPrompt});
 }
 
 const BeamSearch::Group& BeamSearch::at(int64_t group) const {
@@ -81,11 +86,13 @@ void BeamSearch::advance(const std::vector<BeamCandidate>& candidates, int64_t i
     if ((last && settings_.groups == 1) || ends(candidate.token)) {
       // Those behind the first only stand by, in case that too few of them run on.
       if (i >= beams) continue;
-      group.finished.push_back(
-          {add_node(group, candidate), candidate.score, penalized(candidate.score, group.length)});
+      const int32_t node = add_node(group, candidate);
+      group.finished.push_back({node, branch_of(group, candidate, node), candidate.score,
+                                penalized(candidate.score, group.length)});
     } else if (next.size() < beams) {
-      next.push_back(
-          {candidate.beam, candidate.token, candidate.score, add_node(group, candidate)});
+      const int32_t node = add_node(group, candidate);
+      next.push_back({candidate.beam, candidate.token, candidate.score, node,
+                      branch_of(group, candidate, node)});
     }
   }
   group.running = std::move(next);
@@ -100,7 +107,8 @@ void BeamSearch::advance(const std::vector<BeamCandidate>& candidates, int64_t i
       can_improve(group, grouped ? candidates.front().score : group.running.front().score);
   if (improves && last) {
     for (const RunningBeam& beam : group.running) {
-      group.finished.push_back({beam.node, beam.score, penalized(beam.score, group.length)});
+      group.finished.push_back(
+          {beam.node, beam.branch, beam.score, penalized(beam.score, group.length)});
     }
     keep_best(group.finished, beams_of_group());
   }
@@ -111,6 +119,20 @@ int32_t BeamSearch::add_node(const Group& group, const BeamCandidate& candidate)
   const int32_t parent = group.running[static_cast<size_t>(candidate.beam)].node;
   trie_.push_back({candidate.token, parent, candidate.log_prob});
   return static_cast<int32_t>(trie_.size()) - 1;
+}
+
+int32_t BeamSearch::branch_of(const Group& group, const BeamCandidate& candidate,
+                              int32_t node) const {
+  const RunningBeam& parent = group.running[static_cast<size_t>(candidate.beam)];
+  return parent.node == settled_ ? node : parent.branch;
+}
+
+int32_t BeamSearch::branch_behind(int32_t settled, int32_t node) const {
+  if (node == settled) return node;
+  while (trie_[static_cast<size_t>(node)].parent != settled) {
+    node = trie_[static_cast<size_t>(node)].parent;
+  }
+  return node;
 }
 
 bool BeamSearch::ends(int32_t token) const {
@@ -164,22 +186,42 @@ std::vector<int32_t> BeamSearch::history(int64_t beam) const {
   return tokens(nodes[static_cast<size_t>(beam)]);
 }
 
-std::vector<int32_t> BeamSearch::settled() const {
-  std::vector<int32_t> ends;
-  for (const Group& group : groups_) {
-    for (const RunningBeam& beam : group.running) ends.push_back(beam.node);
-    for (const Finished& finished : group.finished) ends.push_back(finished.node);
+Settled BeamSearch::settle() {
+  if (done() || settings_.groups > 1) return {};
+  std::vector<RunningBeam>& running = groups_.front().running;
+  std::vector<Finished>& finished = groups_.front().finished;
+  const auto best = std::min(finished.size(), static_cast<size_t>(settings_.n));
+  const int32_t branch = running.front().branch;
+  for (const RunningBeam& beam : running) {
+    if (beam.branch != branch) return {};
   }
-  if (ends.empty()) return {};
-  std::vector<int32_t> common = tokens(ends.front());
-  for (size_t i = 1; i < ends.size() && !common.empty(); ++i) {
-    const std::vector<int32_t> other = tokens(ends[i]);
-    const auto most = std::min(common.size(), other.size());
-    const auto differs =
-        std::mismatch(common.begin(), common.begin() + static_cast<int64_t>(most), other.begin());
-    common.erase(differs.first, common.end());
+  for (size_t i = 0; i < best; ++i) {
+    if (finished[i].branch != branch) return {};
   }
-  return common;
+  std::set<int32_t> ends;
+  for (const RunningBeam& beam : running) ends.insert(beam.node);
+  for (size_t i = 0; i < best; ++i) ends.insert(finished[i].node);
+  // Equal tokens of one parent are one node, so common beginnings are common nodes; and parents
+  // come before their children, so the last of several is no ancestor of the others.
+  while (ends.size() > 1) {
+    const auto last = std::prev(ends.end());
+    ends.insert(trie_[static_cast<size_t>(*last)].parent);
+    ends.erase(last);
+  }
+  Settled settled;
+  const int32_t common = *ends.begin();
+  for (int32_t at = common; at != settled_; at = trie_[static_cast<size_t>(at)].parent) {
+    settled.tokens.push_back(trie_[static_cast<size_t>(at)].token);
+    settled.log_probs.push_back(trie_[static_cast<size_t>(at)].log_prob);
+  }
+  std::reverse(settled.tokens.begin(), settled.tokens.end());
+  std::reverse(settled.log_probs.begin(), settled.log_probs.end());
+  settled_ = common;
+  for (RunningBeam& beam : running) beam.branch = branch_behind(common, beam.node);
+  for (size_t i = 0; i < best; ++i) {
+    finished[i].branch = branch_behind(common, finished[i].node);
+  }
+  return settled;
 }
 
 std::vector<Hypothesis> BeamSearch::hypotheses() const {

@@ -28,6 +28,7 @@ struct BeamSettings {
   double length_penalty;  // a hypothesis of n tokens scores (sum of log_probs) / n^length_penalty
   EarlyStopping early_stopping;
   int64_t groups = 1;  // that search by themselves, each with beams / groups
+  int64_t n = 1;       // hypotheses that are asked for, the best
 };
 
 // One place of a step's candidates (ops.def, beam_candidates); beam -1: unused.
@@ -39,8 +40,15 @@ struct BeamCandidate {
 struct RunningBeam {
   int32_t parent;  // the beam of its group in the step before that it goes on
   int32_t token;
-  float score;   // sum of log_probs
-  int32_t node;  // of the trie
+  float score;     // sum of log_probs
+  int32_t node;    // of the trie
+  int32_t branch;  // the node on its path that follows what is settled
+};
+
+// Tokens of which all answers agree, and their log-probabilities.
+struct Settled {
+  std::vector<int32_t> tokens;
+  std::vector<float> log_probs;
 };
 
 struct Hypothesis {
@@ -73,8 +81,12 @@ class BeamSearch {
 
   // The tokens that a running beam has generated; beams of all groups, one after the other.
   std::vector<int32_t> history(int64_t beam) const;
-  // Those that every running beam and every finished hypothesis begins with: no step changes them.
-  std::vector<int32_t> settled() const;
+  // What came to be certain since the last call, of a search that is not done: the tokens that all
+  // running beams and the `n` best finished hypotheses begin with. Each of the `n` best in the end
+  // is one of these or goes on from one, so it begins with all that was ever settled; which of them
+  // a later step drops does not matter. Where beams still differ behind what was settled before,
+  // that takes a glance at each of them. Nothing of several groups, which are there to differ.
+  Settled settle();
   // The finished ones, best first, at most `beams`; fewer where tokens were forbidden or the
   // vocabulary is small.
   std::vector<Hypothesis> hypotheses() const;
@@ -86,7 +98,7 @@ class BeamSearch {
     float log_prob;
   };
   struct Finished {
-    int32_t node;
+    int32_t node, branch;  // as RunningBeam's; the branch only of the `n` best
     float sum, score;
   };
 
@@ -100,6 +112,8 @@ class BeamSearch {
   const Group& at(int64_t group) const;
   int64_t beams_of_group() const { return settings_.beams / settings_.groups; }
   int32_t add_node(const Group& group, const BeamCandidate& candidate);
+  int32_t branch_of(const Group& group, const BeamCandidate& candidate, int32_t node) const;
+  int32_t branch_behind(int32_t settled, int32_t node) const;
   bool ends(int32_t token) const;
   float penalized(float sum, int64_t length) const;
   void keep_best(std::vector<Finished>& finished, int64_t count) const;
@@ -111,6 +125,7 @@ class BeamSearch {
   std::vector<Node> trie_;
   std::vector<Group> groups_;
   int64_t length_ = 0;
+  int32_t settled_ = -1;  // the last node that all answers have; -1: none yet
   bool broken_ = false;
 };
 

@@ -45,19 +45,21 @@ void expect_all(const char* call, const std::vector<T*>& all) {
   }
 }
 
-// What runs on: the rows of the next step.
+// What runs on, the rows of the next step; and what is certain now.
 struct Step {
   py::array_t<int32_t> offsets, parents;
   py::array_t<int64_t> tokens;
   py::array_t<float> scores;
+  py::array_t<int32_t> settled_offsets, settled_tokens;
+  py::array_t<float> settled_log_probs;
 };
 
 Step running_beams(const std::vector<BeamSearch*>& searches) {
   expect_all("running_beams", searches);
-  std::vector<int32_t> offsets{0}, parents;
+  std::vector<int32_t> offsets{0}, parents, settled_offsets{0}, settled_tokens;
   std::vector<int64_t> next;
-  std::vector<float> next_scores;
-  for (const BeamSearch* search : searches) {
+  std::vector<float> next_scores, settled_log_probs;
+  for (BeamSearch* search : searches) {
     for (int64_t group = 0; group < search->settings().groups; ++group) {
       for (const RunningBeam& beam : search->running(group)) {
         parents.push_back(beam.parent);
@@ -66,11 +68,18 @@ Step running_beams(const std::vector<BeamSearch*>& searches) {
       }
       offsets.push_back(static_cast<int32_t>(parents.size()));
     }
+    const Settled settled = search->settle();
+    settled_tokens.insert(settled_tokens.end(), settled.tokens.begin(), settled.tokens.end());
+    settled_log_probs.insert(settled_log_probs.end(), settled.log_probs.begin(),
+                             settled.log_probs.end());
+    settled_offsets.push_back(static_cast<int32_t>(settled_tokens.size()));
   }
-  return {array_of(offsets), array_of(parents), array_of(next), array_of(next_scores)};
+  return {array_of(offsets),          array_of(parents),         array_of(next),
+          array_of(next_scores),      array_of(settled_offsets), array_of(settled_tokens),
+          array_of(settled_log_probs)};
 }
 
-Step advance_beams(const std::vector<BeamSearch*>& searches, const Array<float>& scores,
+void advance_beams(const std::vector<BeamSearch*>& searches, const Array<float>& scores,
                    const Array<float>& log_probs, const Array<int32_t>& beams,
                    const Array<int32_t>& tokens, int64_t group) {
   expect_all("advance_beams", searches);
@@ -100,7 +109,6 @@ Step advance_beams(const std::vector<BeamSearch*>& searches, const Array<float>&
     }
     search.advance(candidates, group);
   }
-  return running_beams(searches);
 }
 
 // Rows of request i: offsets[i] to offsets[i + 1] of `rows`.
@@ -194,17 +202,18 @@ void register_beams(py::module_& m) {
       "which go to the lower beam and token, and for places that no live beam fills, which stay "
       "empty.")
       .def(py::init([](int64_t beams, int64_t max_tokens, std::vector<int32_t> eos_token_ids,
-                       double length_penalty, const py::object& early_stopping, int64_t groups) {
+                       double length_penalty, const py::object& early_stopping, int64_t groups,
+                       int64_t n) {
              return BeamSearch({beams, max_tokens, std::move(eos_token_ids), length_penalty,
-                                early_stopping_of(early_stopping), groups});
+                                early_stopping_of(early_stopping), groups, n});
            }),
            py::kw_only(), "beams"_a, "max_tokens"_a, "eos_token_ids"_a = std::vector<int32_t>{},
-           "length_penalty"_a = 1.0, "early_stopping"_a = false, "groups"_a = 1,
+           "length_penalty"_a = 1.0, "early_stopping"_a = false, "groups"_a = 1, "n"_a = 1,
            "max_tokens: to generate, the end-of-sequence token included. early_stopping: True, at "
            "`beams` finished hypotheses; False, when the best running beam at its length is no "
            "better than the worst of them; \"never\", when it would not be at max_tokens either. "
            "groups: that search by themselves with `beams` / `groups` each, as in transformers "
-           "4.56's group beam search.")
+           "4.56's group beam search. n: hypotheses that are asked for, the best.")
       .def_property_readonly("groups", [](const BeamSearch& s) { return s.settings().groups; })
       .def(
           "runs", [](const BeamSearch& s, int64_t group) { return !s.running(group).empty(); },
@@ -225,10 +234,6 @@ void register_beams(py::module_& m) {
       .def(
           "history", [](const BeamSearch& s, int64_t beam) { return array_of(s.history(beam)); },
           "beam"_a, "The tokens that a running beam has generated, int32[length].")
-      .def(
-          "settled", [](const BeamSearch& s) { return array_of(s.settled()); },
-          "The tokens that all running beams and finished hypotheses begin with, int32[n]: later "
-          "steps only append to them.")
       .def("hypotheses", &BeamSearch::hypotheses,
            "The finished ones, at most `beams`, best first; fewer where tokens were forbidden or "
            "the vocabulary is small.");
@@ -239,12 +244,19 @@ void register_beams(py::module_& m) {
       .def_readonly("parents", &Step::parents,
                     "int32[rows]: the beam of its group that each goes on.")
       .def_readonly("tokens", &Step::tokens, "int64[rows]")
-      .def_readonly("scores", &Step::scores, "float32[rows], sums of log-probabilities.");
+      .def_readonly("scores", &Step::scores, "float32[rows], sums of log-probabilities.")
+      .def_readonly("settled_offsets", &Step::settled_offsets,
+                    "int32[searches + 1]: of search i the settled tokens from settled_offsets[i] "
+                    "to settled_offsets[i + 1] are new. Its n best hypotheses will begin with all "
+                    "that were settled, whatever comes. Once it is done there are none.")
+      .def_readonly("settled_tokens", &Step::settled_tokens, "int32[settled]")
+      .def_readonly("settled_log_probs", &Step::settled_log_probs, "float32[settled]");
   m.def("advance_beams", &advance_beams, "searches"_a, "scores"_a, "log_probs"_a, "beams"_a,
         "tokens"_a, "group"_a = 0,
         "Gives each search its row of what `beam_candidates` found for its group, [searches, "
-        "most]; their running_beams.");
-  m.def("running_beams", &running_beams, "searches"_a, "After a step of all groups.");
+        "most].");
+  m.def("running_beams", &running_beams, "searches"_a,
+        "What runs on after a step of all groups, and what it made certain; once a step.");
   py::class_<BeamPages>(
       m, "BeamPages",
       "Which pages hold the keys and values of one request's beams: shared where they have the "

@@ -12,6 +12,7 @@ from fusewire.engine.generation import GenerationEngine
 from fusewire.generation.parameters import GenerationParameters
 from fusewire.generation.prompt import max_new_tokens
 from fusewire.generation.spelling import ALIASES
+from fusewire.models.seq2seq_model import Seq2SeqModel
 
 from tests.engine.generating import END, LONGEST, Answer
 
@@ -76,6 +77,11 @@ VALID: dict[str, Make] = {
     "prompt_logprobs": whole(0, 20),
     "priority": some(-1000, -1, 0, 7, 1000),
     "timeout_seconds": some(100, 86400.0, None),
+    "num_beams": whole(1, 5),
+    "use_beam_search": FLAGS,
+    "length_penalty": some(-5, -1, 0, 0.6, 1.0, 5),
+    "early_stopping": some(True, False, "never"),
+    "renormalize_logits": FLAGS,
 }
 _NO_NUMBER = some("one", "1,5", "", True, [], {}, math.nan, math.inf, -math.inf)
 _NO_WHOLE = either(_NO_NUMBER, some(1.0, 0.5, -(10**30), 10**30))
@@ -101,7 +107,7 @@ INVALID: dict[str, Make] = {
     "suppress_tokens": some(5, "5", [-1], [257], [1.0], [1] * 1025),
     "begin_suppress_tokens": some(5, "5", [-1], [257], [1.0], [1] * 1025),
     "stop": some("", [""], [1], ["a"] * 17, ["a" * 257], 5, {"a": 1}),
-    "stop_token_ids": some(5, ["5"], [-1], [257], [1.0], [1] * 129, "5"),
+    "stop_token_ids": some(5, ["x"], [-1], [257], [1.0], [1] * 129, "5"),
     "ignore_eos": _NO_FLAG,
     "add_special_tokens": _NO_FLAG,
     "skip_special_tokens": _NO_FLAG,
@@ -113,6 +119,11 @@ INVALID: dict[str, Make] = {
     "prompt_logprobs": either(_NO_WHOLE, some(-1, 21)),
     "priority": either(_NO_WHOLE, some(-1001, 1001)),
     "timeout_seconds": either(_NO_NUMBER, some(0, -1, 86401)),
+    "num_beams": either(_NO_WHOLE, some(0, -1, 513)),
+    "use_beam_search": _NO_FLAG,
+    "length_penalty": either(_NO_NUMBER, some(-5.1, 6)),
+    "early_stopping": some(0, 1, "always", 1.0, []),
+    "renormalize_logits": _NO_FLAG,
 }  # fmt: skip
 # Each with what it acts on; chance alone seldom brings them together.
 TOGETHER = (
@@ -120,6 +131,12 @@ TOGETHER = (
     {"n": whole(1, 2), "best_of": whole(2, 5), "temperature": some(1.0)},
     {"logit_bias": some(LETTERS), "stop": VALID["stop"], "bad_words": VALID["bad_words"]},
     {"logit_bias": some(LETTERS | {END: 99}), "min_tokens": whole(1, 12)},
+)
+# Of beams alone: what they do not go with is left out, so that most are searched.
+BEAMS: tuple[dict[str, Make], ...] = (
+    {"num_beams": whole(2, 5), "n": whole(1, 2), "max_tokens": whole(1, 30)},
+    {"num_beams": whole(2, 4), "logit_bias": some(LETTERS | {END: 98}), "max_tokens": whole(1, 30)},
+    {"use_beam_search": some(True), "n": whole(2, 4), "max_tokens": whole(1, 30)},
 )
 _PROMPTS = either(
     lambda rng: "".join(rng.choices("abc é中\x00\n", k=rng.randint(1, 20))), many(IDS, 60, least=1)
@@ -133,10 +150,14 @@ class Asked:
     parameters: dict[str, Any]
     wrong: set[str]  # what alone is reason to refuse it
 
-    def may_be_refused(self) -> bool:
+    def may_be_refused(self, engine: GenerationEngine) -> bool:
         """For what its parts say together, where each is right."""
         p = {name: value for name, value in self.parameters.items() if value is not None}
         if any({alias, name} <= p.keys() for alias, name in ALIASES.items()):
+            return True
+        if engine.limits.source is not None and "prompt_logprobs" in p:
+            return True
+        if self.searches() and self._beams_may_be_refused(p, engine.cache.pages):
             return True
         samples = p.get("do_sample", bool(SAMPLING & p.keys()))
         greedy = not samples or p.get("temperature", 1) == 0
@@ -151,6 +172,27 @@ class Asked:
             or len(self.prompt) + max(tokens, least) > LONGEST // 2  # text may have more tokens
         )
 
+    def searches(self) -> bool:
+        return self.parameters.get("num_beams", 1) != 1 or "use_beam_search" in self.parameters
+
+    def _beams_may_be_refused(self, p: dict[str, Any], pages: int) -> bool:
+        beams = p.get("num_beams", p.get("best_of", p.get("n", 1)))
+        prompt = (
+            len(str(self.prompt).encode()) if isinstance(self.prompt, str) else len(self.prompt)
+        )
+        longest = prompt + p.get("max_new_tokens", p.get("max_tokens", LONGEST))
+        return (
+            {"num_beams", "use_beam_search"} <= p.keys()
+            or any(p.get(name) not in (None, []) for name in WITHOUT_BEAMS)
+            or p.get("n", 1) > beams
+            or beams * (longest // 16 + 1) + prompt // 16 + 1 > pages
+        )
+
+    def coupled(self, engine: GenerationEngine) -> set[str]:
+        """What it may be refused for beside what is wrong."""
+        without = WITHOUT_BEAMS if self.searches() else set()
+        return COUPLED | without | ({"prompt_logprobs"} if engine.limits.source else set())
+
     def forbids(self) -> bool:
         """Tokens, so that none may be left."""
         names = (
@@ -164,8 +206,9 @@ class Asked:
 
 
 # What parts that each are right can be refused for together.
-COUPLED = {"n", "best_of", *ALIASES, *ALIASES.values()}
+COUPLED = {"n", "best_of", "num_beams", "use_beam_search", *ALIASES, *ALIASES.values()}
 SAMPLING = {"temperature", "top_k", "top_p", "min_p", "typical_p"}
+WITHOUT_BEAMS = {*SAMPLING, "do_sample", "best_of", "stop", "logprobs", "prompt_logprobs"}
 
 
 def any_request(rng: random.Random) -> Asked:
@@ -175,6 +218,10 @@ def any_request(rng: random.Random) -> Asked:
     if rng.random() < 0.7:
         chosen = rng.choice(TOGETHER)
         parameters |= {name: make(rng) for name, make in chosen.items()}
+    if rng.random() < 0.3:
+        for name in (*WITHOUT_BEAMS, *ALIASES.values(), "num_beams", "use_beam_search"):
+            parameters.pop(name, None)
+        parameters |= {name: make(rng) for name, make in rng.choice(BEAMS).items()}
     prompt, wrong = _PROMPTS(rng), set()
     if rng.random() < 0.1:
         for name in rng.sample(sorted(VALID), rng.randint(1, 2)):
@@ -199,11 +246,20 @@ def obeys(
     scored = [delta.prompt_logprobs for delta in answer.deltas]
     assert [each is not None for each in scored].count(True) == (p.prompt_logprobs is not None)
     assert scored[0] is None or len(list(scored[0])) == len(ids)
+    if isinstance(engine.model, Seq2SeqModel):
+        ids = [engine.model.decoder_start_token_id]
+    lasts = [_last(answer, index) for index in range(p.n)]
+    if p.searches:
+        scores = [last.score for last in lasts]
+        assert scores == sorted(scores, reverse=True)
+        for last in lasts:
+            wanted = last.cumulative_logprob / last.num_output_tokens**p.length_penalty
+            assert math.isclose(last.score, wanted, rel_tol=1e-4, abs_tol=1e-4)
+    assert sum(d.score is not None for d in answer.deltas) == (p.n if p.searches else 0)
     for index in range(p.n):
         _one_obeys(engine, ids, p, most, [d for d in answer.deltas if d.index == index])
     if p.best_of is not None and p.best_of > p.n:
-        means = [_last(answer, index).cumulative_logprob / len(answer.tokens(index))
-                 for index in range(p.n)]  # fmt: skip
+        means = [last.cumulative_logprob / last.num_output_tokens for last in lasts]
         assert means == sorted(means, reverse=True)
 
 
@@ -223,7 +279,8 @@ def _one_obeys(
     assert tokens[0] not in p.begin_suppress_tokens
     stops = {*p.stop_token_ids, *(() if p.ignore_eos else engine.model.eos_token_ids)}
     assert not stops & set(tokens[:-1])
-    stopped_by_token = tokens[-1] in stops
+    forced_end = p.forced_eos_token_id is not None and len(tokens) == most  # whatever is forbidden
+    stopped_by_token = tokens[-1] in stops and not forced_end
     if reason == "length":
         assert len(tokens) == most
         assert not stopped_by_token
@@ -232,7 +289,7 @@ def _one_obeys(
 
     _stop_strings_obeyed(p, deltas, text, reason == "stop" and not stopped_by_token)
     words = [word for word in engine._bad_words.token_ids(p.bad_words)]
-    for end in range(1, len(tokens) + 1):
+    for end in range(1, len(tokens) + 1 - forced_end):
         so_far = ids + tokens[:end]
         for word in words:
             banned = so_far[-len(word) :] == word
@@ -244,7 +301,7 @@ def _one_obeys(
     assert [d.num_output_tokens for d in deltas] == list(range(1, len(deltas) + 1))
     total = 0.0
     for delta in deltas:
-        assert delta.logprob <= 1e-4
+        assert delta.logprob <= 1e-4 or p.searches  # biases and penalties raise it
         total += delta.logprob
         assert math.isclose(delta.cumulative_logprob, total, rel_tol=1e-6, abs_tol=1e-6)
         alternatives = [value for _, value in delta.top_logprobs]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from fusewire.engine.kv_cache import SequencePages
+from fusewire.engine.kv_cache import SequencePages, SourcePages
 
 Stored = tuple[object, ...]
 
@@ -46,15 +46,14 @@ class PagedMemory:
             page = pages.table[position // self.page_size]
             self._pages[page][position % self.page_size] = _stored(pages, token_ids, position)
 
-    def encode(self, pages: SequencePages, everyone: Iterable[SequencePages]) -> None:
-        """Writes the source of a sequence; nobody of `everyone` else has its pages."""
-        assert pages.source is not None
-        written = set(pages.source.table)
+    def encode(self, source: SourcePages, everyone: Iterable[SequencePages]) -> None:
+        """Writes a source; nobody of `everyone` has its pages for anything else."""
+        written = set(source.table)
         for other in everyone:
             assert not written & set(other.table)
-            assert other.source is pages.source or not written & set(_source_table(other))
-        for position, stored in enumerate(_stored_source(pages)):
-            page = pages.source.table[position // self.page_size]
+            assert other.source is source or not written & set(_source_table(other))
+        for position, stored in enumerate(_stored_source(source)):
+            page = source.table[position // self.page_size]
             self._pages[page][position % self.page_size] = stored
 
     def check(self, pages: SequencePages, token_ids: Sequence[int]) -> None:
@@ -67,7 +66,7 @@ class PagedMemory:
             self._check_source(pages)
 
     def _check_source(self, pages: SequencePages) -> None:
-        for position, stored in enumerate(_stored_source(pages)):
+        for position, stored in enumerate(_stored_source(pages.source)):
             page = _source_table(pages)[position // self.page_size]
             assert self._pages[page][position % self.page_size] == stored
 
@@ -77,10 +76,10 @@ def _stored(pages: SequencePages, token_ids: Sequence[int], position: int) -> St
     return (source, *token_ids[: position + 1])
 
 
-def _stored_source(pages: SequencePages) -> list[Stored]:
-    if pages.source is None:
+def _stored_source(source: SourcePages | None) -> list[Stored]:
+    if source is None:
         return []
-    token_ids = tuple(pages.source.source.token_ids)
+    token_ids = tuple(source.source.token_ids)
     return [("source", token_ids, position) for position in range(len(token_ids))]
 
 

@@ -14,7 +14,8 @@ import pytest
 import torch
 from fusewire.engine.generation import GenerationEngine
 from fusewire.engine.generation_settings import GenerationSettings
-from fusewire.errors import ComputeFailed, DeadlineExceeded, InvalidInput
+from fusewire.errors import ComputeFailed, ConfigurationError, DeadlineExceeded, InvalidInput
+from fusewire.generation.request import GenerationRequest
 
 from tests.engine.generating import (
     Answer,
@@ -271,6 +272,41 @@ def test_the_best_come_first_with_text_and_score(engine):
         assert last.score == pytest.approx(last.cumulative_logprob / last.num_output_tokens)
 
 
+@pytest.mark.parametrize("n", [1, 3])
+def test_what_cannot_change_is_told_at_once(engine, reference, monkeypatch, n):
+    """And once: what comes early and at the end joins to the texts of transformers."""
+    chosen, early, steps = random.Random(8), 0, 0
+    step = engine.model.step
+
+    def counted(batch, cache):
+        nonlocal steps
+        steps += 1
+        return step(batch, cache)
+
+    monkeypatch.setattr(engine.model, "step", counted)
+    for _ in range(8):
+        prompt = random_prompt(chosen, 40)
+        asked = engine.parameters(num_beams=3, n=n, max_new_tokens=24)
+        answer, came = Answer(asked), []
+
+        def note(event, answer=answer, came=came):
+            came.append(steps)
+            answer.events.put(event)
+
+        engine.submit(GenerationRequest(prompt, asked), None, note)
+        wanted = reference.search(prompt, 3, n, max_new_tokens=24)
+        expect(answer.finish(n), wanted)
+        last = came[-1]
+        told = sum(at < last for at in came)
+        assert told % n == 0  # of all texts as much
+        assert all(delta.score is None for delta in answer.deltas[:told])
+        early += told > n  # beyond the first token, which is forced
+        for index, (tokens, _, _) in enumerate(wanted):
+            shown = [token for token in tokens if token not in ENDS]
+            assert answer.text(index) == engine.tokenizer.decode(shown)
+    assert early >= 4
+
+
 def test_cancelled_searches_leave_nothing_behind(folder, reference):
     chosen = random.Random(4)
     with engine_of(folder) as engine:
@@ -317,6 +353,25 @@ def test_a_search_that_can_never_fit_is_refused_with_what_it_needs(folder, refer
         expect(answer.finish(), reference.search([20] * 5, 4, max_new_tokens=32))
 
 
+@pytest.mark.parametrize("named", [{}, {"max_new_tokens": 12}])
+def test_a_folder_whose_beams_can_never_fit_is_not_loaded(tmp_path, named):
+    """Unless it says how long texts are; each request would be refused."""
+    seq2seq_folder(tmp_path, "bart", num_beams=4, **named)
+
+    class Small(GenerationEngine):
+        def _pages(self) -> int:
+            return 12
+
+    settings = GenerationSettings(max_length=LONGEST, max_batch_tokens=LONGEST)
+    if named:
+        with Small(tmp_path, settings) as engine:
+            assert ask(engine, [20] * 5)[0].finish().tokens()
+        return
+    words = r"^generation_config\.json: num_beams: got 4 beams of up to 64 tokens, which can need"
+    with pytest.raises(ConfigurationError, match=words):
+        Small(tmp_path, settings)
+
+
 def test_more_candidates_than_a_step_sorts_are_refused(engine):
     ends = list(range(60, 125))  # beside the model's six
     ask(engine, [20] * 5, num_beams=28, max_new_tokens=5, stop_token_ids=ends)[0].finish()
@@ -343,6 +398,25 @@ def test_logits_that_are_not_finite_end_the_search_alone(engine, reference, monk
     assert engine.cache.used == engine.cache.reserved == 0
     answer, _ = ask(engine, prompts[1], num_beams=3, max_new_tokens=9)
     expect(answer.finish(), reference.search(prompts[1], 3, max_new_tokens=9))
+
+
+@pytest.mark.parametrize("options", [{}, {"repetition_penalty": 1.5}])
+@pytest.mark.parametrize("beams", [1, 3])
+def test_logits_that_leave_no_token_are_the_models_fault(engine, monkeypatch, beams, options):
+    """With and without beams; so are they where what a request forbids would be another's."""
+    step = engine.model.step
+
+    def nothing(batch, cache):
+        logits = step(batch, cache)
+        logits.numpy()[:] = -np.inf
+        return logits
+
+    monkeypatch.setattr(engine.model, "step", nothing)
+    asked = {"num_beams": beams, "max_new_tokens": 9, "forced_bos_token_id": None, **options}
+    with pytest.raises(ComputeFailed, match="NaN or infinite"):
+        # The first token of the folder is forced, the second is not.
+        ask(engine, [20] * 5, **asked)[0].finish()
+    assert engine.cache.used == engine.cache.reserved == 0
 
 
 def test_a_failed_step_frees_its_searches(engine, monkeypatch):

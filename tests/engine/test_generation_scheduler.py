@@ -61,9 +61,9 @@ class Engine:
     def compute(self, step: Step) -> None:
         self.memory.copy_pages(step.copies)
         everyone = [s.pages for s in self.known if s.pages is not None]
-        for sequence in step.encodes:
-            if sequence.pages is not None:  # else cancelled after it was planned
-                self.memory.encode(sequence.pages, everyone)
+        for source in step.sources:
+            if source.readers:  # else cancelled after it was planned
+                self.memory.encode(source, everyone)
         for sequence, first, tokens in step.chunks:
             if sequence.state is State.RUNNING:  # else cancelled after it was planned
                 self.memory.write(sequence.pages, sequence.token_ids, first, tokens, everyone)
@@ -127,10 +127,11 @@ class Engine:
         assert step.chunks or step.encodes or not self.those(State.RUNNING) + still
         # Sources are encoded when their sequences begin, unless they are there: then, or never.
         assert set(step.encodes) <= set(admitted)
+        assert step.sources == [sequence.pages.source for sequence in step.encodes]
         for sequence in self.those(State.RUNNING):
             source = sequence.pages.source
             assert (source is None) == (sequence.source is None)
-            assert source is None or source.stored != (sequence in step.encodes)
+            assert source is None or source.stored != (source in step.sources)
 
 
 def missing(sequence: GenerationSequence) -> int:
@@ -353,9 +354,43 @@ def test_a_repeated_source_skips_the_encoder():
 def test_equal_sources_of_one_step_are_stored_once():
     engine = Engine(pages=20, page_size=4)
     both = [engine.add([1], new_tokens=6, source=Source([5] * 9)) for _ in range(2)]
-    assert engine.step().encodes == both
-    assert both[0].pages.source.table == both[1].pages.source.table
-    assert engine.cache.used == 3 + 2
+    step = engine.step()
+    assert (step.encodes, step.tokens) == (both[:1], 9 + 2)
+    assert both[0].pages.source is both[1].pages.source
+    assert (engine.cache.used, engine.cache.live_tokens) == (3 + 2, 2 * (9 + 1))
+    engine.drain()
+
+
+@pytest.mark.parametrize("cancelled", [0, 1, 2])
+def test_who_shares_a_source_that_is_coming_does_not_need_who_brought_it(cancelled):
+    engine = Engine(pages=20, page_size=4)
+    sharing = [engine.add([1], new_tokens=6, source=Source([5] * 9)) for _ in range(3)]
+    step = engine.scheduler.plan(1)
+    for sequence in (sharing[cancelled], sharing[cancelled - 1]):
+        engine.scheduler.finish(sequence)
+    engine.compute(step)
+    (left,) = engine.those(State.RUNNING)
+    assert left.pages.source.stored
+    assert (engine.cache.used, engine.cache.live_tokens) == (3 + 1, 9 + 1)
+    engine.drain()
+
+
+def test_a_source_that_nobody_wants_any_more_is_encoded_for_the_next():
+    engine = Engine(pages=20, page_size=4)
+    both = [engine.add([1], source=Source([5] * 9)) for _ in range(2)]
+    engine.scheduler.plan(1)  # whose computation fails
+    for sequence in both:
+        engine.scheduler.finish(sequence)
+    assert engine.cache.used == 0
+    after = engine.add([1], source=Source([5] * 9))
+    assert engine.step().encodes == [after]
+    engine.drain()
+
+
+def test_an_equal_source_needs_no_budget_of_its_own():
+    engine = Engine(pages=20, page_size=4, max_batch_tokens=12)
+    both = [engine.add([1], source=Source([5] * 9)) for _ in range(2)]
+    assert [chunk.sequence for chunk in engine.step().chunks] == both
     engine.drain()
 
 

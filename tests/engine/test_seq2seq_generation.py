@@ -253,6 +253,26 @@ def test_a_repeated_source_is_not_encoded_again(engine, monkeypatch):
     assert after.prefix_hit_tokens - between.prefix_hit_tokens == len(source)
 
 
+def test_equal_sources_of_one_step_are_encoded_once(engine, monkeypatch):
+    """With beams and without; one of them is cancelled before it is computed."""
+    encoded = []
+    encode = engine.model.encode
+    monkeypatch.setattr(
+        engine.model, "encode", lambda batch, cache: encoded.append(batch) or encode(batch, cache)
+    )
+    (source,) = random_sources(1, 16, longest=40)
+    with held(engine):
+        asked = [ask(engine, source, max_new_tokens=5, num_beams=beams) for beams in (1, 1, 3, 1)]
+        asked[0][1].cancel()
+    answers = [answer.finish() for answer, _ in asked]
+    assert answers[0].cancelled
+    assert [batch.input_ids.tolist() for batch in encoded] == [source]
+    greedy = ask(engine, source, max_new_tokens=5)[0].finish().tokens()
+    assert answers[1].tokens() == answers[3].tokens() == greedy
+    searched = ask(engine, source, max_new_tokens=5, num_beams=3)[0].finish().tokens()
+    assert answers[2].tokens() == searched
+
+
 def test_an_encoder_pass_that_fails_ends_its_requests_alone(engine, reference, monkeypatch):
     def fail(*_: object) -> None:
         raise ZeroDivisionError

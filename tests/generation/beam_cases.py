@@ -25,6 +25,7 @@ class Case:
     eos: tuple[int, ...] = ()
     length_penalty: float = 1.0
     early_stopping: bool | str = False
+    n: int = 1
 
     def new(self) -> k.BeamSearch:
         return k.BeamSearch(
@@ -33,6 +34,7 @@ class Case:
             eos_token_ids=list(self.eos),
             length_penalty=self.length_penalty,
             early_stopping=self.early_stopping,
+            n=self.n,
         )
 
 
@@ -82,6 +84,7 @@ class Running:
     prompt: tuple[int, ...]
     search: k.BeamSearch = field(init=False)
     steps: int = 0
+    settled: list[list[int]] = field(default_factory=list)  # by each step
 
     def __post_init__(self) -> None:
         self.search = self.case.new()
@@ -115,9 +118,13 @@ def search(
             rows = np.ascontiguousarray(process(rows, prefixes))
         counts = [request.search.candidates for request in active]
         found = candidates_of(rows, offsets, scores, counts, process is not None)
-        step = k.advance_beams([request.search for request in active], *found)
-        for request in active:
+        searches = [request.search for request in active]
+        k.advance_beams(searches, *found)
+        step = k.running_beams(searches)
+        settled = np.split(step.settled_tokens, step.settled_offsets[1:-1])
+        for request, tokens in zip(active, settled, strict=True):
             request.steps += 1
+            request.settled.append(tokens.tolist())
         going = np.diff(step.offsets) > 0
         assert [not request.search.done for request in active] == going.tolist()
         active = [request for request, on in zip(active, going, strict=True) if on]

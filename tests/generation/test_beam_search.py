@@ -4,7 +4,7 @@ hypotheses the ones that stand first."""
 from __future__ import annotations
 
 import re
-from itertools import pairwise
+from itertools import takewhile
 
 import numpy as np
 import pytest
@@ -200,37 +200,74 @@ def test_an_answer_does_not_depend_on_what_it_was_batched_with():
             assert (one.sum, one.score) == (two.sum, two.score)
 
 
-def test_what_is_settled_only_grows_and_all_hypotheses_begin_with_it():
-    grew = 0
-    for seed in range(40):
-        case, vocab = drawn(np.random.default_rng(seed))
-        seen: list[list[int]] = [[]]
-        logits = random_logits(vocab, seed, eos=case.eos)
+@settings(max_examples=300, deadline=None)
+@given(
+    beams=st.integers(1, 8),
+    n=st.integers(1, 8),
+    vocab=st.integers(2, 30),
+    ends=st.integers(0, 3),
+    spread=st.sampled_from([1.0, 3.0, 12.0]),
+    levels=st.sampled_from([0, 0, 2, 12]),
+    max_tokens=st.integers(1, 14),
+    forbidden=st.sampled_from([0.0, 0.0, 0.3, 0.9]),
+    bias=st.sampled_from([0.0, 0.0, 0.7]),
+    penalty=st.sampled_from([-1.0, 0.0, 0.6, 1.0, 2.0]),
+    stopping=st.sampled_from(STOPPING),
+    seed=st.integers(0, 2**31),
+)
+def test_the_answers_begin_with_all_that_was_settled(
+    beams, n, vocab, ends, spread, levels, max_tokens, forbidden, bias, penalty, stopping, seed
+):
+    """And it is all that can be known: what the running beams and the n best hypotheses share.
+    `bias`: processors may raise log-probabilities above 0, so that no score is out of reach."""
+    n = min(n, beams)
+    eos = tuple(range(min(ends, vocab)))
+    case = Case(beams, max_tokens, eos, penalty, stopping, n)
+    logits = random_logits(vocab, seed, eos=eos, levels=levels, forbidden=forbidden)
 
-        def watched(prefix, logits=logits, seen=seen):
-            seen.append(list(prefix))
-            return logits(prefix)
+    def process(rows: np.ndarray, prefixes: list[tuple[int, ...]]) -> np.ndarray:
+        return np.stack([logits(prefix) for prefix in prefixes]) * np.float32(spread) + bias
 
-        search_ = case.new()
-        settled = [search_.settled().tolist()]
-        scores, prefixes = np.zeros(1, np.float32), [PROMPT]
-        while not search_.done:
-            rows = np.stack([watched(prefix) for prefix in prefixes])
-            offsets = np.array([0, len(rows)], np.int32)
-            found = candidates_of(rows, offsets, scores, [search_.candidates], False)
-            step = k.advance_beams([search_], *found)
-            settled.append(search_.settled().tolist())
-            scores = step.scores
-            beams = range(len(scores))
-            histories = [tuple(search_.history(beam).tolist()) for beam in beams]
-            assert [history[-1] for history in histories] == step.tokens.tolist()
-            prefixes = [PROMPT + history for history in histories]
-        for before, after in pairwise(settled):
-            assert after[: len(before)] == before
-        for hypothesis in search_.hypotheses():
-            assert hypothesis.tokens.tolist()[: len(settled[-1])] == settled[-1]
-        grew += len(settled[-2]) > 0
-    assert grew >= 5
+    search_, settled, log_probs = case.new(), [], []
+    scores, prefixes = np.zeros(1, np.float32), [PROMPT]
+    while not search_.done:
+        rows = process(None, prefixes)
+        offsets = np.array([0, len(rows)], np.int32)
+        found = candidates_of(rows, offsets, scores, [search_.candidates], True)
+        searches = [search_]
+        k.advance_beams(searches, *found)
+        step = k.running_beams(searches)
+        settled += step.settled_tokens.tolist()
+        log_probs += step.settled_log_probs.tolist()
+        assert step.settled_offsets.tolist() == [0, len(step.settled_tokens)]
+        scores = step.scores
+        histories = [tuple(search_.history(beam).tolist()) for beam in range(len(scores))]
+        assert [history[-1] for history in histories] == step.tokens.tolist()
+        prefixes = [PROMPT + history for history in histories]
+        if search_.done:
+            assert step.settled_tokens.size == 0
+            break
+        best = [tuple(h.tokens.tolist()) for h in search_.hypotheses()[:n]]
+        alike = takewhile(lambda at: len(set(at)) == 1, zip(*histories, *best, strict=False))
+        assert settled == [at[0] for at in alike]
+    for hypothesis in search_.hypotheses()[:n]:
+        assert hypothesis.tokens.tolist()[: len(settled)] == settled
+        assert hypothesis.log_probs.tolist()[: len(settled)] == log_probs
+        assert len(settled) < len(hypothesis.tokens)  # its end is told with its score
+
+
+def test_beams_settle_long_before_their_end():
+    """In half of these searches; all of them together as each alone."""
+    cases, ahead = [], 0
+    for seed in range(30):
+        case = Case(4, 24, (0,), early_stopping=STOPPING[seed % 3])
+        cases.append((case, random_logits(40, seed, eos=(0,)), PROMPT))
+    together = search(cases)
+    for case, batched in zip(cases, together, strict=True):
+        (alone,) = search([case])
+        assert batched.settled == alone.settled
+        ahead += sum(map(len, batched.settled[: batched.search.length // 2])) > 0
+    assert ahead >= 15
 
 
 def test_a_broken_step_ends_a_search_without_hypotheses():
@@ -241,7 +278,9 @@ def test_a_broken_step_ends_a_search_without_hypotheses():
     found = candidates_of(
         rows, np.array([0, 1, 2], np.int32), np.zeros(2, np.float32), [4, 4], False
     )
-    step = k.advance_beams([whole, broken], *found)
+    searches = [whole, broken]
+    k.advance_beams(searches, *found)
+    step = k.running_beams(searches)
     assert step.offsets.tolist() == [0, 2, 2]
     assert (broken.broken, broken.done, broken.hypotheses()) == (True, True, [])
     assert (whole.broken, whole.done) == (False, False)
@@ -265,6 +304,8 @@ def test_a_search_ends_where_everything_is_forbidden():
     ("given", "message"),
     [
         ({"beams": 0}, "beams: got 0, wanted 1 or more"),
+        ({"n": 0}, "n: got 0, wanted 1 to 2, which is beams"),
+        ({"n": 3}, "n: got 3, wanted 1 to 2, which is beams"),
         ({"max_tokens": 0}, "max_tokens: got 0, wanted 1 or more"),
         ({"length_penalty": float("nan")}, "length_penalty: got nan, wanted a finite number"),
         ({"early_stopping": "always"}, 'early_stopping: got always, wanted True, False or "never"'),

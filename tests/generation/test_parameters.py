@@ -154,6 +154,24 @@ def test_what_beams_do_not_go_with_is_refused(asked: dict[str, Any], message: st
         parse(num_beams=4, **asked)
 
 
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"best_of": 513}, "best_of: got 513, wanted at most 512"),
+        ({"best_of": 0}, "best_of: got 0, wanted at least 1"),
+        ({"best_of": 2, "n": 3}, "n: got 3, wanted at most 2, which is best_of"),
+        ({"best_of": 49}, "best_of: got 49, wanted at most 48, the sequences that run at once"),
+        ({"best_of": 8, "max_tokens": 300}, "best_of: got 2400 tokens over 8 sequences"),
+        ({"n": 49}, "n: got 49, wanted at most 48, the sequences that run at once"),
+    ],
+)
+def test_vllms_beams_are_refused_by_the_name_that_was_sent(
+    asked: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidInput, match=f"^{message}"):
+        parse(use_beam_search=True, **asked)
+
+
 def test_a_folders_beams_give_way(folder: Callable[..., Path]) -> None:
     defaults = generation_defaults(folder(num_beams=4, length_penalty=2.0, early_stopping=True))
     parameters = parse(defaults)

@@ -44,7 +44,9 @@ class BeamDriver:
         )
         running = requests
         while running:
-            step = k.advance_beams([request.search for request in running], *found)
+            searches = [request.search for request in running]
+            k.advance_beams(searches, *found)
+            step = k.running_beams(searches)
             pages = [request.pages for request in running]
             fresh = self._take(int(k.wanted_pages(pages, step.offsets).sum()))
             forks = k.fork_pages(pages, step.offsets, step.parents, np.array(fresh, np.int32))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import fusewire_client
+import numpy as np
 import openai
 import pytest
 import tokenizers
@@ -20,6 +21,7 @@ from fusewire.serving.supervisor.server import Server
 from tests.engine.generating import END, byte_tokenizer, tiny_folder
 from tests.models.tiny_seq2seq import tiny_seq2seq
 from tests.server.streaming import Stream, generate, generate_stream
+from tests.tolerance import PIPELINE_SCORE
 
 TEXTS = [f"Text {number} of those to translate" + "!" * number for number in range(16)]
 TOKENS = 12
@@ -123,27 +125,78 @@ def test_beams_are_those_of_transformers(server: Server, folder: Path) -> None:
     model = BartForConditionalGeneration.from_pretrained(folder).eval()
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
     assert server.openai is not None
+    address = f"{server.endpoint.reachable}:{server.endpoint.grpc_port}"
     url = f"http://{server.openai.address}/v1"
     with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
         for text in TEXTS[:4]:
             ids = torch.tensor([tokenizer.encode(text).ids])
             with torch.no_grad():
                 made = model.generate(
-                    ids, do_sample=False, num_beams=3, num_return_sequences=2, max_new_tokens=TOKENS
-                )
-            wanted = [tokenizer.decode(row[1:].tolist()) for row in made]
+                    ids,
+                    do_sample=False, num_beams=3, num_return_sequences=2, max_new_tokens=TOKENS,
+                    return_dict_in_generate=True, output_scores=True,
+                )  # fmt: skip
+            wanted = [tokenizer.decode(row[1:].tolist()) for row in made.sequences]
+            scores = pytest.approx(made.sequences_scores.tolist(), abs=PIPELINE_SCORE)
             beams = {"num_beams": 3, "n": 2, "max_tokens": TOKENS}
-            status, found = generate(server, "bart", {"text_input": text, **beams})
+            body = {"text_input": text, "return_sequences_scores": True, **beams}
+            status, found = generate(server, "bart", body)
             assert (status, found["text_output"]) == (200, wanted)
+            assert found["sequences_scores"] == scores
+            _, (record,) = ask("translate", [text], [], address, "grpc", "bart", beams)
+            assert record == {"text": text, "output": wanted, "sequences_scores": scores}
             searched = client.completions.create(
                 model="bart", prompt=text, max_tokens=TOKENS, n=2,
                 extra_body={"use_beam_search": True, "best_of": 3},
             )  # fmt: skip
             assert [choice.text for choice in searched.choices] == wanted
-        with pytest.raises(openai.BadRequestError, match="stream: got true, wanted false with"):
-            client.completions.create(
-                model="bart", prompt="x", stream=True, extra_body={"num_beams": 3}
-            )
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_beams_stream_what_they_answer_whole(server: Server, n: int) -> None:
+    """Over every way in."""
+    beams = {"num_beams": 3, "n": n}
+    asked = {**beams, "max_tokens": 4 * TOKENS}
+    returned = {"return_sequences_scores": True}
+    assert server.openai is not None
+    url = f"http://{server.openai.address}/v1"
+    address = f"{server.endpoint.reachable}:{server.endpoint.grpc_port}"
+    for text in TEXTS[:4]:
+        status, found = generate(server, "bart", {"text_input": text, **asked, **returned})
+        assert status == 200
+        wanted = [found["text_output"]] if n == 1 else found["text_output"]
+        body = {"text_input": text, "stream": True, **asked, **returned}
+        *before, last = events = list(generate_stream(server, "bart", body))
+        assert joined(each["text_output"] for each in events) == wanted
+        assert last["sequences_scores"] == found["sequences_scores"]
+        assert not any("sequences_scores" in each for each in before)
+        with Stream(server, "bart", text, **asked) as stream:
+            responses = [each["text_output"] for each in stream]
+        assert [b"".join(pieces).decode() for pieces in zip(*responses, strict=True)] == wanted
+        with fusewire_client.Client(address, model="bart") as client:
+            arguments = {"details": True, **asked}
+            whole = client.translate(text, **arguments)
+            streamed = list(client.translate(text, stream=True, **arguments))
+        for index, one in enumerate(whole):
+            mine = [piece for piece in streamed if piece.index == index]
+            assert "".join(piece.text for piece in mine) == one.text == wanted[index]
+            assert mine[-1].finish_reason == one.finish_reason
+            scores = np.ravel(found["sequences_scores"])
+            assert mine[-1].score == one.score == pytest.approx(scores[index])
+        with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
+            chunks = client.completions.create(
+                model="bart", prompt=text, max_tokens=4 * TOKENS, n=n, stream=True,
+                extra_body={"num_beams": 3},
+            )  # fmt: skip
+            choices = [choice for chunk in chunks for choice in chunk.choices]
+        for index in range(n):
+            assert "".join(c.text for c in choices if c.index == index) == wanted[index]
+
+
+def joined(texts: Iterable[str | list[str]]) -> list[str]:
+    """Of each of n texts its pieces together."""
+    split = [[each] if isinstance(each, str) else each for each in texts]
+    return ["".join(pieces) for pieces in zip(*split, strict=True)]
 
 
 def test_what_a_model_cannot_do_is_refused(server: Server, tmp_path: Path) -> None:

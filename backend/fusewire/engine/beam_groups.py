@@ -10,7 +10,7 @@ pages are: `kernels.BeamPages`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, islice
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,6 +79,11 @@ class BeamGroup:
             self.parts[index].sampling.history.penalize_once(chosen, self.diversity_penalty)
 
     @property
+    def changes_logits(self) -> bool:
+        """Whether anything does but the model."""
+        return self.parts[0].sampling.changes_logits
+
+    @property
     def rows(self) -> int:
         """Of the coming step: one, the prompt's, before the first."""
         return sum(len(part.scores) for part in self.parts) if self.pages else 1
@@ -107,10 +112,11 @@ class BeamGroups:
         first: int,
         sequences: Sequence[GenerationSequence],
         groups: Sequence[BeamGroup],
-    ) -> None:
+    ) -> dict[BeamGroup, list[tuple[int, float]]]:
         """Takes the groups a step on by the rows of logits [rows, vocab] from `first` on, one for
         each beam, in order; the last are theirs. Copies pages, and gives each of the sequences its
-        next `rows`, none where its search is done."""
+        next `rows`, none where its search is done. Returns the tokens, with log-probabilities,
+        that are certain from now on, of the groups that have any."""
         ends = accumulate((group.rows for group in groups), initial=first)
         begins = dict(zip(groups, ends, strict=False))
         for index in range(max(group.search.groups for group in groups)):
@@ -140,6 +146,7 @@ class BeamGroups:
             stored = group.search.length - 1  # by each beam, behind the prompt
             sequence.rows = BeamRows(tokens, sequence.pages.length + stored, forks[own])
             self._pages.advance_beams(sequence.pages, stored * len(tokens))
+        return _settled(step, groups)
 
     def _take_step(
         self,
@@ -253,6 +260,14 @@ class BeamGroups:
             self._pages.release_of_beams(each, sorted(released & each.beam_pages))
         table: NDArray[np.int32] = forks.block_table
         return table
+
+
+def _settled(
+    step: kernels.BeamStep, groups: Sequence[BeamGroup]
+) -> dict[BeamGroup, list[tuple[int, float]]]:
+    news = zip(step.settled_tokens.tolist(), step.settled_log_probs.tolist(), strict=True)
+    counts = np.diff(step.settled_offsets)
+    return {groups[at]: list(islice(news, counts[at])) for at in counts.nonzero()[0]}
 
 
 def _force(part: BeamPart, candidates: NDArray[np.int32]) -> None:

@@ -39,12 +39,12 @@ from fusewire.engine.prompt_logprobs import PromptLogprobs, PromptScorer
 from fusewire.engine.request import CLOSED, failure
 from fusewire.engine.sampling import Sampler, SamplingState
 from fusewire.engine.seeds import seed_of
-from fusewire.errors import InvalidInput, Unavailable
+from fusewire.errors import ConfigurationError, InvalidInput, Unavailable
 from fusewire.generation.bad_words import BadWords
 from fusewire.generation.checks import read_parameters
-from fusewire.generation.defaults import generation_defaults
+from fusewire.generation.defaults import generation_config, generation_defaults
 from fusewire.generation.parameters import GenerationParameters
-from fusewire.generation.prompt import Prompt, read_prompt
+from fusewire.generation.prompt import Prompt, max_new_tokens, read_prompt
 from fusewire.generation.request import GenerationRequest
 from fusewire.generation.stop_strings import StopMatcher, StopStrings
 from fusewire.models import Seq2SeqModel, load_decoder
@@ -99,6 +99,7 @@ class GenerationEngine:
         scheduler = GenerationScheduler(
             self.cache, settings.max_batch_tokens, settings.max_sequences
         )
+        self._check_folders_beams(scheduler)
         self._admission = Admission(settings.max_sequences, settings.max_waiting)
         prepare = self.model.record_steps if settings.graphs else self.model.tune
         prepare(memory, settings.max_sequences, settings.max_batch_tokens)
@@ -148,7 +149,7 @@ class GenerationEngine:
 
         The events are a Delta of each of `parameters.answers`, in order, until each had one with
         a finish_reason; or an error, which ends them all. `BestOf` makes the answer of it. Of beam
-        search all come at the end.
+        search a Delta comes as soon as no other text can win, and those with a `score` at the end.
         `timeout_seconds` begins now; a `deadline` may come before.
         """
         parameters = request.parameters
@@ -318,11 +319,13 @@ class GenerationEngine:
                 length_penalty=parameters.length_penalty,
                 early_stopping=parameters.early_stopping,
                 groups=parameters.num_beam_groups,
+                n=parameters.n,
             )
             if search.candidates > MOST_CANDIDATES:
                 most_beams = MOST_CANDIDATES * parameters.num_beams // search.candidates
                 wanted = f"at most {most_beams} with {len(stop_tokens)} tokens that end a text"
-                raise InvalidInput("num_beams", parameters.num_beams, wanted, "lower it")
+                name = parameters.named("num_beams")
+                raise InvalidInput(name, parameters.num_beams, wanted, "lower it")
             beams = BeamGroup(
                 search,
                 first,
@@ -344,6 +347,25 @@ class GenerationEngine:
             chosen.get("decoder_start_token_id", start),
             chosen.get("forced_bos_token_id", bos),
         )
+
+    def _check_folders_beams(self, scheduler: GenerationScheduler) -> None:
+        """ConfigurationError where the folder asks for a search that has no room behind the
+        shortest prompt, so that each request would be refused that does not ask for another."""
+        parameters = self.parameters()
+        if not parameters.searches:
+            return
+        encoder = isinstance(self.model, Seq2SeqModel)
+        shortest = GenerationSequence(
+            token_ids=[0],
+            most_tokens=1 + max_new_tokens(parameters, 1, self.limits),
+            beams=parameters.num_beams,
+            source=Source([0]) if encoder else None,
+        )
+        try:
+            scheduler.check(shortest)
+        except InvalidInput as error:
+            _, file = generation_config(self.folder)
+            raise ConfigurationError(f"{file}: {error}") from None
 
     def _pages(self) -> int:
         return pages_for(self.model, self.settings, self.limits)

@@ -3,13 +3,13 @@
 A step: the scheduler says which sequences run and how many of their tokens; pages are copied where
 sharing ends; an encoder pass over the sources that are new; one forward pass over all of it; tokens
 are sampled for all sequences that are due; each becomes text and an event; a sequence that has
-ended frees its slot and pages at once. Beams go on in the same step; their text and events come
-when their search is done.
+ended frees its slot and pages at once. Beams go on in the same step; what all texts that can still
+win begin with becomes text and events at once, the rest when their search is done.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
@@ -35,7 +35,7 @@ from fusewire.models.seq2seq_model import Seq2SeqModel
 from fusewire.models.step_batch import StepBatch
 
 if TYPE_CHECKING:
-    from fusewire.kernels import BeamSearch, Tensor
+    from fusewire.kernels import Tensor
     from fusewire.models.decoder import DecoderModel
     from fusewire.models.decoder_cache import DecoderCache
 
@@ -228,34 +228,41 @@ class GenerationLoop:
         self.progress.end(tokens - len(sampled) + len(drawing))
 
     def _search(self, logits: Tensor, first: int, sequences: list[GenerationSequence]) -> None:
-        """Takes the groups on by their rows of logits, from `first` on, and answers those whose
-        search is done."""
+        """Takes the groups on by their rows of logits, from `first` on, tells what is certain of
+        their answers, and answers those whose search is done."""
         generations = [self._owners[sequence][0] for sequence in sequences]
         groups = [generation.beams for generation in generations if generation.beams]
-        self._beam_groups.advance(logits, first, sequences, groups)
+        settled = self._beam_groups.advance(logits, first, sequences, groups)
         for generation, group in zip(generations, groups, strict=True):
-            if group.search.done:
-                try:
-                    self._answer_search(generation, group.search)
-                except Exception as error:
-                    self._fail(generation, failure(error))
+            try:
+                if group.search.done:
+                    self._answer_search(generation, group)
+                elif group in settled:
+                    self._answer_settled(generation, settled[group])
+            except Exception as error:
+                self._fail(generation, failure(error))
 
-    def _answer_search(self, generation: Generation, search: BeamSearch) -> None:
-        if search.broken:
+    def _answer_settled(self, generation: Generation, settled: Sequence[tuple[int, float]]) -> None:
+        for token, logprob in settled:
+            for branch in generation.branches:
+                generation.on_event(_delta_of_beams(generation, branch, token, logprob))
+
+    def _answer_search(self, generation: Generation, group: BeamGroup) -> None:
+        hypotheses = group.search.hypotheses()
+        # Where nothing changes log-probabilities, no token is left of logits at -inf alone.
+        if group.search.broken or not (hypotheses or group.changes_logits):
             raise ComputeFailed(NOT_FINITE)
-        hypotheses = search.hypotheses()
         if not hypotheses:
             raise InvalidInput(*FORBIDDEN)
         if len(hypotheses) < len(generation.branches):
             wanted = f"at most {len(hypotheses)}, the texts that this search has found"
             raise InvalidInput("n", len(generation.branches), wanted, "ask for fewer")
-        sequence = generation.branches[0].sequence
-        assert sequence is not None
         deltas: list[Delta] = []
         for branch, found in zip(generation.branches, hypotheses, strict=False):
-            for token, logprob in zip(found.tokens.tolist(), found.log_probs.tolist(), strict=True):
-                deltas.append(branch.continuation.accept(token, logprob))
-                deltas[-1].num_cached_tokens = sequence.cached_tokens or 0
+            settled = branch.continuation.num_output_tokens
+            log_probs = found.log_probs[settled:].tolist()
+            for token, logprob in zip(found.tokens[settled:].tolist(), log_probs, strict=True):
+                deltas.append(_delta_of_beams(generation, branch, token, logprob))
             deltas[-1].score = found.score
         for branch in generation.branches:
             self._end(generation, branch)
@@ -325,3 +332,12 @@ class GenerationLoop:
             for branch in generation.branches:
                 self._end(generation, branch)
             generation.on_event(copy(error))
+
+
+def _delta_of_beams(generation: Generation, branch: Branch, token: int, logprob: float) -> Delta:
+    """The next token of one of a search's texts."""
+    sequence = generation.branches[0].sequence
+    assert sequence is not None
+    delta = branch.continuation.accept(token, logprob)
+    delta.num_cached_tokens = sequence.cached_tokens or 0
+    return delta

@@ -11,7 +11,8 @@ for each beam and reserves all pages that they can need, or waits; so it is neve
 beam ever lacks a page. Which beams there are and what they write is the engine's.
 
 A sequence of an encoder-decoder model has a source, which is encoded whole in the step that admits
-it, out of the same token budget, unless its pages are still there from an earlier request.
+it, out of the same token budget, unless its pages are still there from an earlier request, or an
+equal one is encoded in the same step.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import NamedTuple
 
 from fusewire.engine.generation_queue import GenerationQueue
 from fusewire.engine.generation_sequence import RANK, GenerationSequence, Ranked, State
-from fusewire.engine.kv_cache import KvCache, OutOfPages
+from fusewire.engine.kv_cache import KvCache, OutOfPages, SourcePages
 from fusewire.errors import ConfigurationError, InvalidInput
 
 __all__ = ["Chunk", "GenerationScheduler", "GenerationSequence", "State", "Step"]
@@ -40,12 +41,15 @@ class Chunk(NamedTuple):
 
 @dataclass(eq=False)
 class Step:
-    """What to do: the copies (no page is both source and target), then an encoder pass over the
-    sources of `encodes`, then all chunks, and the rows of all groups, at once."""
+    """What to do: the copies (no page is both source and target), then an encoder pass over
+    `sources`, then all chunks, and the rows of all groups, at once."""
 
     chunks: list[Chunk] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)  # pages (from, to)
-    encodes: list[GenerationSequence] = field(default_factory=list)  # whose sources are not stored
+    encodes: list[GenerationSequence] = field(default_factory=list)  # whose sources are encoded
+    sources: list[SourcePages] = field(
+        default_factory=list
+    )  # theirs, and of others with equal ones
     groups: list[GenerationSequence] = field(default_factory=list)  # whose beams go on
     preempted: list[GenerationSequence] = field(default_factory=list)  # waiting again
     expired: list[GenerationSequence] = field(default_factory=list)  # finished, never ran
@@ -53,9 +57,9 @@ class Step:
     @property
     def tokens(self) -> int:
         """Of chunks, sources and beams."""
-        encoded = (each.source for each in self.encodes)
+        encoded = sum(len(each.source) for each in self.sources)
         beams = sum(each.rows.tokens.size for each in self.groups if each.rows)
-        return sum(map(itemgetter(2), self.chunks)) + sum(map(len, filter(None, encoded))) + beams
+        return sum(map(itemgetter(2), self.chunks)) + encoded + beams
 
     @property
     def sequences(self) -> list[GenerationSequence]:
@@ -172,10 +176,9 @@ class GenerationScheduler:
         """The step was computed. Returns the sequences that were forked because their prompt is
         stored now, each with its forks, which run from here on; what the prompt's last token says
         holds for all of them."""
-        for sequence in step.encodes:
-            if sequence.pages is not None:  # else finished meanwhile
-                self._cache.store_source(sequence.pages)
-                self._refused = None  # it may find this source's pages
+        for pages in step.sources:
+            self._cache.store_source(pages)
+            self._refused = None  # it may find this source's pages
         forked = []
         for sequence, first, tokens in step.chunks:
             if sequence.pages is None:  # finished meanwhile
@@ -298,8 +301,9 @@ class GenerationScheduler:
                 found = 0 if pages.source is None else pages.source.tokens
                 sequence.cached_tokens = pages.length + found
             sequence.state, sequence.started = State.RUNNING, True
-            if pages.source is not None and not pages.source.stored:
+            if pages.source and not pages.source.stored and pages.source.readers == 1:
                 step.encodes.append(sequence)
+                step.sources.append(pages.source)
                 budget -= len(pages.source.source)
                 if not budget:
                     return

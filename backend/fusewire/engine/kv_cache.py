@@ -136,8 +136,8 @@ class KvCache:
         return beams * (self._pages_for(tokens - 1) - full) - bool(partial)
 
     def has(self, source: Source) -> bool:
-        """Whether the source is stored."""
-        return bool(self._sources.find(source))
+        """Whether the source is stored, or will be by this step's encoder pass."""
+        return self._sources.coming(source) or bool(self._sources.find(source))
 
     def admit(
         self,
@@ -151,8 +151,9 @@ class KvCache:
     ) -> SequencePages:
         """A new sequence that starts with the pages found for its tokens (whole pages, none beyond
         the first `reusable` tokens, and never the last token, so that there is one left to compute)
-        and has pages for `room` tokens. Beside them it has the pages of its `source`, those found
-        or, if it is not `stored`, new ones; `for_beams` pages are reserved for its beams.
+        and has pages for `room` tokens. Beside them it has the pages of its `source`: those found,
+        or those of an equal one that was admitted in this step, or new ones, which it is the only
+        one of the `readers` to have; `for_beams` pages are reserved for its beams.
 
         OutOfPages, and nothing changed, unless `spare` pages are still available afterwards. Hashes
         only what `names` does not know; what is stored later goes on from `token_ids`.
@@ -162,7 +163,7 @@ class KvCache:
         revived = sum(not self._pool.owners(page) for page in found)
         more = max(0, self._pages_for(room) - len(found))
         wanted, of_source = revived + more, []
-        if source is not None:
+        if source is not None and not self._sources.coming(source):
             of_source = self._sources.find(source)
             revived = sum(not self._pool.owners(page) for page in of_source)
             wanted += revived if of_source else self._sources.pages_for(source)
@@ -225,11 +226,10 @@ class KvCache:
         self.live_tokens += length - sequence.length
         sequence.length = length
 
-    def store_source(self, sequence: SequencePages) -> None:
-        """The encoder pass over the sequence's source was computed."""
-        assert sequence.source is not None
-        self._sources.store(sequence.source)
-        self.live_tokens += sequence.source.tokens * sequence.source.readers
+    def store_source(self, source: SourcePages) -> None:
+        """The encoder pass that fills these pages was computed."""
+        self._sources.store(source)
+        self.live_tokens += source.tokens * source.readers
 
     def fork(self, sequence: SequencePages) -> SequencePages:
         """A second sequence with the same stored tokens in the same pages; each `reserve`s before

@@ -96,14 +96,13 @@ def pack_sources(step: Step) -> SourceBatch:
     """The sources that the step encodes, one or more."""
     ids: list[int] = []
     ends = [0]
-    for sequence in step.encodes:
-        assert sequence.source is not None
-        ids += sequence.source.token_ids
+    for pages in step.sources:
+        ids += pages.source.token_ids
         ends.append(len(ids))
     return SourceBatch(
         input_ids=np.array(ids, np.int64),
         cu_seqlens=np.array(ends, np.int32),
-        block_table=_block_table(_source_pages(step.encodes)),
+        block_table=_block_table([pages.table for pages in step.sources]),
     )
 
 

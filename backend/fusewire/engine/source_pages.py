@@ -37,8 +37,8 @@ class Source:
 
 @dataclass(eq=False)
 class SourcePages:
-    """The pages of one source, which a sequence has together with its forks: table[i] holds the
-    positions i * page_size on."""
+    """The pages of one source, which a sequence has together with its forks, and with those that
+    began in the same step with an equal one: table[i] holds the positions i * page_size on."""
 
     source: Source
     table: array[int]
@@ -58,6 +58,7 @@ class SourceCache:
         self._pool = pool
         self._page_size = page_size
         self._prefix_caching = prefix_caching
+        self._coming: dict[bytes, SourcePages] = {}  # by name: this step's encoder pass fills them
 
     def pages_for(self, source: Source) -> int:
         return -(-len(source) // self._page_size)
@@ -73,19 +74,32 @@ class SourceCache:
                 found.append(page)
         return found
 
+    def coming(self, source: Source) -> bool:
+        """Whether the encoder pass of this step stores it."""
+        return source.name in self._coming
+
     def admit(self, source: Source, found: list[int]) -> SourcePages:
         """With the pages `found` just now; without any with pages that an encoder pass is to
-        fill. There are enough available."""
+        fill, those of an equal source where it is coming. There are enough available."""
+        if (coming := self._coming.get(source.name)) is not None:
+            coming.readers += 1
+            return coming
         for page in found:
             self._pool.share(page)
         table = found or [self._pool.take() for _ in range(self.pages_for(source))]
-        return SourcePages(source, array("i", table), stored=bool(found))
+        pages = SourcePages(source, array("i", table), stored=bool(found))
+        if self._prefix_caching and not found:
+            self._coming[source.name] = pages
+        return pages
 
     def store(self, pages: SourcePages) -> None:
-        """The encoder pass was computed: the pages are found from now on. Where equal ones were
-        stored meanwhile, those replace them."""
+        """The encoder pass was computed: the pages are found from now on. Where equal ones are
+        left of a source that was evicted in part, those replace them."""
+        if not pages.readers:  # finished meanwhile
+            return
         pages.stored = True
         if self._prefix_caching:
+            del self._coming[pages.source.name]
             for place, page in enumerate(pages.table):
                 pages.table[place] = self._pool.name(page, pages.source.page_name(place))
 
@@ -94,5 +108,7 @@ class SourceCache:
         room."""
         pages.readers -= 1
         if not pages.readers:
+            if self._coming.get(pages.source.name) is pages:
+                del self._coming[pages.source.name]
             for page in pages.table:
                 self._pool.release(page)

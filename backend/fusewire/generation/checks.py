@@ -150,7 +150,8 @@ def _not_with_beams(p: GenerationParameters, *, greedy: bool) -> list[str]:
 
 def _check_beams(p: GenerationParameters, refuse: Callable[..., NoReturn]) -> None:
     if p.n > p.num_beams:
-        refuse("n", p.n, f"at most {p.num_beams}, which is num_beams", "lower it, or raise that")
+        wanted = f"at most {p.num_beams}, which is {p.named('num_beams')}"
+        refuse("n", p.n, wanted, "lower it, or raise that")
     for name in _not_with_beams(p, greedy=p.greedy):
         if name in p.model_fields_set:
             wanted = f"none with num_beams {p.num_beams}, as beam search has no such thing"

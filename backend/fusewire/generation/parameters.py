@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError
 
-from fusewire.generation.spelling import canonical, layer, refusal
+from fusewire.generation.spelling import layer, names_given, refusal
 from fusewire.text.written import (
     Flag,
     Real,
@@ -242,7 +242,7 @@ class GenerationParameters(BaseModel):
         ge=1,
         le=MOST_BEAMS,
         description="Beam search with so many beams, as Hugging Face's; 1: none. Default: the "
-        "folder's, unless the request samples, streams or names what does not go with beams. "
+        "folder's, unless the request samples or names what does not go with beams. "
         "`use_beam_search: true`, as in vLLM: best_of or n of them.",
     )
     length_penalty: Real = Field(
@@ -339,13 +339,13 @@ class GenerationParameters(BaseModel):
             super().__init__(**layer(values))
         except ValidationError as error:
             raise refusal(error, values, list(type(self).model_fields)) from None
-        self._names = {canonical(name): name for name in values}
+        self._names = names_given(values)
 
     @classmethod
     def completed(cls, given: Mapping[str, Any], values: Mapping[str, Any]) -> GenerationParameters:
         """What a request has `given`, completed to `values` of all fields, which are right."""
         parameters = cls.model_construct(set(layer(given)), **values)
-        parameters._names = {canonical(name): name for name in given}
+        parameters._names = names_given(given)
         return parameters
 
     @property

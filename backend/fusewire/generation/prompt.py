@@ -63,13 +63,11 @@ def max_new_tokens(
     for name in ("max_new_tokens", "min_new_tokens"):
         tokens = getattr(parameters, name)
         if name in parameters.model_fields_set and tokens is not None and tokens > room:
-            raise InvalidInput(
-                parameters.named(name),
-                tokens,
-                f"at most {room}, the context length of {limits.max_length} less the "
-                f"{begun} tokens of the prompt",
-                "lower it or shorten the prompt",
-            )
+            longest = f"at most {room}, the context length of {limits.max_length} less"
+            less, remedy = f"the {begun} tokens of the prompt", "lower it or shorten the prompt"
+            if limits.source is not None:
+                less, remedy = "the token that the decoder begins with", "lower it"
+            raise InvalidInput(parameters.named(name), tokens, f"{longest} {less}", remedy)
     most = parameters.max_new_tokens
     if most is None:
         most = max(1, limits.max_request_tokens // parameters.sequences)

@@ -75,14 +75,21 @@ def _take_beam_search(given: dict[str, Any]) -> None:
     given["num_beams"] = given.pop("best_of", given.get("n", 1)) if flag else 1
 
 
+def names_given(values: Mapping[str, Any]) -> dict[str, str]:
+    """Field -> the name under which a request gives it."""
+    names = {canonical(name): name for name, value in values.items() if value is not None}
+    if written_flag(values.get(BEAM_SEARCH, False)) is True and "num_beams" not in names:
+        names["num_beams"] = names.pop("best_of", names.get("n", BEAM_SEARCH))
+    return names
+
+
 def refusal(
     error: ValidationError, values: Mapping[str, Any], known: Sequence[str]
 ) -> InvalidInput:
     """The first of the types' complaints about `values`, under the name that was sent. `known`: the
     parameters that there are."""
     first = error.errors()[0]
-    name = str(first["loc"][0])
-    name = next((given for given in values if canonical(given) == name), name)
+    name = names_given(values).get(name := str(first["loc"][0]), name)
     if first["type"] == "extra_forbidden":
         wanted = f"one of the parameters of generation ({', '.join(known)})"
         return InvalidInput(name, repr(first["input"])[:80], wanted, "remove it")

@@ -207,9 +207,18 @@ def _generated(
     task: str, client: Any, texts: list[str], second: list[str], parameters: dict[str, Any]
 ) -> Shown:
     _none(task, second)
-    outputs = [STREAMED[task](client, text, **parameters) for text in texts]
-    records = [{"text": text, "output": one} for text, one in zip(texts, outputs, strict=True)]
-    return outputs, records
+    lines, records = [], []
+    for text in texts:
+        found = STREAMED[task](client, text, details=True, **parameters)
+        several = found if isinstance(found, list) else [found]  # where n is given
+        outputs = [one.text for one in several]
+        scores = [one.score for one in several if one.score is not None]  # of beams
+        lines += outputs
+        record = {"text": text, "output": outputs if found is several else outputs[0]}
+        if scores:
+            record["sequences_scores"] = scores
+        records.append(record)
+    return lines, records
 
 
 def _generate(client: Any, prompt: str, **arguments: Any) -> Any:

@@ -78,10 +78,12 @@ GENERATE = "generate"
 # The same of an encoder-decoder model, which writes a text after a text.
 SOURCE_TASKS = ("translate", "summarise")
 GENERATING = (GENERATE, *SOURCE_TASKS)
-# Each of these inputs adds the output of its name to every response.
+# Each of these inputs adds the output of its name to every response; sequences_scores to the last
+# one of a request that beam search answers.
 RETURNED = (
     "finish_reason",
     "cumulative_logprob",
+    "sequences_scores",
     "logprobs",
     "num_input_tokens",
     "num_cached_tokens",
@@ -107,6 +109,7 @@ _GENERATE_OUTPUTS = (
     TensorContract("text_output", "TYPE_STRING", (-1,)),
     TensorContract("finish_reason", "TYPE_STRING", (-1,)),
     TensorContract("cumulative_logprob", "TYPE_FP32", (-1,)),
+    TensorContract("sequences_scores", "TYPE_FP32", (-1,)),
     TensorContract("logprobs", "TYPE_STRING", (-1,)),
     TensorContract("num_input_tokens", "TYPE_UINT32", (1,)),
     TensorContract("num_cached_tokens", "TYPE_UINT32", (1,)),

@@ -63,12 +63,7 @@ def read(
     field = _prompt_field(inputs)
     prompt = _prompt(field, inputs, values, chat)
     stream = _flag(inputs, "stream", False)
-    if stream:  # beams are compared to their end; a folder's default gives way
-        defaults = {**(defaults or {}), "num_beams": 1}
     asked = read_parameters(values, limits, defaults)
-    if stream and asked.searches:
-        wanted = f"false with num_beams {asked.num_beams}, whose text is known at the end"
-        raise InvalidInput("stream", "true", wanted, "leave it out, or set num_beams to 1")
     # The prompt leads the text unless it is streamed: so vllm_backend has it.
     alone = (
         "where the text is streamed"

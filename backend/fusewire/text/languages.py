@@ -59,10 +59,10 @@ class Languages:
             if not changed or changed[at] not in self.ids.values():
                 raise InvalidInput(
                     SOURCE,
-                    f"{_shown(source_lang)} with ids that have no language at their "
+                    f"{_shown(source_lang)} for tokens that have no language at their "
                     f"{self.source_at}",
-                    "ids with one there",
-                    "send a text, or the ids that the model's tokenizer gives",
+                    "tokens with one there",
+                    "send a text with add_special_tokens, or the ids that the tokenizer gives so",
                 )
             changed[at] = token
         if target_lang is not None:

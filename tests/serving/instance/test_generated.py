@@ -92,7 +92,7 @@ def test_a_steps_texts_come_together() -> None:
 
 def test_outputs_have_the_types_and_ranks_of_the_contract() -> None:
     made = generated(1, stream=False, prefix="p")
-    made.add(delta(0, "é", 1, last=True, num_cached_tokens=2))
+    made.add(delta(0, "é", 1, last=True, num_cached_tokens=2, score=-0.5))
     response = made.take()
     outputs = contract(GENERATE)[1]
     assert list(response) == [output.name for output in outputs]
@@ -103,6 +103,19 @@ def test_outputs_have_the_types_and_ranks_of_the_contract() -> None:
     assert response["text_output"][0].decode() == "pé"
     assert response["logprobs"][0] == b"null"
     assert response["num_cached_tokens"] == 2
+
+
+def test_scores_come_with_the_last_response_of_beams_alone() -> None:
+    made = generated(2, stream=True, num_beams=2, temperature=0)
+    for index in range(2):
+        made.add(delta(index, "a", 1))
+    assert "sequences_scores" not in made.take()
+    for index in range(2):
+        made.add(delta(index, "b", 2, last=True, score=-0.25 * index))
+    assert made.take()["sequences_scores"].tolist() == [0.0, -0.25]
+    drawn = generated(1, stream=False)
+    drawn.add(delta(0, "a", 1, last=True))
+    assert "sequences_scores" not in drawn.take()
 
 
 def test_logprobs_name_the_token_taken_and_the_likeliest() -> None:

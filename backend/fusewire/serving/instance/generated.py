@@ -41,6 +41,7 @@ class Generated:
         self._prompt_logprobs = "null"  # once sent, as before
         self._reasons: list[str | None] = [None] * count
         self._cumulative = [0.0] * count
+        self._scores: dict[int, float] = {}  # of the texts that beam search has found
         self._pending: set[int] = set()  # of which texts there is something to send
         self._open = set(range(count))
         self.ready = False  # there is a response to send
@@ -60,6 +61,8 @@ class Generated:
         self._reasons[index] = delta.finish_reason
         self._cumulative[index] = delta.cumulative_logprob
         self._num_cached_tokens = delta.num_cached_tokens
+        if delta.score is not None:
+            self._scores[index] = delta.score
         if delta.token is not None:
             self._tokens[index] += 1
             if "logprobs" in self._request.returned:
@@ -78,6 +81,7 @@ class Generated:
             # Of a text that goes on: Python's None, as vllm_backend sends it.
             "finish_reason": _strings([str(reason) for reason in self._reasons]),
             "cumulative_logprob": np.array(self._cumulative, np.float32),
+            **self._sequences_scores(),
             "logprobs": _strings([self._json(each) for each in self._logprobs]),
             "num_input_tokens": np.array([self._num_input_tokens], np.uint32),
             "num_cached_tokens": np.array([self._num_cached_tokens], np.uint32),
@@ -92,6 +96,13 @@ class Generated:
         self.ready = False
         returned = self._request.returned
         return {name: made[name] for name in made if name == "text_output" or name in returned}
+
+    def _sequences_scores(self) -> Outputs:
+        """None before the end of a search, nor without one."""
+        if len(self._scores) < len(self._texts):
+            return {}
+        scores = [self._scores[index] for index in range(len(self._texts))]
+        return {"sequences_scores": np.array(scores, np.float32)}
 
     def _json(self, tokens: list[dict[int, dict[str, Any]]]) -> str:
         return "null" if self._request.parameters.logprobs is None else json.dumps(tokens)

@@ -145,7 +145,7 @@ class Texts:
     def _note(self, delta: Delta) -> None:
         now = time.monotonic()
         if self._request.parameters.searches and self._last:
-            return  # all at once: no time between tokens
+            return  # several at once, or none for a while: no time between tokens
         if delta.index in self._last:
             self._metrics.next_token(now - self._last[delta.index])
         elif not self._last:
