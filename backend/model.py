@@ -22,6 +22,7 @@ from fusewire.serving.instance.generating import Generating
 from fusewire.serving.instance.generating import load as load_generation
 from fusewire.serving.instance.generation_metrics import GenerationMetrics
 from fusewire.serving.instance.metrics import ServingMetrics
+from fusewire.serving.instance.options import take_options
 from fusewire.serving.instance.role import Role
 from fusewire.serving.model_config import settings_of
 
@@ -87,8 +88,9 @@ class _Incoming:
 
     def __init__(self, request: Any) -> None:
         self._request = request
+        self._arrived = time.monotonic()
         timeout_us = request.timeout()
-        self.deadline = time.monotonic() + timeout_us / 1e6 if timeout_us else None
+        self.deadline = self._arrived + timeout_us / 1e6 if timeout_us else None
 
     def read(self) -> Request:
         # Undecodable tensors never get here: Triton checks dtypes, shapes and string lengths. It
@@ -99,8 +101,11 @@ class _Incoming:
             got, wanted = "bytes that are not UTF-8", "UTF-8"
             remedy = "encode names and values as UTF-8"
             raise InvalidInput("parameters", got, wanted, remedy) from None
+        options = take_options(parameters)
+        if options.timeout_s is not None:  # of `generate`
+            self.deadline = self._arrived + options.timeout_s
         inputs = {tensor.name(): tensor.as_numpy() for tensor in self._request.inputs()}
-        return Request(inputs, parameters)
+        return Request(inputs, parameters, options.priority, options.tenant)
 
     def cancelled(self) -> bool:
         return bool(self._request.is_cancelled())

@@ -134,11 +134,12 @@ def measured(
 
 def line(row: dict[str, Any]) -> str:
     return (
-        f"{row['case']} of {row['capacity']}/s: goodput {row['goodput_per_s']:.1f}/s = {row['goodput_of_capacity']:.1%} "
-        f"of capacity ({row['goodput_of_offered']:.1%} of offered); accepted p50 "
-        f"{row.get('accepted_ms_p50', '-')} p99 {row.get('accepted_ms_p99', '-')} ms, refused "
-        f"{row['refused_requests']} p99 {row.get('refused_ms_p99', '-')} ms, expired "
-        f"{row['expired_requests']}, failed {row['failed_requests']}; recovered "
+        f"{row['case']} of {row['capacity']}/s: goodput {row['goodput_per_s']:.1f}/s = "
+        f"{row['goodput_of_capacity']:.1%} of capacity ({row['goodput_of_offered']:.1%} of "
+        f"offered); accepted p50 {row.get('accepted_ms_p50', '-')} p99 "
+        f"{row.get('accepted_ms_p99', '-')} ms, refused {row['refused_requests']} p99 "
+        f"{row.get('refused_ms_p99', '-')} ms, expired {row['expired_requests']}, failed "
+        f"{row['failed_requests']}; recovered "
         f"{row['recovered_s']} s; Jain {row['jain']}; {row['resident_mib_before']} -> "
         f"{row['resident_mib_after']} MiB; client lag p99 {row['client_lag_ms_p99']} ms; others "
         f"took {row['disturbed']:.0%}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from . import plans
@@ -12,6 +13,7 @@ from .retry import Attempts, Retry
 from .wire import check_parameters
 
 C = TypeVar("C")  # the transport
+Told = TypeVar("Told", Infer, Call)
 _AT_ONCE = Retry(retries=0)
 
 
@@ -33,6 +35,8 @@ class Base(Generic[C]):
         concurrency: int = 32,
         tls: bool = False,
         headers: dict[str, str] | None = None,
+        tenant: str | None = None,
+        priority: int | None = None,
     ) -> None:
         """Connects with the first call.
 
@@ -48,6 +52,10 @@ class Base(Generic[C]):
             concurrency: Maximum number of concurrent requests within one method call.
             tls: Encrypt, with the system's certificates.
             headers: Sent with each request (authorisation, keys of restricted APIs).
+            tenant: On whose behalf requests are; under load, tenants have equal shares of a model.
+                Of one call: `tenant=` among its parameters.
+            priority: Of requests among those of their tenant; lower numbers run first. Of one
+                call: `request_priority=` among its parameters.
 
         Raises:
             InvalidArgument: An option is out of range.
@@ -69,9 +77,20 @@ class Base(Generic[C]):
         self._timeout_s = timeout_s
         self._retry = Retry(retries, backoff_s)
         self._concurrency = concurrency
+        named = {"tenant": tenant, "request_priority": priority}
+        self._parameters = {name: value for name, value in named.items() if value is not None}
+        check_parameters(self._parameters)
         self._transport: C = self._transports[protocol](
             address, tls, dict(headers or {}), concurrency
         )
+
+    def _told(self, call: Told, timeout_s: float) -> Told:
+        """The call with what the server is told of it: whose it is, and how long its answer is of
+        use. In Triton's parameter `timeout`, as the deadline of gRPC does not reach a model."""
+        if not isinstance(call, Infer):
+            return call
+        timeout = {"timeout": max(1, int(timeout_s * 1e6))}
+        return replace(call, parameters={**self._parameters, **call.parameters, **timeout})
 
     def _attempts(self, call: Call) -> Attempts:
         if isinstance(call, Infer):

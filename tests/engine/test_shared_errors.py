@@ -38,5 +38,6 @@ def test_a_copy_says_the_same_and_has_no_traceback():
 
 def test_a_copy_of_a_refusal_says_when_to_come_back():
     twin = copy(Overloaded("queue: got 9 s of work waiting", 2.5))
-    assert (type(twin), str(twin)) == (Overloaded, "queue: got 9 s of work waiting")
+    assert type(twin) is Overloaded
+    assert str(twin) == "queue: got 9 s of work waiting; try again in 2.5 s"
     assert twin.retry_after_s == 2.5

@@ -51,7 +51,7 @@ CASES: list[Any] = [
     (raised(InvalidInput("top_k", 0, "1 or more", "raise it")), InvalidInput, "InvalidArgument"),
     (full_queue, QueueFull, "QueueFull"),
     (long_texts_waiting, QueueFull, "QueueFull"),
-    (raised(Overloaded("queue: got 3 s of work waiting", 3.0)), Overloaded, "QueueFull"),
+    (raised(Overloaded("queue: got 3 s of work waiting", 3.0)), Overloaded, "Overloaded"),
     (raised(DeadlineExceeded(TOO_LATE)), DeadlineExceeded, "Expired"),
     (raised(Cancelled(CANCELLED)), Cancelled, "Cancelled"),
     (raised(Unavailable(CLOSED)), Unavailable, "Unavailable"),
