@@ -59,7 +59,8 @@ class FakeTriton:
         self, model: str, inputs: dict[str, np.ndarray], parameters: dict[str, Any], wanted: list
     ) -> dict[str, np.ndarray]:
         with self._lock:
-            self.timeouts_us.append(parameters.pop("timeout"))
+            if "timeout" in parameters:
+                self.timeouts_us.append(parameters.pop("timeout"))
             self.seen.append((model, inputs, parameters, wanted))
             failure = self.failures.pop(0) if self.failures else None
             self.under_way += 1

@@ -242,7 +242,13 @@ OVERLOADED = "queue: got 3.2 s of work waiting, wanted at most 1 s; try again in
 
 def test_the_server_is_told_how_long_an_answer_is_of_use(call: Call, server: FakeTriton) -> None:
     call("embed", ["a"], model="mini", timeout_s=5.0)
-    assert 4_000_000 < server.timeouts_us[0] <= 5_000_000
+    call("embed", ["a"], model="mini", options={"timeout_s": 5.0})
+    assert len(server.timeouts_us) == 2
+    assert all(4_000_000 < told <= 5_000_000 for told in server.timeouts_us)
+    # Where none is named, the server's own objective holds.
+    call("embed", ["a"], model="mini", options={"timeout_s": None})
+    call("embed", ["a"], model="mini", timeout_s=86400.0)
+    assert len(server.timeouts_us) == 2
 
 
 def test_each_attempt_tells_what_is_left(call: Call, server: FakeTriton) -> None:
