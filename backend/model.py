@@ -55,7 +55,8 @@ class TritonPythonModel:
             else:
                 engine = EncoderEngine(folder, settings.task, settings.engine(), device=device)
                 metrics = ServingMetrics(pb_utils.MetricFamily, name, settings.task, *about)
-                self._role = Role(EncoderLoop(engine, metrics.record), metrics)
+                loop = EncoderLoop(engine, metrics.record)
+                self._role = Role(loop, metrics)
             # Later collections do not walk what stays: that took longer than a step.
             gc.collect()
             gc.freeze()

@@ -112,6 +112,10 @@ class MicroBatches:
             hidden = self._model.encode(batch)
             computed = self._model.computed_tokens
             self._given = _Given(members, batch, hidden, computed, began, retry)
+            if retry:  # for the first time
+                now = time.monotonic()
+                waits = [now - work.arrived for work, place in members if place == 0]
+                self.counts.queue_seconds += waits
         except Exception as error:
             self._failed(error, members, retry)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -54,6 +55,7 @@ class Work:
     request: Request
     deadline: float | None = None  # by time.monotonic()
     callback: Callable[[Answer], None] | None = None  # for its answer
+    arrived: float = field(default_factory=time.monotonic)
     cancelled: bool = False  # set from any thread
     lane: object = None  # that tokenises it; None: the thread that submits it
     query: Query | None = None  # once read
@@ -79,7 +81,8 @@ class Counts:
     `graph_hits`: micro-batches that replayed a recorded forward; `graph_misses`: those small enough
     for one, whose shape was not recorded yet. `compute_seconds` leaves out what the device did
     while texts were tokenised; `predicted_seconds` is what the cost table predicted for the
-    micro-batches.
+    micro-batches. `queue_seconds`: of each request whose first sequence was given to the device,
+    how long it had waited for that.
     """
 
     sequences: int = 0
@@ -91,6 +94,7 @@ class Counts:
     tokenize_seconds: float = 0.0
     compute_seconds: float = 0.0
     predicted_seconds: float = 0.0
+    queue_seconds: list[float] = field(default_factory=list)
 
 
 def failure(error: Exception) -> FusewireError:

@@ -45,6 +45,7 @@ def test_a_full_queue_asks_for_a_second() -> None:
 def test_what_expired_is_a_504_that_names_its_limit() -> None:
     answer = errors.of(DeadlineExceeded("timeout: got a request whose time has passed"))
     assert answer.status_code == 504
+    assert answer.headers == {"x-should-retry": "false"}  # which OpenAI's clients heed
     found = answer.body["error"]
     assert (found["param"], found["code"], found["type"]) == (
         "timeout_seconds",

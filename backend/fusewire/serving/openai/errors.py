@@ -31,6 +31,8 @@ from fusewire.errors import (
     status_of,
 )
 
+# Of what ran out of time once, OpenAI's clients would send any 5xx again.
+_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 504: {"x-should-retry": "false"}}
 # Clients that were refused at the same time should not all come back at the same time.
 _MOST_JITTER = 1.2
 _FIELD = re.compile(r"('[^']{1,64}'|[A-Za-z_]\w{0,63}): got ")
@@ -73,7 +75,7 @@ class ApiError(HTTPException):
         retry_after_s: float = 1.0,
     ) -> None:
         """`retry_after_s`: of a status that asks to try again."""
-        headers = {401: {"WWW-Authenticate": "Bearer"}}.get(status)
+        headers = _HEADERS.get(status)
         if status in (429, 503):
             headers = {"Retry-After": str(ceil(retry_after_s))}
         super().__init__(status, message, headers)
