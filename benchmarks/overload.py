@@ -74,10 +74,11 @@ class System(NamedTuple):
     count: bool = False
 
 
+_TAKES_ALL = MappingProxyType({"max_queue_ms": 86_400_000})  # a day
 SYSTEMS = {
-    "fifo": System(),
-    "triton": System(queue_policy=True),
-    "count": System(count=True),
+    "fifo": System(_TAKES_ALL),
+    "triton": System(_TAKES_ALL, queue_policy=True),
+    "count": System(_TAKES_ALL, count=True),
     "fusewire": System(tell_deadline=True),
 }
 
