@@ -55,6 +55,19 @@ class QueueFull(Unavailable):
     """As many requests wait as may: answered at once."""
 
     reason = "queue"
+    retry_after_s = 1.0  # a full queue has moved on by then: a step takes milliseconds
+
+
+class Overloaded(QueueFull):
+    """By the predicted cost of what waits, a request would be answered too late: refused at once,
+    before it is tokenised."""
+
+    reason = "overload"
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        """`retry_after_s`: by then what waits now is computed."""
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class DeadlineExceeded(Unavailable):

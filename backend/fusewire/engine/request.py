@@ -28,6 +28,8 @@ class Request:
 
     inputs: dict[str, NDArray[Any]]
     parameters: dict[str, Value] = field(default_factory=dict)
+    priority: int = 0  # higher first
+    tenant: str = ""  # who shares the engine fairly with others
 
     @property
     def characters(self) -> int:
@@ -76,7 +78,8 @@ class Counts:
     `padding_tokens` is measured: rows that the model computed less the tokens that requests had.
     `graph_hits`: micro-batches that replayed a recorded forward; `graph_misses`: those small enough
     for one, whose shape was not recorded yet. `compute_seconds` leaves out what the device did
-    while texts were tokenised.
+    while texts were tokenised; `predicted_seconds` is what the cost table predicted for the
+    micro-batches.
     """
 
     sequences: int = 0
@@ -87,6 +90,7 @@ class Counts:
     graph_misses: int = 0
     tokenize_seconds: float = 0.0
     compute_seconds: float = 0.0
+    predicted_seconds: float = 0.0
 
 
 def failure(error: Exception) -> FusewireError:
