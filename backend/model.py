@@ -53,6 +53,7 @@ class TritonPythonModel:
                 self._role = Role(engine, counts, Generating(engine, counts))
             else:
                 engine = EncoderEngine(folder, settings.task, settings.engine(), device=device)
+                engine.measure_costs()
                 metrics = ServingMetrics(pb_utils.MetricFamily, name, settings.task, *about)
                 self._role = Role(EncoderLoop(engine, metrics.record), metrics)
             # Later collections do not walk what stays: that took longer than a step.
