@@ -54,8 +54,10 @@ class TritonPythonModel:
                 self._role = Role(engine, counts, Generating(engine, counts))
             else:
                 engine = EncoderEngine(folder, settings.task, settings.engine(), device=device)
+                engine.measure_costs()
                 metrics = ServingMetrics(pb_utils.MetricFamily, name, settings.task, *about)
                 loop = EncoderLoop(engine, metrics.record)
+                metrics.watch_engine(loop)
                 self._role = Role(loop, metrics)
             # Later collections do not walk what stays: that took longer than a step.
             gc.collect()

@@ -140,7 +140,10 @@ def test_a_micro_batch_is_no_longer_than_others_may_wait(tmp_path, slow):
             return super().encode(batch)
 
     model = Model()
-    loop = EncoderLoop(engine(tmp_path, model, max_batch_tokens=16384))
+    measured = engine(tmp_path, model, max_batch_tokens=16384)
+    measured.measure_costs()
+    model.seen.clear()
+    loop = EncoderLoop(measured)
     rows = [[5] * 90] * 100
     answered(submit(loop, *rows)[0].wait(), *rows)
     sizes = [sum(batch) for batch in model.seen]

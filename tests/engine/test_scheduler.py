@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from fusewire.engine.scheduler import halves, plan, shares
+from fusewire.engine.scheduler import Limits, Turn, deal, halves, plan
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -55,6 +55,12 @@ def test_halves_are_two_of_about_equal_tokens(lengths):
 def test_one_sequence_has_no_halves():
     with pytest.raises(ValueError, match="two or more"):
         halves([3], [1, 1, 1, 5])
+
+
+def shares(requests: list[list[int]], budget: int) -> list[int]:
+    """How many of each request's sequences a micro-batch takes, where one tenant has them all."""
+    dealt = deal([Turn(lengths) for lengths in requests], Limits(budget), {})
+    return [dealt.count(index) for index in range(len(requests))]
 
 
 REQUESTS = st.lists(st.lists(st.integers(1, 600), min_size=1, max_size=20), min_size=1, max_size=12)

@@ -6,7 +6,6 @@ under the name the client gave it.
 
 from __future__ import annotations
 
-import random
 import re
 import reprlib
 from collections.abc import Mapping
@@ -33,8 +32,6 @@ from fusewire.errors import (
 
 # Of what ran out of time once, OpenAI's clients would send any 5xx again.
 _HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 504: {"x-should-retry": "false"}}
-# Clients that were refused at the same time should not all come back at the same time.
-_MOST_JITTER = 1.2
 _FIELD = re.compile(r"('[^']{1,64}'|[A-Za-z_]\w{0,63}): got ")
 _TYPES = {
     429: "rate_limit_error",
@@ -97,7 +94,7 @@ def of(error: Exception, names: Mapping[str, str] | None = None) -> ApiError:
     if issubclass(kind, InvalidInput):
         return _of_input(status, message, names or {})
     if isinstance(error, (Overloaded, client.Overloaded)):
-        after_s = (error.retry_after_s or 0.0) * random.uniform(1, _MOST_JITTER)
+        after_s = error.retry_after_s or 0.0  # not the same for all
         return ApiError(status, message, code="overloaded", retry_after_s=after_s)
     if issubclass(kind, QueueFull):
         return ApiError(status, message, code="rate_limit_exceeded")
