@@ -216,6 +216,7 @@ MAY_IMPORT = {
         "weights",
     },
     "cli": {
+        "devices",
         "errors",
         "hub",
         "kernels",

@@ -57,7 +57,7 @@ def test_a_slow_machine_is_measured_within_the_budget():
 def test_a_machine_that_takes_seconds_is_still_measured():
     machine = Machine(1.0, 1e-2, 0.0)
     costs = machine.measured()
-    assert machine.now < 3
+    assert machine.now < 4
     assert costs.seconds(16, 0) == pytest.approx(1.16)
 
 
@@ -87,7 +87,10 @@ def test_the_prediction_follows_the_machine_and_no_exception():
     assert costs.seconds(1000, 0) < 0.2
     for _ in range(1000):
         costs.observe(1000, 0, 60.0)
-    assert costs.seconds(1000, 0) <= 0.4 * (1 + 1e-9)
+    assert costs.seconds(1000, 0) <= 0.8 * (1 + 1e-9)
+    for _ in range(1000):
+        costs.observe(1000, 0, 1e-9)
+    assert costs.seconds(1000, 0) >= 0.1 / 8 * (1 - 1e-9)
 
 
 def test_without_a_measurement_the_first_batch_is_one():
@@ -108,3 +111,12 @@ def test_what_one_adds_is_the_rate_of_a_batch_that_is_large_enough():
     assert 1e-6 + 1e-3 / 16384 < per_token < 1.2 * (1e-6 + 1e-3 / 16384)
     tokens = costs.efficient_tokens
     assert costs.efficient_s == pytest.approx(per_token * tokens)
+
+
+def test_a_pause_of_the_machine_is_no_attention():
+    machine = Machine(0.0, 1e-5, 0.0)
+    run = machine.run
+    machine.run = lambda lengths: (run(lengths), machine.pause(lengths))
+    machine.pause = lambda lengths: setattr(machine, "now", machine.now + (lengths == [512]))
+    costs = machine.measured()
+    assert costs.seconds(512, 512**2) <= 2 * machine.seconds(512, 0) * (1 + 1e-9)

@@ -22,13 +22,14 @@ _DECAY = 0.9
 # The ratio starts as if so much had been computed exactly as predicted.
 _PRIOR_S = 0.02
 # One batch counts as at most so many times its prediction: a machine that stood still says nothing
-# about the next batch; and the ratio of all stays within the same bound.
-_MOST_RATIO = 4.0
+# about the next batch.
+_MOST_OF_ONE = 4.0
+_MOST_RATIO = 8.0  # and as little: a machine may have been busy while it was measured
 
 _FEWEST_TOKENS = 16
 _SHORT, _LONG = 64, 512  # lengths that tell the two costs apart
 _WARM_RUNS = 2  # a GPU records a shape when it comes again
-_TIMED_RUNS = 2
+_TIMED_RUNS = 3
 
 
 class CostTable:
@@ -97,7 +98,7 @@ class CostTable:
             self._learn(tokens, seconds)
             return
         measured = self._base(tokens) + self._per_square * squares
-        self._actual_s = _DECAY * self._actual_s + min(seconds, _MOST_RATIO * measured)
+        self._actual_s = _DECAY * self._actual_s + min(seconds, _MOST_OF_ONE * measured)
         self._predicted_s = _DECAY * self._predicted_s + measured
         ratio = self._actual_s / self._predicted_s
         self.ratio = min(max(ratio, 1 / _MOST_RATIO), _MOST_RATIO)
@@ -105,7 +106,7 @@ class CostTable:
     def _learn(self, tokens: int, seconds: float) -> None:
         """Where nothing was measured: the rate of the last batches."""
         if self._tokens:
-            seconds = min(seconds, _MOST_RATIO * self._base(tokens))
+            seconds = min(seconds, _MOST_OF_ONE * self._base(tokens))
             tokens += int(_DECAY * self._tokens[1])
             seconds += _DECAY * self._seconds[1]
         self._tokens, self._seconds = [0, tokens], [0.0, seconds]
@@ -153,10 +154,11 @@ def measure(
             start = clock()
             run(lengths)
             times.append(clock() - start)
-            if len(times) > 1 and sum(times) > budget_s / 8:  # one that warms up, one that counts
+            if sum(times[1:]) > budget_s / 8:  # one that warms up, one that counts
                 break
         return min(times)
 
+    run([min(_FEWEST_TOKENS, max_tokens, max_length)])  # weights are read for the first time
     short = min(_SHORT, max_length)
     found: dict[int, tuple[float, int]] = {}  # tokens -> (seconds, squares)
     tokens = min(_FEWEST_TOKENS, max_tokens)
@@ -174,7 +176,9 @@ def measure(
         plain = CostTable([(size, seconds) for size, (seconds, _) in found.items()])
         squares = sum(length * length for length in _cut(long, short))
         extra = timed([long]) - plain.seconds(long, 0)
-        per_square = max(0.0, extra / (long * long - squares))
+        # What another program took meanwhile is no attention, which costs less than all the rest.
+        most = plain.seconds(long, 0) / (long * _LONG)
+        per_square = min(max(0.0, extra / (long * long - squares)), most)
     points = [
         (size, max(seconds - per_square * squares, seconds / 2))
         for size, (seconds, squares) in found.items()

@@ -37,7 +37,7 @@ TOO_LATE = (
 # Of a request that the submitting thread may compute itself.
 LIGHT_TOKENS = 512
 # Of all that it computes itself at once: meanwhile the server's queue grows in front of it, unseen.
-_MOST_HERE_S = 0.01
+_MOST_HERE_S = 0.02
 # So many micro-batches each lane reads ahead: pixels of images take memory.
 _READ_AHEAD = 2
 # So many of those that wait are looked at for a micro-batch.
