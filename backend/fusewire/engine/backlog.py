@@ -81,17 +81,8 @@ class Backlog:
             if self._slots.old(now):
                 self._slots.begin_at(now, ((each.due, each.seconds) for each in self._live))
             active = self._active(tenant, now)
-            running = self._running(now)
             if due < inf:
-                window = due - now
-                room = window - min(margin_s, _MOST_MARGIN * max(window, 0.0))
-                before, later_slack = self._slots.around(due)
-                ahead = running + before
-                own = self._tenants.get(tenant, 0.0) + seconds
-                all_s = running + self._slots.total + seconds
-                unfair = active > 1 and own > room / active and all_s > room * (active - 1) / active
-                if ahead + seconds > room or later_slack - now - running < seconds or unfair:
-                    raise self._overloaded(ahead, max(room - seconds, 0.0), all_s - seconds)
+                self._check(tenant, seconds, due, margin_s, active)
             reservation = Reservation(tenant, due, seconds)
             self._live.add(reservation)
             self._tenants[tenant] = self._tenants.get(tenant, 0.0) + seconds
@@ -148,10 +139,26 @@ class Backlog:
             del self._asked[oldest]
         return len(self._asked.keys() | self._counts.keys()) if len(self._asked) > 1 else 1
 
-    def _overloaded(self, ahead: float, room: float, all_s: float) -> Overloaded:
+    def _check(self, tenant: str, seconds: float, due: float, margin_s: float, active: int) -> None:
+        """Overloaded, where a request of one of so many active tenants is not to be taken."""
+        now = self._clock()
+        running, window = self._running(now), due - now
+        room = window - min(margin_s, _MOST_MARGIN * max(window, 0.0))
+        share = room / active
+        before, later_slack = self._slots.around(due)
+        ahead, slack = running + before, later_slack - now - running
+        own = self._tenants.get(tenant, 0.0)
+        all_s = running + self._slots.total
+        if ahead + seconds > room:
+            got = f"{ahead:.3f} s of work before this request"
+            wanted = f"{max(room - seconds, 0.0):.3f} s to answer it in time"
+        elif slack < seconds:
+            got = f"{seconds:.3f} s of work that comes before other requests"
+            wanted = f"{max(slack, 0.0):.3f} s to answer those in time"
+        elif active > 1 and own + seconds > share and all_s + seconds > room - share:
+            got = f"{own:.3f} s of work of one tenant"
+            wanted = f"{max(share - seconds, 0.0):.3f} s where {active} tenants ask"
+        else:
+            return
         retry = max(all_s, _LEAST_RETRY_S) * random.uniform(1 - _JITTER, 1 + _JITTER)
-        return Overloaded(
-            f"queue: got {ahead:.3f} s of work before this request, of {all_s:.3f} s, wanted at "
-            f"most {room:.3f} s to answer it in time; allow it more",
-            retry,
-        )
+        raise Overloaded(f"queue: got {got}, wanted at most {wanted}; allow it more", retry)
