@@ -434,7 +434,7 @@ def test_what_can_no_longer_be_in_time_is_not_computed(slow):
     first.wait()
 
 
-def test_the_higher_priority_is_first(tmp_path):
+def test_the_lower_priority_number_is_first(tmp_path):
     measured = engine(tmp_path, Slow())
     measured.measure_costs()
     measured.model.seen.clear()
@@ -442,7 +442,7 @@ def test_the_higher_priority_is_first(tmp_path):
     first, _ = submit(loop, *[[5] * 90] * 20)
     until(lambda: measured.model.seen)
     ended: list[int] = []
-    for number, priority in [(5, 0), (6, 0), (7, 1)]:
+    for number, priority in [(5, 0), (6, 0), (7, -1)]:
         one = request(*[[number] * 90] * 10)
         one.priority = priority
         loop.submit(one, None, lambda answer, number=number: ended.append(number))

@@ -1,8 +1,8 @@
-"""Who is taken: no more sequences than may run and wait, and none that would wait too long."""
+"""Who is taken to generate: no more sequences at a time than run and wait, and none that would wait
+too long."""
 
 from __future__ import annotations
 
-import random
 import threading
 import time
 from collections.abc import Callable
@@ -10,18 +10,17 @@ from math import inf
 
 from fusewire.errors import Overloaded, QueueFull
 
-# Of the time that sequences took to leave, what is remembered with each that leaves.
-_DECAY = 0.95
-# Who was refused at the same time does not come back at the same time.
-_JITTER = 0.2
+# Of the seconds between two ends, what is remembered of those before the last.
+_DECAY = 0.9
 
 
 class Admission:
     """Counts sequences from when they are taken until they end. From any thread, so that who asks
     is refused there and then.
 
-    While all run that may, the time from one end to the next says how long who waits has to: so
-    many times that as sequences have to end before (Little, 1961).
+    How long one would wait is predicted by Little's law: those before it, times the seconds from
+    the end of one sequence to that of the next while others wait. None is refused by it before two
+    have ended so.
     """
 
     def __init__(
@@ -31,20 +30,20 @@ class Admission:
         max_queue_s: float = inf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`max_sequences` run at a time: only those beyond wait, each at most `max_queue_s`, as
-        predicted."""
+        """`max_sequences` run at a time: only those beyond wait, predictably at most
+        `max_queue_s`."""
         self._max_sequences = max_sequences
         self._max_waiting = max_waiting
         self._max_queue_s = max_queue_s
         self._clock = clock
         self._taken = 0
-        self._elapsed_s = self._left = 0.0  # while others waited: the time, and who left in it
-        self._since: float | None = None  # others wait, and when the last one left
+        self._between_ends_s = 0.0
+        self._last_end: float | None = None  # while others waited
         self._lock = threading.Lock()
 
     def take(self, sequences: int, deadline: float | None = None) -> None:
-        """A request's sequences, all or none: QueueFull, of which Overloaded where the first could
-        not begin before the deadline, by `clock`."""
+        """A request's sequences, all or none: QueueFull; Overloaded where they would begin to run
+        after the deadline (time.monotonic()), or wait too long."""
         with self._lock:
             waiting = self._taken - self._max_sequences
             if waiting >= self._max_waiting:
@@ -52,28 +51,34 @@ class Admission:
                     f"queue: got {waiting} sequences waiting, wanted fewer than "
                     f"{self._max_waiting}; try again later, or raise max_waiting"
                 )
-            if waiting >= 0 and self._left:
-                wait_s = (waiting + 1) * self._elapsed_s / self._left
-                room_s = inf if deadline is None else deadline - self._clock()
-                room_s = min(room_s, self._max_queue_s)
-                if wait_s > room_s:
-                    raise Overloaded(
-                        f"queue: got {wait_s:.3f} s until this request could begin, wanted at most "
-                        f"{max(room_s, 0.0):.3f} s; allow it more",
-                        wait_s * random.uniform(1 - _JITTER, 1 + _JITTER),
-                    )
+            wait_s = max(0, waiting + sequences) * self._between_ends_s
+            room_s = self._max_queue_s
+            if deadline is not None:
+                # A deadline that has passed is answered as late, not as too much.
+                left_s = deadline - self._clock()
+                room_s = min(room_s, left_s) if left_s > 0 else inf
+            if wait_s > room_s:
+                raise Overloaded(
+                    f"queue: got a predicted wait of {wait_s:.2f} s, wanted at most {room_s:.2f} "
+                    "s; allow it more",
+                    wait_s - room_s,
+                )
             self._taken += sequences
-            if self._since is None and self._taken > self._max_sequences:
-                self._since = self._clock()
 
-    def leave(self, sequences: int = 1, *, computed: bool = True) -> None:
-        """They have ended. `computed`: they were not refused after all."""
+    def leave(self, sequences: int = 1, *, ran: bool = True) -> None:
+        """They have ended; `ran`: or else they were refused after all."""
         with self._lock:
-            if self._since is not None and computed:
-                now = self._clock()
-                self._elapsed_s = _DECAY * self._elapsed_s + now - self._since
-                self._left = _DECAY * self._left + sequences
-                self._since = now
+            if ran:
+                self._measure(sequences)
             self._taken -= sequences
-            if self._taken <= self._max_sequences:
-                self._since = None
+
+    def _measure(self, sequences: int) -> None:
+        if self._taken <= self._max_sequences:  # nobody waits: ends are as far apart as arrivals
+            self._last_end = None
+            return
+        now = self._clock()
+        if self._last_end is not None:
+            each = (now - self._last_end) / sequences
+            known = self._between_ends_s
+            self._between_ends_s = _DECAY * known + (1 - _DECAY) * each if known else each
+        self._last_end = now

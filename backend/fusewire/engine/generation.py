@@ -99,8 +99,8 @@ class GenerationEngine:
         scheduler = GenerationScheduler(
             self.cache, settings.max_batch_tokens, settings.max_sequences
         )
-        longest_s = inf if settings.max_queue_ms is None else settings.max_queue_ms / 1000
-        self._admission = Admission(settings.max_sequences, settings.max_waiting, longest_s)
+        max_queue_s = inf if settings.max_queue_ms is None else settings.max_queue_ms / 1000
+        self._admission = Admission(settings.max_sequences, settings.max_waiting, max_queue_s)
         prepare = self.model.record_steps if settings.graphs else self.model.tune
         prepare(memory, settings.max_sequences, settings.max_batch_tokens)
         sampler = Sampler(self.model.place, self.model.vocab_size)
@@ -150,7 +150,8 @@ class GenerationEngine:
         The events are a Delta of each of `parameters.answers`, in order, until each had one with
         a finish_reason; or an error, which ends them all. `BestOf` makes the answer of it. Of beam
         search all come at the end.
-        `timeout_seconds` begins now; a `deadline` may come before.
+        `timeout_seconds` begins now; a `deadline` may come before. Without both there is the
+        deadline of `slo_ms`, if that is set.
         """
         parameters = request.parameters
         if parameters.timeout_seconds is not None:
@@ -166,7 +167,7 @@ class GenerationEngine:
                 prompt = read_prompt(prompt, parameters, self.tokenizer, self.limits, field)
             return self._submit(prompt, parameters, deadline, callback)
         except BaseException:
-            self._admission.leave(parameters.sequences, computed=False)
+            self._admission.leave(parameters.sequences, ran=False)
             raise
 
     def together(self) -> AbstractContextManager[None]:
