@@ -82,7 +82,7 @@ class GrpcWay:
         except grpc.RpcError as error:
             code = error.code()
             if code in _REFUSALS:
-                return REFUSED, str(error.details())
+                return refusal(str(error.details()))
             expired = code == grpc.StatusCode.DEADLINE_EXCEEDED
             return EXPIRED if expired else FAILED, str(error.details())
         return OK, ""
@@ -113,7 +113,14 @@ class HttpWay:
         if response.status == 200:
             return OK, ""
         message = content.decode(errors="replace")
-        return (REFUSED if response.status in (429, 503) else FAILED), message
+        if response.status == 503:
+            return refusal(json.loads(message)["error"])
+        return FAILED, message
+
+
+def refusal(message: str) -> tuple[str, str]:
+    """Of UNAVAILABLE: a request that the server took and that became late is no refusal."""
+    return (EXPIRED if message.startswith("timeout: ") else REFUSED), message
 
 
 WAYS = {"grpc": GrpcWay, "http": HttpWay}

@@ -122,6 +122,12 @@ def test_clients_that_try_again_do_so_until_they_are_answered() -> None:
     assert [each.outcome for each in found] == [REFUSED]
 
 
+def test_what_the_server_took_and_let_expire_is_no_refusal() -> None:
+    assert overload_client.refusal("timeout: got a request whose time has passed")[0] == EXPIRED
+    assert overload_client.refusal("queue: got 3 s of work; try again in 3.0 s")[0] == REFUSED
+    assert overload_client.refusal("Exceeds maximum queue size")[0] == REFUSED
+
+
 def test_the_table_has_a_line_for_each_system() -> None:
     row = {"load": "48 words", "protocol": "grpc", "system": "fifo", "share": 1.0}
     rows = [row | {"goodput_of_capacity": 0.5}, row | {"share": 3.0, "goodput_of_capacity": 0.01}]
