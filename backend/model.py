@@ -22,6 +22,7 @@ from fusewire.serving.instance.generating import Generating
 from fusewire.serving.instance.generating import load as load_generation
 from fusewire.serving.instance.generation_metrics import GenerationMetrics
 from fusewire.serving.instance.metrics import ServingMetrics
+from fusewire.serving.instance.options import take_options
 from fusewire.serving.instance.role import Role
 from fusewire.serving.model_config import settings_of
 
@@ -53,8 +54,11 @@ class TritonPythonModel:
                 self._role = Role(engine, counts, Generating(engine, counts))
             else:
                 engine = EncoderEngine(folder, settings.task, settings.engine(), device=device)
+                engine.measure_costs()
                 metrics = ServingMetrics(pb_utils.MetricFamily, name, settings.task, *about)
-                self._role = Role(EncoderLoop(engine, metrics.record), metrics)
+                loop = EncoderLoop(engine, metrics.record)
+                metrics.watch_engine(loop)
+                self._role = Role(loop, metrics)
             # Later collections do not walk what stays: that took longer than a step.
             gc.collect()
             gc.freeze()
@@ -87,8 +91,9 @@ class _Incoming:
 
     def __init__(self, request: Any) -> None:
         self._request = request
+        self._arrived = time.monotonic()
         timeout_us = request.timeout()
-        self.deadline = time.monotonic() + timeout_us / 1e6 if timeout_us else None
+        self.deadline = self._arrived + timeout_us / 1e6 if timeout_us else None
 
     def read(self) -> Request:
         # Undecodable tensors never get here: Triton checks dtypes, shapes and string lengths. It
@@ -99,8 +104,11 @@ class _Incoming:
             got, wanted = "bytes that are not UTF-8", "UTF-8"
             remedy = "encode names and values as UTF-8"
             raise InvalidInput("parameters", got, wanted, remedy) from None
+        options = take_options(parameters)
+        if options.timeout_s is not None:  # of `generate`
+            self.deadline = self._arrived + options.timeout_s
         inputs = {tensor.name(): tensor.as_numpy() for tensor in self._request.inputs()}
-        return Request(inputs, parameters)
+        return Request(inputs, parameters, options.priority, options.tenant)
 
     def cancelled(self) -> bool:
         return bool(self._request.is_cancelled())

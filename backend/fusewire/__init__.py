@@ -21,6 +21,7 @@ __all__ = [
     "IncompleteOutputs",
     "InvalidInput",
     "OutOfMemory",
+    "Overloaded",
     "QueueFull",
     "Reranker",
     "SamplingParams",
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
         FusewireError,
         InvalidInput,
         OutOfMemory,
+        Overloaded,
         QueueFull,
         Unavailable,
     )
@@ -73,6 +75,7 @@ _MODULES = {
     "IncompleteOutputs": "api.outputs",
     "InvalidInput": "errors",
     "OutOfMemory": "errors",
+    "Overloaded": "errors",
     "QueueFull": "errors",
     "Reranker": "api.reranker",
     "SamplingParams": "api.sampling_params",

@@ -55,12 +55,27 @@ class QueueFull(Unavailable):
     """As many requests wait as may: answered at once."""
 
     reason = "queue"
+    retry_after_s = 1.0  # a full queue has moved on by then: a step takes milliseconds
+
+
+class Overloaded(QueueFull):
+    """By the predicted cost of what waits, a request would be answered too late: refused at once,
+    before it is tokenised."""
+
+    reason = "overload"
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        """`retry_after_s`: by then what waits now is computed. It ends the text: KServe's
+        transports carry nothing else, and `fusewire_client` reads it there."""
+        super().__init__(f"{message}; try again in {max(retry_after_s, 0.1):.1f} s")
+        self.retry_after_s = retry_after_s
 
 
 class DeadlineExceeded(Unavailable):
-    """The request's own `timeout_seconds` passed, or would pass."""
+    """The request's own time passed, or would pass: Triton's `timeout`, `timeout_seconds`, or the
+    model's `slo_ms`."""
 
-    reason = "timeout_seconds"
+    reason = "deadline"
 
 
 class Cancelled(FusewireError):
@@ -85,7 +100,10 @@ class ConfigurationError(FusewireError):
 
 class Status(NamedTuple):
     """How a kind is answered: `triton` is the name of TritonError's code, `grpc` the status that
-    Triton makes of it, `http` the status of the OpenAI endpoint."""
+    Triton makes of it, `http` the status of the OpenAI endpoint. Triton lets a backend in Python
+    choose among UNKNOWN, INTERNAL, NOT_FOUND, INVALID_ARG, UNAVAILABLE, UNSUPPORTED, ALREADY_EXISTS
+    and CANCELLED, and its HTTP endpoint makes 503 of UNAVAILABLE: there is neither
+    DEADLINE_EXCEEDED nor 429 or 504 on its ports, where the words say which it is."""
 
     triton: str
     grpc: str
@@ -96,8 +114,7 @@ class Status(NamedTuple):
 _STATUS: dict[type[FusewireError], Status] = {
     InvalidInput: Status("INVALID_ARG", "INVALID_ARGUMENT", 400),
     QueueFull: Status("UNAVAILABLE", "UNAVAILABLE", 429),
-    # The client's own limit. OpenAI's clients would send 408, 409, 429 and 5xx again.
-    DeadlineExceeded: Status("UNAVAILABLE", "UNAVAILABLE", 400),
+    DeadlineExceeded: Status("UNAVAILABLE", "UNAVAILABLE", 504),
     Unavailable: Status("UNAVAILABLE", "UNAVAILABLE", 503),
     Cancelled: Status("CANCELLED", "CANCELLED", 503),  # nobody reads it, unless the server gave up
     FusewireError: Status("INTERNAL", "INTERNAL", 500),

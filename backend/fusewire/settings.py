@@ -25,6 +25,7 @@ Dtype = Literal["auto", "float32", "float16", "bfloat16"]
 MOST_CANDIDATES = 1000  # of one mask or question
 MOST_REPLIES = 20_000  # candidates of one request, over all its masks
 LONGEST_PROMPT = 1 << 14  # characters before each text
+_MOST_MS = 86_400_000.0  # a day
 MOST_WINDOWS = 1000  # of one request, beyond the first of each text
 
 
@@ -89,6 +90,22 @@ class Settings(StrictSettings):
         description="Capture CUDA graphs of forward passes and replay them. No effect on the CPU.",
         json_schema_extra={"group": "model"},
     )
+    slo_ms: float | None = Field(
+        default=None,
+        gt=0,
+        le=_MOST_MS,
+        description="Latency objective in milliseconds: the deadline, from its arrival, of a "
+        "request that names none. Default: no deadline.",
+        json_schema_extra={"group": "batching"},
+    )
+    max_queue_ms: float | None = Field(
+        default=None,
+        gt=0,
+        le=_MOST_MS,
+        description="Longest predicted wait in milliseconds: a request that would wait longer is "
+        "rejected at once. Default: encoders 10000, generation no limit.",
+        json_schema_extra={"group": "batching"},
+    )
 
     def __init__(self, /, **values: Any) -> None:
         try:
@@ -99,6 +116,14 @@ class Settings(StrictSettings):
 
 class EngineSettings(Settings):
     """Settings of one encoder deployment."""
+
+    max_queue_ms: float | None = Field(
+        default=10_000.0,
+        gt=0,
+        le=_MOST_MS,
+        description=Settings.model_fields["max_queue_ms"].description,
+        json_schema_extra={"group": "batching"},
+    )
 
     truncate: bool = Field(
         default=False,

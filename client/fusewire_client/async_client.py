@@ -113,7 +113,8 @@ class AsyncClient(Base[AsyncTransport]):
         attempts = self._attempts(call)
         while True:
             try:
-                return await self._transport.send(call, attempts.remaining_s())
+                left_s = attempts.remaining_s()
+                return await self._transport.send(self._told(call, left_s), left_s)
             except Unavailable as error:
                 await asyncio.sleep(attempts.wait_s(error))
 
@@ -132,8 +133,9 @@ class AsyncClient(Base[AsyncTransport]):
         started = False
         while True:
             try:
+                left_s = attempts.remaining_s()
                 async with contextlib.aclosing(
-                    self._transport.stream(call, attempts.remaining_s())
+                    self._transport.stream(self._told(call, left_s), left_s)
                 ) as responses:
                     async for outputs in responses:
                         started = True

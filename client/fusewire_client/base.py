@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from . import plans
-from .calls import Ask, Call, Infer
+from .calls import Ask, Call, Infer, Parameter
 from .errors import InvalidArgument
 from .retry import Attempts, Retry
 from .wire import check_parameters
 
 C = TypeVar("C")  # the transport
+Told = TypeVar("Told", Infer, Call)
 _AT_ONCE = Retry(retries=0)
+_TIMEOUT_S = 60.0
+_NO_LIMIT_S = 86400.0  # nothing waits for a day
 
 
 class Base(Generic[C]):
@@ -26,13 +30,15 @@ class Base(Generic[C]):
         *,
         protocol: Literal["grpc", "http"] = "grpc",
         model: str | None = None,
-        timeout_s: float = 60.0,
+        timeout_s: float | None = None,
         retries: int = 3,
         backoff_s: float = 0.1,
         max_batch: int = 32,
         concurrency: int = 32,
         tls: bool = False,
         headers: dict[str, str] | None = None,
+        tenant: str | None = None,
+        priority: int | None = None,
     ) -> None:
         """Connects with the first call.
 
@@ -41,21 +47,29 @@ class Base(Generic[C]):
             protocol: `grpc` or `http`.
             model: Model of calls that name none. Default: the server's only one for the
                 task.
-            timeout_s: Of one call, retries included.
+            timeout_s: Of one call, retries included. The server is told, and neither queues what
+                it could not compute within it nor computes what is too late. Default: 60, of which
+                the server is not told: the objective it has of its own (`slo_ms`) holds.
             retries: How often a call is retried after `Unavailable`.
             backoff_s: Upper bound of the first wait before a retry; it doubles with each.
             max_batch: Maximum number of texts in a request, at most the model's max_batch_size.
             concurrency: Maximum number of concurrent requests within one method call.
             tls: Encrypt, with the system's certificates.
             headers: Sent with each request (authorisation, keys of restricted APIs).
+            tenant: On whose behalf requests are; under load, tenants have equal shares of a model.
+                Of one call: `tenant=` among its parameters.
+            priority: Of requests among those of their tenant; lower numbers run first. Of one
+                call: `request_priority=` among its parameters.
 
         Raises:
             InvalidArgument: An option is out of range.
         """
         if protocol not in self._transports:
             raise InvalidArgument(f"protocol: got {protocol!r}, wanted 'grpc' or 'http'; choose")
+        self._named_timeout_s = timeout_s
+        self._timeout_s = _TIMEOUT_S if timeout_s is None else timeout_s
         for name, value in (
-            ("timeout_s", timeout_s),
+            ("timeout_s", self._timeout_s),
             ("max_batch", max_batch),
             ("concurrency", concurrency),
         ):
@@ -66,12 +80,25 @@ class Base(Generic[C]):
                 f"retries, backoff_s: got {retries}, {backoff_s}, wanted 0 or more; raise them"
             )
         self._settings = plans.Settings(model, max_batch, {})
-        self._timeout_s = timeout_s
         self._retry = Retry(retries, backoff_s)
         self._concurrency = concurrency
+        named = {"tenant": tenant, "request_priority": priority}
+        self._parameters = {name: value for name, value in named.items() if value is not None}
+        check_parameters(self._parameters)
         self._transport: C = self._transports[protocol](
             address, tls, dict(headers or {}), concurrency
         )
+
+    def _told(self, call: Told, timeout_s: float) -> Told:
+        """The call with what the server is told of it: whose it is, and how long its answer is of
+        use. In Triton's parameter `timeout`, as the deadline of gRPC does not reach a model."""
+        if not isinstance(call, Infer):
+            return call
+        told: dict[str, Parameter] = {**self._parameters, **call.parameters}
+        named_s = self._named_timeout_s if call.timeout_s is None else call.timeout_s
+        if named_s is not None and named_s < _NO_LIMIT_S:
+            told["timeout"] = max(1, int(timeout_s * 1e6))
+        return replace(call, parameters=told)
 
     def _attempts(self, call: Call) -> Attempts:
         if isinstance(call, Infer):

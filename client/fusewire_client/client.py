@@ -114,7 +114,8 @@ class Client(Base[Transport]):
         attempts = self._attempts(call)
         while True:
             try:
-                return self._transport.send(call, attempts.remaining_s())
+                left_s = attempts.remaining_s()
+                return self._transport.send(self._told(call, left_s), left_s)
             except Unavailable as error:
                 time.sleep(attempts.wait_s(error))
 
@@ -130,7 +131,8 @@ class Client(Base[Transport]):
         started = False
         while True:
             try:
-                for outputs in self._transport.stream(call, attempts.remaining_s()):
+                left_s = attempts.remaining_s()
+                for outputs in self._transport.stream(self._told(call, left_s), left_s):
                     started = True
                     yield outputs
                 return

@@ -27,13 +27,22 @@ class PermissionDenied(ClientError):
 class Unavailable(ClientError):
     """No connection, overload, or the model is not ready. The only error that is retried."""
 
+    retry_after_s: float | None = None
+    """When to try again, where the server says so."""
+
 
 class QueueFull(Unavailable):
     """As many requests wait on the server as may."""
 
 
+class Overloaded(QueueFull):
+    """The server has more work waiting than it could do before this request's deadline, and refused
+    it at once. `retry_after_s`: by then that work is done."""
+
+
 class Expired(Unavailable):
-    """The request's own `timeout_seconds` passed on the server, or would have."""
+    """The request's own time, `timeout_s` or `timeout_seconds`, passed on the server, or would
+    have: it was not computed, or not to its end. Never retried."""
 
 
 class NoConnection(Unavailable):

@@ -46,6 +46,7 @@ def encode_stream(call: Infer) -> HttpRequest:
     for name, array in call.inputs.items():
         values = [v.decode() if isinstance(v, bytes) else v for v in array.reshape(-1).tolist()]
         body[name] = values if name == "input_ids" else values[0]
+    body |= call.parameters
     return HttpRequest(
         "POST",
         _model_path(call.model, call.version) + "/generate_stream",

@@ -1,4 +1,5 @@
-"""When to retry: only what never reached the model, and never past the deadline."""
+"""When to retry: only what the model did not compute, not before the server wants it, and never
+past the deadline."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .errors import DeadlineExceeded, Unavailable
+from .errors import DeadlineExceeded, Expired, Unavailable
 
 
 @dataclass(frozen=True)
@@ -19,9 +20,9 @@ class Retry:
     longest_s: float = 2.0
     uniform: Callable[[float, float], float] = random.uniform
 
-    def wait_s(self, attempt: int) -> float:
+    def wait_s(self, attempt: int, at_least_s: float = 0.0) -> float:
         """The wait before retry number `attempt` (from 0)."""
-        return self.uniform(0.0, min(self.longest_s, self.first_s * 2.0**attempt))
+        return at_least_s + self.uniform(0.0, min(self.longest_s, self.first_s * 2.0**attempt))
 
 
 class Attempts:
@@ -48,9 +49,10 @@ class Attempts:
 
     def wait_s(self, error: Unavailable) -> float:
         """Seconds to sleep before trying again; raises `error` when this was the last attempt."""
-        if self._failed >= self._retry.retries:
+        # What ran out of time once would have no more of it.
+        if self._failed >= self._retry.retries or isinstance(error, Expired):
             raise error
-        wait = self._retry.wait_s(self._failed)
+        wait = self._retry.wait_s(self._failed, error.retry_after_s or 0.0)
         # A wait that ends after the deadline would only delay the truth.
         if self._clock() + wait >= self._deadline:
             raise error

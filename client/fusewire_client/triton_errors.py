@@ -17,6 +17,7 @@ from .errors import (
     NoConnection,
     NotFound,
     OutOfMemory,
+    Overloaded,
     PermissionDenied,
     QueueFull,
     ServerError,
@@ -45,6 +46,7 @@ _BY_HTTP_STATUS: dict[int, type[ClientError]] = {
 # Streams and `generate` carry the words of a model's error, but not its code; and Triton has fewer
 # codes than there are kinds.
 _BY_WORDS: tuple[tuple[str, type[ClientError]], ...] = (
+    (r"queue: got .*; try again in [\d.]+ s$", Overloaded),
     (r"queue: got ", QueueFull),
     (r"text_input: got over \d+ characters while ", QueueFull),
     (r"timeout_seconds: got more work", Expired),
@@ -80,7 +82,8 @@ def from_http(status: int, message: str) -> ClientError:
 def from_words(message: str) -> ClientError:
     """The error for a model's message that came without a code."""
     kind = _kind(message)
-    return _of_another_task(message) or (ServerError if kind is NoConnection else kind)(message)
+    other = _of_another_task(message)
+    return other or _made(ServerError if kind is NoConnection else kind, message)
 
 
 def _error(kind: type[ClientError], message: str, status: str) -> ClientError:
@@ -88,7 +91,14 @@ def _error(kind: type[ClientError], message: str, status: str) -> ClientError:
     found = _kind(message)
     if issubclass(found, kind):
         kind = found
-    return _of_another_task(message, status) or kind(message, status)
+    return _of_another_task(message, status) or _made(kind, message, status)
+
+
+def _made(kind: type[ClientError], message: str, status: str = "") -> ClientError:
+    error = kind(message, status)
+    if isinstance(error, Overloaded):
+        error.retry_after_s = float(message.split()[-2])
+    return error
 
 
 def _kind(message: str) -> type[ClientError]:

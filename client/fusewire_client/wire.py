@@ -11,14 +11,17 @@ from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
 
 from .errors import InvalidArgument, ServerError
 
-_RESERVED = {"sequence_id", "sequence_start", "sequence_end", "priority", "binary_data_output"}
+_RESERVED = {"sequence_id", "sequence_start", "sequence_end", "binary_data_output"}
+# Triton keeps these names for itself too; what takes their place here.
+_OURS = {"priority": "send request_priority", "timeout": "set timeout_s"}
 
 
 def check_parameters(parameters: Mapping[str, Any]) -> None:
     """Names the server keeps for itself, and values it has no type for, are refused here."""
     for name, value in parameters.items():
-        if name in _RESERVED or name.startswith("triton_"):
-            raise InvalidArgument(f"{name}: got a reserved parameter, wanted a model's; remove it")
+        if name in _RESERVED or name in _OURS or name.startswith("triton_"):
+            remedy = _OURS.get(name, "remove it")
+            raise InvalidArgument(f"{name}: got a reserved parameter, wanted a model's; {remedy}")
         if not isinstance(value, (str, int, float, bool)):
             raise InvalidArgument(
                 f"{name}: got {type(value).__name__}, wanted str, int, float or bool; "

@@ -44,6 +44,7 @@ class FakeTriton:
     def __init__(self) -> None:
         self.outputs = dict(OUTPUTS)
         self.failures: list[Refusal] = []
+        self.timeouts_us: list[int] = []  # that requests named, where Triton reads it
         self.seen: list[tuple[str, dict[str, np.ndarray], dict[str, Any], list[str]]] = []
         self.headers: list[dict[str, str]] = []
         self.delay_s = 0.0
@@ -59,6 +60,8 @@ class FakeTriton:
         self, model: str, inputs: dict[str, np.ndarray], parameters: dict[str, Any], wanted: list
     ) -> dict[str, np.ndarray]:
         with self._lock:
+            if "timeout" in parameters:
+                self.timeouts_us.append(parameters.pop("timeout"))
             self.seen.append((model, inputs, parameters, wanted))
             failure = self.failures.pop(0) if self.failures else None
             self.under_way += 1

@@ -13,8 +13,10 @@ from fusewire_client import (
     AsyncClient,
     Client,
     DeadlineExceeded,
+    Expired,
     InvalidArgument,
     NotFound,
+    Overloaded,
     PermissionDenied,
     ServerError,
     Unavailable,
@@ -235,3 +237,63 @@ def test_a_lone_surrogate_is_named() -> None:
     wanted = pytest.raises(InvalidArgument, match=r"texts\[1\]: got a lone surrogate at 2")
     with Client("localhost:8001") as client, wanted:
         client.embed(["fine", "ab\ud800"])
+
+
+OVERLOADED = "queue: got 3.2 s of work waiting, wanted at most 1 s; try again in {} s"
+
+
+def test_the_server_is_told_how_long_an_answer_is_of_use(call: Call, server: FakeTriton) -> None:
+    call("embed", ["a"], model="mini", timeout_s=5.0)
+    call("embed", ["a"], model="mini", options={"timeout_s": 5.0})
+    assert len(server.timeouts_us) == 2
+    assert all(4_000_000 < told <= 5_000_000 for told in server.timeouts_us)
+    # Where none is named, the server's own objective holds.
+    call("embed", ["a"], model="mini", options={"timeout_s": None})
+    call("embed", ["a"], model="mini", timeout_s=86400.0)
+    assert len(server.timeouts_us) == 2
+
+
+def test_each_attempt_tells_what_is_left(call: Call, server: FakeTriton) -> None:
+    server.failures = [Refusal("UNAVAILABLE", OVERLOADED.format(0.4))]
+    call("embed", ["a"], model="mini", timeout_s=5.0)
+    first, second = server.timeouts_us
+    assert first - second >= 400_000
+
+
+def test_an_overloaded_server_says_when_to_try_again(call: Call, server: FakeTriton) -> None:
+    server.failures = [Refusal("UNAVAILABLE", OVERLOADED.format(2.5))] * 9
+    with pytest.raises(Overloaded) as caught:
+        call("embed", ["a"], model="mini", options={"retries": 0})
+    assert caught.value.retry_after_s == 2.5
+    began = time.monotonic()
+    with pytest.raises(Overloaded):  # it would be too late then, so it is not waited for
+        call("embed", ["a"], model="mini", timeout_s=1.0)
+    assert time.monotonic() - began < 0.9
+    assert len(server.seen) == 2
+
+
+def test_a_retry_waits_as_long_as_the_server_wants(call: Call, server: FakeTriton) -> None:
+    server.failures = [Refusal("UNAVAILABLE", OVERLOADED.format(0.5))]
+    began = time.monotonic()
+    assert call("embed", ["a"], model="mini").shape == (1, 2)
+    assert time.monotonic() - began >= 0.5
+
+
+def test_what_expired_on_the_server_is_not_tried_again(call: Call, server: FakeTriton) -> None:
+    words = "timeout: got a request whose time has passed, wanted to compute it within it"
+    server.failures = [Refusal("UNAVAILABLE", words)]
+    with pytest.raises(Expired):
+        call("embed", ["a"], model="mini")
+    assert len(server.seen) == 1
+
+
+def test_requests_name_their_tenant_and_priority(call: Call, server: FakeTriton) -> None:
+    options = {"tenant": "blue", "priority": -2}
+    call("embed", ["a"], model="mini", options=options)
+    call("embed", ["a"], model="mini", tenant="red", options=options)
+    assert server.seen[0][2] == {"tenant": "blue", "request_priority": -2}
+    assert server.seen[1][2] == {"tenant": "red", "request_priority": -2}
+    with pytest.raises(InvalidArgument, match=r"priority: got a reserved .*send request_priority"):
+        call("embed", ["a"], model="mini", priority=1)
+    with pytest.raises(InvalidArgument, match=r"timeout: got a reserved .*set timeout_s"):
+        call("embed", ["a"], model="mini", timeout=1)

@@ -136,6 +136,8 @@ def test_alerts_say_what_happened_and_what_to_do() -> None:
         "fusewire_model_reloads",
         "nv_inference_pending_request_count",
         "fusewire_waiting",
+        "fusewire_rejected_total",
+        "fusewire_predicted_seconds_total",
     }
     assert wanted <= alert_metrics()
     assert any(rule["expr"] == 'up{job="fusewire"} == 0' for rule in alerts())

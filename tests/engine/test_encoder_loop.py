@@ -14,7 +14,7 @@ from fusewire.engine.encoder import EncoderEngine, Request
 from fusewire.engine.encoder_loop import LIGHT_TOKENS, EncoderLoop
 from fusewire.engine.reading_lanes import SHORT_CHARACTERS
 from fusewire.engine.request import Counts
-from fusewire.errors import Cancelled, ComputeFailed, DeadlineExceeded, Unavailable
+from fusewire.errors import Cancelled, ComputeFailed, DeadlineExceeded, Overloaded, Unavailable
 from fusewire.settings import EngineSettings
 from fusewire.text.work_queue import LONG_CHARACTERS
 
@@ -142,7 +142,10 @@ def test_a_micro_batch_is_no_longer_than_others_may_wait(tmp_path, slow, monkeyp
             return super().encode(batch)
 
     model = Model()
-    loop = EncoderLoop(engine(tmp_path, model, max_batch_tokens=16384))
+    measured = engine(tmp_path, model, max_batch_tokens=16384)
+    measured.measure_costs()
+    model.seen.clear()
+    loop = EncoderLoop(measured)
     rows = [[5] * 90] * 100
     answered(submit(loop, *rows)[0].wait(), *rows)
     sizes = [sum(batch) for batch in model.seen]
@@ -372,3 +375,80 @@ def test_every_request_is_answered_once_whoever_submits_it(tmp_path):
     loop.close()
     assert sum(counts.tokens for counts in told) == sum(sum(map(len, rows)) for rows, _ in asked)
     assert sum(counts.sequences for counts in told) == sum(len(rows) for rows, _ in asked)
+
+
+class Slow(CountingModel):
+    """Takes a millisecond for ten tokens."""
+
+    def encode(self, batch):
+        time.sleep(batch.tokens * 1e-4)
+        return super().encode(batch)
+
+
+@pytest.fixture
+def slow(tmp_path) -> Iterator[EncoderLoop]:
+    """Measured, as a server does it."""
+    measured = engine(tmp_path, Slow(), slo_ms=1000.0, max_queue_ms=300.0)
+    measured.measure_costs()
+    measured.model.seen.clear()
+    loop = EncoderLoop(measured)
+    yield loop
+    loop.close()
+
+
+def test_what_would_be_late_is_refused_at_once_and_is_not_read(slow, monkeypatch):
+    rows = [[5] * 90] * 100  # 0.9 s
+    with pytest.raises(Overloaded, match=r"queue: got 0\.000 s of work before") as refused:
+        submit(slow, *rows, deadline=time.monotonic() + 0.3)
+    assert refused.value.retry_after_s > 0
+    assert slow.backlog_s == 0
+    taken: list[Answer] = []
+
+    def more() -> None:
+        while len(taken) < 100:
+            taken.append(submit(slow, *rows[:10])[0])
+
+    with pytest.raises(Overloaded, match="wanted at most 0"):  # nothing waits longer than 0.3 s
+        more()
+    assert 3 <= len(taken) < 20  # of 0.09 s each, some of which are computed meanwhile
+    assert slow.backlog_s > 0.1
+    read, seen = slow._engine.tokenize, []
+    monkeypatch.setattr(
+        slow._engine, "tokenize", lambda works: (seen.extend(works), read(works))[1]
+    )
+    with pytest.raises(Overloaded):
+        submit(slow, *rows)
+    assert not seen
+    for answer in taken:
+        answered(answer.wait(), *rows[:10])
+    until(lambda: slow.backlog_s == 0)
+    again, _ = submit(slow, *rows[:10])
+    answered(again.wait(), *rows[:10])
+    assert len(seen) == 1
+
+
+def test_what_can_no_longer_be_in_time_is_not_computed(slow):
+    first, _ = submit(slow, *[[5] * 90] * 20)
+    until(lambda: slow._engine.model.seen)
+    work = slow.submit(request([7] * 90), time.monotonic() + 0.6, answer := Answer())
+    work.deadline = time.monotonic() + 0.005  # less than it takes
+    assert isinstance(answer.wait(), DeadlineExceeded)
+    first.wait()
+
+
+def test_the_lower_priority_number_is_first(tmp_path):
+    measured = engine(tmp_path, Slow())
+    measured.measure_costs()
+    measured.model.seen.clear()
+    loop = EncoderLoop(measured)
+    first, _ = submit(loop, *[[5] * 90] * 20)
+    until(lambda: measured.model.seen)
+    ended: list[int] = []
+    for number, priority in [(5, 0), (6, 0), (7, -1)]:
+        one = request(*[[number] * 90] * 10)
+        one.priority = priority
+        loop.submit(one, None, lambda answer, number=number: ended.append(number))
+    first.wait()
+    until(lambda: len(ended) == 3)
+    assert ended[0] == 7
+    loop.close()

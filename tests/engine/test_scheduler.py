@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from fusewire.engine.scheduler import halves, plan, shares
+from fusewire.engine.scheduler import Limits, Turn, deal, free_to_choose, halves, plan
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -57,6 +57,12 @@ def test_one_sequence_has_no_halves():
         halves([3], [1, 1, 1, 5])
 
 
+def shares(requests: list[list[int]], budget: int) -> list[int]:
+    """How many of each request's sequences a micro-batch takes, where one tenant has them all."""
+    dealt = deal([Turn(lengths) for lengths in requests], Limits(budget), {})
+    return [dealt.count(index) for index in range(len(requests))]
+
+
 REQUESTS = st.lists(st.lists(st.integers(1, 600), min_size=1, max_size=20), min_size=1, max_size=12)
 
 
@@ -91,3 +97,9 @@ def test_a_short_one_is_not_kept_waiting_by_many():
     assert shares([[9] * 100, [1]], 20) == [2, 1]
     assert shares([[30], [1]], 20) == [1, 0]  # alone, as nothing has more room
     assert shares([[5, 30], [5], [30], [4]], 20) == [1, 1, 0, 1]
+
+
+def test_a_batch_may_choose_from_those_due_before_the_time_is_short():
+    assert free_to_choose([1, 1, 1], [9, 9, 9], 0.1) == 3
+    assert free_to_choose([1, 1, 1], [2, 2.05, 9], 0.1) == 2
+    assert free_to_choose([1, 1, 1], [1.05, 9, 9], 0.1) == 1

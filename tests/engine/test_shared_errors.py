@@ -6,7 +6,7 @@ import threading
 from copy import copy
 
 import pytest
-from fusewire.errors import ComputeFailed, FusewireError, InvalidInput
+from fusewire.errors import ComputeFailed, FusewireError, InvalidInput, Overloaded
 
 from tests.engine.generating import ask, tiny_engine
 
@@ -34,3 +34,10 @@ def test_a_copy_says_the_same_and_has_no_traceback():
     assert (type(twin), str(twin), twin.field) == (InvalidInput, str(raised), "top_k")
     assert raised.__traceback__ is not None
     assert twin.__traceback__ is None
+
+
+def test_a_copy_of_a_refusal_says_when_to_come_back():
+    twin = copy(Overloaded("queue: got 9 s of work waiting", 2.5))
+    assert type(twin) is Overloaded
+    assert str(twin) == "queue: got 9 s of work waiting; try again in 2.5 s"
+    assert twin.retry_after_s == 2.5

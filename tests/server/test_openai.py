@@ -521,8 +521,11 @@ def test_a_full_queue_says_when_to_come_again(api: openai.OpenAI, asker: Asker) 
 def test_time_that_ran_out_is_not_asked_for_again(api: openai.OpenAI) -> None:
     body: dict[str, Any] = {"ignore_eos": True, "timeout_seconds": 0.1}
     asked: dict[str, Any] = {"model": "slow", "prompt": "x", "max_tokens": LONG, "extra_body": body}
-    error = refused(api.completions.create, 400, **asked)
+    error = refused(api.completions.create, 504, **asked)
     assert (error["param"], error["code"]) == ("timeout_seconds", "timeout")
+    with pytest.raises(openai.InternalServerError) as caught:
+        api.completions.create(**asked)
+    assert caught.value.response.headers["x-should-retry"] == "false"
     assert error["message"].count("try again later") <= 1
     with pytest.raises(openai.APIError, match="timeout_seconds: got more work"):
         list(api.completions.create(**asked, stream=True))

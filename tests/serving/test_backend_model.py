@@ -117,7 +117,7 @@ def test_the_log_says_where_an_instance_computes(
     logged: list[str] = []
     logger = types.SimpleNamespace(log_info=logged.append)
     monkeypatch.setattr(model.pb_utils, "Logger", logger, raising=False)
-    metrics = types.SimpleNamespace(watch=lambda progress: None, record=lambda counts: None)
+    metrics = types.SimpleNamespace(watch=print, watch_engine=print, record=lambda counts: None)
     monkeypatch.setattr(model, "ServingMetrics", lambda *arguments: metrics)
     monkeypatch.setattr(model.pb_utils, "MetricFamily", None, raising=False)
     tiny_checkpoint(tmp_path / "1", "bert")

@@ -387,3 +387,31 @@ def test_request_parameters_keep_their_types() -> None:
     }
     with pytest.raises(ConfigurationError, match="KEY=VALUE"):
         read_parameters(["=3"])
+
+
+def test_doctor_measures_what_a_model_costs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny_checkpoint(tmp_path, "bert", "embed")
+    monkeypatch.setenv("COLUMNS", "100")
+    assert run(monkeypatch, "doctor", "--costs", str(tmp_path), "--device=cpu") == 0
+    text = capsys.readouterr().out
+    assert "large enough to be efficient" in text
+    assert max(line.count("#") for line in text.splitlines()) == 40
+    assert run(monkeypatch, "doctor", "--costs", str(tmp_path), "--device=cpu", "--json") == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["device"] == "cpu"
+    assert [point["tokens"] for point in found["points"]][:3] == [16, 32, 64]
+    seconds = [point["seconds"] for point in found["points"]]
+    assert seconds == sorted(seconds)
+    assert seconds[0] > 0
+
+
+def test_doctor_measures_no_model_that_generates(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}'
+    )
+    assert run(monkeypatch, "doctor", "--costs", str(tmp_path)) == 2
+    assert "got a folder for generate" in capsys.readouterr().err

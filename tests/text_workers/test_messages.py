@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from fusewire.errors import CheckpointError, FusewireError, InvalidInput, QueueFull
+from fusewire.errors import CheckpointError, FusewireError, InvalidInput, Overloaded, QueueFull
 from fusewire.passed_errors import as_values, error_of
 from fusewire.text_workers import messages
 from fusewire.text_workers.messages import BrokenMessage, encoded, receive
@@ -83,6 +83,7 @@ class OfOurs(FusewireError):
         (InvalidInput("prompt", "1", "2", "correct it"), InvalidInput),
         (CheckpointError("x: broken"), CheckpointError),
         (QueueFull("queue: got 9"), QueueFull),
+        (Overloaded("queue: got 9 s", 2.5), Overloaded),
         (OfOurs("words"), FusewireError),
     ],
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -16,7 +16,20 @@ from fusewire.serving.flags import EXAMINED, given, with_flags
 @with_flags(
     ServerSettings, leave_out=ServerSettings.model_fields.keys() - EXAMINED, environment=True
 )
-def doctor(as_json: Json = False, **flags: Any) -> None:
+def doctor(
+    as_json: Json = False,
+    costs: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Measure instead what micro-batches of this model cost here: a table and a plot.",
+        ),
+    ] = None,
+    device: Annotated[
+        str, typer.Option(metavar="DEVICE", help="Where --costs measures: auto, cpu, cuda:<index>.")
+    ] = "auto",
+    **flags: Any,
+) -> None:
     """Check what serving needs on this machine.
 
     Checks packages, kernels, GPUs, the tritonserver program, shared memory, ports and environment
@@ -24,6 +37,11 @@ def doctor(as_json: Json = False, **flags: Any) -> None:
 
     Exit code 0: nothing is missing; 1: something is; 2: an error.
     """
+    if costs is not None:
+        from fusewire.cli.costs import show
+
+        show(costs, device, as_json=as_json)
+        return
     from fusewire.serving.supervisor.doctor import examine
 
     findings = list(examine(validated(ServerSettings, given(flags, ServerSettings))))

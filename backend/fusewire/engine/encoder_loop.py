@@ -2,7 +2,7 @@
 
 Texts are tokenised and images decoded while others are computed: short texts by the thread that
 submits them, longer ones and images by threads of their own. What is ready joins the next
-micro-batch, in which every request has its share.
+micro-batch, in which every request has its share. Who would be answered too late is not taken.
 """
 
 from __future__ import annotations
@@ -16,11 +16,14 @@ from copy import copy
 from dataclasses import replace
 
 from fusewire.engine.encoder import EncoderEngine
+from fusewire.engine.encoder_admission import EncoderAdmission, sum_of_squares
+from fusewire.engine.expectation import Expectation
 from fusewire.engine.micro_batches import Member
+from fusewire.engine.next_batch import next_batch
 from fusewire.engine.progress import Progress
 from fusewire.engine.reading_lanes import Lane, ReadingLanes
+from fusewire.engine.ready_queue import ReadyQueue
 from fusewire.engine.request import CANCELLED, CLOSED, Answer, Counts, Request, Work, failure
-from fusewire.engine.scheduler import shares
 from fusewire.errors import Cancelled, DeadlineExceeded, FusewireError, Unavailable
 from fusewire.tasks.task import Reader
 
@@ -33,12 +36,12 @@ TOO_LATE = (
 
 # Of a request that the submitting thread may compute itself.
 LIGHT_TOKENS = 512
+# Of all that it computes itself at once: meanwhile the server's queue grows in front of it, unseen.
+_MOST_HERE_S = 0.02
 # So many micro-batches each lane reads ahead: pixels of images take memory.
 _READ_AHEAD = 2
-# A micro-batch of the waiting is as large as is computed in this time: so long may those wait that
-# come meanwhile. Beyond some hundred tokens kernels are no faster per token.
-_MICRO_BATCH_S = 0.1
-_LEAST_TOKENS = 1024
+# So many of those that wait are looked at for a micro-batch.
+_LOOKED_AT = 1024
 # Far more than a micro-batch takes: a device that has hung must not hang the program's end.
 _LONGEST_MICRO_BATCH_S = 60.0
 
@@ -54,11 +57,18 @@ class EncoderLoop:
         self._engine = engine
         self._computed = computed
         self._run = engine.micro_batches(self._end_computed)
+        self._costs = engine.costs
+        self._admission = EncoderAdmission(
+            engine.costs,
+            Expectation(engine.max_length, windows=engine.reads_windows),
+            engine.settings.slo_ms,
+            engine.settings.max_queue_ms,
+        )
         self._given: list[Work] = []  # all sequences of which were given to the device
         self._reading = threading.Lock()  # over the engine's own tokenizer
         self._computing = threading.Lock()  # over the model
         self._changed = threading.Condition()  # over all that follows
-        self._ready: list[Work] = []  # tokenised, with sequences to compute, in order of arrival
+        self._ready = ReadyQueue()  # tokenised, with sequences to compute
         self._not_ended: set[Work] = set()
         self._tokenize_seconds = 0.0  # since `computed` was called
         self._closing = False
@@ -71,14 +81,20 @@ class EncoderLoop:
     def progress(self) -> Progress:
         return self._engine.progress
 
+    @property
+    def backlog_s(self) -> float:
+        """Until all that was taken is computed, as predicted. From any thread."""
+        return self._admission.backlog_s
+
     def submit(
         self, request: Request, deadline: float | None, callback: Callable[[Answer], None]
     ) -> Work:
-        """See Engine. Unavailable (of which QueueFull) at once."""
+        """See Engine. Unavailable (of which QueueFull, and of that Overloaded) at once."""
         work = Work(request, deadline, callback)
         with self._changed:
             if self._closing:
                 raise Unavailable(CLOSED)
+            self._admission.take(work)
             self._not_ended.add(work)
         together: list[Work] | None = getattr(self._own, "together", None)
         if (lane := self._lanes.lane(work)) is not None:
@@ -91,6 +107,7 @@ class EncoderLoop:
             except Exception:  # also a lack of memory for the copy
                 with self._changed:
                     self._not_ended.discard(work)
+                self._admission.release(work)
                 raise
         elif together is not None:
             together.append(work)
@@ -157,21 +174,30 @@ class EncoderLoop:
             seconds = self._engine.tokenize(ready, reader)
         with self._changed:
             self._tokenize_seconds += seconds
+            self._admission.learn(ready, seconds)
         for work in wanted:
             if work.answer is not None:
                 self._end(work, work.answer)
+        for work in ready:
+            self._admission.correct(work)
         return ready
 
     def _add(self, works: list[Work]) -> None:
         if works:
             with self._changed:
-                self._ready += [work for work in works if not work.ended]
+                for work in works:
+                    if not work.ended:
+                        self._ready.add(work)
                 self._changed.notify_all()
 
     def _compute_here(self, works: list[Work]) -> bool:
-        """Computes and answers them by this thread, unless another computes or they are more than a
-        micro-batch; returns whether it did."""
-        if sum(map(_tokens, works)) > self._engine.settings.max_batch_tokens:
+        """Computes and answers them by this thread, unless another computes, or they are more than
+        a micro-batch or than some milliseconds' work; returns whether it did."""
+        lengths = [len(item.tokens) for work in works for item in work.items]
+        tokens = sum(lengths)
+        if tokens > self._engine.settings.max_batch_tokens:
+            return False
+        if self._costs.seconds(tokens, sum_of_squares(lengths)) > _MOST_HERE_S:
             return False
         if not self._computing.acquire(blocking=False):
             return False
@@ -181,6 +207,8 @@ class EncoderLoop:
                     return False
             with self._failing_all():
                 self._given = works
+                for work in works:
+                    work.given = len(work.items)
                 self._compute([(work, place) for work in works for place in range(len(work.items))])
                 self._finish()
         finally:
@@ -207,6 +235,7 @@ class EncoderLoop:
             yield
         except Exception as error:
             self._run, self._given = self._engine.micro_batches(self._end_computed), []
+            self._admission.idle()
             self._end_all(failure(error))
 
     def _end_all(self, error: FusewireError) -> None:
@@ -218,31 +247,58 @@ class EncoderLoop:
 
     def _turn(self) -> list[Member]:
         """The next micro-batch."""
+        while True:
+            with self._changed:
+                ready = self._ready.first(_LOOKED_AT)
+            ended = [work for work in ready if self._ended_early(work) or self._too_late(work)]
+            with self._changed:
+                for work in ended:
+                    self._ready.remove(work)
+                if len(ended) < len(ready) or not len(self._ready):
+                    break
         with self._changed:
-            ready = list(self._ready)
-        for work in ready:
-            self._ended_early(work)
-        with self._changed:
-            ready = [work for work in self._ready if not work.ended]
-            left = [[len(item.tokens) for item in work.items[work.given :]] for work in ready]
-            tokens = max(_LEAST_TOKENS, int(_MICRO_BATCH_S * self._run.tokens_per_s))
-            taken = shares(left, min(tokens, self._engine.settings.max_batch_tokens))
-            members = []
-            for work, count in zip(ready, taken, strict=True):
-                members += [(work, work.given + place) for place in range(count)]
-                work.given += count
-            self._given += [work for work in ready if work.given == len(work.items)]
-            self._ready = [work for work in ready if work.given < len(work.items)]
+            ready = [work for work in ready if not work.ended]
+            members: list[Member] = []
+            changed: dict[Work, None] = {}
+            for work in next_batch(
+                ready,
+                time.monotonic(),
+                self._admission.slack_s,
+                self._costs,
+                self._engine.settings.max_batch_tokens,
+                self._ready.served,
+            ):
+                length = len(work.items[work.given].tokens)
+                self._ready.charge(work, self._costs.share(length, length * length))
+                members.append((work, work.given))
+                work.given += 1
+                changed[work] = None
+            for work in changed:
+                if work.given == len(work.items):
+                    self._given.append(work)
+                    self._ready.remove(work)
             self._changed.notify_all()  # there is room to read ahead
+        for work in changed:
+            self._admission.correct(work)
         return members
 
+    def _too_late(self, work: Work) -> bool:
+        """Ends a request that can no longer be computed in time, even alone; returns whether."""
+        if work.deadline is None or work.deadline - time.monotonic() >= work.predicted_s:
+            return False
+        self._end(work, DeadlineExceeded(TOO_LATE))
+        return True
+
     def _compute(self, members: Sequence[Member]) -> None:
+        lengths = [len(work.items[place].tokens) for work, place in members]
+        self._admission.begin(lengths)
         self._run.compute(members, self._engine.settings.max_batch_tokens)
         if self._run.counts.micro_batches:  # else it is in flight
             self._tell()
 
     def _finish(self) -> None:
         self._run.finish()
+        self._admission.idle()
         self._tell()
         self._end_computed()
 
@@ -284,6 +340,7 @@ class EncoderLoop:
             if work.ended:
                 return
             work.ended = True
+        self._admission.release(work)
         callback, work.callback = work.callback, None  # who has the ticket is in no cycle with it
         try:
             assert callback is not None

@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -100,7 +101,8 @@ class GenerationEngine:
             self.cache, settings.max_batch_tokens, settings.max_sequences
         )
         self._check_folders_beams(scheduler)
-        self._admission = Admission(settings.max_sequences, settings.max_waiting)
+        max_queue_s = inf if settings.max_queue_ms is None else settings.max_queue_ms / 1000
+        self._admission = Admission(settings.max_sequences, settings.max_waiting, max_queue_s)
         prepare = self.model.record_steps if settings.graphs else self.model.tune
         prepare(memory, settings.max_sequences, settings.max_batch_tokens)
         sampler = Sampler(self.model.place, self.model.vocab_size)
@@ -150,13 +152,16 @@ class GenerationEngine:
         The events are a Delta of each of `parameters.answers`, in order, until each had one with
         a finish_reason; or an error, which ends them all. `BestOf` makes the answer of it. Of beam
         search a Delta comes as soon as no other text can win, and those with a `score` at the end.
-        `timeout_seconds` begins now; a `deadline` may come before.
+        `timeout_seconds` begins now; a `deadline` may come before. Without both there is the
+        deadline of `slo_ms`, if that is set.
         """
         parameters = request.parameters
         if parameters.timeout_seconds is not None:
             timeout = time.monotonic() + parameters.timeout_seconds
             deadline = timeout if deadline is None else min(deadline, timeout)
-        self._admission.take(parameters.sequences)
+        if deadline is None and self.settings.slo_ms is not None:
+            deadline = time.monotonic() + self.settings.slo_ms / 1000
+        self._admission.take(parameters.sequences, deadline)
         try:
             prompt = request.prompt
             if not isinstance(prompt, Prompt):
@@ -164,7 +169,7 @@ class GenerationEngine:
                 prompt = read_prompt(prompt, parameters, self.tokenizer, self.limits, field)
             return self._submit(prompt, parameters, deadline, callback)
         except BaseException:
-            self._admission.leave(parameters.sequences)
+            self._admission.leave(parameters.sequences, ran=False)
             raise
 
     def together(self) -> AbstractContextManager[None]:

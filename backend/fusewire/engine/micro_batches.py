@@ -17,6 +17,7 @@ from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from fusewire.engine.costs import CostTable
 from fusewire.engine.progress import Progress
 from fusewire.engine.request import Counts, Work, failure
 from fusewire.engine.scheduler import halves, plan
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
     from fusewire.models.task_heads import TaskHead
 
 _log = logging.getLogger(__name__)
-
-# A rate that was an exception is forgotten after some dozens of micro-batches.
-_DECAY = 0.95
 
 Member = tuple[Work, int]  # one sequence: whose, and which of its items
 
@@ -42,7 +40,7 @@ class _Given:
     batch: Any  # what Task.pack made
     hidden: Any  # what the model made of it
     computed_tokens: int
-    began: float
+    squares: float  # the sum of squared lengths
     retry: bool
 
 
@@ -56,9 +54,10 @@ class MicroBatches:
         head: TaskHead,
         progress: Progress,
         computed: Callable[[int], None] | None = None,
+        costs: CostTable | None = None,
     ) -> None:
         """`progress` gets what is being done; `computed`: called with the number of sequences of
-        each micro-batch, when it is done."""
+        each micro-batch, when it is done. `costs` are corrected by what it took."""
         self._model = model
         self._task = task
         self._head = head
@@ -66,7 +65,8 @@ class MicroBatches:
         self._computed = computed
         self._waiting: deque[tuple[list[Member], bool]] = deque()  # and whether to try again
         self._given: _Given | None = None
-        self.tokens_per_s = 0.0  # computed, at best
+        self._costs = costs or CostTable()
+        self._free_since = 0.0  # when the device was done, or began, with what was before
         self.counts = Counts()  # of what was done since `take_counts`
         self._replays = model.replay_counts
 
@@ -74,6 +74,8 @@ class MicroBatches:
         """Gives sequences to the device; the last micro-batch may be in flight on return. Their
         results, or an error as answer, are in their Work when it is done. Never raises."""
         began = time.perf_counter()
+        if self._given is None:
+            self._free_since = began
         lengths = [len(work.items[place].tokens) for work, place in members]
         for batch in plan(lengths, max_batch_tokens):
             self._waiting.append(([members[index] for index in batch], True))
@@ -108,10 +110,14 @@ class MicroBatches:
             batch = self._task.pack([work.items[place] for work, place in members])
             self._take()
             self._progress.begin(batch.tokens)
-            began = time.perf_counter()
             hidden = self._model.encode(batch)
             computed = self._model.computed_tokens
-            self._given = _Given(members, batch, hidden, computed, began, retry)
+            squares = sum(float(len(work.items[at].tokens)) ** 2 for work, at in members)
+            self._given = _Given(members, batch, hidden, computed, squares, retry)
+            if retry:  # for the first time
+                now = time.monotonic()
+                waits = [now - work.arrived for work, place in members if place == 0]
+                self.counts.queue_seconds += waits
         except Exception as error:
             self._failed(error, members, retry)
 
@@ -132,8 +138,12 @@ class MicroBatches:
             self._failed(error, given.members, given.retry)
             return
         self._progress.end(given.batch.tokens)
-        rate = given.batch.tokens / (time.perf_counter() - given.began)
-        self.tokens_per_s = max(rate, _DECAY * self.tokens_per_s)
+        now = time.perf_counter()
+        tokens, squares = given.batch.tokens, given.squares
+        self.counts.predicted_seconds += self._costs.seconds(tokens, squares)
+        # Its turn, with what the host did for it: that is what those behind it wait for.
+        self._costs.observe(tokens, squares, now - self._free_since)
+        self._free_since = now
         self.counts.sequences += len(given.members)
         self.counts.tokens += given.batch.tokens
         self.counts.padding_tokens += given.computed_tokens - given.batch.tokens

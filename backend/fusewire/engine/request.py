@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from math import inf
+from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
@@ -13,6 +15,10 @@ from fusewire.errors import ComputeFailed, FusewireError, OutOfMemory
 from fusewire.tasks.parameters import Value
 from fusewire.tasks.rows import Query
 from fusewire.tasks.task import Item
+
+if TYPE_CHECKING:
+    from fusewire.engine.backlog import Reservation
+    from fusewire.engine.expectation import Expected
 
 _log = logging.getLogger(__name__)
 
@@ -28,6 +34,8 @@ class Request:
 
     inputs: dict[str, NDArray[Any]]
     parameters: dict[str, Value] = field(default_factory=dict)
+    priority: int = 0  # lower numbers first, as in vLLM
+    tenant: str = ""  # who shares the engine fairly with others
 
     @property
     def characters(self) -> int:
@@ -52,7 +60,11 @@ class Work:
     request: Request
     deadline: float | None = None  # by time.monotonic()
     callback: Callable[[Answer], None] | None = None  # for its answer
+    arrived: float = field(default_factory=time.monotonic)
     cancelled: bool = False  # set from any thread
+    due: float = inf  # by time.monotonic(), when it should be answered: the order of those waiting
+    reserved: Reservation | None = None  # of the engine's time
+    expected: Expected | None = None  # before it is tokenised
     lane: object = None  # that tokenises it; None: the thread that submits it
     query: Query | None = None  # once read
     items: list[Item] = field(default_factory=list)  # once tokenised: its sequences, in order
@@ -60,6 +72,16 @@ class Work:
     results: dict[int, Any] = field(default_factory=dict)  # what the head found, by item
     answer: Answer | None = None
     ended: bool = False  # it was called back
+
+    @property
+    def lengths_left(self) -> list[int]:
+        """In tokens, of the sequences that were not given to the device yet."""
+        return [len(item.tokens) for item in self.items[self.given :]]
+
+    @property
+    def predicted_s(self) -> float:
+        """Of what was not given to the device yet."""
+        return self.reserved.seconds if self.reserved else 0.0
 
     @property
     def computed(self) -> bool:
@@ -76,7 +98,9 @@ class Counts:
     `padding_tokens` is measured: rows that the model computed less the tokens that requests had.
     `graph_hits`: micro-batches that replayed a recorded forward; `graph_misses`: those small enough
     for one, whose shape was not recorded yet. `compute_seconds` leaves out what the device did
-    while texts were tokenised.
+    while texts were tokenised; `predicted_seconds` is what the cost table predicted for the
+    micro-batches. `queue_seconds`: of each request whose first sequence was given to the device,
+    how long it had waited for that.
     """
 
     sequences: int = 0
@@ -87,6 +111,8 @@ class Counts:
     graph_misses: int = 0
     tokenize_seconds: float = 0.0
     compute_seconds: float = 0.0
+    predicted_seconds: float = 0.0
+    queue_seconds: list[float] = field(default_factory=list)
 
 
 def failure(error: Exception) -> FusewireError:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import gc
 import time
 import weakref
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fusewire import kernels
 from fusewire.engine.encoder import Counts
 from fusewire.engine.progress import Progress
-from fusewire.errors import Cancelled
+from fusewire.errors import Cancelled, DeadlineExceeded, Overloaded, QueueFull
 from fusewire.serving.instance.metrics import ServingMetrics
+from fusewire.serving.instance.series import Sample
 
 ANSWER: dict[str, Any] = {}
 
@@ -107,6 +109,60 @@ def test_the_progress_of_an_engine_is_shown_while_it_computes() -> None:
     metrics.close()
     assert families.value("tokens_total", model="m", task="embed") == 150
     assert due() == 0
+
+
+def test_the_time_until_requests_are_computed_and_what_that_should_take_are_added_up() -> None:
+    families = Families()
+    metrics = ServingMetrics(families, "m", "embed", 0)
+    metrics.record(Counts(tokens=8, predicted_seconds=0.5, queue_seconds=[0.25, 0.5]))
+    metrics.record(Counts(tokens=8, predicted_seconds=0.25, queue_seconds=[1.0]))
+    metrics.close()
+    assert families.value("predicted_seconds_total", model="m") == 0.75
+    assert families.value("queue_seconds", model="m") == 1.75
+
+
+def test_what_waits_for_an_engine_is_shown_until_nothing_does() -> None:
+    families = Families()
+    metrics = ServingMetrics(families, "m", "embed", 0, instance="m_0_1")
+    engine = SimpleNamespace(backlog_s=2.5)
+    metrics.watch_engine(engine)
+
+    def shown() -> float:
+        return families.value("backlog_seconds", model="m", instance="m_0_1")
+
+    metrics._look()
+    assert shown() == 2.5
+    engine.backlog_s = 0.0
+    metrics._look()
+    assert shown() == 0
+    engine.backlog_s = 1.0
+    metrics.close()
+    assert shown() == 0
+
+
+def test_refusals_have_their_reasons() -> None:
+    families = Families()
+    metrics = ServingMetrics(families, "m", "embed", 0)
+    metrics.ended([Overloaded("queue: got 3 s", 3.0)] * 2 + [DeadlineExceeded("timeout: got")])
+    metrics.ended([QueueFull("queue: got 9")])
+    metrics.close()
+    found = {reason: families.value("rejected_total", reason=reason) for reason in
+             ("overload", "deadline", "queue")}  # fmt: skip
+    assert found == {"overload": 2, "deadline": 1, "queue": 1}
+
+
+def test_of_many_times_a_random_share_is_sent() -> None:
+    histogram = Series()
+    sent: list[float] = []
+    histogram.observe = sent.append  # type: ignore[method-assign]
+    sample = Sample()
+    for each in range(3200):
+        sample.add(float(each))
+    sample.send(histogram)
+    assert len(sent) == len(set(sent)) == 32
+    assert min(sent) < 1600 < max(sent)
+    sample.send(histogram)
+    assert len(sent) == 32
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda:0", marks=pytest.mark.gpu)])

@@ -44,6 +44,7 @@ def families() -> Families:
 @pytest.fixture
 def role(engine: EncoderEngine, families: Families) -> Iterator[Role]:
     metrics = ServingMetrics(families, "m", "embed", reloads=0)
+    engine.measure_costs()
     role = Role(EncoderLoop(engine, metrics.record), metrics)
     yield role
     role.close()

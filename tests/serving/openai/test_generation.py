@@ -34,7 +34,7 @@ class RefusesAfterAPiece:
 def test_an_error_behind_the_first_piece_names_what_the_client_sent() -> None:
     transport: Any = RefusesAfterAPiece()
     names = {"text_input": "prompt"}
-    generation = Generation(transport, "tiny", ["a", ""], {"n": 1}, names, stream=True)
+    generation = Generation(transport, "tiny", ["a", ""], {"n": 1}, names, stream=True, sender={})
 
     async def read() -> list[str | ApiError]:
         received: list[str | ApiError] = []
@@ -74,7 +74,7 @@ class Answers:
 def test_as_many_of_the_likeliest_are_returned_as_were_asked_for(count: int | str) -> None:
     transport: Any = Answers()
     parameters = {"n": 1, "logprobs": count}
-    generation = Generation(transport, "tiny", ["a"], parameters, {}, stream=False)
+    generation = Generation(transport, "tiny", ["a"], parameters, {}, stream=False, sender={})
     [piece] = asyncio.run(generation.whole())
     likeliest = [("<5>", -1.0), ("<6>", -2.0)][: int(count)]
     assert piece.tokens == [Token("<8>", -3.0, likeliest)]

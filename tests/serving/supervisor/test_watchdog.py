@@ -187,7 +187,13 @@ def test_a_model_that_fails_its_probe_twice_is_loaded_again_once(watching: Any) 
 
 
 @pytest.mark.parametrize(
-    ("words", "loads"), [("queue: got 9 sequences waiting", 0), ("server: got a …", 1)]
+    ("words", "loads"),
+    [
+        ("queue: got 9 sequences waiting", 0),
+        ("timeout: got a request whose time has passed", 0),
+        ("timeout_seconds: got more work", 0),
+        ("server: got a …", 1),
+    ],
 )
 def test_a_model_that_refuses_to_generate_is_loaded_again_unless_it_is_full(
     watching: Any, words: str, loads: int

@@ -72,9 +72,10 @@ class Generating:
         self, request: Request, deadline: float | None, response: Response, arrived: float
     ) -> None:
         engine = self._engine
-        wanted = read(
-            request.inputs, request.parameters, engine.limits, engine.defaults, self._chat
-        )
+        parameters = dict(request.parameters)
+        if request.priority:
+            parameters.setdefault("priority", request.priority)
+        wanted = read(request.inputs, parameters, engine.limits, engine.defaults, self._chat)
         if wanted.parameters.timeout_seconds is not None:
             timeout = arrived + wanted.parameters.timeout_seconds
             deadline = timeout if deadline is None else min(deadline, timeout)

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 from fusewire.engine.generation import GenerationEngine
-from fusewire.serving.instance.series import REPLAYS, SECONDS_BUCKETS, ModelSeries
-
-# Of the times between tokens, at most so many are sent each time: 64 streams have thousands a
-# second, and a random share has the same quantiles.
-_MOST_TIMES = 32
+from fusewire.serving.instance.series import REPLAYS, SECONDS_BUCKETS, ModelSeries, Sample
 
 
 class GenerationMetrics(ModelSeries):
@@ -63,8 +58,7 @@ class GenerationMetrics(ModelSeries):
             metric.increment(0)
         for metric in self._gauges.values():
             metric.set(0)
-        self._times: list[float] = []  # between tokens, since the last look
-        self._skipped = 0
+        self._times = Sample()  # between tokens
         self._thread.start()
 
     def watch_engine(self, engine: GenerationEngine) -> None:
@@ -75,20 +69,11 @@ class GenerationMetrics(ModelSeries):
         self._updates.put(lambda: self._first.observe(seconds))
 
     def next_token(self, seconds: float) -> None:
-        """A reservoir (Vitter, 1985, algorithm R): each time has the same chance to be sent."""
-        if len(self._times) < _MOST_TIMES:
-            self._times.append(seconds)
-            return
-        self._skipped += 1
-        place = random.randrange(_MOST_TIMES + self._skipped)
-        if place < _MOST_TIMES:
-            self._times[place] = seconds
+        self._times.add(seconds)
 
     def _look(self) -> None:
         super()._look()
-        times, self._times, self._skipped = self._times, [], 0
-        for seconds in times:
-            self._next.observe(seconds)
+        self._times.send(self._next)
         if self._engine is None:
             return
         counts = self._engine.counts()

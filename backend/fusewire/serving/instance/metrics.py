@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from typing import Any, Protocol
 
 from fusewire.engine.encoder import Counts
 from fusewire.serving.instance.series import (
@@ -11,9 +11,23 @@ from fusewire.serving.instance.series import (
     SECONDS_BUCKETS,
     ModelSeries,
     Outcomes,
+    Sample,
 )
 
+_COSTS = {
+    "predicted_seconds": (
+        "predicted_seconds_total",
+        "What the cost table predicted for compute_seconds",
+    )
+}
 _TOKENS_BUCKETS = [float(1 << power) for power in range(3, 16)]
+
+
+class Waiting(Protocol):
+    """An engine that knows what waits for it."""
+
+    @property
+    def backlog_s(self) -> float: ...
 
 
 class ServingMetrics(ModelSeries):
@@ -30,7 +44,7 @@ class ServingMetrics(ModelSeries):
     ) -> None:
         super().__init__(family, model, task, reloads, device, instance)
         self._counted = {  # by the field of Counts
-            field: self._counter(name, words) for field, (name, words) in REPLAYS.items()
+            field: self._counter(name, words) for field, (name, words) in (REPLAYS | _COSTS).items()
         }
         self._batches: deque[Counts] = deque()
         self._tokenize = self._histogram(
@@ -42,9 +56,24 @@ class ServingMetrics(ModelSeries):
         self._batch_tokens = self._histogram(
             "batch_tokens", "Tokens of a batch, packed", _TOKENS_BUCKETS
         )
+        self._queue = self._histogram(
+            "queue_seconds",
+            "From a request's arrival to its first row computed; a random sample under load",
+            SECONDS_BUCKETS,
+        )
+        self._waits = Sample()
+        self._backlog = self._gauge(
+            "backlog_seconds", "Predicted seconds of the work that waits", instance=instance
+        )
+        self._backlog_sent = 0.0
+        self._engine: Waiting | None = None
         for metric in self._counted.values():
             metric.increment(0)
         self._thread.start()
+
+    def watch_engine(self, engine: Waiting) -> None:
+        """Reports on this engine from now on."""
+        self._engine = engine
 
     def record(self, counts: Counts) -> None:
         """Takes note of what was computed; returns at once."""
@@ -57,6 +86,11 @@ class ServingMetrics(ModelSeries):
     def _look(self) -> None:
         super()._look()
         self._count_batches()
+        self._waits.send(self._queue)
+        backlog_s = self._engine.backlog_s if self._engine is not None else 0.0
+        if backlog_s != self._backlog_sent:
+            self._backlog.set(backlog_s)
+            self._backlog_sent = backlog_s
 
     def _count_batches(self) -> None:
         while self._batches:
@@ -65,6 +99,8 @@ class ServingMetrics(ModelSeries):
     def _update(self, counts: Counts) -> None:
         for name, metric in self._counted.items():
             metric.increment(getattr(counts, name))
+        for seconds in counts.queue_seconds:
+            self._waits.add(seconds)
         if counts.tokens:
             self._batch_tokens.observe(counts.tokens)
             self._tokenize.observe(counts.tokenize_seconds)

@@ -22,7 +22,7 @@ class Sender(Protocol):
 class Incoming(Protocol):
     """A request as the server hands it over."""
 
-    deadline: float | None  # by time.monotonic()
+    deadline: float | None  # by time.monotonic(); known once it was read
 
     def read(self) -> Request:
         """Its tensors and parameters; FusewireError."""

@@ -108,7 +108,8 @@ class Role:
             elif incoming.cancelled():
                 raise Cancelled(CANCELLED)
             else:
-                response.begin(self.engine, incoming.read(), incoming.deadline)
+                request = incoming.read()
+                response.begin(self.engine, request, incoming.deadline)
         except Exception as error:
             response.fail(failure(error))
         return response

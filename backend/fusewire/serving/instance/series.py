@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import queue
+import random
 import threading
 import time
 from collections import Counter
@@ -39,11 +40,37 @@ REPLAYS = {
         "Batches small enough for a CUDA graph, but without one",
     ),
 }
+# Of times that requests or tokens had, at most so many are sent with a look: there may be thousands
+# a second, and a random share has the same quantiles.
+_MOST_TIMES = 32
 Outcomes = Counter[tuple[str, str]]  # (label, its value) -> requests
 _OUTCOMES = {
     "outcome": ("requests_total", "Requests by outcome: ok, rejected, …"),
     "reason": ("rejected_total", "Requests rejected, by the invalid field"),
 }
+
+
+class Sample:
+    """Times since the last look, or a random share of them: a reservoir (Vitter, 1985, algorithm
+    R), where each has the same chance to be sent. One thread adds at a time."""
+
+    def __init__(self) -> None:
+        self._times: list[float] = []
+        self._skipped = 0
+
+    def add(self, seconds: float) -> None:
+        if len(self._times) < _MOST_TIMES:
+            self._times.append(seconds)
+            return
+        self._skipped += 1
+        place = random.randrange(_MOST_TIMES + self._skipped)
+        if place < _MOST_TIMES:
+            self._times[place] = seconds
+
+    def send(self, histogram: Any) -> None:
+        times, self._times, self._skipped = self._times, [], 0
+        for seconds in times:
+            histogram.observe(seconds)
 
 
 class ModelSeries:

@@ -37,6 +37,7 @@ from fusewire.serving.openai.limits import Limits
 from fusewire.serving.openai.loading import Models
 from fusewire.serving.openai.ranking import RerankRequest, ScoreRequest, rerank, score
 from fusewire.serving.openai.reading import BoundedRoute
+from fusewire.serving.openai.sender import TENANT_HEADER, sender
 from fusewire.serving.openai.served import Generator
 from fusewire.serving.openai.tokenization import (
     DetokenizeRequest,
@@ -46,7 +47,8 @@ from fusewire.serving.openai.tokenization import (
 )
 from fusewire.text.work_queue import MOST_WAITING
 
-# Of one call for embeddings or scores; a client that leaves ends it at once.
+# Of one call for embeddings or scores that names no `timeout_seconds`: a client that leaves ends it
+# at once, and the model has its own objective (`slo_ms`).
 _LONGEST_S = 86400
 _DESCRIPTION = "OpenAI's interface to models on Triton, and the routes of vLLM, Jina and Cohere."
 
@@ -172,9 +174,15 @@ class Api:
         form: answering.Form,
     ) -> Response:
         """`prompt`: the field that the prompts came in."""
-        names = body.names_used(prompt)
+        names = body.names_used(prompt) | {"tenant": TENANT_HEADER}
         generation = Generation(
-            self._streams, model.name, prompts, parameters, names, stream=body.stream
+            self._streams,
+            model.name,
+            prompts,
+            parameters,
+            names,
+            stream=body.stream,
+            sender=sender(request),
         )
         if not body.stream:
             scores = body.prompt_logprobs is not None
@@ -185,21 +193,22 @@ class Api:
     async def embeddings(self, body: EmbeddingRequest, request: Request) -> Response:
         """Vectors of texts, or of images."""
         model = self._catalog.embedder(body.model, request)
-        work = embeddings(self._client, model, body, self._settings.accept_token_ids)
+        options = body.options(sender(request))
+        work = embeddings(self._client, model, body, options, self._settings.accept_token_ids)
         names = dict.fromkeys(("text_input", "input_ids", "image"), "input") | body.names_used()
         return await _computed(request, work, names)
 
     async def rerank(self, body: RerankRequest, request: Request) -> Response:
         """Documents by how well they fit a query, the best first."""
         model = self._catalog.ranker(body.model, request)
-        work = rerank(self._client, model, body)
+        work = rerank(self._client, model, body, body.options(sender(request)))
         names = dict.fromkeys(("text_input", "text_pair"), "documents") | body.names_used()
         return await _computed(request, work, names)
 
     async def score(self, body: ScoreRequest, request: Request) -> Response:
         """How well the texts of each pair fit."""
         model = self._catalog.ranker(body.model, request)
-        work = score(self._client, model, body)
+        work = score(self._client, model, body, body.options(sender(request)))
         names = {"text_input": "text_1", "text_pair": "text_2", **body.names_used()}
         return await _computed(request, work, names)
 

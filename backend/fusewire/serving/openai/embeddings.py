@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -52,12 +53,13 @@ async def embeddings(
     client: AsyncClient,
     model: Encoder | ImageEncoder,
     body: EmbeddingRequest,
+    options: Mapping[str, Any],
     accept_token_ids: bool,
 ) -> Computed:
-    """The answer's body, and the tokens computed; of images none are counted. `accept_token_ids`:
-    take ids as input."""
+    """The answer's body, and the tokens computed; of images none are counted. `options`: of every
+    call. `accept_token_ids`: take ids as input."""
     if isinstance(model, ImageEncoder):
-        return await _of_images(client, model, body)
+        return await _of_images(client, model, body, options)
     rows = body.input
     if any(isinstance(row, bytes) for row in rows):
         got, wanted = f"an image for {model.name}, a model of texts", "texts"
@@ -76,7 +78,7 @@ async def embeddings(
     settings = model.request_settings(parameters)
     _check_dimensions(body, model.width)
     asked: dict[str, Any] = {"ids": rows} if isinstance(rows[0], list) else {"texts": rows}
-    vectors = await client.embed(**asked, model=model.name, **parameters)
+    vectors = await client.embed(**asked, model=model.name, **parameters, **options)
     vectors = _shortened(vectors, body.dimensions, model.normalizes(settings))
     # Now, as what is refused may be long.
     tokens = (
@@ -87,7 +89,9 @@ async def embeddings(
     return _answer(vectors, model, body, tokens), tokens
 
 
-async def _of_images(client: AsyncClient, model: ImageEncoder, body: EmbeddingRequest) -> Computed:
+async def _of_images(
+    client: AsyncClient, model: ImageEncoder, body: EmbeddingRequest, options: Mapping[str, Any]
+) -> Computed:
     items = body.input
     if any(isinstance(item, list) for item in items):
         wanted = "texts or images, as the model takes no ids"
@@ -101,7 +105,7 @@ async def _of_images(client: AsyncClient, model: ImageEncoder, body: EmbeddingRe
         raise InvalidInput("truncate_prompt_tokens", most, wanted, "correct or remove it")
     parameters = encoder_parameters(model, body.given(), body.truncate_prompt_tokens)
     settings = model.request_settings(parameters)
-    vectors = await embedded(client, model, items, parameters)
+    vectors = await embedded(client, model, items, {**parameters, **options})
     _check_dimensions(body, vectors.shape[1])
     vectors = _shortened(vectors, body.dimensions, model.normalizes(settings))
     texts = [item for item in items if isinstance(item, str)]

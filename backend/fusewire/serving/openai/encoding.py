@@ -10,6 +10,7 @@ from pydantic import Field
 from fusewire.errors import InvalidInput
 from fusewire.serving.openai.bodies import Body, check_size
 from fusewire.serving.openai.errors import shown
+from fusewire.serving.openai.sender import TENANT_HEADER
 from fusewire.serving.openai.served import Encoder, ImageEncoder
 from fusewire.tasks.parameters import request_parameters
 
@@ -23,11 +24,36 @@ class EncoderBody(Body):
         description="Truncate a text, or a query and its document together, to so many tokens; "
         "-1: to the model's limit.",
     )
+    priority: int = Field(
+        default=0,
+        ge=-1000,
+        le=1000,
+        description="Among waiting requests, lower numbers run first, as in vLLM.",
+    )
+    timeout_seconds: float | None = Field(
+        default=None,
+        gt=0,
+        le=86400,
+        description="Time limit of the answer: what cannot be computed within it is refused at "
+        "once. Default: the model's slo_ms.",
+    )
 
     def names_used(self) -> dict[str, str]:
         """The model's names -> those the client used."""
-        cut = self.truncate_prompt_tokens
-        return {} if cut is None else {"max_length": "truncate_prompt_tokens"}
+        used = {"request_priority": "priority", "tenant": TENANT_HEADER}
+        if self.truncate_prompt_tokens is not None:
+            used["max_length"] = "truncate_prompt_tokens"
+        return used
+
+    def options(self, sender: Mapping[str, str]) -> dict[str, Any]:
+        """What every call of the client is given beside the model's parameters. `sender`: the
+        request parameters that say who sent it."""
+        options: dict[str, Any] = dict(sender)
+        if self.priority:
+            options["request_priority"] = self.priority
+        if self.timeout_seconds is not None:
+            options["timeout_s"] = self.timeout_seconds
+        return options
 
 
 def encoder_parameters(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import reprlib
 from collections.abc import Mapping
+from math import ceil
 from typing import Any
 
 from fastapi import FastAPI, HTTPException, Request
@@ -23,20 +24,26 @@ from fusewire.errors import (
     DeadlineExceeded,
     FusewireError,
     InvalidInput,
+    Overloaded,
     QueueFull,
     Unavailable,
     status_of,
 )
 
-# A full queue has moved on by then: a step takes milliseconds.
-_RETRY_AFTER = {"Retry-After": "1"}
-_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: _RETRY_AFTER, 503: _RETRY_AFTER}
+# Of what ran out of time once, OpenAI's clients would send any 5xx again.
+_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 504: {"x-should-retry": "false"}}
 _FIELD = re.compile(r"('[^']{1,64}'|[A-Za-z_]\w{0,63}): got ")
-_TYPES = {429: "rate_limit_error", 500: "server_error", 503: "service_unavailable"}
+_TYPES = {
+    429: "rate_limit_error",
+    500: "server_error",
+    503: "service_unavailable",
+    504: "timeout_error",
+}
 _LATER = "; try again later"
 # The client package's errors by our kinds; the first that fits.
 _KINDS: dict[type[client.ClientError], type[FusewireError]] = {
     client.InvalidArgument: InvalidInput,
+    client.Overloaded: Overloaded,
     client.QueueFull: QueueFull,
     client.Expired: DeadlineExceeded,
     client.Unavailable: Unavailable,
@@ -56,9 +63,19 @@ class ApiError(HTTPException):
     """An answer that is an error."""
 
     def __init__(
-        self, status: int, message: str, *, param: str | None = None, code: str | None = None
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after_s: float = 1.0,
     ) -> None:
-        super().__init__(status, message, _HEADERS.get(status))
+        """`retry_after_s`: of a status that asks to try again."""
+        headers = _HEADERS.get(status)
+        if status in (429, 503):
+            headers = {"Retry-After": str(ceil(retry_after_s))}
+        super().__init__(status, message, headers)
         kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
         self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
@@ -67,15 +84,18 @@ def of(error: Exception, names: Mapping[str, str] | None = None) -> ApiError:
     """The answer for what went wrong. `names`: a model's names -> those the client used."""
     if isinstance(error, ApiError):
         return error
-    # The limit of a call of the endpoint's own.
+    # The limit of a call of the endpoint's own, which is the client's `timeout_seconds`.
     if isinstance(error, client.DeadlineExceeded):
-        return ApiError(504, str(error))
+        return ApiError(504, str(error), param="timeout_seconds", code="timeout")
     kind = next((kind for theirs, kind in _KINDS.items() if isinstance(error, theirs)), type(error))
     if not issubclass(kind, FusewireError):
         return ApiError(500, f"server: got {type(error).__name__}; its log has the details")
     status, message = status_of(kind).http, str(error)
     if issubclass(kind, InvalidInput):
         return _of_input(status, message, names or {})
+    if isinstance(error, (Overloaded, client.Overloaded)):
+        after_s = error.retry_after_s or 0.0  # not the same for all
+        return ApiError(status, message, code="overloaded", retry_after_s=after_s)
     if issubclass(kind, QueueFull):
         return ApiError(status, message, code="rate_limit_exceeded")
     if issubclass(kind, DeadlineExceeded):

@@ -68,15 +68,17 @@ class Generation:
         names: Mapping[str, str],
         *,
         stream: bool,
+        sender: Mapping[str, str],
     ) -> None:
         """`parameters`: the model's sampling parameters, `n` among them. `names`: the model's names
         -> those the client used, for errors. `stream`: pieces as they come, else each prompt's
-        choices whole."""
+        choices whole. `sender`: the model's request parameters that say who sent it."""
         self._n = parameters["n"]
         self._logprobs = parameters.get("logprobs")  # a number, or one that the model refuses
         self._scores_prompt = parameters.get("prompt_logprobs") is not None
         self._names = names
         self._transport = transport
+        self._sender = sender
         self._calls = [self._call(model, prompt, parameters, stream) for prompt in prompts]
         self._prompt_tokens = [0] * len(prompts)
         self._prompt_logprobs: list[list[Place | None] | None] = [None] * len(prompts)
@@ -163,7 +165,7 @@ class Generation:
         inputs["sampling_parameters"] = np.array([json.dumps(parameters).encode()], np.object_)
         inputs |= {"stream": np.array([stream]), "exclude_input_in_output": np.array([True])}
         inputs |= {f"return_{name}": np.array([True]) for name in outputs}
-        return Infer(model, inputs, ("text_output", *outputs))
+        return Infer(model, inputs, ("text_output", *outputs), self._sender)
 
 
 async def together(streams: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[T]:

@@ -50,8 +50,10 @@ class ScoreRequest(RankingBody):
     text_2: Any = Field(description="A text, or a list: as long as text_1, if that is a list.")
 
 
-async def rerank(client: AsyncClient, model: Encoder, body: RerankRequest) -> Computed:
-    """The answer's body, and the tokens computed."""
+async def rerank(
+    client: AsyncClient, model: Encoder, body: RerankRequest, options: Mapping[str, Any]
+) -> Computed:
+    """The answer's body, and the tokens computed. `options`: of every call."""
     field = "documents" if body.texts is None else "texts"
     documents = body.documents if body.texts is None else body.texts
     if documents is None or (body.documents is not None and body.texts is not None):
@@ -60,7 +62,7 @@ async def rerank(client: AsyncClient, model: Encoder, body: RerankRequest) -> Co
     texts = _texts(field, [_text(field, index, each) for index, each in enumerate(documents)])
     check_text("query", body.query)
     pairs = [(body.query, text) for text in texts]
-    scores, tokens = await _scores(client, model, body, pairs, body.raw_scores)
+    scores, tokens = await _scores(client, model, body, options, pairs, body.raw_scores)
     ranked = sorted(range(len(scores)), key=lambda index: -scores[index])
     if body.texts is not None:
         return [
@@ -77,8 +79,10 @@ async def rerank(client: AsyncClient, model: Encoder, body: RerankRequest) -> Co
     return answer, tokens
 
 
-async def score(client: AsyncClient, model: Encoder, body: ScoreRequest) -> Computed:
-    """The answer's body, and the tokens computed."""
+async def score(
+    client: AsyncClient, model: Encoder, body: ScoreRequest, options: Mapping[str, Any]
+) -> Computed:
+    """As `rerank`."""
     first, second = (
         _texts(field, [value] if isinstance(value, str) else value)
         for field, value in (("text_1", body.text_1), ("text_2", body.text_2))
@@ -89,7 +93,7 @@ async def score(client: AsyncClient, model: Encoder, body: ScoreRequest) -> Comp
         wanted = f"{len(first)}, as many as text_1"
         raise InvalidInput("text_2", f"{len(second)} texts", wanted, "send pairs, or one text_1")
     pairs = list(zip(first, second, strict=True))
-    scores, tokens = await _scores(client, model, body, pairs)
+    scores, tokens = await _scores(client, model, body, options, pairs)
     data = [{"index": index, "object": "score", "score": each} for index, each in enumerate(scores)]
     answer = beginning(model.name, "score", "list") | {"data": data, "usage": usage(tokens)}
     return answer, tokens
@@ -99,6 +103,7 @@ async def _scores(
     client: AsyncClient,
     model: Encoder,
     body: RankingBody,
+    options: Mapping[str, Any],
     pairs: Sequence[tuple[str, str]],
     raw: bool = False,
 ) -> tuple[list[float], int]:
@@ -114,7 +119,7 @@ async def _scores(
         wanted = f"at most {_MOST_CHARACTERS}"
         raise InvalidInput("body", got, wanted, "shorten the query, or send several requests")
     first, second = map(list, zip(*pairs, strict=True))
-    found = await client.classify(first, second, model=model.name, **parameters)
+    found = await client.classify(first, second, model=model.name, **parameters, **options)
     tokens = await model.count("body", pairs, settings)
     return [float(each.scores[0]) for each in found], tokens
 

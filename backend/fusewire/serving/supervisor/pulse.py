@@ -117,6 +117,6 @@ def _outcome(error: EndpointError, generates: bool) -> Outcome:
         return Outcome.UNANSWERED
     if triton_words.process_died(str(error)):
         return Outcome.PROCESS_DIED
-    if generates and error.status == 400 and not triton_words.queue_full(str(error)):
+    if generates and error.status == 400 and not triton_words.no_room(str(error)):
         return Outcome.FAILED  # the probe itself is right
     return Outcome.FAILED if error.status == 500 else Outcome.REFUSED

@@ -10,9 +10,10 @@ def process_died(message: str) -> bool:
     return "is not healthy" in message
 
 
-def queue_full(message: str) -> bool:
-    """Whether a model that generates had no room: `generate` answers 400 to every error of one."""
-    return message.startswith("queue: ")
+def no_room(message: str) -> bool:
+    """Whether a model that generates had no room or no time: `generate` answers 400 to every error
+    of one."""
+    return message.startswith(("queue: ", "timeout: ", "timeout_seconds: "))
 
 
 def reason_in_words(reason: str) -> str:

@@ -1,0 +1,77 @@
+"""Which of the waiting sequences are computed next: policy over the cost table, no kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fusewire.engine.costs import CostTable
+from fusewire.engine.request import Work
+from fusewire.engine.scheduler import Limits, Turn, deal, free_to_choose, split
+
+# A micro-batch of the waiting is as large as is computed in this time: so long may those wait that
+# come meanwhile.
+MICRO_BATCH_S = 0.1
+# So many sequences are worth planning how to split.
+_MOST_SPLIT = 64
+
+
+def next_batch(
+    ready: Sequence[Work],
+    now: float,
+    slack_s: float,
+    costs: CostTable,
+    max_batch_tokens: int,
+    served: Mapping[str, float],
+) -> list[Work]:
+    """Whose next sequence the next micro-batch takes, one after the other, of works in order of
+    what is due. `slack_s`: how much later all that waits may begin, with none late; `served`: the
+    seconds that each tenant had.
+
+    While there is slack for a batch that is large enough to be efficient, tenants, priorities and
+    requests share it (`deal`). Where there is less, those share it that are due before it gets
+    tight, and what is due next follows in order. A batch ends before the earliest deadline, unless
+    that is past.
+    """
+    if not ready:
+        return []
+    dues = [work.due - now for work in ready]
+    most_s = min(MICRO_BATCH_S, dues[0]) if dues[0] > 0 else MICRO_BATCH_S
+    free = len(ready)
+    if costs.efficient_s <= slack_s < most_s:
+        most_s = slack_s
+    elif slack_s < most_s:
+        free = free_to_choose([work.predicted_s for work in ready], dues, most_s)
+    turns = [Turn(work.lengths_left, work.request.tenant, work.request.priority) for work in ready]
+    limits = Limits(max_batch_tokens, most_s, costs.seconds, costs.share)
+    dealt = deal(turns[:free], limits, served)
+    if free < len(turns) and len(dealt) == sum(len(turn.lengths) for turn in turns[:free]):
+        dealt += _following(turns, free, limits)
+    if len(dealt) == sum(len(turn.lengths) for turn in turns):  # more that wait gain by size
+        dealt = _split(turns, dealt, dues, costs)
+    return [ready[index] for index in dealt]
+
+
+def _following(turns: Sequence[Turn], taken: int, limits: Limits) -> list[int]:
+    """What else fits in order of deadlines, where all of the first `taken` are in the batch."""
+    lengths = [length for turn in turns[:taken] for length in turn.lengths]
+    tokens, squares = sum(lengths), float(sum(length * length for length in lengths))
+    found: list[int] = []
+    for index in range(taken, len(turns)):
+        for length in turns[index].lengths:
+            tokens, squares = tokens + length, squares + length * length
+            if tokens > limits.max_batch_tokens or limits.seconds(tokens, squares) > limits.max_s:
+                return found
+            found.append(index)
+    return found
+
+
+def _split(
+    turns: Sequence[Turn], dealt: list[int], dues: Sequence[float], costs: CostTable
+) -> list[int]:
+    """The first of the batches into which all that waits is best split; none where a token costs
+    about the same in any."""
+    if costs.linear or not 1 < len(dealt) <= _MOST_SPLIT:
+        return dealt
+    following = [iter(turn.lengths) for turn in turns]
+    lengths = [next(following[index]) for index in dealt]
+    return dealt[: split(lengths, [dues[index] for index in dealt], costs.seconds_of)[0]]

@@ -1,0 +1,48 @@
+"""What a request says of itself, beside the parameters of its model: for how long its answer is of
+use, how urgent it is, and on whose behalf.
+
+Triton reads `timeout` and `priority` of KServe's requests itself: the former it passes on
+(`InferenceRequest.timeout`), the latter never reaches a model, so that it has another name here.
+Of its `generate` endpoint both arrive as parameters like any other.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from fusewire.errors import InvalidInput
+from fusewire.text.written import written_whole
+
+_LEAST_PRIORITY, _MOST_PRIORITY = -1000, 1000
+_MOST_TENANT_CHARACTERS = 128
+_MOST_TIMEOUT_US = 1 << 62
+
+
+class Options(NamedTuple):
+    timeout_s: float | None = None
+    priority: int = 0  # lower numbers run first, as in vLLM and Triton
+    tenant: str = ""
+
+
+def take_options(parameters: dict[str, Any]) -> Options:
+    """Takes them out of a request's parameters; InvalidInput."""
+    if not parameters:
+        return Options()
+    timeout_us = _whole(parameters, "timeout", 0, _MOST_TIMEOUT_US, "microseconds")
+    priority = _whole(
+        parameters, "request_priority", _LEAST_PRIORITY, _MOST_PRIORITY, "lower ones first"
+    )
+    tenant = parameters.pop("tenant", "")
+    if not isinstance(tenant, str) or len(tenant) > _MOST_TENANT_CHARACTERS:
+        wanted = f"a text of at most {_MOST_TENANT_CHARACTERS} characters"
+        raise InvalidInput("tenant", repr(tenant)[:80], wanted, "correct or remove it")
+    return Options(timeout_us / 1e6 if timeout_us else None, priority, tenant)
+
+
+def _whole(parameters: dict[str, Any], name: str, least: int, most: int, meaning: str) -> int:
+    given = parameters.pop(name, 0)
+    value = written_whole(given)
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+        wanted = f"a whole number of {least}..{most} ({meaning})"
+        raise InvalidInput(name, repr(given)[:80], wanted, "correct or remove it")
+    return value

@@ -1,0 +1,126 @@
+"""Requests that arrive whether or not earlier ones were answered, and what became of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+TENANTS = 5
+GREEDY = 10.0  # times what each other tenant sends
+_BURST_S = 4.0  # of each, the first half has all arrivals
+OK, REFUSED, EXPIRED, FAILED = "ok", "refused", "expired", "failed"
+
+
+@dataclass(frozen=True)
+class Arrival:
+    at: float  # seconds after the beginning
+    text: int
+    tenant: str
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What became of one: `seconds` from when it was due to its answer, or to its deadline."""
+
+    arrival: Arrival
+    outcome: str
+    seconds: float
+    lag: float = 0.0  # that the client sent it late: work of its own
+
+
+def poisson(rate: float, seconds: float, texts: int, seed: int = 0) -> list[Arrival]:
+    """Of one tenant, at a constant rate."""
+    return _arrivals(rate, seconds, texts, seed, lambda at: at, [1.0])
+
+
+def bursts(rate: float, seconds: float, texts: int, seed: int = 0) -> list[Arrival]:
+    """At the same mean rate, and none in every other two seconds."""
+
+    def moved(at: float) -> float:
+        return at - at % _BURST_S / 2
+
+    return _arrivals(rate, seconds, texts, seed, moved, [1.0])
+
+
+def tenants(rate: float, seconds: float, texts: int, seed: int = 0) -> list[Arrival]:
+    """Of several tenants, the first of which sends GREEDY times what each other does."""
+    weights = [GREEDY] + [1.0] * (TENANTS - 1)
+    return _arrivals(rate, seconds, texts, seed, lambda at: at, weights)
+
+
+def _arrivals(
+    rate: float,
+    seconds: float,
+    texts: int,
+    seed: int,
+    moved: Callable[[float], float],
+    weights: Sequence[float],
+) -> list[Arrival]:
+    rng, found, at = np.random.default_rng(seed), [], 0.0
+    shares = np.array(weights) / sum(weights)
+    while (at := at + rng.exponential(1 / rate)) < seconds:
+        tenant = f"tenant-{rng.choice(len(shares), p=shares)}"
+        found.append(Arrival(moved(at), int(rng.integers(texts)), tenant))
+    return found
+
+
+def statistics(
+    seen: Sequence[Seen], seconds: float, capacity: float, deadline: float
+) -> dict[str, Any]:
+    """Of all arrivals of so many seconds. `capacity`: requests/s that the server can answer."""
+    good = [each for each in seen if each.outcome == OK and each.seconds <= deadline]
+    goodput = len(good) / seconds
+    counts = {
+        f"{outcome}_requests": sum(each.outcome == outcome for each in seen)
+        for outcome in (OK, REFUSED, EXPIRED, FAILED)
+    }
+    return {
+        "requests": len(seen),
+        **counts,
+        "goodput_per_s": round(goodput, 2),
+        "goodput_of_capacity": round(goodput / capacity, 4),
+        "goodput_of_offered": round(len(good) / max(len(seen), 1), 4),
+        **_percentiles("accepted_ms", [each.seconds for each in seen if each.outcome == OK]),
+        **_percentiles("refused_ms", [each.seconds for each in seen if each.outcome == REFUSED]),
+        **_percentiles("client_lag_ms", [each.lag for each in seen]),
+        "jain": round(jain(_shares(seen, good, seconds, capacity)), 4),
+    }
+
+
+def fair_rates(demands: Mapping[str, float], capacity: float) -> dict[str, float]:
+    """The max-min fair rate of each: nobody gets more than it asks for, and what one leaves is the
+    others' (Bertsekas and Gallager, Data Networks, 6.5.2)."""
+    fair: dict[str, float] = {}
+    left = capacity
+    for place, name in enumerate(sorted(demands, key=lambda name: demands[name])):
+        fair[name] = min(demands[name], left / (len(demands) - place))
+        left -= fair[name]
+    return fair
+
+
+def jain(shares: Sequence[float]) -> float:
+    """1 where all are equal, 1/n where one has everything (Jain, Chiu and Hawe, 1984)."""
+    squares = sum(share * share for share in shares)
+    return sum(shares) ** 2 / (len(shares) * squares) if squares else 0.0
+
+
+def _shares(
+    seen: Sequence[Seen], good: Sequence[Seen], seconds: float, capacity: float
+) -> list[float]:
+    """What each tenant got of its fair rate."""
+    asked: dict[str, int] = {}
+    got: dict[str, int] = {}
+    for found, all_of in ((asked, seen), (got, good)):
+        for each in all_of:
+            found[each.arrival.tenant] = found.get(each.arrival.tenant, 0) + 1
+    fair = fair_rates({name: count / seconds for name, count in asked.items()}, capacity)
+    return [got.get(name, 0) / seconds / rate for name, rate in fair.items()]
+
+
+def _percentiles(name: str, seconds: Sequence[float]) -> dict[str, float]:
+    if not seconds:
+        return {}
+    return {f"{name}_p{q}": round(float(np.percentile(seconds, q)) * 1e3, 2) for q in (50, 99)}

@@ -1,0 +1,138 @@
+"""Arrivals, what is made of their outcomes, and a client that counts, on answers made up here."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from benchmarks import overload, overload_client
+from benchmarks import overload_arrivals as arrivals
+from benchmarks.overload_arrivals import EXPIRED, OK, REFUSED, Arrival, Seen
+from benchmarks.overload_client import Load
+
+
+def test_arrivals_come_at_the_rate_that_was_asked_for() -> None:
+    for kind in (arrivals.poisson, arrivals.bursts, arrivals.tenants):
+        found = kind(50.0, 100.0, 10)
+        assert len(found) == pytest.approx(5000, rel=0.1)
+        assert found == kind(50.0, 100.0, 10)
+        assert all(0 <= each.at < 100 for each in found)
+        assert [each.at for each in found] == sorted(each.at for each in found)
+        assert {each.text for each in found} == set(range(10))
+
+
+def test_bursts_leave_every_other_time_empty() -> None:
+    at = [each.at for each in arrivals.bursts(200.0, 40.0, 1)]
+    second_of_burst = {int(each % 4.0) for each in at}
+    assert second_of_burst == {0, 1}
+
+
+def test_one_tenant_sends_ten_times_what_each_other_does() -> None:
+    found = [each.tenant for each in arrivals.tenants(500.0, 100.0, 1)]
+    counts = {name: found.count(name) for name in sorted(set(found))}
+    assert len(counts) == arrivals.TENANTS
+    greedy, *others = counts.values()
+    assert all(greedy / other == pytest.approx(10, rel=0.15) for other in others)
+
+
+def test_what_a_tenant_leaves_is_shared_by_those_who_ask_for_more() -> None:
+    fair = arrivals.fair_rates({"greedy": 100.0, "small": 5.0, "middle": 30.0}, 60.0)
+    assert fair == {"small": 5.0, "middle": 27.5, "greedy": 27.5}
+    assert arrivals.fair_rates({"one": 3.0}, 60.0) == {"one": 3.0}
+
+
+def test_jains_index_is_one_where_all_have_the_same_and_a_share_where_one_has_all() -> None:
+    assert arrivals.jain([2.0, 2.0, 2.0]) == pytest.approx(1)
+    assert arrivals.jain([1.0, 0.0, 0.0, 0.0]) == pytest.approx(0.25)
+    assert arrivals.jain([0.0]) == 0
+
+
+def seen(outcome: str, seconds: float, tenant: str = "a") -> Seen:
+    return Seen(Arrival(0.0, 0, tenant), outcome, seconds)
+
+
+def test_goodput_is_what_came_within_the_deadline() -> None:
+    all_of = [seen(OK, 0.1), seen(OK, 0.3), seen(OK, 1.5), seen(REFUSED, 0.01), seen(EXPIRED, 1.0)]
+    found = arrivals.statistics(all_of, seconds=2.0, capacity=4.0, deadline=1.0)
+    assert (found["goodput_per_s"], found["goodput_of_capacity"]) == (1.0, 0.25)
+    assert found["goodput_of_offered"] == 0.4
+    assert (found["ok_requests"], found["refused_requests"], found["expired_requests"]) == (3, 1, 1)
+    assert found["accepted_ms_p50"] == 300.0
+    assert found["refused_ms_p99"] == 10.0
+
+
+def test_a_tenant_that_gets_nothing_of_its_share_lowers_the_index() -> None:
+    one, other = [seen(OK, 0.1, "a")] * 10, [seen(OK, 0.1, "b")] * 10
+    assert arrivals.statistics(one + other, 1.0, 20.0, 1.0)["jain"] == 1.0
+    starved = one + [seen(REFUSED, 0.1, "b")] * 10
+    assert arrivals.statistics(starved, 1.0, 20.0, 1.0)["jain"] == 0.5
+
+
+class Slow:
+    """Answers after a time; notes what it was sent."""
+
+    def __init__(self, seconds: float, *outcomes: str) -> None:
+        self.seconds = seconds
+        self.outcomes = list(outcomes)
+        self.sent: list[dict[str, str | int]] = []
+
+    async def send(
+        self, text: int, timeout_s: float, parameters: dict[str, str | int]
+    ) -> tuple[str, str]:
+        self.sent.append(parameters)
+        await asyncio.sleep(self.seconds)
+        return (self.outcomes.pop(0) if self.outcomes else OK), ""
+
+
+def offered(way: Slow, load: Load) -> list[Seen]:
+    return asyncio.run(overload_client._offered(way, load)).seen
+
+
+ARRIVALS = [Arrival(0.01 * number, 0, "a") for number in range(5)]
+
+
+def test_no_arrival_waits_for_an_answer() -> None:
+    found = offered(Slow(0.2), Load(ARRIVALS, 1.0, True, True, None, False))
+    assert [each.outcome for each in found] == [OK] * 5
+    assert all(each.seconds < 0.3 for each in found)
+
+
+def test_a_gateway_that_counts_refuses_what_is_too_much() -> None:
+    found = offered(Slow(0.2), Load(ARRIVALS, 1.0, False, False, 2, False))
+    assert [each.outcome for each in found] == [OK, OK, REFUSED, REFUSED, REFUSED]
+
+
+def test_clients_tell_their_deadline_and_their_tenant_where_they_should() -> None:
+    way = Slow(0.0)
+    offered(way, Load(ARRIVALS[:1], 1.0, True, True, None, False))
+    first = way.sent[0]
+    assert first["tenant"] == "a"
+    assert 900_000 < int(first["timeout"]) <= 1_000_000
+    way = Slow(0.0)
+    offered(way, Load(ARRIVALS[:1], 1.0, False, False, None, False))
+    assert way.sent[0] == {}
+
+
+def test_clients_that_try_again_do_so_until_they_are_answered() -> None:
+    load = Load(ARRIVALS[:1], 5.0, False, False, None, True)
+    found = offered(Slow(0.0, REFUSED, REFUSED), load)
+    assert [each.outcome for each in found] == [OK]
+    found = offered(Slow(0.0, REFUSED), Load(ARRIVALS[:1], 5.0, False, False, None, False))
+    assert [each.outcome for each in found] == [REFUSED]
+
+
+def test_what_the_server_took_and_let_expire_is_no_refusal() -> None:
+    assert overload_client.refusal("timeout: got a request whose time has passed")[0] == EXPIRED
+    assert overload_client.refusal("queue: got 3 s of work; try again in 3.0 s")[0] == REFUSED
+    assert overload_client.refusal("Exceeds maximum queue size")[0] == REFUSED
+
+
+def test_the_table_has_a_line_for_each_system() -> None:
+    row = {"load": "48 words", "protocol": "grpc", "system": "fifo", "share": 1.0}
+    rows = [row | {"goodput_of_capacity": 0.5}, row | {"share": 3.0, "goodput_of_capacity": 0.01}]
+    rows.append(row | {"system": "fusewire", "share": 3.0, "goodput_of_capacity": 0.97})
+    lines = overload.table(rows).splitlines()
+    assert lines[0] == "| load | protocol | system | 1 x | 3 x |"
+    assert lines[2:] == ["| 48 words | grpc | fifo | 50.0% | 1.0% |",
+                         "| 48 words | grpc | fusewire |  | 97.0% |"]  # fmt: skip

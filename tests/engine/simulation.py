@@ -1,0 +1,137 @@
+"""An encoder's scheduling without a device: requests come and micro-batches take their time by a
+clock that jumps from event to event. Policy is the engine's own; only the model is not there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+import numpy as np
+from fusewire.engine.costs import CostTable
+from fusewire.engine.encoder_admission import EncoderAdmission, sum_of_squares
+from fusewire.engine.expectation import Expectation
+from fusewire.engine.next_batch import next_batch
+from fusewire.engine.ready_queue import ReadyQueue
+from fusewire.engine.request import Request, Work
+from fusewire.errors import Overloaded
+from fusewire.tasks.task import Item
+
+
+def table(
+    fixed_s: float, token_s: float, square_s: float = 0.0, max_batch_tokens: int = 16384
+) -> CostTable:
+    """fixed_s + token_s * tokens + square_s * squares."""
+    sizes = [1 << power for power in range(4, 15)]
+    points = [(0, fixed_s), *((size, fixed_s + token_s * size) for size in sizes)]
+    return CostTable(points, square_s, max_batch_tokens)
+
+
+@dataclass(eq=False)
+class Asked:
+    """One request: `rows` sequences of `length` tokens."""
+
+    at: float
+    length: int
+    rows: int = 1
+    within: float | None = None  # its deadline, from when it comes
+    tenant: str = ""
+    priority: int = 0
+    refused: Overloaded | None = None
+    ended: float = inf
+
+    @property
+    def lengths(self) -> list[int]:
+        return [self.length] * self.rows
+
+    @property
+    def in_time(self) -> bool:
+        return self.ended <= self.at + (inf if self.within is None else self.within) + 1e-9
+
+
+@dataclass
+class Simulation:
+    costs: CostTable
+    max_batch_tokens: int = 16384
+    max_queue_ms: float | None = None
+    admits: bool = True  # else everything is taken, with no deadline known
+    now: float = 0.0
+    busy_s: float = 0.0
+    ready: ReadyQueue = field(default_factory=ReadyQueue)
+    batches: list[list[Work]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.admission = EncoderAdmission(
+            self.costs, Expectation(512), None, self.max_queue_ms, lambda: self.now
+        )
+        self.of: dict[Work, Asked] = {}
+
+    def run(self, requests: Iterable[Asked]) -> list[Asked]:
+        """Until all have ended; in order of arrival."""
+        coming = sorted(requests, key=lambda asked: asked.at)
+        place, free_at = 0, 0.0
+        running: list[Work] = []
+        while place < len(coming) or running or len(self.ready):
+            arrives = coming[place].at if place < len(coming) else inf
+            if running and free_at <= arrives:
+                self.now = free_at
+                self._end(running)
+                running = []
+                self.admission.idle()
+            elif arrives < inf:
+                self.now = arrives
+                self.arrive(coming[place])
+                place += 1
+            if not running and len(self.ready):
+                running = self.give()
+                lengths = [self.of[work].length for work in running]
+                took = self.costs.seconds(sum(lengths), sum_of_squares(lengths))
+                self.busy_s += took
+                free_at = self.now + took
+        return coming
+
+    def arrive(self, asked: Asked) -> None:
+        inputs: dict[str, Any] = {"input_ids": np.zeros((asked.rows, asked.length), np.int64)}
+        deadline = None if asked.within is None or not self.admits else self.now + asked.within
+        work = Work(Request(inputs, {}, asked.priority, asked.tenant), deadline)
+        try:
+            self.admission.take(work)
+        except Overloaded as refused:
+            asked.refused = refused
+            return
+        self.of[work] = asked
+        query: Any = None
+        work.items = [Item(query, range(length)) for length in asked.lengths]
+        self.admission.correct(work)
+        self.ready.add(work)
+
+    def give(self) -> list[Work]:
+        """The next micro-batch, a work for each of its sequences."""
+        batch = next_batch(
+            self.ready.first(1024),
+            self.now,
+            self.admission.slack_s,
+            self.costs,
+            self.max_batch_tokens,
+            self.ready.served,
+        )
+        assert batch, "the device is free, and something waits"
+        for work in batch:
+            self.ready.charge(
+                work, self.costs.share(self.of[work].length, self.of[work].length ** 2)
+            )
+            work.given += 1
+        for work in set(batch):
+            self.admission.correct(work)
+            if work.given == len(work.items):
+                self.ready.remove(work)
+        self.admission.begin([self.of[work].length for work in batch])
+        self.batches.append(batch)
+        return batch
+
+    def _end(self, batch: Sequence[Work]) -> None:
+        for work in set(batch):
+            if work.given == len(work.items):
+                self.of[work].ended = self.now
+                self.admission.release(work)

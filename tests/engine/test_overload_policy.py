@@ -1,0 +1,252 @@
+"""What is taken under overload, and in which order it is computed: properties by simulation."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from fusewire.engine.next_batch import MICRO_BATCH_S
+from fusewire.engine.scheduler import split
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.engine.simulation import Asked, Simulation, table
+
+EXACT = table(0.0, 1e-4, 1e-8)  # a CPU: 10,000 tokens a second
+GPU = table(3e-4, 4e-7, 1e-11)  # a launch costs as much as 750 tokens
+
+
+@st.composite
+def traffic(draw: st.DrawFn, deadlines: bool = True) -> list[Asked]:
+    """Up to some seconds' work, come within a second."""
+    return [
+        Asked(
+            at=draw(st.floats(0, 1)),
+            length=draw(st.integers(1, 400)),
+            rows=draw(st.sampled_from([1, 1, 1, 2, 30])),
+            within=draw(st.floats(0.01, 3)) if deadlines else None,
+            tenant=draw(st.sampled_from(["", "a", "b"])),
+            priority=draw(st.integers(0, 2)),
+        )
+        for _ in range(draw(st.integers(1, 40)))
+    ]
+
+
+@given(traffic())
+@settings(deadline=None, max_examples=300)
+def test_nothing_that_was_taken_is_late(requests):
+    for asked in Simulation(EXACT).run(requests):
+        assert asked.refused or asked.in_time
+
+
+@given(traffic(), st.integers(50, 2000))
+@settings(deadline=None)
+def test_nothing_that_was_taken_is_late_in_small_batches(requests, max_batch_tokens):
+    costs = table(0.0, 1e-4, 1e-8, max_batch_tokens)
+    for asked in Simulation(costs, max_batch_tokens).run(requests):
+        assert asked.refused or asked.in_time
+
+
+@given(traffic(deadlines=False))
+@settings(deadline=None)
+def test_nothing_waits_longer_than_is_allowed(requests):
+    for asked in Simulation(EXACT, max_queue_ms=500).run(requests):
+        cost = sum(EXACT.seconds(length, length**2) for length in asked.lengths)
+        assert asked.refused or asked.ended <= asked.at + 0.5 + cost + 1e-9
+
+
+@given(traffic(deadlines=False))
+@settings(deadline=None)
+def test_the_device_never_rests_while_something_waits(requests):
+    simulation = Simulation(EXACT)
+    done = simulation.run(requests)  # which asserts it of every batch
+    assert not any(asked.refused for asked in done)
+    work = sum(EXACT.seconds(sum(a.lengths), a.rows * a.length**2) for a in done)
+    assert simulation.busy_s == pytest.approx(work)
+
+
+class Observed(Simulation):
+    """Notes what would wait before each request that is refused."""
+
+    def arrive(self, asked: Asked) -> None:
+        pending = [
+            (work.due, sum(EXACT.seconds(n, n * n) for n in work.lengths_left))
+            for work in self.ready
+        ]
+        running = self.admission.backlog_s - sum(cost for _, cost in pending)
+        super().arrive(asked)
+        if asked.refused:
+            self.check(asked, pending, running)
+
+    def check(self, asked: Asked, pending: list[tuple[float, float]], running: float) -> None:
+        """In order of deadlines something would be late, by less than a slot and the margin."""
+        slot_s, margin_s = 10 / 2048, min(EXACT.efficient_s, asked.within / 4)
+        due = asked.at + asked.within
+        cost = sum(EXACT.seconds(n, n * n) for n in asked.lengths)
+        ends, late = self.now + running, False
+        for other_due, seconds, spare in sorted(
+            [(other, seconds, slot_s) for other, seconds in pending]
+            + [(due + slot_s, cost, margin_s + slot_s)]
+        ):
+            ends += seconds
+            late = late or ends > other_due - spare - 1e-9
+        assert late
+
+
+@given(traffic())
+@settings(deadline=None, max_examples=300)
+def test_what_is_refused_could_not_have_been_in_time(requests):
+    for asked in requests:
+        asked.tenant = ""
+    Observed(EXACT).run(requests)
+
+
+@given(st.lists(st.integers(1, 300), min_size=20, max_size=60), st.integers(1, 40))
+@settings(deadline=None)
+def test_tenants_that_both_wait_are_within_two_batches(lengths, rows):
+    requests = [Asked(0, length, rows, tenant="a") for length in lengths]
+    requests += [Asked(1e-6, length, tenant="b") for length in lengths * 3]
+    simulation = Simulation(EXACT)
+    simulation.run(requests)
+    left = {"a": sum(a.rows for a in requests if a.tenant == "a"), "b": len(lengths) * 3}
+    had = {"a": 0.0, "b": 0.0}
+    for batch in simulation.batches:
+        for work in batch:
+            asked = simulation.of[work]
+            had[asked.tenant] += EXACT.seconds(asked.length, asked.length**2)
+            left[asked.tenant] -= 1
+        if not all(left.values()):
+            break
+        assert abs(had["a"] - had["b"]) <= 2 * MICRO_BATCH_S
+
+
+def test_one_that_was_away_has_saved_nothing_up():
+    requests = [Asked(i * 0.01, 100, tenant="a") for i in range(300)]
+    requests += [Asked(2.0, 100, tenant="b") for _ in range(100)]
+    simulation = Simulation(EXACT)
+    simulation.run(requests)
+    after = [b for b in simulation.batches if any(simulation.of[w].tenant == "b" for w in b)]
+    tenants = [simulation.of[work].tenant for batch in after[:5] for work in batch]
+    assert abs(tenants.count("a") - tenants.count("b")) <= len(after[0]) + 1
+
+
+def test_the_lower_number_is_first_where_deadlines_allow():
+    requests = [Asked(0, 100, within=60) for _ in range(100)]
+    requests += [Asked(0.001, 100, within=60, priority=-1) for _ in range(20)]
+    done = Simulation(EXACT).run(requests)
+    high = max(asked.ended for asked in done if asked.priority)
+    assert high < 0.5
+    assert all(asked.in_time for asked in done)
+
+
+def test_one_of_a_single_text_is_not_held_up_by_a_hundred():
+    requests = [Asked(0, 100, rows=500), Asked(0.01, 100), Asked(0.02, 100)]
+    done = Simulation(EXACT, max_queue_ms=10_000).run(requests)
+    assert max(done[1].ended, done[2].ended) < 2.5 * MICRO_BATCH_S
+
+
+def poisson(
+    load: float, seconds: float, costs=EXACT, within=1.0, seed=0, tenants=("",), shares=(1,)
+):
+    """Requests of 5 to 500 tokens; `load` times what a device that packs well can do."""
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(5, 500, 200_000)
+    each = np.mean([costs.share(n, n * n) for n in lengths[:2000].tolist()])
+    arrivals = np.cumsum(rng.exponential(each / load, len(lengths)))
+    chosen = rng.choice(len(tenants), len(lengths), p=np.array(shares) / sum(shares))
+    return [
+        Asked(at, n, within=within, tenant=tenants[t])
+        for at, n, t in zip(arrivals.tolist(), lengths.tolist(), chosen.tolist(), strict=True)
+        if at < seconds
+    ]
+
+
+def goodput(done: list[Asked], costs, seconds: float, tenant: str | None = None) -> float:
+    """Of the device's time, the share that went into answers in time."""
+    kept = [a for a in done if a.in_time and (tenant is None or a.tenant == tenant)]
+    return sum(costs.share(a.length, a.length**2) for a in kept) / seconds
+
+
+@pytest.mark.parametrize("load", [1.5, 3.0, 5.0])
+@pytest.mark.parametrize(("costs", "within", "seconds"), [(EXACT, 1.0, 30), (GPU, 0.1, 0.5)])
+def test_under_overload_the_device_works_for_answers_in_time(load, costs, within, seconds):
+    done = Simulation(costs).run(poisson(load, seconds, costs, within))
+    taken = [asked for asked in done if not asked.refused]
+    assert sum(not asked.in_time for asked in taken) <= 0.001 * len(taken)
+    assert goodput(done, costs, seconds + within) >= 0.95  # what was taken last ends then
+
+
+def test_without_admission_nearly_nothing_is_in_time():
+    done = Simulation(EXACT, admits=False).run(poisson(3.0, 30))
+    assert goodput(done, EXACT, 30) < 0.2
+
+
+def test_below_capacity_nothing_is_refused():
+    done = Simulation(EXACT).run(poisson(0.7, 30))
+    assert not any(asked.refused for asked in done)
+    assert all(asked.in_time for asked in done)
+
+
+def test_one_tenant_at_ten_times_leaves_the_others_their_share():
+    names = ("flood", "a", "b", "c")
+    done = Simulation(EXACT).run(poisson(4.0, 30, tenants=names, shares=(10, 1, 1, 1)))
+    asked = {name: sum(x.length for x in done if x.tenant == name) for name in names}
+    kept = {name: sum(x.length for x in done if x.tenant == name and x.in_time) for name in names}
+    # Of what each asked for, up to its fair share.
+    fair = sum(kept.values()) / len(names)
+    satisfied = [kept[name] / min(asked[name], fair) for name in names]
+    index = sum(satisfied) ** 2 / (len(names) * sum(value**2 for value in satisfied))
+    assert index >= 0.95
+
+
+SECONDS = st.tuples(st.floats(0, 0.01), st.floats(1e-6, 1e-3), st.floats(0, 1e-6))
+
+
+def waited(lengths, sizes, costs) -> float:
+    total, now, begin = 0.0, 0.0, 0
+    for size in sizes:
+        batch = lengths[begin : begin + size]
+        now += costs.seconds(sum(batch), sum(n * n for n in batch))
+        total += now * size
+        begin += size
+    return total
+
+
+def every_split(n: int):
+    for cuts in range(1 << (n - 1)):
+        ends = [0, *(i for i in range(1, n) if cuts >> (i - 1) & 1), n]
+        yield [b - a for a, b in pairwise(ends)]
+
+
+@given(st.lists(st.integers(1, 500), min_size=1, max_size=8), SECONDS)
+@settings(deadline=None)
+def test_the_split_waits_as_little_as_the_best_of_all(lengths, seconds):
+    costs = table(*seconds)
+    sizes = split(lengths, [np.inf] * len(lengths), costs.seconds_of)
+    assert sum(sizes) == len(lengths)
+    best = min(waited(lengths, each, costs) for each in every_split(len(lengths)))
+    assert waited(lengths, sizes, costs) == pytest.approx(best)
+
+
+@given(st.lists(st.integers(1, 500), min_size=1, max_size=64), SECONDS)
+@settings(deadline=None)
+def test_the_split_never_waits_longer_than_first_come_first_served(lengths, seconds):
+    costs = table(*seconds)
+    sizes = split(lengths, [np.inf] * len(lengths), costs.seconds_of)
+    found = waited(lengths, sizes, costs)
+    for other in ([len(lengths)], [1] * len(lengths)):
+        assert found <= waited(lengths, other, costs) * (1 + 1e-9)
+
+
+@given(st.lists(st.tuples(st.integers(1, 500), st.floats(0, 0.1)), min_size=1, max_size=30))
+@settings(deadline=None)
+def test_a_split_makes_none_late_unless_all_are_one_batch(items):
+    lengths, dues = [list(each) for each in zip(*items, strict=True)]
+    costs = table(0.001, 1e-5)
+    sizes = split(lengths, dues, costs.seconds_of)
+    now, begin = 0.0, 0
+    for size in sizes:
+        now += costs.seconds(sum(lengths[begin : begin + size]), 0)
+        assert sizes == [len(lengths)] or now <= min(dues[begin : begin + size]) + 1e-9
+        begin += size
