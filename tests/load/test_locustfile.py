@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,10 +10,11 @@ import numpy as np
 import pytest
 
 from tests.client.fake_triton import FakeTriton, serve_grpc
+from tests.load.locust_process import run_locust
 from tests.load.report import read_log
 from tests.load.traffic import texts
 
-SECONDS = 4
+ENOUGH = 240  # requests, of a run
 
 
 @pytest.fixture
@@ -26,21 +26,20 @@ def server() -> FakeTriton:
 def address(server: FakeTriton) -> Iterator[str]:
     service, port = serve_grpc(server)
     yield f"127.0.0.1:{port}"
+    server.released.set()
     service.stop(None)
 
 
-def locust(profile: str, address: str, log: Path, *options: str) -> subprocess.CompletedProcess:
-    file = Path(__file__).with_name("locustfile.py")
-    command = [sys.executable, "-m", "locust", "-f", str(file), profile, "--headless"]
-    command += ["--only-summary", "--host", address, "-t", f"{SECONDS}s", "--texts", "16"]
-    command += ["--stop-timeout", "10", "--request-log", str(log), *options]
-    # A process that an open channel keeps alive would run into the timeout.
-    return subprocess.run(command, capture_output=True, text=True, timeout=SECONDS + 40)
+def locust(
+    profile: str, server: FakeTriton, address: str, log: Path, *options: str
+) -> subprocess.CompletedProcess[str]:
+    of = ["--host", address, "--texts", "16", "--request-log", str(log), *options]
+    return run_locust("locustfile.py", profile, *of, enough=lambda: len(server.seen) > ENOUGH)
 
 
 def test_closed_loop_users_ask_together(address: str, server: FakeTriton, tmp_path: Path) -> None:
     server.delay_s = 0.02
-    done = locust("ClosedLoop", address, tmp_path / "log", "-u", "8", "-r", "8")
+    done = locust("ClosedLoop", server, address, tmp_path / "log", "-u", "8", "-r", "8")
     assert done.returncode == 0, done.stderr
     whole, errors, _ = read_log(tmp_path / "log")
     assert not errors
@@ -53,7 +52,9 @@ def test_poisson_arrivals_keep_their_rate_when_the_server_is_slow(
     address: str, server: FakeTriton, tmp_path: Path
 ) -> None:
     server.delay_s = 0.1  # a closed loop of 2 users would reach 20 requests a second
-    done = locust("Poisson", address, tmp_path / "log", "-u", "2", "-r", "2", "--rate", "60")
+    done = locust(
+        "Poisson", server, address, tmp_path / "log", "-u", "2", "-r", "2", "--rate", "60"
+    )
     assert done.returncode == 0, done.stderr
     whole, errors, _ = read_log(tmp_path / "log")
     assert not errors
@@ -71,7 +72,7 @@ def test_a_wrong_answer_is_a_failure(address: str, server: FakeTriton, tmp_path:
         return {"embedding": answer["embedding"][:, ::-1].copy()} if late else answer
 
     server.infer = turned  # type: ignore[method-assign]
-    done = locust("ClosedLoop", address, tmp_path / "log", "-u", "2", "-r", "2")
+    done = locust("ClosedLoop", server, address, tmp_path / "log", "-u", "2", "-r", "2")
     assert done.returncode == 1
     whole, errors, _ = read_log(tmp_path / "log")
     assert len(whole.ms) - 24 <= sum(errors.values()) < len(whole.ms)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.load.locust_process import run_locust
 from tests.load.report import FIRST_TOKEN, INTER_TOKEN, read_log
-from tests.server.asking import until
 
 NEW_TOKENS, FIRST_S, GAP_S = 5, 0.05, 0.02
 ENOUGH = 30  # requests, of a run
@@ -57,21 +56,12 @@ def address(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def locust(address: str, log: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    file = Path(__file__).with_name("locustfile_generation.py")
-    command = [sys.executable, "-m", "locust", "-f", str(file), "OpenAIStreams", "--headless"]
-    command += ["--only-summary", "--host", address, "--model", "any", "-t", "120s", "-u", "4"]
-    command += ["-r", "4", "--texts", "4", "--new-tokens", str(NEW_TOKENS), "--stop-timeout", "10"]
-    command += ["--request-log", str(log), *options]
     wanted = Endpoint.asked + ENOUGH
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        try:
-            until(lambda: Endpoint.asked > wanted or process.poll() is not None)
-            process.terminate()
-            # A process that an open connection keeps alive would run into the timeout.
-            out, err = process.communicate(timeout=60)
-        finally:
-            process.kill()
-    return subprocess.CompletedProcess(command, process.returncode, out.decode(), err.decode())
+    of = ["--host", address, "--model", "any", "-u", "4", "-r", "4", "--texts", "4"]
+    of += ["--new-tokens", str(NEW_TOKENS), "--request-log", str(log), *options]
+    return run_locust(
+        "locustfile_generation.py", "OpenAIStreams", *of, enough=lambda: Endpoint.asked > wanted
+    )
 
 
 def test_streams_report_their_first_token_and_the_time_between_tokens(

@@ -78,7 +78,7 @@ def repository(
 
     add("minilm", minilm)
     add("gather", minilm, queue_delay_us=GATHER_US)
-    add("cancel", minilm, queue_delay_us=3 * GATHER_US)
+    add("cancel", minilm, queue_delay_us=1_000_000)  # the most there is
     add("pair", tiny("electra", "classify"), instances=2)
     add("classify", tiny("bert", "classify"))
     add("hidden", tiny("bert", "embed"), task="hidden")
