@@ -108,7 +108,8 @@ class EncoderEngine:
             model.encode(Batch.pack(sequences))
             model.place.stream.synchronize()
 
-        self.costs = measure(run, self.settings.max_batch_tokens, self.max_length)
+        limits = self.settings.max_batch_tokens, self.max_length
+        self.costs = measure(run, *limits, clock=time.perf_counter)
 
     def check(self, request: Request) -> None:
         """Raises the FusewireError that a request is refused with before it is computed."""
