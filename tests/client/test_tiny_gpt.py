@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 
@@ -11,19 +10,13 @@ import pytest
 import torch
 import transformers
 
+from tests.client.example_scripts import example
 from tests.tolerance import MODEL_FP32
-
-SCRIPT = Path(__file__).parents[2] / "client/examples/tiny_gpt.py"
 
 
 @pytest.fixture(scope="module")
 def tiny_gpt() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("tiny_gpt", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return example("tiny_gpt")
 
 
 @torch.enable_grad()  # benchmarks, which have tests as well, turn it off for their process

@@ -139,7 +139,7 @@ def test_a_language_that_is_unknown_is_refused(tmp_path, language):
 def test_ids_without_a_language_are_refused(tmp_path):
     languages = loaded(FAIRSEQ["mbart"](tmp_path)).languages
     for numbers in ([], [5, 2]):
-        with pytest.raises(InvalidInput, match="source_lang: got 'ro_RO' with ids that have no"):
+        with pytest.raises(InvalidInput, match="source_lang: got 'ro_RO' for tokens that have no"):
             languages.source_ids(numbers, "ro_RO")
 
 

@@ -4,9 +4,6 @@ reads its folder as fusewire does."""
 from __future__ import annotations
 
 import random
-import sys
-from collections.abc import Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +14,12 @@ import transformers
 from fusewire.text.tokenizer import Tokenizer
 
 from tests import tolerance
-
-SCRIPTS = Path(__file__).parents[2] / "client/examples"
-
-
-@pytest.fixture(scope="module")
-def scripts() -> Iterator[Any]:
-    """A script's module, by name: they import each other as those of a folder do."""
-    sys.path.insert(0, str(SCRIPTS))
-    yield import_module
-    sys.path.remove(str(SCRIPTS))
+from tests.client.example_scripts import example
 
 
 @pytest.fixture(scope="module")
-def translator(scripts: Any) -> Any:
-    return scripts("tiny_translator")
+def translator() -> Any:
+    return example("tiny_translator")
 
 
 @pytest.mark.parametrize(
@@ -46,10 +34,8 @@ def translator(scripts: Any) -> Any:
         ("2031-05-09", "9 May 2031", "9. Mai 2031"),
     ],
 )
-def test_numbers_and_dates_are_spelled(
-    scripts: Any, source: str, english: str, german: str
-) -> None:
-    translated = scripts("numbers_and_dates").translated
+def test_numbers_and_dates_are_spelled(source: str, english: str, german: str) -> None:
+    translated = example("numbers_and_dates").translated
     assert [translated(source, language) for language in ("eng", "deu")] == [english, german]
 
 
@@ -63,6 +49,7 @@ def untrained(translator: Any, tmp_path_factory: pytest.TempPathFactory) -> tupl
     return folder, weights, pieces
 
 
+@torch.enable_grad()  # benchmarks, which have tests as well, turn it off for their process
 def test_gradients_are_those_of_torch(translator: Any, untrained: tuple[Path, Any, Any]) -> None:
     folder, weights, _ = untrained
     rng = np.random.default_rng(1)
@@ -90,14 +77,14 @@ def test_gradients_are_those_of_torch(translator: Any, untrained: tuple[Path, An
 
 @pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
 def test_its_ids_are_what_both_libraries_read(
-    scripts: Any, translator: Any, untrained: tuple[Path, Any, Any]
+    translator: Any, untrained: tuple[Path, Any, Any]
 ) -> None:
     folder, _, pieces = untrained
     vocabulary, read = translator.vocabulary_of(pieces), translator.reader(pieces)
     theirs = transformers.AutoTokenizer.from_pretrained(folder)
     ours = Tokenizer.load(folder)
     assert ours is not None
-    numbers = scripts("numbers_and_dates")
+    numbers = example("numbers_and_dates")
     rng = random.Random(3)
     for language in numbers.LANGUAGES:
         for _ in range(50):
