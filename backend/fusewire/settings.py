@@ -103,7 +103,7 @@ class Settings(StrictSettings):
         gt=0,
         le=_MOST_MS,
         description="Longest predicted wait in milliseconds: a request that would wait longer is "
-        "rejected at once. Default: encoders 10000, generation no limit.",
+        "rejected at once. Default: no limit.",
         json_schema_extra={"group": "batching"},
     )
 
@@ -116,14 +116,6 @@ class Settings(StrictSettings):
 
 class EngineSettings(Settings):
     """Settings of one encoder deployment."""
-
-    max_queue_ms: float | None = Field(
-        default=10_000.0,
-        gt=0,
-        le=_MOST_MS,
-        description=Settings.model_fields["max_queue_ms"].description,
-        json_schema_extra={"group": "batching"},
-    )
 
     truncate: bool = Field(
         default=False,

@@ -123,9 +123,30 @@ def test_who_is_alone_has_all_of_it():
 def test_a_margin_is_at_most_a_quarter():
     clock = Clock()
     backlog = Backlog(10.0, clock)
+    backlog.reserve("", 0.01, clock.now + 1)
     with pytest.raises(Overloaded):
         backlog.reserve("", 0.8, clock.now + 1, margin_s=9)
     backlog.reserve("", 0.7, clock.now + 1, margin_s=9)
+
+
+def test_what_is_alone_is_taken_whatever_it_costs_and_is_due_whenever():
+    """A prediction may be wrong, and only what is computed corrects it."""
+    clock = Clock()
+    backlog = Backlog(10.0, clock)
+    alone = backlog.reserve("", 20, clock.now + 1)
+    assert alone.due == inf
+    assert backlog.reserve("", 0.3, clock.now + 1).due == clock.now + 1  # it comes before
+    with pytest.raises(Overloaded):
+        backlog.reserve("", 20, clock.now + 1)
+
+
+def test_wrong_predictions_of_batches_do_not_add_up():
+    clock = Clock()
+    backlog = Backlog(10.0, clock)
+    for _ in range(100):
+        backlog.begin(0.5)  # which takes a tenth of that
+        clock.now += 0.05
+    assert backlog.seconds <= 1.0
 
 
 def test_names_of_tenants_are_forgotten():

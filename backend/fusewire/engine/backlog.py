@@ -52,6 +52,7 @@ class Backlog:
         self._counts: dict[str, int] = {}  # -> reservations
         self._asked: OrderedDict[str, float] = OrderedDict()  # tenant -> when, the latest last
         self._busy_until = 0.0
+        self._begun_s = 0.0  # of the last micro-batch
         self._lock = threading.Lock()
 
     @property
@@ -71,7 +72,8 @@ class Backlog:
         self, tenant: str, seconds: float, due: float, margin_s: float = 0.0
     ) -> Reservation:
         """Takes a request that costs so many seconds and is due by then (time.monotonic()), or
-        raises Overloaded. `margin_s` is left free, but at most a quarter of its time.
+        raises Overloaded. `margin_s` is left free, but at most a quarter of its time. While nothing
+        else is here, it is taken whatever it costs, and is due whenever.
 
         Of several active tenants, one that already has its fair share of the time gets nothing of
         the last share, which is there for the others.
@@ -82,7 +84,14 @@ class Backlog:
                 self._slots.begin_at(now, ((each.due, each.seconds) for each in self._live))
             active = self._active(tenant, now)
             if due < inf:
-                self._check(tenant, seconds, due, margin_s, active)
+                try:
+                    self._check(tenant, seconds, due, margin_s, active)
+                except Overloaded:
+                    # Alone it keeps no other from being in time, and what it takes corrects the
+                    # prediction.
+                    if self._live or self._running(now):
+                        raise
+                    due = inf
             reservation = Reservation(tenant, due, seconds)
             self._live.add(reservation)
             self._tenants[tenant] = self._tenants.get(tenant, 0.0) + seconds
@@ -110,9 +119,12 @@ class Backlog:
                 del self._counts[tenant], self._tenants[tenant]
 
     def begin(self, seconds: float) -> None:
-        """A micro-batch of so many predicted seconds is being computed, after those before it."""
+        """A micro-batch of so many predicted seconds is being computed, after the one before it,
+        which at most began now: so wrong predictions do not add up."""
         with self._lock:
-            self._busy_until = max(self._busy_until, self._clock()) + seconds
+            now = self._clock()
+            before = min(max(self._busy_until, now), now + self._begun_s)
+            self._busy_until, self._begun_s = before + seconds, seconds
 
     def idle(self) -> None:
         """Nothing is being computed."""
@@ -150,7 +162,7 @@ class Backlog:
         own = self._tenants.get(tenant, 0.0)
         all_s = running + self._slots.total
         if ahead + seconds > room:
-            got = f"{ahead:.3f} s of work before this request"
+            got = f"{ahead:.3f} s of work before this request of {seconds:.3f} s"
             wanted = f"{max(room - seconds, 0.0):.3f} s to answer it in time"
         elif slack < seconds:
             got = f"{seconds:.3f} s of work that comes before other requests"

@@ -30,6 +30,7 @@ _FEWEST_TOKENS = 16
 _SHORT, _LONG = 64, 512  # lengths that tell the two costs apart
 _WARM_RUNS = 2  # a GPU records a shape when it comes again
 _TIMED_RUNS = 3
+_SLOWEST_S = 0.5  # of a last, larger batch, which is timed once
 
 
 class CostTable:
@@ -98,7 +99,8 @@ class CostTable:
             self._learn(tokens, seconds)
             return
         measured = self._base(tokens) + self._per_square * squares
-        self._actual_s = _DECAY * self._actual_s + min(seconds, _MOST_OF_ONE * measured)
+        most = _MOST_OF_ONE * self.ratio * measured
+        self._actual_s = _DECAY * self._actual_s + min(seconds, most)
         self._predicted_s = _DECAY * self._predicted_s + measured
         ratio = self._actual_s / self._predicted_s
         self.ratio = min(max(ratio, 1 / _MOST_RATIO), _MOST_RATIO)
@@ -170,6 +172,13 @@ def measure(
         if following == tokens or clock() - began + 4 * found[tokens][0] > budget_s:
             break
         tokens = following
+    # A slow model has a size at which tokens are cheap, too: the largest that takes little.
+    larger = min(_LONG, max_tokens, int(tokens * max(1.0, _SLOWEST_S / found[tokens][0])))
+    if tokens < larger:
+        tokens, lengths = larger, _cut(larger, short)
+        start = clock()
+        run(lengths)
+        found[tokens] = clock() - start, sum(length * length for length in lengths)
     per_square = 0.0
     long = min(_LONG, max_length, tokens)
     if long > short:

@@ -58,6 +58,7 @@ class EncoderAdmission:
                 return
         tenant = work.request.tenant
         work.reserved = self._backlog.reserve(tenant, seconds, work.due, self._costs.efficient_s)
+        work.due = work.reserved.due
 
     def learn(self, works: Sequence[Work], host_s: float) -> None:
         """These were tokenised, together in so many seconds. One thread at a time."""

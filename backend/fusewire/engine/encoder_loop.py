@@ -250,14 +250,21 @@ class EncoderLoop:
         while True:
             with self._changed:
                 ready = self._ready.first(_LOOKED_AT)
-            ended = [work for work in ready if self._ended_early(work) or self._too_late(work)]
+            ended = [work for work in ready if self._ended_early(work)]
+            late = [work for work in ready if not work.ended and self._is_late(work)]
+            # One is computed in any case: else a prediction that is wrong would never be corrected.
+            if len(ended) + len(late) == len(ready):
+                late = late[1:]
+            for work in late:
+                self._end(work, DeadlineExceeded(TOO_LATE))
+            ended += late
             with self._changed:
                 for work in ended:
                     self._ready.remove(work)
                 if len(ended) < len(ready) or not len(self._ready):
                     break
         with self._changed:
-            ready = [work for work in ready if not work.ended]
+            ready = [work for work in self._ready.first(_LOOKED_AT) if not work.ended]
             members: list[Member] = []
             changed: dict[Work, None] = {}
             for work in next_batch(
@@ -282,12 +289,9 @@ class EncoderLoop:
             self._admission.correct(work)
         return members
 
-    def _too_late(self, work: Work) -> bool:
-        """Ends a request that can no longer be computed in time, even alone; returns whether."""
-        if work.deadline is None or work.deadline - time.monotonic() >= work.predicted_s:
-            return False
-        self._end(work, DeadlineExceeded(TOO_LATE))
-        return True
+    def _is_late(self, work: Work) -> bool:
+        """It can no longer be computed in time, even alone, as predicted."""
+        return work.deadline is not None and work.deadline - time.monotonic() < work.predicted_s
 
     def _compute(self, members: Sequence[Member]) -> None:
         lengths = [len(work.items[place].tokens) for work, place in members]

@@ -319,7 +319,9 @@ class GenerationLoop:
         if branch.open:
             branch.open = False
             generation.open -= 1
-            self._admission.leave(branch.places)
+            # One that never ran says nothing about how long others wait.
+            ran = branch.sequence is not None and branch.sequence.started
+            self._admission.leave(branch.places, ran=ran)
         if branch.sequence is not None:
             self.scheduler.finish(branch.sequence)
             del self._owners[branch.sequence]
