@@ -73,7 +73,7 @@ class Backlog:
     ) -> Reservation:
         """Takes a request that costs so many seconds and is due by then (time.monotonic()), or
         raises Overloaded. `margin_s` is left free, but at most a quarter of its time. While nothing
-        else is here, it is taken whatever it costs, and is due whenever.
+        else is here, it is taken whatever it costs; what takes longer than it has is due whenever.
 
         Of several active tenants, one that already has its fair share of the time gets nothing of
         the last share, which is there for the others.
@@ -91,7 +91,7 @@ class Backlog:
                     # prediction.
                     if self._live or self._running(now):
                         raise
-                    due = inf
+                    due = due if seconds <= _room(due - now, margin_s) else inf
             reservation = Reservation(tenant, due, seconds)
             self._live.add(reservation)
             self._tenants[tenant] = self._tenants.get(tenant, 0.0) + seconds
@@ -154,8 +154,7 @@ class Backlog:
     def _check(self, tenant: str, seconds: float, due: float, margin_s: float, active: int) -> None:
         """Overloaded, where a request of one of so many active tenants is not to be taken."""
         now = self._clock()
-        running, window = self._running(now), due - now
-        room = window - min(margin_s, _MOST_MARGIN * max(window, 0.0))
+        running, room = self._running(now), _room(due - now, margin_s)
         share = room / active
         before, later_slack = self._slots.around(due)
         ahead, slack = running + before, later_slack - now - running
@@ -174,3 +173,8 @@ class Backlog:
             return
         retry = max(all_s, _LEAST_RETRY_S) * random.uniform(1 - _JITTER, 1 + _JITTER)
         raise Overloaded(f"queue: got {got}, wanted at most {wanted}; allow it more", retry)
+
+
+def _room(window_s: float, margin_s: float) -> float:
+    """What is left of a request's time for the work."""
+    return window_s - min(margin_s, _MOST_MARGIN * max(window_s, 0.0))

@@ -50,7 +50,7 @@ class EncoderAdmission:
         if work.deadline is None and self._slo_s < inf:
             work.deadline = now + self._slo_s
         work.expected = expected = self._expectation.of(work.request)
-        seconds = self._costs.share(expected.tokens, expected.squares) + expected.host_s
+        seconds = self._costs.share(expected.tokens, expected.squares)
         work.due = now + self._max_queue_s + seconds
         if work.deadline is not None:
             work.due = min(work.due, work.deadline)
@@ -60,10 +60,10 @@ class EncoderAdmission:
         work.reserved = self._backlog.reserve(tenant, seconds, work.due, self._costs.efficient_s)
         work.due = work.reserved.due
 
-    def learn(self, works: Sequence[Work], host_s: float) -> None:
-        """These were tokenised, together in so many seconds. One thread at a time."""
+    def learn(self, works: Sequence[Work]) -> None:
+        """These were tokenised. One thread at a time."""
         expected = [work.expected for work in works if work.expected is not None]
-        self._expectation.learn(expected, [sum(work.lengths_left) for work in works], host_s)
+        self._expectation.learn(expected, [sum(work.lengths_left) for work in works])
 
     def correct(self, work: Work) -> None:
         """More is known of what is left of it, or less is left."""

@@ -174,7 +174,7 @@ class EncoderLoop:
             seconds = self._engine.tokenize(ready, reader)
         with self._changed:
             self._tokenize_seconds += seconds
-            self._admission.learn(ready, seconds)
+            self._admission.learn(ready)
         for work in wanted:
             if work.answer is not None:
                 self._end(work, work.answer)

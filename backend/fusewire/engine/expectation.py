@@ -9,31 +9,30 @@ from fusewire.engine.request import Request
 
 # English has about four bytes a token; it is the first guess, as if so many bytes had been seen.
 _PRIOR_BYTES, _PRIOR_TOKENS = 4096.0, 1024.0
-# Of bytes, rows and seconds, what is remembered of the requests before the last.
+# Of bytes and rows, what is remembered of the requests before the last.
 _DECAY = 0.98
 
 
 class Expected(NamedTuple):
     """Of one request. `bytes`: of its texts, `rows`: of its images, where their tokens teach
-    something; `host_s`: to tokenise it."""
+    something."""
 
     bytes: int
     rows: int
     tokens: float
     squares: float
-    host_s: float
 
 
 class Expectation:
-    """Tokens by bytes of text, or by image, and the host's seconds by bytes. Written by threads
-    that tokenise, one at a time, read by any."""
+    """Tokens by bytes of text, or by image. Written by threads that tokenise, one at a time, read
+    by any."""
 
     def __init__(self, max_length: int, *, windows: bool = False) -> None:
         """`windows`: texts longer than `max_length` tokens are read in windows; else they are cut,
         or refused."""
         self._max_length = max_length
         self._windows = windows
-        self._bytes, self._text_tokens, self._host_s = _PRIOR_BYTES, _PRIOR_TOKENS, 0.0
+        self._bytes, self._text_tokens = _PRIOR_BYTES, _PRIOR_TOKENS
         self._rows, self._row_tokens = 1e-9, 0.0
 
     def of(self, request: Request) -> Expected:
@@ -51,13 +50,13 @@ class Expectation:
                 )
             elif name == "input_ids" and array.ndim == 2:
                 tokens = array.size
-                return Expected(0, 0, tokens, float(tokens) * array.shape[1], 0.0)
+                return Expected(0, 0, tokens, float(tokens) * array.shape[1])
             elif name in ("image", "pixel_values"):
                 rows += len(array)
         if lengths is None:
             tokens_of_row = self._row_tokens / self._rows
             squares = rows * tokens_of_row * tokens_of_row
-            return Expected(0, rows, rows * tokens_of_row, squares, 0.0)
+            return Expected(0, rows, rows * tokens_of_row, squares)
         rate, most = self._text_tokens / self._bytes, self._max_length
         whole = [length * rate for length in lengths]
         longest = max(whole, default=0.0)
@@ -65,16 +64,14 @@ class Expectation:
             whole = [min(tokens, most) for tokens in whole]
         squares = sum(tokens * min(tokens, most) for tokens in whole)
         size = sum(lengths)
-        host_s = size * self._host_s / self._bytes
-        return Expected(size if longest <= most else 0, 0, sum(whole), squares, host_s)
+        return Expected(size if longest <= most else 0, 0, sum(whole), squares)
 
-    def learn(self, asked: Sequence[Expected], tokens: Sequence[int], host_s: float) -> None:
-        """These had so many tokens each, and took so many seconds together to tokenise."""
+    def learn(self, asked: Sequence[Expected], tokens: Sequence[int]) -> None:
+        """These had so many tokens each."""
         for expected, found in zip(asked, tokens, strict=True):
             if expected.bytes:
                 self._bytes = _DECAY * self._bytes + expected.bytes
                 self._text_tokens = _DECAY * self._text_tokens + found
-                self._host_s = _DECAY * self._host_s + host_s / len(asked)
             elif expected.rows:
                 self._rows = _DECAY * self._rows + expected.rows
                 self._row_tokens = _DECAY * self._row_tokens + found
