@@ -60,6 +60,19 @@ def orthogonal(matrix: Floats) -> Floats:
     return x.T * np.sqrt(matrix.shape[0] / matrix.shape[1]) if tall else x
 
 
+def linear_layers(weights: Weights, grads: Weights) -> Callable[[Floats, str], Step]:
+    """What multiplies by the matrix of a name; its gradient is added to `grads` on the way back."""
+
+    def linear(x: Floats, name: str) -> Step:
+        def back(dy: Floats) -> Floats:
+            grads[name] = grads.get(name, 0) + dy.T @ x
+            return dy @ weights[name]
+
+        return x @ weights[name].T, back
+
+    return linear
+
+
 def softmax(x: Floats) -> Floats:
     p = np.exp(x - x.max(-1, keepdims=True))
     p /= p.sum(-1, keepdims=True)

@@ -23,7 +23,7 @@ from pydoc_data.topics import topics
 
 import muon
 import numpy as np
-from muon import Floats, Step, Weights, softmax
+from muon import Floats, Step, Weights, linear_layers, softmax
 from numpy.typing import NDArray
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from safetensors.numpy import save_file
@@ -111,13 +111,7 @@ def gradients(weights: Weights, ids: NDArray[np.int64]) -> tuple[float, Weights]
     """The mean loss of predicting ids[:, 1:] from what stands before, and its gradients."""
     inputs, wanted = ids[:, :-1], ids[:, 1:].reshape(-1)
     grads: Weights = {}
-
-    def linear(x: Floats, name: str) -> Step:
-        def back(dy: Floats) -> Floats:
-            grads[name] = grads.get(name, 0) + dy.T @ x
-            return dy @ weights[name]
-
-        return x @ weights[name].T, back
+    linear = linear_layers(weights, grads)
 
     def heads(x: Floats) -> Floats:
         return x.reshape(len(ids), WINDOW, HEADS, HEAD_DIM).transpose(0, 2, 1, 3)

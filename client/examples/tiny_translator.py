@@ -23,7 +23,7 @@ from pathlib import Path
 
 import muon
 import numpy as np
-from muon import Floats, Step, Weights, softmax
+from muon import Floats, Step, Weights, linear_layers, softmax
 from numbers_and_dates import LANGUAGES, a_source, translated
 from numpy.typing import NDArray
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -118,13 +118,7 @@ def gradients(weights: Weights, pairs: tuple[Ids, Ids]) -> tuple[float, Weights]
     inputs = np.concatenate([np.full((batch, 1), PAD), targets[:, :-1]], 1)
     nowhere = np.where(sources == PAD, np.float32(-np.inf), np.float32(0))[:, None, None, :]
     grads: Weights = {}
-
-    def linear(x: Floats, name: str) -> Step:
-        def back(dy: Floats) -> Floats:
-            grads[name] = grads.get(name, 0) + dy.T @ x
-            return dy @ weights[name]
-
-        return x @ weights[name].T, back
+    linear = linear_layers(weights, grads)
 
     def heads(x: Floats) -> Floats:
         return x.reshape(batch, -1, HEADS, HEAD_DIM).transpose(0, 2, 1, 3)

@@ -2,8 +2,9 @@
 
 Earliest deadline first meets every deadline that any order meets (Liu and Layland, 1973), so a
 request is taken only where that order stays feasible with it: what is due before it and itself fit
-into its time, and what is due later still fits into its own. Nothing is taken that would be
-computed too late, and nothing that was taken becomes late by another.
+into its time, and what is due later still fits into its own. What is alone is taken in any case.
+What is due beyond the slots (DueSlots), as what takes longer than requests wait at most, is
+promised nothing and may hold up others.
 """
 
 from __future__ import annotations
