@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.served_requests import Case
 from benchmarks.worker import SETTLE_S, Handler, Worker
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ class Window:
     first: int = 0  # the step to begin with, so that several clients differ
 
 
-Prepare = Callable[[Case], Prepared]
+Prepare = Callable[[Any], Prepared]  # of a case, such as `served_requests.Case`
 
 
 class Side(Worker):
@@ -50,7 +49,7 @@ class Side(Worker):
     def __init__(self, name: str, setup: Callable[..., Prepare], *arguments: Any) -> None:
         super().__init__(name, _answering, setup, arguments)
 
-    def prepare(self, case: Case) -> None:
+    def prepare(self, case: Any) -> None:
         """Makes the case's requests, and answers them once to warm up."""
         self.ask(case)
 
@@ -69,9 +68,9 @@ def _answering(setup: Callable[..., Prepare], arguments: tuple[Any, ...]) -> Han
     prepare = setup(*arguments)
     prepared: Prepared | None = None
 
-    def answer(question: Case | Window | None) -> tuple[float, float] | int:
+    def answer(question: Any) -> tuple[float, float] | int:
         nonlocal prepared
-        if isinstance(question, Case):
+        if not isinstance(question, Window | None):
             prepared = prepare(question)
         assert prepared is not None
         if isinstance(question, Window):
@@ -118,7 +117,7 @@ def engine_side(folder: str, settings: EngineSettings, device: str) -> Prepare:
                 if not isinstance(found, dict):
                     raise RuntimeError(f"the engine answered {found}")
 
-    def prepare(case: Case) -> Prepared:
+    def prepare(case: Any) -> Prepared:
         requests = [Request(inputs(request)) for request in case.requests()]
         together = case.a_call // case.size
         calls = [requests[i : i + together] for i in range(0, len(requests), together)]
@@ -134,7 +133,7 @@ def client_side(address: str, model: str) -> Prepare:
     asyncio.set_event_loop(loop)
     client = loop.run_until_complete(_connected(AsyncClient, address, model))
 
-    def prepare(case: Case) -> Prepared:
+    def prepare(case: Any) -> Prepared:
         async def worker(waiting: Iterator[dict[str, Any]]) -> None:
             for request in waiting:
                 await client.embed(**request)
