@@ -1,5 +1,5 @@
 """The GPU's benchmarks: `python -m benchmarks.gpu [encoder kernels gemm attention memory served
-generation]`.
+generation seq2seq]`.
 
 Adds JSON rows to `--out` and prints tables and goals last. `summary` runs nothing: it prints those
 of the rows that are there. `python -m benchmarks.pages --take` brings them into the documentation.
@@ -12,12 +12,21 @@ import multiprocessing
 import sys
 from pathlib import Path
 
-from benchmarks.gpu import generation_workload, goals, tables
+from benchmarks.gpu import generation_workload, goals, seq2seq_workload, tables
 from benchmarks.gpu.run import run
 from benchmarks.gpu.workload import GRIDS, SIZES
 from benchmarks.records import GPU_RESULTS
 
-BENCHMARKS = ("encoder", "kernels", "gemm", "attention", "memory", "served", "generation")
+BENCHMARKS = (
+    "encoder",
+    "kernels",
+    "gemm",
+    "attention",
+    "memory",
+    "served",
+    "generation",
+    "seq2seq",
+)
 
 
 def main() -> int:
@@ -66,7 +75,17 @@ def arguments() -> argparse.Namespace:
     generation.add_argument(
         "--models", nargs="+", choices=list(models), default=[], help="only these"
     )
-    generation.add_argument("--batches", nargs="+", type=int, default=[], help="only these")
+    generation.add_argument(
+        "--batches", nargs="+", type=int, default=[], help="generation, seq2seq: only these"
+    )
+    shapes = list(seq2seq_workload.SHAPES)
+    seq2seq = parser.add_argument_group("seq2seq")
+    seq2seq.add_argument(
+        "--seq2seq-models", nargs="+", choices=shapes, default=[], help="only these"
+    )
+    seq2seq.add_argument("--lengths", nargs="+", type=int, default=[], help="only these new tokens")
+    seq2seq.add_argument("--beams", nargs="+", type=int, default=[], help="only so many")
+    seq2seq.add_argument("--without-rivals", action="store_true", help="seq2seq: ours alone")
     options = parser.parse_args()
     unknown = [name for name in options.benchmarks if name not in (*BENCHMARKS, "summary")]
     if unknown:

@@ -104,20 +104,10 @@ class Step:
         nobody reads."""
         model, place, batch = self._pages.model, self._pages.model.place, self._batch
         logits = model.step(batch, self._pages.cache)
-        rows = batch.sequences
-        tokens = place.empty(rows, dtype="int64")
-        chosen, total = (place.empty(rows, dtype="float32") for _ in range(2))
-        settings = self._sampler._settings(self._states)
-
-        def draw() -> None:
-            kernels.sample(tokens, logits, *settings, place.stream)
-            kernels.gather_columns(chosen, logits, tokens, place.stream)
-            kernels.log_sum_exp(total, logits, place.stream)
-
         graph = self._recording()
         if graph is None and place.stream.can_capture:
             raise kernels.Error("step: got no recording of it, wanted one; see what was logged")
-        draws = launches("draws", place.stream, [draw])
+        draws = greedy_draws(model, self._sampler, logits, self._states)
 
         def work() -> None:
             if graph is None:
@@ -133,6 +123,23 @@ class Step:
         bucket = None if replays is None else replays.bucket(self._batch)
         found = None if replays is None or bucket is None else replays.recorded.get(bucket)
         return None if found is None else found[1]
+
+
+def greedy_draws(
+    model: DecoderModel, sampler: Sampler, logits: kernels.Tensor, states: Sequence[SamplingState]
+) -> Contender:
+    """What the sampler launches for a row of logits each."""
+    place, rows = model.place, len(states)
+    tokens = place.empty(rows, dtype="int64")
+    chosen, total = (place.empty(rows, dtype="float32") for _ in range(2))
+    settings = sampler._settings(states)
+
+    def draw() -> None:
+        kernels.sample(tokens, logits, *settings, place.stream)
+        kernels.gather_columns(chosen, logits, tokens, place.stream)
+        kernels.log_sum_exp(total, logits, place.stream)
+
+    return launches("draws", place.stream, [draw])
 
 
 class Prompt:

@@ -32,6 +32,11 @@ STEP_MS = {
 MOST_ADDED_MS = 0.3  # between tokens, by serving
 SERVED_STREAMS = 64
 PROMPT_SHARE = 0.65  # of the matmul rate
+BEAMS_TIMES_FLOOR = {32: 2.5, 128: 2.0}  # by batch
+ENGINE_OVER_DEVICE = 1.15
+BEAM_SHARE = 0.08
+TIMES_EAGER = {1: 40.0, 32: 30.0, 128: 15.0}  # by batch
+TARGET_TOKENS_PER_S = {("Transformer-base", "128 x 32 -> 32, 4 beams"): 300_000}
 
 
 def goals(path: Path) -> list[Goal]:
@@ -135,6 +140,27 @@ def _generation_served(row: dict[str, Any]) -> list[Goal]:
     return []
 
 
+def _seq2seq(row: dict[str, Any]) -> list[Goal]:
+    name = f"{row['model']} {row['case']}"
+    if "device_ms" not in row:
+        return [Goal(f"{name}, as right as transformers", "yes", "no", False)]
+    found = []
+    if row["batch"] in BEAMS_TIMES_FLOOR:
+        wanted = BEAMS_TIMES_FLOOR[row["batch"]]
+        found.append(_at_most(f"{name}, times the floor", wanted, row["times_floor"], "{:.2f}"))
+    what = f"{name}, engine's step over the device's"
+    found.append(_at_most(what, ENGINE_OVER_DEVICE, row["engine_over_device"], "{:.2f}"))
+    found.append(_at_most(f"{name}, beams' share", BEAM_SHARE, row["beam_share"], "{:.1%}"))
+    if "times_transformers" in row and row["batch"] in TIMES_EAGER:
+        what, wanted = f"{name}, times transformers", TIMES_EAGER[row["batch"]]
+        found.append(_at_least(what, wanted, row["times_transformers"], "{:.1f}"))
+    wanted_rate = TARGET_TOKENS_PER_S.get((row["model"], row["case"]))
+    if wanted_rate is not None:
+        what = f"{name}, target tokens/s"
+        found.append(_at_least(what, wanted_rate, row["tokens_per_s"], "{:,.0f}"))
+    return found
+
+
 def _at_least(what: str, wanted: float, value: float, form: str) -> Goal:
     return Goal(what, f">= {form.format(wanted)}", form.format(value), value >= wanted)
 
@@ -153,4 +179,5 @@ _OF_BENCHMARK = {
     "generation": _generation,
     "generation_vllm": lambda row: [],
     "generation_served": _generation_served,
+    "seq2seq_gpu": _seq2seq,
 }

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import generation_curves
-from benchmarks.gpu import generation_tables
+from benchmarks.gpu import generation_tables, seq2seq_tables
 from benchmarks.records import Rows, latest
 
 UNITS = ("device_ms", "us", "traffic_mib", "served_over_engine", "run_ms")
@@ -247,6 +247,7 @@ TABLES: dict[str, Callable[[Rows], str]] = {
     "generation": _generation,
     "generation_vllm": _generation_vllm,
     "generation_served": _generation_served,
+    "seq2seq_gpu": lambda rows: f"{seq2seq_tables.table(rows)}\n\n{_where(rows)}",
     generation_curves.BENCHMARK: lambda rows: f"{generation_curves.tables(rows)}\n\n{_where(rows)}",
 }
 

@@ -57,7 +57,9 @@ def some_steps(texts: PagedTexts, seed: int = 0) -> list[list[Logits]]:
 @pytest.mark.parametrize("place", GPU, indirect=True)
 @EVERY_ONE
 def test_recorded_steps_are_the_eager_ones(tmp_path, model_type, place, monkeypatch):
-    monkeypatch.setattr(step_replay, "LEAST_PAGES", 2)  # so that texts and sources outgrow it
+    # So that texts and sources outgrow them.
+    monkeypatch.setattr(step_replay, "SHORT_PAGES", 1)
+    monkeypatch.setattr(step_replay, "LEAST_PAGES", 2)
     tiny_seq2seq(tmp_path, model_type)
     model = loaded(tmp_path, place, model_type)
     eager = some_steps(texts_of(model))

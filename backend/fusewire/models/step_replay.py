@@ -15,12 +15,18 @@ from fusewire.models.recordings import BlockRecordings
 from fusewire.models.step_batch import PagedStep, StepBatch, paged_bucket, step_layout
 from fusewire.placement import Placement
 
-# Beyond this a step keeps the device busy for longer than its launches take.
+# Beyond this a step keeps the device busy for longer than its launches take. Decoders of
+# translation are small, and a source has many beams.
 MOST_SEQUENCES = 256
+MOST_WITH_SOURCES = 1024
 # Rows up to a multiple of this cost a matrix product the same: it reads the weights once.
 SEQUENCES_STEP = 8
+MANY_SEQUENCES_STEP = 16  # beyond MOST_SEQUENCES
 # Pages of a table's row at least: 16 * 128 positions are no more work to upload than fewer.
 LEAST_PAGES = 128
+# Of a step with sources, all of them and all targets this short: two tables for each of many beams
+# are worth uploading small, and no attention splits so few keys.
+SHORT_PAGES = 8
 
 # forward(inputs, step, cache, rooms): fills rooms, [tokens, width] each: hidden states, then what
 # each matrix of the head makes of them; the last are logits
@@ -52,7 +58,7 @@ class StepReplays(BlockRecordings[StepBucket]):
         """`sources`: whether steps have some."""
         super().__init__(place, workspace, forward)
         self.cache = cache
-        self.max_sequences = min(max_sequences, MOST_SEQUENCES)
+        self.max_sequences = min(max_sequences, MOST_WITH_SOURCES if sources else MOST_SEQUENCES)
         self._sources = sources
         self.padding_tokens = 0  # computed by replays so far
         self._rooms = [place.matrix(_rounded(self.max_sequences), width) for width in widths]
@@ -74,14 +80,22 @@ class StepReplays(BlockRecordings[StepBucket]):
         if (step.logit_rows != np.arange(count)).any():
             return None
         tables = [step.block_table] + ([step.sources.block_table] if step.sources else [])
-        pages = (power_of_two(max(table.shape[1], LEAST_PAGES)) for table in tables)
-        return StepBucket(_rounded(count), *pages)
+        widths = [table.shape[1] for table in tables]
+        if step.sources and max(widths) <= SHORT_PAGES:
+            return StepBucket(_rounded(count), SHORT_PAGES, SHORT_PAGES)
+        return StepBucket(
+            _rounded(count), *(power_of_two(max(width, LEAST_PAGES)) for width in widths)
+        )
 
     def warm_up(self) -> None:
         """Records steps of every number of sequences, as long as they are short; the largest first:
         it makes the arena fit the others, so that none moves."""
         for count in sorted({_rounded(n + 1) for n in range(self.max_sequences)}, reverse=True):
-            self.record(StepBucket(count, LEAST_PAGES, LEAST_PAGES if self._sources else 0))
+            if self._sources:
+                self.record(StepBucket(count, LEAST_PAGES, LEAST_PAGES))
+                self.record(StepBucket(count, SHORT_PAGES, SHORT_PAGES))
+            else:
+                self.record(StepBucket(count, LEAST_PAGES))
 
     def _prepare(self, bucket: StepBucket) -> tuple[Inputs, Callable[[], None]]:
         """Sequences without a token, in a block of the recording's own, and the step over them."""
@@ -94,5 +108,7 @@ class StepReplays(BlockRecordings[StepBucket]):
 
 
 def _rounded(sequences: int) -> int:
-    step = 1 if sequences <= SEQUENCES_STEP else SEQUENCES_STEP
+    step = SEQUENCES_STEP if sequences <= MOST_SEQUENCES else MANY_SEQUENCES_STEP
+    if sequences <= SEQUENCES_STEP:
+        step = 1
     return -(-sequences // step) * step

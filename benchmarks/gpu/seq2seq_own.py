@@ -1,0 +1,234 @@
+"""Our side of translation with beams: whole requests to the engine, where the host's time of its
+steps goes, and what the device does of one step alone."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from statistics import mean, median
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import numpy as np
+from fusewire import kernels
+from fusewire.engine import generation_loop
+from fusewire.engine.generation import GenerationEngine
+from fusewire.engine.sampling import SamplingState
+from fusewire.errors import FusewireError
+from fusewire.generation.parameters import GenerationParameters
+from fusewire.generation.request import GenerationRequest
+from fusewire.models.step_batch import StepBatch
+
+from benchmarks.gpu.generation_own import greedy_draws
+from benchmarks.gpu.own import launches, torch_stream
+from benchmarks.gpu.seq2seq_workload import Case
+from benchmarks.gpu.timing import Contender
+
+Tokens = Sequence[Sequence[int]]
+
+
+class Answers(NamedTuple):
+    """Best texts, the log-probability of each of their tokens, and seconds until the last one."""
+
+    tokens: list[list[int]]
+    log_probs: list[list[float]]
+    seconds: float
+
+
+def translated(engine: GenerationEngine, sources: Tokens, beams: int, new: int) -> Answers:
+    """All sources given at once."""
+    events: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+    parameters = engine.parameters(
+        num_beams=beams, max_new_tokens=new, temperature=0.0, ignore_eos=True
+    )
+    tokens: list[list[int]] = [[] for _ in sources]
+    log_probs: list[list[float]] = [[] for _ in sources]
+    began = time.perf_counter()
+    for row, source in enumerate(sources):
+        request = GenerationRequest(source, parameters)
+        engine.submit(request, None, lambda event, row=row: events.put((row, event)))
+    for _ in range(len(sources) * new):
+        row, delta = events.get()
+        if isinstance(delta, FusewireError):
+            raise delta
+        tokens[row].append(delta.token)
+        log_probs[row].append(delta.logprob)
+    return Answers(tokens, log_probs, time.perf_counter() - began)
+
+
+@dataclass
+class Steps:
+    """What was seen of an engine's steps: when each began, seconds of each by part, nested parts
+    counted once, and what the model and the cache were given."""
+
+    begins: list[float] = field(default_factory=list)
+    parts: list[Counter[str]] = field(default_factory=list)
+    batches: list[StepBatch] = field(default_factory=list)
+    copies: list[tuple[list[int], list[int]]] = field(default_factory=list)
+
+    @property
+    def decoding(self) -> range:
+        """Steps of single tokens: behind the prompt's, before the last, which answers."""
+        return range(1, len(self.begins) - 1)
+
+    def step_ms(self) -> float:
+        """Median from one step to the next while all beams run."""
+        gaps = [later - earlier for earlier, later in pairwise(self.begins)]
+        return median(gaps[1:]) * 1e3
+
+    def host_us(self) -> dict[str, float]:
+        """Medians over these steps, by part; `device_wait` is what the host waited for."""
+        names = {name: None for step in self.decoding for name in self.parts[step]}
+        return {
+            name: round(median(self.parts[step][name] for step in self.decoding) * 1e6, 1)
+            for name in names
+        }
+
+    def middle(self) -> StepBatch:
+        return self.batches[len(self.batches) // 2]
+
+    def middle_copies(self) -> tuple[list[int], list[int]]:
+        """Of the step with the median number of page copies."""
+        found = sorted(self.copies[1:], key=lambda both: len(both[0]))
+        return found[len(found) // 2] if found else ([], [])
+
+    def mean_copies(self) -> float:
+        return mean(len(sources) for sources, _ in self.copies) if self.copies else 0.0
+
+
+@contextmanager
+def watched(engine: GenerationEngine) -> Iterator[Steps]:
+    """Takes down the steps of an engine while it is open; a microsecond for each part."""
+    steps, running = Steps(), []
+    loop, model = engine._loop, engine.model
+    groups, memory = loop._beam_groups, loop._cache
+
+    def timed(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*arguments: Any, **named: Any) -> Any:
+            began, inner = time.perf_counter(), [0.0]
+            running.append(inner)
+            try:
+                return call(*arguments, **named)
+            finally:
+                seconds = time.perf_counter() - began
+                running.pop()
+                steps.parts[-1][name] += seconds - inner[0]
+                if running:
+                    running[-1][0] += seconds
+
+        return wrapped
+
+    def step(now: float) -> None:
+        steps.begins.append(time.perf_counter())
+        steps.parts.append(Counter())
+        whole(now)
+
+    def model_step(batch: StepBatch, cache: Any) -> kernels.Tensor:
+        steps.batches.append(batch)
+        return run(batch, cache)
+
+    def copy_pages(source: Sequence[int], destination: Sequence[int]) -> None:
+        steps.copies.append((list(source), list(destination)))
+        copy(source, destination)
+
+    whole, run = timed("other", loop.step), timed("launch", model.step)
+    copy = timed("page copies", memory.copy_pages)
+    with ExitStack() as stack:
+        for where, what, new in (
+            (loop, "step", step),
+            (model, "step", model_step),
+            (memory, "copy_pages", copy_pages),
+            (model, "encode", timed("encode", model.encode)),  # type: ignore[attr-defined]
+            (loop.scheduler, "plan", timed("schedule", loop.scheduler.plan)),
+            (loop.scheduler, "done", timed("schedule", loop.scheduler.done)),
+            (generation_loop, "pack", timed("pack", generation_loop.pack)),
+            (groups, "advance", timed("bookkeeping", groups.advance)),
+            (groups, "_candidates", timed("candidates", groups._candidates)),
+            (groups, "_fork", timed("forks", groups._fork)),
+            (loop._sampler, "sample", timed("draws", loop._sampler.sample)),
+            (loop, "_answer_search", timed("answers", loop._answer_search)),
+            (loop, "_answer_settled", timed("answers", loop._answer_settled)),
+            (model.place, "numpy", timed("device_wait", model.place.numpy)),
+        ):
+            stack.enter_context(patch.object(where, what, new))
+        yield steps
+
+
+class DeviceStep:
+    """A step of an engine that is idle, in the middle of the texts, with its inputs on the device:
+    the model's step, the candidates of all groups, the page copies."""
+
+    def __init__(self, engine: GenerationEngine, steps: Steps, case: Case) -> None:
+        self._loop, self._model = engine._loop, engine.model
+        self._batch, self._case = steps.middle(), case
+        place, cache = self._model.place, self._loop._cache
+        self.stream = torch_stream(place.stream)
+        self._logits = self._model.step(self._batch, cache)
+        self._graph = self._recording()
+        self._parts = [self._choices()]
+        sources, destinations = steps.middle_copies()
+        self.copies = len(sources)
+        if sources:
+            both = place.exact(np.array([sources, destinations], np.int64).reshape(-1), np.int64)
+            begin, end = (
+                both.section(8 * self.copies * at, [self.copies], "int64") for at in (0, 1)
+            )
+            copy = partial(kernels.copy_pages, cache.planes, begin, end, place.stream)
+            self._parts.append(launches("page copies", place.stream, [copy]))
+
+    @property
+    def replayed(self) -> bool:
+        return self._graph is not None
+
+    def contenders(self) -> list[Contender]:
+        """All of it; the beams' part alone."""
+
+        def beams() -> None:
+            for part in self._parts:
+                part.run()
+
+        def everything() -> None:
+            self._step()
+            beams()
+
+        return [
+            Contender("step", everything, self.stream),
+            Contender("beams", beams, self.stream),
+        ]
+
+    def _step(self) -> None:
+        if self._graph is None:
+            self._model.step(self._batch, self._loop._cache)
+        else:
+            self._graph.replay(self._model.place.stream)
+
+    def _choices(self) -> Contender:
+        """Draws, or the candidates of searches in the middle of their texts."""
+        case, place, sampler = self._case, self._model.place, self._loop._sampler
+        if case.beams == 1:
+            greedy = GenerationParameters(ignore_eos=True)
+            states = [SamplingState(greedy, [0]) for _ in range(case.batch)]
+            return greedy_draws(self._model, sampler, self._logits, states)
+        count = 2 * case.beams
+        offsets = np.arange(case.batch + 1, dtype=np.int32) * case.beams
+        scores = np.random.default_rng(0).normal(-20.0, 0.1, case.rows).astype(np.float32)
+        counts = np.full(case.batch, count, np.int32)
+        given = sampler.together(offsets, counts, scores)
+        out = [
+            place.empty(case.batch, count, dtype=dtype)
+            for dtype in ("float32", "float32", "int32", "int32")
+        ]
+        find = partial(kernels.beam_candidates, *out, self._logits, *given, False, place.stream)
+        return launches("candidates", place.stream, [find])
+
+    def _recording(self) -> kernels.Graph | None:
+        replays = self._model._replays
+        bucket = None if replays is None else replays.bucket(self._batch)
+        found = None if replays is None or bucket is None else replays.recorded.get(bucket)
+        return None if found is None else found[1]
