@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from benchmarks import machine, rivals
+from benchmarks import cores, machine, rivals
 from benchmarks.worker import SETTLE_S, Handler, Worker
 
 
@@ -26,10 +26,9 @@ def pin(threads: int) -> list[int]:
         raise SystemExit(f"threads: got {threads}, wanted at most {len(usable)}, the cores here")
     first: list[int] = []
     second: list[int] = []
-    seen: set[str | int] = set()
+    seen: set[tuple[int, ...]] = set()
     for cpu in usable:
-        siblings = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
-        core = siblings.read_text() if siblings.exists() else str(cpu)
+        core = cores.siblings(cpu)
         (second if core in seen else first).append(cpu)
         seen.add(core)
     chosen = (first + second)[:threads]
@@ -80,8 +79,8 @@ def timed(ask: Callable[[], tuple[list[float], float]]) -> Turn:
     time.sleep(SETTLE_S)
     begin, busy = time.perf_counter(), machine.busy_s()
     runs, own = ask()
-    cores = (time.perf_counter() - begin) * len(os.sched_getaffinity(0))
-    return Turn(runs, max(0.0, (machine.busy_s() - busy - own) / cores))
+    available = (time.perf_counter() - begin) * len(os.sched_getaffinity(0))
+    return Turn(runs, max(0.0, (machine.busy_s() - busy - own) / available))
 
 
 def _answering(name: str, folder: Path, threads: int) -> Handler:

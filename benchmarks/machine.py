@@ -6,6 +6,7 @@ import gc
 import os
 import platform
 import time
+from collections.abc import Collection
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -46,15 +47,18 @@ def settle() -> None:
 class Watch:
     """What others took of this benchmark's cores since the watch was made."""
 
-    def __init__(self, *others: int) -> None:
-        """`others`: processes that belong to the benchmark, besides this one."""
+    def __init__(self, *others: int, cpus: Collection[int] = ()) -> None:
+        """`others`: processes that belong to the benchmark, besides this one. `cpus`: where they
+        all run, if not where this one does."""
         self._others = others
-        self._began, self._busy, self._own = time.perf_counter(), busy_s(), self._own_s()
+        self._cpus = set(cpus) or os.sched_getaffinity(0)
+        self._began, self._own = time.perf_counter(), self._own_s()
+        self._busy = busy_s(self._cpus)
 
     def disturbed(self) -> float:
         """Share of the cores' time that others took."""
-        taken = (busy_s() - self._busy) - (self._own_s() - self._own)
-        cores = (time.perf_counter() - self._began) * len(os.sched_getaffinity(0))
+        taken = (busy_s(self._cpus) - self._busy) - (self._own_s() - self._own)
+        cores = (time.perf_counter() - self._began) * len(self._cpus)
         return round(max(0.0, taken / cores), 3)
 
     def _own_s(self) -> float:
@@ -67,9 +71,10 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def busy_s() -> float:
-    """Seconds that this benchmark's cores have worked, for anyone, since the system began."""
-    names = {f"cpu{cpu}" for cpu in os.sched_getaffinity(0)}
+def busy_s(cpus: Collection[int] = ()) -> float:
+    """Seconds that these cores, or all of this process, have worked, for anyone, since the system
+    began."""
+    names = {f"cpu{cpu}" for cpu in cpus or os.sched_getaffinity(0)}
     ticks = 0
     for line in Path("/proc/stat").read_text().splitlines():
         name, *fields = line.split()

@@ -29,6 +29,7 @@ class Seen:
     outcome: str
     seconds: float
     lag: float = 0.0  # that the client sent it late: work of its own
+    refusals: Sequence[float] = ()  # seconds until each, of a client that tries again several
 
 
 def poisson(rate: float, seconds: float, texts: int, seed: int = 0) -> list[Arrival]:
@@ -70,9 +71,11 @@ def _arrivals(
 def statistics(
     seen: Sequence[Seen], seconds: float, capacity: float, deadline: float
 ) -> dict[str, Any]:
-    """Of all arrivals of so many seconds. `capacity`: requests/s that the server can answer."""
+    """Of all arrivals of so many seconds. `capacity`: requests/s that the server can answer.
+    Goodput is of the answers in these seconds: those that come after them were computed with time
+    beyond them, up to a deadline of it."""
     good = [each for each in seen if each.outcome == OK and each.seconds <= deadline]
-    goodput = len(good) / seconds
+    goodput = sum(each.arrival.at + each.seconds <= seconds for each in good) / seconds
     counts = {
         f"{outcome}_requests": sum(each.outcome == outcome for each in seen)
         for outcome in (OK, REFUSED, EXPIRED, FAILED)
@@ -84,7 +87,7 @@ def statistics(
         "goodput_of_capacity": round(goodput / capacity, 4),
         "goodput_of_offered": round(len(good) / max(len(seen), 1), 4),
         **_percentiles("accepted_ms", [each.seconds for each in seen if each.outcome == OK]),
-        **_percentiles("refused_ms", [each.seconds for each in seen if each.outcome == REFUSED]),
+        **_percentiles("refused_ms", [taken for each in seen for taken in each.refusals]),
         **_percentiles("client_lag_ms", [each.lag for each in seen]),
         "jain": round(jain(_shares(seen, good, seconds, capacity)), 4),
     }

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
-from benchmarks import overload, overload_client
 from benchmarks import overload_arrivals as arrivals
+from benchmarks import overload_client, overload_report, overload_ways
 from benchmarks.overload_arrivals import EXPIRED, OK, REFUSED, Arrival, Seen
-from benchmarks.overload_client import Load
+from benchmarks.overload_client import Load, Saturation
+from benchmarks.overload_drivers import parts_of
+from benchmarks.served_sides import Window
 
 
 def test_arrivals_come_at_the_rate_that_was_asked_for() -> None:
@@ -48,8 +51,9 @@ def test_jains_index_is_one_where_all_have_the_same_and_a_share_where_one_has_al
     assert arrivals.jain([0.0]) == 0
 
 
-def seen(outcome: str, seconds: float, tenant: str = "a") -> Seen:
-    return Seen(Arrival(0.0, 0, tenant), outcome, seconds)
+def seen(outcome: str, seconds: float, tenant: str = "a", at: float = 0.0) -> Seen:
+    refusals = [seconds] if outcome == REFUSED else []
+    return Seen(Arrival(at, 0, tenant), outcome, seconds, refusals=refusals)
 
 
 def test_goodput_is_what_came_within_the_deadline() -> None:
@@ -60,6 +64,18 @@ def test_goodput_is_what_came_within_the_deadline() -> None:
     assert (found["ok_requests"], found["refused_requests"], found["expired_requests"]) == (3, 1, 1)
     assert found["accepted_ms_p50"] == 300.0
     assert found["refused_ms_p99"] == 10.0
+
+
+def test_answers_after_the_arrivals_are_in_time_but_no_goodput_of_theirs() -> None:
+    all_of = [seen(OK, 0.5, at=1.0), seen(OK, 0.5, at=1.8)]
+    found = arrivals.statistics(all_of, seconds=2.0, capacity=1.0, deadline=1.0)
+    assert (found["goodput_per_s"], found["goodput_of_offered"]) == (0.5, 1.0)
+
+
+def test_each_refusal_of_a_client_that_tries_again_counts() -> None:
+    patient = Seen(Arrival(0.0, 0, "a"), OK, 0.9, refusals=[0.01, 0.03])
+    found = arrivals.statistics([patient], seconds=2.0, capacity=1.0, deadline=1.0)
+    assert (found["refused_requests"], found["refused_ms_p50"]) == (0, 20.0)
 
 
 def test_a_tenant_that_gets_nothing_of_its_share_lowers_the_index() -> None:
@@ -115,24 +131,64 @@ def test_clients_tell_their_deadline_and_their_tenant_where_they_should() -> Non
 
 
 def test_clients_that_try_again_do_so_until_they_are_answered() -> None:
-    load = Load(ARRIVALS[:1], 5.0, False, False, None, True)
+    load = Load(ARRIVALS[:1], 5.0, False, False, None, True, probe=False)
     found = offered(Slow(0.0, REFUSED, REFUSED), load)
     assert [each.outcome for each in found] == [OK]
+    assert len(found[0].refusals) == 2
     found = offered(Slow(0.0, REFUSED), Load(ARRIVALS[:1], 5.0, False, False, None, False))
     assert [each.outcome for each in found] == [REFUSED]
 
 
+def test_a_closed_loop_counts_the_answers_within_its_window() -> None:
+    async def measured() -> float:
+        begin = time.perf_counter() + 0.1
+        asked = Saturation(Window(begin, begin + 0.4), under_way=4)
+        return await overload_client._capacity(Slow(0.05), asked, texts=3)
+
+    assert asyncio.run(measured()) == pytest.approx(80, rel=0.3)
+
+
+def test_what_is_split_over_processes_stays_whole() -> None:
+    assert parts_of(64, 3) == [22, 21, 21]
+    assert parts_of(1, 2) == [1, 0]
+
+
 def test_what_the_server_took_and_let_expire_is_no_refusal() -> None:
-    assert overload_client.refusal("timeout: got a request whose time has passed")[0] == EXPIRED
-    assert overload_client.refusal("queue: got 3 s of work; try again in 3.0 s")[0] == REFUSED
-    assert overload_client.refusal("Exceeds maximum queue size")[0] == REFUSED
+    assert overload_ways.refusal("timeout: got a request whose time has passed")[0] == EXPIRED
+    assert overload_ways.refusal("queue: got 3 s of work; try again in 3.0 s")[0] == REFUSED
+    assert overload_ways.refusal("Exceeds maximum queue size")[0] == REFUSED
 
 
 def test_the_table_has_a_line_for_each_system() -> None:
     row = {"load": "48 words", "protocol": "grpc", "system": "fifo", "share": 1.0}
     rows = [row | {"goodput_of_capacity": 0.5}, row | {"share": 3.0, "goodput_of_capacity": 0.01}]
     rows.append(row | {"system": "fusewire", "share": 3.0, "goodput_of_capacity": 0.97})
-    lines = overload.table(rows).splitlines()
+    lines = overload_report.table(rows).splitlines()
     assert lines[0] == "| load | protocol | system | 1 x | 3 x |"
     assert lines[2:] == ["| 48 words | grpc | fifo | 50.0% | 1.0% |",
                          "| 48 words | grpc | fusewire |  | 97.0% |"]  # fmt: skip
+
+
+def row(system: str, share: float, **changes: object) -> dict[str, object]:
+    """Of a run whose server had two cores."""
+    numbers = {"goodput_of_capacity": 0.5, "jain": 1.0, "recovered_s": 0.62, "requests": 100}
+    numbers |= {"expired_requests": 25, "resident_mib_before": 280.0, "resident_mib_after": 281.0}
+    where = {"load": "48 words", "protocol": "grpc", "system": system, "share": share}
+    run = {"model": "MiniLM-L6", "server_cores": [0, 1], "seconds": 16.0, "deadline_s": 1.0}
+    return {"case": f"{system}, {share:g} x", **where, **run, **numbers, **changes}
+
+
+def test_the_documentation_has_the_rest_at_the_least_and_at_the_highest_load() -> None:
+    rows = [row("fifo", 0.7, accepted_ms_p99=120.4), row("fifo", 3.0, accepted_ms_p99=99.96)]
+    text = overload_report.tables([*rows, row("fusewire", 3.0, refused_ms_p99=8.04)])
+    assert "the server on 2 cores" in text
+    lines = text.split("The same runs:\n\n")[1].splitlines()
+    assert lines[2:] == [
+        "| 48 words | grpc | fifo | 120 | 100 | none | 25% | 1.00 | 0.6 | 280 → 281 |",
+        "| 48 words | grpc | fusewire |  | none | 8.0 | 25% | 1.00 | 0.6 | 280 → 281 |",
+    ]
+
+
+def test_rows_of_clients_that_could_not_keep_up_are_named() -> None:
+    rows = [row("fifo", 3.0, client_lag_ms_p99=10.1), row("count", 3.0, client_lag_ms_p99=9.9)]
+    assert overload_report.late(rows) == ["fifo, 3 x"]

@@ -1,0 +1,81 @@
+"""Several client processes that put one load on a server together."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from dataclasses import replace
+from types import TracebackType
+from typing import Self
+
+from benchmarks.overload_client import Load, Outcome, Saturation, clients
+from benchmarks.served_sides import Window
+from benchmarks.worker import Worker
+
+_SOON_S = 0.2  # from now to the common beginning
+_RAMP_S = 1.0  # of a closed loop, until it keeps the server busy
+
+
+class Drivers:
+    """Each sends every n-th arrival, and the first asks afterwards until the server answers."""
+
+    def __init__(
+        self, count: int, name: str, protocol: str, address: str, model: str, texts: list[str]
+    ) -> None:
+        self._texts = len(texts)
+        self._stack = ExitStack()
+        self._workers = [
+            self._stack.enter_context(
+                Worker(f"{name} {index}", clients, protocol, address, model, texts)
+            )
+            for index in range(count)
+        ]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    @property
+    def pids(self) -> list[int]:
+        return [worker.pid for worker in self._workers]
+
+    def capacity(self, seconds: float, under_way: int) -> float:
+        """Requests/s of a closed loop with so many under way, at least one of each process."""
+        begin = time.perf_counter() + _RAMP_S
+        shares = parts_of(under_way, len(self._workers))
+        for index, worker in enumerate(self._workers):
+            first = index * self._texts // len(self._workers)
+            window = Window(begin, begin + seconds, first)
+            worker.send(Saturation(window, max(1, shares[index])))
+        return sum(worker.receive() for worker in self._workers)
+
+    def offer(self, load: Load) -> Outcome:
+        """A count of what may be under way is split: each process counts its own."""
+        count = len(self._workers)
+        most = (
+            [None] * count if load.most_under_way is None else parts_of(load.most_under_way, count)
+        )
+        begin = time.perf_counter() + _SOON_S
+        for index, worker in enumerate(self._workers):
+            own = replace(
+                load,
+                arrivals=load.arrivals[index::count],
+                most_under_way=most[index],
+                begin=begin,
+                probe=load.probe and index == 0,
+            )
+            worker.send(own)
+        found: list[Outcome] = [worker.receive() for worker in self._workers]
+        return Outcome([each for one in found for each in one.seen], found[0].recovered_s)
+
+
+def parts_of(whole: int, count: int) -> list[int]:
+    """As equal as they can be."""
+    return [whole // count + (index < whole % count) for index in range(count)]

@@ -1,0 +1,77 @@
+"""Which cells of the overload benchmark fit into a time: the most important ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby, product
+from typing import NamedTuple
+
+from benchmarks.overload_systems import LOADS, SYSTEMS
+
+START_S = 15.0  # of a server with its model, and its end
+PAUSE_S = 1.5  # after each load
+_RAMP_S = 3.0  # of the clients' processes and of each closed loop
+_RECOVERY_S = 1.5  # of a server that computes no dead request, and gRPC's are cancelled
+
+
+class Cell(NamedTuple):
+    system: str
+    load: str
+    protocol: str
+    share: float  # of the capacity
+
+
+class Pace(NamedTuple):
+    """`seconds` of arrivals in a cell; `capacity_s` of the closed loop before each cell, or `once`
+    for all shares of a load."""
+
+    seconds: float
+    capacity_s: float
+    once: bool
+
+
+def cells(
+    systems: Sequence[str], loads: Sequence[str], protocols: Sequence[str], shares: Sequence[float]
+) -> list[Cell]:
+    """All, the most important first: each list is given in the order of importance."""
+    ranked = product(*(enumerate(each) for each in (systems, loads, protocols, shares)))
+    ordered = sorted(ranked, key=lambda chosen: sum(rank for rank, _ in chosen))
+    return [Cell(*(value for _, value in chosen)) for chosen in ordered]
+
+
+def in_groups(chosen: Iterable[Cell]) -> list[Cell]:
+    """In the order in which they run: a server a system, a client a load, shares ascending."""
+    systems, loads = list(SYSTEMS), list(LOADS)
+    return sorted(
+        chosen,
+        key=lambda c: (systems.index(c.system), loads.index(c.load), c.protocol, c.share),
+    )
+
+
+def cell_s(cell: Cell, pace: Pace) -> float:
+    """Predicted seconds of one: arrivals, the queue that they leave, and a pause."""
+    # Nobody tells Triton that a client over HTTP has left: it computes whatever was sent.
+    endless = cell.protocol == "http" and cell.system == "fifo"
+    recovery = max(0.0, cell.share - 1) * pace.seconds if endless else 0.0
+    capacity = 0.0 if pace.once else pace.capacity_s + 1.0
+    return pace.seconds + capacity + recovery + _RECOVERY_S + PAUSE_S
+
+
+def predicted_s(chosen: Iterable[Cell], pace: Pace) -> float:
+    """Of all of them, servers' starts and closed loops too."""
+    seconds = 0.0
+    for _, of_system in groupby(in_groups(chosen), lambda cell: cell.system):
+        seconds += START_S
+        for _, of_client in groupby(of_system, lambda cell: cell[:3]):
+            seconds += _RAMP_S + (pace.capacity_s if pace.once else 0.0)
+            seconds += sum(cell_s(cell, pace) for cell in of_client)
+    return seconds
+
+
+def that_fit(ordered: Sequence[Cell], pace: Pace, limit_s: float) -> list[Cell]:
+    """The first ones whose predicted time together stays below."""
+    chosen: list[Cell] = []
+    for cell in ordered:
+        if predicted_s([*chosen, cell], pace) <= limit_s:
+            chosen.append(cell)
+    return chosen

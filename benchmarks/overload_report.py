@@ -1,0 +1,104 @@
+"""The overload benchmark's rows as lines and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+from benchmarks.records import Row, Rows
+
+LATE_MS = 10.0  # p99 of how late clients sent: more, and it was not the server that was measured
+
+
+def line(row: Row) -> str:
+    return (
+        f"{row['case']} of {row['capacity']}/s: goodput {row['goodput_per_s']:.1f}/s = "
+        f"{row['goodput_of_capacity']:.1%} of capacity ({row['goodput_of_offered']:.1%} of "
+        f"offered); accepted p50 {row.get('accepted_ms_p50', '-')} p99 "
+        f"{row.get('accepted_ms_p99', '-')} ms, refused {row['refused_requests']} p99 "
+        f"{row.get('refused_ms_p99', '-')} ms, expired {row['expired_requests']}, failed "
+        f"{row['failed_requests']}; recovered "
+        f"{row['recovered_s']} s; Jain {row['jain']}; {row['resident_mib_before']} -> "
+        f"{row['resident_mib_after']} MiB; busy cores: server {row['server_busy_cores']}, clients "
+        f"{row['clients_busy_cores']}; client lag p99 {row.get('client_lag_ms_p99', '-')} ms; "
+        f"others took {row['disturbed']:.0%}"
+    )
+
+
+def late(rows: Rows) -> list[str]:
+    """The cases whose clients could not keep up."""
+    return [row["case"] for row in rows if row.get("client_lag_ms_p99", 0.0) > LATE_MS]
+
+
+def table(rows: Rows) -> str:
+    """Goodput by load and system."""
+    shares = sorted({row["share"] for row in rows})
+    header = ["load", "protocol", "system", *(f"{share:g} x" for share in shares)]
+    lines = [[*kind, *(_goodput(rows, kind, share) for share in shares)] for kind in _kinds(rows)]
+    return _markdown(header, lines)
+
+
+def tables(rows: Rows) -> str:
+    """As the documentation has them: goodput, then what else there is to say of the least and of
+    the highest load."""
+    shares = {row["share"] for row in rows}
+    least, most = min(shares), max(shares)
+    columns: list[tuple[str, float, Callable[[Row], str]]] = [
+        ("accepted p99 ms", least, _number("accepted_ms_p99")),
+        ("accepted p99 ms", most, _number("accepted_ms_p99")),
+        ("refusals' p99 ms", most, _number("refused_ms_p99")),
+        ("expired", most, lambda row: f"{row['expired_requests'] / row['requests']:.0%}"),
+        ("Jain's index", most, lambda row: f"{row['jain']:.2f}"),
+        ("recovered s", most, lambda row: f"{row['recovered_s']:.1f}"),
+        (
+            "resident MiB",
+            most,
+            lambda row: f"{row['resident_mib_before']:.0f} → {row['resident_mib_after']:.0f}",
+        ),
+    ]
+    found = {(_kind(row), row["share"]): row for row in rows}
+    header = ["load", "protocol", "system", *(f"{name} at {at:g} x" for name, at, _ in columns)]
+    lines = [
+        [*kind, *(of(found[kind, at]) if (kind, at) in found else "" for _, at, of in columns)]
+        for kind in _kinds(rows)
+    ]
+    first = rows[0]
+    cores = f"{len(first['server_cores'])} cores" if first["server_cores"] else "the same cores"
+    return "\n\n".join(
+        [
+            f"{first['model']} on a CPU, the server on {cores}; requests arrive for "
+            f"{first['seconds']:g} s at so many times the rate that this server answers in a "
+            f"closed loop, each with a deadline of {first['deadline_s']:g} s. Answers within the "
+            "deadline, of the closed loop's rate:",
+            table(rows),
+            "The same runs:",
+            _markdown(header, lines),
+        ]
+    )
+
+
+def _kinds(rows: Rows) -> list[tuple[str, ...]]:
+    return list(dict.fromkeys(_kind(row) for row in rows))
+
+
+def _kind(row: Row) -> tuple[str, ...]:
+    return row["load"], row["protocol"], row["system"]
+
+
+def _goodput(rows: Rows, kind: tuple[str, ...], share: float) -> str:
+    of = [row for row in rows if _kind(row) == kind and row["share"] == share]
+    return f"{median(row['goodput_of_capacity'] for row in of):.1%}" if of else ""
+
+
+def _number(key: str) -> Callable[[Row], str]:
+    def shown(row: Row) -> str:
+        value: Any = row.get(key)
+        return "none" if value is None else f"{value:.{0 if value >= 99.95 else 1}f}"
+
+    return shown
+
+
+def _markdown(header: list[str], lines: list[list[str]]) -> str:
+    rule = "|" + "---|" * len(header)
+    return "\n".join([f"| {' | '.join(header)} |", rule, *(f"| {' | '.join(x)} |" for x in lines)])
