@@ -10,7 +10,7 @@ from benchmarks import generation_curves
 from benchmarks.gpu import generation_tables, seq2seq_tables
 from benchmarks.records import Rows, latest
 
-UNITS = ("device_ms", "us", "traffic_mib", "served_over_engine", "run_ms")
+UNITS = ("device_ms", "us", "traffic_mib", "served_over_engine", "run_ms", "tokens_per_s")
 LAST_COLUMNS = ("speedup over the fastest other", "share", "wall ms")
 GRID_TITLES = {
     "grid": "lengths uniform in 0.2 S..S",
@@ -31,7 +31,8 @@ def markdown(path: Path) -> str:
 def line(rows: Rows) -> str:
     """One case as it was just measured, for the eye."""
     case = " ".join(str(rows[0][key]) for key in ("model", "case") if key in rows[0])
-    unit = next((u for u in UNITS if any(u in r for r in rows)), "")
+    right = [row for row in rows if "max_abs_difference" not in row or "device_ms" in row]
+    unit = next((u for u in UNITS if right and all(u in row for row in right)), "")
     cells = [
         f"{r['system']} {r[unit]}" if unit in r else f"{r['system']} WRONG by {_off(r)}"
         for r in rows

@@ -29,6 +29,7 @@ class Added(NamedTuple):
 ADDED = [
     Added(decoding(1, 2, 33, 40, dim=8, page_size=4), 8),
     Added(decoding(300, 31, 32, 1025, heads=3, kv_heads=3), 0),
+    Added(decoding(1, 31, 32, 33, 128, heads=3, kv_heads=3, biased=True), 0),
     Added(decoding(511, 512, 513, heads=4, kv_heads=2, page_size=32), 16),
     Added(decoding(700, 9, heads=4, kv_heads=1, dim=128, left=299, soft_cap=5.0), 128),
     # Several new tokens of one sequence, over the border of a tile of keys and of a page.

@@ -87,6 +87,39 @@ def test_a_prompt_in_chunks_sees_what_it_sees_whole(options: dict, place: Placem
     assert not allowed_error(shape, arrays, place).excess(np.concatenate(got))
 
 
+@pytest.mark.parametrize("place", GPU_HALVES, indirect=True)
+@pytest.mark.parametrize("length", [1, 32, 33, 128])
+def test_beams_of_a_source_are_answered_on_a_gpu_as_if_alone(length: int, place: Placement):
+    heads, dim, size, rng = 3, 64, 16, np.random.default_rng(0)
+    o = Operands(place, "dense")
+    keys, values = (
+        o.floats(rng.standard_normal((100, heads, size, dim)).astype(np.float32)) for _ in range(2)
+    )
+    pages = rng.permutation(100)[:96].astype(np.int32).reshape(3, 32)
+    pages[1, 0] = pages[0, 0]  # another source with the same first page
+    of = np.repeat([0, 1, 2, 1], [1, 7, 4, 9])
+    lengths = np.where(np.arange(len(of)) == 10, max(1, length - 1), length).astype(np.int32)
+    q = rng.standard_normal((len(of), heads * dim)).astype(np.float32)
+
+    def answers(rows: slice) -> np.ndarray:
+        batch = k.PagedBatch(
+            o.sequences([1] * len(q[rows])),
+            k.Tensor.from_numpy(np.ascontiguousarray(lengths[rows])),
+            k.Tensor.from_numpy(np.ascontiguousarray(pages[of[rows]])),
+            size,
+            place.stream,
+        )
+        out, spec = place.empty(*q[rows].shape), k.AttentionSpec(heads, dim**-0.5)
+        arguments = out, o.floats(q[rows]), keys, values, batch, spec, None, None
+        k.paged_attention(*arguments, place.stream)
+        return place.numpy(out)
+
+    together = answers(slice(None))
+    for row in range(len(q)):
+        alone = answers(slice(row, row + 1))
+        np.testing.assert_array_equal(together[row : row + 1], alone, str(row))
+
+
 @pytest.mark.parametrize("place", CPU_TARGETS, indirect=True)
 @pytest.mark.parametrize(
     "options",
@@ -211,6 +244,7 @@ def test_decoding_on_hopper_takes_one_kernel(dim: int, place: Placement):
     [
         decoding(900, 1, 40, heads=4, kv_heads=2),
         decoding(900, 1, 40, right=k.UNLIMITED),  # of a decoder over its sources
+        decoding(90, 1, 40, right=k.UNLIMITED),
         MIXED,
     ],
     ids=str,

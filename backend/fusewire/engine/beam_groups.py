@@ -16,8 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusewire import kernels
+from fusewire.engine.beam_cohort import BeamCohort
 from fusewire.engine.generation_sequence import BeamRows, GenerationSequence
-from fusewire.engine.kv_cache import KvCache
+from fusewire.engine.kv_cache import KvCache, SequencePages
 from fusewire.engine.sampling import Sampler, SamplingState
 from fusewire.models.decoder_cache import DecoderCache
 from fusewire.placement import Placement
@@ -33,8 +34,21 @@ class BeamPart:
 
     def __init__(self, sampling: SamplingState) -> None:
         self.sampling = sampling  # with the histories of all of them
-        self.scores = np.zeros(1, np.float32)  # of them; first of the prompt
         self.first = 0  # of their rows among the request's
+        self._scores = np.zeros(1, np.float32)
+        self._cohort: tuple[BeamCohort, int] | None = None
+
+    @property
+    def scores(self) -> NDArray[np.float32]:
+        """Of the beams; first of the prompt."""
+        if self._cohort is None:
+            return self._scores
+        cohort, row = self._cohort
+        return cohort.scores[slice(*cohort.offsets[row : row + 2].tolist())]
+
+    def join(self, cohort: BeamCohort, row: int) -> None:
+        """The cohort has the scores from here on."""
+        self._cohort = cohort, row
 
     def go_on(
         self,
@@ -44,7 +58,7 @@ class BeamPart:
         tokens: NDArray[np.int64],
     ) -> None:
         """The beams that run on, if any."""
-        self.first, self.scores = first, scores
+        self.first, self._scores, self._cohort = first, scores, None
         if len(tokens):
             self.sampling.advance(parents, tokens)
 
@@ -79,6 +93,12 @@ class BeamGroup:
             self.parts[index].sampling.history.penalize_once(chosen, self.diversity_penalty)
 
     @property
+    def plain(self) -> bool:
+        """Whether the model alone decides, but for tokens that are forced, and nothing is reused
+        of a step but its scores."""
+        return self.search.groups == 1 and not self.changes_logits
+
+    @property
     def changes_logits(self) -> bool:
         """Whether anything does but the model."""
         return self.parts[0].sampling.changes_logits
@@ -105,6 +125,7 @@ class BeamGroups:
         self._sampler = sampler
         self._pages = pages
         self._memory = memory
+        self._cohort: BeamCohort | None = None  # that took the last step
 
     def advance(
         self,
@@ -117,7 +138,14 @@ class BeamGroups:
         each beam, in order; the last are theirs. Copies pages, and gives each of the sequences its
         next `rows`, none where its search is done. Returns the tokens, with log-probabilities,
         that are certain from now on, of the groups that have any."""
-        ends = accumulate((group.rows for group in groups), initial=first)
+        if self._cohort is not None and self._cohort.groups == groups:
+            return self._advance_together(self._cohort, logits, first)
+        ends = accumulate([group.rows for group in groups], initial=first)
+        self._begin(sequences, groups)
+        if all([group.plain for group in groups]):
+            self._cohort = BeamCohort(sequences, groups)
+            return self._advance_together(self._cohort, logits, first)
+        self._cohort = None
         begins = dict(zip(groups, ends, strict=False))
         for index in range(max(group.search.groups for group in groups)):
             some = [g for g in groups if index < g.search.groups and g.search.runs(index)]
@@ -129,7 +157,9 @@ class BeamGroups:
         parents = step.parents + np.array([part.first for part in parts], np.int32).repeat(counts)
         of_groups = list(accumulate((group.search.groups for group in groups), initial=0))
         offsets = step.offsets[of_groups]
-        forks = self._fork(offsets, parents, sequences, groups)
+        pages = [group.pages for group in groups if group.pages is not None]
+        taken = [sequence.pages for sequence in sequences if sequence.pages is not None]
+        forks = self._fork(offsets, parents, pages, taken)
         begin_of = np.array(offsets[:-1]).repeat([group.search.groups for group in groups])
         for part, begin, start, end in zip(
             parts, begin_of.tolist(), step.offsets.tolist(), step.offsets[1:].tolist(), strict=False
@@ -147,6 +177,34 @@ class BeamGroups:
             sequence.rows = BeamRows(tokens, sequence.pages.length + stored, forks[own])
             self._pages.advance_beams(sequence.pages, stored * len(tokens))
         return _settled(step, groups)
+
+    def _advance_together(
+        self, cohort: BeamCohort, logits: kernels.Tensor, first: int
+    ) -> dict[BeamGroup, list[tuple[int, float]]]:
+        count = len(cohort.scores)
+        rows = self._rows(logits, np.arange(first, first + count)) if first else logits
+        found = self._candidates(rows, cohort.offsets, cohort.wanted, cohort.scores, False)
+        for row in cohort.forced:
+            _force(cohort.parts[row], found[:, row])
+        scores, log_probs = (found[row].view(np.float32) for row in (0, 1))
+        kernels.advance_beams(cohort.searches, scores, log_probs, found[2], found[3])
+        step = kernels.running_beams(cohort.searches)
+        table = self._fork(step.offsets, step.parents, cohort.pages, cohort.taken)
+        cohort.go_on(step, table)
+        self._pages.advance_all_beams(cohort.taken, cohort.stored)
+        return _settled(step, cohort.groups)
+
+    def _begin(self, sequences: Sequence[GenerationSequence], groups: Sequence[BeamGroup]) -> None:
+        """Those whose prompt was stored in this step get the pages of their beams."""
+        for sequence, group in zip(sequences, groups, strict=True):
+            if group.pages is None:
+                assert sequence.pages is not None
+                group.pages = kernels.BeamPages(
+                    beams=sequence.beams,
+                    page_size=self._pages.page_size,
+                    tables=[self._pages.begin_beams(sequence.pages)],
+                    length=sequence.pages.length,
+                )
 
     def _take_step(
         self,
@@ -172,8 +230,14 @@ class BeamGroups:
                 for group in some:
                     group.penalize(index)
                 part_logits = self._processed(part_logits, parts)
-            counts = [group.search.candidates for group in some]
-            candidates = self._candidates(part_logits, parts, counts, normalized)
+            of_parts = [part.scores for part in parts]
+            candidates = self._candidates(
+                part_logits,
+                np.cumsum([0, *map(len, of_parts)], dtype=np.int32),
+                np.array([group.search.candidates for group in some], np.int32),
+                np.concatenate(of_parts),
+                normalized,
+            )
             found.update({each: candidates[:, row] for row, each in enumerate(some)})
         most = max(each.shape[1] for each in found.values())
         together = np.full((4, len(groups), most), -1, np.int32)
@@ -203,58 +267,40 @@ class BeamGroups:
     def _candidates(
         self,
         logits: kernels.Tensor,
-        parts: Sequence[BeamPart],
-        wanted_of_each: Sequence[int],
+        offsets: NDArray[np.int32],
+        wanted: NDArray[np.int32],
+        scores: NDArray[np.float32],
         normalized: bool,
     ) -> NDArray[np.int32]:
-        """[4, parts, most]: scores and log_probs (float32, in their bits), beams, tokens."""
-        counts = np.array(wanted_of_each, np.int32)
-        most = int(counts.max())
-        ends = list(accumulate((len(part.scores) for part in parts), initial=0))
-        offsets, wanted, scores = self._sampler.together(
-            np.array(ends, np.int32),
-            counts,
-            np.concatenate([part.scores for part in parts]),
-        )
-        shape = [len(parts), most]
+        """[4, parts, most]: scores and log_probs (float32, in their bits), beams, tokens; of part
+        i, whose beams have the rows offsets[i] to offsets[i + 1], so many as are wanted."""
+        parts, most = len(wanted), int(wanted.max())
+        given = self._sampler.together(offsets, wanted, scores)
+        shape = [parts, most]
         out = self._place.empty(4, *shape, dtype="int32")  # read in one piece
-        nbytes = 4 * len(parts) * most
+        nbytes = 4 * parts * most
         outputs = [
             out.section(part * nbytes, shape, dtype)
             for part, dtype in enumerate(("float32", "float32", "int32", "int32"))
         ]
-        kernels.beam_candidates(
-            *outputs, logits, offsets, wanted, scores, normalized, self._place.stream
-        )
+        kernels.beam_candidates(*outputs, logits, *given, normalized, self._place.stream)
         return self._place.numpy(out)
 
     def _fork(
         self,
         offsets: NDArray[np.int32],
         parents: NDArray[np.int32],
-        sequences: Sequence[GenerationSequence],
-        groups: Sequence[BeamGroup],
+        pages: list[kernels.BeamPages],
+        taken: Sequence[SequencePages],
     ) -> NDArray[np.int32]:
         """Beams get their parents' pages and room for one position more: their block table."""
-        pages, taken = [], []
-        for sequence, group in zip(sequences, groups, strict=True):
-            assert sequence.pages is not None
-            if group.pages is None:
-                group.pages = kernels.BeamPages(
-                    beams=sequence.beams,
-                    page_size=self._pages.page_size,
-                    tables=[self._pages.begin_beams(sequence.pages)],
-                    length=sequence.pages.length,
-                )
-            pages.append(group.pages)
-            taken.append(sequence.pages)
         fresh: list[int] = []
-        wanted = kernels.wanted_pages(pages, offsets).tolist()
-        for each, count in zip(taken, wanted, strict=True):
-            fresh += self._pages.take_for_beams(each, count)
+        wanted = kernels.wanted_pages(pages, offsets)
+        for at in wanted.nonzero()[0].tolist():
+            fresh += self._pages.take_for_beams(taken[at], int(wanted[at]))
         forks = kernels.fork_pages(pages, offsets, parents, np.array(fresh, np.int32))
         # At once: a group may end before the next step, and then its pages are others'.
-        self._memory.copy_pages(forks.sources.tolist(), forks.destinations.tolist())
+        self._memory.copy_pages(forks.sources, forks.destinations)
         released = set(forks.released.tolist())
         for each in taken if released else ():
             self._pages.release_of_beams(each, sorted(released & each.beam_pages))

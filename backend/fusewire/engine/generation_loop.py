@@ -233,11 +233,13 @@ class GenerationLoop:
         generations = [self._owners[sequence][0] for sequence in sequences]
         groups = [generation.beams for generation in generations if generation.beams]
         settled = self._beam_groups.advance(logits, first, sequences, groups)
-        for generation, group in zip(generations, groups, strict=True):
+        for sequence, generation, group in zip(sequences, generations, groups, strict=True):
+            if sequence.rows is not None and group not in settled:
+                continue
             try:
-                if group.search.done:
+                if sequence.rows is None:
                     self._answer_search(generation, group)
-                elif group in settled:
+                else:
                     self._answer_settled(generation, settled[group])
             except Exception as error:
                 self._fail(generation, failure(error))

@@ -51,6 +51,7 @@ class Step:
         default_factory=list
     )  # theirs, and of others with equal ones
     groups: list[GenerationSequence] = field(default_factory=list)  # whose beams go on
+    beams: int = 0  # of these
     preempted: list[GenerationSequence] = field(default_factory=list)  # waiting again
     expired: list[GenerationSequence] = field(default_factory=list)  # finished, never ran
 
@@ -58,8 +59,7 @@ class Step:
     def tokens(self) -> int:
         """Of chunks, sources and beams."""
         encoded = sum(len(each.source) for each in self.sources)
-        beams = sum(each.rows.tokens.size for each in self.groups if each.rows)
-        return sum(map(itemgetter(2), self.chunks)) + encoded + beams
+        return sum(map(itemgetter(2), self.chunks)) + encoded + self.beams
 
     @property
     def sequences(self) -> list[GenerationSequence]:
@@ -249,9 +249,10 @@ class GenerationScheduler:
         for group in self._groups:
             if group.rows is not None:
                 step.groups.append(group)
-                budget -= group.rows.tokens.size
+                step.beams += len(group.rows)
             else:
                 insort(prompts, group, key=RANK)
+        budget -= step.beams
         for sequence in prompts:
             if not budget:
                 break

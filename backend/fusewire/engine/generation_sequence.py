@@ -8,26 +8,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
 from operator import attrgetter
-from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
+from fusewire.engine.beam_rows import BeamRows, BeamRowsOf
 from fusewire.engine.kv_cache import PageNames, SequencePages, Source
+
+__all__ = ["BeamRows", "GenerationSequence", "Ranked", "State"]
 
 
 class State(Enum):
     WAITING = "waiting"
     RUNNING = "running"
     FINISHED = "finished"
-
-
-class BeamRows(NamedTuple):
-    """The running beams of a sequence, a row of the next step each."""
-
-    tokens: NDArray[np.int64]  # [beams], to store and to go on from
-    position: int  # of all of them
-    block_table: NDArray[np.int32]  # [beams, pages up to the position or more]
 
 
 @dataclass(eq=False)
@@ -48,7 +39,7 @@ class GenerationSequence:
     source: Source | None = None  # of all its forks
     beams: int = 0  # of a beam search behind the prompt, which is all of token_ids then; 0: none
 
-    rows: BeamRows | None = field(init=False, default=None)  # once the prompt is stored
+    rows: BeamRows | BeamRowsOf | None = field(init=False, default=None)  # once it is stored
     stored: int = field(init=False, default=0)  # tokens in the cache
     scored: int = field(init=False, default=0)  # tokens whose wanted logits were computed
     # Tokens of prompt and source that were in the prefix cache when it first ran; None until then.

@@ -274,6 +274,12 @@ class KvCache:
         self.live_tokens += tokens - sequence.beam_tokens
         sequence.beam_tokens = tokens
 
+    def advance_all_beams(self, sequences: Sequence[SequencePages], tokens: Sequence[int]) -> None:
+        """The same of each of the sequences."""
+        self.live_tokens += sum(tokens) - sum([each.beam_tokens for each in sequences])
+        for sequence, stored in zip(sequences, tokens, strict=True):
+            sequence.beam_tokens = stored
+
     def release(self, sequence: SequencePages) -> None:
         """Frees the sequence's pages and its beams'; it is empty afterwards. Full pages stay
         findable until others need the room; the later ones of a sequence are evicted before the

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from fusewire.engine.beam_rows import BeamRowsOf
 from fusewire.engine.generation_scheduler import GenerationSequence, Step
 from fusewire.models.seq2seq_model import SourceBatch
 from fusewire.models.step_batch import SourceTable, StepBatch
@@ -27,6 +28,8 @@ class Packed(NamedTuple):
 
 def pack(step: Step) -> Packed:
     """The tokens of chunks and of beams, in this order."""
+    if not step.chunks and (beams := _beams_alone(step.groups)) is not None:
+        return Packed(beams, [], step.groups)
     ids: list[int] = []
     ends = [0]
     contexts: list[int] = []
@@ -63,6 +66,36 @@ def pack(step: Step) -> Packed:
     return Packed(_with_beams(batch, step.groups), sampled, groups + step.groups)
 
 
+def _beams_alone(groups: list[GenerationSequence]) -> StepBatch | None:
+    """The step of groups that are, in this order, all that took the last one together; None of
+    others."""
+    rows = groups[0].rows if groups else None
+    if not isinstance(rows, BeamRowsOf) or rows.step.sequences != groups:
+        return None
+    step, counts = rows.step, rows.step.counts
+    positions, count = step.positions.repeat(counts), step.ends[-1]
+    made = step.sources
+    if made is None or not np.array_equal(made[0], counts):
+        made = step.sources = counts, _repeated(_source_table(groups), counts)
+    rows_and_end = np.arange(count + 1)
+    return StepBatch(
+        input_ids=step.tokens,
+        positions=positions,
+        cu_seqlens=rows_and_end.astype(np.int32),
+        context_lengths=positions + 1,
+        block_table=step.block_table,
+        logit_rows=rows_and_end[:-1],
+        sources=made[1],
+    )
+
+
+def _repeated(sources: SourceTable | None, counts: NDArray[np.int32]) -> SourceTable | None:
+    """A row for each of a group's beams."""
+    if sources is None:
+        return None
+    return SourceTable(sources.lengths.repeat(counts), sources.block_table.repeat(counts, axis=0))
+
+
 def _with_beams(batch: StepBatch, groups: list[GenerationSequence]) -> StepBatch:
     """And the beams of groups as sequences of one token each."""
     rows = [group.rows for group in groups if group.rows is not None]
@@ -72,10 +105,9 @@ def _with_beams(batch: StepBatch, groups: list[GenerationSequence]) -> StepBatch
     positions = np.repeat([each.position for each in rows], counts).astype(np.int32)
     behind = np.arange(1, sum(counts) + 1, dtype=np.int32)
     sources = [] if batch.sources is None else [batch.sources]
-    of_groups = _source_table(groups)
+    of_groups = _repeated(_source_table(groups), np.array(counts, np.int32))
     if of_groups is not None:
-        lengths = of_groups.lengths.repeat(counts)
-        sources.append(SourceTable(lengths, of_groups.block_table.repeat(counts, axis=0)))
+        sources.append(of_groups)
     return StepBatch(
         input_ids=np.concatenate([batch.input_ids, *(each.tokens for each in rows)]),
         positions=np.concatenate([batch.positions, positions]),

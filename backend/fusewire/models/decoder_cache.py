@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fusewire import kernels
 from fusewire.placement import Placement
@@ -49,7 +50,11 @@ class DecoderCache:
     def nbytes(self) -> int:
         return self.planes.nbytes
 
-    def copy_pages(self, source: Sequence[int], destination: Sequence[int]) -> None:
+    def copy_pages(
+        self,
+        source: Sequence[int] | NDArray[np.int64],
+        destination: Sequence[int] | NDArray[np.int64],
+    ) -> None:
         """Copies page source[i] to destination[i] in every layer. No page stands on both sides."""
         if len(source) == 0 and len(destination) == 0:
             return

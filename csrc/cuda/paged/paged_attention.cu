@@ -9,6 +9,8 @@ template <class T>
 void paged_attention(const AttentionArguments& a, const Stream& stream) {
   if constexpr (sizeof(T) == 4) {
     paged_fp32_attention(a, stream);
+  } else if (paged_short_fits(a)) {
+    paged_short_attention<T>(a, stream);
   } else {
     paged_mma_attention<T>(a, stream);
   }
@@ -20,6 +22,7 @@ bool cached_attention(const AttentionArguments& a, const RotaryArguments* rotary
   if constexpr (sizeof(T) == 4) {
     return false;
   } else {
+    if (!rotary && cached_short_attention<T>(a, stream)) return true;
     return sm90_cached_attention<T>(a, rotary, stream);
   }
 }

@@ -63,6 +63,15 @@ template <class T>
 bool sm90_cached_attention(const AttentionArguments& a, const RotaryArguments* rotary,
                            const Stream& stream);
 
+// Of one new token a sequence and a short context, without rotation: whether it is that, and it
+// itself (T is __half or __nv_bfloat16); of new tokens that are not in the cache false, and nothing
+// done, where it is not.
+bool paged_short_fits(const AttentionArguments& a);
+template <class T>
+void paged_short_attention(const AttentionArguments& a, const Stream& stream);
+template <class T>
+bool cached_short_attention(const AttentionArguments& a, const Stream& stream);
+
 // Tensor cores by mma.sync (T is __half or __nv_bfloat16), and CUDA cores in fp32.
 template <class T>
 void paged_mma_attention(const AttentionArguments& a, const Stream& stream);

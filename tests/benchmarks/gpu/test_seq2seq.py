@@ -77,6 +77,7 @@ def test_it_measures_both_sides(model: str, monkeypatch: pytest.MonkeyPatch) -> 
         assert {"schedule", "pack", "launch", "device_wait"} <= set(own["host_us"])
         assert own["tokens_per_s"] == pytest.approx(case.batch * 18 / own["seconds"], rel=0.01)
     flat = [row | {"time": "2026-11-23"} for rows in found for row in rows]
+    assert "[tokens_per_s]: fusewire" in tables.line(found[0])
     assert "Tiny" in tables.TABLES["seq2seq_gpu"](flat)
     assert goals._OF_BENCHMARK["seq2seq_gpu"](flat[0]) is not None
 
@@ -93,6 +94,7 @@ def test_a_model_that_is_off_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> No
     (rows,) = seq2seq.run(options(seq2seq_models=["base"]), FACTS, CPU)
     assert rows[0]["max_abs_difference"] > rows[0]["allowed_difference"]
     assert "device_ms" not in rows[0]
+    assert "WRONG by" in tables.line(rows)
     (goal,) = goals._OF_BENCHMARK["seq2seq_gpu"](rows[0])
     assert not goal.reached
     transformers.logging.set_verbosity_warning()

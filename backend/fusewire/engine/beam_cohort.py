@@ -1,0 +1,61 @@
+"""Searches that take their steps together, and of which nothing but the model changes
+log-probabilities: what a step needs of each, in arrays of all, so that it takes Python little."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fusewire import kernels
+from fusewire.engine.beam_rows import BeamRowsOf, StepRows
+from fusewire.engine.generation_sequence import GenerationSequence
+from fusewire.engine.kv_cache import SequencePages
+
+if TYPE_CHECKING:
+    from fusewire.engine.beam_groups import BeamGroup
+
+
+class BeamCohort:
+    """Groups in the order of a step's rows, until others join or some of them end."""
+
+    def __init__(
+        self, sequences: Sequence[GenerationSequence], groups: Sequence[BeamGroup]
+    ) -> None:
+        self.groups = list(groups)
+        self.parts = [group.parts[0] for group in groups]
+        self.searches = [group.search for group in groups]
+        self.wanted = np.array([search.candidates for search in self.searches], np.int32)
+        self.forced = [row for row, part in enumerate(self.parts) if part.sampling.forced]
+        scores = [part.scores for part in self.parts]
+        self.offsets = np.cumsum([0, *map(len, scores)], dtype=np.int32)
+        self.scores = np.concatenate(scores)  # of the rows
+        self.taken: list[SequencePages] = []
+        self.pages: list[kernels.BeamPages] = []
+        for sequence, group in zip(sequences, groups, strict=True):
+            assert sequence.pages is not None
+            assert group.pages is not None
+            self.taken.append(sequence.pages)
+            self.pages.append(group.pages)
+        self.prompts = np.array([each.length for each in self.taken], np.int32)
+        stored = [search.length - 1 for search in self.searches]
+        self.rows = StepRows(sequences, (self.prompts + stored).tolist())
+        for row, (sequence, part) in enumerate(zip(sequences, self.parts, strict=True)):
+            sequence.rows = BeamRowsOf(self.rows, row)
+            part.join(self, row)
+
+    def go_on(self, step: kernels.BeamStep, table: np.ndarray) -> None:
+        """Every search has taken a step; one that is done has no rows from here on."""
+        self.offsets, self.scores = step.offsets, step.scores
+        self.rows.go_on(step.offsets, step.tokens, table)
+        for part in self.parts:
+            part.sampling.new_tokens += 1
+        for row in np.flatnonzero(self.rows.counts == 0).tolist():
+            self.rows.sequences[row].rows = None
+
+    @property
+    def stored(self) -> list[int]:
+        """By the running beams of each, behind its prompt, each beam's own counted."""
+        stored: list[int] = ((self.rows.positions - self.prompts) * self.rows.counts).tolist()
+        return stored

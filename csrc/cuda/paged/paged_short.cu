@@ -1,0 +1,280 @@
+// Attention of one new token a sequence to a context of few pages: translation with beams, where
+// there are hundreds of rows and a few dozen keys.
+//
+// A warp has a head of a row and all its keys. Eight lanes read a key, a vector each, and keep 32
+// keys and their values in registers; sums over a key's lanes leave every lane with the score of
+// one key, so that a softmax is one exponential. Blocks share nothing and wait for nobody.
+//
+// Beams of one source read the same pages: of four neighbouring sequences those with equal tables
+// are served by the first one's warp, which reads the keys once. Each row's sums are the same as by
+// itself.
+//
+// Keys and values of earlier steps are fetched before wait_for_inputs(), as in sm90_paged.h.
+#include <algorithm>
+
+#include "cuda/activation.h"
+#include "cuda/element.h"
+#include "cuda/launch.h"
+#include "cuda/paged/paged_attention.h"
+#include "cuda/reduce.h"
+
+namespace fusewire::cuda {
+namespace {
+
+constexpr int kDim = 64, kWarps = 4;
+constexpr int kElements = 8;                // of a lane: a vector
+constexpr int kLanes = kDim / kElements;    // of a key
+constexpr int kAtOnce = 32 / kLanes;        // keys that a warp reads in one instruction
+constexpr int kReads = 8;                   // as many as lanes a key: their sums are shared out
+constexpr int kChunk = kReads * kAtOnce;    // keys in registers
+constexpr int kMostRows = 4;                // neighbours that may read the same keys
+constexpr int kMostPages = 32 / kMostRows;  // a lane for each page of each of them
+constexpr int kMostKeys = 128;
+static_assert(kReads == kLanes && kChunk == 32);
+
+// New tokens' keys and values: rows beside those of the queries; null where the cache has them.
+template <class T>
+struct NewRows {
+  const T *k, *v;
+  int64_t k_stride, v_stride;
+};
+
+template <class T>
+__device__ __forceinline__ void to_floats(const uint4& vector, float (&x)[kElements]) {
+  const uint32_t pairs[4] = {vector.x, vector.y, vector.z, vector.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 pair = unpack<T>(pairs[i]);
+    x[2 * i] = pair.x;
+    x[2 * i + 1] = pair.y;
+  }
+}
+
+// Sums of kCount values over lanes that differ in `kFirst`, kFirst / 2, …: halves of the values go
+// to either side, so that a lane ends with one value's sum for each kCount / sides.
+template <int kCount, int kFirst, int kLast>
+__device__ __forceinline__ void share_sums(float* x) {
+  constexpr int kHalf = kCount / 2;
+  const bool upper = threadIdx.x & kFirst;
+#pragma unroll
+  for (int i = 0; i < kHalf; ++i) {
+    const float given = upper ? x[i] : x[i + kHalf], kept = upper ? x[i + kHalf] : x[i];
+    x[i] = kept + __shfl_xor_sync(kWholeWarp, given, kFirst);
+  }
+  if constexpr (kFirst > kLast) share_sums<kHalf, kFirst / 2, kLast>(x);
+}
+
+// How many sequences from `sequence` on, within its four, read what it reads; 0 where the one
+// before does too.
+__device__ __forceinline__ int sharing(const PagedShape& shape, int sequence) {
+  const int lane = threadIdx.x % 32, page = lane % kMostPages;
+  const int first = sequence / kMostRows * kMostRows, other = first + lane / kMostPages;
+  bool differs = true;
+  if (other > first && other < shape.sequences) {
+    const int context = shape.contexts[other];
+    differs = shape.contexts[other - 1] != context ||
+              shape.offsets[other + 1] == shape.offsets[other] ||
+              shape.offsets[other] == shape.offsets[other - 1];
+    if (page << shape.page_shift < context && page < shape.table_width) {
+      const int32_t* const table = shape.table + int64_t{other} * shape.table_width;
+      differs |= table[page] != table[page - shape.table_width];
+    }
+  }
+  const unsigned all = __ballot_sync(kWholeWarp, differs);
+  const auto as_before = [&](int at) { return (all >> (at * kMostPages) & 0xffu) == 0; };
+  const int own = sequence - first;
+  if (as_before(own)) return 0;
+  int count = 1;
+  while (own + count < kMostRows && as_before(own + count)) ++count;
+  return count;
+}
+
+template <class T, int kRows>
+__global__ void __launch_bounds__(32 * kWarps, kRows == 1 ? 4 : 2)
+    paged_short_kernel(const __grid_constant__ PagedShape shape, T* out, const T* q, T* keys,
+                       T* values, const NewRows<T> added) {
+  let_next_start();
+  const int lane = threadIdx.x % 32, of_key = lane / kLanes, column = lane % kLanes * kElements;
+  const int number = static_cast<int>(blockIdx.x) * kWarps + threadIdx.x / 32;
+  const int sequence = number / shape.heads, head = number % shape.heads;
+  if (sequence >= shape.sequences) return wait_for_inputs();
+  const int row = shape.offsets[sequence];
+  const int rows = kRows == 1 ? 1 : sharing(shape, sequence);
+  if (rows == 0 || shape.offsets[sequence + 1] == row) return wait_for_inputs();
+
+  const int newest = shape.contexts[sequence] - 1;  // position of the token, and of the query
+  const int begin = max(newest - shape.left, 0), end = newest + 1;
+  const int32_t* const table = shape.table + int64_t{sequence} * shape.table_width;
+  const auto place_of = [&](int key) {
+    const int64_t page = table[key >> shape.page_shift];
+    const int in_page = key & ((1 << shape.page_shift) - 1);
+    return (((page * shape.heads + head) << shape.page_shift) + in_page) * kDim + column;
+  };
+
+  uint4 k[kReads], v[kReads];
+  const auto fetch = [&](int first, bool newest_too) {
+#pragma unroll
+    for (int i = 0; i < kReads; ++i) {
+      const int key = first + i * kAtOnce + of_key;
+      const bool wanted = key >= begin && key < end;
+      if (key == newest && wanted) {
+        if (!newest_too) continue;
+        const int64_t place = place_of(key);
+        if (added.k) {
+          k[i] = *reinterpret_cast<const uint4*>(added.k + row * added.k_stride + head * kDim +
+                                                 column);
+          v[i] = *reinterpret_cast<const uint4*>(added.v + row * added.v_stride + head * kDim +
+                                                 column);
+          *reinterpret_cast<uint4*>(keys + place) = k[i];
+          *reinterpret_cast<uint4*>(values + place) = v[i];
+        } else {
+          k[i] = *reinterpret_cast<const uint4*>(keys + place);
+          v[i] = *reinterpret_cast<const uint4*>(values + place);
+        }
+      } else if (!newest_too || first != 0) {
+        k[i] = v[i] = uint4{};  // what nobody sees enters no sum, whatever its memory holds
+        if (wanted) {
+          const int64_t place = place_of(key);
+          k[i] = *reinterpret_cast<const uint4*>(keys + place);
+          v[i] = *reinterpret_cast<const uint4*>(values + place);
+        }
+      }
+    }
+  };
+  fetch(0, false);
+  wait_for_inputs();
+
+  uint4 query[kRows];
+  float sum[kRows][kElements] = {}, top[kRows], total[kRows];
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    top[r] = -INFINITY;
+    total[r] = 0.0f;
+    if (r >= rows) continue;
+    query[r] =
+        *reinterpret_cast<const uint4*>(q + (row + r) * shape.q_stride + head * kDim + column);
+  }
+  const float scale = shape.scale * kLog2E;
+  const int bias_row = shape.bias ? shape.bias_row(head) : 0;
+#pragma unroll 1
+  for (int first = 0; first < end; first += kChunk) {
+    fetch(first, true);
+    // The key whose score this lane gets.
+    const int key = first + lane % kLanes * kAtOnce + of_key;
+    const bool seen = key >= begin && key < end;
+    const float bias = shape.bias && seen ? shape.bias_at(bias_row, key - newest) * kLog2E : 0.0f;
+    float weight[kRows], score[kRows][kReads];
+#pragma unroll
+    for (int i = 0; i < kReads; ++i) {
+      float x[kElements];
+      to_floats<T>(k[i], x);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        if (r >= rows) continue;
+        float y[kElements], even = 0.0f, odd = 0.0f;
+        to_floats<T>(query[r], y);
+#pragma unroll
+        for (int j = 0; j < kElements; j += 2) {
+          even = fmaf(x[j], y[j], even);
+          odd = fmaf(x[j + 1], y[j + 1], odd);
+        }
+        score[r][i] = even + odd;
+      }
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if (r >= rows) continue;
+      share_sums<kReads, kLanes / 2, 1>(score[r]);
+      const float own = seen ? fmaf(score[r][0], scale, bias) : -INFINITY;
+      float highest = own;
+#pragma unroll
+      for (int other = 16; other > 0; other /= 2) {
+        highest = fmaxf(highest, __shfl_xor_sync(kWholeWarp, highest, other));
+      }
+      highest = fmaxf(highest, top[r]);
+      const float base = highest == -INFINITY ? 0.0f : highest;  // no key so far
+      const float before = fast_exp2(top[r] - base);
+      weight[r] = fast_exp2(own - base);
+      total[r] = fmaf(total[r], before, weight[r]);
+      top[r] = highest;
+#pragma unroll
+      for (int j = 0; j < kElements; ++j) sum[r][j] *= before;
+    }
+#pragma unroll
+    for (int i = 0; i < kReads; ++i) {
+      float x[kElements];
+      to_floats<T>(v[i], x);
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        if (r >= rows) continue;
+        const float p = __shfl_sync(kWholeWarp, weight[r], of_key * kLanes + i);
+#pragma unroll
+        for (int j = 0; j < kElements; ++j) sum[r][j] = fmaf(p, x[j], sum[r][j]);
+      }
+    }
+  }
+
+  // Of the lane's eight columns two are left to it.
+  constexpr int kLeft = kElements / kAtOnce;
+  const int mine = column + lane / kLanes / 2 * 4 + lane / kLanes % 2 * kLeft;
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    if (r >= rows) continue;
+    share_sums<kElements, 16, kLanes>(sum[r]);
+    float all = total[r];
+#pragma unroll
+    for (int other = 16; other > 0; other /= 2) all += __shfl_xor_sync(kWholeWarp, all, other);
+    const float factor = all > 0.0f ? __fdividef(1.0f, all) : 0.0f;
+    T* const to = out + (row + r) * shape.out_stride + head * kDim + mine;
+    *reinterpret_cast<uint32_t*>(to) = pack<T>(sum[r][0] * factor, sum[r][1] * factor);
+  }
+}
+
+template <class T, int kRows>
+void launch_short(const AttentionArguments& a, const NewRows<T>& added, const Stream& stream) {
+  const int64_t warps = a.pages->sequences() * a.heads;
+  launch(paged_short_kernel<T, kRows>, dim3(static_cast<unsigned>((warps + kWarps - 1) / kWarps)),
+         dim3(32 * kWarps), 0, stream, PagedShape(a, true), static_cast<T*>(a.out),
+         static_cast<const T*>(a.q.data), static_cast<T*>(a.key_cache),
+         static_cast<T*>(a.value_cache), added);
+}
+
+bool aligned(const void* data, int64_t stride) {
+  return reinterpret_cast<uintptr_t>(data) % 16 == 0 && stride % kElements == 0;
+}
+
+}  // namespace
+
+bool paged_short_fits(const AttentionArguments& a) {
+  return a.head_dim == kDim && a.heads == a.kv_heads && a.queries->max_seqlen() == 1 &&
+         a.soft_cap <= 0.0f && a.pages->page_size() >= kAtOnce &&
+         a.pages->max_context() <=
+             std::min<int64_t>(kMostKeys, kMostPages * a.pages->page_size()) &&
+         aligned(a.q.data, a.q.stride) && aligned(a.out, a.out_stride) && aligned(a.key_cache, 0) &&
+         aligned(a.value_cache, 0);
+}
+
+template <class T>
+void paged_short_attention(const AttentionArguments& a, const Stream& stream) {
+  launch_short<T, kMostRows>(a, {}, stream);
+}
+
+template <class T>
+bool cached_short_attention(const AttentionArguments& a, const Stream& stream) {
+  if (!paged_short_fits(a) || !aligned(a.k.data, a.k.stride) || !aligned(a.v.data, a.v.stride)) {
+    return false;
+  }
+  const NewRows<T> added = {static_cast<const T*>(a.k.data), static_cast<const T*>(a.v.data),
+                            a.k.stride, a.v.stride};
+  launch_short<T, 1>(a, added, stream);
+  return true;
+}
+
+#define INSTANTIATE(T)                                                              \
+  template void paged_short_attention<T>(const AttentionArguments&, const Stream&); \
+  template bool cached_short_attention<T>(const AttentionArguments&, const Stream&);
+INSTANTIATE(__half)
+INSTANTIATE(__nv_bfloat16)
+#undef INSTANTIATE
+
+}  // namespace fusewire::cuda
