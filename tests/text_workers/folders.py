@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import tokenizers
-from fusewire.text_workers.process import WorkerProcess
+from fusewire.worker_processes.process import WorkerProcess
 from tokenizers import Regex, pre_tokenizers
 
 from tests.engine.generating import byte_tokenizer

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 from fusewire.errors import CheckpointError, InvalidInput, Unavailable
-from fusewire.text_workers import process, worker, workers
+from fusewire.text_workers import worker, workers
 from fusewire.text_workers.workers import LONG_BYTES, TextWorkers
+from fusewire.worker_processes import process
 
 from tests.text_workers.folders import (
     DOUBLED,
@@ -167,8 +168,9 @@ def test_memory_is_bounded(
     started: Callable[..., TextWorkers], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workers, "DEADLINE_S", TIMEOUT_S)
-    stop = "(w.os.kill(w.os.getpid(), signal.SIGSTOP), w.os._exit(w.OUT_OF_MEMORY))"
-    _in_the_worker(monkeypatch, f"import signal; w._out_of_memory = lambda: {stop}")
+    stop = "(p.os.kill(p.os.getpid(), signal.SIGSTOP), p.os._exit(p.OUT_OF_MEMORY))"
+    imports = "import signal; from fusewire.worker_processes import program as p"
+    _in_the_worker(monkeypatch, f"{imports}; p._out_of_memory = lambda: {stop}")
     made = started(HARM.format("{% set x = ['a' * 400000000] %}{{ x[0] | upper | lower }}"))
     chat(made).result(TIMEOUT_S)
     its_pid, late = pid(made), chat(made, "harm")
@@ -354,8 +356,8 @@ def test_workers_that_were_never_needed_were_never_started(tmp_path: Path) -> No
 
 def _in_the_worker(monkeypatch: pytest.MonkeyPatch, statement: str) -> None:
     """Executed with its module as `w`, before it begins."""
-    begun = f"import fusewire.text_workers.worker as w; {statement}; main("
-    monkeypatch.setattr(process, "_PROGRAM", process._PROGRAM.replace("main(", begun))
+    begun = f"w = program; {statement}\nprogram.main("
+    monkeypatch.setattr(process, "_PROGRAM", process._PROGRAM.replace("program.main(", begun))
 
 
 def _resident(pid: int) -> int:

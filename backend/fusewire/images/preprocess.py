@@ -3,8 +3,10 @@ them: resize, centre crop, rescale, normalise."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from functools import cached_property
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,6 +47,17 @@ class Preprocessing:
     rescale_factor: float | None
     mean: tuple[float, ...] | None  # by channel, as `std`
     std: tuple[float, ...] | None
+
+    def values(self) -> dict[str, Any]:
+        """What `of_values` takes, for another process: numbers and lists of them."""
+        return asdict(self)
+
+    @classmethod
+    def of_values(cls, values: Mapping[str, Any]) -> Self:
+        lists = {name: values[name] and tuple(values[name]) for name in ("crop", "mean", "std")}
+        size = Size(**values["size"]) if values["size"] else None
+        resample = Image.Resampling(values["resample"])
+        return cls(**{**values, **lists, "size": size, "resample": resample})
 
     def __call__(self, data: bytes) -> NDArray[np.float32]:
         """Pixel values [3, height, width] of an encoded image; InvalidInput as `decode` and

@@ -1,5 +1,5 @@
-"""Rows of requests to what a model of images takes: encoded images, decoded and preprocessed in
-threads, a client's own pixel values, and texts that are compared with images."""
+"""Rows of requests to what a model of images takes: encoded images, decoded and preprocessed beside
+the device, a client's own pixel values, and texts that are compared with images."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class ImageReader:
         for query in queries:
             assert isinstance(query, ImageQuery)
             if query.images is None:
-                images = [row.data for row in query.rows if isinstance(row, ImageRow)]
-                query.images = [self._workers.start([data]) for data in images]
+                rows = [row for row in query.rows if isinstance(row, ImageRow)]
+                query.images = [self._workers.start([row.data], [row.pixels]) for row in rows]
 
     def encode(self, queries: Sequence[Query]) -> dict[int, Exception]:
         """Sets `tokens` of each query; returns the errors by the query's index."""

@@ -58,7 +58,7 @@ class ImageTask(Task):
             tokenizer = TowerTokenizer(
                 self.model.folder, max_length=tower.max_length, padded=tower.reads_padding
             )
-        return ImageReader(self.model, self._new_workers(), tokenizer)
+        return ImageReader(self.model, self._new_workers(apart=apart), tokenizer)
 
     def pack(self, items: Sequence[Item]) -> ImageTextBatch:
         packed = [

@@ -16,12 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from fusewire.errors import CheckpointError, FusewireError, InvalidInput, QueueFull, Unavailable
-from fusewire.text_workers.messages import MOST_BYTES, encoded
-from fusewire.text_workers.process import (
-    WorkerDied,
-    WorkerLate,
-    WorkerProcess,
-)
+from fusewire.worker_processes.messages import MOST_BYTES, encoded
+from fusewire.worker_processes.process import WorkerDied, WorkerLate, WorkerProcess
 
 # For the work of one call, a hundred times what the longest conversation takes.
 DEADLINE_S = 10.0
@@ -168,7 +164,9 @@ class _Lane:
         for again in (True, False):  # a worker that was killed while it rested does no harm
             try:
                 process = self._running()
-                return self._description if message is None else process.call(message, DEADLINE_S)
+                if message is None:
+                    return self._description
+                return process.call(message, DEADLINE_S)["result"]
             except WorkerDied as death:
                 if not again or self._stopping or death.out_of_memory:
                     raise
@@ -179,7 +177,7 @@ class _Lane:
             with self._lock:
                 if self._stopping:
                     raise Unavailable(_STOPS)
-                self._process = WorkerProcess(self._configuration)
+                self._process = WorkerProcess("fusewire.text_workers.worker", self._configuration)
             self._description = self._process.load()
         return self._process
 

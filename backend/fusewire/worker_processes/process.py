@@ -16,7 +16,7 @@ from typing import Any
 
 from fusewire.import_path import import_path
 from fusewire.passed_errors import error_of
-from fusewire.text_workers.messages import BrokenMessage, ConnectionClosed, encoded, receive
+from fusewire.worker_processes.messages import BrokenMessage, ConnectionClosed, encoded, receive
 
 # To load a folder: tokenizers with hundreds of thousands of tokens take seconds.
 START_S = 30.0
@@ -28,9 +28,10 @@ _EXIT_S = 5.0
 # Isolated from the working folder and from PYTHON* variables; imports what its owner imports.
 _PROGRAM = """\
 import sys
-sys.path[:] = sys.argv[2:]
-from fusewire.text_workers.worker import main
-main(int(sys.argv[1]))
+sys.path[:] = sys.argv[3:]
+import importlib
+program = importlib.import_module(sys.argv[2])
+program.main(int(sys.argv[1]))
 """
 # All that a worker may know of its owner's environment: no keys, no tokens.
 _VARIABLES = (
@@ -67,13 +68,14 @@ class WorkerProcess:
     """A running worker. One thread starts and calls it: the kernel ends the worker with that thread
     (PR_SET_PDEATHSIG), even if its process is killed. `kill` may come from any thread."""
 
-    def __init__(self, configuration: Mapping[str, Any]) -> None:
-        """`configuration`: what worker.main takes. Call `load` next."""
+    def __init__(self, program: str, configuration: Mapping[str, Any]) -> None:
+        """`program`: the module whose `main` is the worker's, see `program.serve`. `configuration`:
+        what it loads. Call `load` next."""
         self._configuration = configuration
         self._connection, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [_python(), "-I", "-c", _PROGRAM, str(os.getpid()), *import_path()],
+                [_python(), "-I", "-c", _PROGRAM, str(os.getpid()), program, *import_path()],
                 stdin=theirs.fileno(),
                 stdout=subprocess.DEVNULL,
                 env=_environment(),
@@ -91,19 +93,19 @@ class WorkerProcess:
         return self._process.pid
 
     def load(self) -> Mapping[str, Any]:
-        """What the worker says of its folder, once it is loaded; CheckpointError, and as `call`."""
-        return dict(self.call(encoded(self._configuration), START_S))
+        """What the worker says of itself, once it is loaded; CheckpointError, and as `call`."""
+        return dict(self.call(encoded(self._configuration), START_S)["result"])
 
-    def call(self, message: bytes, timeout_s: float) -> Any:
-        """The worker's answer, or its error raised; WorkerLate and WorkerDied, and then there is no
-        process any more."""
+    def call(self, message: bytes, timeout_s: float) -> Mapping[str, Any]:
+        """The worker's answer, its `result` and perhaps a `body`, or its error raised; WorkerLate
+        and WorkerDied, and then there is no process any more."""
         deadline = time.monotonic() + timeout_s
         try:
             self._connection.settimeout(timeout_s)
             self._connection.sendall(message)
             answer = receive(self._connection, deadline)
-            if "error" not in answer:
-                return answer["result"]
+            if "result" in answer:
+                return dict(answer)
             error = error_of(answer["error"])
         except TimeoutError:
             self.kill()
@@ -142,5 +144,6 @@ def _environment() -> dict[str, str]:
     return {
         **{name: os.environ[name] for name in _VARIABLES if name in os.environ},
         "RAYON_NUM_THREADS": os.environ.get("RAYON_NUM_THREADS", str(threads)),
+        "OPENBLAS_NUM_THREADS": "1",  # numpy's, which would start threads that nothing uses
         "MALLOC_ARENA_MAX": "1",  # an arena of each thread would count as 64 MiB of its memory
     }

@@ -8,11 +8,12 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 from fusewire.errors import CheckpointError, FusewireError, InvalidInput, Overloaded, QueueFull
 from fusewire.passed_errors import as_values, error_of
-from fusewire.text_workers import messages
-from fusewire.text_workers.messages import BrokenMessage, encoded, receive
+from fusewire.worker_processes import messages
+from fusewire.worker_processes.messages import BrokenMessage, encoded, receive
 
 SOON_S = 0.05
 
@@ -36,9 +37,27 @@ def test_a_message_arrives_as_it_was_sent(ends: Any, message: dict[str, Any]) ->
     sending.join()
 
 
+@pytest.mark.parametrize("size", [0, 1, 3_000_000])
+def test_bytes_behind_a_message_arrive_with_it(ends: Any, size: int) -> None:
+    ours, theirs = ends
+    body = np.random.default_rng(0).bytes(size)
+    data = encoded({"a": 1, "body_bytes": size}) + body + encoded({"next": 2})
+    sending = threading.Thread(target=ours.sendall, args=(data,))
+    sending.start()
+    message = receive(theirs, time.monotonic() + 30)
+    assert message.pop("body").tobytes() == body
+    assert message == {"a": 1}
+    assert receive(theirs, time.monotonic() + 30) == {"next": 2}
+    sending.join()
+
+
 @pytest.mark.parametrize(
     ("data", "words"),
     [
+        (encoded({"body_bytes": -1}), "a body of -1 bytes"),
+        (encoded({"body_bytes": 1 << 40}), "a body of 1099511627776 bytes"),
+        (encoded({"body_bytes": "1"}), "a body of 1 bytes"),
+        (encoded({"body_bytes": 2}) + b"x", "end of the connection"),
         (b"", "end of the connection"),
         (b"\0\0", "end of the connection"),
         (encoded({"a": "some text"})[:-3], "end of the connection"),
@@ -47,7 +66,19 @@ def test_a_message_arrives_as_it_was_sent(ends: Any, message: dict[str, Any]) ->
         (b"\0\0\0\2\xff\xff", "not JSON"),
         ((100_000).to_bytes(4, "big") + b"[" * 100_000, "not JSON"),
     ],
-    ids=["nothing", "half a length", "half a message", "huge", "text", "bytes", "deep"],
+    ids=[
+        "a negative body",
+        "a huge body",
+        "a body of text",
+        "half a body",
+        "nothing",
+        "half a length",
+        "half a message",
+        "huge",
+        "text",
+        "bytes",
+        "deep",
+    ],
 )
 def test_what_is_no_message_is_known(ends: Any, data: bytes, words: str) -> None:
     ours, theirs = ends

@@ -1,0 +1,32 @@
+"""The program of a process that reads images for one model: encoded bytes in, pixel values out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from PIL import Image
+
+from fusewire.images.decode import MOST_PIXELS
+from fusewire.images.preprocess import MOST_SIDE, Preprocessing
+from fusewire.worker_processes.program import Call, serve
+
+# Memory of a call, beyond what the loaded worker has: 20 bytes a pixel while a lossless WebP is
+# decoded, 12 in pixel values (and their parts), and the file.
+CALL_BYTES = 20 * MOST_PIXELS + 24 * MOST_SIDE**2 + (1 << 28)
+
+
+def main(owner: int) -> None:
+    """`owner`: its process id."""
+    serve(owner, _load)
+
+
+def _load(configuration: Mapping[str, Any]) -> tuple[Mapping[str, Any], Call, int]:
+    preprocessing = Preprocessing.of_values(configuration)
+    Image.init()  # its modules are loaded while files may be opened
+
+    def call(message: Mapping[str, Any]) -> tuple[Any, memoryview]:
+        pixels = preprocessing(message["body"].tobytes())
+        return pixels.shape, pixels.data.cast("B")
+
+    return {}, call, CALL_BYTES

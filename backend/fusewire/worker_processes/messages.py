@@ -1,0 +1,87 @@
+"""Messages between a worker and its owner: JSON in UTF-8 behind its length, and where it has
+`body_bytes` so many bytes behind it, its `body`."""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+# A body as large as the endpoint takes, where JSON escapes each character.
+MOST_BYTES = 1 << 27
+_LENGTH = struct.Struct("!I")
+_Part = TypeVar("_Part", bytes, int)
+
+
+class BrokenMessage(Exception):
+    """The other end sent what is no message, or (ConnectionClosed) nothing any more."""
+
+
+class ConnectionClosed(BrokenMessage):
+    """The other end closed the connection, perhaps within a message."""
+
+
+def encoded(message: Mapping[str, Any]) -> bytes:
+    """A message as it is sent. Lone surrogates pass: what is wrong with them the worker says."""
+    # One expression, as a text of megabytes must not be held twice.
+    data = json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode(
+        "utf-8", "surrogatepass"
+    )
+    return _LENGTH.pack(len(data)) + data
+
+
+def receive(connection: socket.socket, deadline: float | None = None) -> Any:
+    """The next message. TimeoutError at `deadline` (by time.monotonic()), BrokenMessage."""
+    (size,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size, deadline))
+    if size > MOST_BYTES:
+        raise BrokenMessage(f"a message of {size} bytes")
+    try:
+        message = json.loads(_exactly(connection, size, deadline).decode("utf-8", "surrogatepass"))
+    except (ValueError, RecursionError):
+        raise BrokenMessage("what is not JSON") from None
+    if isinstance(message, dict) and "body_bytes" in message:
+        message["body"] = _body(connection, message.pop("body_bytes"), deadline)
+    return message
+
+
+def _body(connection: socket.socket, size: Any, deadline: float | None) -> NDArray[np.uint8]:
+    if not isinstance(size, int) or not 0 <= size <= MOST_BYTES:
+        raise BrokenMessage(f"a body of {size} bytes")
+    body = np.empty(size, np.uint8)  # whose pages are taken when they are written
+    view, got = body.data, 0
+    while got < size:
+        got += _received(connection, deadline, lambda: connection.recv_into(view[got:]))  # noqa: B023
+    return body
+
+
+def _exactly(connection: socket.socket, size: int, deadline: float | None) -> bytearray:
+    """Grows with what arrives: a length is only a promise."""
+    data = bytearray()
+    while len(data) < size:
+        missing = min(size - len(data), 1 << 20)
+        data += _received(connection, deadline, lambda: connection.recv(missing))  # noqa: B023
+    return data
+
+
+def _received(
+    connection: socket.socket, deadline: float | None, receive: Callable[[], _Part]
+) -> _Part:
+    """What `receive` returns, which is not nothing."""
+    if deadline is not None:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError
+        connection.settimeout(left)
+    try:
+        part = receive()
+    except ConnectionError as error:
+        raise ConnectionClosed(str(error)) from None
+    if not part:
+        raise ConnectionClosed("the end of the connection")
+    return part

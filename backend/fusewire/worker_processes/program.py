@@ -1,0 +1,100 @@
+"""A worker's side: it loads once, then answers calls, within limits of the operating system.
+
+Its owner writes the configuration and then calls to the socket that is its standard input, one
+after the other; the end of that stream ends it.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from fusewire.errors import FusewireError
+from fusewire.parent_death import die_with
+from fusewire.passed_errors import as_values
+from fusewire.worker_processes.messages import BrokenMessage, encoded, receive
+from fusewire.worker_processes.process import OUT_OF_MEMORY
+
+# In one call, or to load, by all threads. The owner's deadline comes first, unless it is stopped.
+_CALL_CPU_S = 60
+_MOST_FILES = 32
+
+# A call's message -> its result, and the bytes of its body if it has one.
+Call = Callable[[Mapping[str, Any]], tuple[Any, memoryview | None]]
+# A configuration -> what the worker says of itself, the calls, and what a call may take of memory.
+Load = Callable[[Mapping[str, Any]], tuple[Any, Call, int]]
+
+
+def serve(owner: int, load: Load) -> None:
+    """`owner`: its process id. Returns when the owner closes."""
+    die_with(owner)
+    with socket.socket(fileno=os.dup(0)) as connection:
+        try:
+            loaded: list[Call] = []
+            configuration = receive(connection)
+            _answer(connection, lambda: _loaded(load, configuration, loaded))
+            while loaded:
+                message = receive(connection)
+                _limit_cpu()
+                _answer(connection, lambda: loaded[0](message))  # noqa: B023
+                del message
+        except (BrokenMessage, OSError):
+            return  # the owner has closed
+        except MemoryError:
+            _out_of_memory()
+
+
+def limit_memory(more_bytes: int) -> None:
+    """To so many bytes beyond what the process has now."""
+    pages = Path("/proc/self/statm").read_text().split()[0]
+    _limit(resource.RLIMIT_AS, int(pages) * resource.getpagesize() + more_bytes)
+
+
+def _loaded(
+    load: Load, configuration: Mapping[str, Any], loaded: list[Call]
+) -> tuple[Any, memoryview | None]:
+    _limit(resource.RLIMIT_CORE, 0)
+    _limit(resource.RLIMIT_FSIZE, 0)
+    _limit_cpu()
+    description, call, call_bytes = load(configuration)
+    limit_memory(call_bytes)
+    _limit(resource.RLIMIT_NOFILE, _MOST_FILES)
+    # From here on all words are answers: a panic of a library would fill the log.
+    with open(os.devnull, "wb") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    loaded.append(call)
+    return description, None
+
+
+def _answer(connection: socket.socket, work: Callable[[], tuple[Any, memoryview | None]]) -> None:
+    body = None
+    try:
+        result, body = work()
+        answer = {"result": result} | ({"body_bytes": body.nbytes} if body is not None else {})
+    except FusewireError as error:
+        answer = {"error": as_values(error)}
+    except MemoryError:
+        _out_of_memory()
+    connection.sendall(encoded(answer))
+    if body is not None:
+        connection.sendall(body)
+
+
+def _out_of_memory() -> NoReturn:
+    os._exit(OUT_OF_MEMORY)  # at once: to tidy up takes memory
+
+
+def _limit(kind: int, most: int) -> None:
+    """The soft limit, at most the hard one."""
+    hard = resource.getrlimit(kind)[1]
+    soft = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(kind, (soft, hard))
+
+
+def _limit_cpu() -> None:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    _limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + _CALL_CPU_S)
