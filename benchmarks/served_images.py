@@ -3,7 +3,7 @@
 ViT-B/16's shape with random weights behind the real embedded Triton, asked over gRPC with JPEG
 files of 500 x 375 pixels, 8 a request. Beside it, each alone on the machine: the engine, given
 pixel values (as many requests a call as are fastest), and the decoder (JPEG to pixel values in all
-its threads). The slower of the two is what a server can reach at best.
+its processes). The slower of the two is what a server can reach at best.
 
 Adds rows to bench-results/served_images.jsonl (one JSON object each).
 """
@@ -68,7 +68,7 @@ class Images:
 def decoder_side(folder: str) -> Prepare:
     from fusewire.images import ImageWorkers, read_preprocessing
 
-    workers = ImageWorkers(read_preprocessing(folder, "vit"))
+    workers = ImageWorkers(read_preprocessing(folder, "vit"), apart=True)
 
     def prepare(case: Images) -> Prepared:
         def answer(calls: Iterable[list[bytes]]) -> None:

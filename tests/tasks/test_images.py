@@ -218,10 +218,10 @@ def test_an_image_without_memory_fails_alone(engines, monkeypatch):
     engine = engines("vit", "label")
     start = engine._reader._workers.start
 
-    def failing(given):
+    def failing(given, pixels):
         if given[0].endswith(b"large"):
             return lambda: (_ for _ in ()).throw(MemoryError)
-        return start(given)
+        return start(given, pixels)
 
     monkeypatch.setattr(engine._reader._workers, "start", failing)
     photo = photos(1)[0]
