@@ -30,6 +30,7 @@ class Seen:
     seconds: float
     lag: float = 0.0  # that the client sent it late: work of its own
     refusals: Sequence[float] = ()  # seconds until each, of a client that tries again several
+    first: float | None = None  # seconds to the first token, where tokens come
 
 
 def poisson(rate: float, seconds: float, texts: int, seed: int = 0) -> list[Arrival]:
@@ -87,6 +88,7 @@ def statistics(
         "goodput_of_capacity": round(goodput / capacity, 4),
         "goodput_of_offered": round(len(good) / max(len(seen), 1), 4),
         **_percentiles("accepted_ms", [each.seconds for each in seen if each.outcome == OK]),
+        **_percentiles("first_ms", [each.first for each in seen if each.first is not None]),
         **_percentiles("refused_ms", [taken for each in seen for taken in each.refusals]),
         **_percentiles("client_lag_ms", [each.lag for each in seen]),
         "jain": round(jain(_shares(seen, good, seconds, capacity)), 4),

@@ -9,9 +9,10 @@ import pytest
 
 from benchmarks import overload_arrivals as arrivals
 from benchmarks import overload_client, overload_report, overload_ways
-from benchmarks.overload_arrivals import EXPIRED, OK, REFUSED, Arrival, Seen
+from benchmarks.overload_arrivals import EXPIRED, FAILED, OK, REFUSED, Arrival, Seen
 from benchmarks.overload_client import Load, Saturation
 from benchmarks.overload_drivers import parts_of
+from benchmarks.overload_ways import Answer
 from benchmarks.served_sides import Window
 
 
@@ -93,12 +94,12 @@ class Slow:
         self.outcomes = list(outcomes)
         self.sent: list[dict[str, str | int]] = []
 
-    async def send(
-        self, text: int, timeout_s: float, parameters: dict[str, str | int]
-    ) -> tuple[str, str]:
+    async def send(self, text: int, timeout_s: float, parameters: dict[str, str | int]) -> Answer:
         self.sent.append(parameters)
         await asyncio.sleep(self.seconds)
-        return (self.outcomes.pop(0) if self.outcomes else OK), ""
+        return Answer(self.outcomes.pop(0) if self.outcomes else OK, first=time.perf_counter())
+
+    async def close(self) -> None: ...
 
 
 def offered(way: Slow, load: Load) -> list[Seen]:
@@ -154,9 +155,18 @@ def test_what_is_split_over_processes_stays_whole() -> None:
 
 
 def test_what_the_server_took_and_let_expire_is_no_refusal() -> None:
-    assert overload_ways.refusal("timeout: got a request whose time has passed")[0] == EXPIRED
-    assert overload_ways.refusal("queue: got 3 s of work; try again in 3.0 s")[0] == REFUSED
-    assert overload_ways.refusal("Exceeds maximum queue size")[0] == REFUSED
+    late, refused = "timeout: got a request whose time has passed", "queue: got 3 s of work"
+    for of in (overload_ways.refusal, overload_ways._without_code):
+        assert (of(late).outcome, of(refused).outcome) == (EXPIRED, REFUSED)
+    assert overload_ways.refusal("Exceeds maximum queue size").outcome == REFUSED
+    assert overload_ways._without_code("out of memory").outcome == FAILED
+
+
+def test_the_first_token_counts_from_when_the_request_was_due() -> None:
+    found = offered(Slow(0.1), Load(ARRIVALS, 1.0, True, True, None, False))
+    assert all(each.first is not None and 0.1 <= each.first <= each.seconds for each in found)
+    ms = arrivals.statistics(found, 1.0, 10.0, 1.0)["first_ms_p50"]
+    assert 100 <= ms < 300
 
 
 def test_the_table_has_a_line_for_each_system() -> None:
