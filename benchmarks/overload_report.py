@@ -16,7 +16,7 @@ def line(row: Row) -> str:
         f"{row['case']} of {row['capacity']}/s: goodput {row['goodput_per_s']:.1f}/s = "
         f"{row['goodput_of_capacity']:.1%} of capacity ({row['goodput_of_offered']:.1%} of "
         f"offered); accepted p50 {row.get('accepted_ms_p50', '-')} p99 "
-        f"{row.get('accepted_ms_p99', '-')} ms, refused {row['refused_requests']} p99 "
+        f"{row.get('accepted_ms_p99', '-')} ms{_first(row)}, refused {row['refused_requests']} p99 "
         f"{row.get('refused_ms_p99', '-')} ms, expired {row['expired_requests']}, failed "
         f"{row['failed_requests']}; recovered "
         f"{row['recovered_s']} s; Jain {row['jain']}; {row['resident_mib_before']} -> "
@@ -24,6 +24,12 @@ def line(row: Row) -> str:
         f"{row['clients_busy_cores']}; client lag p99 {row.get('client_lag_ms_p99', '-')} ms; "
         f"others took {row['disturbed']:.0%}"
     )
+
+
+def _first(row: Row) -> str:
+    if "first_ms_p99" not in row:
+        return ""
+    return f", first token p50 {row['first_ms_p50']} p99 {row['first_ms_p99']} ms"
 
 
 def late(rows: Rows) -> list[str]:
@@ -40,13 +46,21 @@ def table(rows: Rows) -> str:
 
 
 def tables(rows: Rows) -> str:
-    """As the documentation has them: goodput, then what else there is to say of the least and of
-    the highest load."""
+    """As the documentation has them, of each model: goodput, then what else there is to say of the
+    least and of the highest load."""
+    models = dict.fromkeys(row["model"] for row in rows)
+    return "\n\n".join(_of_model([row for row in rows if row["model"] == each]) for each in models)
+
+
+def _of_model(rows: Rows) -> str:
     shares = {row["share"] for row in rows}
-    least, most = min(shares), max(shares)
-    columns: list[tuple[str, float, Callable[[Row], str]]] = [
-        ("accepted p99 ms", least, _number("accepted_ms_p99")),
-        ("accepted p99 ms", most, _number("accepted_ms_p99")),
+    most = max(shares)
+    columns: list[tuple[str, float, Callable[[Row], str]]] = []
+    for share in dict.fromkeys((min(shares), most)):
+        if any("first_ms_p99" in row for row in rows):
+            columns.append(("first token p99 ms", share, _number("first_ms_p99")))
+        columns.append(("accepted p99 ms", share, _number("accepted_ms_p99")))
+    columns += [
         ("refusals' p99 ms", most, _number("refused_ms_p99")),
         ("expired", most, lambda row: f"{row['expired_requests'] / row['requests']:.0%}"),
         ("Jain's index", most, lambda row: f"{row['jain']:.2f}"),
