@@ -31,7 +31,7 @@ from fusewire.serving.supervisor.server import Server
 
 from benchmarks import cores, machine, overload_arrivals, overload_plan, records
 from benchmarks.machine import DISTURBED
-from benchmarks.overload_arrivals import statistics
+from benchmarks.overload_arrivals import Seen, statistics
 from benchmarks.overload_client import Load
 from benchmarks.overload_drivers import Drivers
 from benchmarks.overload_models import TEXTS, Given, encoded, generated
@@ -97,13 +97,14 @@ class Bench:
                 if not (capacity and given.pace.once):
                     # Each time anew where others use the cores too: what they leave changes.
                     capacity = drivers.capacity(given.pace.capacity_s, *loop)
-                row = self._row(server, drivers, cell, capacity)
-                self.rows.append(row | {"model": model.name})
+                self.rows.append(self._row(server, drivers, model, cell, capacity))
                 records.append(given.out, self.rows[-1:])
                 print(line(self.rows[-1]), flush=True)
                 time.sleep(overload_plan.PAUSE_S)
 
-    def _row(self, server: Server, drivers: Drivers, cell: Cell, capacity: float) -> records.Row:
+    def _row(
+        self, server: Server, drivers: Drivers, model: Given, cell: Cell, capacity: float
+    ) -> records.Row:
         given, kind, system = self.given, LOADS[cell.load], SYSTEMS[cell.system]
         seconds = given.pace.seconds
         load = Load(
@@ -114,11 +115,13 @@ class Bench:
             given.count if system.count else None,
             kind.retries,
         )
+        seen, about = measured(server, drivers, load, given.parts)
         return {
             **machine.facts(*PACKAGES),
             "benchmark": BENCHMARK,
             "case": f"{cell.load}, {cell.protocol}, {cell.system}, {cell.share:g} x",
             **cell._asdict(),
+            "model": model.name,
             "threads": given.threads,
             "server_cores": given.parts.server,
             "client_cores": given.parts.clients,
@@ -126,18 +129,14 @@ class Bench:
             "seconds": seconds,
             "deadline_s": load.deadline_s,
             "capacity": round(capacity, 2),
-            **measured(server, drivers, load, seconds, capacity, given.parts),
+            **about,
+            **statistics(seen, seconds, capacity, load.deadline_s, model.tokens[cell.load]),
         }
 
 
 def measured(
-    server: Server,
-    drivers: Drivers,
-    load: Load,
-    seconds: float,
-    capacity: float,
-    parts: cores.Parts,
-) -> dict[str, Any]:
+    server: Server, drivers: Drivers, load: Load, parts: cores.Parts
+) -> tuple[list[Seen], dict[str, Any]]:
     """What one load made of a server."""
     pids = cores.tree(server.process.pid)
     before, began = resident_mib(pids), time.perf_counter()
@@ -149,8 +148,7 @@ def measured(
         (sum(map(machine.cpu_s, side)) - so_far) / took
         for side, so_far in zip((pids, drivers.pids), worked, strict=True)
     ]
-    return {
-        **statistics(outcome.seen, seconds, capacity, load.deadline_s),
+    return outcome.seen, {
         "recovered_s": round(outcome.recovered_s, 2),
         "resident_mib_before": before,
         "resident_mib_after": resident_mib(cores.tree(server.process.pid)),

@@ -26,6 +26,7 @@ class Given(NamedTuple):
     name: str
     folder: Path
     texts: dict[str, list[Any]]  # by load
+    tokens: dict[str, list[int]]  # of each: of the text, or of the answer
 
 
 @contextmanager
@@ -35,12 +36,15 @@ def encoded(random: bool) -> Iterator[Given]:
         if random:
             random_bert.write(folder, "MiniLM-L6")
         words = Texts(folder)
-        texts = {
-            name: words.some(TEXTS, kind.least, kind.most)[0]
+        found = {
+            name: words.some(TEXTS, kind.least, kind.most)
             for name, kind in LOADS.items()
             if not kind.generates
         }
-        yield Given("MiniLM-L6 (random weights)" if random else "MiniLM-L6", folder, texts)
+        texts = {name: given for name, (given, _) in found.items()}
+        tokens = {name: [len(each) for each in ids] for name, (_, ids) in found.items()}
+        name = "MiniLM-L6 (random weights)" if random else "MiniLM-L6"
+        yield Given(name, folder, texts, tokens)
 
 
 @contextmanager
@@ -50,7 +54,8 @@ def generated(random: bool) -> Iterator[Given]:
         # In a process of its own, which takes torch with it.
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             name, prompts = pool.submit(_write, Path(root)).result()
-        yield Given(f"{name} (random weights)", Path(root), {"answers": prompts})
+        tokens = {"answers": [each.new for each in prompts]}
+        yield Given(f"{name} (random weights)", Path(root), {"answers": prompts}, tokens)
 
 
 def _write(root: Path) -> tuple[str, list[Prompt]]:

@@ -12,13 +12,13 @@ LATE_MS = 10.0  # p99 of how late clients sent: more, and it was not the server 
 
 
 def line(row: Row) -> str:
+    accepted = f"{row.get('accepted_ms_p50', '-')} p99 {row.get('accepted_ms_p99', '-')} ms"
     return (
         f"{row['case']} of {row['capacity']}/s: goodput {row['goodput_per_s']:.1f}/s = "
-        f"{row['goodput_of_capacity']:.1%} of capacity ({row['goodput_of_offered']:.1%} of "
-        f"offered); accepted p50 {row.get('accepted_ms_p50', '-')} p99 "
-        f"{row.get('accepted_ms_p99', '-')} ms{_first(row)}, refused {row['refused_requests']} p99 "
-        f"{row.get('refused_ms_p99', '-')} ms, expired {row['expired_requests']}, failed "
-        f"{row['failed_requests']}; recovered "
+        f"{row['goodput_of_capacity']:.1%} of capacity, {row['goodput_tokens_of_capacity']:.1%} of "
+        f"its tokens ({row['goodput_of_offered']:.1%} of offered); accepted p50 {accepted}"
+        f"{_first(row)}, refused {row['refused_requests']} p99 {row.get('refused_ms_p99', '-')} ms, "
+        f"expired {row['expired_requests']}, failed {row['failed_requests']}; recovered "
         f"{row['recovered_s']} s; Jain {row['jain']}; {row['resident_mib_before']} -> "
         f"{row['resident_mib_after']} MiB; busy cores: server {row['server_busy_cores']}, clients "
         f"{row['clients_busy_cores']}; client lag p99 {row.get('client_lag_ms_p99', '-')} ms; "
@@ -38,7 +38,7 @@ def late(rows: Rows) -> list[str]:
 
 
 def table(rows: Rows) -> str:
-    """Goodput by load and system."""
+    """Goodput by load and system, in tokens: of texts that are alike, the same as in requests."""
     shares = sorted({row["share"] for row in rows})
     header = ["load", "protocol", "system", *(f"{share:g} x" for share in shares)]
     lines = [[*kind, *(_goodput(rows, kind, share) for share in shares)] for kind in _kinds(rows)]
@@ -83,8 +83,8 @@ def _of_model(rows: Rows) -> str:
         [
             f"{first['model']} on a CPU, the server on {cores}; requests arrive for "
             f"{first['seconds']:g} s at so many times the rate that this server answers in a "
-            f"closed loop, each with a deadline of {first['deadline_s']:g} s. Answers within the "
-            "deadline, of the closed loop's rate:",
+            f"closed loop, each with a deadline of {first['deadline_s']:g} s. Tokens answered "
+            "within the deadline, of the closed loop's rate:",
             table(rows),
             "The same runs:",
             _markdown(header, lines),
@@ -102,7 +102,7 @@ def _kind(row: Row) -> tuple[str, ...]:
 
 def _goodput(rows: Rows, kind: tuple[str, ...], share: float) -> str:
     of = [row for row in rows if _kind(row) == kind and row["share"] == share]
-    return f"{median(row['goodput_of_capacity'] for row in of):.1%}" if of else ""
+    return f"{median(row['goodput_tokens_of_capacity'] for row in of):.1%}" if of else ""
 
 
 def _number(key: str) -> Callable[[Row], str]:

@@ -43,7 +43,7 @@ class Kind(NamedTuple):
 
 LOADS = {
     "48 words": Kind(50, 50, overload_arrivals.poisson),  # and two special tokens
-    "lengths": Kind(5, 500, overload_arrivals.poisson, under_way=16),
+    "lengths": Kind(5, 500, overload_arrivals.poisson, under_way=32),
     "bursts": Kind(50, 50, overload_arrivals.bursts),
     "tenants": Kind(50, 50, overload_arrivals.tenants),
     "retries": Kind(50, 50, overload_arrivals.poisson, retries=True),

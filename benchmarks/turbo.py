@@ -2,7 +2,7 @@
 benchmarks.turbo [--device cuda]`.
 
 BERT-base (random weights; fp32 on a CPU, fp16 on a GPU); lengths drawn uniformly from 2 to 100 and
-from 5 to 500 tokens (Fang et al., PPoPP 2021, section 6). Policies: `alone` (no batching), `in
+from 5 to 500 tokens, the ranges of Fang et al. (PPoPP 2021). Policies: `alone` (no batching), `in
 order` (the batches of a server that takes what waits), `dynamic program` (theirs, on the measured
 cost of padded batches). The padded system runs them padded to the longest; fusewire runs batches in
 order, packed. No batch has more than `--most` requests. The policies and the queue are the same

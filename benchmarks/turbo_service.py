@@ -4,18 +4,19 @@ the model runs the batches one after the other."""
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from benchmarks import machine, rivals, turbo_policies
 from benchmarks.overload_arrivals import Arrival
-from benchmarks.turbo_policies import PaddedCosts, Policy
+from benchmarks.turbo_policies import Policy
 from benchmarks.worker import Handler
 
 Run = Callable[[list[np.ndarray]], Any]
@@ -68,7 +69,7 @@ def service(
     @cache
     def policy(name: str) -> Policy:
         if name == "dynamic program":
-            return turbo_policies.dynamic_program(measured_costs(run, drawn), most)
+            return turbo_policies.dynamic_program(measured_costs(run, drawn).__getitem__, most)
         return turbo_policies.in_order(1 if name == "alone" else most)
 
     def answer(asked: list[np.ndarray] | Closed | Open) -> Any:
@@ -81,8 +82,8 @@ def service(
     return answer
 
 
-def measured_costs(run: Run, drawn: Sequence[np.ndarray]) -> PaddedCosts:
-    """The faster of two runs each, by length and size up to the largest batch."""
+def measured_costs(run: Run, drawn: Sequence[np.ndarray]) -> NDArray[np.float64]:
+    """Seconds of a padded batch [length, size] up to the largest: the faster of two runs each."""
     most, longest = len(drawn), len(drawn[0])
     lengths = sorted({1, longest // 4, longest // 2, longest} - {0})
     sizes = sorted({1, most // 4, most // 2, most} - {0})
@@ -93,65 +94,56 @@ def measured_costs(run: Run, drawn: Sequence[np.ndarray]) -> PaddedCosts:
         return time.perf_counter() - begin
 
     table = [[min(seconds(n, size) for _ in range(2)) for size in sizes] for n in lengths]
-    return PaddedCosts(lengths, sizes, np.array(table))
+    return turbo_policies.measured(lengths, sizes, np.array(table))
 
 
 def serve_closed(run: Run, policy: Policy, asked: Closed) -> Served:
     sequences = asked.sequences
-    coming = deque(range(len(sequences)))
-    waiting = [coming.popleft() for _ in range(min(asked.under_way, len(sequences)))]
-    since = dict.fromkeys(waiting, 0.0)
+    lengths = [len(each) for each in sequences]
+    coming = iter(range(len(sequences)))
+    waiting = dict.fromkeys(islice(coming, asked.under_way), 0.0)  # and since when
     waited: list[float] = []
     batches = 0
     began = time.perf_counter()
     while waiting:
-        for batch in planned(policy, waiting, sequences):
+        for batch in policy(waiting, lengths):
             run([sequences[number] for number in batch])
             now = time.perf_counter() - began
             batches += 1
-            for number in batch:
-                waiting.remove(number)
-                waited.append(now - since[number])
-                if coming:  # its client asks again
-                    waiting.append(coming.popleft())
-                    since[waiting[-1]] = now
+            waited += [now - waiting.pop(number) for number in batch]
+            waiting |= dict.fromkeys(islice(coming, len(batch)), now)  # their clients ask again
     return Served(time.perf_counter() - began, waited, 0, batches)
 
 
 def serve_open(run: Run, policy: Policy, asked: Open) -> Served:
     due = asked.arrivals
     sequences = [asked.sequences[each.text] for each in due]
-    coming = deque(range(len(due)))
-    waiting: list[int] = []
+    lengths = [len(each) for each in sequences]
+    came = 0
+    waiting: dict[int, None] = {}  # in order of arrival
     waited: list[float] = []
     batches = 0
     began = time.perf_counter()
     while (now := time.perf_counter() - began) < asked.seconds:
-        while coming and due[coming[0]].at <= now:
-            waiting.append(coming.popleft())
+        while came < len(due) and due[came].at <= now:
+            waiting[came] = None
+            came += 1
         if not waiting:
-            following = due[coming[0]].at if coming else asked.seconds
+            following = due[came].at if came < len(due) else asked.seconds
             time.sleep(min(following, asked.seconds) - now)
-        for batch in planned(policy, waiting, sequences):
+            continue
+        for batch in policy(waiting, lengths):
             run([sequences[number] for number in batch])
             done = time.perf_counter() - began
             if done > asked.seconds:
                 break
             batches += 1
             for number in batch:
-                waiting.remove(number)
+                del waiting[number]
                 waited.append(done - due[number].at)
-    unanswered = [*waiting, *coming]
+    unanswered = [*waiting, *range(came, len(due))]
     waited += [max(0.0, asked.seconds - due[number].at) for number in unanswered]
     return Served(asked.seconds, waited, len(unanswered), batches)
-
-
-def planned(policy: Policy, waiting: list[int], sequences: Sequence[Any]) -> list[list[int]]:
-    """Batches of the requests that wait, by their numbers."""
-    if not waiting:
-        return []
-    places = policy([len(sequences[number]) for number in waiting])
-    return [[waiting[place] for place in batch] for batch in places]
 
 
 def _gpu(system: str, folder: Path, most_tokens: int) -> Run:

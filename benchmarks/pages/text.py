@@ -113,7 +113,8 @@ SECTIONS = (
             "fusewire": "admission by predicted cost; clients name their deadline",
             "fifo": "the same server with admission off",
             "triton": "the same, and Triton's own queue policy, which rejects what is beyond a "
-            "number of requests or has waited for the deadline",
+            "number of requests or has waited for the deadline: of little effect here, as the "
+            "backend takes requests out of that queue at once",
             "count": "the same, and clients that refuse what is beyond a number under way, as a "
             "gateway does",
         },
