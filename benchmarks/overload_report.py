@@ -13,12 +13,13 @@ LATE_MS = 10.0  # p99 of how late clients sent: more, and it was not the server 
 
 def line(row: Row) -> str:
     accepted = f"{row.get('accepted_ms_p50', '-')} p99 {row.get('accepted_ms_p99', '-')} ms"
+    refused = f"refused {row['refused_requests']} p99 {row.get('refused_ms_p99', '-')} ms"
     return (
         f"{row['case']} of {row['capacity']}/s: goodput {row['goodput_per_s']:.1f}/s = "
         f"{row['goodput_of_capacity']:.1%} of capacity, {row['goodput_tokens_of_capacity']:.1%} of "
         f"its tokens ({row['goodput_of_offered']:.1%} of offered); accepted p50 {accepted}"
-        f"{_first(row)}, refused {row['refused_requests']} p99 {row.get('refused_ms_p99', '-')} ms, "
-        f"expired {row['expired_requests']}, failed {row['failed_requests']}; recovered "
+        f"{_first(row)}, {refused}, expired {row['expired_requests']}, "
+        f"failed {row['failed_requests']}; recovered "
         f"{row['recovered_s']} s; Jain {row['jain']}; {row['resident_mib_before']} -> "
         f"{row['resident_mib_after']} MiB; busy cores: server {row['server_busy_cores']}, clients "
         f"{row['clients_busy_cores']}; client lag p99 {row.get('client_lag_ms_p99', '-')} ms; "

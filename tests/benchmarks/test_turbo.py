@@ -4,6 +4,7 @@ time is made up."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from benchmarks import random_bert, turbo, turbo_report, turbo_service
 from benchmarks import turbo_policies as policies
-from benchmarks import turbo_report, turbo_service
 from benchmarks.overload_arrivals import Arrival
 from benchmarks.turbo_service import (
     Closed,
@@ -21,7 +22,9 @@ from benchmarks.turbo_service import (
     measured_costs,
     serve_closed,
     serve_open,
+    service,
 )
+from benchmarks.worker import Worker
 
 
 def padded(longest: int) -> NDArray[np.float64]:
@@ -156,3 +159,27 @@ def test_the_table_has_rates_and_latencies_and_marks_who_was_not_answered() -> N
         "|---|---|---|---|---|",
         "| 2-100 | fusewire | in order | 50.0 | 500 / 2000* |",
     ]
+
+
+class Wrong:
+    """Answers what was never computed."""
+
+    def ask(self, drawn: list[np.ndarray]) -> np.ndarray:
+        return np.zeros((sum(map(len, drawn)), 384), np.float32)
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_answers_are_checked_before_anything_is_timed(device: str, tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    random_bert.write(tmp_path, "MiniLM-L6")
+    given = tmp_path, device, 1, 12, 3
+    with (
+        Worker("transformers", service, "transformers", *given) as padded,
+        Worker("fusewire", service, "fusewire", *given) as packed,
+    ):
+        workers = {"transformers": padded, "fusewire": packed}
+        turbo.check(workers, tmp_path, device, 1, 12)
+        asked = Closed("dynamic program", SEQUENCES, 3)
+        assert all(len(each.ask(asked).waited) == 10 for each in workers.values())
+        with pytest.raises(SystemExit, match="answers: off by"):
+            turbo.check(workers | {"fusewire": Wrong()}, tmp_path, device, 1, 12)  # type: ignore[dict-item]
