@@ -150,11 +150,11 @@ def test_clients_that_try_again_do_so_until_they_are_answered() -> None:
 
 def test_a_closed_loop_counts_the_answers_within_its_window() -> None:
     async def measured() -> float:
-        begin = time.perf_counter() + 0.1
-        asked = Saturation(Window(begin, begin + 0.4), under_way=4)
+        begin = time.perf_counter() + 0.4
+        asked = Saturation(Window(begin, begin + 0.2), under_way=4)
         return await overload_client._capacity(Slow(0.05), asked, texts=3)
 
-    assert asyncio.run(measured()) == pytest.approx(80, rel=0.3)
+    assert asyncio.run(measured()) == pytest.approx(80, rel=0.5)
 
 
 def test_what_is_split_over_processes_stays_whole() -> None:
