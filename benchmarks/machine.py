@@ -66,8 +66,12 @@ class Watch:
 
 
 def cpu_s(pid: int) -> float:
-    """Seconds that a process has worked, all its threads together."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    """Seconds that a process has worked, all its threads together; 0 of one that has ended, so that
+    a watch sees its work as that of others."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 

@@ -8,7 +8,8 @@ Systems: `fusewire` (admission by predicted cost; clients tell their deadline), 
 request is taken, in order of arrival), `triton` (Triton's queue policy: REJECT beyond
 `max_queue_size`), `count` (at most so many requests under way, as gateways limit them).
 Loads: texts of 48 words; `lengths`, 5 to 500 tokens; `bursts`; `tenants`, of which one sends ten
-times what each of the others does; `retries`, clients that try again until their deadline.
+times what each of the others does; `retries`, clients that try again until their deadline;
+`answers`, which a small GPT generates, of mixed lengths, with a deadline on the whole answer.
 
 `--server-cores 0,1 --driver-cores 2-7` gives server and clients cores of their own; `--copy 0/3` is
 the first of three such benchmarks at the same time, each on its third of the cores. `--minutes 8`
@@ -21,66 +22,73 @@ from __future__ import annotations
 
 import contextlib
 import os
-import tempfile
 import time
-from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from fusewire.serving.supervisor.server import Server
 
-from benchmarks import cores, machine, overload_arrivals, overload_plan, random_bert, records
-from benchmarks.encoder import minilm_folder
+from benchmarks import cores, machine, overload_arrivals, overload_plan, records
 from benchmarks.machine import DISTURBED
-from benchmarks.overload_arrivals import statistics
+from benchmarks.overload_arrivals import Seen, statistics
 from benchmarks.overload_client import Load
 from benchmarks.overload_drivers import Drivers
+from benchmarks.overload_models import TEXTS, Given, encoded, generated
 from benchmarks.overload_options import Options, options
-from benchmarks.overload_plan import Cell
+from benchmarks.overload_plan import Cell, client_of, server_of
 from benchmarks.overload_report import LATE_MS, late, line, table
 from benchmarks.overload_systems import LOADS, MODEL, SYSTEMS, Limits, serving
-from benchmarks.served_requests import Texts
 
 BENCHMARK = "overload"
 PACKAGES = ("fusewire", "nvidia-pytriton", "tritonclient", "aiohttp", "grpcio")
-TEXTS = 256
 
 
 class Bench:
     """Servers and clients of one run; each row is in the file before the next is measured."""
 
-    def __init__(self, given: Options, folder: Path) -> None:
+    def __init__(self, given: Options) -> None:
         self.given = given
-        self.folder = folder
         self.ends = time.monotonic() + given.limit_s
-        words = Texts(folder)
-        self.texts = {
-            name: words.some(TEXTS, kind.least, kind.most)[0] for name, kind in LOADS.items()
-        }
         self.rows: records.Rows = []
         self.left_out: list[Cell] = []
 
     def run(self, chosen: list[Cell]) -> None:
-        limits = Limits(*(getattr(self.given, name) for name in Limits._fields))
-        for system, of_system in groupby(chosen, lambda cell: cell.system):
-            with contextlib.ExitStack() as stack:
-                with cores.on(self.given.parts.server):
-                    server = stack.enter_context(serving(self.folder, SYSTEMS[system], limits))
-                if self.given.parts.server:
-                    cores.check_runs_on(self.given.parts.server, cores.tree(server.process.pid))
-                for _, of_client in groupby(of_system, lambda cell: cell[:3]):
-                    self._client(server, list(of_client))
+        given = self.given
+        with contextlib.ExitStack() as models:
+            found: dict[bool, Given] = {}
+            for generates in sorted({LOADS[cell.load].generates for cell in chosen}):
+                make = generated if generates else encoded
+                found[generates] = models.enter_context(make(given.random_weights))
+            for (name, generates), of_server in groupby(chosen, server_of):
+                limits = Limits(
+                    given.threads,
+                    given.max_batch_size,
+                    given.count,
+                    given.deadline_s or LOADS["48 words"].deadline_s,
+                    given.first_port,
+                )
+                model, system = found[generates], SYSTEMS[name]
+                with contextlib.ExitStack() as stack:
+                    with cores.on(given.parts.server):
+                        made = serving(model.folder, system, limits, generates)
+                        server = stack.enter_context(made)
+                    if given.parts.server:
+                        cores.check_runs_on(given.parts.server, cores.tree(server.process.pid))
+                    for _, of_client in groupby(of_server, client_of):
+                        self._client(server, model, list(of_client))
 
-    def _client(self, server: Server, chosen: list[Cell]) -> None:
+    def _client(self, server: Server, model: Given, chosen: list[Cell]) -> None:
         """The cells of one load over one protocol."""
         given, at = self.given, server.endpoint
         _, load, protocol, _ = chosen[0]
-        under_way = LOADS[load].under_way
+        kind = LOADS[load]
+        loop = kind.under_way, kind.deadline_s
         port = at.grpc_port if protocol == "grpc" else at.http_port
-        asks = protocol, f"{at.reachable}:{port}", MODEL, self.texts[load]
+        way = "stream" if kind.generates else protocol
+        asks = way, f"{at.reachable}:{port}", MODEL, model.texts[load]
         with Drivers(given.drivers, load, *asks) as drivers:
-            drivers.capacity(1.0, under_way)  # warm
+            drivers.capacity(kind.deadline_s, *loop)  # warm
             capacity = 0.0
             for cell in chosen:
                 if time.monotonic() + overload_plan.cell_s(cell, given.pace) > self.ends:
@@ -88,48 +96,47 @@ class Bench:
                     continue
                 if not (capacity and given.pace.once):
                     # Each time anew where others use the cores too: what they leave changes.
-                    capacity = drivers.capacity(given.pace.capacity_s, under_way)
-                self.rows.append(self._row(server, drivers, cell, capacity))
+                    capacity = drivers.capacity(given.pace.capacity_s, *loop)
+                self.rows.append(self._row(server, drivers, model, cell, capacity))
                 records.append(given.out, self.rows[-1:])
                 print(line(self.rows[-1]), flush=True)
                 time.sleep(overload_plan.PAUSE_S)
 
-    def _row(self, server: Server, drivers: Drivers, cell: Cell, capacity: float) -> records.Row:
+    def _row(
+        self, server: Server, drivers: Drivers, model: Given, cell: Cell, capacity: float
+    ) -> records.Row:
         given, kind, system = self.given, LOADS[cell.load], SYSTEMS[cell.system]
         seconds = given.pace.seconds
         load = Load(
             kind.arrivals(cell.share * capacity, seconds, TEXTS, given.seed),
-            given.deadline_s,
+            given.deadline_s or kind.deadline_s,
             system.tell_deadline,
             system.tell_deadline and kind.arrivals is overload_arrivals.tenants,
             given.count if system.count else None,
             kind.retries,
         )
+        seen, about = measured(server, drivers, load, given.parts)
         return {
             **machine.facts(*PACKAGES),
             "benchmark": BENCHMARK,
             "case": f"{cell.load}, {cell.protocol}, {cell.system}, {cell.share:g} x",
             **cell._asdict(),
-            "model": given.model,
+            "model": model.name,
             "threads": given.threads,
             "server_cores": given.parts.server,
             "client_cores": given.parts.clients,
             "drivers": given.drivers,
             "seconds": seconds,
-            "deadline_s": given.deadline_s,
+            "deadline_s": load.deadline_s,
             "capacity": round(capacity, 2),
-            **measured(server, drivers, load, seconds, capacity, given.parts),
+            **about,
+            **statistics(seen, seconds, capacity, load.deadline_s, model.tokens[cell.load]),
         }
 
 
 def measured(
-    server: Server,
-    drivers: Drivers,
-    load: Load,
-    seconds: float,
-    capacity: float,
-    parts: cores.Parts,
-) -> dict[str, Any]:
+    server: Server, drivers: Drivers, load: Load, parts: cores.Parts
+) -> tuple[list[Seen], dict[str, Any]]:
     """What one load made of a server."""
     pids = cores.tree(server.process.pid)
     before, began = resident_mib(pids), time.perf_counter()
@@ -141,8 +148,7 @@ def measured(
         (sum(map(machine.cpu_s, side)) - so_far) / took
         for side, so_far in zip((pids, drivers.pids), worked, strict=True)
     ]
-    return {
-        **statistics(outcome.seen, seconds, capacity, load.deadline_s),
+    return outcome.seen, {
         "recovered_s": round(outcome.recovered_s, 2),
         "resident_mib_before": before,
         "resident_mib_after": resident_mib(cores.tree(server.process.pid)),
@@ -158,16 +164,6 @@ def resident_mib(pids: list[int]) -> float:
     return round(sum(pages) * os.sysconf("SC_PAGE_SIZE") / 2**20, 1)
 
 
-@contextlib.contextmanager
-def model_folder(random: bool) -> Iterator[Path]:
-    if not random:
-        yield minilm_folder()
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        random_bert.write(Path(folder), "MiniLM-L6")
-        yield Path(folder)
-
-
 def main() -> None:
     given = options(__doc__)
     predicted = overload_plan.predicted_s(given.cells, given.pace)
@@ -177,8 +173,8 @@ def main() -> None:
     if near := cores.shared(given.parts):
         print(f"cpus {near} of the clients share physical cores with the server")
     # What this process starts is where it is itself, the server aside.
-    with cores.on(given.parts.clients), model_folder(given.random_weights) as folder:
-        bench = Bench(given, folder)
+    with cores.on(given.parts.clients):
+        bench = Bench(given)
         began = time.monotonic()
         bench.run(given.cells)
     print(table(bench.rows))

@@ -30,6 +30,7 @@ class Seen:
     seconds: float
     lag: float = 0.0  # that the client sent it late: work of its own
     refusals: Sequence[float] = ()  # seconds until each, of a client that tries again several
+    first: float | None = None  # seconds to the first token, where tokens come
 
 
 def poisson(rate: float, seconds: float, texts: int, seed: int = 0) -> list[Arrival]:
@@ -69,13 +70,20 @@ def _arrivals(
 
 
 def statistics(
-    seen: Sequence[Seen], seconds: float, capacity: float, deadline: float
+    seen: Sequence[Seen],
+    seconds: float,
+    capacity: float,
+    deadline: float,
+    tokens: Sequence[int],
 ) -> dict[str, Any]:
     """Of all arrivals of so many seconds. `capacity`: requests/s that the server can answer.
+    `tokens`: of each text, as a server that prefers short ones answers more of them.
     Goodput is of the answers in these seconds: those that come after them were computed with time
     beyond them, up to a deadline of it."""
     good = [each for each in seen if each.outcome == OK and each.seconds <= deadline]
-    goodput = sum(each.arrival.at + each.seconds <= seconds for each in good) / seconds
+    during = [each.arrival for each in good if each.arrival.at + each.seconds <= seconds]
+    goodput = len(during) / seconds
+    work = sum(tokens[each.text] for each in during) / (sum(tokens) / len(tokens)) / seconds
     counts = {
         f"{outcome}_requests": sum(each.outcome == outcome for each in seen)
         for outcome in (OK, REFUSED, EXPIRED, FAILED)
@@ -85,8 +93,10 @@ def statistics(
         **counts,
         "goodput_per_s": round(goodput, 2),
         "goodput_of_capacity": round(goodput / capacity, 4),
+        "goodput_tokens_of_capacity": round(work / capacity, 4),
         "goodput_of_offered": round(len(good) / max(len(seen), 1), 4),
         **_percentiles("accepted_ms", [each.seconds for each in seen if each.outcome == OK]),
+        **_percentiles("first_ms", [each.first for each in seen if each.first is not None]),
         **_percentiles("refused_ms", [taken for each in seen for taken in each.refusals]),
         **_percentiles("client_lag_ms", [each.lag for each in seen]),
         "jain": round(jain(_shares(seen, good, seconds, capacity)), 4),

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks import machine
 from benchmarks.overload_arrivals import EXPIRED, FAILED, OK, REFUSED, Arrival, Seen
-from benchmarks.overload_ways import WAYS, Way
+from benchmarks.overload_ways import WAYS, Answer, Way
 from benchmarks.served_sides import Window
 from benchmarks.worker import Handler
 
@@ -51,7 +51,7 @@ class Outcome:
     recovered_s: float = 0.0  # from the last arrival to the first answer within its deadline
 
 
-def clients(protocol: str, address: str, model: str, texts: list[str]) -> Handler:
+def clients(protocol: str, address: str, model: str, texts: list[Any]) -> Handler:
     """The setup of a Worker: answers a Load with an Outcome, a Saturation with requests/s."""
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
@@ -80,12 +80,12 @@ async def _capacity(way: Way, asked: Saturation, texts: int) -> float:
     async def one_after_another() -> None:
         nonlocal done
         while time.perf_counter() < window.end:
-            outcome, message = await way.send(next(numbers), 60.0, {})
-            if outcome == REFUSED:  # a server that keeps a share for tenants of the load before
+            answer = await way.send(next(numbers), 60.0, {})
+            if answer.outcome == REFUSED:  # it keeps a share for tenants of the load before
                 await asyncio.sleep(_RETRY_S)
                 continue
-            if outcome != OK:
-                raise RuntimeError(f"capacity: {outcome}: {message}")
+            if answer.outcome != OK:
+                raise RuntimeError(f"capacity: {answer.outcome}: {answer.message}")
             done += window.begin <= time.perf_counter() < window.end
 
     await asyncio.gather(*(one_after_another() for _ in range(asked.under_way)))
@@ -106,12 +106,13 @@ async def _offered(way: Way, load: Load) -> Outcome:
             return Seen(arrival, REFUSED, refusals[0], lag, refusals)
         under_way += 1
         try:
-            outcome, message = await _within_deadline(way, load, arrival, due, refusals)
+            answer = await _within_deadline(way, load, arrival, due, refusals)
         finally:
             under_way -= 1
-        if outcome == FAILED:
-            failures.append(message)
-        return Seen(arrival, outcome, time.perf_counter() - due, lag, refusals)
+        if answer.outcome == FAILED:
+            failures.append(answer.message)
+        first = answer.first and answer.first - due
+        return Seen(arrival, answer.outcome, time.perf_counter() - due, lag, refusals, first)
 
     began = max(load.begin, time.perf_counter())
     tasks = []
@@ -130,27 +131,26 @@ async def _offered(way: Way, load: Load) -> Outcome:
 
 async def _within_deadline(
     way: Way, load: Load, arrival: Arrival, due: float, refusals: list[float]
-) -> tuple[str, str]:
+) -> Answer:
     """`refusals`: gets the seconds that each took, the first from when the request was due."""
     deadline = due + load.deadline_s
     asked = due
     while (left := deadline - time.perf_counter()) > 0:
-        outcome, message = await way.send(arrival.text, left, _parameters(load, arrival, left))
-        if outcome != REFUSED:
-            return outcome, message
+        answer = await way.send(arrival.text, left, _parameters(load, arrival, left))
+        if answer.outcome != REFUSED:
+            return answer
         refusals.append(time.perf_counter() - asked)
         wait = random.uniform(0, _RETRY_S * 2 ** (len(refusals) - 1))
         if not load.retries or time.perf_counter() + wait >= deadline:
-            return outcome, message
+            return answer
         await asyncio.sleep(wait)
         asked = time.perf_counter()
-    return EXPIRED, "its deadline passed before it was sent"
+    return Answer(EXPIRED, "its deadline passed before it was sent")
 
 
 async def _recovered(way: Way, load: Load, end: float) -> float:
     while time.perf_counter() - end < _RECOVERED_WITHIN_S:
-        outcome, _ = await way.send(0, load.deadline_s, {})
-        if outcome == OK:
+        if (await way.send(0, load.deadline_s, {})).outcome == OK:
             return time.perf_counter() - end
         await asyncio.sleep(0.02)
     return float("inf")

@@ -13,7 +13,6 @@ from benchmarks.served_sides import Window
 from benchmarks.worker import Worker
 
 _SOON_S = 0.2  # from now to the common beginning
-_RAMP_S = 1.0  # of a closed loop, until it keeps the server busy
 
 
 class Drivers:
@@ -46,15 +45,21 @@ class Drivers:
     def pids(self) -> list[int]:
         return [worker.pid for worker in self._workers]
 
-    def capacity(self, seconds: float, under_way: int) -> float:
-        """Requests/s of a closed loop with so many under way, at least one of each process."""
-        begin = time.perf_counter() + _RAMP_S
+    def capacity(self, seconds: float, under_way: int, ramp_s: float) -> float:
+        """Requests/s of a closed loop with so many under way, at least one of each process.
+        `ramp_s`: until it counts; as long as an answer takes, or the short ones count twice."""
+        begin = time.perf_counter() + ramp_s
         shares = parts_of(under_way, len(self._workers))
         for index, worker in enumerate(self._workers):
             first = index * self._texts // len(self._workers)
             window = Window(begin, begin + seconds, first)
             worker.send(Saturation(window, max(1, shares[index])))
-        return sum(worker.receive() for worker in self._workers)
+        found = sum(worker.receive() for worker in self._workers)
+        if not found:
+            raise RuntimeError(
+                f"capacity: got no answer in {seconds:g} s, wanted some; give it longer"
+            )
+        return found
 
     def offer(self, load: Load) -> Outcome:
         """A count of what may be under way is split: each process counts its own."""

@@ -27,9 +27,8 @@ class Options:
     drivers: int  # processes that ask
     first_port: int
     threads: int
-    model: str
     random_weights: bool
-    deadline_s: float
+    deadline_s: float | None  # of all loads; None: each its own
     count: int
     max_batch_size: int
     seed: int
@@ -50,6 +49,8 @@ def options(about: str, arguments: list[str] | None = None) -> Options:
     pace = Pace(given.seconds, given.capacity_seconds, bool(parts.server))
     asked = overload_plan.cells(given.systems, given.loads, given.protocols, given.shares)
     limit_s = 60 * given.minutes
+    if not asked:
+        parser.error("none of these systems takes these loads over these protocols")
     chosen = overload_plan.that_fit(asked, pace, limit_s)
     if not chosen:
         raise SystemExit(f"minutes: got {given.minutes:g}, wanted enough for one cell")
@@ -62,7 +63,6 @@ def options(about: str, arguments: list[str] | None = None) -> Options:
         drivers=given.drivers,
         first_port=first_port,
         threads=given.threads or len(parts.server) or 2,
-        model="MiniLM-L6 (random weights)" if given.random_weights else "MiniLM-L6",
         random_weights=given.random_weights,
         deadline_s=given.deadline_s,
         count=given.count,
@@ -93,7 +93,7 @@ def _parser(about: str) -> argparse.ArgumentParser:
     parser.add_argument("--driver-cores", type=cores.parsed, default=(), help="such as 2-7")
     parser.add_argument("--drivers", type=int, default=1, help="client processes")
     parser.add_argument("--random-weights", action="store_true", help="MiniLM's shape alone")
-    parser.add_argument("--deadline-s", type=float, default=1.0, help="of each request")
+    parser.add_argument("--deadline-s", type=float, help="default: 1, of generated answers 5")
     parser.add_argument("--count", type=int, default=64, help="requests of rivals that count")
     parser.add_argument("--max-batch-size", type=int, default=128, help="of Triton")
     parser.add_argument("--threads", type=int, help="default: the server's cores, or 2")

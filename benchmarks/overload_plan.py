@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from itertools import groupby, product
 from typing import NamedTuple
 
-from benchmarks.overload_systems import LOADS, SYSTEMS
+from benchmarks.overload_systems import LOADS, SYSTEMS, possible
 
 START_S = 15.0  # of a server with its model, and its end
 PAUSE_S = 1.5  # after each load
-_RAMP_S = 3.0  # of the clients' processes and of each closed loop
-_RECOVERY_S = 1.5  # of a server that computes no dead request, and gRPC's are cancelled
+_CLIENTS_S = 1.0  # until their processes run
+_RECOVERY_S = 0.5  # beside a deadline, of a server that computes nothing dead: gRPC cancels it
 
 
 class Cell(NamedTuple):
@@ -19,6 +19,16 @@ class Cell(NamedTuple):
     load: str
     protocol: str
     share: float  # of the capacity
+
+
+def server_of(cell: Cell) -> tuple[str, bool]:
+    """What the cells of one server share: the system, and which model it is."""
+    return cell.system, LOADS[cell.load].generates
+
+
+def client_of(cell: Cell) -> tuple[str, str, str]:
+    """What the cells of one client share."""
+    return cell.system, cell.load, cell.protocol
 
 
 class Pace(NamedTuple):
@@ -36,7 +46,8 @@ def cells(
     """All, the most important first: each list is given in the order of importance."""
     ranked = product(*(enumerate(each) for each in (systems, loads, protocols, shares)))
     ordered = sorted(ranked, key=lambda chosen: sum(rank for rank, _ in chosen))
-    return [Cell(*(value for _, value in chosen)) for chosen in ordered]
+    found = [Cell(*(value for _, value in chosen)) for chosen in ordered]
+    return [cell for cell in found if possible(cell.system, cell.load, cell.protocol)]
 
 
 def in_groups(chosen: Iterable[Cell]) -> list[Cell]:
@@ -53,17 +64,20 @@ def cell_s(cell: Cell, pace: Pace) -> float:
     # Nobody tells Triton that a client over HTTP has left: it computes whatever was sent.
     endless = cell.protocol == "http" and cell.system == "fifo"
     recovery = max(0.0, cell.share - 1) * pace.seconds if endless else 0.0
-    capacity = 0.0 if pace.once else pace.capacity_s + 1.0
-    return pace.seconds + capacity + recovery + _RECOVERY_S + PAUSE_S
+    within = LOADS[cell.load].deadline_s
+    capacity = 0.0 if pace.once else pace.capacity_s + within
+    recovery += within + _RECOVERY_S
+    return pace.seconds + capacity + recovery + PAUSE_S
 
 
 def predicted_s(chosen: Iterable[Cell], pace: Pace) -> float:
     """Of all of them, servers' starts and closed loops too."""
     seconds = 0.0
-    for _, of_system in groupby(in_groups(chosen), lambda cell: cell.system):
+    for _, of_server in groupby(in_groups(chosen), server_of):
         seconds += START_S
-        for _, of_client in groupby(of_system, lambda cell: cell[:3]):
-            seconds += _RAMP_S + (pace.capacity_s if pace.once else 0.0)
+        for (_, load, _), of_client in groupby(of_server, client_of):
+            ramps = 3 * LOADS[load].deadline_s  # twice before it counts, and to be warm
+            seconds += _CLIENTS_S + ramps + (pace.capacity_s if pace.once else 0.0)
             seconds += sum(cell_s(cell, pace) for cell in of_client)
     return seconds
 

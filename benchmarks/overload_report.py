@@ -12,18 +12,25 @@ LATE_MS = 10.0  # p99 of how late clients sent: more, and it was not the server 
 
 
 def line(row: Row) -> str:
+    accepted = f"{row.get('accepted_ms_p50', '-')} p99 {row.get('accepted_ms_p99', '-')} ms"
+    refused = f"refused {row['refused_requests']} p99 {row.get('refused_ms_p99', '-')} ms"
     return (
         f"{row['case']} of {row['capacity']}/s: goodput {row['goodput_per_s']:.1f}/s = "
-        f"{row['goodput_of_capacity']:.1%} of capacity ({row['goodput_of_offered']:.1%} of "
-        f"offered); accepted p50 {row.get('accepted_ms_p50', '-')} p99 "
-        f"{row.get('accepted_ms_p99', '-')} ms, refused {row['refused_requests']} p99 "
-        f"{row.get('refused_ms_p99', '-')} ms, expired {row['expired_requests']}, failed "
-        f"{row['failed_requests']}; recovered "
+        f"{row['goodput_of_capacity']:.1%} of capacity, {row['goodput_tokens_of_capacity']:.1%} of "
+        f"its tokens ({row['goodput_of_offered']:.1%} of offered); accepted p50 {accepted}"
+        f"{_first(row)}, {refused}, expired {row['expired_requests']}, "
+        f"failed {row['failed_requests']}; recovered "
         f"{row['recovered_s']} s; Jain {row['jain']}; {row['resident_mib_before']} -> "
         f"{row['resident_mib_after']} MiB; busy cores: server {row['server_busy_cores']}, clients "
         f"{row['clients_busy_cores']}; client lag p99 {row.get('client_lag_ms_p99', '-')} ms; "
         f"others took {row['disturbed']:.0%}"
     )
+
+
+def _first(row: Row) -> str:
+    if "first_ms_p99" not in row:
+        return ""
+    return f", first token p50 {row['first_ms_p50']} p99 {row['first_ms_p99']} ms"
 
 
 def late(rows: Rows) -> list[str]:
@@ -32,7 +39,7 @@ def late(rows: Rows) -> list[str]:
 
 
 def table(rows: Rows) -> str:
-    """Goodput by load and system."""
+    """Goodput by load and system, in tokens: of texts that are alike, the same as in requests."""
     shares = sorted({row["share"] for row in rows})
     header = ["load", "protocol", "system", *(f"{share:g} x" for share in shares)]
     lines = [[*kind, *(_goodput(rows, kind, share) for share in shares)] for kind in _kinds(rows)]
@@ -40,13 +47,21 @@ def table(rows: Rows) -> str:
 
 
 def tables(rows: Rows) -> str:
-    """As the documentation has them: goodput, then what else there is to say of the least and of
-    the highest load."""
+    """As the documentation has them, of each model: goodput, then what else there is to say of the
+    least and of the highest load."""
+    models = dict.fromkeys(row["model"] for row in rows)
+    return "\n\n".join(_of_model([row for row in rows if row["model"] == each]) for each in models)
+
+
+def _of_model(rows: Rows) -> str:
     shares = {row["share"] for row in rows}
-    least, most = min(shares), max(shares)
-    columns: list[tuple[str, float, Callable[[Row], str]]] = [
-        ("accepted p99 ms", least, _number("accepted_ms_p99")),
-        ("accepted p99 ms", most, _number("accepted_ms_p99")),
+    most = max(shares)
+    columns: list[tuple[str, float, Callable[[Row], str]]] = []
+    for share in dict.fromkeys((min(shares), most)):
+        if any("first_ms_p99" in row for row in rows):
+            columns.append(("first token p99 ms", share, _number("first_ms_p99")))
+        columns.append(("accepted p99 ms", share, _number("accepted_ms_p99")))
+    columns += [
         ("refusals' p99 ms", most, _number("refused_ms_p99")),
         ("expired", most, lambda row: f"{row['expired_requests'] / row['requests']:.0%}"),
         ("Jain's index", most, lambda row: f"{row['jain']:.2f}"),
@@ -69,8 +84,8 @@ def tables(rows: Rows) -> str:
         [
             f"{first['model']} on a CPU, the server on {cores}; requests arrive for "
             f"{first['seconds']:g} s at so many times the rate that this server answers in a "
-            f"closed loop, each with a deadline of {first['deadline_s']:g} s. Answers within the "
-            "deadline, of the closed loop's rate:",
+            f"closed loop, each with a deadline of {first['deadline_s']:g} s. Tokens answered "
+            "within the deadline, of the closed loop's rate:",
             table(rows),
             "The same runs:",
             _markdown(header, lines),
@@ -88,7 +103,7 @@ def _kind(row: Row) -> tuple[str, ...]:
 
 def _goodput(rows: Rows, kind: tuple[str, ...], share: float) -> str:
     of = [row for row in rows if _kind(row) == kind and row["share"] == share]
-    return f"{median(row['goodput_of_capacity'] for row in of):.1%}" if of else ""
+    return f"{median(row['goodput_tokens_of_capacity'] for row in of):.1%}" if of else ""
 
 
 def _number(key: str) -> Callable[[Row], str]:

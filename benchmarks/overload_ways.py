@@ -4,8 +4,9 @@ ours: the server is what is measured."""
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from typing import Protocol
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import aiohttp
 import grpc
@@ -17,13 +18,27 @@ from benchmarks.overload_arrivals import EXPIRED, FAILED, OK, REFUSED
 _REFUSALS = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.RESOURCE_EXHAUSTED)
 
 
-class Way(Protocol):
-    """Sends one request; returns OK, REFUSED, EXPIRED or FAILED."""
+class Answer(NamedTuple):
+    """`outcome`: OK, REFUSED, EXPIRED or FAILED. `first`: when the first token came, by
+    perf_counter."""
 
-    async def send(
-        self, text: int, timeout_s: float, parameters: dict[str, str | int]
-    ) -> tuple[str, str]:
-        """(outcome, message)."""
+    outcome: str
+    message: str = ""
+    first: float | None = None
+
+
+class Prompt(NamedTuple):
+    """What a model that generates is asked."""
+
+    ids: list[int]
+    new: int  # tokens of the answer
+
+
+class Way(Protocol):
+    """Sends one request, which has a number here."""
+
+    async def send(self, text: int, timeout_s: float, parameters: dict[str, str | int]) -> Answer:
+        """Returns when the whole answer has come."""
 
     async def close(self) -> None: ...
 
@@ -34,28 +49,40 @@ class GrpcWay:
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         self._requests = [_grpc_request(model, text) for text in texts]
 
-    async def send(
-        self, text: int, timeout_s: float, parameters: dict[str, str | int]
-    ) -> tuple[str, str]:
-        request = pb.ModelInferRequest()
-        request.CopyFrom(self._requests[text])
-        for name, value in parameters.items():
-            if isinstance(value, int):
-                request.parameters[name].int64_param = value
-            else:
-                request.parameters[name].string_param = value
+    async def send(self, text: int, timeout_s: float, parameters: dict[str, str | int]) -> Answer:
+        request = _with(self._requests[text], parameters)
         try:
             await self._stub.ModelInfer(request, timeout=timeout_s)
         except grpc.RpcError as error:
-            code = error.code()
-            if code in _REFUSALS:
-                return refusal(str(error.details()))
-            expired = code == grpc.StatusCode.DEADLINE_EXCEEDED
-            return EXPIRED if expired else FAILED, str(error.details())
-        return OK, ""
+            return _failure(error)
+        return Answer(OK)
 
     async def close(self) -> None:
         await self._channel.close()
+
+
+class StreamWay(GrpcWay):
+    """A stream of its own for each request, as tokens come."""
+
+    def __init__(self, address: str, model: str, prompts: Sequence[Prompt]) -> None:
+        super().__init__(address, model, [])
+        self._requests = [_generate_request(model, prompt) for prompt in prompts]
+
+    async def send(self, text: int, timeout_s: float, parameters: dict[str, str | int]) -> Answer:
+        request = _with(self._requests[text], parameters)
+
+        async def alone() -> AsyncIterator[pb.ModelInferRequest]:
+            yield request
+
+        first = None
+        try:
+            async for response in self._stub.ModelStreamInfer(alone(), timeout=timeout_s):
+                if response.error_message:
+                    return _without_code(response.error_message)
+                first = first or time.perf_counter()
+        except grpc.RpcError as error:
+            return _failure(error)
+        return Answer(OK, first=first)
 
 
 class HttpWay:
@@ -64,9 +91,7 @@ class HttpWay:
         self._texts = texts
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
 
-    async def send(
-        self, text: int, timeout_s: float, parameters: dict[str, str | int]
-    ) -> tuple[str, str]:
+    async def send(self, text: int, timeout_s: float, parameters: dict[str, str | int]) -> Answer:
         tensor = {"name": "text_input", "datatype": "BYTES", "shape": [1, 1]}
         body = {"inputs": [tensor | {"data": [self._texts[text]]}], "parameters": parameters}
         body["outputs"] = [{"name": "embedding", "parameters": {"binary_data": True}}]
@@ -77,31 +102,73 @@ class HttpWay:
             ) as response:
                 content = await response.read()
         except TimeoutError:
-            return EXPIRED, "client timeout"
+            return Answer(EXPIRED, "client timeout")
         except aiohttp.ClientError as error:
-            return FAILED, repr(error)
+            return Answer(FAILED, repr(error))
         if response.status == 200:
-            return OK, ""
+            return Answer(OK)
         message = content.decode(errors="replace")
         if response.status == 503:
             return refusal(json.loads(message)["error"])
-        return FAILED, message
+        return Answer(FAILED, message)
 
     async def close(self) -> None:
         await self._session.close()
 
 
-def refusal(message: str) -> tuple[str, str]:
+def refusal(message: str) -> Answer:
     """Of UNAVAILABLE: a request that the server took and that became late is no refusal."""
-    return (EXPIRED if message.startswith("timeout: ") else REFUSED), message
+    return Answer(EXPIRED if message.startswith("timeout: ") else REFUSED, message)
 
 
-WAYS = {"grpc": GrpcWay, "http": HttpWay}
+def _without_code(message: str) -> Answer:
+    """Of a stream, whose errors are words alone."""
+    known = message.startswith(("timeout: ", "queue: "))
+    return refusal(message) if known else Answer(FAILED, message)
+
+
+def _failure(error: grpc.RpcError) -> Answer:
+    code, details = error.code(), str(error.details())
+    if code in _REFUSALS:
+        return refusal(details)
+    return Answer(EXPIRED if code == grpc.StatusCode.DEADLINE_EXCEEDED else FAILED, details)
+
+
+WAYS: dict[str, Any] = {"grpc": GrpcWay, "http": HttpWay, "stream": StreamWay}
+
+
+def _with(request: pb.ModelInferRequest, parameters: Mapping[str, str | int]) -> Any:
+    made = pb.ModelInferRequest()
+    made.CopyFrom(request)
+    for name, value in parameters.items():
+        if isinstance(value, int):
+            made.parameters[name].int64_param = value
+        else:
+            made.parameters[name].string_param = value
+    return made
+
+
+def _generate_request(model: str, prompt: Prompt) -> pb.ModelInferRequest:
+    asked = {"max_new_tokens": prompt.new, "ignore_eos": True, "temperature": 0}
+    request = pb.ModelInferRequest(model_name=model)
+    ids = b"".join(token.to_bytes(8, "little") for token in prompt.ids)
+    for name, datatype, length, content in (
+        ("input_ids", "INT64", len(prompt.ids), ids),
+        ("stream", "BOOL", 1, b"\x01"),
+        ("sampling_parameters", "BYTES", 1, _bytes(json.dumps(asked))),
+    ):
+        request.inputs.add(name=name, datatype=datatype, shape=[length])
+        request.raw_input_contents.append(content)
+    return request
 
 
 def _grpc_request(model: str, text: str) -> pb.ModelInferRequest:
-    content = text.encode()
     request = pb.ModelInferRequest(model_name=model)
     request.inputs.add(name="text_input", datatype="BYTES", shape=[1, 1])
-    request.raw_input_contents.append(len(content).to_bytes(4, "little") + content)
+    request.raw_input_contents.append(_bytes(text))
     return request
+
+
+def _bytes(text: str) -> bytes:
+    content = text.encode()
+    return len(content).to_bytes(4, "little") + content

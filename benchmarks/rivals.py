@@ -23,17 +23,18 @@ Run = Callable[[list[np.ndarray]], Any]
 
 def fusewire(folder: Path, threads: int) -> Run:
     from fusewire import kernels
-    from fusewire.batch import Batch, Sequence
     from fusewire.models import load_model
 
     kernels.set_num_threads(threads)
     model = load_model(folder, "hidden")
+    return lambda sequences: model.encode(batch_of(sequences))
 
-    def run(sequences: list[np.ndarray]) -> Any:
-        batch = Batch.pack([Sequence(ids, np.zeros(len(ids), np.int32)) for ids in sequences])
-        return model.encode(batch)
 
-    return run
+def batch_of(sequences: list[np.ndarray]) -> Any:
+    """As our models take them."""
+    from fusewire.batch import Batch, Sequence
+
+    return Batch.pack([Sequence(ids, np.zeros(len(ids), np.int32)) for ids in sequences])
 
 
 def transformers_eager(folder: Path, threads: int) -> Run:
@@ -41,7 +42,7 @@ def transformers_eager(folder: Path, threads: int) -> Run:
     torch, model = load_bert(folder, threads)
 
     def run(sequences: list[np.ndarray]) -> Any:
-        ids, mask = (torch.from_numpy(a) for a in _padded(sequences))
+        ids, mask = (torch.from_numpy(a) for a in padded(sequences))
         with torch.inference_mode():
             return model(input_ids=ids, attention_mask=mask).last_hidden_state
 
@@ -107,7 +108,7 @@ def onnxruntime(folder: Path, threads: int) -> Run:
     )
 
     def run(sequences: list[np.ndarray]) -> Any:
-        ids, mask = _padded(sequences)
+        ids, mask = padded(sequences)
         feed = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
         return session.run(None, feed)[0]
 
@@ -191,7 +192,7 @@ def packed(output: Any, sequences: list[np.ndarray]) -> np.ndarray:
     return np.array(array, np.float32)
 
 
-def _padded(sequences: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def padded(sequences: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     shape = (len(sequences), max(len(ids) for ids in sequences))
     ids, mask = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     for row, sequence in enumerate(sequences):

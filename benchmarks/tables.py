@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks import generation_curves, seq2seq_report
+from benchmarks import generation_curves, overload_report, seq2seq_report, turbo_report
 from benchmarks.machine import DISTURBED
 from benchmarks.records import Rows, latest
 
@@ -100,8 +100,9 @@ def _generation_table(rows: Rows) -> str:
     return "\n".join([*lines, "", _where(rows, rows[0]["versions"])])
 
 
-def _generation_poisson_table(rows: Rows) -> str:
-    return f"{generation_curves.tables(rows)}\n\n{_where(rows, rows[0]['versions'])}"
+def _above(table: Callable[[Rows], str]) -> Callable[[Rows], str]:
+    """With where it was measured below."""
+    return lambda rows: f"{table(rows)}\n\n{_where(rows, rows[0]['versions'])}"
 
 
 def _seq2seq_table(rows: Rows) -> str:
@@ -182,9 +183,11 @@ TABLES: dict[str, Callable[[Rows], str]] = {
     "encoder": _encoder_table,
     "encode": _encode_table,
     "generation": _generation_table,
-    generation_curves.BENCHMARK: _generation_poisson_table,
+    generation_curves.BENCHMARK: _above(generation_curves.tables),
     "seq2seq": _seq2seq_table,
     "served": _served_table,
+    "overload": _above(overload_report.tables),
+    turbo_report.BENCHMARK: _above(turbo_report.table),
     "memory": _memory_table,
     "gemm": _gemm_table,
 }

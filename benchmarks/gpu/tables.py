@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks import generation_curves
+from benchmarks import generation_curves, turbo_report
 from benchmarks.gpu import generation_tables, seq2seq_tables
 from benchmarks.records import Rows, latest
 
@@ -250,6 +250,7 @@ TABLES: dict[str, Callable[[Rows], str]] = {
     "generation_served": _generation_served,
     "seq2seq_gpu": lambda rows: f"{seq2seq_tables.table(rows)}\n\n{_where(rows)}",
     generation_curves.BENCHMARK: lambda rows: f"{generation_curves.tables(rows)}\n\n{_where(rows)}",
+    turbo_report.BENCHMARK: lambda rows: f"{turbo_report.table(rows)}\n\n{_where(rows)}",
 }
 
 

@@ -102,6 +102,32 @@ SECTIONS = (
         "What is left of the engine's throughput when requests come over gRPC.",
         (("gpu", "served"), ("gpu", "generation_served"), ("cpu", "served")),
     ),
+    Section(
+        "Overload",
+        "What is still answered in time when more requests come than can be answered. The server "
+        "has cores of its own and the clients others; clients send when a request is due, never "
+        "wait for an earlier answer, and what came late counts as not answered.",
+        (("cpu", "overload"),),
+        (),
+        {
+            "fusewire": "admission by predicted cost; clients name their deadline",
+            "fifo": "the same server with admission off",
+            "triton": "the same, and Triton's own queue policy, which rejects what is beyond a "
+            "number of requests or has waited for the deadline: of little effect here, as the "
+            "backend takes requests out of that queue at once",
+            "count": "the same, and clients that refuse what is beyond a number under way, as a "
+            "gateway does",
+        },
+    ),
+    Section(
+        "Batches of requests of many lengths",
+        "TurboTransformers' experiment: which requests should share a batch when batches are "
+        "padded, and what is left of the question when they are packed. Queue and clock are the "
+        "same program for all, without a server. `dynamic program` is their scheduler on the "
+        "measured cost of the padded system's batches, `in order` takes those that came first, "
+        "`alone` is no batching.",
+        (("cpu", "turbo"), ("gpu", "turbo")),
+    ),
     Section("Memory", "", (("gpu", "memory"), ("cpu", "memory"))),
     Section(
         "Single kernels",
@@ -130,8 +156,14 @@ encoder` runs one of them. With a GPU:
 | generation served by Triton | `python -m benchmarks.generation_served --device cuda` |
 | requests that arrive at random | `python -m benchmarks.generation_poisson --device cuda \
 --model llama-8b --seconds 5 --shares 0.1 0.2 0.3 0.5 0.7 0.9 --sequences 32` |
+| batches of requests of many lengths | `python -m benchmarks.turbo`, `--device cuda` |
 
-The last two take `--model gpt2` or `llama-8b`. Every benchmark has `--help`.
+Overload needs cores for the server and others for its clients: `python -m benchmarks.overload \
+--server-cores 0,1 --driver-cores 2-7`, with `--loads`, `--systems`, `--shares` and `--minutes` for
+a part of it.
+
+`generation_served` and `generation_poisson` take `--model gpt2` or `llama-8b`. Every benchmark has
+`--help`.
 
 Rows go to `bench-results`. `python -m benchmarks.pages --take` brings them into `docs/results` and
 renews this page and its pictures.

@@ -9,9 +9,10 @@ import pytest
 
 from benchmarks import overload_arrivals as arrivals
 from benchmarks import overload_client, overload_report, overload_ways
-from benchmarks.overload_arrivals import EXPIRED, OK, REFUSED, Arrival, Seen
+from benchmarks.overload_arrivals import EXPIRED, FAILED, OK, REFUSED, Arrival, Seen
 from benchmarks.overload_client import Load, Saturation
 from benchmarks.overload_drivers import parts_of
+from benchmarks.overload_ways import Answer
 from benchmarks.served_sides import Window
 
 
@@ -58,7 +59,7 @@ def seen(outcome: str, seconds: float, tenant: str = "a", at: float = 0.0) -> Se
 
 def test_goodput_is_what_came_within_the_deadline() -> None:
     all_of = [seen(OK, 0.1), seen(OK, 0.3), seen(OK, 1.5), seen(REFUSED, 0.01), seen(EXPIRED, 1.0)]
-    found = arrivals.statistics(all_of, seconds=2.0, capacity=4.0, deadline=1.0)
+    found = arrivals.statistics(all_of, seconds=2.0, capacity=4.0, deadline=1.0, tokens=[50])
     assert (found["goodput_per_s"], found["goodput_of_capacity"]) == (1.0, 0.25)
     assert found["goodput_of_offered"] == 0.4
     assert (found["ok_requests"], found["refused_requests"], found["expired_requests"]) == (3, 1, 1)
@@ -68,21 +69,29 @@ def test_goodput_is_what_came_within_the_deadline() -> None:
 
 def test_answers_after_the_arrivals_are_in_time_but_no_goodput_of_theirs() -> None:
     all_of = [seen(OK, 0.5, at=1.0), seen(OK, 0.5, at=1.8)]
-    found = arrivals.statistics(all_of, seconds=2.0, capacity=1.0, deadline=1.0)
+    found = arrivals.statistics(all_of, seconds=2.0, capacity=1.0, deadline=1.0, tokens=[50])
     assert (found["goodput_per_s"], found["goodput_of_offered"]) == (0.5, 1.0)
+
+
+def test_a_server_that_answers_the_short_ones_has_done_little() -> None:
+    short, long = (Seen(Arrival(0.0, text, "a"), OK, 0.1) for text in (0, 1))
+    for all_of, work in ([[short, short], 0.2], [[short, long], 1.0], [[long, long], 1.8]):
+        found = arrivals.statistics(all_of, 2.0, 1.0, 1.0, tokens=[10, 90])
+        assert found["goodput_of_capacity"] == 1.0
+        assert found["goodput_tokens_of_capacity"] == work
 
 
 def test_each_refusal_of_a_client_that_tries_again_counts() -> None:
     patient = Seen(Arrival(0.0, 0, "a"), OK, 0.9, refusals=[0.01, 0.03])
-    found = arrivals.statistics([patient], seconds=2.0, capacity=1.0, deadline=1.0)
+    found = arrivals.statistics([patient], seconds=2.0, capacity=1.0, deadline=1.0, tokens=[50])
     assert (found["refused_requests"], found["refused_ms_p50"]) == (0, 20.0)
 
 
 def test_a_tenant_that_gets_nothing_of_its_share_lowers_the_index() -> None:
     one, other = [seen(OK, 0.1, "a")] * 10, [seen(OK, 0.1, "b")] * 10
-    assert arrivals.statistics(one + other, 1.0, 20.0, 1.0)["jain"] == 1.0
+    assert arrivals.statistics(one + other, 1.0, 20.0, 1.0, tokens=[50])["jain"] == 1.0
     starved = one + [seen(REFUSED, 0.1, "b")] * 10
-    assert arrivals.statistics(starved, 1.0, 20.0, 1.0)["jain"] == 0.5
+    assert arrivals.statistics(starved, 1.0, 20.0, 1.0, tokens=[50])["jain"] == 0.5
 
 
 class Slow:
@@ -93,12 +102,12 @@ class Slow:
         self.outcomes = list(outcomes)
         self.sent: list[dict[str, str | int]] = []
 
-    async def send(
-        self, text: int, timeout_s: float, parameters: dict[str, str | int]
-    ) -> tuple[str, str]:
+    async def send(self, text: int, timeout_s: float, parameters: dict[str, str | int]) -> Answer:
         self.sent.append(parameters)
         await asyncio.sleep(self.seconds)
-        return (self.outcomes.pop(0) if self.outcomes else OK), ""
+        return Answer(self.outcomes.pop(0) if self.outcomes else OK, first=time.perf_counter())
+
+    async def close(self) -> None: ...
 
 
 def offered(way: Slow, load: Load) -> list[Seen]:
@@ -141,11 +150,11 @@ def test_clients_that_try_again_do_so_until_they_are_answered() -> None:
 
 def test_a_closed_loop_counts_the_answers_within_its_window() -> None:
     async def measured() -> float:
-        begin = time.perf_counter() + 0.1
-        asked = Saturation(Window(begin, begin + 0.4), under_way=4)
+        begin = time.perf_counter() + 0.4
+        asked = Saturation(Window(begin, begin + 0.2), under_way=4)
         return await overload_client._capacity(Slow(0.05), asked, texts=3)
 
-    assert asyncio.run(measured()) == pytest.approx(80, rel=0.3)
+    assert asyncio.run(measured()) == pytest.approx(80, rel=0.5)
 
 
 def test_what_is_split_over_processes_stays_whole() -> None:
@@ -154,15 +163,25 @@ def test_what_is_split_over_processes_stays_whole() -> None:
 
 
 def test_what_the_server_took_and_let_expire_is_no_refusal() -> None:
-    assert overload_ways.refusal("timeout: got a request whose time has passed")[0] == EXPIRED
-    assert overload_ways.refusal("queue: got 3 s of work; try again in 3.0 s")[0] == REFUSED
-    assert overload_ways.refusal("Exceeds maximum queue size")[0] == REFUSED
+    late, refused = "timeout: got a request whose time has passed", "queue: got 3 s of work"
+    for of in (overload_ways.refusal, overload_ways._without_code):
+        assert (of(late).outcome, of(refused).outcome) == (EXPIRED, REFUSED)
+    assert overload_ways.refusal("Exceeds maximum queue size").outcome == REFUSED
+    assert overload_ways._without_code("out of memory").outcome == FAILED
+
+
+def test_the_first_token_counts_from_when_the_request_was_due() -> None:
+    found = offered(Slow(0.1), Load(ARRIVALS, 1.0, True, True, None, False))
+    assert all(each.first is not None and 0.1 <= each.first <= each.seconds for each in found)
+    ms = arrivals.statistics(found, 1.0, 10.0, 1.0, tokens=[50])["first_ms_p50"]
+    assert 100 <= ms < 300
 
 
 def test_the_table_has_a_line_for_each_system() -> None:
     row = {"load": "48 words", "protocol": "grpc", "system": "fifo", "share": 1.0}
-    rows = [row | {"goodput_of_capacity": 0.5}, row | {"share": 3.0, "goodput_of_capacity": 0.01}]
-    rows.append(row | {"system": "fusewire", "share": 3.0, "goodput_of_capacity": 0.97})
+    goodput = "goodput_tokens_of_capacity"
+    rows = [row | {goodput: 0.5}, row | {"share": 3.0, goodput: 0.01}]
+    rows.append(row | {"system": "fusewire", "share": 3.0, goodput: 0.97})
     lines = overload_report.table(rows).splitlines()
     assert lines[0] == "| load | protocol | system | 1 x | 3 x |"
     assert lines[2:] == ["| 48 words | grpc | fifo | 50.0% | 1.0% |",
@@ -171,7 +190,7 @@ def test_the_table_has_a_line_for_each_system() -> None:
 
 def row(system: str, share: float, **changes: object) -> dict[str, object]:
     """Of a run whose server had two cores."""
-    numbers = {"goodput_of_capacity": 0.5, "jain": 1.0, "recovered_s": 0.62, "requests": 100}
+    numbers = {"goodput_tokens_of_capacity": 0.5, "jain": 1.0, "recovered_s": 0.62, "requests": 100}
     numbers |= {"expired_requests": 25, "resident_mib_before": 280.0, "resident_mib_after": 281.0}
     where = {"load": "48 words", "protocol": "grpc", "system": system, "share": share}
     run = {"model": "MiniLM-L6", "server_cores": [0, 1], "seconds": 16.0, "deadline_s": 1.0}

@@ -1,0 +1,71 @@
+"""The models of the overload benchmark and what they are asked: texts to embed, and prompts whose
+answers have mixed lengths, drawn as those of `generation_poisson`."""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from benchmarks import random_bert
+from benchmarks.encoder import minilm_folder
+from benchmarks.overload_systems import LOADS, LONGEST_ANSWER, LONGEST_PROMPT
+from benchmarks.overload_ways import Prompt
+from benchmarks.served_requests import Texts
+
+TEXTS = 256  # and prompts
+
+
+class Given(NamedTuple):
+    """A model, and what it is asked."""
+
+    name: str
+    folder: Path
+    texts: dict[str, list[Any]]  # by load
+    tokens: dict[str, list[int]]  # of each: of the text, or of the answer
+
+
+@contextmanager
+def encoded(random: bool) -> Iterator[Given]:
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made) if random else minilm_folder()
+        if random:
+            random_bert.write(folder, "MiniLM-L6")
+        words = Texts(folder)
+        found = {
+            name: words.some(TEXTS, kind.least, kind.most)
+            for name, kind in LOADS.items()
+            if not kind.generates
+        }
+        texts = {name: given for name, (given, _) in found.items()}
+        tokens = {name: [len(each) for each in ids] for name, (_, ids) in found.items()}
+        name = "MiniLM-L6 (random weights)" if random else "MiniLM-L6"
+        yield Given(name, folder, texts, tokens)
+
+
+@contextmanager
+def generated(random: bool) -> Iterator[Given]:
+    """Random weights in any case."""
+    with tempfile.TemporaryDirectory() as root:
+        # In a process of its own, which takes torch with it.
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            name, prompts = pool.submit(_write, Path(root)).result()
+        tokens = {"answers": [each.new for each in prompts]}
+        yield Given(f"{name} (random weights)", Path(root), {"answers": prompts}, tokens)
+
+
+def _write(root: Path) -> tuple[str, list[Prompt]]:
+    from benchmarks.generation_arrivals import ANSWER, PROMPT, requests
+    from benchmarks.generation_poisson import SMALL
+    from benchmarks.generation_served import folder_of
+    from benchmarks.gpu.generation_models import Place
+
+    if (PROMPT[2], ANSWER[2]) != (LONGEST_PROMPT, LONGEST_ANSWER):
+        raise RuntimeError(f"lengths: got {PROMPT}, {ANSWER} of generation_arrivals")
+    folder_of(root, SMALL, Place("cpu", "float32"))
+    drawn = requests(1.0, 4.0 * TEXTS, SMALL.vocabulary)[:TEXTS]
+    return SMALL.name, [Prompt(each.prompt, each.new) for each in drawn]
