@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import time
 from collections import Counter
@@ -20,8 +21,7 @@ from tests.attacks.service import Service
 from tests.chaos.clients import BROKEN, ENCODER, GENERATOR, LATE, OK, REFUSED, Clients, Load, Seen
 from tests.chaos.faults import FREEZE, SERVER, Fault
 from tests.chaos.holdings import held, settled
-from tests.reference import tiny_checkpoint
-from tests.server.test_generate import slow_folder
+from tests.chaos.models import sources
 
 WATCH_INTERVAL_S, WATCH_TIMEOUT_S = 1.0, 2.0
 HEALED_S = 5.0  # beside loading, and noticing that something is frozen
@@ -59,12 +59,8 @@ class Struck:
 def rows(folder: Path, plan: Plan) -> Iterator[Row]:
     """A row for the reloads and each fault, one for what was left; `failures` says in words what
     was not as promised."""
-    sources = [f"{ENCODER}={folder / ENCODER}", f"{GENERATOR}={folder / GENERATOR}"]
-    tiny_checkpoint(folder / ENCODER, "bert", "embed")
-    (folder / GENERATOR).mkdir()
-    slow_folder(folder / GENERATOR)
     watch = f"--watch-interval-s={WATCH_INTERVAL_S:g}", f"--watch-timeout-s={WATCH_TIMEOUT_S:g}"
-    service = Service(folder / "service", sources, watch)
+    service = Service(folder / "service", sources(folder), watch)
     try:
         began = time.monotonic()
         service.wait_ready()
@@ -145,7 +141,7 @@ def _reload(service: Service, model: str) -> None:
 def _judged(found: Sequence[Struck], seen: Sequence[Seen], patience_s: float) -> Iterator[Row]:
     """Each request counts for what happened last before its end."""
     begins = [float("-inf"), *(each.began for each in found[1:]), float("inf")]
-    for struck, since, until in zip(found, begins, begins[1:], strict=True):
+    for struck, (since, until) in zip(found, itertools.pairwise(begins), strict=True):
         own = [one for one in seen if since <= one.ended < until]
         counts = Counter(one.outcome for one in own)
         allowed = {OK} if struck.fault is None else {OK, "typed", REFUSED, BROKEN}
