@@ -34,7 +34,8 @@ _HEAD = f"{'what':20} {'healed':>8} {'limit':>7}  " + " ".join(f"{n:>8}" for n i
 
 
 def line(row: Row) -> str:
-    words = "".join(f"\n    {failure}" for failure in row["failures"][:5])
+    notes = [*row["failures"][:5], *filter(None, [row.get("crash")])]
+    words = "".join(f"\n    {note}" for note in notes)
     verdict = f"FAILED ({len(row['failures'])})" if row["failures"] else "as promised"
     if "healed_s" not in row:
         return f"{row['name']:20} {row['seconds']:>6} s  {verdict}{words}"
