@@ -60,7 +60,7 @@ demo: build $(TINY_GPT)/model.safetensors $(TINY_TRANSLATOR)/model.safetensors
 	@$(BIN)/python client/examples/demo.py $(TINY_GPT) $(TINY_TRANSLATOR)
 
 # Those that watch a server, and the clock, have the machine to themselves.
-SERVERS := tests/server tests/load tests/deploy tests/examples tests/client/test_real_server.py
+SERVERS := tests/server tests/chaos tests/load tests/deploy tests/examples tests/client/test_real_server.py
 test: $(VENV)/.test
 	$(BIN)/python -m pytest tests -m 'not sweep' -n 2 --dist loadfile $(SERVERS:%=--ignore %)
 	$(BIN)/python -m pytest -m 'not sweep' $(SERVERS)

@@ -45,7 +45,12 @@ class TritonPythonModel:
                     update={"threads": threads_of_an_instance(config["instance_group"])}
                 )
             folder = Path(args["model_repository"]) / args["model_version"]
-            about = (settings.reloads, device, args["model_instance_name"])
+            about = (
+                settings.reloads,
+                device,
+                args["model_instance_name"],
+                settings.metric_tenants_named,
+            )
             engine: EncoderEngine | GenerationEngine
             self._decoupled = isinstance(settings, GeneratorSettings)
             if isinstance(settings, GeneratorSettings):

@@ -19,7 +19,7 @@ MAY_INCLUDE = {
     "cuda": {"core", "cuda"},
     "generation": {"core", "generation"},
     "python": {"core", "generation", "ops", "layers", "python"},
-    "tritonserver": set(),
+    "tritonserver": {"tritonserver"},
 }
 
 # Python: what a package of fusewire may import from fusewire, and from outside where it is bound.

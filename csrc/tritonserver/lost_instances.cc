@@ -30,6 +30,8 @@
 #include <mutex>
 #include <vector>
 
+#include "stopping.h"
+
 struct TRITONBACKEND_Model;
 struct TRITONBACKEND_ModelInstance;
 struct TRITONBACKEND_Request;
@@ -107,6 +109,7 @@ int64_t now_ms() {
 }
 
 Error* unavailable() {
+  if (stopping::is_closed()) return stopping::error();  // its supervisor ended it
   return REAL(TRITONSERVER_ErrorNew)(
       TRITONSERVER_ERROR_UNAVAILABLE,
       "instance: got a request whose process is not healthy, wanted one that lives; the process is "
@@ -130,6 +133,16 @@ bool lost(Process& process) {
 bool lost(Instance* instance) {
   const auto found = processes.find(instance);
   return found != processes.end() && lost(found->second);
+}
+
+// Of one that is stopped (SIGSTOP) the backend says after a second, as an internal error, that it
+// is not healthy.
+bool stopped(Instance* instance) {
+  const auto found = processes.find(instance);
+  siginfo_t seen = {};
+  return found != processes.end() && found->second.pid != 0 &&
+         waitid(P_PID, found->second.pid, &seen, WSTOPPED | WNOHANG | WNOWAIT) == 0 &&
+         seen.si_pid == found->second.pid;
 }
 
 bool was_the_last(Instance* instance) {
@@ -269,7 +282,7 @@ EXPORTED Error* TRITONBACKEND_ResponseSend(Response* response, uint32_t flags, E
       if (flags & final_response) open_requests.erase(found->second);
       responses.erase(found);
     }
-    died = error != nullptr && lost(executing);
+    died = error != nullptr && (lost(executing) || stopped(executing));
   }
   if (!died) return REAL(TRITONBACKEND_ResponseSend)(response, flags, error);
   Error* const ours = unavailable();

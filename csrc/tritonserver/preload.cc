@@ -8,6 +8,8 @@
 // - Dead children: only a parent can reap a process, and tritonserver reaps none that was killed.
 //   The supervisor writes their process ids into standard input. tritonserver may kill them again
 //   much later, when the id is another process's: it kills in its own process group alone.
+// - The end of the server: what that means for requests (stopping.cc), as the supervisor says
+// there.
 // - The end of the supervisor, however it comes: standard input ends, and with it the whole process
 //   group. PR_SET_PDEATHSIG would leave the children, and ends with a thread of the supervisor.
 // - Shared memory: the Python backend opens its mode to all after it was made, whatever the umask.
@@ -29,6 +31,8 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#include "stopping.h"
 
 namespace {
 
@@ -70,7 +74,11 @@ void* follow_supervisor(void* argument) {
   const int input = static_cast<int>(reinterpret_cast<intptr_t>(argument));
   pid_t dead = 0;
   while (read(input, &dead, sizeof dead) == sizeof dead) {
-    if (dead > 0) waitpid(dead, nullptr, WNOHANG);
+    if (dead > 0) {
+      waitpid(dead, nullptr, WNOHANG);
+    } else {
+      stopping::begin(dead);
+    }
   }
   kill(0, SIGKILL);
   return nullptr;

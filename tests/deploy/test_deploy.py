@@ -17,6 +17,7 @@ from fusewire.errors import InvalidInput
 from fusewire.serving.environment import check
 from fusewire.serving.instance.generation_metrics import GenerationMetrics
 from fusewire.serving.instance.metrics import ServingMetrics
+from fusewire.serving.instance.series import End
 
 from tests.serving.instance.test_metrics import Families as MetricFamilies
 
@@ -69,7 +70,7 @@ def fusewire_metrics() -> set[str]:
 
     metrics = ServingMetrics(Families(), "m", "embed", 0)
     metrics.record(Counts())
-    metrics.ended([{}, InvalidInput("top_k", 0, "1", "raise it")])
+    metrics.ended([End({}), End(InvalidInput("top_k", 0, "1", "raise it"))])
     metrics.close()
     GenerationMetrics(Families(), "m", 0).close()
     return names

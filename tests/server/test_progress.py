@@ -22,6 +22,7 @@ from tritonclient.utils import InferenceServerException
 from tests.engine.generating import END, byte_tokenizer
 from tests.server.asking import Asker, ids, until
 from tests.server.streaming import asked, generate
+from tests.server.stuck_thread import busiest_thread, stick
 
 ROWS, LENGTH = 128, 512
 PROMPT = 8000
@@ -85,7 +86,7 @@ def asker(server: Server) -> Iterator[Asker]:
 def nothing_was_loaded_again(request: pytest.FixtureRequest, server: Server) -> Iterator[None]:
     before = server.watchdog.reloads
     yield
-    if "stopped" not in request.node.name:
+    if "replaced" not in request.node.name:
         assert server.watchdog.reloads == before
 
 
@@ -143,3 +144,21 @@ def test_a_stopped_process_is_replaced_busy_or_not(
     if busy:
         client.join(HEALED_S)
         assert len(lost) == 1
+
+
+def test_a_process_whose_computing_thread_hangs_is_replaced(server: Server, asker: Asker) -> None:
+    """Its other threads go on: to Triton the process is healthy."""
+    model, reloads = "micro-batches", server.watchdog.reloads
+    (pid,) = [stub.pid for stub in server.process.stubs() if stub.model == model]
+    before = asker.metric("fusewire_tokens_total", model=model)
+    with ThreadPoolExecutor() as clients:
+        long = ids(*[[5] * LENGTH] * ROWS)
+        lost = clients.submit(asker.ask, model, long, timeout_s=ANSWERED_S)
+        until(lambda: asker.metric("fusewire_tokens_total", model=model) > before)
+        stick(busiest_thread(pid))
+        waiting = clients.submit(asker.ask, model, ids([5, 6, 7]), timeout_s=ANSWERED_S)
+        until(lambda: server.watchdog.reloads == reloads + 1, HEALED_S)
+        for each in (lost, waiting):
+            with pytest.raises(InferenceServerException, match="UNAVAILABLE"):
+                each.result(HEALED_S)
+    assert asker.ask(model, ids([5, 6, 7]))

@@ -105,3 +105,14 @@ def test_a_control_key_that_is_no_text_is_not_shown_either() -> None:
 @pytest.mark.parametrize("key", ["k" * 16, "Az09_-" * 40, None])
 def test_a_control_key_of_the_lengths_it_says_is_taken(key: str | None) -> None:
     assert validated(ServerSettings, {"control_key": key}).control_key == key
+
+
+def test_tenants_of_metrics_are_few_and_plain() -> None:
+    settings = ModelSettings(task="embed", metric_tenants=" blue,green.2,, blue ")
+    assert settings.metric_tenants_named == {"blue", "green.2"}
+    assert settings_of(parameters(**settings.parameters())) == settings
+    assert ModelSettings(task="embed").metric_tenants_named == frozenset()
+    many = ",".join(map(str, range(17)))
+    for wrong, words in {"a b": "'a b'", "other": "'other'", many: "17 names"}.items():
+        with pytest.raises(ConfigurationError, match=f"metric_tenants.*{words}"):
+            ModelSettings(task="embed", metric_tenants=wrong)

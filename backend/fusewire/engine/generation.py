@@ -68,6 +68,7 @@ class Ticket:
     """A request that was taken."""
 
     num_input_tokens: int
+    deadline: float | None  # see protocol.py
     cancel: Callable[[], None]  # from any thread; what has not ended ends within a step
 
 
@@ -214,7 +215,9 @@ class GenerationEngine:
                 raise Unavailable(_FORKED)
             self._asked.put(lambda: self._loop.add(generation, sequence))
         return Ticket(
-            len(prompt.token_ids), lambda: self._asked.put(lambda: self._loop.cancel(generation))
+            len(prompt.token_ids),
+            deadline,
+            lambda: self._asked.put(lambda: self._loop.cancel(generation)),
         )
 
     @property

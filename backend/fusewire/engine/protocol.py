@@ -15,6 +15,10 @@ Event = TypeVar("Event", covariant=True)
 class Ticket(Protocol):
     """A request that was taken."""
 
+    @property
+    def deadline(self) -> float | None:
+        """By time.monotonic(): its own, else that of the model's `slo_ms`, if there is one."""
+
     def cancel(self) -> None:
         """From any thread. What has not ended soon does, with the error Cancelled, or, of generated
         text, with that finish_reason."""

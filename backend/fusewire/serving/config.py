@@ -7,6 +7,7 @@ its YAML file; its `group` is the section of the help that lists it. Unknown nam
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, Literal, TypeVar
 
@@ -24,6 +25,9 @@ Settings = TypeVar("Settings", bound=BaseModel)
 
 # Any model name goes into paths, URLs and log lines; the rest of Unicode is not needed for that.
 NAME_PATTERN = r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}"
+
+_TENANT_PATTERN = r"[A-Za-z0-9._-]{1,64}"
+_MOST_METRIC_TENANTS = 16
 
 _MODEL: JsonDict = {"group": "model"}
 _BATCHING: JsonDict = {"group": "batching"}
@@ -44,6 +48,34 @@ class _Served(StrictSettings):
         description="How often the watchdog has reloaded the model; set by the watchdog alone.",
         json_schema_extra=_MODEL,
     )
+    metric_tenants: str = Field(
+        default="",
+        description="Tenants whose requests metrics count under their own names, with commas "
+        f"between them, at most {_MOST_METRIC_TENANTS}; all others are counted as `other`, "
+        "requests that name no tenant as `none`.",
+        json_schema_extra=_MODEL,
+    )
+
+    @field_validator("metric_tenants")
+    @classmethod
+    def _few_and_plain(cls, tenants: str) -> str:
+        names = _names(tenants)
+        for name in names:
+            if not re.fullmatch(_TENANT_PATTERN, name) or name in ("none", "other"):
+                raise ConfigurationError(
+                    f"metric_tenants: got {name[:80]!r}, wanted names of 1 to 64 letters, digits, "
+                    "'.', '_' or '-', none of them 'none' or 'other'; rename or remove it"
+                )
+        if len(names) > _MOST_METRIC_TENANTS:
+            raise ConfigurationError(
+                f"metric_tenants: got {len(names)} names, wanted at most {_MOST_METRIC_TENANTS}, "
+                "as each has series of its own; name those that matter"
+            )
+        return tenants
+
+    @property
+    def metric_tenants_named(self) -> frozenset[str]:
+        return _names(self.metric_tenants)
 
     def parameters(self) -> dict[str, str]:
         """As config.pbtxt holds them: the task, and what differs from its default."""
@@ -156,6 +188,10 @@ def validated(settings: type[Settings], values: Mapping[str, Any]) -> Settings:
         return settings.model_validate(dict(values))
     except ValidationError as error:
         raise WrongSetting(error, settings.model_fields) from None
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(filter(None, map(str.strip, text.split(","))))
 
 
 def _text(value: object) -> str:

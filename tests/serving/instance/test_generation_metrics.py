@@ -9,6 +9,7 @@ from fusewire.engine.generation_loop import EngineCounts
 from fusewire.engine.progress import Progress
 from fusewire.errors import Cancelled, InvalidInput, QueueFull
 from fusewire.serving.instance.generation_metrics import GenerationMetrics
+from fusewire.serving.instance.series import End
 
 from tests.serving.instance.test_metrics import Families
 
@@ -36,7 +37,7 @@ def reported(times: int = 0) -> Families:
     for _ in range(times):
         metrics.next_token(0.5)
     refused = [InvalidInput("n", 0, "1", "raise"), QueueFull("queue: got 3 sequences waiting")]
-    metrics.ended([{"text_output": np.zeros(1)}, Cancelled("gone"), *refused])
+    metrics.ended(map(End, [{"text_output": np.zeros(1)}, Cancelled("gone"), *refused]))
     metrics.close()
     return families
 

@@ -12,9 +12,9 @@ import pytest
 from fusewire import kernels
 from fusewire.engine.encoder import Counts
 from fusewire.engine.progress import Progress
-from fusewire.errors import Cancelled, DeadlineExceeded, Overloaded, QueueFull
+from fusewire.errors import Cancelled, ComputeFailed, DeadlineExceeded, Overloaded, QueueFull
 from fusewire.serving.instance.metrics import ServingMetrics
-from fusewire.serving.instance.series import Sample
+from fusewire.serving.instance.series import End, Sample
 
 ANSWER: dict[str, Any] = {}
 
@@ -74,7 +74,7 @@ def test_what_executions_did_is_added_up() -> None:
     counts = Counts(sequences=3, tokens=100, padding_tokens=4, graph_hits=2, graph_misses=1)
     for answers in ([ANSWER, Cancelled("gone")], [ANSWER]):
         metrics.record(counts)
-        metrics.ended(answers)
+        metrics.ended(map(End, answers))
     metrics.close()
     for name, value in {
         "padding_tokens_total": 8,
@@ -143,12 +143,37 @@ def test_what_waits_for_an_engine_is_shown_until_nothing_does() -> None:
 def test_refusals_have_their_reasons() -> None:
     families = Families()
     metrics = ServingMetrics(families, "m", "embed", 0)
-    metrics.ended([Overloaded("queue: got 3 s", 3.0)] * 2 + [DeadlineExceeded("timeout: got")])
-    metrics.ended([QueueFull("queue: got 9")])
+    late = DeadlineExceeded("timeout: got")
+    metrics.ended(map(End, [Overloaded("queue: got 3 s", 3.0)] * 2 + [late]))
+    metrics.ended([End(QueueFull("queue: got 9"))])
     metrics.close()
     found = {reason: families.value("rejected_total", reason=reason) for reason in
              ("overload", "deadline", "queue")}  # fmt: skip
     assert found == {"overload": 2, "deadline": 1, "queue": 1}
+
+
+def test_goodput_is_what_was_answered_in_time() -> None:
+    families = Families()
+    metrics = ServingMetrics(families, "m", "embed", 0)
+    metrics.ended([End(ANSWER), End(ANSWER, in_time=False), End(Cancelled("gone"))])
+    metrics.ended([End(ANSWER), End(ComputeFailed("compute: got")), End(QueueFull("queue: got"))])
+    metrics.close()
+    assert families.value("goodput_total", model="m", tenant_class="none") == 2
+    assert families.value("requests_total", outcome="ok") == 3
+
+
+def test_tenants_are_counted_by_class_however_many_names_clients_invent() -> None:
+    families = Families()
+    metrics = ServingMetrics(families, "m", "embed", 0, tenants={"blue", "green"})
+    for number in range(1000):
+        metrics.ended([End(ANSWER, f"invented-{number}"), End(QueueFull("q: got"), f"{number}")])
+    metrics.ended([End(ANSWER, "blue"), End(QueueFull("queue: got 9"), "green"), End(ANSWER)])
+    metrics.close()
+    for tenant_class, count in {"blue": 1, "other": 1000, "none": 1}.items():
+        assert families.value("goodput_total", tenant_class=tenant_class) == count
+    for tenant_class, count in {"green": 1, "other": 1000}.items():
+        assert families.value("rejected_total", tenant_class=tenant_class) == count
+    assert len([name for name, _ in families.series if name == "fusewire_goodput_total"]) == 3
 
 
 def test_of_many_times_a_random_share_is_sent() -> None:
@@ -184,7 +209,7 @@ def test_the_server_keeps_every_series_of_an_instance_that_ended() -> None:
     families = Families()
     metrics = ServingMetrics(families, "m", "embed", reloads=0)
     metrics.record(Counts(tokens=1))
-    metrics.ended([ANSWER])
+    metrics.ended([End(ANSWER)])
     metrics.close()
     made = [weakref.ref(series) for series in families.series.values()]
     families.series.clear()

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from fusewire.engine.encoder import EncoderEngine
 from fusewire.engine.encoder_loop import EncoderLoop
+from fusewire.engine.progress import Progress
 from fusewire.engine.reading_lanes import SHORT_CHARACTERS
 from fusewire.engine.request import Request
 from fusewire.errors import Cancelled, DeadlineExceeded, InvalidInput, QueueFull, Unavailable
@@ -204,3 +207,32 @@ def test_after_the_end_nothing_is_computed(
     (late,) = role.execute([Client().asks(request("a cat"))])
     assert isinstance(late, Unavailable)
     assert engine.progress.tokens == 0
+
+
+class Answering:
+    """An engine that answers at once, whatever the deadline."""
+
+    progress = Progress()
+
+    def submit(self, request: Request, deadline: float | None, callback: Any) -> Any:
+        callback({"embedding": np.zeros((1, 2), np.float32)})
+        return SimpleNamespace(deadline=deadline, cancel=lambda: None)
+
+    def together(self) -> Any:
+        return contextlib.nullcontext()
+
+    def close(self, drain_seconds: float = 0.0) -> None: ...
+
+
+def test_an_answer_after_the_deadline_is_no_goodput(families: Families) -> None:
+    role = Role(Answering(), ServingMetrics(families, "m", "embed", 0, tenants={"blue"}))
+    deadlines = {"blue": time.monotonic() + 600, "green": time.monotonic() - 1, "": None}
+    for tenant, deadline in deadlines.items():
+        client = Client().asks(Request({}, tenant=tenant))
+        client.deadline = deadline
+        (answer,) = role.execute([client])
+        assert isinstance(answer, dict)
+    role.close()
+    assert families.total("requests_total", outcome="ok") == 3
+    for tenant_class, count in {"blue": 1, "other": 0, "none": 1}.items():
+        assert families.value("goodput_total", tenant_class=tenant_class) == count

@@ -93,9 +93,6 @@ class StandInTriton:
     def call(self, path: str, body: Any = None, timeout_s: float = 0) -> Any:
         if path.endswith("/config"):
             return dict(self.config)
-        if path.endswith("/stats"):
-            answered = {"success": {"count": str(next(self._answered))}}
-            return {"model_stats": [{"inference_stats": answered}]}
         self.asked()
         if self.error is not None:
             raise self.error
@@ -104,6 +101,10 @@ class StandInTriton:
     def metrics(self) -> str:
         due = "fusewire_compute_due_timestamp_seconds"
         return (
+            f'fusewire_requests_total{{model="m",outcome="ok",task="generate"}} '
+            f"{next(self._answered)}\n"
+            f'fusewire_requests_total{{model="m",outcome="rejected"}} {time.time()}\n'
+            f'fusewire_requests_total{{model="n",outcome="ok"}} {time.time()}\n'
             f'fusewire_tokens_total{{model="m",task="generate"}} {next(self._tokens)}\n'
             f'{due}{{instance="m_0_0",model="m"}} {self._due}\n'
             f'{due}{{instance="n_0_0",model="n"}} {time.time()}\n'

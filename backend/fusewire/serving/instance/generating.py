@@ -72,6 +72,7 @@ class Generating:
         self, request: Request, deadline: float | None, response: Response, arrived: float
     ) -> None:
         engine = self._engine
+        response.tenant = request.tenant
         parameters = dict(request.parameters)
         if request.priority:
             parameters.setdefault("priority", request.priority)

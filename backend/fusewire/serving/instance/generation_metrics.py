@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from fusewire.engine.generation import GenerationEngine
@@ -12,9 +13,15 @@ class GenerationMetrics(ModelSeries):
     """The series of one instance."""
 
     def __init__(
-        self, family: Any, model: str, reloads: int, device: str = "cpu", instance: str = ""
+        self,
+        family: Any,
+        model: str,
+        reloads: int,
+        device: str = "cpu",
+        instance: str = "",
+        tenants: Collection[str] = (),
     ) -> None:
-        super().__init__(family, model, "generate", reloads, device, instance)
+        super().__init__(family, model, "generate", reloads, device, instance, tenants)
         self._engine: GenerationEngine | None = None
         self._first = self._histogram(
             "time_to_first_token_seconds",

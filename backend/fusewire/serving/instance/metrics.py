@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from typing import Any, Protocol
 
 from fusewire.engine.encoder import Counts
@@ -41,8 +42,9 @@ class ServingMetrics(ModelSeries):
         reloads: int,
         device: str = "cpu",
         instance: str = "",
+        tenants: Collection[str] = (),
     ) -> None:
-        super().__init__(family, model, task, reloads, device, instance)
+        super().__init__(family, model, task, reloads, device, instance, tenants)
         self._counted = {  # by the field of Counts
             field: self._counter(name, words) for field, (name, words) in (REPLAYS | _COSTS).items()
         }

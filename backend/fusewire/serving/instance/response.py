@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
 from fusewire.engine.protocol import Engine, Ticket
 from fusewire.engine.request import Answer, Outputs, Request, failure
 from fusewire.errors import FusewireError
+from fusewire.serving.instance.series import End
 
 
 class Sender(Protocol):
@@ -92,6 +94,7 @@ class Response:
         self._ended = ended
         self._sender: Sender | None = None
         self._ticket: Ticket | None = None
+        self.tenant = ""  # known once it was read
         self._final_lock = threading.Lock()  # over `_open`: no call of the sender after the last
         self._lock = threading.RLock()  # over the content, and which way it goes
         self._open = True
@@ -101,6 +104,12 @@ class Response:
         with self._lock:  # events wait meanwhile
             self._ticket = engine.submit(request, deadline, self._on_event)
             self.content.begun(self._ticket)
+
+    def end(self, answer: Answer) -> End:
+        """What became of it, if it has this answer now."""
+        deadline = None if self._ticket is None else self._ticket.deadline
+        in_time = deadline is None or time.monotonic() <= deadline
+        return End(answer, self.tenant, in_time)
 
     def later(self) -> None:
         """From now on it is answered by the sender."""

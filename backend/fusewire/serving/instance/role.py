@@ -72,14 +72,14 @@ class Role:
         answers = [response.now_or_later() for response in responses]
         if None in answers:
             self._some.set()
-        now = [answer for answer in answers if answer is not None]
+        now = [
+            (response, answer)
+            for response, answer in zip(responses, answers, strict=True)
+            if answer is not None
+        ]
         if now:
-            self._forget(
-                response
-                for response, answer in zip(responses, answers, strict=True)
-                if answer is not None
-            )
-            self._metrics.ended(now)
+            self._forget(response for response, _ in now)
+            self._metrics.ended([response.end(answer) for response, answer in now])
         return answers
 
     def close(self) -> None:
@@ -109,13 +109,14 @@ class Role:
                 raise Cancelled(CANCELLED)
             else:
                 request = incoming.read()
+                response.tenant = request.tenant
                 response.begin(self.engine, request, incoming.deadline)
         except Exception as error:
             response.fail(failure(error))
         return response
 
     def _ended(self, response: Response, answer: Answer) -> None:
-        self._metrics.ended([answer])
+        self._metrics.ended([response.end(answer)])
         self._forget([response])
 
     def _forget(self, responses: Iterable[Response]) -> None:

@@ -13,8 +13,8 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Collection, Iterable
+from typing import Any, NamedTuple
 
 from fusewire import kernels
 from fusewire.engine.progress import Progress
@@ -43,11 +43,28 @@ REPLAYS = {
 # Of times that requests or tokens had, at most so many are sent with a look: there may be thousands
 # a second, and a random share has the same quantiles.
 _MOST_TIMES = 32
-Outcomes = Counter[tuple[str, str]]  # (label, its value) -> requests
+Outcomes = Counter[tuple[str, ...]]  # (counter, the values of its labels) -> requests
 _OUTCOMES = {
-    "outcome": ("requests_total", "Requests by outcome: ok, rejected, …"),
-    "reason": ("rejected_total", "Requests rejected, by the invalid field"),
+    "requests_total": ("Requests by outcome: ok, rejected, …", ("outcome",)),
+    "rejected_total": (
+        "Requests rejected, by the invalid field or the lack, and by class of tenants",
+        ("reason", "tenant_class"),
+    ),
+    "goodput_total": (
+        "Requests answered within their deadline, by class of tenants",
+        ("tenant_class",),
+    ),
 }
+_NO_TENANT, _OTHER_TENANTS = "none", "other"
+
+
+class End(NamedTuple):
+    """What became of a request: outputs or an error, and whether that was within its deadline,
+    if it had one. `tenant`: "" for one that named none."""
+
+    answer: object
+    tenant: str = ""
+    in_time: bool = True
 
 
 class Sample:
@@ -84,10 +101,13 @@ class ModelSeries:
         reloads: int,
         device: str = "cpu",
         instance: str = "",
+        tenants: Collection[str] = (),
     ) -> None:
         """`family`: Triton's MetricFamily class. `device`: where the instance computes.
-        `instance`: its name, for what cannot be added up over instances."""
+        `instance`: its name, for what cannot be added up over instances. `tenants`: those that are
+        classes of their own."""
         self._family = family
+        self._tenants = tenants
         self._labels = {"model": model, "task": task}
         self._memory = kernels.default_allocator(device)
         self._updates: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -113,16 +133,16 @@ class ModelSeries:
         )
         self._due.set(0)  # the process before may have been killed at work
         self._due_sent: float | None = None
-        self._outcomes: dict[tuple[str, str], Any] = {}
+        self._outcomes: dict[tuple[str, ...], Any] = {}
         self._thread = threading.Thread(target=self._send, daemon=True)
 
     def watch(self, progress: Progress) -> None:
         """Reports this engine's progress from now on."""
         self._progress = progress
 
-    def ended(self, answers: Iterable[object]) -> None:
-        """Requests have their last answers, outputs or errors; returns at once."""
-        outcomes = outcomes_of(answers)
+    def ended(self, ends: Iterable[End]) -> None:
+        """Requests have their last answers; returns at once."""
+        outcomes = outcomes_of(ends, self._tenants)
         self._updates.put(lambda: self._count(outcomes))
 
     def close(self) -> None:
@@ -156,11 +176,13 @@ class ModelSeries:
         return series
 
     def _count(self, outcomes: Outcomes) -> None:
-        for (label, value), count in outcomes.items():
-            if (label, value) not in self._outcomes:
-                name, description = _OUTCOMES[label]
-                self._outcomes[label, value] = self._counter(name, description, **{label: value})
-            self._outcomes[label, value].increment(count)
+        for key, count in outcomes.items():
+            if key not in self._outcomes:
+                name, *values = key
+                description, labels = _OUTCOMES[name]
+                named = dict(zip(labels, values, strict=True))
+                self._outcomes[key] = self._counter(name, description, **named)
+            self._outcomes[key].increment(count)
 
     def _refresh(self) -> None:
         """Sends the values that are polled."""
@@ -195,18 +217,26 @@ class ModelSeries:
             self._due_sent = due
 
 
-def outcomes_of(answers: Iterable[object]) -> Outcomes:
-    """Outcomes of requests: outputs or errors."""
+def outcomes_of(ends: Iterable[End], tenants: Collection[str] = ()) -> Outcomes:
+    """What is counted of requests. `tenants`: those that are classes of their own."""
     found: Outcomes = Counter()
-    for answer in answers:
+    for answer, tenant, in_time in ends:
         if isinstance(answer, Cancelled):
-            found["outcome", "cancelled"] += 1
+            found["requests_total", "cancelled"] += 1
         elif isinstance(answer, (InvalidInput, Unavailable)):
-            found["outcome", "rejected"] += 1
-            found["reason", _reason(answer)] += 1
+            found["requests_total", "rejected"] += 1
+            found["rejected_total", _reason(answer), _class_of(tenant, tenants)] += 1
+        elif isinstance(answer, FusewireError):
+            found["requests_total", "failed"] += 1
         else:
-            found["outcome", "failed" if isinstance(answer, FusewireError) else "ok"] += 1
+            found["requests_total", "ok"] += 1
+            found["goodput_total", _class_of(tenant, tenants)] += in_time
     return found
+
+
+def _class_of(tenant: str, tenants: Collection[str]) -> str:
+    """Clients choose the names of tenants, and series must not multiply."""
+    return tenant if tenant in tenants else _OTHER_TENANTS if tenant else _NO_TENANT
 
 
 def _reason(error: InvalidInput | Unavailable) -> str:

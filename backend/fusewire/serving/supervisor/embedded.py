@@ -31,6 +31,10 @@ _SHOWN = {"error": "E", "warning": "EW", "info": "EWI", "verbose": "EWI"}
 # Triton lets go of a healthy Python model within two to three seconds.
 _UNLOAD_S = 5.0
 _END_S = 5.0  # what the kernel may need to take back the memory of a killed process
+# For the clients of ended requests to be told; lost_instances.cc waits a few tenths of that.
+_TOLD_S = 1.5
+# Stages of the end (csrc/tritonserver/stopping.h).
+_UNREADY, _CLOSED = -1, -2
 _ENTRY = """\
 import sys
 
@@ -128,10 +132,15 @@ class EmbeddedServer:
         running = [pid for pid, state in children if state == "running"]
         return [stub for pid in running if (stub := processes.stub(pid)) is not None]
 
+    def leave_rotation(self) -> None:
+        """From now on it is not ready, by server and by model; it still answers."""
+        self._tell(_UNREADY)
+
     def stop(self, serving: bool = True) -> None:
-        """Ends the process: requests in flight finish within the exit timeout, then models unload.
-        One that was not `serving` yet has nothing to finish and is killed, as is one that is not
-        done in time: it also waits for connections whose clients send no more.
+        """Ends the process: it takes no more requests, those in flight finish within the exit
+        timeout, then models unload. What is not finished by then gets an error. One that was not
+        `serving` yet has nothing to finish and is killed, as is one that is not done in time: it
+        also waits for connections whose clients send no more.
 
         The server cannot unload a model that lost a stub or failed to load, and would wait in
         vain; so it is killed when its time is over, at once if a stub died. It is not started
@@ -140,6 +149,7 @@ class EmbeddedServer:
         with self._starting:
             self._stopped = True
         if serving and self.running():
+            self._tell(_CLOSED)
             processes.kill(self.pid, signal.SIGTERM)
             deadline = time.monotonic() + self._settings.exit_timeout_s
             draining = True
@@ -150,7 +160,18 @@ class EmbeddedServer:
                     # A request counts as in flight until a model has read it, not answered it.
                     deadline = now if self.stub_died else max(deadline, now + _UNLOAD_S)
                 time.sleep(0.02)
+            if draining or not self.stub_died:
+                self._end_requests()
         self.clear()
+
+    def _end_requests(self) -> None:
+        """Ends the requests whose time is over: with their processes, as then their clients get
+        an error (csrc/tritonserver/lost_instances.cc)."""
+        for stub in self.stubs():
+            processes.kill(stub.pid)
+        deadline = time.monotonic() + _TOLD_S
+        while self.running() and time.monotonic() < deadline:
+            time.sleep(0.02)
 
     def clear(self) -> None:
         """Ends whatever is left of the process, and removes its shared memory and what it left in
@@ -168,12 +189,15 @@ class EmbeddedServer:
     def reap(self, zombies: Iterable[int]) -> None:
         """Reaps children that were killed or crashed, as tritonserver does not. From then on
         nothing shows that they died."""
+        self._tell(*zombies)
+
+    def _tell(self, *words: int) -> None:
         launched = self._launched
         if launched is None:
             return
         with contextlib.suppress(OSError, ValueError):  # the server has ended too
-            for pid in zombies:
-                launched.input.write(struct.pack("i", pid))
+            for word in words:
+                launched.input.write(struct.pack("i", word))
 
     def remove_region(self, stub: processes.Stub) -> None:
         """Removes the shared memory of a stub that died, as tritonserver does not."""

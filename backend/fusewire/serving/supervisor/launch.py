@@ -37,7 +37,7 @@ class Launched:
     """A server's process, the leader of a group of its own. The group ends when `input` does."""
 
     process: subprocess.Popen[str]
-    input: io.FileIO  # process ids of children to be reaped, each a C int
+    input: io.FileIO  # C ints: process ids of children to be reaped, or stages of the end
 
 
 def prepare(folder: Path) -> None:

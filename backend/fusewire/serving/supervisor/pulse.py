@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
-from typing import Any
 
 from fusewire.errors import FusewireError
 from fusewire.serving import repository
@@ -20,7 +19,7 @@ from fusewire.serving.supervisor import triton_words
 from fusewire.tasks.contract import GENERATING
 
 _SERIES = re.compile(
-    r'^fusewire_(tokens_total|compute_due_timestamp_seconds)\{[^}]*model="([^"]+)"[^}]*\} (\S+)$',
+    r"^fusewire_(requests_total|tokens_total|compute_due_timestamp_seconds)\{([^}]*)\} (\S+)$",
     re.MULTILINE,
 )
 
@@ -38,9 +37,10 @@ class Outcome(Enum):
 @dataclass(frozen=True)
 class Done:
     """What a model has done so far: requests answered, and, as some take long, tokens computed.
-    `due`: the Unix time when the work of all its instances is; 0.0 where they have none."""
+    By its own count: to Triton a request succeeded once the model has taken it. `due`: the Unix
+    time when the work of all its instances is; 0.0 where they have none."""
 
-    answered: int
+    answered: float
     tokens: float
     due: float
 
@@ -83,18 +83,19 @@ class Pulse:
     def done(self, model: str) -> Done | None:
         """None when the server does not say."""
         try:
-            stats: dict[str, Any] = self._endpoint.call(f"models/{model}/stats")
-            rows = [row["inference_stats"] for row in stats["model_stats"]]
-            answered = sum(int(row["success"]["count"]) for row in rows)
             page = self._endpoint.metrics()
-        except (EndpointError, KeyError, OSError, http.client.HTTPException):
+        except (EndpointError, OSError, http.client.HTTPException):
             return None
-        tokens, due = 0.0, 0.0
-        for name, of, value in _SERIES.findall(page):
-            if of == model and name == "tokens_total":
+        answered, tokens, due = 0.0, 0.0, 0.0
+        for name, labels, value in _SERIES.findall(page):
+            if f'model="{model}"' not in labels.split(","):
+                continue
+            if name == "tokens_total":
                 tokens += float(value)
-            elif of == model:
+            elif name != "requests_total":
                 due = max(due, float(value))
+            elif 'outcome="ok"' in labels:
+                answered += float(value)
         return Done(answered, tokens, due)
 
     def encodes(self, model: str) -> bool:

@@ -161,6 +161,7 @@ class Server:
 
     def stop(self) -> None:
         """Ends server, stubs and watchdog; removes shared memory and temporary folders."""
+        self.process.leave_rotation()
         if self.openai is not None:
             self.openai.close()
         self.watchdog.stop()

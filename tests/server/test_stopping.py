@@ -1,0 +1,161 @@
+"""A server that stops takes no more requests, finishes what it took, and tells the rest."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from fusewire.serving.config import Deployment, ServerSettings
+from fusewire.serving.endpoint import choose_ports
+from fusewire.serving.repository import import_folder
+from fusewire.serving.supervisor.server import Server
+from tritonclient.utils import InferenceServerException
+
+from tests.server.asking import Asker, ids, until
+from tests.server.test_generate import slow_folder
+from tests.server.test_lost_requests import (
+    completions,
+    generate,
+    generate_stream,
+    grpc_stream,
+    infer,
+    outcome,
+)
+
+STOPPING = "server: got a request while it stops"
+TENSOR = {"name": "input_ids", "shape": [1, 3], "datatype": "INT64", "data": [5, 6, 7]}
+GENERATED = (generate, generate_stream, grpc_stream)
+# Many seconds' work of a step each, until all run.
+LONG = {"max_new_tokens": 4000, "ignore_eos": True, "n": 8, "temperature": 1.0}
+
+
+@pytest.fixture(scope="module")
+def device() -> str:
+    return "cpu"
+
+
+@pytest.fixture(scope="module")
+def repository(tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("repository")
+    folders = {
+        "write": slow_folder(tmp_path_factory.mktemp("slow")),
+        "embed": tiny("bert", "embed"),
+    }
+    for name, folder in folders.items():
+        fp32: dict[str, object] = {"dtype": "float32"}
+        deployment = Deployment(device="cpu")
+        import_folder(folder, root, name=name, settings=fp32, deployment=deployment, link=True)
+    return root
+
+
+@contextlib.contextmanager
+def running(
+    repository: Path, exit_timeout_s: int, openai: bool = False
+) -> Iterator[tuple[Server, Asker]]:
+    """Its watchdog leaves processes alone that the tests stop."""
+    port = choose_ports("127.0.0.1", [("openai-port", 0)])[0] if openai else None
+    ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "openai_port": port}
+    settings = ServerSettings(exit_timeout_s=exit_timeout_s, watch_interval_s=3600, **ports)
+    server = Server([repository], settings, report=print)
+    server.start()
+    try:
+        with Asker(server) as asker:
+            yield server, asker
+    finally:
+        for stub in server.process.stubs():
+            os.kill(stub.pid, signal.SIGCONT)
+        server.stop()
+
+
+def frozen(server: Server, model: str) -> int:
+    """Stops the model's process: what it has is under way for as long as a test wants."""
+    pid = next(stub.pid for stub in server.process.stubs() if stub.model == model)
+    os.kill(pid, signal.SIGSTOP)
+    return pid
+
+
+class Connected:
+    """A client with an open connection to the HTTP port."""
+
+    def __init__(self, server: Server) -> None:
+        at = server.endpoint
+        self._connection = http.client.HTTPConnection(at.reachable, at.http_port, timeout=60)
+        assert self.get("health/ready") == 200
+        self._connection.auto_open = 0  # only this one
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def get(self, path: str) -> int:
+        return self._asked("GET", path)[0]
+
+    def infer(self) -> tuple[int, str]:
+        return self._asked("POST", "models/embed/infer", json.dumps({"inputs": [TENSOR]}))
+
+    def _asked(self, method: str, path: str, body: str | None = None) -> tuple[int, str]:
+        self._connection.request(method, f"/v2/{path}", body)
+        response = self._connection.getresponse()
+        return response.status, response.read().decode()
+
+
+def begun(
+    clients: ThreadPoolExecutor, server: Server, asker: Asker
+) -> list[Future[tuple[float, str]]]:
+    """Requests for long texts, which run."""
+    found = [clients.submit(outcome, ask, server, LONG) for ask in GENERATED]
+    until(
+        lambda: (
+            asker.metric("fusewire_running", model="write") >= len(found)
+            or any(each.done() for each in found)
+        )
+    )
+    assert [each.result() for each in found if each.done()] == []
+    return found
+
+
+def test_it_is_not_ready_and_takes_nothing_while_it_finishes_what_it_took(
+    repository: Path,
+) -> None:
+    with running(repository, 60) as (server, asker), ThreadPoolExecutor() as clients:
+        connected = Connected(server)
+        took = begun(clients, server, asker)
+        pid = frozen(server, "write")
+        stopping = threading.Thread(target=server.stop)
+        stopping.start()
+        try:
+            until(lambda: connected.get("health/ready") != 200, 30)
+            assert connected.get("models/embed/ready") != 200
+            assert connected.get("health/live") == 200
+            until(lambda: connected.infer()[0] == 503, 30)
+            assert STOPPING in connected.infer()[1]
+            with pytest.raises(InferenceServerException, match=f"UNAVAILABLE.*{STOPPING}"):
+                asker.ask("embed", ids([5, 6, 7]))
+            assert not any(each.done() for each in took)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+            connected.close()  # tritonserver waits for open connections
+            asker.client.close()
+        assert [each.result(60)[1] for each in took] == [""] * len(took)
+        stopping.join(60)
+        assert not stopping.is_alive()
+
+
+def test_what_is_not_finished_in_time_ends_with_an_error(repository: Path) -> None:
+    with running(repository, 1, openai=True) as (server, asker), ThreadPoolExecutor() as clients:
+        took = begun(clients, server, asker)
+        for model in ("write", "embed"):
+            frozen(server, model)
+        others = [clients.submit(outcome, ask, server, LONG) for ask in (infer, completions)]
+        server.stop()
+        for each in took:
+            assert STOPPING in each.result(60)[1]
+        for each in others:
+            assert each.result(60)[1].startswith("503")
