@@ -60,7 +60,11 @@ class EncoderLoop:
         self._costs = engine.costs
         self._admission = EncoderAdmission(
             engine.costs,
-            Expectation(engine.max_length, windows=engine.reads_windows),
+            Expectation(
+                engine.max_length,
+                windows=engine.reads_windows,
+                image_tokens=engine.image_tokens,
+            ),
             engine.settings.slo_ms,
             engine.settings.max_queue_ms,
         )
