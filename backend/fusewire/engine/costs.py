@@ -226,8 +226,8 @@ def measure(
         squares = sum(length * length for length in _cut(long, short))
         extra = timed([long]) - plain.seconds(long, 0)
         # What another program took meanwhile is no attention, which costs less than all the rest.
-        most = plain.seconds(long, 0) / (long * _LONG)
-        per_square = min(max(0.0, extra / (long * long - squares)), most)
+        most_each = plain.seconds(long, 0) / (long * _LONG)
+        per_square = min(max(0.0, extra / (long * long - squares)), most_each)
     points = [
         (size, max(seconds - per_square * squares, seconds / 2))
         for size, (seconds, squares) in found.items()

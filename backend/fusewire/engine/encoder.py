@@ -95,8 +95,8 @@ class EncoderEngine:
         return [self.reply(work) for work in works]
 
     def measure_costs(self) -> None:
-        """Measures what micro-batches cost here, in about half a second. Of a model of images: those
-        of images of the size that it was trained with."""
+        """Measures what micro-batches cost here, in about half a second. Of a model of images
+        those of images of the size that it was trained with."""
         model = self.model
         if isinstance(model, ImageTextModel):
             self._measure_images(model)
