@@ -65,7 +65,14 @@ MAY_IMPORT = {
     "engine.kv_cache": {"errors", "engine.page_pool", "engine.source_pages"},
     "engine.generation_sequence": {"engine.kv_cache"},
     "engine.generation_queue": {"engine.generation_sequence"},
-    "engine.admission": {"errors"},
+    "engine.admission": {"errors", "engine.costs", "engine.generation_sequence"},
+    "engine.step_costs": {
+        "models",
+        "engine.costs",
+        "engine.generation_scheduler",
+        "engine.kv_cache",
+        "engine.packing",
+    },
     "engine.generation_scheduler": {
         "errors",
         "engine.generation_queue",

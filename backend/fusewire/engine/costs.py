@@ -21,6 +21,8 @@ _EFFICIENT = 1.1
 _DECAY = 0.9
 # A ratio starts as if so much had been computed exactly as measured.
 _PRIOR_S = 0.02
+# After a while without a batch what is known of the last ones counts as so much.
+_OLD_S = 0.005
 # One batch counts as at most so many times its prediction: a machine that stood still says nothing
 # about the next batch.
 _MOST_OF_ONE = 4.0
@@ -128,6 +130,13 @@ class CostTable:
         self._seconds = list(accumulate(corrected, max))
         self._squares = [self._per_square * ratio for ratio in ratios]
         self._price()
+
+    def forget(self) -> None:
+        """Nothing was computed for a while: what comes next says more than what was before."""
+        for point, expected in enumerate(self._expected_s):
+            if expected > _OLD_S:
+                self._actual_s[point] *= _OLD_S / expected
+                self._expected_s[point] = _OLD_S
 
     def _learn(self, tokens: int, seconds: float) -> None:
         """Where nothing was measured: the rate of the last batches."""
