@@ -11,12 +11,13 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar, cast
 from . import encoding, extraction, generation, plans, rewriting
 from .base import Base
 from .calls import Call, Infer, Plan
-from .errors import ClientError, NotFound, Unavailable
+from .errors import ClientError, NotFound, Overloaded, Unavailable
 from .generation import Streaming
 from .overloads import AsyncChat, AsyncGenerate
 from .plans import Arrays, with_names
 from .signatures import show
 from .transports import AsyncGrpcTransport, AsyncHttpTransport, AsyncTransport
+from .turns import TaskTurns
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -92,13 +93,10 @@ class AsyncClient(Base[AsyncTransport]):
             return result
 
     async def _send_all(self, calls: Sequence[Call]) -> list[Any]:
-        room = asyncio.Semaphore(self._concurrency)
-
-        async def send(call: Call) -> Any:
-            async with room:
-                return await self._send(call)
-
-        tasks = [asyncio.ensure_future(send(call)) for call in calls]
+        if len(calls) == 1:
+            return [await self._send(calls[0])]
+        turns = TaskTurns(self._concurrency)
+        tasks = [asyncio.ensure_future(self._send_in_turn(call, turns)) for call in calls]
         try:
             return await asyncio.gather(*tasks)
         finally:
@@ -106,6 +104,33 @@ class AsyncClient(Base[AsyncTransport]):
                 task.cancel()
             # Their ends are awaited, so that a cancelled method leaves nothing running.
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _send_in_turn(self, call: Call, turns: TaskTurns) -> Any:
+        """As `_send`, one of several; its time begins with its first turn."""
+        attempts = None
+        while True:
+            turn = await turns.begin()
+            attempts = attempts or self._attempts(call)
+            try:
+                left_s = attempts.remaining_s()
+                told = self._told(call, left_s)
+                if isinstance(told, Infer) and told.decoupled:
+                    async with contextlib.aclosing(self._transport.stream(told, left_s)) as stream:
+                        answer: Any = [outputs async for outputs in stream]
+                else:
+                    answer = await self._transport.send(told, left_s)
+            except Overloaded as error:
+                if not await turns.refused(turn, left_s):
+                    await asyncio.sleep(attempts.wait_s(error))
+            except Unavailable as error:
+                turns.end(answered=False)
+                await asyncio.sleep(attempts.wait_s(error))
+            except BaseException:
+                turns.end(answered=False)
+                raise
+            else:
+                turns.end(answered=True)
+                return answer
 
     async def _send(self, call: Call) -> Any:
         if isinstance(call, Infer) and call.decoupled:

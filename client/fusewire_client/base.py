@@ -50,10 +50,13 @@ class Base(Generic[C]):
             timeout_s: Of one call, retries included. The server is told, and neither queues what
                 it could not compute within it nor computes what is too late. Default: 60, of which
                 the server is not told: the objective it has of its own (`slo_ms`) holds.
-            retries: How often a call is retried after `Unavailable`.
+            retries: How often a call is retried after `Unavailable`; after `Overloaded` it is as
+                often as its time allows. 0: never.
             backoff_s: Upper bound of the first wait before a retry; it doubles with each.
             max_batch: Maximum number of texts in a request, at most the model's max_batch_size.
-            concurrency: Maximum number of concurrent requests within one method call.
+            concurrency: Maximum number of concurrent requests within one method call. Fewer while
+                the server refuses some with `Overloaded`: those are sent again once others of the
+                call were answered, whatever `retries` says.
             tls: Encrypt, with the system's certificates.
             headers: Sent with each request (authorisation, keys of restricted APIs).
             tenant: On whose behalf requests are; under load, tenants have equal shares of a model.

@@ -12,12 +12,13 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar, cast
 from . import encoding, extraction, generation, plans, rewriting
 from .base import Base
 from .calls import Call, Infer, Plan
-from .errors import ClientError, NotFound, Unavailable
+from .errors import ClientError, NotFound, Overloaded, Unavailable
 from .generation import Streaming
 from .overloads import Chat, Generate
 from .plans import Arrays, with_names
 from .signatures import show
 from .transports import GrpcTransport, HttpTransport, Transport
+from .turns import ThreadTurns
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -101,12 +102,40 @@ class Client(Base[Transport]):
     def _send_all(self, calls: Sequence[Call]) -> list[Any]:
         if len(calls) == 1:
             return [self._send(calls[0])]
-        futures = [self._pool.submit(self._send, call) for call in calls]
+        turns = ThreadTurns(self._concurrency)
+        futures = [self._pool.submit(self._send_in_turn, call, turns) for call in calls]
         try:
             return [future.result() for future in futures]
         finally:
+            turns.close()
             for future in futures:
                 future.cancel()
+
+    def _send_in_turn(self, call: Call, turns: ThreadTurns) -> Any:
+        """As `_send`, one of several; its time begins with its first turn."""
+        attempts = None
+        while True:
+            turn = turns.begin()
+            attempts = attempts or self._attempts(call)
+            try:
+                left_s = attempts.remaining_s()
+                told = self._told(call, left_s)
+                if isinstance(told, Infer) and told.decoupled:
+                    answer: Any = list(self._transport.stream(told, left_s))
+                else:
+                    answer = self._transport.send(told, left_s)
+            except Overloaded as error:
+                if not turns.refused(turn, left_s):
+                    time.sleep(attempts.wait_s(error))
+            except Unavailable as error:
+                turns.end(answered=False)
+                time.sleep(attempts.wait_s(error))
+            except BaseException:
+                turns.end(answered=False)
+                raise
+            else:
+                turns.end(answered=True)
+                return answer
 
     def _send(self, call: Call) -> Any:
         if isinstance(call, Infer) and call.decoupled:

@@ -1,5 +1,5 @@
 """When to retry: only what the model did not compute, not before the server wants it, and never
-past the deadline."""
+past the deadline; until then what the server has too much to do for."""
 
 from __future__ import annotations
 
@@ -7,8 +7,12 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import inf
 
-from .errors import DeadlineExceeded, Expired, Unavailable
+from .errors import DeadlineExceeded, Expired, Overloaded, Unavailable
+
+# Of the time that the server wants, which is added at random: its own is the same for many.
+_JITTER = 0.25
 
 
 @dataclass(frozen=True)
@@ -22,7 +26,8 @@ class Retry:
 
     def wait_s(self, attempt: int, at_least_s: float = 0.0) -> float:
         """The wait before retry number `attempt` (from 0)."""
-        return at_least_s + self.uniform(0.0, min(self.longest_s, self.first_s * 2.0**attempt))
+        most_s = min(self.longest_s, self.first_s * 2.0 ** min(attempt, 64))
+        return at_least_s + self.uniform(0.0, max(most_s, _JITTER * at_least_s))
 
 
 class Attempts:
@@ -49,8 +54,11 @@ class Attempts:
 
     def wait_s(self, error: Unavailable) -> float:
         """Seconds to sleep before trying again; raises `error` when this was the last attempt."""
+        # What is refused at once, with the time that it takes, is so as often as there is time.
+        retries = self._retry.retries
+        tries = inf if isinstance(error, Overloaded) and retries else retries
         # What ran out of time once would have no more of it.
-        if self._failed >= self._retry.retries or isinstance(error, Expired):
+        if self._failed >= tries or isinstance(error, Expired):
             raise error
         wait = self._retry.wait_s(self._failed, error.retry_after_s or 0.0)
         # A wait that ends after the deadline would only delay the truth.

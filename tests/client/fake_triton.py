@@ -28,6 +28,7 @@ OUTPUTS = {
     "masked": ["candidates"],
 }
 HTTP_OF = {"INVALID_ARGUMENT": 400, "NOT_FOUND": 404, "UNAVAILABLE": 503, "INTERNAL": 500}
+FULL_S = 0.2  # after which one that is refused may come again
 DTYPES = {"INT64": np.int64, "FP32": np.float32}
 
 
@@ -52,6 +53,8 @@ class FakeTriton:
         self.together: threading.Barrier | None = None  # of requests: answered when all are there
         self.labels = 2  # of the model that classifies
         self.cancelled = threading.Event()
+        self.takes: int | None = None  # requests at a time; others are refused
+        self.refusing = self.refused = 0  # now, and since the start
         self.under_way = 0
         self.most_under_way = 0
         self._lock = threading.Lock()
@@ -66,10 +69,16 @@ class FakeTriton:
             failure = self.failures.pop(0) if self.failures else None
             self.under_way += 1
             self.most_under_way = max(self.most_under_way, self.under_way)
+            full = self.takes is not None and self.under_way - self.refusing > self.takes
+            self.refusing += full
+            self.refused += full
         try:
             if self.together:
                 self.together.wait(30)
-            self.released.wait(self.delay_s)
+            if not full:
+                self.released.wait(self.delay_s)
+            if full:
+                raise Refusal("UNAVAILABLE", f"queue: got 3.2 s of work; try again in {FULL_S} s")
             if failure:
                 raise failure
             if model not in self.outputs:
@@ -83,6 +92,7 @@ class FakeTriton:
         finally:
             with self._lock:
                 self.under_way -= 1
+                self.refusing -= full
 
     def statistics(self, model: str) -> list[dict[str, Any]]:
         names = [model] if model else list(self.outputs)

@@ -21,6 +21,7 @@ from fusewire_client import (
     ServerError,
     Unavailable,
 )
+from fusewire_client.pace import Pace
 from fusewire_client.retry import Attempts, Retry
 from fusewire_client.triton_errors import from_grpc, from_http, from_words
 
@@ -297,3 +298,67 @@ def test_requests_name_their_tenant_and_priority(call: Call, server: FakeTriton)
         call("embed", ["a"], model="mini", priority=1)
     with pytest.raises(InvalidArgument, match=r"timeout: got a reserved .*set timeout_s"):
         call("embed", ["a"], model="mini", timeout=1)
+
+
+def test_an_overloaded_server_is_asked_until_the_time_is_up(call: Call, server: FakeTriton) -> None:
+    server.failures = [Refusal("UNAVAILABLE", OVERLOADED.format(0.1))] * 7
+    assert call("embed", ["a"], model="mini", timeout_s=30.0).shape == (1, 2)
+    assert len(server.seen) == 8
+    server.failures = [Refusal("UNAVAILABLE", OVERLOADED.format(0.1))] * 1000
+    began = time.monotonic()
+    with pytest.raises((Overloaded, DeadlineExceeded)):  # the last wait may end too late
+        call("embed", ["a"], model="mini", timeout_s=1.0)
+    assert 0.3 < time.monotonic() - began < 1.5
+    assert len(server.seen) < 8 + 11  # none before it was wanted
+
+
+def test_a_list_is_sent_as_fast_as_the_server_takes_it(call: Call, server: FakeTriton) -> None:
+    server.takes, server.delay_s = 3, 0.02
+    texts = [str(number) for number in range(60)]
+    options = {"max_batch": 1, "concurrency": 16}
+    vectors = call("embed", texts, model="mini", timeout_s=60.0, options=options)
+    assert vectors[:, 0].tolist() == [len(text) for text in texts]
+    # Of sixteen at a time as many as are too many are refused once; with as many always under way,
+    # four of five would be, again and again.
+    assert server.refused < 45
+
+
+def test_the_parts_of_a_list_do_not_fail_each_other(call: Call, server: FakeTriton) -> None:
+    """Even where nothing is tried again."""
+    server.takes, server.delay_s = 1, 0.02
+    texts = [str(number) for number in range(20)]
+    options = {"max_batch": 1, "concurrency": 16, "retries": 0}
+    vectors = call("embed", texts, model="mini", options=options)
+    assert vectors[:, 0].tolist() == [len(text) for text in texts]
+
+
+def test_a_list_of_which_nothing_is_taken_is_refused_at_once(
+    call: Call, server: FakeTriton
+) -> None:
+    server.takes = 0
+    options = {"max_batch": 1, "concurrency": 16, "retries": 0}
+    with pytest.raises(Overloaded):
+        call("embed", ["a"] * 20, model="mini", options=options)
+    assert len(server.seen) <= 21
+
+
+def test_pace_halves_once_for_all_that_were_under_way() -> None:
+    pace = Pace(16)
+    turns = [pace.begin() for _ in range(16)]
+    assert not pace.room
+    for turn in turns[:10]:
+        pace.refuse(turn)
+    assert pace.under_way == 6
+    assert pace.room
+    pace.begin()
+    pace.begin()
+    assert not pace.room  # eight
+    assert not any(map(pace.may_return, turns))
+    for _ in range(8):
+        pace.end(answered=True)
+    assert all(map(pace.may_return, turns))
+    for _ in range(8):
+        pace.begin()
+    assert pace.room  # a round of answers is one more
+    pace.begin()
+    assert not pace.room

@@ -39,6 +39,7 @@ class Asked:
     tenant: str = ""
     priority: int = 0
     refused: Overloaded | None = None
+    displaced: float | None = None  # when
     ended: float = inf
 
     @property
@@ -96,10 +97,14 @@ class Simulation:
         deadline = None if asked.within is None or not self.admits else self.now + asked.within
         work = Work(Request(inputs, {}, asked.priority, asked.tenant), deadline)
         try:
-            self.admission.take(work)
+            displaced = self.admission.take(work)
         except Overloaded as refused:
             asked.refused = refused
             return
+        for other in displaced:
+            self.ready.remove(other)
+            other.ended = True
+            self.of[other].displaced = self.now
         self.of[work] = asked
         query: Any = None
         work.items = [Item(query, range(length)) for length in asked.lengths]
@@ -115,6 +120,7 @@ class Simulation:
             self.costs,
             self.max_batch_tokens,
             self.ready.served,
+            self.ready.first_left_out(1024),
         )
         assert batch, "the device is free, and something waits"
         for work in batch:
@@ -132,6 +138,6 @@ class Simulation:
 
     def _end(self, batch: Sequence[Work]) -> None:
         for work in set(batch):
-            if work.given == len(work.items):
+            if work.given == len(work.items) and not work.ended:
                 self.of[work].ended = self.now
                 self.admission.release(work)

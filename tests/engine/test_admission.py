@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
-from fusewire.engine.admission import Admission
+from fusewire.engine.admission import Admission, Place
+from fusewire.engine.costs import CostTable
+from fusewire.engine.generation_sequence import GenerationSequence, State
 from fusewire.errors import Overloaded, QueueFull
+
+STEP_S, TOKEN_S = 0.02, 1e-4
 
 
 class Clock:
@@ -14,55 +20,206 @@ class Clock:
         return self.now
 
 
-def busy(clock: Clock, waiting: int, **limits: float) -> Admission:
-    """Two run, `waiting` wait, and every half a second one has ended and another come."""
-    admission = Admission(2, 50, clock=clock, **limits)
-    admission.take(2 + waiting)
-    for _ in range(5):
-        admission.leave()
-        admission.take(1)
-        clock.now += 0.5
-    return admission
+def steps(ratio: float = 1.0) -> CostTable:
+    """Of a step, and of a token of a prompt in it."""
+    sizes = [16 << power for power in range(6)]
+    return CostTable([(n, ratio * (STEP_S + TOKEN_S * n)) for n in sizes])
 
 
-def test_who_would_wait_too_long_is_refused_and_told_when_to_come_back():
-    admission = busy(Clock(), 7, max_queue_s=4.0)
-    admission.take(1)
-    with pytest.raises(
-        Overloaded, match=r"a predicted wait of 4\.50 s, wanted at most 4\.00"
-    ) as no:
-        admission.take(1)
-    assert no.value.retry_after_s == pytest.approx(0.5)
+class Machine:
+    """Runs what is taken, step by step, by a clock of its own: a step gives every running sequence
+    a token, and lets those in that have a slot and pages, in order."""
+
+    def __init__(self, slots: int = 4, pages: int = 1000, **limits: float) -> None:
+        self.clock = Clock()
+        self.costs = steps()
+        self.ratio = 1.0  # of what steps take to what was measured
+        self.slots, self.pages = slots, pages
+        self.admission = Admission(
+            slots,
+            10_000,
+            clock=self.clock,
+            costs=self.costs,
+            pages=pages,
+            page_size=16,
+            **limits,
+        )
+        self.waiting: list[tuple[Place, int]] = []  # and how much it generates
+        self.running: list[tuple[Place, int]] = []
+        self.begun: dict[Place, float] = {}
+
+    def ask(self, *, within: float | None, most: int, new: int, tokens=16, priority=0) -> Place:
+        deadline = None if within is None else self.clock.now + within
+        place = self.admission.take(1, deadline, tokens=tokens, most_new=most, priority=priority)
+        place.sequence = GenerationSequence([0] * tokens, tokens + most, priority=priority)
+        place.begun = tokens
+        self.waiting.append((place, new))
+        self.waiting.sort(key=lambda each: each[0].priority)
+        return place
+
+    def step(self) -> None:
+        tokens = len(self.running)
+        while self.waiting and len(self.running) < self.slots:
+            place, new = self.waiting[0]
+            if self.held() + self.held_by(place, new) > self.pages:
+                break
+            del self.waiting[0]
+            self.running.append((place, new))
+            place.sequence.state = State.RUNNING
+            self.begun[place] = self.clock.now
+            tokens += int(place.tokens)
+        took = self.ratio * steps().seconds(tokens, 0.0)
+        self.clock.now += took
+        self.costs.observe(tokens, 0.0, took)
+        for place, new in self.running:
+            place.sequence.token_ids.append(1)
+            if place.generated == new:
+                place.sequence.state = State.FINISHED
+                self.admission.leave(place, generated=new)
+        self.running = [(p, new) for p, new in self.running if p.generated < new]
+
+    def held(self) -> int:
+        return sum(self.held_by(*each) for each in self.running)
+
+    @staticmethod
+    def held_by(place: Place, new: int) -> int:
+        return -(-(int(place.tokens) + new) // 16)
+
+    def run(self) -> None:
+        while self.running or self.waiting:
+            self.step()
+
+    def seen(self, most: int = 100, new: int = 50) -> Machine:
+        """One has generated half of what it might."""
+        self.ask(within=None, most=most, new=new)
+        self.run()
+        return self
 
 
-def test_who_would_begin_after_its_deadline_is_refused():
-    clock = Clock()
-    admission = busy(clock, 7)
-    with pytest.raises(Overloaded):
-        admission.take(1, clock.now + 3.9)
-    admission.take(1, clock.now + 4.1)
-    admission.take(1, clock.now - 1)  # answered as late
-
-
-def test_without_a_wait_nothing_is_predicted():
-    clock = Clock()
-    admission = Admission(2, 50, max_queue_s=0.1, clock=clock)
-    for _ in range(5):
-        admission.take(2)
-        clock.now += 60
-        admission.leave(2)
-    admission.take(10)
-
-
-def test_what_was_refused_after_all_says_nothing_of_the_time():
-    clock = Clock()
-    admission = busy(clock, 7, max_queue_s=4.0)
+@pytest.mark.parametrize("pages", [1000, 14])
+@pytest.mark.parametrize("seed", range(5))
+def test_the_predicted_wait_is_the_one_there_is(seed, pages):
+    """Where slots bound, and where pages do."""
+    rng = random.Random(seed)
+    machine = Machine(pages=pages).seen(most=50)
     for _ in range(20):
-        admission.take(1)
-        admission.leave(ran=False)
-    admission.take(1)
+        machine.ask(within=None, most=50, new=50, tokens=rng.randint(1, 60))
+        for _ in range(rng.randint(0, 20)):
+            machine.step()
+    wait = machine.admission._wait_s(Place(1, 16, 50))
+    last = machine.ask(within=None, most=50, new=50)
+    asked = machine.clock.now
+    while last not in machine.begun:
+        machine.step()
+    assert wait == pytest.approx(machine.begun[last] - asked, rel=0.1, abs=3 * STEP_S)
+
+
+def test_the_predicted_wait_is_right_on_average_where_texts_end_anywhere():
+    rng = random.Random(0)
+    machine = Machine()
+    predicted: list[tuple[Place, float, float]] = []
+    for _ in range(600):
+        wait = machine.admission._wait_s(Place(1, 16, 100))
+        place = machine.ask(within=None, most=100, new=rng.randint(1, 100))
+        predicted.append((place, wait, machine.clock.now))
+        while len(machine.waiting) > 12:
+            machine.step()
+    machine.run()
+    late = predicted[100:]
+    actual = sum(machine.begun[place] - at for place, _, at in late)
+    assert sum(wait for _, wait, _ in late) == pytest.approx(actual, rel=0.1)
+
+
+def test_who_would_begin_too_late_is_refused_and_told_when_to_come_back():
+    machine = Machine().seen()
+    for _ in range(12):
+        machine.ask(within=None, most=100, new=50)
+    machine.step()
+    wait = machine.admission._wait_s(Place(1, 16, 100))
+    assert wait > 1
+    with pytest.raises(Overloaded, match="got a predicted wait of") as no:
+        machine.ask(within=wait - 0.5, most=100, new=50)
+    assert no.value.retry_after_s == pytest.approx(0.5, abs=0.01)
+    place = machine.ask(within=wait + 0.5, most=100, new=50)
+    due = machine.clock.now + wait + 0.5
+    machine.ask(within=-1, most=100, new=50)  # answered as late
+    machine.run()
+    assert machine.begun[place] <= due
+
+
+def test_nothing_waits_longer_than_max_queue():
+    machine = Machine(max_queue_s=2.0).seen()
+    asked: list[tuple[Place, float]] = []
+    refused = 0
+    for _ in range(40):
+        try:
+            asked.append((machine.ask(within=None, most=100, new=50), machine.clock.now))
+        except Overloaded:
+            refused += 1
+        machine.step()
+    machine.run()
+    assert refused
+    assert max(machine.begun[place] - at for place, at in asked) < 2.2
+
+
+def test_without_a_wait_nothing_is_refused():
+    machine = Machine(max_queue_s=0.001).seen()
+    for _ in range(4):
+        machine.ask(within=0.001, most=100, new=50)
+        machine.step()
     with pytest.raises(Overloaded):
-        admission.take(1)
+        machine.ask(within=0.001, most=100, new=50)
+
+
+def test_before_one_has_ended_nothing_is_predicted():
+    machine = Machine(max_queue_s=0.1)
+    for _ in range(50):
+        machine.ask(within=0.1, most=100, new=50)
+
+
+def test_a_higher_priority_waits_for_its_own():
+    machine = Machine().seen()
+    for _ in range(40):
+        machine.ask(within=None, most=100, new=50, priority=1)
+    machine.step()
+    with pytest.raises(Overloaded):
+        machine.ask(within=2.0, most=100, new=50, priority=1)
+    place = machine.ask(within=2.0, most=100, new=50, priority=0)
+    due = machine.clock.now + 2.0
+    machine.run()
+    assert machine.begun[place] <= due
+
+
+@pytest.mark.parametrize(("before", "now"), [(8.0, 1.0), (1.0, 4.0)])
+def test_after_an_hour_of_quiet_a_burst_is_judged_by_what_steps_cost_now(before, now):
+    machine = Machine()
+    machine.ratio = before
+    for _ in range(12):
+        machine.ask(within=None, most=50, new=50)
+    machine.run()
+    machine.clock.now += 3600
+    machine.ratio = now
+    machine.costs.forget()  # as the loop does
+    for _ in range(12):
+        machine.ask(within=None, most=50, new=50)
+    for _ in range(10):
+        machine.step()
+    wait = machine.admission._wait_s(Place(1, 16, 50))
+    last = machine.ask(within=None, most=50, new=50)
+    asked = machine.clock.now
+    machine.run()
+    assert wait == pytest.approx(machine.begun[last] - asked, rel=0.3)
+
+
+def test_what_was_refused_after_all_says_nothing_of_the_others():
+    machine = Machine(max_queue_s=4.0).seen()
+    share = machine.admission._generated / machine.admission._allowed
+    for _ in range(20):
+        place = machine.admission.take(1, tokens=5, most_new=100)
+        machine.admission.leave(place)
+    assert machine.admission._generated / machine.admission._allowed == share
+    assert not machine.admission._places
+    assert machine.admission._taken == 0
 
 
 def test_a_full_queue_takes_nobody():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from fusewire.engine.costs import CostTable, measure
@@ -31,8 +33,10 @@ class Machine:
         squares = sum(length**2 for length in lengths)
         self.now += self.seconds(sum(lengths), squares) + self.first_s * first
 
-    def measured(self, max_tokens: int = 16384, max_length: int = 512) -> CostTable:
-        return measure(self.run, max_tokens, max_length, clock=lambda: self.now)
+    def measured(
+        self, max_tokens: int = 16384, max_length: int = 512, length: int | None = None
+    ) -> CostTable:
+        return measure(self.run, max_tokens, max_length, clock=lambda: self.now, length=length)
 
 
 @pytest.mark.parametrize("first_s", [0.0, 0.005])
@@ -120,3 +124,51 @@ def test_a_pause_of_the_machine_is_no_attention():
     machine.pause = lambda lengths: setattr(machine, "now", machine.now + (lengths == [512]))
     costs = machine.measured()
     assert costs.seconds(512, 512**2) <= 2 * machine.seconds(512, 0) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("wrong", [2.5, 0.2])
+def test_an_error_of_small_batches_is_none_of_large_ones(wrong):
+    machine = Machine(2e-4, 3e-7, 0.0)
+    costs = machine.measured()
+    for _ in range(1000):
+        costs.observe(16, 0.0, wrong * machine.seconds(16, 0))
+    assert costs.seconds(16, 0) == pytest.approx(wrong * machine.seconds(16, 0), rel=0.01)
+    for tokens in (2048, 16384):
+        assert costs.seconds(tokens, 0) == pytest.approx(machine.seconds(tokens, 0), rel=0.01)
+
+
+def test_each_size_is_corrected_by_its_own_batches():
+    machine = Machine(0.0, 1e-4, 1e-8)
+    costs = machine.measured(1024)
+    took = {16: 3.0, 64: 2.0, 256: 1.5}  # times what was measured
+    for _ in range(300):
+        for tokens, ratio in took.items():
+            costs.observe(tokens, 100.0, ratio * machine.seconds(tokens, 100.0))
+    for tokens, ratio in took.items():
+        wanted = ratio * machine.seconds(tokens, 100.0)
+        assert costs.seconds(tokens, 100.0) == pytest.approx(wanted, rel=0.03)
+
+
+@given(POINTS, st.lists(st.tuples(st.integers(1, 10_000), st.floats(1e-6, 10.0)), max_size=20))
+def test_corrected_by_whatever_more_tokens_never_cost_less(points, batches):
+    costs = CostTable(points, 1e-9)
+    for tokens, seconds in batches:
+        costs.observe(tokens, float(tokens), seconds)
+    found = [costs.seconds(tokens, 0) for tokens in range(1, 10_000, 97)]
+    assert all(a <= b * (1 + 1e-12) for a, b in itertools.pairwise(found))
+
+
+@pytest.mark.parametrize("image_s", [1e-4, 0.02, 3.0])
+def test_images_are_measured_as_they_come(image_s):
+    machine = Machine(2e-4, image_s / 577, 0.0)
+    costs = machine.measured(max_length=577, length=577)
+    assert all(len(set(batch)) == 1 and batch[0] == 577 for batch in machine.ran)
+    assert machine.now < 0.8 + 4 * image_s
+    for images in (1, 3, 8):
+        wanted = machine.seconds(images * 577, 0)
+        assert costs.seconds(images * 577, images * 577.0**2) == pytest.approx(wanted, rel=0.05)
+
+
+def test_an_image_of_more_tokens_than_a_batch_is_measured_alone():
+    machine = Machine(2e-4, 1e-5, 0.0)
+    assert [tokens for tokens, _ in machine.measured(500, 577, 577).points] == [577]

@@ -14,7 +14,14 @@ from fusewire.engine.encoder import EncoderEngine, Request
 from fusewire.engine.encoder_loop import LIGHT_TOKENS, EncoderLoop
 from fusewire.engine.reading_lanes import SHORT_CHARACTERS
 from fusewire.engine.request import Counts
-from fusewire.errors import Cancelled, ComputeFailed, DeadlineExceeded, Overloaded, Unavailable
+from fusewire.errors import (
+    Cancelled,
+    ComputeFailed,
+    DeadlineExceeded,
+    InvalidInput,
+    Overloaded,
+    Unavailable,
+)
 from fusewire.settings import EngineSettings
 from fusewire.text.work_queue import LONG_CHARACTERS
 
@@ -306,7 +313,10 @@ def test_closing_ends_what_is_left_after_the_drain(loop, model, monkeypatch, cap
     assert len(model.seen) == 1
 
 
-def test_a_request_there_is_no_memory_to_take_is_not_waited_for(loop):
+def test_a_request_there_is_no_memory_to_take_is_not_waited_for(tmp_path):
+    tiny_checkpoint(tmp_path, "bert", "hidden")
+    loop = EncoderLoop(EncoderEngine(tmp_path, "hidden"))
+
     class NoRoom(np.ndarray):
         def copy(self, order="C"):
             raise MemoryError
@@ -454,3 +464,53 @@ def test_the_lower_priority_number_is_first(tmp_path):
     until(lambda: len(ended) == 3)
     assert ended[0] == 7
     loop.close()
+
+
+def overloaded(loop: EncoderLoop, priority: int = 0) -> list[Answer]:
+    """Requests of 0.09 s that wait, until no more are taken."""
+    taken: list[Answer] = []
+
+    def more() -> None:
+        while len(taken) < 100:
+            one = request(*[[5] * 90] * 10)
+            one.priority = priority
+            loop.submit(one, None, answer := Answer())
+            taken.append(answer)
+
+    with pytest.raises(Overloaded):
+        more()
+    return taken
+
+
+@pytest.mark.parametrize(
+    ("inputs", "parameters"),
+    [
+        ({"input_ids": np.zeros((1, 200), np.int64)}, {}),  # more than the model reads
+        ({"pixels": np.zeros((1, 2), np.int64)}, {}),
+        ({"input_ids": np.ones((1, 2), np.int64)}, {"max_length": -3}),
+    ],
+)
+def test_what_is_invalid_is_so_however_much_waits(slow, inputs, parameters):
+    taken = overloaded(slow)
+    slow.submit(Request(inputs, parameters), None, answer := Answer())
+    assert isinstance(answer.wait(), InvalidInput)
+    for each in taken:
+        each.wait()
+
+
+def test_who_gives_way_to_a_higher_priority_is_told_at_once(slow):
+    taken = overloaded(slow, priority=1)
+    one = request(*[[6] * 90] * 20)
+    one.priority = -1
+    began = time.monotonic()
+    slow.submit(one, None, urgent := Answer())
+    told = [each for each in taken if each.came.is_set()]
+    assert time.monotonic() - began < 0.2
+    late = [each for each in told if isinstance(each.all[0], DeadlineExceeded)]
+    assert late
+    assert "of higher priority" in str(late[0].all[0])
+    answered(urgent.wait(), *[[6] * 90] * 20)
+    for each in taken:
+        answer = each.wait()
+        assert isinstance(answer, DeadlineExceeded) or answered(answer, *[[5] * 90] * 10) is None
+    until(lambda: slow.backlog_s == 0)

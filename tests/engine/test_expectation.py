@@ -54,3 +54,12 @@ def test_tokens_of_an_image_are_learned():
     assert expectation.of(request).tokens == 0
     expectation.learn([expectation.of(request)], [394])
     assert expectation.of(request).tokens == pytest.approx(394)
+
+
+def test_the_first_image_has_the_tokens_of_its_model():
+    expectation = Expectation(0, image_tokens=197)
+    request = Request({"pixel_values": np.zeros((2, 3, 4, 4), np.float32)})
+    assert expectation.of(request).tokens == 394
+    for _ in range(300):
+        expectation.learn([expectation.of(request)], [2 * 50])
+    assert expectation.of(request).tokens == pytest.approx(100, rel=0.02)

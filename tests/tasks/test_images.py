@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from fusewire.cli.costs import show
 from fusewire.engine.encoder import EncoderEngine, Request
 from fusewire.errors import CheckpointError, ConfigurationError, InvalidInput, OutOfMemory
 from fusewire.models import ImageModel, check_folder, read_config, tasks_of
@@ -328,3 +330,23 @@ def test_without_pillow_a_model_of_images_is_refused_with_its_remedy(folders):
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout.startswith("ConfigurationError pillow: got no such package"), done
     assert "pip install 'fusewire[images]'" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["vit", "clip"])
+def test_what_images_cost_is_known_before_the_first(engines, name):
+    engine = engines(name, "label" if name == "vit" else "embed")
+    unmeasured = engine.costs
+    try:
+        engine.measure_costs()
+        sizes = [tokens for tokens, _ in engine.costs.points]
+        assert sizes[0] == engine.image_tokens > 1
+        assert all(size % sizes[0] == 0 for size in sizes)
+        assert len(sizes) > 1
+        assert engine.costs.share(sizes[0], float(sizes[0]) ** 2) > 0
+    finally:
+        engine.costs = unmeasured
+
+
+def test_doctor_measures_images(folders, capsys):
+    show(str(folders("vit")), "cpu", as_json=True)
+    assert json.loads(capsys.readouterr().out)["points"]

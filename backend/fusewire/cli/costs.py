@@ -18,16 +18,14 @@ def show(folder: str, device: str, *, as_json: bool) -> None:
     from fusewire.devices import one_device
     from fusewire.engine.encoder import EncoderEngine
     from fusewire.hub import model_folder
-    from fusewire.models import read_config, reads_images, tasks_of
-    from fusewire.tasks.contract import ENCODER_TASKS
+    from fusewire.models import read_config, tasks_of
+    from fusewire.tasks.contract import GENERATING
 
     path = model_folder(folder)
-    config = read_config(path)
-    task = tasks_of(config)
-    if task not in ENCODER_TASKS or reads_images(config):
+    task = tasks_of(read_config(path))
+    if task in GENERATING:
         raise ConfigurationError(
-            f"costs: got a folder for {task}, wanted one of an encoder of texts, which alone is "
-            "measured before requests come; give another"
+            f"costs: got a folder for {task}, wanted one of an encoder; give another"
         )
     engine = EncoderEngine(path, task, device=one_device(device))
     engine.measure_costs()
@@ -51,6 +49,8 @@ def show(folder: str, device: str, *, as_json: bool) -> None:
         row = f"{tokens}", f"{1e3 * seconds:.3f}", f"{each:.0f}"
         table.add_row(*row, bar)
     out.print(table)
-    longest = min(512, engine.max_length)
-    out.print(f"attention of {longest} tokens: {1e3 * costs.per_square * longest**2:.3f} ms more")
+    if costs.per_square:
+        longest = min(512, engine.max_length)
+        more_ms = 1e3 * costs.per_square * longest**2
+        out.print(f"attention of {longest} tokens: {more_ms:.3f} ms more")
     out.print(f"large enough to be efficient: {costs.efficient_tokens} tokens")

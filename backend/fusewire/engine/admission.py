@@ -6,21 +6,47 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from math import inf
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from math import ceil, inf
 
+from fusewire.engine.costs import CostTable
+from fusewire.engine.generation_sequence import GenerationSequence, State
 from fusewire.errors import Overloaded, QueueFull
 
-# Of the seconds between two ends, what is remembered of those before the last.
-_DECAY = 0.9
+# Of tokens that were allowed and generated, what is remembered of the sequences before the last.
+_DECAY = 0.95
+
+
+@dataclass(eq=False)
+class Place:
+    """A request's, from when it is taken until its last sequence has ended."""
+
+    slots: int  # of its sequences that have not ended
+    tokens: float  # of its prompt, and of its source
+    most_new: int  # tokens that each of its sequences may generate
+    priority: int = 0  # lower runs first
+    sequence: GenerationSequence | None = None  # its first, once the scheduler has it
+    begun: int = 0  # tokens of that at first
+
+    @property
+    def runs(self) -> bool:
+        return self.sequence is not None and self.sequence.state is State.RUNNING
+
+    @property
+    def generated(self) -> int:
+        """Of its first sequence; of a beam search 0 until it ends."""
+        return 0 if self.sequence is None else len(self.sequence.token_ids) - self.begun
 
 
 class Admission:
-    """Counts sequences from when they are taken until they end. From any thread, so that who asks
-    is refused there and then.
+    """Keeps the places of sequences from when they are taken until they end. From any thread, so
+    that who asks is refused there and then.
 
-    How long one would wait is predicted by Little's law: those before it, times the seconds from
-    the end of one sequence to that of the next while others wait. None is refused by it before two
-    have ended so.
+    How long one would wait is predicted by going through what runs and what waits before it, by
+    the measured costs of steps and prompts: a sequence ends when it has generated, of the tokens
+    that it may, the share that others did; then its slot and its pages are free for the next. None
+    is refused by it before one has ended, as nothing is known then of that share.
     """
 
     def __init__(
@@ -29,21 +55,37 @@ class Admission:
         max_waiting: int,
         max_queue_s: float = inf,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        costs: CostTable | None = None,
+        pages: float = inf,
+        page_size: int = 1,
     ) -> None:
-        """`max_sequences` run at a time: only those beyond wait, predictably at most
-        `max_queue_s`."""
+        """`max_sequences` run at a time, with their keys and values in `pages` of `page_size`
+        tokens: what has no room waits, predictably at most `max_queue_s`."""
         self._max_sequences = max_sequences
         self._max_waiting = max_waiting
         self._max_queue_s = max_queue_s
         self._clock = clock
+        self.costs = costs or CostTable()
+        self._pages = pages
+        self._page_size = page_size
         self._taken = 0
-        self._between_ends_s = 0.0
-        self._last_end: float | None = None  # while others waited
+        self._places: dict[Place, None] = {}  # as they came
+        self._generated = self._allowed = 0.0
         self._lock = threading.Lock()
 
-    def take(self, sequences: int, deadline: float | None = None) -> None:
+    def take(
+        self,
+        sequences: int,
+        deadline: float | None = None,
+        *,
+        tokens: float = 0,
+        most_new: int = 1,
+        priority: int = 0,
+    ) -> Place:
         """A request's sequences, all or none: QueueFull; Overloaded where they would begin to run
         after the deadline (time.monotonic()), or wait too long."""
+        place = Place(sequences, tokens, most_new, priority)
         with self._lock:
             waiting = self._taken - self._max_sequences
             if waiting >= self._max_waiting:
@@ -51,12 +93,12 @@ class Admission:
                     f"queue: got {waiting} sequences waiting, wanted fewer than "
                     f"{self._max_waiting}; try again later, or raise max_waiting"
                 )
-            wait_s = max(0, waiting + sequences) * self._between_ends_s
             room_s = self._max_queue_s
             if deadline is not None:
                 # A deadline that has passed is answered as late, not as too much.
                 left_s = deadline - self._clock()
                 room_s = min(room_s, left_s) if left_s > 0 else inf
+            wait_s = self._wait_s(place) if room_s < inf else 0.0
             if wait_s > room_s:
                 raise Overloaded(
                     f"queue: got a predicted wait of {wait_s:.2f} s, wanted at most {room_s:.2f} "
@@ -64,21 +106,53 @@ class Admission:
                     wait_s - room_s,
                 )
             self._taken += sequences
+            self._places[place] = None
+        return place
 
-    def leave(self, sequences: int = 1, *, ran: bool = True) -> None:
-        """They have ended; `ran`: or else they were refused after all."""
+    def leave(self, place: Place, sequences: int = 1, generated: int | None = None) -> None:
+        """Some of its sequences have ended, with so many tokens each; None: they never ran."""
         with self._lock:
-            if ran:
-                self._measure(sequences)
             self._taken -= sequences
+            place.slots -= sequences
+            if place.slots <= 0:
+                self._places.pop(place, None)
+            if generated is not None:
+                self._generated = _DECAY * self._generated + generated
+                self._allowed = _DECAY * self._allowed + place.most_new
 
-    def _measure(self, sequences: int) -> None:
-        if self._taken <= self._max_sequences:  # nobody waits: ends are as far apart as arrivals
-            self._last_end = None
-            return
-        now = self._clock()
-        if self._last_end is not None:
-            each = (now - self._last_end) / sequences
-            known = self._between_ends_s
-            self._between_ends_s = _DECAY * known + (1 - _DECAY) * each if known else each
-        self._last_end = now
+    def _wait_s(self, asked: Place) -> float:
+        """Until there are a slot for each of its sequences and pages, by what runs and what waits
+        before it."""
+        if not self._allowed:
+            return 0.0
+        running = [place for place in self._places if place.runs]
+        before = [p for p in self._places if not p.runs and p.priority <= asked.priority]
+        slots = self._max_sequences - sum(place.slots for place in running)
+        pages = self._pages - sum(map(self._pages_of, running))
+        step_s = self.costs.seconds(min(self._taken, self._max_sequences), 0.0)
+        ends = [(self._left(p) * step_s, id(p), p.slots, self._pages_of(p)) for p in running]
+        heapify(ends)
+        now = 0.0
+        for place in [*sorted(before, key=lambda each: each.priority), asked]:
+            wanted = self._pages_of(place)
+            while ends and (place.slots > slots or wanted > pages):
+                at, _, freed_slots, freed_pages = heappop(ends)
+                now, slots, pages = max(now, at), slots + freed_slots, pages + freed_pages
+            if place is asked:
+                break
+            slots, pages = slots - place.slots, pages - wanted
+            now += self.costs.share(place.tokens, 0.0)
+            end = now + self._left(place) * step_s
+            heappush(ends, (end, id(place), place.slots, wanted))
+        return now
+
+    def _left(self, place: Place) -> float:
+        """Tokens that each of its sequences still generates, by what others did."""
+        share = self._generated / self._allowed
+        return max(1.0, share * (place.most_new - place.generated))
+
+    def _pages_of(self, place: Place) -> float:
+        """That it needs until it ends: its prompt's, which its sequences share, and theirs."""
+        shared, rest = divmod(place.tokens, self._page_size)
+        each = ceil((rest + place.generated + self._left(place)) / self._page_size)
+        return min(shared + place.slots * each, self._pages)

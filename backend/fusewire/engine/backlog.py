@@ -2,9 +2,8 @@
 
 Earliest deadline first meets every deadline that any order meets (Liu and Layland, 1973), so a
 request is taken only where that order stays feasible with it: what is due before it and itself fit
-into its time, and what is due later still fits into its own. What is alone is taken in any case.
-What is due beyond the slots (DueSlots), as what takes longer than requests wait at most, is
-promised nothing and may hold up others.
+into its time, and what is due later still fits into its own. Only what is of its own or a higher
+priority counts; what is of a lower one gives way (due_levels). What is alone is taken in any case.
 """
 
 from __future__ import annotations
@@ -12,46 +11,37 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
 from math import inf
 
-from fusewire.engine.due_slots import DueSlots
+from fusewire.engine.active_tenants import ActiveTenants
+from fusewire.engine.due_levels import DueLevels, Level, Reservation
 from fusewire.errors import Overloaded
+
+__all__ = ["Backlog", "Reservation"]
 
 # At most so much of a request's time is kept for the batch that is formed around it.
 _MOST_MARGIN = 0.25
 # Who was refused comes back when this is computed, neither all at once nor at once.
 _JITTER = 0.2
 _LEAST_RETRY_S = 0.05
-# Tenants that are remembered while they have nothing here: clients choose their names.
-_MOST_IDLE_TENANTS = 1024
-
-
-@dataclass(eq=False, slots=True)
-class Reservation:
-    """A request's predicted seconds, while they are to be computed."""
-
-    tenant: str
-    due: float  # by time.monotonic(); inf: whenever
-    seconds: float
-    left: bool = False
+# Seconds that rounding leaves of what is computed.
+_NONE_S = 1e-9
 
 
 class Backlog:
-    """Reserves predicted seconds. From any thread; O(log n) a call."""
+    """Reserves predicted seconds. From any thread; O(log n) a call, and O(1) for what has no
+    time."""
 
     def __init__(self, window_s: float = 10.0, clock: Callable[[], float] = time.monotonic) -> None:
-        """`window_s`: about as long as requests wait at most; deadlines are told apart by 1/2048 of
-        it."""
+        """`window_s`: about as long as requests wait at most; deadlines within twice of it are told
+        apart by 1/2048 of it, later ones by 1/128 of what is left."""
         self._clock = clock
-        self._window_s = window_s
-        self._slots = DueSlots(window_s / 2048, clock())
-        self._live: set[Reservation] = set()
-        self._tenants: dict[str, float] = {}  # -> seconds reserved
-        self._counts: dict[str, int] = {}  # -> reservations
-        self._asked: OrderedDict[str, float] = OrderedDict()  # tenant -> when, the latest last
+        self._levels = DueLevels(window_s / 2048, clock())
+        self._tenants = ActiveTenants(window_s)
+        self._requests = 0  # that are here
+        self._whenever = 0  # of them, those without a time
+        self._whenever_s = 0.0
         self._busy_until = 0.0
         self._begun_s = 0.0  # of the last micro-batch
         self._lock = threading.Lock()
@@ -60,45 +50,54 @@ class Backlog:
     def seconds(self) -> float:
         """Until what was taken is computed, as predicted."""
         with self._lock:
-            return self._slots.total + self._running(self._clock())
+            return self._levels.all.total + self._whenever_s + self._running(self._clock())
 
     @property
     def slack_s(self) -> float:
         """How much later than now the work may begin, in order of what is due, with none late."""
         with self._lock:
             now = self._clock()
-            return self._slots.slack - now - self._running(now)
+            return self._levels.all.slack - now - self._running(now)
 
     def reserve(
-        self, tenant: str, seconds: float, due: float, margin_s: float = 0.0
+        self,
+        tenant: str,
+        seconds: float,
+        due: float,
+        margin_s: float = 0.0,
+        priority: int = 0,
+        of: object = None,
     ) -> Reservation:
         """Takes a request that costs so many seconds and is due by then (time.monotonic()), or
         raises Overloaded. `margin_s` is left free, but at most a quarter of its time. While nothing
         else is here, it is taken whatever it costs; what takes longer than it has is due whenever.
 
+        It is judged against work of its own and higher priorities (lower numbers). Requests of
+        lower ones that then have no time left are `displaces` of the reservation, and released.
+
         Of several active tenants, one that already has its fair share of the time gets nothing of
-        the last share, which is there for the others.
+        the last share, which is there for the others, and displaces no others' requests.
         """
         with self._lock:
+            if due == inf:
+                return self._take(Reservation(tenant, due, seconds, priority, of))
             now = self._clock()
-            if self._slots.old(now):
-                self._slots.begin_at(now, ((each.due, each.seconds) for each in self._live))
-            active = self._active(tenant, now)
-            if due < inf:
-                try:
-                    self._check(tenant, seconds, due, margin_s, active)
-                except Overloaded:
-                    # Alone it keeps no other from being in time, and what it takes corrects the
-                    # prediction.
-                    if self._live or self._running(now):
-                        raise
-                    due = due if seconds <= _room(due - now, margin_s) else inf
-            reservation = Reservation(tenant, due, seconds)
-            self._live.add(reservation)
-            self._tenants[tenant] = self._tenants.get(tenant, 0.0) + seconds
-            self._counts[tenant] = self._counts.get(tenant, 0) + 1
-            self._slots.add(due, seconds)
-            return reservation
+            self._levels.refresh(now)
+            level = self._levels.at(priority)
+            active = self._tenants.ask(tenant, now)
+            displaces: list[Reservation] = []
+            try:
+                displaces = self._judge(level, tenant, seconds, due, margin_s, now, active)
+            except Overloaded:
+                # Alone it keeps no other from being in time, and what it takes corrects the
+                # prediction.
+                if self._requests or self._running(now):
+                    raise
+                due = due if seconds <= _room(due - now, margin_s) else inf
+            for each in displaces:
+                self._gone(each)
+            reserved = Reservation(tenant, due, seconds, level.priority, of, displaces)
+            return self._take(reserved)
 
     def correct(self, reservation: Reservation, seconds: float) -> None:
         """So much is left to compute of it, as is known now."""
@@ -111,13 +110,9 @@ class Backlog:
         with self._lock:
             if reservation.left:
                 return
-            self._correct(reservation, 0.0)
-            reservation.left = True
-            self._live.discard(reservation)
-            tenant = reservation.tenant
-            self._counts[tenant] -= 1
-            if not self._counts[tenant]:  # and with them what rounding has left
-                del self._counts[tenant], self._tenants[tenant]
+            if reservation.due < inf:
+                self._levels.remove(reservation)
+            self._gone(reservation)
 
     def begin(self, seconds: float) -> None:
         """A micro-batch of so many predicted seconds is being computed, after the one before it,
@@ -135,43 +130,74 @@ class Backlog:
     def _running(self, now: float) -> float:
         return max(0.0, self._busy_until - now)
 
+    def _take(self, reservation: Reservation) -> Reservation:
+        self._requests += 1
+        if reservation.due == inf:
+            self._whenever += 1
+            self._whenever_s += reservation.seconds
+        else:
+            self._levels.add(reservation)
+            self._tenants.begin(reservation.tenant)
+            self._tenants.add(reservation.tenant, reservation.priority, reservation.seconds)
+        return reservation
+
+    def _gone(self, reservation: Reservation) -> None:
+        """It is not among the levels any more."""
+        self._requests -= 1
+        if reservation.due == inf:
+            self._whenever -= 1
+            self._whenever_s -= reservation.seconds
+            if not self._whenever:  # and with them what rounding has left
+                self._whenever_s = 0.0
+        else:
+            tenant = reservation.tenant
+            self._tenants.add(tenant, reservation.priority, -reservation.seconds)
+            self._tenants.end(tenant)
+        reservation.seconds, reservation.left = 0.0, True
+
     def _correct(self, reservation: Reservation, seconds: float) -> None:
         change = seconds - reservation.seconds
         reservation.seconds = seconds
-        self._tenants[reservation.tenant] += change
-        self._slots.add(reservation.due, change)
+        if reservation.due == inf:
+            self._whenever_s += change
+        else:
+            self._tenants.add(reservation.tenant, reservation.priority, change)
+            self._levels.change(reservation, change)
 
-    def _active(self, tenant: str, now: float) -> int:
-        """Tenants with work here or that asked of late, refused or not."""
-        self._asked[tenant] = now
-        self._asked.move_to_end(tenant)
-        while len(self._asked) > 1:
-            oldest, asked = next(iter(self._asked.items()))
-            if now - asked <= self._window_s and len(self._asked) <= _MOST_IDLE_TENANTS:
-                break
-            del self._asked[oldest]
-        return len(self._asked.keys() | self._counts.keys()) if len(self._asked) > 1 else 1
-
-    def _check(self, tenant: str, seconds: float, due: float, margin_s: float, active: int) -> None:
-        """Overloaded, where a request of one of so many active tenants is not to be taken."""
-        now = self._clock()
+    def _judge(
+        self,
+        level: Level,
+        tenant: str,
+        seconds: float,
+        due: float,
+        margin_s: float,
+        now: float,
+        active: int,
+    ) -> list[Reservation]:
+        """What gives way to a request of one of so many active tenants; Overloaded, where it is not
+        to be taken."""
         running, room = self._running(now), _room(due - now, margin_s)
         share = room / active
-        before, later_slack = self._slots.around(due)
+        before, later_slack = level.slots.around(due)
         ahead, slack = running + before, later_slack - now - running
-        own = self._tenants.get(tenant, 0.0)
-        all_s = running + self._slots.total
+        all_s = running + level.slots.total
+        own = self._tenants.seconds(tenant, level.priority) if active > 1 else 0.0
+        above_share = own > _NONE_S and own + seconds > share
         if ahead + seconds > room:
             got = f"{ahead:.3f} s of work before this request of {seconds:.3f} s"
             wanted = f"{max(room - seconds, 0.0):.3f} s to answer it in time"
         elif slack < seconds:
             got = f"{seconds:.3f} s of work that comes before other requests"
             wanted = f"{max(slack, 0.0):.3f} s to answer those in time"
-        elif active > 1 and own + seconds > share and all_s + seconds > room - share:
+        else:
+            displaces = None
+            if not above_share or all_s + seconds <= room - share:
+                owner = tenant if above_share else None
+                displaces = self._levels.give_way(level, now + running, seconds, due, owner)
+            if displaces is not None:
+                return displaces
             got = f"{own:.3f} s of work of one tenant"
             wanted = f"{max(share - seconds, 0.0):.3f} s where {active} tenants ask"
-        else:
-            return
         retry = max(all_s, _LEAST_RETRY_S) * random.uniform(1 - _JITTER, 1 + _JITTER)
         raise Overloaded(f"queue: got {got}, wanted at most {wanted}; allow it more", retry)
 

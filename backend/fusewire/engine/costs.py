@@ -17,10 +17,12 @@ from numpy.typing import NDArray
 
 # A batch is efficient from where a token costs at most so much more than in the largest.
 _EFFICIENT = 1.1
-# Of predicted seconds, what the ratio remembers of the batches before the last.
+# Of seconds, what a ratio remembers of the batches before the last.
 _DECAY = 0.9
-# The ratio starts as if so much had been computed exactly as predicted.
+# A ratio starts as if so much had been computed exactly as measured.
 _PRIOR_S = 0.02
+# After a while without a batch what is known of the last ones counts as so much.
+_OLD_S = 0.005
 # One batch counts as at most so many times its prediction: a machine that stood still says nothing
 # about the next batch.
 _MOST_OF_ONE = 4.0
@@ -34,7 +36,12 @@ _SLOWEST_S = 0.5  # of a last, larger batch, which is timed once
 
 
 class CostTable:
-    """Seconds by tokens and squared lengths. The thread that computes corrects it, any reads it."""
+    """Seconds by tokens and squared lengths. The thread that computes corrects it, any reads it.
+
+    Every measured point has a ratio of its own, of what batches of about its size took to what was
+    measured: where small batches take longer, because of what the host does for each, large ones
+    do not. Between two points a batch counts for both, for the nearer more.
+    """
 
     def __init__(
         self,
@@ -46,18 +53,21 @@ class CostTable:
         monotone. None: everything costs nothing until a batch was observed, and from then on in
         proportion to its tokens as those that were."""
         self._tokens = [tokens for tokens, _ in points]
-        self._seconds = list(accumulate((seconds for _, seconds in points), max))
+        self._measured = list(accumulate((seconds for _, seconds in points), max))
         self._per_square = per_square
         self._most = max_batch_tokens
-        self._measured = bool(points)
-        self._actual_s = self._predicted_s = _PRIOR_S
-        self.ratio = 1.0  # of observed to measured seconds
+        self._learns = not points
+        # Of each point, since it was measured: what batches took, and what they were to take.
+        self._actual_s = [_PRIOR_S] * len(points)
+        self._expected_s = [_PRIOR_S] * len(points)
+        self._seconds = self._measured  # corrected
+        self._squares = [per_square] * len(points)  # corrected: of a squared length of 1
         self._settle()
 
     @property
     def points(self) -> list[tuple[int, float]]:
         """(tokens, seconds) as measured."""
-        return list(zip(self._tokens, self._seconds, strict=True))
+        return list(zip(self._tokens, self._measured, strict=True))
 
     @property
     def per_square(self) -> float:
@@ -66,7 +76,12 @@ class CostTable:
 
     def seconds(self, tokens: int, squares: float) -> float:
         """Of a micro-batch of `tokens`, whose squared lengths sum to `squares`."""
-        return self.ratio * (self._base(tokens) + self._per_square * squares)
+        if not self._tokens:
+            return 0.0
+        left, right, part, beyond = self._place(tokens)
+        seconds, each = self._seconds, self._squares
+        base = seconds[left] + (seconds[right] - seconds[left]) * part
+        return base * beyond + (each[left] + (each[right] - each[left]) * part) * squares
 
     def seconds_of(
         self, tokens: NDArray[np.float64], squares: NDArray[np.float64]
@@ -76,17 +91,18 @@ class CostTable:
             return np.zeros_like(tokens)
         base = np.interp(tokens, self._tokens, self._seconds)
         base *= np.maximum(1.0, tokens / self._tokens[-1])
-        return self.ratio * (base + self._per_square * squares)
+        found: NDArray[np.float64] = base + squares * np.interp(tokens, self._tokens, self._squares)
+        return found
 
     def share(self, tokens: float, squares: float) -> float:
         """The seconds that these add to a batch of efficient size: what they cost while others
         wait."""
-        return self.ratio * (self._rate * tokens + self._per_square * squares)
+        return self._rate * tokens + self._rate_of_squares * squares
 
     @property
     def efficient_s(self) -> float:
         """Seconds of the smallest batch that is about as fast per token as the largest."""
-        return self.ratio * self._base(self.efficient_tokens) if self._tokens else 0.0
+        return self._rate * self.efficient_tokens
 
     @property
     def linear(self) -> bool:
@@ -95,47 +111,74 @@ class CostTable:
 
     def observe(self, tokens: int, squares: float, seconds: float) -> None:
         """A micro-batch was computed in so many seconds."""
-        if not self._measured:
+        if self._learns:
             self._learn(tokens, seconds)
             return
-        measured = self._base(tokens) + self._per_square * squares
-        most = _MOST_OF_ONE * self.ratio * measured
-        self._actual_s = _DECAY * self._actual_s + min(seconds, most)
-        self._predicted_s = _DECAY * self._predicted_s + measured
-        ratio = self._actual_s / self._predicted_s
-        self.ratio = min(max(ratio, 1 / _MOST_RATIO), _MOST_RATIO)
+        left, right, part, beyond = self._place(tokens)
+        base = self._measured[left] + (self._measured[right] - self._measured[left]) * part
+        measured = base * beyond + self._per_square * squares
+        seconds = min(seconds, _MOST_OF_ONE * self.seconds(tokens, squares))
+        for point, weight in ((left, 1.0 - part), (right, part)):
+            kept = 1.0 - (1.0 - _DECAY) * weight
+            self._actual_s[point] = kept * self._actual_s[point] + weight * seconds
+            self._expected_s[point] = kept * self._expected_s[point] + weight * measured
+        ratios = [
+            min(max(actual / expected, 1 / _MOST_RATIO), _MOST_RATIO)
+            for actual, expected in zip(self._actual_s, self._expected_s, strict=True)
+        ]
+        corrected = (s * ratio for s, ratio in zip(self._measured, ratios, strict=True))
+        self._seconds = list(accumulate(corrected, max))
+        self._squares = [self._per_square * ratio for ratio in ratios]
+        self._price()
+
+    def forget(self) -> None:
+        """Nothing was computed for a while: what comes next says more than what was before."""
+        for point, expected in enumerate(self._expected_s):
+            if expected > _OLD_S:
+                self._actual_s[point] *= _OLD_S / expected
+                self._expected_s[point] = _OLD_S
 
     def _learn(self, tokens: int, seconds: float) -> None:
         """Where nothing was measured: the rate of the last batches."""
         if self._tokens:
-            seconds = min(seconds, _MOST_OF_ONE * self._base(tokens))
+            seconds = min(seconds, _MOST_OF_ONE * self.seconds(tokens, 0))
             tokens += int(_DECAY * self._tokens[1])
             seconds += _DECAY * self._seconds[1]
-        self._tokens, self._seconds = [0, tokens], [0.0, seconds]
+        self._tokens, self._squares = [0, tokens], [0.0, 0.0]
+        self._measured = self._seconds = [0.0, seconds]
         self._settle()
 
     def _settle(self) -> None:
-        """Finds the efficient size, and what a token costs at it."""
-        self.efficient_tokens, self._rate = 1, 0.0
-        if not self._tokens:
-            return
-        most = min(self._most, self._tokens[-1])
-        best = _EFFICIENT * self._base(most) / most
-        sizes = [tokens for tokens in self._tokens if 0 < tokens < most]
-        fast = (tokens for tokens in sizes if self._base(tokens) <= best * tokens)
-        self.efficient_tokens = next(fast, most)
-        self._rate = self._base(self.efficient_tokens) / self.efficient_tokens
+        """Finds the efficient size."""
+        self.efficient_tokens = 1
+        if self._tokens:
+            most = min(self._most, self._tokens[-1])
+            best = _EFFICIENT * self._base(most) / most
+            sizes = [tokens for tokens in self._tokens if 0 < tokens < most]
+            fast = (tokens for tokens in sizes if self._base(tokens) <= best * tokens)
+            self.efficient_tokens = next(fast, most)
+        self._price()
 
-    def _base(self, tokens: float) -> float:
-        """Between two points linear; below the first as it; beyond the last in proportion."""
+    def _price(self) -> None:
+        """What tokens and squares cost at the efficient size."""
+        size = self.efficient_tokens
+        self._rate = self._base(size) / size
+        self._rate_of_squares = self.seconds(size, 1.0) - self._base(size)
+
+    def _base(self, tokens: int) -> float:
+        return self.seconds(tokens, 0.0)
+
+    def _place(self, tokens: float) -> tuple[int, int, float, float]:
+        """(the points left and right, the part of the way from the one to the other, how many times
+        as many tokens as the last point has). Between two points linear; below the first as it;
+        beyond the last in proportion."""
         at = bisect_left(self._tokens, tokens)
         if at == len(self._tokens):
-            return self._seconds[-1] * tokens / self._tokens[-1] if at else 0.0
+            return at - 1, at - 1, 0.0, tokens / self._tokens[-1]
         if at == 0:
-            return self._seconds[0]
-        left, right = self._tokens[at - 1], self._tokens[at]
-        below, above = self._seconds[at - 1], self._seconds[at]
-        return below + (above - below) * (tokens - left) / (right - left)
+            return 0, 0, 0.0, 1.0
+        begin = self._tokens[at - 1]
+        return at - 1, at, (tokens - begin) / (self._tokens[at] - begin), 1.0
 
 
 def measure(
@@ -144,10 +187,13 @@ def measure(
     max_length: int,
     budget_s: float = 0.4,
     clock: Callable[[], float] = time.perf_counter,
+    *,
+    length: int | None = None,
 ) -> CostTable:
     """Times batches of doubling size until `max_tokens` or until `budget_s` would be exceeded, and
     one long sequence, which shows what squares cost. `run`: computes a batch of sequences of these
-    lengths and returns when it is done."""
+    lengths and returns when it is done. `length`: that all sequences have, as images; then squares
+    grow with the tokens, and cost nothing of their own."""
     began = clock()
 
     def timed(lengths: Sequence[int]) -> float:
@@ -160,20 +206,23 @@ def measure(
                 break
         return min(times)
 
-    run([min(_FEWEST_TOKENS, max_tokens, max_length)])  # weights are read for the first time
-    short = min(_SHORT, max_length)
+    unit = length or 1  # one sequence runs alone, however long it is
+    most = max(max_tokens // unit, 1) * unit
+    short = length or min(_SHORT, max_length)
+    tokens = length or min(_FEWEST_TOKENS, max_tokens)
+    run([min(tokens, max_length)])  # weights are read for the first time
     found: dict[int, tuple[float, int]] = {}  # tokens -> (seconds, squares)
-    tokens = min(_FEWEST_TOKENS, max_tokens)
     while True:
         lengths = _cut(tokens, short)
         found[tokens] = timed(lengths), sum(length * length for length in lengths)
-        following = min(2 * tokens, max_tokens)
+        following = min(2 * tokens, most)
         # It takes twice as long, two times at least.
         if following == tokens or clock() - began + 4 * found[tokens][0] > budget_s:
             break
         tokens = following
     # A slow model has a size at which tokens are cheap, too: the largest that takes little.
-    larger = min(_LONG, max_tokens, int(tokens * max(1.0, _SLOWEST_S / found[tokens][0])))
+    larger = min(_LONG, most, int(tokens * max(1.0, _SLOWEST_S / found[tokens][0])))
+    larger -= larger % unit
     if tokens < larger:
         tokens, lengths = larger, _cut(larger, short)
         start = clock()
@@ -181,13 +230,13 @@ def measure(
         found[tokens] = clock() - start, sum(length * length for length in lengths)
     per_square = 0.0
     long = min(_LONG, max_length, tokens)
-    if long > short:
+    if length is None and long > short:
         plain = CostTable([(size, seconds) for size, (seconds, _) in found.items()])
         squares = sum(length * length for length in _cut(long, short))
         extra = timed([long]) - plain.seconds(long, 0)
         # What another program took meanwhile is no attention, which costs less than all the rest.
-        most = plain.seconds(long, 0) / (long * _LONG)
-        per_square = min(max(0.0, extra / (long * long - squares)), most)
+        most_each = plain.seconds(long, 0) / (long * _LONG)
+        per_square = min(max(0.0, extra / (long * long - squares)), most_each)
     points = [
         (size, max(seconds - per_square * squares, seconds / 2))
         for size, (seconds, squares) in found.items()

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import floor, inf
+from math import floor, frexp, inf
 
-_SLOTS = 4096  # a power of two: the leaves of a tree
+_NEAR = 4096  # slots of one width
+_OCTAVE = 128  # slots beyond them, until it is twice as late; and again
+_SLOTS = 2 * _NEAR  # a power of two: the leaves of a tree
+
+# Where each slot begins, in widths.
+_BEGINS = [
+    *range(_NEAR),
+    *(
+        (_NEAR << octave) * (1 + place / _OCTAVE)
+        for octave in range(_NEAR // _OCTAVE)
+        for place in range(_OCTAVE)
+    ),
+]
 
 
 class DueSlots:
-    """A segment tree over slots of `width_s` seconds. A node knows the work below it, and the
-    latest time at which that work may begin, in order, so that none of it is late:
+    """A segment tree over slots of time. A node knows the work below it, and the latest time at
+    which that work may begin, in order, so that none of it is late:
     latest = min(latest of the left, latest of the right - work of the left).
 
-    What is due within a slot counts as due at its begin: at most `width_s` too early. What is due
-    beyond the last slot counts as never late, until the slots begin anew.
+    What is due within a slot counts as due at its begin. Slots are `width_s` seconds wide as far as
+    most requests wait, and beyond that 1/128 of how late they are, for 2^32 times as long: all that
+    has a time has a slot.
     """
 
     def __init__(self, width_s: float, now: float) -> None:
@@ -33,8 +46,8 @@ class DueSlots:
         return self._latest[1]
 
     def old(self, now: float) -> bool:
-        """Half of the slots are past."""
-        return now - self._begin > _SLOTS / 2 * self.width_s
+        """Half of the slots of one width are past."""
+        return now - self._begin > _NEAR / 2 * self.width_s
 
     def begin_at(self, now: float, work: Iterable[tuple[float, float]]) -> None:
         """Slots from now on, with this work: (due, seconds)."""
@@ -45,15 +58,20 @@ class DueSlots:
         for due, seconds in work:
             self.add(due, seconds)
 
+    def copy(self) -> DueSlots:
+        twin = DueSlots.__new__(DueSlots)
+        twin.width_s, twin._begin = self.width_s, self._begin
+        twin._work, twin._latest = self._work[:], self._latest[:]
+        return twin
+
     def add(self, due: float, seconds: float) -> None:
-        """`seconds` may be negative: work that is done."""
-        slot = self._slot(due)
+        """`due` is a time. `seconds` may be negative: work that is done."""
+        slot = self.slot(due)
         node = slot + _SLOTS
         work, latest = self._work, self._latest
         left = work[node] + seconds
-        work[node] = left if left > 1e-9 else 0.0  # what rounding leaves is nothing
-        bound = work[node] and slot < _SLOTS - 1
-        latest[node] = self._begin + slot * self.width_s - work[node] if bound else inf
+        work[node] = left = left if left > 1e-9 else 0.0  # what rounding leaves is nothing
+        latest[node] = self._begin + _BEGINS[slot] * self.width_s - left if left else inf
         node >>= 1
         while node:
             first, second = 2 * node, 2 * node + 1
@@ -65,7 +83,7 @@ class DueSlots:
     def around(self, due: float) -> tuple[float, float]:
         """(the work that is due in the same slot or before, the latest time at which all that is
         due later may begin behind it)."""
-        node = self._slot(due) + _SLOTS
+        node = self.slot(due) + _SLOTS
         work, latest = self._work, self._latest
         earlier, between = 0.0, work[node]  # before the slot; from it to the next node to the right
         own, behind = work[node], inf  # `behind`: the latest time at which the slot may begin
@@ -78,7 +96,27 @@ class DueSlots:
             node >>= 1
         return earlier + own, behind - earlier
 
-    def _slot(self, due: float) -> int:
-        if due == inf:
-            return _SLOTS - 1
-        return min(max(floor((due - self._begin) / self.width_s), 0), _SLOTS - 1)
+    def tightest(self, due: float) -> int:
+        """Of the slots later than that of `due`, the one with the least slack."""
+        node = self.slot(due) + _SLOTS
+        work, latest = self._work, self._latest
+        between = work[node]
+        least, found = inf, node
+        while node > 1:
+            if not node & 1:
+                if latest[node + 1] - between < least:
+                    least, found = latest[node + 1] - between, node + 1
+                between += work[node + 1]
+            node >>= 1
+        while found < _SLOTS:
+            first, second = 2 * found, 2 * found + 1
+            found = first if latest[first] <= latest[second] - work[first] else second
+        return found - _SLOTS
+
+    def slot(self, due: float) -> int:
+        """What is due, in the slots of one begin, in the same one or before has no higher."""
+        widths = (due - self._begin) / self.width_s
+        if widths < _NEAR:
+            return floor(widths) if widths > 0 else 0
+        mantissa, octaves = frexp(widths / _NEAR)  # in [0.5, 1), at least 1
+        return min(_NEAR + (octaves - 1) * _OCTAVE + int((2 * mantissa - 1) * _OCTAVE), _SLOTS - 1)

@@ -23,6 +23,7 @@ from fusewire.engine.progress import Progress
 from fusewire.engine.request import Answer, Counts, Request, Work, failure
 from fusewire.errors import ConfigurationError, FusewireError
 from fusewire.models import EncoderModel, ImageTextModel, load_encoder, read_config, reads_images
+from fusewire.models.image_text_model import ImageTextBatch
 from fusewire.placement import Placement
 from fusewire.settings import EngineSettings
 from fusewire.tasks.contract import contract
@@ -94,10 +95,11 @@ class EncoderEngine:
         return [self.reply(work) for work in works]
 
     def measure_costs(self) -> None:
-        """Measures what micro-batches cost here, in about half a second. What those of images cost
-        shows with the first."""
+        """Measures what micro-batches cost here, in about half a second. Of a model of images
+        those of images of the size that it was trained with."""
         model = self.model
         if isinstance(model, ImageTextModel):
+            self._measure_images(model)
             return
 
         def run(lengths: Sequence[int]) -> None:
@@ -110,6 +112,16 @@ class EncoderEngine:
 
         limits = self.settings.max_batch_tokens, self.max_length
         self.costs = measure(run, *limits, clock=time.perf_counter)
+
+    def _measure_images(self, model: ImageTextModel) -> None:
+        tokens, image = self.image_tokens, np.zeros((3, *model.image_size), np.float32)
+
+        def run(lengths: Sequence[int]) -> None:
+            model.encode(ImageTextBatch.pack([image] * len(lengths), sum(lengths)))
+            model.place.stream.synchronize()
+
+        most = self.settings.max_batch_tokens
+        self.costs = measure(run, most, tokens, clock=time.perf_counter, length=tokens)
 
     def check(self, request: Request) -> None:
         """Raises the FusewireError that a request is refused with before it is computed."""
@@ -179,6 +191,12 @@ class EncoderEngine:
     @property
     def reads_images(self) -> bool:
         return self._task.images
+
+    @property
+    def image_tokens(self) -> int:
+        """Of an image of the size that the model was trained with; 0 where it reads none."""
+        model = self.model
+        return model.tokens_of(*model.image_size) if isinstance(model, ImageTextModel) else 0
 
     @property
     def reads_windows(self) -> bool:

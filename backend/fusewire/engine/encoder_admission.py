@@ -43,9 +43,11 @@ class EncoderAdmission:
         """How much later than now all that waits may begin, with none late."""
         return self._backlog.slack_s
 
-    def take(self, work: Work) -> None:
+    def take(self, work: Work) -> list[Work]:
         """Before the work is tokenised; Overloaded. It is due at its deadline, which is the latency
-        objective's where it has none, or else when it has waited the longest that requests may."""
+        objective's where it has none, or else when it has waited the longest that requests may.
+        Returns those that were taken before, but have no time left behind this one, which is of
+        higher priority: they are to end."""
         now = self._clock()
         if work.deadline is None and self._slo_s < inf:
             work.deadline = now + self._slo_s
@@ -55,10 +57,15 @@ class EncoderAdmission:
         if work.deadline is not None:
             work.due = min(work.due, work.deadline)
             if work.deadline <= now:  # answered as late, not as too much
-                return
-        tenant = work.request.tenant
-        work.reserved = self._backlog.reserve(tenant, seconds, work.due, self._costs.efficient_s)
-        work.due = work.reserved.due
+                return []
+        request, margin_s = work.request, self._costs.efficient_s
+        work.reserved = reserved = self._backlog.reserve(
+            request.tenant, seconds, work.due, margin_s, request.priority, work
+        )
+        work.due = reserved.due
+        displaced = [each.of for each in reserved.displaces]
+        reserved.displaces = []
+        return [each for each in displaced if isinstance(each, Work)]
 
     def learn(self, works: Sequence[Work]) -> None:
         """These were tokenised. One thread at a time."""
@@ -76,6 +83,7 @@ class EncoderAdmission:
         """It has ended."""
         if work.reserved is not None:
             self._backlog.release(work.reserved)
+            work.reserved.of = None  # in no cycle with it
 
     def begin(self, lengths: Sequence[int]) -> None:
         """A micro-batch of sequences of these lengths is given to the device."""

@@ -34,6 +34,11 @@ TOO_LATE = (
     "time, or try again later"
 )
 
+DISPLACED = (
+    "timeout: got a request whose time was taken by requests of higher priority, wanted to compute "
+    "it within it; allow more time, or try again later"
+)
+
 # Of a request that the submitting thread may compute itself.
 LIGHT_TOKENS = 512
 # Of all that it computes itself at once: meanwhile the server's queue grows in front of it, unseen.
@@ -60,7 +65,11 @@ class EncoderLoop:
         self._costs = engine.costs
         self._admission = EncoderAdmission(
             engine.costs,
-            Expectation(engine.max_length, windows=engine.reads_windows),
+            Expectation(
+                engine.max_length,
+                windows=engine.reads_windows,
+                image_tokens=engine.image_tokens,
+            ),
             engine.settings.slo_ms,
             engine.settings.max_queue_ms,
         )
@@ -89,13 +98,20 @@ class EncoderLoop:
     def submit(
         self, request: Request, deadline: float | None, callback: Callable[[Answer], None]
     ) -> Work:
-        """See Engine. Unavailable (of which QueueFull, and of that Overloaded) at once."""
+        """See Engine. Unavailable (of which QueueFull, and of that Overloaded) at once; but what is
+        invalid is so however much there is to do."""
         work = Work(request, deadline, callback)
+        self._lanes.read(work)
         with self._changed:
             if self._closing:
                 raise Unavailable(CLOSED)
-            self._admission.take(work)
+            displaced = [] if work.answer is not None else self._admission.take(work)
             self._not_ended.add(work)
+        for other in displaced:
+            self._end(other, DeadlineExceeded(DISPLACED))
+        if work.answer is not None:
+            self._end(work)
+            return work
         together: list[Work] | None = getattr(self._own, "together", None)
         if (lane := self._lanes.lane(work)) is not None:
             try:
@@ -209,6 +225,7 @@ class EncoderLoop:
                 self._given = works
                 for work in works:
                     work.given = len(work.items)
+                    self._admission.correct(work)
                 self._compute([(work, place) for work in works for place in range(len(work.items))])
                 self._finish()
         finally:
@@ -274,6 +291,7 @@ class EncoderLoop:
                 self._costs,
                 self._engine.settings.max_batch_tokens,
                 self._ready.served,
+                self._ready.first_left_out(_LOOKED_AT),
             ):
                 length = len(work.items[work.given].tokens)
                 self._ready.charge(work, self._costs.share(length, length * length))

@@ -27,13 +27,15 @@ class Expectation:
     """Tokens by bytes of text, or by image. Written by threads that tokenise, one at a time, read
     by any."""
 
-    def __init__(self, max_length: int, *, windows: bool = False) -> None:
+    def __init__(
+        self, max_length: int, *, windows: bool = False, image_tokens: float = 0.0
+    ) -> None:
         """`windows`: texts longer than `max_length` tokens are read in windows; else they are cut,
-        or refused."""
+        or refused. `image_tokens`: of an image, before one was seen."""
         self._max_length = max_length
         self._windows = windows
         self._bytes, self._text_tokens = _PRIOR_BYTES, _PRIOR_TOKENS
-        self._rows, self._row_tokens = 1e-9, 0.0
+        self._rows, self._row_tokens = (1.0 if image_tokens else 1e-9), image_tokens
 
     def of(self, request: Request) -> Expected:
         """A text and its pair are one sequence."""

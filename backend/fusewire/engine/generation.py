@@ -20,9 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from fusewire import kernels
-from fusewire.engine.admission import Admission
+from fusewire.engine.admission import Admission, Place
 from fusewire.engine.beam_groups import MOST_CANDIDATES, BeamGroup, BeamGroups
 from fusewire.engine.continuation import Continuation
+from fusewire.engine.costs import CostTable
 from fusewire.engine.deltas import Deltas
 from fusewire.engine.generation_loop import (
     Branch,
@@ -40,6 +41,7 @@ from fusewire.engine.prompt_logprobs import PromptLogprobs, PromptScorer
 from fusewire.engine.request import CLOSED, failure
 from fusewire.engine.sampling import Sampler, SamplingState
 from fusewire.engine.seeds import seed_of
+from fusewire.engine.step_costs import measure_steps
 from fusewire.errors import ConfigurationError, InvalidInput, Unavailable
 from fusewire.generation.bad_words import BadWords
 from fusewire.generation.checks import read_parameters
@@ -59,6 +61,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 # Far more than any step takes: a device that has hung must not hang the program's end.
 _LONGEST_STEP_S = 60.0
+# Of English; what it has is known once it is tokenised.
+_CHARACTERS_OF_TOKEN = 4
 Forced = dict[int, tuple[int, ...]]  # by the place of new tokens: one of these
 _FORKED = "engine: got a request in a forked process, wanted it where it was loaded; load it here"
 
@@ -96,14 +100,23 @@ class GenerationEngine:
         self.limits = limits_of(self.model, settings)
         self.defaults = self._defaults()
         pages = self._pages()
-        memory = self.model.new_cache(pages, PAGE_SIZE)  # its error says if there is too little
+        # Its error says if there is too little.
+        self._memory = memory = self.model.new_cache(pages, PAGE_SIZE)
         self.cache = KvCache(pages, PAGE_SIZE, settings.prefix_caching)
         scheduler = GenerationScheduler(
             self.cache, settings.max_batch_tokens, settings.max_sequences
         )
         self._check_folders_beams(scheduler)
         max_queue_s = inf if settings.max_queue_ms is None else settings.max_queue_ms / 1000
-        self._admission = Admission(settings.max_sequences, settings.max_waiting, max_queue_s)
+        costs = CostTable(max_batch_tokens=settings.max_batch_tokens)
+        self._admission = Admission(
+            settings.max_sequences,
+            settings.max_waiting,
+            max_queue_s,
+            costs=costs,
+            pages=pages,
+            page_size=PAGE_SIZE,
+        )
         prepare = self.model.record_steps if settings.graphs else self.model.tune
         prepare(memory, settings.max_sequences, settings.max_batch_tokens)
         sampler = Sampler(self.model.place, self.model.vocab_size)
@@ -115,6 +128,7 @@ class GenerationEngine:
             BeamGroups(self.model.place, self.model.vocab_size, sampler, self.cache, memory),
             PromptScorer(self.model.place, self.model.vocab_size),
             self._admission,
+            costs,
         )
         self._asked: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._submit_lock = threading.Lock()
@@ -162,16 +176,52 @@ class GenerationEngine:
             deadline = timeout if deadline is None else min(deadline, timeout)
         if deadline is None and self.settings.slo_ms is not None:
             deadline = time.monotonic() + self.settings.slo_ms / 1000
-        self._admission.take(parameters.sequences, deadline)
+        prompt, field = request.prompt, request.prompt_field
+        if not isinstance(prompt, (Prompt, str)):  # ids need no tokenising
+            prompt = read_prompt(prompt, parameters, self.tokenizer, self.limits, field)
+        place = self._place(prompt, parameters, deadline)
         try:
-            prompt = request.prompt
             if not isinstance(prompt, Prompt):
-                field = request.prompt_field
                 prompt = read_prompt(prompt, parameters, self.tokenizer, self.limits, field)
-            return self._submit(prompt, parameters, deadline, callback)
+            place.tokens, place.most_new = len(prompt.token_ids), prompt.max_new_tokens
+            return self._submit(prompt, parameters, deadline, callback, place)
         except BaseException:
-            self._admission.leave(parameters.sequences, ran=False)
+            self._admission.leave(place, parameters.sequences)
             raise
+
+    def _place(
+        self, prompt: Prompt | str, parameters: GenerationParameters, deadline: float | None
+    ) -> Place:
+        """Before a text is tokenised: by about how many tokens it has."""
+        if isinstance(prompt, Prompt):
+            tokens, most = len(prompt.token_ids), prompt.max_new_tokens
+        else:
+            tokens = min(len(prompt) // _CHARACTERS_OF_TOKEN + 1, self.limits.max_length)
+            most = parameters.max_new_tokens or self.limits.max_length
+        return self._admission.take(
+            parameters.sequences,
+            deadline,
+            tokens=tokens,
+            most_new=most,
+            priority=parameters.priority,
+        )
+
+    def measure_costs(self) -> None:
+        """Measures what steps cost here, in about half a second, before there are requests."""
+        ended: queue.SimpleQueue[Exception | None] = queue.SimpleQueue()
+
+        def work() -> None:
+            try:
+                most = self.settings.max_batch_tokens, self.settings.max_sequences
+                costs = measure_steps(self.model, self._memory, self._loop.scheduler, *most)
+                self._loop.costs = self._admission.costs = costs
+                ended.put(None)
+            except Exception as error:
+                ended.put(error)
+
+        self._asked.put(work)  # by the thread that computes
+        if (error := ended.get()) is not None:
+            raise error
 
     def together(self) -> AbstractContextManager[None]:
         """See Engine; each request is on its way at once."""
@@ -183,6 +233,7 @@ class GenerationEngine:
         parameters: GenerationParameters,
         deadline: float | None,
         callback: Callable[[Event], None],
+        place: Place,
     ) -> Ticket:
         ids, source, most = list(prompt.token_ids), None, prompt.max_new_tokens
         forced: Forced = {}
@@ -207,7 +258,8 @@ class GenerationEngine:
         )
         self._loop.scheduler.check(sequence)
         read = () if source is None else source.token_ids
-        generation = self._generation(ids, read, parameters, most, forced, callback, scores)
+        place.sequence, place.begun = sequence, len(ids)
+        generation = self._generation(ids, read, parameters, most, forced, callback, scores, place)
         with self._submit_lock:  # what is put before closing is done before the loop ends
             if self._closing:
                 raise Unavailable(CLOSED)
@@ -287,6 +339,7 @@ class GenerationEngine:
         forced: Forced,
         callback: Callable[[Event], None],
         scores: PromptLogprobs | None,
+        place: Place,
     ) -> Generation:
         # What the decoder begins with is no part of the text; the source even less.
         shown = () if isinstance(self.model, Seq2SeqModel) else ids
@@ -340,7 +393,7 @@ class GenerationEngine:
                 renormalizes=parameters.renormalize_logits,
                 diversity_penalty=parameters.diversity_penalty,
             )
-        return Generation(branches, callback, beams, scores)
+        return Generation(branches, callback, place, beams, scores)
 
     def _begin(
         self, model: Seq2SeqModel, parameters: GenerationParameters

@@ -9,6 +9,7 @@ win begin with becomes text and events at once, the rest when their search is do
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
@@ -16,9 +17,10 @@ from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING
 
-from fusewire.engine.admission import Admission
+from fusewire.engine.admission import Admission, Place
 from fusewire.engine.beam_groups import BeamGroup, BeamGroups
 from fusewire.engine.continuation import Continuation, Delta
+from fusewire.engine.costs import CostTable
 from fusewire.engine.generation_scheduler import (
     Chunk,
     GenerationScheduler,
@@ -56,6 +58,9 @@ FORBIDDEN = (
     "relax no_repeat_ngram_size, bad_words, suppress_tokens or min_new_tokens, or ask for fewer",
 )
 
+# Of no step: the next ones say what steps cost now.
+_QUIET_S = 10.0
+
 # An event of a request: what a step added, or the error that ends it.
 Event = Delta | FusewireError
 
@@ -79,6 +84,7 @@ class Generation:
 
     branches: list[Branch]
     on_event: Callable[[Event], None]
+    place: Place  # that it has of the admission's
     beams: BeamGroup | None = None
     prompt_logprobs: PromptLogprobs | None = None  # where requested, until the first event has them
     open: int = field(init=False)  # branches that have not ended
@@ -120,8 +126,10 @@ class GenerationLoop:
         beam_groups: BeamGroups,
         scorer: PromptScorer,
         admission: Admission,
+        costs: CostTable,
     ) -> None:
-        """`admission`: notified when a sequence has ended."""
+        """`admission`: notified when a sequence has ended. `costs`: corrected by what steps
+        took."""
         self.scheduler = scheduler
         self.progress = Progress()
         self._model = model
@@ -130,6 +138,8 @@ class GenerationLoop:
         self._beam_groups = beam_groups
         self._scorer = scorer
         self._admission = admission
+        self.costs = costs
+        self._computed_at = 0.0  # the last step
         self._owners: dict[GenerationSequence, tuple[Generation, Branch]] = {}
         self._deadlines: list[tuple[float, int, Generation]] = []  # a heap
         self._order = count()
@@ -173,8 +183,14 @@ class GenerationLoop:
             self._fail(self._owners[sequence][0], DeadlineExceeded(TOO_LATE))
         if not step.chunks and not step.encodes and not step.groups:
             return
+        if now - self._computed_at > _QUIET_S:
+            self.costs.forget()
+        self._computed_at = now
         try:
+            began = time.perf_counter()
+            tokens = step.tokens
             self._compute(step)
+            self.costs.observe(tokens, 0.0, time.perf_counter() - began)
         except Exception as error:
             self.progress.fail()
             failed = failure(error)
@@ -321,9 +337,10 @@ class GenerationLoop:
         if branch.open:
             branch.open = False
             generation.open -= 1
-            # One that never ran says nothing about how long others wait.
+            # One that never ran says nothing about how much others generate.
             ran = branch.sequence is not None and branch.sequence.started
-            self._admission.leave(branch.places, ran=ran)
+            generated = branch.continuation.num_output_tokens if ran else None
+            self._admission.leave(generation.place, branch.places, generated)
         if branch.sequence is not None:
             self.scheduler.finish(branch.sequence)
             del self._owners[branch.sequence]

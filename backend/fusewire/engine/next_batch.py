@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from math import inf
 
 from fusewire.engine.costs import CostTable
 from fusewire.engine.request import Work
@@ -22,10 +24,11 @@ def next_batch(
     costs: CostTable,
     max_batch_tokens: int,
     served: Mapping[str, float],
+    others_due: float = inf,
 ) -> list[Work]:
     """Whose next sequence the next micro-batch takes, one after the other, of works in order of
     what is due. `slack_s`: how much later all that waits may begin, with none late; `served`: the
-    seconds that each tenant had.
+    seconds that each tenant had; `others_due`: from when on others are due that wait as well.
 
     While there is slack for a batch that is large enough to be efficient, tenants, priorities and
     requests share it (`deal`). Where there is less, those share it that are due before it gets
@@ -41,6 +44,7 @@ def next_batch(
         most_s = slack_s
     elif slack_s < most_s:
         free = free_to_choose([work.predicted_s for work in ready], dues, most_s)
+        free = max(1, min(free, bisect_right(dues, others_due - now)))
     turns = [Turn(work.lengths_left, work.request.tenant, work.request.priority) for work in ready]
     limits = Limits(max_batch_tokens, most_s, costs.seconds, costs.share)
     dealt = deal(turns[:free], limits, served)

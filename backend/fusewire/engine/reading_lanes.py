@@ -50,11 +50,15 @@ class ReadingLanes:
             self._middle = Lane(engine, what.format(SHORT_CHARACTERS), _MOST_WAITING)
             self._long = Lane(engine, what.format(LONG_CHARACTERS), MOST_WAITING)
 
-    def lane(self, work: Work) -> Lane | None:
-        """The lane of a request; None where the thread that submits it reads it at once. Of images
-        the headers are read here."""
-        if self._images:
+    def read(self, work: Work) -> None:
+        """What is read quickly, by the thread that submits it: no long texts, and of images the
+        headers."""
+        if work.request.characters <= LONG_CHARACTERS:
             self._engine.read([work])
+
+    def lane(self, work: Work) -> Lane | None:
+        """The lane of a request; None where the thread that submits it tokenises it at once."""
+        if self._images:
             pixels = work.query.undecoded_pixels if work.query else 0
             if pixels:
                 return self._long if pixels > LONG_PIXELS else self._middle

@@ -6,6 +6,7 @@ from bisect import bisect_left, insort
 from collections.abc import Iterator
 from heapq import merge
 from itertools import islice
+from math import inf
 from operator import attrgetter
 
 from fusewire.engine.request import Work
@@ -40,8 +41,16 @@ class ReadyQueue:
     def first(self, most: int) -> list[Work]:
         """Those with the earliest deadlines, of each tenant as many; of a tenant's equal ones who
         came first."""
-        own = max(1, most // max(1, len(self._queues)))
+        own = self._of_each(most)
         return list(merge(*(islice(queue, own) for queue in self._queues.values()), key=_due))
+
+    def first_left_out(self, most: int) -> float:
+        """The earliest due of those that `first` leaves out; inf where there are none."""
+        own = self._of_each(most)
+        return min((q[own].due for q in self._queues.values() if len(q) > own), default=inf)
+
+    def _of_each(self, most: int) -> int:
+        return max(1, most // max(1, len(self._queues)))
 
     def charge(self, work: Work, seconds: float) -> None:
         """Its tenant had so many seconds."""

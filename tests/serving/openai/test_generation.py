@@ -13,8 +13,8 @@ from fusewire.serving.openai.completions import CompletionForm
 from fusewire.serving.openai.errors import ApiError
 from fusewire.serving.openai.generation import Generation, Piece, Token
 from fusewire.serving.openai.generation_bodies import CompletionRequest
-from fusewire_client.calls import Call
-from fusewire_client.errors import InvalidArgument
+from fusewire_client.calls import Call, Infer
+from fusewire_client.errors import InvalidArgument, Overloaded
 
 
 class RefusesAfterAPiece:
@@ -104,3 +104,49 @@ def test_of_tokens_with_one_text_the_taken_one_and_then_the_likeliest_is_returne
 def test_tokens_are_drawn_unless_beams_are_asked_for(given: dict[str, Any], drawn: object) -> None:
     body = CompletionRequest(model="m", prompt="x", **given)
     assert body.parameters(None).get("do_sample") is drawn
+
+
+class TakesTwo:
+    """A transport to a model that has too much to do for a third request."""
+
+    def __init__(self, takes: int = 2) -> None:
+        self.takes, self.under_way, self.asked = takes, 0, 0
+        self.times: list[float] = []
+
+    async def stream(self, call: Infer, timeout_s: float) -> AsyncIterator[dict[str, np.ndarray]]:
+        self.asked += 1
+        parameters = json.loads(call.inputs["sampling_parameters"][0])
+        self.times.append(parameters["timeout_seconds"])
+        if self.under_way >= self.takes:
+            raise Overloaded("queue: got a predicted wait of 9 s; try again in 5.0 s")
+        self.under_way += 1
+        await asyncio.sleep(0.02)
+        self.under_way -= 1
+        yield {
+            "text_output": np.array([call.inputs["text_input"][0]], np.object_),
+            "finish_reason": np.array([b"stop"], np.object_),
+            "num_input_tokens": np.array([1]),
+            "num_cached_tokens": np.array([0]),
+            "num_output_tokens": np.array([1]),
+        }
+
+
+def test_the_prompts_of_one_call_do_not_refuse_each_other() -> None:
+    transport: Any = TakesTwo()
+    prompts = [str(number) for number in range(9)]
+    parameters = {"n": 1, "timeout_seconds": 60.0}
+    generation = Generation(transport, "tiny", prompts, parameters, {}, stream=False, sender={})
+    pieces = asyncio.run(generation.whole())
+    assert [piece.text for piece in pieces] == prompts
+    assert transport.asked < 30
+    assert 59 < min(transport.times) < 60  # what was left of the call's
+
+
+def test_a_call_of_which_no_prompt_is_taken_is_refused() -> None:
+    transport: Any = TakesTwo(0)
+    parameters = {"n": 1, "timeout_seconds": 60.0}
+    generation = Generation(transport, "tiny", ["a"] * 9, parameters, {}, stream=False, sender={})
+    with pytest.raises(ApiError) as refused:
+        asyncio.run(generation.whole())
+    assert refused.value.status_code == 429
+    assert transport.asked == 9

@@ -32,7 +32,9 @@ from fusewire.text_workers.workers import TextWorkers
 def load(folder: Path, settings: GenerationSettings, device: str) -> GenerationEngine:
     """The engine of a folder; ConfigurationError also where the device has no room for it."""
     try:
-        return GenerationEngine(folder, settings, device)
+        engine = GenerationEngine(folder, settings, device)
+        engine.measure_costs()
+        return engine
     except kernels.Error as error:
         raise ConfigurationError(f"{device}: {error}") from None
 

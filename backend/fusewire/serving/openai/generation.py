@@ -1,7 +1,8 @@
 """One request for generated text, of one prompt or several, as pieces of its choices.
 
 Each prompt is a request to the model, on a stream of its own: closing the stream cancels it, which
-frees its slot and KV pages.
+frees its slot and KV pages. One that the model has too much to do for, perhaps because of
+the others, is sent again when another has ended.
 """
 
 from __future__ import annotations
@@ -9,20 +10,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 from fusewire_client.calls import Infer
-from fusewire_client.errors import ClientError
+from fusewire_client.errors import ClientError, Overloaded
 from fusewire_client.transports import AsyncTransport
+from fusewire_client.turns import TaskTurns
 
 from fusewire.serving.openai import errors
 
 T = TypeVar("T")
 # The model ends requests by their own `timeout_seconds`; this only has to be no shorter.
 _LONGEST_S = 2 * 86400.0
+_LEAST_S = 0.001  # of a call's time, for what is late in any case
 _OUTPUTS = ("finish_reason", "num_input_tokens", "num_cached_tokens", "num_output_tokens")
 
 
@@ -79,7 +83,9 @@ class Generation:
         self._names = names
         self._transport = transport
         self._sender = sender
-        self._calls = [self._call(model, prompt, parameters, stream) for prompt in prompts]
+        self._model, self._prompts, self._parameters = model, prompts, parameters
+        self._stream = stream
+        self._turns = TaskTurns(len(prompts))
         self._prompt_tokens = [0] * len(prompts)
         self._prompt_logprobs: list[list[Place | None] | None] = [None] * len(prompts)
         self._cached_tokens = [0] * len(prompts)
@@ -99,7 +105,7 @@ class Generation:
     async def pieces(self) -> AsyncGenerator[Piece]:
         """Until every choice had one with a finish_reason; the model's error as ApiError. Leaving
         early cancels what has not ended."""
-        streams = [self._of_prompt(index) for index in range(len(self._calls))]
+        streams = [self._of_prompt(index) for index in range(len(self._prompts))]
         try:
             async with contextlib.aclosing(together(streams)) as merged:
                 async for pieces in merged:
@@ -110,7 +116,7 @@ class Generation:
 
     async def whole(self) -> list[Piece]:
         """Every choice from beginning to end, in order."""
-        choices = [Piece(index) for index in range(len(self._calls) * self._n)]
+        choices = [Piece(index) for index in range(len(self._prompts) * self._n)]
         async with contextlib.aclosing(self.pieces()) as pieces:
             async for piece in pieces:
                 choices[piece.choice].add(piece)
@@ -118,8 +124,7 @@ class Generation:
 
     async def _of_prompt(self, prompt: int) -> AsyncGenerator[list[Piece]]:
         ended: set[int] = set()
-        stream = self._transport.stream(self._calls[prompt], _LONGEST_S)
-        async with contextlib.aclosing(stream) as responses:
+        async with contextlib.aclosing(self._responses(self._prompts[prompt])) as responses:
             async for outputs in responses:
                 self._prompt_tokens[prompt] = int(outputs["num_input_tokens"][0])
                 self._cached_tokens[prompt] = int(outputs["num_cached_tokens"][0])
@@ -133,6 +138,32 @@ class Generation:
                     piece.choice += prompt * self._n
                     piece.prompt_logprobs = self._prompt_logprobs[prompt]
                 yield news
+
+    async def _responses(self, prompt: str | list[int]) -> AsyncGenerator[Mapping[str, np.ndarray]]:
+        began, own_s = time.monotonic(), self._parameters.get("timeout_seconds")
+        left_s, begun, again = _LONGEST_S, False, False
+        parameters = self._parameters
+        while True:
+            turn = await self._turns.begin()
+            if again and isinstance(own_s, (int, float)):
+                left_s = max(own_s - (time.monotonic() - began), _LEAST_S)
+                parameters = {**self._parameters, "timeout_seconds": left_s}
+            again = True
+            stream = self._transport.stream(self._call(prompt, parameters), _LONGEST_S)
+            try:
+                async with contextlib.aclosing(stream) as responses:
+                    async for outputs in responses:
+                        begun = True
+                        yield outputs
+            except Overloaded:
+                if begun or not await self._turns.refused(turn, left_s):
+                    raise
+            except BaseException:
+                self._turns.end(answered=False)
+                raise
+            else:
+                self._turns.end(answered=True)
+                return
 
     def _piece(self, outputs: Mapping[str, np.ndarray], index: int) -> Piece:
         reason = outputs["finish_reason"][index].decode()
@@ -149,9 +180,7 @@ class Generation:
         places = json.loads(outputs["logprobs"][index])
         return [token_at(place, int(self._logprobs)) for place in places]
 
-    def _call(
-        self, model: str, prompt: str | list[int], parameters: Mapping[str, Any], stream: bool
-    ) -> Infer:
+    def _call(self, prompt: str | list[int], parameters: Mapping[str, Any]) -> Infer:
         outputs = (
             *_OUTPUTS,
             *(("logprobs",) if self._logprobs is not None else ()),
@@ -163,9 +192,9 @@ class Generation:
             else {"input_ids": np.array(prompt, np.int64)}
         )
         inputs["sampling_parameters"] = np.array([json.dumps(parameters).encode()], np.object_)
-        inputs |= {"stream": np.array([stream]), "exclude_input_in_output": np.array([True])}
+        inputs |= {"stream": np.array([self._stream]), "exclude_input_in_output": np.array([True])}
         inputs |= {f"return_{name}": np.array([True]) for name in outputs}
-        return Infer(model, inputs, ("text_output", *outputs), self._sender)
+        return Infer(self._model, inputs, ("text_output", *outputs), self._sender)
 
 
 async def together(streams: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[T]:

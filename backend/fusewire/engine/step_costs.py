@@ -1,0 +1,58 @@
+"""What a step of generation costs: measured at load, as an encoder's micro-batches are."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from fusewire.engine.costs import CostTable, measure
+from fusewire.engine.generation_scheduler import GenerationScheduler, GenerationSequence
+from fusewire.engine.kv_cache import Source
+from fusewire.engine.packing import pack, pack_sources
+from fusewire.models.seq2seq_model import Seq2SeqModel
+
+if TYPE_CHECKING:
+    from fusewire.models.decoder import DecoderModel
+    from fusewire.models.decoder_cache import DecoderCache
+
+# Prompts are measured in parts of so many tokens; what larger ones cost shows in their steps.
+_LONGEST = 64
+_MOST_TOKENS = 512
+
+
+def measure_steps(
+    model: DecoderModel,
+    memory: DecoderCache,
+    scheduler: GenerationScheduler,
+    max_tokens: int,
+    max_sequences: int,
+) -> CostTable:
+    """Times steps over prompts, in about half a second, where nothing else runs or waits. A step of
+    sequences that go on costs as one of prompts of as many tokens, until it was seen."""
+    encodes = isinstance(model, Seq2SeqModel)
+    longest = min(_LONGEST, model.max_length - 1)
+
+    def run(lengths: Sequence[int]) -> None:
+        sequences = [
+            GenerationSequence([0] * (1 if encodes else n), 2 if encodes else n + 1)
+            for n in lengths
+        ]
+        for sequence, n in zip(sequences, lengths, strict=True):
+            if encodes:
+                sequence.source = Source([0] * n)
+            scheduler.add(sequence)
+        try:
+            step = scheduler.plan(0.0)
+            if isinstance(model, Seq2SeqModel):
+                model.encode(pack_sources(step), memory)
+            if step.chunks:
+                batch, _, _ = pack(step)
+                model.step(batch, memory)
+            model.place.stream.synchronize()
+        finally:
+            for sequence in sequences:
+                scheduler.finish(sequence)
+
+    most = min(max_tokens, _MOST_TOKENS, longest * max_sequences)
+    return measure(run, most, longest, clock=time.perf_counter)

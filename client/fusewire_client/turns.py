@@ -1,0 +1,82 @@
+"""The requests of one call by their Pace: threads, or tasks of asyncio, wait for their turns."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+
+from .errors import Cancelled
+from .pace import Pace, Turn
+
+
+class ThreadTurns:
+    """For threads."""
+
+    def __init__(self, most: int) -> None:
+        """At most so many requests are under way at a time."""
+        self._pace = Pace(most)
+        self._changed = threading.Condition()
+        self._closed = False
+
+    def begin(self) -> Turn:
+        """Waits until one more may be under way. Cancelled once closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._pace.room or self._closed)
+            if self._closed:
+                raise Cancelled("call: got an error of another of its requests, which ends it")
+            return self._pace.begin()
+
+    def end(self, *, answered: bool) -> None:
+        """One has ended, but was not refused."""
+        with self._changed:
+            self._pace.end(answered=answered)
+            self._changed.notify_all()
+
+    def refused(self, turn: Turn, timeout_s: float) -> bool:
+        """Waits until another was answered, or for so long; False where none was."""
+        with self._changed:
+            self._pace.refuse(turn)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._closed or self._pace.settled(turn), timeout_s)
+            return self._pace.may_return(turn)
+
+    def close(self) -> None:
+        """None begins any more."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+
+class TaskTurns:
+    """For tasks of one event loop."""
+
+    def __init__(self, most: int) -> None:
+        """As ThreadTurns."""
+        self._pace = Pace(most)
+        self._changed = asyncio.Event()
+
+    async def begin(self) -> Turn:
+        """As ThreadTurns."""
+        while not self._pace.room:
+            await self._changed.wait()
+        return self._pace.begin()
+
+    def end(self, *, answered: bool) -> None:
+        """As ThreadTurns."""
+        self._pace.end(answered=answered)
+        self._tell()
+
+    async def refused(self, turn: Turn, timeout_s: float) -> bool:
+        """As ThreadTurns."""
+        self._pace.refuse(turn)
+        self._tell()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                while not self._pace.settled(turn):
+                    await self._changed.wait()
+        return self._pace.may_return(turn)
+
+    def _tell(self) -> None:
+        self._changed.set()  # who waits looks; who comes later waits for the next
+        self._changed = asyncio.Event()
