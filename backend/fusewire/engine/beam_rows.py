@@ -33,6 +33,7 @@ class StepRows:
         self.sequences = list(sequences)
         self.positions = np.array(positions, np.int32)  # of the next tokens of each
         self.offsets = np.zeros(len(sequences) + 1, np.int32)
+        self.counts = np.zeros(len(sequences), np.int32)  # of rows
         self.tokens = np.zeros(0, np.int64)
         self.block_table = np.zeros((0, 0), np.int32)
         self.ends: list[int] = []
@@ -48,11 +49,8 @@ class StepRows:
         """To the next step, one position further."""
         self.positions = self.positions + 1
         self.offsets, self.tokens, self.block_table = offsets, tokens, block_table
+        self.counts = offsets[1:] - offsets[:-1]
         self.ends = offsets.tolist()
-
-    @property
-    def counts(self) -> NDArray[np.int32]:
-        return np.diff(self.offsets)
 
 
 class BeamRowsOf:
