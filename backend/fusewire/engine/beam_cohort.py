@@ -10,7 +10,7 @@ import numpy as np
 
 from fusewire import kernels
 from fusewire.engine.beam_candidates import BeamCandidates
-from fusewire.engine.beam_rows import BeamRowsOf, StepRows
+from fusewire.engine.beam_rows import StepRows
 from fusewire.engine.generation_sequence import GenerationSequence
 from fusewire.engine.kv_cache import SequencePages
 
@@ -43,9 +43,12 @@ class BeamCohort:
         self.prompts = np.array([each.length for each in self.taken], np.int32)
         stored = [search.length - 1 for search in self.searches]
         self.rows = StepRows(sequences, (self.prompts + stored).tolist())
-        for row, (sequence, part) in enumerate(zip(sequences, self.parts, strict=True)):
-            sequence.rows = BeamRowsOf(self.rows, row)
+        for row, part in enumerate(self.parts):
             part.join(self, row)
+
+    def goes_on(self, sequences: Sequence[GenerationSequence], groups: Sequence[BeamGroup]) -> bool:
+        """Whether these take the next step, all of them where the last one left them."""
+        return self.groups == groups and self.rows.are_of(sequences)
 
     def go_on(self, step: kernels.BeamStep, table: np.ndarray) -> None:
         """Every search has taken a step; one that is done has no rows from here on."""

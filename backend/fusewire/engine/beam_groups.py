@@ -143,7 +143,7 @@ class BeamGroups:
         each beam, in order; the last are theirs. Copies pages, and gives each of the sequences its
         next `rows`, none where its search is done. Returns the tokens, with log-probabilities,
         that are certain from now on, of the groups that have any."""
-        if self._cohort is not None and self._cohort.groups == groups:
+        if self._cohort is not None and self._cohort.goes_on(sequences, groups):
             return self._advance_together(self._cohort, logits, first)
         ends = accumulate([group.rows for group in groups], initial=first)
         self._begin(sequences, groups)

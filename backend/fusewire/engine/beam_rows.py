@@ -29,8 +29,11 @@ class StepRows:
     sequence i are rows offsets[i] to offsets[i + 1]."""
 
     def __init__(self, sequences: Sequence[Any], positions: Sequence[int]) -> None:
-        """`positions`: of the tokens before the next ones."""
+        """They become the sequences' `rows`. `positions`: of the tokens before the next ones."""
         self.sequences = list(sequences)
+        self.of_each = [BeamRowsOf(self, index) for index in range(len(sequences))]
+        for sequence, rows in zip(sequences, self.of_each, strict=True):
+            sequence.rows = rows
         self.positions = np.array(positions, np.int32)  # of the next tokens of each
         self.offsets = np.zeros(len(sequences) + 1, np.int32)
         self.counts = np.zeros(len(sequences), np.int32)  # of rows
@@ -39,6 +42,10 @@ class StepRows:
         self.ends: list[int] = []
         # A row of sources for each row, as it was made for so many rows of each sequence.
         self.sources: tuple[NDArray[np.int32], Any] | None = None
+
+    def are_of(self, sequences: Sequence[Any]) -> bool:
+        """Whether the next step of these, in this order, is of these rows and no others."""
+        return [sequence.rows for sequence in sequences] == self.of_each
 
     def go_on(
         self,

@@ -70,7 +70,7 @@ def _beams_alone(groups: list[GenerationSequence]) -> StepBatch | None:
     """The step of groups that are, in this order, all that took the last one together; None of
     others."""
     rows = groups[0].rows if groups else None
-    if not isinstance(rows, BeamRowsOf) or rows.step.sequences != groups:
+    if not isinstance(rows, BeamRowsOf) or not rows.step.are_of(groups):
         return None
     step, counts = rows.step, rows.step.counts
     positions, count = step.positions.repeat(counts), step.ends[-1]
