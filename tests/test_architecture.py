@@ -100,8 +100,10 @@ MAY_IMPORT = {
     "engine.best_of": {"errors", "engine.continuation"},
     "engine.deltas": {"errors", "engine.best_of", "engine.continuation"},
     "engine.beam_rows": set(),
+    "engine.beam_candidates": {"kernels", "placement"},
     "engine.beam_cohort": {
         "kernels",
+        "engine.beam_candidates",
         "engine.beam_groups",
         "engine.beam_rows",
         "engine.generation_sequence",
@@ -111,6 +113,7 @@ MAY_IMPORT = {
         "kernels",
         "models",
         "placement",
+        "engine.beam_candidates",
         "engine.beam_cohort",
         "engine.generation_sequence",
         "engine.kv_cache",

@@ -18,6 +18,7 @@ from unittest.mock import patch
 import numpy as np
 from fusewire import kernels
 from fusewire.engine import generation_loop
+from fusewire.engine.beam_candidates import BeamCandidates
 from fusewire.engine.generation import GenerationEngine
 from fusewire.engine.sampling import SamplingState
 from fusewire.errors import FusewireError
@@ -137,6 +138,10 @@ def watched(engine: GenerationEngine) -> Iterator[Steps]:
         steps.copies.append((list(source), list(destination)))
         copy(source, destination)
 
+    def candidates(of: BeamCandidates, *arguments: Any, **named: Any) -> Any:
+        return timed_find(of, *arguments, **named)
+
+    timed_find = timed("candidates", BeamCandidates.find)
     whole, run = timed("other", loop.step), timed("launch", model.step)
     copy = timed("page copies", memory.copy_pages)
     with ExitStack() as stack:
@@ -149,7 +154,7 @@ def watched(engine: GenerationEngine) -> Iterator[Steps]:
             (loop.scheduler, "done", timed("schedule", loop.scheduler.done)),
             (generation_loop, "pack", timed("pack", generation_loop.pack)),
             (groups, "advance", timed("bookkeeping", groups.advance)),
-            (groups, "_candidates", timed("candidates", groups._candidates)),
+            (BeamCandidates, "find", candidates),
             (groups, "_fork", timed("forks", groups._fork)),
             (loop._sampler, "sample", timed("draws", loop._sampler.sample)),
             (loop, "_answer_search", timed("answers", loop._answer_search)),

@@ -150,6 +150,7 @@ encoder` runs one of them. With a GPU:
 | row kernels, matrix products, attention | `python -m benchmarks.gpu kernels gemm attention` |
 | device memory; served by Triton | `python -m benchmarks.gpu memory served` |
 | generation: step, prompts, whole answers, contexts | `python -m benchmarks.gpu generation` |
+| translation with beams beside transformers | `python -m benchmarks.gpu seq2seq` |
 | lists of texts and prompts from Python | `python -m benchmarks.python_api --device cuda` |
 | image classifiers, ViT-B/16 and L/14 | `python -m benchmarks.images`, `--device cuda` |
 | generation beside vLLM | `python -m benchmarks.gpu.generation_vllm --vllm-python PATH` |

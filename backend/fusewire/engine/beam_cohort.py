@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fusewire import kernels
-from fusewire.engine.beam_rows import BeamRowsOf, StepRows
+from fusewire.engine.beam_candidates import BeamCandidates
+from fusewire.engine.beam_rows import StepRows
 from fusewire.engine.generation_sequence import GenerationSequence
 from fusewire.engine.kv_cache import SequencePages
 
@@ -27,6 +28,7 @@ class BeamCohort:
         self.parts = [group.parts[0] for group in groups]
         self.searches = [group.search for group in groups]
         self.wanted = np.array([search.candidates for search in self.searches], np.int32)
+        self.candidates: BeamCandidates | None = None  # of the last step
         self.forced = [row for row, part in enumerate(self.parts) if part.sampling.forced]
         scores = [part.scores for part in self.parts]
         self.offsets = np.cumsum([0, *map(len, scores)], dtype=np.int32)
@@ -41,18 +43,22 @@ class BeamCohort:
         self.prompts = np.array([each.length for each in self.taken], np.int32)
         stored = [search.length - 1 for search in self.searches]
         self.rows = StepRows(sequences, (self.prompts + stored).tolist())
-        for row, (sequence, part) in enumerate(zip(sequences, self.parts, strict=True)):
-            sequence.rows = BeamRowsOf(self.rows, row)
+        for row, part in enumerate(self.parts):
             part.join(self, row)
+
+    def goes_on(self, sequences: Sequence[GenerationSequence], groups: Sequence[BeamGroup]) -> bool:
+        """Whether these take the next step, all of them where the last one left them."""
+        return self.groups == groups and self.rows.are_of(sequences)
 
     def go_on(self, step: kernels.BeamStep, table: np.ndarray) -> None:
         """Every search has taken a step; one that is done has no rows from here on."""
         self.offsets, self.scores = step.offsets, step.scores
         self.rows.go_on(step.offsets, step.tokens, table)
-        for part in self.parts:
-            part.sampling.new_tokens += 1
-        for row in np.flatnonzero(self.rows.counts == 0).tolist():
-            self.rows.sequences[row].rows = None
+        for row in self.forced:  # of others nobody counts
+            self.parts[row].sampling.new_tokens += 1
+        if not self.rows.counts.all():
+            for row in np.flatnonzero(self.rows.counts == 0).tolist():
+                self.rows.sequences[row].rows = None
 
     @property
     def stored(self) -> list[int]:

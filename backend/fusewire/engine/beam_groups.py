@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusewire import kernels
+from fusewire.engine.beam_candidates import BeamCandidates
 from fusewire.engine.beam_cohort import BeamCohort
 from fusewire.engine.generation_sequence import BeamRows, GenerationSequence
 from fusewire.engine.kv_cache import KvCache, SequencePages
@@ -127,6 +128,10 @@ class BeamGroups:
         self._memory = memory
         self._cohort: BeamCohort | None = None  # that took the last step
 
+    def forget(self) -> None:
+        """All searches have ended: what was kept from step to step of them is free."""
+        self._cohort = None
+
     def advance(
         self,
         logits: kernels.Tensor,
@@ -138,7 +143,7 @@ class BeamGroups:
         each beam, in order; the last are theirs. Copies pages, and gives each of the sequences its
         next `rows`, none where its search is done. Returns the tokens, with log-probabilities,
         that are certain from now on, of the groups that have any."""
-        if self._cohort is not None and self._cohort.groups == groups:
+        if self._cohort is not None and self._cohort.goes_on(sequences, groups):
             return self._advance_together(self._cohort, logits, first)
         ends = accumulate([group.rows for group in groups], initial=first)
         self._begin(sequences, groups)
@@ -183,7 +188,11 @@ class BeamGroups:
     ) -> dict[BeamGroup, list[tuple[int, float]]]:
         count = len(cohort.scores)
         rows = self._rows(logits, np.arange(first, first + count)) if first else logits
-        found = self._candidates(rows, cohort.offsets, cohort.wanted, cohort.scores, False)
+        candidates = cohort.candidates
+        if candidates is None or not candidates.fits(cohort.offsets):
+            candidates = BeamCandidates(self._place, cohort.offsets, cohort.wanted)
+            cohort.candidates = candidates
+        found = candidates.find(rows, cohort.scores)
         for row in cohort.forced:
             _force(cohort.parts[row], found[:, row])
         scores, log_probs = (found[row].view(np.float32) for row in (0, 1))
@@ -231,13 +240,13 @@ class BeamGroups:
                     group.penalize(index)
                 part_logits = self._processed(part_logits, parts)
             of_parts = [part.scores for part in parts]
-            candidates = self._candidates(
-                part_logits,
+            given = BeamCandidates(
+                self._place,
                 np.cumsum([0, *map(len, of_parts)], dtype=np.int32),
                 np.array([group.search.candidates for group in some], np.int32),
-                np.concatenate(of_parts),
-                normalized,
             )
+            scores = np.concatenate(of_parts)
+            candidates = given.find(part_logits, scores, normalized=normalized)
             found.update({each: candidates[:, row] for row, each in enumerate(some)})
         most = max(each.shape[1] for each in found.values())
         together = np.full((4, len(groups), most), -1, np.int32)
@@ -264,28 +273,6 @@ class BeamGroups:
         self._sampler.constrain(log_probs, [part.sampling for part in parts])
         return log_probs
 
-    def _candidates(
-        self,
-        logits: kernels.Tensor,
-        offsets: NDArray[np.int32],
-        wanted: NDArray[np.int32],
-        scores: NDArray[np.float32],
-        normalized: bool,
-    ) -> NDArray[np.int32]:
-        """[4, parts, most]: scores and log_probs (float32, in their bits), beams, tokens; of part
-        i, whose beams have the rows offsets[i] to offsets[i + 1], so many as are wanted."""
-        parts, most = len(wanted), int(wanted.max())
-        given = self._sampler.together(offsets, wanted, scores)
-        shape = [parts, most]
-        out = self._place.empty(4, *shape, dtype="int32")  # read in one piece
-        nbytes = 4 * parts * most
-        outputs = [
-            out.section(part * nbytes, shape, dtype)
-            for part, dtype in enumerate(("float32", "float32", "int32", "int32"))
-        ]
-        kernels.beam_candidates(*outputs, logits, *given, normalized, self._place.stream)
-        return self._place.numpy(out)
-
     def _fork(
         self,
         offsets: NDArray[np.int32],
@@ -311,6 +298,8 @@ class BeamGroups:
 def _settled(
     step: kernels.BeamStep, groups: Sequence[BeamGroup]
 ) -> dict[BeamGroup, list[tuple[int, float]]]:
+    if not step.settled_tokens.size:
+        return {}
     news = zip(step.settled_tokens.tolist(), step.settled_log_probs.tolist(), strict=True)
     counts = np.diff(step.settled_offsets)
     return {groups[at]: list(islice(news, counts[at])) for at in counts.nonzero()[0]}

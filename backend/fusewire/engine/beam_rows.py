@@ -29,15 +29,23 @@ class StepRows:
     sequence i are rows offsets[i] to offsets[i + 1]."""
 
     def __init__(self, sequences: Sequence[Any], positions: Sequence[int]) -> None:
-        """`positions`: of the tokens before the next ones."""
+        """They become the sequences' `rows`. `positions`: of the tokens before the next ones."""
         self.sequences = list(sequences)
+        self.of_each = [BeamRowsOf(self, index) for index in range(len(sequences))]
+        for sequence, rows in zip(sequences, self.of_each, strict=True):
+            sequence.rows = rows
         self.positions = np.array(positions, np.int32)  # of the next tokens of each
         self.offsets = np.zeros(len(sequences) + 1, np.int32)
+        self.counts = np.zeros(len(sequences), np.int32)  # of rows
         self.tokens = np.zeros(0, np.int64)
         self.block_table = np.zeros((0, 0), np.int32)
         self.ends: list[int] = []
         # A row of sources for each row, as it was made for so many rows of each sequence.
         self.sources: tuple[NDArray[np.int32], Any] | None = None
+
+    def are_of(self, sequences: Sequence[Any]) -> bool:
+        """Whether the next step of these, in this order, is of these rows and no others."""
+        return [sequence.rows for sequence in sequences] == self.of_each
 
     def go_on(
         self,
@@ -48,11 +56,8 @@ class StepRows:
         """To the next step, one position further."""
         self.positions = self.positions + 1
         self.offsets, self.tokens, self.block_table = offsets, tokens, block_table
+        self.counts = offsets[1:] - offsets[:-1]
         self.ends = offsets.tolist()
-
-    @property
-    def counts(self) -> NDArray[np.int32]:
-        return np.diff(self.offsets)
 
 
 class BeamRowsOf:

@@ -144,6 +144,8 @@ class GenerationLoop:
         self._deadlines: list[tuple[float, int, Generation]] = []  # a heap
         self._order = count()
         self._scoring: set[GenerationSequence] = set()  # with prompts that are still to score
+        # What the last step made certain of searches that go on: told while the next one runs.
+        self._settled: list[tuple[Generation, Sequence[tuple[int, float]]]] = []
 
     @property
     def idle(self) -> bool:
@@ -219,6 +221,7 @@ class GenerationLoop:
             return
         batch, sampled, groups = pack(step)
         logits = self._logits(step, batch)
+        self._tell_settled()
         forks = dict(self.scheduler.done(step))
         drawing: list[tuple[Generation, Branch]] = []  # a row of logits each
         for sequence in sampled:
@@ -256,7 +259,18 @@ class GenerationLoop:
                 if sequence.rows is None:
                     self._answer_search(generation, group)
                 else:
-                    self._answer_settled(generation, settled[group])
+                    self._settled.append((generation, settled[group]))
+            except Exception as error:
+                self._fail(generation, failure(error))
+
+    def _tell_settled(self) -> None:
+        """The device computes meanwhile."""
+        late, self._settled = self._settled, []
+        for generation, settled in late:
+            if not generation.open:  # cancelled meanwhile
+                continue
+            try:
+                self._answer_settled(generation, settled)
             except Exception as error:
                 self._fail(generation, failure(error))
 
@@ -346,6 +360,8 @@ class GenerationLoop:
             del self._owners[branch.sequence]
             self._scoring.discard(branch.sequence)
             branch.sequence = None
+            if self.idle:
+                self._beam_groups.forget()
 
     def _fail(self, generation: Generation, error: FusewireError) -> None:
         """Ends a whole request, unless it has ended."""

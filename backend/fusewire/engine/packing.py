@@ -70,12 +70,12 @@ def _beams_alone(groups: list[GenerationSequence]) -> StepBatch | None:
     """The step of groups that are, in this order, all that took the last one together; None of
     others."""
     rows = groups[0].rows if groups else None
-    if not isinstance(rows, BeamRowsOf) or rows.step.sequences != groups:
+    if not isinstance(rows, BeamRowsOf) or not rows.step.are_of(groups):
         return None
     step, counts = rows.step, rows.step.counts
     positions, count = step.positions.repeat(counts), step.ends[-1]
     made = step.sources
-    if made is None or not np.array_equal(made[0], counts):
+    if made is None or (made[0] != counts).any():
         made = step.sources = counts, _repeated(_source_table(groups), counts)
     rows_and_end = np.arange(count + 1)
     return StepBatch(

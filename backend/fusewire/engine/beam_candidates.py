@@ -1,0 +1,58 @@
+"""The candidates of a step: memory for what the kernel is told of each search and what it finds."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fusewire import kernels
+from fusewire.placement import Placement
+
+_ALIGNMENT = 8  # bytes
+
+
+class BeamCandidates:
+    """Of searches whose beams have the rows offsets[i] to offsets[i + 1], so many as each wants.
+    Their memory is taken once for as many steps as they stay the same."""
+
+    def __init__(
+        self, place: Placement, offsets: NDArray[np.int32], wanted: NDArray[np.int32]
+    ) -> None:
+        self.offsets, self.wanted = offsets, wanted
+        self._place = place
+        searches, rows, most = len(wanted), int(offsets[-1]), int(wanted.max())
+        ends = [0]
+        for count in (searches + 1, searches, rows):
+            ends.append(ends[-1] + -(-4 * count // _ALIGNMENT) * _ALIGNMENT)
+        self._host = np.zeros(ends[-1], np.uint8)
+        self._host[: offsets.nbytes].view(np.int32)[:] = offsets
+        self._host[ends[1] : ends[1] + wanted.nbytes].view(np.int32)[:] = wanted
+        self._scores = self._host[ends[2] : ends[2] + 4 * rows].view(np.float32)
+        self._given = kernels.Tensor.from_numpy(self._host)
+        self._there = place.empty(ends[-1], dtype="uint8")
+        self._inputs = [
+            self._there.section(ends[0], [searches + 1], "int32"),
+            self._there.section(ends[1], [searches], "int32"),
+            self._there.section(ends[2], [rows], "float32"),
+        ]
+        self._out = place.empty(4, searches, most, dtype="int32")  # read in one piece
+        self._outputs = [
+            self._out.section(part * 4 * searches * most, [searches, most], dtype)
+            for part, dtype in enumerate(("float32", "float32", "int32", "int32"))
+        ]
+
+    def fits(self, offsets: NDArray[np.int32]) -> bool:
+        """Whether it is of the same rows."""
+        return self.offsets is offsets or not (self.offsets != offsets).any()
+
+    def find(
+        self, logits: kernels.Tensor, scores: NDArray[np.float32], *, normalized: bool = False
+    ) -> NDArray[np.int32]:
+        """[4, searches, most] of logits [rows, vocab] and the beams' scores: scores and log_probs
+        (float32, in their bits), beams, tokens; they hold until the next call. `normalized`:
+        logits are log-probabilities already."""
+        self._scores[:] = scores
+        stream = self._place.stream
+        kernels.write(self._there, self._given, stream)
+        kernels.beam_candidates(*self._outputs, logits, *self._inputs, normalized, stream)
+        return self._place.numpy(self._out)
