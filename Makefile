@@ -59,36 +59,45 @@ $(TINY_TRANSLATOR)/model.safetensors: $(EXAMPLES:%=client/examples/%.py) | $(VEN
 demo: build $(TINY_GPT)/model.safetensors $(TINY_TRANSLATOR)/model.safetensors
 	@$(BIN)/python client/examples/demo.py $(TINY_GPT) $(TINY_TRANSLATOR)
 
-# Those that watch a server, and the clock, have the machine to themselves.
+# Those that watch servers are not beside others, which would take their cores; two files at a time,
+# as a server that starts, ends or is healed mostly waits. What measures time, marked `alone`, comes
+# last.
 SERVERS := tests/server tests/chaos tests/load tests/deploy tests/examples tests/client/test_real_server.py
+marked = $(shell grep -rl --include='test_*.py' 'mark\.$(1)' tests | sort)
 test: $(VENV)/.test
 	$(BIN)/python -m pytest tests -m 'not sweep' -n 2 --dist loadfile $(SERVERS:%=--ignore %)
-	$(BIN)/python -m pytest -m 'not sweep' $(SERVERS)
+	$(BIN)/python -m pytest $(SERVERS) -m 'not sweep and not alone' -n 2 --dist loadfile
+	$(BIN)/python -m pytest $(call marked,alone) -m 'alone and not sweep'
 
 # What is exhaustive and slow: every set of requirements, the wheels (those for GPUs too: this
-# compiles their kernels on any machine), long tests, and numpy 2, which only the embedded server
-# cannot have; the wheel's kernels and the models are tested with it at once.
+# compiles their kernels on any machine), long tests (the attacks, minutes of waiting, begin first,
+# the others run beside them), and numpy 2, which only the embedded server cannot have. With it runs
+# what hands arrays over, once: the kernels' binding and the models on the wheel's module, as that is
+# the one another compiler built, the rest on the one that is installed. Nothing of numpy is in
+# programs of C++, pages and text workers; clients and benchmarks take what others installed.
 NUMPY_2 := build/numpy-2
 KERNELS := tests/ops tests/layers tests/models
+NO_NUMPY := tests/core tests/cuda tests/docs tests/text_workers tests/memory/test_sanitizers.py
 sweep: $(VENV)/.test wheels
 	.ci/resolve
-	$(BIN)/python -m pytest tests -m sweep
+	$(BIN)/python -m pytest $(call marked,sweep) -m sweep -n 2 --dist loadfile --no-loadscope-reorder
 	$(BIN)/python -m zipfile -e dist/cpu/*.whl build/wheels/unpacked
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(NUMPY_2) numpy==2.4.6
 	PYTHONPATH=build/wheels/unpacked:$(NUMPY_2) $(BIN)/python -m pytest $(KERNELS) -m 'not sweep' -n 2
 	PYTHONPATH=$(NUMPY_2) $(BIN)/python -m pytest tests -m 'not sweep' -n 2 --dist loadfile \
-	  $(SERVERS:%=--ignore %) $(KERNELS:%=--ignore %) \
+	  $(SERVERS:%=--ignore %) $(KERNELS:%=--ignore %) $(NO_NUMPY:%=--ignore %) \
 	  --ignore tests/client --ignore tests/serving --ignore tests/benchmarks
 
 # Wheels that run elsewhere. zig is a C++ compiler with the headers of old versions of glibc, so the
 # one for CPUs needs no container; nvcc takes gcc, and its wheel a glibc as new as this machine's.
+# Without -s zig makes debug information, seven eighths of every object, to strip it in the end.
 WHEEL = $(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation
 AUDITED = PATH=$(abspath $(BIN)):$$PATH $(BIN)/auditwheel repair --wheel-dir
 wheels: $(VENV)/.installed
 	@$(PIP) --quiet --no-build-isolation '.[release]' -r cmake/cuda-compiler.txt
 	rm -rf build/wheels dist
 	@echo "== building the wheel for CPUs (3 minutes on two cores)"
-	FUSEWIRE_CUDA=OFF CXX='$(abspath $(BIN))/python -m ziglang c++ -target x86_64-linux-gnu.2.28' \
+	FUSEWIRE_CUDA=OFF CXX='$(abspath $(BIN))/python -m ziglang c++ -target x86_64-linux-gnu.2.28 -s' \
 	  $(WHEEL) -C build-dir=build/wheels/cpu --wheel-dir build/wheels .
 	$(AUDITED) dist/cpu --plat manylinux_2_28_x86_64 build/wheels/*.whl
 	@echo "== building the wheel for CPUs and GPUs (6 minutes on two cores)"

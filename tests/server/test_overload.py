@@ -63,7 +63,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "openai_port": 0}
     # The watchdog's own requests would count.
     settings = ServerSettings(
-        log_level="error", accept_token_ids=True, watch_interval_s=3600, **ports
+        log_level="error", accept_token_ids=True, watch_interval_s=3600, exit_timeout_s=2, **ports
     )
     with Server([root], settings) as server:
         yield server

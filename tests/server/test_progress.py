@@ -24,7 +24,7 @@ from tests.server.asking import Asker, ids, until
 from tests.server.streaming import asked, generate
 from tests.server.stuck_thread import busiest_thread, stick
 
-ROWS, LENGTH = 128, 512
+ROWS, LENGTH = 56, 512
 PROMPT = 8000
 WATCH_TIMEOUT_S = 1
 # For work that takes much longer than the watchdog waits, on a machine that is busy.
@@ -44,7 +44,7 @@ def slow_gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("slow")
     torch.manual_seed(0)
     config = transformers.GPT2Config(
-        vocab_size=257, n_positions=8192, n_embd=384, n_layer=24, n_head=6, eos_token_id=END
+        vocab_size=257, n_positions=8192, n_embd=384, n_layer=10, n_head=6, eos_token_id=END
     )
     transformers.GPT2LMHeadModel(config).save_pretrained(folder)
     byte_tokenizer(folder)

@@ -123,6 +123,7 @@ def test_a_name_given_twice_is_refused_before_anything_starts(minilm: Path) -> N
         Server([f"one={minilm}", f"one={minilm}"])
 
 
+@pytest.mark.alone
 def test_a_folder_is_served_asked_and_cleared_away(
     serving: Callable[..., Serving], minilm: Path, tmp_path: Path
 ) -> None:

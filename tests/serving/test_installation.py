@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from fusewire.errors import ConfigurationError
 from fusewire.serving import installation
-from fusewire.serving.endpoint import choose_ports
+from fusewire.serving.endpoint import choose_ports, reserve
 
 
 def test_numpy_2_is_refused_beside_a_stub_that_loses_its_answers(
@@ -95,3 +95,18 @@ def test_free_ports_are_chosen_and_differ() -> None:
     ports = choose_ports("127.0.0.1", [("a", 0), ("b", 0), ("c", 0)])
     assert len(set(ports)) == 3
     assert all(ports)
+
+
+def test_a_reserved_port_is_nobody_elses_and_can_be_listened_at() -> None:
+    import socket
+
+    with reserve("127.0.0.1", [("a", 0)]) as reserved:
+        (port,) = reserved.ports
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+        # As tritonserver does: with SO_REUSEADDR.
+        with socket.create_server(("127.0.0.1", port)), socket.socket() as client:
+            client.connect(("127.0.0.1", port))
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", port))

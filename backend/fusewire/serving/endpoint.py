@@ -82,8 +82,33 @@ class Endpoint:
 
 
 def choose_ports(host: str, ports: Sequence[tuple[str, int]], wait_s: float = 0.0) -> list[int]:
-    """The (flag, port) pairs' ports, 0 replaced by a free one; a port given twice, or still in use
-    after `wait_s`, is named."""
+    """The (flag, port) pairs' ports, 0 replaced by a free one; the errors of `reserve`."""
+    with reserve(host, ports, wait_s) as reserved:
+        return reserved.ports
+
+
+class Reserved:
+    """Ports that nobody who asks for any free one is given until `close`, and that a server can
+    listen at meanwhile: their sockets are bound, do not listen, and let the address be reused."""
+
+    def __init__(self, sockets: Sequence[socket.socket]) -> None:
+        self._sockets = sockets
+        self.ports = [int(each.getsockname()[1]) for each in sockets]
+
+    def __enter__(self) -> Reserved:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        for each in self._sockets:
+            each.close()
+
+
+def reserve(host: str, ports: Sequence[tuple[str, int]], wait_s: float = 0.0) -> Reserved:
+    """The (flag, port) pairs' ports, 0 replaced by a free one; ConfigurationError names a port that
+    is given twice, or still in use after `wait_s`."""
     if ":" in host:
         raise ConfigurationError(
             f"host: got {host}, wanted an IPv4 address or a name, as IPv6 is not supported; use "
@@ -107,7 +132,8 @@ def choose_ports(host: str, ports: Sequence[tuple[str, int]], wait_s: float = 0.
     deadline = time.monotonic() + wait_s
     with contextlib.ExitStack() as opened:
         sockets = [opened.enter_context(bound(flag, host, port, deadline)) for flag, port in ports]
-        return [int(each.getsockname()[1]) for each in sockets]
+        opened.pop_all()
+    return Reserved(sockets)
 
 
 def bound(flag: str, host: str, port: int, deadline: float = 0.0) -> socket.socket:

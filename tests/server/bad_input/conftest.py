@@ -49,7 +49,9 @@ def hostile_server(tmp_path_factory: pytest.TempPathFactory, device: str) -> Ite
         add(task, task, prompt)
     for folder in ("embed", "answer", "fill", "bare"):
         add(f"gather-{folder}", folder, patient)
-    settings = ServerSettings(http_port=0, grpc_port=0, metrics_port=0, log_level="error")
+    settings = ServerSettings(
+        http_port=0, grpc_port=0, metrics_port=0, log_level="error", exit_timeout_s=2
+    )
     with Server([Path(root / "repository")], settings) as server:
         yield server
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import secrets
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 
 from fusewire.serving import model_config, repository
 from fusewire.serving.config import Deployment, ServerSettings
-from fusewire.serving.endpoint import Endpoint, choose_ports
+from fusewire.serving.endpoint import Endpoint, reserve
 from fusewire.serving.installation import find
 from fusewire.serving.supervisor import open_files, processes
 from fusewire.serving.supervisor.control import Control
@@ -67,6 +68,8 @@ class Server:
         control_key = self.settings.control_key or secrets.token_hex(16)
         installation = find(self.settings.tritonserver)
         self._workplace = Workplace()
+        self._cleared = contextlib.ExitStack()
+        self._cleared.callback(self._workplace.remove)
         try:
             self.repositories, self.models, self.left_out = collect_apart(
                 [source_of(source, model_settings, deployment) for source in sources],
@@ -80,7 +83,10 @@ class Server:
             if self.settings.openai_port is not None:
                 wanted.append(("openai-port", self.settings.openai_port))
             # A server that was killed holds its ports until the kernel has its memory back.
-            ports = choose_ports(self.settings.host, wanted, 10 if self._workplace.swept else 0)
+            wait_s = 10 if self._workplace.swept else 0
+            # Kept: tritonserver binds them after it has loaded its models, at every start.
+            reserved = self._cleared.enter_context(reserve(self.settings.host, wanted, wait_s))
+            ports = reserved.ports
             self.endpoint = Endpoint(self.settings.host, *ports[:3])
             self._control = Control(self.endpoint, control_key, self.settings.start_timeout_s)
             self.pins = Pins(self._control)
@@ -94,7 +100,7 @@ class Server:
                 on_gpus=any(self.device(model) != "cpu" for model in self.models),
             )
         except BaseException:
-            self._workplace.remove()
+            self._cleared.close()
             raise
         self._starter = Starter(self.process, self._control, self.repositories, self.settings, log)
         self.watchdog = Watchdog(
@@ -160,13 +166,14 @@ class Server:
             raise ServerFailed("\n".join(f"{name}: {text}" for name, text in failed.items()))
 
     def stop(self) -> None:
-        """Ends server, stubs and watchdog; removes shared memory and temporary folders."""
+        """Ends server, stubs and watchdog; removes shared memory and temporary folders; frees
+        the ports."""
         self.process.leave_rotation()
         if self.openai is not None:
             self.openai.close()
         self.watchdog.stop()
         self.process.stop(self._starter.serving)
-        self._workplace.remove()
+        self._cleared.close()
 
     def kill(self) -> None:
         """Ends the processes without waiting for requests; `stop` clears away. Takes no lock, so a
