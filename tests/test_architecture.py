@@ -60,11 +60,18 @@ MAY_IMPORT = {
     },
     "engine.page_pool": {"errors"},
     "engine.source_pages": {"engine.page_pool"},
-    "engine.kv_cache": {"errors", "engine.page_pool", "engine.source_pages"},
+    "engine.beam_pasts": {"engine.page_pool"},
+    "engine.kv_cache": {
+        "errors",
+        "engine.beam_pasts",
+        "engine.page_pool",
+        "engine.source_pages",
+    },
     "engine.generation_sequence": {"engine.kv_cache"},
     "engine.generation_queue": {"engine.generation_sequence"},
     "engine.admission": {"errors"},
     "engine.generation_scheduler": {
+        "engine.beam_pasts",
         "errors",
         "engine.generation_queue",
         "engine.generation_sequence",
@@ -90,6 +97,7 @@ MAY_IMPORT = {
     "engine.best_of": {"errors", "engine.continuation"},
     "engine.deltas": {"errors", "engine.best_of", "engine.continuation"},
     "engine.beam_groups": {
+        "engine.beam_pasts",
         "kernels",
         "models",
         "placement",

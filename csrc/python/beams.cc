@@ -142,7 +142,7 @@ py::array_t<int64_t> wanted_pages(const std::vector<BeamPages*>& pages,
 struct Forks {
   py::array_t<int32_t> block_table;
   py::array_t<int64_t> sources, destinations;
-  py::array_t<int32_t> released;
+  py::array_t<int32_t> released, released_offsets;
 };
 
 Forks fork_pages(const std::vector<BeamPages*>& pages, const Array<int32_t>& offsets,
@@ -157,16 +157,18 @@ Forks fork_pages(const std::vector<BeamPages*>& pages, const Array<int32_t>& off
          ", as wanted_pages says");
   }
   std::vector<PageCopy> copies;
-  std::vector<int32_t> released;
+  std::vector<int32_t> released, released_offsets{0};
   const int32_t* next = fresh.data();
   int64_t width = 0;
   for (size_t i = 0; i < pages.size(); ++i) {
     const int32_t begin = offsets.data()[i], end = offsets.data()[i + 1];
-    if (begin == end) continue;
-    const int64_t taken = pages[i]->wanted();
-    pages[i]->fork(parents.data() + begin, end - begin, next, copies, released);
-    next += taken;
-    width = std::max(width, pages[i]->width());
+    if (begin < end) {
+      const int64_t taken = pages[i]->wanted();
+      pages[i]->fork(parents.data() + begin, end - begin, next, copies, released);
+      next += taken;
+      width = std::max(width, pages[i]->width());
+    }
+    released_offsets.push_back(static_cast<int32_t>(released.size()));
   }
   const py::ssize_t rows = parents.size();
   py::array_t<int32_t> table(std::vector<py::ssize_t>{rows, static_cast<py::ssize_t>(width)});
@@ -181,7 +183,7 @@ Forks fork_pages(const std::vector<BeamPages*>& pages, const Array<int32_t>& off
     from.push_back(copy.from);
     to.push_back(copy.to);
   }
-  return {table, array_of(from), array_of(to), array_of(released)};
+  return {table, array_of(from), array_of(to), array_of(released), array_of(released_offsets)};
 }
 
 }  // namespace
@@ -283,7 +285,10 @@ void register_beams(py::module_& m) {
       .def_readonly("sources", &Forks::sources,
                     "int64[copies]: pages to copy before the step, none of which is a destination.")
       .def_readonly("destinations", &Forks::destinations)
-      .def_readonly("released", &Forks::released, "int32[n]: pages to free.");
+      .def_readonly("released", &Forks::released, "int32[n]: pages to free.")
+      .def_readonly("released_offsets", &Forks::released_offsets,
+                    "int32[requests + 1]: of request i from released_offsets[i] to "
+                    "released_offsets[i + 1].");
   m.def(
       "fork_pages", &fork_pages, "pages"_a, "offsets"_a, "parents"_a, "fresh"_a,
       "Gives every row the past of its parent and room for one more position. offsets and parents "

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusewire import kernels
+from fusewire.engine.beam_pasts import pasts_of
 from fusewire.engine.generation_sequence import BeamRows, GenerationSequence
 from fusewire.engine.kv_cache import KvCache
 from fusewire.engine.sampling import Sampler, SamplingState
@@ -77,6 +78,11 @@ class BeamGroup:
         if index:
             chosen = self.search.chosen_before(index)
             self.parts[index].sampling.history.penalize_once(chosen, self.diversity_penalty)
+
+    def histories(self) -> list[list[int]]:
+        """The tokens that each running beam has generated."""
+        running = sum(len(part.scores) for part in self.parts)
+        return [self.search.history(beam).tolist() for beam in range(running)]
 
     @property
     def changes_logits(self) -> bool:
@@ -147,6 +153,27 @@ class BeamGroups:
             sequence.rows = BeamRows(tokens, sequence.pages.length + stored, forks[own])
             self._pages.advance_beams(sequence.pages, stored * len(tokens))
         return _settled(step, groups)
+
+    def resume(self, sequence: GenerationSequence, group: BeamGroup) -> None:
+        """Of a group that was preempted all that its beams had stored is stored again: gives it the
+        `rows` that it had."""
+        assert sequence.pages is not None
+        histories = group.histories()
+        _, of_beams = pasts_of(sequence.token_ids, histories)
+        tables = [past.pages.table.tolist() for past in sequence.returning if past.pages]
+        position = len(sequence.returning[0].token_ids)
+        group.pages = kernels.BeamPages(
+            beams=sequence.beams,
+            page_size=self._pages.page_size,
+            tables=tables,
+            length=position,
+        )
+        offsets = np.array([0, len(of_beams)], np.int32)
+        table = self._fork(offsets, np.array(of_beams, np.int32), [sequence], [group])
+        tokens = np.array([history[-1] for history in histories], np.int64)
+        sequence.rows, sequence.returning = BeamRows(tokens, position, table), []
+        stored = (position - sequence.pages.length) * len(tokens)
+        self._pages.advance_beams(sequence.pages, stored)
 
     def _take_step(
         self,
@@ -255,9 +282,10 @@ class BeamGroups:
         forks = kernels.fork_pages(pages, offsets, parents, np.array(fresh, np.int32))
         # At once: a group may end before the next step, and then its pages are others'.
         self._memory.copy_pages(forks.sources.tolist(), forks.destinations.tolist())
-        released = set(forks.released.tolist())
-        for each in taken if released else ():
-            self._pages.release_of_beams(each, sorted(released & each.beam_pages))
+        released, ends = forks.released.tolist(), forks.released_offsets.tolist()
+        for each, begin, end in zip(taken, ends, ends[1:], strict=False) if released else ():
+            own = each.beam_pages.intersection(released[begin:end])
+            self._pages.release_of_beams(each, sorted(own))
         table: NDArray[np.int32] = forks.block_table
         return table
 

@@ -207,6 +207,8 @@ class GenerationEngine:
         self._loop.scheduler.check(sequence)
         read = () if source is None else source.token_ids
         generation = self._generation(ids, read, parameters, most, forced, callback, scores)
+        if generation.beams is not None:
+            sequence.histories = generation.beams.histories
         with self._submit_lock:  # what is put before closing is done before the loop ends
             if self._closing:
                 raise Unavailable(CLOSED)

@@ -171,7 +171,7 @@ class GenerationLoop:
         step = self.scheduler.plan(now)
         for sequence in step.expired:
             self._fail(self._owners[sequence][0], DeadlineExceeded(TOO_LATE))
-        if not step.chunks and not step.encodes and not step.groups:
+        if not (step.chunks or step.encodes or step.groups or step.resumed):
             return
         try:
             self._compute(step)
@@ -199,11 +199,13 @@ class GenerationLoop:
             self._model.encode(pack_sources(step), self._cache)
         if not step.chunks and not step.groups:
             self.scheduler.done(step)
+            self._resume(step)
             self.progress.end(tokens)
             return
         batch, sampled, groups = pack(step)
         logits = self._logits(step, batch)
         forks = dict(self.scheduler.done(step))
+        self._resume(step)
         drawing: list[tuple[Generation, Branch]] = []  # a row of logits each
         for sequence in sampled:
             drawing.append(self._owners[sequence])
@@ -226,6 +228,13 @@ class GenerationLoop:
                 except Exception as error:
                     self._fail(generation, failure(error))
         self.progress.end(tokens - len(sampled) + len(drawing))
+
+    def _resume(self, step: Step) -> None:
+        """The beams of groups that were preempted go on with the next step."""
+        for sequence in step.resumed:
+            group = self._owners[sequence][0].beams
+            assert group is not None
+            self._beam_groups.resume(sequence, group)
 
     def _search(self, logits: Tensor, first: int, sequences: list[GenerationSequence]) -> None:
         """Takes the groups on by their rows of logits, from `first` on, tells what is certain of
