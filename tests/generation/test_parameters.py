@@ -17,10 +17,12 @@ from fusewire.generation.limits import GenerationLimits
 from fusewire.generation.parameters import (
     FIELD,
     LONGEST_BAD_WORD,
+    LONGEST_PREFIX,
     LONGEST_STOP,
     MOST_BAD_WORDS,
     MOST_BIASES,
     MOST_LOGPROBS,
+    MOST_PREFIX_TOKENS,
     MOST_SEQUENCES,
     MOST_STOP_TOKENS,
     MOST_STOPS,
@@ -239,6 +241,8 @@ REFUSED: list[tuple[str, list[Any]]] = [
     ("renormalize_logits", [1, "no"]),
     ("source_lang", ["en", "", 5, "x" * 65]),  # "en": the model has no encoder
     ("target_lang", ["en", "", 5, "x" * 65]),
+    ("target_prefix", ["a", "", 5, "x" * (LONGEST_PREFIX + 1)]),  # "a": the model has no encoder
+    ("decoder_input_ids", [[5], 5, [True], [-1], [1] * (MOST_PREFIX_TOKENS + 1)]),
     ("add_special_tokens", [1]),
     ("skip_special_tokens", [1]),
     ("include_stop_str_in_output", [0]),
@@ -269,7 +273,7 @@ def test_a_wrong_value_is_refused_by_its_name(name: str, value: Any) -> None:
     with pytest.raises(InvalidInput, match=rf"^{name}: got .+, wanted .+; .+$") as caught:
         parse(**{name: value})
     assert caught.value.field == name
-    assert len(str(caught.value)) < 700
+    assert len(str(caught.value)) < 800  # with the names of all
 
 
 def test_every_parameter_is_refused_somewhere() -> None:

@@ -48,6 +48,7 @@ class Continuation:
         self,
         index: int,
         text: TextStream,
+        prefix: Sequence[int],
         stop: StopMatcher,
         stop_tokens: Collection[int],
         min_new_tokens: int,
@@ -55,14 +56,16 @@ class Continuation:
         *,
         forced_end: bool = False,
     ) -> None:
-        """`stop_tokens` end the text and are no part of it. Stop strings count from the end of
-        `min_new_tokens` on. `forced_end`: the last of `max_new_tokens` is forced, so that it is the
-        length that ends the text, whichever token it is."""
+        """`prefix`: tokens that the text begins with and that were not generated; no stop string
+        is looked for in them. `stop_tokens` end the text and are no part of it. Stop strings count
+        from the end of `min_new_tokens` on. `forced_end`: the last of `max_new_tokens` is forced,
+        so that it is the length that ends the text, whichever token it is."""
         self.index = index
         self.finish_reason: FinishReason | None = None
         self.cumulative_logprob = 0.0
         self.num_output_tokens = 0
         self._text = text
+        self._ahead = "".join([text.step(token) for token in prefix])  # of the first delta
         self._stop = stop
         self._stop_tokens = stop_tokens
         self._min_new_tokens = min_new_tokens
@@ -102,6 +105,7 @@ class Continuation:
     def _delta(
         self, text: str, token: int | None, logprob: float, top_logprobs: TopLogprobs
     ) -> Delta:
+        text, self._ahead = self._ahead + text, ""
         return Delta(
             self.index,
             text,

@@ -104,7 +104,7 @@ def _check(p: GenerationParameters, limits: GenerationLimits) -> None:
         "stop_token_ids": p.stop_token_ids,
         "bad_words_ids": chain(*p.bad_words_ids) if "bad_words_ids" in named else (),
     }
-    for name in {"suppress_tokens", "begin_suppress_tokens"} & named:
+    for name in {"suppress_tokens", "begin_suppress_tokens", "decoder_input_ids"} & named:
         lists[name] = getattr(p, name)
     for name, ids in lists.items():
         for token in ids:
@@ -188,6 +188,16 @@ def _check_source_options(
     for name in ("source_lang", "target_lang"):
         if limits.source is None and getattr(p, name) is not None:
             refuse(name, getattr(p, name), "null for a model without an encoder", "remove it")
+    for name in ("target_prefix", "decoder_input_ids"):
+        if limits.source is None and getattr(p, name):
+            wanted = "null for a model without an encoder, which goes on from its prompt"
+            refuse(name, getattr(p, name), wanted, "write it at the end of the prompt")
+    if p.target_prefix is not None and p.decoder_input_ids:
+        wanted = "null beside decoder_input_ids, which are the same as ids"
+        refuse("target_prefix", p.target_prefix, wanted, "remove one of them")
+    if p.decoder_input_ids and p.target_lang is not None:
+        wanted = "null beside target_lang, which says how the text begins"
+        refuse("decoder_input_ids", p.decoder_input_ids, wanted, "use target_prefix")
     if p.target_lang is not None and "forced_bos_token_id" in p.model_fields_set:
         wanted = "null beside target_lang, which says how the text begins"
         refuse("forced_bos_token_id", p.forced_bos_token_id, wanted, "remove one of them")

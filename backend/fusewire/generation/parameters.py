@@ -44,6 +44,9 @@ MOST_SUPPRESSED = 1024
 MOST_BAD_WORDS = 256
 LONGEST_BAD_WORD = 64
 LONGEST_LANGUAGE = 64
+# What a decoder begins with: it has at most the model's positions, which are checked later.
+LONGEST_PREFIX = 16384  # characters
+MOST_PREFIX_TOKENS = 4096
 # Alternatives a token: each costs a search of the vocabulary and a part of the reply.
 MOST_LOGPROBS = 20
 
@@ -225,6 +228,18 @@ class GenerationParameters(BaseModel):
         default=None,
         description="Of a multilingual translation model: the language to translate into, in place "
         "of forced_bos_token_id.",
+    )
+    target_prefix: Annotated[Text, Field(max_length=LONGEST_PREFIX)] | None = Field(
+        default=None,
+        description="Of an encoder-decoder model: the beginning of the answer, behind the token "
+        "that the decoder begins with and forced_bos_token_id. The answer's text goes on from it "
+        "and has it in front.",
+    )
+    decoder_input_ids: Annotated[tuple[Whole, ...], Field(max_length=MOST_PREFIX_TOKENS)] = Field(
+        default=(),
+        description="As target_prefix, as the ids of all that the decoder begins with, as Hugging "
+        "Face's: decoder_start_token_id is put in front where it is not the first, and "
+        "forced_bos_token_id has no effect behind a longer beginning.",
     )
     add_special_tokens: Flag = Field(
         default=True,
