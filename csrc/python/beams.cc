@@ -203,19 +203,24 @@ void register_beams(py::module_& m) {
       "The bookkeeping of beam search for one request; semantics of transformers 5, but for ties, "
       "which go to the lower beam and token, and for places that no live beam fills, which stay "
       "empty.")
-      .def(py::init([](int64_t beams, int64_t max_tokens, std::vector<int32_t> eos_token_ids,
-                       double length_penalty, const py::object& early_stopping, int64_t groups,
-                       int64_t n) {
-             return BeamSearch({beams, max_tokens, std::move(eos_token_ids), length_penalty,
-                                early_stopping_of(early_stopping), groups, n});
-           }),
-           py::kw_only(), "beams"_a, "max_tokens"_a, "eos_token_ids"_a = std::vector<int32_t>{},
-           "length_penalty"_a = 1.0, "early_stopping"_a = false, "groups"_a = 1, "n"_a = 1,
-           "max_tokens: to generate, the end-of-sequence token included. early_stopping: True, at "
-           "`beams` finished hypotheses; False, when the best running beam at its length is no "
-           "better than the worst of them; \"never\", when it would not be at max_tokens either. "
-           "groups: that search by themselves with `beams` / `groups` each, as in transformers "
-           "4.56's group beam search. n: hypotheses that are asked for, the best.")
+      .def(
+          py::init([](int64_t beams, int64_t max_tokens, std::vector<int32_t> eos_token_ids,
+                      double length_penalty, const py::object& early_stopping, int64_t groups,
+                      int64_t n, double patience) {
+            return BeamSearch({beams, max_tokens, std::move(eos_token_ids), length_penalty,
+                               early_stopping_of(early_stopping), groups, n, patience});
+          }),
+          py::kw_only(), "beams"_a, "max_tokens"_a, "eos_token_ids"_a = std::vector<int32_t>{},
+          "length_penalty"_a = 1.0, "early_stopping"_a = false, "groups"_a = 1, "n"_a = 1,
+          "patience"_a = 1.0,
+          "max_tokens: to generate, the end-of-sequence token included. early_stopping: True, at "
+          "`beams` finished hypotheses; False, when the best running beam at its length is no "
+          "better than the worst of them; \"never\", when it would not be at max_tokens either. "
+          "groups: that search by themselves with `beams` / `groups` each, as in transformers "
+          "4.56's group beam search. n: hypotheses that are asked for, the best. patience: a "
+          "search "
+          "waits for round(patience * beams / groups) finished hypotheses of each group instead of "
+          "beams / groups, and keeps as many.")
       .def_property_readonly("groups", [](const BeamSearch& s) { return s.settings().groups; })
       .def(
           "runs", [](const BeamSearch& s, int64_t group) { return !s.running(group).empty(); },
@@ -237,8 +242,8 @@ void register_beams(py::module_& m) {
           "history", [](const BeamSearch& s, int64_t beam) { return array_of(s.history(beam)); },
           "beam"_a, "The tokens that a running beam has generated, int32[length].")
       .def("hypotheses", &BeamSearch::hypotheses,
-           "The finished ones, at most `beams`, best first; fewer where tokens were forbidden or "
-           "the vocabulary is small.");
+           "The finished ones, at most as many as the search waits for, best first; fewer where "
+           "tokens were forbidden or the vocabulary is small.");
   py::class_<Step>(m, "BeamStep",
                    "The rows of the next step: of group i offsets[i] to offsets[i + 1] "
                    "(int32[groups + 1]), none once it is done; groups of all searches in order.")

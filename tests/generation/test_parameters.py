@@ -241,6 +241,8 @@ REFUSED: list[tuple[str, list[Any]]] = [
     ("renormalize_logits", [1, "no"]),
     ("source_lang", ["en", "", 5, "x" * 65]),  # "en": the model has no encoder
     ("target_lang", ["en", "", 5, "x" * 65]),
+    ("encoder_repetition_penalty", [0, 101, 1.5, *NOT_NUMBERS]),  # 1.5: the model has no encoder
+    ("patience", [0, -1, 16.5, *NOT_NUMBERS]),
     ("target_prefix", ["a", "", 5, "x" * (LONGEST_PREFIX + 1)]),  # "a": the model has no encoder
     ("decoder_input_ids", [[5], 5, [True], [-1], [1] * (MOST_PREFIX_TOKENS + 1)]),
     ("add_special_tokens", [1]),
@@ -317,7 +319,7 @@ def test_the_limit_itself_is_allowed(name: str, value: Any) -> None:
         ({"best_of": 8, "top_p": 0.9, "max_tokens": 300}, "best_of: got 2400 tokens over 8"),
         (
             {"encoder_repetition_penalty": 2.0},
-            "encoder_repetition_penalty: got 2.0, wanted 1 or null, as it is not supported; remove",
+            "encoder_repetition_penalty: got 2.0, wanted 1 for a model without an encoder; remove",
         ),
         ({"num_beams": 4, "num_beam_groups": 3}, "num_beam_groups: got 3, wanted a divisor of 4"),
         ({"num_beams": 4, "num_beam_groups": 2}, "diversity_penalty: got 0.0, wanted more than 0"),

@@ -333,6 +333,7 @@ class GenerationEngine:
                 early_stopping=parameters.early_stopping,
                 groups=parameters.num_beam_groups,
                 n=parameters.n,
+                patience=parameters.patience,
             )
             if search.candidates > MOST_CANDIDATES:
                 most_beams = MOST_CANDIDATES * parameters.num_beams // search.candidates

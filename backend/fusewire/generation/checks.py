@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping
 from itertools import chain
-from math import gcd
+from math import floor, gcd
 from typing import Any, NoReturn
 
 from fusewire.errors import InvalidInput
@@ -152,6 +152,10 @@ def _check_beams(p: GenerationParameters, refuse: Callable[..., NoReturn]) -> No
     if p.n > p.num_beams:
         wanted = f"at most {p.num_beams}, which is {p.named('num_beams')}"
         refuse("n", p.n, wanted, "lower it, or raise that")
+    kept = p.num_beam_groups * max(1, floor(p.num_beams / p.num_beam_groups * p.patience + 0.5))
+    if p.n > kept:
+        wanted = f"at most {kept}, the texts that are kept with patience {p.patience}"
+        refuse("n", p.n, wanted, "lower it, or raise that")
     for name in _not_with_beams(p, greedy=p.greedy):
         if name in p.model_fields_set:
             wanted = f"none with num_beams {p.num_beams}, as beam search has no such thing"
@@ -185,6 +189,11 @@ def _check_source_options(
     n = p.encoder_no_repeat_ngram_size
     if n and limits.source is None:
         refuse("encoder_no_repeat_ngram_size", n, "0 for a model without an encoder", "remove it")
+    if p.encoder_repetition_penalty != 1 and limits.source is None:
+        penalty = p.encoder_repetition_penalty
+        refuse(
+            "encoder_repetition_penalty", penalty, "1 for a model without an encoder", "remove it"
+        )
     for name in ("source_lang", "target_lang"):
         if limits.source is None and getattr(p, name) is not None:
             refuse(name, getattr(p, name), "null for a model without an encoder", "remove it")

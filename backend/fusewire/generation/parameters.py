@@ -29,8 +29,9 @@ FIELD = "sampling_parameters"
 MOST_SEQUENCES = 64
 # Rows of every step; of each step twice as many candidates, or more.
 MOST_BEAMS = 512
-# Powers of a length are float32, as in transformers. The least are not 0 at any length; the most
-# are infinite beyond 7131 tokens, and such texts all score 0.
+# So many times its beams a search keeps finished texts, which are sorted at every step.
+MOST_PATIENCE = 16
+# Powers of a length: neither 0 nor infinite at any length, in float64 where float32 has none.
 LEAST_LENGTH_PENALTY = -5
 MOST_LENGTH_PENALTY = 10
 # Stop strings: an automaton's state a character, and as many characters held back in the stream.
@@ -143,6 +144,13 @@ class GenerationParameters(BaseModel):
         ge=0,
         le=1024,
         description="No n-gram of this size occurs twice, the prompt's included. 0: off.",
+    )
+    encoder_repetition_penalty: Real = Field(
+        default=1.0,
+        ge=0.01,
+        le=100,
+        description="Of an encoder-decoder model: multiplies positive and divides negative logits "
+        "of the source's tokens, so that more of them are written. 1: off. Default: the folder's.",
     )
     encoder_no_repeat_ngram_size: Whole = Field(
         default=0,
@@ -290,6 +298,14 @@ class GenerationParameters(BaseModel):
         le=100,
         description="With num_beam_groups: subtracted from a token's log-probability for each "
         "beam of an earlier group that took it in the same step. Default: the folder's.",
+    )
+    patience: Real = Field(
+        default=1.0,
+        gt=0,
+        le=MOST_PATIENCE,
+        description="With beams: a search waits for round(num_beams * patience) finished texts "
+        "where it else waits for num_beams, as CTranslate2's (Kasai et al., 2022); with groups for "
+        "as many of each.",
     )
     renormalize_logits: Flag = Field(
         default=False,
