@@ -243,6 +243,7 @@ REFUSED: list[tuple[str, list[Any]]] = [
     ("target_lang", ["en", "", 5, "x" * 65]),
     ("encoder_repetition_penalty", [0, 101, 1.5, *NOT_NUMBERS]),  # 1.5: the model has no encoder
     ("patience", [0, -1, 16.5, *NOT_NUMBERS]),
+    ("alignment", [True, 1, "yes"]),  # true: the model has no encoder
     ("target_prefix", ["a", "", 5, "x" * (LONGEST_PREFIX + 1)]),  # "a": the model has no encoder
     ("decoder_input_ids", [[5], 5, [True], [-1], [1] * (MOST_PREFIX_TOKENS + 1)]),
     ("add_special_tokens", [1]),

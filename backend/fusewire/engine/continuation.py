@@ -6,6 +6,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fusewire.engine.prompt_logprobs import PromptLogprobs
 from fusewire.generation.stop_strings import StopMatcher
 from fusewire.text.detokenizer import TextStream
@@ -13,6 +16,16 @@ from fusewire.text.detokenizer import TextStream
 FinishReason = Literal["stop", "length"]
 # The likeliest tokens at one place with their log-probabilities, likeliest first.
 TopLogprobs = Sequence[tuple[int, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """How much each of a text's tokens attends to each token of the source, where it is chosen:
+    `weights` [tokens, source tokens], rows that sum to 1."""
+
+    source_ids: Sequence[int]
+    token_ids: Sequence[int]
+    weights: NDArray[np.float32]
 
 
 @dataclass(slots=True)
@@ -24,7 +37,8 @@ class Delta:
     `num_output_tokens` and `cumulative_logprob` count from the beginning; `num_cached_tokens`
     are the prompt's whose keys and values came from the prefix cache. `prompt_logprobs`, where they
     were asked for, come with the first Delta of a request. `score`, of the last one of a text that
-    beam search found: cumulative_logprob / num_output_tokens ** length_penalty.
+    beam search found: cumulative_logprob / num_output_tokens ** length_penalty. `alignment`, of the
+    last one of a text, where it was asked for.
     """
 
     index: int
@@ -39,6 +53,7 @@ class Delta:
     rank: int = 0
     prompt_logprobs: PromptLogprobs | None = None
     score: float | None = None
+    alignment: Alignment | None = None
 
 
 class Continuation:

@@ -346,7 +346,8 @@ class GenerationEngine:
                 renormalizes=parameters.renormalize_logits,
                 diversity_penalty=parameters.diversity_penalty,
             )
-        return Generation(branches, callback, beams, scores)
+        decoder_ids = ids[:] if parameters.alignment else ()
+        return Generation(branches, callback, beams, scores, decoder_ids)
 
     def _begin(
         self, model: Seq2SeqModel, parameters: GenerationParameters

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from fusewire.engine.admission import Admission
 from fusewire.engine.beam_groups import BeamGroup, BeamGroups
-from fusewire.engine.continuation import Continuation, Delta
+from fusewire.engine.continuation import Alignment, Continuation, Delta
 from fusewire.engine.generation_scheduler import (
     Chunk,
     GenerationScheduler,
@@ -81,6 +81,8 @@ class Generation:
     on_event: Callable[[Event], None]
     beams: BeamGroup | None = None
     prompt_logprobs: PromptLogprobs | None = None  # where requested, until the first event has them
+    # What the decoder begins with, where texts are to be aligned with their source.
+    decoder_ids: Sequence[int] = ()
     open: int = field(init=False)  # branches that have not ended
 
     def __post_init__(self) -> None:
@@ -273,6 +275,8 @@ class GenerationLoop:
             for token, logprob in zip(found.tokens[settled:].tolist(), log_probs, strict=True):
                 deltas.append(_delta_of_beams(generation, branch, token, logprob))
             deltas[-1].score = found.score
+        if generation.decoder_ids:
+            self._align(generation, [found.tokens.tolist() for found in hypotheses], deltas)
         for branch in generation.branches:
             self._end(generation, branch)
         for delta in deltas:
@@ -315,9 +319,27 @@ class GenerationLoop:
         )
         delta.num_cached_tokens = sequence.cached_tokens or 0
         delta.prompt_logprobs = prompt_logprobs
+        if generation.decoder_ids and delta.finish_reason is not None:
+            self._align(generation, [sequence.token_ids[-delta.num_output_tokens :]], [delta])
         if delta.finish_reason is not None:
             self._end(generation, branch)
         generation.on_event(delta)
+
+    def _align(
+        self, generation: Generation, texts: Sequence[list[int]], deltas: Sequence[Delta]
+    ) -> None:
+        """Gives the last delta of each text, of which there may be more, its alignment: reads the
+        texts and their source once more, while all else waits."""
+        lasts = [delta for delta in deltas if delta.finish_reason is not None]
+        sequence = next(each.sequence for each in generation.branches if each.sequence)
+        source = sequence.source
+        assert source is not None
+        assert isinstance(self._model, Seq2SeqModel)
+        begin = generation.decoder_ids
+        read = [[*begin, *tokens[:-1]] for tokens in texts[: len(lasts)]]
+        found = self._model.alignments(source.token_ids, read)
+        for delta, tokens, weights in zip(lasts, texts, found, strict=False):
+            delta.alignment = Alignment(source.token_ids, tokens, weights[len(begin) - 1 :])
 
     def _own(self, generation: Generation, branch: Branch, sequence: GenerationSequence) -> None:
         branch.sequence = sequence

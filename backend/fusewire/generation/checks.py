@@ -197,6 +197,8 @@ def _check_source_options(
     for name in ("source_lang", "target_lang"):
         if limits.source is None and getattr(p, name) is not None:
             refuse(name, getattr(p, name), "null for a model without an encoder", "remove it")
+    if p.alignment and limits.source is None:
+        refuse("alignment", True, "false for a model without an encoder", "remove it")
     for name in ("target_prefix", "decoder_input_ids"):
         if limits.source is None and getattr(p, name):
             wanted = "null for a model without an encoder, which goes on from its prompt"

@@ -349,6 +349,11 @@ class GenerationParameters(BaseModel):
         description="As logprobs, of each token of the prompt but the first. Such a prompt is "
         "computed whole, whatever the prefix cache has. Not of encoder-decoder models.",
     )
+    alignment: Flag = Field(
+        default=False,
+        description="Of an encoder-decoder model: return how much each token attends to those "
+        "of the source, in the mean over the heads of the last layer.",
+    )
     priority: Whole = Field(
         default=0,
         ge=-1000,
