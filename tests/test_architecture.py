@@ -63,7 +63,13 @@ MAY_IMPORT = {
     },
     "engine.page_pool": {"errors"},
     "engine.source_pages": {"engine.page_pool"},
-    "engine.kv_cache": {"errors", "engine.page_pool", "engine.source_pages"},
+    "engine.beam_pasts": {"engine.page_pool"},
+    "engine.kv_cache": {
+        "errors",
+        "engine.beam_pasts",
+        "engine.page_pool",
+        "engine.source_pages",
+    },
     "engine.generation_sequence": {"engine.beam_rows", "engine.kv_cache"},
     "engine.generation_queue": {"engine.generation_sequence"},
     "engine.admission": {"errors", "engine.costs", "engine.generation_sequence"},
@@ -75,6 +81,7 @@ MAY_IMPORT = {
         "engine.packing",
     },
     "engine.generation_scheduler": {
+        "engine.beam_pasts",
         "errors",
         "engine.generation_queue",
         "engine.generation_sequence",
@@ -110,6 +117,7 @@ MAY_IMPORT = {
         "engine.kv_cache",
     },
     "engine.beam_groups": {
+        "engine.beam_pasts",
         "kernels",
         "models",
         "placement",

@@ -1,6 +1,7 @@
 """Client of the fusewire backend: typed answers and numpy arrays over gRPC or HTTP."""
 
 from .answers import (
+    Alignment,
     Answer,
     Candidate,
     Classification,
@@ -33,6 +34,7 @@ from .errors import (
 
 __version__ = "0.1.0"
 __all__ = [
+    "Alignment",
     "Answer",
     "AsyncClient",
     "Cancelled",

@@ -80,6 +80,16 @@ class Logprob:
 
 
 @dataclass(frozen=True)
+class Alignment:
+    """How much each token of a text attends to each of its source: `weights` float32 [tokens,
+    source tokens], rows that sum to 1; argmax(axis=1) is the source token of each."""
+
+    source_ids: list[int]
+    token_ids: list[int]
+    weights: np.ndarray
+
+
+@dataclass(frozen=True)
 class Generated:
     """A generated text, or a piece of it as it comes.
 
@@ -88,6 +98,7 @@ class Generated:
     each token, by token id, where requested; `prompt_logprobs` of each token of the
     prompt, None for the first, with the first piece. `index`: which of n texts. `score`, of texts
     that beam search found, with their last piece: cumulative_logprob / tokens ** length_penalty.
+    `alignment`, of encoder-decoder models, with the last piece where it was asked for.
     """
 
     text: str
@@ -98,6 +109,7 @@ class Generated:
     index: int = 0
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     score: float | None = None
+    alignment: Alignment | None = None
 
 
 # The output that tells which task a model does.

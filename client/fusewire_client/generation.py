@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import replies
-from .answers import Generated, Logprob, Usage
+from .answers import Alignment, Generated, Logprob, Usage
 from .calls import Infer, Plan
 from .errors import InvalidArgument, ServerError
 from .plans import Arrays, Settings, answers_of, model_for
@@ -42,7 +42,9 @@ class Asked(NamedTuple):
         if not self.details:
             return ()
         scored = self.parameters.get("prompt_logprobs") is not None
-        return (*_DETAILS, _SCORES, *(("prompt_logprobs",) if scored else ()))
+        aligned = self.parameters.get("alignment")
+        more = ("prompt_logprobs",) * scored + ("alignment",) * bool(aligned)
+        return (*_DETAILS, _SCORES, *more)
 
 
 class Streaming(NamedTuple):
@@ -241,6 +243,9 @@ def pieces(outputs: Arrays, asked: Asked) -> Iterator[Generated]:
             index,
             prompt_logprobs,
             float(flat[_SCORES][index]) if _SCORES in flat else None,
+            replies.parsed(flat["alignment"][index], "alignment", _alignment)
+            if "alignment" in flat
+            else None,
         )
 
 
@@ -257,6 +262,13 @@ def _check_stream(several: bool, asked: Asked) -> None:
 def _logprobs(tokens: list[dict[str, dict[str, Any]] | None] | None) -> Any:
     """By token id; None where there are none, and for a prompt's first token."""
     return None if tokens is None else [None if each is None else _by_id(each) for each in tokens]
+
+
+def _alignment(record: dict[str, Any] | None) -> Alignment | None:
+    if record is None:
+        return None
+    weights = np.array(record["weights"], np.float32)
+    return Alignment(record["source_ids"], record["token_ids"], weights)
 
 
 def _by_id(entry: dict[str, dict[str, Any]]) -> dict[int, Logprob]:

@@ -26,10 +26,17 @@ BeamSearch::BeamSearch(BeamSettings settings) : settings_(std::move(settings)) {
   if (settings_.n < 1 || settings_.n > settings_.beams) {
     fail("BeamSearch: n: got ", settings_.n, ", wanted 1 to ", settings_.beams, ", which is beams");
   }
+  if (!std::isfinite(settings_.patience) || settings_.patience <= 0) {
+    fail("BeamSearch: patience: got ", settings_.patience, ", wanted a finite number above 0");
+  }
   const int64_t groups = settings_.groups;
   if (groups < 1 || settings_.beams % groups != 0) {
     fail("BeamSearch: groups: got ", groups, ", wanted 1 or more that divide ", settings_.beams,
          " beams");
+  }
+  if (settings_.n > groups * awaited()) {
+    fail("BeamSearch: n: got ", settings_.n, ", wanted at most ", groups * awaited(),
+         ", the hypotheses that are kept with patience ", settings_.patience);
   }
   groups_.resize(static_cast<size_t>(groups));
   for (Group& group : groups_) group.running.push_back({0, kPrompt, 0.0f, kPrompt, kPrompt});
@@ -96,7 +103,7 @@ void BeamSearch::advance(const std::vector<BeamCandidate>& candidates, int64_t i
     }
   }
   group.running = std::move(next);
-  keep_best(group.finished, beams_of_group());
+  keep_best(group.finished, awaited());
   group.chosen.clear();
   for (const RunningBeam& beam : group.running) group.chosen.push_back(beam.token);
   if (group.running.empty()) return;
@@ -110,7 +117,7 @@ void BeamSearch::advance(const std::vector<BeamCandidate>& candidates, int64_t i
       group.finished.push_back(
           {beam.node, beam.branch, beam.score, penalized(beam.score, group.length)});
     }
-    keep_best(group.finished, beams_of_group());
+    keep_best(group.finished, awaited());
   }
   if (!improves || last) group.running.clear();
 }
@@ -140,10 +147,18 @@ bool BeamSearch::ends(int32_t token) const {
   return std::find(ids.begin(), ids.end(), token) != ids.end();
 }
 
-// In fp32, as transformers divides.
-float BeamSearch::penalized(float sum, int64_t length) const {
+// Rounded as CTranslate2 rounds.
+int64_t BeamSearch::awaited() const {
+  const auto beams = static_cast<double>(beams_of_group());
+  return std::max<int64_t>(1, std::llround(beams * settings_.patience));
+}
+
+// In fp32, as transformers divides, unless fp32 has no such power of the length.
+double BeamSearch::penalized(float sum, int64_t length) const {
   const double divisor = std::pow(static_cast<double>(length), settings_.length_penalty);
-  return sum / static_cast<float>(divisor);
+  const auto rounded = static_cast<float>(divisor);
+  if (std::isinf(rounded)) return static_cast<double>(sum) / divisor;
+  return static_cast<double>(sum / rounded);
 }
 
 void BeamSearch::keep_best(std::vector<Finished>& finished, int64_t count) const {
@@ -154,7 +169,7 @@ void BeamSearch::keep_best(std::vector<Finished>& finished, int64_t count) const
 
 // `best`: the highest sum of log_probs that goes on.
 bool BeamSearch::can_improve(const Group& group, float best) const {
-  if (static_cast<int64_t>(group.finished.size()) < beams_of_group()) return true;
+  if (static_cast<int64_t>(group.finished.size()) < awaited()) return true;
   if (settings_.early_stopping == EarlyStopping::kTrue) return false;
   const bool longest =
       settings_.early_stopping == EarlyStopping::kNever && settings_.length_penalty > 0.0;
@@ -229,7 +244,7 @@ std::vector<Hypothesis> BeamSearch::hypotheses() const {
   for (const Group& group : groups_) {
     together.insert(together.end(), group.finished.begin(), group.finished.end());
   }
-  keep_best(together, settings_.beams);
+  keep_best(together, settings_.groups * awaited());
   std::vector<Hypothesis> all;
   for (const Finished& finished : together) {
     Hypothesis hypothesis{{}, {}, finished.sum, finished.score};

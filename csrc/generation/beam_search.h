@@ -29,6 +29,9 @@ struct BeamSettings {
   EarlyStopping early_stopping;
   int64_t groups = 1;  // that search by themselves, each with beams / groups
   int64_t n = 1;       // hypotheses that are asked for, the best
+  // A group's search waits for round(patience * beams / groups) finished hypotheses, at least 1,
+  // and keeps as many (Kasai et al., 2022, "A Call for Clarity in Beam Search", section 3.1).
+  double patience = 1.0;
 };
 
 // One place of a step's candidates (ops.def, beam_candidates); beam -1: unused.
@@ -54,7 +57,8 @@ struct Settled {
 struct Hypothesis {
   std::vector<int32_t> tokens;  // with the end-of-sequence token
   std::vector<float> log_probs;
-  float sum, score;
+  float sum;
+  double score;
 };
 
 class BeamSearch {
@@ -87,8 +91,8 @@ class BeamSearch {
   // a later step drops does not matter. Where beams still differ behind what was settled before,
   // that takes a glance at each of them. Nothing of several groups, which are there to differ.
   Settled settle();
-  // The finished ones, best first, at most `beams`; fewer where tokens were forbidden or the
-  // vocabulary is small.
+  // The finished ones, best first, at most those that groups wait for; fewer where tokens were
+  // forbidden or the vocabulary is small.
   std::vector<Hypothesis> hypotheses() const;
 
  private:
@@ -99,7 +103,8 @@ class BeamSearch {
   };
   struct Finished {
     int32_t node, branch;  // as RunningBeam's; the branch only of the `n` best
-    float sum, score;
+    float sum;
+    double score;
   };
 
   struct Group {
@@ -111,11 +116,12 @@ class BeamSearch {
 
   const Group& at(int64_t group) const;
   int64_t beams_of_group() const { return settings_.beams / settings_.groups; }
+  int64_t awaited() const;  // finished hypotheses of a group
   int32_t add_node(const Group& group, const BeamCandidate& candidate);
   int32_t branch_of(const Group& group, const BeamCandidate& candidate, int32_t node) const;
   int32_t branch_behind(int32_t settled, int32_t node) const;
   bool ends(int32_t token) const;
-  float penalized(float sum, int64_t length) const;
+  double penalized(float sum, int64_t length) const;
   void keep_best(std::vector<Finished>& finished, int64_t count) const;
   bool can_improve(const Group& group, float best) const;
   std::vector<int32_t> path(int32_t node) const;    // nodes, first one first

@@ -142,7 +142,7 @@ py::array_t<int64_t> wanted_pages(const std::vector<BeamPages*>& pages,
 struct Forks {
   py::array_t<int32_t> block_table;
   py::array_t<int64_t> sources, destinations;
-  py::array_t<int32_t> released;
+  py::array_t<int32_t> released, released_offsets;
 };
 
 Forks fork_pages(const std::vector<BeamPages*>& pages, const Array<int32_t>& offsets,
@@ -157,16 +157,18 @@ Forks fork_pages(const std::vector<BeamPages*>& pages, const Array<int32_t>& off
          ", as wanted_pages says");
   }
   std::vector<PageCopy> copies;
-  std::vector<int32_t> released;
+  std::vector<int32_t> released, released_offsets{0};
   const int32_t* next = fresh.data();
   int64_t width = 0;
   for (size_t i = 0; i < pages.size(); ++i) {
     const int32_t begin = offsets.data()[i], end = offsets.data()[i + 1];
-    if (begin == end) continue;
-    const int64_t taken = pages[i]->wanted();
-    pages[i]->fork(parents.data() + begin, end - begin, next, copies, released);
-    next += taken;
-    width = std::max(width, pages[i]->width());
+    if (begin < end) {
+      const int64_t taken = pages[i]->wanted();
+      pages[i]->fork(parents.data() + begin, end - begin, next, copies, released);
+      next += taken;
+      width = std::max(width, pages[i]->width());
+    }
+    released_offsets.push_back(static_cast<int32_t>(released.size()));
   }
   const py::ssize_t rows = parents.size();
   py::array_t<int32_t> table(std::vector<py::ssize_t>{rows, static_cast<py::ssize_t>(width)});
@@ -181,7 +183,7 @@ Forks fork_pages(const std::vector<BeamPages*>& pages, const Array<int32_t>& off
     from.push_back(copy.from);
     to.push_back(copy.to);
   }
-  return {table, array_of(from), array_of(to), array_of(released)};
+  return {table, array_of(from), array_of(to), array_of(released), array_of(released_offsets)};
 }
 
 }  // namespace
@@ -201,19 +203,24 @@ void register_beams(py::module_& m) {
       "The bookkeeping of beam search for one request; semantics of transformers 5, but for ties, "
       "which go to the lower beam and token, and for places that no live beam fills, which stay "
       "empty.")
-      .def(py::init([](int64_t beams, int64_t max_tokens, std::vector<int32_t> eos_token_ids,
-                       double length_penalty, const py::object& early_stopping, int64_t groups,
-                       int64_t n) {
-             return BeamSearch({beams, max_tokens, std::move(eos_token_ids), length_penalty,
-                                early_stopping_of(early_stopping), groups, n});
-           }),
-           py::kw_only(), "beams"_a, "max_tokens"_a, "eos_token_ids"_a = std::vector<int32_t>{},
-           "length_penalty"_a = 1.0, "early_stopping"_a = false, "groups"_a = 1, "n"_a = 1,
-           "max_tokens: to generate, the end-of-sequence token included. early_stopping: True, at "
-           "`beams` finished hypotheses; False, when the best running beam at its length is no "
-           "better than the worst of them; \"never\", when it would not be at max_tokens either. "
-           "groups: that search by themselves with `beams` / `groups` each, as in transformers "
-           "4.56's group beam search. n: hypotheses that are asked for, the best.")
+      .def(
+          py::init([](int64_t beams, int64_t max_tokens, std::vector<int32_t> eos_token_ids,
+                      double length_penalty, const py::object& early_stopping, int64_t groups,
+                      int64_t n, double patience) {
+            return BeamSearch({beams, max_tokens, std::move(eos_token_ids), length_penalty,
+                               early_stopping_of(early_stopping), groups, n, patience});
+          }),
+          py::kw_only(), "beams"_a, "max_tokens"_a, "eos_token_ids"_a = std::vector<int32_t>{},
+          "length_penalty"_a = 1.0, "early_stopping"_a = false, "groups"_a = 1, "n"_a = 1,
+          "patience"_a = 1.0,
+          "max_tokens: to generate, the end-of-sequence token included. early_stopping: True, at "
+          "`beams` finished hypotheses; False, when the best running beam at its length is no "
+          "better than the worst of them; \"never\", when it would not be at max_tokens either. "
+          "groups: that search by themselves with `beams` / `groups` each, as in transformers "
+          "4.56's group beam search. n: hypotheses that are asked for, the best. patience: a "
+          "search "
+          "waits for round(patience * beams / groups) finished hypotheses of each group instead of "
+          "beams / groups, and keeps as many.")
       .def_property_readonly("groups", [](const BeamSearch& s) { return s.settings().groups; })
       .def(
           "runs", [](const BeamSearch& s, int64_t group) { return !s.running(group).empty(); },
@@ -235,8 +242,8 @@ void register_beams(py::module_& m) {
           "history", [](const BeamSearch& s, int64_t beam) { return array_of(s.history(beam)); },
           "beam"_a, "The tokens that a running beam has generated, int32[length].")
       .def("hypotheses", &BeamSearch::hypotheses,
-           "The finished ones, at most `beams`, best first; fewer where tokens were forbidden or "
-           "the vocabulary is small.");
+           "The finished ones, at most as many as the search waits for, best first; fewer where "
+           "tokens were forbidden or the vocabulary is small.");
   py::class_<Step>(m, "BeamStep",
                    "The rows of the next step: of group i offsets[i] to offsets[i + 1] "
                    "(int32[groups + 1]), none once it is done; groups of all searches in order.")
@@ -283,7 +290,10 @@ void register_beams(py::module_& m) {
       .def_readonly("sources", &Forks::sources,
                     "int64[copies]: pages to copy before the step, none of which is a destination.")
       .def_readonly("destinations", &Forks::destinations)
-      .def_readonly("released", &Forks::released, "int32[n]: pages to free.");
+      .def_readonly("released", &Forks::released, "int32[n]: pages to free.")
+      .def_readonly("released_offsets", &Forks::released_offsets,
+                    "int32[requests + 1]: of request i from released_offsets[i] to "
+                    "released_offsets[i + 1].");
   m.def(
       "fork_pages", &fork_pages, "pages"_a, "offsets"_a, "parents"_a, "fresh"_a,
       "Gives every row the past of its parent and room for one more position. offsets and parents "

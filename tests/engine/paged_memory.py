@@ -46,6 +46,19 @@ class PagedMemory:
             page = pages.table[position // self.page_size]
             self._pages[page][position % self.page_size] = _stored(pages, token_ids, position)
 
+    def put(self, page: int, pages: SequencePages, token_ids: Sequence[int]) -> None:
+        """Writes the last of the tokens."""
+        position = len(token_ids) - 1
+        self._pages[page][position % self.page_size] = _stored(pages, token_ids, position)
+
+    def expect(
+        self, table: Sequence[int], pages: SequencePages, token_ids: Sequence[int], end: int
+    ) -> None:
+        """That the pages of `table` hold the first `end` tokens, of the source of `pages`."""
+        for position in range(end):
+            read = self._pages[table[position // self.page_size]][position % self.page_size]
+            assert read == _stored(pages, token_ids, position)
+
     def encode(self, source: SourcePages, everyone: Iterable[SequencePages]) -> None:
         """Writes a source; nobody of `everyone` has its pages for anything else."""
         written = set(source.table)

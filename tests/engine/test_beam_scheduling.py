@@ -1,5 +1,5 @@
-"""Groups of beams among other sequences: never preempted, never short of a page, and whatever
-happens, their pages hold what their beams wrote and are free at the end."""
+"""Groups of beams among other sequences: never short of a page, preempted as a whole and back where
+they were, and whatever happens, their pages hold what their beams wrote and are free at the end."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from random import Random
 import numpy as np
 import pytest
 from fusewire import kernels
-from fusewire.engine.generation_scheduler import GenerationSequence, State, Step
+from fusewire.engine.beam_pasts import pasts_of
+from fusewire.engine.generation_scheduler import Chunk, GenerationSequence, State, Step
 from fusewire.engine.generation_sequence import BeamRows
-from fusewire.engine.kv_cache import Source
+from fusewire.engine.kv_cache import SequencePages, Source
 from fusewire.errors import InvalidInput
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -20,18 +21,16 @@ from tests.engine.test_generation_scheduler import PROMPTS, SOURCES, Engine, mis
 
 
 class Beams:
-    """A search that forks at random, with a memory of its own of what each page holds."""
+    """A search that forks at random."""
 
-    def __init__(self, sequence: GenerationSequence, page_size: int, table: list[int]) -> None:
-        self.sequence = sequence
-        self.pages = kernels.BeamPages(
-            beams=sequence.beams,
-            page_size=page_size,
-            tables=[table],
-            length=sequence.pages.length,
-        )
+    def __init__(self, sequence: GenerationSequence) -> None:
+        self.prompt = len(sequence.token_ids)
         self.histories: list[tuple[int, ...]] = [tuple(sequence.token_ids)]
         self.random = Random(sequence.arrival)
+        self.pages: kernels.BeamPages | None = None
+
+    def generated(self) -> list[tuple[int, ...]]:
+        return [history[self.prompt :] for history in self.histories]
 
 
 class BeamEngine(Engine):
@@ -40,8 +39,13 @@ class BeamEngine(Engine):
     def __init__(self, **wishes) -> None:
         super().__init__(**wishes)
         self.beams: dict[GenerationSequence, Beams] = {}
-        self.written: dict[tuple[int, int], tuple[int, ...]] = {}  # (page, place) -> history
         self.most_taken = 0
+
+    def add(self, prompt: list[int], new_tokens: int = 4, **wishes) -> GenerationSequence:
+        sequence = super().add(prompt, new_tokens, **wishes)
+        self.beams[sequence] = beams = Beams(sequence)
+        sequence.histories = beams.generated
+        return sequence
 
     @property
     def groups(self) -> list[GenerationSequence]:
@@ -56,61 +60,93 @@ class BeamEngine(Engine):
         for group in going:
             self.write(group)
         super().compute(step)
+        resumed = [group for group in step.resumed if group.state is State.RUNNING]
+        for group in resumed:
+            self.resume(group)
         for group in self.groups:
-            if group.left == 0 and (group.rows is None or group in going):
+            ready = group.left == 0 and not group.returning and group not in resumed
+            if ready and (group.rows is None or group in going):
                 self.fork(group)
+
+    def store(self, chunks: list[Chunk], everyone: list[SequencePages]) -> None:
+        """What beams had stored is computed again where nobody else has the pages, and behind
+        what was stored in earlier steps."""
+        again = [chunk for chunk in chunks if chunk.sequence.search]
+        for past, first, _ in again:
+            self.memory.expect(past.pages.table, past.pages, past.token_ids, first)
+        super().store([chunk for chunk in chunks if not chunk.sequence.search], everyone)
+        size = self.cache.page_size
+        for past, first, tokens in again:
+            for end in range(first + 1, first + tokens + 1):
+                page = past.pages.table[(end - 1) // size]
+                assert self.owners(page) == [past.search]
+                self.memory.put(page, past.pages, past.token_ids[:end])
+
+    def owners(self, page: int) -> list[GenerationSequence]:
+        """Of a page that is written."""
+        return [
+            other
+            for other in self.those(State.RUNNING)
+            if page in other.pages.table
+            or page in other.pages.beam_pages
+            or (other.pages.source and page in other.pages.source.table)
+        ]
 
     def write(self, group: GenerationSequence) -> None:
         """Stores each beam's token, where nobody else reads or writes."""
-        place = group.rows.position % self.cache.page_size
         pages = group.rows.block_table[:, group.rows.position // self.cache.page_size].tolist()
         assert len(set(pages)) == len(pages)
-        for other in self.those(State.RUNNING):
-            of_other = set(other.pages.table) | set(
-                other.pages.source.table if other.source else ()
-            )
-            assert not of_other & set(pages)
-            assert other is group or not other.pages.beam_pages & set(pages)
         assert set(pages) <= group.pages.beam_pages
         for page, history in zip(pages, self.beams[group].histories, strict=True):
-            self.written[page, place] = history
+            assert self.owners(page) == [group]
+            self.memory.put(page, group.pages, history)
 
     def fork(self, group: GenerationSequence) -> None:
-        size, prompt = self.cache.page_size, len(group.token_ids)
-        if group not in self.beams:
-            table = self.cache.begin_beams(group.pages)
-            self.beams[group] = Beams(group, size, table)
-            for position in range(prompt // size * size, prompt):
-                self.written[table[-1], position % size] = tuple(group.token_ids[: position + 1])
         beams = self.beams[group]
+        if beams.pages is None:
+            self.hold(group, [self.cache.begin_beams(group.pages)], group.pages.length)
         if len(beams.histories[0]) + 1 >= group.most_tokens:
             self.scheduler.finish(group)
             return
         count = beams.random.randint(1, group.beams)
         running = len(beams.histories)
-        parents = np.array([beams.random.randrange(running) for _ in range(count)], np.int32)
-        offsets = np.array([0, count], np.int32)
+        parents = [beams.random.randrange(running) for _ in range(count)]
+        beams.histories = [
+            (*beams.histories[parent], token) for token, parent in enumerate(parents)
+        ]
+        self.give_rows(group, parents)
+
+    def resume(self, group: GenerationSequence) -> None:
+        pasts = group.returning
+        _, of_beams = pasts_of(group.token_ids, self.beams[group].generated())
+        self.hold(group, [past.pages.table.tolist() for past in pasts], len(pasts[0].token_ids))
+        group.returning = []
+        self.give_rows(group, of_beams)
+
+    def hold(self, group: GenerationSequence, tables: list[list[int]], length: int) -> None:
+        size = self.cache.page_size
+        self.beams[group].pages = kernels.BeamPages(
+            beams=group.beams, page_size=size, tables=tables, length=length
+        )
+
+    def give_rows(self, group: GenerationSequence, parents: list[int]) -> None:
+        """Pages for the next position of beams, whose histories are known."""
+        beams, size, prompt = self.beams[group], self.cache.page_size, len(group.token_ids)
+        offsets = np.array([0, len(parents)], np.int32)
         wanted = kernels.wanted_pages([beams.pages], offsets).tolist()
         fresh = np.array(self.cache.take_for_beams(group.pages, wanted[0]), np.int32)
-        forks = kernels.fork_pages([beams.pages], offsets, parents, fresh)
-        read = dict(self.written)
-        for source, target in zip(forks.sources, forks.destinations, strict=True):
-            for place in range(size):
-                if (source, place) in read:
-                    self.written[target, place] = read[source, place]
-        self.cache.release_of_beams(group.pages, forks.released.tolist())
+        forks = kernels.fork_pages([beams.pages], offsets, np.array(parents, np.int32), fresh)
+        self.memory.copy_pages([*zip(forks.sources, forks.destinations, strict=True)])
+        released = group.pages.beam_pages.intersection(forks.released.tolist())
+        self.cache.release_of_beams(group.pages, released)
         assert set(beams.pages.pages.tolist()) == group.pages.beam_pages | set(group.pages.table)
         self.most_taken = max(self.most_taken, len(group.pages.beam_pages))
-        beams.histories = [
-            (*beams.histories[parent], token) for token, parent in enumerate(parents.tolist())
-        ]
         position = len(beams.histories[0]) - 1
         tokens = np.array([history[-1] for history in beams.histories])
         group.rows = BeamRows(tokens, position, forks.block_table)
-        self.cache.advance_beams(group.pages, count * (position - prompt))
+        self.cache.advance_beams(group.pages, len(parents) * (position - prompt))
         for row, history in zip(forks.block_table, beams.histories, strict=True):
-            for at in range(prompt // size * size, position):
-                assert self.written[row[at // size], at % size] == history[: at + 1]
+            self.memory.expect(row[: position // size + 1], group.pages, history, position)
 
     def _check(self, step, running, waiting, single):
         """As the parent's of the others; here of groups."""
@@ -120,7 +156,9 @@ class BeamEngine(Engine):
         assert step.tokens <= self.budget
         encoded = sum(len(sequence.source) for sequence in step.encodes)
         assert step.tokens == encoded + sum(chunks.values()) + rows
-        assert not any(sequence.beams for sequence in step.preempted)
+        stayed = [sequence for sequence in running if sequence not in step.preempted]
+        assert all(one.rank < other.rank for one in stayed for other in step.preempted)
+        assert bool(stayed) == bool(running)
         # A group's beams go on in every step.
         assert step.groups == [s for s in sorted(running, key=lambda s: s.rank) if s.rows]
         for sequence in single:
@@ -129,7 +167,7 @@ class BeamEngine(Engine):
         assert slots <= self.slots
         assert self.cache.available >= 0
         busy = self.those(State.RUNNING) + self.those(State.WAITING)
-        assert step.chunks or step.encodes or step.groups or not busy
+        assert step.chunks or step.encodes or step.groups or step.resumed or not busy
 
     def drain(self) -> int:
         """Steps until all are finished."""
@@ -142,7 +180,7 @@ class BeamEngine(Engine):
         raise AssertionError("still busy")
 
 
-def test_a_group_waits_for_slots_and_pages_of_all_its_beams():
+def test_a_group_waits_for_slots_of_all_its_beams_and_takes_pages_as_they_grow():
     engine = BeamEngine(pages=20, page_size=4, max_sequences=4)
     engine.add([1] * 5, new_tokens=3, continuations=1)
     group = engine.add([1] * 5, new_tokens=9, beams=4)
@@ -150,41 +188,66 @@ def test_a_group_waits_for_slots_and_pages_of_all_its_beams():
     assert group.state is State.WAITING  # three slots are free, it takes four
     while group.state is State.WAITING:
         engine.step()
-    # Positions 5 to 12: four pages of 4 to 7, one of them the prompt's, and of two spans more.
-    assert engine.cache.reserved + len(group.pages.beam_pages) == 3 * 4
+    # Position 5 lies in the prompt's last page or three more; those of 8 to 12 come later.
+    assert len(group.pages.beam_pages) == 4
+    assert engine.cache.reserved == 0
     other = engine.add([1, 2])
     assert engine.step().groups == [group]
     assert other.state is State.WAITING
     engine.drain()
+    assert engine.most_taken > 4
 
 
-def test_others_leave_what_is_reserved_and_are_preempted_for_it():
-    engine = BeamEngine(pages=15, page_size=4, max_sequences=4)
-    group = engine.add([1] * 4, new_tokens=9, beams=3, priority=1)
-    engine.step()
-    assert engine.cache.reserved + len(group.pages.beam_pages) == 6
-    other = engine.add([2] * 4, new_tokens=30, priority=0)
-    preempted = []
-    while group.state is State.RUNNING:
-        preempted += engine.step().preempted
-    assert other not in preempted  # eight pages were left for it
-    long = engine.add([3] * 4, new_tokens=28, beams=1)
-    assert long.slots == 1
-    engine.drain()
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_the_last_by_rank_gives_way_be_it_a_group_or_not(prefix_caching):
+    """And comes back to where it was; the first never stops."""
+    engine = BeamEngine(
+        pages=14, page_size=4, max_sequences=8, prefix_caching=prefix_caching, max_batch_tokens=64
+    )
+    first = engine.add([1] * 4, new_tokens=16, beams=3)
+    other = engine.add([2] * 4, new_tokens=20)
+    last = engine.add([3] * 4, new_tokens=16, beams=3)
+    preempted: list[GenerationSequence] = []
+    resumed = []
+    histories = {}
+    while engine.scheduler.running + engine.scheduler.waiting:
+        for group in (first, last):
+            histories[group] = engine.beams[group].histories[:]
+        step = engine.step()
+        preempted += step.preempted
+        resumed += step.resumed
+        if last in step.preempted:
+            assert engine.beams[last].histories == histories[last]
+    assert first not in preempted
+    assert last in preempted
+    assert resumed == [group for group in preempted if group.beams and group is last]
     assert missing(other) == 0
+    for group in (first, last):
+        assert len(engine.beams[group].histories[0]) == group.most_tokens - 1
+    assert engine.cache.used == engine.cache.reserved == engine.cache.live_tokens == 0
 
 
-def test_one_that_runs_beside_groups_gives_way_and_comes_back():
-    engine = BeamEngine(pages=9, page_size=4, max_sequences=4)
-    other = engine.add([2] * 3, new_tokens=9)
-    engine.step()
-    group = engine.add([1] * 4, new_tokens=9, beams=3)
-    engine.step()
-    while group.state is State.RUNNING:
-        engine.step()
-    assert engine.scheduler.preemptions == 1
-    engine.drain()
-    assert missing(other) == 0
+def test_a_group_that_comes_back_computes_what_its_beams_share_once():
+    """Without a prefix cache everything; with it only what is not in full pages."""
+    for prefix_caching in (False, True):
+        engine = BeamEngine(pages=60, page_size=4, prefix_caching=prefix_caching)
+        group = engine.add([1] * 6, new_tokens=40, beams=4)
+        pasts: set[tuple[int, ...]] = set()
+        while len(pasts) < 3 or engine.scheduler.running == 0:
+            engine.step()
+            histories = engine.beams[group].histories
+            pasts = {history[:-1] for history in histories if len(histories[0]) > 20}
+        stored = len(histories[0]) - 1
+        pages = {past[: end + 4] for past in pasts for end in range(0, stored - stored % 4, 4)}
+        assert len(pages) < stored // 4 * len(pasts)  # or there is nothing to share
+        engine.scheduler._preempt(group)
+        assert engine.cache.used == engine.cache.live_tokens == 0
+        computed = 0
+        while not group.rows:
+            computed += engine.step().tokens
+        partial = stored % 4 * len(pasts)
+        assert computed == partial + (0 if prefix_caching else 4 * len(pages))
+        engine.drain()
 
 
 def test_cancelling_a_group_frees_all_at_once():
@@ -192,7 +255,8 @@ def test_cancelling_a_group_frees_all_at_once():
     group = engine.add([1] * 6, new_tokens=20, beams=4, source=Source([5] * 9))
     for _ in range(9):
         engine.step()
-    assert engine.cache.reserved > 0
+    while len(group.pages.beam_pages) < 5:
+        engine.step()
     step = engine.scheduler.plan(99.0)
     engine.scheduler.finish(group)
     engine.compute(step)
@@ -273,6 +337,13 @@ class BeamMachine(RuleBasedStateMachine):
         if known:
             self.engine.scheduler.finish(known[data.draw(st.integers(0, len(known) - 1))])
         self.engine.compute(step)
+
+    @rule(data=st.data())
+    def preempt(self, data):
+        """Whether pages run out or not."""
+        running = self.engine.those(State.RUNNING)
+        if running:
+            self.engine.scheduler._preempt(data.draw(st.sampled_from(running)))
 
     @invariant()
     def pages_are_counted(self):

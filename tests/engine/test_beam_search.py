@@ -193,6 +193,8 @@ def engine(folder, reference) -> Iterator[GenerationEngine]:
         {"max_new_tokens": 12, "begin_suppress_tokens": [*range(4, 40), 121]},
         {"max_new_tokens": 12, "length_penalty": 10.0},
         {"max_new_tokens": 12, "repetition_penalty": 1.5},
+        {"max_new_tokens": 12, "encoder_repetition_penalty": 1.7},
+        {"max_new_tokens": 12, "encoder_repetition_penalty": 0.6, "repetition_penalty": 1.2},
         {"max_new_tokens": 12, "repetition_penalty": 0.7, "length_penalty": 2.0},
         {"max_new_tokens": 30, "no_repeat_ngram_size": 2, "min_new_tokens": 25},
         {"max_new_tokens": 12, "bad_words_ids": [[token] for token in range(40, 60)]},

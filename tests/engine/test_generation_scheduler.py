@@ -6,12 +6,13 @@ from itertools import product
 
 import pytest
 from fusewire.engine.generation_scheduler import (
+    Chunk,
     GenerationScheduler,
     GenerationSequence,
     State,
     Step,
 )
-from fusewire.engine.kv_cache import KvCache, Source
+from fusewire.engine.kv_cache import KvCache, SequencePages, Source
 from fusewire.errors import ConfigurationError, InvalidInput
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -64,18 +65,23 @@ class Engine:
         for source in step.sources:
             if source.readers:  # else cancelled after it was planned
                 self.memory.encode(source, everyone)
-        for sequence, first, tokens in step.chunks:
-            if sequence.state is State.RUNNING:  # else cancelled after it was planned
-                self.memory.write(sequence.pages, sequence.token_ids, first, tokens, everyone)
+        self.store([chunk for chunk in step.chunks if chunk.sequence.pages], everyone)
         for sequence, forks in self.scheduler.done(step):
             assert sequence.left == 0
             self.known += forks
         for sequence in self.those(State.RUNNING):
+            if sequence.returning:
+                continue
             if sequence.rows is None:  # else its beams are checked
                 self.memory.check(sequence.pages, sequence.token_ids)
             assert sequence.stored == sequence.pages.length
             if sequence.left == 0:
                 self.sample(sequence)
+
+    def store(self, chunks: list[Chunk], everyone: list[SequencePages]) -> None:
+        """Of sequences that were not cancelled after they were planned."""
+        for sequence, first, tokens in chunks:
+            self.memory.write(sequence.pages, sequence.token_ids, first, tokens, everyone)
 
     def sample(self, sequence: GenerationSequence) -> None:
         sequence.token_ids.append(hash((*sequence.token_ids, sequence.branch)) % 2)

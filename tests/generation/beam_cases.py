@@ -26,6 +26,12 @@ class Case:
     length_penalty: float = 1.0
     early_stopping: bool | str = False
     n: int = 1
+    patience: float = 1.0
+
+    @property
+    def awaited(self) -> int:
+        """Finished hypotheses."""
+        return max(1, int(self.beams * self.patience + 0.5))
 
     def new(self) -> k.BeamSearch:
         return k.BeamSearch(
@@ -35,6 +41,7 @@ class Case:
             length_penalty=self.length_penalty,
             early_stopping=self.early_stopping,
             n=self.n,
+            patience=self.patience,
         )
 
 
@@ -166,10 +173,10 @@ def plain_search(
             elif len(children) < case.beams:
                 children.append((tokens, -negative))
         running = children
-        finished = sorted(finished, key=lambda f: -f.score)[: case.beams]
+        finished = sorted(finished, key=lambda f: -f.score)[: case.awaited]
         if not running:
             break
-        if len(finished) == case.beams:
+        if len(finished) == case.awaited:
             if case.early_stopping is True:
                 break
             reach = length

@@ -164,20 +164,73 @@ def test_these_cases_tell_one_rule_from_another():
     forbidden=st.sampled_from([0.0, 0.0, 0.3, 0.9]),
     penalty=st.sampled_from([-0.5, 0.0, 1.0, 1.5]),
     stopping=st.sampled_from(STOPPING),
+    patience=st.sampled_from([1.0, 1.0, 0.1, 0.5, 1.3, 2.0, 5.0]),
     seed=st.integers(0, 2**31),
 )
 def test_equal_hypotheses_stand_in_the_order_of_beams_and_tokens(
-    beams, vocab, ends, levels, max_tokens, forbidden, penalty, stopping, seed
+    beams, vocab, ends, levels, max_tokens, forbidden, penalty, stopping, patience, seed
 ):
-    """Also where beams outnumber what there is to go on with."""
+    """Also where beams outnumber what there is to go on with, and with any patience."""
     eos = tuple(range(min(ends, vocab)))
-    case = Case(beams, max_tokens, eos, penalty, stopping)
+    case = Case(beams, max_tokens, eos, penalty, stopping, patience=patience)
     logits = random_logits(vocab, seed, eos=eos, levels=levels, forbidden=forbidden)
     wanted = plain_search(case, logits, PROMPT, normalized=True)
     (got,) = search([(case, logits, PROMPT)], lambda rows, prefixes: as_they_are(logits, prefixes))
     found = got.search.hypotheses()
     assert [tuple(h.tokens.tolist()) for h in found] == [f.tokens for f in wanted]
     assert [np.float32(h.score) for h in found] == [f.score for f in wanted]
+
+
+@pytest.mark.parametrize("patience", [0.25, 1.0, 1.5, 3.0])
+def test_a_patient_search_ends_when_so_many_are_finished(patience):
+    """Algorithm 1 of Kasai et al., 2022, told by itself: every finished hypothesis is kept, and the
+    first step that brings them to beams * patience is the last."""
+    lengths = set()
+    for seed in range(20):
+        case = Case(4, 40, (1, 2), 1.0, True, patience=patience)
+        logits = random_logits(9, seed, eos=case.eos)
+        running: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
+        finished: list[tuple[float, tuple[int, ...]]] = []
+        steps = 0
+        while running and len(finished) < 4 * patience and steps < 40:
+            steps += 1
+            scored = []
+            for tokens, total in running:
+                row = logits((*PROMPT, *tokens)).astype(np.float64)
+                row -= np.log(np.exp(row).sum())
+                scored += [(total + x, (*tokens, token)) for token, x in enumerate(row)]
+            scored.sort(reverse=True)
+            ended = [each for each in scored[:4] if each[1][-1] in case.eos]
+            finished += [(total / steps, tokens) for total, tokens in ended]
+            going = [each for each in scored if each[1][-1] not in case.eos]
+            running = [(tokens, total) for total, tokens in going[:4]]
+        (got,) = search([(case, logits, PROMPT)])
+        lengths.add(steps)
+        assert got.steps == steps
+        wanted = sorted(finished, reverse=True)[: max(1, round(4 * patience))]
+        found = got.search.hypotheses()
+        assert [tuple(each.tokens.tolist()) for each in found] == [each for _, each in wanted]
+        for one, (score, _) in zip(found, wanted, strict=True):
+            assert abs(one.score - score) <= PIPELINE_SCORE
+    assert len(lengths) > 1
+
+
+def test_scores_order_texts_of_any_length():
+    """7200 to the power of 10 is infinite in float32."""
+    going = k.BeamSearch(beams=2, max_tokens=8000, eos_token_ids=[1], length_penalty=10.0)
+    ends = {7140: -3000.0, 7150: -3004.0, 7160: -3100.0}
+    for length in range(1, 7161):
+        ended = ends.get(length)
+        scores = np.array([[ended or -0.1, -0.2, -0.3, -0.4]], np.float32)
+        tokens = np.array([[1 if ended else 3, 4, 5, 6]], np.int32)
+        beams = np.array([[0, 0, 0, 0]], np.int32)
+        k.advance_beams([going], scores, scores, beams, tokens)
+        if going.done:
+            break
+    assert going.length == 7150 or not going.done
+    found = going.hypotheses()
+    assert [len(each.tokens) for each in found] == [7150, 7140]
+    assert [each.score for each in found] == [-3004 / 7150.0**10, -3000 / 7140.0**10]
 
 
 def as_they_are(logits: Logits, prefixes: list[tuple[int, ...]]) -> np.ndarray:
@@ -306,6 +359,9 @@ def test_a_search_ends_where_everything_is_forbidden():
         ({"beams": 0}, "beams: got 0, wanted 1 or more"),
         ({"n": 0}, "n: got 0, wanted 1 to 2, which is beams"),
         ({"n": 3}, "n: got 3, wanted 1 to 2, which is beams"),
+        ({"patience": 0.0}, "patience: got 0, wanted a finite number above 0"),
+        ({"patience": float("inf")}, "patience: got inf, wanted a finite number above 0"),
+        ({"n": 2, "patience": 0.5}, "n: got 2, wanted at most 1, the hypotheses that are kept"),
         ({"max_tokens": 0}, "max_tokens: got 0, wanted 1 or more"),
         ({"length_penalty": float("nan")}, "length_penalty: got nan, wanted a finite number"),
         ({"early_stopping": "always"}, 'early_stopping: got always, wanted True, False or "never"'),

@@ -17,10 +17,12 @@ from fusewire.generation.limits import GenerationLimits
 from fusewire.generation.parameters import (
     FIELD,
     LONGEST_BAD_WORD,
+    LONGEST_PREFIX,
     LONGEST_STOP,
     MOST_BAD_WORDS,
     MOST_BIASES,
     MOST_LOGPROBS,
+    MOST_PREFIX_TOKENS,
     MOST_SEQUENCES,
     MOST_STOP_TOKENS,
     MOST_STOPS,
@@ -239,6 +241,11 @@ REFUSED: list[tuple[str, list[Any]]] = [
     ("renormalize_logits", [1, "no"]),
     ("source_lang", ["en", "", 5, "x" * 65]),  # "en": the model has no encoder
     ("target_lang", ["en", "", 5, "x" * 65]),
+    ("encoder_repetition_penalty", [0, 101, 1.5, *NOT_NUMBERS]),  # 1.5: the model has no encoder
+    ("patience", [0, -1, 16.5, *NOT_NUMBERS]),
+    ("alignment", [True, 1, "yes"]),  # true: the model has no encoder
+    ("target_prefix", ["a", "", 5, "x" * (LONGEST_PREFIX + 1)]),  # "a": the model has no encoder
+    ("decoder_input_ids", [[5], 5, [True], [-1], [1] * (MOST_PREFIX_TOKENS + 1)]),
     ("add_special_tokens", [1]),
     ("skip_special_tokens", [1]),
     ("include_stop_str_in_output", [0]),
@@ -269,7 +276,7 @@ def test_a_wrong_value_is_refused_by_its_name(name: str, value: Any) -> None:
     with pytest.raises(InvalidInput, match=rf"^{name}: got .+, wanted .+; .+$") as caught:
         parse(**{name: value})
     assert caught.value.field == name
-    assert len(str(caught.value)) < 700
+    assert len(str(caught.value)) < 800  # with the names of all
 
 
 def test_every_parameter_is_refused_somewhere() -> None:
@@ -313,7 +320,7 @@ def test_the_limit_itself_is_allowed(name: str, value: Any) -> None:
         ({"best_of": 8, "top_p": 0.9, "max_tokens": 300}, "best_of: got 2400 tokens over 8"),
         (
             {"encoder_repetition_penalty": 2.0},
-            "encoder_repetition_penalty: got 2.0, wanted 1 or null, as it is not supported; remove",
+            "encoder_repetition_penalty: got 2.0, wanted 1 for a model without an encoder; remove",
         ),
         ({"num_beams": 4, "num_beam_groups": 3}, "num_beam_groups: got 3, wanted a divisor of 4"),
         ({"num_beams": 4, "num_beam_groups": 2}, "diversity_penalty: got 0.0, wanted more than 0"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from fusewire.engine.continuation import Delta, FinishReason
+from fusewire.engine.continuation import Alignment, Delta, FinishReason
 from fusewire.engine.prompt_logprobs import PromptLogprobs
 from fusewire.errors import FusewireError
 
@@ -26,7 +26,8 @@ class CompletionOutput:
     `token_ids` include the token that ended the text, `text` does not. `finish_reason`: `stop` at
     an end-of-sequence token, a stop token or a stop string, `length` at max_new_tokens or where the
     model's positions end. `logprobs`: of each token, by token id, where requested. `score`: of beam
-    search, cumulative_logprob / number of tokens ** length_penalty.
+    search, cumulative_logprob / number of tokens ** length_penalty. `alignment`: with its source,
+    where requested.
     """
 
     index: int
@@ -36,6 +37,7 @@ class CompletionOutput:
     finish_reason: FinishReason | None
     logprobs: list[dict[int, Logprob]] | None = None
     score: float | None = None
+    alignment: Alignment | None = None
 
     @staticmethod
     def of(
@@ -54,6 +56,7 @@ class CompletionOutput:
             if spell
             else None,
             last.score,
+            last.alignment,
         )
 
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from fusewire import kernels
 from fusewire.engine.beam_candidates import BeamCandidates
 from fusewire.engine.beam_cohort import BeamCohort
+from fusewire.engine.beam_pasts import pasts_of
 from fusewire.engine.generation_sequence import BeamRows, GenerationSequence
 from fusewire.engine.kv_cache import KvCache, SequencePages
 from fusewire.engine.sampling import Sampler, SamplingState
@@ -92,6 +93,11 @@ class BeamGroup:
         if index:
             chosen = self.search.chosen_before(index)
             self.parts[index].sampling.history.penalize_once(chosen, self.diversity_penalty)
+
+    def histories(self) -> list[list[int]]:
+        """The tokens that each running beam has generated."""
+        running = sum(len(part.scores) for part in self.parts)
+        return [self.search.history(beam).tolist() for beam in range(running)]
 
     @property
     def plain(self) -> bool:
@@ -214,6 +220,26 @@ class BeamGroups:
                     tables=[self._pages.begin_beams(sequence.pages)],
                     length=sequence.pages.length,
                 )
+    def resume(self, sequence: GenerationSequence, group: BeamGroup) -> None:
+        """Of a group that was preempted all that its beams had stored is stored again: gives it the
+        `rows` that it had."""
+        assert sequence.pages is not None
+        histories = group.histories()
+        _, of_beams = pasts_of(sequence.token_ids, histories)
+        tables = [past.pages.table.tolist() for past in sequence.returning if past.pages]
+        position = len(sequence.returning[0].token_ids)
+        group.pages = kernels.BeamPages(
+            beams=sequence.beams,
+            page_size=self._pages.page_size,
+            tables=tables,
+            length=position,
+        )
+        offsets = np.array([0, len(of_beams)], np.int32)
+        table = self._fork(offsets, np.array(of_beams, np.int32), [group.pages], [sequence.pages])
+        tokens = np.array([history[-1] for history in histories], np.int64)
+        sequence.rows, sequence.returning = BeamRows(tokens, position, table), []
+        stored = (position - sequence.pages.length) * len(tokens)
+        self._pages.advance_beams(sequence.pages, stored)
 
     def _take_step(
         self,
@@ -288,9 +314,10 @@ class BeamGroups:
         forks = kernels.fork_pages(pages, offsets, parents, np.array(fresh, np.int32))
         # At once: a group may end before the next step, and then its pages are others'.
         self._memory.copy_pages(forks.sources, forks.destinations)
-        released = set(forks.released.tolist())
-        for each in taken if released else ():
-            self._pages.release_of_beams(each, sorted(released & each.beam_pages))
+        released, ends = forks.released.tolist(), forks.released_offsets.tolist()
+        for each, begin, end in zip(taken, ends, ends[1:], strict=False) if released else ():
+            own = each.beam_pages.intersection(released[begin:end])
+            self._pages.release_of_beams(each, sorted(own))
         table: NDArray[np.int32] = forks.block_table
         return table
 

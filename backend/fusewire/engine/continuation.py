@@ -6,6 +6,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fusewire.engine.prompt_logprobs import PromptLogprobs
 from fusewire.generation.stop_strings import StopMatcher
 from fusewire.text.detokenizer import TextStream
@@ -13,6 +16,16 @@ from fusewire.text.detokenizer import TextStream
 FinishReason = Literal["stop", "length"]
 # The likeliest tokens at one place with their log-probabilities, likeliest first.
 TopLogprobs = Sequence[tuple[int, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """How much each of a text's tokens attends to each token of the source, where it is chosen:
+    `weights` [tokens, source tokens], rows that sum to 1."""
+
+    source_ids: Sequence[int]
+    token_ids: Sequence[int]
+    weights: NDArray[np.float32]
 
 
 @dataclass(slots=True)
@@ -24,7 +37,8 @@ class Delta:
     `num_output_tokens` and `cumulative_logprob` count from the beginning; `num_cached_tokens`
     are the prompt's whose keys and values came from the prefix cache. `prompt_logprobs`, where they
     were asked for, come with the first Delta of a request. `score`, of the last one of a text that
-    beam search found: cumulative_logprob / num_output_tokens ** length_penalty.
+    beam search found: cumulative_logprob / num_output_tokens ** length_penalty. `alignment`, of the
+    last one of a text, where it was asked for.
     """
 
     index: int
@@ -39,6 +53,7 @@ class Delta:
     rank: int = 0
     prompt_logprobs: PromptLogprobs | None = None
     score: float | None = None
+    alignment: Alignment | None = None
 
 
 class Continuation:
@@ -48,6 +63,7 @@ class Continuation:
         self,
         index: int,
         text: TextStream,
+        prefix: Sequence[int],
         stop: StopMatcher,
         stop_tokens: Collection[int],
         min_new_tokens: int,
@@ -55,14 +71,16 @@ class Continuation:
         *,
         forced_end: bool = False,
     ) -> None:
-        """`stop_tokens` end the text and are no part of it. Stop strings count from the end of
-        `min_new_tokens` on. `forced_end`: the last of `max_new_tokens` is forced, so that it is the
-        length that ends the text, whichever token it is."""
+        """`prefix`: tokens that the text begins with and that were not generated; no stop string
+        is looked for in them. `stop_tokens` end the text and are no part of it. Stop strings count
+        from the end of `min_new_tokens` on. `forced_end`: the last of `max_new_tokens` is forced,
+        so that it is the length that ends the text, whichever token it is."""
         self.index = index
         self.finish_reason: FinishReason | None = None
         self.cumulative_logprob = 0.0
         self.num_output_tokens = 0
         self._text = text
+        self._ahead = "".join([text.step(token) for token in prefix])  # of the first delta
         self._stop = stop
         self._stop_tokens = stop_tokens
         self._min_new_tokens = min_new_tokens
@@ -102,6 +120,7 @@ class Continuation:
     def _delta(
         self, text: str, token: int | None, logprob: float, top_logprobs: TopLogprobs
     ) -> Delta:
+        text, self._ahead = self._ahead + text, ""
         return Delta(
             self.index,
             text,

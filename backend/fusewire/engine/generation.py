@@ -47,7 +47,7 @@ from fusewire.generation.bad_words import BadWords
 from fusewire.generation.checks import read_parameters
 from fusewire.generation.defaults import generation_config, generation_defaults
 from fusewire.generation.parameters import GenerationParameters
-from fusewire.generation.prompt import Prompt, max_new_tokens, read_prompt
+from fusewire.generation.prompt import Prompt, max_new_tokens, read_prefix, read_prompt
 from fusewire.generation.request import GenerationRequest
 from fusewire.generation.stop_strings import StopMatcher, StopStrings
 from fusewire.models import Seq2SeqModel, load_decoder
@@ -96,7 +96,8 @@ class GenerationEngine:
         self.model = model or load_decoder(folder, Placement(device, settings.dtype))
         self.tokenizer = tokenizer = Tokenizer.required(Path(folder))
         self._detokenizer = Detokenizer(tokenizer)
-        self._bad_words = BadWords(Tokenizer.load_target(Path(folder)) or tokenizer)
+        self._target_tokenizer = Tokenizer.load_target(Path(folder)) or tokenizer
+        self._bad_words = BadWords(self._target_tokenizer)
         self.limits = limits_of(self.model, settings)
         self.defaults = self._defaults()
         pages = self._pages()
@@ -238,8 +239,11 @@ class GenerationEngine:
         ids, source, most = list(prompt.token_ids), None, prompt.max_new_tokens
         forced: Forced = {}
         if isinstance(self.model, Seq2SeqModel):
-            start, bos = self._begin(self.model, parameters)
-            ids, source = [start], Source(ids)
+            ids, bos = self._begin(self.model, parameters)
+            source = Source(prompt.token_ids)
+            if len(ids) > 1:
+                room = max_new_tokens(parameters, len(source), self.limits, len(ids))
+                most = min(most, room)
             eos, suppressed = parameters.forced_eos_token_id, parameters.suppress_tokens
             forced = _forced(bos, eos, most, suppressed)
         scores = None
@@ -260,6 +264,8 @@ class GenerationEngine:
         read = () if source is None else source.token_ids
         place.sequence, place.begun = sequence, len(ids)
         generation = self._generation(ids, read, parameters, most, forced, callback, scores, place)
+        if generation.beams is not None:
+            sequence.histories = generation.beams.histories
         with self._submit_lock:  # what is put before closing is done before the loop ends
             if self._closing:
                 raise Unavailable(CLOSED)
@@ -341,8 +347,9 @@ class GenerationEngine:
         scores: PromptLogprobs | None,
         place: Place,
     ) -> Generation:
-        # What the decoder begins with is no part of the text; the source even less.
-        shown = () if isinstance(self.model, Seq2SeqModel) else ids
+        # What every text of the decoder begins with is no part of it; the source even less.
+        encodes = isinstance(self.model, Seq2SeqModel)
+        shown, prefix = ((), ids[1:]) if encodes else (ids, [])
         eos = () if parameters.ignore_eos else self.model.eos_token_ids
         stop_tokens = frozenset((*eos, *parameters.stop_token_ids))
         strings = StopStrings(parameters.stop)
@@ -359,6 +366,7 @@ class GenerationEngine:
                     self._detokenizer.start(
                         shown, skip_special_tokens=parameters.skip_special_tokens
                     ),
+                    prefix,
                     StopMatcher(strings, include_stop=parameters.include_stop_str_in_output),
                     stop_tokens,
                     parameters.min_new_tokens,
@@ -381,6 +389,7 @@ class GenerationEngine:
                 early_stopping=parameters.early_stopping,
                 groups=parameters.num_beam_groups,
                 n=parameters.n,
+                patience=parameters.patience,
             )
             if search.candidates > MOST_CANDIDATES:
                 most_beams = MOST_CANDIDATES * parameters.num_beams // search.candidates
@@ -393,21 +402,26 @@ class GenerationEngine:
                 renormalizes=parameters.renormalize_logits,
                 diversity_penalty=parameters.diversity_penalty,
             )
-        return Generation(branches, callback, place, beams, scores)
+        decoder_ids = ids[:] if parameters.alignment else ()
+        return Generation(branches, callback, place, beams, scores, decoder_ids)
 
     def _begin(
         self, model: Seq2SeqModel, parameters: GenerationParameters
-    ) -> tuple[int, int | None]:
-        """The token in front of a text, which is not shown, and its first one where that is
-        forced."""
+    ) -> tuple[list[int], int | None]:
+        """What the decoder begins with, of which the first token is not shown, and the next one
+        where that is forced."""
         start, bos = model.decoder_start_token_id, parameters.forced_bos_token_id
-        if parameters.target_lang is None:
-            return start, bos
-        chosen = self.tokenizer.languages.target_start(parameters.target_lang, start)
-        return (
-            chosen.get("decoder_start_token_id", start),
-            chosen.get("forced_bos_token_id", bos),
-        )
+        if parameters.target_lang is not None:
+            chosen = self.tokenizer.languages.target_start(parameters.target_lang, start)
+            start = chosen.get("decoder_start_token_id", start)
+            bos = chosen.get("forced_bos_token_id", bos)
+        given = list(parameters.decoder_input_ids)
+        if parameters.target_prefix is not None:
+            prefix = read_prefix(parameters.target_prefix, self._target_tokenizer, self.limits)
+            given = prefix if bos is None else [bos, *prefix]
+        if given[:1] != [start] or parameters.target_prefix is not None:
+            given = [start, *given]
+        return given, bos if len(given) == 1 else None
 
     def _check_folders_beams(self, scheduler: GenerationScheduler) -> None:
         """ConfigurationError where the folder asks for a search that has no room behind the

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from fusewire.engine.admission import Admission, Place
 from fusewire.engine.beam_groups import BeamGroup, BeamGroups
-from fusewire.engine.continuation import Continuation, Delta
+from fusewire.engine.continuation import Alignment, Continuation, Delta
 from fusewire.engine.costs import CostTable
 from fusewire.engine.generation_scheduler import (
     Chunk,
@@ -87,6 +87,8 @@ class Generation:
     place: Place  # that it has of the admission's
     beams: BeamGroup | None = None
     prompt_logprobs: PromptLogprobs | None = None  # where requested, until the first event has them
+    # What the decoder begins with, where texts are to be aligned with their source.
+    decoder_ids: Sequence[int] = ()
     open: int = field(init=False)  # branches that have not ended
 
     def __post_init__(self) -> None:
@@ -183,7 +185,7 @@ class GenerationLoop:
         step = self.scheduler.plan(now)
         for sequence in step.expired:
             self._fail(self._owners[sequence][0], DeadlineExceeded(TOO_LATE))
-        if not step.chunks and not step.encodes and not step.groups:
+        if not (step.chunks or step.encodes or step.groups or step.resumed):
             return
         if now - self._computed_at > _QUIET_S:
             self.costs.forget()
@@ -217,12 +219,14 @@ class GenerationLoop:
             self._model.encode(pack_sources(step), self._cache)
         if not step.chunks and not step.groups:
             self.scheduler.done(step)
+            self._resume(step)
             self.progress.end(tokens)
             return
         batch, sampled, groups = pack(step)
         logits = self._logits(step, batch)
         self._tell_settled()
         forks = dict(self.scheduler.done(step))
+        self._resume(step)
         drawing: list[tuple[Generation, Branch]] = []  # a row of logits each
         for sequence in sampled:
             drawing.append(self._owners[sequence])
@@ -245,6 +249,13 @@ class GenerationLoop:
                 except Exception as error:
                     self._fail(generation, failure(error))
         self.progress.end(tokens - len(sampled) + len(drawing))
+
+    def _resume(self, step: Step) -> None:
+        """The beams of groups that were preempted go on with the next step."""
+        for sequence in step.resumed:
+            group = self._owners[sequence][0].beams
+            assert group is not None
+            self._beam_groups.resume(sequence, group)
 
     def _search(self, logits: Tensor, first: int, sequences: list[GenerationSequence]) -> None:
         """Takes the groups on by their rows of logits, from `first` on, tells what is certain of
@@ -296,6 +307,8 @@ class GenerationLoop:
             for token, logprob in zip(found.tokens[settled:].tolist(), log_probs, strict=True):
                 deltas.append(_delta_of_beams(generation, branch, token, logprob))
             deltas[-1].score = found.score
+        if generation.decoder_ids:
+            self._align(generation, [found.tokens.tolist() for found in hypotheses], deltas)
         for branch in generation.branches:
             self._end(generation, branch)
         for delta in deltas:
@@ -338,9 +351,27 @@ class GenerationLoop:
         )
         delta.num_cached_tokens = sequence.cached_tokens or 0
         delta.prompt_logprobs = prompt_logprobs
+        if generation.decoder_ids and delta.finish_reason is not None:
+            self._align(generation, [sequence.token_ids[-delta.num_output_tokens :]], [delta])
         if delta.finish_reason is not None:
             self._end(generation, branch)
         generation.on_event(delta)
+
+    def _align(
+        self, generation: Generation, texts: Sequence[list[int]], deltas: Sequence[Delta]
+    ) -> None:
+        """Gives the last delta of each text, of which there may be more, its alignment: reads the
+        texts and their source once more, while all else waits."""
+        lasts = [delta for delta in deltas if delta.finish_reason is not None]
+        sequence = next(each.sequence for each in generation.branches if each.sequence)
+        source = sequence.source
+        assert source is not None
+        assert isinstance(self._model, Seq2SeqModel)
+        begin = generation.decoder_ids
+        read = [[*begin, *tokens[:-1]] for tokens in texts[: len(lasts)]]
+        found = self._model.alignments(source.token_ids, read)
+        for delta, tokens, weights in zip(lasts, texts, found, strict=False):
+            delta.alignment = Alignment(source.token_ids, tokens, weights[len(begin) - 1 :])
 
     def _own(self, generation: Generation, branch: Branch, sequence: GenerationSequence) -> None:
         branch.sequence = sequence

@@ -7,8 +7,10 @@ running sequences is preempted: it frees its slot and pages, and is computed aga
 is reserved for the longest case, and running out of pages costs time, never an error.
 
 Beam search is a group: one sequence, whose beams come when its prompt is stored. It takes a slot
-for each beam and reserves all pages that they can need, or waits; so it is never preempted, and no
-beam ever lacks a page. Which beams there are and what they write is the engine's.
+for each beam, or waits, and runs whole or not at all. Its pages come as its beams grow: before a
+step that ends with a fork, those that the fork can take are reserved. A group that is preempted
+comes back with what its beams had stored as so many prompts, which have their common beginnings in
+common pages, and goes on where it was. Which beams there are and what they write is the engine's.
 
 A sequence of an encoder-decoder model has a source, which is encoded whole in the step that admits
 it, out of the same token budget, unless its pages are still there from an earlier request, or an
@@ -23,9 +25,10 @@ from itertools import count
 from operator import itemgetter
 from typing import NamedTuple
 
+from fusewire.engine.beam_pasts import pasts_of
 from fusewire.engine.generation_queue import GenerationQueue
 from fusewire.engine.generation_sequence import RANK, GenerationSequence, Ranked, State
-from fusewire.engine.kv_cache import KvCache, OutOfPages, SourcePages
+from fusewire.engine.kv_cache import KvCache, OutOfPages, SequencePages, SourcePages
 from fusewire.errors import ConfigurationError, InvalidInput
 
 __all__ = ["Chunk", "GenerationScheduler", "GenerationSequence", "State", "Step"]
@@ -52,6 +55,7 @@ class Step:
     )  # theirs, and of others with equal ones
     groups: list[GenerationSequence] = field(default_factory=list)  # whose beams go on
     beams: int = 0  # of these
+    resumed: list[GenerationSequence] = field(default_factory=list)  # whose beams then can again
     preempted: list[GenerationSequence] = field(default_factory=list)  # waiting again
     expired: list[GenerationSequence] = field(default_factory=list)  # finished, never ran
 
@@ -64,25 +68,26 @@ class Step:
     @property
     def sequences(self) -> list[GenerationSequence]:
         """Those of which something is computed."""
-        running = dict.fromkeys(chunk.sequence for chunk in self.chunks)
-        return list(running | dict.fromkeys(self.encodes) | dict.fromkeys(self.groups))
+        chunks = [chunk.sequence for chunk in self.chunks]
+        running = dict.fromkeys(each.search or each for each in chunks)
+        groups = dict.fromkeys(self.groups + self.resumed)
+        return list(running | dict.fromkeys(self.encodes) | groups)
 
 
 class GenerationScheduler:
     """Plans steps over waiting and running sequences. One thread at a time.
 
     The engine's loop: `plan`, compute, `done`, append a token to each sequence whose chunk reached
-    its end and to its new forks, give each group whose chunk reached its end or whose beams went on
-    its next `rows`, `finish` those that are complete; again. `finish` may come at any time between
-    two of these calls.
+    its end and to its new forks, give each group whose chunk reached its end, whose beams went on
+    or which is `resumed` its next `rows`, `finish` those that are complete; again. `finish` may
+    come at any time between two of these calls.
 
     Invariants. A step has at most `max_batch_tokens` tokens of at most `max_sequences` sequences,
     each beam counted as one. A running sequence with one token left gets it in every step, and so
     do the beams of a group. All else goes by rank (priority, then arrival): budget for prompts,
     admission (the first in the queue is never overtaken), and preemption (always the last of the
-    running that is no group). So the first by rank is preempted only where groups have the pages;
-    else it moves in every step once it runs, and as long as anything runs or waits, a step has a
-    chunk, a source or beams. Same calls, same plans.
+    running). So the first by rank moves in every step once it runs, and as long as anything runs or
+    waits, a step has a chunk, a source or beams, or resumes a group. Same calls, same plans.
     """
 
     def __init__(self, cache: KvCache, max_batch_tokens: int, max_sequences: int) -> None:
@@ -170,6 +175,7 @@ class GenerationScheduler:
         self._make_room(step)
         budget = self._continue(step)
         self._admit(step, budget)
+        step.resumed = [group for group in self._groups if self._returns(group, step)]
         return step
 
     def done(self, step: Step) -> list[tuple[GenerationSequence, list[GenerationSequence]]]:
@@ -184,6 +190,8 @@ class GenerationScheduler:
             if sequence.pages is None:  # finished meanwhile
                 continue
             sequence.stored = first + tokens
+            if sequence.search is not None:
+                continue
             self._cache.advance(sequence.pages, sequence.token_ids, sequence.stored)
             if tokens > 1 and sequence.left == 0:
                 self._refused = None  # it may find this prompt's pages
@@ -192,6 +200,10 @@ class GenerationScheduler:
                 sequence.continuations = 1
                 self._slots -= more
                 forked.append((sequence, [self.fork(sequence) for _ in range(more)]))
+        for group in step.resumed:
+            if group.pages is not None:
+                group.pasts = []
+                self._cache.resume_beams(group.pages, len(group.token_ids))
         return forked
 
     def fork(self, sequence: GenerationSequence) -> GenerationSequence:
@@ -220,20 +232,21 @@ class GenerationScheduler:
     def _make_room(self, step: Step) -> None:
         """Pre-empts the last of the running until all others have room for their next token. Done
         before any page is given, so no page that is copied from is given away in the same step."""
-        alone = 0 if len(self._groups) else 1  # one has all pages, unless groups have some
-        while len(self._running) > max(alone, self._cache.available):  # each wants one at most
+        while self.running > 1:  # one alone has all pages
+            if len(self._running) + self._beams <= self._cache.available:  # each wants one at most
+                return
             wanted = sum(
                 self._cache.wanted(sequence.pages, sequence.stored + 1)
                 for sequence in self._running
                 if sequence.pages is not None and sequence.left
             )
+            wanted += sum(map(self._for_fork, self._groups))
             if wanted <= self._cache.available:
                 return
-            last = self._running.last
-            self._stop(last)
-            self._waiting.add(last)
+            lasts = [each.last for each in (self._running, self._groups) if len(each)]
+            last = max(lasts, key=RANK)
+            self._preempt(last)
             step.preempted.append(last)
-            self.preemptions += 1
 
     def _continue(self, step: Step) -> int:
         """Chunks of the running sequences: single tokens first, then prompts. Returns what is left
@@ -248,10 +261,13 @@ class GenerationScheduler:
         budget = self._max_batch_tokens - len(step.chunks)
         for group in self._groups:
             if group.rows is not None:
+                assert group.pages is not None
+                self._cache.reserve_for_beams(group.pages, self._for_fork(group))
                 step.groups.append(group)
                 step.beams += len(group.rows)
             else:
-                insort(prompts, group, key=RANK)
+                for each in _to_store(group):
+                    insort(prompts, each, key=RANK)
         budget -= step.beams
         for sequence in prompts:
             if not budget:
@@ -263,16 +279,14 @@ class GenerationScheduler:
 
     def _admit(self, step: Step, budget: int) -> None:
         """Lets the first in the queue run while there are budget, slots and pages: all that their
-        tokens need, and their sources, and beyond that one for each running sequence, so that none
-        is preempted soon after."""
+        tokens need, their sources and the next forks of their beams, and beyond that one for each
+        running sequence and beam, so that none is preempted soon after."""
         while self._waiting and budget:
             sequence = self._waiting.first
             slots = self._slots + sequence.slots
             if slots > self._max_sequences:
                 return
-            assert sequence.names is not None
-            ids = sequence.token_ids
-            spare = slots - self._beams - sequence.beams if self.running else 0
+            spare = slots - sequence.beams if self.running else 0
             if self._refused is not None:
                 refused, wanted = self._refused
                 if refused is sequence and self._cache.available - spare < wanted:
@@ -281,15 +295,7 @@ class GenerationScheduler:
             if source is not None and len(source) > budget and not self._cache.has(source):
                 return
             try:
-                pages = self._cache.admit(
-                    ids,
-                    sequence.names,
-                    len(ids),
-                    spare,
-                    sequence.reusable,
-                    source,
-                    self._for_beams(sequence),
-                )
+                pages = self._give_pages(sequence, spare)
             except OutOfPages as error:
                 self._refused = (sequence, error.wanted)
                 return
@@ -297,7 +303,6 @@ class GenerationScheduler:
             (self._groups if sequence.beams else self._running).add(sequence)
             self._slots = slots
             self._beams += sequence.beams
-            sequence.pages, sequence.stored = pages, pages.length
             if sequence.cached_tokens is None:  # preempted, it would find its own answer too
                 found = 0 if pages.source is None else pages.source.tokens
                 sequence.cached_tokens = pages.length + found
@@ -308,9 +313,30 @@ class GenerationScheduler:
                 budget -= len(pages.source.source)
                 if not budget:
                     return
-            tokens = min(sequence.left, budget)
-            self._put(step, sequence, tokens)
-            budget -= tokens
+            for each in _to_store(sequence):
+                tokens = min(each.left, budget)
+                if tokens:
+                    self._put(step, each, tokens)
+                    budget -= tokens
+
+    def _give_pages(self, sequence: GenerationSequence, spare: int) -> SequencePages:
+        """Pages for all that it stores before it goes on; OutOfPages, and no change."""
+        assert sequence.names is not None
+        ids, source, beams = sequence.token_ids, sequence.source, sequence.beams
+        if sequence.pasts:
+            pages, pasts, after = self._cache.readmit(
+                len(ids), sequence.pasts, sequence.names, beams, spare, source
+            )
+            sequence.return_with(pasts, after)
+            sequence.stored = len(ids)
+        else:
+            for_beams = self._cache.pages_for_first_fork(len(ids), sequence.most_tokens, beams)
+            pages = self._cache.admit(
+                ids, sequence.names, len(ids), spare, sequence.reusable, source, for_beams
+            )
+            sequence.stored = pages.length
+        sequence.pages = pages
+        return pages
 
     def _put(self, step: Step, sequence: GenerationSequence, tokens: int) -> None:
         assert sequence.pages is not None
@@ -326,17 +352,41 @@ class GenerationScheduler:
         self._beams -= sequence.beams
         self._cache.release(sequence.pages)
         sequence.pages, sequence.rows, sequence.stored = None, None, 0
+        for past in sequence.returning:
+            past.pages = None
+        sequence.returning = []
 
-    def _for_beams(self, sequence: GenerationSequence) -> int:
-        """Pages that its beams can need, beyond those of its prompt."""
-        prompt = len(sequence.token_ids)
-        return sequence.beams and self._cache.pages_for_beams(
-            prompt, sequence.most_tokens, sequence.beams
-        )
+    def _preempt(self, sequence: GenerationSequence) -> None:
+        """A running sequence waits again; of a group what its beams have stored is noted."""
+        rows, pages = sequence.rows, sequence.pages
+        if rows is not None and pages is not None:
+            assert sequence.histories is not None
+            sequence.pasts, of_beams = pasts_of(sequence.token_ids, sequence.histories())
+            beams = [of_beams.index(past) for past in range(len(sequence.pasts))]
+            self._cache.suspend_beams(pages, sequence.pasts, rows.block_table[beams].tolist())
+        self._stop(sequence)
+        self._waiting.add(sequence)
+        self.preemptions += 1
+
+    def _for_fork(self, group: GenerationSequence) -> int:
+        """Pages to reserve for the fork behind the group's step; one in which its prompt or its
+        pasts are stored has them."""
+        rows = group.rows
+        if rows is None or rows.position + 2 >= group.most_tokens:  # then no beam goes on
+            return 0
+        return self._cache.pages_for_fork(rows.position + 1, group.beams)
+
+    def _returns(self, group: GenerationSequence, step: Step) -> bool:
+        """Whether all that its beams had stored is stored after this step, and was not before."""
+        if not group.returning:
+            return False
+        planned = {chunk.sequence: chunk.tokens for chunk in step.chunks}
+        return all(past.left == planned.get(past, 0) for past in group.returning)
 
     def _check_pages_of_beams(self, sequence: GenerationSequence) -> None:
-        prompt = self._cache.pages_for(len(sequence.token_ids), sequence.source)
-        wanted = prompt + self._for_beams(sequence)
+        prompt = len(sequence.token_ids)
+        wanted = self._cache.pages_for(prompt, sequence.source)
+        wanted += self._cache.pages_for_beams(prompt, sequence.most_tokens, sequence.beams)
         if wanted > self._cache.pages:
             raise InvalidInput(
                 "num_beams",
@@ -345,3 +395,10 @@ class GenerationScheduler:
                 f"at most {self._cache.pages} pages, the capacity of the KV cache",
                 "lower it or max_tokens, or raise kv_cache_mib",
             )
+
+
+def _to_store(sequence: GenerationSequence) -> list[GenerationSequence]:
+    """What is to be stored before a sequence goes on: its prompt, or what its beams had stored."""
+    if not sequence.returning:
+        return [sequence]
+    return [past for past in sequence.returning if past.left and past.ready]

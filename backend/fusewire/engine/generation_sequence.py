@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect_left, insort
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from operator import attrgetter
@@ -38,8 +38,15 @@ class GenerationSequence:
     to_score: int = 0  # prompt tokens whose logits are wanted, from the first on
     source: Source | None = None  # of all its forks
     beams: int = 0  # of a beam search behind the prompt, which is all of token_ids then; 0: none
+    # Of a search: what each running beam has generated; asked for when it is preempted.
+    histories: Callable[[], Sequence[Sequence[int]]] | None = None
+    search: GenerationSequence | None = None  # whose beams' past this is, which has no answer
+    after: GenerationSequence | None = None  # that stores what this past begins with
 
     rows: BeamRows | BeamRowsOf | None = field(init=False, default=None)  # once it is stored
+    # Of a search that was preempted: what its beams had stored; and while it runs again, that.
+    pasts: list[list[int]] = field(init=False, default_factory=list)
+    returning: list[GenerationSequence] = field(init=False, default_factory=list)
     stored: int = field(init=False, default=0)  # tokens in the cache
     scored: int = field(init=False, default=0)  # tokens whose wanted logits were computed
     # Tokens of prompt and source that were in the prefix cache when it first ran; None until then.
@@ -74,6 +81,30 @@ class GenerationSequence:
         """Tokens that need not be computed where the prefix cache has them: logits come with
         computing alone."""
         return len(self.token_ids) if self.scored == self.to_score else self.scored
+
+    @property
+    def ready(self) -> bool:
+        """Whether what its first tokens depend on is stored."""
+        return self.after is None or self.after.left == 0
+
+    def return_with(
+        self, pages: Sequence[SequencePages], after: Sequence[int | None]
+    ) -> list[GenerationSequence]:
+        """A sequence for each of the `pasts`, with its pages, each after another or after none."""
+        self.returning = []
+        for past, of_past, before in zip(self.pasts, pages, after, strict=True):
+            each = GenerationSequence(
+                past,
+                len(past),
+                self.priority,
+                source=self.source,
+                search=self,
+                after=None if before is None else self.returning[before],
+            )
+            each.arrival, each.branch, each.state = self.arrival, self.branch, State.RUNNING
+            each.pages, each.stored = of_past, of_past.length
+            self.returning.append(each)
+        return self.returning
 
     def twin(self, pages: SequencePages, branch: int) -> GenerationSequence:
         """A sequence of the same type that goes on from here by itself, with `pages`."""

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
+from fusewire.engine.beam_pasts import past_tree
 from fusewire.engine.page_pool import OutOfPages, PagePool
 from fusewire.engine.source_pages import Source, SourceCache, SourcePages
 from fusewire.errors import ConfigurationError
@@ -61,7 +62,7 @@ class SequencePages:
     length: int = 0  # tokens stored
     source: SourcePages | None = None
     beam_pages: set[int] = field(default_factory=set)  # that beams behind these tokens have
-    reserved: int = 0  # pages that they may take yet
+    reserved: int = 0  # pages that they may take at their next fork
     beam_tokens: int = 0  # that they have stored
 
 
@@ -73,7 +74,7 @@ class KvCache:
     before them, and the source) are the same for both. A page is written only below `reserve`'s
     length, at positions not stored yet, by its one owner. A page that is found has its predecessors
     found too (they are evicted after it). When every sequence is released, no page is used or
-    reserved. Pages that are reserved for beams are there when they are taken.
+    reserved. Pages that are reserved for the next fork of beams are there when they are taken.
     """
 
     def __init__(self, pages: int, page_size: int, prefix_caching: bool = True) -> None:
@@ -110,7 +111,7 @@ class KvCache:
 
     @property
     def reserved(self) -> int:
-        """Pages that beams may take yet; they are not available to others."""
+        """Pages that beams may take at their next forks; they are not available to others."""
         return self._pool.reserved
 
     @property
@@ -135,6 +136,17 @@ class KvCache:
         full, partial = divmod(prompt_tokens, self.page_size)
         return beams * (self._pages_for(tokens - 1) - full) - bool(partial)
 
+    def pages_for_fork(self, stored: int, beams: int) -> int:
+        """How many pages the next fork takes at most, behind `stored` tokens of each beam: one for
+        each where a span of page_size positions begins."""
+        return 0 if stored % self.page_size else beams
+
+    def pages_for_first_fork(self, prompt_tokens: int, tokens: int, beams: int) -> int:
+        """As `pages_for_fork`, of the one behind the prompt; none where there is but one token."""
+        if not beams or tokens - prompt_tokens < 2:
+            return 0
+        return beams - bool(prompt_tokens % self.page_size)
+
     def has(self, source: Source) -> bool:
         """Whether the source is stored, or will be by this step's encoder pass."""
         return self._sources.coming(source) or bool(self._sources.find(source))
@@ -153,7 +165,7 @@ class KvCache:
         the first `reusable` tokens, and never the last token, so that there is one left to compute)
         and has pages for `room` tokens. Beside them it has the pages of its `source`: those found,
         or those of an equal one that was admitted in this step, or new ones, which it is the only
-        one of the `readers` to have; `for_beams` pages are reserved for its beams.
+        one of the `readers` to have; `for_beams` pages are reserved for its beams' first fork.
 
         OutOfPages, and nothing changed, unless `spare` pages are still available afterwards. Hashes
         only what `names` does not know; what is stored later goes on from `token_ids`.
@@ -162,12 +174,8 @@ class KvCache:
         found = self._find(token_ids, names, most if reusable is None else min(reusable, most))
         revived = sum(not self._pool.owners(page) for page in found)
         more = max(0, self._pages_for(room) - len(found))
-        wanted, of_source = revived + more, []
-        if source is not None and not self._sources.coming(source):
-            of_source = self._sources.find(source)
-            revived = sum(not self._pool.owners(page) for page in of_source)
-            wanted += revived if of_source else self._sources.pages_for(source)
-        wanted += for_beams
+        of_source, wanted = self._source_wants(source)
+        wanted += revived + more + for_beams
         if wanted > self.available - spare:
             raise OutOfPages(wanted, self.available - spare)
         for page in found:
@@ -251,23 +259,105 @@ class KvCache:
             sequence.beam_pages.add(sequence.table.pop())
         return pages
 
+    def reserve_for_beams(self, sequence: SequencePages, pages: int) -> None:
+        """The next fork of its beams may take so many. OutOfPages, and no change, when there are
+        too few."""
+        if pages > self.available:
+            raise OutOfPages(pages, self.available)
+        self._pool.reserved += pages
+        sequence.reserved += pages
+
     def take_for_beams(self, sequence: SequencePages, pages: int) -> list[int]:
-        """So many of those that are reserved; ValueError when there are not as many."""
+        """So many of those that are reserved, the rest of which is available to others again;
+        ValueError when there are not as many."""
         if pages > sequence.reserved:
             raise ValueError(f"pages: got {pages}, wanted at most {sequence.reserved}, reserved")
-        self._pool.reserved -= pages
-        sequence.reserved -= pages
+        self._pool.reserved -= sequence.reserved
+        sequence.reserved = 0
         taken = [self._pool.take() for _ in range(pages)]
         sequence.beam_pages.update(taken)
         return taken
 
     def release_of_beams(self, sequence: SequencePages, pages: Iterable[int]) -> None:
-        """Pages that its beams have and need no more: they are reserved for them again."""
+        """Pages that its beams have and need no more."""
         for page in pages:
             sequence.beam_pages.remove(page)
             self._pool.release(page)
-            self._pool.reserved += 1
-            sequence.reserved += 1
+
+    def suspend_beams(
+        self,
+        sequence: SequencePages,
+        pasts: Sequence[Sequence[int]],
+        tables: Sequence[Sequence[int]],
+    ) -> None:
+        """The beams stop, to go on from `pasts` when they are readmitted; `tables`: the pages that
+        hold them. The full ones are released and stay findable until others need the room."""
+        if not self.prefix_caching:
+            return
+        places: dict[int, int] = {}
+        for past, table in zip(pasts, tables, strict=True):
+            names = sequence.names.copy()
+            for place in range(len(sequence.table), len(past) // self.page_size):
+                page = table[place]
+                if page not in places:
+                    places[page] = place
+                    name = names.name(place, past)
+                    if self._pool.find(name) is None:
+                        self._pool.name(page, name)
+        for page in sorted(places, key=places.__getitem__, reverse=True):
+            sequence.beam_pages.remove(page)
+            self._pool.release(page)
+
+    def readmit(
+        self,
+        prompt_tokens: int,
+        pasts: Sequence[Sequence[int]],
+        names: PageNames,
+        beams: int,
+        spare: int = 0,
+        source: Source | None = None,
+    ) -> tuple[SequencePages, list[SequencePages], list[int | None]]:
+        """Beams that were suspended begin again to store their `pasts`, of equal lengths, each with
+        the prompt. As `admit`: pages that are found, pages for the rest, and for the fork behind.
+
+        Returns the pages of the whole search; of each past its table, of which `length` tokens
+        need not be computed; and the number of the past that computes those of them which are not
+        stored yet, if any. OutOfPages as `admit`.
+        """
+        stored = len(pasts[0])
+        full, partial = divmod(stored, self.page_size)
+        names_of = []
+        for past in pasts:
+            of_past = names.copy()
+            names_of.append([of_past.name(place, past) for place in range(full)])
+        tree = past_tree(
+            names_of, bool(partial), self._pool.find if self.prefix_caching else lambda _: None
+        )
+        for_fork = beams - tree.partial
+        of_source, wanted = self._source_wants(source)
+        wanted += tree.to_take + for_fork
+        wanted += sum(not self._pool.owners(page) for page in tree.found)
+        if wanted > self.available - spare:
+            raise OutOfPages(wanted, self.available - spare)
+        tables = tree.take(self._pool)
+        source_pages = None if source is None else self._sources.admit(source, of_source)
+        found_tokens = 0 if source_pages is None else source_pages.tokens
+        self.live_tokens += found_tokens
+        self.prefix_hit_tokens += found_tokens + len(tree.found) * self.page_size
+        of_prompt = tables[0][: prompt_tokens // self.page_size]
+        pages = SequencePages(names, array("i", of_prompt), 0, source_pages)
+        pages.beam_pages = {page for table in tables for page in table}.difference(of_prompt)
+        self.reserve_for_beams(pages, for_fork)
+        each = [
+            SequencePages(names, array("i", table), branch.begin * self.page_size, source_pages)
+            for table, branch in zip(tables, tree.branches, strict=True)
+        ]
+        return pages, each, [branch.after for branch in tree.branches]
+
+    def resume_beams(self, sequence: SequencePages, prompt_tokens: int) -> None:
+        """All pasts of beams that were readmitted are stored."""
+        self.live_tokens += prompt_tokens
+        sequence.length = prompt_tokens
 
     def advance_beams(self, sequence: SequencePages, tokens: int) -> None:
         """Its running beams have stored so many tokens behind the prompt, each its own counted."""
@@ -297,6 +387,14 @@ class KvCache:
             self.live_tokens -= sequence.source.tokens
             self._sources.release(sequence.source)
             sequence.source = None
+
+    def _source_wants(self, source: Source | None) -> tuple[list[int], int]:
+        """The pages found for it, and how many of those available it takes."""
+        if source is None or self._sources.coming(source):
+            return [], 0
+        found = self._sources.find(source)
+        revived = sum(not self._pool.owners(page) for page in found)
+        return found, revived if found else self._sources.pages_for(source)
 
     def _find(self, token_ids: Sequence[int], names: PageNames, most: int) -> list[int]:
         found: list[int] = []

@@ -44,7 +44,7 @@ def pack(step: Step) -> Packed:
         ends.append(len(ids))
         contexts.append(context)
         tables.append(sequence.pages.table if sequence.pages else array("i"))
-        if context == len(sequence.token_ids):
+        if context == len(sequence.token_ids) and sequence.search is None:
             if sequence.beams:
                 groups.append(sequence)
                 group_rows.append(len(ids) - 1)

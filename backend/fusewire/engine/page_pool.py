@@ -34,7 +34,7 @@ class PagePool:
     def __init__(self, pages: int) -> None:
         self.pages = pages
         self.evictions = 0  # idle pages reused for others
-        self.reserved = 0  # kept back from what is available, for who has them reserved to take
+        self.reserved = 0  # kept back from what is available, for who has reserved them
         self._owners = [0] * pages
         self._free = list(range(pages - 1, -1, -1))  # a stack, page 0 on top
         self._names: list[bytes | None] = [None] * pages

@@ -107,16 +107,19 @@ class Sampler:
         state as many as its history has."""
         histories = [state.history for state in states]
         self._bias(rows, kernels.token_biases(histories))
+        self._penalize_sources(rows, states)
         self._penalize(rows, states, kernels.seen_tokens(histories))
 
     def _change(self, logits: kernels.Tensor, states: Sequence[SamplingState]) -> kernels.Tensor:
         """Biases, bans and penalties. Returns the logits as they were before."""
         histories = [state.history for state in states]
         biases, seen = kernels.token_biases(histories), kernels.seen_tokens(histories)
-        if not len(biases[0]) and not len(seen[1]):
+        sources = any(len(state.source_tokens) for state in states)
+        if not len(biases[0]) and not len(seen[1]) and not sources:
             return logits
         raw = self._rows(logits, np.arange(len(states)))
         self._bias(logits, biases)
+        self._penalize_sources(logits, states)
         self._penalize(logits, states, seen)
         return raw
 
@@ -130,6 +133,27 @@ class Sampler:
         known = (tokens >= 0) & (tokens < self._vocab_size)
         where = self.together(rows[known], tokens[known], values[known])
         kernels.bias_logits(logits, *where, self._place.stream)
+
+    def _penalize_sources(self, logits: kernels.Tensor, states: Sequence[SamplingState]) -> None:
+        """encoder_repetition_penalty, which is the reciprocal of one for repetition."""
+        if not any(len(state.source_tokens) for state in states):
+            return
+        # An encoder may have a larger vocabulary than the model writes.
+        known = [each.source_tokens[each.source_tokens < self._vocab_size] for each in states]
+        of_rows = [
+            tokens
+            for state, tokens in zip(states, known, strict=True)
+            for _ in range(state.history.rows)
+        ]
+        offsets = np.array([0, *accumulate(map(len, of_rows))], np.int32)
+        tokens = np.concatenate(of_rows)
+        reciprocals = 1 / _each_row(states, "encoder_repetition_penalty").astype(np.float64)
+        none = np.zeros(len(of_rows), np.float32)
+        counts = np.zeros(len(tokens), np.int32)
+        arguments = self.together(
+            offsets, tokens, counts, reciprocals.astype(np.float32), none, none
+        )
+        kernels.penalize(logits, *arguments, self._place.stream)
 
     def _penalize(
         self,

@@ -55,6 +55,8 @@ class SamplingParameters(Protocol):
     @property
     def encoder_no_repeat_ngram_size(self) -> int: ...
     @property
+    def encoder_repetition_penalty(self) -> float: ...
+    @property
     def suppress_tokens(self) -> Sequence[int]: ...
     @property
     def begin_suppress_tokens(self) -> Sequence[int]: ...
@@ -104,9 +106,16 @@ class SamplingState:
             "counts_tokens": bool(parameters.presence_penalty or parameters.frequency_penalty),
         }
         begin_suppressed = parameters.begin_suppress_tokens
+        # Those that encoder_repetition_penalty concerns, each once.
+        liked = source_ids if parameters.encoder_repetition_penalty != 1 else ()
+        self.source_tokens = np.unique(np.array(liked, np.int32))
         # Whether there may be biases, bans or penalties.
         self.changes_logits = bool(
-            biases or parameters.min_new_tokens or begin_suppressed or any(looks_back.values())
+            biases
+            or parameters.min_new_tokens
+            or begin_suppressed
+            or len(liked)
+            or any(looks_back.values())
         )
         self.history = kernels.TokenHistories(
             prompt_ids=prompt_ids if any(looks_back.values()) else (),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping
 from itertools import chain
-from math import gcd
+from math import floor, gcd
 from typing import Any, NoReturn
 
 from fusewire.errors import InvalidInput
@@ -104,7 +104,7 @@ def _check(p: GenerationParameters, limits: GenerationLimits) -> None:
         "stop_token_ids": p.stop_token_ids,
         "bad_words_ids": chain(*p.bad_words_ids) if "bad_words_ids" in named else (),
     }
-    for name in {"suppress_tokens", "begin_suppress_tokens"} & named:
+    for name in {"suppress_tokens", "begin_suppress_tokens", "decoder_input_ids"} & named:
         lists[name] = getattr(p, name)
     for name, ids in lists.items():
         for token in ids:
@@ -152,6 +152,10 @@ def _check_beams(p: GenerationParameters, refuse: Callable[..., NoReturn]) -> No
     if p.n > p.num_beams:
         wanted = f"at most {p.num_beams}, which is {p.named('num_beams')}"
         refuse("n", p.n, wanted, "lower it, or raise that")
+    kept = p.num_beam_groups * max(1, floor(p.num_beams / p.num_beam_groups * p.patience + 0.5))
+    if p.n > kept:
+        wanted = f"at most {kept}, the texts that are kept with patience {p.patience}"
+        refuse("n", p.n, wanted, "lower it, or raise that")
     for name in _not_with_beams(p, greedy=p.greedy):
         if name in p.model_fields_set:
             wanted = f"none with num_beams {p.num_beams}, as beam search has no such thing"
@@ -185,9 +189,26 @@ def _check_source_options(
     n = p.encoder_no_repeat_ngram_size
     if n and limits.source is None:
         refuse("encoder_no_repeat_ngram_size", n, "0 for a model without an encoder", "remove it")
+    if p.encoder_repetition_penalty != 1 and limits.source is None:
+        penalty = p.encoder_repetition_penalty
+        refuse(
+            "encoder_repetition_penalty", penalty, "1 for a model without an encoder", "remove it"
+        )
     for name in ("source_lang", "target_lang"):
         if limits.source is None and getattr(p, name) is not None:
             refuse(name, getattr(p, name), "null for a model without an encoder", "remove it")
+    if p.alignment and limits.source is None:
+        refuse("alignment", True, "false for a model without an encoder", "remove it")
+    for name in ("target_prefix", "decoder_input_ids"):
+        if limits.source is None and getattr(p, name):
+            wanted = "null for a model without an encoder, which goes on from its prompt"
+            refuse(name, getattr(p, name), wanted, "write it at the end of the prompt")
+    if p.target_prefix is not None and p.decoder_input_ids:
+        wanted = "null beside decoder_input_ids, which are the same as ids"
+        refuse("target_prefix", p.target_prefix, wanted, "remove one of them")
+    if p.decoder_input_ids and p.target_lang is not None:
+        wanted = "null beside target_lang, which says how the text begins"
+        refuse("decoder_input_ids", p.decoder_input_ids, wanted, "use target_prefix")
     if p.target_lang is not None and "forced_bos_token_id" in p.model_fields_set:
         wanted = "null beside target_lang, which says how the text begins"
         refuse("forced_bos_token_id", p.forced_bos_token_id, wanted, "remove one of them")

@@ -42,6 +42,7 @@ _TAKEN = {
             "repetition_penalty",
             "no_repeat_ngram_size",
             "encoder_no_repeat_ngram_size",
+            "encoder_repetition_penalty",
             "bad_words_ids",
             "suppress_tokens",
             "begin_suppress_tokens",
@@ -62,6 +63,7 @@ _TARGET_LENGTHS = {"min_length": "min_new_tokens", "max_length": "max_new_tokens
 # Hugging Face's keys of encoder-decoder models alone, and the values that switch them off.
 _OF_SOURCES: Mapping[str, tuple[Any, ...]] = {
     "encoder_no_repeat_ngram_size": (0,),
+    "encoder_repetition_penalty": (1,),
     "forced_bos_token_id": (),
     "forced_eos_token_id": (),
 }

@@ -17,7 +17,7 @@ class SourceLimits:
 @dataclass(frozen=True)
 class GenerationLimits:
     """The limits of one loaded model. Of an encoder-decoder model a request's prompt is the source,
-    and the sequences that are generated begin with a single token that is not the request's."""
+    and the sequences that are generated begin with a token that is not the request's."""
 
     vocab_size: int
     max_length: int  # tokens of a sequence, prompt and answer together
@@ -35,6 +35,6 @@ class GenerationLimits:
     def prompt_vocab_size(self) -> int:
         return self.vocab_size if self.source is None else self.source.vocab_size
 
-    def begun(self, prompt_tokens: int) -> int:
+    def begun(self, prompt_tokens: int, decoder_tokens: int = 1) -> int:
         """Tokens of a sequence before the first that is generated."""
-        return prompt_tokens if self.source is None else 1
+        return prompt_tokens if self.source is None else decoder_tokens

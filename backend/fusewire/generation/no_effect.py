@@ -14,7 +14,6 @@ from fusewire.text.written import written_flag, written_real
 HUGGING_FACE: Mapping[str, tuple[Any, ...]] = {
     "constraints": ([],),
     "dola_layers": (),
-    "encoder_repetition_penalty": (1,),
     "epsilon_cutoff": (0,),
     "eta_cutoff": (0,),
     "exponential_decay_length_penalty": (),

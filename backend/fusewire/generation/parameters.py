@@ -29,8 +29,9 @@ FIELD = "sampling_parameters"
 MOST_SEQUENCES = 64
 # Rows of every step; of each step twice as many candidates, or more.
 MOST_BEAMS = 512
-# Powers of a length are float32, as in transformers. The least are not 0 at any length; the most
-# are infinite beyond 7131 tokens, and such texts all score 0.
+# So many times its beams a search keeps finished texts, which are sorted at every step.
+MOST_PATIENCE = 16
+# Powers of a length: neither 0 nor infinite at any length, in float64 where float32 has none.
 LEAST_LENGTH_PENALTY = -5
 MOST_LENGTH_PENALTY = 10
 # Stop strings: an automaton's state a character, and as many characters held back in the stream.
@@ -44,6 +45,9 @@ MOST_SUPPRESSED = 1024
 MOST_BAD_WORDS = 256
 LONGEST_BAD_WORD = 64
 LONGEST_LANGUAGE = 64
+# What a decoder begins with: it has at most the model's positions, which are checked later.
+LONGEST_PREFIX = 16384  # characters
+MOST_PREFIX_TOKENS = 4096
 # Alternatives a token: each costs a search of the vocabulary and a part of the reply.
 MOST_LOGPROBS = 20
 
@@ -141,6 +145,13 @@ class GenerationParameters(BaseModel):
         le=1024,
         description="No n-gram of this size occurs twice, the prompt's included. 0: off.",
     )
+    encoder_repetition_penalty: Real = Field(
+        default=1.0,
+        ge=0.01,
+        le=100,
+        description="Of an encoder-decoder model: multiplies positive and divides negative logits "
+        "of the source's tokens, so that more of them are written. 1: off. Default: the folder's.",
+    )
     encoder_no_repeat_ngram_size: Whole = Field(
         default=0,
         ge=0,
@@ -226,6 +237,18 @@ class GenerationParameters(BaseModel):
         description="Of a multilingual translation model: the language to translate into, in place "
         "of forced_bos_token_id.",
     )
+    target_prefix: Annotated[Text, Field(max_length=LONGEST_PREFIX)] | None = Field(
+        default=None,
+        description="Of an encoder-decoder model: the beginning of the answer, behind the token "
+        "that the decoder begins with and forced_bos_token_id. The answer's text goes on from it "
+        "and has it in front.",
+    )
+    decoder_input_ids: Annotated[tuple[Whole, ...], Field(max_length=MOST_PREFIX_TOKENS)] = Field(
+        default=(),
+        description="As target_prefix, as the ids of all that the decoder begins with, as Hugging "
+        "Face's: decoder_start_token_id is put in front where it is not the first, and "
+        "forced_bos_token_id has no effect behind a longer beginning.",
+    )
     add_special_tokens: Flag = Field(
         default=True,
         description="Let the tokenizer add its special tokens to a text prompt. false: for a text "
@@ -276,6 +299,14 @@ class GenerationParameters(BaseModel):
         description="With num_beam_groups: subtracted from a token's log-probability for each "
         "beam of an earlier group that took it in the same step. Default: the folder's.",
     )
+    patience: Real = Field(
+        default=1.0,
+        gt=0,
+        le=MOST_PATIENCE,
+        description="With beams: a search waits for round(num_beams * patience) finished texts "
+        "where it else waits for num_beams, as CTranslate2's (Kasai et al., 2022); with groups for "
+        "as many of each.",
+    )
     renormalize_logits: Flag = Field(
         default=False,
         description="With beams: log-probabilities are normalised again after biases, bans and "
@@ -317,6 +348,11 @@ class GenerationParameters(BaseModel):
         le=MOST_LOGPROBS,
         description="As logprobs, of each token of the prompt but the first. Such a prompt is "
         "computed whole, whatever the prefix cache has. Not of encoder-decoder models.",
+    )
+    alignment: Flag = Field(
+        default=False,
+        description="Of an encoder-decoder model: return how much each token attends to those "
+        "of the source, in the mean over the heads of the last layer.",
     )
     priority: Whole = Field(
         default=0,

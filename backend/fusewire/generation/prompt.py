@@ -53,20 +53,44 @@ def read_prompt(
     return Prompt(token_ids, max_new_tokens(parameters, len(token_ids), limits))
 
 
+def read_prefix(text: str, tokenizer: Tokenizer, limits: GenerationLimits) -> list[int]:
+    """The ids of `target_prefix`, by the tokenizer of what the model writes; InvalidInput."""
+    try:
+        (encoded,) = tokenizer.encode([text], offsets=False, special_tokens=False)
+    except TokenizerFault as fault:
+        what = f"a text that the tokenizer cannot read ({fault})"
+        raise InvalidInput("target_prefix", what, "text", "send valid Unicode") from None
+    ids = list(encoded.ids)
+    if not ids or max(ids) >= limits.vocab_size:
+        got = "a text without tokens" if not ids else f"a text with id {max(ids)}"
+        wanted = f"one of ids 0..{limits.vocab_size - 1}, the model's vocabulary"
+        raise InvalidInput("target_prefix", got, wanted, "change it, or leave it out")
+    return ids
+
+
 def max_new_tokens(
-    parameters: GenerationParameters, prompt_tokens: int, limits: GenerationLimits
+    parameters: GenerationParameters,
+    prompt_tokens: int,
+    limits: GenerationLimits,
+    decoder_tokens: int = 1,
 ) -> int:
     """Most tokens to generate for each sequence after a prompt of that length; InvalidInput where
-    what was requested does not fit."""
-    begun = limits.begun(prompt_tokens)
+    what was requested does not fit. `decoder_tokens`: those that the decoder of an encoder-decoder
+    model begins with."""
+    begun = limits.begun(prompt_tokens, decoder_tokens)
     room = limits.max_length - begun
+    if room < 1 and limits.source is not None:
+        name = "decoder_input_ids" if parameters.decoder_input_ids else "target_prefix"
+        wanted = f"at most {limits.max_length - 1}, which leave room for what is generated"
+        raise InvalidInput(name, f"{begun} tokens that the decoder begins with", wanted, "cut it")
     for name in ("max_new_tokens", "min_new_tokens"):
         tokens = getattr(parameters, name)
         if name in parameters.model_fields_set and tokens is not None and tokens > room:
             longest = f"at most {room}, the context length of {limits.max_length} less"
             less, remedy = f"the {begun} tokens of the prompt", "lower it or shorten the prompt"
             if limits.source is not None:
-                less, remedy = "the token that the decoder begins with", "lower it"
+                less = f"the {begun} tokens" if begun > 1 else "the token"
+                less, remedy = f"{less} that the decoder begins with", "lower it"
             raise InvalidInput(parameters.named(name), tokens, f"{longest} {less}", remedy)
     most = parameters.max_new_tokens
     if most is None:

@@ -8,7 +8,7 @@ of the targets.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,8 @@ from fusewire.models.step_batch import SourceTable, StepBatch, paged, upload
 from fusewire.models.warm_up_prompts import warm_up_prompts
 from fusewire.placement import Placement
 from fusewire.weights import Checkpoint
+
+_ALIGNMENT_PAGE = 16  # positions
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ class Seq2SeqModel(DecoderModel):
         self._heads = attentions[0].heads
         self._keys_values = weights.linear(_together(attentions))
         self._width = attentions[0].kv.outputs // 2
+        self._source_scale = attentions[-1].scale or (self._width // self._heads) ** -0.5
 
     def encode(self, sources: SourceBatch, cache: DecoderCache) -> None:
         """Runs the encoder over the sources and stores keys and values for every cross attention in
@@ -87,6 +90,51 @@ class Seq2SeqModel(DecoderModel):
         Raises InvalidInput when an id or a length is out of range, kernels.Error when the pages do
         not fit the lengths.
         """
+        self._encode(sources, cache)
+
+    def alignments(
+        self, source_ids: Sequence[int], targets: Sequence[Sequence[int]]
+    ) -> list[NDArray[np.float32]]:
+        """How the last layer's attention to the source is spread while the tokens of each target
+        are read: [tokens, source tokens], rows that sum to 1, the mean over the heads.
+
+        Encodes the source again and reads the targets at once, in a cache of its own; the last
+        product is computed on the host. Raises InvalidInput when an id or a length is out of range.
+        """
+        pages_of = [-(-len(ids) // _ALIGNMENT_PAGE) for ids in (source_ids, *targets)]
+        cache = self.new_cache(sum(pages_of), _ALIGNMENT_PAGE)
+        firsts = np.cumsum([0, *pages_of])
+        tables = np.zeros((len(pages_of), max(pages_of)), np.int32)
+        for row, first, count in zip(tables, firsts, pages_of, strict=False):
+            row[:count] = range(first, first + count)
+        length = len(source_ids)
+        of_source = np.array([0, length], np.int32)
+        source = SourceBatch(np.array(source_ids, np.int64), of_source, tables[:1, : pages_of[0]])
+        stored = self.place.numpy(self._encode(source, cache))
+        keys = stored[:, 2 * (len(self._attentions) - 1) * self._width :][:, : self._width]
+        lengths = np.array([len(ids) for ids in targets], np.int32)
+        step = StepBatch(
+            input_ids=np.concatenate([np.array(ids, np.int64) for ids in targets]),
+            positions=np.concatenate([np.arange(each, dtype=np.int32) for each in lengths]),
+            cu_seqlens=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
+            context_lengths=lengths,
+            block_table=np.ascontiguousarray(tables[1:]),
+            logit_rows=np.zeros(0, np.int64),
+            sources=SourceTable(
+                np.full(len(targets), length, np.int32),
+                tables[:1, : pages_of[0]].repeat(len(targets), axis=0),
+            ),
+        )
+        self._check(step)
+        inputs = upload(step, self.place)
+        x = self.place.empty(step.tokens, self.hidden_size)
+        read = paged(inputs, step, cache.page_size)
+        queries = self.place.numpy(self._stack.source_queries(x, inputs, read, cache.planes))
+        weights = _mean_weights(queries, keys, self._heads, self._source_scale)
+        return np.split(weights, np.cumsum(lengths)[:-1])
+
+    def _encode(self, sources: SourceBatch, cache: DecoderCache) -> kernels.Tensor:
+        """Returns keys and values of all layers, [tokens, 2 * layers * width], k | v of each."""
         lengths = np.diff(sources.cu_seqlens)
         self._check_sources(sources, lengths)
         step = StepBatch(
@@ -102,11 +150,11 @@ class Seq2SeqModel(DecoderModel):
         inputs = upload(step, self.place)
         hidden = self.place.empty(step.tokens, self.hidden_size)
         self._encoder.forward(hidden, inputs, inputs.sequences(sources.cu_seqlens))
-        self._store(hidden, paged(inputs, step, cache.page_size).batch, cache)
+        return self._store(hidden, paged(inputs, step, cache.page_size).batch, cache)
 
     def _store(
         self, hidden: kernels.Tensor, batch: kernels.PagedBatch, cache: DecoderCache
-    ) -> None:
+    ) -> kernels.Tensor:
         """Keys and values of hidden [tokens, hidden] for every layer."""
         width, stream = self._width, self.place.stream
         rows = self.place.matrix(hidden.shape[0], 2 * len(self._attentions) * width)
@@ -115,6 +163,7 @@ class Seq2SeqModel(DecoderModel):
             planes = cache.keys_values(layer, self._heads)
             k, v = (rows.columns((2 * layer + part) * width, width) for part in (0, 1))
             kernels.store_kv(*planes, k, v, batch, stream)
+        return rows
 
     def tune(self, cache: DecoderCache, max_sequences: int, max_tokens: int) -> None:
         """As the decoder's, and of the encoder for sources of up to `max_tokens` together."""
@@ -157,6 +206,19 @@ class Seq2SeqModel(DecoderModel):
                 "generation_config.json or config.json"
             )
         return token
+
+
+def _mean_weights(
+    queries: NDArray[np.float32], keys: NDArray[np.float32], heads: int, scale: float
+) -> NDArray[np.float32]:
+    """softmax(scale * queries keys^T) of each head, and their mean: [queries, keys]."""
+    of_heads = [each.reshape(len(each), heads, -1).swapaxes(0, 1) for each in (queries, keys)]
+    mean = np.zeros((len(queries), len(keys)), np.float32)
+    for q, k in zip(*of_heads, strict=True):
+        scores = q @ k.T * np.float32(scale)
+        scores = np.exp(scores - scores.max(-1, keepdims=True))
+        mean += scores / scores.sum(-1, keepdims=True) / np.float32(heads)
+    return mean
 
 
 def _together(attentions: list[CrossAttention]) -> Dense:

@@ -51,6 +51,10 @@ class BuiltStack:
         self._layers = kernels.Stack(
             [built[layer] for layer in stack.layers], weights.built_norm(stack.final_norm)
         )
+        self._queries = None
+        if stack.cross_attentions:
+            below = [built[layer] for layer in stack.layers[:-1]]
+            self._queries = builder.queries(below, stack.layers[-1])
 
     def forward(
         self, x: kernels.Tensor, inputs: NamedTensors, batch: kernels.SequenceBatch
@@ -90,6 +94,28 @@ class BuiltStack:
         self._layers.forward_cached(
             x, step.batch, planes, self._workspace, positions, self._stream, step.sources
         )
+
+    def source_queries(
+        self,
+        x: kernels.Tensor,
+        inputs: NamedTensors,
+        step: PagedStep,
+        planes: kernels.Tensor,
+    ) -> kernels.Tensor:
+        """As `forward_cached`, up to the last layer's attention to sources: what it asks them with,
+        [tokens, heads * head_dim]. Fills x with nothing of use. Cannot be recorded."""
+        assert self._queries is not None  # of decoders that read sources alone
+        below, norm, q = self._queries
+        self.input_block.forward(x, inputs)
+        positions = inputs["positions"]
+        below.forward_cached(
+            x, step.batch, planes, self._workspace, positions, self._stream, step.sources
+        )
+        if norm is not None:
+            norm.apply(x, x, self._stream)
+        queries = kernels.empty([x.shape[0], q.out_features], x.dtype, stream=self._stream)
+        kernels.linear(queries, x, q, "none", self._stream)
+        return queries
 
 
 class BuiltEmbeddings:
@@ -158,11 +184,24 @@ class _LayerBuilder:
         self._place = place
         self._angles: dict[Rope, tuple[kernels.Tensor, kernels.Tensor]] = {}
         self._biases: dict[PositionBias, kernels.Tensor] = {}
+        self._blocks: dict[Layer, list[kernels.Block]] = {}
+        self._source_queries: dict[CrossAttention, kernels.Linear] = {}
 
     def layer(self, layer: Layer) -> kernels.Layer:
-        return kernels.Layer(
-            [self._block(block) for block in layer.blocks], parallel=layer.parallel
-        )
+        blocks = self._blocks[layer] = [self._block(block) for block in layer.blocks]
+        return kernels.Layer(blocks, parallel=layer.parallel)
+
+    def queries(
+        self, below: list[kernels.Layer], last: Layer
+    ) -> tuple[kernels.Stack, kernels.Norm | None, kernels.Linear]:
+        """Of layers that were built: the stack that ends in front of the last one's attention to
+        sources, and that attention's norm and queries. They share the layers' weights."""
+        place = [isinstance(block.sublayer, CrossAttention) for block in last.blocks].index(True)
+        block = last.blocks[place]
+        assert isinstance(block.sublayer, CrossAttention)
+        before = kernels.Layer(self._blocks[last][:place])
+        norm = self._weights.built_norm(block.input_norm)
+        return kernels.Stack([*below, before], None), norm, self._source_queries[block.sublayer]
 
     def _block(self, block: Block) -> kernels.Block:
         return kernels.Block(
@@ -177,8 +216,9 @@ class _LayerBuilder:
     ) -> kernels.Attention | kernels.CrossAttention | kernels.FeedForward:
         weights = self._weights
         if isinstance(part, CrossAttention):
+            q = self._source_queries[part] = weights.linear(part.q)
             return kernels.CrossAttention(
-                q=weights.linear(part.q),
+                q=q,
                 output=weights.linear(part.output),
                 heads=part.heads,
                 scale=part.scale,

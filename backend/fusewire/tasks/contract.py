@@ -89,6 +89,7 @@ RETURNED = (
     "num_cached_tokens",
     "num_output_tokens",
     "prompt_logprobs",
+    "alignment",
 )
 
 
@@ -115,6 +116,7 @@ _GENERATE_OUTPUTS = (
     TensorContract("num_cached_tokens", "TYPE_UINT32", (1,)),
     TensorContract("num_output_tokens", "TYPE_UINT32", (-1,)),
     TensorContract("prompt_logprobs", "TYPE_STRING", (1,)),
+    TensorContract("alignment", "TYPE_STRING", (-1,)),
 )
 
 TASKS = (*dict.fromkeys([*ENCODER_TASKS, *IMAGE_TASKS]), *GENERATING)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fusewire.engine.continuation import Delta
+from fusewire.engine.continuation import Alignment, Delta
 from fusewire.engine.prompt_logprobs import PromptLogprobs
 from fusewire.errors import InvalidInput
 from fusewire.generation.limits import GenerationLimits
@@ -116,6 +116,20 @@ def test_scores_come_with_the_last_response_of_beams_alone() -> None:
     drawn = generated(1, stream=False)
     drawn.add(delta(0, "a", 1, last=True))
     assert "sequences_scores" not in drawn.take()
+
+
+def test_an_alignment_comes_with_the_last_piece_of_each_text() -> None:
+    made = generated(2, stream=True, alignment=True, temperature=1)
+    weights = np.array([[0.25, 0.75], [1.0, 0.0]], np.float32)
+    found = Alignment([7, 8], [1, 2], weights)
+    for index in range(2):
+        made.add(delta(index, "a", 1, last=index == 0, alignment=None if index else found))
+    first, second = made.take()["alignment"]
+    wanted = {"source_ids": [7, 8], "token_ids": [1, 2], "weights": weights.tolist()}
+    assert json.loads(first) == wanted
+    assert second == b"null"
+    made.add(delta(1, "b", 2, last=True, alignment=found))
+    assert [json.loads(each) for each in made.take()["alignment"]] == [None, wanted]
 
 
 def test_logprobs_name_the_token_taken_and_the_likeliest() -> None:

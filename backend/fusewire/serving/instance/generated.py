@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fusewire.engine.continuation import Delta
+from fusewire.engine.continuation import Alignment, Delta
 from fusewire.engine.prompt_logprobs import PromptLogprobs
 from fusewire.tasks.generate import GenerateRequest
 
@@ -42,6 +42,7 @@ class Generated:
         self._reasons: list[str | None] = [None] * count
         self._cumulative = [0.0] * count
         self._scores: dict[int, float] = {}  # of the texts that beam search has found
+        self._alignments = ["null"] * count  # with the last piece of each
         self._pending: set[int] = set()  # of which texts there is something to send
         self._open = set(range(count))
         self.ready = False  # there is a response to send
@@ -63,6 +64,8 @@ class Generated:
         self._num_cached_tokens = delta.num_cached_tokens
         if delta.score is not None:
             self._scores[index] = delta.score
+        if delta.alignment is not None and "alignment" in self._request.returned:
+            self._alignments[index] = _alignment_json(delta.alignment)
         if delta.token is not None:
             self._tokens[index] += 1
             if "logprobs" in self._request.returned:
@@ -87,11 +90,12 @@ class Generated:
             "num_cached_tokens": np.array([self._num_cached_tokens], np.uint32),
             "num_output_tokens": np.array(self._tokens, np.uint32),
             "prompt_logprobs": _strings([self._prompt_logprobs]),
+            "alignment": _strings(self._alignments),
         }
         count = len(self._texts)
         self._texts, self._tokens = [""] * count, [0] * count
         self._logprobs = [[] for _ in range(count)]
-        self._prompt_logprobs = "null"
+        self._prompt_logprobs, self._alignments = "null", ["null"] * count
         self._pending.clear()
         self.ready = False
         returned = self._request.returned
@@ -127,6 +131,12 @@ class Generated:
             "rank": rank,
             "decoded_token": self._spell(token),
         }
+
+
+def _alignment_json(alignment: Alignment) -> str:
+    weights = alignment.weights.astype(np.float64).round(6).tolist()
+    source_ids, token_ids = list(alignment.source_ids), list(alignment.token_ids)
+    return json.dumps({"source_ids": source_ids, "token_ids": token_ids, "weights": weights})
 
 
 def _strings(texts: list[str]) -> NDArray[Any]:

@@ -1,0 +1,92 @@
+"""Texts come with what they attend to in their source, where that is asked for."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fusewire.engine.generation import GenerationEngine
+from fusewire.errors import ComputeFailed, InvalidInput
+
+from tests.engine.generating import ask, tiny_engine
+from tests.engine.test_beam_search import engine_of, loaded, random_prompt
+from tests.tolerance import PIPELINE_SCORE
+
+
+@pytest.fixture(scope="module", params=["bart", "t5"])
+def model(request, tmp_path_factory) -> Iterator[tuple[Any, GenerationEngine]]:
+    folder: Path = tmp_path_factory.mktemp(request.param)
+    reference = loaded(folder, request.param).model
+    reference.set_attn_implementation("eager")
+    with engine_of(folder) as engine:
+        yield reference, engine
+
+
+@pytest.mark.parametrize(
+    ("parameters", "begin"),
+    [
+        ({}, []),
+        ({"num_beams": 4, "n": 3}, []),
+        ({"num_beams": 6, "n": 2, "num_beam_groups": 3, "diversity_penalty": 1.0}, []),
+        ({"temperature": 2.0, "seed": 5, "n": 2}, []),
+        ({"temperature": 2.0, "seed": 5, "n": 2, "best_of": 3}, []),
+        ({"num_beams": 3, "decoder_input_ids": [20, 30, 40]}, [20, 30, 40]),
+        ({"decoder_input_ids": [20, 30, 40]}, [20, 30, 40]),
+        ({"max_new_tokens": 1}, []),
+    ],
+)
+def test_each_token_attends_as_transformers_says_where_it_is_chosen(model, parameters, begin):
+    reference, engine = model
+    chosen, n = random.Random(5), parameters.get("n", 1)
+    sources = [random_prompt(chosen, 40) for _ in range(3)]
+    parameters = {"max_new_tokens": 14, "alignment": True, **parameters}
+    asked = [(source, ask(engine, source, **parameters)[0]) for source in sources]
+    for source, answer in asked:
+        answer.finish(n)
+        for index in range(n):
+            deltas = [delta for delta in answer.deltas if delta.index == index]
+            assert all(delta.alignment is None for delta in deltas[:-1])
+            found = deltas[-1].alignment
+            tokens = answer.tokens(index)
+            assert list(found.source_ids) == source
+            assert list(found.token_ids) == tokens
+            read = [engine.model.decoder_start_token_id, *begin, *tokens[:-1]]
+            with torch.no_grad():
+                out = reference(
+                    input_ids=torch.tensor([source]),
+                    decoder_input_ids=torch.tensor([read]),
+                    output_attentions=True,
+                )
+            wanted = out.cross_attentions[-1][0].mean(0).numpy()[len(begin) :]
+            np.testing.assert_allclose(found.weights, wanted, 0, PIPELINE_SCORE)
+    assert engine.cache.used == 0
+
+
+def test_nobody_else_has_one(model):
+    _, engine = model
+    for parameters in ({}, {"num_beams": 3}):
+        answer = ask(engine, [20] * 5, max_new_tokens=5, **parameters)[0].finish()
+        assert all(delta.alignment is None for delta in answer.deltas)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_an_alignment_that_fails_ends_its_request_alone(model, monkeypatch, beams):
+    _, engine = model
+    other = ask(engine, [20] * 5, max_new_tokens=30, min_new_tokens=30)[0]
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.model, "alignments", lambda *_: 1 / 0)
+        with pytest.raises(ComputeFailed):
+            ask(engine, [30] * 5, max_new_tokens=4, num_beams=beams, alignment=True)[0].finish()
+    assert len(other.finish().tokens()) == 30
+    assert engine.cache.used == 0
+
+
+def test_a_model_without_an_encoder_has_none(tmp_path):
+    wanted = pytest.raises(InvalidInput, match="alignment: got True, wanted false for a model")
+    with tiny_engine(tmp_path) as engine, wanted:
+        ask(engine, "x", alignment=True)
