@@ -30,7 +30,7 @@
 #include <mutex>
 #include <vector>
 
-#include "stopping.h"
+#include "tritonserver/stopping.h"
 
 struct TRITONBACKEND_Model;
 struct TRITONBACKEND_ModelInstance;

@@ -32,7 +32,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "stopping.h"
+#include "tritonserver/stopping.h"
 
 namespace {
 

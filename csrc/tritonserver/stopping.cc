@@ -4,7 +4,7 @@
 // taking requests over the connections that there are, until none is open. Here what its HTTP and
 // gRPC endpoints call of tritonserver's C API (tritonserver.h) answers for it. Models may go on
 // asking other models: a request that was taken may need that.
-#include "stopping.h"
+#include "tritonserver/stopping.h"
 
 #include <dlfcn.h>
 #include <stdint.h>
