@@ -15,7 +15,7 @@ import pytest
 from fusewire.engine import generation
 from fusewire.engine.generation import GenerationEngine
 from fusewire.engine.generation_settings import GenerationSettings
-from fusewire.errors import ConfigurationError, InvalidInput, QueueFull, Unavailable
+from fusewire.errors import ConfigurationError, InvalidInput, Overloaded, QueueFull, Unavailable
 from tokenizers import processors
 
 from tests.engine.generating import (
@@ -204,6 +204,53 @@ def test_a_burst_fills_the_free_slots_and_the_queue_and_one_more_is_refused_at_o
     go.set()
     for answer in answers:
         assert is_greedy([1, 2, 3], answer.finish().tokens(), 5)
+
+
+def test_what_is_invalid_is_so_however_many_wait_and_what_is_refused_is_not_tokenised(
+    held, monkeypatch
+):
+    engine, go = held
+    answers = [ask(engine, [1, 2, 3], max_new_tokens=5)[0] for _ in range(5)]
+    with pytest.raises(InvalidInput, match="id 257"):
+        ask(engine, [257])
+    with pytest.raises(InvalidInput, match="max_new_tokens"):
+        ask(engine, [1], max_new_tokens=0)
+    read: list[object] = []
+    encode = engine.tokenizer.encode
+
+    def reading(*args, **how):
+        read.append(args)
+        return encode(*args, **how)
+
+    monkeypatch.setattr(engine.tokenizer, "encode", reading)
+    with pytest.raises(QueueFull):
+        ask(engine, "a text")
+    assert not read
+    go.set()
+    for answer in answers:
+        answer.finish()
+    ask(engine, "a text", max_new_tokens=1)[0].finish()
+    assert read
+
+
+def test_who_could_not_begin_in_time_is_refused_by_what_steps_cost(held):
+    engine, go = held
+    go.set()
+    engine.measure_costs()
+    assert len(engine._admission.costs.points) > 1
+    assert engine._loop.costs is engine._admission.costs
+    assert engine.counts().used_pages == 0
+    ask(engine, [1, 2, 3], max_new_tokens=5, ignore_eos=True)[0].finish()  # all that it may
+    go.clear()
+    endless = {"max_new_tokens": 100, "ignore_eos": True}
+    answers = [ask(engine, [1, 2, 3], **endless)[0] for _ in range(3)]
+    step_s = engine._admission.costs.seconds(2, 0.0)
+    with pytest.raises(Overloaded, match="got a predicted wait of"):
+        ask(engine, [1], max_new_tokens=1, timeout_seconds=20 * step_s)
+    answers.append(ask(engine, [1], max_new_tokens=1, timeout_seconds=1000.0)[0])
+    go.set()
+    for answer in answers:
+        answer.finish()
 
 
 def test_what_is_refused_or_over_leaves_its_place_to_others(held):

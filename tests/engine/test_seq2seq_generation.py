@@ -86,6 +86,14 @@ def engine(folder, reference) -> Iterator[GenerationEngine]:
     engine.close()
 
 
+def test_what_steps_over_sources_cost_is_measured(engine):
+    used = engine.counts().used_pages
+    engine.measure_costs()
+    assert engine._admission.costs.seconds(16, 0.0) > 0
+    counts = engine.counts()
+    assert (counts.used_pages, counts.running, counts.waiting) == (used, 0, 0)
+
+
 @pytest.mark.parametrize("place", [CPU, GPU_FP32], indirect=True)
 @pytest.mark.parametrize("model_type", ["bart", "marian", "t5"])
 def test_greedy_tokens_are_those_of_transformers(tmp_path, model_type, place):

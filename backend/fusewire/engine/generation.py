@@ -213,7 +213,9 @@ class GenerationEngine:
 
         def work() -> None:
             try:
-                most = self.settings.max_batch_tokens, self.settings.max_sequences
+                room = self.cache.pages * PAGE_SIZE // 2
+                tokens = min(self.settings.max_batch_tokens, room)
+                most = tokens, self.settings.max_sequences
                 costs = measure_steps(self.model, self._memory, self._loop.scheduler, *most)
                 self._loop.costs = self._admission.costs = costs
                 ended.put(None)

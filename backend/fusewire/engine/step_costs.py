@@ -32,15 +32,17 @@ def measure_steps(
     sequences that go on costs as one of prompts of as many tokens, until it was seen."""
     encodes = isinstance(model, Seq2SeqModel)
     longest = min(_LONGEST, model.max_length - 1)
+    if isinstance(model, Seq2SeqModel):
+        longest = min(longest, model.max_source_length)
 
     def run(lengths: Sequence[int]) -> None:
         sequences = [
             GenerationSequence([0] * (1 if encodes else n), 2 if encodes else n + 1)
             for n in lengths
         ]
-        for sequence, n in zip(sequences, lengths, strict=True):
+        for index, (sequence, n) in enumerate(zip(sequences, lengths, strict=True)):
             if encodes:
-                sequence.source = Source([0] * n)
+                sequence.source = Source([index] * n)  # equal ones would be encoded once
             scheduler.add(sequence)
         try:
             step = scheduler.plan(0.0)
@@ -55,4 +57,6 @@ def measure_steps(
                 scheduler.finish(sequence)
 
     most = min(max_tokens, _MOST_TOKENS, longest * max_sequences)
+    if encodes:  # room for the token that each decoder begins with
+        most = max(1, most - most // longest - 1)
     return measure(run, most, longest, clock=time.perf_counter)
