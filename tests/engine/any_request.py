@@ -137,6 +137,7 @@ BEAMS: tuple[dict[str, Make], ...] = (
     {"num_beams": whole(2, 5), "n": whole(1, 2), "max_tokens": whole(1, 30)},
     {"num_beams": whole(2, 4), "logit_bias": some(LETTERS | {END: 98}), "max_tokens": whole(1, 30)},
     {"use_beam_search": some(True), "n": whole(2, 4), "max_tokens": whole(1, 30)},
+    {"num_beams": whole(2, 5), "patience": some(0.3, 1.5, 3.0), "max_tokens": whole(1, 30)},
 )
 _PROMPTS = either(
     lambda rng: "".join(rng.choices("abc é中\x00\n", k=rng.randint(1, 20))), many(IDS, 60, least=1)

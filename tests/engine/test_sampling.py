@@ -31,6 +31,7 @@ class Parameters:
     frequency_penalty: float = 0.0
     no_repeat_ngram_size: int = 0
     encoder_no_repeat_ngram_size: int = 0
+    encoder_repetition_penalty: float = 1.0
     suppress_tokens: tuple[int, ...] = ()
     begin_suppress_tokens: tuple[int, ...] = ()
     logit_bias: dict[int, float] = field(default_factory=dict)
