@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -96,13 +96,16 @@ class Operands:
 
 @dataclass(frozen=True)
 class Case:
-    shapes: list[tuple]
+    """Two are equal where what is wanted of them is: `expected` is computed once for both."""
+
+    shapes: list[tuple] = field(compare=False)
     make: Callable[[np.random.Generator, tuple], Arrays]
-    ours: Callable[[Operands, Arrays, tuple], np.ndarray]
+    ours: Callable[[Operands, Arrays, tuple], np.ndarray] = field(compare=False)
     reference: Callable[[Tensors, tuple], torch.Tensor]
     exact: bool = False  # integers and copies
     fp32: tuple[str, ...] = ()  # inputs that are fp32 in every precision
-    gpu_shapes: tuple[tuple, ...] = ()  # sizes that are worth a GPU's time only
+    # Sizes that are worth a GPU's time only.
+    gpu_shapes: tuple[tuple, ...] = field(default=(), compare=False)
 
 
 def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:

@@ -2,23 +2,46 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 import torch
 from fusewire.placement import Placement
 
 from tests.ops.case import LAYOUTS, Arrays, Case, Operands, Tensors
 from tests.places import TORCH_DTYPES, rounded
-from tests.tolerance import allowed_error
+from tests.tolerance import Allowed, allowed_error
 
 
-def tensors(arrays: Arrays, dtype: torch.dtype, place: Placement) -> Tensors:
-    moved = {name: torch.from_numpy(a).to(place.device) for name, a in arrays.items()}
+def tensors(arrays: Arrays, dtype: torch.dtype, device: str) -> Tensors:
+    moved = {name: torch.from_numpy(a).to(device) for name, a in arrays.items()}
     return {n: t.to(dtype) if t.is_floating_point() else t for n, t in moved.items()}
 
 
 def longest(arrays: Arrays) -> int:
     """No op has longer sums than its inputs are long or wide."""
     return max(size for array in arrays.values() for size in array.shape)
+
+
+def inputs(case: Case, shape: tuple, dtype: str) -> Arrays:
+    """New ones at each call, as an op may write to them."""
+    return {
+        name: array if name in case.fp32 else rounded(array, dtype)
+        for name, array in case.make(np.random.default_rng(0), shape).items()
+    }
+
+
+@lru_cache(maxsize=64)  # every instruction set, and every wrong kernel, is held to the same
+def expected(
+    case: Case, shape: tuple, dtype: str, device: str
+) -> tuple[np.ndarray, Allowed | None]:
+    """What the op gives in fp64, and how far off a result in `dtype` may be."""
+    arrays = inputs(case, shape, dtype)
+    truth = case.reference(tensors(arrays, torch.float64, device), shape).cpu().numpy()
+    if case.exact or not truth.size:
+        return truth, None
+    same = case.reference(tensors(arrays, TORCH_DTYPES[dtype], device), shape)
+    return truth, allowed_error(truth, same.double().cpu().numpy(), dtype, longest(arrays))
 
 
 def check(
@@ -31,17 +54,11 @@ def check(
     """`rounding`: a type of 16 bits that the inputs are rounded to, and the result of kernels that
     compute in fp32: what a kernel for this type gives that rounds once."""
     dtype = rounding or place.dtype
-    arrays = {
-        name: array if name in case.fp32 else rounded(array, dtype)
-        for name, array in case.make(np.random.default_rng(0), shape).items()
-    }
-    truth = case.reference(tensors(arrays, torch.float64, place), shape).cpu().numpy()
-    if truth.size and not case.exact:
-        same = case.reference(tensors(arrays, TORCH_DTYPES[dtype], place), shape)
-        allowed = allowed_error(truth, same.double().cpu().numpy(), dtype, longest(arrays))
+    arrays = inputs(case, shape, dtype)
+    truth, allowed = expected(case, shape, dtype, place.device)
     for layout in layouts:
         got = case.ours(Operands(place, layout), arrays, shape)
-        if case.exact or not truth.size:
+        if allowed is None:
             np.testing.assert_array_equal(got, truth, f"{layout} {shape}")
         else:
             excess = allowed.excess(rounded(got, dtype) if rounding else got)

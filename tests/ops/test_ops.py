@@ -73,7 +73,7 @@ def test_an_answer_does_not_depend_on_what_it_was_batched_with(place: Placement)
         return place.numpy(out).copy()
 
     def reference(dtype: torch.dtype) -> np.ndarray:
-        t = tensors({"q": q, "kv": kv, "weight": weight}, dtype, place)
+        t = tensors({"q": q, "kv": kv, "weight": weight}, dtype, place.device)
         context = attend(t, Attention(lengths, heads, dim))
         return torch.nn.functional.gelu(context @ t["weight"].T).double().cpu().numpy()
 

@@ -358,13 +358,27 @@ def test_a_damaged_file_of_pieces_is_refused(tmp_path, kind):
             path.write_bytes(whole)
 
 
-@given(st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=4))
-@settings(max_examples=200, deadline=None)
-def test_any_configuration_is_read_or_refused(tmp_path_factory, values):
-    folder = FOLDERS["mbart50"](tmp_path_factory.mktemp("folder"), **values)
+def read_or_refused(folder, values):
+    FOLDERS["mbart50"](folder, **values)
     try:
         tokenizer = Tokenizer.load(folder)
     except CheckpointError:
         return
     assert tokenizer is not None
     ids(tokenizer, TEXTS[0])
+
+
+CONFIGURATIONS = st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=4)
+
+
+@given(CONFIGURATIONS)
+@settings(max_examples=60, deadline=None)
+def test_any_configuration_is_read_or_refused(tmp_path_factory, values):
+    read_or_refused(tmp_path_factory.mktemp("folder"), values)
+
+
+@pytest.mark.sweep
+@given(CONFIGURATIONS)
+@settings(max_examples=200, deadline=None)
+def test_any_of_many_configurations_is_read_or_refused(tmp_path_factory, values):
+    read_or_refused(tmp_path_factory.mktemp("folder"), values)
