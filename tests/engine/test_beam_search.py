@@ -4,6 +4,7 @@ page is lost."""
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,7 @@ from tests.engine.generating import (
     allocated_bytes,
     ask,
     byte_tokenizer,
+    held,
     pass_steps,
 )
 from tests.engine.test_seq2seq_generation import ENDS, LONGEST, WORDS, seq2seq_folder
@@ -325,6 +327,52 @@ def test_cancelled_searches_leave_nothing_behind(folder, reference):
         assert allocated_bytes(engine) == before
         assert engine.counts().running == 0
         assert engine._admission._taken == 0
+
+
+def test_python_does_little_more_for_more_searches(engine, monkeypatch):
+    whole, tell = engine._loop.step, engine._loop._tell_settled
+
+    def tell_unseen() -> None:
+        noted = sys.getprofile()
+        sys.setprofile(None)
+        tell()
+        sys.setprofile(noted)
+
+    monkeypatch.setattr(engine._loop, "_tell_settled", tell_unseen)
+
+    def calls_of_a_step(searches: int) -> int:
+        """Of Python's functions, but for those that tell what is certain, where all go on."""
+        found = []
+
+        def step(now: float) -> None:
+            calls = 0
+
+            def note(frame: object, event: str, argument: object) -> None:
+                nonlocal calls
+                calls += event == "call"
+
+            sys.setprofile(note)
+            try:
+                whole(now)
+            finally:
+                sys.setprofile(None)
+            groups = list(engine._loop.scheduler._groups)
+            if len(groups) == searches and all(group.rows for group in groups):
+                found.append(calls)
+
+        monkeypatch.setattr(engine._loop, "step", step)
+        asked = {"num_beams": 2, "max_new_tokens": 16, "ignore_eos": True}
+        with held(engine):
+            answers = [
+                ask(engine, [20 + n] * 5, **asked, forced_bos_token_id=None)[0]
+                for n in range(searches)
+            ]
+        for answer in answers:
+            answer.finish()
+        return min(found)
+
+    few, many = calls_of_a_step(2), calls_of_a_step(16)
+    assert many - few <= 2 * 14  # the length of the rows of each; pages that few copy at no step
 
 
 def test_prefixes_are_shared_and_what_was_searched_is_not_found(tmp_path):

@@ -135,7 +135,9 @@ class BeamGroups:
         self._cohort: BeamCohort | None = None  # that took the last step
 
     def forget(self) -> None:
-        """All searches have ended: what was kept from step to step of them is free."""
+        """What was kept from step to step is free: all searches have ended, or others go on."""
+        if self._cohort is not None:
+            self._cohort.candidates = None
         self._cohort = None
 
     def advance(
@@ -151,12 +153,12 @@ class BeamGroups:
         that are certain from now on, of the groups that have any."""
         if self._cohort is not None and self._cohort.goes_on(sequences, groups):
             return self._advance_together(self._cohort, logits, first)
+        self.forget()
         ends = accumulate([group.rows for group in groups], initial=first)
         self._begin(sequences, groups)
         if all([group.plain for group in groups]):
             self._cohort = BeamCohort(sequences, groups)
             return self._advance_together(self._cohort, logits, first)
-        self._cohort = None
         begins = dict(zip(groups, ends, strict=False))
         for index in range(max(group.search.groups for group in groups)):
             some = [g for g in groups if index < g.search.groups and g.search.runs(index)]
@@ -200,7 +202,9 @@ class BeamGroups:
             cohort.candidates = candidates
         found = candidates.find(rows, cohort.scores)
         for row in cohort.forced:
-            _force(cohort.parts[row], found[:, row])
+            sampling = cohort.parts[row].sampling
+            if sampling.new_tokens in sampling.forced:
+                _force(cohort.parts[row], found[:, row])
         scores, log_probs = (found[row].view(np.float32) for row in (0, 1))
         kernels.advance_beams(cohort.searches, scores, log_probs, found[2], found[3])
         step = kernels.running_beams(cohort.searches)
