@@ -109,7 +109,7 @@ def test_beams_of_a_source_are_answered_on_a_gpu_as_if_alone(length: int, place:
             size,
             place.stream,
         )
-        out, spec = place.empty(*q[rows].shape), k.AttentionSpec(heads, dim**-0.5)
+        out, spec = place.empty(*q[rows].shape), k.AttentionSpec(heads=heads, scale=dim**-0.5)
         arguments = out, o.floats(q[rows]), keys, values, batch, spec, None, None
         k.paged_attention(*arguments, place.stream)
         return place.numpy(out)
