@@ -58,9 +58,11 @@ MAY_IMPORT = {
     "engine.encoder_admission": {
         "engine.backlog",
         "engine.costs",
+        "engine.due_times",
         "engine.expectation",
         "engine.request",
     },
+    "engine.due_times": set(),
     "engine.page_pool": {"errors"},
     "engine.source_pages": {"engine.page_pool"},
     "engine.beam_pasts": {"engine.page_pool"},

@@ -57,6 +57,8 @@ class Simulation:
     max_batch_tokens: int = 16384
     max_queue_ms: float | None = None
     admits: bool = True  # else everything is taken, with no deadline known
+    truth: float = 1.0  # what batches take, times what is predicted
+    unseen_s: float = 0.0  # of a request's time, before it comes and behind its answer
     now: float = 0.0
     busy_s: float = 0.0
     ready: ReadyQueue = field(default_factory=ReadyQueue)
@@ -87,7 +89,7 @@ class Simulation:
             if not running and len(self.ready):
                 running = self.give()
                 lengths = [self.of[work].length for work in running]
-                took = self.costs.seconds(sum(lengths), sum_of_squares(lengths))
+                took = self.truth * self.costs.seconds(sum(lengths), sum_of_squares(lengths))
                 self.busy_s += took
                 free_at = self.now + took
         return coming
@@ -139,5 +141,5 @@ class Simulation:
     def _end(self, batch: Sequence[Work]) -> None:
         for work in set(batch):
             if work.given == len(work.items) and not work.ended:
-                self.of[work].ended = self.now
+                self.of[work].ended = self.now + self.unseen_s
                 self.admission.release(work)

@@ -134,7 +134,7 @@ class BeamEngine(Engine):
         beams, size, prompt = self.beams[group], self.cache.page_size, len(group.token_ids)
         offsets = np.array([0, len(parents)], np.int32)
         wanted = kernels.wanted_pages([beams.pages], offsets).tolist()
-        fresh = np.array(self.cache.take_for_beams(group.pages, wanted[0]), np.int32)
+        fresh = np.array(self.cache.take_for_beams([group.pages], wanted[:1]), np.int32)
         forks = kernels.fork_pages([beams.pages], offsets, np.array(parents, np.int32), fresh)
         self.memory.copy_pages([*zip(forks.sources, forks.destinations, strict=True)])
         released = group.pages.beam_pages.intersection(forks.released.tolist())

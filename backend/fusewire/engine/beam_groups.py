@@ -224,6 +224,7 @@ class BeamGroups:
                     tables=[self._pages.begin_beams(sequence.pages)],
                     length=sequence.pages.length,
                 )
+
     def resume(self, sequence: GenerationSequence, group: BeamGroup) -> None:
         """Of a group that was preempted all that its beams had stored is stored again: gives it the
         `rows` that it had."""
@@ -311,17 +312,16 @@ class BeamGroups:
         taken: Sequence[SequencePages],
     ) -> NDArray[np.int32]:
         """Beams get their parents' pages and room for one position more: their block table."""
-        fresh: list[int] = []
         wanted = kernels.wanted_pages(pages, offsets)
-        for at in wanted.nonzero()[0].tolist():
-            fresh += self._pages.take_for_beams(taken[at], int(wanted[at]))
+        fresh = self._pages.take_for_beams(taken, wanted.tolist())
         forks = kernels.fork_pages(pages, offsets, parents, np.array(fresh, np.int32))
         # At once: a group may end before the next step, and then its pages are others'.
         self._memory.copy_pages(forks.sources, forks.destinations)
         released, ends = forks.released.tolist(), forks.released_offsets.tolist()
         for each, begin, end in zip(taken, ends, ends[1:], strict=False) if released else ():
-            own = each.beam_pages.intersection(released[begin:end])
-            self._pages.release_of_beams(each, sorted(own))
+            if begin < end:
+                own = each.beam_pages.intersection(released[begin:end])
+                self._pages.release_of_beams(each, sorted(own))
         table: NDArray[np.int32] = forks.block_table
         return table
 

@@ -8,6 +8,7 @@ from math import inf
 
 from fusewire.engine.backlog import Backlog
 from fusewire.engine.costs import CostTable
+from fusewire.engine.due_times import DueTimes
 from fusewire.engine.expectation import Expectation
 from fusewire.engine.request import Work
 
@@ -30,6 +31,7 @@ class EncoderAdmission:
         self._clock = clock
         self._slo_s = inf if slo_ms is None else slo_ms / 1000
         self._max_queue_s = inf if max_queue_ms is None else max_queue_ms / 1000
+        self._due_times = DueTimes()
         shortest = min(self._slo_s, self._max_queue_s)
         self._backlog = Backlog(clock=clock) if shortest == inf else Backlog(shortest, clock)
 
@@ -44,8 +46,9 @@ class EncoderAdmission:
         return self._backlog.slack_s
 
     def take(self, work: Work) -> list[Work]:
-        """Before the work is tokenised; Overloaded. It is due at its deadline, which is the latency
-        objective's where it has none, or else when it has waited the longest that requests may.
+        """Before the work is tokenised; Overloaded. It is due some time before its deadline,
+        which is the latency objective's where it has none, or else when it has waited the longest
+        that requests may.
         Returns those that were taken before, but have no time left behind this one, which is of
         higher priority: they are to end."""
         now = self._clock()
@@ -55,14 +58,15 @@ class EncoderAdmission:
         seconds = self._costs.share(expected.tokens, expected.squares)
         work.due = now + self._max_queue_s + seconds
         if work.deadline is not None:
-            work.due = min(work.due, work.deadline)
             if work.deadline <= now:  # answered as late, not as too much
+                work.due = min(work.due, work.deadline)
                 return []
+            work.due = min(work.due, self._due_times.due(now, work.deadline))
         request, margin_s = work.request, self._costs.efficient_s
         work.reserved = reserved = self._backlog.reserve(
             request.tenant, seconds, work.due, margin_s, request.priority, work
         )
-        work.due = reserved.due
+        work.due, work.taken_at = reserved.due, now
         displaced = [each.of for each in reserved.displaces]
         reserved.displaces = []
         return [each for each in displaced if isinstance(each, Work)]
@@ -82,6 +86,8 @@ class EncoderAdmission:
     def release(self, work: Work) -> None:
         """It has ended."""
         if work.reserved is not None:
+            if work.deadline is not None and work.due < inf:
+                self._due_times.ended(work.taken_at, work.deadline, self._clock())
             self._backlog.release(work.reserved)
             work.reserved.of = None  # in no cycle with it
 

@@ -20,6 +20,7 @@ equal one is encoded in the same step.
 from __future__ import annotations
 
 from bisect import insort
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import count
 from operator import itemgetter
@@ -175,7 +176,9 @@ class GenerationScheduler:
         self._make_room(step)
         budget = self._continue(step)
         self._admit(step, budget)
-        step.resumed = [group for group in self._groups if self._returns(group, step)]
+        step.resumed = [
+            group for group in self._groups if group.returning and self._returns(group, step)
+        ]
         return step
 
     def done(self, step: Step) -> list[tuple[GenerationSequence, list[GenerationSequence]]]:
@@ -240,7 +243,7 @@ class GenerationScheduler:
                 for sequence in self._running
                 if sequence.pages is not None and sequence.left
             )
-            wanted += sum(map(self._for_fork, self._groups))
+            wanted += sum(self._for_forks(self._groups))
             if wanted <= self._cache.available:
                 return
             lasts = [each.last for each in (self._running, self._groups) if len(each)]
@@ -261,13 +264,15 @@ class GenerationScheduler:
         budget = self._max_batch_tokens - len(step.chunks)
         for group in self._groups:
             if group.rows is not None:
-                assert group.pages is not None
-                self._cache.reserve_for_beams(group.pages, self._for_fork(group))
                 step.groups.append(group)
-                step.beams += len(group.rows)
             else:
                 for each in _to_store(group):
                     insort(prompts, each, key=RANK)
+        step.beams = sum(map(len, [group.rows for group in step.groups if group.rows is not None]))
+        self._cache.reserve_for_beams(
+            [group.pages for group in step.groups if group.pages is not None],
+            self._for_forks(step.groups),
+        )
         budget -= step.beams
         for sequence in prompts:
             if not budget:
@@ -368,18 +373,25 @@ class GenerationScheduler:
         self._waiting.add(sequence)
         self.preemptions += 1
 
-    def _for_fork(self, group: GenerationSequence) -> int:
-        """Pages to reserve for the fork behind the group's step; one in which its prompt or its
+    def _for_forks(self, groups: Iterable[GenerationSequence]) -> list[int]:
+        """Pages to reserve for the fork behind each group's step; one in which its prompt or its
         pasts are stored has them."""
-        rows = group.rows
-        if rows is None or rows.position + 2 >= group.most_tokens:  # then no beam goes on
-            return 0
-        return self._cache.pages_for_fork(rows.position + 1, group.beams)
+        known: dict[tuple[int, int], int] = {}
+        found = []
+        for group in groups:
+            rows = group.rows
+            position = group.most_tokens if rows is None else rows.position
+            if position + 2 >= group.most_tokens:  # no beam goes on
+                found.append(0)
+                continue
+            key = position, group.beams
+            if key not in known:
+                known[key] = self._cache.pages_for_fork(position + 1, group.beams)
+            found.append(known[key])
+        return found
 
     def _returns(self, group: GenerationSequence, step: Step) -> bool:
         """Whether all that its beams had stored is stored after this step, and was not before."""
-        if not group.returning:
-            return False
         planned = {chunk.sequence: chunk.tokens for chunk in step.chunks}
         return all(past.left == planned.get(past, 0) for past in group.returning)
 

@@ -259,23 +259,31 @@ class KvCache:
             sequence.beam_pages.add(sequence.table.pop())
         return pages
 
-    def reserve_for_beams(self, sequence: SequencePages, pages: int) -> None:
-        """The next fork of its beams may take so many. OutOfPages, and no change, when there are
-        too few."""
-        if pages > self.available:
-            raise OutOfPages(pages, self.available)
-        self._pool.reserved += pages
-        sequence.reserved += pages
+    def reserve_for_beams(self, sequences: Sequence[SequencePages], pages: Sequence[int]) -> None:
+        """The next fork of the beams of each may take so many. OutOfPages, and no change, when
+        there are too few."""
+        wanted = sum(pages)
+        if wanted > self.available:
+            raise OutOfPages(wanted, self.available)
+        self._pool.reserved += wanted
+        for sequence, count in zip(sequences, pages, strict=True):
+            sequence.reserved += count
 
-    def take_for_beams(self, sequence: SequencePages, pages: int) -> list[int]:
-        """So many of those that are reserved, the rest of which is available to others again;
-        ValueError when there are not as many."""
-        if pages > sequence.reserved:
-            raise ValueError(f"pages: got {pages}, wanted at most {sequence.reserved}, reserved")
-        self._pool.reserved -= sequence.reserved
-        sequence.reserved = 0
-        taken = [self._pool.take() for _ in range(pages)]
-        sequence.beam_pages.update(taken)
+    def take_for_beams(self, sequences: Sequence[SequencePages], pages: Sequence[int]) -> list[int]:
+        """Of each so many of those that are reserved, the rest of which is available to others
+        again; ValueError when there are not as many."""
+        taken: list[int] = []
+        for sequence, count in zip(sequences, pages, strict=True):
+            if count > sequence.reserved:
+                raise ValueError(
+                    f"pages: got {count}, wanted at most {sequence.reserved}, reserved"
+                )
+            self._pool.reserved -= sequence.reserved
+            sequence.reserved = 0
+            if count:
+                own = [self._pool.take() for _ in range(count)]
+                sequence.beam_pages.update(own)
+                taken += own
         return taken
 
     def release_of_beams(self, sequence: SequencePages, pages: Iterable[int]) -> None:
@@ -347,7 +355,7 @@ class KvCache:
         of_prompt = tables[0][: prompt_tokens // self.page_size]
         pages = SequencePages(names, array("i", of_prompt), 0, source_pages)
         pages.beam_pages = {page for table in tables for page in table}.difference(of_prompt)
-        self.reserve_for_beams(pages, for_fork)
+        self.reserve_for_beams([pages], [for_fork])
         each = [
             SequencePages(names, array("i", table), branch.begin * self.page_size, source_pages)
             for table, branch in zip(tables, tree.branches, strict=True)

@@ -64,6 +64,7 @@ class Work:
     cancelled: bool = False  # set from any thread
     due: float = inf  # by time.monotonic(), when it should be answered: the order of those waiting
     reserved: Reservation | None = None  # of the engine's time
+    taken_at: float = 0.0  # by time.monotonic()
     expected: Expected | None = None  # before it is tokenised
     lane: object = None  # that tokenises it; None: the thread that submits it
     query: Query | None = None  # once read

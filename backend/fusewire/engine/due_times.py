@@ -1,0 +1,56 @@
+"""How much of a request's time admission may plan with, learned from how it ended."""
+
+from __future__ import annotations
+
+import threading
+from math import exp
+
+# Of a request's time, what no prediction sees: the network, threads of the server that wait for a
+# core, the answer on its way. Short times are cut by a share of themselves.
+_UNSEEN_S = 0.2
+_UNSEEN_SHARE = 0.25
+# Too many are late where more than this share of those that ended lately was.
+_LATE_SHARE = 0.1
+_LATELY = 1 / 16  # weight of the last one
+_MOST_AT_ONCE = 1.5
+_MOST_FACTOR = 8.0
+# While none is late, the factor's distance from 1 falls to 1/e in so many seconds.
+_FORGET_S = 30.0
+
+
+class DueTimes:
+    """A request that is taken is to end some time before its deadline. Its wait is predicted by the
+    device's clock alone; where requests end later than that, because other work takes the same
+    cores, or costs are not what they were, predictions are stretched by a factor until they do not.
+    A raise is judged by requests that were taken after it, as a sender does after a lost packet
+    (Jacobson, 1988). From any thread."""
+
+    def __init__(self) -> None:
+        self._factor = 1.0
+        self._late = 0.0  # share, lately
+        self._raised_at = float("-inf")
+        self._ended_at = float("-inf")
+        self._lock = threading.Lock()
+
+    def due(self, now: float, deadline: float) -> float:
+        """When what is taken now is to end by what is predicted, to meet its deadline."""
+        return now + _planned(deadline - now) / self._factor
+
+    def ended(self, taken_at: float, deadline: float, now: float) -> None:
+        """What was taken then has ended."""
+        with self._lock:
+            if taken_at < self._raised_at:
+                return
+            stretch = (now - taken_at) / _planned(deadline - taken_at)
+            self._late += _LATELY * ((stretch > 1.0) - self._late)
+            if stretch > 1.0 and self._late > _LATE_SHARE:
+                self._factor = min(self._factor * min(stretch, _MOST_AT_ONCE), _MOST_FACTOR)
+                self._raised_at, self._late = now, 0.0
+            elif stretch <= 1.0:
+                passed = min(max(now - self._ended_at, 0.0), _FORGET_S)
+                self._factor = 1.0 + (self._factor - 1.0) * exp(-passed / _FORGET_S)
+            self._ended_at = now
+
+
+def _planned(window_s: float) -> float:
+    return window_s - min(_UNSEEN_S, _UNSEEN_SHARE * window_s)
