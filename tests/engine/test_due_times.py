@@ -55,6 +55,6 @@ def test_what_was_learned_under_load_is_forgotten():
     for step in range(50):
         end(due_times, step * 0.1, 2.0)
     assert due_times.due(0.0, 1.0) < 0.5
-    for step in range(100):
+    for step in range(180):
         end(due_times, 5.0 + step, 0.1)
     assert due_times.due(0.0, 1.0) == pytest.approx(0.8, abs=0.01)
