@@ -56,8 +56,9 @@ def expect_equal(answer: Answer, alone: Answer, n: int) -> None:
             [delta for delta in each.deltas if delta.index == index] for each in (answer, alone)
         )
         for one, other in zip(of_answer, of_alone, strict=True):
-            assert one.logprob == pytest.approx(other.logprob, abs=PIPELINE_SCORE)
-        assert of_answer[-1].score == pytest.approx(of_alone[-1].score, abs=PIPELINE_SCORE)
+            assert one.logprob == pytest.approx(other.logprob, PIPELINE_SCORE, PIPELINE_SCORE)
+        score = of_alone[-1].score
+        assert of_answer[-1].score == pytest.approx(score, PIPELINE_SCORE, PIPELINE_SCORE)
         assert of_answer[-1].finish_reason == of_alone[-1].finish_reason
 
 
