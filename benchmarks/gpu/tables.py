@@ -219,6 +219,39 @@ def _listed(rows: Rows, title: str, columns: dict[str, str]) -> str:
     return "\n".join([*lines, "", _where(rows)])
 
 
+def _images(rows: Rows) -> str:
+    systems = _systems(rows)
+    lines = [
+        "Classifiers of images in fp16, 224 x 224, from pixel values on the host to logits on the "
+        "host, median ms (all systems are given fp32 pixels in pageable memory):",
+        "",
+        f"| images | {' | '.join(systems)} | speedup over the fastest other |",
+        "|---" * (len(systems) + 2) + "|",
+    ]
+    for (model, case), of_case in _by_case(rows).items():
+        cells = [_cell(of_case.get(system), "median_ms", "{:.2f}") for system in systems]
+        ratio = of_case["fusewire"]["times_best_rival"]
+        lines.append(f"| {model}, {case} | {' | '.join(cells)} | {ratio:.2f} |")
+    return "\n".join([*lines, "", _where(rows)])
+
+
+def _served_images(rows: Rows) -> str:
+    return _listed(
+        rows,
+        "{model} in fp16 served over gRPC by the embedded Triton, {images} JPEG files of "
+        "{kilobytes} kB a request; beside it, alone on the machine, the engine given pixel "
+        "values, and the processes that decode: images/s:",
+        {
+            "instances": "{instances}",
+            "requests under way": "{under_way}",
+            "engine": "{engine_images_per_s:.0f}",
+            "decoder": "{decoder_images_per_s:.0f}",
+            "served": "{served_images_per_s:.0f}",
+            "of the slower": "{served_over_slower:.0%}",
+        },
+    )
+
+
 def _python_api(rows: Rows) -> str:
     lines = [
         "Lists of texts from Python beside the engines that compute them (prompts: 128 tokens, and "
@@ -244,6 +277,8 @@ TABLES: dict[str, Callable[[Rows], str]] = {
     "attention": _attention,
     "memory": _memory,
     "served": _served,
+    "images": _images,
+    "served_images": _served_images,
     "python_api": _python_api,
     "generation": _generation,
     "generation_vllm": _generation_vllm,

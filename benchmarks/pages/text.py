@@ -75,6 +75,17 @@ SECTIONS = (
         (("gpu", "python_api"),),
     ),
     Section(
+        "Images on GPUs",
+        "ViT with random weights; every system's logits were checked against transformers in fp32.",
+        (("gpu", "images"),),
+        (),
+        {
+            "torch-eager": "transformers' model as it comes, with SDPA",
+            "torch-compiled": '`torch.compile(mode="reduce-overhead")`: a CUDA graph, with the '
+            "attention of cuDNN where it can",
+        },
+    ),
+    Section(
         "Generation on GPUs",
         "The first table compares two whole engines: fusewire's and vLLM's, one after the other, "
         "each the only process on the GPU, the fastest of two runs. fusewire is ahead where steps "
@@ -98,9 +109,27 @@ SECTIONS = (
         ("generation_cpu",),
     ),
     Section(
+        "Translation with beams",
+        "Encoder-decoder models of random weights as Marian folders, whose texts never end by "
+        "themselves. On the CPU every system in fp32 gives the same tokens. On a GPU fusewire is "
+        "far from what the device could do: its host work is not yet hidden behind the device's. "
+        "Other benchmarks had cores of their own on the same machine meanwhile.",
+        (("gpu", "seq2seq_gpu"), ("cpu", "seq2seq")),
+        (),
+        {
+            "ctranslate2": "fp32, on MKL",
+            "ctranslate2-int8": "the same with int8 weights, whose tokens differ",
+        },
+    ),
+    Section(
         "Through the server",
         "What is left of the engine's throughput when requests come over gRPC.",
-        (("gpu", "served"), ("gpu", "generation_served"), ("cpu", "served")),
+        (
+            ("gpu", "served"),
+            ("gpu", "served_images"),
+            ("gpu", "generation_served"),
+            ("cpu", "served"),
+        ),
     ),
     Section(
         "Overload",
@@ -153,6 +182,8 @@ encoder` runs one of them. With a GPU:
 | translation with beams beside transformers | `python -m benchmarks.gpu seq2seq` |
 | lists of texts and prompts from Python | `python -m benchmarks.python_api --device cuda` |
 | image classifiers, ViT-B/16 and L/14 | `python -m benchmarks.images`, `--device cuda` |
+| images served by Triton | `python -m benchmarks.served_images --device cuda` |
+| translation with beams | `python -m benchmarks.seq2seq`, `python -m benchmarks.gpu seq2seq` |
 | generation beside vLLM | `python -m benchmarks.gpu.generation_vllm --vllm-python PATH` |
 | generation served by Triton | `python -m benchmarks.generation_served --device cuda` |
 | requests that arrive at random | `python -m benchmarks.generation_poisson --device cuda \
