@@ -101,7 +101,8 @@ class EncoderLoop:
         """See Engine. Unavailable (of which QueueFull, and of that Overloaded) at once; but what is
         invalid is so however much there is to do."""
         work = Work(request, deadline, callback)
-        self._lanes.read(work)
+        if self._lanes.quick(work):
+            self._engine.read([work])
         with self._changed:
             if self._closing:
                 raise Unavailable(CLOSED)

@@ -50,11 +50,9 @@ class ReadingLanes:
             self._middle = Lane(engine, what.format(SHORT_CHARACTERS), _MOST_WAITING)
             self._long = Lane(engine, what.format(LONG_CHARACTERS), MOST_WAITING)
 
-    def read(self, work: Work) -> None:
-        """What is read quickly, by the thread that submits it: no long texts, and of images the
-        headers."""
-        if work.request.characters <= LONG_CHARACTERS:
-            self._engine.read([work])
+    def quick(self, work: Work) -> bool:
+        """Whether the thread that submits it reads it: no long texts, and of images the headers."""
+        return work.request.characters <= LONG_CHARACTERS
 
     def lane(self, work: Work) -> Lane | None:
         """The lane of a request; None where the thread that submits it tokenises it at once."""

@@ -4,6 +4,7 @@ them, without a server."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ from fusewire.serving.openai.generation import Generation
 from fusewire.serving.openai.ranking import RerankRequest, rerank
 from fusewire.serving.openai.sender import TENANT_HEADER, sender
 from fusewire.settings import EngineSettings
+from fusewire_client.calls import Infer
 from fusewire_client.triton_errors import from_grpc
 from pydantic import ValidationError
 
@@ -99,8 +101,17 @@ def test_ranking_passes_them_with_every_call() -> None:
 
 
 def test_each_prompt_of_a_generation_is_its_tenants() -> None:
-    transport: Any = None
+    asked: list[Infer] = []
+
+    class Transport:
+        async def stream(self, call: Infer, timeout_s: float) -> AsyncGenerator[dict[str, Any]]:
+            asked.append(call)
+            for nothing in ():
+                yield nothing
+
+    transport: Any = Transport()
     made = Generation(
         transport, "m", ["a", "b"], {"n": 1}, {}, stream=False, sender={"tenant": "blue"}
     )
-    assert [call.parameters for call in made._calls] == [{"tenant": "blue"}] * 2
+    asyncio.run(made.whole())
+    assert [call.parameters for call in asked] == [{"tenant": "blue"}] * 2
