@@ -31,7 +31,7 @@ def test_waits_are_stretched_as_far_as_they_are_longer_and_no_further(truth):
     due_times = DueTimes()
     for step in range(400):
         end(due_times, step * 0.1, truth)
-    assert 0.6 * 0.8 / truth < due_times.due(0.0, 1.0) < 1.1 * 0.8 / truth
+    assert 0.6 * 0.8 / truth < due_times.due(40.0, 41.0) - 40.0 < 1.1 * 0.8 / truth
 
 
 def test_those_taken_before_a_raise_are_not_held_against_it():
@@ -40,7 +40,7 @@ def test_those_taken_before_a_raise_are_not_held_against_it():
         one.ended(0.0, 1.0, 1.0)
     for _ in range(300):
         many.ended(0.0, 1.0, 1.0)
-    assert many.due(0.0, 1.0) == one.due(0.0, 1.0) < 0.8
+    assert many.due(1.0, 2.0) == one.due(1.0, 2.0) < 1.8
 
 
 def test_a_single_late_answer_changes_nothing():
@@ -50,11 +50,9 @@ def test_a_single_late_answer_changes_nothing():
     assert due_times.due(0.0, 1.0) == pytest.approx(0.8)
 
 
-def test_what_was_learned_under_load_is_forgotten():
+def test_what_was_learned_under_load_is_forgotten_also_where_nothing_ends():
     due_times = DueTimes()
     for step in range(50):
         end(due_times, step * 0.1, 2.0)
-    assert due_times.due(0.0, 1.0) < 0.5
-    for step in range(180):
-        end(due_times, 5.0 + step, 0.1)
-    assert due_times.due(0.0, 1.0) == pytest.approx(0.8, abs=0.01)
+    assert due_times.due(5.0, 6.0) - 5.0 < 0.5
+    assert due_times.due(300.0, 301.0) - 300.0 == pytest.approx(0.8, abs=0.01)

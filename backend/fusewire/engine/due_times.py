@@ -14,7 +14,7 @@ _LATE_SHARE = 0.1
 _LATELY = 1 / 16  # weight of the last one
 _MOST_AT_ONCE = 1.5
 _MOST_FACTOR = 8.0
-# While none is late, the factor's distance from 1 falls to 1/e in so many seconds.
+# The factor's distance from 1 falls to 1/e in so many seconds, unless it is raised again.
 _FORGET_S = 30.0
 
 
@@ -26,30 +26,28 @@ class DueTimes:
     (Jacobson, 1988). From any thread."""
 
     def __init__(self) -> None:
-        self._factor = 1.0
+        self._raised = 1.0, float("-inf")  # the factor as it was raised, and when
         self._late = 0.0  # share, lately
-        self._raised_at = float("-inf")
-        self._ended_at = float("-inf")
         self._lock = threading.Lock()
 
     def due(self, now: float, deadline: float) -> float:
         """When what is taken now is to end by what is predicted, to meet its deadline."""
-        return now + _planned(deadline - now) / self._factor
+        return now + _planned(deadline - now) / self._factor(now)
 
     def ended(self, taken_at: float, deadline: float, now: float) -> None:
-        """What was taken then has ended."""
+        """What was taken then was answered now, or too late to be."""
         with self._lock:
-            if taken_at < self._raised_at:
+            if taken_at < self._raised[1]:
                 return
             stretch = (now - taken_at) / _planned(deadline - taken_at)
             self._late += _LATELY * ((stretch > 1.0) - self._late)
             if stretch > 1.0 and self._late > _LATE_SHARE:
-                self._factor = min(self._factor * min(stretch, _MOST_AT_ONCE), _MOST_FACTOR)
-                self._raised_at, self._late = now, 0.0
-            elif stretch <= 1.0:
-                passed = min(max(now - self._ended_at, 0.0), _FORGET_S)
-                self._factor = 1.0 + (self._factor - 1.0) * exp(-passed / _FORGET_S)
-            self._ended_at = now
+                factor = self._factor(now) * min(stretch, _MOST_AT_ONCE)
+                self._raised, self._late = (min(factor, _MOST_FACTOR), now), 0.0
+
+    def _factor(self, now: float) -> float:
+        factor, raised_at = self._raised
+        return 1.0 + (factor - 1.0) * exp(-max(now - raised_at, 0.0) / _FORGET_S)
 
 
 def _planned(window_s: float) -> float:

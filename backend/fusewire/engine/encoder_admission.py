@@ -83,11 +83,12 @@ class EncoderAdmission:
             seconds = self._costs.share(sum(lengths), sum_of_squares(lengths))
             self._backlog.correct(work.reserved, seconds)
 
-    def release(self, work: Work) -> None:
-        """It has ended."""
+    def release(self, work: Work, *, answered: bool = True) -> None:
+        """It has ended. What had no answer, and was not due yet, says nothing of waits."""
         if work.reserved is not None:
-            if work.deadline is not None and work.due < inf:
-                self._due_times.ended(work.taken_at, work.deadline, self._clock())
+            now = self._clock()
+            if work.deadline is not None and work.due < inf and (answered or now >= work.due):
+                self._due_times.ended(work.taken_at, work.deadline, now)
             self._backlog.release(work.reserved)
             work.reserved.of = None  # in no cycle with it
 

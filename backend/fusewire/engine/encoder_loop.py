@@ -363,7 +363,7 @@ class EncoderLoop:
             if work.ended:
                 return
             work.ended = True
-        self._admission.release(work)
+        self._admission.release(work, answered=answer is None and work.answer is None)
         callback, work.callback = work.callback, None  # who has the ticket is in no cycle with it
         try:
             assert callback is not None

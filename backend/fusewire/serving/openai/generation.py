@@ -28,6 +28,8 @@ T = TypeVar("T")
 _LONGEST_S = 2 * 86400.0
 _LEAST_S = 0.001  # of a call's time, for what is late in any case
 _OUTPUTS = ("finish_reason", "num_input_tokens", "num_cached_tokens", "num_output_tokens")
+# All that a model is asked for.
+OUTPUTS = ("text_output", *_OUTPUTS, "logprobs", "prompt_logprobs")
 
 
 # By token id, as the model's JSON has it: logprob, rank and decoded_token.

@@ -21,6 +21,7 @@ from fusewire.models.registry import encoder_of_texts
 from fusewire.serving import model_config, repository
 from fusewire.serving.config import ModelSettings
 from fusewire.serving.gateway_protocol import ModelSource
+from fusewire.serving.openai.generation import OUTPUTS
 from fusewire.serving.openai.served import (
     CLASSIFY,
     EMBED,
@@ -30,7 +31,7 @@ from fusewire.serving.openai.served import (
     Served,
 )
 from fusewire.settings import EngineSettings
-from fusewire.tasks.contract import GENERATE, GENERATING, contract
+from fusewire.tasks.contract import GENERATE, GENERATING
 from fusewire.tasks.rerank import score_function
 from fusewire.tasks.sentence_files import SentenceFiles
 from fusewire.text_workers.workers import TextWorkers
@@ -137,7 +138,7 @@ def _ready(workers: TextWorkers) -> TextWorkers:
 def _check_outputs(config: Any, name: str) -> None:
     """An entry written by an earlier version has fewer outputs than are asked for here."""
     there = {output.name for output in config.output}
-    missing = [output.name for output in contract(GENERATE)[1] if output.name not in there]
+    missing = [output for output in OUTPUTS if output not in there]
     if missing:
         raise ConfigurationError(
             f"{name}/{repository.CONFIG}: got no output {missing[0]}, wanted the outputs of this "
