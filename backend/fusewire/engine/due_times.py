@@ -15,7 +15,7 @@ _LATELY = 1 / 16  # weight of the last one
 _MOST_AT_ONCE = 1.5
 _MOST_FACTOR = 8.0
 # The factor's distance from 1 falls to 1/e in so many seconds, unless it is raised again.
-_FORGET_S = 30.0
+_FORGET_S = 60.0
 
 
 class DueTimes:
