@@ -177,6 +177,22 @@ def test_before_one_has_ended_nothing_is_predicted():
         machine.ask(within=0.1, most=100, new=50)
 
 
+@pytest.mark.parametrize("first", [State.RUNNING, State.FINISHED])
+def test_texts_run_on_when_the_first_of_them_has_ended(first):
+    """Until they end too there is no slot for 4 others, whatever their priority."""
+    machine = Machine().seen()
+    place = machine.admission.take(4, tokens=16, most_new=100)
+    place.begun = 16
+    place.sequence = GenerationSequence([0] * (16 + 20), 16 + 100)
+    place.sequence.state = first
+    if first is State.FINISHED:
+        machine.admission.leave(place, generated=20)
+    wait_s = machine.admission._wait_s(Place(4, 16, 50, priority=-1))
+    left = machine.admission._left(place)
+    running = min(machine.admission._taken, 4)
+    assert wait_s == pytest.approx(left * steps().seconds(running, 0.0), rel=1e-6)
+
+
 def test_a_higher_priority_waits_for_its_own():
     machine = Machine().seen()
     for _ in range(40):

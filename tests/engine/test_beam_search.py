@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fusewire.engine.continuation import Delta
 from fusewire.engine.generation import GenerationEngine
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.errors import ComputeFailed, ConfigurationError, DeadlineExceeded, InvalidInput
@@ -23,6 +24,7 @@ from tests.engine.generating import (
     Cancelling,
     allocated_bytes,
     ask,
+    between_steps,
     byte_tokenizer,
     held,
     pass_steps,
@@ -478,6 +480,32 @@ def test_a_failed_step_frees_its_searches(engine, monkeypatch):
     with pytest.raises(ComputeFailed):
         ask(engine, [20] * 5, num_beams=3, max_new_tokens=9)[0].finish()
     assert engine.cache.used == engine.cache.reserved == engine.cache.live_tokens == 0
+
+
+@pytest.mark.parametrize("early", [0, 3])
+def test_a_callback_that_raises_ends_its_search_alone(engine, reference, early):
+    """Told of a token that is certain, it raises while a step with beams of others is computed."""
+    options = {"num_beams": 3, "max_new_tokens": 24}
+    parameters = engine.parameters(**options, min_new_tokens=24)
+    answer, prompt = Answer(parameters), random_prompt(random.Random(9), 40)
+
+    def refuse(event: Any) -> None:
+        if isinstance(event, Delta):
+            raise ZeroDivisionError
+        answer.events.put(event)
+
+    with held(engine):
+        others = [ask(engine, prompt, **options)[0] for _ in range(early)]
+        engine.submit(GenerationRequest([20] * 5, parameters), None, refuse)
+        others.append(ask(engine, prompt, **options)[0])
+        drawn_alone = ask(engine, prompt, max_new_tokens=24, min_new_tokens=24)[0]
+    with pytest.raises(ComputeFailed):
+        answer.next()
+    wanted = reference.search(prompt, 3, max_new_tokens=24)
+    for other in others:
+        expect(other.finish(), wanted)
+    assert len(drawn_alone.finish().tokens()) == 24
+    assert between_steps(engine, lambda: engine.cache.used) == 0
 
 
 def test_a_deadline_ends_a_search(engine, monkeypatch):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from fusewire.engine.kv_cache import KvCache, OutOfPages, SequencePages
+from fusewire.engine.kv_cache import KvCache, OutOfPages, SequencePages, Source
 from fusewire.errors import ConfigurationError
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -146,6 +146,32 @@ def test_found_pages_that_nobody_uses_count_as_taken():
         cache.admit([1, 2, 3, 4, 5], cache.names(), room=5, spare=1)
     assert cache.admit([1, 2, 3, 4, 5], cache.names(), room=5).length == 4
     assert cache.used == 3
+
+
+def test_beams_that_come_back_take_no_page_of_their_source():
+    """Where it is the one that was released longest ago, but for those of the beams."""
+    cache = KvCache(10, 2)
+    source, prompt = Source([7, 7, 7, 7]), [1, 2]
+    names = cache.names(source)
+    search = cache.admit(prompt, names, room=2, source=source)
+    cache.store_source(search.source)
+    cache.advance(search, prompt)
+    shared = cache.begin_beams(search)
+    cache.reserve_for_beams([search], [4])
+    own = cache.take_for_beams([search], [4])
+    pasts = [[*prompt, 3, 4, 5], [*prompt, 6, 7, 8]]
+    cache.suspend_beams(search, pasts, [[*shared, *own[:2]], [*shared, *own[2:]]])
+    cache.release(search)
+    cache.release(stored(cache, [9] * 2 * cache.free))
+    assert figures(cache)[:3] == (0, 0, 10)
+    search, each, _ = cache.readmit(len(prompt), pasts, names, beams=2, source=source)
+    assert search.source.stored
+    of_source = set(search.source.table)
+    of_beams = {page for pages in each for page in pages.table}
+    assert (len(of_source), len(of_beams)) == (2, 5)
+    assert of_source.isdisjoint(of_beams)
+    cache.release(search)
+    assert cache.used == cache.reserved == cache.live_tokens == 0
 
 
 def test_tokens_without_room_are_not_stored():

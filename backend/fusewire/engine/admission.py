@@ -31,7 +31,8 @@ class Place:
 
     @property
     def runs(self) -> bool:
-        return self.sequence is not None and self.sequence.state is State.RUNNING
+        """Its first sequence may have ended before others."""
+        return self.sequence is not None and self.sequence.state is not State.WAITING
 
     @property
     def generated(self) -> int:

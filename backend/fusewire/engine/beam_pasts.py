@@ -55,11 +55,14 @@ class PastTree:
     def to_take(self) -> int:
         return len(self._own) + self.partial
 
-    def take(self, pool: PagePool) -> list[list[int]]:
-        """The table of each past. All pages have one owner more than before, or their first."""
-        pages = dict(self._found)
+    def share(self, pool: PagePool) -> None:
+        """The pages that were found have one owner more: nobody evicts them from here on."""
         for page in self._found.values():
             pool.share(page)
+
+    def take(self, pool: PagePool) -> list[list[int]]:
+        """The table of each past, with new pages beside those found, which are shared before."""
+        pages = dict(self._found)
         tables = []
         for each in self.branches:
             for name in each.names:

@@ -148,6 +148,8 @@ class GenerationLoop:
         self._scoring: set[GenerationSequence] = set()  # with prompts that are still to score
         # What the last step made certain of searches that go on: told while the next one runs.
         self._settled: list[tuple[Generation, Sequence[tuple[int, float]]]] = []
+        # Whose callbacks raised at that: they end after the step, which has rows of theirs.
+        self._untold: dict[Generation, FusewireError] = {}
 
     @property
     def idle(self) -> bool:
@@ -204,6 +206,9 @@ class GenerationLoop:
             for sequence in self.scheduler.sequences():  # forks without an owner yet
                 if sequence not in self._owners:
                     self.scheduler.finish(sequence)
+        untold, self._untold = self._untold, {}
+        for generation, its_error in untold.items():
+            self._fail(generation, its_error)
 
     def _generations(self) -> list[Generation]:
         return list({id(of): of for of, _ in self._owners.values()}.values())
@@ -264,7 +269,7 @@ class GenerationLoop:
         groups = [generation.beams for generation in generations if generation.beams]
         settled = self._beam_groups.advance(logits, first, sequences, groups)
         for sequence, generation, group in zip(sequences, generations, groups, strict=True):
-            if sequence.rows is not None and group not in settled:
+            if generation in self._untold or (sequence.rows is not None and group not in settled):
                 continue
             try:
                 if sequence.rows is None:
@@ -283,7 +288,7 @@ class GenerationLoop:
             try:
                 self._answer_settled(generation, settled)
             except Exception as error:
-                self._fail(generation, failure(error))
+                self._untold[generation] = failure(error)
 
     def _answer_settled(self, generation: Generation, settled: Sequence[tuple[int, float]]) -> None:
         for token, logprob in settled:

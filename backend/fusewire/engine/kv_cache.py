@@ -347,8 +347,10 @@ class KvCache:
         wanted += sum(not self._pool.owners(page) for page in tree.found)
         if wanted > self.available - spare:
             raise OutOfPages(wanted, self.available - spare)
-        tables = tree.take(self._pool)
+        tree.share(self._pool)
+        # Those that were found, the source's too, are nobody's to take from here on.
         source_pages = None if source is None else self._sources.admit(source, of_source)
+        tables = tree.take(self._pool)
         found_tokens = 0 if source_pages is None else source_pages.tokens
         self.live_tokens += found_tokens
         self.prefix_hit_tokens += found_tokens + len(tree.found) * self.page_size
