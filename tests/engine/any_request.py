@@ -79,7 +79,7 @@ VALID: dict[str, Make] = {
     "timeout_seconds": some(100, 86400.0, None),
     "num_beams": whole(1, 5),
     "use_beam_search": FLAGS,
-    "length_penalty": some(-5, -1, 0, 0.6, 1.0, 5),
+    "length_penalty": some(-5, -1, 0, 0.6, 1.0, 5, 10),
     "early_stopping": some(True, False, "never"),
     "renormalize_logits": FLAGS,
 }
@@ -121,7 +121,7 @@ INVALID: dict[str, Make] = {
     "timeout_seconds": either(_NO_NUMBER, some(0, -1, 86401)),
     "num_beams": either(_NO_WHOLE, some(0, -1, 513)),
     "use_beam_search": _NO_FLAG,
-    "length_penalty": either(_NO_NUMBER, some(-5.1, 6)),
+    "length_penalty": either(_NO_NUMBER, some(-5.1, 10.5)),
     "early_stopping": some(0, 1, "always", 1.0, []),
     "renormalize_logits": _NO_FLAG,
 }  # fmt: skip
@@ -145,6 +145,9 @@ _PROMPTS = either(
 _NO_PROMPTS = some("", "\ud800", [], [-1], [END + 1], [1.5], b"a", [1] * LONGEST)
 
 
+FORCED_EOS = 2  # of encoder-decoder folders that name no other
+
+
 @dataclass
 class Asked:
     prompt: str | list[int]
@@ -157,6 +160,8 @@ class Asked:
         if any({alias, name} <= p.keys() for alias, name in ALIASES.items()):
             return True
         if engine.limits.source is not None and "prompt_logprobs" in p:
+            return True
+        if engine.limits.source is not None and FORCED_EOS in p.get("suppress_tokens", []):
             return True
         if self.searches() and self._beams_may_be_refused(p, engine.cache.pages):
             return True
