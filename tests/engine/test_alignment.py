@@ -86,6 +86,46 @@ def test_an_alignment_that_fails_ends_its_request_alone(model, monkeypatch, beam
     assert engine.cache.used == 0
 
 
+def test_passes_have_no_more_tokens_than_steps(model, monkeypatch):
+    _, engine = model
+    given, alignments = [], engine.model.alignments
+
+    def noted(source_ids, targets, max_batch_tokens):
+        given.append((len(targets), max_batch_tokens))
+        return alignments(source_ids, targets, max_batch_tokens)
+
+    monkeypatch.setattr(engine.model, "alignments", noted)
+    ask(engine, [30] * 5, max_new_tokens=4, num_beams=3, n=2, alignment=True)[0].finish(2)
+    assert given == [(2, engine.settings.max_batch_tokens)]
+
+
+@pytest.mark.parametrize(
+    ("weights", "tokens", "message"),
+    [
+        (75, None, "16 tokens with a source of 5, wanted at most 75 weights.* lower max_tokens or"),
+        (80, 15, r"16 tokens with .* wanted at most 15 \(max_batch_tokens\).* lower max_tokens"),
+        (80, 16, None),
+    ],
+)
+def test_an_alignment_that_could_be_too_large_is_refused(
+    model, monkeypatch, weights, tokens, message
+):
+    _, engine = model
+    monkeypatch.setattr("fusewire.engine.generation._MOST_WEIGHTS", weights)
+    if tokens is not None:
+        settings = engine.settings.model_copy(update={"max_batch_tokens": tokens})
+        monkeypatch.setattr(engine, "settings", settings)
+    asked = {"max_tokens": 16, "min_new_tokens": 16}
+    if message is None:
+        found = ask(engine, [30] * 5, **asked, alignment=True)[0].finish().deltas[-1].alignment
+        assert found.weights.shape == (16, 5)
+        return
+    with pytest.raises(InvalidInput, match=f"alignment: got true for texts of up to {message}"):
+        ask(engine, [30] * 5, **asked, alignment=True)
+    assert engine._admission._taken == 0
+    ask(engine, [30] * 5, **asked)[0].finish()
+
+
 def test_a_model_without_an_encoder_has_none(tmp_path):
     wanted = pytest.raises(InvalidInput, match="alignment: got True, wanted false for a model")
     with tiny_engine(tmp_path) as engine, wanted:

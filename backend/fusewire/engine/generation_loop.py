@@ -374,7 +374,7 @@ class GenerationLoop:
         assert isinstance(self._model, Seq2SeqModel)
         begin = generation.decoder_ids
         read = [[*begin, *tokens[:-1]] for tokens in texts[: len(lasts)]]
-        found = self._model.alignments(source.token_ids, read)
+        found = self._model.alignments(source.token_ids, read, self.scheduler.max_batch_tokens)
         for delta, tokens, weights in zip(lasts, texts, found, strict=False):
             delta.alignment = Alignment(source.token_ids, tokens, weights[len(begin) - 1 :])
 
