@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from fusewire.engine.generation import GenerationEngine
 from fusewire.errors import ComputeFailed, InvalidInput
 
-from tests.engine.generating import ask, tiny_engine
+from tests.engine.generating import ask, between_steps, tiny_engine
 from tests.engine.test_beam_search import engine_of, loaded, random_prompt
 from tests.tolerance import PIPELINE_SCORE
 
@@ -97,6 +98,27 @@ def test_passes_have_no_more_tokens_than_steps(model, monkeypatch):
     monkeypatch.setattr(engine.model, "alignments", noted)
     ask(engine, [30] * 5, max_new_tokens=4, num_beams=3, n=2, alignment=True)[0].finish(2)
     assert given == [(2, engine.settings.max_batch_tokens)]
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_what_it_takes_is_no_cost_of_a_step(model, monkeypatch, beams):
+    _, engine = model
+    alignments, observe, took_s = engine.model.alignments, engine._loop.costs.observe, []
+
+    def slow(*asked):
+        time.sleep(2)  # more than any step of this model
+        return alignments(*asked)
+
+    def noted(tokens, squares, seconds):
+        took_s.append(seconds)
+        observe(tokens, squares, seconds)
+
+    monkeypatch.setattr(engine.model, "alignments", slow)
+    monkeypatch.setattr(engine._loop.costs, "observe", noted)
+    ask(engine, [30] * 5, max_new_tokens=4, num_beams=beams, alignment=True)[0].finish()
+    between_steps(engine, lambda: None)
+    assert len(took_s) >= 4
+    assert 0 < min(took_s) <= max(took_s) < 2
 
 
 @pytest.mark.parametrize(
