@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 from fusewire.engine.generation import GenerationEngine
 from fusewire.errors import ComputeFailed, InvalidInput
 
-from tests.engine.generating import ask, tiny_engine
+from tests.engine.generating import ask, between_steps, tiny_engine
 from tests.engine.test_beam_search import engine_of, loaded, random_prompt
 from tests.tolerance import PIPELINE_SCORE
 
@@ -84,6 +85,67 @@ def test_an_alignment_that_fails_ends_its_request_alone(model, monkeypatch, beam
             ask(engine, [30] * 5, max_new_tokens=4, num_beams=beams, alignment=True)[0].finish()
     assert len(other.finish().tokens()) == 30
     assert engine.cache.used == 0
+
+
+def test_passes_have_no_more_tokens_than_steps(model, monkeypatch):
+    _, engine = model
+    given, alignments = [], engine.model.alignments
+
+    def noted(source_ids, targets, max_batch_tokens):
+        given.append((len(targets), max_batch_tokens))
+        return alignments(source_ids, targets, max_batch_tokens)
+
+    monkeypatch.setattr(engine.model, "alignments", noted)
+    ask(engine, [30] * 5, max_new_tokens=4, num_beams=3, n=2, alignment=True)[0].finish(2)
+    assert given == [(2, engine.settings.max_batch_tokens)]
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_what_it_takes_is_no_cost_of_a_step(model, monkeypatch, beams):
+    _, engine = model
+    alignments, observe, took_s = engine.model.alignments, engine._loop.costs.observe, []
+
+    def slow(*asked):
+        time.sleep(2)  # more than any step of this model
+        return alignments(*asked)
+
+    def noted(tokens, squares, seconds):
+        took_s.append(seconds)
+        observe(tokens, squares, seconds)
+
+    monkeypatch.setattr(engine.model, "alignments", slow)
+    monkeypatch.setattr(engine._loop.costs, "observe", noted)
+    ask(engine, [30] * 5, max_new_tokens=4, num_beams=beams, alignment=True)[0].finish()
+    between_steps(engine, lambda: None)
+    assert len(took_s) >= 4
+    assert 0 < min(took_s) <= max(took_s) < 2
+
+
+@pytest.mark.parametrize(
+    ("weights", "tokens", "message"),
+    [
+        (75, None, "16 tokens with a source of 5, wanted at most 75 weights.* lower max_tokens or"),
+        (80, 15, r"16 tokens with .* wanted at most 15 \(max_batch_tokens\).* lower max_tokens"),
+        (80, 16, None),
+    ],
+)
+def test_an_alignment_that_could_be_too_large_is_refused(
+    model, monkeypatch, weights, tokens, message
+):
+    _, engine = model
+    monkeypatch.setattr("fusewire.engine.generation._MOST_WEIGHTS", weights)
+    if tokens is not None:
+        settings = engine.settings.model_copy(update={"max_batch_tokens": tokens})
+        monkeypatch.setattr(engine, "settings", settings)
+    asked = {"max_tokens": 16, "min_new_tokens": 16}
+    if message is None:
+        found = ask(engine, [30] * 5, **asked, alignment=True)[0].finish().deltas[-1].alignment
+        assert found.weights.shape == (16, 5)
+        return
+    with pytest.raises(InvalidInput, match=f"alignment: got true for texts of up to {message}"):
+        ask(engine, [30] * 5, **asked, alignment=True)
+    assert engine._admission._taken == 0
+    ask(engine, [30] * 5, **asked)[0].finish()
 
 
 def test_a_model_without_an_encoder_has_none(tmp_path):

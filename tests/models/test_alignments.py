@@ -41,6 +41,29 @@ def test_alignments_are_transformers_cross_attentions(tmp_path, model_type, plac
     assert spread > 0.01  # or any weights would do
 
 
+@pytest.mark.parametrize(
+    ("max_batch_tokens", "passes"),
+    [(69, [69]), (68, [36, 33]), (20, [20, 16, 33]), (1, [1, 19, 16, 33])],
+)
+def test_a_pass_has_no_more_tokens_than_a_step(tmp_path, monkeypatch, max_batch_tokens, passes):
+    tiny_seq2seq(tmp_path, "bart")
+    model = load_decoder(tmp_path, Placement("cpu", "float32"))
+    (source,) = random_texts(WORDS, [37], seed=1)
+    targets = random_texts(WORDS, [1, 19, 16, 33], seed=2)
+    wanted = model.alignments(source, targets)
+    sizes, queries = [], model._stack.source_queries
+
+    def counted(x, *rest):
+        sizes.append(x.shape[0])
+        return queries(x, *rest)
+
+    monkeypatch.setattr(model._stack, "source_queries", counted)
+    found = model.alignments(source, targets, max_batch_tokens)
+    assert sizes == passes
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one, other, 0, PIPELINE_SCORE)
+
+
 def test_a_source_that_the_model_does_not_know_is_refused(tmp_path):
     tiny_seq2seq(tmp_path, "bart")
     model = load_decoder(tmp_path, Placement("cpu", "float32"))

@@ -63,6 +63,8 @@ _log = logging.getLogger(__name__)
 _LONGEST_STEP_S = 60.0
 # Of English; what it has is known once it is tokenised.
 _CHARACTERS_OF_TOKEN = 4
+# Weights of a text's alignment, of which the answer has a number each: target x source tokens.
+_MOST_WEIGHTS = 1 << 22
 Forced = dict[int, tuple[int, ...]]  # by the place of new tokens: one of these
 _FORKED = "engine: got a request in a forked process, wanted it where it was loaded; load it here"
 
@@ -263,6 +265,8 @@ class GenerationEngine:
             source=source,
         )
         self._loop.scheduler.check(sequence)
+        if parameters.alignment and source is not None:
+            self._check_alignment(parameters, len(ids) + most - 1, len(source))
         read = () if source is None else source.token_ids
         place.sequence, place.begun = sequence, len(ids)
         generation = self._generation(ids, read, parameters, most, forced, callback, scores, place)
@@ -406,6 +410,20 @@ class GenerationEngine:
             )
         decoder_ids = ids[:] if parameters.alignment else ()
         return Generation(branches, callback, place, beams, scores, decoder_ids)
+
+    def _check_alignment(self, parameters: GenerationParameters, target: int, source: int) -> None:
+        """InvalidInput where texts of up to `target` tokens are longer than one pass may be, or
+        attend to their source by too many numbers: both stop all other requests."""
+        longest = self.settings.max_batch_tokens
+        name = parameters.named("max_new_tokens")
+        wanted, remedy = f"at most {longest} (max_batch_tokens), read at once", f"lower {name}"
+        if target <= longest:
+            if target * source <= _MOST_WEIGHTS:
+                return
+            wanted = f"at most {_MOST_WEIGHTS} weights, one for each pair of tokens"
+            remedy += " or shorten the source"
+        got = f"true for texts of up to {target} tokens with a source of {source}"
+        raise InvalidInput("alignment", got, wanted, remedy)
 
     def _begin(
         self, model: Seq2SeqModel, parameters: GenerationParameters

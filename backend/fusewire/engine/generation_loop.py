@@ -142,6 +142,7 @@ class GenerationLoop:
         self._admission = admission
         self.costs = costs
         self._computed_at = 0.0  # the last step
+        self._aligning_s = 0.0  # of this step
         self._owners: dict[GenerationSequence, tuple[Generation, Branch]] = {}
         self._deadlines: list[tuple[float, int, Generation]] = []  # a heap
         self._order = count()
@@ -194,9 +195,10 @@ class GenerationLoop:
         self._computed_at = now
         try:
             began = time.perf_counter()
-            tokens = step.tokens
+            tokens, self._aligning_s = step.tokens, 0.0
             self._compute(step)
-            self.costs.observe(tokens, 0.0, time.perf_counter() - began)
+            # What alignments took says nothing about the next step of so many tokens.
+            self.costs.observe(tokens, 0.0, time.perf_counter() - began - self._aligning_s)
         except Exception as error:
             self.progress.fail()
             failed = failure(error)
@@ -374,7 +376,12 @@ class GenerationLoop:
         assert isinstance(self._model, Seq2SeqModel)
         begin = generation.decoder_ids
         read = [[*begin, *tokens[:-1]] for tokens in texts[: len(lasts)]]
-        found = self._model.alignments(source.token_ids, read)
+        began = time.perf_counter()
+        most = self.scheduler.max_batch_tokens
+        try:
+            found = self._model.alignments(source.token_ids, read, most)
+        finally:
+            self._aligning_s += time.perf_counter() - began
         for delta, tokens, weights in zip(lasts, texts, found, strict=False):
             delta.alignment = Alignment(source.token_ids, tokens, weights[len(begin) - 1 :])
 

@@ -94,7 +94,7 @@ class GenerationScheduler:
     def __init__(self, cache: KvCache, max_batch_tokens: int, max_sequences: int) -> None:
         """ConfigurationError when settings contradict each other."""
         self._cache = cache
-        self._max_batch_tokens = max_batch_tokens
+        self.max_batch_tokens = max_batch_tokens
         self._max_sequences = max_sequences
         if max_sequences < 1:
             raise ConfigurationError(
@@ -134,11 +134,11 @@ class GenerationScheduler:
         if not sequence.token_ids:
             raise InvalidInput("prompt", "no tokens", "at least one", "send a longer prompt")
         source = sequence.source
-        if source is not None and not 1 <= len(source) <= self._max_batch_tokens:
+        if source is not None and not 1 <= len(source) <= self.max_batch_tokens:
             raise InvalidInput(
                 "source",
                 f"{len(source)} tokens",
-                f"1 to {self._max_batch_tokens} (max_batch_tokens), as a source is encoded whole",
+                f"1 to {self.max_batch_tokens} (max_batch_tokens), as a source is encoded whole",
                 "shorten it, or raise max_batch_tokens",
             )
         longest = max(sequence.most_tokens, len(sequence.token_ids))
@@ -261,7 +261,7 @@ class GenerationScheduler:
                 self._put(step, sequence, 1)
             elif left:
                 prompts.append(sequence)
-        budget = self._max_batch_tokens - len(step.chunks)
+        budget = self.max_batch_tokens - len(step.chunks)
         for group in self._groups:
             if group.rows is not None:
                 step.groups.append(group)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -93,45 +94,66 @@ class Seq2SeqModel(DecoderModel):
         self._encode(sources, cache)
 
     def alignments(
-        self, source_ids: Sequence[int], targets: Sequence[Sequence[int]]
+        self,
+        source_ids: Sequence[int],
+        targets: Sequence[Sequence[int]],
+        max_batch_tokens: int = 1 << 24,
     ) -> list[NDArray[np.float32]]:
         """How the last layer's attention to the source is spread while the tokens of each target
         are read: [tokens, source tokens], rows that sum to 1, the mean over the heads.
 
-        Encodes the source again and reads the targets at once, in a cache of its own; the last
-        product is computed on the host. Raises InvalidInput when an id or a length is out of range.
+        Encodes the source again and reads the targets, whole and as many at once as have at most
+        `max_batch_tokens` (one that is longer alone), in a cache of its own; the last product is
+        computed on the host. Raises InvalidInput when an id or a length is out of range.
         """
-        pages_of = [-(-len(ids) // _ALIGNMENT_PAGE) for ids in (source_ids, *targets)]
-        cache = self.new_cache(sum(pages_of), _ALIGNMENT_PAGE)
-        firsts = np.cumsum([0, *pages_of])
-        tables = np.zeros((len(pages_of), max(pages_of)), np.int32)
-        for row, first, count in zip(tables, firsts, pages_of, strict=False):
-            row[:count] = range(first, first + count)
-        length = len(source_ids)
+        passes = [targets[each] for each in _passes(list(map(len, targets)), max_batch_tokens)]
+        length, source_pages = len(source_ids), _alignment_pages(source_ids)
+        target_pages = max(sum(map(_alignment_pages, each)) for each in passes)
+        cache = self.new_cache(source_pages + target_pages, _ALIGNMENT_PAGE)
+        table = np.arange(source_pages, dtype=np.int32)[None]
         of_source = np.array([0, length], np.int32)
-        source = SourceBatch(np.array(source_ids, np.int64), of_source, tables[:1, : pages_of[0]])
+        source = SourceBatch(np.array(source_ids, np.int64), of_source, table)
         stored = self.place.numpy(self._encode(source, cache))
         keys = stored[:, 2 * (len(self._attentions) - 1) * self._width :][:, : self._width]
+        weights = []
+        for some in passes:
+            sources = SourceTable(
+                np.full(len(some), length, np.int32), table.repeat(len(some), axis=0)
+            )
+            for queries in self._source_queries(some, sources, source_pages, cache):
+                weights.append(_mean_weights(queries, keys, self._heads, self._source_scale))
+        return weights
+
+    def _source_queries(
+        self,
+        targets: Sequence[Sequence[int]],
+        sources: SourceTable,
+        first_page: int,
+        cache: DecoderCache,
+    ) -> list[NDArray[np.float32]]:
+        """Of the last layer for each target, [tokens, width], read in pages from that one on."""
+        pages_of = list(map(_alignment_pages, targets))
+        firsts = first_page + np.cumsum([0, *pages_of])
+        tables = np.zeros((len(targets), max(pages_of)), np.int32)
+        for row, first, count in zip(tables, firsts, pages_of, strict=False):
+            row[:count] = range(first, first + count)
         lengths = np.array([len(ids) for ids in targets], np.int32)
+        ends = np.cumsum(lengths)
         step = StepBatch(
             input_ids=np.concatenate([np.array(ids, np.int64) for ids in targets]),
             positions=np.concatenate([np.arange(each, dtype=np.int32) for each in lengths]),
-            cu_seqlens=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32),
+            cu_seqlens=np.concatenate([[0], ends]).astype(np.int32),
             context_lengths=lengths,
-            block_table=np.ascontiguousarray(tables[1:]),
+            block_table=tables,
             logit_rows=np.zeros(0, np.int64),
-            sources=SourceTable(
-                np.full(len(targets), length, np.int32),
-                tables[:1, : pages_of[0]].repeat(len(targets), axis=0),
-            ),
+            sources=sources,
         )
         self._check(step)
         inputs = upload(step, self.place)
         x = self.place.empty(step.tokens, self.hidden_size)
         read = paged(inputs, step, cache.page_size)
         queries = self.place.numpy(self._stack.source_queries(x, inputs, read, cache.planes))
-        weights = _mean_weights(queries, keys, self._heads, self._source_scale)
-        return np.split(weights, np.cumsum(lengths)[:-1])
+        return np.split(queries, ends[:-1])
 
     def _encode(self, sources: SourceBatch, cache: DecoderCache) -> kernels.Tensor:
         """Returns keys and values of all layers, [tokens, 2 * layers * width], k | v of each."""
@@ -206,6 +228,21 @@ class Seq2SeqModel(DecoderModel):
                 "generation_config.json or config.json"
             )
         return token
+
+
+def _alignment_pages(ids: Sequence[int]) -> int:
+    return -(-len(ids) // _ALIGNMENT_PAGE)
+
+
+def _passes(lengths: Sequence[int], most: int) -> list[slice]:
+    """Of texts in order, each of at most so many tokens or of one text."""
+    begins, tokens = [0], 0
+    for index, length in enumerate(lengths):
+        if tokens and tokens + length > most:
+            begins.append(index)
+            tokens = 0
+        tokens += length
+    return [slice(*each) for each in pairwise([*begins, len(lengths)])]
 
 
 def _mean_weights(

@@ -77,13 +77,16 @@ def read(
     exclude = _flag(inputs, _EXCLUDE, bool(alone))
     if not exclude and alone:
         raise InvalidInput(_EXCLUDE, "false", f"true {alone}", "leave it out, or send true")
+    returned = frozenset(name for name in RETURNED if _flag(inputs, f"return_{name}", False))
+    if asked.alignment and "alignment" not in returned:  # it is not for nothing
+        asked = asked.model_copy(update={"alignment": False})
     return GenerateRequest(
         prompt,
         asked,
         field,
         stream,
         prompt if isinstance(prompt, str) and not exclude else "",
-        frozenset(name for name in RETURNED if _flag(inputs, f"return_{name}", False)),
+        returned,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 from fusewire.engine.continuation import Alignment, Delta
 from fusewire.engine.prompt_logprobs import PromptLogprobs
 from fusewire.errors import InvalidInput
-from fusewire.generation.limits import GenerationLimits
+from fusewire.generation.limits import GenerationLimits, SourceLimits
 from fusewire.generation.parameters import GenerationParameters
 from fusewire.generation.spelling import layer
 from fusewire.serving.instance.generated import Generated
@@ -130,6 +131,18 @@ def test_an_alignment_comes_with_the_last_piece_of_each_text() -> None:
     assert second == b"null"
     made.add(delta(1, "b", 2, last=True, alignment=found))
     assert [json.loads(each) for each in made.take()["alignment"]] == [None, wanted]
+
+
+@pytest.mark.parametrize("returned", [True, False, None])
+def test_an_alignment_that_is_not_returned_is_not_computed(returned: bool | None) -> None:
+    inputs: dict[str, Any] = {"text_input": np.array([b"p"], object)}
+    if returned is not None:
+        inputs["return_alignment"] = np.array([returned])
+    limits = replace(LIMITS, source=SourceLimits(100, 50, "positions"))
+    parameters = read(inputs, {"alignment": True, "max_tokens": 7}, limits).parameters
+    assert parameters.alignment is bool(returned)
+    assert parameters.max_new_tokens == 7
+    assert parameters.named("max_new_tokens") == "max_tokens"
 
 
 def test_logprobs_name_the_token_taken_and_the_likeliest() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fusewire.errors import InvalidInput
 from fusewire.serving.openai.completions import CompletionForm
 from fusewire.serving.openai.errors import ApiError
 from fusewire.serving.openai.generation import Generation, Piece, Token
@@ -50,6 +51,18 @@ def test_an_error_behind_the_first_piece_names_what_the_client_sent() -> None:
     assert isinstance(error, ApiError)
     assert error.body["error"]["param"] == "prompt"
     assert error.body["error"]["message"].startswith("prompt: got no tokens")
+
+
+@pytest.mark.parametrize("aligned", [True, "true", 1])
+def test_an_alignment_is_refused_with_where_to_get_it(aligned: Any) -> None:
+    body = CompletionRequest(model="tiny", prompt="a", alignment=aligned)
+    with pytest.raises(InvalidInput, match=r"alignment: got .*; remove it, or .*return_alignment"):
+        body.parameters(None)
+    without = CompletionRequest(model="tiny", prompt="a", alignment=False).parameters(None)
+    assert "alignment" not in without
+    described = CompletionRequest.model_json_schema()["properties"]
+    assert "alignment" not in described
+    assert "num_beams" in described
 
 
 class Answers:

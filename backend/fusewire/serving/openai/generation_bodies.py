@@ -23,7 +23,10 @@ MOST_PROMPTS = 128
 # As OpenAI has it for completions; a chat's answer may be as long as fits.
 _COMPLETION_TOKENS = 16
 
-_PARAMETERS = (*GenerationParameters.model_fields, *ALIASES, BEAM_SEARCH)
+# An answer of this endpoint has no field for it.
+_ALIGNMENT = "alignment"
+_OWN = tuple(name for name in GenerationParameters.model_fields if name != _ALIGNMENT)
+_PARAMETERS = (*_OWN, *ALIASES, BEAM_SEARCH)
 _TRUNCATE = (
     "Keep this many of a prompt's tokens, the last ones; -1: as many as leave room for the answer. "
     "Default: a prompt that is too long is refused."
@@ -33,7 +36,7 @@ _TRUNCATE = (
 def _with_parameters(schema: dict[str, Any]) -> None:
     """Describes the model's parameters too, which are passed on."""
     own = GenerationParameters.model_json_schema()["properties"]
-    schema["properties"] = {**own, **schema["properties"]}
+    schema["properties"] = {**{name: own[name] for name in _OWN}, **schema["properties"]}
 
 
 def _plain(messages: list[Any]) -> list[dict[str, Any]]:
@@ -105,6 +108,11 @@ class GenerationBody(Body):
         if self.stream_options is not None and not self.stream:
             raise InvalidInput("stream_options", "it", "it only with stream", "remove it")
         given = without_no_effect(self.given())
+        aligned = given.pop(_ALIGNMENT, False)
+        if written_flag(aligned) is not False:
+            wanted = "none, which an answer of this endpoint has no field for"
+            remedy = "remove it, or ask the KServe v2 endpoint with return_alignment"
+            raise InvalidInput(_ALIGNMENT, shown(aligned), wanted, remedy)
         for name, value in given.items():
             if name not in _PARAMETERS:
                 wanted = f"a supported parameter ({', '.join(_PARAMETERS)})"
