@@ -29,6 +29,12 @@ PREPROCESSING = preprocessing_of(CLIP, "clip")
 
 
 @pytest.fixture
+def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread reads, so that a second image comes to the process of the first."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+
+
+@pytest.fixture
 def workers() -> Iterator[ImageWorkers]:
     workers = ImageWorkers(PREPROCESSING, apart=True)
     yield workers
@@ -69,7 +75,7 @@ def test_a_damaged_image_has_the_error_of_its_own(workers):
     assert len(workers.read([photo])) == 1
 
 
-def test_a_process_that_was_killed_while_it_rested_is_replaced(workers):
+def test_a_process_that_was_killed_while_it_rested_is_replaced(one_core, workers):
     photo = files.photo(20, 20)
     wanted = workers.read([photo])[0]
     for pid in pids(workers):
@@ -124,7 +130,7 @@ def test_memory_of_an_image_is_bounded(workers, monkeypatch):
         workers.read([files.photo(3000, 3000)])
 
 
-def test_time_of_an_image_is_bounded(workers, monkeypatch):
+def test_time_of_an_image_is_bounded(one_core, workers, monkeypatch):
     photo = files.photo(20, 20)
     workers.read([photo])
     monkeypatch.setattr(processes, "DEADLINE_S", 0.05)
