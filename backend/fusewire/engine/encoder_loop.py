@@ -163,6 +163,7 @@ class EncoderLoop:
                 "process",
                 _LONGEST_MICRO_BATCH_S,
             )
+        self._engine.close()
 
     def _tokenize_beside(self, work: Work, lane: Lane) -> None:
         with self._changed:

@@ -23,8 +23,9 @@ class ImageProcesses:
     def __init__(self, preprocessing: Preprocessing) -> None:
         self._configuration = preprocessing.values()
         self._own = threading.local()
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # over all that follows
         self._all: list[WorkerProcess] = []
+        self._ending = False
 
     def read(self, data: bytes) -> NDArray[np.float32]:
         """Pixel values [3, height, width] of an encoded image. InvalidInput as Preprocessing, and
@@ -46,8 +47,15 @@ class ImageProcesses:
                     raise Unavailable(f"{words} an answer; try again later") from None
         raise AssertionError
 
+    def kill(self) -> None:
+        """Ends them at once; images in work, and those that come, are Unavailable."""
+        with self._lock:
+            self._ending = True
+            for process in self._all:
+                process.kill()
+
     def close(self) -> None:
-        """Ends them; when no thread calls any more."""
+        """Waits for their end; when no thread calls any more."""
         for process in self._all:
             process.close()
 
@@ -57,8 +65,10 @@ class ImageProcesses:
         if process is not None and not process.ended:
             return process
         try:
-            process = WorkerProcess("fusewire.images.worker", self._configuration)
             with self._lock:
+                if self._ending:
+                    raise Unavailable(f"{FIELD}: got an image after the end, wanted it earlier")
+                process = WorkerProcess("fusewire.images.worker", self._configuration)
                 self._all = [each for each in self._all if not each.ended] + [process]
             self._own.process = process
             process.load()
