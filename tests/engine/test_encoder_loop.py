@@ -20,6 +20,7 @@ from fusewire.errors import (
     DeadlineExceeded,
     InvalidInput,
     Overloaded,
+    QueueFull,
     Unavailable,
 )
 from fusewire.settings import EngineSettings
@@ -496,6 +497,40 @@ def test_what_is_invalid_is_so_however_much_waits(slow, inputs, parameters):
     assert isinstance(answer.wait(), InvalidInput)
     for each in taken:
         each.wait()
+
+
+def test_who_finds_no_place_to_be_read_displaces_none(slow, monkeypatch):
+    taken = overloaded(slow, priority=1)
+    lane, held = slow._lanes._middle, threading.Event()
+    monkeypatch.setattr(slow._lanes, "lane", lambda work: lane)
+    one = request(*[[6] * 90] * 20)
+    one.priority = -1
+
+    def fill() -> None:
+        while True:
+            lane.queue.take(held.wait)
+
+    try:
+        with pytest.raises(QueueFull):
+            fill()
+        with pytest.raises(QueueFull):
+            slow.submit(one, None, Answer())
+    finally:
+        held.set()
+    assert not [each for each in taken if "of higher priority" in str(each.wait())]
+    until(lambda: slow.backlog_s == 0)
+    slow.submit(one, None, answer := Answer())  # places are free again
+    answered(answer.wait(), *[[6] * 90] * 20)
+
+
+def test_who_is_refused_gives_its_place_to_be_read_back(slow, monkeypatch):
+    lane = slow._lanes._middle
+    monkeypatch.setattr(slow._lanes, "lane", lambda work: lane)
+    places = lane.queue._waiting._value
+    taken = overloaded(slow)
+    for each in taken:
+        each.wait()
+    until(lambda: lane.queue._waiting._value == places)
 
 
 def test_who_gives_way_to_a_higher_priority_is_told_at_once(slow):

@@ -29,6 +29,12 @@ PREPROCESSING = preprocessing_of(CLIP, "clip")
 
 
 @pytest.fixture
+def one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread reads, so that a second image comes to the process of the first."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0})
+
+
+@pytest.fixture
 def workers() -> Iterator[ImageWorkers]:
     workers = ImageWorkers(PREPROCESSING, apart=True)
     yield workers
@@ -69,7 +75,7 @@ def test_a_damaged_image_has_the_error_of_its_own(workers):
     assert len(workers.read([photo])) == 1
 
 
-def test_a_process_that_was_killed_while_it_rested_is_replaced(workers):
+def test_a_process_that_was_killed_while_it_rested_is_replaced(one_core, workers):
     photo = files.photo(20, 20)
     wanted = workers.read([photo])[0]
     for pid in pids(workers):
@@ -88,13 +94,43 @@ def test_a_process_that_dies_of_an_image_answers_for_it_alone(workers, monkeypat
     assert len(workers.read([photo])) == 1
 
 
+@pytest.mark.parametrize(
+    ("statement", "start_s", "got"),
+    [
+        ("import time; time.sleep(60)", 0.2, "it takes over 0.2 s"),
+        ("import os; os._exit(3)", 30.0, "it takes too much memory"),
+        ("import os; os._exit(1)", 30.0, "exit status 1"),
+    ],
+)
+def test_an_image_is_not_blamed_where_no_process_starts(
+    workers, monkeypatch, statement, start_s, got
+):
+    photo = files.photo(20, 20)
+    with monkeypatch.context() as patched:
+        patched.setattr(process, "START_S", start_s)
+        _before_the_program(patched, statement)
+        with pytest.raises(Unavailable, match=rf"\({got}\).*; try again later$"):
+            workers.read([photo])
+    assert len(workers.read([photo])) == 1
+
+
+def test_an_image_is_not_blamed_where_the_system_has_no_room_for_a_process(workers, monkeypatch):
+    def full(*_: object, **__: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(process.subprocess, "Popen", full)
+        with pytest.raises(Unavailable, match=r"temporarily unavailable\).*; try again later$"):
+            workers.read([files.photo(20, 20)])
+
+
 def test_memory_of_an_image_is_bounded(workers, monkeypatch):
     _before_the_program(monkeypatch, "program.CALL_BYTES = 1 << 24")
     with pytest.raises(InvalidInput, match=r"cannot be read \(it takes too much memory\)"):
         workers.read([files.photo(3000, 3000)])
 
 
-def test_time_of_an_image_is_bounded(workers, monkeypatch):
+def test_time_of_an_image_is_bounded(one_core, workers, monkeypatch):
     photo = files.photo(20, 20)
     workers.read([photo])
     monkeypatch.setattr(processes, "DEADLINE_S", 0.05)

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
+from pathlib import Path
+from queue import Queue
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import transformers
 from fusewire.cli.costs import show
+from fusewire.engine import reading_lanes
 from fusewire.engine.encoder import EncoderEngine, Request
-from fusewire.errors import CheckpointError, ConfigurationError, InvalidInput, OutOfMemory
+from fusewire.engine.encoder_loop import EncoderLoop
+from fusewire.errors import (
+    CheckpointError,
+    ConfigurationError,
+    InvalidInput,
+    OutOfMemory,
+    Unavailable,
+)
 from fusewire.models import ImageModel, check_folder, read_config, tasks_of
 from fusewire.models.text_tower import TextTower
 from fusewire.models.whole_sequences import WholeSequenceModel
@@ -350,3 +363,39 @@ def test_what_images_cost_is_known_before_the_first(engines, name):
 def test_doctor_measures_images(folders, capsys):
     show(str(folders("vit")), "cpu", as_json=True)
     assert json.loads(capsys.readouterr().out)["points"]
+
+
+def processes_that_read() -> list[int]:
+    """Of this process."""
+    found = []
+    for each in Path("/proc").glob("[0-9]*"):
+        try:
+            words = (each / "cmdline").read_bytes().split(b"\0")
+        except OSError:  # it has ended
+            continue
+        if b"fusewire.images.worker" in words and str(os.getpid()).encode() in words:
+            found.append(int(each.name))
+    return found
+
+
+def test_no_process_that_reads_outlives_the_loop(folders, monkeypatch):
+    loop = EncoderLoop(EncoderEngine(folders("vit"), "label"))
+    [photo, *_] = photos(1)
+
+    def submit() -> Queue[Any]:
+        answers: Queue[Any] = Queue()
+        loop.submit(Request({"image": column(photo)}), None, answers.put)
+        return answers
+
+    assert isinstance(submit().get(timeout=60), dict)
+    monkeypatch.setattr(reading_lanes, "LONG_PIXELS", 1)  # to the other lane
+    assert isinstance(submit().get(timeout=60), dict)
+    found = processes_that_read()
+    assert len(found) == 2
+    for pid in found:  # nor one that hangs; on one core another thread's may read
+        os.kill(pid, signal.SIGSTOP)
+    last = submit()
+    loop.close()
+    assert processes_that_read() == []
+    answer = last.get(timeout=60)
+    assert isinstance(answer, dict | Unavailable)

@@ -180,8 +180,12 @@ class EncoderEngine:
         return work.answer
 
     def new_reader(self) -> Reader:
-        """One for other threads."""
+        """One for other threads, which they close."""
         return self._task.reader(self.max_length, apart=True)
+
+    def close(self) -> None:
+        """Ends its own reader's threads, after which it reads no more images."""
+        self._reader.close()
 
     @property
     def reading_threads(self) -> int:

@@ -103,30 +103,26 @@ class EncoderLoop:
         work = Work(request, deadline, callback)
         if self._lanes.quick(work):
             self._engine.read([work])
-        with self._changed:
-            if self._closing:
-                raise Unavailable(CLOSED)
-            displaced = [] if work.answer is not None else self._admission.take(work)
-            self._not_ended.add(work)
-        for other in displaced:
-            self._end(other, DeadlineExceeded(DISPLACED))
         if work.answer is not None:
+            self._take(work)
             self._end(work)
             return work
-        together: list[Work] | None = getattr(self._own, "together", None)
         if (lane := self._lanes.lane(work)) is not None:
+            lane.queue.reserve()  # first: who is refused here displaces no others
             try:
                 # The caller takes its tensors back; texts and images are objects of their own.
                 inputs = {name: array.copy() for name, array in request.inputs.items()}
                 work.request = replace(request, inputs=inputs)
                 work.lane = lane
-                lane.queue.take(lambda: self._tokenize_beside(work, lane))
+                self._take(work)
             except Exception:  # also a lack of memory for the copy
-                with self._changed:
-                    self._not_ended.discard(work)
-                self._admission.release(work)
+                lane.queue.give_back()
                 raise
-        elif together is not None:
+            lane.queue.put(lambda: self._tokenize_beside(work, lane))
+            return work
+        self._take(work)
+        together: list[Work] | None = getattr(self._own, "together", None)
+        if together is not None:
             together.append(work)
         else:
             self._add(self._tokenized([work]))
@@ -163,6 +159,17 @@ class EncoderLoop:
                 "process",
                 _LONGEST_MICRO_BATCH_S,
             )
+        self._engine.close()
+
+    def _take(self, work: Work) -> None:
+        """Unavailable, Overloaded. Ends those that it displaces: nothing after it may refuse it."""
+        with self._changed:
+            if self._closing:
+                raise Unavailable(CLOSED)
+            displaced = [] if work.answer is not None else self._admission.take(work)
+            self._not_ended.add(work)
+        for other in displaced:
+            self._end(other, DeadlineExceeded(DISPLACED))
 
     def _tokenize_beside(self, work: Work, lane: Lane) -> None:
         with self._changed:

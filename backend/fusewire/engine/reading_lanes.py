@@ -35,6 +35,13 @@ class Lane:
                 self._reader = self._engine.new_reader()
             return self._reader
 
+    def close(self) -> None:
+        """When all that it reads has ended."""
+        self.queue.close(0.0)
+        with self._lock:
+            if self._reader is not None:
+                self._reader.close()
+
 
 class ReadingLanes:
     """The lanes of one engine."""
@@ -67,4 +74,4 @@ class ReadingLanes:
 
     def close(self) -> None:
         for lane in (self._middle, self._long):
-            lane.queue.close(0.0)
+            lane.close()

@@ -17,7 +17,8 @@ from fusewire.images.decode import MOST_PIXELS, open_image, rgb
 from fusewire.images.preprocess import Preprocessing
 from fusewire.images.processes import ImageProcesses
 
-# Of a server's model: some 40 MB each, and the images/s of eight cores.
+# Some 40 MB each, and the images/s of eight cores. A server's model has as many again where very
+# large images come.
 MOST_PROCESSES = 8
 
 
@@ -68,9 +69,13 @@ class ImageWorkers:
         return finish
 
     def close(self) -> None:
-        """Ends the threads and processes after the images in work; those that wait are not read."""
-        self._pool.shutdown(cancel_futures=True)
-        if self._processes is not None:
+        """Ends the threads after the images in work, and processes at once: what those read, or
+        would have, is Unavailable. What waits for threads is cancelled."""
+        if self._processes is None:
+            self._pool.shutdown(cancel_futures=True)
+        else:
+            self._processes.kill()
+            self._pool.shutdown()
             self._processes.close()
 
     def _read(self, given: bytes | PILImage, pixels: int | None) -> NDArray[np.float32]:

@@ -64,6 +64,10 @@ class ImageReader:
                 errors[index] = error
         return errors
 
+    def close(self) -> None:
+        """See ImageWorkers; it reads no more images."""
+        self._workers.close()
+
     def _read(self, query: ImageQuery) -> list[list[Pixels | Tokens]]:
         assert query.images is not None
         images = iter(query.images)

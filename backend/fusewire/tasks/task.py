@@ -55,6 +55,9 @@ class Reader(Protocol):
     def encode(self, queries: Sequence[Query]) -> Mapping[int, Exception]:
         """Sets `tokens` of each query; returns the errors by the query's index."""
 
+    def close(self) -> None:
+        """Ends its threads and processes, where there are any."""
+
 
 class Task(ABC):
     """One task of one loaded model. Stateless between calls, save for caches.

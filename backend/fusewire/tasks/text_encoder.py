@@ -56,6 +56,9 @@ class TextEncoder:
     def start(self, queries: Iterable[Query]) -> None:
         """Nothing: texts are tokenised by `encode`."""
 
+    def close(self) -> None:
+        """Nothing: it has no threads."""
+
     def encode(self, queries: Sequence[Query]) -> dict[int, FusewireError]:
         """Sets `tokens` of each query; returns the errors by the query's index."""
         errors: dict[int, FusewireError] = {}

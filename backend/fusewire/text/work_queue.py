@@ -49,9 +49,21 @@ class WorkQueue:
 
     def take(self, work: Callable[[], None]) -> None:
         """Queues a task, which answers its request, errors included; QueueFull."""
+        self.reserve()
+        self.put(work)
+
+    def reserve(self) -> None:
+        """Takes a place, for `put` or `give_back`; QueueFull."""
         if not self._waiting.acquire(blocking=False):
             raise QueueFull(self._full)
+
+    def put(self, work: Callable[[], None]) -> None:
+        """Queues a task that has a place."""
         self._works.put(work)
+
+    def give_back(self) -> None:
+        """A place that no task needs."""
+        self._waiting.release()
 
     def close(self, drain_seconds: float = _DRAIN_S) -> None:
         """Waits so long at most for what is still in the queue."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,12 @@ import numpy as np
 import pytest
 from fusewire.engine.generation import GenerationEngine
 from fusewire.engine.request import Request
-from fusewire.errors import Cancelled, FusewireError, InvalidInput, Unavailable
+from fusewire.errors import Cancelled, FusewireError, InvalidInput, QueueFull, Unavailable
 from fusewire.serving.instance import role as roles
 from fusewire.serving.instance.generating import Generating
 from fusewire.serving.instance.generation_metrics import GenerationMetrics
 from fusewire.serving.instance.role import Role
+from fusewire.serving.instance.series import End
 from fusewire.text.work_queue import LONG_CHARACTERS, MOST_WAITING
 
 from tests.engine.generating import ANSWER_TIMEOUT_S, tiny_engine
@@ -182,6 +184,23 @@ def test_long_prompts_are_read_one_by_one_while_others_are_answered(
     assert gone.ended.wait(ANSWER_TIMEOUT_S)
     assert isinstance(gone.answer(), Cancelled)
     assert not role._in_flight
+
+
+def test_who_is_refused_or_leaves_while_it_waits_counts_for_its_tenant(
+    role: Role, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended: list[End] = []
+    monkeypatch.setattr(role._metrics, "ended", ended.extend)
+    assert isinstance(role._begins, Generating)
+    long = replace(request(" " * (LONG_CHARACTERS + 1)), tenant="blue")
+    take(role, long, gone := Client(gone=True))
+    until(lambda: len(ended) == 1)
+    monkeypatch.setattr(role._begins._long_texts, "_waiting", threading.BoundedSemaphore(0))
+    take(role, long, refused := Client())
+    until(lambda: len(ended) == 2)
+    assert isinstance(gone.answer(), Cancelled)
+    assert isinstance(refused.answer(), QueueFull)
+    assert [each.tenant for each in ended] == ["blue", "blue"]
 
 
 def test_a_sender_that_hangs_does_not_hang_the_end(

@@ -55,6 +55,7 @@ class Generating:
         """See Begin."""
         arrived = time.monotonic()
         request = incoming.read()
+        response.tenant = request.tenant  # also of one that is refused where it waits
         long = request.characters > LONG_CHARACTERS
         if long or MESSAGES in request.inputs:
             # The server takes its tensors back; texts were copied as they were decoded.
@@ -74,7 +75,6 @@ class Generating:
         self, request: Request, deadline: float | None, response: Response, arrived: float
     ) -> None:
         engine = self._engine
-        response.tenant = request.tenant
         parameters = dict(request.parameters)
         if request.priority:
             parameters.setdefault("priority", request.priority)
