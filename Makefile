@@ -71,16 +71,18 @@ test: $(VENV)/.test
 
 # What is exhaustive and slow: every set of requirements, the wheels (those for GPUs too: this
 # compiles their kernels on any machine), long tests (the attacks, minutes of waiting, begin first,
-# the others run beside them), and numpy 2, which only the embedded server cannot have. With it runs
-# what hands arrays over, once: the kernels' binding and the models on the wheel's module, as that is
-# the one another compiler built, the rest on the one that is installed. Nothing of numpy is in
-# programs of C++, pages and text workers; clients and benchmarks take what others installed.
+# the others run beside them; what measures time, marked `alone`, comes after), and numpy 2, which
+# only the embedded server cannot have. With it runs what hands arrays over, once: the kernels'
+# binding and the models on the wheel's module, as that is the one another compiler built, the rest
+# on the one that is installed. Nothing of numpy is in programs of C++, pages and text workers;
+# clients and benchmarks take what others installed.
 NUMPY_2 := build/numpy-2
 KERNELS := tests/ops tests/layers tests/models
 NO_NUMPY := tests/core tests/cuda tests/docs tests/text_workers tests/memory/test_sanitizers.py
 sweep: $(VENV)/.test wheels
 	.ci/resolve
-	$(BIN)/python -m pytest $(call marked,sweep) -m sweep -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest $(call marked,sweep) -m 'sweep and not alone' -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest $(call marked,alone) -m 'alone and sweep'
 	$(BIN)/python -m zipfile -e dist/cpu/*.whl build/wheels/unpacked
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(NUMPY_2) numpy==2.4.6
 	PYTHONPATH=build/wheels/unpacked:$(NUMPY_2) $(BIN)/python -m pytest $(KERNELS) -m 'not sweep' -n 2

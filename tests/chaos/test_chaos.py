@@ -92,6 +92,7 @@ def ran(tmp_path: Path, module: str, *arguments: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.sweep
+@pytest.mark.alone
 @pytest.mark.server
 def test_killed_and_frozen_under_load_it_heals_and_leaves_nobody_waiting(tmp_path: Path) -> None:
     faults = "--kills=2", "--freezes=1", "--server-kills=1", "--reloads=1"
@@ -103,6 +104,7 @@ def test_killed_and_frozen_under_load_it_heals_and_leaves_nobody_waiting(tmp_pat
 
 
 @pytest.mark.sweep
+@pytest.mark.alone
 @pytest.mark.server
 def test_many_requests_leave_no_memory_behind(tmp_path: Path) -> None:
     rows = ran(tmp_path, "tests.chaos.soak", "--encodes=40000", "--generations=4000")
