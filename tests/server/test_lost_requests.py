@@ -15,7 +15,6 @@ from pathlib import Path
 
 import pytest
 from fusewire.serving.config import Deployment, ServerSettings
-from fusewire.serving.endpoint import choose_ports
 from fusewire.serving.repository import import_folder
 from fusewire.serving.supervisor.server import Server
 from tritonclient.utils import InferenceServerException
@@ -52,8 +51,7 @@ def server(tiny: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) 
         deployment = Deployment(device="cpu", instances=instances)
         fp32: dict[str, object] = {"dtype": "float32"}
         import_folder(folder, root, name=name, settings=fp32, deployment=deployment, link=True)
-    (port,) = choose_ports("127.0.0.1", [("openai-port", 0)])
-    settings = ServerSettings(http_port=0, grpc_port=0, metrics_port=0, openai_port=port)
+    settings = ServerSettings(http_port=0, grpc_port=0, metrics_port=0, openai_port=0)
     with Server([root], settings, report=print) as server:
         yield server
 
@@ -91,7 +89,8 @@ def grpc_stream(server: Server, parameters: dict[str, object]) -> None:
 def completions(server: Server, parameters: dict[str, object]) -> None:
     wanted = {"max_tokens": parameters["max_new_tokens"], "ignore_eos": True}
     body: dict[str, object] = {"model": "write", "prompt": "a", **wanted}
-    posted(server.settings.openai_port or 0, "/v1/completions", body)
+    assert server.openai is not None
+    posted(int(server.openai.address.rpartition(":")[2]), "/v1/completions", body)
 
 
 def infer(server: Server, parameters: dict[str, object]) -> None:

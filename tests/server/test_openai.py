@@ -20,7 +20,6 @@ import tokenizers
 import torch
 from fusewire.errors import ConfigurationError
 from fusewire.serving.config import ServerSettings
-from fusewire.serving.endpoint import choose_ports
 from fusewire.serving.supervisor.gateway import Gateway
 from fusewire.serving.supervisor.server import Server
 from fusewire_client import Client
@@ -599,10 +598,9 @@ def test_a_process_that_dies_ends_the_requests_it_had(
 def test_an_endpoint_that_closes_says_so_to_requests_it_cannot_wait_for(
     server: Server, asker: Asker, tmp_path: Path
 ) -> None:
-    (port,) = choose_ports(server.endpoint.host, [("openai-port", 0)])
     entries = {model: server.entry(model) for model in server.models}
     settings = server.settings.model_copy(update={"exit_timeout_s": 1})
-    second = Gateway(server.endpoint, port, entries, server.pins.get, settings, print)
+    second = Gateway(server.endpoint, 0, entries, server.pins.get, settings, print)
     with stderr_to(tmp_path / "log"):
         second.start()
         second.open()

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 from fusewire.serving.config import Deployment, ServerSettings
-from fusewire.serving.endpoint import choose_ports
 from fusewire.serving.repository import import_folder
 from fusewire.serving.supervisor.server import Server
 from tritonclient.utils import InferenceServerException
@@ -61,7 +60,7 @@ def running(
     repository: Path, exit_timeout_s: int, openai: bool = False
 ) -> Iterator[tuple[Server, Asker]]:
     """Its watchdog leaves processes alone that the tests stop."""
-    port = choose_ports("127.0.0.1", [("openai-port", 0)])[0] if openai else None
+    port = 0 if openai else None
     ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "openai_port": port}
     settings = ServerSettings(exit_timeout_s=exit_timeout_s, watch_interval_s=3600, **ports)
     server = Server([repository], settings, report=print)
@@ -149,11 +148,21 @@ def test_it_is_not_ready_and_takes_nothing_while_it_finishes_what_it_took(
 
 
 def test_what_is_not_finished_in_time_ends_with_an_error(repository: Path) -> None:
-    with running(repository, 1, openai=True) as (server, asker), ThreadPoolExecutor() as clients:
+    with running(repository, 1, openai=True) as (server, asker), ThreadPoolExecutor(32) as clients:
+        others = [clients.submit(outcome, completions, server, LONG)]
+        until(lambda: asker.metric("fusewire_running", model="write") >= 1 or others[0].done())
         took = begun(clients, server, asker)
         for model in ("write", "embed"):
             frozen(server, model)
-        others = [clients.submit(outcome, ask, server, LONG) for ask in (infer, completions)]
+        others.append(clients.submit(outcome, infer, server, LONG))
+
+        def waits_behind_it() -> bool:
+            """Nothing shows the one that the stopped process has, but for those behind it."""
+            clients.submit(outcome, infer, server, LONG)
+            return asker.metric("nv_inference_pending_request_count", model="embed") >= 1
+
+        until(waits_behind_it)
+        assert not any(each.done() for each in others)
         server.stop()
         for each in took:
             assert STOPPING in each.result(60)[1]

@@ -19,7 +19,7 @@ import pytest
 from fusewire.errors import CheckpointError, ConfigurationError, FusewireError
 from fusewire.serving import model_config
 from fusewire.serving.config import Deployment, ServerSettings
-from fusewire.serving.endpoint import Endpoint, choose_ports
+from fusewire.serving.endpoint import Endpoint
 from fusewire.serving.repository import import_folder
 from fusewire.serving.supervisor import gateway as gateway_module
 from fusewire.serving.supervisor.gateway import Gateway
@@ -39,10 +39,9 @@ def gateway_of(
     **settings: Any,
 ) -> Gateway:
     """One for a server whose ports are closed."""
-    (port,) = choose_ports("127.0.0.1", [("openai-port", 0)])
     return Gateway(
         Endpoint("127.0.0.1", 1, 1, 1),
-        port,
+        0,
         {path.name: path for path in sorted(repository.iterdir())},
         serves,
         ServerSettings(**{"exit_timeout_s": 1, **settings}),

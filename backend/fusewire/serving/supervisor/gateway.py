@@ -45,8 +45,7 @@ class Gateway:
         report: Callable[[str], None],
     ) -> None:
         """`endpoint`: Triton's. `entries`: model -> repository entry. `serves`: what of a model
-        serves. ConfigurationError where the port is not free."""
-        self.address = f"{endpoint.host}:{port}"
+        serves. `port`: 0 for any free one. ConfigurationError where it is not free."""
         self._endpoint = endpoint
         self._models = tuple(entries)
         self._serves = serves
@@ -55,6 +54,7 @@ class Gateway:
         # At first those of the repository, later what serves: the repository may have changed.
         self._sources = dict(_sources(entries))
         self._listener = bound("openai-port", endpoint.host, port)
+        self.address = f"{endpoint.host}:{self._listener.getsockname()[1]}"
         self._thread = threading.Thread(target=self._supervise, name="openai", daemon=True)
         self._lock = threading.Lock()  # of the next two
         self._process: GatewayProcess | None = None
