@@ -16,7 +16,6 @@
 // ResponseNew and ResponseSend, and RequestRelease, in one thread; later, in others,
 // ResponseNewFromFactory and ResponseSend, or ResponseFactorySendFlags, and at last
 // ResponseFactoryDelete.
-#include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdint.h>
@@ -30,6 +29,7 @@
 #include <mutex>
 #include <vector>
 
+#include "tritonserver/interpose.h"
 #include "tritonserver/stopping.h"
 
 struct TRITONBACKEND_Model;
@@ -37,11 +37,8 @@ struct TRITONBACKEND_ModelInstance;
 struct TRITONBACKEND_Request;
 struct TRITONBACKEND_Response;
 struct TRITONBACKEND_ResponseFactory;
-struct TRITONSERVER_Error;
-enum TRITONSERVER_Error_Code { TRITONSERVER_ERROR_UNAVAILABLE = 4 };
 
 extern "C" {
-TRITONSERVER_Error* TRITONSERVER_ErrorNew(TRITONSERVER_Error_Code, const char*);
 void TRITONSERVER_ErrorDelete(TRITONSERVER_Error*);
 TRITONSERVER_Error* TRITONBACKEND_ModelInstanceModel(TRITONBACKEND_ModelInstance*,
                                                      TRITONBACKEND_Model**);
@@ -59,14 +56,6 @@ TRITONSERVER_Error* TRITONBACKEND_ResponseFactorySendFlags(TRITONBACKEND_Respons
 TRITONSERVER_Error* TRITONBACKEND_ResponseNewFromFactory(TRITONBACKEND_Response**,
                                                          TRITONBACKEND_ResponseFactory*);
 }
-
-// The server's own function of a name, which may be defined here, too.
-#define REAL(name)                                                                       \
-  ([] {                                                                                  \
-    static const auto real = reinterpret_cast<decltype(&name)>(dlsym(RTLD_NEXT, #name)); \
-    return real;                                                                         \
-  }())
-#define EXPORTED extern "C" __attribute__((visibility("default")))
 
 namespace {
 

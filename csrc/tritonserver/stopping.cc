@@ -12,26 +12,19 @@
 
 #include <atomic>
 
+#include "tritonserver/interpose.h"
+
 struct TRITONSERVER_InferenceRequest;
 struct TRITONSERVER_InferenceTrace;
 struct TRITONSERVER_Server;
 using Error = TRITONSERVER_Error;
-enum TRITONSERVER_Error_Code { TRITONSERVER_ERROR_UNAVAILABLE = 4 };
 
 extern "C" {
-Error* TRITONSERVER_ErrorNew(TRITONSERVER_Error_Code, const char*);
 Error* TRITONSERVER_ServerIsReady(TRITONSERVER_Server*, bool*);
 Error* TRITONSERVER_ServerModelIsReady(TRITONSERVER_Server*, const char*, int64_t, bool*);
 Error* TRITONSERVER_ServerInferAsync(TRITONSERVER_Server*, TRITONSERVER_InferenceRequest*,
                                      TRITONSERVER_InferenceTrace*);
 }
-
-#define REAL(name)                                                                       \
-  ([] {                                                                                  \
-    static const auto real = reinterpret_cast<decltype(&name)>(dlsym(RTLD_NEXT, #name)); \
-    return real;                                                                         \
-  }())
-#define EXPORTED extern "C" __attribute__((visibility("default")))
 
 namespace {
 
