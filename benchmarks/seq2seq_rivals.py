@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -27,27 +26,14 @@ def fusewire(folder: Path, threads: int) -> Translate:
     """The engine as it serves: requests in together, an event for each token, with its text."""
     from fusewire.engine.generation import GenerationEngine
     from fusewire.engine.generation_settings import GenerationSettings
-    from fusewire.generation.request import GenerationRequest
+
+    from benchmarks.translated import translated
 
     # The same sources come again, and finding them would be no measurement.
     settings = GenerationSettings(threads=threads, prefix_caching=False, max_sequences=256)
     engine = GenerationEngine(folder, settings)
 
-    def translate(sources: Tokens, beams: int, tokens: int) -> Tokens:
-        found: Tokens = [[] for _ in sources]
-        events: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
-        parameters = engine.parameters(num_beams=beams, max_new_tokens=tokens, temperature=0.0)
-        for row, source in enumerate(sources):
-            request = GenerationRequest(source, parameters)
-            engine.submit(request, None, lambda event, row=row: events.put((row, event)))
-        for _ in range(len(sources) * tokens):
-            row, delta = events.get()
-            if isinstance(delta, Exception):
-                raise delta
-            found[row].append(delta.token)
-        return found
-
-    return translate
+    return lambda sources, beams, tokens: translated(engine, sources, beams, tokens).tokens
 
 
 def ctranslate2(folder: Path, threads: int, compute_type: str = "float32") -> Translate:

@@ -35,6 +35,7 @@ from benchmarks.gpu.generation_models import GPU, Place
 from benchmarks.gpu.seq2seq_workload import SHAPES, Case, Shape, cases
 from benchmarks.gpu.timing import medians_ms
 from benchmarks.records import Rows
+from benchmarks.translated import translated
 
 OURS, RIVAL = "fusewire", "transformers"
 CHECKED, CHECKED_BEAMS, CHECKED_LENGTH = 4, 4, 24  # sources
@@ -104,7 +105,7 @@ def _check(
     transformers by more than that."""
     beams, new = CHECKED_BEAMS, 16
     sources = _sources(shape, CHECKED, CHECKED_LENGTH, seed=9)
-    found = own.translated(engine, sources, beams, new)
+    found = translated(engine, sources, beams, new)
     exact = copy.deepcopy(theirs).float()
     given = torch.tensor(sources, device=place.device)
     other = usual.translated(theirs, given, beams, new).tolist()
@@ -157,7 +158,7 @@ def _own_row(
 ) -> dict[str, Any]:
     def once(seed: int) -> float:
         sources = _sources(shape, case.batch, case.source, seed)
-        return own.translated(engine, sources, case.beams, case.new).seconds
+        return translated(engine, sources, case.beams, case.new).seconds
 
     once(0)
     seconds = median(once(seed) for seed in range(1, RUNS + 1))

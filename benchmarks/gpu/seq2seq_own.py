@@ -3,7 +3,6 @@ steps goes, and what the device does of one step alone."""
 
 from __future__ import annotations
 
-import queue
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from statistics import mean, median
-from typing import Any, NamedTuple
+from typing import Any
 from unittest.mock import patch
 
 import numpy as np
@@ -21,46 +20,13 @@ from fusewire.engine import generation_loop
 from fusewire.engine.beam_candidates import BeamCandidates
 from fusewire.engine.generation import GenerationEngine
 from fusewire.engine.sampling import SamplingState
-from fusewire.errors import FusewireError
 from fusewire.generation.parameters import GenerationParameters
-from fusewire.generation.request import GenerationRequest
 from fusewire.models.step_batch import StepBatch
 
 from benchmarks.gpu.generation_own import greedy_draws
 from benchmarks.gpu.own import launches, torch_stream
 from benchmarks.gpu.seq2seq_workload import Case
 from benchmarks.gpu.timing import Contender
-
-Tokens = Sequence[Sequence[int]]
-
-
-class Answers(NamedTuple):
-    """Best texts, the log-probability of each of their tokens, and seconds until the last one."""
-
-    tokens: list[list[int]]
-    log_probs: list[list[float]]
-    seconds: float
-
-
-def translated(engine: GenerationEngine, sources: Tokens, beams: int, new: int) -> Answers:
-    """All sources given at once."""
-    events: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
-    parameters = engine.parameters(
-        num_beams=beams, max_new_tokens=new, temperature=0.0, ignore_eos=True
-    )
-    tokens: list[list[int]] = [[] for _ in sources]
-    log_probs: list[list[float]] = [[] for _ in sources]
-    began = time.perf_counter()
-    for row, source in enumerate(sources):
-        request = GenerationRequest(source, parameters)
-        engine.submit(request, None, lambda event, row=row: events.put((row, event)))
-    for _ in range(len(sources) * new):
-        row, delta = events.get()
-        if isinstance(delta, FusewireError):
-            raise delta
-        tokens[row].append(delta.token)
-        log_probs[row].append(delta.logprob)
-    return Answers(tokens, log_probs, time.perf_counter() - began)
 
 
 @dataclass

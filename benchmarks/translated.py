@@ -1,0 +1,43 @@
+"""Sources translated by a generation engine, all given at once; without torch, as it serves."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from fusewire.engine.generation import GenerationEngine
+from fusewire.errors import FusewireError
+from fusewire.generation.request import GenerationRequest
+
+Tokens = Sequence[Sequence[int]]
+
+
+class Answers(NamedTuple):
+    """Best texts, the log-probability of each of their tokens, and seconds until the last one."""
+
+    tokens: list[list[int]]
+    log_probs: list[list[float]]
+    seconds: float
+
+
+def translated(engine: GenerationEngine, sources: Tokens, beams: int, new: int) -> Answers:
+    """All sources given at once."""
+    events: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+    parameters = engine.parameters(
+        num_beams=beams, max_new_tokens=new, temperature=0.0, ignore_eos=True
+    )
+    tokens: list[list[int]] = [[] for _ in sources]
+    log_probs: list[list[float]] = [[] for _ in sources]
+    began = time.perf_counter()
+    for row, source in enumerate(sources):
+        request = GenerationRequest(source, parameters)
+        engine.submit(request, None, lambda event, row=row: events.put((row, event)))
+    for _ in range(len(sources) * new):
+        row, delta = events.get()
+        if isinstance(delta, FusewireError):
+            raise delta
+        tokens[row].append(delta.token)
+        log_probs[row].append(delta.logprob)
+    return Answers(tokens, log_probs, time.perf_counter() - began)
