@@ -46,14 +46,18 @@ def table(rows: Rows) -> str:
     return _markdown(header, lines)
 
 
-def tables(rows: Rows) -> str:
+def tables(rows: Rows, where: str = "") -> str:
     """As the documentation has them, of each model: goodput, then what else there is to say of the
-    least and of the highest load."""
+    least and of the highest load. `where` they were measured stands below each."""
     models = dict.fromkeys(row["model"] for row in rows)
-    return "\n\n".join(_of_model([row for row in rows if row["model"] == each]) for each in models)
+    parts: list[str] = []
+    for model in models:
+        for each in _of_model([row for row in rows if row["model"] == model]):
+            parts += [each, where] if where else [each]
+    return "\n\n".join(parts)
 
 
-def _of_model(rows: Rows) -> str:
+def _of_model(rows: Rows) -> list[str]:
     shares = {row["share"] for row in rows}
     most = max(shares)
     columns: list[tuple[str, float, Callable[[Row], str]]] = []
@@ -80,17 +84,13 @@ def _of_model(rows: Rows) -> str:
     ]
     first = rows[0]
     cores = f"{len(first['server_cores'])} cores" if first["server_cores"] else "the same cores"
-    return "\n\n".join(
-        [
-            f"{first['model']} on a CPU, the server on {cores}; requests arrive for "
-            f"{first['seconds']:g} s at so many times the rate that this server answers in a "
-            f"closed loop, each with a deadline of {first['deadline_s']:g} s. Tokens answered "
-            "within the deadline, of the closed loop's rate:",
-            table(rows),
-            "The same runs:",
-            _markdown(header, lines),
-        ]
+    goodput = (
+        f"{first['model']} on a CPU, the server on {cores}; requests arrive for "
+        f"{first['seconds']:g} s at so many times the rate that this server answers in a "
+        f"closed loop, each with a deadline of {first['deadline_s']:g} s. Tokens answered "
+        "within the deadline, of the closed loop's rate:"
     )
+    return [f"{goodput}\n\n{table(rows)}", f"The same runs:\n\n{_markdown(header, lines)}"]
 
 
 def _kinds(rows: Rows) -> list[tuple[str, ...]]:

@@ -186,7 +186,7 @@ TABLES: dict[str, Callable[[Rows], str]] = {
     generation_curves.BENCHMARK: _above(generation_curves.tables),
     "seq2seq": _seq2seq_table,
     "served": _served_table,
-    "overload": _above(overload_report.tables),
+    "overload": lambda rows: overload_report.tables(rows, _where(rows, rows[0]["versions"])),
     turbo_report.BENCHMARK: _above(turbo_report.table),
     "memory": _memory_table,
     "gemm": _gemm_table,

@@ -7,8 +7,9 @@ from benchmarks.records import Rows
 OURS = "fusewire"
 
 
-def table(rows: Rows) -> str:
-    return f"{_speed(rows)}\n\n{_host(rows)}"
+def tables(rows: Rows, where: str) -> str:
+    """`where` they were measured stands below each."""
+    return "\n\n".join([_speed(rows), where, _host(rows), where])
 
 
 def _speed(rows: Rows) -> str:

@@ -283,7 +283,7 @@ TABLES: dict[str, Callable[[Rows], str]] = {
     "generation": _generation,
     "generation_vllm": _generation_vllm,
     "generation_served": _generation_served,
-    "seq2seq_gpu": lambda rows: f"{seq2seq_tables.table(rows)}\n\n{_where(rows)}",
+    "seq2seq_gpu": lambda rows: seq2seq_tables.tables(rows, _where(rows)),
     generation_curves.BENCHMARK: lambda rows: f"{generation_curves.tables(rows)}\n\n{_where(rows)}",
     turbo_report.BENCHMARK: lambda rows: f"{turbo_report.table(rows)}\n\n{_where(rows)}",
 }
