@@ -13,7 +13,7 @@ from fusewire.images.preprocess import Preprocessing
 from fusewire.worker_processes.messages import encoded
 from fusewire.worker_processes.process import WorkerDied, WorkerLate, WorkerProcess
 
-# Of one image, ten times what the largest takes on a core of its own.
+# Of one image, as the processor's time of a call is limited.
 DEADLINE_S = 60.0
 
 

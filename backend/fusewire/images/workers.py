@@ -17,8 +17,8 @@ from fusewire.images.decode import MOST_PIXELS, open_image, rgb
 from fusewire.images.preprocess import Preprocessing
 from fusewire.images.processes import ImageProcesses
 
-# Some 40 MB each, and the images/s of eight cores. A server's model has as many again where very
-# large images come.
+# Each is a Python with Pillow and numpy. A server's model has as many again where very large images
+# come.
 MOST_PROCESSES = 8
 
 
@@ -29,8 +29,8 @@ class ImageWorkers:
     def __init__(self, preprocessing: Preprocessing, *, apart: bool = False) -> None:
         """`apart`: encoded images are read in processes of their own, up to MOST_PROCESSES, started
         when they are needed. Threads take turns at Python's interpreter, with each other and with
-        the one that feeds the device: eight of them read less than half as fast as eight processes.
-        And a file that breaks a decoder, or takes its memory, harms only its own request."""
+        the one that feeds the device, which then waits. And a file that breaks a decoder, or takes
+        its memory, harms only its own request."""
         self._preprocessing = preprocessing
         self._room = _Room(MOST_PIXELS)
         self.threads = len(os.sched_getaffinity(0))
