@@ -21,6 +21,7 @@ from tritonclient.utils import InferenceServerException
 from tests.server.asking import Asker, ids, until
 from tests.server.test_generate import slow_folder
 from tests.server.test_lost_requests import (
+    Refused,
     completions,
     generate,
     generate_stream,
@@ -108,7 +109,8 @@ class Connected:
 def begun(
     clients: ThreadPoolExecutor, server: Server, asker: Asker
 ) -> list[Future[tuple[float, str]]]:
-    """Requests for long texts, which run."""
+    """Requests for long texts, which run, and whose executions have returned: Triton itself ends
+    one that is still in `execute` when its process is stopped."""
     found = [clients.submit(outcome, ask, server, LONG) for ask in GENERATED]
     until(
         lambda: (
@@ -116,6 +118,9 @@ def begun(
             or any(each.done() for each in found)
         )
     )
+    # An instance executes one after the other: behind this answer none of them is in `execute`.
+    with pytest.raises(Refused, match="max_new_tokens"):
+        generate(server, {"max_new_tokens": 0})
     assert [each.result() for each in found if each.done()] == []
     return found
 
