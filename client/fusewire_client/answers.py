@@ -72,10 +72,11 @@ class Usage:
 
 @dataclass(frozen=True)
 class Logprob:
-    """A token's log-probability at its position; `rank` 1 is the likeliest of the vocabulary."""
+    """A token's log-probability at its position; `rank` 1 is the likeliest of the vocabulary,
+    None where beam search took it."""
 
     logprob: float
-    rank: int
+    rank: int | None
     decoded_token: str
 
 

@@ -146,7 +146,7 @@ def test_beams_as_hugging_face_and_vllm_spell_them() -> None:
         ({"top_p": 0.7}, "top_p: got 0.7, wanted none with num_beams"),
         ({"best_of": 4}, "best_of: got 4, wanted none with num_beams"),
         ({"stop": "x"}, r"stop: got \('x',\), wanted none with num_beams"),
-        ({"logprobs": 0}, "logprobs: got 0, wanted none with num_beams"),
+        ({"logprobs": 1}, "logprobs: got 1, wanted 0 with num_beams 4: of the tokens taken"),
         ({"prompt_logprobs": 0}, "prompt_logprobs: got 0, wanted none with num_beams"),
         ({"use_beam_search": True}, "use_beam_search: got it and num_beams together"),
     ],
@@ -179,7 +179,8 @@ def test_a_folders_beams_give_way(folder: Callable[..., Path]) -> None:
     parameters = parse(defaults)
     assert (parameters.num_beams, parameters.length_penalty) == (4, 2.0)
     assert parameters.early_stopping is True
-    assert parse(defaults, temperature=0).searches
+    for asked in ({"temperature": 0}, {"logprobs": 0}):
+        assert parse(defaults, **asked).searches
     for asked in ({"temperature": 0.7}, {"logprobs": 1}, {"stop": "x"}, {"num_beams": 1}):
         assert not parse(defaults, **asked).searches
     few = GenerationLimits(2000, 500, 4000, 3)

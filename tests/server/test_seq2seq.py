@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -140,9 +141,19 @@ def test_beams_are_those_of_transformers(server: Server, folder: Path) -> None:
             scores = pytest.approx(made.sequences_scores.tolist(), abs=PIPELINE_SCORE)
             beams = {"num_beams": 3, "n": 2, "max_tokens": TOKENS}
             body = {"text_input": text, "return_sequences_scores": True, **beams}
+            body |= {"logprobs": 0, "return_logprobs": True}
             status, found = generate(server, "bart", body)
             assert (status, found["text_output"]) == (200, wanted)
             assert found["sequences_scores"] == scores
+            of_tokens = model.compute_transition_scores(
+                made.sequences, made.scores, made.beam_indices
+            )
+            for row, places in zip(
+                of_tokens.tolist(), map(json.loads, found["logprobs"]), strict=True
+            ):
+                logprobs = [place.popitem()[1]["logprob"] for place in places]
+                assert logprobs == pytest.approx(row[: len(logprobs)], abs=PIPELINE_SCORE)
+                assert row[len(logprobs) :] == [0.0] * (len(row) - len(logprobs))
             _, (record,) = ask("translate", [text], [], address, "grpc", "bart", beams)
             assert record == {"text": text, "output": wanted, "sequences_scores": scores}
             searched = client.completions.create(

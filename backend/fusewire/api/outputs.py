@@ -12,10 +12,11 @@ from fusewire.errors import FusewireError
 
 @dataclass(frozen=True, slots=True)
 class Logprob:
-    """A token's log-probability at its position; `rank` 1 is the likeliest of the vocabulary."""
+    """A token's log-probability at its position; `rank` 1 is the likeliest of the vocabulary,
+    None where beam search took it."""
 
     logprob: float
-    rank: int
+    rank: int | None
     decoded_token: str
 
 
@@ -62,7 +63,7 @@ class CompletionOutput:
 
 def _logprobs(delta: Delta, spell: Callable[[int], str]) -> dict[int, Logprob]:
     assert delta.token is not None
-    found = {delta.token: Logprob(delta.logprob, delta.rank, spell(delta.token))}
+    found = {delta.token: Logprob(delta.logprob, delta.rank or None, spell(delta.token))}
     for rank, (token, logprob) in enumerate(delta.top_logprobs, 1):
         found[token] = Logprob(logprob, rank, spell(token))
     return found

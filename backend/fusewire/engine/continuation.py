@@ -33,7 +33,8 @@ class Delta:
     """What a step added to continuation `index` of a request; `text` may be empty.
 
     `token` is None where a continuation ended without one (cancelled, or none was asked for).
-    `rank` is the token's in the vocabulary, 1 for the likeliest, where `logprobs` were asked for.
+    `rank` is the token's in the vocabulary, 1 for the likeliest, where `logprobs` were asked for
+    without beams; else 0.
     `num_output_tokens` and `cumulative_logprob` count from the beginning; `num_cached_tokens`
     are the prompt's whose keys and values came from the prefix cache. `prompt_logprobs`, where they
     were asked for, come with the first Delta of a request. `score`, of the last one of a text that

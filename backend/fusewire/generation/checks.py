@@ -14,7 +14,7 @@ from fusewire.generation.parameters import GenerationParameters
 from fusewire.generation.spelling import layer
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "do_sample")
-_WITHOUT_BEAMS = ("best_of", "stop", "logprobs", "prompt_logprobs")
+_WITHOUT_BEAMS = ("best_of", "stop", "prompt_logprobs")
 
 # Below it logits could leave float32 when they are divided.
 SMALLEST_TEMPERATURE = 1e-3
@@ -145,7 +145,7 @@ def _not_with_beams(p: GenerationParameters, *, greedy: bool) -> list[str]:
     """The fields that ask for what beam search does not have."""
     sampling = [] if greedy else [name for name in _SAMPLING if name in p.model_fields_set]
     others = [name for name in _WITHOUT_BEAMS if getattr(p, name) not in (None, ())]
-    return sampling + others
+    return sampling + others + (["logprobs"] if p.logprobs else [])
 
 
 def _check_beams(p: GenerationParameters, refuse: Callable[..., NoReturn]) -> None:
@@ -159,6 +159,8 @@ def _check_beams(p: GenerationParameters, refuse: Callable[..., NoReturn]) -> No
     for name in _not_with_beams(p, greedy=p.greedy):
         if name in p.model_fields_set:
             wanted = f"none with num_beams {p.num_beams}, as beam search has no such thing"
+            if name == "logprobs":
+                wanted = f"0 with num_beams {p.num_beams}: of the tokens taken, not of others"
             refuse(name, getattr(p, name), wanted, "remove it, or set num_beams to 1")
         wanted = f"1 where texts end as the folder's {name} says"
         refuse("num_beams", p.num_beams, wanted, "remove it")

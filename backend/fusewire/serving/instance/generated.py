@@ -128,7 +128,7 @@ class Generated:
     def _one(self, token: int, logprob: float, rank: int) -> dict[str, Any]:
         return {
             "logprob": max(logprob, _LEAST_LOGPROB),
-            "rank": rank,
+            "rank": rank or None,  # beam search has none
             "decoded_token": self._spell(token),
         }
 
