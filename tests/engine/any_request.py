@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 from fusewire.engine.generation import GenerationEngine
 from fusewire.generation.parameters import GenerationParameters
 from fusewire.generation.prompt import max_new_tokens
@@ -82,6 +83,9 @@ VALID: dict[str, Make] = {
     "length_penalty": some(-5, -1, 0, 0.6, 1.0, 5, 10),
     "early_stopping": some(True, False, "never"),
     "renormalize_logits": FLAGS,
+    "target_prefix": WORDS,
+    "decoder_input_ids": many(IDS, 5),
+    "alignment": FLAGS,
 }
 _NO_NUMBER = some("one", "1,5", "", True, [], {}, math.nan, math.inf, -math.inf)
 _NO_WHOLE = either(_NO_NUMBER, some(1.0, 0.5, -(10**30), 10**30))
@@ -124,6 +128,9 @@ INVALID: dict[str, Make] = {
     "length_penalty": either(_NO_NUMBER, some(-5.1, 10.5)),
     "early_stopping": some(0, 1, "always", 1.0, []),
     "renormalize_logits": _NO_FLAG,
+    "target_prefix": some(5, ["a"], True, "\ud800", ""),
+    "decoder_input_ids": some(5, "5", [-1], [257], [1.0], [1] * 4097),
+    "alignment": _NO_FLAG,
 }  # fmt: skip
 # Each with what it acts on; chance alone seldom brings them together.
 TOGETHER = (
@@ -159,7 +166,9 @@ class Asked:
         p = {name: value for name, value in self.parameters.items() if value is not None}
         if any({alias, name} <= p.keys() for alias, name in ALIASES.items()):
             return True
-        if engine.limits.source is not None and "prompt_logprobs" in p:
+        if any(p.get(name) not in (None, [], False) for name in self._of_others(engine)):
+            return True
+        if p.get("decoder_input_ids") and "target_prefix" in p:
             return True
         if engine.limits.source is not None and FORCED_EOS in p.get("suppress_tokens", []):
             return True
@@ -169,14 +178,24 @@ class Asked:
         greedy = not samples or p.get("temperature", 1) == 0
         most = p.get("max_new_tokens", p.get("max_tokens", LONGEST))
         least = p.get("min_new_tokens", p.get("min_tokens", 0))
+        if p.get("alignment") and most >= engine.settings.max_batch_tokens - self._length():
+            return True
         n, best_of = p.get("n", 1), p.get("best_of", p.get("n", 1))
         tokens = max(1, least) if most == LONGEST else most
         return (
             (greedy and best_of > 1)
             or best_of < n
             or least > most
-            or len(self.prompt) + max(tokens, least) > LONGEST // 2  # text may have more tokens
+            or self._length() + max(tokens, least) > LONGEST // 2  # text may have more tokens
         )
+
+    def _length(self) -> int:
+        prefixes = (self.parameters.get(name) or () for name in BEGINNINGS)
+        return len(self.prompt) + sum(map(len, prefixes))
+
+    def _of_others(self, engine: GenerationEngine) -> set[str]:
+        """What models of this kind do not take."""
+        return OF_DECODERS if engine.limits.source else OF_ENCODER_DECODERS
 
     def searches(self) -> bool:
         return self.parameters.get("num_beams", 1) != 1 or "use_beam_search" in self.parameters
@@ -186,7 +205,7 @@ class Asked:
         prompt = (
             len(str(self.prompt).encode()) if isinstance(self.prompt, str) else len(self.prompt)
         )
-        longest = prompt + p.get("max_new_tokens", p.get("max_tokens", LONGEST))
+        longest = self._length() + prompt + p.get("max_new_tokens", p.get("max_tokens", LONGEST))
         return (
             {"num_beams", "use_beam_search"} <= p.keys()
             or any(p.get(name) not in (None, []) for name in WITHOUT_BEAMS)
@@ -197,7 +216,7 @@ class Asked:
     def coupled(self, engine: GenerationEngine) -> set[str]:
         """What it may be refused for beside what is wrong."""
         without = WITHOUT_BEAMS if self.searches() else set()
-        return COUPLED | without | ({"prompt_logprobs"} if engine.limits.source else set())
+        return COUPLED | without | self._of_others(engine) | {*BEGINNINGS, "alignment"}
 
     def forbids(self) -> bool:
         """Tokens, so that none may be left."""
@@ -214,6 +233,8 @@ class Asked:
 # What parts that each are right can be refused for together.
 COUPLED = {"n", "best_of", "num_beams", "use_beam_search", *ALIASES, *ALIASES.values()}
 SAMPLING = {"temperature", "top_k", "top_p", "min_p", "typical_p"}
+BEGINNINGS = ("target_prefix", "decoder_input_ids")
+OF_DECODERS, OF_ENCODER_DECODERS = {"prompt_logprobs"}, {*BEGINNINGS, "alignment"}
 WITHOUT_BEAMS = {*SAMPLING, "do_sample", "best_of", "stop", "logprobs", "prompt_logprobs"}
 
 
@@ -253,7 +274,9 @@ def obeys(
     assert [each is not None for each in scored].count(True) == (p.prompt_logprobs is not None)
     assert scored[0] is None or len(list(scored[0])) == len(ids)
     if isinstance(engine.model, Seq2SeqModel):
-        ids = [engine.model.decoder_start_token_id]
+        beginning = begun(engine, p)
+        most = max_new_tokens(p, len(ids), engine.limits, len(beginning))
+        ids = beginning
     lasts = [_last(answer, index) for index in range(p.n)]
     if p.searches:
         scores = [last.score for last in lasts]
@@ -262,11 +285,25 @@ def obeys(
             wanted = last.cumulative_logprob / last.num_output_tokens**p.length_penalty
             assert math.isclose(last.score, wanted, rel_tol=1e-4, abs_tol=1e-4)
     assert sum(d.score is not None for d in answer.deltas) == (p.n if p.searches else 0)
+    for last in lasts:
+        assert (last.alignment is not None) == p.alignment
+        if last.alignment is not None:
+            assert last.alignment.weights.sum(1) == pytest.approx(1, abs=1e-5)
+            assert len(last.alignment.weights) == len(last.alignment.token_ids)
     for index in range(p.n):
         _one_obeys(engine, ids, p, most, [d for d in answer.deltas if d.index == index])
     if p.best_of is not None and p.best_of > p.n:
         means = [last.cumulative_logprob / last.num_output_tokens for last in lasts]
         assert means == sorted(means, reverse=True)
+
+
+def begun(engine: GenerationEngine, p: GenerationParameters) -> list[int]:
+    """What the decoder of an encoder-decoder model begins with."""
+    start = engine.model.decoder_start_token_id
+    if p.target_prefix is not None:
+        return [start, *engine.tokenizer.backend.encode(p.target_prefix).ids]
+    given = list(p.decoder_input_ids)
+    return given if given[:1] == [start] else [start, *given]
 
 
 def _last(answer: Answer, index: int) -> Any:
@@ -293,7 +330,11 @@ def _one_obeys(
     else:
         assert reason == "stop"
 
-    _stop_strings_obeyed(p, deltas, text, reason == "stop" and not stopped_by_token)
+    given = p.target_prefix or ""  # has stop strings as it likes
+    assert text.startswith(given)
+    if not p.decoder_input_ids:  # which may end within a character
+        stopped = reason == "stop" and not stopped_by_token
+        _stop_strings_obeyed(p, deltas, len(given), text, stopped)
     words = [word for word in engine._bad_words.token_ids(p.bad_words)]
     for end in range(1, len(tokens) + 1 - forced_end):
         so_far = ids + tokens[:end]
@@ -318,13 +359,14 @@ def _one_obeys(
 
 
 def _stop_strings_obeyed(
-    p: GenerationParameters, deltas: list[Any], text: str, stopped: bool
+    p: GenerationParameters, deltas: list[Any], given: int, text: str, stopped: bool
 ) -> None:
-    """`stopped`: by one of them, as nothing else ended the text."""
+    """`given`: characters that were not generated; `stopped`: by a stop string, as nothing else
+    ended the text."""
     free = "".join(d.text for d in deltas[: max(0, p.min_new_tokens - 1)])  # they do not count yet
     if p.include_stop_str_in_output and stopped:
         assert text.endswith(p.stop)
         text = text[:-1]
     else:
         assert not stopped or p.stop
-    assert not any(stop in text[len(free) :] for stop in p.stop)
+    assert not any(stop in text[max(given, len(free)) :] for stop in p.stop)
