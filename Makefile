@@ -41,9 +41,12 @@ $(VENV)/.installed: $(VENV)/.ready pyproject.toml CMakeLists.txt $(SOURCES)
 	@$(BIN)/python -c 'from fusewire import kernels; print("== built for", "CPUs and GPUs" if kernels.cuda_built() else "CPUs ($(if $(filter OFF,$(FUSEWIRE_CUDA)),FUSEWIRE_CUDA=OFF,$(if $(GPU),no nvcc 13 with cuBLASLt was found,no GPU was found)))")'
 	@touch $@
 
+# pip would compile 18,000 files, most of which nothing imports; ours are, by processes whose start is
+# measured.
 $(VENV)/.test: $(VENV)/.installed
 	@echo "== installing the test packages: torch and transformers are the reference, and torch brings some 3 GB of CUDA packages"
-	@$(PIP) --no-build-isolation '.[test]' $(NEWS) && echo "== took $$SECONDS s"
+	@$(PIP) --no-build-isolation --no-compile '.[test]' $(NEWS) && echo "== took $$SECONDS s"
+	@$(BIN)/python -m compileall -q $(VENV)/lib/python3*/site-packages/fusewire
 	@touch $@
 
 # Trained here: from text that comes with Python, and from numbers and dates.
@@ -59,14 +62,20 @@ $(TINY_TRANSLATOR)/model.safetensors: $(EXAMPLES:%=client/examples/%.py) | $(VEN
 demo: build $(TINY_GPT)/model.safetensors $(TINY_TRANSLATOR)/model.safetensors
 	@$(BIN)/python client/examples/demo.py $(TINY_GPT) $(TINY_TRANSLATOR)
 
-# Those that watch servers are not beside others, which would take their cores; two files at a time,
-# as a server that starts, ends or is healed mostly waits. What measures time, marked `alone`, comes
+# Those that watch servers are not beside others, which would take their cores; three files at a
+# time, as a server that starts, ends or is healed waits for half of it. Files of long tests begin
+# first, or one worker would be left with them at the end. What measures time, marked `alone`, comes
 # last.
 SERVERS := tests/server tests/chaos tests/load tests/deploy tests/examples tests/client/test_real_server.py
+LONG := $(patsubst %,tests/server/test_%.py,serve_command openai_limits healing progress launch \
+          healing_command lost_requests watchdog stopping hostile_folders openai images overload) \
+          tests/deploy/test_kubernetes.py \
+          $(wildcard tests/server/bad_input/test_*.py tests/load/test_*.py tests/examples/test_*.py)
 marked = $(shell grep -rl --include='test_*.py' 'mark\.$(1)' tests | sort)
 test: $(VENV)/.test
 	$(BIN)/python -m pytest tests -m 'not sweep' -n 2 --dist loadfile $(SERVERS:%=--ignore %)
-	$(BIN)/python -m pytest $(SERVERS) -m 'not sweep and not alone' -n 2 --dist loadfile
+	$(BIN)/python -m pytest $(LONG) $(filter-out $(LONG),$(shell find $(SERVERS) -name 'test_*.py')) \
+	  -m 'not sweep and not alone' -n 3 --dist loadfile --no-loadscope-reorder
 	$(BIN)/python -m pytest $(call marked,alone) -m 'alone and not sweep'
 
 # What is exhaustive and slow: every set of requirements, the wheels (those for GPUs too: this

@@ -534,12 +534,18 @@ def test_who_is_refused_gives_its_place_to_be_read_back(slow, monkeypatch):
 
 
 def test_who_gives_way_to_a_higher_priority_is_told_at_once(slow):
-    taken = overloaded(slow, priority=1)
-    one = request(*[[6] * 90] * 20)
-    one.priority = -1
-    slow.submit(one, None, urgent := Answer())
-    told = [each for each in taken if each.came.is_set()]
-    late = [each for each in told if isinstance(each.all[0], DeadlineExceeded)]
+    late: list[Answer] = []
+    for _ in range(50):  # a machine of much load may have computed those that wait meanwhile
+        taken = overloaded(slow, priority=1)
+        one = request(*[[6] * 90] * 20)
+        one.priority = -1
+        slow.submit(one, None, urgent := Answer())
+        told = [each for each in taken if each.came.is_set()]
+        late = [each for each in told if isinstance(each.all[0], DeadlineExceeded)]
+        if late:
+            break
+        for each in (*taken, urgent):
+            each.wait()
     assert late
     assert "of higher priority" in str(late[0].all[0])
     answered(urgent.wait(), *[[6] * 90] * 20)

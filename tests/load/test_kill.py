@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import csv
 import importlib.util
-import math
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -16,8 +13,9 @@ import pytest
 from fusewire.serving.config import ServerSettings
 from fusewire.serving.supervisor.server import Server
 
+from tests.load.locust_process import run_locust
 from tests.load.run import default_folder
-from tests.server.asking import Asker, until
+from tests.server.asking import Asker
 
 HEALED_S = 20.0
 
@@ -32,25 +30,33 @@ def test_a_stub_killed_under_locust_is_healed(tmp_path: Path) -> None:
     began = time.time()
     server.start()
     load_s = time.time() - began
-    try:
-        log = tmp_path / "log.csv"
-        locustfile = Path(__file__).parent / "locustfile.py"
-        command = [sys.executable, "-m", "locust", "-f", str(locustfile), "ClosedLoop"]
-        command += ["--host", f"127.0.0.1:{server.endpoint.grpc_port}", "--model", "minilm"]
-        run_s = 5 + math.ceil(3 * load_s)
-        command += ["-u", "8", "-r", "8", "-t", f"{run_s}s", "--headless", "--only-summary"]
-        command += ["--request-log", str(log), "--exit-code-on-error", "0"]
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as locust:
-            with Asker(server) as asker:
-                until(lambda: asker.metric("fusewire_requests_total", outcome="ok") > 100)
+    asker = Asker(server)
+    killed = at_healed = 0.0
+
+    def ok() -> float:
+        return asker.metric("fusewire_requests_total", outcome="ok")
+
+    def enough() -> bool:
+        """Kills the model's process under load, and waits for answers of the one that follows."""
+        nonlocal killed, at_healed
+        if not killed and ok() > 100:
             (stub,) = server.process.stubs()
             killed = time.time()
             os.kill(stub.pid, signal.SIGKILL)
-            _, errors = locust.communicate(timeout=run_s + 60)
-        assert locust.returncode == 0, errors.decode()
+        elif killed and not at_healed and server.watchdog.reloads + server.watchdog.restarts:
+            at_healed = ok()
+        return at_healed > 0 and ok() > at_healed + 50
+
+    try:
+        log = tmp_path / "log.csv"
+        of = ["--host", f"127.0.0.1:{server.endpoint.grpc_port}", "--model", "minilm"]
+        of += ["-u", "8", "-r", "8", "--request-log", str(log), "--exit-code-on-error", "0"]
+        locust = run_locust("locustfile.py", "ClosedLoop", *of, enough=enough)
+        assert locust.returncode == 0, locust.stderr
         with log.open(newline="") as file:
             rows = [(float(row["time"]), row["ok"] == "1") for row in csv.DictReader(file)]
     finally:
+        asker.client.close()
         server.stop()
 
     failed = [when for when, ok in rows if not ok]

@@ -92,9 +92,8 @@ def repository(
 
 @pytest.fixture(scope="session")
 def server(repository: Path) -> Iterator[Server]:
-    settings = ServerSettings(
-        http_port=0, grpc_port=0, metrics_port=0, log_level="error", control_key=CONTROL_KEY
-    )
+    ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
+    settings = ServerSettings(log_level="error", control_key=CONTROL_KEY, exit_timeout_s=2, **ports)
     with Server(
         [repository], settings, log=lambda level, line: print(line), report=print
     ) as server:

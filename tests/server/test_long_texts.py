@@ -44,7 +44,8 @@ def server(
             link=True,
         )
     ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0}
-    with Server([root], ServerSettings(log_level="error", **ports)) as server:
+    settings = ServerSettings(log_level="error", exit_timeout_s=2, **ports)
+    with Server([root], settings) as server:
         yield server
 
 

@@ -98,6 +98,13 @@ def infer(server: Server, parameters: dict[str, object]) -> None:
     posted(server.endpoint.http_port, "/v2/models/embed/infer", {"inputs": [tensor]})
 
 
+def none_is_in_execute(server: Server) -> None:
+    """Triton itself ends a request whose process stops or dies in `execute`, in words of its own.
+    An instance executes one after the other: behind this answer the earlier ones have returned."""
+    with pytest.raises(Refused, match="max_new_tokens"):
+        generate(server, {"max_new_tokens": 0})
+
+
 def kill(server: Server, model: str) -> None:
     pid = next(stub.pid for stub in server.process.stubs() if stub.model == model)
     os.kill(pid, signal.SIGKILL)
@@ -139,6 +146,7 @@ def test_generations_of_a_process_that_dies_end_with_an_error(server: Server, as
                 or any(each.done() for each in begun)
             )
         )
+        none_is_in_execute(server)
         assert not [each.result() for each in begun if each.done()]
         kill(server, "write")
         later = [clients.submit(outcome, ask, server, SHORT) for _ in range(CLIENTS)]

@@ -67,7 +67,8 @@ def server(folder: Path, tmp_path_factory: pytest.TempPathFactory, device: str) 
             link=True,
         )
     ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "openai_port": 0}
-    with Server([root], ServerSettings(watch_interval_s=1, **ports), report=print) as server:
+    settings = ServerSettings(watch_interval_s=1, exit_timeout_s=2, **ports)
+    with Server([root], settings, report=print) as server:
         yield server
 
 

@@ -42,6 +42,10 @@ COMMITTED = Path(__file__).parents[2] / "model_repository"
 
 COMMAND = (sys.executable, "-m", "fusewire")
 STUB = "triton_python_backend_stub"
+# More than any end takes that waits for nobody, on a loaded machine; one that waits in vain takes
+# the exit timeout.
+ENDED_S = 60
+PATIENT = "--exit-timeout-s=600"
 ANY_PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
 
 
@@ -87,13 +91,10 @@ class Serving:
         """The processes whose command lines have these words."""
         return {pid for pid, line in self.processes().items() if words in line}
 
-    def stopped_in_s(self) -> float:
-        """How long it takes from now until it has ended, without an error and without traces."""
-        began = time.monotonic()
-        assert self.process.wait(60) == 0
-        took_s = time.monotonic() - began
+    def ends(self) -> None:
+        """Without an error, without traces, and long before the exit timeout of those below."""
+        assert self.process.wait(ENDED_S) == 0
         assert self.traces() == []
-        return took_s
 
 
 @pytest.fixture
@@ -306,19 +307,16 @@ def test_a_folder_is_served_on_a_gpu(serving: Callable[..., Serving], minilm: Pa
 def test_sigterm_after_a_stub_was_killed_does_not_hang(
     serving: Callable[..., Serving], tiny: Callable[..., Path]
 ) -> None:
-    server = serving(tiny("bert", "classify"))
+    server = serving(tiny("bert", "classify"), PATIENT)
     ready = server.event()
     assert ready["event"] == "ready"
     (stub,) = [int(t.split(":")[0]) for t in server.traces() if "triton_python_backend_stub" in t]
     os.kill(stub, signal.SIGKILL)
     assert "died" in server.event()["text"]
     assert "serving again" in server.event()["text"]
-    began = time.monotonic()
     server.process.send_signal(signal.SIGINT)
     assert server.event() == {"event": "stopped", "reloads": 1, "restarts": 0}
-    assert server.process.wait(30) == 0
-    assert time.monotonic() - began < 6
-    assert server.traces() == []
+    server.ends()
 
 
 @pytest.fixture
@@ -334,18 +332,18 @@ def hang_up() -> Iterator[None]:
 def test_a_lost_terminal_and_its_quit_key_stop_it_as_sigterm_does(
     serving: Callable[..., Serving], tiny: Callable[..., Path], sign: signal.Signals
 ) -> None:
-    server = serving(tiny("bert", "classify"), "--openai-port=0")
+    server = serving(tiny("bert", "classify"), "--openai-port=0", PATIENT)
     ready = server.event()
     assert ready["event"] == "ready", ready
     server.process.send_signal(sign)
     assert server.event() == {"event": "stopped", "reloads": 0, "restarts": 0}
-    assert server.stopped_in_s() < 10
+    server.ends()
 
 
 def test_it_survives_a_terminal_that_is_gone(
     serving: Callable[..., Serving], tiny: Callable[..., Path]
 ) -> None:
-    server = serving(tiny("bert", "classify"))
+    server = serving(tiny("bert", "classify"), PATIENT)
     server.event()
     assert server.process.stdout is not None
     server.process.stdout.close()
@@ -353,14 +351,14 @@ def test_it_survives_a_terminal_that_is_gone(
     os.kill(killed, signal.SIGKILL)  # which is reported before it is healed
     until(lambda: server.pids(STUB) - {killed})
     server.process.terminate()
-    assert server.stopped_in_s() < 10
+    server.ends()
 
 
 def test_requests_that_are_read_when_it_is_stopped_are_answered(
     serving: Callable[..., Serving], tmp_path: Path
 ) -> None:
     """Triton does not count them as in flight."""
-    server = serving(images.classifier(tmp_path / "vit"), "--exit-timeout-s=60")
+    server = serving(images.classifier(tmp_path / "vit"), PATIENT)
     large = files.encoded(Image.new("RGB", (8000, 8000)), "JPEG")
     with Client(server.event()["grpc"]) as client, ThreadPoolExecutor(60) as clients:
         client.label(large)
@@ -372,13 +370,13 @@ def test_requests_that_are_read_when_it_is_stopped_are_answered(
         server.process.terminate()
         for each in asked:
             assert len(each.result()) == 1
-    assert server.stopped_in_s() < 10
+    server.ends()
 
 
 def test_a_second_signal_ends_the_wait_for_requests(
     serving: Callable[..., Serving], tmp_path: Path
 ) -> None:
-    server = serving(slow_folder(tmp_path / "slow"), "--openai-port=0", "--exit-timeout-s=600")
+    server = serving(slow_folder(tmp_path / "slow"), "--openai-port=0", PATIENT)
     body = {"model": "slow", "prompt": "x", "max_tokens": LONG, "n": 8, "stream": True}
     body |= {"ignore_eos": True}  # minutes
     url = f"http://{server.event()['openai']}/v1/completions"
@@ -392,7 +390,7 @@ def test_a_second_signal_ends_the_wait_for_requests(
             server.process.wait(2)
         assert answer.read(1)
         server.process.send_signal(signal.SIGINT)
-        assert server.stopped_in_s() < 5
+        server.ends()
 
 
 @pytest.mark.parametrize("words", ["fusewire.serving.openai", "bin/tritonserver"])
@@ -404,7 +402,7 @@ def test_a_process_that_hangs_does_not_hold_up_the_end(
     (process,) = server.pids(words)
     os.kill(process, signal.SIGSTOP)
     server.process.terminate()
-    assert server.stopped_in_s() < 15
+    server.ends()
 
 
 def test_reading_a_folder_that_never_ends_is_ended_by_a_signal(
@@ -418,7 +416,7 @@ def test_reading_a_folder_that_never_ends_is_ended_by_a_signal(
     server = serving(tiny("bert", "classify"))
     until(lambda: server.pids("source_process"))
     server.process.terminate()
-    assert server.stopped_in_s() < 5
+    server.ends()
 
 
 def test_the_supervisor_loads_no_web_framework_tokenizer_or_template(

@@ -62,7 +62,7 @@ class LLM:
                 Default: 256.
             kv_cache_mib: Memory of the KV cache. Default: what max_sequences of max_length
                 need, at most nine tenths of a GPU's free memory or a quarter of the machine's.
-            prefix_caching: Reuse the KV blocks of earlier prompts that begin with the same tokens.
+            prefix_caching: Reuse the KV pages of earlier prompts that begin with the same tokens.
             graphs: Capture steps as CUDA graphs and replay them; no effect on the CPU.
             threads: CPU threads; 0: one for each core.
 

@@ -50,6 +50,6 @@ class GenerationSettings(Settings):
     )
     prefix_caching: bool = Field(
         default=True,
-        description="Reuse the KV blocks of earlier prompts that begin with the same tokens.",
+        description="Reuse the KV pages of earlier prompts that begin with the same tokens.",
         json_schema_extra={"group": "generation"},
     )

@@ -60,8 +60,8 @@ def test_one_that_computes_finishes_what_it_began(start: Callable[[str], Stub]) 
     assert surplus.idle([old, new], 1, loaded_at) == []
     used_s = times(old.pid).used_s
     time.sleep(PATIENCE_S)
-    # A fifth of a core, however many others want it.
-    until(lambda: times(old.pid).used_s - used_s > 0.2 * (time.monotonic() - loaded_at))
+    # Clearly more than one that idles takes, however many others want the cores.
+    until(lambda: times(old.pid).used_s - used_s > 0.1 + 0.05 * (time.monotonic() - loaded_at))
     assert surplus.idle([old, new], 1, loaded_at) == []
 
 

@@ -36,10 +36,10 @@ class GenerationMetrics(ModelSeries):
         gauges = {
             "running": ("running", "Sequences running"),
             "waiting": ("waiting", "Sequences in the queue"),
-            "used": ("kv_pages_used_ratio", "Share of the KV cache pages in use"),
+            "used": ("kv_pages_used_ratio", "Share of the KV pages in use"),
             "live_bytes": (
                 "kv_bytes_per_live_token",
-                "Bytes of the KV cache pages in use per token of the running sequences",
+                "Bytes of the KV pages in use per token of the running sequences",
             ),
         }
         self._gauges = {
