@@ -35,7 +35,10 @@ class Decodes(NamedTuple):
 
     @staticmethod
     def none() -> Decodes:
-        return Decodes(Rows(), np.zeros(0, np.int32), np.zeros((0, 0), np.int32))
+        return Decodes(Rows(), *_NONE)
+
+
+_NONE = np.zeros(0, np.int32), np.zeros((0, 0), np.int32)
 
 
 class DecodeRows:
@@ -89,9 +92,12 @@ class DecodeRows:
         if self._rows is None:
             self._rows = Rows(tuple(self._sequences))
             self._order = np.array([self._slots[each] for each in self._sequences], np.intp)
-        positions = np.array([each.stored for each in self._sequences], np.int32)
-        width = int(positions.max(initial=-1)) // self._page_size + 1
-        return Decodes(self._rows, positions, self._table[:, :width].take(self._order, axis=0))
+        if not self._sequences:
+            return Decodes(self._rows, *_NONE)
+        stored = [each.stored for each in self._sequences]
+        width = max(stored) // self._page_size + 1
+        table = self._table[:, :width].take(self._order, axis=0)
+        return Decodes(self._rows, np.array(stored, np.int32), table)
 
     def _widen(self, rows: int = 0, pages: int = 0) -> None:
         before = self._table

@@ -119,8 +119,8 @@ class Owners:
         self.all = owners
         self.sampling = SamplingRows([branch.sampling for _, branch in owners])
         self.told = [row for row, (_, branch) in enumerate(owners) if not branch.quiet]
-        self._quiet = [row for row, (_, branch) in enumerate(owners) if branch.quiet]
-        quiet = [owners[row][1] for row in self._quiet]
+        self.quiet = [row for row, (_, branch) in enumerate(owners) if branch.quiet]
+        quiet = [owners[row][1] for row in self.quiet]
         self._token_ids = [branch.sequence.token_ids for branch in quiet if branch.sequence]
         self._untold = [branch.untold for branch in quiet]
         self._stop_tokens = {t for each in quiet for t in each.continuation.stop_tokens}
@@ -130,8 +130,8 @@ class Owners:
     def note(self, tokens: list[int], logprobs: list[float]) -> set[int]:
         """Takes the tokens of the quiet rows; returns which rows these have ended."""
         if self.told:
-            tokens = [tokens[row] for row in self._quiet]
-            logprobs = [logprobs[row] for row in self._quiet]
+            tokens = [tokens[row] for row in self.quiet]
+            logprobs = [logprobs[row] for row in self.quiet]
         for ids, untold, token, logprob in zip(
             self._token_ids, self._untold, tokens, logprobs, strict=True
         ):
@@ -140,7 +140,7 @@ class Owners:
         self._steps_left -= 1
         if self._steps_left > 0 and self._stop_tokens.isdisjoint(tokens):
             return set()
-        rows = zip(self._quiet, tokens, strict=True)
+        rows = zip(self.quiet, tokens, strict=True)
         return {row for row, token in rows if self.all[row][1].ends(token)}
 
 
@@ -313,7 +313,7 @@ class GenerationLoop:
         draws, count = self._sampler.sample(logits, sampling), len(decodes.all)
         due: Sequence[int] = range(count)
         noted: Collection[int] = ()
-        if min(draws.tokens[:count], default=0) >= 0:
+        if decodes.quiet and min(draws.tokens[:count]) >= 0:
             noted = decodes.note(draws.tokens[:count], draws.logprobs[:count])
             due = sorted([*noted, *decodes.told]) if noted else decodes.told
         owners = [(row, decodes.all[row]) for row in due]

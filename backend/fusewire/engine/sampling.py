@@ -54,7 +54,7 @@ class SamplingRows:
         self.forced = [row for row, state in enumerate(states) if state.forced]
         self.seeds = np.array([state.seed for state in states], np.int64)
         draws = np.frombuffer(b"".join([state.draw for state in states]), np.int32)
-        self.draws = draws.reshape(len(states), len(_DRAW))
+        self.draws = np.ascontiguousarray(draws.reshape(len(states), len(_DRAW)).T)
         self.penalties = _penalties(states)
 
     def followed_by(self, others: SamplingRows) -> SamplingRows:
@@ -67,7 +67,7 @@ class SamplingRows:
         both.tops = self.tops | {first + row: count for row, count in others.tops.items()}
         both.forced = self.forced + [first + row for row in others.forced]
         both.seeds = np.concatenate([self.seeds, others.seeds])
-        both.draws = np.concatenate([self.draws, others.draws])
+        both.draws = np.concatenate([self.draws, others.draws], axis=1)
         both.penalties = np.concatenate([self.penalties, others.penalties], axis=1)
         return both
 
@@ -228,7 +228,7 @@ class Sampler:
         """The arguments of `kernels.sample` after the logits."""
         rows = len(sampled.states)
         counts = np.array([state.new_tokens for state in sampled.states], np.int64)
-        columns = sampled.seeds.tobytes() + counts.tobytes() + sampled.draws.T.tobytes()
+        columns = sampled.seeds.tobytes() + counts.tobytes() + sampled.draws.tobytes()
         there = self._place.exact(np.frombuffer(columns, np.uint8), np.uint8)
         seeds, steps = (there.section(at * rows, [rows], "int64") for at in (0, 8))
         return [
