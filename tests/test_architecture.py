@@ -84,6 +84,7 @@ MAY_IMPORT = {
     },
     "engine.generation_scheduler": {
         "engine.beam_pasts",
+        "engine.decode_rows",
         "errors",
         "engine.generation_queue",
         "engine.generation_sequence",
@@ -109,6 +110,7 @@ MAY_IMPORT = {
     "engine.best_of": {"errors", "engine.continuation"},
     "engine.deltas": {"errors", "engine.best_of", "engine.continuation"},
     "engine.beam_rows": set(),
+    "engine.decode_rows": {"engine.generation_sequence"},
     "engine.beam_candidates": {"kernels", "placement"},
     "engine.beam_cohort": {
         "kernels",
@@ -129,7 +131,12 @@ MAY_IMPORT = {
         "engine.kv_cache",
         "engine.sampling",
     },
-    "engine.packing": {"models", "engine.beam_rows", "engine.generation_scheduler"},
+    "engine.packing": {
+        "models",
+        "engine.beam_rows",
+        "engine.decode_rows",
+        "engine.generation_scheduler",
+    },
     "engine.generation_loop": {"errors", "kernels", "models", "engine"},
     "engine.generation_memory": {
         "errors",

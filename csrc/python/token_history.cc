@@ -71,6 +71,17 @@ void advance(TokenHistories& histories, const Array<int32_t>& parents,
   histories.advance(parents.data(), tokens.data(), tokens.size());
 }
 
+void append_tokens(const std::vector<TokenHistories*>& all, const std::vector<int64_t>& tokens) {
+  if (all.size() != tokens.size()) {
+    fail("append_tokens: got ", tokens.size(), " tokens for ", all.size(),
+         " histories, wanted one for each");
+  }
+  const int32_t parent = 0;
+  for (size_t i = 0; i < all.size(); ++i) {
+    if (tokens[i] >= 0) all[i]->advance(&parent, &tokens[i], 1);
+  }
+}
+
 py::tuple token_biases(const std::vector<const TokenHistories*>& all) {
   TokenBiases biases;
   int64_t row = 0;
@@ -120,6 +131,8 @@ void register_token_history(py::module_& m) {
       .def("penalize_once", &TokenHistories::penalize_once, "tokens"_a, "penalty"_a,
            "Subtracts the penalty in the coming step for each of the tokens, once for each time it "
            "is there.");
+  m.def("append_tokens", &append_tokens, "histories"_a, "tokens"_a,
+        "Puts each token behind the single row of its history; -1: behind none.");
   m.def("token_biases", &token_biases, "histories"_a,
         "(rows int32, tokens int32, values float32): what is added to the logits of the next "
         "tokens, each token of a row once, -inf where it is forbidden. Rows of all histories, one "

@@ -283,6 +283,18 @@ def test_continuations_share_the_prompt_and_go_their_own_ways():
     assert [missing(one) for one in family] == [0, 0, 0]
 
 
+def test_a_prompt_whose_last_token_comes_alone_is_forked_behind_it():
+    engine = Engine(max_batch_tokens=8)
+    sequence = engine.add([1, 2, 1] * 3, continuations=3)
+    assert [chunk.tokens for chunk in engine.step().chunks] == [8]
+    assert [chunk.tokens for chunk in engine.step().chunks] == [1]
+    family = engine.those(State.RUNNING)
+    assert len(family) == 3
+    assert [chunk.sequence for chunk in engine.step().chunks] == family
+    assert sequence.continuations == 1
+    engine.drain()
+
+
 def test_room_for_every_continuation_is_waited_for():
     engine = Engine(max_sequences=3)
     engine.add([1] * 4, new_tokens=2)

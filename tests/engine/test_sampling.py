@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
-from fusewire.engine.sampling import Sampler, SamplingState
+from fusewire.engine.sampling import Sampler, SamplingRows, SamplingState
 from fusewire.placement import Placement
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -61,7 +62,7 @@ class Sequence:
             source_ids=self.source,
         )
         for token in self.answer:
-            state.append(token)
+            SamplingRows([state]).append([token])
         return state
 
 
@@ -110,8 +111,23 @@ def warped(scores: np.ndarray, p: Parameters) -> np.ndarray:
     return x.softmax(-1)[0].numpy()
 
 
-def sample(place: Placement, logits: np.ndarray, states: list[SamplingState]):
-    return Sampler(place, logits.shape[1]).sample(place.floats(logits.copy()), states)
+class Drawn(NamedTuple):
+    """A row of `Draws`."""
+
+    token: int
+    logprob: float
+    rank: int
+    top_logprobs: Any
+    forbidden: bool
+
+
+def sample(place: Placement, logits: np.ndarray, states: list[SamplingState]) -> list[Drawn]:
+    sampler = Sampler(place, logits.shape[1])
+    draws = sampler.sample(place.floats(logits.copy()), SamplingRows(states))
+    return [
+        Drawn(*columns, draws.top_logprobs.get(row, ()), row in draws.forbidden)
+        for row, columns in enumerate(zip(*draws[:2], draws.ranks, strict=True))
+    ]
 
 
 TOKENS = st.lists(st.integers(0, 11), max_size=30)  # few different ones: they repeat

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from functools import cache, partial
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -153,6 +154,18 @@ def streamed(name: str, ids: list[int], prompt: list[int], skip: bool) -> list[s
 @given(ids=random_ids, skip=st.booleans())
 def test_the_pieces_join_to_the_whole_text(name: str, ids: list[int], skip: bool) -> None:
     assert "".join(streamed(name, ids, [], skip)) == made(name)[0].decode(ids, skip)
+
+
+@every_tokenizer
+@settings(deadline=None)
+@given(ids=random_ids, skip=st.booleans(), places=st.lists(st.integers(0, 25), max_size=3))
+def test_tokens_in_batches_give_the_text_of_one_after_the_other(
+    name: str, ids: list[int], skip: bool, places: list[int]
+) -> None:
+    stream = made(name)[1].start(skip_special_tokens=skip)
+    cuts = [0, *sorted(places), len(ids)]
+    batches = [stream.steps(ids[slice(*cut)]) for cut in pairwise(cuts)]
+    assert "".join([*batches, stream.flush()]) == "".join(streamed(name, ids, [], skip))
 
 
 @every_tokenizer

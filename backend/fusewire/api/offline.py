@@ -47,7 +47,7 @@ def answers(
             while given < len(work) or running:
                 given = _give(engine, work, given, running, finished, errors)
                 for pending in _ended(finished):
-                    del running[pending.index]
+                    ticket, _ = running.pop(pending.index)
                     if pending.error is not None:
                         errors[pending.index] = pending.error
                         continue
@@ -57,8 +57,10 @@ def answers(
                         engine, text, checked.token_ids, parameters, pending
                     )
                     inputs += len(checked.token_ids)
-                    outputs += len(pending.deltas)
-                live = sum(len(pending.deltas) for _, pending in running.values()) if shown else 0
+                    outputs += ticket.num_output_tokens()
+                live = 0
+                if shown:
+                    live = sum(ticket.num_output_tokens() for ticket, _ in running.values())
                 bar.update(given - len(running), input_tokens=inputs, output_tokens=outputs + live)
     finally:
         for ticket, _ in running.values():  # interrupted
@@ -106,7 +108,9 @@ def _give(
         pending = Pending(given, parameters.n, parameters.answers)
         try:
             ticket = engine.submit(
-                GenerationRequest(prompt, parameters), None, finished.callback(pending)
+                GenerationRequest(prompt, parameters, tells="text"),
+                None,
+                finished.callback(pending),
             )
             running[given] = ticket, pending
         except QueueFull:

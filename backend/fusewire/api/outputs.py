@@ -50,7 +50,7 @@ class CompletionOutput:
         return CompletionOutput(
             index,
             "".join([delta.text for delta in deltas]),
-            [delta.token for delta in deltas if delta.token is not None],
+            [token for delta in deltas for token in delta.token_ids],
             last.cumulative_logprob,
             last.finish_reason,
             [_logprobs(delta, spell) for delta in deltas if delta.token is not None]

@@ -30,7 +30,8 @@ class Alignment:
 
 @dataclass(slots=True)
 class Delta:
-    """What a step added to continuation `index` of a request; `text` may be empty.
+    """What a step added to continuation `index` of a request; `text` may be empty. Where no tokens
+    are streamed, those `before` came with earlier steps.
 
     `token` is None where a continuation ended without one (cancelled, or none was asked for).
     `rank` is the token's in the vocabulary, 1 for the likeliest, where `logprobs` were asked for
@@ -55,6 +56,12 @@ class Delta:
     prompt_logprobs: PromptLogprobs | None = None
     score: float | None = None
     alignment: Alignment | None = None
+    before: Sequence[int] = ()
+
+    @property
+    def token_ids(self) -> list[int]:
+        """All that it adds."""
+        return [*self.before] if self.token is None else [*self.before, self.token]
 
 
 class Continuation:
@@ -81,47 +88,63 @@ class Continuation:
         self.cumulative_logprob = 0.0
         self.num_output_tokens = 0
         self._text = text
-        self._ahead = "".join([text.step(token) for token in prefix])  # of the first delta
+        self._ahead = text.steps(prefix)  # of the first delta
+        self._before: Sequence[int] = ()
         self._stop = stop
-        self._stop_tokens = stop_tokens
+        self.stop_tokens = stop_tokens
         self._min_new_tokens = min_new_tokens
-        self._max_new_tokens = max_new_tokens
+        self.max_new_tokens = max_new_tokens
         self._forced_end = forced_end
+
+    def ends(self, token: int, place: int) -> bool:
+        """Whether the token ends it where it is the `place`th, from 1 on; stop strings aside."""
+        return token in self.stop_tokens or place >= self.max_new_tokens
+
+    def pass_over(self, tokens: Sequence[int], logprobs: Sequence[float]) -> None:
+        """Takes tokens that do not end it, of which nothing is told but with the next one; there
+        are no stop strings."""
+        self.num_output_tokens += len(tokens)
+        for logprob in logprobs:
+            self.cumulative_logprob += logprob
+        self._ahead += self._text.steps(tokens)
+        self._before = tokens
 
     def accept(
         self, token: int, logprob: float, rank: int = 0, top_logprobs: TopLogprobs = ()
     ) -> Delta:
-        if not self._max_new_tokens:
+        if not self.max_new_tokens:
             self.finish_reason = "length"
-            return self._delta("", None, 0.0, ())
+            return self._delta("", None, 0.0, 0, ())
         self.num_output_tokens += 1
         self.cumulative_logprob += logprob
-        if token in self._stop_tokens:
-            forced = self._forced_end and self.num_output_tokens == self._max_new_tokens
+        if token in self.stop_tokens:
+            forced = self._forced_end and self.num_output_tokens == self.max_new_tokens
             self.finish_reason = "length" if forced else "stop"
             text = self._let_out(self._text.flush())
         else:
             text = self._let_out(self._text.step(token))
-            if self._stop.matched is None and self.num_output_tokens >= self._max_new_tokens:
+            if self._stop.matched is None and self.num_output_tokens >= self.max_new_tokens:
                 self.finish_reason = "length"
                 text += self._let_out(self._text.flush())
         if self._stop.matched is not None:
             self.finish_reason = "stop"
         elif self.finish_reason is not None:
             text += self._stop.flush()
-        delta = self._delta(text, token, logprob, top_logprobs)
-        delta.rank = rank
-        return delta
+        return self._delta(text, token, logprob, rank, top_logprobs)
 
     def _let_out(self, text: str) -> str:
+        if not self._stop.strings:
+            return text
         if self.num_output_tokens < self._min_new_tokens:
             return self._stop.pass_through(text)
         return self._stop.feed(text)
 
     def _delta(
-        self, text: str, token: int | None, logprob: float, top_logprobs: TopLogprobs
+        self, text: str, token: int | None, logprob: float, rank: int, top_logprobs: TopLogprobs
     ) -> Delta:
-        text, self._ahead = self._ahead + text, ""
+        if self._ahead:
+            text, self._ahead = self._ahead + text, ""
+        before, self._before = self._before, ()
         return Delta(
             self.index,
             text,
@@ -131,4 +154,6 @@ class Continuation:
             self.cumulative_logprob,
             self.num_output_tokens,
             self.finish_reason,
+            rank=rank,
+            before=before,
         )

@@ -76,6 +76,7 @@ class Ticket:
     num_input_tokens: int
     deadline: float | None  # see protocol.py
     cancel: Callable[[], None]  # from any thread; what has not ended ends within a step
+    num_output_tokens: Callable[[], int]  # so far, from any thread; of a search what is certain
 
 
 class GenerationEngine:
@@ -167,9 +168,10 @@ class GenerationEngine:
     ) -> Ticket:
         """See Engine (protocol.py). InvalidInput and Unavailable (of which QueueFull) at once.
 
-        The events are a Delta of each of `parameters.answers`, in order, until each had one with
-        a finish_reason; or an error, which ends them all. `BestOf` makes the answer of it. Of beam
-        search a Delta comes as soon as no other text can win, and those with a `score` at the end.
+        The events are Deltas of each of `parameters.answers`, one for each token unless the request
+        has it otherwise (`tells`), until each had one with a finish_reason; or an error, which ends
+        them all. `BestOf` makes the answer of it. Of beam search a Delta comes as soon as no other
+        text can win, and those with a `score` at the end.
         `timeout_seconds` begins now; a `deadline` may come before. Without both there is the
         deadline of `slo_ms`, if that is set.
         """
@@ -187,7 +189,7 @@ class GenerationEngine:
             if not isinstance(prompt, Prompt):
                 prompt = read_prompt(prompt, parameters, self.tokenizer, self.limits, field)
             place.tokens, place.most_new = len(prompt.token_ids), prompt.max_new_tokens
-            return self._submit(prompt, parameters, deadline, callback, place)
+            return self._submit(prompt, request, deadline, callback, place)
         except BaseException:
             self._admission.leave(place, parameters.sequences)
             raise
@@ -235,11 +237,12 @@ class GenerationEngine:
     def _submit(
         self,
         prompt: Prompt,
-        parameters: GenerationParameters,
+        request: GenerationRequest,
         deadline: float | None,
         callback: Callable[[Event], None],
         place: Place,
     ) -> Ticket:
+        parameters = request.parameters
         ids, source, most = list(prompt.token_ids), None, prompt.max_new_tokens
         forced: Forced = {}
         if isinstance(self.model, Seq2SeqModel):
@@ -269,7 +272,7 @@ class GenerationEngine:
             self._check_alignment(parameters, len(ids) + most - 1, len(source))
         read = () if source is None else source.token_ids
         place.sequence, place.begun = sequence, len(ids)
-        generation = self._generation(ids, read, parameters, most, forced, callback, scores, place)
+        generation = self._generation(ids, read, request, most, forced, callback, scores, place)
         if generation.beams is not None:
             sequence.histories = generation.beams.histories
         with self._submit_lock:  # what is put before closing is done before the loop ends
@@ -282,6 +285,7 @@ class GenerationEngine:
             len(prompt.token_ids),
             deadline,
             lambda: self._asked.put(lambda: self._loop.cancel(generation)),
+            lambda: sum([branch.num_output_tokens for branch in generation.branches]),
         )
 
     @property
@@ -346,13 +350,14 @@ class GenerationEngine:
         self,
         ids: list[int],
         source_ids: Sequence[int],
-        parameters: GenerationParameters,
+        request: GenerationRequest,
         most: int,
         forced: Forced,
         callback: Callable[[Event], None],
         scores: PromptLogprobs | None,
         place: Place,
     ) -> Generation:
+        parameters = request.parameters
         # What every text of the decoder begins with is no part of it; the source even less.
         encodes = isinstance(self.model, Seq2SeqModel)
         shown, prefix = ((), ids[1:]) if encodes else (ids, [])
@@ -365,13 +370,19 @@ class GenerationEngine:
         ]
         seed = parameters.seed if parameters.seed is not None else secrets.randbits(63)
         first = SamplingState(parameters, ids, stop_tokens, seed, bad_words, forced, source_ids)
+        writes = request.tells != "ids" or parameters.stop
+        # A stop string is looked for behind each token; log-probabilities come with theirs.
+        scored = parameters.logprobs is not None or scores is not None
+        quiet = not (request.tells == "tokens" or parameters.stop or scored)
         branches = [
             Branch(
                 Continuation(
                     index,
                     self._detokenizer.start(
                         shown, skip_special_tokens=parameters.skip_special_tokens
-                    ),
+                    )
+                    if writes
+                    else self._detokenizer.silent(),
                     prefix,
                     StopMatcher(strings, include_stop=parameters.include_stop_str_in_output),
                     stop_tokens,
@@ -380,6 +391,7 @@ class GenerationEngine:
                     forced_end=most - 1 in forced,
                 ),
                 first.fork(seed_of(seed, index)) if index else first,
+                quiet,
             )
             for index in range(parameters.answers)
         ]

@@ -10,7 +10,7 @@ win begin with becomes text and events at once, the rest when their search is do
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
@@ -31,7 +31,7 @@ from fusewire.engine.packing import pack, pack_sources
 from fusewire.engine.progress import Progress
 from fusewire.engine.prompt_logprobs import PromptLogprobs, PromptRows, PromptScorer
 from fusewire.engine.request import CANCELLED, failure
-from fusewire.engine.sampling import Drawn, Sampler, SamplingState
+from fusewire.engine.sampling import Draws, Sampler, SamplingRows, SamplingState
 from fusewire.errors import Cancelled, ComputeFailed, DeadlineExceeded, FusewireError, InvalidInput
 from fusewire.models.seq2seq_model import Seq2SeqModel
 from fusewire.models.step_batch import StepBatch
@@ -71,9 +71,24 @@ class Branch:
 
     continuation: Continuation
     sampling: SamplingState
+    quiet: bool = False  # nothing is told before its end
     sequence: GenerationSequence | None = None  # of all but the first: once the prompt is stored
     open: bool = True
     places: int = 1  # that it has of the admission's
+    untold: list[float] = field(default_factory=list)  # log-probabilities of tokens, while quiet
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self.continuation.num_output_tokens + len(self.untold)
+
+    @property
+    def most_left(self) -> int:
+        """Tokens until it is as long as it may be."""
+        return self.continuation.max_new_tokens - self.num_output_tokens
+
+    def ends(self, token: int) -> bool:
+        """Whether the last of its tokens, which is untold, does."""
+        return self.continuation.ends(token, self.num_output_tokens)
 
 
 @dataclass(eq=False)
@@ -93,6 +108,40 @@ class Generation:
 
     def __post_init__(self) -> None:
         self.open = len(self.branches)
+
+
+class Owners:
+    """Those to whom a step's rows of logits belong, in order; of sequences that take one token each
+    for as many steps as these stay the same. What is done for the quiet ones in a step is but a
+    note of the token."""
+
+    def __init__(self, owners: Sequence[tuple[Generation, Branch]]) -> None:
+        self.all = owners
+        self.sampling = SamplingRows([branch.sampling for _, branch in owners])
+        self.told = [row for row, (_, branch) in enumerate(owners) if not branch.quiet]
+        self.quiet = [row for row, (_, branch) in enumerate(owners) if branch.quiet]
+        quiet = [owners[row][1] for row in self.quiet]
+        self._token_ids = [branch.sequence.token_ids for branch in quiet if branch.sequence]
+        self._untold = [branch.untold for branch in quiet]
+        self._stop_tokens = {t for each in quiet for t in each.continuation.stop_tokens}
+        # Steps until one of them is as long as it may be.
+        self._steps_left = min([each.most_left for each in quiet], default=0)
+
+    def note(self, tokens: list[int], logprobs: list[float]) -> set[int]:
+        """Takes the tokens of the quiet rows; returns which rows these have ended."""
+        if self.told:
+            tokens = [tokens[row] for row in self.quiet]
+            logprobs = [logprobs[row] for row in self.quiet]
+        for ids, untold, token, logprob in zip(
+            self._token_ids, self._untold, tokens, logprobs, strict=True
+        ):
+            ids.append(token)
+            untold.append(logprob)
+        self._steps_left -= 1
+        if self._steps_left > 0 and self._stop_tokens.isdisjoint(tokens):
+            return set()
+        rows = zip(self.quiet, tokens, strict=True)
+        return {row for row, token in rows if self.all[row][1].ends(token)}
 
 
 @dataclass(frozen=True)
@@ -188,7 +237,7 @@ class GenerationLoop:
         step = self.scheduler.plan(now)
         for sequence in step.expired:
             self._fail(self._owners[sequence][0], DeadlineExceeded(TOO_LATE))
-        if not (step.chunks or step.encodes or step.groups or step.resumed):
+        if step.empty:
             return
         if now - self._computed_at > _QUIET_S:
             self.costs.forget()
@@ -224,7 +273,7 @@ class GenerationLoop:
         if step.encodes:
             assert isinstance(self._model, Seq2SeqModel)  # no other's sequences have sources
             self._model.encode(pack_sources(step), self._cache)
-        if not step.chunks and not step.groups:
+        if not (step.decodes.rows.sequences or step.prompts or step.groups):
             self.scheduler.done(step)
             self._resume(step)
             self.progress.end(tokens)
@@ -234,28 +283,49 @@ class GenerationLoop:
         self._tell_settled()
         forks = dict(self.scheduler.done(step))
         self._resume(step)
-        drawing: list[tuple[Generation, Branch]] = []  # a row of logits each
-        for sequence in sampled:
-            drawing.append(self._owners[sequence])
+        rows = step.decodes.rows
+        if rows.owners is None:
+            rows.owners = Owners([self._owners[sequence] for sequence in rows.sequences])
+        others: list[tuple[Generation, Branch]] = []
+        for sequence in sampled[len(rows.sequences) :]:
+            others.append(self._owners[sequence])
             if sequence in forks:
                 generation = self._owners[sequence][0]
-                others = generation.branches[1:]
-                for branch, fork in zip(others, forks[sequence], strict=True):
+                for branch, fork in zip(generation.branches[1:], forks[sequence], strict=True):
                     self._own(generation, branch, fork)
-                    drawing.append((generation, branch))
+                    others.append((generation, branch))
+        drawn = len(rows.sequences) + len(others)
         if groups:
-            self._search(logits, len(drawing), groups)
-        if drawing:
-            rows = logits.first(len(drawing)) if groups else logits
-            drawn = self._sampler.sample(rows, [branch.sampling for _, branch in drawing])
-            for (generation, branch), token in zip(drawing, drawn, strict=True):
-                if branch.sequence is None:  # its request has failed meanwhile
-                    continue
-                try:
-                    self._accept(generation, branch, branch.sequence, token)
-                except Exception as error:
-                    self._fail(generation, failure(error))
-        self.progress.end(tokens - len(sampled) + len(drawing))
+            self._search(logits, drawn, groups)
+        if drawn:
+            self._draw(logits.first(drawn) if groups else logits, rows.owners, others)
+        self.progress.end(tokens - len(sampled) + drawn)
+
+    def _draw(
+        self, logits: Tensor, decodes: Owners, others: Sequence[tuple[Generation, Branch]]
+    ) -> None:
+        """Each gets its next token by its row of logits, and what there is to tell is told."""
+        sampling = decodes.sampling
+        if others:
+            sampling = SamplingRows([branch.sampling for _, branch in others])
+            if decodes.all:
+                sampling = decodes.sampling.followed_by(sampling)
+        draws, count = self._sampler.sample(logits, sampling), len(decodes.all)
+        due: Sequence[int] = range(count)
+        noted: Collection[int] = ()
+        if decodes.quiet and min(draws.tokens[:count]) >= 0:
+            noted = decodes.note(draws.tokens[:count], draws.logprobs[:count])
+            due = sorted([*noted, *decodes.told]) if noted else decodes.told
+        owners = [(row, decodes.all[row]) for row in due]
+        for row, (generation, branch) in [*owners, *enumerate(others, count)]:
+            sequence = branch.sequence
+            if sequence is None:  # its request has failed meanwhile
+                continue
+            try:
+                if row in noted or self._accept(generation, branch, sequence, draws, row):
+                    self._tell(generation, branch, sequence, draws, row)
+            except Exception as error:
+                self._fail(generation, failure(error))
 
     def _resume(self, step: Step) -> None:
         """The beams of groups that were preempted go on with the next step."""
@@ -276,7 +346,7 @@ class GenerationLoop:
             try:
                 if sequence.rows is None:
                     self._answer_search(generation, group)
-                else:
+                elif not generation.branches[0].quiet:
                     self._settled.append((generation, settled[group]))
             except Exception as error:
                 self._fail(generation, failure(error))
@@ -311,7 +381,11 @@ class GenerationLoop:
         for branch, found in zip(generation.branches, hypotheses, strict=False):
             settled = branch.continuation.num_output_tokens
             log_probs = found.log_probs[settled:].tolist()
-            for token, logprob in zip(found.tokens[settled:].tolist(), log_probs, strict=True):
+            tokens = found.tokens[settled:].tolist()
+            if branch.quiet:
+                branch.continuation.pass_over(tokens[:-1], log_probs[:-1])
+                tokens, log_probs = tokens[-1:], log_probs[-1:]
+            for token, logprob in zip(tokens, log_probs, strict=True):
                 deltas.append(_delta_of_beams(generation, branch, token, logprob))
             deltas[-1].score = found.score
         if generation.decoder_ids:
@@ -325,7 +399,8 @@ class GenerationLoop:
         """Runs the step, and takes down the log-probabilities of prompts that are wanted."""
         parts = []
         if self._scoring:
-            rows = zip(step.chunks, batch.cu_seqlens.tolist(), strict=False)
+            begins = batch.cu_seqlens[len(step.decodes.rows.sequences) :].tolist()
+            rows = zip(step.prompts, begins, strict=False)
             parts = [self._part(*each) for each in rows if each[0].sequence in self._scoring]
         if not parts:
             return self._model.step(batch, self._cache)
@@ -345,22 +420,50 @@ class GenerationLoop:
         return PromptRows(of, begin, end - begin, row + begin - first)
 
     def _accept(
-        self, generation: Generation, branch: Branch, sequence: GenerationSequence, drawn: Drawn
-    ) -> None:
-        prompt_logprobs, generation.prompt_logprobs = generation.prompt_logprobs, None
-        if drawn.token < 0 or (prompt_logprobs is not None and not prompt_logprobs.sound):
-            at_fault = InvalidInput(*FORBIDDEN) if drawn.forbidden else ComputeFailed(NOT_FINITE)
+        self,
+        generation: Generation,
+        branch: Branch,
+        sequence: GenerationSequence,
+        draws: Draws,
+        row: int,
+    ) -> bool:
+        """Takes a token; returns whether there is something to tell."""
+        token, prompt_logprobs = draws.tokens[row], generation.prompt_logprobs
+        if token < 0 or (prompt_logprobs is not None and not prompt_logprobs.sound):
+            forbidden = row in draws.forbidden
+            at_fault = InvalidInput(*FORBIDDEN) if forbidden else ComputeFailed(NOT_FINITE)
             self._fail(generation, at_fault)
-            return
-        sequence.token_ids.append(drawn.token)
+            return False
+        sequence.token_ids.append(token)
+        if branch.quiet:
+            branch.untold.append(draws.logprobs[row])
+            return branch.ends(token)
+        return True
+
+    def _tell(
+        self,
+        generation: Generation,
+        branch: Branch,
+        sequence: GenerationSequence,
+        draws: Draws,
+        row: int,
+    ) -> None:
+        """Of the token that was taken, and those before it of which nothing was told."""
+        if branch.quiet:
+            tokens, logprobs = sequence.token_ids[-len(branch.untold) :], branch.untold[:]
+            branch.untold.clear()
+            branch.continuation.pass_over(tokens[:-1], logprobs[:-1])
         delta = branch.continuation.accept(
-            drawn.token, drawn.logprob, drawn.rank, drawn.top_logprobs
+            draws.tokens[row],
+            draws.logprobs[row],
+            draws.ranks[row],
+            draws.top_logprobs.get(row, ()),
         )
         delta.num_cached_tokens = sequence.cached_tokens or 0
-        delta.prompt_logprobs = prompt_logprobs
-        if generation.decoder_ids and delta.finish_reason is not None:
-            self._align(generation, [sequence.token_ids[-delta.num_output_tokens :]], [delta])
+        delta.prompt_logprobs, generation.prompt_logprobs = generation.prompt_logprobs, None
         if delta.finish_reason is not None:
+            if generation.decoder_ids:
+                self._align(generation, [sequence.token_ids[-delta.num_output_tokens :]], [delta])
             self._end(generation, branch)
         generation.on_event(delta)
 
@@ -396,7 +499,7 @@ class GenerationLoop:
             generation.open -= 1
             # One that never ran says nothing about how much others generate.
             ran = branch.sequence is not None and branch.sequence.started
-            generated = branch.continuation.num_output_tokens if ran else None
+            generated = branch.num_output_tokens if ran else None
             self._admission.leave(generation.place, branch.places, generated)
         if branch.sequence is not None:
             self.scheduler.finish(branch.sequence)

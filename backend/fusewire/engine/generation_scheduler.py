@@ -20,13 +20,14 @@ equal one is encoded in the same step.
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from operator import itemgetter
 from typing import NamedTuple
 
 from fusewire.engine.beam_pasts import pasts_of
+from fusewire.engine.decode_rows import DecodeRows, Decodes
 from fusewire.engine.generation_queue import GenerationQueue
 from fusewire.engine.generation_sequence import RANK, GenerationSequence, Ranked, State
 from fusewire.engine.kv_cache import KvCache, OutOfPages, SequencePages, SourcePages
@@ -46,9 +47,10 @@ class Chunk(NamedTuple):
 @dataclass(eq=False)
 class Step:
     """What to do: the copies (no page is both source and target), then an encoder pass over
-    `sources`, then all chunks, and the rows of all groups, at once."""
+    `sources`, then all chunks (decodes, then prompts), and the rows of all groups, at once."""
 
-    chunks: list[Chunk] = field(default_factory=list)
+    decodes: Decodes = field(default_factory=Decodes.none)
+    prompts: list[Chunk] = field(default_factory=list)  # of the others
     copies: list[tuple[int, int]] = field(default_factory=list)  # pages (from, to)
     encodes: list[GenerationSequence] = field(default_factory=list)  # whose sources are encoded
     sources: list[SourcePages] = field(
@@ -61,15 +63,28 @@ class Step:
     expired: list[GenerationSequence] = field(default_factory=list)  # finished, never ran
 
     @property
+    def chunks(self) -> list[Chunk]:
+        """Of decodes and prompts, in order."""
+        decodes = zip(self.decodes.rows.sequences, self.decodes.positions.tolist(), strict=True)
+        return [*(Chunk(sequence, first, 1) for sequence, first in decodes), *self.prompts]
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to compute, nor to resume."""
+        some = self.decodes.rows.sequences or self.prompts or self.encodes
+        return not (some or self.groups or self.resumed)
+
+    @property
     def tokens(self) -> int:
         """Of chunks, sources and beams."""
         encoded = sum(len(each.source) for each in self.sources)
-        return sum(map(itemgetter(2), self.chunks)) + encoded + self.beams
+        of_prompts = sum(map(itemgetter(2), self.prompts))
+        return len(self.decodes.rows.sequences) + of_prompts + encoded + self.beams
 
     @property
     def sequences(self) -> list[GenerationSequence]:
         """Those of which something is computed."""
-        chunks = [chunk.sequence for chunk in self.chunks]
+        chunks = [*self.decodes.rows.sequences, *(chunk.sequence for chunk in self.prompts)]
         running = dict.fromkeys(each.search or each for each in chunks)
         groups = dict.fromkeys(self.groups + self.resumed)
         return list(running | dict.fromkeys(self.encodes) | groups)
@@ -106,7 +121,9 @@ class GenerationScheduler:
                 "token for each of max_sequences; raise it or lower max_sequences"
             )
         self.preemptions = 0
-        self._running = Ranked()
+        self._running = Ranked()  # without beams
+        self._rows = DecodeRows(cache.page_size)  # of them those with one token left
+        self._prompts = Ranked()  # the others of them
         self._groups = Ranked()  # that run
         self._beams = 0  # slots of theirs
         self._waiting = GenerationQueue()
@@ -170,10 +187,15 @@ class GenerationScheduler:
 
     def plan(self, now: float) -> Step:
         """The next step; `now` is seconds on the clock of deadlines."""
-        step = Step(expired=self._waiting.expire(now))
-        for sequence in step.expired:
+        expired, preempted = self._waiting.expire(now), []
+        for sequence in expired:
             sequence.state = State.FINISHED
-        self._make_room(step)
+        self._begin_rows()
+        while (last := self._in_the_way()) is not None:
+            self._preempt(last)
+            preempted.append(last)
+        copies = self._grow()
+        step = Step(self._rows.decodes(), copies=copies, preempted=preempted, expired=expired)
         budget = self._continue(step)
         self._admit(step, budget)
         step.resumed = [
@@ -188,8 +210,9 @@ class GenerationScheduler:
         for pages in step.sources:
             self._cache.store_source(pages)
             self._refused = None  # it may find this source's pages
+        self._store_decodes(step.decodes.rows.sequences)
         forked = []
-        for sequence, first, tokens in step.chunks:
+        for sequence, first, tokens in step.prompts:
             if sequence.pages is None:  # finished meanwhile
                 continue
             sequence.stored = first + tokens
@@ -220,6 +243,9 @@ class GenerationScheduler:
             )
         twin = sequence.twin(self._cache.fork(sequence.pages), next(self._branches))
         self._running.add(twin)
+        self._prompts.add(twin)
+        if sequence in self._rows:
+            self._rows.growing[sequence] = None  # its last page may be both's
         self._slots += 1
         return twin
 
@@ -232,36 +258,64 @@ class GenerationScheduler:
             self._waiting.remove(sequence)
         sequence.state = State.FINISHED
 
-    def _make_room(self, step: Step) -> None:
-        """Pre-empts the last of the running until all others have room for their next token. Done
+    def _begin_rows(self) -> None:
+        """Those whose prompts are stored take a token in every step from here on. One that is yet
+        to be forked has its last prompt token left."""
+        ready = [each for each in self._prompts if each.left == 1 and each.continuations == 1]
+        for sequence in ready:
+            self._prompts.remove(sequence)
+            self._rows.join(sequence)
+
+    def _in_the_way(self) -> GenerationSequence | None:
+        """The last of the running, unless all have room for their next token without that. Asked
         before any page is given, so no page that is copied from is given away in the same step."""
-        while self.running > 1:  # one alone has all pages
-            if len(self._running) + self._beams <= self._cache.available:  # each wants one at most
-                return
-            wanted = sum(
-                self._cache.wanted(sequence.pages, sequence.stored + 1)
-                for sequence in self._running
-                if sequence.pages is not None and sequence.left
-            )
-            wanted += sum(self._for_forks(self._groups))
-            if wanted <= self._cache.available:
-                return
-            lasts = [each.last for each in (self._running, self._groups) if len(each)]
-            last = max(lasts, key=RANK)
-            self._preempt(last)
-            step.preempted.append(last)
+        if self.running <= 1:  # one alone has all pages
+            return None
+        if len(self._running) + self._beams <= self._cache.available:  # each wants one at most
+            return None
+        wanted = sum(
+            self._cache.wanted(sequence.pages, sequence.stored + 1)
+            for sequence in [*self._rows.growing, *self._prompts]
+            if sequence.pages is not None and sequence.left
+        )
+        wanted += sum(self._for_forks(self._groups))
+        if wanted <= self._cache.available:
+            return None
+        return max((each.last for each in (self._running, self._groups) if len(each)), key=RANK)
+
+    def _grow(self) -> list[tuple[int, int]]:
+        """Room for the next token of each row; returns the page copies to make."""
+        copies = []
+        for sequence in self._rows.growing:
+            assert sequence.pages is not None
+            copies += self._cache.reserve(sequence.pages, sequence.stored + 1)
+            self._rows.refresh(sequence)
+        self._rows.growing.clear()
+        return copies
+
+    def _store_decodes(self, sequences: Sequence[GenerationSequence]) -> None:
+        """The last token of each is stored."""
+        size, stored = self._cache.page_size, 0
+        for sequence in sequences:
+            pages = sequence.pages
+            if pages is None:  # finished meanwhile
+                continue
+            sequence.stored = length = sequence.stored + 1
+            if length % size:
+                pages.length = length
+                stored += 1
+            else:  # its page is full, and may be another's from here on
+                self._cache.advance(pages, sequence.token_ids, length)
+                self._rows.growing[sequence] = None
+        self._cache.live_tokens += stored
 
     def _continue(self, step: Step) -> int:
-        """Chunks of the running sequences: single tokens first, then prompts. Returns what is left
-        of the budget."""
-        prompts = []
-        for sequence in self._running:
-            left = sequence.left
-            if left == 1:
+        """The beams of groups, and chunks of prompts. Returns what is left of the budget."""
+        for sequence in self._prompts:
+            if sequence.left == 1:
                 self._put(step, sequence, 1)
-            elif left:
-                prompts.append(sequence)
-        budget = self.max_batch_tokens - len(step.chunks)
+        prompts = [each for each in self._prompts if each.left > 1]
+        budget = self.max_batch_tokens - len(step.decodes.rows.sequences) - len(step.prompts)
         for group in self._groups:
             if group.rows is not None:
                 step.groups.append(group)
@@ -305,7 +359,8 @@ class GenerationScheduler:
                 self._refused = (sequence, error.wanted)
                 return
             self._waiting.remove(sequence)
-            (self._groups if sequence.beams else self._running).add(sequence)
+            for kind in self._kinds(sequence):
+                kind.add(sequence)
             self._slots = slots
             self._beams += sequence.beams
             if sequence.cached_tokens is None:  # preempted, it would find its own answer too
@@ -347,12 +402,14 @@ class GenerationScheduler:
         assert sequence.pages is not None
         first = sequence.stored
         step.copies += self._cache.reserve(sequence.pages, first + tokens)
-        step.chunks.append(Chunk(sequence, first, tokens))
+        step.prompts.append(Chunk(sequence, first, tokens))
 
     def _stop(self, sequence: GenerationSequence) -> None:
         """A running sequence runs no more: its slot and pages are free."""
         assert sequence.pages is not None
-        (self._groups if sequence.beams else self._running).remove(sequence)
+        for kind in self._kinds(sequence):
+            kind.remove(sequence)
+        self._rows.leave(sequence)
         self._slots -= sequence.slots
         self._beams -= sequence.beams
         self._cache.release(sequence.pages)
@@ -360,6 +417,12 @@ class GenerationScheduler:
         for past in sequence.returning:
             past.pages = None
         sequence.returning = []
+
+    def _kinds(self, sequence: GenerationSequence) -> list[Ranked]:
+        """Where it is while it runs, beside the rows."""
+        if sequence.beams:
+            return [self._groups]
+        return [self._running] if sequence in self._rows else [self._running, self._prompts]
 
     def _preempt(self, sequence: GenerationSequence) -> None:
         """A running sequence waits again; of a group what its beams have stored is noted."""
@@ -392,7 +455,7 @@ class GenerationScheduler:
 
     def _returns(self, group: GenerationSequence, step: Step) -> bool:
         """Whether all that its beams had stored is stored after this step, and was not before."""
-        planned = {chunk.sequence: chunk.tokens for chunk in step.chunks}
+        planned = {chunk.sequence: chunk.tokens for chunk in step.prompts}
         return all(past.left == planned.get(past, 0) for past in group.returning)
 
     def _check_pages_of_beams(self, sequence: GenerationSequence) -> None:

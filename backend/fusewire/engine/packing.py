@@ -4,14 +4,16 @@ with positions and pages."""
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from fusewire.engine.beam_rows import BeamRowsOf
-from fusewire.engine.generation_scheduler import GenerationSequence, Step
+from fusewire.engine.beam_rows import BeamRowsOf, StepRows
+from fusewire.engine.decode_rows import Decodes
+from fusewire.engine.generation_scheduler import Chunk, GenerationSequence, Step
 from fusewire.models.seq2seq_model import SourceBatch
 from fusewire.models.step_batch import SourceTable, StepBatch
 
@@ -27,9 +29,31 @@ class Packed(NamedTuple):
 
 
 def pack(step: Step) -> Packed:
-    """The tokens of chunks and of beams, in this order."""
-    if not step.chunks and (beams := _beams_alone(step.groups)) is not None:
-        return Packed(beams, [], step.groups)
+    """The tokens of decodes, of prompts and of beams, in this order."""
+    parts: list[StepBatch] = []
+    sampled = [*step.decodes.rows.sequences]
+    groups: list[GenerationSequence] = []
+    if sampled:
+        parts.append(_decodes(step.decodes))
+    if step.prompts:
+        part, ready, groups = _prompts(step.prompts)
+        parts.append(part)
+        sampled += ready
+    if step.groups:
+        parts.append(_beams(step.groups))
+    return Packed(_end_to_end(parts), sampled, groups + step.groups)
+
+
+def _decodes(decodes: Decodes) -> StepBatch:
+    rows, positions, block_table = decodes
+    sequences = rows.sequences
+    if rows.sources is None:
+        rows.sources = _source_table(sequences)
+    tokens = np.array([each.token_ids[-1] for each in sequences], np.int64)
+    return _one_each(tokens, positions, block_table, rows.sources)
+
+
+def _prompts(chunks: list[Chunk]) -> Packed:
     ids: list[int] = []
     ends = [0]
     contexts: list[int] = []
@@ -38,7 +62,7 @@ def pack(step: Step) -> Packed:
     sampled: list[GenerationSequence] = []
     groups: list[GenerationSequence] = []
     group_rows: list[int] = []
-    for sequence, first, tokens in step.chunks:
+    for sequence, first, tokens in chunks:
         context = first + tokens
         ids += sequence.token_ids[first:context]
         ends.append(len(ids))
@@ -61,31 +85,80 @@ def pack(step: Step) -> Packed:
         context_lengths=lengths,
         block_table=_block_table(tables),
         logit_rows=np.array(rows + group_rows, np.int64),
-        sources=_source_table([chunk.sequence for chunk in step.chunks]),
+        sources=_source_table([chunk.sequence for chunk in chunks]),
     )
-    return Packed(_with_beams(batch, step.groups), sampled, groups + step.groups)
+    return Packed(batch, sampled, groups)
 
 
-def _beams_alone(groups: list[GenerationSequence]) -> StepBatch | None:
-    """The step of groups that are, in this order, all that took the last one together; None of
-    others."""
-    rows = groups[0].rows if groups else None
-    if not isinstance(rows, BeamRowsOf) or not rows.step.are_of(groups):
-        return None
-    step, counts = rows.step, rows.step.counts
-    positions, count = step.positions.repeat(counts), step.ends[-1]
-    made = step.sources
+def _beams(groups: list[GenerationSequence]) -> StepBatch:
+    """The beams of groups as sequences of one token each."""
+    first = groups[0].rows
+    if isinstance(first, BeamRowsOf) and first.step.are_of(groups):
+        return _beams_together(first.step, groups)
+    rows = [group.rows for group in groups if group.rows is not None]
+    counts = np.array([each.tokens.size for each in rows], np.int32)
+    return _one_each(
+        np.concatenate([each.tokens for each in rows]),
+        np.array([each.position for each in rows], np.int32).repeat(counts),
+        _joined([each.block_table for each in rows]),
+        _repeated(_source_table(groups), counts),
+    )
+
+
+def _beams_together(step: StepRows, groups: list[GenerationSequence]) -> StepBatch:
+    """Of groups that are, in this order, all that took the last one together."""
+    counts, made = step.counts, step.sources
     if made is None or (made[0] != counts).any():
         made = step.sources = counts, _repeated(_source_table(groups), counts)
-    rows_and_end = np.arange(count + 1)
+    return _one_each(step.tokens, step.positions.repeat(counts), step.block_table, made[1])
+
+
+def _one_each(
+    tokens: NDArray[np.int64],
+    positions: NDArray[np.int32],
+    block_table: NDArray[np.int32],
+    sources: SourceTable | None,
+) -> StepBatch:
+    """Of sequences of one token each."""
+    rows_and_end = np.arange(tokens.size + 1)
     return StepBatch(
-        input_ids=step.tokens,
+        input_ids=tokens,
         positions=positions,
         cu_seqlens=rows_and_end.astype(np.int32),
         context_lengths=positions + 1,
-        block_table=step.block_table,
+        block_table=block_table,
         logit_rows=rows_and_end[:-1],
-        sources=made[1],
+        sources=sources,
+    )
+
+
+def _end_to_end(parts: list[StepBatch]) -> StepBatch:
+    """One or more."""
+    if len(parts) == 1:
+        return parts[0]
+    begins = [0, *accumulate(part.tokens for part in parts)]
+    sources = [part.sources for part in parts if part.sources is not None]
+    return StepBatch(
+        input_ids=np.concatenate([part.input_ids for part in parts]),
+        positions=np.concatenate([part.positions for part in parts]),
+        cu_seqlens=np.concatenate(
+            [
+                np.zeros(1, np.int32),
+                *(part.cu_seqlens[1:] + begin for part, begin in zip(parts, begins, strict=False)),
+            ],
+            dtype=np.int32,
+        ),
+        context_lengths=np.concatenate([part.context_lengths for part in parts]),
+        block_table=_joined([part.block_table for part in parts]),
+        logit_rows=np.concatenate(
+            [part.logit_rows + begin for part, begin in zip(parts, begins, strict=False)]
+        ),
+        sources=SourceTable(
+            np.concatenate([each.lengths for each in sources]),
+            _joined([each.block_table for each in sources]),
+        )
+        if sources
+        else None,
     )
 
 
@@ -94,34 +167,6 @@ def _repeated(sources: SourceTable | None, counts: NDArray[np.int32]) -> SourceT
     if sources is None:
         return None
     return SourceTable(sources.lengths.repeat(counts), sources.block_table.repeat(counts, axis=0))
-
-
-def _with_beams(batch: StepBatch, groups: list[GenerationSequence]) -> StepBatch:
-    """And the beams of groups as sequences of one token each."""
-    rows = [group.rows for group in groups if group.rows is not None]
-    if not rows:
-        return batch
-    counts = [each.tokens.size for each in rows]
-    positions = np.repeat([each.position for each in rows], counts).astype(np.int32)
-    behind = np.arange(1, sum(counts) + 1, dtype=np.int32)
-    sources = [] if batch.sources is None else [batch.sources]
-    of_groups = _repeated(_source_table(groups), np.array(counts, np.int32))
-    if of_groups is not None:
-        sources.append(of_groups)
-    return StepBatch(
-        input_ids=np.concatenate([batch.input_ids, *(each.tokens for each in rows)]),
-        positions=np.concatenate([batch.positions, positions]),
-        cu_seqlens=np.concatenate([batch.cu_seqlens, batch.tokens + behind]).astype(np.int32),
-        context_lengths=np.concatenate([batch.context_lengths, positions + 1]).astype(np.int32),
-        block_table=_joined([batch.block_table, *(each.block_table for each in rows)]),
-        logit_rows=np.concatenate([batch.logit_rows, batch.tokens + behind - 1]),
-        sources=SourceTable(
-            np.concatenate([each.lengths for each in sources]),
-            _joined([each.block_table for each in sources]),
-        )
-        if sources
-        else None,
-    )
 
 
 def pack_sources(step: Step) -> SourceBatch:
@@ -138,7 +183,7 @@ def pack_sources(step: Step) -> SourceBatch:
     )
 
 
-def _source_table(sequences: list[GenerationSequence]) -> SourceTable | None:
+def _source_table(sequences: Sequence[GenerationSequence]) -> SourceTable | None:
     """None of no sequences, and of a model without an encoder, none of which has a source."""
     if not sequences or sequences[0].source is None:
         return None

@@ -8,9 +8,10 @@ nothing else in the batch.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from copy import copy
 from itertools import accumulate
+from math import isfinite
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,24 +21,63 @@ from fusewire import kernels
 from fusewire.engine.sampling_state import DRAW, SamplingState
 from fusewire.placement import Placement
 
-__all__ = ["Drawn", "Sampler", "SamplingState"]
+__all__ = ["Draws", "Sampler", "SamplingRows", "SamplingState"]
 
 _NAMES = {np.dtype(name): name for name in ("float32", "int32", "int64")}
 _DRAW = [(_NAMES[dtype], at) for dtype, at, *_ in (DRAW.fields or {}).values()]
 
 
-class Drawn(NamedTuple):
-    """The next token of a sequence; -1 where its row has no distribution: NaN or +inf among the
-    logits, or `forbidden`, where the model has one of which the parameters leave nothing. A forced
-    token has log-probability 0, as it is certain.
-    `top_logprobs`: (token, log-probability), likeliest first. `rank`: the token's, 1 for the
-    likeliest; known where a row of the batch asks for log-probabilities."""
+class Draws(NamedTuple):
+    """The next token of each row; -1 where a row has no distribution: NaN or +inf among the logits,
+    or `forbidden`, where the model has one of which the parameters leave nothing. A forced token
+    has log-probability 0, as it is certain.
+    `top_logprobs`: (token, log-probability), likeliest first, of the rows that ask. `ranks`: of the
+    tokens, 1 for the likeliest; 0 unless a row asks for log-probabilities."""
 
-    token: int
-    logprob: float
-    top_logprobs: Sequence[tuple[int, float]] = ()
-    rank: int = 0
-    forbidden: bool = False
+    tokens: list[int]
+    logprobs: list[float]
+    top_logprobs: Mapping[int, Sequence[tuple[int, float]]]
+    ranks: Sequence[int]
+    forbidden: Collection[int]
+
+
+class SamplingRows:
+    """The rows of a step's logits by the states of their sequences: what stays the same of them for
+    as many steps as it is the same ones that take their tokens."""
+
+    def __init__(self, states: Sequence[SamplingState]) -> None:
+        self.states = states
+        self.histories = [state.history for state in states]
+        self.changes_logits = any([state.changes_logits for state in states])
+        self.ranked = any([state.logprobs is not None for state in states])
+        self.tops = {row: state.logprobs for row, state in enumerate(states) if state.logprobs}
+        self.forced = [row for row, state in enumerate(states) if state.forced]
+        self.seeds = np.array([state.seed for state in states], np.int64)
+        draws = np.frombuffer(b"".join([state.draw for state in states]), np.int32)
+        self.draws = np.ascontiguousarray(draws.reshape(len(states), len(_DRAW)).T)
+        self.penalties = _penalties(states)
+
+    def followed_by(self, others: SamplingRows) -> SamplingRows:
+        """The rows of both."""
+        both, first = copy(self), len(self.states)
+        both.states = [*self.states, *others.states]
+        both.histories = self.histories + others.histories
+        both.changes_logits |= others.changes_logits
+        both.ranked |= others.ranked
+        both.tops = self.tops | {first + row: count for row, count in others.tops.items()}
+        both.forced = self.forced + [first + row for row in others.forced]
+        both.seeds = np.concatenate([self.seeds, others.seeds])
+        both.draws = np.concatenate([self.draws, others.draws], axis=1)
+        both.penalties = np.concatenate([self.penalties, others.penalties], axis=1)
+        return both
+
+    def append(self, tokens: list[int]) -> None:
+        """These were generated; none where a row has none (-1)."""
+        for state, token in zip(self.states, tokens, strict=True):
+            if token >= 0:
+                state.new_tokens += 1
+        if self.changes_logits:
+            kernels.append_tokens(self.histories, tokens)
 
 
 class Sampler:
@@ -47,43 +87,42 @@ class Sampler:
         self._place = place
         self._vocab_size = vocab_size
 
-    def sample(self, logits: kernels.Tensor, states: Sequence[SamplingState]) -> list[Drawn]:
+    def sample(self, logits: kernels.Tensor, rows: SamplingRows) -> Draws:
         """Draws for each row of logits [rows, vocab], which are overwritten, and appends each token
         to its row's state."""
-        rows, stream = len(states), self._place.stream
-        raw = logits
-        if any([state.changes_logits for state in states]):
-            raw = self._change(logits, states)
-        tops = self._tops(raw, states)
+        count, stream = len(rows.states), self._place.stream
+        raw = self._change(logits, rows) if rows.changes_logits else logits
+        tops = self._tops(raw, rows.tops)
 
-        out = self._place.empty(20 * rows, dtype="uint8")  # read in one piece
-        tokens = out.section(0, [rows], "int64")
-        chosen, total = (out.section(at * rows, [rows], "float32") for at in (8, 12))
-        ranks = out.section(16 * rows, [rows], "int32")
-        kernels.sample(tokens, logits, *self._settings(states), stream)
+        out = self._place.empty(20 * count, dtype="uint8")  # read in one piece
+        tokens = out.section(0, [count], "int64")
+        chosen, total = (out.section(at * count, [count], "float32") for at in (8, 12))
+        ranks = out.section(16 * count, [count], "int32")
+        kernels.sample(tokens, logits, *self._settings(rows), stream)
         kernels.gather_columns(chosen, raw, tokens, stream)
         kernels.log_sum_exp(total, raw, stream)
-        ranked = any([state.logprobs is not None for state in states])
-        if ranked:
+        if rows.ranked:
             kernels.rank_columns(ranks, raw, tokens, stream)
 
         read = self._place.numpy(out)
-        ids = read[: 8 * rows].view(np.int64).tolist()
-        of_ids, of_all = read[8 * rows : 16 * rows].view(np.float32).reshape(2, rows).tolist()
-        of_rank = read[16 * rows :].view(np.int32).tolist() if ranked else [0] * rows
-        drawn = []
-        for row, (state, token, logit, whole, rank) in enumerate(
-            zip(states, ids, of_ids, of_all, of_rank, strict=True)
-        ):
-            top = [(at, value - whole) for at, value in tops[row]] if row in tops else ()
-            forbidden = token < 0 and math.isfinite(whole)
-            forced = state.forced_token() if state.forced else None
-            if forced is not None and math.isfinite(whole):
-                token, logit, rank, forbidden = forced, whole, 1, False
-            drawn.append(Drawn(token, logit - whole, top, rank, forbidden))
-            if token >= 0:
-                state.append(token)
-        return drawn
+        ids = read[: 8 * count].view(np.int64).tolist()
+        of_ids, of_all = read[8 * count : 16 * count].view(np.float32).reshape(2, count).tolist()
+        of_rank = read[16 * count :].view(np.int32).tolist() if rows.ranked else [0] * count
+        forbidden = set()
+        if min(ids) < 0:
+            forbidden = {row for row in range(count) if ids[row] < 0 and isfinite(of_all[row])}
+        for row in rows.forced:
+            token = rows.states[row].forced_token()
+            if token is not None and isfinite(of_all[row]):
+                ids[row], of_ids[row] = token, of_all[row]
+                forbidden.discard(row)
+                of_rank[row] = 1 if rows.ranked else 0
+        top_logprobs = {
+            row: [(token, value - of_all[row]) for token, value in top] for row, top in tops.items()
+        }
+        logprobs = [logit - whole for logit, whole in zip(of_ids, of_all, strict=True)]
+        rows.append(ids)
+        return Draws(ids, logprobs, top_logprobs, of_rank, forbidden)
 
     def together(self, *arrays: NDArray[Any]) -> list[kernels.Tensor]:
         """Vectors on the device, by one copy."""
@@ -108,19 +147,19 @@ class Sampler:
         histories = [state.history for state in states]
         self._bias(rows, kernels.token_biases(histories))
         self._penalize_sources(rows, states)
-        self._penalize(rows, states, kernels.seen_tokens(histories))
+        self._penalize(rows, _penalties(states), kernels.seen_tokens(histories))
 
-    def _change(self, logits: kernels.Tensor, states: Sequence[SamplingState]) -> kernels.Tensor:
+    def _change(self, logits: kernels.Tensor, rows: SamplingRows) -> kernels.Tensor:
         """Biases, bans and penalties. Returns the logits as they were before."""
-        histories = [state.history for state in states]
-        biases, seen = kernels.token_biases(histories), kernels.seen_tokens(histories)
-        sources = any(len(state.source_tokens) for state in states)
+        biases = kernels.token_biases(rows.histories)
+        seen = kernels.seen_tokens(rows.histories)
+        sources = any([len(state.source_tokens) for state in rows.states])
         if not len(biases[0]) and not len(seen[1]) and not sources:
             return logits
-        raw = self._rows(logits, np.arange(len(states)))
+        raw = self._rows(logits, np.arange(len(rows.states)))
         self._bias(logits, biases)
-        self._penalize_sources(logits, states)
-        self._penalize(logits, states, seen)
+        self._penalize_sources(logits, rows.states)
+        self._penalize(logits, rows.penalties, seen)
         return raw
 
     def _bias(
@@ -158,26 +197,21 @@ class Sampler:
     def _penalize(
         self,
         logits: kernels.Tensor,
-        states: Sequence[SamplingState],
+        penalties: NDArray[np.float32],
         seen: tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]],
     ) -> None:
         if not len(seen[1]):
             return
-        penalties = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-        arguments = self.together(*seen, *(_each_row(states, name) for name in penalties))
+        arguments = self.together(*seen, *penalties)
         kernels.penalize(logits, *arguments, self._place.stream)
 
     def _tops(
-        self, raw: kernels.Tensor, states: Sequence[SamplingState]
+        self, raw: kernels.Tensor, asked: Mapping[int, int]
     ) -> dict[int, list[tuple[int, float]]]:
-        """The likeliest tokens with their logits, for the rows that ask."""
-        wanted = {
-            row: min(state.logprobs, self._vocab_size)
-            for row, state in enumerate(states)
-            if state.logprobs
-        }
-        if not wanted:
+        """The likeliest tokens with their logits: as many as each row that asks wants."""
+        if not asked:
             return {}
+        wanted = {row: min(count, self._vocab_size) for row, count in asked.items()}
         some = self._rows(raw, np.array([*wanted]))
         shape = len(wanted), max(wanted.values())
         values, tokens = self._place.empty(*shape), self._place.empty(*shape, dtype="int64")
@@ -190,12 +224,11 @@ class Sampler:
             for (row, count), (ids, logits) in zip(wanted.items(), pairs, strict=True)
         }
 
-    def _settings(self, states: Sequence[SamplingState]) -> list[kernels.Tensor]:
+    def _settings(self, sampled: SamplingRows) -> list[kernels.Tensor]:
         """The arguments of `kernels.sample` after the logits."""
-        rows = len(states)
-        counts = np.array([(state.seed, state.new_tokens) for state in states], np.int64)
-        draws = np.frombuffer(b"".join([state.draw for state in states]), np.int32)
-        columns = counts.T.tobytes() + draws.reshape(rows, -1).T.tobytes()
+        rows = len(sampled.states)
+        counts = np.array([state.new_tokens for state in sampled.states], np.int64)
+        columns = sampled.seeds.tobytes() + counts.tobytes() + sampled.draws.tobytes()
         there = self._place.exact(np.frombuffer(columns, np.uint8), np.uint8)
         seeds, steps = (there.section(at * rows, [rows], "int64") for at in (0, 8))
         return [
@@ -203,6 +236,12 @@ class Sampler:
             seeds,
             steps,
         ]
+
+
+def _penalties(states: Sequence[SamplingState]) -> NDArray[np.float32]:
+    """[3, rows]: for repetition, presence and frequency."""
+    of_each = np.frombuffer(b"".join([state.penalties for state in states]), np.float32)
+    return of_each.reshape(-1, 3).T.repeat([state.history.rows for state in states], axis=1)
 
 
 def _each_row(states: Sequence[SamplingState], name: str) -> NDArray[np.float32]:

@@ -88,6 +88,7 @@ class SamplingState:
         `source_ids`: what the encoder of an encoder-decoder model reads."""
         self.parameters = parameters
         self.draw = _draw(parameters)
+        self.penalties = _penalties(parameters)
         self.logprobs = parameters.logprobs  # of so many likeliest tokens; None: of no token
         self.seed = _in_64_bits(seed)
         self.new_tokens = 0
@@ -135,12 +136,6 @@ class SamplingState:
         fork.history = self.history.fork()
         return fork
 
-    def append(self, token: int) -> None:
-        """The token was generated."""
-        self.new_tokens += 1
-        if self.changes_logits:
-            self.history.append(token)
-
     def advance(self, parents: NDArray[np.int32], tokens: NDArray[np.int64]) -> None:
         """Beams go on: row i of the history becomes row parents[i] with tokens[i] behind it."""
         self.new_tokens += 1
@@ -159,6 +154,12 @@ class SamplingState:
 
 def _in_64_bits(seed: int) -> int:
     return (seed + 2**63) % 2**64 - 2**63
+
+
+def _penalties(parameters: SamplingParameters) -> bytes:
+    """For repetition, presence and frequency, float32."""
+    of_kinds = parameters.presence_penalty, parameters.frequency_penalty
+    return np.array((parameters.repetition_penalty, *of_kinds), np.float32).tobytes()
 
 
 def _draw(parameters: SamplingParameters) -> bytes:

@@ -48,7 +48,7 @@ def measure_steps(
             step = scheduler.plan(0.0)
             if isinstance(model, Seq2SeqModel):
                 model.encode(pack_sources(step), memory)
-            if step.chunks:
+            if step.prompts:
                 batch, _, _ = pack(step)
                 model.step(batch, memory)
             model.place.stream.synchronize()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Literal
 
 from fusewire.generation.parameters import GenerationParameters
 from fusewire.generation.prompt import Prompt
@@ -12,8 +13,11 @@ from fusewire.generation.prompt import Prompt
 @dataclass(frozen=True)
 class GenerationRequest:
     """One prompt and how it is continued. A Prompt has been checked; a text or ids are checked
-    where they are submitted. `prompt_field`: what errors of the prompt name."""
+    where they are submitted. `prompt_field`: what errors of the prompt name. `tells`:
+    what the events are of: each of the tokens when it comes; a text when it has ended, if not
+    before; or then its ids without the text."""
 
     prompt: str | Sequence[int] | Prompt
     parameters: GenerationParameters
     prompt_field: str = ""
+    tells: Literal["tokens", "text", "ids"] = field(default="tokens", kw_only=True)

@@ -21,6 +21,7 @@ class StopStrings:
         if "" in strings:
             raise ValueError("stop strings: got an empty string, wanted at least 1 character each")
         self._next: list[dict[str, int]] = [{}]
+        self._count = len(strings)
         self.depth = [0]
         # The longest stop string that is an end of the state's characters; 0: none is.
         self.match_length = [0]
@@ -29,6 +30,9 @@ class StopStrings:
         self.beginnings = self._next[0].keys()  # first characters
         self._fail = [0] * len(self.depth)
         self._link()
+
+    def __len__(self) -> int:
+        return self._count
 
     def step(self, state: int, character: str) -> int:
         """The state after one more character. Amortised constant time over a text."""
@@ -72,7 +76,7 @@ class StopMatcher:
 
     def __init__(self, strings: StopStrings, *, include_stop: bool = False) -> None:
         """`include_stop`: the stop string that was found belongs to the output."""
-        self._strings = strings
+        self.strings = strings
         self._include_stop = include_stop
         self._state = 0
         self._held = ""  # as long as depth[state]
@@ -82,18 +86,18 @@ class StopMatcher:
         """What of the text so far may be let out now. Once `matched` is set, nothing more is."""
         if self.matched is not None:
             return ""
-        if not self._state and self._strings.beginnings.isdisjoint(piece):
+        if not self._state and self.strings.beginnings.isdisjoint(piece):
             return piece
         text = self._held + piece
         state = self._state
         for index, character in enumerate(piece, start=len(self._held) + 1):
-            state = self._strings.step(state, character)
-            if length := self._strings.match_length[state]:
+            state = self.strings.step(state, character)
+            if length := self.strings.match_length[state]:
                 self.matched = text[index - length : index]
                 self._held = ""
                 return text[: index if self._include_stop else index - length]
         self._state = state
-        certain = len(text) - self._strings.depth[state]
+        certain = len(text) - self.strings.depth[state]
         self._held = text[certain:]
         return text[:certain]
 

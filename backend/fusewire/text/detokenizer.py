@@ -59,6 +59,7 @@ class Detokenizer:
         self._joins_bytes = [step["type"] for step in steps] == ["ByteLevel"]
         self._has_byte_tokens = any(step["type"] == "ByteFallback" for step in steps)
         self._bytes = cache(_bytes)  # of a vocabulary: once for each token
+        self._spelling = cache(tokenizer.spelling)
         if not self._joins_bytes:
             _check(steps)
 
@@ -68,7 +69,7 @@ class Detokenizer:
 
         def piece(token: int) -> str | None:
             """As the vocabulary spells it; None where decoding passes over it."""
-            return None if token in skipped else self._tokenizer.spelling(token)
+            return None if token in skipped else self._spelling(token)
 
         if (joining := self._tokenizer.joining) is not None:
             pieces = _Pieces(joining, (spelled for token in prompt if (spelled := piece(token))))
@@ -86,6 +87,10 @@ class Detokenizer:
                 break
         window = _Window(self._decode, self._is_byte, anchor)
         return TextStream(piece, window, self._tokenizer.cleans_spaces)
+
+    def silent(self) -> TextStream:
+        """Of a sequence whose text nobody wants: always empty."""
+        return TextStream(lambda token: None, _Bytes(self._bytes), cleans_spaces=False)
 
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode_as_spelled(ids)
@@ -110,6 +115,12 @@ class TextStream:
         text = "" if piece is None else self._source.step(token, piece)
         return self._tightening.feed(text) if self._tightening else text
 
+    def steps(self, tokens: Sequence[int]) -> str:
+        """As `step` of one after the other."""
+        pieces = [(token, piece) for token in tokens if (piece := self._piece(token)) is not None]
+        text = self._source.steps(pieces)
+        return self._tightening.feed(text) if self._tightening else text
+
     def flush(self) -> str:
         """At the end: what was held back, U+FFFD for bytes that are no character."""
         text = self._source.flush()
@@ -118,6 +129,7 @@ class TextStream:
 
 class _Source(Protocol):
     def step(self, token: int, piece: str) -> str: ...
+    def steps(self, pieces: Sequence[tuple[int, str]]) -> str: ...
     def flush(self) -> str: ...
 
 
@@ -130,6 +142,9 @@ class _Bytes:
 
     def step(self, token: int, piece: str) -> str:
         return self._decoder.decode(self._spelled(piece))
+
+    def steps(self, pieces: Sequence[tuple[int, str]]) -> str:
+        return self._decoder.decode(b"".join([self._spelled(piece) for _, piece in pieces]))
 
     def flush(self) -> str:
         return self._decoder.decode(b"", final=True)
@@ -146,6 +161,9 @@ class _Pieces:
 
     def step(self, token: int, piece: str) -> str:
         return self._stream.step(piece)
+
+    def steps(self, pieces: Sequence[tuple[int, str]]) -> str:
+        return "".join([self._stream.step(piece) for _, piece in pieces])
 
     def flush(self) -> str:
         return self._stream.flush()
@@ -177,6 +195,9 @@ class _Window:
             self._run.append(token)
             return ""
         return self._show([*self._run, token])
+
+    def steps(self, pieces: Sequence[tuple[int, str]]) -> str:
+        return "".join([self.step(token, piece) for token, piece in pieces])
 
     def flush(self) -> str:
         return self._show(self._run) if self._run else ""

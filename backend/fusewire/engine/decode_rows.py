@@ -1,0 +1,106 @@
+"""The sequences that a step takes on by one token each, as most of them are in most steps.
+
+What a step needs of each is kept from step to step and changes where a sequence joins or leaves,
+or gets a page: a step costs the scheduler little beside its number of pages that have become full.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fusewire.engine.generation_sequence import RANK, GenerationSequence
+
+
+@dataclass(eq=False)
+class Rows:
+    """Which sequences: one object until another joins or one leaves. What packing and the loop make
+    of these is kept with it."""
+
+    sequences: tuple[GenerationSequence, ...] = ()  # by rank
+    sources: Any = None
+    owners: Any = None
+
+
+class Decodes(NamedTuple):
+    """The last tokens of running sequences, one each, which a step computes and stores."""
+
+    rows: Rows
+    positions: NDArray[np.int32]  # [sequences]
+    block_table: NDArray[np.int32]  # [sequences, pages of the longest]
+
+    @staticmethod
+    def none() -> Decodes:
+        return Decodes(Rows(), *_NONE)
+
+
+_NONE = np.zeros(0, np.int32), np.zeros((0, 0), np.int32)
+
+
+class DecodeRows:
+    """Running sequences that have one token left in every step. A slot of the table is a sequence's
+    until it leaves."""
+
+    def __init__(self, page_size: int) -> None:
+        # Whose next token may want a page, in the order in which that was known.
+        self.growing: dict[GenerationSequence, None] = {}
+        self._page_size = page_size
+        self._slots: dict[GenerationSequence, int] = {}
+        self._free: list[int] = []
+        self._table = np.zeros((0, 0), np.int32)  # [slots, pages]
+        self._sequences: list[GenerationSequence] = []
+        self._rows: Rows | None = None  # of them, unless they have changed
+        self._order = np.zeros(0, np.intp)  # their slots
+
+    def __contains__(self, sequence: GenerationSequence) -> bool:
+        return sequence in self._slots
+
+    def join(self, sequence: GenerationSequence) -> None:
+        """It has one token left from here on."""
+        insort(self._sequences, sequence, key=RANK)
+        self._rows = None
+        if not self._free:
+            count = len(self._table)
+            self._free = list(range(2 * count, count - 1, -1))
+            self._widen(rows=2 * count + 1)
+        self._slots[sequence] = self._free.pop()
+        self.growing[sequence] = None
+        self.refresh(sequence)
+
+    def leave(self, sequence: GenerationSequence) -> None:
+        """It does not run any more, or was none of these."""
+        if sequence not in self._slots:
+            return
+        del self._sequences[bisect_left(self._sequences, sequence.rank, key=RANK)]
+        self._rows = None
+        self._free.append(self._slots.pop(sequence))
+        self.growing.pop(sequence, None)
+
+    def refresh(self, sequence: GenerationSequence) -> None:
+        """Its pages have changed."""
+        assert sequence.pages is not None
+        table = sequence.pages.table
+        if len(table) > self._table.shape[1]:
+            self._widen(pages=2 * len(table))
+        self._table[self._slots[sequence], : len(table)] = table
+
+    def decodes(self) -> Decodes:
+        if self._rows is None:
+            self._rows = Rows(tuple(self._sequences))
+            self._order = np.array([self._slots[each] for each in self._sequences], np.intp)
+        if not self._sequences:
+            return Decodes(self._rows, *_NONE)
+        stored = [each.stored for each in self._sequences]
+        width = max(stored) // self._page_size + 1
+        table = self._table[:, :width].take(self._order, axis=0)
+        return Decodes(self._rows, np.array(stored, np.int32), table)
+
+    def _widen(self, rows: int = 0, pages: int = 0) -> None:
+        before = self._table
+        shape = max(rows, before.shape[0]), max(pages, before.shape[1])
+        self._table = np.zeros(shape, np.int32)
+        self._table[: before.shape[0], : before.shape[1]] = before
