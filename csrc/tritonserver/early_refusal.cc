@@ -17,6 +17,7 @@
 #include "tritonserver/interpose.h"
 
 struct TRITONBACKEND_Request;
+struct TRITONSERVER_BufferAttributes;
 struct TRITONSERVER_Server;
 using Error = TRITONSERVER_Error;
 using Request = TRITONSERVER_InferenceRequest;
@@ -32,6 +33,10 @@ Error* TRITONSERVER_InferenceRequestAddInput(Request*, const char*, DataType, co
                                              uint64_t);
 Error* TRITONSERVER_InferenceRequestAppendInputData(Request*, const char*, const void*, size_t,
                                                     MemoryType, int64_t);
+Error* TRITONSERVER_InferenceRequestAppendInputDataWithBufferAttributes(
+    Request*, const char*, const void*, TRITONSERVER_BufferAttributes*);
+Error* TRITONSERVER_BufferAttributesByteSize(TRITONSERVER_BufferAttributes*, size_t*);
+Error* TRITONSERVER_BufferAttributesMemoryType(TRITONSERVER_BufferAttributes*, MemoryType*);
 Error* TRITONSERVER_InferenceRequestTimeoutMicroseconds(Request*, uint64_t*);
 // A request of the one API is one of the other.
 Error* TRITONBACKEND_RequestParameterCount(TRITONBACKEND_Request*, uint32_t*);
@@ -67,6 +72,18 @@ bool watching = false;
 bool succeeded(Error* error) {
   if (error != nullptr) REAL(TRITONSERVER_ErrorDelete)(error);
   return error == nullptr;
+}
+
+// Of an input of the request that this thread makes.
+void add_part(Request* request, const char* name, const void* base, size_t bytes,
+              MemoryType memory) {
+  if (making.request != request || request == nullptr) return;
+  for (Input& input : making.inputs) {
+    if (input.name != name) continue;
+    input.base = static_cast<const unsigned char*>(base);
+    input.bytes = bytes;
+    input.parts += memory == CPU || memory == CPU_PINNED ? 1 : 2;
+  }
 }
 
 // -1: it is not UTF-8.
@@ -211,18 +228,25 @@ EXPORTED Error* TRITONSERVER_InferenceRequestAddInput(Request* request, const ch
   return REAL(TRITONSERVER_InferenceRequestAddInput)(request, name, type, shape, dimensions);
 }
 
+// The HTTP endpoint's.
 EXPORTED Error* TRITONSERVER_InferenceRequestAppendInputData(Request* request, const char* name,
                                                              const void* base, size_t bytes,
                                                              MemoryType memory, int64_t id) {
-  if (making.request == request && request != nullptr) {
-    for (Input& input : making.inputs) {
-      if (input.name != name) continue;
-      input.base = static_cast<const unsigned char*>(base);
-      input.bytes = bytes;
-      input.parts += memory == CPU || memory == CPU_PINNED ? 1 : 2;
-    }
-  }
+  add_part(request, name, base, bytes, memory);
   return REAL(TRITONSERVER_InferenceRequestAppendInputData)(request, name, base, bytes, memory, id);
+}
+
+// The gRPC endpoint's.
+EXPORTED Error* TRITONSERVER_InferenceRequestAppendInputDataWithBufferAttributes(
+    Request* request, const char* name, const void* base, TRITONSERVER_BufferAttributes* about) {
+  size_t bytes = 0;
+  MemoryType memory = CPU;
+  if (succeeded(REAL(TRITONSERVER_BufferAttributesByteSize)(about, &bytes)) &&
+      succeeded(REAL(TRITONSERVER_BufferAttributesMemoryType)(about, &memory))) {
+    add_part(request, name, base, bytes, memory);
+  }
+  return REAL(TRITONSERVER_InferenceRequestAppendInputDataWithBufferAttributes)(request, name, base,
+                                                                                about);
 }
 
 // For tests, in any process: what `refusal` says of a block; returns the bytes of the words.
