@@ -23,12 +23,15 @@ from fusewire.serving.instance.generating import load as load_generation
 from fusewire.serving.instance.generation_metrics import GenerationMetrics
 from fusewire.serving.instance.metrics import ServingMetrics
 from fusewire.serving.instance.options import take_options
+from fusewire.serving.instance.published_block import PublishedBlock
 from fusewire.serving.instance.role import Role
 from fusewire.serving.model_config import settings_of
 
 
 class TritonPythonModel:
     """One instance of one model: one process, one engine, on one device."""
+
+    _published: PublishedBlock | None = None
 
     def initialize(self, args: dict[str, str]) -> None:
         """Loads the version folder onto the instance's device and records its forwards there; what
@@ -61,7 +64,11 @@ class TritonPythonModel:
                 engine = EncoderEngine(folder, settings.task, settings.engine(), device=device)
                 engine.measure_costs()
                 metrics = ServingMetrics(pb_utils.MetricFamily, name, settings.task, *about)
-                loop = EncoderLoop(engine, metrics.record)
+                version = int(args["model_version"])
+                count = instances_of(config["instance_group"])
+                self._published = PublishedBlock(name, version, args["model_instance_name"], count)
+                block = self._published.of(engine, config["max_batch_size"])
+                loop = EncoderLoop(engine, metrics.record, block)
                 metrics.watch_engine(loop)
                 self._role = Role(loop, metrics)
             # Later collections do not walk what stays: that took longer than a step.
@@ -86,6 +93,8 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         self._role.close()
+        if self._published is not None:
+            self._published.close()
         del self._role  # its graphs and streams go before the process takes the driver away
         gc.unfreeze()
         gc.collect()  # Triton's objects in cycles: at the interpreter's end they would crash it
@@ -139,10 +148,14 @@ class _Sender:
 
 def threads_of_an_instance(instance_groups: list[dict[str, Any]]) -> int:
     """This machine's cores, shared by the model's instances; at least one."""
-    instances = sum(
+    return max(1, len(os.sched_getaffinity(0)) // max(1, instances_of(instance_groups)))
+
+
+def instances_of(instance_groups: list[dict[str, Any]]) -> int:
+    """Of a model."""
+    return sum(
         int(group.get("count", 1)) * max(1, len(group.get("gpus", []))) for group in instance_groups
     )
-    return max(1, len(os.sched_getaffinity(0)) // max(1, instances))
 
 
 def _response(wanted: Sequence[str], answer: Any) -> Any:

@@ -10,13 +10,15 @@
 //   much later, when the id is another process's: it kills in its own process group alone.
 // - The end of the server: what that means for requests (stopping.cc), as the supervisor says
 // there.
+// - Overload: a request that its model would refuse for lack of time is refused at once
+//   (early_refusal.cc). Models' processes keep the variable that says where: they need it, too.
 // - The end of the supervisor, however it comes: standard input ends, and with it the whole process
 //   group. PR_SET_PDEATHSIG would leave the children, and ends with a thread of the supervisor.
 // - Shared memory: the Python backend opens its mode to all after it was made, whatever the umask.
 // - Temporary folders: the Python backend makes one under /tmp, whatever TMPDIR says. Links in the
 //   folder FUSEWIRE_TEMPORARY_FOLDERS record them, so that the supervisor can remove them.
 //
-// The variables and LD_PRELOAD are removed: child processes get none of this.
+// The other variables and LD_PRELOAD are removed: child processes get none of this.
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -32,6 +34,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "tritonserver/early_refusal.h"
 #include "tritonserver/stopping.h"
 
 namespace {
@@ -107,6 +110,7 @@ __attribute__((constructor)) void prepare(int argc, char** argv, char**) {
     snprintf(temporary_folders, sizeof temporary_folders, "%s", folder);
     free(folder);
   }
+  early_refusal::watch(getenv("FUSEWIRE_ADMISSION_BLOCKS"));
   start_following();
 }
 

@@ -6,12 +6,13 @@
 // asking other models: a request that was taken may need that.
 #include "tritonserver/stopping.h"
 
-#include <dlfcn.h>
+#include <link.h>
 #include <stdint.h>
-#include <string.h>
 
+#include <algorithm>
 #include <atomic>
 
+#include "tritonserver/early_refusal.h"
 #include "tritonserver/interpose.h"
 
 struct TRITONSERVER_InferenceRequest;
@@ -30,12 +31,32 @@ namespace {
 
 std::atomic<pid_t> stage{0};
 
-// Whether the code at an address is the program's, in which the endpoints are, and no backend's.
+// Where the program lies, in which the endpoints are, and no backend: the first object that is
+// loaded.
+struct Program {
+  uintptr_t begin = UINTPTR_MAX, end = 0;
+
+  Program() {
+    dl_iterate_phdr(
+        [](dl_phdr_info* object, size_t, void* program) {
+          auto& found = *static_cast<Program*>(program);
+          for (int i = 0; i < object->dlpi_phnum; ++i) {
+            const auto& part = object->dlpi_phdr[i];
+            if (part.p_type != PT_LOAD) continue;
+            const uintptr_t begin = object->dlpi_addr + part.p_vaddr;
+            found.begin = std::min(found.begin, begin);
+            found.end = std::max<uintptr_t>(found.end, begin + part.p_memsz);
+          }
+          return 1;
+        },
+        this);
+  }
+};
+
 bool of_the_program(const void* address) {
-  Dl_info found = {};
-  if (!dladdr(address, &found) || found.dli_fname == nullptr) return false;
-  const char* name = strrchr(found.dli_fname, '/');
-  return strcmp(name == nullptr ? found.dli_fname : name + 1, "tritonserver") == 0;
+  static const Program program;
+  const auto at = reinterpret_cast<uintptr_t>(address);
+  return program.begin <= at && at < program.end;
 }
 
 }  // namespace
@@ -74,8 +95,9 @@ EXPORTED Error* TRITONSERVER_ServerModelIsReady(TRITONSERVER_Server* server, con
 EXPORTED Error* TRITONSERVER_ServerInferAsync(TRITONSERVER_Server* server,
                                               TRITONSERVER_InferenceRequest* request,
                                               TRITONSERVER_InferenceTrace* trace) {
-  if (stopping::is_closed() && of_the_program(__builtin_return_address(0))) {
-    return stopping::error();
+  if (of_the_program(__builtin_return_address(0))) {
+    if (stopping::is_closed()) return stopping::error();
+    if (Error* const refused = early_refusal::error(request)) return refused;
   }
   return REAL(TRITONSERVER_ServerInferAsync)(server, request, trace);
 }

@@ -7,7 +7,7 @@ from math import floor, inf, log2
 
 import pytest
 from fusewire.engine.backlog import Backlog
-from fusewire.engine.due_slots import DueSlots
+from fusewire.engine.due_slots import DueSlots, OwnMemory
 from fusewire.errors import Overloaded
 from hypothesis import given
 from hypothesis import strategies as st
@@ -36,7 +36,7 @@ def counted_as(due: float) -> float:
 
 @given(WORK, DUES, st.integers(0, 40))
 def test_slots_know_what_is_before_and_after(work, due, gone):
-    slots = DueSlots(WIDTH_S, 0.0)
+    slots = DueSlots(WIDTH_S, 0.0, OwnMemory().take())
     for each in work:
         slots.add(*each)
     for each in work[:gone]:
@@ -65,7 +65,7 @@ def test_slots_know_what_is_before_and_after(work, due, gone):
 
 @given(DUES, DUES)
 def test_who_is_due_later_is_in_no_earlier_slot(one, other):
-    slots = DueSlots(WIDTH_S, 0.0)
+    slots = DueSlots(WIDTH_S, 0.0, OwnMemory().take())
     first, second = sorted((one, other))
     assert slots.slot(first) <= slots.slot(second)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import random
 from collections.abc import Iterator
 
@@ -12,9 +13,11 @@ from fusewire.engine.generation import GenerationEngine
 from fusewire.engine.generation_memory import PAGE_SIZE
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.engine.seeds import seed_of
-from fusewire.errors import ComputeFailed, ConfigurationError, Unavailable
+from fusewire.errors import ComputeFailed, ConfigurationError, FusewireError, Unavailable
+from fusewire.generation.request import GenerationRequest
 
 from tests.engine.generating import (
+    ANSWER_TIMEOUT_S,
     END,
     LONGEST,
     Answer,
@@ -256,6 +259,28 @@ def test_a_step_that_fails_fails_its_requests_and_the_next_goes_on(tmp_path, mon
         with pytest.raises(ComputeFailed, match="compute: got ZeroDivisionError"):
             ask(engine, [1, 2], max_new_tokens=3)[0].finish()
         monkeypatch.setattr(engine.model, "step", step)
+        assert ask(engine, [1, 2], max_new_tokens=3)[0].finish().finish_reason() == "length"
+        assert engine.cache.used == 0
+
+
+@pytest.mark.parametrize("raised_first", [True, False])
+def test_a_callback_that_raises_on_its_error_ends_no_other(tmp_path, raised_first):
+    """On its first text, and then on the error for that; or cancelled."""
+    with tiny_engine(tmp_path) as engine:
+        told: queue.SimpleQueue[object] = queue.SimpleQueue()
+
+        def breaks(event: object) -> None:
+            told.put(event)
+            if raised_first or isinstance(event, FusewireError):
+                raise ZeroDivisionError
+
+        asked = engine.parameters(max_new_tokens=60, ignore_eos=True)
+        other = ask(engine, [3, 4], max_new_tokens=100, ignore_eos=True)[0]
+        other.next()
+        ticket = engine.submit(GenerationRequest([1, 2], asked), None, breaks)
+        told.get(timeout=ANSWER_TIMEOUT_S)
+        ticket.cancel()
+        assert len(other.finish().tokens()) == 100
         assert ask(engine, [1, 2], max_new_tokens=3)[0].finish().finish_reason() == "length"
         assert engine.cache.used == 0
 

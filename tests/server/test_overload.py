@@ -11,6 +11,7 @@ import contextlib
 import http.client
 import json
 import queue
+import re
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -119,6 +120,55 @@ def test_what_cannot_be_in_time_is_refused_at_once_and_not_computed(asker: Asker
     rows = (tokens(asker, "narrow") - computed) / LENGTH
     assert 1 <= rows <= ROWS  # of the first one, not of the others
     assert rows == int(rows)
+
+
+def refused_by(asker: Asker, protocol: str, text: bytes) -> str:
+    """The words with which a request for far too many texts is refused."""
+    texts = np.full((ROWS, 1), text, object)
+    if protocol == "grpc":
+        with pytest.raises(InferenceServerException) as caught:
+            asker.ask("narrow", {"text_input": texts}, parameters={"tenant": "blue"})
+        return str(caught.value)
+    endpoint = asker.server.endpoint
+    connection = http.client.HTTPConnection(endpoint.reachable, endpoint.http_port, timeout=30)
+    with contextlib.closing(connection):
+        data = [text.decode("latin-1") for text in texts[:, 0]]
+        given = {"name": "text_input", "shape": [ROWS, 1], "datatype": "BYTES", "data": data}
+        body = {"inputs": [given], "parameters": {"tenant": "blue", "request_priority": 1}}
+        connection.request("POST", "/v2/models/narrow/infer", json.dumps(body))
+        answer = connection.getresponse()
+        return f"{answer.status} {answer.read().decode()}"
+
+
+def answered_by(asker: Asker, model: str) -> int:
+    """Requests that the model's process has answered; an error is an answer, too."""
+    (row,) = asker.server.endpoint.call(f"models/{model}/stats")["model_stats"]
+    return int(row["inference_stats"]["success"]["count"])
+
+
+@pytest.mark.parametrize("protocol", ["grpc", "http"])
+def test_what_is_refused_does_not_get_into_tritons_queue(asker: Asker, protocol: str) -> None:
+    """But for those that come when the model has said nothing for 0.1 s. It counts all."""
+    time.sleep(POLLED_S)
+    before = rejected(asker, "overload", "narrow")
+    answered = answered_by(asker, "narrow")
+    with held(asker, "narrow"):
+        for _ in range(REFUSALS):
+            words = refused_by(asker, protocol, b"word " * LENGTH)
+            assert re.search(REFUSED, words)
+            assert ("UNAVAILABLE" if protocol == "grpc" else "503") in words
+    until(lambda: rejected(asker, "overload", "narrow") == before + REFUSALS)
+    assert answered_by(asker, "narrow") - answered < REFUSALS
+
+
+def test_what_is_invalid_is_answered_so_however_much_waits(asker: Asker) -> None:
+    with held(asker, "narrow"):
+        assert "text_input: got byte 0xff" in refused_by(asker, "grpc", b"word \xff" * 50)
+        wrong = ids(*[ROW] * ROWS, attention_mask=[[2] * LENGTH] * ROWS)
+        with pytest.raises(InferenceServerException, match="attention_mask: got 2"):
+            asker.ask("narrow", wrong)
+        with pytest.raises(InferenceServerException, match="tenant: got 7"):
+            asker.ask("narrow", LONG, parameters={"tenant": 7})
 
 
 def test_the_service_recovers_as_soon_as_the_work_has_gone(asker: Asker) -> None:

@@ -56,6 +56,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Any:
 def arguments(folder: Path, **changes: Any) -> dict[str, str]:
     config = {
         "parameters": {"task": {"string_value": "embed"}},
+        "max_batch_size": 8,
         "instance_group": [{"count": 1}],
     }
     return {

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Protocol
 
 # Tenants that are remembered while they have nothing here: clients choose their names.
 _MOST_IDLE = 1024
+
+
+class Shown(Protocol):
+    """Where others read what tenants have reserved."""
+
+    def set_tenant(self, tenant: str, seconds: dict[int, float]) -> None: ...
+    def drop_tenant(self, tenant: str) -> None: ...
 
 
 class ActiveTenants:
     """Those with work here, or that asked of late, refused or not. One thread at a time; O(1) a
     call, but for the few priorities of one tenant."""
 
-    def __init__(self, window_s: float) -> None:
+    def __init__(self, window_s: float, shown: Shown | None = None) -> None:
         """`window_s`: for so long one that asked is active."""
+        self._shown = shown
         self._window_s = window_s
         self._asked: OrderedDict[str, float] = OrderedDict()  # tenant -> when, the latest last
         self._requests: dict[str, int] = {}  # that are here
@@ -35,6 +44,15 @@ class ActiveTenants:
             self._silent += oldest in requests
         return len(asked) + self._silent
 
+    @property
+    def known(self) -> tuple[int, float]:
+        """(how many are active as soon as one asks that has work here, if that is before the first
+        of those that asked of late did so too long ago, when that one did). The number is 0, which
+        is none, where asking may forget another at any time."""
+        asked = self._asked
+        active = len(asked) + self._silent if len(asked) < _MOST_IDLE else 0
+        return active, next(iter(asked.values()), 0.0)
+
     def seconds(self, tenant: str, priority: int) -> float:
         """Of its requests here of that priority or a higher one."""
         own = self._seconds.get(tenant)
@@ -47,6 +65,8 @@ class ActiveTenants:
     def add(self, tenant: str, priority: int, seconds: float) -> None:
         own = self._seconds.setdefault(tenant, {})
         own[priority] = own.get(priority, 0.0) + seconds
+        if self._shown is not None:
+            self._shown.set_tenant(tenant, own)
 
     def end(self, tenant: str) -> None:
         """A request of it, of which no seconds are left, is gone."""
@@ -54,4 +74,6 @@ class ActiveTenants:
         if not self._requests[tenant]:  # and with them what rounding has left
             del self._requests[tenant]
             self._seconds.pop(tenant, None)
+            if self._shown is not None:
+                self._shown.drop_tenant(tenant)
             self._silent -= tenant not in self._asked

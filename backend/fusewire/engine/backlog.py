@@ -13,32 +13,42 @@ import threading
 import time
 from collections.abc import Callable
 from math import inf
+from typing import Any
 
-from fusewire.engine.active_tenants import ActiveTenants
+from fusewire.engine.active_tenants import ActiveTenants, Shown
 from fusewire.engine.due_levels import DueLevels, Level, Reservation
+from fusewire.engine.due_slots import Regions
 from fusewire.errors import Overloaded
 
 __all__ = ["Backlog", "Reservation"]
 
 # At most so much of a request's time is kept for the batch that is formed around it.
-_MOST_MARGIN = 0.25
+MOST_MARGIN = 0.25
 # Who was refused comes back when this is computed, neither all at once nor at once.
-_JITTER = 0.2
-_LEAST_RETRY_S = 0.05
+JITTER = 0.2
+LEAST_RETRY_S = 0.05
 # Seconds that rounding leaves of what is computed.
-_NONE_S = 1e-9
+NONE_S = 1e-9
 
 
 class Backlog:
     """Reserves predicted seconds. From any thread; O(log n) a call, and O(1) for what has no
     time."""
 
-    def __init__(self, window_s: float = 10.0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        window_s: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+        regions: Regions | None = None,
+        shown: Shown | None = None,
+    ) -> None:
         """`window_s`: about as long as requests wait at most; deadlines within twice of it are told
-        apart by 1/2048 of it, later ones by 1/128 of what is left."""
+        apart by 1/2048 of it, later ones by 1/128 of what is left. `regions`, `shown`: where others
+        may read what is here; None: nowhere."""
         self._clock = clock
-        self._levels = DueLevels(window_s / 2048, clock())
-        self._tenants = ActiveTenants(window_s)
+        self._window_s, self._width_s = window_s, window_s / 2048
+        self._levels = DueLevels(self._width_s, clock(), regions)
+        self._tenants = ActiveTenants(window_s, shown)
         self._requests = 0  # that are here
         self._whenever = 0  # of them, those without a time
         self._whenever_s = 0.0
@@ -58,6 +68,31 @@ class Backlog:
         with self._lock:
             now = self._clock()
             return self._levels.all.slack - now - self._running(now)
+
+    @property
+    def regions(self) -> list[tuple[int, int]]:
+        """See DueLevels."""
+        return self._levels.regions
+
+    @property
+    def known(self) -> dict[str, Any]:
+        """By the fields of `admission_block.Terms`."""
+        with self._lock:
+            active, oldest_asked = self._tenants.known
+            return {
+                "requests": self._requests,
+                "busy_until": self._busy_until,
+                "begin": self._levels.begin,
+                "width_s": self._width_s,
+                "active": active,
+                "oldest_asked": oldest_asked,
+                "window_s": self._window_s,
+            }
+
+    def ask(self, tenant: str) -> None:
+        """A request of it was refused before it came here."""
+        with self._lock:
+            self._tenants.ask(tenant, self._clock())
 
     def reserve(
         self,
@@ -182,7 +217,7 @@ class Backlog:
         ahead, slack = running + before, later_slack - now - running
         all_s = running + level.slots.total
         own = self._tenants.seconds(tenant, level.priority) if active > 1 else 0.0
-        above_share = own > _NONE_S and own + seconds > share
+        above_share = own > NONE_S and own + seconds > share
         if ahead + seconds > room:
             got = f"{ahead:.3f} s of work before this request of {seconds:.3f} s"
             wanted = f"{max(room - seconds, 0.0):.3f} s to answer it in time"
@@ -198,10 +233,10 @@ class Backlog:
                 return displaces
             got = f"{own:.3f} s of work of one tenant"
             wanted = f"{max(share - seconds, 0.0):.3f} s where {active} tenants ask"
-        retry = max(all_s, _LEAST_RETRY_S) * random.uniform(1 - _JITTER, 1 + _JITTER)
+        retry = max(all_s, LEAST_RETRY_S) * random.uniform(1 - JITTER, 1 + JITTER)
         raise Overloaded(f"queue: got {got}, wanted at most {wanted}; allow it more", retry)
 
 
 def _room(window_s: float, margin_s: float) -> float:
     """What is left of a request's time for the work."""
-    return window_s - min(margin_s, _MOST_MARGIN * max(window_s, 0.0))
+    return window_s - min(margin_s, MOST_MARGIN * max(window_s, 0.0))

@@ -100,6 +100,11 @@ class CostTable:
         return self._rate * tokens + self._rate_of_squares * squares
 
     @property
+    def rates(self) -> tuple[float, float]:
+        """Seconds that a token and a squared length of 1 add to a batch of efficient size."""
+        return self._rate, self._rate_of_squares
+
+    @property
     def efficient_s(self) -> float:
         """Seconds of the smallest batch that is about as fast per token as the largest."""
         return self._rate * self.efficient_tokens

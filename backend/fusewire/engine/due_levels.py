@@ -6,7 +6,7 @@ from bisect import bisect_left
 from dataclasses import dataclass, field
 from operator import attrgetter
 
-from fusewire.engine.due_slots import DueSlots
+from fusewire.engine.due_slots import DueSlots, OwnMemory, Regions
 
 # Priorities that are told apart at a time, as clients choose them. One more counts as the next
 # lower of those that are there.
@@ -40,14 +40,26 @@ class Level:
 class DueLevels:
     """All that has a time. One thread at a time; O(log n) a call for each priority that is here."""
 
-    def __init__(self, width_s: float, now: float) -> None:
-        self._none = DueSlots(width_s, now)
+    def __init__(self, width_s: float, now: float, regions: Regions | None = None) -> None:
+        """`regions`: where the slots lie, of each priority and one more; None: of their own."""
+        self._regions = OwnMemory() if regions is None else regions
+        self._none = DueSlots(width_s, now, self._regions.take())
         self._levels: list[Level] = []  # the highest first
 
     @property
     def all(self) -> DueSlots:
         """The work of every priority."""
         return self._levels[-1].slots if self._levels else self._none
+
+    @property
+    def begin(self) -> float:
+        """From when on there are slots."""
+        return self._none.begin
+
+    @property
+    def regions(self) -> list[tuple[int, int]]:
+        """(priority, where its slots lie) of each level, the highest first."""
+        return [(level.priority, level.slots.region.place) for level in self._levels]
 
     def at(self, priority: int) -> Level:
         """That a request of this priority belongs to."""
@@ -60,9 +72,10 @@ class DueLevels:
             if empty is None:
                 return levels[min(place, len(levels) - 1)]
             levels.remove(empty)
+            self._regions.give_back(empty.slots.region)
             place = bisect_left(levels, priority, key=_priority)
         above = levels[place - 1].slots if place else self._none
-        level = Level(priority, above.copy())
+        level = Level(priority, above.copy(self._regions.take()))
         levels.insert(place, level)
         return level
 
@@ -71,6 +84,9 @@ class DueLevels:
         if not self._none.old(now):
             return
         self._none.begin_at(now, ())
+        for level in self._levels:
+            if not level.own:
+                self._regions.give_back(level.slots.region)
         self._levels = [level for level in self._levels if level.own]
         work: list[tuple[float, float]] = []
         for level in self._levels:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable
 from math import floor, frexp, inf
+from typing import NamedTuple, Protocol
 
 _NEAR = 4096  # slots of one width
 _OCTAVE = 128  # slots beyond them, until it is twice as late; and again
@@ -20,6 +22,34 @@ _BEGINS = [
 ]
 
 
+REGION_WORDS = 4 * _SLOTS
+_NOTHING_DUE = memoryview(array("d", [0.0] * (2 * _SLOTS) + [inf] * (2 * _SLOTS)))
+
+
+class Region(NamedTuple):
+    """Doubles of one object of slots, REGION_WORDS of them."""
+
+    memory: memoryview[float]
+    place: int = 0  # among others
+
+
+class Regions(Protocol):
+    """Where slots lie: others may read them there."""
+
+    def take(self) -> Region: ...
+    def give_back(self, region: Region) -> None: ...
+
+
+class OwnMemory:
+    """Regions of this process alone."""
+
+    def take(self) -> Region:
+        return Region(memoryview(bytearray(8 * REGION_WORDS)).cast("d"))
+
+    def give_back(self, region: Region) -> None:
+        """Nothing holds it any more."""
+
+
 class DueSlots:
     """A segment tree over slots of time. A node knows the work below it, and the latest time at
     which that work may begin, in order, so that none of it is late:
@@ -30,11 +60,13 @@ class DueSlots:
     has a time has a slot.
     """
 
-    def __init__(self, width_s: float, now: float) -> None:
+    def __init__(self, width_s: float, now: float, region: Region) -> None:
+        """In `region` the work of all nodes comes first, then their latest times."""
         self.width_s = width_s
-        self._begin = now
-        self._work = [0.0] * (2 * _SLOTS)
-        self._latest = [inf] * (2 * _SLOTS)
+        self.begin = now
+        self.region = region
+        region.memory[:] = _NOTHING_DUE
+        self._work, self._latest = region.memory[: 2 * _SLOTS], region.memory[2 * _SLOTS :]
 
     @property
     def total(self) -> float:
@@ -47,21 +79,19 @@ class DueSlots:
 
     def old(self, now: float) -> bool:
         """Half of the slots of one width are past."""
-        return now - self._begin > _NEAR / 2 * self.width_s
+        return now - self.begin > _NEAR / 2 * self.width_s
 
     def begin_at(self, now: float, work: Iterable[tuple[float, float]]) -> None:
         """Slots from now on, with this work: (due, seconds)."""
-        self._begin = now
+        self.begin = now
         if self._work[1]:
-            self._work = [0.0] * (2 * _SLOTS)
-            self._latest = [inf] * (2 * _SLOTS)
+            self.region.memory[:] = _NOTHING_DUE
         for due, seconds in work:
             self.add(due, seconds)
 
-    def copy(self) -> DueSlots:
-        twin = DueSlots.__new__(DueSlots)
-        twin.width_s, twin._begin = self.width_s, self._begin
-        twin._work, twin._latest = self._work[:], self._latest[:]
+    def copy(self, region: Region) -> DueSlots:
+        twin = DueSlots(self.width_s, self.begin, region)
+        region.memory[:] = self.region.memory
         return twin
 
     def add(self, due: float, seconds: float) -> None:
@@ -71,7 +101,7 @@ class DueSlots:
         work, latest = self._work, self._latest
         left = work[node] + seconds
         work[node] = left = left if left > 1e-9 else 0.0  # what rounding leaves is nothing
-        latest[node] = self._begin + _BEGINS[slot] * self.width_s - left if left else inf
+        latest[node] = self.begin + _BEGINS[slot] * self.width_s - left if left else inf
         node >>= 1
         while node:
             first, second = 2 * node, 2 * node + 1
@@ -115,7 +145,7 @@ class DueSlots:
 
     def slot(self, due: float) -> int:
         """What is due, in the slots of one begin, in the same one or before has no higher."""
-        widths = (due - self._begin) / self.width_s
+        widths = (due - self.begin) / self.width_s
         if widths < _NEAR:
             return floor(widths) if widths > 0 else 0
         mantissa, octaves = frexp(widths / _NEAR)  # in [0.5, 1), at least 1

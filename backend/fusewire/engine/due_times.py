@@ -7,15 +7,15 @@ from math import exp
 
 # Of a request's time, what no prediction sees: the network, threads of the server that wait for a
 # core, the answer on its way. Short times are cut by a share of themselves.
-_UNSEEN_S = 0.2
-_UNSEEN_SHARE = 0.25
+UNSEEN_S = 0.2
+UNSEEN_SHARE = 0.25
 # Too many are late where more than this share of those that ended lately was.
 _LATE_SHARE = 0.1
 _LATELY = 1 / 16  # weight of the last one
 _MOST_AT_ONCE = 1.5
 _MOST_FACTOR = 8.0
 # The factor's distance from 1 falls to 1/e in so many seconds, unless it is raised again.
-_FORGET_S = 60.0
+FORGET_S = 60.0
 
 
 class DueTimes:
@@ -32,7 +32,7 @@ class DueTimes:
 
     def due(self, now: float, deadline: float) -> float:
         """When what is taken now is to end by what is predicted, to meet its deadline."""
-        return now + _planned(deadline - now) / self._factor(now)
+        return now + _planned(deadline - now) / self.factor(now)
 
     def ended(self, taken_at: float, deadline: float, now: float) -> None:
         """What was taken then was answered now, or too late to be."""
@@ -42,13 +42,14 @@ class DueTimes:
             stretch = (now - taken_at) / _planned(deadline - taken_at)
             self._late += _LATELY * ((stretch > 1.0) - self._late)
             if stretch > 1.0 and self._late > _LATE_SHARE:
-                factor = self._factor(now) * min(stretch, _MOST_AT_ONCE)
+                factor = self.factor(now) * min(stretch, _MOST_AT_ONCE)
                 self._raised, self._late = (min(factor, _MOST_FACTOR), now), 0.0
 
-    def _factor(self, now: float) -> float:
+    def factor(self, now: float) -> float:
+        """By which predictions are stretched."""
         factor, raised_at = self._raised
-        return 1.0 + (factor - 1.0) * exp(-max(now - raised_at, 0.0) / _FORGET_S)
+        return 1.0 + (factor - 1.0) * exp(-max(now - raised_at, 0.0) / FORGET_S)
 
 
 def _planned(window_s: float) -> float:
-    return window_s - min(_UNSEEN_S, _UNSEEN_SHARE * window_s)
+    return window_s - min(UNSEEN_S, UNSEEN_SHARE * window_s)

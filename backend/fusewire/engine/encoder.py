@@ -27,6 +27,7 @@ from fusewire.models.image_text_model import ImageTextBatch
 from fusewire.placement import Placement
 from fusewire.settings import EngineSettings
 from fusewire.tasks.contract import contract
+from fusewire.tasks.inputs import InputRules, TextInputs
 from fusewire.tasks.parameters import check_settings, override
 from fusewire.tasks.registry import task_type
 from fusewire.tasks.rows import Query
@@ -201,6 +202,11 @@ class EncoderEngine:
         """Of an image of the size that the model was trained with; 0 where it reads none."""
         model = self.model
         return model.tokens_of(*model.image_size) if isinstance(model, ImageTextModel) else 0
+
+    @property
+    def input_rules(self) -> InputRules | None:
+        """Of texts and ids; None where it reads images."""
+        return self._inputs.rules if isinstance(self._inputs, TextInputs) else None
 
     @property
     def reads_windows(self) -> bool:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from math import inf
 
-from fusewire.engine.backlog import Backlog
+from fusewire.engine.admission_block import AdmissionBlock, Terms
+from fusewire.engine.backlog import JITTER, LEAST_RETRY_S, MOST_MARGIN, NONE_S, Backlog
 from fusewire.engine.costs import CostTable
-from fusewire.engine.due_times import DueTimes
+from fusewire.engine.due_times import FORGET_S, UNSEEN_S, UNSEEN_SHARE, DueTimes
 from fusewire.engine.expectation import Expectation
 from fusewire.engine.request import Work
 
@@ -24,8 +27,10 @@ class EncoderAdmission:
         slo_ms: float | None = None,
         max_queue_ms: float | None = None,
         clock: Callable[[], float] = time.monotonic,
+        block: AdmissionBlock | None = None,
     ) -> None:
-        """`slo_ms`, `max_queue_ms`: see Settings."""
+        """`slo_ms`, `max_queue_ms`: see Settings. `block`: from which the server's front refuses
+        what would be refused here."""
         self._costs = costs
         self._expectation = expectation
         self._clock = clock
@@ -33,7 +38,15 @@ class EncoderAdmission:
         self._max_queue_s = inf if max_queue_ms is None else max_queue_ms / 1000
         self._due_times = DueTimes()
         shortest = min(self._slo_s, self._max_queue_s)
-        self._backlog = Backlog(clock=clock) if shortest == inf else Backlog(shortest, clock)
+        window_s = 10.0 if shortest == inf else shortest
+        self._backlog = Backlog(window_s, clock, block, block)
+        self._refused: Counter[str] = Counter()  # in front, since the last call of `refused`
+        self._block = block
+        # All that changes what is refused; the block has it at the end.
+        self._changing: AbstractContextManager[None] = nullcontext()
+        if block is not None:
+            block.terms, block.levels = self._terms, lambda: self._backlog.regions
+            self._changing = block
 
     @property
     def backlog_s(self) -> float:
@@ -51,6 +64,57 @@ class EncoderAdmission:
         that requests may.
         Returns those that were taken before, but have no time left behind this one, which is of
         higher priority: they are to end."""
+        with self._changing:
+            self._hear()
+            return self._take(work)
+
+    def learn(self, works: Sequence[Work]) -> None:
+        """These were tokenised. One thread at a time."""
+        expected = [work.expected for work in works if work.expected is not None]
+        with self._changing:
+            self._expectation.learn(expected, [sum(work.lengths_left) for work in works])
+
+    def correct(self, work: Work) -> None:
+        """More is known of what is left of it, or less is left."""
+        if work.reserved is not None:
+            lengths = work.lengths_left
+            seconds = self._costs.share(sum(lengths), sum_of_squares(lengths))
+            with self._changing:
+                self._backlog.correct(work.reserved, seconds)
+
+    def release(self, work: Work, *, answered: bool = True) -> None:
+        """It has ended. What had no answer, and was not due yet, says nothing of waits."""
+        if work.reserved is not None:
+            with self._changing:
+                now = self._clock()
+                if work.deadline is not None and work.due < inf and (answered or now >= work.due):
+                    self._due_times.ended(work.taken_at, work.deadline, now)
+                self._backlog.release(work.reserved)
+            work.reserved.of = None  # in no cycle with it
+
+    def begin(self, lengths: Sequence[int]) -> None:
+        """A micro-batch of sequences of these lengths is given to the device."""
+        with self._changing:
+            self._backlog.begin(self._costs.seconds(sum(lengths), sum_of_squares(lengths)))
+
+    def idle(self) -> None:
+        """All that was given to the device is computed."""
+        with self._changing:
+            self._backlog.idle()
+
+    def refused(self) -> Counter[str]:
+        """Requests that the front has refused since the last call, by tenant."""
+        with self._changing:
+            self._hear()
+            found, self._refused = self._refused, Counter()
+        return found
+
+    def close(self) -> None:
+        """The front refuses nothing more."""
+        if self._block is not None:
+            self._block.close()
+
+    def _take(self, work: Work) -> list[Work]:
         now = self._clock()
         if work.deadline is None and self._slo_s < inf:
             work.deadline = now + self._slo_s
@@ -71,34 +135,35 @@ class EncoderAdmission:
         reserved.displaces = []
         return [each for each in displaced if isinstance(each, Work)]
 
-    def learn(self, works: Sequence[Work]) -> None:
-        """These were tokenised. One thread at a time."""
-        expected = [work.expected for work in works if work.expected is not None]
-        self._expectation.learn(expected, [sum(work.lengths_left) for work in works])
+    def _hear(self) -> None:
+        """Who was refused in front has asked."""
+        if self._block is None:
+            return
+        for (tenant, counts), requests in self._block.take_refused().items():
+            self._backlog.ask(tenant)
+            if counts:
+                self._refused[tenant] += requests
 
-    def correct(self, work: Work) -> None:
-        """More is known of what is left of it, or less is left."""
-        if work.reserved is not None:
-            lengths = work.lengths_left
-            seconds = self._costs.share(sum(lengths), sum_of_squares(lengths))
-            self._backlog.correct(work.reserved, seconds)
-
-    def release(self, work: Work, *, answered: bool = True) -> None:
-        """It has ended. What had no answer, and was not due yet, says nothing of waits."""
-        if work.reserved is not None:
-            now = self._clock()
-            if work.deadline is not None and work.due < inf and (answered or now >= work.due):
-                self._due_times.ended(work.taken_at, work.deadline, now)
-            self._backlog.release(work.reserved)
-            work.reserved.of = None  # in no cycle with it
-
-    def begin(self, lengths: Sequence[int]) -> None:
-        """A micro-batch of sequences of these lengths is given to the device."""
-        self._backlog.begin(self._costs.seconds(sum(lengths), sum_of_squares(lengths)))
-
-    def idle(self) -> None:
-        """All that was given to the device is computed."""
-        self._backlog.idle()
+    def _terms(self) -> Terms:
+        now, (s_of_token, s_of_square) = self._clock(), self._costs.rates
+        return Terms(
+            now=now,
+            **self._backlog.known,
+            due_factor=self._due_times.factor(now),
+            forget_s=FORGET_S,
+            unseen_s=UNSEEN_S,
+            unseen_share=UNSEEN_SHARE,
+            slo_s=self._slo_s,
+            max_queue_s=self._max_queue_s,
+            margin_s=self._costs.efficient_s,
+            most_margin=MOST_MARGIN,
+            s_of_token=s_of_token,
+            s_of_square=s_of_square,
+            tokens_of_byte=self._expectation.tokens_of_byte,
+            jitter=JITTER,
+            least_retry_s=LEAST_RETRY_S,
+            none_s=NONE_S,
+        )
 
 
 def sum_of_squares(lengths: Sequence[int]) -> float:

@@ -10,11 +10,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import replace
 
+from fusewire.engine.admission_block import AdmissionBlock
 from fusewire.engine.encoder import EncoderEngine
 from fusewire.engine.encoder_admission import EncoderAdmission, sum_of_squares
 from fusewire.engine.expectation import Expectation
@@ -55,10 +57,13 @@ class EncoderLoop:
     """An Engine (protocol.py) for `Request`s; a request has one event, its Answer."""
 
     def __init__(
-        self, engine: EncoderEngine, computed: Callable[[Counts], None] = lambda counts: None
+        self,
+        engine: EncoderEngine,
+        computed: Callable[[Counts], None] = lambda counts: None,
+        block: AdmissionBlock | None = None,
     ) -> None:
         """`computed`: called with what was done, from the threads that did it; it must return at
-        once."""
+        once. `block`: where a server's front reads what would be refused."""
         self._engine = engine
         self._computed = computed
         self._run = engine.micro_batches(self._end_computed)
@@ -72,6 +77,7 @@ class EncoderLoop:
             ),
             engine.settings.slo_ms,
             engine.settings.max_queue_ms,
+            block=block,
         )
         self._given: list[Work] = []  # all sequences of which were given to the device
         self._reading = threading.Lock()  # over the engine's own tokenizer
@@ -94,6 +100,10 @@ class EncoderLoop:
     def backlog_s(self) -> float:
         """Until all that was taken is computed, as predicted. From any thread."""
         return self._admission.backlog_s
+
+    def refused_in_front(self) -> Counter[str]:
+        """Requests that were refused by the block since the last call, by tenant."""
+        return self._admission.refused()
 
     def submit(
         self, request: Request, deadline: float | None, callback: Callable[[Answer], None]
@@ -146,6 +156,7 @@ class EncoderLoop:
 
     def close(self, drain_seconds: float = 0.0) -> None:
         """See Engine; what is left is Unavailable."""
+        self._admission.close()
         with self._changed:
             self._closing = True
             self._changed.notify_all()

@@ -37,6 +37,10 @@ class Expectation:
         self._bytes, self._text_tokens = _PRIOR_BYTES, _PRIOR_TOKENS
         self._rows, self._row_tokens = (1.0 if image_tokens else 1e-9), image_tokens
 
+    @property
+    def tokens_of_byte(self) -> float:
+        return self._text_tokens / self._bytes
+
     def of(self, request: Request) -> Expected:
         """A text and its pair are one sequence."""
         lengths: list[int] | None = None
@@ -59,7 +63,7 @@ class Expectation:
             tokens_of_row = self._row_tokens / self._rows
             squares = rows * tokens_of_row * tokens_of_row
             return Expected(0, rows, rows * tokens_of_row, squares)
-        rate, most = self._text_tokens / self._bytes, self._max_length
+        rate, most = self.tokens_of_byte, self._max_length
         whole = [length * rate for length in lengths]
         longest = max(whole, default=0.0)
         if longest > most and not self._windows:

@@ -9,6 +9,7 @@ win begin with becomes text and events at once, the rest when their search is do
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Collection, Sequence
 from copy import copy
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from fusewire.kernels import Tensor
     from fusewire.models.decoder import DecoderModel
     from fusewire.models.decoder_cache import DecoderCache
+
+_log = logging.getLogger(__name__)
 
 TOO_LATE = (
     "timeout_seconds: got more work than fits into this time, wanted the last token within it; "
@@ -514,7 +517,10 @@ class GenerationLoop:
         if generation.open:
             for branch in generation.branches:
                 self._end(generation, branch)
-            generation.on_event(copy(error))
+            try:
+                generation.on_event(copy(error))
+            except Exception:  # it may be what raised before; others go on
+                _log.exception("a callback failed")
 
 
 def _delta_of_beams(generation: Generation, branch: Branch, token: int, logprob: float) -> Delta:

@@ -42,7 +42,7 @@ class TextInputs:
 
     def __init__(self, rules: InputRules, prompt: Callable[[EngineSettings], str]) -> None:
         """`prompt`: what stands before every text; InvalidInput."""
-        self._rules = rules
+        self.rules = rules
         self._prompt = prompt
 
     def read(
@@ -52,7 +52,7 @@ class TextInputs:
         settings: EngineSettings,
     ) -> Query:
         """See Inputs."""
-        rules = self._rules
+        rules = self.rules
         if settings.max_length is not None:
             rules = replace(rules, max_length=settings.max_length)
         rows = read_rows(inputs, rules)

@@ -124,7 +124,7 @@ def test_the_time_until_requests_are_computed_and_what_that_should_take_are_adde
 def test_what_waits_for_an_engine_is_shown_until_nothing_does() -> None:
     families = Families()
     metrics = ServingMetrics(families, "m", "embed", 0, instance="m_0_1")
-    engine = SimpleNamespace(backlog_s=2.5)
+    engine = SimpleNamespace(backlog_s=2.5, refused_in_front=dict)
     metrics.watch_engine(engine)
 
     def shown() -> float:
@@ -138,6 +138,22 @@ def test_what_waits_for_an_engine_is_shown_until_nothing_does() -> None:
     engine.backlog_s = 1.0
     metrics.close()
     assert shown() == 0
+
+
+def test_what_the_front_refuses_is_counted_as_the_instances_own() -> None:
+    families = Families()
+    metrics = ServingMetrics(families, "m", "embed", 0, tenants={"blue"})
+    refused = [{"blue": 3, "red": 2, "": 4}, {"blue": 1}]
+    metrics.watch_engine(
+        SimpleNamespace(backlog_s=0.0, refused_in_front=lambda: refused.pop(0) if refused else {})
+    )
+    metrics._look()
+    metrics.close()
+    counts = {"blue": 4, "other": 2, "none": 4}
+    for kind, count in counts.items():
+        labels = {"model": "m", "reason": "overload", "tenant_class": kind}
+        assert families.value("rejected_total", **labels) == count
+    assert families.value("requests_total", model="m", outcome="rejected") == 10
 
 
 def test_refusals_have_their_reasons() -> None:

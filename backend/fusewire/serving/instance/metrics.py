@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
 from fusewire.engine.encoder import Counts
@@ -13,6 +13,7 @@ from fusewire.serving.instance.series import (
     ModelSeries,
     Outcomes,
     Sample,
+    rejections,
 )
 
 _COSTS = {
@@ -29,6 +30,8 @@ class Waiting(Protocol):
 
     @property
     def backlog_s(self) -> float: ...
+    def refused_in_front(self) -> Mapping[str, int]:
+        """Requests that never came here, since the last call, by tenant."""
 
 
 class ServingMetrics(ModelSeries):
@@ -89,6 +92,8 @@ class ServingMetrics(ModelSeries):
         super()._look()
         self._count_batches()
         self._waits.send(self._queue)
+        if self._engine is not None:
+            self._count(rejections(self._engine.refused_in_front(), self._tenants))
         backlog_s = self._engine.backlog_s if self._engine is not None else 0.0
         if backlog_s != self._backlog_sent:
             self._backlog.set(backlog_s)

@@ -13,12 +13,12 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from fusewire import kernels
 from fusewire.engine.progress import Progress
-from fusewire.errors import Cancelled, FusewireError, InvalidInput, Unavailable
+from fusewire.errors import Cancelled, FusewireError, InvalidInput, Overloaded, Unavailable
 
 SECONDS_BUCKETS = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0]
 
@@ -231,6 +231,15 @@ def outcomes_of(ends: Iterable[End], tenants: Collection[str] = ()) -> Outcomes:
         else:
             found["requests_total", "ok"] += 1
             found["goodput_total", _class_of(tenant, tenants)] += in_time
+    return found
+
+
+def rejections(refused: Mapping[str, int], tenants: Collection[str] = ()) -> Outcomes:
+    """What is counted of so many requests of each tenant that were refused for lack of time."""
+    found: Outcomes = Counter()
+    for tenant, requests in refused.items():
+        found["requests_total", "rejected"] += requests
+        found["rejected_total", Overloaded.reason, _class_of(tenant, tenants)] += requests
     return found
 
 

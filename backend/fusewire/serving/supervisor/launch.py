@@ -100,5 +100,7 @@ def _environment(folder: Path, control_key: str, libraries: Sequence[Path]) -> d
     environment["LD_LIBRARY_PATH"] = os.pathsep.join(paths)
     environment["PYTHONUNBUFFERED"] = "1"
     environment["TMPDIR"] = str(folder / _TEMPORARY)
+    prefix = f"{workplace.region_prefix(folder)}admission_"
+    environment["FUSEWIRE_ADMISSION_BLOCKS"] = str(workplace.SHARED_MEMORY / prefix)
     environment["FUSEWIRE_TEMPORARY_FOLDERS"] = str(folder / workplace.RECORDED)
     return environment | tritonserver_command.secrets(control_key)

@@ -1,0 +1,176 @@
+"""What an encoder's admission knows, in shared memory: from it the server's front refuses, before a
+request reaches the model's process, what admission would refuse.
+
+csrc/tritonserver/admission_block.h has the same layout, in words of 8 bytes. One process writes; a
+reader that sees `sequence` odd, or changed, has seen nothing (a sequence lock). The ring is the way
+back: the names of the tenants whose requests the front refused.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import NamedTuple
+
+from fusewire.engine.due_slots import REGION_WORDS, Region
+
+VERSION = 0x6675736577010001  # of the layout
+
+_SEQUENCE, _INSTANCES, _MODEL_VERSION = 1, 2, 3
+_LIMITS = 4  # of requests, as `Limits`
+_HEAD, _TAIL = 9, 10
+_TERMS = 16  # as `Terms`
+_NAME_BYTES, _NAME = 48, 49
+_LEVELS, _PRIORITIES, _REGIONS = 96, 97, 105
+_TENANTS, _MOST_TENANTS, _MOST_PRIORITIES = 128, 64, 8
+_TEXT_WORDS = 64  # 128 characters
+_TENANT_WORDS = 1 + _TEXT_WORDS + 1 + 2 * _MOST_PRIORITIES  # length, name, pairs, the pairs
+_RING, _RING_WORDS, _RING_ENTRIES = 5504, 1 + _TEXT_WORDS, 256
+_WORK = 22528  # a multiple of 512: a page
+_MOST_REGIONS = 9
+BYTES = 8 * (_WORK + _MOST_REGIONS * REGION_WORDS)
+
+MOST_NAME_BYTES = 8 * (_LEVELS - _NAME)
+
+
+class Limits(NamedTuple):
+    """Of the requests that the front may judge: of others it knows too little."""
+
+    rows: int
+    takes: int  # as TEXTS and the following, added
+    max_length: int  # tokens of a sequence
+    max_characters: int  # of a text
+
+
+TEXTS, PAIRS, ONLY_PAIRS, IDS, WINDOWS = 1, 2, 4, 8, 16
+
+
+class Terms(NamedTuple):
+    """By which requests are judged; times by time.monotonic()."""
+
+    now: float
+    requests: int  # that are here
+    busy_until: float
+    begin: float  # of the slots
+    width_s: float
+    active: int  # tenants; 0: not known
+    oldest_asked: float  # when the first of them did, the last time
+    window_s: float  # for so long one that asked is active
+    due_factor: float
+    forget_s: float  # it falls as fast as it would in so many seconds to 1, or less fast
+    unseen_s: float
+    unseen_share: float
+    slo_s: float
+    max_queue_s: float
+    margin_s: float
+    most_margin: float
+    s_of_token: float
+    s_of_square: float
+    tokens_of_byte: float
+    jitter: float
+    least_retry_s: float
+    none_s: float
+
+
+class AdmissionBlock:
+    """Written by one process's threads, each `with` it: a region for the slots of each level, the
+    seconds of tenants, and the terms by which requests are judged."""
+
+    def __init__(
+        self,
+        memory: memoryview,
+        model: str,
+        version: int,
+        instances: int,
+        limits: Limits,
+    ) -> None:
+        """`memory`: BYTES of zeros. `instances`: of the model."""
+        self._whole, self._real = memory.cast("B").cast("q"), memory.cast("B").cast("d")
+        self._bytes = memory.cast("B")
+        self._free = list(reversed(range(_MOST_REGIONS)))
+        self._tenants: dict[str, int] = {}  # -> its place
+        self._places = list(reversed(range(_MOST_TENANTS)))
+        self._lock = threading.Lock()
+        self.terms: Callable[[], Terms]  # when they have changed
+        self.levels: Callable[[], list[tuple[int, int]]]  # (priority, region)
+        name = model.encode()
+        if len(name) > MOST_NAME_BYTES:
+            raise ValueError(f"model: got {len(name)} bytes, wanted at most {MOST_NAME_BYTES}")
+        self._whole[_NAME_BYTES] = len(name)
+        self._bytes[8 * _NAME : 8 * _NAME + len(name)] = name
+        self._whole[_INSTANCES], self._whole[_MODEL_VERSION] = instances, version
+        for place, limit in enumerate(limits, _LIMITS):
+            self._whole[place] = limit
+        self._whole[0] = VERSION
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+        self._whole[_SEQUENCE] += 1
+
+    def __exit__(self, *error: object) -> None:
+        whole, real = self._whole, self._real
+        for place, term in enumerate(self.terms(), _TERMS):
+            real[place] = term
+        levels = self.levels()
+        for place, (priority, region) in enumerate(levels):
+            whole[_PRIORITIES + place], whole[_REGIONS + place] = priority, region
+        whole[_LEVELS] = len(levels)
+        whole[_SEQUENCE] += 1
+        self._lock.release()
+
+    def take(self) -> Region:
+        """Memory for the slots of a level (Regions)."""
+        place = self._free.pop()
+        first = _WORK + place * REGION_WORDS
+        return Region(self._real[first : first + REGION_WORDS], place)
+
+    def give_back(self, region: Region) -> None:
+        self._free.append(region.place)
+
+    def set_tenant(self, tenant: str, seconds: dict[int, float]) -> None:
+        """Its seconds by priority. Of more tenants or priorities than there is room for nothing is
+        said, and they are not refused for them."""
+        place = self._tenants.get(tenant)
+        name = b""
+        if place is None:
+            name = tenant.encode()
+            if not self._places or len(name) > 8 * _TEXT_WORDS:
+                return
+            place = self._tenants[tenant] = self._places.pop()
+        first = _TENANTS + place * _TENANT_WORDS
+        if name or not self._whole[first]:
+            self._bytes[8 * (first + 1) : 8 * (first + 1) + len(name)] = name
+            self._whole[first] = 1 + len(name)
+        pairs = first + 1 + _TEXT_WORDS
+        at = pairs + 1
+        shown = list(seconds.items())[:_MOST_PRIORITIES]
+        for priority, each in shown:
+            self._whole[at], self._real[at + 1] = priority, each
+            at += 2
+        self._whole[pairs] = len(shown)
+
+    def drop_tenant(self, tenant: str) -> None:
+        place = self._tenants.pop(tenant, None)
+        if place is not None:
+            self._whole[_TENANTS + place * _TENANT_WORDS] = 0
+            self._places.append(place)
+
+    def take_refused(self) -> Counter[tuple[str, bool]]:
+        """Requests that the front has refused since the last call, by tenant, and whether they
+        count here; of a model with several instances one counts. Within `with`."""
+        head, tail = self._whole[_HEAD], self._whole[_TAIL]
+        found: Counter[tuple[str, bool]] = Counter()
+        for number in range(tail, min(head, tail + _RING_ENTRIES)):
+            first = _RING + number % _RING_ENTRIES * _RING_WORDS
+            word = self._whole[first]
+            size = min(word >> 1, 8 * _TEXT_WORDS)
+            name = bytes(self._bytes[8 * (first + 1) : 8 * (first + 1) + size])
+            found[name.decode(errors="replace"), bool(word & 1)] += 1
+        self._whole[_TAIL] = head
+        return found
+
+    def close(self) -> None:
+        """From now on the front refuses nothing."""
+        with self._lock:
+            self._whole[0] = 0

@@ -1,0 +1,87 @@
+// What the admission of a model's instance knows, in shared memory, and who may read it how
+// (backend/fusewire/engine/admission_block.py writes it and explains it). In words of 8 bytes.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+namespace admission {
+
+constexpr uint64_t version = 0x6675736577010001;
+
+constexpr size_t name_bytes = 48, name = 49, most_name_bytes = 8 * (96 - name);
+constexpr size_t levels = 96, priorities = 97, regions = 105, most_levels = 8;
+constexpr size_t tenants = 128, most_tenants = 64, most_priorities = 8;
+constexpr size_t text_words = 64;
+constexpr size_t tenant_words = 1 + text_words + 1 + 2 * most_priorities;
+constexpr size_t ring = 5504, ring_words = 1 + text_words, ring_entries = 256;
+
+// Slots (engine/due_slots.py): a tree over them, twice, of their work and of the latest times.
+constexpr size_t near_slots = 4096, octave = 128, slots = 2 * near_slots;
+constexpr size_t region_words = 4 * slots;
+constexpr size_t work = 22528, most_regions = 9;
+constexpr size_t bytes = 8 * (work + most_regions * region_words);
+
+enum Word : size_t {
+  version_word,
+  sequence,
+  instances,
+  model_version,
+  most_rows,
+  takes,
+  max_length,
+  max_characters,
+  head = 9,
+  tail,
+  now = 16,
+  requests,
+  busy_until,
+  begin,
+  width_s,
+  active,
+  oldest_asked,
+  window_s,
+  due_factor,
+  forget_s,
+  unseen_s,
+  unseen_share,
+  slo_s,
+  max_queue_s,
+  margin_s,
+  most_margin,
+  s_of_token,
+  s_of_square,
+  tokens_of_byte,
+  jitter,
+  least_retry_s,
+  none_s,
+};
+enum Takes : int64_t { texts = 1, pairs = 2, only_pairs = 4, ids = 8, windows = 16 };
+
+class Block {
+ public:
+  explicit Block(void* memory) : words_(static_cast<uint64_t*>(memory)) {}
+
+  int64_t whole(size_t word) const {
+    return static_cast<int64_t>(__atomic_load_n(words_ + word, __ATOMIC_RELAXED));
+  }
+  double real(size_t word) const {
+    const uint64_t bits = __atomic_load_n(words_ + word, __ATOMIC_RELAXED);
+    double value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+  }
+  uint64_t acquire(size_t word) const { return __atomic_load_n(words_ + word, __ATOMIC_ACQUIRE); }
+  void release(size_t word, uint64_t value) {
+    __atomic_store_n(words_ + word, value, __ATOMIC_RELEASE);
+  }
+  char* text(size_t word) { return reinterpret_cast<char*>(words_ + word); }
+  const char* text(size_t word) const { return reinterpret_cast<const char*>(words_ + word); }
+  void* memory() const { return words_; }
+
+ private:
+  uint64_t* words_;
+};
+
+}  // namespace admission
