@@ -52,6 +52,19 @@ RESAMPLED_POSITION = 4e-6
 # over that of the gradient. Sums of some dozens of terms through eight norms.
 NUMPY_GRADIENT = 1e-5
 
+# Gradients of a layer in fp32 against fp64: the norm of the difference over that of the gradient.
+# Sums of up to 200 terms, through two norms and a softmax.
+TRAINED_GRADIENT = 5e-6
+
+# Loss and gradients of a replaced model against transformers eager, both in fp32: of the loss and
+# of each parameter's gradient the norm of the difference over that of the gradient.
+TRAINED_VERSUS_EAGER = 1e-4
+
+# Weights of the order of 1 after a hundred steps of Adam at rates up to 1e-2, against torch's: an
+# update divides by the root of a second moment, so a rounding of a small gradient is a relative one
+# of the update, 1e-7 of 1e-2, and those that follow go through other gradients.
+TRAINED_WEIGHT = 2e-5
+
 # Scores that leave a pipeline (softmax outputs, probabilities).
 PIPELINE_SCORE = 1e-5
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "core/dropout.h"
 #include "core/paged_batch.h"
 #include "core/sequence_batch.h"
 
@@ -23,19 +24,13 @@ struct AttentionMask {
   bool full() const { return left >= kUnlimited && right >= kUnlimited; }
 };
 
-// Weights that are dropped, by Philox4x32 with the key `seed` from the counter `offset` on.
-struct Dropout {
-  float probability = 0;  // 0: none
-  int64_t seed = 0, offset = 0;
-};
-
 // What an attention is, apart from its tensors.
 struct AttentionSpec {
   int64_t heads;  // of q
   float scale;
   AttentionMask mask;
-  float soft_cap = 0;  // 0: none
-  Dropout dropout = {};
+  float soft_cap = 0;    // 0: none
+  Dropout dropout = {};  // of the weights, after the softmax
 };
 
 // Rows of heads next to one another: head h of row r begins at data + r * stride + h * head_dim.

@@ -54,6 +54,9 @@ struct GemmKernels {
   void (*run)(const GemmArguments& a, const Stream& stream);
   // The most rows that are computed as m are, which was measured; null: all are computed alike.
   int64_t (*bucket)(int64_t m);
+  // The packing of a weight that is stored as [k, n]; null where the target has none.
+  void (*pack_transposed)(void* packed, const void* weight, int64_t n, int64_t k,
+                          const Stream& stream) = nullptr;
 };
 
 template <size_t kCount>

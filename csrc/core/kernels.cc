@@ -3,19 +3,21 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <deque>
 #include <mutex>
 
 #include "core/error.h"
+#include "core/training_kernels.h"
 
 namespace fusewire {
 namespace {
 
 struct Registry {
-  std::mutex mutex;  // of all but reading a choice that is made
-  std::vector<Target> targets;
+  std::mutex mutex;            // of all but reading a choice that is made
+  std::deque<Target> targets;  // which stay where they are
   std::string forced_cpu_target;
   // The choice for each (device, dtype), made on first use.
-  std::array<std::array<std::atomic<const Kernels*>, kDTypeCount>, kDeviceTypeCount> chosen{};
+  std::array<std::array<std::atomic<const Target*>, kDTypeCount>, kDeviceTypeCount> chosen{};
 };
 
 Registry& registry() {
@@ -37,6 +39,20 @@ const Target* best(const Registry& r, DeviceType device, const DType* dtype) {
   return found;
 }
 
+const Target& target_for(Device device, DType dtype) {
+  Registry& r = registry();
+  auto& slot = r.chosen[static_cast<int>(device.type)][static_cast<int>(dtype)];
+  if (const Target* made = slot.load(std::memory_order_acquire)) return *made;
+  const std::lock_guard lock(r.mutex);
+  const Target* target = best(r, device.type, &dtype);
+  if (!target) {
+    fail("dtype: got ", name_of(dtype), " on ", device.text(),
+         ", for which this build has no kernels; use float32 on the CPU");
+  }
+  slot.store(target, std::memory_order_release);
+  return *target;
+}
+
 }  // namespace
 
 void register_target(const Target& target) {
@@ -45,17 +61,16 @@ void register_target(const Target& target) {
 }
 
 const Kernels& kernels_for(Device device, DType dtype) {
-  Registry& r = registry();
-  auto& slot = r.chosen[static_cast<int>(device.type)][static_cast<int>(dtype)];
-  if (const Kernels* made = slot.load(std::memory_order_acquire)) return *made;
-  const std::lock_guard lock(r.mutex);
-  const Target* target = best(r, device.type, &dtype);
-  if (!target) {
-    fail("dtype: got ", name_of(dtype), " on ", device.text(),
-         ", for which this build has no kernels; use float32 on the CPU");
+  return *target_for(device, dtype).kernels;
+}
+
+const TrainingKernels& training_kernels_for(Device device, DType dtype) {
+  const TrainingKernels* training = target_for(device, dtype).training;
+  if (!training) {
+    fail("training: got ", name_of(dtype), " on ", device.text(),
+         ", for which this build has no training kernels; wanted float32 on the CPU");
   }
-  slot.store(target->kernels, std::memory_order_release);
-  return *target->kernels;
+  return *training;
 }
 
 std::vector<std::string> cpu_targets() {

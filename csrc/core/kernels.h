@@ -87,6 +87,8 @@ struct Kernels {
 #undef KERNEL
 };
 
+struct TrainingKernels;  // core/training_kernels.h
+
 struct Target {
   const char* name;
   DeviceType device;
@@ -94,6 +96,7 @@ struct Target {
   bool (*usable)();  // by the machine we run on
   DType dtype;
   const Kernels* kernels;
+  const TrainingKernels* training = nullptr;  // null: the target does not train
 };
 
 void register_target(const Target& target);

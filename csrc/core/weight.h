@@ -51,6 +51,7 @@ struct Weight {
   std::shared_ptr<void> scales, zeros;
   int64_t group = 0;  // neighbouring inputs of a row with one scale and zero; 0: the whole row
   Shard shard;
+  bool transposed = false;  // packed from [in_features, out_features]
 };
 
 }  // namespace fusewire

@@ -82,15 +82,16 @@ class Scratch {
   ScratchTensor tensor(const Shape& shape, DType dtype = DType::kFloat32);
   bool recording() const { return !planned_; }
 
- private:
-  friend class ScratchTensor;
-  friend class Workspace;
-
+  // For those who own the memory: a Workspace, or a tape (train/tape.h).
   void begin_recording(Device device);
   void begin(const WorkspaceProgram* planned, char* arena, Device device);
   void finish() const;      // Error when the run was not the planned one or left a tensor behind
   void close() { ++run_; }  // handles that outlive the run are dead from here on
   WorkspaceProgram take_recorded();
+
+ private:
+  friend class ScratchTensor;
+
   void release(int32_t index, uint64_t run) noexcept;
   [[noreturn]] void fail_diverged(const std::string& what) const;
 

@@ -18,7 +18,7 @@ struct Scratch {
   float* query;   // q^T [head_dim][kColumns], scaled
   float* scores;  // scores^T, then exp of them [kKeyTile][kColumns]
   float* out;     // out^T [head_dim][kColumns]
-  float* bias;    // of this block, reversed: see attend
+  float* bias;    // of this block, reversed
 };
 
 // One sequence of one head.
@@ -44,36 +44,31 @@ void hide(float* scores, int64_t position, int64_t first_key, int64_t keys,
   }
 }
 
-// The rows of a head lie a whole matrix row apart, where no hardware prefetcher follows.
-void prefetch_head(const float* rows, int64_t stride, int64_t count, int64_t dim) {
-  for (int64_t r = 0; r < count; ++r) {
-    for (int64_t d = 0; d < dim; d += 16) __builtin_prefetch(rows + r * stride + d, 0, 2);
+// Drops exponentials, which the running sums have counted.
+void drop(const AttentionArguments& a, float* scores, int64_t token, int64_t head,
+          int64_t first_key, int64_t keys) {
+  for (int64_t i = 0; i < kColumns; i += kLanes) {
+    for_dropout_columns(a.dropout, dropout_rows(a, token + i, head), first_key, keys,
+                        [&](int64_t j, Vec factors) {
+                          float* s = scores + j * kColumns + i;
+                          store(s, load(s) * factors);
+                        });
   }
 }
 
 void attend(const AttentionArguments& a, const Scratch& s, const Sequence& of,
             int64_t first_query) {
   const int64_t dim = a.head_dim;
-  const float scale = query_scale(a);
   const int64_t rest = of.queries - first_query;
   const int64_t queries = rest < kColumns ? rest : int64_t{kColumns};
   const int64_t position = of.position() + first_query;
+  const int64_t token = of.token + first_query;
   const float* q = of.q + first_query * a.q.stride;
 
-  for (int64_t i = 0; i < kColumns; i += kLanes) {
-    for (int64_t d = 0; d < dim; d += kLanes) {
-      transpose_block(s.query + d * kColumns + i, kColumns, q + i * a.q.stride + d, a.q.stride,
-                      queries - i, dim - d, [&](Vec v) { return v * scale; });
-    }
-  }
+  transpose_queries(s.query, q, a.q.stride, queries, dim, query_scale(a));
   for (int64_t d = 0; d < dim * kColumns; ++d) s.out[d] = 0.0f;
   if (a.bias) {
-    // Queries run along lanes, so a reversed copy makes the biases of a key ascend:
-    // s.bias[(of.keys - 1 - j) + i] is that of key j and query first_query + i.
-    const float* table = a.bias + of.head * a.bias_width();
-    for (int64_t u = 0; u < of.keys + kColumns - 1; ++u) {
-      s.bias[u] = table[bias_column(a, of.keys - 1 - position - u)] * kLog2e;
-    }
+    reversed_biases(a, of.head, of.keys - 1 - position, of.keys + kColumns - 1, s.bias);
   }
 
   // Tiles begin at multiples of kKeyTile whatever the mask, or the answer would shift.
@@ -104,11 +99,11 @@ void attend(const AttentionArguments& a, const Scratch& s, const Sequence& of,
 
     Vec correction[2];
     online.step(s.scores, keys, correction);
+    if (a.dropout.probability > 0) drop(a, s.scores, token, of.head, tile, keys);
     add_values(of.v + tile * a.v.stride, a.v.stride, s.scores, keys, correction, s.out, dim);
   }
 
   // out^T, divided by the sums, back to rows of the output: a block of it is kLanes queries.
-  const int64_t token = of.token + first_query;
   float* out = static_cast<float*>(a.out) + token * a.out_stride + of.head * dim;
   for (int64_t i = 0; i < queries; i += kLanes) {
     const Vec inverse = 1.0f / online.total[i / kLanes];
@@ -128,7 +123,7 @@ void attend(const AttentionArguments& a, const Scratch& s, const Sequence& of,
 }  // namespace
 
 const char* attention_lacks(const AttentionArguments& a) {
-  return a.dropout.probability > 0 ? "dropout" : nullptr;
+  return a.dropout.probability > 0 && a.pages ? "dropout over pages" : nullptr;
 }
 
 void attention(const AttentionArguments& a, const Stream&) {

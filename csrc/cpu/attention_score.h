@@ -3,6 +3,7 @@
 
 #include "core/attention.h"
 #include "cpu/attention_tile.h"
+#include "cpu/dropout.h"
 
 namespace fusewire::FUSEWIRE_TARGET {
 
@@ -20,6 +21,15 @@ FUSEWIRE_INLINE Vec capped_score(const AttentionArguments& a, Vec s) {
 inline int64_t bias_column(const AttentionArguments& a, int64_t distance) {
   const int64_t most = a.bias_span - 1;
   return most + (distance < -most ? -most : distance > most ? most : distance);
+}
+
+// to[u] = the bias at `farthest` - u, in units of log2: queries run along lanes, so a reversed copy
+// makes the biases of a key ascend. That of query i and of the key n places before the farthest is
+// to[n + i].
+inline void reversed_biases(const AttentionArguments& a, int64_t head, int64_t farthest,
+                            int64_t count, float* to) {
+  const float* table = a.bias + head * a.bias_width();
+  for (int64_t u = 0; u < count; ++u) to[u] = table[bias_column(a, farthest - u)] * kLog2e;
 }
 
 // The biases of queries and keys at `distance`, in units of log2. Not inlined, so that the loops
@@ -52,6 +62,13 @@ FUSEWIRE_INLINE Vec lane_numbers() {
   Vec v = {};
   for (int i = 0; i < kLanes; ++i) v[i] = static_cast<float>(i);
   return v;
+}
+
+// The rows of the mask of dropout (core/dropout.h) of the queries from packed token `token` on.
+FUSEWIRE_INLINE UintVec dropout_rows(const AttentionArguments& a, int64_t token, int64_t head) {
+  UintVec row = {};
+  for (int i = 0; i < kLanes; ++i) row[i] = static_cast<uint32_t>((token + i) * a.heads + head);
+  return row;
 }
 
 // The first position that a query sees.

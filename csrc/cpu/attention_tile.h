@@ -41,6 +41,24 @@ __attribute__((noinline)) void value_rows(const Product& product, const Vec (&co
   }
 }
 
+// The rows of a head lie a whole matrix row apart, where no hardware prefetcher follows.
+inline void prefetch_head(const float* rows, int64_t stride, int64_t count, int64_t dim) {
+  for (int64_t r = 0; r < count; ++r) {
+    for (int64_t d = 0; d < dim; d += 16) __builtin_prefetch(rows + r * stride + d, 0, 2);
+  }
+}
+
+// query^T [dim][kColumns] * scale of the rows of `queries` queries, at most kColumns; zeros beyond.
+inline void transpose_queries(float* to, const float* q, int64_t q_stride, int64_t queries,
+                              int64_t dim, float scale) {
+  for (int64_t i = 0; i < kColumns; i += kLanes) {
+    for (int64_t d = 0; d < dim; d += kLanes) {
+      transpose_block(to + d * kColumns + i, kColumns, q + i * q_stride + d, q_stride, queries - i,
+                      dim - d, [&](Vec v) { return v * scale; });
+    }
+  }
+}
+
 // scores [keys][kColumns] = keys . query^T, query^T being [dim][kColumns].
 inline void score(const float* k, int64_t k_stride, const float* query, int64_t keys, int64_t dim,
                   float* scores) {
@@ -83,7 +101,8 @@ struct OnlineSoftmax {
   }
 };
 
-// out[i][d] = from[d][i] * inverse[i] for i < queries, d < dim, at most kLanes each.
+// out[i][d] = from[d][i] * inverse[i], or that more, for i < queries, d < dim, at most kLanes each.
+template <bool kAdd = false>
 inline void write_block(float* out, int64_t out_stride, const float* from, Vec inverse,
                         int64_t queries, int64_t dim) {
   Vec block[kLanes];
@@ -95,8 +114,9 @@ inline void write_block(float* out, int64_t out_stride, const float* from, Vec i
 #pragma GCC unroll 16
   for (int i = 0; i < kLanes; ++i) {
     if (i >= queries) continue;
-    dim >= kLanes ? store(out + i * out_stride, block[i])
-                  : store_first(out + i * out_stride, block[i], dim);
+    float* row = out + i * out_stride;
+    if constexpr (kAdd) block[i] += dim >= kLanes ? load(row) : load_first(row, dim);
+    dim >= kLanes ? store(row, block[i]) : store_first(row, block[i], dim);
   }
 }
 

@@ -9,101 +9,21 @@
 // (2008), without the packing of x: its broadcasts hide behind the multiply-adds.
 #include "core/kernels.h"
 #include "core/threads.h"
-#include "cpu/micro_kernel.h"
+#include "cpu/gemm_tile.h"
 
 namespace fusewire::FUSEWIRE_TARGET {
 namespace {
 
-constexpr int64_t kPanel = 32;
-constexpr int64_t kLine = 16;    // floats
-constexpr int64_t kChain = 384;  // additions in one chain: rounding grows with its length
-
-// Of one tile: where its columns of bias and its rows of residual begin.
-struct Epilogue {
-  const float* bias;
-  const float* residual;
-  int64_t residual_stride;
-  Activation activation;
-};
-
-// How far `ahead` moves with each k.
-constexpr int64_t fetched(Fetch fetch) {
-  return fetch == Fetch::kNextPanelSlowly ? kLine / 2 : kLine;
-}
-
-// One micro-kernel call: kRows x up to kColumns of the output. Not inlined, so that the compiler
-// gives each row count its own register allocation.
-template <int kRows, Fetch kFetch>
-__attribute__((noinline)) void tile(const Product& product, const Epilogue& epilogue, float* out,
-                                    int64_t out_stride, int64_t columns) {
-  // What is read and written at the end is on its way meanwhile. Few rows wait for the panel alone.
-  if constexpr (kFetch != Fetch::kStream) {
-    for (int r = 0; r < kRows; ++r) {
-      for (int64_t column = 0; column < columns; column += kLine) {
-        __builtin_prefetch(out + r * out_stride + column, 1, 2);
-        if (epilogue.residual) {
-          __builtin_prefetch(epilogue.residual + r * epilogue.residual_stride + column, 0, 3);
-        }
-      }
-    }
-  }
-  Vec sum[kRows][2] = {};
-  if (product.k <= kChain) {
-    multiply<kRows, kFetch>(product, sum);
-  } else {
-    Vec total[kRows][2] = {};  // in memory; touched once in kChain steps
-    Product part = product;
-    for (int64_t k = 0; k < product.k; k += kChain) {
-      part.k = product.k - k < kChain ? product.k - k : kChain;
-      part.x = product.x + k;
-      part.panel = product.panel + k * kPanel;
-      part.ahead = product.ahead + k * fetched(kFetch);
-      Vec chain[kRows][2] = {};
-      multiply<kRows, kFetch>(part, chain);
-      for (int r = 0; r < kRows; ++r) {
-        total[r][0] += chain[r][0];
-        total[r][1] += chain[r][1];
-      }
-    }
-    for (int r = 0; r < kRows; ++r) {
-      sum[r][0] = total[r][0];
-      sum[r][1] = total[r][1];
-    }
-  }
-#pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half) {
-      const int64_t first = half * kLanes;
-      const int64_t present = columns - first;
-      if (present <= 0) continue;
-      const bool whole = present >= kLanes;
-      const auto read = [&](const float* p) { return whole ? load(p) : load_first(p, present); };
-      Vec y = sum[r][half];
-      if (epilogue.bias) y += read(epilogue.bias + first);
-      y = activated(y, epilogue.activation);
-      if (epilogue.residual) y += read(epilogue.residual + r * epilogue.residual_stride + first);
-      float* to = out + r * out_stride + first;
-      whole ? store(to, y) : store_first(to, y, present);
-    }
-  }
-}
-
 size_t packed_bytes(int64_t n, int64_t k) {
-  return static_cast<size_t>((n + kPanel - 1) / kPanel * kPanel * k) * sizeof(float);
+  return static_cast<size_t>(panels_of(n) * kPanel * k) * sizeof(float);
 }
 
 void pack(void* packed, const void* weight, int64_t n, int64_t k, const Stream&) {
-  float* out = static_cast<float*>(packed);
-  const float* w = static_cast<const float*>(weight);
-  parallel_for((n + kPanel - 1) / kPanel, 1, [&](int64_t panel, int64_t, int) {
-    for (int64_t i = 0; i < k; ++i) {
-      for (int64_t j = 0; j < kPanel; ++j) {
-        const int64_t row = panel * kPanel + j;
-        out[(panel * k + i) * kPanel + j] = row < n ? w[row * k + i] : 0.0f;
-      }
-    }
-  });
+  pack_rows(static_cast<float*>(packed), static_cast<const float*>(weight), n, k);
+}
+
+void pack_transposed(void* packed, const void* weight, int64_t n, int64_t k, const Stream&) {
+  pack_columns(static_cast<float*>(packed), static_cast<const float*>(weight), n, n, k);
 }
 
 void run(const GemmArguments& a, const Stream&) {
@@ -112,7 +32,7 @@ void run(const GemmArguments& a, const Stream&) {
   constexpr int64_t kTaskRows = 56;
   const int64_t m = a.m, n = a.n, k = a.k;
   const bool one_block = m <= kMaxRows;
-  const int64_t panels = (n + kPanel - 1) / kPanel;
+  const int64_t panels = panels_of(n);
   const int64_t row_tasks = (m + kTaskRows - 1) / kTaskRows;
   const int64_t tasks_for_an_even_finish = (one_block ? 32 : 8) * num_threads();
   int64_t column_tasks = (tasks_for_an_even_finish + row_tasks - 1) / row_tasks;
@@ -171,7 +91,14 @@ void run(const GemmArguments& a, const Stream&) {
 // too, as a row's numbers are a panel's width apart in one, and each would be read with a line of
 // others.
 constexpr GemmKernels kTable[] = {
-    {Format::kFloat32, {}, /*packing_copies=*/false, packed_bytes, pack, run, /*bucket=*/nullptr},
+    {Format::kFloat32,
+     {},
+     /*packing_copies=*/false,
+     packed_bytes,
+     pack,
+     run,
+     /*bucket=*/nullptr,
+     pack_transposed},
 };
 
 }  // namespace

@@ -13,6 +13,13 @@ AttentionArguments attention_arguments(Check& check, const Tensor& out, const Te
                                        int64_t head_dim, int64_t excess, const Tensor* bias,
                                        const Tensor* log_sum_exp);
 
+// All of the arguments of an attention over packed k and v.
+AttentionArguments packed_arguments(Check& check, const Tensor& out, const Tensor& q,
+                                    const Tensor& k, const Tensor& v, const SequenceBatch& queries,
+                                    const SequenceBatch& keys, const AttentionSpec& spec,
+                                    const Tensor* bias, const Tensor* log_sum_exp,
+                                    const Stream& stream);
+
 // Error that names the target and what none of its kernels does.
 void expect_supported(const Check& check, const AttentionArguments& a, const Stream& stream);
 

@@ -4,6 +4,7 @@
 #include "core/check.h"
 #include "core/kernels.h"
 #include "core/runtime.h"
+#include "core/training_kernels.h"
 
 namespace fusewire::ops {
 
@@ -11,6 +12,15 @@ namespace fusewire::ops {
 template <class Launch>
 void dispatch(const Check& check, const Stream& stream, int64_t rows, Launch&& launch) {
   const Kernels& kernels = kernels_for(stream.device, check.dtype());
+  if (stream.recording || rows == 0) return;
+  const CurrentDevice current(stream.device);
+  launch(kernels);
+}
+
+// The same for an op of a backward pass.
+template <class Launch>
+void dispatch_training(const Check& check, const Stream& stream, int64_t rows, Launch&& launch) {
+  const TrainingKernels& kernels = training_kernels_for(stream.device, check.dtype());
   if (stream.recording || rows == 0) return;
   const CurrentDevice current(stream.device);
   launch(kernels);

@@ -7,40 +7,88 @@ namespace fusewire {
 
 constexpr uintptr_t kLine = 128;  // bytes: where kernels like rows to begin
 
-Linear::Linear(const Tensor& weight, const Tensor* bias, const Stream& stream) {
-  const bool on_host = weight.device.type == DeviceType::kCpu;
-  const Stream source = on_host ? Stream{} : stream;
-  Check check("Linear", source);
-  Dim out("out_features"), in("in_features");
-  check.floats("weight", weight, {&out, &in});
+namespace {
+
+Stream memory_of(const Tensor& weight, const Stream& stream) {
+  return weight.device.type == DeviceType::kCpu ? Stream{} : stream;
+}
+
+const GemmKernels& gemm_of(const Weight& weight, const Check& check, const Stream& stream) {
+  const GemmKernels* gemm =
+      kernels_for(stream.device, kFormats[static_cast<int>(weight.format)].element)
+          .gemm(weight.format);
+  check.require(gemm, "weight: got ", name_of(weight.format), ", for which ", stream.device.text(),
+                " has no kernels; convert it to another format");
+  check.require(!weight.transposed || gemm->pack_transposed,
+                "transposed: got a weight [in_features, out_features] on ", stream.device.text(),
+                ", wanted it on the cpu; transpose it");
+  return *gemm;
+}
+
+void check_weight(Check& check, const Tensor& weight, const Tensor* bias, bool transposed, Dim& out,
+                  Dim& in) {
+  check.floats("weight", weight, {transposed ? &in : &out, transposed ? &out : &in});
   check.contiguous("weight", weight);
   if (bias) check.floats("bias", *bias, {&out});
+}
+
+}  // namespace
+
+Linear::Linear(const Tensor& weight, const Tensor* bias, const Stream& stream, bool transposed) {
+  const Stream source = memory_of(weight, stream);
+  Check check("Linear", source);
+  Dim out("out_features"), in("in_features");
+  check_weight(check, weight, bias, transposed, out, in);
   weight_.format = format_of(weight.dtype);
   weight_.out_features = out.size;
   weight_.in_features = in.size;
+  weight_.transposed = transposed;
 
   const CurrentDevice current(stream.device);
-  const GemmKernels* gemm = kernels_for(stream.device, weight.dtype).gemm(weight_.format);
-  check.require(gemm, "weight: got ", name_of(weight_.format), ", for which ", stream.device.text(),
-                " has no kernels; convert it to another format");
+  const GemmKernels& gemm = gemm_of(weight_, check, stream);
   CachingAllocator& allocator = default_allocator(stream.device);
   const bool begins_a_line = reinterpret_cast<uintptr_t>(weight.data) % kLine == 0;
-  if (!on_host && weight.owner && begins_a_line && gemm->packing_copies) {
+  if (source.device.type != DeviceType::kCpu && weight.owner && begins_a_line &&
+      gemm.packing_copies) {
     weight_.data = std::shared_ptr<void>(weight.owner, weight.data);
   } else {
-    bytes_ = gemm->packed_bytes(out.size, in.size);
+    packed_ = true;
+    bytes_ = gemm.packed_bytes(out.size, in.size);
     weight_.data = allocator.allocate(bytes_, "weights", stream);
-    gemm->pack(weight_.data.get(), weight.data, out.size, in.size, stream);
   }
   if (bias) {
     bias_ = allocator.allocate(bias->bytes(), "weights", stream);
-    Runtime& device = runtime(stream.device.type);
-    if (on_host) {
-      device.copy_in(bias_.get(), bias->data, bias->bytes(), stream);
-    } else {
-      device.copy(bias_.get(), bias->data, bias->bytes(), stream);
-    }
     bytes_ += bias->bytes();
+  }
+  fill(weight, bias, stream);
+}
+
+void Linear::refresh(const Tensor& weight, const Tensor* bias, const Stream& stream) {
+  const Stream source = memory_of(weight, stream);
+  Check check("Linear.refresh", source);
+  Dim out("out_features", out_features()), in("in_features", in_features());
+  check_weight(check, weight, bias, weight_.transposed, out, in);
+  check.require(format_of(weight.dtype) == weight_.format, "weight: got ", name_of(weight.dtype),
+                ", wanted ", name_of(weight_.format));
+  check.require(packed_ || weight.data == weight_.data.get(),
+                "weight: got another tensor than the Linear shares, wanted that one; write to it");
+  check.require(!bias == !bias_, "bias: wanted one where the Linear was made with one, else none");
+  const CurrentDevice current(stream.device);
+  fill(weight, bias, stream);
+}
+
+void Linear::fill(const Tensor& weight, const Tensor* bias, const Stream& stream) {
+  const GemmKernels& gemm = *kernels_for(stream.device, weight.dtype).gemm(weight_.format);
+  if (packed_) {
+    const auto pack = weight_.transposed ? gemm.pack_transposed : gemm.pack;
+    pack(weight_.data.get(), weight.data, out_features(), in_features(), stream);
+  }
+  if (!bias) return;
+  Runtime& device = runtime(stream.device.type);
+  if (bias->device.type == DeviceType::kCpu) {
+    device.copy_in(bias_.get(), bias->data, bias->bytes(), stream);
+  } else {
+    device.copy(bias_.get(), bias->data, bias->bytes(), stream);
   }
 }
 

@@ -14,7 +14,13 @@ class Linear {
   // weight [out_features, in_features], bias [out_features] or null, both in the memory of the
   // stream's device or both in the host's. They are copied, but for a weight on the device that its
   // GEMM reads as it lies: that is shared (an embedding that is also a head).
-  Linear(const Tensor& weight, const Tensor* bias, const Stream& stream);
+  // `transposed`: the weight is stored as [in_features, out_features], on the CPU alone (GPT-2's
+  // Conv1D; and of a weight W[out, in] it is the product dy . W, the gradient of the input).
+  Linear(const Tensor& weight, const Tensor* bias, const Stream& stream, bool transposed = false);
+
+  // Takes other numbers of the same shapes in the place of those there were. Nothing may be using
+  // them meanwhile.
+  void refresh(const Tensor& weight, const Tensor* bias, const Stream& stream);
 
   int64_t in_features() const { return weight_.in_features; }
   int64_t out_features() const { return weight_.out_features; }
@@ -23,8 +29,11 @@ class Linear {
   const void* bias() const { return bias_.get(); }
 
  private:
+  void fill(const Tensor& weight, const Tensor* bias, const Stream& stream);
+
   Weight weight_;
   std::shared_ptr<void> bias_;
+  bool packed_ = false;  // else the memory is that of the tensor it was made with
   size_t bytes_ = 0;
 };
 

@@ -118,12 +118,17 @@ void register_ops(py::module_& m) {
       m, "Linear",
       "weight[out_features, in_features] packed for the target, with its bias; both come from "
       "the stream's device or both from the host. nbytes: of what it holds by itself, which a "
-      "weight on a GPU is not.")
-      .def(py::init([](const Tensor& weight, const Tensor* bias, const Stream& stream) {
-             return std::make_shared<Linear>(weight, bias, stream);
-           }),
+      "weight on a GPU is not. transposed: the weight is [in_features, out_features], on the CPU.")
+      .def(py::init(
+               [](const Tensor& weight, const Tensor* bias, const Stream& stream, bool transposed) {
+                 return std::make_shared<Linear>(weight, bias, stream, transposed);
+               }),
            py::arg("weight"), py::arg("bias") = py::none(),
-           py::arg_v("stream", Stream{}, "Stream()"))
+           py::arg_v("stream", Stream{}, "Stream()"), py::arg("transposed") = false)
+      .def("refresh", &Linear::refresh, py::arg("weight"), py::arg("bias") = py::none(),
+           py::arg_v("stream", Stream{}, "Stream()"),
+           "Packs other numbers of the same shapes in the place of those there were.",
+           py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("in_features", &Linear::in_features)
       .def_property_readonly("out_features", &Linear::out_features)
       .def_property_readonly("nbytes", &Linear::bytes);

@@ -10,9 +10,13 @@ import torch
 from fusewire import kernels as k
 
 from tests.ops.case import Arrays, Case, Operands, Tensors, normal
+from tests.ops.philox import dropout_factors
 
 BIAS_SPAN = 60
 """Of a bias: distances of this many tokens or more share one."""
+
+DROPOUT = {"dropout_seed": -7 * 2**40 + 5, "dropout_offset": 9 * 2**32 + 3}
+"""With numbers in all four words of 32 bits."""
 
 
 class Attention(NamedTuple):
@@ -25,6 +29,7 @@ class Attention(NamedTuple):
     right: int = k.UNLIMITED
     soft_cap: float = 0.0
     biased: bool = False
+    dropout: float = 0.0
 
     @property
     def keys(self) -> tuple[int, ...]:
@@ -96,7 +101,7 @@ def make_attention(rng: np.random.Generator, shape: Attention) -> Arrays:
     return {**arrays, "kv": normal(rng, sum(shape.keys), 2 * shape.kv_width) * 2}
 
 
-def spec_of(shape: Any) -> k.AttentionSpec:
+def spec_of(shape: Any, **dropout: Any) -> k.AttentionSpec:
     """Of a shape that says heads, dim, left, right and soft_cap."""
     return k.AttentionSpec(
         heads=shape.heads,
@@ -104,6 +109,7 @@ def spec_of(shape: Any) -> k.AttentionSpec:
         left=shape.left,
         right=shape.right,
         soft_cap=shape.soft_cap,
+        **dropout,
     )
 
 
@@ -138,7 +144,7 @@ class Operation:
             self.v,
             self.queries,
             self.keys,
-            spec or spec_of(self.shape),
+            spec or spec_of(self.shape, **{"dropout": self.shape.dropout, **DROPOUT}),
             self.bias,
             log_sum_exp,
             stream or self.o.place.stream,
@@ -177,11 +183,25 @@ def sequences(t: Tensors, shape: Attention) -> list[tuple[torch.Tensor, ...]]:
     return found
 
 
+def kept_weights(shape: Attention, token: int, n: int, m: int) -> np.ndarray:
+    """[heads, n, m]: what weights of n queries, the first of which is `token`, are multiplied by
+    (csrc/core/dropout.h)."""
+    rows = np.arange(token * shape.heads, (token + n) * shape.heads)
+    seed, offset = DROPOUT.values()
+    factors = dropout_factors(rows, np.arange(m), shape.dropout, seed, offset)
+    return factors.reshape(n, shape.heads, m).transpose(1, 0, 2)
+
+
 def attend(t: Tensors, shape: Attention) -> torch.Tensor:
-    outs = []
+    outs, token = [], 0
     for q, key, value in sequences(t, shape):
         weights = masked_scores(q, key, shape, t.get("bias")).softmax(-1)
+        if shape.dropout:
+            weights = weights * torch.from_numpy(kept_weights(shape, token, *weights.shape[1:])).to(
+                weights
+            )
         outs.append((weights @ value).transpose(0, 1).flatten(1))
+        token += q.shape[1]
     return torch.cat(outs)
 
 

@@ -6,17 +6,26 @@ fails test_ops.py. Shapes include one, odd, long and empty ones. The reference r
 """
 
 from tests.ops import (
+    activation_gradients,
     activations,
     attention,
+    attention_backward,
     beams,
     cached_attention,
+    criterion,
+    dropout,
     gemm,
+    linear_gradients,
+    norm_gradients,
     norms,
+    optimizer,
     paged,
     patches,
+    pool_gradients,
     rotary,
     rows,
     sampling,
+    table_gradients,
 )
 from tests.ops.case import Case
 
@@ -32,4 +41,13 @@ CASES: dict[str, Case] = {
     **patches.CASES,
     **sampling.CASES,
     **beams.CASES,
+    **linear_gradients.CASES,
+    **activation_gradients.CASES,
+    **criterion.CASES,
+    **dropout.CASES,
+    **norm_gradients.CASES,
+    **pool_gradients.CASES,
+    **table_gradients.CASES,
+    **attention_backward.CASES,
+    **optimizer.CASES,
 }

@@ -1,7 +1,8 @@
 """Wrong kernels, made from the right ones: each of them fails its op's test (test_mutations.py).
 
 A row is `WRONG[op][what is wrong] = (shape, change)`: the change makes another `ours` of a case's,
-by changing its output, or the inputs that it takes. An op without a row fails test_mutations.py.
+by changing its output, or the inputs that it takes. An op without a row here, or in
+training_mutations.py, fails test_mutations.py.
 """
 
 from __future__ import annotations

@@ -27,6 +27,8 @@ from tests.ops.check import longest
 from tests.ops.paged import PAGED, Cache, Paged, decoding, make_paged, prompts
 from tests.places import CPU_TARGETS, GPU, TORCH_DTYPES, on_gpu, rounded
 
+DROPPED = k.AttentionSpec(heads=1, scale=1.0, dropout=0.1, dropout_seed=7)
+
 
 def inputs(made: Arrays, place: Placement) -> Arrays:
     return {n: a if n == "bias" else rounded(a, place.dtype) for n, a in made.items()}
@@ -145,19 +147,6 @@ def test_queries_keys_and_values_may_lie_in_matrices_of_their_own(dim: int, plac
     expect_equal(o.read(out), lambda t: attend(t, shape), arrays, place)
 
 
-def test_what_no_kernel_of_a_target_does_is_refused_by_name(place: Placement):
-    shape = Attention((3,), 2, 16)
-    o = Operands(place, "dense")
-    work = Operation(o, inputs(make_attention(np.random.default_rng(6), shape), place), shape)
-    out = o.room(3, 32)
-    target = "cuda" if on_gpu(place) else k.cpu_target()
-    spec = k.AttentionSpec(heads=2, scale=1.0, dropout=0.1, dropout_seed=7)
-    with pytest.raises(
-        k.Error, match=f"attention: got dropout, which no kernel of target {target}"
-    ):
-        work(out, spec=spec)
-
-
 @pytest.mark.parametrize("place", GPU, indirect=True)
 def test_what_no_gpu_kernel_does_is_refused_by_name(place: Placement):
     o = Operands(place, "dense")
@@ -165,11 +154,27 @@ def test_what_no_gpu_kernel_does_is_refused_by_name(place: Placement):
     spec, batch = k.AttentionSpec(heads=1, scale=1.0), o.sequences((2,))
     with pytest.raises(k.Error, match="got a head_dim of more than 256, which no kernel of target"):
         k.attention(wide, wide, wide, wide, batch, batch, spec, None, None, place.stream)
+    narrow = wide.columns(0, 128)
+    with pytest.raises(k.Error, match="got dropout, which no kernel of target cuda does"):
+        k.attention(narrow, narrow, narrow, narrow, batch, batch, DROPPED, None, None, place.stream)
     shape = decoding(5)
     cache = Cache(o, inputs(make_paged(np.random.default_rng(0), shape), place), shape)
     qkv, sums = place.empty(1, shape.width), place.exact(np.zeros((2, 1)), np.float32)
     with pytest.raises(k.Error, match="got log_sum_exp over pages, which no kernel of target cuda"):
         cache.attend(place.empty(1, 128), qkv, sums)
+
+
+@pytest.mark.parametrize("place", CPU_TARGETS, indirect=True)
+def test_what_no_cpu_kernel_does_is_refused_by_name(place: Placement):
+    o, shape = Operands(place, "dense"), decoding(5, heads=1, kv_heads=1)
+    cache = Cache(o, inputs(make_paged(np.random.default_rng(0), shape), place), shape)
+    out, qkv = place.empty(1, shape.dim), place.empty(1, shape.width)
+    q = qkv.columns(0, shape.dim)
+    message = f"got dropout over pages, which no kernel of target {k.cpu_target()} does"
+    with pytest.raises(k.Error, match=message):
+        k.paged_attention(
+            out, q, cache.keys, cache.values, cache.batch, DROPPED, None, None, place.stream
+        )
 
 
 def dense(*shape: int) -> k.Tensor:

@@ -11,11 +11,12 @@ import pytest
 from fusewire import kernels as k
 from fusewire.placement import Placement
 
+from tests.ops import mutations, training_mutations
 from tests.ops.cases import CASES
 from tests.ops.check import check
-from tests.ops.mutations import WRONG
 
 CPU = Placement("cpu")
+WRONG = mutations.WRONG | training_mutations.WRONG
 EVERY = [(op, what) for op, wrong in WRONG.items() for what in wrong]
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from transformers.generation import logits_process as hf
 
 from tests.ops.case import Operands
+from tests.ops.philox import halves, philox
 from tests.ops.sampling import draw
 from tests.places import CPU, CPU_TARGETS, rounded
 
@@ -154,23 +155,10 @@ def test_a_real_vocabulary_is_cut_at_the_same_place(vocab, top_k, share, place: 
     assert border in logits[tokens]
 
 
-def philox(seed: int, step: int) -> tuple[int, ...]:
-    """Philox4x32-10 as its paper states it; the counter's upper half is zero."""
-    words, key = [step & 0xFFFFFFFF, step >> 32, 0, 0], [seed & 0xFFFFFFFF, seed >> 32]
-    for _ in range(10):
-        a, b = 0xD2511F53 * words[0], 0xCD9E8D57 * words[2]
-        words = [
-            b >> 32 ^ words[1] ^ key[0],
-            b & 0xFFFFFFFF,
-            a >> 32 ^ words[3] ^ key[1],
-            a & 0xFFFFFFFF,
-        ]
-        key = [(key[0] + 0x9E3779B9) & 0xFFFFFFFF, (key[1] + 0xBB67AE85) & 0xFFFFFFFF]
-    return tuple(words)
-
-
 def test_the_reference_of_philox_gives_the_published_words():
-    assert philox(0, 0) == (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)
+    assert philox(0, (0, 0, 0, 0)) == (0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8)
+    key, counter = 0x299F31D0A4093822, (0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344)
+    assert philox(key, counter) == (0xD16CFE09, 0x94FDCCEB, 0x5001E420, 0x24126EA1)
 
 
 @pytest.mark.parametrize("place", CPU_TARGETS, indirect=True)
@@ -182,9 +170,9 @@ def test_the_random_number_is_philox_of_seed_and_step(place: Placement):
     got = draw(
         Operands(place, "dense"), np.zeros((rows, vocab), np.float32), seeds=seeds, steps=steps
     )
-    words = [philox(int(s) % 2**64, int(n)) for s, n in zip(seeds, steps, strict=True)]
-    uniform = [((second << 32 | first) >> 11) / 2**53 for first, second, *_ in words]
-    np.testing.assert_array_equal(got, (np.array(uniform) * vocab).astype(int))
+    first, second, *_ = philox(seeds, (*halves(steps), 0, 0))
+    uniform = ((second << np.uint64(32) | first) >> np.uint64(11)) / 2**53
+    np.testing.assert_array_equal(got, (uniform * vocab).astype(int))
 
 
 def test_a_draw_does_not_depend_on_the_rest_of_the_batch(place: Placement):

@@ -1,0 +1,63 @@
+// The kernels of backward passes and optimizers: a second table of a target, which one that serves
+// and does not train has none of.
+#pragma once
+
+#include <cstdint>
+
+#include "core/activation.h"
+#include "core/adam.h"
+#include "core/attention_backward.h"
+#include "core/device.h"
+#include "core/dropout.h"
+#include "core/dtype.h"
+#include "core/pooling.h"
+#include "core/sequence_batch.h"
+#include "core/stream.h"
+
+namespace fusewire {
+
+// dw[out_features, in_features] = dy[rows, out_features]^T . x[rows, in_features]
+struct WeightGradientArguments {
+  float* dw;
+  int64_t dw_stride;
+  const void* dy;
+  int64_t dy_stride;
+  const void* x;
+  int64_t x_stride;
+  int64_t rows, out_features, in_features;
+  bool accumulate;
+};
+
+// Of y = norm(x) * weight [+ bias], by rows: dx = gradient + dresidual, which may be null. dx may
+// be dy or dresidual. dbias may be null.
+struct NormBackwardArguments {
+  void* dx;
+  float *dweight, *dbias;
+  const void *dy, *x, *weight, *dresidual;
+  int64_t dx_stride, dy_stride, x_stride, dresidual_stride, rows, cols;
+  float eps;
+  bool accumulate;
+};
+
+// A row of logits and its label (ops.def, cross_entropy); scale may be null.
+struct CrossEntropyArguments {
+  float* losses;
+  void* logits;
+  int64_t stride;
+  const int64_t* labels;
+  int64_t rows, cols, ignore_index;
+  float smoothing;
+  const float* scale;
+  bool gradient;
+};
+
+struct TrainingKernels {
+#define KERNEL(result, name, arguments) result(*name) arguments;
+#include "core/training_kernels.inc"
+#undef KERNEL
+};
+
+// Throws Error when the target in force has none for the element type.
+const TrainingKernels& training_kernels_for(Device device, DType dtype);
+
+}  // namespace fusewire

@@ -1,0 +1,83 @@
+// Adam on flat parameters: one pass over memory, which is what it takes.
+#include "core/adam.h"
+
+#include <cmath>
+
+#include "core/kernels.h"
+#include "core/threads.h"
+#include "cpu/columns.h"
+
+namespace fusewire::FUSEWIRE_TARGET {
+namespace {
+
+constexpr int64_t kGrain = 1 << 14;  // elements of a task
+
+// What every element of a segment is computed with, by torch.optim.Adam's order of operations.
+struct Step {
+  float beta1_rest, beta2, beta2_rest;  // rest: 1 - beta
+  float step_size, correction, eps;     // correction: 1 / sqrt(1 - beta2^step)
+  float shrink, decay;                  // of the parameter; of the gradient
+  float gradient_scale;
+};
+
+Step step_of(const AdamArguments& a, int64_t segment) {
+  const double rate = a.rates[segment], decay = a.decays[segment];
+  const double first = 1.0 - std::pow(a.beta1, static_cast<double>(a.step));
+  const double second = 1.0 - std::pow(a.beta2, static_cast<double>(a.step));
+  return {static_cast<float>(1.0 - a.beta1),
+          static_cast<float>(a.beta2),
+          static_cast<float>(1.0 - a.beta2),
+          static_cast<float>(rate / first),
+          static_cast<float>(1.0 / std::sqrt(second)),
+          static_cast<float>(a.eps),
+          a.decoupled ? static_cast<float>(1.0 - rate * decay) : 1.0f,
+          a.decoupled ? 0.0f : static_cast<float>(decay),
+          a.gradient_scale};
+}
+
+FUSEWIRE_INLINE Vec square_root(Vec x) {
+  Vec root;
+  for (int i = 0; i < kLanes; ++i) root[i] = __builtin_sqrtf(x[i]);
+  return root;
+}
+
+void update(const AdamArguments& a, const Step& s, int64_t begin, int64_t end) {
+  float *parameters = a.parameters + begin, *averages = a.exp_avg + begin;
+  float* squares = a.exp_avg_sq + begin;
+  const float* gradients = a.gradients + begin;
+  for_columns(end - begin, [&](int64_t c, int64_t count) {
+    const Vec before = read(parameters + c, count), parameter = before * s.shrink;
+    const Vec gradient = read(gradients + c, count) * s.gradient_scale + before * s.decay;
+    const Vec old = read(averages + c, count);
+    const Vec average = old + (gradient - old) * s.beta1_rest;
+    const Vec square = read(squares + c, count) * s.beta2 + gradient * gradient * s.beta2_rest;
+    const Vec deviation = square_root(square) * s.correction + s.eps;
+    write(averages + c, average, count);
+    write(squares + c, square, count);
+    write(parameters + c, parameter - average * s.step_size / deviation, count);
+  });
+}
+
+// The last segment that begins at `element` or before it.
+int64_t segment_at(const AdamArguments& a, int64_t element) {
+  int64_t first = 0, beyond = a.segment_count;
+  while (beyond - first > 1) {
+    const int64_t middle = (first + beyond) / 2;
+    (a.segments[middle] <= element ? first : beyond) = middle;
+  }
+  return first;
+}
+
+}  // namespace
+
+void adam(const AdamArguments& a, const Stream&) {
+  parallel_for(a.segments[a.segment_count], kGrain, [&](int64_t begin, int64_t end, int) {
+    for (int64_t segment = segment_at(a, begin); begin < end; ++segment) {
+      const int64_t border = a.segments[segment + 1], stop = border < end ? border : end;
+      if (stop > begin) update(a, step_of(a, segment), begin, stop);
+      begin = stop;
+    }
+  });
+}
+
+}  // namespace fusewire::FUSEWIRE_TARGET

@@ -1,0 +1,56 @@
+#include "core/adam.h"
+#include "ops/dispatch.h"
+#include "ops/ops.h"
+
+namespace fusewire::ops {
+
+void gradient_norm(const Tensor& out, const Tensor& gradients, const Stream& stream) {
+  Check check("gradient_norm", stream);
+  Dim two("sum and count", 2), count("n");
+  check.floats("gradients", gradients, {&count});
+  check.is("out", out, DType::kFloat32, {&two});
+  dispatch_training(check, stream, 1, [&](const TrainingKernels& kernels) {
+    kernels.gradient_norm(out.as<float>(), gradients.as<float>(), count.size, stream);
+  });
+}
+
+void adam(const Tensor& parameters, const Tensor& gradients, const Tensor& exp_avg,
+          const Tensor& exp_avg_sq, const Tensor& segments, const Tensor& rates,
+          const Tensor& decays, double beta1, double beta2, double eps, int64_t step,
+          float gradient_scale, bool decoupled, const Stream& stream) {
+  Check check("adam", stream);
+  Dim count("n"), borders("segments + 1"), segment_count("segments");
+  check.floats("parameters", parameters, {&count});
+  check.floats("gradients", gradients, {&count});
+  check.floats("exp_avg", exp_avg, {&count});
+  check.floats("exp_avg_sq", exp_avg_sq, {&count});
+  check.is("segments", segments, DType::kInt64, {&borders});
+  check.is("rates", rates, DType::kFloat32, {&segment_count});
+  check.is("decays", decays, DType::kFloat32, {&segment_count});
+  check.require(segment_count.size >= 1 && borders.size == segment_count.size + 1,
+                "segments: got int64[", borders.size, "], wanted int64[", segment_count.size + 1,
+                "], a border more than there are rates");
+  const auto fraction = [&](const char* name, double value) {
+    check.require(value >= 0 && value < 1, name, ": got ", value,
+                  ", wanted 0 or more, and less than 1");
+  };
+  fraction("beta1", beta1);
+  fraction("beta2", beta2);
+  check.require(eps >= 0, "eps: got ", eps, ", wanted 0 or more");
+  check.require(step >= 1, "step: got ", step, ", wanted 1 for the first one, or more");
+  dispatch_training(check, stream, count.size, [&](const TrainingKernels& kernels) {
+    const int64_t* at = segments.as<int64_t>();
+    for (int64_t i = 0; i < segment_count.size; ++i) {
+      check.require(at[i] <= at[i + 1], "segments[", i + 1, "]: got ", at[i + 1],
+                    ", wanted at least segments[", i, "], ", at[i]);
+    }
+    check.require(at[0] == 0 && at[segment_count.size] == count.size, "segments: got ", at[0],
+                  " to ", at[segment_count.size], ", wanted 0 to ", count.size);
+    kernels.adam({parameters.as<float>(), exp_avg.as<float>(), exp_avg_sq.as<float>(),
+                  gradients.as<float>(), at, rates.as<float>(), decays.as<float>(),
+                  segment_count.size, beta1, beta2, eps, step, gradient_scale, decoupled},
+                 stream);
+  });
+}
+
+}  // namespace fusewire::ops

@@ -1,0 +1,105 @@
+"""gradient_norm and adam."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from fusewire import kernels as k
+
+from tests.ops.case import Arrays, Case, Operands, Tensors, normal
+
+
+class Step(NamedTuple):
+    lengths: tuple[int, ...]  # of the segments
+    step: int = 1
+    decoupled: bool = True
+    beta1: float = 0.9
+    beta2: float = 0.999
+    eps: float = 1e-8
+    gradient_scale: float = 1.0
+
+
+STEPS = [
+    Step((1,)),
+    Step((0, 7, 0, 33, 1, 0)),
+    Step((20000, 5, 16384, 40001), step=3),
+    Step((20000, 5, 16384, 40001), step=3, decoupled=False, gradient_scale=0.125),
+    Step((100, 200), step=100_000, beta1=0.0, beta2=0.98, eps=1e-3),
+]
+NORMS = [0, 1, 7, 33, 16384, 16385, 100_003]
+
+
+def make_norm(rng: np.random.Generator, count: int) -> Arrays:
+    return {"gradients": normal(rng, count) / 10}
+
+
+def norm(o: Operands, a: Arrays, count: int) -> np.ndarray:
+    out = o.fp32(np.full(2, np.nan, np.float32))
+    k.gradient_norm(out, o.fp32(a["gradients"]), o.place.stream)
+    return o.place.numpy(out).copy()
+
+
+def norm_of(t: Tensors, count: int) -> torch.Tensor:
+    gradients = t["gradients"]
+    return torch.stack([(gradients**2).sum(), (~gradients.isfinite()).sum().to(gradients)])
+
+
+def make_step(rng: np.random.Generator, step: Step) -> Arrays:
+    count, segments = sum(step.lengths), len(step.lengths)
+    return {
+        **{name: normal(rng, count) for name in ("parameters", "gradients", "exp_avg")},
+        "exp_avg_sq": normal(rng, count) ** 2,
+        "rates": rng.uniform(0.01, 0.1, segments).astype(np.float32),
+        "decays": rng.uniform(0.0, 0.5, segments).astype(np.float32),
+    }
+
+
+def stepped(o: Operands, a: Arrays, step: Step) -> np.ndarray:
+    """[3, n]: parameters, exp_avg and exp_avg_sq."""
+    gradients = o.fp32(a["gradients"])
+    parameters, *state = (o.fp32(a[n].copy()) for n in ("parameters", "exp_avg", "exp_avg_sq"))
+    segments = o.int64(np.cumsum([0, *step.lengths]))
+    rates, decays = o.fp32(a["rates"]), o.fp32(a["decays"])
+    k.adam(
+        parameters, gradients, *state, segments, rates, decays, *step[3:6], step.step,
+        step.gradient_scale, step.decoupled, o.place.stream,
+    )  # fmt: skip
+    return np.stack([o.place.numpy(each).copy() for each in (parameters, *state)])
+
+
+def torch_step(t: Tensors, step: Step) -> torch.Tensor:
+    """The step of torch's optimizer, each segment a group of its own."""
+    parameters, gradients, *state = (
+        torch.split(t[name], step.lengths)
+        for name in ("parameters", "gradients", "exp_avg", "exp_avg_sq")
+    )
+    leaves = [part.clone().requires_grad_() for part in parameters]
+    kind = torch.optim.AdamW if step.decoupled else torch.optim.Adam
+    optimizer = kind(
+        [
+            {"params": [leaf], "lr": float(rate), "weight_decay": float(decay)}
+            for leaf, rate, decay in zip(leaves, t["rates"], t["decays"], strict=True)
+        ],
+        betas=(step.beta1, step.beta2),
+        eps=step.eps,
+        foreach=False,
+    )
+    for leaf, gradient, average, square in zip(leaves, gradients, *state, strict=True):
+        leaf.grad = gradient * step.gradient_scale
+        optimizer.state[leaf] = {
+            "step": torch.tensor(step.step - 1.0),
+            "exp_avg": average.clone(),
+            "exp_avg_sq": square.clone(),
+        }
+    optimizer.step()
+    states = [optimizer.state[leaf] for leaf in leaves]
+    rows = [leaves, [s["exp_avg"] for s in states], [s["exp_avg_sq"] for s in states]]
+    return torch.stack([torch.cat(parts).detach() for parts in rows])
+
+
+CASES = {
+    "gradient_norm": Case(NORMS, make_norm, norm, norm_of, training=True),
+    "adam": Case(STEPS, make_step, stepped, torch_step, fp32=("rates", "decays"), training=True),
+}

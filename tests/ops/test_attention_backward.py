@@ -1,0 +1,93 @@
+"""What the backward pass of attention promises beyond its reference: the same bits at any time and
+on any number of threads, nothing from one sequence to another, and errors by name."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from fusewire import kernels as k
+from fusewire.placement import Placement
+
+from tests.ops.attention import CAUSAL, Attention
+from tests.ops.attention_backward import Backward, gradients, make_gradients
+from tests.ops.case import Operands
+from tests.places import CPU_TARGETS
+
+EVERY_TARGET = pytest.mark.parametrize("place", CPU_TARGETS, indirect=True)
+
+SHAPES = [
+    Attention((5, 300, 40, 1), 3, 64, biased=True, dropout=0.1),
+    Attention((200, 33), 4, 32, kv_heads=2, **CAUSAL),
+    Attention((700,), 4, 64, kv_heads=1, left=200, right=0),  # one head of k and v: few tasks
+    Attention((40, 3), 2, 20, key_lengths=(300, 7)),
+]
+
+
+@EVERY_TARGET
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_bits_do_not_depend_on_threads_or_on_the_run(shape: Attention, place: Placement):
+    arrays, before = make_gradients(np.random.default_rng(1), shape), k.num_threads()
+    o = Operands(place, "dense")
+    wanted = gradients(o, arrays, shape)
+    try:
+        for threads in (1, 2, 3, 7):
+            k.set_num_threads(threads)
+            work = Backward(o, arrays, shape)
+            first, again = work.results(), work.results()
+            for one, other in zip(first, again, strict=True):
+                np.testing.assert_array_equal(one, other)
+            np.testing.assert_array_equal(gradients(o, arrays, shape), wanted)
+    finally:
+        k.set_num_threads(before)
+
+
+@EVERY_TARGET
+def test_gradients_of_a_sequence_are_its_own(place: Placement):
+    """Alone it has the same ones, and one full of NaN leaves its neighbours as they were."""
+    shape = Attention((17, 140, 64, 1), 2, 64)
+    arrays = make_gradients(np.random.default_rng(2), shape)
+    o, rows = Operands(place, "dense"), np.s_[17:157]
+    whole = gradients(o, arrays, shape)
+    alone = {name: a[rows] if len(a) == len(whole) else a for name, a in arrays.items()}
+    np.testing.assert_array_equal(gradients(o, alone, Attention((140,), 2, 64)), whole[rows])
+    for name in ("q", "kv", "dout"):
+        broken = {**arrays, name: arrays[name].copy()}
+        broken[name][rows] = np.nan
+        got = gradients(o, broken, shape)
+        assert np.isnan(got[rows]).any()
+        np.testing.assert_array_equal(np.delete(got, rows, 0), np.delete(whole, rows, 0))
+
+
+@EVERY_TARGET
+def test_keys_that_no_query_sees_have_no_gradient(place: Placement):
+    shape = Attention((3,), 2, 32, key_lengths=(400,), left=9, right=0)
+    arrays = make_gradients(np.random.default_rng(3), shape)
+    _, dkv = Backward(Operands(place, "dense"), arrays, shape).results()
+    assert (dkv[: 400 - 3 - 9] == 0).all()
+    assert (dkv[400 - 3 - 9 :] != 0).any(1).all()
+
+
+def dense(*shape: int) -> k.Tensor:
+    return k.Tensor.from_numpy(np.zeros(shape, np.float32))
+
+
+def test_arguments_that_do_not_fit_one_another_are_refused():
+    batch = k.SequenceBatch(k.Tensor.from_numpy(np.array([0, 2, 6], np.int32)))
+    spec = k.AttentionSpec(heads=2, scale=1.0)
+    rows, sums = dense(6, 32), dense(2, 6)
+
+    def backward(dk=rows, dbias=None, dout=rows, bias=None, sums=sums):
+        k.attention_backward(
+            rows, dk, rows, dbias, dout, rows, rows, rows, rows, batch, batch, spec, bias, sums
+        )
+
+    backward()
+    for wrong, message in (
+        ({"dk": dense(6, 16)}, r"dk: got float32\[6, 16\] on cpu, wanted .*kv_heads .*=32"),
+        ({"dout": dense(5, 32)}, r"dout: got float32\[5, 32\] on cpu, wanted .*queries=6"),
+        ({"dbias": dense(2, 9)}, "dbias: got one without bias; give bias, or no dbias"),
+        ({"dbias": dense(2, 7), "bias": dense(2, 9)}, r"dbias: got float32\[2, 7\].* 2 L - 1=9"),
+        ({"sums": dense(6, 2)}, r"log_sum_exp: got float32\[6, 2\] on cpu, wanted .*heads=2"),
+    ):
+        with pytest.raises(k.Error, match=f"attention_backward: {message}"):
+            backward(**wrong)

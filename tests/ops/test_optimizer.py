@@ -1,0 +1,116 @@
+"""What adam and gradient_norm promise beyond their reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from fusewire import kernels as k
+from fusewire.placement import Placement
+
+from tests.ops.case import Operands, normal
+from tests.ops.optimizer import Step, make_step, norm, stepped
+from tests.places import CPU_TARGETS
+from tests.tolerance import allowed_error
+
+EVERY_TARGET = pytest.mark.parametrize("place", CPU_TARGETS, indirect=True)
+
+
+@EVERY_TARGET
+@pytest.mark.parametrize("decoupled", [True, False])
+def test_many_steps_follow_torch(decoupled: bool, place: Placement):
+    rng, count, steps = np.random.default_rng(0), 1000, 30
+    start, gradients = normal(rng, count), normal(rng, steps, count)
+    tensor = k.Tensor.from_numpy
+    ours, *state = (tensor(a) for a in (start.copy(), *np.zeros((2, count), np.float32)))
+    segments = tensor(np.array([0, 400, count]))
+    rates, decays = np.float32([1e-2, 1e-3]), np.float32([0.1, 0.0])
+
+    def of_torch(dtype: torch.dtype) -> np.ndarray:
+        parts = [torch.from_numpy(a.copy()).to(dtype) for a in (start[:400], start[400:])]
+        kind = torch.optim.AdamW if decoupled else torch.optim.Adam
+        optimizer = kind(
+            [
+                {"params": [part], "lr": float(rate), "weight_decay": float(decay)}
+                for part, rate, decay in zip(parts, rates, decays, strict=True)
+            ],
+            foreach=False,
+        )
+        for gradient in torch.from_numpy(gradients).to(dtype):
+            parts[0].grad, parts[1].grad = gradient[:400], gradient[400:]
+            optimizer.step()
+        return torch.cat(parts).double().numpy()
+
+    for step, gradient in enumerate(gradients, 1):
+        k.adam(
+            ours, tensor(gradient), *state, segments, tensor(rates), tensor(decays),
+            0.9, 0.999, 1e-8, step, 1.0, decoupled,
+        )  # fmt: skip
+    allowed = allowed_error(of_torch(torch.float64), of_torch(torch.float32), "float32", 1)
+    excess = allowed.excess(ours.numpy())
+    assert not excess, excess
+
+
+@EVERY_TARGET
+def test_bits_do_not_depend_on_threads(place: Placement):
+    o, before = Operands(place, "dense"), k.num_threads()
+    step = Step((70_000, 3, 50_000), step=7)
+    arrays = make_step(np.random.default_rng(1), step)
+    found = []
+    try:
+        for threads in (1, 2, 3, 7):
+            k.set_num_threads(threads)
+            found.append((stepped(o, arrays, step), norm(o, arrays, 0)))
+    finally:
+        k.set_num_threads(before)
+    for one in found[1:]:
+        for got, wanted in zip(one, found[0], strict=True):
+            np.testing.assert_array_equal(got, wanted)
+
+
+@EVERY_TARGET
+def test_numbers_that_are_not_finite_are_counted(place: Placement):
+    o, x = Operands(place, "dense"), normal(np.random.default_rng(2), 40_000)
+    x[[0, 17, 16384, 39_999]] = np.nan, np.inf, -np.inf, np.nan
+    assert norm(o, {"gradients": x}, 0)[1] == 4
+    finite, infinite = np.float32([3e38, 1.0]), np.float32([np.inf, 1.0])
+    for values, count in ((finite, 0), (infinite, 1)):
+        got = norm(o, {"gradients": values}, 0)
+        assert list(got) == [np.inf, count]  # the squares exceed fp32 where the numbers do not
+
+
+@EVERY_TARGET
+def test_a_norm_of_many_numbers_keeps_its_precision(place: Placement):
+    x = np.full(3_000_000, 0.1, np.float32)
+    squares = x.size * float(x[0]) ** 2
+    got = norm(Operands(place, "dense"), {"gradients": x}, 0)[0]
+    assert got == np.float32(squares)
+
+
+def test_arguments_that_make_no_sense_are_refused():
+    five, rates = np.zeros(5, np.float32), np.float32([1e-3, 1e-3])
+    tensor = k.Tensor.from_numpy
+
+    def adam(segments=(0, 2, 5), beta1=0.9, beta2=0.999, eps=1e-8, step=1, gradients=five):
+        k.adam(
+            tensor(five), tensor(gradients), tensor(five.copy()), tensor(five.copy()),
+            tensor(np.array(segments)), tensor(rates), tensor(rates), beta1, beta2, eps, step,
+            1.0, True,
+        )  # fmt: skip
+
+    adam()
+    for wrong, message in (
+        ({"segments": (0, 5)}, r"segments: got int64\[2\], wanted int64\[3\], a border more"),
+        ({"segments": (0, 4, 3)}, r"segments\[2\]: got 3, wanted at least segments\[1\], 4"),
+        ({"segments": (0, 2, 6)}, "segments: got 0 to 6, wanted 0 to 5"),
+        ({"segments": (1, 2, 5)}, "segments: got 1 to 5, wanted 0 to 5"),
+        ({"beta1": 1.0}, "beta1: got 1, wanted 0 or more, and less than 1"),
+        ({"beta2": -0.5}, "beta2: got -0.5, wanted 0 or more, and less than 1"),
+        ({"eps": -1.0}, "eps: got -1, wanted 0 or more"),
+        ({"step": 0}, "step: got 0, wanted 1 for the first one, or more"),
+        ({"gradients": five[:4]}, r"gradients: got float32\[4\] on cpu, wanted .*n=5"),
+    ):
+        with pytest.raises(k.Error, match=f"adam: {message}"):
+            adam(**wrong)
+    with pytest.raises(k.Error, match=r"gradient_norm: out: got float32\[5\] on cpu, wanted"):
+        k.gradient_norm(tensor(five.copy()), tensor(five))

@@ -1,0 +1,215 @@
+"""What holds of kernels of backward passes beside their references: bits, places, bad input."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from fusewire import kernels as k
+from fusewire.placement import Placement
+
+from tests.ops.activations import ACTIVATIONS
+from tests.ops.case import LAYOUTS, Operands, normal
+from tests.ops.cases import CASES
+from tests.ops.check import inputs
+from tests.places import CPU, CPU_TARGETS
+
+TRAINING = [name for name, case in CASES.items() if case.training]
+THREADS = (1, 2, 5)
+
+
+@pytest.fixture
+def threads():
+    usual = k.num_threads()
+    yield k.set_num_threads
+    k.set_num_threads(usual)
+
+
+@pytest.mark.parametrize("place", CPU_TARGETS, indirect=True)
+@pytest.mark.parametrize("name", TRAINING)
+def test_the_number_of_threads_changes_no_bit(name: str, place: Placement, threads: Callable):
+    case, o = CASES[name], Operands(place, "strided")
+    for shape in case.shapes:
+        results = []
+        for count in (*THREADS, THREADS[-1]):
+            threads(count)
+            results.append(case.ours(o, inputs(case, shape, "float32"), shape))
+        for result in results[1:]:
+            np.testing.assert_array_equal(result, results[0])
+
+
+# Each writes to `out`, which may be one of its inputs x and y [rows, cols].
+Call = Callable[[k.Tensor, k.Tensor, k.Tensor, Placement], None]
+
+
+def layer_norm(out: k.Tensor, dy: k.Tensor, dresidual: k.Tensor, place: Placement) -> None:
+    x = place.floats(normal(np.random.default_rng(5), *out.shape))
+    weight, dweight, dbias = (place.floats(np.ones(out.shape[1], np.float32)) for _ in range(3))
+    k.layer_norm_backward(out, dweight, dbias, dy, x, weight, dresidual, 1e-5, False, place.stream)
+
+
+def rms_norm(out: k.Tensor, dy: k.Tensor, dresidual: k.Tensor, place: Placement) -> None:
+    x = place.floats(normal(np.random.default_rng(5), *out.shape))
+    weight, dweight = (place.floats(np.ones(out.shape[1], np.float32)) for _ in range(2))
+    k.rms_norm_backward(out, dweight, dy, x, weight, dresidual, 1e-5, False, place.stream)
+
+
+IN_PLACE: dict[str, Call] = {
+    "layer_norm_backward": layer_norm,
+    "rms_norm_backward": rms_norm,
+    "activate_backward": lambda out, x, y, place: k.activate_backward(
+        out, x, y, "gelu_erf", place.stream
+    ),
+    "dropout_add": lambda out, x, y, place: k.dropout_add(out, x, y, 0.3, 1, 2, place.stream),
+}
+
+
+@pytest.mark.parametrize("place", CPU_TARGETS, indirect=True)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_a_gradient_may_take_the_place_of_an_input(name: str, layout: str, place: Placement):
+    o, call = Operands(place, layout), IN_PLACE[name]
+    for shape in [(1, 7), (5, 384), (130, 769)]:
+        rng = np.random.default_rng(3)
+        x, y = normal(rng, *shape), normal(rng, *shape)
+        apart = o.room(*shape)
+        call(apart, o.rows(x), o.rows(y), place)
+        for which in range(2):
+            given = [o.rows(x.copy()), o.rows(y.copy())]
+            call(given[which], *given, place)
+            np.testing.assert_array_equal(o.read(given[which]), o.read(apart))
+
+
+@pytest.mark.parametrize("place", CPU_TARGETS, indirect=True)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_gradient_of_a_gate_may_take_the_place_of_its_input(layout: str, place: Placement):
+    o, rng = Operands(place, layout), np.random.default_rng(3)
+    x, dy = normal(rng, 9, 2 * 77), normal(rng, 9, 77)
+    apart, together = o.room(*x.shape), o.rows(x.copy())
+    k.gate_backward(apart, o.rows(dy), o.rows(x), "silu", place.stream)
+    k.gate_backward(together, o.rows(dy), together, "silu", place.stream)
+    np.testing.assert_array_equal(o.read(together), o.read(apart))
+
+
+@pytest.mark.parametrize("place", CPU_TARGETS, indirect=True)
+@pytest.mark.parametrize("activation", [a for a in ACTIVATIONS if a not in ("none", "relu")])
+def test_a_derivative_keeps_nan_and_has_none_of_its_own(activation: str, place: Placement):
+    o = Operands(place, "dense")
+    x = np.float32([[np.nan, 1e30, -1e30, 500.0, -500.0, 40.0, -40.0, 0.0]])
+    got = o.result(k.activate_backward, x.shape, o.rows(np.ones_like(x)), o.rows(x), activation)
+    assert np.isnan(got[0, 0])
+    wanted = [0, 0] if activation == "tanh" else [1, 0]
+    np.testing.assert_array_equal(got[0, 1:7].round(6), wanted * 3)
+
+
+@pytest.mark.parametrize("place", CPU_TARGETS, indirect=True)
+def test_dropout_keeps_its_share_and_its_expectation(place: Placement):
+    o, ones = Operands(place, "dense"), np.ones((400, 1000), np.float32)
+    for probability in (0.1, 0.5):
+        kept = [
+            o.result(k.dropout_add, ones.shape, o.rows(ones), None, probability, seed, 0) != 0
+            for seed in (1, 2)
+        ]
+        spread = (probability * (1 - probability) / ones.size) ** 0.5
+        for mask in kept:
+            assert abs(mask.mean() - (1 - probability)) < 5 * spread + 2.0**-17
+            # Neighbours in a row and a column, and masks of two seeds, know nothing of each other.
+            for a, b in ((mask[:, 1:], mask[:, :-1]), (mask[1:], mask[:-1]), kept):
+                assert abs(np.corrcoef(a.ravel(), b.ravel())[0, 1]) < 5 * ones.size**-0.5
+
+
+@pytest.mark.parametrize("place", [CPU], indirect=True)
+def test_the_gradient_of_dropout_is_the_same_mask(place: Placement):
+    o, rng = Operands(place, "dense"), np.random.default_rng(4)
+    x, dy = normal(rng, 9, 100), normal(rng, 9, 100)
+    out, dx = (o.result(k.dropout_add, x.shape, o.rows(a), None, 0.4, 7, 9) for a in (x, dy))
+    np.testing.assert_array_equal(out == 0, dx == 0)
+
+
+@pytest.mark.parametrize("place", CPU_TARGETS, indirect=True)
+def test_the_gradient_of_rows_with_a_large_mean(place: Placement):
+    rng = np.random.default_rng(1)
+    x = (1e4 + normal(rng, 8, 768)).astype(np.float32)
+    dy, ones = normal(rng, 8, 768), np.ones(768, np.float32)
+    dx, dweight = place.empty(8, 768), place.floats(ones)
+    k.layer_norm_backward(
+        dx, dweight, None, place.floats(dy), place.floats(x), place.floats(ones), None, 1e-5, False
+    )
+    got = [place.numpy(dx), place.numpy(dweight)]
+
+    def gradients(dtype: torch.dtype) -> list[np.ndarray]:
+        wide, weight = torch.from_numpy(x).to(dtype).requires_grad_(), torch.ones(768, dtype=dtype)
+        weight.requires_grad_()
+        out = torch.nn.functional.layer_norm(wide, (768,), weight, None, 1e-5)
+        out.backward(torch.from_numpy(dy).to(dtype))
+        return [wide.grad.numpy(), weight.grad.numpy()]
+
+    for ours, truth, torchs in zip(
+        got, gradients(torch.float64), gradients(torch.float32), strict=True
+    ):
+        error, its_error = (np.abs(a - truth).max() for a in (ours, torchs))
+        assert error <= 2 * its_error + 1e-3 * np.abs(truth).max()
+
+
+def dense(*shape: int) -> k.Tensor:
+    return k.Tensor.from_numpy(np.zeros(shape, np.float32))
+
+
+def indices(*values: int) -> k.Tensor:
+    return k.Tensor.from_numpy(np.array(values, np.int64))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: k.cross_entropy(dense(2), dense(2, 5), indices(4, 5), -100, 0.0, None, True),
+            r"cross_entropy: labels\[1\]: got 5, wanted 0 to 4 or -100, which is ignored",
+        ),
+        (
+            lambda: k.cross_entropy(dense(1), dense(1, 5), indices(0), -100, 1.5, None, True),
+            "cross_entropy: smoothing: got 1.5, wanted 0 to 1",
+        ),
+        (
+            lambda: k.embed_backward(dense(3, 4), indices(0, -1), dense(2, 4), 1.0, False),
+            r"embed_backward: ids\[1\]: got -1, wanted 0 to 2",
+        ),
+        (
+            lambda: k.embed_backward(dense(3, 4), indices(0, 3), dense(2, 4), 1.0, False),
+            r"embed_backward: ids\[1\]: got 3, wanted 0 to 2",
+        ),
+        (
+            lambda: k.dropout_add(dense(1, 4), dense(1, 4), None, 1.0, 0, 0),
+            "dropout_add: probability: got 1, wanted at least 0 and less than 1",
+        ),
+        (
+            lambda: k.linear_backward_weight(dense(3, 4), dense(2, 3), dense(1, 4), False),
+            r"linear_backward_weight: x: got float32\[1, 4\] .* wanted float32\[rows=2, in\]",
+        ),
+    ],
+)
+def test_bad_input_is_refused_by_name(call, message: str):
+    with pytest.raises(k.Error, match=message):
+        call()
+
+
+def test_a_bad_label_leaves_the_logits_as_they_are():
+    logits = np.ones((2, 5), np.float32)
+    with pytest.raises(k.Error):
+        k.cross_entropy(dense(2), k.Tensor.from_numpy(logits), indices(0, 9), -100, 0.0, None, True)
+    assert (logits == 1).all()
+
+
+@pytest.mark.parametrize("place", CPU_TARGETS, indirect=True)
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_broken_row_of_logits_breaks_its_own_loss_and_gradient(bad: float, place: Placement):
+    rng = np.random.default_rng(8)
+    z = normal(rng, 3, 40)
+    z[1, 5] = bad
+    logits, losses = place.floats(z), place.floats(np.zeros(3, np.float32))
+    k.cross_entropy(losses, logits, indices(1, 2, 3), -100, 0.1, None, True)
+    for got in (place.numpy(losses)[:, None], place.numpy(logits)):
+        assert np.isnan(got[1]).any()
+        assert np.isfinite(got[[0, 2]]).all()
