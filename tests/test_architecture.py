@@ -18,7 +18,8 @@ MAY_INCLUDE = {
     "layers": {"core", "ops", "layers"},
     "cuda": {"core", "cuda"},
     "generation": {"core", "generation"},
-    "python": {"core", "generation", "ops", "layers", "python"},
+    "train": {"core", "ops", "layers", "train"},
+    "python": {"core", "generation", "ops", "layers", "train", "python"},
     "tritonserver": {"tritonserver"},
 }
 
@@ -201,6 +202,7 @@ MAY_IMPORT = {
         "text",
     },
     "text_workers": {"errors", "text", "worker_processes"},
+    "train": {"errors", "kernels", "models"},
     "agreement": set(),
     "image_parity": {"agreement", "models", "placement"},
     "parity": {"agreement", "errors", "hub", "image_parity", "models", "placement", "interop"},
@@ -279,8 +281,8 @@ ONLY_IN = {
     "_C": {"kernels"},
     "google_crc32c": {"weights.tensorflow"},
     "h5py": {"weights.tensorflow"},
-    "torch": {"image_parity", "interop", "parity", "torch_memory"},
-    "transformers": {"parity"},
+    "torch": {"image_parity", "interop", "parity", "torch_memory", "train"},
+    "transformers": {"parity", "train"},
     "huggingface_hub": {"hub", "hub_errors"},
     "PIL": {"images"},
     "fastapi": {"serving.openai"},

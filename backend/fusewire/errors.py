@@ -98,6 +98,13 @@ class ConfigurationError(FusewireError):
     """An operator's fault: an unknown, ill-typed or contradictory setting."""
 
 
+class Unsupported(FusewireError, NotImplementedError):
+    """What nobody has written yet: names what does it instead."""
+
+    def __init__(self, what: str, got: object, wanted: str, instead: str) -> None:
+        super().__init__(f"{what}: got {got}, wanted {wanted}; {instead}")
+
+
 class Status(NamedTuple):
     """How a kind is answered: `triton` is the name of TritonError's code, `grpc` the status that
     Triton makes of it, `http` the status of the OpenAI endpoint. Triton lets a backend in Python

@@ -42,6 +42,7 @@ PYBIND11_MODULE(_C, m) {
   fusewire::register_memory(m);
   fusewire::register_ops(m);
   fusewire::register_layers(m);
+  fusewire::register_training(m);
   fusewire::register_beams(m);
   fusewire::register_token_history(m);
   fusewire::register_runtime(m);

@@ -165,6 +165,11 @@ class Layer:
             tensor = torch.from_numpy(array).to(self.place.device)
             return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
+        return self.in_torch(there(x), there).double().cpu().numpy()
+
+    def in_torch(self, x: torch.Tensor, there: Callable) -> torch.Tensor:
+        """The layer's output; `there` makes a tensor of an array of numbers or weights."""
+
         def norm(h: torch.Tensor, name: str) -> torch.Tensor:
             if name not in self.norms:
                 return h
@@ -208,7 +213,7 @@ class Layer:
                 h = activation(h)
             return norm(linear(h, "output"), "output_post_norm")
 
-        h, pre_norm = there(x), self.o.get("pre_norm")
+        h, pre_norm = x, self.o.get("pre_norm")
         if self.o.get("parallel"):
             h = h + attention(h) + feed_forward(h)
         elif pre_norm:
@@ -217,7 +222,7 @@ class Layer:
         else:
             h = norm(h + attention(h), "attention_norm")
             h = norm(h + feed_forward(h), "output_norm")
-        return h.double().cpu().numpy()
+        return h
 
     def allowed_error(self, x: np.ndarray) -> Allowed:
         truth = self.reference(x, torch.float64)

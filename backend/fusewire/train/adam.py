@@ -1,0 +1,220 @@
+"""Adam and AdamW in two calls for all parameters of a model: the gradients' norm, the update."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from torch.autograd.graph import increment_version
+
+from fusewire import kernels
+from fusewire.errors import ConfigurationError
+from fusewire.train.runs import MOMENTS, Run, Update, runs
+
+# What torch's optimizers of this name can do and this one cannot, in their own words.
+_LACKS = ("amsgrad", "maximize", "differentiable")
+# torch's clip_grad_norm_ divides by the norm and this.
+_CLIP_EPS = 1e-6
+
+
+class Adam(torch.optim.Optimizer):
+    """torch.optim.AdamW, or torch.optim.Adam with `adamw=False`, with clip_grad_norm_ in it.
+
+        optimizer = fusewire.train.Adam(model.parameters(), lr=5e-5, max_grad_norm=1.0)
+
+    Parameters are fp32 on the CPU; those that follow each other in memory, as FlatParameters lays
+    them out, are updated by one call, others by one each. Groups have their own `lr` and
+    `weight_decay`, which schedulers may change. `max_grad_norm`: gradients are scaled to at most
+    this norm, all together (Pascanu et al. 2013); leave the host's own clipping off. The
+    gradients themselves are not changed.
+
+    A step whose gradients have NaN or Inf, or a norm beyond fp32, changes nothing and is counted in
+    `skipped_steps`. `gradient_norm` is the last step's, before clipping. A GradScaler hands its
+    scale to `step`, which divides by it. `state_dict` is that of torch's optimizers: checkpoints
+    load either way.
+
+    Adam: Kingma and Ba 2015, algorithm 1; AdamW: Loshchilov and Hutter 2019, algorithm 2. Raises
+    ConfigurationError for settings out of range and parameters that it cannot update.
+    """
+
+    # To GradScaler: `step` reads the attributes grad_scale and found_inf, which it sets.
+    _step_supports_amp_scaling = True
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        *,
+        adamw: bool = True,
+        max_grad_norm: float | None = None,
+    ) -> None:
+        if max_grad_norm is not None and not max_grad_norm > 0:
+            raise ConfigurationError(
+                f"max_grad_norm: got {max_grad_norm}, wanted a number above 0, or None"
+            )
+        self.max_grad_norm = max_grad_norm
+        self.skipped_steps = 0
+        self.gradient_norm = math.nan
+        self._forget_runs()
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "decoupled_weight_decay": adamw,
+            # For torch's optimizers, which load what this one saves.
+            "amsgrad": False,
+            "maximize": False,
+            "foreach": None,
+            "capturable": False,
+            "differentiable": False,
+            "fused": None,
+        }
+        super().__init__(params, defaults)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch's; checks the group."""
+        super().add_param_group(param_group)
+        _check(self.param_groups[-1])
+        self._forget_runs()
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """One step over all parameters that have a gradient; what `closure` returned."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        current = self._current_runs()
+        scale = getattr(self, "grad_scale", None)
+        unscale = 1.0 if scale is None else 1.0 / float(scale)
+        gradients = [run.gradients() for run in current]
+        square = sum(map(_square_norm, gradients))
+        found_inf = getattr(self, "found_inf", None)
+        if not math.isfinite(square) or (found_inf is not None and float(found_inf) > 0):
+            self.skipped_steps += 1
+            return loss
+        self.gradient_norm = math.sqrt(square) * unscale
+        if self.max_grad_norm is not None:
+            unscale *= min(1.0, self.max_grad_norm / (self.gradient_norm + _CLIP_EPS))
+        for run, gradient in zip(current, gradients, strict=True):
+            self._update(run, gradient, unscale)
+        return loss
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """As torch's, of this class or of torch's Adam and AdamW. The state is copied; whether
+        decay is decoupled stays as this optimizer was made."""
+        for group in state_dict["param_groups"]:
+            for name in _LACKS:
+                if group.get(name):
+                    raise ConfigurationError(
+                        f"{name}: got a checkpoint of an optimizer with it, wanted one without; go "
+                        "on with torch's optimizer"
+                    )
+        super().load_state_dict(state_dict)
+        for group in self.param_groups:
+            group["decoupled_weight_decay"] = self.defaults["decoupled_weight_decay"]
+        for state in self.state.values():
+            for name, value in state.items():
+                state[name] = torch.as_tensor(value, dtype=torch.float32).clone()
+
+    def __getstate__(self) -> dict[str, Any]:
+        kept = ("max_grad_norm", "skipped_steps", "gradient_norm")
+        return super().__getstate__() | {name: getattr(self, name) for name in kept}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._forget_runs()
+
+    def _forget_runs(self) -> None:
+        self._runs: list[Run] = []
+        self._seen: list[Any] = []
+
+    def _current_runs(self) -> list[Run]:
+        """Those of the last step, where nothing moved since."""
+        members = [
+            (p, group)
+            for group in self.param_groups
+            for p in group["params"]
+            if p.grad is not None and p.numel() > 0
+        ]
+        for p, _ in members:
+            _check_gradient(p)
+        seen: list[Any] = [
+            (p.data_ptr(), p.grad.data_ptr(), p.grad.is_contiguous()) for p, _ in members
+        ]
+        seen += [(*group["betas"], group["eps"]) for group in self.param_groups]
+        if seen != self._seen:
+            for p, _ in members:
+                if not self.state[p]:
+                    self.state[p]["step"] = torch.tensor(0.0)
+                    for name in MOMENTS:
+                        self.state[p][name] = torch.zeros_like(p)
+            self._runs = list(runs(members, self._update_of, self.state))
+            self._seen = seen
+        return self._runs
+
+    def _update_of(self, p: torch.Tensor, group: dict[str, Any]) -> Update:
+        beta1, beta2 = group["betas"]
+        decoupled = bool(group["decoupled_weight_decay"])
+        return beta1, beta2, group["eps"], decoupled, int(self.state[p]["step"])
+
+    def _update(self, run: Run, gradients: kernels.Tensor, gradient_scale: float) -> None:
+        beta1, beta2, eps, decoupled, steps = run.update
+        run.update = beta1, beta2, eps, decoupled, steps + 1
+        run.read_rates()
+        kernels.adam(
+            run.values,
+            gradients,
+            run.exp_avg,
+            run.exp_avg_sq,
+            run.segments,
+            run.rates,
+            run.decays,
+            beta1,
+            beta2,
+            eps,
+            steps + 1,
+            gradient_scale,
+            decoupled,
+        )
+        torch._foreach_add_([self.state[p]["step"] for p in run.parameters], 1.0)
+        for p in run.parameters:
+            increment_version(p)
+
+
+def _square_norm(gradients: kernels.Tensor) -> float:
+    """Not finite where a gradient is not."""
+    out = np.empty(2, np.float32)
+    kernels.gradient_norm(kernels.Tensor.from_numpy(out), gradients)
+    return float(out[0]) if out[1] == 0 else math.nan
+
+
+def _check(group: dict[str, Any]) -> None:
+    for name, least, below in (("lr", 0, math.inf), ("eps", 0, 1), ("weight_decay", 0, math.inf)):
+        if not least <= float(group[name]) < below:
+            raise ConfigurationError(f"{name}: got {group[name]}, wanted [{least}, {below})")
+    if not all(0 <= beta < 1 for beta in group["betas"]):
+        raise ConfigurationError(f"betas: got {group['betas']}, wanted two of [0, 1)")
+    for p in group["params"]:
+        if p.dtype != torch.float32 or p.device.type != "cpu" or not p.is_contiguous():
+            raise ConfigurationError(
+                f"params: got {str(p.dtype).removeprefix('torch.')} of shape {list(p.shape)} on "
+                f"{p.device}, strides {p.stride()}, wanted contiguous float32 on the CPU; update "
+                "it with torch's optimizer"
+            )
+
+
+def _check_gradient(p: torch.Tensor) -> None:
+    assert p.grad is not None
+    if p.grad.layout != torch.strided or p.grad.dtype != torch.float32:
+        raise ConfigurationError(
+            f"grad: got {p.grad.dtype} of layout {p.grad.layout} for a parameter of shape "
+            f"{list(p.shape)}, wanted dense float32; make the embedding without sparse=True"
+        )

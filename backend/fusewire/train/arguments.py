@@ -1,0 +1,31 @@
+"""What a call of a replaced model may ask for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fusewire.errors import Unsupported
+from fusewire.train.packed import FLATTENING
+
+# Of the loss, which heads compute.
+_NOT_OURS = ("num_items_in_batch",)
+
+
+def refuse(model: Any, **arguments: Any) -> None:
+    """Raises Unsupported that names an argument with a value other than None or False: nothing that
+    is asked for is left out silently."""
+    given = {
+        name: value
+        for name, value in arguments.items()
+        if name not in FLATTENING and name not in _NOT_OURS
+    }
+    for name in ("output_attentions", "output_hidden_states"):
+        given.setdefault(name, getattr(model.config, name, False))
+    for name, value in given.items():
+        if value is not None and value is not False:
+            raise Unsupported(
+                f"{type(model).__name__}.forward: {name}",
+                f"a {type(value).__name__}",
+                "none, as a model that fusewire.train.replace changed has it",
+                "call it on a model of transformers that was not replaced",
+            )

@@ -1,0 +1,84 @@
+"""The forward of decoders: transformers' embeddings, our layers and final norm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers.modeling_outputs import (
+    BaseModelOutputWithPast,
+    BaseModelOutputWithPastAndCrossAttentions,
+)
+from transformers.utils.generic import can_return_tuple
+
+from fusewire.errors import InvalidInput
+from fusewire.train.arguments import refuse
+from fusewire.train.packed import Packed, packed
+
+
+@can_return_tuple
+def gpt2(
+    self: Any,
+    input_ids: torch.Tensor | None = None,
+    past_key_values: Any = None,
+    attention_mask: torch.Tensor | None = None,
+    token_type_ids: torch.Tensor | None = None,
+    position_ids: torch.Tensor | None = None,
+    inputs_embeds: torch.Tensor | None = None,
+    use_cache: bool | None = None,
+    **kwargs: Any,
+) -> BaseModelOutputWithPastAndCrossAttentions:
+    """As GPT2Model: ids or embeddings [batch, length, ...] and a mask, or one row of several
+    sequences (`packed`). Keeps no keys and values, whatever `use_cache` says."""
+    refuse(self, past_key_values=past_key_values, **kwargs)
+    tokens, words, positions = _inputs(
+        self.wte, input_ids, inputs_embeds, attention_mask, position_ids, kwargs
+    )
+    x = words + self.wpe(positions)
+    if token_type_ids is not None:
+        x = x + self.wte(tokens.pack(token_type_ids))
+    hidden = self.fusewire(self.drop(x), tokens, None, self.h, training=self.training)
+    return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=tokens.unpack(hidden))
+
+
+@can_return_tuple
+def llama(
+    self: Any,
+    input_ids: torch.Tensor | None = None,
+    attention_mask: torch.Tensor | None = None,
+    position_ids: torch.Tensor | None = None,
+    past_key_values: Any = None,
+    inputs_embeds: torch.Tensor | None = None,
+    use_cache: bool | None = None,
+    **kwargs: Any,
+) -> BaseModelOutputWithPast:
+    """As LlamaModel: ids or embeddings [batch, length, ...] and a mask, or one row of several
+    sequences (`packed`). Keeps no keys and values, whatever `use_cache` says."""
+    refuse(self, past_key_values=past_key_values, **kwargs)
+    tokens, words, positions = _inputs(
+        self.embed_tokens, input_ids, inputs_embeds, attention_mask, position_ids, kwargs
+    )
+    angles = positions.to(torch.int32)
+    hidden = self.fusewire(words, tokens, angles, self.layers, training=self.training)
+    return BaseModelOutputWithPast(last_hidden_state=tokens.unpack(hidden))
+
+
+def _inputs(
+    words: torch.nn.Module,
+    input_ids: torch.Tensor | None,
+    inputs_embeds: torch.Tensor | None,
+    attention_mask: torch.Tensor | None,
+    position_ids: torch.Tensor | None,
+    flattening: dict[str, Any],
+) -> tuple[Packed, torch.Tensor, torch.Tensor]:
+    """The tokens, their embeddings [tokens, hidden] and their positions [tokens]."""
+    given = input_ids if inputs_embeds is None else inputs_embeds
+    if given is None or (input_ids is not None and inputs_embeds is not None):
+        raise InvalidInput(
+            "input_ids, inputs_embeds", "both or neither", "one of them", "leave one out"
+        )
+    tokens = packed((given.shape[0], given.shape[1]), attention_mask, position_ids, flattening)
+    if position_ids is None:
+        position_ids = torch.arange(given.shape[1])[None]
+    embedded = tokens.pack(given) if input_ids is None else words(tokens.pack(given))
+    return tokens, embedded, tokens.pack(position_ids)

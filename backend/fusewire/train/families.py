@@ -1,0 +1,110 @@
+"""Base models of transformers whose layers train here: a row each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from fusewire.models import blueprint_of
+from fusewire.models.blueprint import Stack
+from fusewire.models.config import Config
+from fusewire.models.image_parts import LayerNames, pre_norm_layers
+from fusewire.models.registry import image_encoder as image_row
+from fusewire.train import decoder, image_encoder, text_encoder
+from fusewire.train.parts import Dropouts
+
+
+def _image_stack(values: Mapping[str, Any]) -> Stack:
+    """Under the names of the module: those of checkpoints are older."""
+    config = Config(values)
+    stack = image_row(values).blueprint(config).stack
+    names = LayerNames(
+        qkv=("attention.q_proj", "attention.k_proj", "attention.v_proj"),
+        attention_output="attention.o_proj",
+        attention_norm="layernorm_before",
+        intermediate="mlp.fc1",
+        output="mlp.fc2",
+        output_norm="layernorm_after",
+    )
+    layers = pre_norm_layers(
+        config,
+        "layers",
+        names,
+        *config.width(),
+        config.size("intermediate_size", 3072),
+        config.number("layer_norm_eps", 1e-12),
+        qkv_bias=config.flag("qkv_bias", True),
+    )
+    return replace(stack, layers=layers)
+
+
+def _text_stack(task: str, values: Mapping[str, Any]) -> Stack:
+    return blueprint_of(values, task).stack
+
+
+@dataclass(frozen=True)
+class Family:
+    """`of`: config.json -> the stack, under the names that the base model's parameters have.
+    `forward`: takes the place of the base model's. The config's keys of probabilities, empty where
+    nothing is dropped: of attention weights, of what attention gives, of what the feed-forward's
+    activation makes and of what the feed-forward gives."""
+
+    of: Callable[[Mapping[str, Any]], Stack]
+    forward: Callable[..., Any]
+    attention: str
+    attention_output: str
+    activation: str
+    feed_forward_output: str
+
+    def stack(self, config: Any) -> Stack:
+        return self.of(config.to_dict())
+
+    def dropouts(self, config: Any) -> Dropouts:
+        keys = self.attention, self.attention_output, self.activation, self.feed_forward_output
+        return Dropouts(*(float(getattr(config, key)) if key else 0.0 for key in keys))
+
+
+_ENCODER, _DECODER = partial(_text_stack, "embed"), partial(_text_stack, "generate")
+_BERT = Family(
+    _ENCODER,
+    text_encoder.forward,
+    "attention_probs_dropout_prob",
+    "hidden_dropout_prob",
+    "",
+    "hidden_dropout_prob",
+)
+_DISTILBERT = Family(_ENCODER, text_encoder.forward, "attention_dropout", "", "", "dropout")
+_GPT2 = Family(_DECODER, decoder.gpt2, "attn_pdrop", "resid_pdrop", "", "resid_pdrop")
+_LLAMA = Family(_DECODER, decoder.llama, "attention_dropout", "", "", "")
+_VIT = replace(_BERT, of=_image_stack, forward=image_encoder.forward)
+
+# By the class of the base model.
+FAMILIES: dict[str, Family] = {
+    "BertModel": _BERT,
+    "RobertaModel": _BERT,
+    "XLMRobertaModel": _BERT,
+    "CamembertModel": _BERT,
+    "ElectraModel": _BERT,
+    "DistilBertModel": _DISTILBERT,
+    "GPT2Model": _GPT2,
+    "LlamaModel": _LLAMA,
+    "MistralModel": _LLAMA,
+    "Qwen2Model": _LLAMA,
+    "Qwen3Model": _LLAMA,
+    "ViTModel": _VIT,
+    "DeiTModel": _VIT,
+}
+
+
+class Forward:
+    """In the place of a base model's forward: unlike a bound method, it is copied and pickled with
+    its module."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self._family = type(module).__name__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return FAMILIES[self._family].forward(self._module, *args, **kwargs)

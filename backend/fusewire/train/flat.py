@@ -1,0 +1,214 @@
+"""A module's parameters in one buffer, their gradients in another.
+
+Kernels take a layer's weights as slices of `values` and write their gradients to the same slices of
+`gradients`; an optimizer updates everything in one call. For torch nothing changes: parameters keep
+their names and shapes, and are views.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.autograd.graph import increment_version
+from torch.nn import Module, Parameter
+
+from fusewire.errors import ConfigurationError
+from fusewire.train.slot import NO_PASS, Slot, check_kind
+
+# Parameters of whole cache lines (16 fp32 numbers) begin on a border of one: others come last.
+_CACHE_LINE = 16
+
+
+class GradientPlace(NamedTuple):
+    """Where a backward writes the gradients of some parameters, and what it returns to torch."""
+
+    buffer: torch.Tensor  # fp32, laid out as FlatParameters.values
+    accumulate: bool  # kernels add to the slices of `buffer` instead of writing them
+    returned: list[torch.Tensor | None]  # one for each parameter
+
+
+class FlatParameters:
+    """All parameters of a module, fp32 on the CPU, as views of one buffer.
+
+        flat = FlatParameters(model, groups=[[query.weight, key.weight, value.weight]])
+        flat.relink()                 # at the start of each forward
+        flat.values, flat.gradients   # fp32 [elements]
+
+    `groups`: parameters that follow each other in this order without a gap, so that kernels take
+    them as one matrix. The others follow in the module's order, those whose size is no multiple of
+    16 last. A parameter that several modules share has one slice.
+
+    A deep copy of the module, or one that was pickled, gets buffers of its own on first use. (Save
+    with torch.save: plain pickle writes the whole buffer once for each parameter.)
+    Parameters that the module gets later are not in the buffers. Raises ConfigurationError for
+    parameters that are not fp32 on the CPU, and for groups that overlap or are not the module's.
+    """
+
+    def __init__(self, module: Module, groups: Sequence[Sequence[Parameter]] = ()) -> None:
+        self._module = weakref.ref(module)
+        names = {id(p): name for name, p in module.named_parameters()}
+        grouped = [p for group in groups for p in group]
+        for p in grouped:
+            if id(p) not in names or sum(p is other for other in grouped) > 1:
+                raise ConfigurationError(
+                    f"groups: got {names.get(id(p), 'a parameter of another module')} "
+                    f"{sum(p is other for other in grouped)} times, wanted each parameter of "
+                    f"{type(module).__name__} once at most; pass its own"
+                )
+        self._groups = [[names[id(p)] for p in group] for group in groups]
+        self._lay_out()
+
+    @property
+    def module(self) -> Module:
+        module = self._module()
+        if module is None:
+            raise ConfigurationError("FlatParameters: the module is gone; keep a reference to it")
+        return module
+
+    @property
+    def values(self) -> torch.Tensor:
+        """fp32 [elements]"""
+        return self._buffers()[0]
+
+    @property
+    def gradients(self) -> torch.Tensor:
+        """fp32 [elements]; only slices whose `.grad` is a view of them mean anything."""
+        return self._buffers()[1]
+
+    @property
+    def names(self) -> list[str]:
+        """The parameters' names (a tied one's first), in the order of the buffers."""
+        self._buffers()
+        return [slot.names[0] for slot in self._slots]
+
+    def offset(self, name: str) -> int:
+        """Where a parameter begins in the buffers, in elements."""
+        return self._slot(name).begin
+
+    def parameter(self, name: str) -> Parameter:
+        """The parameter that has this name now."""
+        return self._slot(name).parameter
+
+    def gradient(self, name: str) -> torch.Tensor:
+        """A parameter's slice of `gradients`, a new view each time."""
+        return self._slot(name).view(self.gradients)
+
+    def relink(self) -> None:
+        """Moves parameters back that left the buffer, with their values.
+
+        `.to`, `load_state_dict(assign=True)`, deepcopy and pickle move parameters. Raises
+        ConfigurationError where one has another shape, dtype or device than before, or where
+        parameters are no longer, or newly, tied.
+        """
+        values, _ = self._buffers()
+        between = torch._C._current_graph_task_id() == NO_PASS
+        moved = False
+        for slot in self._slots:
+            if between:
+                slot.written_in = NO_PASS
+            if not slot.is_linked(values):
+                self._refuse_newly_tied(slot)
+                slot.link(values)
+                moved = True
+        self._relinks += moved
+
+    def version(self) -> tuple[int, int]:
+        """Another than before if any parameter was written since, by torch's count.
+
+        Writes that torch does not count (through `.data` or `.numpy()`) need a call of `written`.
+        """
+        self._buffers()
+        return self._relinks, sum(slot.parameter._version for slot in self._slots)
+
+    def written(self, names: Iterable[str] | None = None) -> None:
+        """Says that parameters (by default all) were written without torch's knowledge."""
+        for name in self.names if names is None else names:
+            increment_version(self._slot(name).parameter)
+
+    def begin_backward(self, names: Sequence[str]) -> GradientPlace:
+        """Where the backward that runs writes the gradients of these parameters.
+
+        For the backward of an autograd Function that has them as inputs, called before it writes.
+        Torch takes a returned view as `.grad`, without a copy, where `.grad` was None. Where
+        `.grad` is our view already, or an earlier node of this pass wrote the slice, kernels add to
+        the slice and torch gets None. Where a slice may not be written (Slot.needs_own_memory), the
+        gradients of all go to a buffer of their own. DDP's reducer reads `.grad` when
+        AccumulateGrad is done, which torch also calls with None.
+        """
+        _, gradients = self._buffers()
+        slots = [self._slot(name) for name in names]
+        running = torch._C._current_graph_task_id()
+        if any(slot.needs_own_memory(gradients, running) for slot in slots):
+            own = torch.zeros_like(gradients)
+            return GradientPlace(own, False, [slot.view(own) for slot in slots])
+        adds = [
+            slot.is_in(gradients, slot.parameter.grad) or slot.written_in == running
+            for slot in slots
+        ]
+        returned: list[torch.Tensor | None] = []
+        for slot, add in zip(slots, adds, strict=True):
+            if any(adds) and not add:
+                slot.view(gradients).zero_()
+            returned.append(None if add else slot.view(gradients))
+            slot.written_in = running
+        return GradientPlace(gradients, any(adds), returned)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"module": self.module, "groups": self._groups}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # The module may not be complete yet: laid out on first use.
+        self._module, self._groups = weakref.ref(state["module"]), state["groups"]
+        self._laid_out: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    def _buffers(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._laid_out or self._lay_out()
+
+    def _lay_out(self) -> tuple[torch.Tensor, torch.Tensor]:
+        names: dict[int, list[str]] = {}
+        sizes: dict[str, int] = {}
+        for name, parameter in self.module.named_parameters(remove_duplicate=False):
+            check_kind(name, parameter)
+            names.setdefault(id(parameter), []).append(name)
+            sizes[names[id(parameter)][0]] = parameter.numel()
+        places: dict[str, list[tuple[dict[str, Any], str]]] = {first: [] for first in sizes}
+        for module in self.module.modules():
+            for attribute, value in module._parameters.items():
+                if value is not None:
+                    places[names[id(value)][0]].append((module._parameters, attribute))
+        leader = {group[0]: group for group in self._groups if group}
+        behind = {name for group in self._groups for name in group[1:]}
+        runs = [leader.get(name, [name]) for name in sizes if name not in behind]
+        runs.sort(key=lambda run: sum(sizes[name] for name in run) % _CACHE_LINE != 0)
+        by_first = {every[0]: every for every in names.values()}
+        self._slots: list[Slot] = []
+        end = 0
+        for name in (name for run in runs for name in run):
+            self._slots.append(Slot(by_first[name], places[name], end))
+            end += sizes[name]
+        self._by_name = {name: slot for slot in self._slots for name in slot.names}
+        self._relinks = 0
+        values = torch.empty(end)
+        for slot in self._slots:
+            slot.link(values)
+        self._laid_out = values, torch.zeros(end)
+        return self._laid_out
+
+    def _slot(self, name: str) -> Slot:
+        self._buffers()
+        if name not in self._by_name:
+            raise ConfigurationError(
+                f"parameter: got {name!r}, wanted a name of {type(self.module).__name__}; see names"
+            )
+        return self._by_name[name]
+
+    def _refuse_newly_tied(self, slot: Slot) -> None:
+        for other in self._slots:
+            if other is not slot and any(t.get(n) is other.parameter for t, n in slot.places):
+                raise ConfigurationError(
+                    f"{slot.names[0]}, {other.names[0]}: got one parameter, wanted two as when the "
+                    "module was replaced; tie weights before"
+                )

@@ -1,0 +1,70 @@
+"""All layers of a stack that trains, as one node of torch's graph or several."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+
+import torch
+from torch.nn import Module
+
+from fusewire.errors import ConfigurationError
+from fusewire.models.blueprint import Stack
+from fusewire.train.flat import FlatParameters
+from fusewire.train.packed import Packed
+from fusewire.train.parts import Dropouts
+from fusewire.train.segment import Segment
+
+RECOMPUTE = ("none", "norm", "activation", "layer")
+
+
+class TrainedLayers:
+    """The layers of a blueprint's stack and its final norm, in `segments` nodes as equal as can be.
+
+    `prefix`: of the names of their parameters. `recompute`: as `replace` has it.
+    """
+
+    recompute = "none"
+
+    def __init__(
+        self,
+        flat: FlatParameters,
+        prefix: str,
+        stack: Stack,
+        dropouts: Dropouts,
+        segments: int,
+    ) -> None:
+        count = len(stack.layers)
+        if not 1 <= segments <= count:
+            raise ConfigurationError(f"segments: got {segments}, wanted 1 to {count}, the layers")
+        self._flat = flat
+        bounds = [count * i // segments for i in range(segments + 1)]
+        self.segments = [
+            Segment(
+                flat,
+                prefix,
+                stack.layers[begin:end],
+                stack.final_norm if end == count else None,
+                dropouts,
+                stack.max_length,
+            )
+            for begin, end in pairwise(bounds)
+        ]
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        packed: Packed,
+        positions: torch.Tensor | None,
+        layers: Iterable[Module],
+        *,
+        training: bool,
+    ) -> torch.Tensor:
+        """x [tokens, hidden] -> the hidden states behind the layers. positions int32 [tokens], for
+        rotary angles. `layers`: transformers' own, whose gradient_checkpointing counts."""
+        self._flat.relink()
+        checkpointing = any(getattr(layer, "gradient_checkpointing", False) for layer in layers)
+        recompute = "layer" if checkpointing else self.recompute
+        for segment in self.segments:
+            x = segment(x, packed, positions, training=training, recompute=recompute)
+        return x

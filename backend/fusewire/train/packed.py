@@ -1,0 +1,119 @@
+"""Padded batches, or sequences that lie one behind the other, as the packed tokens that stacks
+read, and back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from fusewire.errors import InvalidInput
+from fusewire.kernels import SequenceBatch, Tensor
+
+# What DataCollatorWithFlattening hands over beside input_ids, labels and position_ids.
+FLATTENING = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
+
+
+class Packed:
+    """Which tokens of a padded batch [rows, length] there are, and where each sequence begins.
+
+    `mask` [rows, length]: 1 or True for tokens, 0 for padding, on any side; None: all are tokens.
+    `cu_seqlens` int32 [sequences + 1]: of rows that hold several sequences, one behind the other,
+    where `mask` is None. Raises InvalidInput for a mask that does not fit, or of a row without a
+    token.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        mask: torch.Tensor | None = None,
+        cu_seqlens: torch.Tensor | None = None,
+    ) -> None:
+        self.shape = shape
+        rows, length = shape
+        self._index: torch.Tensor | None = None
+        if mask is not None:
+            there = _checked(mask, shape)
+            lengths = there.sum(1)
+            if int(lengths.min()) < 1:
+                row = int(lengths.argmin())
+                raise InvalidInput(
+                    "attention_mask",
+                    f"row {row} of zeros alone",
+                    "a token in every row",
+                    "leave the row out",
+                )
+            if int(lengths.sum()) < rows * length:
+                self._index = there.flatten().nonzero().squeeze(1)
+            cu_seqlens = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        elif cu_seqlens is None:
+            cu_seqlens = torch.arange(rows + 1) * length
+        offsets = cu_seqlens.to(device="cpu", dtype=torch.int32).contiguous()
+        if int(offsets[-1]) != self.tokens:
+            raise InvalidInput(
+                "cu_seq_lens_q",
+                f"{int(offsets[-1])} tokens in all",
+                f"{self.tokens}, those of input_ids",
+                "pass what the collator made of this batch",
+            )
+        self.batch = SequenceBatch(Tensor.from_dlpack(offsets))
+
+    @property
+    def tokens(self) -> int:
+        return self.shape[0] * self.shape[1] if self._index is None else len(self._index)
+
+    def pack(self, padded: torch.Tensor) -> torch.Tensor:
+        """[rows, length, ...] -> [tokens, ...]; [1, length, ...] is of every row."""
+        if padded.shape[:2] != self.shape:
+            padded = padded.expand(*self.shape, *padded.shape[2:])
+        flat = padded.reshape(-1, *padded.shape[2:])
+        return flat if self._index is None else flat.index_select(0, self._index)
+
+    def unpack(self, tokens: torch.Tensor) -> torch.Tensor:
+        """[tokens, hidden] -> [rows, length, hidden], zeros where there is padding."""
+        hidden = tokens.shape[1]
+        if self._index is None:
+            return tokens.view(*self.shape, hidden)
+        padded = tokens.new_zeros(self.shape[0] * self.shape[1], hidden)
+        return padded.index_copy(0, self._index, tokens).view(*self.shape, hidden)
+
+
+def packed(
+    shape: tuple[int, int],
+    attention_mask: torch.Tensor | None,
+    position_ids: torch.Tensor | None,
+    flattening: Mapping[str, Any],
+) -> Packed:
+    """Of a model's arguments. Without a mask, a single row whose positions begin anew (or, of
+    DataCollatorWithFlattening, whose `cu_seq_lens_q` are given) holds several sequences.
+
+    Raises InvalidInput for a mask that does not fit, and for one beside `cu_seq_lens_q`.
+    """
+    cu_seqlens = flattening.get("cu_seq_lens_q")
+    if attention_mask is not None:
+        if cu_seqlens is not None:
+            raise InvalidInput(
+                "attention_mask", "one beside cu_seq_lens_q", "either", "leave one of them out"
+            )
+        return Packed(shape, attention_mask)
+    if cu_seqlens is None and position_ids is not None and shape[0] == 1:
+        positions = position_ids.reshape(-1)
+        begins = (positions.diff() != 1).nonzero().squeeze(1) + 1
+        ends = torch.tensor([0, shape[1]])
+        cu_seqlens = torch.cat([ends[:1], begins, ends[1:]])
+    return Packed(shape, None, cu_seqlens)
+
+
+def _checked(mask: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+    if tuple(mask.shape) != shape:
+        raise InvalidInput(
+            "attention_mask",
+            f"shape {list(mask.shape)}",
+            f"{list(shape)} as input_ids",
+            "pass the tokenizer's mask",
+        )
+    there = mask == 1
+    if not bool((there | (mask == 0)).all()):
+        raise InvalidInput("attention_mask", "other values", "0 or 1", "pass the tokenizer's mask")
+    return there

@@ -1,0 +1,182 @@
+"""The layers of a blueprint as stacks that train, their weights in the flat buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from fusewire.errors import ConfigurationError, Unsupported
+from fusewire.kernels import Tensor, training
+from fusewire.models.blueprint import (
+    Attention,
+    Block,
+    CrossAttention,
+    Dense,
+    FeedForward,
+    Layer,
+    Norm,
+    tensors_of,
+)
+from fusewire.models.rope import Rope
+from fusewire.train.flat import FlatParameters
+
+_THERE = "train it with transformers itself"
+
+
+@dataclass(frozen=True)
+class Dropouts:
+    """Probabilities: of attention weights, of what both sublayers give, and of what the
+    feed-forward's activation makes."""
+
+    attention: float = 0.0
+    attention_output: float = 0.0
+    activation: float = 0.0
+    feed_forward_output: float = 0.0
+
+
+def stacked_names(layers: Sequence[Layer], prefix: str) -> Iterator[list[str]]:
+    """Parameters that have to follow each other in the flat buffer: weights that one product
+    reads, and their biases."""
+    for layer in layers:
+        for block in layer.blocks:
+            part = block.sublayer
+            dense = part.intermediate if isinstance(part, FeedForward) else None
+            dense = part.qkv if isinstance(part, Attention) else dense
+            if dense is not None and len(dense.names) > 1:
+                for kind in ("weight", "bias") if dense.bias else ("weight",):
+                    yield [f"{prefix}{name}.{kind}" for name in dense.names]
+
+
+class Parts:
+    """Builds what `training` has for the parts of a blueprint, whose names follow `prefix` in the
+    module of `flat`.
+
+    `max_length`: positions that rotary angles are made for. Raises Unsupported for what does not
+    train, ConfigurationError where a parameter has another shape than the blueprint says.
+    """
+
+    def __init__(
+        self, flat: FlatParameters, prefix: str, dropouts: Dropouts, max_length: int
+    ) -> None:
+        self._flat = flat
+        self._prefix = prefix
+        self._dropouts = dropouts
+        self._max_length = max_length
+        self._angles: dict[Rope, tuple[Tensor, Tensor]] = {}
+        # Offset of each weight -> the names of the parameters that it is made of.
+        self.weights: dict[int, list[str]] = {}
+
+    def stack(self, layers: Sequence[Layer], final_norm: Norm | None) -> training.Stack:
+        norm = None if final_norm is None else self._norm(final_norm)
+        return training.Stack([self._layer(layer) for layer in layers], norm)
+
+    def names(self, *parts: Layer | Norm) -> list[str]:
+        """Of all parameters of the parts."""
+        return [f"{self._prefix}{name}" for name in tensors_of(*parts)]
+
+    def _layer(self, layer: Layer) -> list[training.Block]:
+        if layer.parallel:
+            raise Unsupported("layer", "blocks in parallel", "blocks in order", _THERE)
+        return [self._block(block) for block in layer.blocks]
+
+    def _block(self, block: Block) -> training.Block:
+        if block.output_norm is not None:
+            raise Unsupported("norm", "one of a sublayer's output", "none there", _THERE)
+        dropouts = self._dropouts
+        part = block.sublayer
+        if isinstance(part, CrossAttention):
+            raise Unsupported("layer", "cross attention", "self-attention alone", _THERE)
+        is_attention = isinstance(part, Attention)
+        return training.Block(
+            self._attention(part) if isinstance(part, Attention) else self._feed_forward(part),
+            input_norm=None if block.input_norm is None else self._norm(block.input_norm),
+            residual_norm=None if block.residual_norm is None else self._norm(block.residual_norm),
+            dropout=dropouts.attention_output if is_attention else dropouts.feed_forward_output,
+        )
+
+    def _attention(self, part: Attention) -> training.Attention:
+        if part.position_bias is not None:
+            raise Unsupported("attention", "a bias by distance", "none", _THERE)
+        return training.Attention(
+            qkv=self._linear(part.qkv),
+            output=self._linear(part.output),
+            heads=part.heads,
+            kv_heads=part.kv_heads,
+            left=part.left,
+            right=part.right,
+            scale=part.scale,
+            soft_cap=part.soft_cap,
+            dropout=self._dropouts.attention,
+            q_norm=None if part.q_norm is None else self._norm(part.q_norm),
+            k_norm=None if part.k_norm is None else self._norm(part.k_norm),
+            rope=None if part.rope is None else self._rope(part.rope),
+        )
+
+    def _feed_forward(self, part: FeedForward) -> training.FeedForward:
+        return training.FeedForward(
+            intermediate=self._linear(part.intermediate),
+            output=self._linear(part.output),
+            activation=part.activation,
+            gated=part.gated,
+            dropout=self._dropouts.activation,
+        )
+
+    def _norm(self, norm: Norm) -> training.Norm:
+        if norm.one_plus or norm.scale != 1:
+            raise Unsupported(norm.name, "a weight that is stored otherwise", "itself", _THERE)
+        shape = (norm.size,)
+        return training.Norm(
+            self._place([f"{norm.name}.weight"], shape),
+            self._place([f"{norm.name}.bias"], shape) if norm.bias else None,
+            norm.eps,
+            norm.kind,
+        )
+
+    def _linear(self, dense: Dense) -> training.Linear:
+        plain = not dense.by_head and not dense.row_scale and not dense.averaged
+        if not plain or dense.weight_scale != 1 or dense.bias_scale != 1 or dense.bias_row:
+            raise Unsupported(dense.names[0], "a weight that is stored otherwise", "itself", _THERE)
+        if dense.activation != "none" or dense.norm is not None:
+            raise Unsupported(dense.names[0], "an activation or a norm of it", "none", _THERE)
+        if dense.transposed and len(dense.names) > 1:
+            raise Unsupported(dense.names[0], "transposed weights side by side", "one", _THERE)
+        shape = (dense.outputs, dense.inputs)
+        weights = [f"{name}.weight" for name in dense.names]
+        biases = [f"{name}.bias" for name in dense.names]
+        place = self._place(weights, shape[::-1] if dense.transposed else shape)
+        self.weights[self._offset(weights[0])] = [f"{self._prefix}{name}" for name in weights]
+        return training.Linear(
+            place,
+            self._place(biases, (dense.outputs,)) if dense.bias else None,
+            transposed=dense.transposed,
+        )
+
+    def _rope(self, rope: Rope) -> tuple[Tensor, Tensor]:
+        if rope not in self._angles:
+            cos, sin = rope.table(self._max_length)
+            self._angles[rope] = Tensor.from_numpy(cos), Tensor.from_numpy(sin)
+        return self._angles[rope]
+
+    def _offset(self, name: str) -> int:
+        return self._flat.offset(f"{self._prefix}{name}")
+
+    def _place(self, names: Sequence[str], shape: tuple[int, ...]) -> training.Parameter:
+        """Of parameters that lie one behind the other: a matrix by rows, or a vector."""
+        start = end = self._offset(names[0])
+        for name in names:
+            parameter = self._flat.parameter(f"{self._prefix}{name}")
+            if self._offset(name) != end or parameter.shape[1:] != shape[1:]:
+                raise ConfigurationError(
+                    f"{self._prefix}{name}: got {list(parameter.shape)} at {self._offset(name)}, "
+                    f"wanted rows of {list(shape)} at {end}; leave the model as config.json has it"
+                )
+            end += parameter.numel()
+        numbers = 1
+        for size in shape:
+            numbers *= size
+        if end - start != numbers:
+            raise ConfigurationError(
+                f"{self._prefix}{names[0]}: got {end - start} numbers, wanted {list(shape)}; leave "
+                "the model as config.json has it"
+            )
+        return training.Parameter(start, shape)

@@ -1,0 +1,74 @@
+"""A Hugging Face model, trained on fusewire's kernels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from fusewire.errors import ConfigurationError, Unsupported
+from fusewire.train.flat import FlatParameters
+from fusewire.train.layers import RECOMPUTE, TrainedLayers
+from fusewire.train.parts import stacked_names
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Model = TypeVar("Model", bound="PreTrainedModel")
+
+
+def replace(hf_model: Model, *, recompute: str = "none", segments: int = 1) -> Model:
+    """Trains and evaluates a transformers model's layers on fusewire's kernels, from now on and in
+    place: the same object with the same class, names and config, which saves as before.
+
+        model = fusewire.train.replace(AutoModelForSequenceClassification.from_pretrained(...))
+
+    Its parameters become views of one buffer (`FlatParameters`). Padded batches are packed before
+    the layers and padded again, with zeros, behind them; a batch of DataCollatorWithFlattening is
+    taken as it is. Embeddings and heads stay transformers' own: a loss over all places of a row
+    (question answering) has the zeros in it. Of a row with masked tokens between others a sliding
+    window counts those that are left. Dropout is drawn by torch's
+    generator, from the probabilities that the config has.
+
+    `recompute`: what backward computes again rather than keep: none, norm (outputs of norms),
+    activation (and of activations) or layer (all but each layer's input, which
+    `gradient_checkpointing_enable` sets too). `segments`: nodes that the layers become in torch's
+    graph; under DDP the gradients of one are sent while the next is computed.
+
+    Raises Unsupported for a model that has none of the architectures in `families.FAMILIES`, or
+    parts that do not train, ConfigurationError for parameters that are not fp32 on the CPU.
+    """
+    from fusewire.train.families import FAMILIES, Forward  # needs transformers, whose model this is
+
+    if recompute not in RECOMPUTE:
+        raise ConfigurationError(
+            f"recompute: got {recompute!r}, wanted one of {', '.join(RECOMPUTE)}"
+        )
+    found = [
+        (name, module, FAMILIES[type(module).__name__])
+        for name, module in hf_model.named_modules()
+        if type(module).__name__ in FAMILIES and type(module).__module__.startswith("transformers.")
+    ]
+    if not found:
+        raise Unsupported(
+            "replace",
+            type(hf_model).__name__,
+            f"a model of transformers with one of {', '.join(FAMILIES)} in it",
+            "train it with transformers itself",
+        )
+    stacks = [
+        (f"{name}." if name else "", module, family, family.stack(module.config))
+        for name, module, family in found
+    ]
+    flat = FlatParameters(
+        hf_model,
+        [
+            [hf_model.get_parameter(name) for name in names]
+            for prefix, _, _, stack in stacks
+            for names in stacked_names(stack.layers, prefix)
+        ],
+    )
+    for prefix, module, family, stack in stacks:
+        trained = TrainedLayers(flat, prefix, stack, family.dropouts(module.config), segments)
+        trained.recompute = recompute
+        module.fusewire = trained
+        module.forward = Forward(module)
+    return hf_model

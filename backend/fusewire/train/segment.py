@@ -1,0 +1,171 @@
+"""Layers that are one node of torch's graph: a call forward, a call backward, without the GIL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from fusewire.errors import ConfigurationError
+from fusewire.kernels import Tensor
+from fusewire.models.blueprint import Layer, Norm
+from fusewire.train.flat import FlatParameters
+from fusewire.train.packed import Packed
+from fusewire.train.parts import Dropouts, Parts
+
+_LARGEST_SEED = 2**63 - 1
+
+
+class Segment:
+    """Some layers of a model, their parameters in the buffer of `flat`, where their names begin
+    with `prefix`."""
+
+    def __init__(
+        self,
+        flat: FlatParameters,
+        prefix: str,
+        layers: Sequence[Layer],
+        final_norm: Norm | None,
+        dropouts: Dropouts,
+        max_length: int,
+    ) -> None:
+        self.flat = flat
+        self._parts = prefix, tuple(layers), final_norm, dropouts, max_length
+        self._drops = any(vars(dropouts).values())
+        self._build()
+
+    def _build(self) -> None:
+        prefix, layers, final_norm, dropouts, max_length = self._parts
+        parts = Parts(self.flat, prefix, dropouts, max_length)
+        self.stack = parts.stack(layers, final_norm)
+        self._weights = parts.weights
+        self._by_layer = [parts.names(layer) for layer in layers]
+        self._last = [] if final_norm is None else parts.names(final_norm)
+        self.names = [name for names in (*self._by_layer, self._last) for name in names]
+        self._seen: tuple[int, int] | None = None
+        self._version = 0
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: self.__dict__[name] for name in ("flat", "_parts", "_drops")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self.stack = None  # built of parameters that may not be there yet
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        packed: Packed,
+        positions: torch.Tensor | None,
+        *,
+        training: bool,
+        recompute: str,
+    ) -> torch.Tensor:
+        """x [tokens, hidden] fp32 -> the layers' output; dropout where `training`.
+
+        positions [tokens]: of rotary angles. recompute: none, norm, activation or layer.
+        """
+        if self.stack is None:
+            self._build()
+        parameters = [self.flat.parameter(name) for name in self.names]
+        if x.dtype != torch.float32 or x.device.type != "cpu":
+            raise ConfigurationError(
+                f"training: got hidden states of {x.dtype} on {x.device}, wanted float32 on the "
+                "CPU; turn autocast off, or train it with transformers itself"
+            )
+        options = training, recompute, self._first_trained(x)
+        return _Run.apply(x, self, packed, positions, *options, *parameters)
+
+    def _first_trained(self, x: torch.Tensor) -> int:
+        """The lowest layer that backward has to reach; their number where none has to be."""
+        if not torch.is_grad_enabled():
+            return len(self._by_layer)
+        if x.requires_grad:
+            return 0
+        layers = [*self._by_layer[:-1], self._by_layer[-1] + self._last]
+        for layer, names in enumerate(layers):
+            if any(self.flat.parameter(name).requires_grad for name in names):
+                return layer
+        return len(layers)
+
+    def frozen(self) -> set[int]:
+        """Offsets of weights whose gradient nobody wants."""
+        return {
+            offset
+            for offset, names in self._weights.items()
+            if not any(self.flat.parameter(name).requires_grad for name in names)
+        }
+
+    def version(self) -> int:
+        """Counts the times that somebody wrote to this segment's parameters."""
+        relinks, _ = self.flat.version()
+        now = relinks, sum(self.flat.parameter(name)._version for name in self.names)
+        if now != self._seen:
+            self._seen = now
+            self._version += 1
+        return self._version
+
+    def seed(self, training: bool) -> int | None:
+        """Of all dropouts of a forward, from torch's generator; None where nothing is dropped."""
+        if not training or not self._drops:
+            return None
+        return int(torch.randint(_LARGEST_SEED, (), dtype=torch.int64))
+
+
+class _Run(Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: torch.Tensor,
+        segment: Segment,
+        packed: Packed,
+        positions: torch.Tensor | None,
+        training: bool,
+        recompute: str,
+        first_trained: int,
+        *parameters: torch.Tensor,
+    ) -> torch.Tensor:
+        x = x.contiguous()
+        out = torch.empty_like(x)
+        ctx.segment = segment
+        ctx.version = segment.version()
+        ctx.activations = segment.stack.forward(
+            _view(out),
+            _view(x),
+            _view(segment.flat.values),
+            packed.batch,
+            positions=None if positions is None else _view(positions),
+            first_trained=first_trained,
+            recompute=recompute,
+            dropout_seed=segment.seed(training),
+            version=ctx.version,
+        )
+        ctx.save_for_backward(x)  # so that torch says when somebody wrote to it
+        return out
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        segment: Segment = ctx.segment
+        (_x,) = ctx.saved_tensors
+        dx = torch.empty(gradient.shape)
+        dx.copy_(gradient)
+        place = segment.flat.begin_backward(segment.names)
+        segment.stack.backward(
+            ctx.activations,
+            _view(dx),
+            _view(segment.flat.values),
+            _view(place.buffer),
+            accumulate=place.accumulate,
+            frozen=segment.frozen(),
+            version=segment.version(),
+        )
+        return dx, *(None,) * 6, *place.returned
+
+
+def _view(tensor: torch.Tensor) -> Tensor:
+    """The same memory for the kernels."""
+    return Tensor.from_dlpack(tensor.detach())

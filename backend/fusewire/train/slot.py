@@ -1,0 +1,101 @@
+"""One parameter's slice of the flat buffers, and what autograd would do with its gradient."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.autograd.graph import get_gradient_edge
+from torch.nn import Parameter
+
+from fusewire.errors import ConfigurationError
+
+NO_PASS = -1  # torch's number of the backward pass that runs, where none does
+
+
+class Slot:
+    """A parameter, and the elements [begin, begin + shape.numel()) of a buffer that are its own.
+
+    `names`: the parameter's, more than one if it is tied. `places`: tables of parameters of the
+    modules that have it, with its name there.
+    """
+
+    def __init__(
+        self, names: list[str], places: list[tuple[dict[str, Any], str]], begin: int
+    ) -> None:
+        self.names, self.places, self.begin = names, places, begin
+        table, name = places[0]
+        self.parameter: Parameter = table[name]
+        self.shape = self.parameter.shape
+        self.written_in = NO_PASS  # the backward pass that wrote the gradient and gave it to torch
+        self._edge: Any = None
+
+    def view(self, buffer: torch.Tensor) -> torch.Tensor:
+        """The slice of a buffer, a new tensor each time: torch takes a gradient without copying it
+        only if nobody else holds it."""
+        return buffer[self.begin : self.begin + self.shape.numel()].view(self.shape)
+
+    def is_in(self, buffer: torch.Tensor, tensor: torch.Tensor | None) -> bool:
+        """Whether a tensor is the slice of the buffer."""
+        return tensor is not None and tensor.data_ptr() == buffer.data_ptr() + 4 * self.begin
+
+    def is_linked(self, values: torch.Tensor) -> bool:
+        """Whether every module still has the parameter, and the parameter the slice."""
+        parameter = self.parameter
+        return self.is_in(values, parameter) and all(
+            table.get(name) is parameter for table, name in self.places
+        )
+
+    def link(self, values: torch.Tensor) -> None:
+        """Moves what the modules have now into the slice. ConfigurationError where it does not fit,
+        or modules that shared a parameter have parameters that differ."""
+        found: list[Any] = [table.get(name) for table, name in self.places]
+        first = found[0]
+        if first is None or first.shape != self.shape:
+            got = "none" if first is None else f"shape {list(first.shape)}"
+            raise ConfigurationError(
+                f"{self.names[0]}: got {got}, wanted {list(self.shape)} as when its module was "
+                "replaced; change shapes before"
+            )
+        check_kind(self.names[0], first)
+        for (table, name), other in zip(self.places, found, strict=True):
+            if other is not first:
+                if other is None or not torch.equal(other, first):
+                    raise ConfigurationError(
+                        f"{', '.join(self.names)}: got parameters that differ, wanted one as "
+                        "when the module was replaced; call tie_weights() of the model"
+                    )
+                table[name] = first
+        if not self.is_in(values, first):
+            slice_ = self.view(values)
+            slice_.copy_(first.detach())
+            first.data = slice_
+        self.parameter, self._edge = first, None
+
+    def needs_own_memory(self, gradients: torch.Tensor, running: int) -> bool:
+        """Whether the gradient that the pass `running` computes may not be written to the slice:
+        torch.autograd.grad returns it, a hook waits for it, or an unfinished pass holds the slice
+        (it wrote there, and `.grad` does not show it yet)."""
+        if not self.parameter.requires_grad:
+            return False
+        if self.parameter._backward_hooks:
+            return True
+        held = self.written_in not in (NO_PASS, running)
+        if held and not self.is_in(gradients, self.parameter.grad):
+            return True
+        if self._edge is None:
+            self._edge = get_gradient_edge(self.parameter)
+        try:
+            return not torch._C._will_engine_execute_node(self._edge.node)
+        except RuntimeError:  # torch refuses to say of a leaf in torch.autograd.grad, only there
+            return True
+
+
+def check_kind(name: str, parameter: Parameter) -> None:
+    """Raises ConfigurationError for a parameter that kernels cannot train."""
+    if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
+        raise ConfigurationError(
+            f"{name}: got {str(parameter.dtype).removeprefix('torch.')} on {parameter.device}, "
+            "wanted float32 on cpu; convert the model with .float().cpu(), or train it with "
+            "transformers itself"
+        )

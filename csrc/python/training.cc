@@ -1,0 +1,151 @@
+// Stacks that train.
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include "python/casters.h"
+#include "python/register.h"
+#include "train/attention.h"
+#include "train/feed_forward.h"
+#include "train/stack.h"
+
+namespace fusewire {
+namespace train {
+namespace {
+
+namespace py = pybind11;
+using namespace py::literals;
+using LinearPointer = std::shared_ptr<Linear>;
+using NormOrNone = std::optional<Norm>;
+
+layers::Norm::Kind norm_named(std::string_view kind) {
+  if (kind == "layer_norm") return layers::Norm::Kind::kLayerNorm;
+  if (kind == "rms_norm") return layers::Norm::Kind::kRmsNorm;
+  fail("Norm: kind: got '", kind, "', wanted layer_norm or rms_norm");
+}
+
+Norm new_norm(Parameter weight, std::optional<Parameter> bias, float eps, std::string_view kind) {
+  if (bias && kind == "rms_norm") fail("Norm: bias: got one for an rms_norm, wanted none");
+  return {norm_named(kind), weight, bias, eps};
+}
+
+std::shared_ptr<Attention> new_attention(LinearPointer qkv, LinearPointer output, int64_t heads,
+                                         int64_t kv_heads, std::optional<int64_t> left,
+                                         std::optional<int64_t> right, float scale, float soft_cap,
+                                         float dropout, NormOrNone q_norm, NormOrNone k_norm,
+                                         std::optional<std::pair<Tensor, Tensor>> rope) {
+  const AttentionMask mask{left.value_or(kUnlimited), right.value_or(kUnlimited)};
+  AttentionOptions options{heads,   kv_heads, mask,   scale,       soft_cap,
+                           dropout, q_norm,   k_norm, std::nullopt};
+  if (rope) options.rope = layers::Rope{rope->first, rope->second};
+  return std::make_shared<Attention>(std::move(qkv), std::move(output), std::move(options));
+}
+
+void register_parts(py::module_& m) {
+  py::class_<Parameter>(m, "Parameter",
+                        "Where a parameter lies in the flat buffer of parameters, and its gradient "
+                        "in that of gradients.")
+      .def(py::init([](int64_t offset, const std::vector<int64_t>& shape) {
+             Parameter parameter{offset, {}};
+             for (int64_t dim : shape) parameter.shape.push_back(dim);
+             return parameter;
+           }),
+           "offset"_a, "shape"_a, "offset: of its first number, in numbers.");
+  py::class_<Norm>(m, "Norm", "A norm over the features of each row.")
+      .def(py::init(&new_norm), "weight"_a, "bias"_a = py::none(), "eps"_a = 1e-12f,
+           "kind"_a = "layer_norm", "kind: layer_norm, or rms_norm, which has no bias.");
+  py::class_<Linear, LinearPointer>(m, "Linear", "A linear layer whose weight changes.")
+      .def(py::init([](Parameter weight, std::optional<Parameter> bias, bool transposed) {
+             return std::make_shared<Linear>(weight, bias, transposed);
+           }),
+           "weight"_a, "bias"_a = py::none(), "transposed"_a = false,
+           "weight: [out_features, in_features], or the other way round where it is transposed.");
+  py::class_<Sublayer, std::shared_ptr<Sublayer>>(m, "Sublayer", "What a block adds to x.");
+  py::class_<Attention, Sublayer, std::shared_ptr<Attention>>(m, "Attention",
+                                                              "Self-attention, packed.")
+      .def(py::init(&new_attention), py::kw_only(), py::arg("qkv").none(false),
+           py::arg("output").none(false), "heads"_a, "kv_heads"_a = 0, "left"_a = py::none(),
+           "right"_a = py::none(), "scale"_a = 0.0f, "soft_cap"_a = 0.0f, "dropout"_a = 0.0f,
+           "q_norm"_a = py::none(), "k_norm"_a = py::none(), "rope"_a = py::none(),
+           "As fusewire.kernels.Attention; dropout: of attention weights.");
+  py::class_<FeedForward, Sublayer, std::shared_ptr<FeedForward>>(m, "FeedForward",
+                                                                  "Dense or gated.")
+      .def(py::init([](LinearPointer intermediate, LinearPointer output, Activation activation,
+                       bool gated, float dropout) {
+             return std::make_shared<FeedForward>(std::move(intermediate), std::move(output),
+                                                  activation, gated, dropout);
+           }),
+           py::kw_only(), py::arg("intermediate").none(false), py::arg("output").none(false),
+           "activation"_a = "gelu_erf", "gated"_a = false, "dropout"_a = 0.0f,
+           "As fusewire.kernels.FeedForward; dropout: of what the activation makes.");
+  py::class_<Block>(m, "Block", "A sublayer among norms, with its residual.")
+      .def(py::init([](std::shared_ptr<Sublayer> sublayer, NormOrNone input_norm,
+                       NormOrNone residual_norm, float dropout) {
+             return Block(std::move(sublayer), std::move(input_norm), std::move(residual_norm),
+                          dropout);
+           }),
+           py::arg("sublayer").none(false), py::kw_only(), "input_norm"_a = py::none(),
+           "residual_norm"_a = py::none(), "dropout"_a = 0.0f,
+           "x = residual_norm(x + dropout(sublayer(input_norm(x)))).");
+}
+
+py::dict stats_of(const Stack& stack) {
+  const TapeStats stats = stack.stats();
+  return py::dict("peak_bytes"_a = stats.peak_bytes,
+                  "lower_bound_bytes"_a = stats.lower_bound_bytes,
+                  "worst_ratio"_a = stats.worst_ratio, "plans_recorded"_a = stats.plans_recorded);
+}
+
+void register_stack(py::module_& m) {
+  py::class_<Activations>(m, "Activations", "What a forward saved for its backward.")
+      .def_property_readonly("spent", &Activations::spent);
+  py::class_<Stack>(m, "Stack", "Layers, and a norm at their end, that train.")
+      .def(py::init<std::vector<std::vector<Block>>, NormOrNone>(), "layers"_a,
+           "final_norm"_a = py::none())
+      .def_property_readonly("layers", &Stack::layers)
+      .def(
+          "forward",
+          [](const Stack& stack, const Tensor& out, const Tensor& x, const Tensor& parameters,
+             const SequenceBatch& batch, std::optional<Tensor> positions, int64_t first_trained,
+             std::string_view recompute, std::optional<int64_t> dropout_seed, uint64_t version,
+             const Stream& stream) {
+            const ForwardOptions options{first_trained, recompute_named(recompute), dropout_seed,
+                                         version};
+            py::gil_scoped_release release;
+            return stack.forward(out, x, parameters, batch, std::move(positions), options, stream);
+          },
+          "out"_a, "x"_a, "parameters"_a, "batch"_a, py::kw_only(), "positions"_a = py::none(),
+          "first_trained"_a = 0, "recompute"_a = "none", "dropout_seed"_a = py::none(),
+          "version"_a = 0, py::arg_v("stream", Stream{}, "Stream()"),
+          "Fills out[tokens, hidden] with the stack's output for x[tokens, hidden]. parameters: "
+          "the "
+          "flat buffer, of which another version is packed anew. Backward stops below the layer "
+          "first_trained; for the number of layers none follows, and the result is None. "
+          "recompute: none, norm, activation or layer. dropout_seed None: nothing is dropped.")
+      .def(
+          "backward",
+          [](const Stack& stack, Activations& activations, const Tensor& gradient,
+             const Tensor& parameters, const Tensor& gradients, bool accumulate,
+             const std::set<int64_t>& frozen, uint64_t version, const Stream& stream) {
+            py::gil_scoped_release release;
+            stack.backward(activations, gradient, parameters, {gradients, accumulate, &frozen},
+                           version, stream);
+          },
+          "activations"_a, "gradient"_a, "parameters"_a, "gradients"_a, py::kw_only(),
+          "accumulate"_a = false, "frozen"_a = std::set<int64_t>(), "version"_a = 0,
+          py::arg_v("stream", Stream{}, "Stream()"),
+          "gradient[tokens, hidden] in place: of the output, then of x. gradients: laid out as "
+          "parameters. accumulate: adds to what is there. frozen: offsets of weights whose "
+          "gradient nobody wants.")
+      .def("stats", &stats_of);
+}
+
+}  // namespace
+}  // namespace train
+
+void register_training(pybind11::module_& m) {
+  pybind11::module_ training = m.def_submodule("training", "Stacks that train.");
+  train::register_parts(training);
+  train::register_stack(training);
+}
+
+}  // namespace fusewire

@@ -1,0 +1,141 @@
+#include "train/attention.h"
+
+#include <cmath>
+
+#include "core/allocator.h"
+#include "core/error.h"
+#include "core/runtime.h"
+#include "ops/ops.h"
+
+namespace fusewire::train {
+namespace {
+
+// On the host, where the tables of angles are made.
+Tensor negated(const Tensor& table) {
+  if (table.device.type != DeviceType::kCpu || table.dtype != DType::kFloat32 ||
+      !table.contiguous()) {
+    fail("Attention: rope: got ", name_of(table.dtype), table.shape.text(), " on ",
+         table.device.text(), ", wanted dense float32 on the cpu");
+  }
+  Tensor negative = allocate_tensor(default_allocator(), table.shape, table.dtype, "weights");
+  for (int64_t i = 0; i < table.shape.elements(); ++i) {
+    negative.as<float>()[i] = -table.as<float>()[i];
+  }
+  return negative;
+}
+
+// Both as the scratch memory holds them: rows equally far apart.
+void copy(const Tensor& to, const Tensor& from, const Stream& stream) {
+  if (stream.recording) return;
+  const size_t bytes = static_cast<size_t>(from.shape[0] * from.row_stride) * sizeof(float);
+  runtime(stream.device.type).copy(to.data, from.data, bytes, stream);
+}
+
+}  // namespace
+
+Attention::Attention(std::shared_ptr<const Linear> qkv, std::shared_ptr<const Linear> output,
+                     AttentionOptions options)
+    : Sublayer(std::move(output)), qkv_(std::move(qkv)), options_(std::move(options)) {
+  AttentionOptions& o = options_;
+  if (o.heads < 1) fail("Attention: heads: got ", o.heads, ", wanted 1 or more");
+  if (o.kv_heads == 0) o.kv_heads = o.heads;
+  if (o.kv_heads < 1 || o.heads % o.kv_heads) {
+    fail("Attention: kv_heads: got ", o.kv_heads, ", wanted a divisor of heads ", o.heads);
+  }
+  const int64_t rows = qkv_->out_features(), all_heads = o.heads + 2 * o.kv_heads;
+  if (rows % all_heads) {
+    fail("Attention: qkv: got Linear[", rows, ", ", qkv_->in_features(),
+         "], wanted rows for each of ", all_heads, " heads of q, k and v");
+  }
+  head_dim_ = rows / all_heads;
+  expect_output("Attention", qkv_->in_features(), o.heads * head_dim_);
+  expect_probability("Attention", o.dropout);
+  if (o.scale == 0) o.scale = 1.0f / std::sqrt(static_cast<float>(head_dim_));
+  for (const auto* norm : {&o.q_norm, &o.k_norm}) {
+    if (!*norm) continue;
+    if ((*norm)->kind != layers::Norm::Kind::kRmsNorm ||
+        (*norm)->weight.shape != Shape{head_dim_}) {
+      fail("Attention: q_norm, k_norm: got weight", (*norm)->weight.shape.text(),
+           ", wanted an rms_norm over [", head_dim_, "], the head_dim");
+    }
+  }
+  if (o.rope) negative_sin_ = negated(o.rope->sin);
+}
+
+Attention::Heads Attention::split(const Tensor& qkv) const {
+  const int64_t q = options_.heads * head_dim_, k = options_.kv_heads * head_dim_;
+  return {qkv.columns(0, q), qkv.columns(q, k), qkv.columns(q + k, k)};
+}
+
+AttentionSpec Attention::spec(const Pass& pass) const {
+  const AttentionOptions& o = options_;
+  return {o.heads, o.scale, o.mask, o.soft_cap, pass.dropout_inside(o.dropout)};
+}
+
+void Attention::rotate(const Tensor& qkv, const Tensor& sin, const Pass& pass) const {
+  if (!pass.positions) {
+    fail("Attention: positions: got none, wanted int32[tokens] for its rotary angles");
+  }
+  ops::rotary(qkv, *pass.positions, options_.rope->cos, sin, options_.heads, options_.kv_heads,
+              pass.stream);
+}
+
+void Attention::forward(const Tensor& x, SublayerActivations& a, const Pass& pass) const {
+  const AttentionOptions& o = options_;
+  a.projected = pass.matrix(qkv_->out_features());
+  qkv_->forward(*a.projected, x, Activation::kNone, pass);
+  if (pass.saves && (o.q_norm || o.k_norm)) {  // whose backward reads what they overwrite
+    a.attended = pass.matrix(qkv_->out_features());
+    copy(*a.attended, *a.projected, pass.stream);
+  }
+  const Tensor& qkv = a.attended ? *a.attended : *a.projected;
+  const Heads heads = split(qkv);
+  if (o.q_norm) o.q_norm->forward_heads(heads.q, pass);
+  if (o.k_norm) o.k_norm->forward_heads(heads.k, pass);
+  if (o.rope) rotate(qkv, o.rope->sin, pass);
+  a.inner = pass.matrix(o.heads * head_dim_);
+  if (pass.saves) a.log_sum_exp = pass.scratch.tensor({o.heads, pass.batch.tokens()});
+  ops::attention(*a.inner, heads.q, heads.k, heads.v, pass.batch, pass.batch, spec(pass), nullptr,
+                 a.log_sum_exp ? &**a.log_sum_exp : nullptr, pass.stream);
+  if (!pass.saves) a.projected.reset();
+}
+
+void Attention::drop(SublayerActivations& a, const Pass& pass) const {
+  if (!pass.saves) a.inner.reset();
+}
+
+Value Attention::backward(Value dz, const Tensor& x, SublayerActivations a, const Tensor* sum,
+                          const Pass& pass) const {
+  const AttentionOptions& o = options_;
+  output().backward_parameters(dz, *a.inner, pass);
+  const Matrix dqkv = pass.matrix(qkv_->out_features());
+  const Heads d = split(dqkv);
+  {
+    const Matrix dinner = pass.matrix(output().in_features());
+    output().backward_input(dinner, dz, nullptr, pass);
+    const Heads heads = split(a.attended ? *a.attended : *a.projected);
+    ops::attention_backward(d.q, d.k, d.v, nullptr, dinner, *a.inner, heads.q, heads.k, heads.v,
+                            pass.batch, pass.batch, spec(pass), nullptr, **a.log_sum_exp,
+                            pass.stream);
+  }
+  a.inner.reset();
+  a.log_sum_exp.reset();
+  if (o.rope) rotate(dqkv, negative_sin_, pass);
+  const Heads raw = split(*a.projected);
+  if (o.q_norm) o.q_norm->backward_heads(d.q, raw.q, pass);
+  if (o.k_norm) o.k_norm->backward_heads(d.k, raw.k, pass);
+  a.attended.reset();
+  a.projected.reset();
+  qkv_->backward_parameters(dqkv, x, pass);
+  Value dx = sum ? Value(*sum) : Value(pass.matrix(x.shape[1]));
+  qkv_->backward_input(dx, dqkv, sum, pass);
+  return dx;
+}
+
+void Attention::expect_within(const Tensor& flat) const {
+  qkv_->expect_within(flat);
+  if (options_.q_norm) options_.q_norm->expect_within(flat);
+  if (options_.k_norm) options_.k_norm->expect_within(flat);
+}
+
+}  // namespace fusewire::train

@@ -1,0 +1,46 @@
+// Self-attention over packed sequences, forward and backward (layers/attention.h).
+#pragma once
+
+#include "layers/attention.h"
+#include "train/block.h"
+
+namespace fusewire::train {
+
+struct AttentionOptions {
+  int64_t heads;
+  int64_t kv_heads = 0;  // a divisor of heads; 0: as many
+  AttentionMask mask = {};
+  float scale = 0;                     // of scores; 0: 1 / sqrt(head_dim)
+  float soft_cap = 0;                  // 0: none
+  float dropout = 0;                   // of attention weights
+  std::optional<Norm> q_norm, k_norm;  // RMSNorm of each head before it is rotated, [head_dim]
+  std::optional<layers::Rope> rope;
+};
+
+class Attention : public Sublayer {
+ public:
+  // qkv rows q | k | v. Error when weights and options do not fit.
+  Attention(std::shared_ptr<const Linear> qkv, std::shared_ptr<const Linear> output,
+            AttentionOptions options);
+
+  void forward(const Tensor& x, SublayerActivations& a, const Pass& pass) const override;
+  void drop(SublayerActivations& a, const Pass& pass) const override;
+  Value backward(Value dz, const Tensor& x, SublayerActivations a, const Tensor* sum,
+                 const Pass& pass) const override;
+  void expect_within(const Tensor& flat) const override;
+
+ private:
+  struct Heads {
+    Tensor q, k, v;
+  };
+  Heads split(const Tensor& qkv) const;
+  AttentionSpec spec(const Pass& pass) const;
+  void rotate(const Tensor& qkv, const Tensor& sin, const Pass& pass) const;
+
+  std::shared_ptr<const Linear> qkv_;
+  AttentionOptions options_;
+  int64_t head_dim_;
+  Tensor negative_sin_;  // of the rope: turns gradients back
+};
+
+}  // namespace fusewire::train

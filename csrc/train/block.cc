@@ -1,0 +1,106 @@
+#include "train/block.h"
+
+#include "core/error.h"
+#include "ops/ops.h"
+
+namespace fusewire::train {
+
+void expect_probability(const char* part, float probability) {
+  if (!(probability >= 0 && probability < 1)) {
+    fail(part, ": dropout: got ", probability, ", wanted a probability of at least 0, below 1");
+  }
+}
+
+void Sublayer::expect_output(const char* sublayer, int64_t hidden, int64_t inner_width) const {
+  if (output_->out_features() != hidden || output_->in_features() != inner_width) {
+    fail(sublayer, ": output: got Linear[", output_->out_features(), ", ", output_->in_features(),
+         "], wanted [", hidden, ", ", inner_width, "], the width of x and what is computed of it");
+  }
+}
+
+Block::Block(std::shared_ptr<const Sublayer> sublayer, std::optional<Norm> input_norm,
+             std::optional<Norm> residual_norm, float dropout)
+    : sublayer_(std::move(sublayer)),
+      input_norm_(std::move(input_norm)),
+      residual_norm_(std::move(residual_norm)),
+      dropout_(dropout) {
+  expect_probability("Block", dropout);
+}
+
+void Block::compute(const Tensor& x, BlockActivations& a, const Pass& pass) const {
+  if (!input_norm_) return sublayer_->forward(x, a.sublayer, pass);
+  a.normed = pass.matrix(x.shape[1]);
+  input_norm_->forward(*a.normed, x, pass);
+  sublayer_->forward(*a.normed, a.sublayer, pass);
+  if (!pass.saves || pass.recompute >= Recompute::kNorm) a.normed.reset();
+}
+
+void Block::add(const Tensor& sum, const Tensor& x, BlockActivations& a, const Pass& pass) const {
+  const Dropout dropout = pass.dropout_after(dropout_);
+  const Tensor& inner = *a.sublayer.inner;
+  if (dropout.probability > 0) {
+    sublayer_->output().forward(sum, inner, Activation::kNone, pass);
+    ops::dropout_add(sum, sum, &x, dropout.probability, dropout.seed, dropout.offset, pass.stream);
+  } else {
+    sublayer_->output().forward_add(sum, inner, x, pass);
+  }
+}
+
+Value Block::forward(const Tensor& x, BlockActivations& a, const Tensor* out,
+                     const Pass& pass) const {
+  compute(x, a, pass);
+  const auto result = [&] { return out ? Value(*out) : Value(pass.matrix(x.shape[1])); };
+  if (!residual_norm_) {
+    Value sum = result();
+    add(sum, x, a, pass);
+    sublayer_->drop(a.sublayer, pass);
+    return sum;
+  }
+  a.sum = pass.matrix(x.shape[1]);
+  add(*a.sum, x, a, pass);
+  sublayer_->drop(a.sublayer, pass);
+  Value y = result();
+  residual_norm_->forward(y, *a.sum, pass);
+  return y;
+}
+
+void Block::recompute(const Tensor& x, BlockActivations& a, const Pass& pass) const {
+  compute(x, a, pass);
+  if (!residual_norm_) return;
+  a.sum = pass.matrix(x.shape[1]);
+  add(*a.sum, x, a, pass);
+}
+
+void Block::backward(const Tensor& d, const Tensor& x, BlockActivations a, const Pass& pass) const {
+  if (residual_norm_) {
+    residual_norm_->backward(d, d, *a.sum, nullptr, pass);
+    a.sum.reset();
+  }
+  Value dz(d);
+  if (const Dropout dropout = pass.dropout_after(dropout_); dropout.probability > 0) {
+    dz = Value(pass.matrix(d.shape[1]));
+    ops::dropout_add(dz, d, nullptr, dropout.probability, dropout.seed, dropout.offset,
+                     pass.stream);
+  }
+  if (!input_norm_) {
+    sublayer_->backward(std::move(dz), x, std::move(a.sublayer), &d, pass);
+    return;
+  }
+  if (!a.normed) {
+    a.normed = pass.matrix(x.shape[1]);
+    input_norm_->forward(*a.normed, x, pass);
+  }
+  const Value dnormed =
+      sublayer_->backward(std::move(dz), *a.normed, std::move(a.sublayer), nullptr, pass);
+  input_norm_->backward(d, dnormed, x, &d, pass);
+}
+
+void Block::expect_within(const Tensor& flat) const {
+  sublayer_->expect_within(flat);
+  sublayer_->output().expect_within(flat);
+  for (const auto* norm : {&input_norm_, &residual_norm_}) {
+    if (*norm) (*norm)->expect_within(flat);
+  }
+}
+
+}  // namespace fusewire::train

@@ -1,0 +1,79 @@
+// A residual block that trains: x = residual_norm(x + dropout(sublayer(input_norm(x)))).
+#pragma once
+
+#include "train/linear.h"
+#include "train/norm.h"
+
+namespace fusewire::train {
+
+// What a sublayer keeps from its forward to its backward.
+struct SublayerActivations {
+  std::optional<Matrix> projected;           // its input times its first weight
+  std::optional<Matrix> attended;            // q | k | v as attention reads them, where they differ
+  std::optional<Matrix> inner;               // what its last weight reads
+  std::optional<ScratchTensor> log_sum_exp;  // of attention, [heads, tokens]
+};
+
+// output(inner(x)).
+class Sublayer {
+ public:
+  virtual ~Sublayer() = default;
+
+  // Fills a.inner[tokens, inner_width].
+  virtual void forward(const Tensor& x, SublayerActivations& a, const Pass& pass) const = 0;
+  // Drops what `pass.recompute` says to compute again.
+  virtual void drop(SublayerActivations& a, const Pass& pass) const = 0;
+  // The gradient of x: a matrix of its own, or added to `sum` where that is given. dz is that of
+  // output(inner).
+  virtual Value backward(Value dz, const Tensor& x, SublayerActivations a, const Tensor* sum,
+                         const Pass& pass) const = 0;
+  virtual void expect_within(const Tensor& flat) const = 0;
+
+  const Linear& output() const { return *output_; }
+
+ protected:
+  explicit Sublayer(std::shared_ptr<const Linear> output) : output_(std::move(output)) {}
+  // Error when the output product is not [hidden, inner_width].
+  void expect_output(const char* sublayer, int64_t hidden, int64_t inner_width) const;
+
+ private:
+  std::shared_ptr<const Linear> output_;
+};
+
+struct BlockActivations {
+  std::optional<Value> x;
+  std::optional<Matrix> normed, sum;  // what input_norm makes, and what residual_norm reads
+  SublayerActivations sublayer;
+};
+
+class Block {
+ public:
+  // dropout: the probability that a number of the sublayer's output is dropped. Error for a
+  // probability outside [0, 1).
+  Block(std::shared_ptr<const Sublayer> sublayer, std::optional<Norm> input_norm,
+        std::optional<Norm> residual_norm, float dropout);
+
+  int64_t hidden() const { return sublayer_->output().out_features(); }
+  const std::optional<Norm>& residual_norm() const { return residual_norm_; }
+
+  // The output for x, in `out` where that is given. Fills `a`.
+  Value forward(const Tensor& x, BlockActivations& a, const Tensor* out, const Pass& pass) const;
+  // Fills `a` alone.
+  void recompute(const Tensor& x, BlockActivations& a, const Pass& pass) const;
+  // d[tokens, hidden]: the gradient of the output becomes that of x.
+  void backward(const Tensor& d, const Tensor& x, BlockActivations a, const Pass& pass) const;
+  void expect_within(const Tensor& flat) const;
+
+ private:
+  void compute(const Tensor& x, BlockActivations& a, const Pass& pass) const;
+  void add(const Tensor& sum, const Tensor& x, BlockActivations& a, const Pass& pass) const;
+
+  std::shared_ptr<const Sublayer> sublayer_;
+  std::optional<Norm> input_norm_, residual_norm_;
+  float dropout_;
+};
+
+// Error when a probability of dropout is not in [0, 1).
+void expect_probability(const char* part, float probability);
+
+}  // namespace fusewire::train

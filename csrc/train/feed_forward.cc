@@ -1,0 +1,79 @@
+#include "train/feed_forward.h"
+
+#include "core/error.h"
+#include "ops/ops.h"
+
+namespace fusewire::train {
+
+FeedForward::FeedForward(std::shared_ptr<const Linear> intermediate,
+                         std::shared_ptr<const Linear> output, Activation activation, bool gated,
+                         float dropout)
+    : Sublayer(std::move(output)),
+      intermediate_(std::move(intermediate)),
+      activation_(activation),
+      gated_(gated),
+      dropout_(dropout) {
+  const int64_t rows = intermediate_->out_features();
+  if (gated_ && rows % 2) {
+    fail("FeedForward: intermediate: got ", rows, " rows, wanted as many of a as of b");
+  }
+  expect_output("FeedForward", intermediate_->in_features(), gated_ ? rows / 2 : rows);
+  expect_probability("FeedForward", dropout);
+}
+
+void FeedForward::drop_numbers(const Tensor& inner, const Pass& pass) const {
+  const Dropout dropout = pass.dropout_inside(dropout_);
+  if (dropout.probability == 0) return;
+  ops::dropout_add(inner, inner, nullptr, dropout.probability, dropout.seed, dropout.offset,
+                   pass.stream);
+}
+
+Matrix FeedForward::activated(const Tensor& projected, const Pass& pass) const {
+  Matrix inner = pass.matrix(output().in_features());
+  if (gated_) {
+    ops::gate(inner, projected, activation_, pass.stream);
+  } else {
+    ops::activate(inner, projected, activation_, pass.stream);
+  }
+  drop_numbers(inner, pass);
+  return inner;
+}
+
+void FeedForward::forward(const Tensor& x, SublayerActivations& a, const Pass& pass) const {
+  if (!gated_ && !pass.saves) {  // the product applies the activation as it goes
+    a.inner = pass.matrix(output().in_features());
+    intermediate_->forward(*a.inner, x, activation_, pass);
+    return drop_numbers(*a.inner, pass);
+  }
+  a.projected = pass.matrix(intermediate_->out_features());
+  intermediate_->forward(*a.projected, x, Activation::kNone, pass);
+  a.inner = activated(*a.projected, pass);
+  if (!pass.saves) a.projected.reset();
+}
+
+void FeedForward::drop(SublayerActivations& a, const Pass& pass) const {
+  if (!pass.saves || pass.recompute >= Recompute::kActivation) a.inner.reset();
+}
+
+Value FeedForward::backward(Value dz, const Tensor& x, SublayerActivations a, const Tensor* sum,
+                            const Pass& pass) const {
+  if (!a.inner) a.inner = activated(*a.projected, pass);
+  output().backward_parameters(dz, *a.inner, pass);
+  a.inner.reset();
+  Matrix dinner = pass.matrix(output().in_features());
+  output().backward_input(dinner, dz, nullptr, pass);
+  drop_numbers(dinner, pass);
+  if (gated_) {
+    ops::gate_backward(*a.projected, dinner, *a.projected, activation_, pass.stream);
+  } else {
+    ops::activate_backward(dinner, dinner, *a.projected, activation_, pass.stream);
+    a.projected = std::move(dinner);
+  }
+  const Tensor& dprojected = *a.projected;
+  intermediate_->backward_parameters(dprojected, x, pass);
+  Value dx = sum ? Value(*sum) : Value(pass.matrix(x.shape[1]));
+  intermediate_->backward_input(dx, dprojected, sum, pass);
+  return dx;
+}
+
+}  // namespace fusewire::train

@@ -1,0 +1,50 @@
+// A linear layer whose weight changes: packed anew for the products of either direction.
+#pragma once
+
+#include <memory>
+
+#include "train/pass.h"
+
+namespace fusewire::train {
+
+// y = x W^T + b.
+class Linear {
+ public:
+  // weight [out_features, in_features], or [in_features, out_features] when it is stored transposed
+  // (GPT-2's Conv1D). Error when bias is not [out_features].
+  Linear(Parameter weight, std::optional<Parameter> bias, bool transposed);
+
+  int64_t in_features() const { return in_features_; }
+  int64_t out_features() const { return out_features_; }
+
+  // y = activation(x W^T + b)
+  void forward(const Tensor& y, const Tensor& x, Activation activation, const Pass& pass) const;
+  // y = x W^T + b + residual; residual may be y.
+  void forward_add(const Tensor& y, const Tensor& x, const Tensor& residual,
+                   const Pass& pass) const;
+  // The gradients of weight and bias.
+  void backward_parameters(const Tensor& dy, const Tensor& x, const Pass& pass) const;
+  // dx = dy W [+ residual]; residual may be null, or dx.
+  void backward_input(const Tensor& dx, const Tensor& dy, const Tensor* residual,
+                      const Pass& pass) const;
+
+  // Error when a parameter is not in the flat buffer.
+  void expect_within(const Tensor& flat) const;
+
+ private:
+  // Panels of one version of the parameters. Only one pass of a stack runs at a time.
+  struct Packed {
+    std::unique_ptr<fusewire::Linear> linear;
+    uint64_t version = 0;
+  };
+  const fusewire::Linear& packed(Packed& panels, bool bias, bool transposed,
+                                 const Pass& pass) const;
+
+  Parameter weight_;
+  std::optional<Parameter> bias_;
+  bool transposed_;
+  int64_t in_features_, out_features_;
+  mutable Packed forward_, backward_;
+};
+
+}  // namespace fusewire::train

@@ -1,0 +1,180 @@
+#include "train/stack.h"
+
+#include <algorithm>
+
+#include "core/check.h"
+#include "core/error.h"
+
+namespace fusewire::train {
+
+Stack::Stack(std::vector<std::vector<Block>> layers, std::optional<Norm> final_norm)
+    : final_norm_(std::move(final_norm)) {
+  if (layers.empty()) fail("Stack: layers: got none, wanted 1 or more");
+  for (std::vector<Block>& layer : layers) {
+    if (layer.empty()) fail("Stack: got a layer without a block, wanted 1 or more");
+    begins_.push_back(blocks_.size());
+    for (Block& block : layer) blocks_.push_back(std::move(block));
+  }
+  begins_.push_back(blocks_.size());
+  for (const Block& block : blocks_) {
+    if (block.hidden() != blocks_.front().hidden()) {
+      fail("Stack: got blocks of hidden size ", blocks_.front().hidden(), " and ", block.hidden(),
+           ", wanted one size");
+    }
+  }
+}
+
+std::unique_ptr<Activations> Stack::forward(const Tensor& out, const Tensor& x,
+                                            const Tensor& parameters, const SequenceBatch& batch,
+                                            std::optional<Tensor> positions,
+                                            const ForwardOptions& options,
+                                            const Stream& stream) const {
+  Check check("Stack.forward", stream);
+  Dim tokens("tokens", batch.tokens()), hidden("hidden", blocks_.front().hidden());
+  Dim numbers("numbers");
+  check.is("x", x, DType::kFloat32, {&tokens, &hidden});
+  check.is("out", out, DType::kFloat32, {&tokens, &hidden});
+  check.is("parameters", parameters, DType::kFloat32, {&numbers});
+  check.require(options.first_trained >= 0 && options.first_trained <= layers(),
+                "first_trained: got ", options.first_trained, ", wanted 0 to ", layers());
+  for (const Block& block : blocks_) block.expect_within(parameters);
+  if (final_norm_) final_norm_->expect_within(parameters);
+
+  const std::lock_guard<std::mutex> lock(mutex_);
+  const bool saves = options.first_trained < layers();
+  const TapePlans::Key key{batch.tokens(), options.first_trained,
+                           static_cast<int64_t>(options.recompute),
+                           options.dropout_seed.has_value()};
+  const auto activations = [&] {
+    return std::unique_ptr<Activations>(new Activations(batch, positions, options, blocks_.size()));
+  };
+  const TapePlans::Program program = plans_.plan(key, [&] {
+    const auto dry = activations();
+    dry->tape = std::make_unique<Tape>(stream);
+    run(*dry, out, x, parameters);
+    if (saves) {
+      const Tensor gradients(nullptr, parameters.shape, DType::kFloat32, stream.device);
+      run_back(*dry, out, parameters, {gradients, false});
+    }
+    return dry->tape->take_recorded();
+  });
+  auto a = activations();
+  a->tape = std::make_unique<Tape>(program, default_allocator(stream.device), stream);
+  run(*a, out, x, parameters);
+  if (saves) return a;
+  a->tape->finish();
+  return nullptr;
+}
+
+void Stack::backward(Activations& a, const Tensor& gradient, const Tensor& parameters,
+                     const Gradients& gradients, uint64_t version, const Stream& stream) const {
+  Check check("Stack.backward", stream);
+  Dim tokens("tokens", a.batch.tokens()), hidden("hidden", blocks_.front().hidden());
+  Dim numbers("numbers");
+  check.is("gradient", gradient, DType::kFloat32, {&tokens, &hidden});
+  check.is("parameters", parameters, DType::kFloat32, {&numbers});
+  check.is("gradients", gradients.flat, DType::kFloat32, {&numbers});
+  for (const Block& block : blocks_) block.expect_within(parameters);
+  if (final_norm_) final_norm_->expect_within(parameters);
+
+  const std::lock_guard<std::mutex> lock(mutex_);
+  check.require(!a.spent_,
+                "got activations that a backward has used up, wanted those of a new forward; "
+                "retain_graph is not supported, call forward again");
+  check.require(a.options.version == version,
+                "got parameters that were written since the forward, wanted its own; call "
+                "optimizer.step() after backward()");
+  a.spent_ = true;
+  run_back(a, gradient, parameters, gradients);
+  a.tape->finish();
+  a.tape.reset();
+}
+
+TapeStats Stack::stats() const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return plans_.stats();
+}
+
+Pass Stack::pass_of(const Activations& a, const Tensor& parameters) const {
+  Pass pass{a.tape->scratch(),
+            a.tape->stream(),
+            a.batch,
+            a.positions ? &*a.positions : nullptr,
+            parameters,
+            a.options.version,
+            a.options.dropout_seed};
+  pass.recompute = a.options.recompute;
+  return pass;
+}
+
+bool Stack::begins_layer(size_t block) const {
+  return std::binary_search(begins_.begin(), begins_.end(), block);
+}
+
+bool Stack::remade(const Activations& a, size_t block) const {
+  const Recompute recompute = a.options.recompute;
+  return (recompute == Recompute::kNorm || recompute == Recompute::kActivation) &&
+         block > first_block(a) && blocks_[block - 1].residual_norm();
+}
+
+void Stack::run(Activations& a, const Tensor& out, const Tensor& x,
+                const Tensor& parameters) const {
+  Pass pass = pass_of(a, parameters);
+  const size_t first = first_block(a), end = blocks_.size();
+  const bool by_layer = a.options.recompute == Recompute::kLayer;
+  Value value(x);
+  for (size_t b = 0; b < end; ++b) {
+    pass.block = static_cast<int64_t>(b);
+    pass.saves = b >= first && !by_layer;
+    BlockActivations passing;
+    const bool last = b + 1 == end && !final_norm_;
+    Value next =
+        blocks_[b].forward(value, pass.saves ? a.of[b] : passing, last ? &out : nullptr, pass);
+    const bool keeps = b >= first && (by_layer ? begins_layer(b) : !remade(a, b));
+    if (keeps) a.of[b].x = std::move(value);
+    value = std::move(next);
+  }
+  if (!final_norm_) return;
+  final_norm_->forward(out, value, pass);
+  if (first < end) a.last = std::move(value);
+}
+
+void Stack::recompute(Activations& a, int64_t layer, Pass& pass) const {
+  const size_t begin = begins_[layer], end = begins_[layer + 1];
+  for (size_t b = begin; b + 1 < end; ++b) {
+    pass.block = static_cast<int64_t>(b);
+    a.of[b + 1].x = blocks_[b].forward(*a.of[b].x, a.of[b], nullptr, pass);
+  }
+  pass.block = static_cast<int64_t>(end - 1);
+  blocks_[end - 1].recompute(*a.of[end - 1].x, a.of[end - 1], pass);
+}
+
+void Stack::run_back(Activations& a, const Tensor& gradient, const Tensor& parameters,
+                     const Gradients& gradients) const {
+  Pass pass = pass_of(a, parameters);
+  pass.gradients = gradients;
+  pass.saves = true;
+  // A layer that is computed again keeps all that its backward reads.
+  const bool by_layer = pass.recompute == Recompute::kLayer;
+  if (by_layer) pass.recompute = Recompute::kNone;
+  if (final_norm_) {
+    final_norm_->backward(gradient, gradient, *a.last, nullptr, pass);
+    a.last.reset();
+  }
+  for (int64_t layer = layers() - 1; layer >= a.options.first_trained; --layer) {
+    if (by_layer) recompute(a, layer, pass);
+    for (size_t b = begins_[layer + 1]; b-- > begins_[layer];) {
+      pass.block = static_cast<int64_t>(b);
+      BlockActivations& saved = a.of[b];
+      std::optional<Value> x = std::move(saved.x);
+      if (remade(a, b)) {
+        x = Value(pass.matrix(gradient.shape[1]));
+        blocks_[b - 1].residual_norm()->forward(*x, *a.of[b - 1].sum, pass);
+      }
+      blocks_[b].backward(gradient, *x, std::move(saved), pass);
+      saved = {};
+    }
+  }
+}
+
+}  // namespace fusewire::train

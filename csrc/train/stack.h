@@ -1,0 +1,83 @@
+// A stack of Transformer layers that trains: one call forward, one call backward.
+#pragma once
+
+#include <mutex>
+#include <vector>
+
+#include "train/block.h"
+#include "train/tape.h"
+
+namespace fusewire::train {
+
+struct ForwardOptions {
+  // Backward stops below this layer, and nothing is saved for those before it; the number of
+  // layers: no backward follows.
+  int64_t first_trained = 0;
+  Recompute recompute = Recompute::kNone;
+  std::optional<int64_t> dropout_seed;  // none: nothing is dropped
+  uint64_t version = 0;  // of the parameters: another one, and weights are packed anew
+};
+
+// What a forward saved for its backward. Belongs to the stack that made it.
+class Activations {
+ public:
+  bool spent() const { return spent_; }
+
+ private:
+  friend class Stack;
+
+  Activations(SequenceBatch batch, std::optional<Tensor> positions, const ForwardOptions& options,
+              size_t blocks)
+      : batch(std::move(batch)), positions(std::move(positions)), options(options), of(blocks) {}
+
+  SequenceBatch batch;
+  std::optional<Tensor> positions;
+  ForwardOptions options;
+  std::unique_ptr<Tape> tape;
+  std::vector<BlockActivations> of;  // a block each
+  std::optional<Value> last;         // what the final norm reads
+  bool spent_ = false;
+};
+
+class Stack {
+ public:
+  // Error without a layer, for a layer without a block, or widths that differ.
+  Stack(std::vector<std::vector<Block>> layers, std::optional<Norm> final_norm);
+
+  int64_t layers() const { return static_cast<int64_t>(begins_.size()) - 1; }
+
+  // Fills out[tokens, hidden] with final_norm(layers(x)) of x[tokens, hidden]. parameters: the flat
+  // buffer float32[n]. Null when no backward follows; else what that needs, for which x must stay.
+  // One pass of the stack runs at a time, others wait.
+  std::unique_ptr<Activations> forward(const Tensor& out, const Tensor& x, const Tensor& parameters,
+                                       const SequenceBatch& batch, std::optional<Tensor> positions,
+                                       const ForwardOptions& options, const Stream& stream) const;
+
+  // gradient[tokens, hidden]: that of the output becomes that of x. The gradients of parameters go
+  // to the places in gradients.flat that the parameters have in their buffer. Uses up the
+  // activations; Error for some that are used up, or when parameters were written since.
+  void backward(Activations& activations, const Tensor& gradient, const Tensor& parameters,
+                const Gradients& gradients, uint64_t version, const Stream& stream) const;
+
+  TapeStats stats() const;
+
+ private:
+  void run(Activations& a, const Tensor& out, const Tensor& x, const Tensor& parameters) const;
+  void run_back(Activations& a, const Tensor& gradient, const Tensor& parameters,
+                const Gradients& gradients) const;
+  void recompute(Activations& a, int64_t layer, Pass& pass) const;
+  Pass pass_of(const Activations& a, const Tensor& parameters) const;
+  // Whether x of a block is the output of a norm that is computed again.
+  bool remade(const Activations& a, size_t block) const;
+  bool begins_layer(size_t block) const;
+  // The first block that backward reaches.
+  size_t first_block(const Activations& a) const { return begins_[a.options.first_trained]; }
+
+  std::vector<Block> blocks_;
+  std::vector<size_t> begins_;  // the first block of each layer, and the end of the last
+  std::optional<Norm> final_norm_;
+  mutable std::mutex mutex_;
+  mutable TapePlans plans_;
+};
+
+}  // namespace fusewire::train

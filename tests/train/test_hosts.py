@@ -1,0 +1,209 @@
+"""What trains Hugging Face's models trains replaced ones, unchanged."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import accelerate
+import fusewire
+import pytest
+import torch
+import transformers
+from fusewire.train import Adam, replace
+from fusewire.train.segment import Segment
+from torch.nn.utils import clip_grad_norm_
+
+from tests.tolerance import MODEL_FP32, TRAINED_VERSUS_EAGER
+from tests.train.ddp_process import ACCUMULATED, HALF, PROCESSES
+from tests.train.tiny_classifier import batch, classifier, examples
+
+STEPS = 8
+
+
+def arguments(folder: Path, **settings: Any) -> transformers.TrainingArguments:
+    return transformers.TrainingArguments(
+        output_dir=str(folder),
+        max_steps=STEPS,
+        per_device_train_batch_size=4,
+        learning_rate=1e-3,
+        logging_steps=1,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        dataloader_pin_memory=False,
+        **{"save_strategy": "no", "weight_decay": 0.1, **settings},
+    )
+
+
+def trainer(folder: Path, model: Any, **settings: Any) -> transformers.Trainer:
+    """With our optimizer, over groups as the Trainer makes them, for a replaced model."""
+    made = transformers.Trainer(
+        model=model, args=arguments(folder, **settings), train_dataset=examples(64)
+    )
+    if hasattr(model.base_model, "fusewire"):
+        groups = made.create_optimizer().param_groups
+        kept = [{name: group[name] for name in ("params", "weight_decay")} for group in groups]
+        made.optimizer = Adam(kept, lr=1e-3)
+    return made
+
+
+def losses(made: transformers.Trainer) -> list[float]:
+    return [entry["loss"] for entry in made.state.log_history if "loss" in entry]
+
+
+def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+def assert_close(got: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
+    assert got.keys() == wanted.keys()
+    largest = max(gradient.norm() for gradient in wanted.values())
+    for name, gradient in wanted.items():
+        # A key's bias has no gradient but rounding: softmax does not see it.
+        scale = max(gradient.norm(), 1e-3 * largest)
+        assert (got[name] - gradient).norm() <= TRAINED_VERSUS_EAGER * scale, name
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_the_trainer_learns_as_with_transformers_own_layers(
+    accumulated: int, tmp_path: Path
+) -> None:
+    ours = trainer(tmp_path, replace(classifier()), gradient_accumulation_steps=accumulated)
+    theirs = trainer(tmp_path, classifier(), gradient_accumulation_steps=accumulated)
+    for made in (ours, theirs):
+        made.train()
+    assert len(losses(ours)) == STEPS
+    assert losses(ours) == pytest.approx(losses(theirs), rel=TRAINED_VERSUS_EAGER)
+    assert ours.optimizer.optimizer.skipped_steps == 0
+
+
+def test_a_run_resumed_from_a_checkpoint_is_bit_equal(tmp_path: Path) -> None:
+    """With dropout: masks come from torch's generator, which checkpoints restore."""
+    settings = {"save_strategy": "steps", "save_steps": STEPS // 2}
+    whole = trainer(tmp_path, replace(classifier(0.1)), **settings)
+    whole.train()
+    resumed = trainer(tmp_path, replace(classifier(0.1)), **settings)
+    resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{STEPS // 2}"))
+    assert losses(resumed) == losses(whole)
+    assert all(map(torch.equal, resumed.model.parameters(), whole.model.parameters()))
+
+
+def test_what_is_saved_is_what_was_trained(tmp_path: Path) -> None:
+    made = trainer(tmp_path, replace(classifier()))
+    made.train()
+    made.save_model(str(tmp_path / "saved"))
+    inputs = batch(examples(5))
+    del inputs["labels"]
+    model = made.model.eval()
+    read = transformers.BertForSequenceClassification.from_pretrained(tmp_path / "saved").eval()
+    with torch.no_grad():
+        trained, theirs = model(**inputs).logits, read(**inputs).logits
+    served = fusewire.load(tmp_path / "saved")(**inputs).logits
+    torch.testing.assert_close(theirs, trained, rtol=0, atol=MODEL_FP32)
+    torch.testing.assert_close(served, trained, rtol=0, atol=MODEL_FP32)
+
+
+def test_evaluation_has_logits(tmp_path: Path) -> None:
+    answers = [
+        trainer(tmp_path, model).predict(examples(6))
+        for model in (replace(classifier()), classifier())
+    ]
+    assert answers[0].predictions == pytest.approx(answers[1].predictions, abs=MODEL_FP32)
+    assert answers[0].metrics["test_loss"] == pytest.approx(
+        answers[1].metrics["test_loss"], rel=TRAINED_VERSUS_EAGER
+    )
+
+
+def test_accelerate_trains_as_a_loop_of_ones_own() -> None:
+    every = examples(16)
+
+    def loop(host: accelerate.Accelerator | None) -> list[torch.Tensor]:
+        model = replace(classifier())
+        optimizer = Adam(model.parameters(), lr=1e-3)
+        loader = torch.utils.data.DataLoader(every, batch_size=4, collate_fn=batch)
+        if host is not None:
+            model, optimizer, loader = host.prepare(model, optimizer, loader)
+        for number, inputs in enumerate(loader):
+            if host is None:
+                (model(**inputs).loss / 2).backward()
+                if number % 2 == 1:
+                    clip_grad_norm_(model.parameters(), 0.5)
+                    optimizer.step()
+                    optimizer.zero_grad()
+                continue
+            with host.accumulate(model):
+                host.backward(model(**inputs).loss)
+                if host.sync_gradients:
+                    host.clip_grad_norm_(model.parameters(), 0.5)
+                optimizer.step()
+                optimizer.zero_grad()
+        return list(model.parameters())
+
+    theirs = loop(accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2))
+    assert all(map(torch.equal, theirs, loop(None)))
+
+
+def test_a_grad_scaler_changes_nothing_but_skipped_steps() -> None:
+    def loop(scaler: torch.amp.GradScaler) -> tuple[torch.nn.Module, Adam]:
+        model = replace(classifier())
+        optimizer = Adam(model.parameters(), lr=1e-3, max_grad_norm=1.0)
+        for number in range(4):
+            loss = model(**batch(examples(4 * (number + 1))[-4:])).loss
+            overflow = float("inf") if scaler.is_enabled() and number == 1 else 1.0
+            if number != 1 or scaler.is_enabled():
+                scaler.scale(loss * overflow).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+        return model, optimizer
+
+    plain, _ = loop(torch.amp.GradScaler("cpu", enabled=False))
+    # Powers of two scale without rounding.
+    scaled, optimizer = loop(torch.amp.GradScaler("cpu", init_scale=2.0**10))
+    assert optimizer.skipped_steps == 1
+    assert all(map(torch.equal, scaled.parameters(), plain.parameters()))
+
+
+# Later transformers have another name for it.
+@pytest.mark.filterwarnings("ignore:.*activation_checkpointing_enable:FutureWarning")
+def test_checkpointing_of_gradients_computes_layers_again_and_changes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+    run = Segment.__call__
+
+    def watched(self: Segment, *rest: Any, recompute: str, **settings: Any) -> torch.Tensor:
+        asked.append(recompute)
+        return run(self, *rest, recompute=recompute, **settings)
+
+    monkeypatch.setattr(Segment, "__call__", watched)
+    kept, computed = replace(classifier()), replace(classifier())
+    computed.gradient_checkpointing_enable()
+    for model in (kept, computed):
+        model.train()
+        model(**batch(examples(8))).loss.backward()
+    assert asked == ["none", "layer"]
+    assert all(map(torch.equal, gradients(kept).values(), gradients(computed).values()))
+
+
+def test_two_processes_are_one_with_the_joined_batch(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "tests.train.ddp_process"]
+    running = [
+        subprocess.Popen([*command, str(rank), tmp_path], stderr=subprocess.PIPE, text=True)
+        for rank in range(PROCESSES)
+    ]
+    for process in running:
+        _, errors = process.communicate(timeout=300)
+        assert process.returncode == 0, errors
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(PROCESSES))
+    for kind in ("gradients", "weights"):
+        assert all(map(torch.equal, first[kind].values(), second[kind].values()))
+    model = classifier()
+    joined = PROCESSES * HALF
+    for number in range(ACCUMULATED):
+        inputs = batch(examples(joined * ACCUMULATED)[number * joined :][:joined])
+        (model(**inputs).loss / ACCUMULATED).backward()
+    assert_close(first["gradients"], gradients(model))

@@ -1,0 +1,352 @@
+"""Replaced models train as transformers' own: the same loss and gradients, the same curve."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import fusewire
+import pytest
+import torch
+from fusewire import train
+from fusewire.errors import ConfigurationError, FusewireError, InvalidInput, Unsupported
+from fusewire.train.packed import Packed
+from transformers import DataCollatorWithFlattening
+
+from tests.tolerance import MODEL_FP32, TRAINED_VERSUS_EAGER
+from tests.train.tiny_models import CONFIGS, both, eager, loss_of, ragged
+
+TEXTS = [name for name in CONFIGS if "Image" not in name]
+DECODERS = [name for name in CONFIGS if name.endswith(("CausalLM", "LMHeadModel"))]
+
+
+def gradients(model: Any, batch: dict[str, Any]) -> tuple[float, dict[str, torch.Tensor]]:
+    model.zero_grad()
+    loss = loss_of(model, batch)
+    loss.backward()
+    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    return float(loss.detach()), found
+
+
+def expect_equal(
+    ours: tuple[float, dict[str, torch.Tensor]], theirs: tuple[float, dict[str, torch.Tensor]]
+) -> None:
+    assert ours[0] == pytest.approx(theirs[0], rel=TRAINED_VERSUS_EAGER)
+    assert ours[1].keys() == theirs[1].keys()
+    # Gradients that cancel out (of a key's bias) are measured by what is common.
+    common = max(float(g.norm()) for g in theirs[1].values())
+    for name, gradient in theirs[1].items():
+        scale = max(float(gradient.norm()), 1e-3 * common)
+        off = float((ours[1][name] - gradient).norm())
+        assert off <= TRAINED_VERSUS_EAGER * scale, name
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_loss_and_gradients_are_those_of_transformers(name: str) -> None:
+    theirs, ours = both(name)
+    batch = ragged(name, (11, 11)) if name.endswith("QuestionAnswering") else ragged(name)
+    assert list(dict(ours.named_parameters())) == list(dict(theirs.named_parameters()))
+    expect_equal(gradients(ours, batch), gradients(theirs, batch))
+
+
+# transformers pools the first place of a row, padding or not.
+POOLED = ("BertModel", "BertForPreTraining", *(n for n in TEXTS if "Sequence" in n))
+
+
+@pytest.mark.parametrize("name", sorted(set(TEXTS) - {*POOLED, "BertForQuestionAnswering"}))
+def test_padding_may_stand_on_the_left(name: str) -> None:
+    theirs, ours = both(name)
+    batch = {key: values.flip(1) for key, values in ragged(name).items()}
+    if name in DECODERS:  # what padding would predict
+        batch["labels"][torch.arange(4), batch["attention_mask"].argmax(1)] = -100
+    expect_equal(gradients(ours, batch), gradients(theirs, batch))
+
+
+# The window of Mistral counts a row's masked tokens in transformers, and does not here.
+@pytest.mark.parametrize(
+    "name", sorted(set(TEXTS) - {"BertForQuestionAnswering", "MistralForCausalLM"})
+)
+def test_masked_tokens_may_stand_anywhere(name: str) -> None:
+    theirs, ours = both(name)
+    batch = ragged(name)
+    batch["attention_mask"][1, [3, 4, 8]] = 0
+    if "labels" in batch and batch["labels"].ndim == 2:
+        batch["labels"][1, [3, 4, 5, 8, 9]] = -100
+    expect_equal(gradients(ours, batch), gradients(theirs, batch))
+
+
+@pytest.mark.parametrize("name", sorted(set(TEXTS) - {"BertModel"}))
+def test_a_batch_may_have_no_mask(name: str) -> None:
+    theirs, ours = both(name)
+    batch = ragged(name, (11, 11, 11))
+    del batch["attention_mask"]
+    expect_equal(gradients(ours, batch), gradients(theirs, batch))
+
+
+def test_heads_see_zeros_in_the_place_of_padding() -> None:
+    """A loss over the places of a row, as of question answering, has padding in it in transformers
+    too, where hidden states of padding are what its layers make of it."""
+    theirs, ours = both("BertForQuestionAnswering")
+    batch = ragged("BertForQuestionAnswering")
+    bias = ours.qa_outputs.bias
+    logits = ours(**batch).start_logits
+    padding = batch["attention_mask"] == 0
+    assert torch.equal(logits[padding], bias[0].expand(int(padding.sum())))
+    tokens = ~padding
+    assert torch.allclose(
+        logits[tokens], theirs(**batch).start_logits[tokens], atol=MODEL_FP32, rtol=0
+    )
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_a_batch_equals_its_sequences_alone(name: str) -> None:
+    _, ours = both(name)
+    ours.eval()
+    batch = ragged(name)
+    inputs = {k: batch[k] for k in ("input_ids", "attention_mask", "token_type_ids") if k in batch}
+    together = ours(**inputs)[0]
+    for row, length in enumerate((7, 12, 1, 9)):
+        alone = ours(**{k: v[row : row + 1, :length] for k, v in inputs.items()})[0]
+        if together.ndim == 3 or together.shape == batch["input_ids"].shape:
+            assert torch.allclose(together[row, :length], alone[0], atol=1e-6, rtol=1e-6)
+        else:
+            assert torch.allclose(together[row], alone[0], atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["BertForMaskedLM", *DECODERS])
+@pytest.mark.parametrize("attention_keywords", [False, True])
+def test_flattened_batches_equal_padded_ones(name: str, attention_keywords: bool) -> None:
+    _, ours = both(name)
+    padded = ragged(name)
+    padded.pop("token_type_ids", None)
+    lengths = padded["attention_mask"].sum(1).tolist()
+    rows = [ids[:n].tolist() for ids, n in zip(padded["input_ids"], lengths, strict=True)]
+    collate = DataCollatorWithFlattening(return_flash_attn_kwargs=attention_keywords)
+    flat = dict(collate([{"input_ids": row, "labels": row} for row in rows]))
+    assert flat["input_ids"].shape == (1, sum(lengths))
+    padded["labels"] = torch.where(padded["attention_mask"].bool(), padded["input_ids"], -100)
+    padded["labels"][:, 0] = -100  # where the collator separates sequences
+    expect_equal(gradients(ours, flat), gradients(ours, padded))
+
+
+@pytest.mark.parametrize("name", ["BertForSequenceClassification", "GPT2LMHeadModel"])
+@pytest.mark.parametrize(("optimizer", "lr"), [(torch.optim.SGD, 2e-3), (torch.optim.AdamW, 5e-4)])
+def test_200_steps_follow_the_same_curve(name: str, optimizer: type, lr: float) -> None:
+    """At rates at which fp32 follows fp64: AdamW at 2e-3 multiplies roundings, and transformers'
+    own curve of GPT-2 leaves that of fp64 after 100 steps."""
+    curves = []
+    for model in both(name):
+        steps = optimizer(model.parameters(), lr=lr)
+        curve = []
+        for step in range(200):
+            loss = loss_of(model, ragged(name, seed=step % 5))
+            steps.zero_grad()
+            loss.backward()
+            steps.step()
+            curve.append(float(loss.detach()))
+        curves.append(torch.tensor(curve))
+    theirs, ours = curves
+    assert theirs[-20:].mean() < theirs[:20].mean()
+    assert ((ours - theirs).abs() / theirs).max() <= TRAINED_VERSUS_EAGER
+
+
+@pytest.mark.parametrize("name", ["BertForSequenceClassification", "GPT2LMHeadModel"])
+def test_dropout_follows_torchs_seed(name: str) -> None:
+    _, ours = both(name, dropout=0.2)
+    batch = ragged(name)
+
+    def run(seed: int) -> tuple[float, dict[str, torch.Tensor]]:
+        torch.manual_seed(seed)
+        return gradients(ours, batch)
+
+    first, again, other = run(3), run(3), run(4)
+    assert first[0] == again[0] != other[0]
+    assert all(torch.equal(first[1][name], again[1][name]) for name in first[1])
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    gradients(ours, batch)
+    torch.set_rng_state(state)
+    assert gradients(ours, batch)[0] == first[0]
+
+
+def test_eval_and_no_grad_save_nothing_and_eval_drops_nothing() -> None:
+    theirs, ours = both("BertForMaskedLM", dropout=0.3)
+    batch = ragged("BertForMaskedLM")
+    held = fusewire.kernels.default_allocator().stats()["holders"].get("training", (0, 0))
+    with torch.no_grad():
+        ours(**batch)
+        assert not ours(**batch).loss.requires_grad
+    for model in (ours, theirs):
+        model.eval()
+    with torch.inference_mode():
+        logits = ours(**batch).logits
+    stats = fusewire.kernels.default_allocator().stats()["holders"]
+    assert stats.get("training", (0, 0)) == held
+    there = batch["attention_mask"].bool()
+    assert torch.allclose(logits[there], theirs(**batch).logits[there], atol=MODEL_FP32)
+    expect_equal(gradients(ours, batch), gradients(theirs, batch))  # of a model in eval mode
+
+
+@pytest.mark.parametrize("segments", [1, 2, 3])
+@pytest.mark.parametrize("recompute", ["none", "norm", "activation", "layer"])
+def test_segments_and_recomputation_change_nothing(segments: int, recompute: str) -> None:
+    name = "BertForMaskedLM"
+    batch = ragged(name)
+    plain = gradients(both(name)[1], batch)
+    other = gradients(both(name, segments=segments, recompute=recompute)[1], batch)
+    assert plain[0] == other[0]
+    assert all(torch.equal(plain[1][n], other[1][n]) for n in plain[1])
+
+
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable:FutureWarning")
+def test_gradient_checkpointing_recomputes_layers() -> None:
+    name = "BertForMaskedLM"
+    batch = ragged(name)
+    peaks = {}
+    for checkpointing in (False, True):
+        _, ours = both(name, dropout=0.1)
+        if checkpointing:
+            ours.gradient_checkpointing_enable()
+        torch.manual_seed(2)
+        peaks[checkpointing] = gradients(ours, batch)
+        stack = ours.bert.fusewire.segments[0].stack
+        peaks[checkpointing] += (stack.stats()["peak_bytes"],)
+    assert peaks[True][2] < peaks[False][2] * 0.7
+    assert all(torch.equal(peaks[True][1][n], peaks[False][1][n]) for n in peaks[True][1])
+
+
+def test_frozen_layers_get_no_gradient() -> None:
+    name = "BertForSequenceClassification"
+    theirs, ours = both(name)
+    for model in (theirs, ours):
+        model.bert.embeddings.requires_grad_(False)
+        model.bert.encoder.layer[0].requires_grad_(False)
+        model.bert.encoder.layer[1].attention.self.key.requires_grad_(False)
+        model.bert.encoder.layer[2].intermediate.dense.weight.requires_grad_(False)
+    expect_equal(gradients(ours, ragged(name)), gradients(theirs, ragged(name)))
+
+
+def test_accumulated_gradients_are_those_of_the_joined_batch() -> None:
+    name = "BertForSequenceClassification"
+    theirs, ours = both(name)
+    batch = ragged(name)
+    for model in (theirs, ours):
+        model.zero_grad()
+        for row in range(4):
+            part = {key: value[row : row + 1] for key, value in batch.items()}
+            (loss_of(model, part) / 4).backward()
+    ours_found = {n: p.grad.clone() for n, p in ours.named_parameters()}
+    expect_equal((0.0, ours_found), (0.0, gradients(ours, batch)[1]))
+    expect_equal((0.0, ours_found), (0.0, {n: p.grad for n, p in theirs.named_parameters()}))
+
+
+def test_copies_and_pickles_train_by_themselves() -> None:
+    name = "BertForSequenceClassification"
+    theirs, ours = both(name)
+    batch = ragged(name)
+    wanted = gradients(theirs, batch)
+    expect_equal(gradients(ours, batch), wanted)
+    for other in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
+        with torch.no_grad():
+            for parameter in ours.parameters():
+                parameter.zero_()
+        expect_equal(gradients(other, batch), wanted)
+        ours.load_state_dict(theirs.state_dict())
+        expect_equal(gradients(ours, batch), wanted)
+
+
+@pytest.mark.parametrize("name", ["BertForSequenceClassification", "BertForMaskedLM"])
+def test_what_is_trained_is_saved_and_served(name: str, tmp_path: Path) -> None:
+    _, ours = both(name, dropout=0.1)
+    optimizer = torch.optim.AdamW(ours.parameters(), lr=1e-3)
+    for step in range(5):
+        optimizer.zero_grad()
+        loss_of(ours, ragged(name, seed=step)).backward()
+        optimizer.step()
+    ours.save_pretrained(tmp_path)
+    reread = type(ours).from_pretrained(tmp_path, attn_implementation="eager").eval()
+    batch = ragged(name)
+    inputs = {k: batch[k] for k in ("input_ids", "attention_mask", "token_type_ids")}
+    with torch.no_grad():
+        wanted = reread(**inputs).logits
+        trained = ours.eval()(**inputs).logits
+    served = fusewire.load(tmp_path)(**inputs).logits
+    there = batch["attention_mask"].bool() if wanted.ndim == 3 else slice(None)
+    assert torch.allclose(served[there], wanted[there], atol=MODEL_FP32)
+    assert torch.allclose(trained[there], wanted[there], atol=MODEL_FP32)
+
+
+class TestRefusals:
+    def test_a_model_of_another_architecture(self) -> None:
+        with pytest.raises(Unsupported, match="Linear, wanted a model of transformers with one of"):
+            train.replace(torch.nn.Linear(2, 2))  # type: ignore[type-var]
+
+    def test_a_decoder_of_an_encoders_class(self) -> None:
+        with pytest.raises(FusewireError, match="is_decoder: got True"):
+            train.replace(eager("BertModel", is_decoder=True))
+
+    @pytest.mark.parametrize(
+        "argument",
+        [
+            {"output_attentions": True},
+            {"output_hidden_states": True},
+            {"encoder_hidden_states": torch.zeros(4, 12, 32)},
+        ],
+        ids=lambda a: next(iter(a)),
+    )
+    def test_an_argument_names_itself_and_the_fallback(self, argument: dict[str, Any]) -> None:
+        _, ours = both("BertModel")
+        batch = ragged("BertModel")
+        (name,) = argument
+        with pytest.raises(NotImplementedError, match=f"BertModel.forward: {name}.*not replaced"):
+            ours(**batch, **argument)
+
+    def test_keys_and_values_of_earlier_tokens(self) -> None:
+        _, ours = both("GPT2LMHeadModel")
+        cache = ((torch.zeros(4, 4, 1, 8),) * 2,) * 3
+        with pytest.raises(Unsupported, match="past_key_values"):
+            ours(**ragged("GPT2LMHeadModel"), past_key_values=cache)
+
+    def test_a_row_without_tokens(self) -> None:
+        _, ours = both("BertModel")
+        batch = ragged("BertModel")
+        batch["attention_mask"][2] = 0
+        with pytest.raises(InvalidInput, match="row 2 of zeros alone"):
+            ours(**batch)
+
+    def test_a_mask_that_is_none(self) -> None:
+        _, ours = both("BertModel")
+        batch = ragged("BertModel")
+        with pytest.raises(InvalidInput, match="attention_mask: got shape"):
+            ours(batch["input_ids"], batch["attention_mask"][:, :-1])
+        with pytest.raises(InvalidInput, match="attention_mask: got other values"):
+            ours(batch["input_ids"], batch["attention_mask"] * 2)
+
+    def test_another_precision(self) -> None:
+        _, ours = both("BertModel")
+        x = torch.zeros(2, 32, dtype=torch.bfloat16)
+        with pytest.raises(ConfigurationError, match="float32 on the CPU; turn autocast off"):
+            ours.fusewire(x, Packed((1, 2)), None, [], training=True)
+
+    def test_a_step_between_forward_and_backward(self) -> None:
+        _, ours = both("BertModel")
+        loss = loss_of(ours, ragged("BertModel"))
+        with torch.no_grad():
+            ours.encoder.layer[0].attention.self.query.weight.mul_(2)
+        with pytest.raises(fusewire.kernels.Error, match="written since the forward"):
+            loss.backward()
+
+    def test_a_second_backward(self) -> None:
+        _, ours = both("BertModel")
+        loss = loss_of(ours, ragged("BertModel"))
+        loss.backward(retain_graph=True)
+        with pytest.raises(fusewire.kernels.Error, match="retain_graph is not supported"):
+            loss.backward()
+
+    def test_options_that_are_none(self) -> None:
+        with pytest.raises(ConfigurationError, match="recompute: got 'all'"):
+            train.replace(eager("BertModel"), recompute="all")
+        with pytest.raises(ConfigurationError, match="segments: got 4, wanted 1 to 3"):
+            train.replace(eager("BertModel"), segments=4)

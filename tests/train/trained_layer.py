@@ -1,0 +1,198 @@
+"""A random layer (tests/layers/layer.py) that trains: its weights in a flat buffer, its gradients
+as the library and as torch compute them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from fusewire import kernels as k
+from fusewire.kernels import training as t
+from numpy.typing import NDArray
+
+from tests.layers.layer import SPECS, Layer
+from tests.tolerance import TRAINED_GRADIENT
+
+# No gradient of a bias by distance is computed yet.
+TRAINED_SPECS: dict[str, dict[str, Any]] = {
+    **{name: spec for name, spec in SPECS.items() if not spec.get("biased")},
+    "transposed_weights": {"pre_norm": True, "transposed": True},
+    "head_norms_rotary": {
+        "pre_norm": True,
+        "heads": 4,
+        "kv_heads": 2,
+        "rotary": True,
+        "head_norms": True,
+        "norm": "rms_norm",
+        "gated": True,
+        "activation": "silu",
+    },
+}
+
+Floats = NDArray[np.float32]
+
+
+class TrainedLayer(Layer):
+    """`layers` copies of the layer that share its weights' values, not its memory."""
+
+    def __init__(
+        self,
+        options: dict[str, Any],
+        lengths: tuple[int, ...] = (1, 17, 40),
+        layers: int = 1,
+        **dropouts: float,
+    ) -> None:
+        super().__init__(options, lengths=lengths)
+        self.layers = layers
+        self.dropouts = dropouts
+        self._arrays: list[Floats] = []
+        self._size = 0
+        self.offsets: list[dict[str, int]] = []
+        blocks = [self._trained_blocks() for _ in range(layers)]
+        self.stack = t.Stack(blocks)
+        self.values = np.concatenate([array.reshape(-1) for array in self._arrays])
+
+    def _place(self, name: str, array: Floats) -> t.Parameter:
+        self.offsets[-1][name] = self._size
+        self._arrays.append(array)
+        place = t.Parameter(self._size, list(array.shape))
+        self._size += array.size
+        return place
+
+    def _trained_blocks(self) -> list[t.Block]:
+        o = self.o
+        self.offsets.append({})
+        transposed = bool(o.get("transposed"))
+
+        def linear(name: str) -> t.Linear:
+            weight, bias = self.linears[name]
+            stored = np.ascontiguousarray(weight.T) if transposed else weight
+            return t.Linear(
+                self._place(f"{name}.weight", stored),
+                self._place(f"{name}.bias", bias),
+                transposed=transposed,
+            )
+
+        def norm(name: str, kind: str = "rms_norm") -> t.Norm | None:
+            if name not in self.norms:
+                return None
+            return t.Norm(self._place(f"{name}.weight", self.norms[name]), None, 1e-6, kind)
+
+        attention = t.Attention(
+            qkv=linear("qkv"),
+            output=linear("attention_output"),
+            heads=o["heads"],
+            kv_heads=self.kv_heads,
+            **self.mask(),
+            soft_cap=o.get("soft_cap", 0.0),
+            dropout=self.dropouts.get("attention", 0.0),
+            q_norm=norm("q_norm"),
+            k_norm=norm("k_norm"),
+            rope=(k.Tensor.from_numpy(self.cos), k.Tensor.from_numpy(self.sin))
+            if o.get("rotary")
+            else None,
+        )
+        feed_forward = t.FeedForward(
+            intermediate=linear("intermediate"),
+            output=linear("output"),
+            activation=o["activation"],
+            gated=o.get("gated", False),
+            dropout=self.dropouts.get("activation", 0.0),
+        )
+        where = "input_norm" if o.get("pre_norm") else "residual_norm"
+        kind = o.get("norm", "layer_norm")
+        return [
+            t.Block(
+                part,
+                **{where: norm(f"{name}_norm", kind)},
+                dropout=self.dropouts.get("residual", 0.0),
+            )
+            for name, part in (("attention", attention), ("output", feed_forward))
+        ]
+
+    def batch(self) -> k.SequenceBatch:
+        offsets = np.cumsum([0, *self.lengths]).astype(np.int32)
+        return k.SequenceBatch(k.Tensor.from_numpy(offsets))
+
+    def forward_pass(
+        self, x: Floats, values: Floats | None = None, **options: Any
+    ) -> tuple[Floats, t.Activations | None]:
+        out = np.full_like(x, np.nan)
+        activations = self.stack.forward(
+            k.Tensor.from_numpy(out),
+            k.Tensor.from_numpy(x),
+            k.Tensor.from_numpy(self.values if values is None else values),
+            self.batch(),
+            positions=k.Tensor.from_numpy(self.positions),
+            **options,
+        )
+        return out, activations
+
+    def backward_pass(
+        self,
+        activations: t.Activations,
+        gradient: Floats,
+        gradients: Floats | None = None,
+        **options: Any,
+    ) -> tuple[Floats, Floats]:
+        """Gradients of x and of all parameters."""
+        dx = gradient.copy()
+        if gradients is None:
+            gradients = np.full_like(self.values, np.nan)
+        self.stack.backward(
+            activations,
+            k.Tensor.from_numpy(dx),
+            k.Tensor.from_numpy(self.values),
+            k.Tensor.from_numpy(gradients),
+            **options,
+        )
+        return dx, gradients
+
+    def gradients(self, x: Floats, gradient: Floats, **options: Any) -> tuple[Floats, Floats]:
+        _, activations = self.forward_pass(x, **options)
+        assert activations is not None
+        return self.backward_pass(activations, gradient, version=options.get("version", 0))
+
+    def truth(self, x: Floats, gradient: Floats) -> tuple[NDArray[Any], NDArray[Any]]:
+        """The same, of one layer, by torch's autograd in fp64."""
+        assert self.layers == 1
+        leaves: dict[int, torch.Tensor] = {}
+
+        def there(array: Floats) -> torch.Tensor:
+            if array.dtype != np.float32:
+                return torch.from_numpy(array)
+            if id(array) not in leaves:
+                leaves[id(array)] = torch.from_numpy(array).double().requires_grad_()
+            return leaves[id(array)]
+
+        start = torch.from_numpy(x).double().requires_grad_()
+        self.in_torch(start, there).backward(torch.from_numpy(gradient).double())
+        flat = np.full(self.values.size, np.nan)
+        for name, offset in self.offsets[0].items():
+            part, kind = name.split(".")
+            array = (
+                self.norms[part]
+                if part in self.norms
+                else self.linears[part][0 if kind == "weight" else 1]
+            )
+            grad = leaves[id(array)].grad
+            assert grad is not None
+            if self.o.get("transposed") and kind == "weight" and part in self.linears:
+                grad = grad.T
+            flat[offset : offset + array.size] = grad.reshape(-1).numpy()
+        assert start.grad is not None
+        return start.grad.numpy(), flat
+
+
+def off(got: NDArray[Any], truth: NDArray[Any]) -> float:
+    """The norm of the difference over that of the truth."""
+    return float(np.linalg.norm(got - truth) / np.linalg.norm(truth))
+
+
+def expect_close(layer: TrainedLayer, got: NDArray[Any], truth: NDArray[Any]) -> None:
+    """Each parameter's gradient by itself."""
+    names = layer.offsets[0]
+    ends = [*list(names.values())[1:], layer.values.size]
+    for (name, begin), end in zip(names.items(), ends, strict=True):
+        assert off(got[begin:end], truth[begin:end]) <= TRAINED_GRADIENT, name
