@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from fusewire_client import Client
 
 from tests.engine.generating import END, byte_tokenizer
 from tests.reference import tiny_checkpoint
@@ -124,6 +125,42 @@ def test_a_file_of_prompts_becomes_a_file_of_answers(writer: Path, tmp_path: Pat
     assert [row["id"] for row in rows] == list(range(10))
     assert all(row["finish_reason"] in ("length", "stop") for row in rows)
     assert all(0 < row["output_tokens"] <= 32 for row in rows)
+
+
+@pytest.fixture(scope="module")
+def reviews(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The folder that fine_tune.py trained, and what it printed."""
+    folder = tmp_path_factory.mktemp("reviews")
+    return folder, run("fine_tune.py", folder)
+
+
+TURNS = {"praise": "the book looked dull but was clever", "complaint": "first warm, in the end sad"}
+
+
+def test_a_trained_model_tells_texts_apart(reviews: tuple[Path, str]) -> None:
+    folder, printed = reviews
+    found = re.search(r"accuracy (\d\.\d+)", printed)
+    assert found is not None
+    assert float(found[1]) > 0.95
+    assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
+    lines = run("classify.py", folder, *TURNS.values()).splitlines()
+    assert [line.split()[0] for line in lines] == list(TURNS)
+
+
+@pytest.mark.server
+def test_a_trained_model_is_served(reviews: tuple[Path, str]) -> None:
+    serve = [sys.executable, "-m", "fusewire", "serve", f"reviews={reviews[0]}"]
+    command = [*serve, *ANY_PORTS, "--json"]
+    with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        try:
+            ready = next(event for event in events(server.stdout) if event.get("event") == "ready")
+            with Client(str(ready["grpc"])) as client:
+                answers = client.classify(list(TURNS.values()))
+        finally:
+            server.send_signal(signal.SIGTERM)
+            server.stdout.read()
+    assert [answer.label for answer in answers] == list(TURNS)
 
 
 @pytest.mark.server
