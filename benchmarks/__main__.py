@@ -20,6 +20,7 @@ BENCHMARKS = (
     "encode",
     "generation",
     "seq2seq",
+    "training",
     "memory",
     "served",
     "python_api",

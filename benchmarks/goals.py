@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks import generation_curves, seq2seq_report
+from benchmarks import generation_curves, seq2seq_report, training_report
 from benchmarks.encoder_report import GOALS as ENCODER_GOALS
 from benchmarks.goal import Goal
 from benchmarks.records import Rows, latest
@@ -105,6 +105,7 @@ _GOALS = {
     "generation": _generation,
     generation_curves.BENCHMARK: generation_curves.goals,
     "seq2seq": seq2seq_report.goals,
+    training_report.BENCHMARK: training_report.goals,
     "memory": _memory,
     "served": _served,
     "python_api": _python_api,

@@ -7,7 +7,13 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks import generation_curves, overload_report, seq2seq_report, turbo_report
+from benchmarks import (
+    generation_curves,
+    overload_report,
+    seq2seq_report,
+    training_report,
+    turbo_report,
+)
 from benchmarks.machine import DISTURBED
 from benchmarks.records import Rows, latest
 
@@ -188,6 +194,7 @@ TABLES: dict[str, Callable[[Rows], str]] = {
     "served": _served_table,
     "overload": lambda rows: overload_report.tables(rows, _where(rows, rows[0]["versions"])),
     turbo_report.BENCHMARK: _above(turbo_report.table),
+    training_report.BENCHMARK: _above(training_report.table),
     "memory": _memory_table,
     "gemm": _gemm_table,
 }

@@ -157,6 +157,12 @@ SECTIONS = (
         "`alone` is no batching.",
         (("cpu", "turbo"), ("gpu", "turbo")),
     ),
+    Section(
+        "Training",
+        "Steps of fine-tuning, beside transformers' own layers on torch, eager and compiled, "
+        "which pad a batch to its longest text. [Training](training.md) says how.",
+        (("cpu", "training"),),
+    ),
     Section("Memory", "", (("gpu", "memory"), ("cpu", "memory"))),
     Section(
         "Single kernels",
@@ -184,6 +190,7 @@ encoder` runs one of them. With a GPU:
 | image classifiers, ViT-B/16 and L/14 | `python -m benchmarks.images`, `--device cuda` |
 | images served by Triton | `python -m benchmarks.served_images --device cuda` |
 | translation with beams | `python -m benchmarks.seq2seq`, `python -m benchmarks.gpu seq2seq` |
+| steps of training | `python -m benchmarks.training` |
 | generation beside vLLM | `python -m benchmarks.gpu.generation_vllm --vllm-python PATH` |
 | generation served by Triton | `python -m benchmarks.generation_served --device cuda` |
 | requests that arrive at random | `python -m benchmarks.generation_poisson --device cuda \

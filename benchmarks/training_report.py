@@ -1,0 +1,44 @@
+"""What the rows of the training benchmark say: a table, and the goals."""
+
+from __future__ import annotations
+
+from benchmarks.goal import Goal
+from benchmarks.records import Rows
+
+BENCHMARK, OURS = "training", "fusewire"
+
+
+def goals(rows: Rows) -> list[Goal]:
+    """Faster than each rival, by the smaller of both ratios: of time, and of the cores' work."""
+    found = []
+    for row in rows:
+        if row["system"] == OURS:
+            continue
+        ratio = min(row["times_fusewire"], row["cpu_times_fusewire"])
+        what = f"{row['model']}, {row['case']}: step of {row['system']}, times ours"
+        found.append(Goal(what, "> 1", f"{ratio:.2f}", ratio > 1))
+    return found
+
+
+def table(rows: Rows) -> str:
+    """A line a case; without where and when it was measured."""
+    systems = list(dict.fromkeys(row["system"] for row in rows))
+    found = {(row["model"], row["case"], row["system"]): row for row in rows}
+    rivals = [system for system in systems if system != OURS]
+    ratios = [f"times ours, {rival}" for rival in rivals]
+    lines = [
+        "A step of training, median ms / ms that the cores worked:",
+        "",
+        f"| | tokens, padded | {' | '.join([*systems, *ratios])} |",
+        "|---" * (len(systems) + len(ratios) + 2) + "|",
+    ]
+    for model, case in dict.fromkeys((row["model"], row["case"]) for row in rows):
+        own = found[model, case, OURS]
+        cells = [f"{own['tokens']}, {own['padded_tokens']}"]
+        of_case = [found.get((model, case, system)) for system in systems]
+        cells += [f"{r['median_ms']:.0f} / {r['least_cpu_ms']:.0f}" if r else "" for r in of_case]
+        of_rivals = [found.get((model, case, rival)) for rival in rivals]
+        keys = "times_fusewire", "cpu_times_fusewire"
+        cells += [" / ".join(f"{r[key]:.2f}" for key in keys) if r else "" for r in of_rivals]
+        lines.append(f"| {model}, {case} | {' | '.join(cells)} |")
+    return "\n".join(lines)

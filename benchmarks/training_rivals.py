@@ -1,0 +1,111 @@
+"""Systems that take steps of training, each in a process of its own: the same seeded weights, the
+same batches, padded to their longest text; a step is forward, loss, backward, clipping to a norm of
+1 and AdamW."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks import machine
+from benchmarks.worker import Handler
+
+SYSTEMS = ("fusewire", "transformers", "transformers, compiled")
+LEARNING_RATE = 5e-5
+SHAPES: dict[str, dict[str, Any]] = {
+    "BERT-base": {"kind": "bert"},
+    "GPT, 4 layers of 256": {"kind": "gpt2", "n_layer": 4, "n_embd": 256, "n_head": 8},
+    "BERT, tiny": {
+        "kind": "bert",
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 48,
+        "vocab_size": 99,
+    },
+}
+
+
+class Asked(NamedTuple):
+    """`dropout`: whether it is as the model has it, or off. With no `runs` the losses of a step
+    with each batch from the first weights on, else the seconds of so many steps."""
+
+    batches: list[dict[str, np.ndarray]]
+    dropout: bool
+    runs: int
+
+
+def stepping(system: str, shape: str, threads: int) -> Handler:
+    import torch
+
+    torch.set_num_threads(threads)
+    model = make(shape)
+    parameters = {name: value.clone() for name, value in model.state_dict().items()}
+    if system == "fusewire":
+        from fusewire import kernels
+        from fusewire.train import Adam, replace
+
+        kernels.set_num_threads(threads)
+        model = replace(model)
+        optimizer: Any = Adam(model.parameters(), lr=LEARNING_RATE, max_grad_norm=1.0)
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
+    first = optimizer.state_dict()
+    call = torch.compile(model, dynamic=True) if system.endswith("compiled") else model
+    machine.settle()
+
+    def step(batch: dict[str, Any]) -> float:
+        loss = call(**batch).loss
+        loss.backward()
+        if system != "fusewire":
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return float(loss.detach())
+
+    def answer(asked: Asked) -> Any:
+        batches = [{k: torch.from_numpy(v) for k, v in each.items()} for each in asked.batches]
+        model.train(asked.dropout)
+        if not asked.runs:
+            model.load_state_dict(parameters)
+            optimizer.load_state_dict(first)
+            return [step(batch) for batch in batches]
+        began = time.process_time()
+        step(batches[0])
+        seconds, worked = [], []
+        for run in range(asked.runs):
+            begin, cpu = time.perf_counter(), time.process_time()
+            step(batches[run % len(batches)])
+            seconds.append(time.perf_counter() - begin)
+            worked.append(time.process_time() - cpu)
+        return seconds, worked, time.process_time() - began
+
+    return answer
+
+
+def make(shape: str) -> Any:
+    """A transformers model of seeded weights, with the dropout that its configuration has (0.1)."""
+    import torch
+    import transformers
+
+    transformers.logging.set_verbosity_error()
+    torch.manual_seed(0)
+    sizes = dict(SHAPES[shape])
+    if sizes.pop("kind") == "bert":
+        return transformers.BertForSequenceClassification(transformers.BertConfig(**sizes))
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(use_cache=False, **sizes))
+
+
+def batch_of(shape: str, texts: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Padded. Lengths of GLUE's kind: from 8 tokens on, 45 in the mean, seldom more than 128; a GPT
+    gets rows of 128 tokens, all of them labels."""
+    sizes = SHAPES[shape]
+    if sizes["kind"] == "gpt2":
+        ids = rng.integers(0, 50257, (texts, 128))
+        return {"input_ids": ids, "labels": ids}
+    lengths = np.clip(rng.gamma(2.0, 18.5, texts) + 8, 8, 128).astype(int)
+    ids = rng.integers(5, sizes.get("vocab_size", 30522), (texts, lengths.max()))
+    mask = (np.arange(lengths.max()) < lengths[:, None]).astype(np.int64)
+    return {"input_ids": ids * mask, "attention_mask": mask, "labels": rng.integers(0, 2, texts)}

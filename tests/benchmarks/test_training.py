@@ -1,0 +1,57 @@
+"""Steps of training have the losses of transformers, and goals are read from rows."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks import goals, tables
+from benchmarks.training import System, check
+from benchmarks.training_rivals import batch_of
+
+TINY = "BERT, tiny"
+
+
+def test_a_step_is_that_of_transformers() -> None:
+    with System("fusewire", TINY, 1) as ours, System("transformers", TINY, 1) as theirs:
+        check([ours, theirs], TINY)
+        turn = ours.time([batch_of(TINY, 3, np.random.default_rng(0))], 2)
+        check([ours, theirs], TINY)  # from the first weights on, again
+        assert len(turn.seconds) == len(turn.cpu_s) == 2
+        assert min(turn.cpu_s) > 0
+
+
+def test_other_losses_stop_the_benchmark() -> None:
+    def system(name: str, loss: float) -> Any:
+        return SimpleNamespace(name=name, losses=lambda batches: [loss] * len(batches))
+
+    with pytest.raises(SystemExit, match="fusewire: got losses"):
+        check([system("fusewire", 0.7), system("transformers", 0.6)], TINY)
+
+
+def test_texts_are_ragged_and_padded() -> None:
+    batch = batch_of(TINY, 64, np.random.default_rng(0))
+    lengths = batch["attention_mask"].sum(1)
+    assert batch["input_ids"].shape == (64, lengths.max())
+    assert 8 <= lengths.min() < 30 < lengths.mean() < 60 < lengths.max() <= 128
+    assert not batch["input_ids"][batch["attention_mask"] == 0].any()
+
+
+def test_goals_and_tables_are_read_from_rows() -> None:
+    facts = {"model": "BERT-base", "case": "8 texts", "tokens": 360, "padded_tokens": 900}
+    facts |= {"benchmark": "training", "threads": 2, "versions": {"torch": "2"}, "cpu": "a CPU"}
+    facts |= {"cpus": [0, 1], "time": "2026-11-23T00:00:00Z", "disturbed": 0.0}
+    times = {"fusewire": 1.0, "transformers": 2.0, "transformers, compiled": 0.9}
+    rows = [
+        {**facts, "system": name, "median_ms": 100 * ratio, "least_cpu_ms": 190 * ratio}
+        | {"times_fusewire": ratio, "cpu_times_fusewire": ratio}
+        for name, ratio in times.items()
+    ]
+    eager, compiled = goals._GOALS["training"](rows)
+    assert (eager.measured, eager.reached) == ("2.00", True)
+    assert (compiled.measured, compiled.reached) == ("0.90", False)
+    table = tables.TABLES["training"](rows)
+    assert "| BERT-base, 8 texts | 360, 900 | 100 / 190 | 200 / 380 | 90 / 171 |" in table
