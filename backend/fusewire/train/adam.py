@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -85,7 +85,7 @@ class Adam(torch.optim.Optimizer):
         self._forget_runs()
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         """One step over all parameters that have a gradient; what `closure` returned."""
         loss = None
         if closure is not None:
