@@ -26,6 +26,7 @@ __all__ = [
     "Reranker",
     "SamplingParams",
     "Unavailable",
+    "Unsupported",
     "ZeroShotImageClassifier",
     "__version__",
     "from_torch",
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
         Overloaded,
         QueueFull,
         Unavailable,
+        Unsupported,
     )
     from fusewire.interop import from_torch, load
     from fusewire.torch_memory import use_torch_allocator
@@ -80,6 +82,7 @@ _MODULES = {
     "Reranker": "api.reranker",
     "SamplingParams": "api.sampling_params",
     "Unavailable": "errors",
+    "Unsupported": "errors",
     "ZeroShotImageClassifier": "api.zero_shot_image_classifier",
     "from_torch": "interop",
     "load": "interop",

@@ -19,7 +19,7 @@ from fusewire import kernels
 from fusewire.engine.generation import GenerationEngine
 from fusewire.engine.generation_memory import PAGE_SIZE
 from fusewire.engine.generation_settings import GenerationSettings
-from fusewire.engine.sampling import Sampler, SamplingState
+from fusewire.engine.sampling import Sampler, SamplingRows, SamplingState
 from fusewire.errors import FusewireError
 from fusewire.generation.parameters import GenerationParameters
 from fusewire.generation.request import GenerationRequest
@@ -85,12 +85,12 @@ class Step:
         for _ in range(2):  # a step longer than those is recorded when it comes again
             model.step(self._batch, cache)
         greedy = GenerationParameters(ignore_eos=True)
-        self._states = [SamplingState(greedy, [0]) for _ in range(pages.case.batch)]
+        self._rows = SamplingRows([SamplingState(greedy, [0]) for _ in range(pages.case.batch)])
         self._sampler = Sampler(model.place, model.vocab_size)
 
     def forward(self) -> None:
         logits = self._pages.model.step(self._batch, self._pages.cache)
-        self._sampler.sample(logits, self._states)
+        self._sampler.sample(logits, self._rows)
 
     def output(self) -> Tensor:
         return _logits(self._pages.model, self._batch, self._pages.cache)
@@ -107,7 +107,7 @@ class Step:
         graph = self._recording()
         if graph is None and place.stream.can_capture:
             raise kernels.Error("step: got no recording of it, wanted one; see what was logged")
-        draws = greedy_draws(model, self._sampler, logits, self._states)
+        draws = greedy_draws(model, self._sampler, logits, self._rows)
 
         def work() -> None:
             if graph is None:
@@ -126,13 +126,13 @@ class Step:
 
 
 def greedy_draws(
-    model: DecoderModel, sampler: Sampler, logits: kernels.Tensor, states: Sequence[SamplingState]
+    model: DecoderModel, sampler: Sampler, logits: kernels.Tensor, rows: SamplingRows
 ) -> Contender:
     """What the sampler launches for a row of logits each."""
-    place, rows = model.place, len(states)
-    tokens = place.empty(rows, dtype="int64")
-    chosen, total = (place.empty(rows, dtype="float32") for _ in range(2))
-    settings = sampler._settings(states)
+    place, count = model.place, len(rows.states)
+    tokens = place.empty(count, dtype="int64")
+    chosen, total = (place.empty(count, dtype="float32") for _ in range(2))
+    settings = sampler._settings(rows)
 
     def draw() -> None:
         kernels.sample(tokens, logits, *settings, place.stream)

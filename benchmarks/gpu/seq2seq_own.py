@@ -19,7 +19,7 @@ from fusewire import kernels
 from fusewire.engine import generation_loop
 from fusewire.engine.beam_candidates import BeamCandidates
 from fusewire.engine.generation import GenerationEngine
-from fusewire.engine.sampling import SamplingState
+from fusewire.engine.sampling import SamplingRows, SamplingState
 from fusewire.generation.parameters import GenerationParameters
 from fusewire.models.step_batch import StepBatch
 
@@ -184,8 +184,8 @@ class DeviceStep:
         case, place, sampler = self._case, self._model.place, self._loop._sampler
         if case.beams == 1:
             greedy = GenerationParameters(ignore_eos=True)
-            states = [SamplingState(greedy, [0]) for _ in range(case.batch)]
-            return greedy_draws(self._model, sampler, self._logits, states)
+            rows = SamplingRows([SamplingState(greedy, [0]) for _ in range(case.batch)])
+            return greedy_draws(self._model, sampler, self._logits, rows)
         count = 2 * case.beams
         offsets = np.arange(case.batch + 1, dtype=np.int32) * case.beams
         scores = np.random.default_rng(0).normal(-20.0, 0.1, case.rows).astype(np.float32)

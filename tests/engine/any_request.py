@@ -166,7 +166,8 @@ class Asked:
         p = {name: value for name, value in self.parameters.items() if value is not None}
         if any({alias, name} <= p.keys() for alias, name in ALIASES.items()):
             return True
-        if any(p.get(name) not in (None, [], False) for name in self._of_others(engine)):
+        others = [p[name] for name in self._of_others(engine) if name in p]
+        if any(value is not False and value != [] for value in others):
             return True
         if p.get("decoder_input_ids") and "target_prefix" in p:
             return True

@@ -10,6 +10,7 @@ from fusewire.errors import ConfigurationError
 from fusewire.serving.config import SERVE, SERVE_WITHOUT
 from fusewire.serving.environment import OTHERS, check, variable, without_secrets
 from fusewire.serving.flags import by_name
+from fusewire.serving.instance.published_block import PREFIX as ADMISSION_BLOCKS
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = by_name(*SERVE, leave_out=SERVE_WITHOUT)
@@ -56,4 +57,4 @@ def test_every_variable_that_the_sources_read_is_known() -> None:
     sources = [*(ROOT / "csrc").rglob("*.c*"), *(ROOT / "backend").rglob("*.py")]
     found = {name for path in sources for name in read.findall(path.read_text())}
     assert "FUSEWIRE_CACHE" in found
-    assert found <= {*map(variable, SETTINGS), *OTHERS}
+    assert found <= {*map(variable, SETTINGS), *OTHERS, ADMISSION_BLOCKS}
