@@ -8,18 +8,30 @@ their names and shapes, and are views.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch.autograd.graph import increment_version
 from torch.nn import Module, Parameter
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from fusewire.errors import ConfigurationError
 from fusewire.train.slot import NO_PASS, Slot, check_kind
 
 # Parameters of whole cache lines (16 fp32 numbers) begin on a border of one: others come last.
 _CACHE_LINE = 16
+
+
+def _count_writes(optimizer: Optimizer, *_: object) -> None:
+    """Torch's fused optimizers write parameters without counting it (`_version` stays), others
+    write through `.data`; by the count it is known that packed weights are old."""
+    for group in optimizer.param_groups:
+        increment_version([p for p in group["params"] if p.grad is not None])
+
+
+register_optimizer_step_post_hook(_count_writes)
 
 
 class GradientPlace(NamedTuple):
@@ -48,7 +60,7 @@ class FlatParameters:
     """
 
     def __init__(self, module: Module, groups: Sequence[Sequence[Parameter]] = ()) -> None:
-        self._module = weakref.ref(module)
+        self._module: Callable[[], Module | None] = weakref.ref(module)
         names = {id(p): name for name, p in module.named_parameters()}
         grouped = [p for group in groups for p in group]
         for p in grouped:
@@ -132,22 +144,19 @@ class FlatParameters:
         """Where the backward that runs writes the gradients of these parameters.
 
         For the backward of an autograd Function that has them as inputs, called before it writes.
-        Torch takes a returned view as `.grad`, without a copy, where `.grad` was None. Where
-        `.grad` is our view already, or an earlier node of this pass wrote the slice, kernels add to
-        the slice and torch gets None. Where a slice may not be written (Slot.needs_own_memory), the
-        gradients of all go to a buffer of their own. DDP's reducer reads `.grad` when
-        AccumulateGrad is done, which torch also calls with None.
+        Torch takes a returned view as `.grad`, without a copy, where `.grad` was None. Where that
+        is our view already, kernels add to the slice and torch gets None. Where a slice may not be
+        written (Slot.needs_own_memory), the gradients of all go to a buffer of their own. DDP's
+        reducer reads `.grad` when AccumulateGrad is done, which torch also calls with None.
         """
         _, gradients = self._buffers()
         slots = [self._slot(name) for name in names]
         running = torch._C._current_graph_task_id()
-        if any(slot.needs_own_memory(gradients, running) for slot in slots):
-            own = torch.zeros_like(gradients)
+        if any(slot.needs_own_memory(gradients) for slot in slots):
+            # From calloc: pages of other segments are never touched.
+            own = torch.from_numpy(np.zeros(len(gradients), np.float32))
             return GradientPlace(own, False, [slot.view(own) for slot in slots])
-        adds = [
-            slot.is_in(gradients, slot.parameter.grad) or slot.written_in == running
-            for slot in slots
-        ]
+        adds = [slot.is_in(gradients, slot.parameter.grad) for slot in slots]
         returned: list[torch.Tensor | None] = []
         for slot, add in zip(slots, adds, strict=True):
             if any(adds) and not add:
@@ -160,8 +169,10 @@ class FlatParameters:
         return {"module": self.module, "groups": self._groups}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # The module may not be complete yet: laid out on first use.
-        self._module, self._groups = weakref.ref(state["module"]), state["groups"]
+        # The module may not be complete yet: laid out on first use. Where a part of it was copied,
+        # nobody else has the whole.
+        module, self._groups = state["module"], state["groups"]
+        self._module = lambda: module
         self._laid_out: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def _buffers(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -191,10 +202,11 @@ class FlatParameters:
             end += sizes[name]
         self._by_name = {name: slot for slot in self._slots for name in slot.names}
         self._relinks = 0
-        values = torch.empty(end)
+        fp32: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}  # whatever the default is
+        values = torch.empty(end, **fp32)
         for slot in self._slots:
             slot.link(values)
-        self._laid_out = values, torch.zeros(end)
+        self._laid_out = values, torch.zeros(end, **fp32)
         return self._laid_out
 
     def _slot(self, name: str) -> Slot:

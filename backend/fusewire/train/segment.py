@@ -151,7 +151,7 @@ class _Run(Function):
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         segment: Segment = ctx.segment
         (_x,) = ctx.saved_tensors
-        dx = torch.empty(gradient.shape)
+        dx = torch.empty(gradient.shape, dtype=torch.float32, device="cpu")
         dx.copy_(gradient)
         place = segment.flat.begin_backward(segment.names)
         segment.stack.backward(

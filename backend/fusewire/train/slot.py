@@ -66,22 +66,24 @@ class Slot:
                         "when the module was replaced; call tie_weights() of the model"
                     )
                 table[name] = first
+        if self.parameter is not first and self.is_in(values, self.parameter):
+            # Whoever still has the parameter of before keeps its values.
+            self.parameter.data = self.parameter.detach().clone()
         if not self.is_in(values, first):
             slice_ = self.view(values)
             slice_.copy_(first.detach())
             first.data = slice_
         self.parameter, self._edge = first, None
 
-    def needs_own_memory(self, gradients: torch.Tensor, running: int) -> bool:
-        """Whether the gradient that the pass `running` computes may not be written to the slice:
-        torch.autograd.grad returns it, a hook waits for it, or an unfinished pass holds the slice
-        (it wrote there, and `.grad` does not show it yet)."""
+    def needs_own_memory(self, gradients: torch.Tensor) -> bool:
+        """Whether the gradient that is computed now may not be written to the slice:
+        torch.autograd.grad returns it, a hook waits for it, a pass holds the slice (it wrote there,
+        and `.grad` does not show it yet), or the parameter was frozen with a gradient there."""
         if not self.parameter.requires_grad:
-            return False
+            return self.is_in(gradients, self.parameter.grad)
         if self.parameter._backward_hooks:
             return True
-        held = self.written_in not in (NO_PASS, running)
-        if held and not self.is_in(gradients, self.parameter.grad):
+        if self.written_in != NO_PASS and not self.is_in(gradients, self.parameter.grad):
             return True
         if self._edge is None:
             self._edge = get_gradient_edge(self.parameter)
