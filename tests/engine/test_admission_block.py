@@ -225,6 +225,11 @@ def test_a_block_that_is_old_or_closed_or_being_written_refuses_nothing():
     assert not front.refusal(1.0, texts=[400])
 
 
+def test_a_request_is_not_judged_for_a_time_before_the_block_was_written():
+    front, _ = overloaded()
+    assert said(front.refusal(0.9, texts=[400])) == said(front.refusal(1.0, texts=[400])) != ""
+
+
 def test_a_model_without_times_refuses_nothing():
     front = Front()
     taken = EncoderAdmission(EXACT, Expectation(LONGEST), clock=lambda: 1.0, block=front.block)
