@@ -61,12 +61,12 @@ class TritonPythonModel:
                 counts = GenerationMetrics(pb_utils.MetricFamily, name, *about)
                 self._role = Role(engine, counts, Generating(engine, counts))
             else:
-                engine = EncoderEngine(folder, settings.task, settings.engine(), device=device)
-                engine.measure_costs()
-                metrics = ServingMetrics(pb_utils.MetricFamily, name, settings.task, *about)
                 version = int(args["model_version"])
                 count = instances_of(config["instance_group"])
                 self._published = PublishedBlock(name, version, args["model_instance_name"], count)
+                engine = EncoderEngine(folder, settings.task, settings.engine(), device=device)
+                engine.measure_costs()
+                metrics = ServingMetrics(pb_utils.MetricFamily, name, settings.task, *about)
                 block = self._published.of(engine, config["max_batch_size"])
                 loop = EncoderLoop(engine, metrics.record, block)
                 metrics.watch_engine(loop)
@@ -78,6 +78,8 @@ class TritonPythonModel:
             dtype = engine.model.place.dtype
             pb_utils.Logger.log_info(f"{name}: KIND_{kind}: computes on {device} in {dtype}")
         except FusewireError as error:
+            if self._published is not None:
+                self._published.close()
             raise pb_utils.TritonModelException(str(error)) from None
 
     def execute(self, requests: list[Any]) -> list[Any] | None:

@@ -2,25 +2,36 @@
 #include "tritonserver/admission_blocks.h"
 
 #include <dirent.h>
+#include <errno.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <map>
 #include <mutex>
+#include <set>
 #include <vector>
 
 namespace admission {
 namespace {
 
 constexpr double look_every_s = 0.1;
+// A folder that is changed twice within it may have the same time: more than a jiffy.
+constexpr double tick_s = 0.02;
+// Of the names of the files, those that tell models apart (published_block.py).
+constexpr size_t model_characters = 24;
+
+double seconds(const timespec& time) {
+  return static_cast<double>(time.tv_sec) + static_cast<double>(time.tv_nsec) * 1e-9;
+}
 
 double now_s() {
   timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);
-  return static_cast<double>(now.tv_sec) + static_cast<double>(now.tv_nsec) * 1e-9;
+  return seconds(now);
 }
 
 class Blocks {
@@ -33,26 +44,24 @@ class Blocks {
     prefix_ = path.substr(slash + 1);
   }
 
-  std::string refused_by_all(const std::string& model, int64_t version, const Asked& asked) {
-    if (folder_.empty()) return {};
+  int64_t most_rows(const std::string& model, int64_t version) {
     const std::lock_guard<std::mutex> guard(mutex_);
     const double at = now_s();
-    if (at - looked_at_ >= look_every_s) look(at);
-    std::vector<Block> of_model;
-    for (const auto& [name, mapped] : mapped_) {
-      if (is_of(mapped.block, model)) of_model.push_back(mapped.block);
+    int64_t most = 0;
+    for (const Block& block : fresh(model, version, at)) {
+      most = std::max(most, block.whole(admission::most_rows));
     }
-    if (version < 0) {
-      for (const Block& block : of_model) {
-        version = std::max(version, block.whole(model_version));
-      }
-    }
+    return most;
+  }
+
+  std::string refused_by_all(const std::string& model, int64_t version, const Asked& asked) {
+    const std::lock_guard<std::mutex> guard(mutex_);
+    const double at = now_s();
     const double chance = (at - static_cast<double>(static_cast<int64_t>(at)));
     std::vector<Block> refusing;
     std::string words;
     int64_t wanted = 1;
-    for (const Block& block : of_model) {
-      if (block.whole(model_version) != version || !is_fresh(block, at)) continue;
+    for (const Block& block : fresh(model, version, at)) {
       std::string found =
           refusal(block, asked, at, 1000 * chance - static_cast<int>(1000 * chance));
       if (found.empty() || !has_room(block)) return {};
@@ -72,6 +81,31 @@ class Blocks {
     ino_t inode;
     Block block;
   };
+
+  // The blocks of a version of a model that say something now. Of the latest version they are
+  // known only while every version that is served has a block.
+  std::vector<Block> fresh(const std::string& model, int64_t version, double at) {
+    if (folder_.empty()) return {};
+    if (at - looked_at_ >= look_every_s) look(at);
+    std::vector<Block> of_model;
+    for (const auto& [file, mapped] : mapped_) {
+      if (!is_of(mapped.block, model)) continue;
+      of_model.push_back(mapped.block);
+      if (version < 0 && unknown_.count(file.substr(0, prefix_.size() + model_characters)) != 0) {
+        return {};
+      }
+    }
+    if (version < 0) {
+      for (const Block& block : of_model) {
+        version = std::max(version, block.whole(model_version));
+      }
+    }
+    std::vector<Block> found;
+    for (const Block& block : of_model) {
+      if (block.whole(model_version) == version && is_fresh(block, at)) found.push_back(block);
+    }
+    return found;
+  }
 
   static bool is_of(const Block& block, const std::string& model) {
     return block.acquire(version_word) == admission::version && model.size() <= most_name_bytes &&
@@ -95,44 +129,68 @@ class Blocks {
   void look(double at) {
     looked_at_ = at;
     struct stat folder = {};
+    timespec now;
     if (stat(folder_.c_str(), &folder) != 0) return;
     if (folder.st_mtim.tv_sec == changed_.tv_sec && folder.st_mtim.tv_nsec == changed_.tv_nsec) {
       return;
     }
-    changed_ = folder.st_mtim;
+    DIR* const entries = opendir(folder_.c_str());
+    if (entries == nullptr) return;
+    clock_gettime(CLOCK_REALTIME, &now);
+    bool complete = seconds(now) - seconds(folder.st_mtim) > tick_s;
     std::map<std::string, Mapped> found;
-    if (DIR* const entries = opendir(folder_.c_str())) {
-      while (const dirent* entry = readdir(entries)) {
-        const std::string each = entry->d_name;
-        if (each.compare(0, prefix_.size(), prefix_) == 0) take(each, &found);
+    unknown_.clear();
+    while (const dirent* entry = readdir(entries)) {
+      const std::string each = entry->d_name;
+      if (each.compare(0, prefix_.size(), prefix_) != 0 || is_unseen(each)) continue;
+      complete &= take(each, &found);
+      if (found.count(each) == 0) {
+        unknown_.insert(each.substr(0, prefix_.size() + model_characters));
       }
-      closedir(entries);
     }
+    closedir(entries);
+    if (complete) changed_ = folder.st_mtim;
     for (const auto& [name, gone] : mapped_) munmap(gone.block.memory(), bytes);
     mapped_ = std::move(found);
   }
 
-  // Maps a file, or takes its mapping over.
-  void take(const std::string& name, std::map<std::string, Mapped>* found) {
+  // It is put in its place when it is whole.
+  static bool is_unseen(const std::string& name) {
+    const std::string end = ".new";
+    return name.size() >= end.size() &&
+           name.compare(name.size() - end.size(), end.size(), end) == 0;
+  }
+
+  // Maps a file, or takes its mapping over; false: for lack of something this must be tried again.
+  bool take(const std::string& name, std::map<std::string, Mapped>* found) {
+    const auto known = mapped_.find(name);
     const int file = open((folder_ + name).c_str(), O_RDWR | O_NOFOLLOW | O_CLOEXEC);
-    if (file < 0) return;
+    if (file < 0) {
+      const bool lacks = errno == EMFILE || errno == ENFILE || errno == ENOMEM;
+      if (lacks && known != mapped_.end()) found->insert(mapped_.extract(known));
+      return !lacks;
+    }
     struct stat about = {};
+    bool lacks = false;
     if (fstat(file, &about) == 0 && S_ISREG(about.st_mode) && about.st_uid == geteuid() &&
         about.st_size == static_cast<off_t>(bytes)) {
-      const auto known = mapped_.find(name);
       if (known != mapped_.end() && known->second.inode == about.st_ino) {
         found->insert(mapped_.extract(known));
       } else {
         void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-        if (memory != MAP_FAILED) found->insert({name, {about.st_ino, Block(memory)}});
+        lacks = memory == MAP_FAILED;
+        if (!lacks) found->insert({name, {about.st_ino, Block(memory)}});
       }
     }
     close(file);
+    return !lacks;
   }
 
   std::string folder_, prefix_;
   std::mutex mutex_;  // over what follows
   std::map<std::string, Mapped> mapped_;
+  // How files begin that have no block of a version, or none that can be read.
+  std::set<std::string> unknown_;
   timespec changed_ = {};
   double looked_at_ = -look_every_s;
 };
@@ -146,6 +204,10 @@ Blocks& blocks() {
 
 void watch_blocks(const char* prefix) {
   blocks().watch(prefix);
+}
+
+int64_t most_rows_of(const std::string& model, int64_t version) {
+  return blocks().most_rows(model, version);
 }
 
 std::string refused_by_all(const std::string& model, int64_t version, const Asked& asked) {

@@ -141,10 +141,10 @@ bool read_parameters(Request* request, admission::Asked* asked) {
 }
 
 // Adds the bytes of each row's text.
-bool read_texts(const Input& input, admission::Asked* asked) {
+bool read_texts(const Input& input, int64_t most_rows, admission::Asked* asked) {
   if (input.type != BYTES || input.shape.size() != 2 || input.shape[1] != 1) return false;
   const int64_t rows = input.shape[0];
-  if (rows < 1 || static_cast<uint64_t>(rows) > input.bytes / 4) return false;
+  if (rows < 1 || rows > most_rows) return false;
   asked->text_bytes.resize(static_cast<size_t>(rows));
   size_t at = 0;
   for (uint64_t& whole : asked->text_bytes) {
@@ -169,7 +169,7 @@ bool read_ids(const Input& input, admission::Asked* asked) {
          input.bytes == 8 * asked->id_rows * asked->id_length;
 }
 
-bool read_inputs(const std::vector<Input>& inputs, admission::Asked* asked) {
+bool read_inputs(const std::vector<Input>& inputs, int64_t most_rows, admission::Asked* asked) {
   const Input *text = nullptr, *pair = nullptr, *ids = nullptr;
   for (const Input& input : inputs) {
     const Input** const place = input.name == "text_input"  ? &text
@@ -180,9 +180,30 @@ bool read_inputs(const std::vector<Input>& inputs, admission::Asked* asked) {
     *place = &input;
   }
   if (ids != nullptr) return inputs.size() == 1 && read_ids(*ids, asked);
-  if (text == nullptr || !read_texts(*text, asked)) return false;
+  if (text == nullptr || !read_texts(*text, most_rows, asked)) return false;
   asked->has_pairs = pair != nullptr;
-  return pair == nullptr || (pair->shape == text->shape && read_texts(*pair, asked));
+  return pair == nullptr || (pair->shape == text->shape && read_texts(*pair, most_rows, asked));
+}
+
+// Does what a request does not need to be answered: it passes where that fails, for lack of memory,
+// say. No exception may reach tritonserver.
+template <typename Act>
+void attempt(Act act) noexcept {
+  try {
+    act();
+  } catch (...) {
+    making.request = nullptr;
+  }
+}
+
+std::string refusal_of(Request* request) {
+  const int64_t most_rows = admission::most_rows_of(making.model, making.version);
+  admission::Asked asked;
+  if (most_rows < 1 || !read_parameters(request, &asked) ||
+      !read_inputs(making.inputs, most_rows, &asked)) {
+    return {};
+  }
+  return admission::refused_by_all(making.model, making.version, asked);
 }
 
 }  // namespace
@@ -198,9 +219,8 @@ void watch(const char* prefix) {
 Error* error(Request* request) {
   if (!watching || making.request != request) return nullptr;
   making.request = nullptr;
-  admission::Asked asked;
-  if (!read_parameters(request, &asked) || !read_inputs(making.inputs, &asked)) return nullptr;
-  const std::string words = admission::refused_by_all(making.model, making.version, asked);
+  std::string words;
+  attempt([&] { words = refusal_of(request); });
   if (words.empty()) return nullptr;
   return REAL(TRITONSERVER_ErrorNew)(TRITONSERVER_ERROR_UNAVAILABLE, words.c_str());
 }
@@ -211,10 +231,12 @@ EXPORTED Error* TRITONSERVER_InferenceRequestNew(Request** request, TRITONSERVER
                                                  const char* model, int64_t version) {
   Error* const failed = REAL(TRITONSERVER_InferenceRequestNew)(request, server, model, version);
   if (watching && failed == nullptr) {
-    making.request = *request;
-    making.model = model;
-    making.version = version;
-    making.inputs.clear();
+    attempt([&] {
+      making.request = *request;
+      making.model = model;
+      making.version = version;
+      making.inputs.clear();
+    });
   }
   return failed;
 }
@@ -223,7 +245,7 @@ EXPORTED Error* TRITONSERVER_InferenceRequestAddInput(Request* request, const ch
                                                       DataType type, const int64_t* shape,
                                                       uint64_t dimensions) {
   if (making.request == request && request != nullptr) {
-    making.inputs.push_back({name, type, {shape, shape + dimensions}});
+    attempt([&] { making.inputs.push_back({name, type, {shape, shape + dimensions}}); });
   }
   return REAL(TRITONSERVER_InferenceRequestAddInput)(request, name, type, shape, dimensions);
 }
@@ -264,4 +286,14 @@ fusewire_refusal(void* block, double now, double chance, const char* tenant, int
   const std::string found = admission::refusal(admission::Block(block), asked, now, chance);
   memcpy(words, found.data(), found.size() < most ? found.size() : most);
   return found.size();
+}
+
+// For tests: whether a request of ids is refused by the blocks whose paths begin so.
+extern "C" __attribute__((visibility("default"))) bool fusewire_refused_by_all(
+    const char* prefix, const char* model, int64_t version, uint64_t id_rows, uint64_t id_length) {
+  admission::watch_blocks(prefix);
+  admission::Asked asked;
+  asked.id_rows = id_rows;
+  asked.id_length = id_length;
+  return !admission::refused_by_all(model, version, asked).empty();
 }

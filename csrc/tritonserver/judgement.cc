@@ -204,7 +204,8 @@ std::string refusal(const Block& block, const Asked& asked, double at, double ch
   if (block.acquire(version_word) != version) return {};
   const uint64_t seen = block.acquire(sequence);
   if (seen & 1) return {};
-  std::string found = judged(block, asked, at, chance);
+  // What was written while the caller came here is of a later time.
+  std::string found = judged(block, asked, std::max(at, block.real(now)), chance);
   __atomic_thread_fence(__ATOMIC_ACQUIRE);
   if (block.whole(sequence) != static_cast<int64_t>(seen)) return {};
   return found;

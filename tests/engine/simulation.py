@@ -110,7 +110,7 @@ class Simulation:
         self.of[work] = asked
         query: Any = None
         work.items = [Item(query, range(length)) for length in asked.lengths]
-        self.admission.correct(work)
+        self.admission.correct([work])
         self.ready.add(work)
 
     def give(self) -> list[Work]:
@@ -130,8 +130,8 @@ class Simulation:
                 work, self.costs.share(self.of[work].length, self.of[work].length ** 2)
             )
             work.given += 1
+        self.admission.correct(set(batch))
         for work in set(batch):
-            self.admission.correct(work)
             if work.given == len(work.items):
                 self.ready.remove(work)
         self.admission.begin([self.of[work].length for work in batch])

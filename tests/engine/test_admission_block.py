@@ -225,6 +225,33 @@ def test_a_block_that_is_old_or_closed_or_being_written_refuses_nothing():
     assert not front.refusal(1.0, texts=[400])
 
 
+def test_a_request_is_not_judged_for_a_time_before_the_block_was_written():
+    front, _ = overloaded()
+    assert said(front.refusal(0.9, texts=[400])) == said(front.refusal(1.0, texts=[400])) != ""
+
+
+def test_a_model_says_nothing_before_a_request_has_a_time():
+    front = Front()
+    taken = EncoderAdmission(EXACT, Expectation(LONGEST), clock=lambda: 1.0, block=front.block)
+    terms = memoryview(front.memory).cast("d")[16:38]
+    for _ in range(20):
+        taken.take(Work(texts(40_000)))
+    assert set(terms) == {0.0}
+    taken.begin([LONGEST] * 60)
+    taken.take(Work(texts(400), deadline=1000.0))
+    assert front.refusal(1.0, within=0.1, texts=[400])
+
+
+def test_what_fails_within_a_block_does_not_hold_it():
+    front, taken = overloaded()
+    terms, front.block.terms = front.block.terms, lambda: 1 / 0  # type: ignore[assignment,return-value]
+    with pytest.raises(ZeroDivisionError):
+        taken.idle()
+    front.block.terms = terms
+    taken.begin([LONGEST] * 60)
+    assert front.refusal(1.0, texts=[400])
+
+
 def test_a_model_without_times_refuses_nothing():
     front = Front()
     taken = EncoderAdmission(EXACT, Expectation(LONGEST), clock=lambda: 1.0, block=front.block)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from fusewire.engine.due_slots import REGION_WORDS, Region
@@ -92,6 +92,9 @@ class AdmissionBlock:
         self._tenants: dict[str, int] = {}  # -> its place
         self._places = list(reversed(range(_MOST_TENANTS)))
         self._lock = threading.Lock()
+        self._terms: Sequence[float] = [0.0] * len(Terms._fields)  # as they are written
+        # While no request has a time nothing is refused, and nothing needs to be written.
+        self.silent = False
         self.terms: Callable[[], Terms]  # when they have changed
         self.levels: Callable[[], list[tuple[int, int]]]  # (priority, region)
         name = model.encode()
@@ -109,15 +112,12 @@ class AdmissionBlock:
         self._whole[_SEQUENCE] += 1
 
     def __exit__(self, *error: object) -> None:
-        whole, real = self._whole, self._real
-        for place, term in enumerate(self.terms(), _TERMS):
-            real[place] = term
-        levels = self.levels()
-        for place, (priority, region) in enumerate(levels):
-            whole[_PRIORITIES + place], whole[_REGIONS + place] = priority, region
-        whole[_LEVELS] = len(levels)
-        whole[_SEQUENCE] += 1
-        self._lock.release()
+        try:
+            if not self.silent:
+                self._write()
+        finally:
+            self._whole[_SEQUENCE] += 1
+            self._lock.release()
 
     def take(self) -> Region:
         """Memory for the slots of a level (Regions)."""
@@ -169,6 +169,17 @@ class AdmissionBlock:
             found[name.decode(errors="replace"), bool(word & 1)] += 1
         self._whole[_TAIL] = head
         return found
+
+    def _write(self) -> None:
+        whole, real, terms = self._whole, self._real, self.terms()
+        for place, (term, before) in enumerate(zip(terms, self._terms, strict=True), _TERMS):
+            if term != before:
+                real[place] = term
+        self._terms = terms
+        levels = self.levels()
+        for place, (priority, region) in enumerate(levels):
+            whole[_PRIORITIES + place], whole[_REGIONS + place] = priority, region
+        whole[_LEVELS] = len(levels)
 
     def close(self) -> None:
         """From now on the front refuses nothing."""

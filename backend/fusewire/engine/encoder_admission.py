@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from math import inf
 
@@ -46,6 +46,7 @@ class EncoderAdmission:
         self._changing: AbstractContextManager[None] = nullcontext()
         if block is not None:
             block.terms, block.levels = self._terms, lambda: self._backlog.regions
+            block.silent = shortest == inf
             self._changing = block
 
     @property
@@ -65,6 +66,8 @@ class EncoderAdmission:
         Returns those that were taken before, but have no time left behind this one, which is of
         higher priority: they are to end."""
         with self._changing:
+            if self._block is not None and work.deadline is not None:
+                self._block.silent = False
             self._hear()
             return self._take(work)
 
@@ -74,13 +77,18 @@ class EncoderAdmission:
         with self._changing:
             self._expectation.learn(expected, [sum(work.lengths_left) for work in works])
 
-    def correct(self, work: Work) -> None:
-        """More is known of what is left of it, or less is left."""
-        if work.reserved is not None:
-            lengths = work.lengths_left
-            seconds = self._costs.share(sum(lengths), sum_of_squares(lengths))
+    def correct(self, works: Iterable[Work]) -> None:
+        """More is known of what is left of these, or less is left."""
+        left = []
+        for work in works:
+            if work.reserved is not None:
+                lengths = work.lengths_left
+                seconds = self._costs.share(sum(lengths), sum_of_squares(lengths))
+                left.append((work.reserved, seconds))
+        if left:
             with self._changing:
-                self._backlog.correct(work.reserved, seconds)
+                for reserved, seconds in left:
+                    self._backlog.correct(reserved, seconds)
 
     def release(self, work: Work, *, answered: bool = True) -> None:
         """It has ended. What had no answer, and was not due yet, says nothing of waits."""

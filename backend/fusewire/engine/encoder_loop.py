@@ -213,8 +213,7 @@ class EncoderLoop:
         for work in wanted:
             if work.answer is not None:
                 self._end(work, work.answer)
-        for work in ready:
-            self._admission.correct(work)
+        self._admission.correct(ready)
         return ready
 
     def _add(self, works: list[Work]) -> None:
@@ -244,7 +243,7 @@ class EncoderLoop:
                 self._given = works
                 for work in works:
                     work.given = len(work.items)
-                    self._admission.correct(work)
+                self._admission.correct(works)
                 self._compute([(work, place) for work in works for place in range(len(work.items))])
                 self._finish()
         finally:
@@ -322,8 +321,7 @@ class EncoderLoop:
                     self._given.append(work)
                     self._ready.remove(work)
             self._changed.notify_all()  # there is room to read ahead
-        for work in changed:
-            self._admission.correct(work)
+        self._admission.correct(changed)
         return members
 
     def _is_late(self, work: Work) -> bool:

@@ -11,6 +11,7 @@ import logging
 import mmap
 import os
 import platform
+from contextlib import suppress
 from pathlib import Path
 
 from fusewire.engine.admission_block import (
@@ -33,34 +34,26 @@ PREFIX = "FUSEWIRE_ADMISSION_BLOCKS"  # the environment variable
 
 
 class PublishedBlock:
-    """The block of an instance of a model, until closed; `block` is None where there is no front,
-    or no room."""
+    """The block of an instance of a model, until closed. Until there is one, and where there is
+    none, its file is empty: so the front knows that the model has a version of which it knows
+    nothing, which may be the latest."""
 
     def __init__(self, model: str, version: int, instance: str, instances: int) -> None:
-        """`instances`: of the model."""
+        """Before the version is served. `instances`: of the model."""
         self._file = -1
         self._about = model, version, instances
         prefix = os.environ.get(PREFIX, "")
         # A sequence lock in Python needs stores that are seen in their order.
         if not prefix or platform.machine() != "x86_64" or len(model.encode()) > MOST_NAME_BYTES:
             return
-        name = hashlib.sha256(f"{instance} {version}".encode()).hexdigest()[:24]
-        self._path = Path(f"{prefix}{name}")
-        unseen = Path(f"{prefix}{name}.new")
-        try:
-            unseen.unlink(missing_ok=True)
-            self._file = os.open(unseen, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-            os.posix_fallocate(self._file, 0, BYTES)  # or a write would end the process
-            unseen.rename(self._path)
-        except OSError as error:
-            _log.warning("%s: no block for early refusals: %s", model, error.strerror)
-            unseen.unlink(missing_ok=True)
-            self._give_back()
+        # The front takes files of which names begin alike for those of one model.
+        self._path = Path(f"{prefix}{_hash(model)}{_hash(f'{instance} {version}')}")
+        self._put(0)
 
     def of(self, engine: EncoderEngine, max_batch_size: int) -> AdmissionBlock | None:
         """The block, for requests to this engine; None: nothing is refused in front."""
         rules = engine.input_rules
-        if self._file < 0 or rules is None:
+        if self._file < 0 or rules is None or not self._put(BYTES):
             return None
         takes = IDS
         if rules.has_tokenizer:
@@ -70,6 +63,26 @@ class PublishedBlock:
         takes += WINDOWS if engine.reads_windows else 0
         limits = Limits(max_batch_size, takes, engine.max_length, MOST_CHARACTERS)
         return AdmissionBlock(memoryview(mmap.mmap(self._file, BYTES)), *self._about, limits)
+
+    def _put(self, size: int) -> bool:
+        """A file of so many bytes in the place of what is there; False: there is no room."""
+        unseen, file = self._path.with_name(f"{self._path.name}.new"), -1
+        try:
+            unseen.unlink(missing_ok=True)
+            file = os.open(unseen, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            if size:
+                os.posix_fallocate(file, 0, size)  # or a write would end the process
+            unseen.rename(self._path)
+        except OSError as error:
+            _log.warning("%s: no block for early refusals: %s", self._about[0], error.strerror)
+            if file >= 0:
+                os.close(file)
+            with suppress(OSError):  # another user's
+                unseen.unlink(missing_ok=True)
+            return False
+        self._give_back()
+        self._file = file
+        return True
 
     def close(self) -> None:
         """Removes the file, unless another process has taken its place."""
@@ -86,3 +99,7 @@ class PublishedBlock:
         if self._file >= 0:
             os.close(self._file)
         self._file = -1
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:24]

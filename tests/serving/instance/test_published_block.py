@@ -1,0 +1,149 @@
+"""The file in which the server's front finds an instance's block."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import fusewire
+import numpy as np
+import pytest
+from fusewire.engine.admission_block import BYTES, AdmissionBlock
+from fusewire.engine.encoder_admission import EncoderAdmission
+from fusewire.engine.expectation import Expectation
+from fusewire.engine.request import Request, Work
+from fusewire.serving.instance.published_block import PREFIX, PublishedBlock
+
+from tests.engine.simulation import table
+
+_PRELOAD = ctypes.CDLL(str(Path(fusewire.__file__).parent / "tritonserver_preload.so"))
+_PRELOAD.fusewire_refused_by_all.restype = ctypes.c_bool
+LATEST = -1
+LOOKS_EVERY_S = 0.1
+RULES = SimpleNamespace(has_tokenizer=True, pairs="refused")
+TEXTS: Any = SimpleNamespace(input_rules=RULES, reads_windows=False, max_length=512)
+IMAGES: Any = SimpleNamespace(input_rules=None)
+
+
+@pytest.fixture
+def prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(PREFIX, str(tmp_path / "block_"))
+    return tmp_path / "block_"
+
+
+def sizes(prefix: Path) -> list[int]:
+    return sorted(path.stat().st_size for path in prefix.parent.iterdir())
+
+
+def test_a_block_is_a_file_until_it_is_closed(prefix: Path) -> None:
+    published = PublishedBlock("m", 1, "m_0", 1)
+    assert sizes(prefix) == [0]
+    assert published.of(TEXTS, 8) is not None
+    assert sizes(prefix) == [BYTES]
+    published.close()
+    assert sizes(prefix) == []
+
+
+def test_a_new_process_takes_the_place_of_the_old_one(prefix: Path) -> None:
+    old, new = PublishedBlock("m", 1, "m_0", 1), PublishedBlock("m", 1, "m_0", 1)
+    new.of(TEXTS, 8)
+    old.close()
+    assert sizes(prefix) == [BYTES]
+
+
+def test_models_with_equal_names_of_instances_have_files_of_their_own(prefix: Path) -> None:
+    kept = [PublishedBlock(model, 1, "cpu", 1) for model in ("m", "n")]
+    assert all(each.of(TEXTS, 8) is not None for each in kept)
+    assert sizes(prefix) == [BYTES, BYTES]
+
+
+def test_a_model_of_images_takes_no_memory(prefix: Path) -> None:
+    assert PublishedBlock("m", 1, "m_0", 1).of(IMAGES, 8) is None
+    assert sizes(prefix) == [0]
+
+
+def test_a_version_without_room_leaves_its_file_empty(
+    prefix: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    published = PublishedBlock("m", 1, "m_0", 1)
+    assert published.of(TEXTS, 8) is None
+    assert sizes(prefix) == [0]
+    published.close()
+    assert sizes(prefix) == []
+
+
+def test_what_another_user_put_in_the_way_is_a_warning(
+    prefix: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def forbidden(*_: Any, **__: Any) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(Path, "unlink", forbidden)
+    assert PublishedBlock("m", 1, "m_0", 1).of(TEXTS, 8) is None
+    assert "m: no block for early refusals: Operation not permitted" in caplog.text
+
+
+@pytest.fixture
+def block(prefix: Path) -> AdmissionBlock:
+    """Of version 1 of "m", which has minutes of work to do in a second."""
+    block = PublishedBlock("m", 1, "m_0", 1).of(TEXTS, 8)
+    assert block is not None
+    costs, expectation = table(0.0, 1e-4, 1e-8), Expectation(512)
+    taken = EncoderAdmission(costs, expectation, max_queue_ms=1000, block=block)
+    taken.take(Work(Request({"input_ids": np.zeros((1, 512), np.int64)})))
+    taken.begin([512] * 10_000)
+    return block
+
+
+def refused(prefix: Path, block: AdmissionBlock, version: int = LATEST) -> bool:
+    time.sleep(LOOKS_EVERY_S + 0.01)
+    with block:
+        pass  # it says something
+    ids = ctypes.c_uint64(1), ctypes.c_uint64(512)
+    found: bool = _PRELOAD.fusewire_refused_by_all(
+        str(prefix).encode(), b"m", ctypes.c_int64(version), *ids
+    )
+    return found
+
+
+def test_the_latest_version_is_not_judged_while_one_has_no_block(
+    prefix: Path, block: AdmissionBlock
+) -> None:
+    PublishedBlock("n", 2, "n_0", 1)
+    assert refused(prefix, block)
+    later = PublishedBlock("m", 2, "m_0", 1)
+    assert refused(prefix, block, 1)
+    assert not refused(prefix, block)
+    later.close()
+    assert refused(prefix, block)
+
+
+def test_a_file_that_is_not_in_its_place_yet_is_no_block(
+    prefix: Path, block: AdmissionBlock
+) -> None:
+    (file,) = prefix.parent.iterdir()
+    file.with_name(f"{file.name}.new").touch()
+    assert refused(prefix, block)
+
+
+def test_a_front_without_descriptors_keeps_the_blocks_it_knows(
+    prefix: Path, block: AdmissionBlock
+) -> None:
+    assert refused(prefix, block)
+    (prefix.parent / "other").touch()
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        assert refused(prefix, block)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert refused(prefix, block)
