@@ -328,7 +328,7 @@ class TestRefusals:
         _, ours = both("BertModel")
         x = torch.zeros(2, 32, dtype=torch.bfloat16)
         with pytest.raises(ConfigurationError, match="float32 on the CPU; turn autocast off"):
-            ours.fusewire(x, Packed((1, 2)), None, [], training=True)
+            ours.fusewire(x, Packed((1, 2)), None, [])
 
     def test_a_step_between_forward_and_backward(self) -> None:
         _, ours = both("BertModel")

@@ -37,7 +37,7 @@ def gpt2(
     x = words + self.wpe(positions)
     if token_type_ids is not None:
         x = x + self.wte(tokens.pack(token_type_ids))
-    hidden = self.fusewire(self.drop(x), tokens, None, self.h, training=self.training)
+    hidden = self.fusewire(self.drop(x), tokens, None, self.h)
     return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=tokens.unpack(hidden))
 
 
@@ -59,7 +59,7 @@ def llama(
         self.embed_tokens, input_ids, inputs_embeds, attention_mask, position_ids, kwargs
     )
     angles = positions.to(torch.int32)
-    hidden = self.fusewire(words, tokens, angles, self.layers, training=self.training)
+    hidden = self.fusewire(words, tokens, angles, self.layers)
     return BaseModelOutputWithPast(last_hidden_state=tokens.unpack(hidden))
 
 

@@ -61,6 +61,11 @@ class Family:
     def stack(self, config: Any) -> Stack:
         return self.of(config.to_dict())
 
+    def probabilities(self, config: Any) -> set[float]:
+        """Of the config, those that layers drop with."""
+        keys = self.attention, self.attention_output, self.activation, self.feed_forward_output
+        return {float(getattr(config, key)) for key in keys if key}
+
     def dropouts(self, config: Any) -> Dropouts:
         keys = self.attention, self.attention_output, self.activation, self.feed_forward_output
         return Dropouts(*(float(getattr(config, key)) if key else 0.0 for key in keys))
@@ -107,4 +112,5 @@ class Forward:
         self._family = type(module).__name__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._module.fusewire.modules.check()
         return FAMILIES[self._family].forward(self._module, *args, **kwargs)

@@ -49,7 +49,7 @@ def forward(
     if hasattr(self, "embeddings_project"):  # ELECTRA's
         x = self.embeddings_project(x)
     layers = self.encoder.layer if hasattr(self, "encoder") else self.transformer.layer
-    hidden = tokens.unpack(self.fusewire(x[0], tokens, None, layers, training=self.training))
+    hidden = tokens.unpack(self.fusewire(x[0], tokens, None, layers))
     pooler = getattr(self, "pooler", None)
     if pooler is None:
         return BaseModelOutput(last_hidden_state=hidden)
