@@ -80,5 +80,5 @@ def _inputs(
     tokens = packed((given.shape[0], given.shape[1]), attention_mask, position_ids, flattening)
     if position_ids is None:
         position_ids = torch.arange(given.shape[1])[None]
-    embedded = tokens.pack(given) if input_ids is None else words(tokens.pack(given))
+    embedded = tokens.pack(given) if input_ids is None else words(tokens.pack(given)[None])[0]
     return tokens, embedded, tokens.pack(position_ids)

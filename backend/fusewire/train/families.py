@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import torch
+
+from fusewire.errors import Unsupported
 from fusewire.models import blueprint_of
 from fusewire.models.blueprint import Stack
 from fusewire.models.config import Config
@@ -112,5 +115,9 @@ class Forward:
         self._family = type(module).__name__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.is_autocast_enabled("cpu"):
+            raise Unsupported(
+                f"{self._family}.forward", "autocast", "fp32", "leave torch.autocast for this model"
+            )
         self._module.fusewire.modules.check()
         return FAMILIES[self._family].forward(self._module, *args, **kwargs)
