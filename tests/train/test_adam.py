@@ -282,6 +282,7 @@ def test_memory_of_gradients_is_not_held() -> None:
         ({"eps": math.nan}, "eps: got nan"),
         ({"betas": (0.9, 1.0)}, "betas"),
         ({"weight_decay": -0.1}, "weight_decay"),
+        ({"betas": (0.9,)}, "betas"),
         ({"max_grad_norm": 0.0}, "max_grad_norm: got 0.0"),
     ],
 )

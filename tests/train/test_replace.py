@@ -315,6 +315,13 @@ def test_hooks_of_embeddings_see_a_batch(name: str) -> None:
 
 
 class TestRefusals:
+    @pytest.mark.parametrize("name", ["BertModel", "GPT2LMHeadModel"])
+    @pytest.mark.parametrize("shape", [(8,), (2, 3, 8), (0, 8)])
+    def test_ids_of_another_shape(self, name: str, shape: tuple[int, ...]) -> None:
+        _, ours = both(name)
+        with pytest.raises(InvalidInput, match="input_ids: got shape"):
+            getattr(ours, "transformer", ours)(input_ids=torch.ones(shape, dtype=torch.long))
+
     def test_autocast(self) -> None:
         _, ours = both("BertModel")
         with (

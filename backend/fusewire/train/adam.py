@@ -202,7 +202,7 @@ def _check(group: dict[str, Any]) -> None:
     for name, least, below in (("lr", 0, math.inf), ("eps", 0, 1), ("weight_decay", 0, math.inf)):
         if not least <= float(group[name]) < below:
             raise ConfigurationError(f"{name}: got {group[name]}, wanted [{least}, {below})")
-    if not all(0 <= beta < 1 for beta in group["betas"]):
+    if len(group["betas"]) != 2 or not all(0 <= beta < 1 for beta in group["betas"]):
         raise ConfigurationError(f"betas: got {group['betas']}, wanted two of [0, 1)")
     for p in group["params"]:
         if p.dtype != torch.float32 or p.device.type != "cpu" or not p.is_contiguous():

@@ -77,6 +77,10 @@ def _inputs(
         raise InvalidInput(
             "input_ids, inputs_embeds", "both or neither", "one of them", "leave one out"
         )
+    if given.ndim != (2 if inputs_embeds is None else 3):
+        raise InvalidInput(
+            "input_ids", f"shape {list(given.shape)}", "[batch, length]", "reshape it"
+        )
     tokens = packed((given.shape[0], given.shape[1]), attention_mask, position_ids, flattening)
     if position_ids is None:
         position_ids = torch.arange(given.shape[1])[None]

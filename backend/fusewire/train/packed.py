@@ -32,6 +32,10 @@ class Packed:
     ) -> None:
         self.shape = shape
         rows, length = shape
+        if rows < 1 or length < 1:
+            raise InvalidInput(
+                "input_ids", f"shape {list(shape)}", "a token", "leave empty batches out"
+            )
         self._index: torch.Tensor | None = None
         if mask is not None:
             there = _checked(mask, shape)

@@ -34,6 +34,10 @@ def forward(
         raise InvalidInput(
             "input_ids, inputs_embeds", "both or neither", "one of them", "leave one out"
         )
+    if given.ndim != (2 if inputs_embeds is None else 3):
+        raise InvalidInput(
+            "input_ids", f"shape {list(given.shape)}", "[batch, length]", "reshape it"
+        )
     tokens = packed((given.shape[0], given.shape[1]), attention_mask, None, kwargs)
     pooler = getattr(self, "pooler", None)
     if (
