@@ -282,6 +282,7 @@ def test_memory_of_gradients_is_not_held() -> None:
         ({"eps": math.nan}, "eps: got nan"),
         ({"betas": (0.9, 1.0)}, "betas"),
         ({"weight_decay": -0.1}, "weight_decay"),
+        ({"betas": (0.9,)}, "betas"),
         ({"max_grad_norm": 0.0}, "max_grad_norm: got 0.0"),
     ],
 )
@@ -301,3 +302,19 @@ def test_sparse_gradients_are_refused() -> None:
     table(torch.tensor([1])).sum().backward()
     with pytest.raises(ConfigurationError, match=r"wanted dense float32"):
         Adam(table.parameters()).step()
+
+
+@pytest.mark.parametrize("adamw", [True, False])
+def test_decay_is_by_default_that_of_torchs(adamw: bool) -> None:
+    wanted = TORCHS[adamw]([nn.Parameter(torch.ones(2))]).defaults["weight_decay"]
+    assert Adam([nn.Parameter(torch.ones(2))], adamw=adamw).defaults["weight_decay"] == wanted
+
+
+def test_the_norm_is_that_of_a_skipped_step_too() -> None:
+    p = nn.Parameter(torch.ones(2))
+    optimizer = Adam([p])
+    for value in (1.0, math.nan):
+        p.grad = torch.full((2,), value)
+        optimizer.step()
+    assert optimizer.skipped_steps == 1
+    assert math.isnan(optimizer.gradient_norm)

@@ -143,6 +143,7 @@ def test_a_data_loader_takes_both() -> None:
     [
         ({"lengths": [3, 10], "max_tokens": 9}, "10 tokens in example 1, wanted 1 to 9"),
         ({"lengths": [0], "max_tokens": 9}, "0 tokens in example 0"),
+        ({"lengths": [1], "max_tokens": 9, "world_size": 0}, "world_size: got 0"),
         ({"lengths": [1], "max_tokens": 9, "rank": 2, "world_size": 2}, "rank: got 2"),
     ],
 )

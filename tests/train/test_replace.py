@@ -115,15 +115,17 @@ def test_a_batch_equals_its_sequences_alone(name: str) -> None:
             assert torch.allclose(together[row], alone[0], atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["BertForMaskedLM", *DECODERS])
-@pytest.mark.parametrize("attention_keywords", [False, True])
+@pytest.mark.parametrize(
+    ("name", "attention_keywords"),
+    [("BertForMaskedLM", True), *((name, keywords) for name in DECODERS for keywords in (0, 1))],
+)
 def test_flattened_batches_equal_padded_ones(name: str, attention_keywords: bool) -> None:
     _, ours = both(name)
     padded = ragged(name)
     padded.pop("token_type_ids", None)
     lengths = padded["attention_mask"].sum(1).tolist()
     rows = [ids[:n].tolist() for ids, n in zip(padded["input_ids"], lengths, strict=True)]
-    collate = DataCollatorWithFlattening(return_flash_attn_kwargs=attention_keywords)
+    collate = DataCollatorWithFlattening(return_flash_attn_kwargs=bool(attention_keywords))
     flat = dict(collate([{"input_ids": row, "labels": row} for row in rows]))
     assert flat["input_ids"].shape == (1, sum(lengths))
     padded["labels"] = torch.where(padded["attention_mask"].bool(), padded["input_ids"], -100)
@@ -278,7 +280,63 @@ def test_what_is_trained_is_saved_and_served(name: str, tmp_path: Path) -> None:
     assert torch.allclose(trained[there], wanted[there], atol=MODEL_FP32)
 
 
+@pytest.mark.parametrize("name", ["BertForMaskedLM", *DECODERS])
+@pytest.mark.parametrize("rows", [1, 2])
+def test_positions_that_begin_anew_mean_what_they_do_in_transformers(name: str, rows: int) -> None:
+    """Several sequences in each row of decoders; encoders know them by `cu_seq_lens_q` alone."""
+    theirs, ours = both(name)
+    ids = ragged(name, (8,) * rows)["input_ids"]
+    positions = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3], [0, 1, 2, 0, 1, 2, 3, 4]])[:rows]
+    cache = {"use_cache": False} if name in DECODERS else {}
+    got, wanted = (m(ids, position_ids=positions, **cache).logits for m in (ours, theirs))
+    assert torch.allclose(got, wanted, atol=MODEL_FP32, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["BertForMaskedLM", "DistilBertForMaskedLM", *DECODERS])
+def test_embeddings_may_be_given(name: str) -> None:
+    theirs, ours = both(name)
+    batch = ragged(name)
+    embedded = theirs.get_input_embeddings()(batch.pop("input_ids")).detach()
+    expect_equal(
+        gradients(ours, {**batch, "inputs_embeds": embedded}),
+        gradients(theirs, {**batch, "inputs_embeds": embedded}),
+    )
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_hooks_of_embeddings_see_a_batch(name: str) -> None:
+    """As those of NEFTune do, which read its length."""
+    _, ours = both(name)
+    shapes = []
+    words = ours.get_input_embeddings()
+    words.register_forward_hook(lambda _m, _i, out: shapes.append(out.shape))
+    ours(**ragged(name))
+    assert shapes == [(1, 29, 32)]
+
+
 class TestRefusals:
+    @pytest.mark.parametrize("name", ["BertModel", "GPT2LMHeadModel"])
+    @pytest.mark.parametrize("shape", [(8,), (2, 3, 8), (0, 8)])
+    def test_ids_of_another_shape(self, name: str, shape: tuple[int, ...]) -> None:
+        _, ours = both(name)
+        with pytest.raises(InvalidInput, match="input_ids: got shape"):
+            getattr(ours, "transformer", ours)(input_ids=torch.ones(shape, dtype=torch.long))
+
+    def test_autocast(self) -> None:
+        _, ours = both("BertModel")
+        with (
+            torch.autocast("cpu", dtype=torch.bfloat16),
+            pytest.raises(Unsupported, match=r"BertModel\.forward: got autocast"),
+        ):
+            ours(**ragged("BertModel"))
+
+    def test_padding_where_it_would_be_pooled(self) -> None:
+        _, ours = both("BertForSequenceClassification")
+        batch = ragged("BertForSequenceClassification")
+        batch["attention_mask"] = batch["attention_mask"].flip(1)
+        with pytest.raises(InvalidInput, match="first place of a row, which is pooled"):
+            ours(**batch)
+
     def test_a_model_of_another_architecture(self) -> None:
         with pytest.raises(Unsupported, match="Linear, wanted a model of transformers with one of"):
             train.replace(torch.nn.Linear(2, 2))  # type: ignore[type-var]
@@ -300,13 +358,16 @@ class TestRefusals:
         _, ours = both("BertModel")
         batch = ragged("BertModel")
         (name,) = argument
-        with pytest.raises(NotImplementedError, match=f"BertModel.forward: {name}.*not replaced"):
+        with pytest.raises(
+            NotImplementedError,
+            match=f"BertModel.forward: {name}: got (True|a Tensor),.*not replaced",
+        ):
             ours(**batch, **argument)
 
     def test_keys_and_values_of_earlier_tokens(self) -> None:
         _, ours = both("GPT2LMHeadModel")
         cache = ((torch.zeros(4, 4, 1, 8),) * 2,) * 3
-        with pytest.raises(Unsupported, match="past_key_values"):
+        with pytest.raises(Unsupported, match=r"past_key_values.*use_cache=False"):
             ours(**ragged("GPT2LMHeadModel"), past_key_values=cache)
 
     def test_a_row_without_tokens(self) -> None:
@@ -328,7 +389,7 @@ class TestRefusals:
         _, ours = both("BertModel")
         x = torch.zeros(2, 32, dtype=torch.bfloat16)
         with pytest.raises(ConfigurationError, match="float32 on the CPU; turn autocast off"):
-            ours.fusewire(x, Packed((1, 2)), None, [], training=True)
+            ours.fusewire(x, Packed((1, 2)), None, [])
 
     def test_a_step_between_forward_and_backward(self) -> None:
         _, ours = both("BertModel")

@@ -27,12 +27,14 @@ class Adam(torch.optim.Optimizer):
 
     Parameters are fp32 on the CPU; those that follow each other in memory, as FlatParameters lays
     them out, are updated by one call, others by one each. Groups have their own `lr` and
-    `weight_decay`, which schedulers may change. `max_grad_norm`: gradients are scaled to at most
+    `weight_decay` (by default 0.01 of AdamW, 0 of Adam),
+    which schedulers may change. `max_grad_norm`: gradients are scaled to at most
     this norm, all together (Pascanu et al. 2013); leave the host's own clipping off. The
     gradients themselves are not changed.
 
     A step whose gradients have NaN or Inf, or a norm beyond fp32, changes nothing and is counted in
-    `skipped_steps`. `gradient_norm` is the last step's, before clipping. A GradScaler hands its
+    `skipped_steps`. `gradient_norm` is the last step's, before clipping; a skipped one has it too.
+    A GradScaler hands its
     scale to `step`, which divides by it. `state_dict` is that of torch's optimizers: checkpoints
     load either way.
 
@@ -49,7 +51,7 @@ class Adam(torch.optim.Optimizer):
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
-        weight_decay: float = 1e-2,
+        weight_decay: float | None = None,
         *,
         adamw: bool = True,
         max_grad_norm: float | None = None,
@@ -66,7 +68,7 @@ class Adam(torch.optim.Optimizer):
             "lr": lr,
             "betas": betas,
             "eps": eps,
-            "weight_decay": weight_decay,
+            "weight_decay": (1e-2 if adamw else 0.0) if weight_decay is None else weight_decay,
             "decoupled_weight_decay": adamw,
             # For torch's optimizers, which load what this one saves.
             "amsgrad": False,
@@ -96,11 +98,11 @@ class Adam(torch.optim.Optimizer):
         unscale = 1.0 if scale is None else 1.0 / float(scale)
         gradients = [run.gradients() for run in current]
         square = sum(map(_square_norm, gradients))
+        self.gradient_norm = math.sqrt(square) * unscale
         found_inf = getattr(self, "found_inf", None)
         if not math.isfinite(square) or (found_inf is not None and float(found_inf) > 0):
             self.skipped_steps += 1
             return loss
-        self.gradient_norm = math.sqrt(square) * unscale
         if self.max_grad_norm is not None:
             unscale *= min(1.0, self.max_grad_norm / (self.gradient_norm + _CLIP_EPS))
         for run, gradient in zip(current, gradients, strict=True):
@@ -200,7 +202,7 @@ def _check(group: dict[str, Any]) -> None:
     for name, least, below in (("lr", 0, math.inf), ("eps", 0, 1), ("weight_decay", 0, math.inf)):
         if not least <= float(group[name]) < below:
             raise ConfigurationError(f"{name}: got {group[name]}, wanted [{least}, {below})")
-    if not all(0 <= beta < 1 for beta in group["betas"]):
+    if len(group["betas"]) != 2 or not all(0 <= beta < 1 for beta in group["betas"]):
         raise ConfigurationError(f"betas: got {group['betas']}, wanted two of [0, 1)")
     for p in group["params"]:
         if p.dtype != torch.float32 or p.device.type != "cpu" or not p.is_contiguous():

@@ -25,7 +25,9 @@ def refuse(model: Any, **arguments: Any) -> None:
         if value is not None and value is not False:
             raise Unsupported(
                 f"{type(model).__name__}.forward: {name}",
-                f"a {type(value).__name__}",
+                str(value) if isinstance(value, bool | int | str) else f"a {type(value).__name__}",
                 "none, as a model that fusewire.train.replace changed has it",
-                "call it on a model of transformers that was not replaced",
+                "pass use_cache=False to generate()"
+                if name == "past_key_values"
+                else "call it on a model of transformers that was not replaced",
             )

@@ -37,7 +37,7 @@ def gpt2(
     x = words + self.wpe(positions)
     if token_type_ids is not None:
         x = x + self.wte(tokens.pack(token_type_ids))
-    hidden = self.fusewire(self.drop(x), tokens, None, self.h, training=self.training)
+    hidden = self.fusewire(self.drop(x), tokens, None, self.h)
     return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=tokens.unpack(hidden))
 
 
@@ -59,7 +59,7 @@ def llama(
         self.embed_tokens, input_ids, inputs_embeds, attention_mask, position_ids, kwargs
     )
     angles = positions.to(torch.int32)
-    hidden = self.fusewire(words, tokens, angles, self.layers, training=self.training)
+    hidden = self.fusewire(words, tokens, angles, self.layers)
     return BaseModelOutputWithPast(last_hidden_state=tokens.unpack(hidden))
 
 
@@ -77,8 +77,12 @@ def _inputs(
         raise InvalidInput(
             "input_ids, inputs_embeds", "both or neither", "one of them", "leave one out"
         )
+    if given.ndim != (2 if inputs_embeds is None else 3):
+        raise InvalidInput(
+            "input_ids", f"shape {list(given.shape)}", "[batch, length]", "reshape it"
+        )
     tokens = packed((given.shape[0], given.shape[1]), attention_mask, position_ids, flattening)
     if position_ids is None:
         position_ids = torch.arange(given.shape[1])[None]
-    embedded = tokens.pack(given) if input_ids is None else words(tokens.pack(given))
+    embedded = tokens.pack(given) if input_ids is None else words(tokens.pack(given)[None])[0]
     return tokens, embedded, tokens.pack(position_ids)

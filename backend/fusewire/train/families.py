@@ -7,6 +7,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import torch
+
+from fusewire.errors import Unsupported
 from fusewire.models import blueprint_of
 from fusewire.models.blueprint import Stack
 from fusewire.models.config import Config
@@ -61,6 +64,11 @@ class Family:
     def stack(self, config: Any) -> Stack:
         return self.of(config.to_dict())
 
+    def probabilities(self, config: Any) -> set[float]:
+        """Of the config, those that layers drop with."""
+        keys = self.attention, self.attention_output, self.activation, self.feed_forward_output
+        return {float(getattr(config, key)) for key in keys if key}
+
     def dropouts(self, config: Any) -> Dropouts:
         keys = self.attention, self.attention_output, self.activation, self.feed_forward_output
         return Dropouts(*(float(getattr(config, key)) if key else 0.0 for key in keys))
@@ -107,4 +115,9 @@ class Forward:
         self._family = type(module).__name__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.is_autocast_enabled("cpu"):
+            raise Unsupported(
+                f"{self._family}.forward", "autocast", "fp32", "leave torch.autocast for this model"
+            )
+        self._module.fusewire.modules.check()
         return FAMILIES[self._family].forward(self._module, *args, **kwargs)

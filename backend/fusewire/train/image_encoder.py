@@ -28,7 +28,7 @@ def forward(
         interpolate_pos_encoding=bool(interpolate_pos_encoding),
     )
     tokens = Packed((x.shape[0], x.shape[1]))
-    y = self.fusewire(tokens.pack(x), tokens, None, self.layers, training=self.training)
+    y = self.fusewire(tokens.pack(x), tokens, None, self.layers)
     hidden = tokens.unpack(y)
     pooled = None if self.pooler is None else self.pooler(hidden)
     return BaseModelOutputWithPooling(last_hidden_state=hidden, pooler_output=pooled)

@@ -11,6 +11,7 @@ from torch.nn import Module
 from fusewire.errors import ConfigurationError
 from fusewire.models.blueprint import Stack
 from fusewire.train.flat import FlatParameters
+from fusewire.train.layer_modules import LayerModules
 from fusewire.train.packed import Packed
 from fusewire.train.parts import Dropouts
 from fusewire.train.segment import Segment
@@ -21,7 +22,8 @@ RECOMPUTE = ("none", "norm", "activation", "layer")
 class TrainedLayers:
     """The layers of a blueprint's stack and its final norm, in `segments` nodes as equal as can be.
 
-    `prefix`: of the names of their parameters. `recompute`: as `replace` has it.
+    `prefix`: of the names of their parameters. `recompute`: as `replace` has it. `modules`: those
+    of transformers, in whose place the layers are.
     """
 
     recompute = "none"
@@ -33,11 +35,13 @@ class TrainedLayers:
         stack: Stack,
         dropouts: Dropouts,
         segments: int,
+        modules: LayerModules,
     ) -> None:
         count = len(stack.layers)
         if not 1 <= segments <= count:
             raise ConfigurationError(f"segments: got {segments}, wanted 1 to {count}, the layers")
         self._flat = flat
+        self.modules = modules
         bounds = [count * i // segments for i in range(segments + 1)]
         self.segments = [
             Segment(
@@ -57,12 +61,11 @@ class TrainedLayers:
         packed: Packed,
         positions: torch.Tensor | None,
         layers: Iterable[Module],
-        *,
-        training: bool,
     ) -> torch.Tensor:
         """x [tokens, hidden] -> the hidden states behind the layers. positions int32 [tokens], for
         rotary angles. `layers`: transformers' own, whose gradient_checkpointing counts."""
         self._flat.relink()
+        training = self.modules.training
         checkpointing = any(getattr(layer, "gradient_checkpointing", False) for layer in layers)
         recompute = "layer" if checkpointing else self.recompute
         for segment in self.segments:

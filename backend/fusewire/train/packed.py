@@ -32,6 +32,10 @@ class Packed:
     ) -> None:
         self.shape = shape
         rows, length = shape
+        if rows < 1 or length < 1:
+            raise InvalidInput(
+                "input_ids", f"shape {list(shape)}", "a token", "leave empty batches out"
+            )
         self._index: torch.Tensor | None = None
         if mask is not None:
             there = _checked(mask, shape)
@@ -85,8 +89,8 @@ def packed(
     position_ids: torch.Tensor | None,
     flattening: Mapping[str, Any],
 ) -> Packed:
-    """Of a model's arguments. Without a mask, a single row whose positions begin anew (or, of
-    DataCollatorWithFlattening, whose `cu_seq_lens_q` are given) holds several sequences.
+    """Of a model's arguments. Without a mask, a row with `cu_seq_lens_q` holds several sequences,
+    and so does each row whose `position_ids` (of decoders) begin anew, as in transformers.
 
     Raises InvalidInput for a mask that does not fit, and for one beside `cu_seq_lens_q`.
     """
@@ -97,11 +101,11 @@ def packed(
                 "attention_mask", "one beside cu_seq_lens_q", "either", "leave one of them out"
             )
         return Packed(shape, attention_mask)
-    if cu_seqlens is None and position_ids is not None and shape[0] == 1:
-        positions = position_ids.reshape(-1)
-        begins = (positions.diff() != 1).nonzero().squeeze(1) + 1
-        ends = torch.tensor([0, shape[1]])
-        cu_seqlens = torch.cat([ends[:1], begins, ends[1:]])
+    if cu_seqlens is None and position_ids is not None:
+        begins = torch.ones(shape, dtype=torch.bool)
+        begins[:, 1:] = position_ids.diff() != 1
+        end = torch.tensor([shape[0] * shape[1]])
+        cu_seqlens = torch.cat([begins.flatten().nonzero().squeeze(1), end])
     return Packed(shape, None, cu_seqlens)
 
 

@@ -112,6 +112,8 @@ class TokenBudgetSampler(Sampler[list[int]]):
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
+        if world_size < 1:
+            raise ConfigurationError(f"world_size: got {world_size}, wanted 1 or more processes")
         if not 0 <= rank < world_size:
             raise ConfigurationError(f"rank: got {rank}, wanted [0, {world_size}), of world_size")
         for number, length in enumerate(lengths):

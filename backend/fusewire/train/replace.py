@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from fusewire.errors import ConfigurationError, Unsupported
+from fusewire.models.blueprint import Stack, tensors_of
 from fusewire.train.flat import FlatParameters
+from fusewire.train.layer_modules import LayerModules
 from fusewire.train.layers import RECOMPUTE, TrainedLayers
 from fusewire.train.parts import stacked_names
 
@@ -26,7 +28,12 @@ def replace(hf_model: Model, *, recompute: str = "none", segments: int = 1) -> M
     taken as it is. Embeddings and heads stay transformers' own: a loss over all places of a row
     (question answering) has the zeros in it. Of a row with masked tokens between others a sliding
     window counts those that are left. Dropout is drawn by torch's
-    generator, from the probabilities that the config has.
+    generator, from the probabilities that the config has, in layers that are in train().
+
+    The layers' own modules hold parameters and are not called: what kernels do not do is refused,
+    here and at each forward. Those are modules that were wrapped, exchanged, added or removed (as
+    LoRA does), hooks and forwards of their own, another `p` of a Dropout, and eval() of some layers
+    while others train. Hooks of the whole model, embeddings and heads are called.
 
     `recompute`: what backward computes again rather than keep: none, norm (outputs of norms),
     activation (and of activations) or layer (all but each layer's input, which
@@ -34,7 +41,8 @@ def replace(hf_model: Model, *, recompute: str = "none", segments: int = 1) -> M
     graph; under DDP the gradients of one are sent while the next is computed.
 
     Raises Unsupported for a model that has none of the architectures in `families.FAMILIES`, or
-    parts that do not train, ConfigurationError for parameters that are not fp32 on the CPU.
+    parts that do not train or are not what its config says, ConfigurationError for parameters that
+    are not fp32 on the CPU.
     """
     from fusewire.train.families import FAMILIES, Forward  # needs transformers, whose model this is
 
@@ -58,6 +66,10 @@ def replace(hf_model: Model, *, recompute: str = "none", segments: int = 1) -> M
         (f"{name}." if name else "", module, family, family.stack(module.config))
         for name, module, family in found
     ]
+    modules = [
+        LayerModules(module, _names(stack), family.probabilities(module.config))
+        for _, module, family, stack in stacks
+    ]
     flat = FlatParameters(
         hf_model,
         [
@@ -66,9 +78,16 @@ def replace(hf_model: Model, *, recompute: str = "none", segments: int = 1) -> M
             for names in stacked_names(stack.layers, prefix)
         ],
     )
-    for prefix, module, family, stack in stacks:
-        trained = TrainedLayers(flat, prefix, stack, family.dropouts(module.config), segments)
+    for (prefix, module, family, stack), layer_modules in zip(stacks, modules, strict=True):
+        dropouts = family.dropouts(module.config)
+        trained = TrainedLayers(flat, prefix, stack, dropouts, segments, layer_modules)
         trained.recompute = recompute
         module.fusewire = trained
         module.forward = Forward(module)
     return hf_model
+
+
+def _names(stack: Stack) -> list[str]:
+    """Of the parameters of the layers and the final norm, in the base model."""
+    norm = () if stack.final_norm is None else (stack.final_norm,)
+    return list(tensors_of(*stack.layers, *norm))

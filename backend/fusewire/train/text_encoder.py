@@ -34,7 +34,23 @@ def forward(
         raise InvalidInput(
             "input_ids, inputs_embeds", "both or neither", "one of them", "leave one out"
         )
-    tokens = packed((given.shape[0], given.shape[1]), attention_mask, position_ids, kwargs)
+    if given.ndim != (2 if inputs_embeds is None else 3):
+        raise InvalidInput(
+            "input_ids", f"shape {list(given.shape)}", "[batch, length]", "reshape it"
+        )
+    tokens = packed((given.shape[0], given.shape[1]), attention_mask, None, kwargs)
+    pooler = getattr(self, "pooler", None)
+    if (
+        pooler is not None
+        and attention_mask is not None
+        and bool((attention_mask[:, 0] == 0).any())
+    ):
+        raise InvalidInput(
+            "attention_mask",
+            "padding in the first place of a row, which is pooled",
+            "a token there",
+            "pad on the right",
+        )
     if position_ids is None:
         position_ids = _positions(self.embeddings, input_ids, given)
     arguments = {
@@ -44,13 +60,13 @@ def forward(
         "token_type_ids": token_type_ids,
     }
     x = self.embeddings(
-        **{name: tokens.pack(value)[None] for name, value in arguments.items() if value is not None}
+        **{"input_ids": None}
+        | {name: tokens.pack(value)[None] for name, value in arguments.items() if value is not None}
     )
     if hasattr(self, "embeddings_project"):  # ELECTRA's
         x = self.embeddings_project(x)
     layers = self.encoder.layer if hasattr(self, "encoder") else self.transformer.layer
-    hidden = tokens.unpack(self.fusewire(x[0], tokens, None, layers, training=self.training))
-    pooler = getattr(self, "pooler", None)
+    hidden = tokens.unpack(self.fusewire(x[0], tokens, None, layers))
     if pooler is None:
         return BaseModelOutput(last_hidden_state=hidden)
     return BaseModelOutputWithPoolingAndCrossAttentions(

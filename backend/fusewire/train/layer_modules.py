@@ -1,0 +1,101 @@
+"""The modules of transformers whose place kernels took: whether they are still what kernels do."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import NoReturn
+
+from torch.nn import Dropout, Module
+
+from fusewire.errors import Unsupported
+
+# Torch's tables of hooks that a call of a module runs.
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+# Its hooks do nothing unless hidden states or attention weights are asked for, which is refused.
+_CAPTURING = "transformers.utils.output_capturing"
+_INSTEAD = "leave the layers as config.json has them, or train them with transformers itself"
+
+
+class LayerModules:
+    """The modules of `base` that the parameters `names` are in, whose forward is not called.
+
+    `probabilities`: of dropout, those that the layers may have. Raises Unsupported where the
+    modules' parameters, dropouts or hooks are not what kernels do.
+    """
+
+    def __init__(
+        self, base: Module, names: Collection[str], probabilities: Collection[float]
+    ) -> None:
+        self._base = base
+        self._roots: list[tuple[str, Module]] = []
+        for root in dict.fromkeys(name.partition(".")[0] for name in names):
+            module = base._modules.get(root)
+            if module is None:
+                self._refuse(root, "no such module", "one")
+            self._roots.append((root, module))
+        self._refuse_other_parameters(set(names))
+        every = [module for _, root in self._roots for module in root.modules()]
+        self._modules = [(module, list(module._modules.values())) for module in every]
+        self._drops: list[tuple[Module, str, float]] = []
+        for module in every:
+            # Of Dropout, and of attention that hands its probability to a function.
+            name = "p" if isinstance(module, Dropout) else "attention_dropout"
+            table = module.__dict__
+            if isinstance(table.get(name), float | int):
+                self._drops.append((module, name, float(table[name])))
+                if float(table[name]) not in probabilities:
+                    self._refuse(self._name(module), f"dropout {table[name]}", "config's")
+        self.check()
+
+    @property
+    def training(self) -> bool:
+        """Whether the layers that drop anything do so now: `train()` and `eval()` of layers count
+        as those of the model do, but not of some of the layers alone."""
+        states = {module.training for module, _, probability in self._drops if probability}
+        if len(states) > 1:
+            self._refuse("layers", "some in train() and some in eval()", "one of them for all")
+        return states == {True}
+
+    def check(self) -> None:
+        """Microseconds: for the start of each forward."""
+        for name, root in self._roots:
+            if self._base._modules.get(name) is not root:
+                self._refuse(name, "another module", "that of `replace`")
+        for module, children in self._modules:
+            table = module.__dict__
+            if list(table["_modules"].values()) != children:
+                self._refuse(self._name(module), "other modules in it", "those of `replace`")
+            if (
+                table["_forward_hooks"]
+                or table["_forward_pre_hooks"]
+                or table["_backward_hooks"]
+                or table["_backward_pre_hooks"]
+                or "forward" in table
+            ):
+                self._refuse_hooks(module)
+        for module, name, probability in self._drops:
+            if (now := module.__dict__[name]) != probability:
+                self._refuse(f"dropout ({name})", str(now), f"{probability} as at `replace`")
+
+    def _refuse_hooks(self, module: Module) -> None:
+        if "forward" in module.__dict__:
+            self._refuse(self._name(module), "a forward of its own", "its class's")
+        hooks = [hook for kind in _HOOKS for hook in getattr(module, kind).values()]
+        if any(getattr(hook, "__module__", None) != _CAPTURING for hook in hooks):
+            self._refuse(self._name(module), "a hook", "none, for kernels call none")
+
+    def _refuse_other_parameters(self, names: set[str]) -> None:
+        there = {
+            f"{name}.{parameter}"
+            for name, root in self._roots
+            for parameter, _ in root.named_parameters(remove_duplicate=False)
+        }
+        for name in sorted(there ^ names):
+            got, wanted = ("a parameter", "none") if name in there else ("none", "a parameter")
+            self._refuse(name, got, f"{wanted}, by the model's config")
+
+    def _name(self, module: Module) -> str:
+        return next((n for n, other in self._base.named_modules() if other is module), "a module")
+
+    def _refuse(self, what: str, got: str, wanted: str) -> NoReturn:
+        raise Unsupported(f"{type(self._base).__name__}.{what}", got, wanted, _INSTEAD)
