@@ -111,9 +111,11 @@ def test_who_cannot_be_reached_or_has_left_gives_up_its_place(
     role: Role, go: threading.Event
 ) -> None:
     failures = iter([True])
-    unreachable, gone, other = Client(lambda: next(failures, False)), Client(gone=True), Client()
+    unreachable, gone, other = Client(lambda: next(failures, False)), Client(), Client()
     for client in (unreachable, gone, other):
         take(role, request("On", max_new_tokens=100), client)
+    until(lambda: role.engine.counts().running > 0)  # in a step that waits for `go`
+    gone.gone = True
     assert not gone.ended.wait(3 * roles._POLL_S)  # cancelled, and ended in the next step
     go.set()
     for client in (unreachable, gone):
