@@ -146,6 +146,7 @@ def answered_by(asker: Asker, model: str) -> int:
     return int(row["inference_stats"]["success"]["count"])
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 def test_what_is_refused_does_not_get_into_tritons_queue(asker: Asker, protocol: str) -> None:
     """But for those that come when the model has said nothing for 0.1 s. It counts all."""
