@@ -1,7 +1,7 @@
 // Self-attention (Vaswani et al. 2017), packed or over a cache.
 #pragma once
 
-#include "layers/block.h"
+#include "layers/sublayer_shapes.h"
 
 namespace fusewire::layers {
 
@@ -10,12 +10,7 @@ struct Rope {
   Tensor cos, sin;
 };
 
-struct AttentionOptions {
-  int64_t heads;
-  int64_t kv_heads = 0;  // a divisor of heads; 0: as many
-  AttentionMask mask = {};
-  float scale = 0;     // of scores; 0: 1 / sqrt(head_dim)
-  float soft_cap = 0;  // scores become soft_cap * tanh(score / soft_cap); 0: they stay
+struct AttentionOptions : HeadOptions {
   std::optional<Norm> q_norm, k_norm;  // RMSNorm of each head before it is rotated, [head_dim]
   std::optional<Rope> rope;
   std::optional<Tensor> position_bias;  // float32[heads, 2 L - 1], by distance

@@ -4,6 +4,13 @@
 
 namespace fusewire::layers {
 
+Norm::Kind norm_named(std::string_view kind, bool biased) {
+  if (kind == "layer_norm") return Norm::Kind::kLayerNorm;
+  if (kind != "rms_norm") fail("Norm: kind: got '", kind, "', wanted layer_norm or rms_norm");
+  if (biased) fail("Norm: bias: got one for an rms_norm, wanted none");
+  return Norm::Kind::kRmsNorm;
+}
+
 void Norm::apply(const Tensor& out, const Tensor& x, const Stream& stream) const {
   if (kind == Kind::kRmsNorm) {
     ops::rms_norm(out, x, weight, eps, stream);
@@ -18,13 +25,6 @@ void Pass::project(const Tensor& out, const Norm* norm, const Linear& linear,
   const Matrix normed = matrix(x.shape[1]);
   norm->apply(normed, x, stream);
   ops::linear(out, normed, linear, activation, stream);
-}
-
-void Sublayer::expect_output(const char* sublayer, int64_t hidden, int64_t inner_width) const {
-  if (output_->out_features() != hidden || output_->in_features() != inner_width) {
-    fail(sublayer, ": output: got Linear[", output_->out_features(), ", ", output_->in_features(),
-         "], wanted [", hidden, ", ", inner_width, "], the width of x and what is computed of it");
-  }
 }
 
 void Block::compute(const Tensor& inner, Pass& pass) const {

@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <optional>
+#include <string_view>
 
 #include "core/activation.h"
 #include "core/kernels.h"
@@ -25,6 +26,9 @@ struct Norm {
 
   void apply(const Tensor& out, const Tensor& x, const Stream& stream) const;
 };
+
+// layer_norm or rms_norm; Error for another name, and for an rms_norm that is `biased`.
+Norm::Kind norm_named(std::string_view kind, bool biased);
 
 // What a forward reads besides x and the weights. `planes` [planes, pages, elements of a page] is
 // the cache of a whole stack, if there is one: planes 2 i and 2 i + 1 are the keys and the values
@@ -92,8 +96,6 @@ class Sublayer {
 
  protected:
   explicit Sublayer(std::shared_ptr<const Linear> output) : output_(std::move(output)) {}
-  // Error when the output product is not [hidden, inner_width].
-  void expect_output(const char* sublayer, int64_t hidden, int64_t inner_width) const;
 
  private:
   std::shared_ptr<const Linear> output_;

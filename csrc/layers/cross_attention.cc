@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "layers/planes.h"
+#include "layers/sublayer_shapes.h"
 #include "ops/ops.h"
 
 namespace fusewire::layers {
@@ -15,7 +16,7 @@ CrossAttention::CrossAttention(std::shared_ptr<const Linear> q,
     fail("CrossAttention: heads: got ", heads, ", wanted a divisor of the ", rows, " rows of q");
   }
   head_dim_ = rows / heads;
-  expect_output("CrossAttention", q_->in_features(), rows);
+  expect_output("CrossAttention", this->output().shape(), q_->in_features(), rows);
   if (scale_ == 0) scale_ = 1.0f / std::sqrt(static_cast<float>(head_dim_));
 }
 

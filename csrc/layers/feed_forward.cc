@@ -1,5 +1,6 @@
 #include "layers/feed_forward.h"
 
+#include "layers/sublayer_shapes.h"
 #include "ops/ops.h"
 
 namespace fusewire::layers {
@@ -10,11 +11,8 @@ FeedForward::FeedForward(std::shared_ptr<const Linear> intermediate,
       intermediate_(std::move(intermediate)),
       activation_(activation),
       gated_(gated) {
-  const int64_t rows = intermediate_->out_features();
-  if (gated_ && rows % 2) {
-    fail("FeedForward: intermediate: got ", rows, " rows, wanted as many of a as of b");
-  }
-  expect_output("FeedForward", intermediate_->in_features(), gated_ ? rows / 2 : rows);
+  expect_output("FeedForward", this->output().shape(), intermediate_->in_features(),
+                activated_width(intermediate_->out_features(), gated_));
 }
 
 void FeedForward::compute(const Tensor& inner, const Norm* norm, Pass& pass) const {

@@ -24,6 +24,7 @@ class Linear {
 
   int64_t in_features() const { return weight_.in_features; }
   int64_t out_features() const { return weight_.out_features; }
+  Shape shape() const { return {out_features(), in_features()}; }
   size_t bytes() const { return bytes_; }
   const Weight& weight() const { return weight_; }
   const void* bias() const { return bias_.get(); }

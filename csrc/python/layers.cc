@@ -18,18 +18,8 @@ using namespace py::literals;
 using LinearPointer = std::shared_ptr<Linear>;
 using NormOrNone = std::optional<Norm>;
 
-Norm::Kind norm_named(std::string_view kind) {
-  if (kind == "layer_norm") return Norm::Kind::kLayerNorm;
-  if (kind == "rms_norm") return Norm::Kind::kRmsNorm;
-  fail("Norm: kind: got '", kind, "', wanted layer_norm or rms_norm");
-}
-
 Norm new_norm(Tensor weight, std::optional<Tensor> bias, float eps, std::string_view kind) {
-  Norm norm{norm_named(kind), std::move(weight), std::move(bias), eps};
-  if (norm.bias && norm.kind == Norm::Kind::kRmsNorm) {
-    fail("Norm: bias: got one for an rms_norm, wanted none");
-  }
-  return norm;
+  return {norm_named(kind, bias.has_value()), std::move(weight), std::move(bias), eps};
 }
 
 std::shared_ptr<Attention> new_attention(LinearPointer qkv, LinearPointer output, int64_t heads,
@@ -39,9 +29,11 @@ std::shared_ptr<Attention> new_attention(LinearPointer qkv, LinearPointer output
                                          std::optional<std::pair<Tensor, Tensor>> rope,
                                          std::optional<Tensor> position_bias) {
   const AttentionMask mask{left.value_or(kUnlimited), right.value_or(kUnlimited)};
-  AttentionOptions options{heads,  kv_heads,     mask,
-                           scale,  soft_cap,     q_norm,
-                           k_norm, std::nullopt, std::move(position_bias)};
+  AttentionOptions options{{heads, kv_heads, mask, scale, soft_cap},
+                           q_norm,
+                           k_norm,
+                           std::nullopt,
+                           std::move(position_bias)};
   if (rope) options.rope = Rope{rope->first, rope->second};
   return std::make_shared<Attention>(std::move(qkv), std::move(output), std::move(options));
 }

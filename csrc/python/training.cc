@@ -17,15 +17,8 @@ using namespace py::literals;
 using LinearPointer = std::shared_ptr<Linear>;
 using NormOrNone = std::optional<Norm>;
 
-layers::Norm::Kind norm_named(std::string_view kind) {
-  if (kind == "layer_norm") return layers::Norm::Kind::kLayerNorm;
-  if (kind == "rms_norm") return layers::Norm::Kind::kRmsNorm;
-  fail("Norm: kind: got '", kind, "', wanted layer_norm or rms_norm");
-}
-
 Norm new_norm(Parameter weight, std::optional<Parameter> bias, float eps, std::string_view kind) {
-  if (bias && kind == "rms_norm") fail("Norm: bias: got one for an rms_norm, wanted none");
-  return {norm_named(kind), weight, bias, eps};
+  return {layers::norm_named(kind, bias.has_value()), weight, bias, eps};
 }
 
 std::shared_ptr<Attention> new_attention(LinearPointer qkv, LinearPointer output, int64_t heads,
@@ -34,8 +27,8 @@ std::shared_ptr<Attention> new_attention(LinearPointer qkv, LinearPointer output
                                          float dropout, NormOrNone q_norm, NormOrNone k_norm,
                                          std::optional<std::pair<Tensor, Tensor>> rope) {
   const AttentionMask mask{left.value_or(kUnlimited), right.value_or(kUnlimited)};
-  AttentionOptions options{heads,   kv_heads, mask,   scale,       soft_cap,
-                           dropout, q_norm,   k_norm, std::nullopt};
+  AttentionOptions options{
+      {heads, kv_heads, mask, scale, soft_cap}, dropout, q_norm, k_norm, std::nullopt};
   if (rope) options.rope = layers::Rope{rope->first, rope->second};
   return std::make_shared<Attention>(std::move(qkv), std::move(output), std::move(options));
 }

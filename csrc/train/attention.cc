@@ -1,7 +1,5 @@
 #include "train/attention.h"
 
-#include <cmath>
-
 #include "core/allocator.h"
 #include "core/error.h"
 #include "core/runtime.h"
@@ -36,30 +34,14 @@ void copy(const Tensor& to, const Tensor& from, const Stream& stream) {
 Attention::Attention(std::shared_ptr<const Linear> qkv, std::shared_ptr<const Linear> output,
                      AttentionOptions options)
     : Sublayer(std::move(output)), qkv_(std::move(qkv)), options_(std::move(options)) {
-  AttentionOptions& o = options_;
-  if (o.heads < 1) fail("Attention: heads: got ", o.heads, ", wanted 1 or more");
-  if (o.kv_heads == 0) o.kv_heads = o.heads;
-  if (o.kv_heads < 1 || o.heads % o.kv_heads) {
-    fail("Attention: kv_heads: got ", o.kv_heads, ", wanted a divisor of heads ", o.heads);
+  head_dim_ = layers::complete(options_, qkv_->shape());
+  layers::expect_output("Attention", this->output().shape(), qkv_->in_features(),
+                        options_.heads * head_dim_);
+  expect_probability("Attention", options_.dropout);
+  for (const auto* norm : {&options_.q_norm, &options_.k_norm}) {
+    if (*norm) layers::expect_head_norm((*norm)->kind, (*norm)->weight.shape, head_dim_);
   }
-  const int64_t rows = qkv_->out_features(), all_heads = o.heads + 2 * o.kv_heads;
-  if (rows % all_heads) {
-    fail("Attention: qkv: got Linear[", rows, ", ", qkv_->in_features(),
-         "], wanted rows for each of ", all_heads, " heads of q, k and v");
-  }
-  head_dim_ = rows / all_heads;
-  expect_output("Attention", qkv_->in_features(), o.heads * head_dim_);
-  expect_probability("Attention", o.dropout);
-  if (o.scale == 0) o.scale = 1.0f / std::sqrt(static_cast<float>(head_dim_));
-  for (const auto* norm : {&o.q_norm, &o.k_norm}) {
-    if (!*norm) continue;
-    if ((*norm)->kind != layers::Norm::Kind::kRmsNorm ||
-        (*norm)->weight.shape != Shape{head_dim_}) {
-      fail("Attention: q_norm, k_norm: got weight", (*norm)->weight.shape.text(),
-           ", wanted an rms_norm over [", head_dim_, "], the head_dim");
-    }
-  }
-  if (o.rope) negative_sin_ = negated(o.rope->sin);
+  if (options_.rope) negative_sin_ = negated(options_.rope->sin);
 }
 
 Attention::Heads Attention::split(const Tensor& qkv) const {

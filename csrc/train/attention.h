@@ -6,12 +6,7 @@
 
 namespace fusewire::train {
 
-struct AttentionOptions {
-  int64_t heads;
-  int64_t kv_heads = 0;  // a divisor of heads; 0: as many
-  AttentionMask mask = {};
-  float scale = 0;                     // of scores; 0: 1 / sqrt(head_dim)
-  float soft_cap = 0;                  // 0: none
+struct AttentionOptions : layers::HeadOptions {
   float dropout = 0;                   // of attention weights
   std::optional<Norm> q_norm, k_norm;  // RMSNorm of each head before it is rotated, [head_dim]
   std::optional<layers::Rope> rope;

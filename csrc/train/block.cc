@@ -11,13 +11,6 @@ void expect_probability(const char* part, float probability) {
   }
 }
 
-void Sublayer::expect_output(const char* sublayer, int64_t hidden, int64_t inner_width) const {
-  if (output_->out_features() != hidden || output_->in_features() != inner_width) {
-    fail(sublayer, ": output: got Linear[", output_->out_features(), ", ", output_->in_features(),
-         "], wanted [", hidden, ", ", inner_width, "], the width of x and what is computed of it");
-  }
-}
-
 Block::Block(std::shared_ptr<const Sublayer> sublayer, std::optional<Norm> input_norm,
              std::optional<Norm> residual_norm, float dropout)
     : sublayer_(std::move(sublayer)),

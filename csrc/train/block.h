@@ -33,8 +33,6 @@ class Sublayer {
 
  protected:
   explicit Sublayer(std::shared_ptr<const Linear> output) : output_(std::move(output)) {}
-  // Error when the output product is not [hidden, inner_width].
-  void expect_output(const char* sublayer, int64_t hidden, int64_t inner_width) const;
 
  private:
   std::shared_ptr<const Linear> output_;

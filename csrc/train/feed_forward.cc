@@ -1,6 +1,6 @@
 #include "train/feed_forward.h"
 
-#include "core/error.h"
+#include "layers/sublayer_shapes.h"
 #include "ops/ops.h"
 
 namespace fusewire::train {
@@ -13,11 +13,8 @@ FeedForward::FeedForward(std::shared_ptr<const Linear> intermediate,
       activation_(activation),
       gated_(gated),
       dropout_(dropout) {
-  const int64_t rows = intermediate_->out_features();
-  if (gated_ && rows % 2) {
-    fail("FeedForward: intermediate: got ", rows, " rows, wanted as many of a as of b");
-  }
-  expect_output("FeedForward", intermediate_->in_features(), gated_ ? rows / 2 : rows);
+  layers::expect_output("FeedForward", this->output().shape(), intermediate_->in_features(),
+                        layers::activated_width(intermediate_->out_features(), gated_));
   expect_probability("FeedForward", dropout);
 }
 

@@ -16,6 +16,7 @@ class Linear {
 
   int64_t in_features() const { return in_features_; }
   int64_t out_features() const { return out_features_; }
+  Shape shape() const { return {out_features_, in_features_}; }
 
   // y = activation(x W^T + b)
   void forward(const Tensor& y, const Tensor& x, Activation activation, const Pass& pass) const;
