@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.autograd.graph import increment_version
 
 from fusewire import kernels
 from fusewire.errors import ConfigurationError
@@ -27,16 +26,14 @@ class Adam(torch.optim.Optimizer):
 
     Parameters are fp32 on the CPU; those that follow each other in memory, as FlatParameters lays
     them out, are updated by one call, others by one each. Groups have their own `lr` and
-    `weight_decay` (by default 0.01 of AdamW, 0 of Adam),
-    which schedulers may change. `max_grad_norm`: gradients are scaled to at most
-    this norm, all together (Pascanu et al. 2013); leave the host's own clipping off. The
-    gradients themselves are not changed.
+    `weight_decay` (by default 0.01 of AdamW, 0 of Adam), which schedulers may change.
+    `max_grad_norm`: gradients are scaled to at most this norm, all together (Pascanu et al. 2013);
+    leave the host's own clipping off. The gradients themselves are not changed.
 
     A step whose gradients have NaN or Inf, or a norm beyond fp32, changes nothing and is counted in
     `skipped_steps`. `gradient_norm` is the last step's, before clipping; a skipped one has it too.
-    A GradScaler hands its
-    scale to `step`, which divides by it. `state_dict` is that of torch's optimizers: checkpoints
-    load either way.
+    A GradScaler hands its scale to `step`, which divides by it. `state_dict` is that of torch's
+    optimizers: checkpoints load either way.
 
     Adam: Kingma and Ba 2015, algorithm 1; AdamW: Loshchilov and Hutter 2019, algorithm 2. Raises
     ConfigurationError for settings out of range and parameters that it cannot update.
@@ -187,8 +184,6 @@ class Adam(torch.optim.Optimizer):
             decoupled,
         )
         torch._foreach_add_([self.state[p]["step"] for p in run.parameters], 1.0)
-        for p in run.parameters:
-            increment_version(p)
 
 
 def _square_norm(gradients: kernels.Tensor) -> float:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from fusewire.errors import Unsupported
+import torch
+
+from fusewire.errors import InvalidInput, Unsupported
 from fusewire.train.packed import FLATTENING
 
 # Of the loss, which heads compute.
@@ -31,3 +33,20 @@ def refuse(model: Any, **arguments: Any) -> None:
                 if name == "past_key_values"
                 else "call it on a model of transformers that was not replaced",
             )
+
+
+def ids_or_embeddings(
+    input_ids: torch.Tensor | None, inputs_embeds: torch.Tensor | None
+) -> torch.Tensor:
+    """The one of them that is given: [batch, length], or [batch, length, hidden]. Raises
+    InvalidInput for both, none and other shapes."""
+    given = input_ids if inputs_embeds is None else inputs_embeds
+    if given is None or (input_ids is not None and inputs_embeds is not None):
+        raise InvalidInput(
+            "input_ids, inputs_embeds", "both or neither", "one of them", "leave one out"
+        )
+    if given.ndim != (2 if inputs_embeds is None else 3):
+        raise InvalidInput(
+            "input_ids", f"shape {list(given.shape)}", "[batch, length]", "reshape it"
+        )
+    return given

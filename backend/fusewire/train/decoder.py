@@ -11,8 +11,7 @@ from transformers.modeling_outputs import (
 )
 from transformers.utils.generic import can_return_tuple
 
-from fusewire.errors import InvalidInput
-from fusewire.train.arguments import refuse
+from fusewire.train.arguments import ids_or_embeddings, refuse
 from fusewire.train.packed import Packed, packed
 
 
@@ -72,15 +71,7 @@ def _inputs(
     flattening: dict[str, Any],
 ) -> tuple[Packed, torch.Tensor, torch.Tensor]:
     """The tokens, their embeddings [tokens, hidden] and their positions [tokens]."""
-    given = input_ids if inputs_embeds is None else inputs_embeds
-    if given is None or (input_ids is not None and inputs_embeds is not None):
-        raise InvalidInput(
-            "input_ids, inputs_embeds", "both or neither", "one of them", "leave one out"
-        )
-    if given.ndim != (2 if inputs_embeds is None else 3):
-        raise InvalidInput(
-            "input_ids", f"shape {list(given.shape)}", "[batch, length]", "reshape it"
-        )
+    given = ids_or_embeddings(input_ids, inputs_embeds)
     tokens = packed((given.shape[0], given.shape[1]), attention_mask, position_ids, flattening)
     if position_ids is None:
         position_ids = torch.arange(given.shape[1])[None]

@@ -64,14 +64,16 @@ class Family:
     def stack(self, config: Any) -> Stack:
         return self.of(config.to_dict())
 
+    @property
+    def _keys(self) -> tuple[str, ...]:
+        return self.attention, self.attention_output, self.activation, self.feed_forward_output
+
     def probabilities(self, config: Any) -> set[float]:
         """Of the config, those that layers drop with."""
-        keys = self.attention, self.attention_output, self.activation, self.feed_forward_output
-        return {float(getattr(config, key)) for key in keys if key}
+        return {float(getattr(config, key)) for key in self._keys if key}
 
     def dropouts(self, config: Any) -> Dropouts:
-        keys = self.attention, self.attention_output, self.activation, self.feed_forward_output
-        return Dropouts(*(float(getattr(config, key)) if key else 0.0 for key in keys))
+        return Dropouts(*(float(getattr(config, key)) if key else 0.0 for key in self._keys))
 
 
 _ENCODER, _DECODER = partial(_text_stack, "embed"), partial(_text_stack, "generate")

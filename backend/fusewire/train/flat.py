@@ -25,8 +25,8 @@ _CACHE_LINE = 16
 
 
 def _count_writes(optimizer: Optimizer, *_: object) -> None:
-    """Torch's fused optimizers write parameters without counting it (`_version` stays), others
-    write through `.data`; by the count it is known that packed weights are old."""
+    """Torch's fused optimizers and ours write parameters without counting it (`_version` stays),
+    others write through `.data`; by the count it is known that packed weights are old."""
     for group in optimizer.param_groups:
         increment_version([p for p in group["params"] if p.grad is not None])
 
@@ -127,18 +127,18 @@ class FlatParameters:
                 moved = True
         self._relinks += moved
 
-    def version(self) -> tuple[int, int]:
-        """Another than before if any parameter was written since, by torch's count.
+    def version(self, names: Iterable[str] | None = None) -> tuple[int, int]:
+        """Another than before if any of these parameters (by default all) was written since, by
+        torch's count.
 
         Writes that torch does not count (through `.data` or `.numpy()`) need a call of `written`.
         """
-        self._buffers()
-        return self._relinks, sum(slot.parameter._version for slot in self._slots)
+        slots = self._named(names)
+        return self._relinks, sum(slot.parameter._version for slot in slots)
 
     def written(self, names: Iterable[str] | None = None) -> None:
         """Says that parameters (by default all) were written without torch's knowledge."""
-        for name in self.names if names is None else names:
-            increment_version(self._slot(name).parameter)
+        increment_version([slot.parameter for slot in self._named(names)])
 
     def begin_backward(self, names: Sequence[str]) -> GradientPlace:
         """Where the backward that runs writes the gradients of these parameters.
@@ -150,7 +150,7 @@ class FlatParameters:
         reducer reads `.grad` when AccumulateGrad is done, which torch also calls with None.
         """
         _, gradients = self._buffers()
-        slots = [self._slot(name) for name in names]
+        slots = self._named(names)
         running = torch._C._current_graph_task_id()
         if any(slot.needs_own_memory(gradients) for slot in slots):
             # From calloc: pages of other segments are never touched.
@@ -208,6 +208,10 @@ class FlatParameters:
             slot.link(values)
         self._laid_out = values, torch.zeros(end, **fp32)
         return self._laid_out
+
+    def _named(self, names: Iterable[str] | None) -> list[Slot]:
+        self._buffers()
+        return self._slots if names is None else [self._slot(name) for name in names]
 
     def _slot(self, name: str) -> Slot:
         self._buffers()

@@ -101,8 +101,7 @@ class Segment:
 
     def version(self) -> int:
         """Counts the times that somebody wrote to this segment's parameters."""
-        relinks, _ = self.flat.version()
-        now = relinks, sum(self.flat.parameter(name)._version for name in self.names)
+        now = self.flat.version(self.names)
         if now != self._seen:
             self._seen = now
             self._version += 1

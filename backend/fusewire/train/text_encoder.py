@@ -12,7 +12,7 @@ from transformers.modeling_outputs import (
 from transformers.utils.generic import can_return_tuple
 
 from fusewire.errors import InvalidInput
-from fusewire.train.arguments import refuse
+from fusewire.train.arguments import ids_or_embeddings, refuse
 from fusewire.train.packed import packed
 
 
@@ -29,15 +29,7 @@ def forward(
     """As the base model of transformers: ids or embeddings [batch, length, ...] and a mask, or one
     row of several sequences (`packed`)."""
     refuse(self, **kwargs)
-    given = input_ids if inputs_embeds is None else inputs_embeds
-    if given is None or (input_ids is not None and inputs_embeds is not None):
-        raise InvalidInput(
-            "input_ids, inputs_embeds", "both or neither", "one of them", "leave one out"
-        )
-    if given.ndim != (2 if inputs_embeds is None else 3):
-        raise InvalidInput(
-            "input_ids", f"shape {list(given.shape)}", "[batch, length]", "reshape it"
-        )
+    given = ids_or_embeddings(input_ids, inputs_embeds)
     tokens = packed((given.shape[0], given.shape[1]), attention_mask, None, kwargs)
     pooler = getattr(self, "pooler", None)
     if (
