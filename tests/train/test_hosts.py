@@ -38,11 +38,15 @@ def arguments(folder: Path, **settings: Any) -> transformers.TrainingArguments:
     )
 
 
+def with_its_own(folder: Path, model: Any, **settings: Any) -> transformers.Trainer:
+    """A Trainer with the optimizer that it makes."""
+    given = {"args": arguments(folder, **settings), "train_dataset": examples(64)}
+    return transformers.Trainer(model=model, **given)
+
+
 def trainer(folder: Path, model: Any, **settings: Any) -> transformers.Trainer:
     """With our optimizer, over groups as the Trainer makes them, for a replaced model."""
-    made = transformers.Trainer(
-        model=model, args=arguments(folder, **settings), train_dataset=examples(64)
-    )
+    made = with_its_own(folder, model, **settings)
     if hasattr(model.base_model, "fusewire"):
         groups = made.create_optimizer().param_groups
         kept = [{name: group[name] for name in ("params", "weight_decay")} for group in groups]
@@ -78,6 +82,16 @@ def test_the_trainer_learns_as_with_transformers_own_layers(
     assert len(losses(ours)) == STEPS
     assert losses(ours) == pytest.approx(losses(theirs), rel=TRAINED_VERSUS_EAGER)
     assert ours.optimizer.optimizer.skipped_steps == 0
+
+
+def test_the_trainer_may_keep_its_own_optimizer(tmp_path: Path) -> None:
+    ours, theirs = (
+        with_its_own(tmp_path, model) for model in (replace(classifier()), classifier())
+    )
+    for made in (ours, theirs):
+        made.train()
+    assert not isinstance(ours.optimizer.optimizer, Adam)
+    assert losses(ours) == pytest.approx(losses(theirs), rel=TRAINED_VERSUS_EAGER)
 
 
 def test_a_run_resumed_from_a_checkpoint_is_bit_equal(tmp_path: Path) -> None:
