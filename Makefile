@@ -41,8 +41,8 @@ $(VENV)/.installed: $(VENV)/.ready pyproject.toml CMakeLists.txt $(SOURCES)
 	@$(BIN)/python -c 'from fusewire import kernels; print("== built for", "CPUs and GPUs" if kernels.cuda_built() else "CPUs ($(if $(filter OFF,$(FUSEWIRE_CUDA)),FUSEWIRE_CUDA=OFF,$(if $(GPU),no nvcc 13 with cuBLASLt was found,no GPU was found)))")'
 	@touch $@
 
-# pip would compile 18,000 files, most of which nothing imports; ours are, by processes whose start is
-# measured.
+# pip would compile every file it installs, most of which nothing imports; ours are, by processes whose
+# start is measured.
 $(VENV)/.test: $(VENV)/.installed
 	@echo "== installing the test packages: torch and transformers are the reference, and torch brings some 3 GB of CUDA packages"
 	@$(PIP) --no-build-isolation --no-compile '.[test]' $(NEWS) && echo "== took $$SECONDS s"

@@ -340,7 +340,7 @@ class GenerationParameters(BaseModel):
         ge=0,
         le=MOST_LOGPROBS,
         description="Return the log-probabilities of the k likeliest tokens at each step, and of "
-        "the token taken. 0: of the token taken alone, as only beam search has it. Default: none.",
+        "the token taken. 0: of the token taken alone; with beams nothing else. Default: none.",
     )
     prompt_logprobs: Whole | None = Field(
         default=None,
