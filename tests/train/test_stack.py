@@ -251,6 +251,11 @@ class TestRefusals:
         with pytest.raises(k.Error, match=r"dropout: got.*wanted a probability"):
             TrainedLayer(TRAINED_SPECS["post_norm"], residual=probability)
 
+    def test_a_soft_cap_below_zero(self) -> None:
+        qkv, output = (t.Linear(t.Parameter(0, [rows, 8])) for rows in (24, 8))
+        with pytest.raises(k.Error, match="soft_cap: got -1, wanted 0"):
+            t.Attention(qkv=qkv, output=output, heads=2, soft_cap=-1.0)
+
     def test_an_unknown_recomputation(self) -> None:
         x, _ = arrays(self.layer)
         with pytest.raises(k.Error, match="recompute: got 'all', wanted none, norm"):
