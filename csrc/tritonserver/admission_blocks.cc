@@ -57,13 +57,13 @@ class Blocks {
   std::string refused_by_all(const std::string& model, int64_t version, const Asked& asked) {
     const std::lock_guard<std::mutex> guard(mutex_);
     const double at = now_s();
-    const double chance = (at - static_cast<double>(static_cast<int64_t>(at)));
+    const double at_ms = 1000 * at,
+                 chance = at_ms - static_cast<double>(static_cast<int64_t>(at_ms));
     std::vector<Block> refusing;
     std::string words;
     int64_t wanted = 1;
     for (const Block& block : fresh(model, version, at)) {
-      std::string found =
-          refusal(block, asked, at, 1000 * chance - static_cast<int>(1000 * chance));
+      std::string found = refusal(block, asked, at, chance);
       if (found.empty() || !has_room(block)) return {};
       if (refusing.empty()) words = std::move(found);
       wanted = std::max(wanted, block.whole(instances));
