@@ -120,11 +120,18 @@ def test_a_copy_of_a_part_stands_alone() -> None:
 
 
 def test_the_default_dtype_is_for_others() -> None:
+    hidden, labels = torch.randn(6, 8), torch.randint(50, (6,))
+    weight = torch.randn(50, 8, requires_grad=True)
+    wanted = torch.nn.functional.cross_entropy(hidden @ weight.T, labels)
     torch.set_default_dtype(torch.bfloat16)
     try:
         model = eager(NAME).float()
         loss = replace(model)(**ragged(NAME)).loss
         loss.backward()
+        criterion = CrossEntropy()(hidden, weight, labels)
+        criterion.backward()
     finally:
         torch.set_default_dtype(torch.float32)
     assert all(p.grad.dtype == torch.float32 for p in model.parameters())
+    assert criterion.item() == pytest.approx(wanted.item(), rel=TRAINED_VERSUS_EAGER)
+    assert weight.grad is not None

@@ -194,13 +194,14 @@ class _ChunkedLoss(torch.autograd.Function):
             else None
             for tensor, need in zip((x, weight, bias), wanted, strict=True)
         )
-        logits = torch.empty(min(call.chunk, x.shape[0]), weight.shape[0])
-        scale = _view(torch.tensor([call.scale]))
+        fp32 = torch.float32  # whatever torch's default is
+        logits = torch.empty(min(call.chunk, x.shape[0]), weight.shape[0], dtype=fp32)
+        scale = _view(torch.tensor([call.scale], dtype=fp32))
         loss = 0.0
         for begin in range(0, x.shape[0], call.chunk):
             part = slice(begin, begin + call.chunk)
             x_part, labels = _view(x[part]), call.labels[part]
-            losses, z = torch.empty(len(labels)), _view(logits[: len(labels)])
+            losses, z = torch.empty(len(labels), dtype=fp32), _view(logits[: len(labels)])
             call.packed.logits(z, x_part)
             kernels.cross_entropy(
                 _view(losses),
