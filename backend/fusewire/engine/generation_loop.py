@@ -202,7 +202,7 @@ class GenerationLoop:
         # What the last step made certain of searches that go on: told while the next one runs.
         self._settled: list[tuple[Generation, Sequence[tuple[int, float]]]] = []
         # Whose callbacks raised at that: they end after the step, which has rows of theirs.
-        self._untold: dict[Generation, FusewireError] = {}
+        self._broken: dict[Generation, FusewireError] = {}
 
     @property
     def idle(self) -> bool:
@@ -260,8 +260,8 @@ class GenerationLoop:
             for sequence in self.scheduler.sequences():  # forks without an owner yet
                 if sequence not in self._owners:
                     self.scheduler.finish(sequence)
-        untold, self._untold = self._untold, {}
-        for generation, its_error in untold.items():
+        broken, self._broken = self._broken, {}
+        for generation, its_error in broken.items():
             self._fail(generation, its_error)
 
     def _generations(self) -> list[Generation]:
@@ -344,7 +344,7 @@ class GenerationLoop:
         groups = [generation.beams for generation in generations if generation.beams]
         settled = self._beam_groups.advance(logits, first, sequences, groups)
         for sequence, generation, group in zip(sequences, generations, groups, strict=True):
-            if generation in self._untold or (sequence.rows is not None and group not in settled):
+            if generation in self._broken or (sequence.rows is not None and group not in settled):
                 continue
             try:
                 if sequence.rows is None:
@@ -363,7 +363,7 @@ class GenerationLoop:
             try:
                 self._answer_settled(generation, settled)
             except Exception as error:
-                self._untold[generation] = failure(error)
+                self._broken[generation] = failure(error)
 
     def _answer_settled(self, generation: Generation, settled: Sequence[tuple[int, float]]) -> None:
         for token, logprob in settled:
