@@ -114,17 +114,23 @@ def test_a_long_prompt_may_take_longer_than_the_watchdog_waits(server: Server) -
     assert time.monotonic() - began > 2 * WATCH_TIMEOUT_S
 
 
+def only_process(server: Server, model: str) -> int:
+    """Of a model with one instance: one that was replaced may still be ending."""
+
+    def processes_of_it() -> list[int]:
+        return [stub.pid for stub in server.process.stubs() if stub.model == model]
+
+    until(lambda: len(processes_of_it()) == 1)
+    (pid,) = processes_of_it()
+    return pid
+
+
 @pytest.mark.parametrize("busy", [True, False])
 def test_a_stopped_process_is_replaced_busy_or_not(
     server: Server, asker: Asker, busy: bool
 ) -> None:
     model, reloads = "micro-batches", server.watchdog.reloads
-
-    def processes_of_it() -> list[int]:
-        return [stub.pid for stub in server.process.stubs() if stub.model == model]
-
-    until(lambda: len(processes_of_it()) == 1)  # one that was replaced may still be ending
-    (pid,) = processes_of_it()
+    pid = only_process(server, model)
     lost: list[str] = []
 
     def long() -> None:
@@ -149,7 +155,7 @@ def test_a_stopped_process_is_replaced_busy_or_not(
 def test_a_process_whose_computing_thread_hangs_is_replaced(server: Server, asker: Asker) -> None:
     """Its other threads go on: to Triton the process is healthy."""
     model, reloads = "micro-batches", server.watchdog.reloads
-    (pid,) = [stub.pid for stub in server.process.stubs() if stub.model == model]
+    pid = only_process(server, model)
     before = asker.metric("fusewire_tokens_total", model=model)
     with ThreadPoolExecutor() as clients:
         long = ids(*[[5] * LENGTH] * ROWS)
