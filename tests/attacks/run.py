@@ -149,10 +149,10 @@ class Run:
             result.healed_s = until - ended
         _judge(witness.between(began, until), attack.breaks, result)
         if service.exit_code is None:
+            service.used_since(until)
             after = _settled(service, before)
             watched.start_bytes += attack.keeps_bytes
-            peak = max(used for when, used in service.memory if when >= began)
-            result.memory = before, max(peak, before), after
+            result.memory = before, max(before, after, *service.used_since(began)), after
             if after - before > GROWTH_BYTES + attack.keeps_bytes:
                 result.failures.append(f"{(after - before) >> 20} MB of memory did not come back")
 

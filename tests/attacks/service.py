@@ -23,6 +23,7 @@ from tests.attacks import keeper
 LIMIT_MIB = 5120  # of the whole service; beyond it the keeper ends it
 _SERVER_MEMORY_MIB = 1536  # the service's own limit of tritonserver, where it has one
 _READY_S = 60.0
+_READING_S = 20.0  # the keeper reads five times a second, where it gets a core
 _ROOT = Path(__file__).parents[2]
 _KEEPER = (sys.executable, "-m", "tests.attacks.keeper")
 _STUB = "triton_python_backend_stub"
@@ -156,6 +157,14 @@ class Service:
         self._keeper.wait()
         for region in self.regions():
             region.unlink(missing_ok=True)
+
+    def used_since(self, when: float) -> list[int]:
+        """Readings of bytes in use that came after time.monotonic() `when`; waits for the first."""
+        deadline = time.monotonic() + _READING_S
+        while self.memory[-1][0] <= when and self.exit_code is None:
+            assert time.monotonic() < deadline, f"no reading of the memory for {_READING_S:.0f} s"
+            time.sleep(0.02)
+        return [used for read, used in self.memory if read > when]
 
     def _one(self, what: str, fits: Callable[[list[str]], bool]) -> psutil.Process:
         found = []
