@@ -36,6 +36,18 @@ struct GemmArguments {
   float beta = 1.0f;
 };
 
+// A weight [n, k], or transposed, [k, n], of the device or the host, in the dtype of the table that
+// the kernels are in. Of a scaled format packing fills scales [n], of the packed weight's device,
+// from `given` where that is not null, else from the weight.
+struct PackArguments {
+  void* packed;
+  const void* weight;
+  int64_t n, k;
+  bool transposed = false;
+  float* scales = nullptr;
+  const float* given = nullptr;
+};
+
 // What a product may ask for and not every kernel computes.
 struct GemmFeatures {
   bool transposed_x = false, transposed_weight = false;
@@ -48,15 +60,12 @@ struct GemmKernels {
   Format format;
   GemmFeatures features;  // that `run` computes
   bool packing_copies;    // a weight that is on the device serves as it lies
-  // Bytes that weight[n, k] takes when packed, and the packing, from the device or the host.
+  bool packs_transposed;
   size_t (*packed_bytes)(int64_t n, int64_t k);
-  void (*pack)(void* packed, const void* weight, int64_t n, int64_t k, const Stream& stream);
+  void (*pack)(const PackArguments& a, const Stream& stream);
   void (*run)(const GemmArguments& a, const Stream& stream);
   // The most rows that are computed as m are, which was measured; null: all are computed alike.
   int64_t (*bucket)(int64_t m);
-  // The packing of a weight that is stored as [k, n]; null where the target has none.
-  void (*pack_transposed)(void* packed, const void* weight, int64_t n, int64_t k,
-                          const Stream& stream) = nullptr;
 };
 
 template <size_t kCount>

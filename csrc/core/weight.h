@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <iterator>
 #include <memory>
+#include <string_view>
 
 #include "core/dtype.h"
 #include "core/error.h"
@@ -12,27 +13,40 @@ namespace fusewire {
 
 // How the numbers of a weight are stored. A format is a row of kFormats and a row in the table of
 // every target that computes with it (GemmKernels in core/gemm.h).
-enum class Format : uint8_t { kFloat32, kFloat16, kBFloat16 };
+enum class Format : uint8_t { kFloat32, kFloat16, kBFloat16, kInt8 };
 
 struct FormatRow {
   const char* name;
-  DType element;  // of the tensor that is packed
+  DType element;  // of what is stored
+  bool scaled;    // each row has a scale
 };
 
 inline constexpr FormatRow kFormats[] = {
-    {"float32", DType::kFloat32},
-    {"float16", DType::kFloat16},
-    {"bfloat16", DType::kBFloat16},
+    {"float32", DType::kFloat32, false},
+    {"float16", DType::kFloat16, false},
+    {"bfloat16", DType::kBFloat16, false},
+    {"int8", DType::kUInt8, true},  // symmetric: the largest magnitude of a row is 127
 };
 
 constexpr const char* name_of(Format format) {
   return kFormats[static_cast<int>(format)].name;
 }
 
+constexpr bool scaled(Format format) {
+  return kFormats[static_cast<int>(format)].scaled;
+}
+
+inline Format format_named(std::string_view name) {
+  for (size_t i = 0; i < std::size(kFormats); ++i) {
+    if (name == kFormats[i].name) return static_cast<Format>(i);
+  }
+  fail("format: got '", name, "', wanted float32, float16, bfloat16 or int8");
+}
+
 // The format that keeps a tensor's numbers as they are.
 constexpr Format format_of(DType dtype) {
   for (size_t i = 0; i < std::size(kFormats); ++i) {
-    if (kFormats[i].element == dtype) return static_cast<Format>(i);
+    if (kFormats[i].element == dtype && !kFormats[i].scaled) return static_cast<Format>(i);
   }
   fail("weight: got ", name_of(dtype), ", wanted float32, float16 or bfloat16");
 }

@@ -18,12 +18,14 @@ size_t packed_bytes(int64_t n, int64_t k) {
   return static_cast<size_t>(panels_of(n) * kPanel * k) * sizeof(float);
 }
 
-void pack(void* packed, const void* weight, int64_t n, int64_t k, const Stream&) {
-  pack_rows(static_cast<float*>(packed), static_cast<const float*>(weight), n, k);
-}
-
-void pack_transposed(void* packed, const void* weight, int64_t n, int64_t k, const Stream&) {
-  pack_columns(static_cast<float*>(packed), static_cast<const float*>(weight), n, n, k);
+void pack(const PackArguments& a, const Stream&) {
+  float* packed = static_cast<float*>(a.packed);
+  const float* weight = static_cast<const float*>(a.weight);
+  if (a.transposed) {
+    pack_columns(packed, weight, a.n, a.n, a.k);
+  } else {
+    pack_rows(packed, weight, a.n, a.k);
+  }
 }
 
 void run(const GemmArguments& a, const Stream&) {
@@ -94,11 +96,11 @@ constexpr GemmKernels kTable[] = {
     {Format::kFloat32,
      {},
      /*packing_copies=*/false,
+     /*packs_transposed=*/true,
      packed_bytes,
      pack,
      run,
-     /*bucket=*/nullptr,
-     pack_transposed},
+     /*bucket=*/nullptr},
 };
 
 }  // namespace

@@ -13,13 +13,13 @@ Stream memory_of(const Tensor& weight, const Stream& stream) {
   return weight.device.type == DeviceType::kCpu ? Stream{} : stream;
 }
 
-const GemmKernels& gemm_of(const Weight& weight, const Check& check, const Stream& stream) {
-  const GemmKernels* gemm =
-      kernels_for(stream.device, kFormats[static_cast<int>(weight.format)].element)
-          .gemm(weight.format);
-  check.require(gemm, "weight: got ", name_of(weight.format), ", for which ", stream.device.text(),
-                " has no kernels; convert it to another format");
-  check.require(!weight.transposed || gemm->pack_transposed,
+const GemmKernels& gemm_of(const Weight& weight, DType dtype, const Check& check,
+                           const Stream& stream) {
+  const GemmKernels* gemm = kernels_for(stream.device, dtype).gemm(weight.format);
+  check.require(gemm, "format: got ", name_of(weight.format), " of a ", name_of(dtype),
+                " weight, for which ", stream.device.text(),
+                " has no kernels; choose another format");
+  check.require(!weight.transposed || gemm->packs_transposed,
                 "transposed: got a weight [in_features, out_features] on ", stream.device.text(),
                 ", wanted it on the cpu; transpose it");
   return *gemm;
@@ -34,18 +34,24 @@ void check_weight(Check& check, const Tensor& weight, const Tensor* bias, bool t
 
 }  // namespace
 
-Linear::Linear(const Tensor& weight, const Tensor* bias, const Stream& stream, bool transposed) {
+Linear::Linear(const Tensor& weight, const Tensor* bias, const Stream& stream, bool transposed,
+               std::optional<Format> format, const Tensor* scales) {
   const Stream source = memory_of(weight, stream);
   Check check("Linear", source);
   Dim out("out_features"), in("in_features");
   check_weight(check, weight, bias, transposed, out, in);
-  weight_.format = format_of(weight.dtype);
+  weight_.format = format.value_or(format_of(weight.dtype));
+  if (scales) {
+    check.require(scaled(weight_.format), "scales: got some for a ", name_of(weight_.format),
+                  " weight, wanted none; they belong to int8");
+    check.is("scales", *scales, DType::kFloat32, {&out});
+  }
   weight_.out_features = out.size;
   weight_.in_features = in.size;
   weight_.transposed = transposed;
 
   const CurrentDevice current(stream.device);
-  const GemmKernels& gemm = gemm_of(weight_, check, stream);
+  const GemmKernels& gemm = gemm_of(weight_, weight.dtype, check, stream);
   CachingAllocator& allocator = default_allocator(stream.device);
   const bool begins_a_line = reinterpret_cast<uintptr_t>(weight.data) % kLine == 0;
   if (source.device.type != DeviceType::kCpu && weight.owner && begins_a_line &&
@@ -56,11 +62,16 @@ Linear::Linear(const Tensor& weight, const Tensor* bias, const Stream& stream, b
     bytes_ = gemm.packed_bytes(out.size, in.size);
     weight_.data = allocator.allocate(bytes_, "weights", stream);
   }
+  if (scaled(weight_.format)) {
+    const size_t bytes = static_cast<size_t>(out.size) * sizeof(float);
+    weight_.scales = allocator.allocate(bytes, "weights", stream);
+    bytes_ += bytes;
+  }
   if (bias) {
     bias_ = allocator.allocate(bias->bytes(), "weights", stream);
     bytes_ += bias->bytes();
   }
-  fill(weight, bias, stream);
+  fill(weight, bias, scales, stream);
 }
 
 void Linear::refresh(const Tensor& weight, const Tensor* bias, const Stream& stream) {
@@ -68,20 +79,23 @@ void Linear::refresh(const Tensor& weight, const Tensor* bias, const Stream& str
   Check check("Linear.refresh", source);
   Dim out("out_features", out_features()), in("in_features", in_features());
   check_weight(check, weight, bias, weight_.transposed, out, in);
-  check.require(format_of(weight.dtype) == weight_.format, "weight: got ", name_of(weight.dtype),
-                ", wanted ", name_of(weight_.format));
+  gemm_of(weight_, weight.dtype, check, stream);
   check.require(packed_ || weight.data == weight_.data.get(),
                 "weight: got another tensor than the Linear shares, wanted that one; write to it");
   check.require(!bias == !bias_, "bias: wanted one where the Linear was made with one, else none");
   const CurrentDevice current(stream.device);
-  fill(weight, bias, stream);
+  fill(weight, bias, nullptr, stream);
 }
 
-void Linear::fill(const Tensor& weight, const Tensor* bias, const Stream& stream) {
+void Linear::fill(const Tensor& weight, const Tensor* bias, const Tensor* scales,
+                  const Stream& stream) {
   const GemmKernels& gemm = *kernels_for(stream.device, weight.dtype).gemm(weight_.format);
   if (packed_) {
-    const auto pack = weight_.transposed ? gemm.pack_transposed : gemm.pack;
-    pack(weight_.data.get(), weight.data, out_features(), in_features(), stream);
+    PackArguments a{weight_.data.get(), weight.data, out_features(), in_features()};
+    a.transposed = weight_.transposed;
+    a.scales = static_cast<float*>(weight_.scales.get());
+    a.given = scales ? scales->as<float>() : nullptr;
+    gemm.pack(a, stream);
   }
   if (!bias) return;
   Runtime& device = runtime(stream.device.type);

@@ -1,6 +1,7 @@
 // A weight packed for the target's matrix products, with its bias.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "core/stream.h"
@@ -12,14 +13,18 @@ namespace fusewire {
 class Linear {
  public:
   // weight [out_features, in_features], bias [out_features] or null, both in the memory of the
-  // stream's device or both in the host's. They are copied, but for a weight on the device that its
-  // GEMM reads as it lies: that is shared (an embedding that is also a head).
+  // stream's device or both in the host's, in the dtype that is computed in. They are copied, but
+  // for a weight on the device that its GEMM reads as it lies: that is shared (an embedding that is
+  // also a head).
   // `transposed`: the weight is stored as [in_features, out_features], on the CPU alone (GPT-2's
   // Conv1D; and of a weight W[out, in] it is the product dy . W, the gradient of the input).
-  Linear(const Tensor& weight, const Tensor* bias, const Stream& stream, bool transposed = false);
+  // `format`: that the weight is packed in, the tensor's own if there is none. `scales`
+  // float32[out_features], where the weight is, for a format that has them; null: of the weight.
+  Linear(const Tensor& weight, const Tensor* bias, const Stream& stream, bool transposed = false,
+         std::optional<Format> format = std::nullopt, const Tensor* scales = nullptr);
 
-  // Takes other numbers of the same shapes in the place of those there were. Nothing may be using
-  // them meanwhile.
+  // Takes other numbers of the same shapes in the place of those there were, with scales of their
+  // own. Nothing may be using them meanwhile.
   void refresh(const Tensor& weight, const Tensor* bias, const Stream& stream);
 
   int64_t in_features() const { return weight_.in_features; }
@@ -30,7 +35,7 @@ class Linear {
   const void* bias() const { return bias_.get(); }
 
  private:
-  void fill(const Tensor& weight, const Tensor* bias, const Stream& stream);
+  void fill(const Tensor& weight, const Tensor* bias, const Tensor* scales, const Stream& stream);
 
   Weight weight_;
   std::shared_ptr<void> bias_;

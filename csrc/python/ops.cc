@@ -118,19 +118,27 @@ void register_ops(py::module_& m) {
       m, "Linear",
       "weight[out_features, in_features] packed for the target, with its bias; both come from "
       "the stream's device or both from the host. nbytes: of what it holds by itself, which a "
-      "weight on a GPU is not. transposed: the weight is [in_features, out_features], on the CPU.")
-      .def(py::init(
-               [](const Tensor& weight, const Tensor* bias, const Stream& stream, bool transposed) {
-                 return std::make_shared<Linear>(weight, bias, stream, transposed);
-               }),
+      "weight on a GPU is not. transposed: the weight is [in_features, out_features], on the CPU. "
+      "format: that it is packed in, float32, float16, bfloat16 or int8, None: the tensor's own. "
+      "scales: float32[out_features] of an int8 weight, None: as its rows' largest magnitudes have "
+      "it.")
+      .def(py::init([](const Tensor& weight, const Tensor* bias, const Stream& stream,
+                       bool transposed, std::optional<std::string> format, const Tensor* scales) {
+             std::optional<Format> named;
+             if (format) named = format_named(*format);
+             return std::make_shared<Linear>(weight, bias, stream, transposed, named, scales);
+           }),
            py::arg("weight"), py::arg("bias") = py::none(),
-           py::arg_v("stream", Stream{}, "Stream()"), py::arg("transposed") = false)
+           py::arg_v("stream", Stream{}, "Stream()"), py::arg("transposed") = false,
+           py::arg("format") = py::none(), py::arg("scales") = py::none())
       .def("refresh", &Linear::refresh, py::arg("weight"), py::arg("bias") = py::none(),
            py::arg_v("stream", Stream{}, "Stream()"),
            "Packs other numbers of the same shapes in the place of those there were.",
            py::call_guard<py::gil_scoped_release>())
       .def_property_readonly("in_features", &Linear::in_features)
       .def_property_readonly("out_features", &Linear::out_features)
+      .def_property_readonly("format",
+                             [](const Linear& linear) { return name_of(linear.weight().format); })
       .def_property_readonly("nbytes", &Linear::bytes);
 
   m.def(

@@ -19,10 +19,10 @@ size_t packed_bytes(int64_t n, int64_t k) {
 }
 
 template <class T>
-void pack_weight(void* packed, const void* weight, int64_t n, int64_t k, const Stream& stream) {
-  check(cudaMemcpyAsync(packed, weight, static_cast<size_t>(n * k) * sizeof(T), cudaMemcpyDefault,
-                        handle(stream)),  // from the host too
-        "pack_weight");
+void pack(const PackArguments& a, const Stream& stream) {
+  check(cudaMemcpyAsync(a.packed, a.weight, static_cast<size_t>(a.n * a.k) * sizeof(T),
+                        cudaMemcpyDefault, handle(stream)),  // from the host too
+        "pack");
 }
 
 template <class T>
@@ -45,8 +45,9 @@ constexpr GemmKernels kTable[] = {
     {format_of(kDTypeOf<T>),
      {},
      /*packing_copies=*/true,
+     /*packs_transposed=*/false,
      packed_bytes<T>,
-     pack_weight<T>,
+     pack<T>,
      run<T>,
      gemm_bucket},
 };
