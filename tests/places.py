@@ -36,9 +36,13 @@ def _gpu(dtype: str):
 
 
 CPU = pytest.param(Where("cpu", "float32"), id="cpu")
-CPU_TARGETS = [
+# Targets that share everything with another but products with weights of some formats: tests of
+# these formats run on them, and no others.
+WITH_OTHER_PRODUCTS = {"avx512_vnni"}
+CPU_TARGETS_OF_PRODUCTS = [
     pytest.param(Where("cpu", "float32", name), id=name) for name in kernels.cpu_targets()
 ]
+CPU_TARGETS = [target for target in CPU_TARGETS_OF_PRODUCTS if target.id not in WITH_OTHER_PRODUCTS]
 GPU_FP32 = _gpu("float32")
 GPU_HALVES = [_gpu("float16"), _gpu("bfloat16")]
 GPU = [GPU_FP32, *GPU_HALVES]

@@ -12,13 +12,17 @@ struct Features {
   uint32_t leaf_1_ecx = 0;
   uint32_t leaf_7_ebx = 0;
   uint32_t saved = 0;  // XCR0: registers that the system saves
+  uint32_t leaf_7_ecx = 0;
 };
 
 Features features() {
   Features found;
   uint32_t a, b, c, d;
   if (__get_cpuid(1, &a, &b, &c, &d)) found.leaf_1_ecx = c;
-  if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) found.leaf_7_ebx = b;
+  if (__get_cpuid_count(7, 0, &a, &b, &c, &d)) {
+    found.leaf_7_ebx = b;
+    found.leaf_7_ecx = c;
+  }
   if (found.leaf_1_ecx & bit_OSXSAVE) {
     asm("xgetbv" : "=a"(found.saved), "=d"(d) : "c"(0));
   }
@@ -29,7 +33,7 @@ Features features() {
 bool has(Features wanted) {
   static const Features here = features();
   return !(wanted.leaf_1_ecx & ~here.leaf_1_ecx) && !(wanted.leaf_7_ebx & ~here.leaf_7_ebx) &&
-         !(wanted.saved & ~here.saved);
+         !(wanted.leaf_7_ecx & ~here.leaf_7_ecx) && !(wanted.saved & ~here.saved);
 }
 
 }  // namespace
@@ -41,6 +45,12 @@ bool cpu_has_avx2() {
 bool cpu_has_avx512() {
   return has({bit_FMA, bit_AVX512F | bit_AVX512BW | bit_AVX512DQ | bit_AVX512VL,
               0xe6});  // XMM, YMM, masks, both halves of ZMM
+}
+
+bool cpu_has_avx512_vnni() {
+  Features wanted;
+  wanted.leaf_7_ecx = bit_AVX512VNNI;
+  return cpu_has_avx512() && has(wanted);
 }
 
 }  // namespace fusewire

@@ -2,21 +2,12 @@
 // kColumns columns of a product over a packed panel, k cut into chains, with the epilogue.
 #pragma once
 
-#include "cpu/micro_kernel.h"
+#include "cpu/epilogue.h"
 #include "cpu/panels.h"
 
 namespace fusewire::FUSEWIRE_TARGET {
 
-constexpr int64_t kLine = 16;    // floats
 constexpr int64_t kChain = 384;  // additions in one chain: rounding grows with its length
-
-// Of one tile: where its columns of bias and its rows of residual begin.
-struct Epilogue {
-  const float* bias;
-  const float* residual;
-  int64_t residual_stride;
-  Activation activation;
-};
 
 // How far `ahead` moves with each k.
 constexpr int64_t fetched(Fetch fetch) {
@@ -29,16 +20,7 @@ template <int kRows, Fetch kFetch>
 __attribute__((noinline)) void tile(const Product& product, const Epilogue& epilogue, float* out,
                                     int64_t out_stride, int64_t columns) {
   // What is read and written at the end is on its way meanwhile. Few rows wait for the panel alone.
-  if constexpr (kFetch != Fetch::kStream) {
-    for (int r = 0; r < kRows; ++r) {
-      for (int64_t column = 0; column < columns; column += kLine) {
-        __builtin_prefetch(out + r * out_stride + column, 1, 2);
-        if (epilogue.residual) {
-          __builtin_prefetch(epilogue.residual + r * epilogue.residual_stride + column, 0, 3);
-        }
-      }
-    }
-  }
+  if constexpr (kFetch != Fetch::kStream) prefetch<kRows>(epilogue, out, out_stride, columns);
   Vec sum[kRows][2] = {};
   if (product.k <= kChain) {
     multiply<kRows, kFetch>(product, sum);
@@ -62,23 +44,7 @@ __attribute__((noinline)) void tile(const Product& product, const Epilogue& epil
       sum[r][1] = total[r][1];
     }
   }
-#pragma GCC unroll 16
-  for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 2
-    for (int half = 0; half < 2; ++half) {
-      const int64_t first = half * kLanes;
-      const int64_t present = columns - first;
-      if (present <= 0) continue;
-      const bool whole = present >= kLanes;
-      const auto read = [&](const float* p) { return whole ? load(p) : load_first(p, present); };
-      Vec y = sum[r][half];
-      if (epilogue.bias) y += read(epilogue.bias + first);
-      y = activated(y, epilogue.activation);
-      if (epilogue.residual) y += read(epilogue.residual + r * epilogue.residual_stride + first);
-      float* to = out + r * out_stride + first;
-      whole ? store(to, y) : store_first(to, y, present);
-    }
-  }
+  finish(sum, epilogue, out, out_stride, columns);
 }
 
 }  // namespace fusewire::FUSEWIRE_TARGET

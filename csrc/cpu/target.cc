@@ -2,6 +2,7 @@
 #include "core/cpu_features.h"
 #include "core/kernels.h"
 #include "core/training_kernels.h"
+#include "cpu/gemm.h"
 
 #define FUSEWIRE_TEXT_(x) #x
 #define FUSEWIRE_TEXT(x) FUSEWIRE_TEXT_(x)
@@ -41,9 +42,49 @@ constexpr TrainingKernels kTraining = {
 #undef KERNEL
 };
 
+constexpr Target kTarget = {FUSEWIRE_TEXT(FUSEWIRE_TARGET),
+                            DeviceType::kCpu,
+                            FUSEWIRE_VEC_BYTES,
+                            usable,
+                            DType::kFloat32,
+                            &kFloat32,
+                            &kTraining};
+
+// CPUs with more instructions for matrix products: targets of their own, which share all other
+// kernels.
+#if FUSEWIRE_VEC_BYTES == 64
+constexpr Kernels with_products(const char* (*target_name)(),
+                                const GemmKernels* (*gemm)(Format format)) {
+  Kernels kernels = kFloat32;
+  kernels.target_name = target_name;
+  kernels.gemm = gemm;
+  return kernels;
+}
+
+const char* vnni_name() {
+  return "avx512_vnni";
+}
+constexpr Kernels kVnni = with_products(vnni_name, gemm_vnni);
+
+struct Variant {
+  const Kernels& kernels;
+  bool (*usable)();
+};
+constexpr Variant kVariants[] = {{kVnni, cpu_has_avx512_vnni}};  // slowest first
+#endif
+
 const bool registered = [] {
-  register_target({FUSEWIRE_TEXT(FUSEWIRE_TARGET), DeviceType::kCpu, FUSEWIRE_VEC_BYTES, usable,
-                   DType::kFloat32, &kFloat32, &kTraining});
+  register_target(kTarget);
+#if FUSEWIRE_VEC_BYTES == 64
+  Target target = kTarget;
+  for (const Variant& variant : kVariants) {
+    target.name = variant.kernels.target_name();
+    ++target.rank;
+    target.usable = variant.usable;
+    target.kernels = &variant.kernels;
+    register_target(target);
+  }
+#endif
   return true;
 }();
 

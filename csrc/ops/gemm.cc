@@ -7,6 +7,9 @@ namespace fusewire {
 
 constexpr uintptr_t kLine = 128;  // bytes: where kernels like rows to begin
 
+// Products of 8 bits, at most 2^14 each.
+constexpr int64_t kMostInt8Inputs = int64_t{1} << 17;
+
 namespace {
 
 Stream memory_of(const Tensor& weight, const Stream& stream) {
@@ -41,6 +44,9 @@ Linear::Linear(const Tensor& weight, const Tensor* bias, const Stream& stream, b
   Dim out("out_features"), in("in_features");
   check_weight(check, weight, bias, transposed, out, in);
   weight_.format = format.value_or(format_of(weight.dtype));
+  check.require(weight_.format != Format::kInt8 || in.size <= kMostInt8Inputs, "in_features: got ",
+                in.size, " of an int8 weight, wanted at most ", kMostInt8Inputs,
+                ", whose products 32 bits can sum; choose another format");
   if (scales) {
     check.require(scaled(weight_.format), "scales: got some for a ", name_of(weight_.format),
                   " weight, wanted none; they belong to int8");

@@ -1,0 +1,12 @@
+// Matrix products of a target that shares all other kernels with the one it is compiled for.
+#pragma once
+
+#include "core/gemm.h"
+
+namespace fusewire::FUSEWIRE_TARGET {
+
+#if FUSEWIRE_VEC_BYTES == 64
+const GemmKernels* gemm_vnni(Format format);
+#endif
+
+}  // namespace fusewire::FUSEWIRE_TARGET

@@ -1,0 +1,22 @@
+// Products with int8 weights: out = activation(x . weight^T + bias) + residual, where both operands
+// of the product are rounded to 8 bits, symmetrically by row, and multiplied in integers.
+//
+// A weight is packed in panels of 32 columns of the result, [n / 32][k / 4][32][4] bytes, the same
+// for every instruction set: the four neighbours in k that one `vpdpbusd` adds up for a column lie
+// together, and 16 columns of them are a row of a tile of AMX. A byte is the number plus 128, as
+// that instruction multiplies unsigned by signed bytes, and only the latter can be broadcast from
+// memory: the sums start at -128 times the sum of the row of x.
+#pragma once
+
+#include "core/gemm.h"
+
+namespace fusewire::FUSEWIRE_TARGET {
+
+size_t int8_packed_bytes(int64_t n, int64_t k);
+void pack_int8(const PackArguments& a, const Stream& stream);
+void run_int8(const GemmArguments& a, const Stream& stream);
+#if FUSEWIRE_VEC_BYTES == 64
+void run_int8_vnni(const GemmArguments& a, const Stream& stream);  // the CPU has AVX512-VNNI
+#endif
+
+}  // namespace fusewire::FUSEWIRE_TARGET

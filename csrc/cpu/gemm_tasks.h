@@ -1,0 +1,77 @@
+// How a product on a packed weight is cut: tasks of some rows by some panels, which threads share,
+// and in a task tiles of a few rows by kColumns, each one call of a micro kernel.
+#pragma once
+
+#include "core/threads.h"
+#include "cpu/micro_kernel.h"
+#include "cpu/panels.h"
+
+namespace fusewire::FUSEWIRE_TARGET {
+
+// A task's rows of x and one panel stay in L2.
+constexpr int64_t kTaskRows = 56;
+
+// Rows [first, last) of the task.
+struct RowTask {
+  int64_t first, last;
+};
+
+inline int64_t row_tasks_of(int64_t m) {
+  return (m + kTaskRows - 1) / kTaskRows;
+}
+
+inline RowTask row_task(int64_t m, int64_t task) {
+  const int64_t tasks = row_tasks_of(m);
+  return {m * task / tasks, m * (task + 1) / tasks};
+}
+
+struct Tile {
+  int64_t row, panel, inside, columns;  // the first column is panel * kPanel + inside
+  Fetch fetch;
+  // What is fetched meanwhile: of this panel the part that begins `part` times a tile's fetches in.
+  int64_t fetched_panel, part;
+};
+
+// Calls body(Rows<count>, tile) for all tiles of out[m, n], of at most kMost rows.
+template <int kMost, class Body>
+void for_tiles(int64_t m, int64_t n, Body&& body) {
+  // One block of rows reads each panel once and is bound by that: its tasks are small, to end at
+  // the same time.
+  const bool one_block = m <= kMost;
+  const int64_t panels = panels_of(n);
+  const int64_t row_tasks = row_tasks_of(m);
+  const int64_t tasks_for_an_even_finish = (one_block ? 32 : 8) * num_threads();
+  int64_t column_tasks = (tasks_for_an_even_finish + row_tasks - 1) / row_tasks;
+  if (column_tasks > panels) column_tasks = panels;
+
+  parallel_for(row_tasks * column_tasks, 1, [&](int64_t task, int64_t, int) {
+    const RowTask rows = row_task(m, task % row_tasks);
+    const int64_t column_task = task / row_tasks;
+    const int64_t last_panel = panels * (column_task + 1) / column_tasks;
+    // The next panel is fetched by the first blocks of rows: by four of them, if there are as many,
+    // as the fetches of two are so dense that they hold up the rows' own reads.
+    const int64_t fetching = rows.last - rows.first > 3 * kMost ? 4 : 2;
+    const Fetch fetch = one_block       ? Fetch::kStream
+                        : fetching == 4 ? Fetch::kNextPanelSlowly
+                                        : Fetch::kNextPanel;
+    for (int64_t panel = panels * column_task / column_tasks; panel < last_panel; ++panel) {
+      for (int64_t inside = 0; inside < kPanel; inside += kColumns) {
+        const int64_t column = panel * kPanel + inside;
+        if (column >= n) break;
+        const int64_t columns = n - column < kColumns ? n - column : int64_t{kColumns};
+        // While the rows pass over this panel the next one comes in from memory; blocks that fetch
+        // none of it touch what is there already.
+        const int64_t next = panel + 1 < last_panel ? panel + 1 : panel;
+        int64_t block = 0;
+        for_row_blocks<kMost>(rows.last - rows.first, [&](auto count, int64_t from) {
+          const bool fetches = block < fetching;
+          body(count, Tile{rows.first + from, panel, inside, columns, fetch, fetches ? next : panel,
+                           fetches ? block : 0});
+          ++block;
+        });
+      }
+    }
+  });
+}
+
+}  // namespace fusewire::FUSEWIRE_TARGET
