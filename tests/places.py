@@ -38,7 +38,7 @@ def _gpu(dtype: str):
 CPU = pytest.param(Where("cpu", "float32"), id="cpu")
 # Targets that share everything with another but products with weights of some formats: tests of
 # these formats run on them, and no others.
-WITH_OTHER_PRODUCTS = {"avx512_vnni"}
+WITH_OTHER_PRODUCTS = {"avx512_vnni", "avx512_bf16"}
 CPU_TARGETS_OF_PRODUCTS = [
     pytest.param(Where("cpu", "float32", name), id=name) for name in kernels.cpu_targets()
 ]

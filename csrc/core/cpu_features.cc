@@ -13,6 +13,7 @@ struct Features {
   uint32_t leaf_7_ebx = 0;
   uint32_t saved = 0;  // XCR0: registers that the system saves
   uint32_t leaf_7_ecx = 0;
+  uint32_t leaf_7_1_eax = 0;
 };
 
 Features features() {
@@ -23,6 +24,7 @@ Features features() {
     found.leaf_7_ebx = b;
     found.leaf_7_ecx = c;
   }
+  if (__get_cpuid_count(7, 1, &a, &b, &c, &d)) found.leaf_7_1_eax = a;
   if (found.leaf_1_ecx & bit_OSXSAVE) {
     asm("xgetbv" : "=a"(found.saved), "=d"(d) : "c"(0));
   }
@@ -33,7 +35,8 @@ Features features() {
 bool has(Features wanted) {
   static const Features here = features();
   return !(wanted.leaf_1_ecx & ~here.leaf_1_ecx) && !(wanted.leaf_7_ebx & ~here.leaf_7_ebx) &&
-         !(wanted.leaf_7_ecx & ~here.leaf_7_ecx) && !(wanted.saved & ~here.saved);
+         !(wanted.leaf_7_ecx & ~here.leaf_7_ecx) && !(wanted.leaf_7_1_eax & ~here.leaf_7_1_eax) &&
+         !(wanted.saved & ~here.saved);
 }
 
 }  // namespace
@@ -50,6 +53,12 @@ bool cpu_has_avx512() {
 bool cpu_has_avx512_vnni() {
   Features wanted;
   wanted.leaf_7_ecx = bit_AVX512VNNI;
+  return cpu_has_avx512() && has(wanted);
+}
+
+bool cpu_has_avx512_bf16() {
+  Features wanted;
+  wanted.leaf_7_1_eax = bit_AVX512BF16;
   return cpu_has_avx512() && has(wanted);
 }
 

@@ -8,5 +8,6 @@ namespace fusewire {
 bool cpu_has_avx2();    // and FMA
 bool cpu_has_avx512();  // F, BW, DQ, VL, and FMA
 bool cpu_has_avx512_vnni();
+bool cpu_has_avx512_bf16();
 
 }  // namespace fusewire

@@ -10,6 +10,7 @@
 #include "cpu/gemm.h"
 
 #include "core/kernels.h"
+#include "cpu/gemm_bfloat16.h"
 #include "cpu/gemm_int8.h"
 #include "cpu/gemm_tasks.h"
 #include "cpu/gemm_tile.h"
@@ -44,12 +45,7 @@ void run(const GemmArguments& a, const Stream&) {
         kPanel,
         a.k,
         weight + at.fetched_panel * panel_floats + at.part * a.k * fetched(at.fetch)};
-    const int64_t column = at.panel * kPanel + at.inside;
-    const auto compute = at.fetch == Fetch::kStream      ? tile<kRows, Fetch::kStream>
-                         : at.fetch == Fetch::kNextPanel ? tile<kRows, Fetch::kNextPanel>
-                                                         : tile<kRows, Fetch::kNextPanelSlowly>;
-    compute(product, epilogue_at(a, at.row, column),
-            static_cast<float*>(a.out) + at.row * a.out_stride + column, a.out_stride, at.columns);
+    compute_tile<kRows>(a, at, product);
   });
 }
 
@@ -74,7 +70,18 @@ constexpr GemmKernels int8(void (*run)(const GemmArguments& a, const Stream& str
           /*bucket=*/nullptr};
 }
 
-constexpr GemmKernels kTable[] = {kFloat32, int8(run_int8)};
+constexpr GemmKernels bfloat16(void (*run)(const GemmArguments& a, const Stream& stream)) {
+  return {Format::kBFloat16,
+          {},
+          /*packing_copies=*/false,
+          /*packs_transposed=*/true,
+          bfloat16_packed_bytes,
+          pack_bfloat16,
+          run,
+          /*bucket=*/nullptr};
+}
+
+constexpr GemmKernels kTable[] = {kFloat32, int8(run_int8), bfloat16(run_bfloat16)};
 
 }  // namespace
 
@@ -84,8 +91,15 @@ const GemmKernels* gemm(Format format) {
 
 #if FUSEWIRE_VEC_BYTES == 64
 const GemmKernels* gemm_vnni(Format format) {
-  static constexpr GemmKernels kVnniTable[] = {kFloat32, int8(run_int8_vnni)};
+  static constexpr GemmKernels kVnniTable[] = {kFloat32, int8(run_int8_vnni),
+                                               bfloat16(run_bfloat16)};
   return kernels_of(kVnniTable, format);
+}
+
+const GemmKernels* gemm_bf16(Format format) {
+  static constexpr GemmKernels kBf16Table[] = {kFloat32, int8(run_int8_vnni),
+                                               bfloat16(run_bfloat16_dot)};
+  return kernels_of(kBf16Table, format);
 }
 #endif
 

@@ -7,6 +7,7 @@ namespace fusewire::FUSEWIRE_TARGET {
 
 #if FUSEWIRE_VEC_BYTES == 64
 const GemmKernels* gemm_vnni(Format format);
+const GemmKernels* gemm_bf16(Format format);
 #endif
 
 }  // namespace fusewire::FUSEWIRE_TARGET

@@ -3,37 +3,35 @@
 #pragma once
 
 #include "cpu/epilogue.h"
+#include "cpu/gemm_tasks.h"
 #include "cpu/panels.h"
 
 namespace fusewire::FUSEWIRE_TARGET {
 
 constexpr int64_t kChain = 384;  // additions in one chain: rounding grows with its length
 
-// How far `ahead` moves with each k.
+// How far `ahead` moves with each step of a kernel.
 constexpr int64_t fetched(Fetch fetch) {
   return fetch == Fetch::kNextPanelSlowly ? kLine / 2 : kLine;
 }
 
-// One micro-kernel call: kRows x up to kColumns of the output. Not inlined, so that the compiler
-// gives each row count its own register allocation.
-template <int kRows, Fetch kFetch>
-__attribute__((noinline)) void tile(const Product& product, const Epilogue& epilogue, float* out,
+// One micro-kernel call: kRows x up to kColumns of the output, where `operands` are a Product or
+// something else with a `multiply` and parts. Not inlined, so that the compiler gives each row
+// count its own register allocation.
+template <int kRows, Fetch kFetch, class Operands>
+__attribute__((noinline)) void tile(const Operands& operands, const Epilogue& epilogue, float* out,
                                     int64_t out_stride, int64_t columns) {
   // What is read and written at the end is on its way meanwhile. Few rows wait for the panel alone.
   if constexpr (kFetch != Fetch::kStream) prefetch<kRows>(epilogue, out, out_stride, columns);
   Vec sum[kRows][2] = {};
-  if (product.k <= kChain) {
-    multiply<kRows, kFetch>(product, sum);
+  if (operands.k <= kChain) {
+    multiply<kRows, kFetch>(operands, sum);
   } else {
     Vec total[kRows][2] = {};  // in memory; touched once in kChain steps
-    Product part = product;
-    for (int64_t k = 0; k < product.k; k += kChain) {
-      part.k = product.k - k < kChain ? product.k - k : kChain;
-      part.x = product.x + k * product.x_step;
-      part.panel = product.panel + k * kPanel;
-      part.ahead = product.ahead + k * fetched(kFetch);
+    for (int64_t k = 0; k < operands.k; k += kChain) {
+      const int64_t count = operands.k - k < kChain ? operands.k - k : kChain;
       Vec chain[kRows][2] = {};
-      multiply<kRows, kFetch>(part, chain);
+      multiply<kRows, kFetch>(operands.part(k, count, fetched(kFetch)), chain);
       for (int r = 0; r < kRows; ++r) {
         total[r][0] += chain[r][0];
         total[r][1] += chain[r][1];
@@ -45,6 +43,18 @@ __attribute__((noinline)) void tile(const Product& product, const Epilogue& epil
     }
   }
   finish(sum, epilogue, out, out_stride, columns);
+}
+
+// The tile of a product on a packed weight, with what it fetches on the way.
+template <int kRows, class Operands>
+void compute_tile(const GemmArguments& a, const Tile& at, const Operands& operands) {
+  const int64_t column = at.panel * kPanel + at.inside;
+  const auto compute = at.fetch == Fetch::kStream ? tile<kRows, Fetch::kStream, Operands>
+                       : at.fetch == Fetch::kNextPanel
+                           ? tile<kRows, Fetch::kNextPanel, Operands>
+                           : tile<kRows, Fetch::kNextPanelSlowly, Operands>;
+  compute(operands, epilogue_at(a, at.row, column),
+          static_cast<float*>(a.out) + at.row * a.out_stride + column, a.out_stride, at.columns);
 }
 
 }  // namespace fusewire::FUSEWIRE_TARGET

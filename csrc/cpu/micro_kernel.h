@@ -18,6 +18,13 @@ struct Product {
   const float* panel;  // element (k, column) at panel[k * panel_stride + column]
   int64_t panel_stride, k;
   const float* ahead = nullptr;  // with kNextPanel and kNextPanelSlowly
+
+  // `count` of its k from `first` on; `ahead` moves by `fetched` floats with each.
+  Product part(int64_t first, int64_t count, int64_t fetched) const {
+    return {x + first * x_step,           x_stride,     x_step,
+            panel + first * panel_stride, panel_stride, count,
+            ahead + first * fetched};
+  }
 };
 
 // What is fetched from memory on the way: nothing; a line of another panel for each k, or for each
@@ -26,29 +33,36 @@ struct Product {
 enum class Fetch { kNothing, kNextPanel, kNextPanelSlowly, kStream };
 constexpr int64_t kStreamSteps = 32;
 
+// At each step of a kernel; `left` counts them down, and `w` is its row of the panel.
+template <Fetch kFetch, class Word>
+FUSEWIRE_INLINE void fetch_on_the_way(const Word*& ahead, const Word* w, int64_t w_stride,
+                                      int64_t left) {
+  constexpr int64_t kLine = 64 / sizeof(Word);
+  if constexpr (kFetch == Fetch::kNextPanel) {
+    __builtin_prefetch(ahead, 0, 2);
+    ahead += kLine;
+  }
+  if constexpr (kFetch == Fetch::kNextPanelSlowly) {
+    if (left & 1) __builtin_prefetch(ahead, 0, 2);
+    ahead += kLine / 2;
+  }
+  if constexpr (kFetch == Fetch::kStream) {
+#pragma GCC unroll 2
+    for (int64_t column = 0; column < kColumns; column += kLine) {
+      __builtin_prefetch(w + kStreamSteps * w_stride + column, 0, 3);
+    }
+  }
+}
+
 // sum[row][half] += x . panel, for kRows rows.
 template <int kRows, Fetch kFetch = Fetch::kNothing>
 FUSEWIRE_INLINE void multiply(const Product& p, Vec (&sum)[kRows][2]) {
-  constexpr int64_t kLine = 64 / sizeof(float);
   const float* ahead = p.ahead;
   const float* x = p.x;
   const float* w = p.panel;
   const int64_t stride = p.x_stride, step = p.x_step, w_stride = p.panel_stride;
   for (int64_t k = p.k; k > 0; --k, x += step, w += w_stride) {
-    if constexpr (kFetch == Fetch::kNextPanel) {
-      __builtin_prefetch(ahead, 0, 2);
-      ahead += kLine;
-    }
-    if constexpr (kFetch == Fetch::kNextPanelSlowly) {
-      if (k & 1) __builtin_prefetch(ahead, 0, 2);
-      ahead += kLine / 2;
-    }
-    if constexpr (kFetch == Fetch::kStream) {
-#pragma GCC unroll 2
-      for (int64_t column = 0; column < kColumns; column += kLine) {
-        __builtin_prefetch(w + kStreamSteps * w_stride + column, 0, 3);
-      }
-    }
+    fetch_on_the_way<kFetch>(ahead, w, w_stride, k);
     const Vec w0 = load(w), w1 = load(w + kLanes);
 #pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {

@@ -65,12 +65,20 @@ const char* vnni_name() {
   return "avx512_vnni";
 }
 constexpr Kernels kVnni = with_products(vnni_name, gemm_vnni);
+const char* bf16_name() {
+  return "avx512_bf16";
+}
+constexpr Kernels kBf16 = with_products(bf16_name, gemm_bf16);
 
 struct Variant {
   const Kernels& kernels;
   bool (*usable)();
 };
-constexpr Variant kVariants[] = {{kVnni, cpu_has_avx512_vnni}};  // slowest first
+// Slowest first. Every CPU with BF16 has VNNI, which is asked for all the same.
+constexpr Variant kVariants[] = {
+    {kVnni, cpu_has_avx512_vnni},
+    {kBf16, [] { return cpu_has_avx512_vnni() && cpu_has_avx512_bf16(); }},
+};
 #endif
 
 const bool registered = [] {
