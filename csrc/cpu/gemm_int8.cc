@@ -68,27 +68,30 @@ void pack_panel(uint8_t* packed, float* scales, const float* given, const PanelS
   });
 }
 
-// One tile. Not inlined, so that the compiler gives each row count its own register allocation.
+// The sums of one tile. Not inlined, so that the compiler gives each row count its own register
+// allocation; unrolled, or they would not stay in registers.
 template <class Kernel, int kRows, Fetch kFetch>
-__attribute__((noinline)) void int8_tile(const QuantizedRows<typename Kernel::Order>& x,
-                                         const GemmArguments& a, const Tile& at) {
-  const int64_t column = at.panel * kPanel + at.inside;
-  const int64_t groups = groups_of(a.k);
-  const uint8_t* weight = static_cast<const uint8_t*>(a.weight.data);
-  const Epilogue epilogue = epilogue_at(a, at.row, column);
-  float* out = static_cast<float*>(a.out) + at.row * a.out_stride + column;
-  if constexpr (kFetch != Fetch::kStream) {
-    prefetch<kRows>(epilogue, out, a.out_stride, at.columns);
-  }
+__attribute__((noinline)) void add_up(UnsignedVec (*to)[2], const uint32_t* starts,
+                                      const typename Kernel::Order::Number* x, const uint8_t* panel,
+                                      const uint8_t* ahead, int64_t groups) {
   UnsignedVec sum[kRows][2];
+#pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
-    sum[r][0] = sum[r][1] = x.starts[at.row + r] - UnsignedVec{};
+    sum[r][0] = starts[r] - UnsignedVec{};
+    sum[r][1] = sum[r][0];
   }
-  Kernel::template multiply<kRows, kFetch>(
-      x.block(at.row), weight + at.panel * groups * kPanelStep + at.inside * kGroup,
-      weight + (at.fetched_panel * kPanelStep + at.part * fetched_bytes(kFetch)) * groups, groups,
-      sum);
-  // The scales' registers are loaded once for all rows.
+  Kernel::template multiply<kRows, kFetch>(x, panel, ahead, groups, sum);
+#pragma GCC unroll 16
+  for (int r = 0; r < kRows; ++r) {
+    to[r][0] = sum[r][0];
+    to[r][1] = sum[r][1];
+  }
+}
+
+// What the sums of a tile stand for, with the epilogue, row by row.
+__attribute__((noinline)) void write_tile(const GemmArguments& a, const Tile& at, int rows,
+                                          const UnsignedVec (*sums)[2], const float* row_scales) {
+  const int64_t column = at.panel * kPanel + at.inside;
   const float* scales = static_cast<const float*>(a.weight.scales) + column;
   Vec column_scale[2] = {};
   for (int half = 0; half < 2; ++half) {
@@ -98,26 +101,42 @@ __attribute__((noinline)) void int8_tile(const QuantizedRows<typename Kernel::Or
           present >= kLanes ? load(scales + first) : load_first(scales + first, present);
     }
   }
-  Vec product[kRows][2];
-  for (int r = 0; r < kRows; ++r) {
+  float* out = static_cast<float*>(a.out) + column;
+  for (int r = 0; r < rows; ++r) {
+    Vec product[1][2];
     for (int half = 0; half < 2; ++half) {
-      const Vec exact = __builtin_convertvector(reinterpret_cast<const IntVec&>(sum[r][half]), Vec);
-      product[r][half] = exact * (x.scales[at.row + r] * column_scale[half]);
+      const IntVec exact = reinterpret_cast<IntVec>(sums[r][half]);
+      product[0][half] = __builtin_convertvector(exact, Vec) * (row_scales[r] * column_scale[half]);
     }
+    const int64_t row = at.row + r;
+    finish(product, epilogue_at(a, row, column), out + row * a.out_stride, a.out_stride,
+           at.columns);
   }
-  finish(product, epilogue, out, a.out_stride, at.columns);
 }
 
 template <class Kernel>
 void run(const GemmArguments& a) {
   const auto x = quantized<typename Kernel::Order, Kernel::kMaxRows>(a);
+  const uint8_t* weight = static_cast<const uint8_t*>(a.weight.data);
+  const int64_t groups = groups_of(a.k);
   for_tiles<Kernel::kMaxRows>(a.m, a.n, [&](auto rows, const Tile& at) {
     constexpr int kRows = decltype(rows)::value;
-    const auto compute = at.fetch == Fetch::kStream ? int8_tile<Kernel, kRows, Fetch::kStream>
+    const uint8_t* panel = weight + at.panel * groups * kPanelStep + at.inside * kGroup;
+    const uint8_t* ahead = weight + at.fetched_panel * groups * kPanelStep +
+                           at.part * groups * fetched_bytes(at.fetch);
+    if (at.fetch != Fetch::kStream) {
+      const int64_t column = at.panel * kPanel + at.inside;
+      prefetch<kRows>(epilogue_at(a, at.row, column),
+                      static_cast<const float*>(a.out) + at.row * a.out_stride + column,
+                      a.out_stride, at.columns);
+    }
+    const auto compute = at.fetch == Fetch::kStream ? add_up<Kernel, kRows, Fetch::kStream>
                          : at.fetch == Fetch::kNextPanel
-                             ? int8_tile<Kernel, kRows, Fetch::kNextPanel>
-                             : int8_tile<Kernel, kRows, Fetch::kNextPanelSlowly>;
-    compute(x, a, at);
+                             ? add_up<Kernel, kRows, Fetch::kNextPanel>
+                             : add_up<Kernel, kRows, Fetch::kNextPanelSlowly>;
+    UnsignedVec sums[kRows][2];
+    compute(sums, x.starts + at.row, x.block(at.row), panel, ahead, groups);
+    write_tile(a, at, kRows, sums, x.scales + at.row);
   });
 }
 
