@@ -3,7 +3,8 @@ clock that jumps from event to event. Policy is the engine's own; only the model
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
@@ -57,7 +58,10 @@ class Simulation:
     max_batch_tokens: int = 16384
     max_queue_ms: float | None = None
     admits: bool = True  # else everything is taken, with no deadline known
-    truth: float = 1.0  # what batches take, times what is predicted
+    truth: float | Callable[[float, int], float] = 1.0  # what batches take, times what was measured
+    learns: bool = False  # the cost table, of what batches take, as an engine's does
+    # Of a batch's time, what passes before the next, and no batch shows.
+    between: Callable[[float], float] = lambda now: 0.0
     unseen_s: float = 0.0  # of a request's time, before it comes and behind its answer
     now: float = 0.0
     busy_s: float = 0.0
@@ -70,6 +74,8 @@ class Simulation:
         )
         self.of: dict[Work, Asked] = {}
 
+        self._measured = deepcopy(self.costs)
+
     def run(self, requests: Iterable[Asked]) -> list[Asked]:
         """Until all have ended; in order of arrival."""
         coming = sorted(requests, key=lambda asked: asked.at)
@@ -81,18 +87,43 @@ class Simulation:
                 self.now = free_at
                 self._end(running)
                 running = []
-                self.admission.idle()
+                if not len(self.ready):
+                    self.admission.idle()
             elif arrives < inf:
                 self.now = arrives
                 self.arrive(coming[place])
                 place += 1
             if not running and len(self.ready):
+                self.drop_late()
                 running = self.give()
-                lengths = [self.of[work].length for work in running]
-                took = self.truth * self.costs.seconds(sum(lengths), sum_of_squares(lengths))
-                self.busy_s += took
-                free_at = self.now + took
+                free_at = self.now + self.compute(running)
         return coming
+
+    def compute(self, batch: Sequence[Work]) -> float:
+        """Returns when the next may begin, in seconds."""
+        lengths = [self.of[work].length for work in batch]
+        tokens, squares = sum(lengths), sum_of_squares(lengths)
+        truth = self.truth if isinstance(self.truth, float) else self.truth(self.now, tokens)
+        took = truth * self._measured.seconds(tokens, squares)
+        if self.learns:
+            self.costs.observe(tokens, squares, took)
+        took *= 1 + self.between(self.now)
+        self.busy_s += took
+        return took
+
+    def drop_late(self) -> None:
+        """What can no longer be in time is not computed, but for one where all are late, as in the
+        engine's loop."""
+        late = [work for work in self.ready if self._is_late(work)]
+        if len(late) == len(self.ready):
+            late = late[1:]
+        for work in late:
+            self.ready.remove(work)
+            work.ended = True
+            self.admission.release(work, answered=False)
+
+    def _is_late(self, work: Work) -> bool:
+        return work.deadline is not None and work.deadline - self.now < work.predicted_s
 
     def arrive(self, asked: Asked) -> None:
         inputs: dict[str, Any] = {"input_ids": np.zeros((asked.rows, asked.length), np.int64)}

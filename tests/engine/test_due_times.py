@@ -56,3 +56,30 @@ def test_what_was_learned_under_load_is_forgotten_also_where_nothing_ends():
         end(due_times, step * 0.1, 2.0)
     assert due_times.due(5.0, 6.0) - 5.0 < 0.5
     assert due_times.due(300.0, 301.0) - 300.0 == pytest.approx(0.8, abs=0.01)
+
+
+def compute(due_times: DueTimes, ratio: float, batches: int = 1, at: float = 0.0) -> None:
+    """Micro-batches, planned to take 0.1 s, that take so many times that, one after the other."""
+    for _ in range(batches):
+        at += 0.1 * ratio
+        due_times.computed(0.1, 0.1 * ratio, at)
+
+
+@pytest.mark.parametrize("truth", [1.1, 1.3, 3.0])
+def test_waits_are_stretched_as_far_as_micro_batches_are_slower_before_one_is_late(truth):
+    due_times = DueTimes()
+    compute(due_times, truth, batches=12)
+    assert truth / 1.06 < due_times.factor(1.2 * truth) < truth * 1.001
+
+
+def test_as_long_as_micro_batches_take_about_what_was_planned_nothing_is_stretched():
+    due_times = DueTimes()
+    for ratio in (1.0, 0.5, 1.04, 1.1, 0.9):
+        compute(due_times, ratio)
+    assert due_times.factor(0.0) == 1.0
+
+
+def test_a_machine_that_stood_still_once_stretches_waits_a_little():
+    due_times = DueTimes()
+    compute(due_times, 100.0)
+    assert due_times.factor(10.0) < 1.2

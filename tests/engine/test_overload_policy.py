@@ -260,6 +260,38 @@ def test_wrong_predictions_cost_little_of_the_device(load, truth, unseen_s):
     assert sum(not asked.in_time for asked in taken) <= 0.05 * len(taken)
 
 
+# What the work of a full queue takes to what was measured: all of it, as other work takes the same
+# cores; large micro-batches alone, which nothing before the overload corrected; what passes between
+# two micro-batches, which no table sees.
+SLOWER = {
+    "loaded": lambda by: {"truth": lambda now, tokens: by if now > 10 else 1.0},
+    "large": lambda by: {"truth": lambda now, tokens: by if tokens > 512 else 1.0},
+    "between": lambda by: {"between": lambda now: by - 1 if now > 10 else 0.0},
+}
+
+
+@pytest.mark.parametrize("by", [1.1, 1.2, 1.3])
+@pytest.mark.parametrize("slower", SLOWER)
+@pytest.mark.parametrize("load", [2.0, 3.0])
+def test_promises_hold_where_a_full_queue_makes_the_device_slower(load, slower, by):
+    """After a time in which costs were as predicted. What slows down answers so much less."""
+
+    def run(by: float) -> tuple[float, float]:
+        calm = poisson(0.9, 10, within=1.0 - 0.03)
+        storm = poisson(load, 20, within=1.0 - 0.03, seed=1)
+        for asked in storm:
+            asked.at += 10
+        costs = table(0.0, 1e-4, 1e-8)
+        done = Simulation(costs, learns=True, unseen_s=0.03, **SLOWER[slower](by)).run(calm + storm)
+        taken = [asked for asked in done if asked.at > 10 and not asked.refused]
+        late = sum(not asked.in_time for asked in taken) / len(taken)
+        return late, by * goodput(taken, EXACT, 20)
+
+    late, kept = run(by)
+    assert late < 0.01
+    assert kept >= 0.95 * run(1.0)[1]
+
+
 def test_without_admission_nearly_nothing_is_in_time():
     done = Simulation(EXACT, admits=False).run(poisson(3.0, 30))
     assert goodput(done, EXACT, 30) < 0.2

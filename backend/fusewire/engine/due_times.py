@@ -1,4 +1,4 @@
-"""How much of a request's time admission may plan with, learned from how it ended."""
+"""How much of a request's time admission may plan with, learned from what waits there were."""
 
 from __future__ import annotations
 
@@ -13,6 +13,10 @@ UNSEEN_SHARE = 0.25
 _LATE_SHARE = 0.1
 _LATELY = 1 / 16  # weight of the last one
 _MOST_AT_ONCE = 1.5
+# Of what full micro-batches took to what was predicted: weight of the last one, and from how much
+# more than is planned with it is a raise.
+_LAST_BATCH = 1 / 3
+_NOTICED = 1.05
 _MOST_FACTOR = 8.0
 # The factor's distance from 1 falls to 1/e in so many seconds, unless it is raised again.
 FORGET_S = 60.0
@@ -20,14 +24,18 @@ FORGET_S = 60.0
 
 class DueTimes:
     """A request that is taken is to end some time before its deadline. Its wait is predicted by the
-    device's clock alone; where requests end later than that, because other work takes the same
-    cores, or costs are not what they were, predictions are stretched by a factor until they do not.
-    A raise is judged by requests that were taken after it, as a sender does after a lost packet
-    (Jacobson, 1988). From any thread."""
+    device's clock alone; where waits are longer than that, because other work takes the same cores,
+    or costs are not what they were, predictions are stretched by a factor until they are not.
+
+    It is raised by two observations. The work that waits is computed more slowly than predicted:
+    that shows with every micro-batch, before a promise is broken. Or requests end late. A raise is
+    judged by requests that were taken after it, as a sender does after a lost packet (Jacobson,
+    1988). It falls slowly. From any thread."""
 
     def __init__(self) -> None:
         self._raised = 1.0, float("-inf")  # the factor as it was raised, and when
         self._late = 0.0  # share, lately
+        self._slowness = 1.0  # what micro-batches took to what was predicted, lately
         self._lock = threading.Lock()
 
     def due(self, now: float, deadline: float) -> float:
@@ -42,13 +50,25 @@ class DueTimes:
             stretch = (now - taken_at) / _planned(deadline - taken_at)
             self._late += _LATELY * ((stretch > 1.0) - self._late)
             if stretch > 1.0 and self._late > _LATE_SHARE:
-                factor = self.factor(now) * min(stretch, _MOST_AT_ONCE)
-                self._raised, self._late = (min(factor, _MOST_FACTOR), now), 0.0
+                self._raise(self.factor(now) * min(stretch, _MOST_AT_ONCE), now)
+
+    def computed(self, predicted_s: float, seconds: float, now: float) -> None:
+        """So long after a micro-batch began the next one did, as work waited; for the first one's
+        this much had been planned."""
+        with self._lock:
+            factor = self.factor(now)
+            slowness = min(seconds / predicted_s, _MOST_AT_ONCE * factor)
+            self._slowness += _LAST_BATCH * (slowness - self._slowness)
+            if self._slowness > _NOTICED * factor:
+                self._raise(self._slowness, now)
 
     def factor(self, now: float) -> float:
         """By which predictions are stretched."""
         factor, raised_at = self._raised
         return 1.0 + (factor - 1.0) * exp(-max(now - raised_at, 0.0) / FORGET_S)
+
+    def _raise(self, factor: float, now: float) -> None:
+        self._raised, self._late = (min(factor, _MOST_FACTOR), now), 0.0
 
 
 def _planned(window_s: float) -> float:

@@ -40,6 +40,8 @@ class EncoderAdmission:
         shortest = min(self._slo_s, self._max_queue_s)
         window_s = 10.0 if shortest == inf else shortest
         self._backlog = Backlog(window_s, clock, block, block)
+        # The micro-batch before, if it is full: when it was given, and what was planned for it.
+        self._given: tuple[float, float] | None = None
         self._refused: Counter[str] = Counter()  # in front, since the last call of `refused`
         self._block = block
         # All that changes what is refused; the block has it at the end.
@@ -101,13 +103,23 @@ class EncoderAdmission:
             work.reserved.of = None  # in no cycle with it
 
     def begin(self, lengths: Sequence[int]) -> None:
-        """A micro-batch of sequences of these lengths is given to the device."""
+        """A micro-batch of sequences of these lengths is given to the device, after another one
+        unless it was `idle`."""
+        tokens, squares = sum(lengths), sum_of_squares(lengths)
         with self._changing:
-            self._backlog.begin(self._costs.seconds(sum(lengths), sum_of_squares(lengths)))
+            now, before = self._clock(), self._given
+            if before is not None:
+                self._due_times.computed(before[1], now - before[0], now)
+            # What a smaller one takes says little of many that wait.
+            full = tokens >= self._costs.efficient_tokens
+            planned_s = self._costs.share(tokens, squares) if full else 0.0
+            self._given = (now, planned_s) if planned_s else None
+            self._backlog.begin(self._costs.seconds(tokens, squares))
 
     def idle(self) -> None:
-        """All that was given to the device is computed."""
+        """All that was given to the device is computed, and nothing waits for it."""
         with self._changing:
+            self._given = None
             self._backlog.idle()
 
     def refused(self) -> Counter[str]:
