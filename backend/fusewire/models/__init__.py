@@ -130,6 +130,7 @@ def build_model(
     pooler: bool = False,
 ) -> EncoderModel:
     """As `load_model`, from a live model's configuration and its fp32 arrays by state-dict name."""
+    _check_unquantised(config)
     place = place or Placement()
     return _build(
         config, task, place, pooler, None, partial(Checkpoint.from_arrays, arrays, "the model")
@@ -158,11 +159,19 @@ def build_decoder(
 ) -> DecoderModel:
     """As `load_decoder`, from a live model's configuration and its fp32 arrays by state-dict
     name."""
+    _check_unquantised(config)
     blueprint = blueprint_of(config, "generate")
     checkpoint = Checkpoint.from_arrays(arrays, "the model", blueprint.prefix, blueprint.aliases)
     place = place or Placement()
     model = _decoder_class(blueprint)
     return model(blueprint, checkpoint, place, config=dict(config), folder=None)
+
+
+def _check_unquantised(config: Mapping[str, Any]) -> None:
+    """CheckpointError for a live model whose arrays are not its weights."""
+    key = "quantization_config"
+    if config.get(key) is not None:
+        raise Config.fault(key, config[key], "None in a live model (its folder can be loaded)")
 
 
 def _decoder_class(blueprint: Blueprint) -> type[DecoderModel]:

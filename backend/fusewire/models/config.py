@@ -12,6 +12,7 @@ from typing import Any
 
 from fusewire.errors import CheckpointError
 from fusewire.weights import no_model_in, read_json
+from fusewire.weights.quantized import method_of
 
 FILE = "config.json"
 
@@ -34,7 +35,6 @@ _HARMLESS: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
     "position_embedding_type": ("absolute", None),
     "pruned_heads": ({}, None),
-    "quantization_config": (None,),
 }
 
 _MISSING = object()
@@ -49,6 +49,7 @@ class Config:
             got = self.values.get(key, harmless[0])
             if not any(got == value and type(got) is type(value) for value in harmless):
                 raise self.fault(key, got, f"{harmless[0]!r}")
+        method_of(values)
 
     def size(
         self, key: str, default: int | None = None, most: int = 1 << 24, least: int = 1

@@ -3,7 +3,8 @@
 Names are brought to one form: the base model's prefix (`bert.` in a model with a head, nothing in
 a bare one) is dropped, and the LayerNorm names of converted TensorFlow files (`gamma`, `beta`)
 become today's. Tied tensors are aliases: a name that is not stored is served by any of its group
-that is.
+that is. Of a folder whose config.json declares quantised weights, these are dequantised when they
+are taken, one by one.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusewire.errors import CheckpointError
-from fusewire.weights.folder import file_in, open_folder, weight_files
+from fusewire.weights.folder import file_in, open_folder, read_json, weight_files
+from fusewire.weights.formats import CONFIG
+from fusewire.weights.quantized import QuantizedTensor, method_of, with_weights
 from fusewire.weights.safetensors import FLOATS, StoredTensor, read_safetensors
 
 # Buffers that old transformers versions stored; they are recomputed, never read.
@@ -30,7 +33,7 @@ class Checkpoint:
 
     def __init__(
         self,
-        tensors: Mapping[str, StoredTensor],
+        tensors: Mapping[str, StoredTensor | QuantizedTensor],
         source: str,
         prefix: str = "",
         aliases: Mapping[str, str] | None = None,
@@ -43,7 +46,7 @@ class Checkpoint:
             group = (*self._groups.get(first, (first,)), tied)
             self._groups.update(dict.fromkeys(group, group))
         self._origins: dict[str, str | None] = {}
-        self._tensors: dict[str, StoredTensor] = {}
+        self._tensors: dict[str, StoredTensor | QuantizedTensor] = {}
         for stored, tensor in tensors.items():
             name = _normal(stored, prefix)
             if name in self._tensors:
@@ -57,7 +60,7 @@ class Checkpoint:
     def open(
         cls, folder: Path | str, prefix: str = "", aliases: Mapping[str, str] | None = None
     ) -> Checkpoint:
-        """Maps the folder's safetensors file or shards; nothing is read yet."""
+        """Maps the folder's safetensors file or shards; no weight is read yet."""
         tensors: dict[str, StoredTensor] = {}
         files = weight_files(folder)
         for name, listed in files.items():
@@ -73,7 +76,9 @@ class Checkpoint:
                 )
             tensors.update(held)
         source = next(iter(files)) if len(files) == 1 else open_folder(folder).name
-        return cls(tensors, source, prefix, aliases)
+        method = method_of(read_json(folder, CONFIG) or {})
+        weights = tensors if method is None else with_weights(tensors, method)
+        return cls(weights, source, prefix, aliases)
 
     @classmethod
     def from_arrays(
@@ -114,7 +119,7 @@ class Checkpoint:
 
     def check(self, wanted: Mapping[str, tuple[int, ...]], skip: Collection[str]) -> None:
         """Raises one CheckpointError that lists every missing, misshapen, unreadable and leftover
-        tensor.
+        tensor, or else one for scales, zero points or groups of a quantised weight that are wrong.
 
         `skip` holds name prefixes that are known and not needed (other heads).
         """
@@ -135,13 +140,16 @@ class Checkpoint:
         if unread:
             faults.append(
                 f"of another type than {', '.join(FLOATS)}: {_listed(sorted(unread))} (quantised "
-                "checkpoints are not supported)"
+                "weights need a quantization_config in config.json)"
             )
         used |= {each for name in wanted for each in self._group(name)}
         leftover = [
             name
             for name in self._tensors
-            if name not in used and name not in BUFFERS and not name.startswith(tuple(skip))
+            if name not in used
+            and name not in BUFFERS
+            and not name.startswith(tuple(skip))
+            and not self._adds_nothing(name)
         ]
         if leftover:
             faults.append(f"unexpected: {_names(leftover)}")
@@ -150,6 +158,9 @@ class Checkpoint:
                 f"{self.source}: tensors {'; '.join(faults)}; check that config.json and the task "
                 "belong to these weights"
             )
+        for _, each in stored:
+            if isinstance(each, QuantizedTensor):
+                each.stored()
 
     def take(self, name: str, dtype: str = "float32") -> NDArray[Any]:
         """The tensor as fp32 (a view of the file where it is stored as fp32, else converted), or a
@@ -158,6 +169,13 @@ class Checkpoint:
         if stored is None:
             raise CheckpointError(f"{self.source}: tensor {name!r} is missing")
         return self._tensors[stored].numbers(name, dtype)
+
+    def _adds_nothing(self, name: str) -> bool:
+        """A bias of zeros beside a quantised weight: packers add one where the model has none."""
+        module, _, kind = name.rpartition(".")
+        weight, bias = self._tensors.get(f"{module}.weight"), self._tensors[name]
+        of_quantised = kind == "bias" and isinstance(weight, QuantizedTensor) and bias.is_float
+        return of_quantised and not bias.float32(name).any()
 
     def _stored_name(self, name: str) -> str | None:
         return next((each for each in (name, *self._group(name)) if each in self._tensors), None)

@@ -63,8 +63,10 @@ class StoredTensor:
     def is_float(self) -> bool:
         return self.dtype in FLOATS
 
-    def equals(self, other: StoredTensor) -> bool:
+    def equals(self, other: object) -> bool:
         """Whether both hold the same bytes."""
+        if not isinstance(other, StoredTensor):
+            return False
         here, there = self.data, other.data
         return here.size == there.size and all(
             np.array_equal(here[at : at + _COMPARED_BYTES], there[at : at + _COMPARED_BYTES])
@@ -84,7 +86,7 @@ class StoredTensor:
         if not self.is_float:
             raise CheckpointError(
                 f"{self.file}: tensor {name!r}: got {self.dtype}, wanted one of "
-                f"{', '.join(FLOATS)}; quantised checkpoints are not supported"
+                f"{', '.join(FLOATS)}; quantised weights need a quantization_config in config.json"
             )
         stored: NDArray[Any] = self.data.view(_DTYPES[self.dtype][1])
         if self.dtype == "BF16":  # fp32 with the low half cut off

@@ -1,0 +1,255 @@
+"""compressed-tensors (llm-compressor): weights in int8, FP8 E4M3 or packed into int32.
+
+`int-quantized`, `float-quantized` and `naive-quantized` store `weight` [out_features, in_features]
+in bytes; `pack-quantized` stores `weight_packed` [out_features, ceil(in_features / codes of a
+word)], whose codes count up from -2 ** (bits - 1), and `weight_shape`. `weight_scale` (and
+`weight_zero_point`, packed by rows where weights are) has a number for the tensor, each row, each
+group of columns in each row, or each block; `weight_g_idx` is each column's group where these are
+ordered by activations. How activations are quantised does not change a weight.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fusewire.weights.quantized.module import SCALES, WHOLE, Module
+from fusewire.weights.quantized.settings import Settings, fault
+from fusewire.weights.quantized.weight import (
+    Codes,
+    QuantizedWeight,
+    equal_groups,
+    float8_e4m3,
+    twos_complement,
+    whole_numbers,
+)
+
+_PACKED = "pack-quantized"
+_FORMATS = ("int-quantized", "float-quantized", "naive-quantized", _PACKED)
+_PATTERN = "re:"
+_MOST_REPEATS = 6  # of a pattern: matching takes time to this power
+
+
+@dataclass(frozen=True)
+class _Scheme:
+    """How the weights of one group of modules are quantised."""
+
+    targets: tuple[str, ...]
+    packed: bool
+    bits: int
+    is_float: bool
+    symmetric: bool
+    ordered: bool  # by activations: there is a weight_g_idx
+    strategy: str
+    group_size: int = 0
+    block: tuple[int, int] = (0, 0)
+
+    def blocks(self, rows: int, columns: int) -> tuple[int, int]:
+        """Rows and columns that share a scale."""
+        by_strategy = {
+            "tensor": (rows, columns),
+            "channel": (1, columns),
+            "group": (1, self.group_size),
+            "block": self.block,
+        }
+        return by_strategy[self.strategy]
+
+
+class CompressedTensors:
+    """quant_method compressed-tensors."""
+
+    parts = frozenset(
+        {
+            "weight",
+            "weight_packed",
+            "weight_shape",
+            "weight_scale",
+            "weight_zero_point",
+            "weight_g_idx",
+        }
+    )
+    unneeded = frozenset(
+        f"{of}_{what}" for of in ("input", "output") for what in ("scale", "zero_point")
+    ) | frozenset(f"{of}_{what}" for of in "qkv" for what in ("scale", "zero_point"))
+
+    def __init__(self, settings: Settings) -> None:
+        settings.absent("transform_config")
+        if settings.values.get("sparsity_config"):
+            settings.section("sparsity_config").choice("format", ("dense", None))
+        groups = settings.section("config_groups")
+        if not groups.values:
+            raise settings.fault("config_groups", "a group of modules")
+        self._schemes = [_scheme(groups.section(key), settings) for key in groups.values]
+        self._ignore = settings.names("ignore")
+        for pattern in (*self._ignore, *(t for s in self._schemes for t in s.targets)):
+            _check_pattern(pattern, settings)
+
+    def transposed(self, module: Module) -> bool:
+        return False
+
+    def shape(self, module: Module) -> tuple[int, int]:
+        """[out_features, in_features]; CheckpointError where parts lack or do not fit."""
+        scheme = self._scheme_of(module)
+        rows, columns = _packed_shape(module, scheme) if scheme.packed else _shape(module, scheme)
+        block = scheme.blocks(rows, columns)
+        grid = (-(-rows // block[0]), -(-columns // block[1]))
+        shapes = {"tensor": ((), (1,), (1, 1)), "channel": ((rows, 1), (rows,))}
+        allowed = shapes.get(scheme.strategy, (grid,))
+        module.part("weight_scale", SCALES, *allowed)
+        if "weight_zero_point" in module or not scheme.symmetric:
+            if scheme.packed and not scheme.symmetric:
+                words = -(-rows * scheme.bits // 32)
+                module.part("weight_zero_point", ("I32",), (words, grid[1]))
+            elif not scheme.symmetric:
+                module.part("weight_zero_point", ("I8",), *allowed)
+            else:  # older versions store zeros; their type and shape are never looked at
+                _check_zeros(module)
+        if scheme.ordered:
+            module.part("weight_g_idx", WHOLE, (columns,))
+        return rows, columns
+
+    def weight(self, module: Module) -> QuantizedWeight:
+        rows, columns = self.shape(module)
+        scheme = self._scheme_of(module)
+        block_rows, block_columns = scheme.blocks(rows, columns)
+        grid = (-(-rows // block_rows), -(-columns // block_columns))
+        groups = equal_groups(columns, block_columns)
+        if scheme.ordered:
+            groups = module.groups("weight_g_idx", grid[1])
+        if scheme.packed:
+            codes = Codes(module.words("weight_packed"), (rows, columns), scheme.bits)
+            values = whole_numbers(scheme.bits, 1 << scheme.bits - 1)
+        else:
+            codes = Codes(module.parts["weight"].data.reshape(rows, columns), (rows, columns), 8)
+            values = float8_e4m3() if scheme.is_float else twos_complement()
+        return QuantizedWeight(
+            codes,
+            values,
+            module.scales("weight_scale").reshape(grid),
+            None if scheme.symmetric else _zeros(module, scheme, grid),
+            block_rows,
+            groups,
+        )
+
+    def _scheme_of(self, module: Module) -> _Scheme:
+        name = module.name
+        if any(_matches(name, each) for each in self._ignore):
+            raise module.fault(
+                next(iter(module.parts)), "a quantised module", "none, as `ignore` names it"
+            )
+        named = [s for s in self._schemes if any(_matches(name, each) for each in s.targets)]
+        # Other targets are classes of modules, which a folder does not tell.
+        by_class = [s for s in self._schemes if any(_is_class(each) for each in s.targets)]
+        schemes = named[:1] or by_class
+        if len(schemes) != 1:
+            raise fault(
+                "quantization_config.config_groups",
+                f"{len(schemes)} groups for {name}",
+                "targets that choose one group for each quantised module",
+            )
+        return schemes[0]
+
+
+def _scheme(group: Settings, settings: Settings) -> _Scheme:
+    own = group.values.get("format") is not None
+    packed = (group if own else settings).choice("format", _FORMATS) == _PACKED
+    weights = group.section("weights")
+    kind = weights.choice("type", ("int",) if packed else ("int", "float"), "int")
+    bits = weights.choice("num_bits", (2, 4, 8) if packed else (8,))
+    strategies = ("channel", "group") if packed else ("channel", "group", "tensor", "block")
+    strategy = weights.choice("strategy", strategies, _default(weights))
+    symmetric = weights.choice("symmetric", (True, False), True)
+    weights.choice("dynamic", (False,), False)
+    if not symmetric and kind == "float":
+        raise weights.fault("symmetric", "True for float weights")
+    actorder = weights.choice(
+        "actorder", (None, False, True, "group", "weight", "static", "dynamic")
+    )
+    ordered = actorder in (True, "group")
+    if ordered and strategy != "group":
+        raise weights.fault("actorder", f"null for weights by {strategy}")
+    return _Scheme(
+        tuple(group.names("targets")),
+        packed,
+        bits,
+        kind == "float",
+        symmetric,
+        ordered,
+        strategy,
+        weights.size("group_size") if strategy == "group" else 0,
+        weights.sizes("block_structure") if strategy == "block" else (0, 0),
+    )
+
+
+def _default(weights: Settings) -> str:
+    """compressed-tensors' strategy where none is given: by the size of groups."""
+    size = weights.values.get("group_size")
+    return "tensor" if size is None else "channel" if size == -1 else "group"
+
+
+def _shape(module: Module, scheme: _Scheme) -> tuple[int, int]:
+    module.only("weight", "weight_scale", "weight_zero_point", *_order(scheme))
+    rows, columns = module.part("weight", ("F8_E4M3" if scheme.is_float else "I8",)).shape
+    return rows, columns
+
+
+def _packed_shape(module: Module, scheme: _Scheme) -> tuple[int, int]:
+    module.only(
+        "weight_packed", "weight_shape", "weight_scale", "weight_zero_point", *_order(scheme)
+    )
+    stored = module.part("weight_packed", ("I32",))
+    module.part("weight_shape", WHOLE, (2,))
+    rows, columns = (int(size) for size in module.integers("weight_shape"))
+    words = math.ceil(columns * scheme.bits / 32) if 0 < columns < 1 << 31 else 0
+    if stored.shape != (rows, words):
+        raise module.fault("weight_packed", list(stored.shape), f"{[rows, words]} by weight_shape")
+    return rows, columns
+
+
+def _order(scheme: _Scheme) -> tuple[str, ...]:
+    return ("weight_g_idx",) if scheme.ordered else ()
+
+
+def _zeros(module: Module, scheme: _Scheme, grid: tuple[int, int]) -> NDArray[np.float32]:
+    if not scheme.packed:
+        return module.integers("weight_zero_point").astype(np.float32).reshape(grid)
+    codes = Codes(module.words("weight_zero_point"), grid, scheme.bits, axis=0).all()
+    return codes.astype(np.float32) - np.float32(1 << scheme.bits - 1)
+
+
+def _check_zeros(module: Module) -> None:
+    if module.parts["weight_zero_point"].data.any():
+        raise module.fault("weight_zero_point", "other than zeros", "zeros for symmetric weights")
+
+
+def _is_class(target: str) -> bool:
+    return not target.startswith(_PATTERN) and "." not in target and target[:1].isupper()
+
+
+def _matches(name: str, target: str) -> bool:
+    if target.startswith(_PATTERN):
+        return re.match(target.removeprefix(_PATTERN), name) is not None
+    return name == target
+
+
+def _check_pattern(target: str, settings: Settings) -> None:
+    """CheckpointError for a pattern that is wrong, or could take very long: one that repeats a
+    group, or repeats much."""
+    pattern = target.removeprefix(_PATTERN)
+    if target.startswith(_PATTERN):
+        try:
+            re.compile(pattern)
+            ok = not re.search(r"\)[*+{]", pattern)
+            ok &= len(re.findall(r"[*+{]", pattern)) <= _MOST_REPEATS
+        except (re.error, RecursionError, OverflowError):
+            ok = False
+        if not ok:
+            raise fault(
+                f"{settings.path}: targets or ignore",
+                target,
+                f"a regular expression that repeats no group, and at most {_MOST_REPEATS} times",
+            )

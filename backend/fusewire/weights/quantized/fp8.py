@@ -1,0 +1,68 @@
+"""quant_method fp8: E4M3 weights with a scale for each block (DeepSeek-V3, arXiv 2412.19437,
+section 3.3; Qwen3) or for the tensor. `weight_scale_inv` is multiplied with, whatever its name."""
+
+from __future__ import annotations
+
+from fusewire.weights.quantized.module import SCALES, Module
+from fusewire.weights.quantized.settings import Settings
+from fusewire.weights.quantized.weight import Codes, QuantizedWeight, equal_groups, float8_e4m3
+
+_DEFAULT_BLOCK = (128, 128)
+_TENSOR = ((), (1,))
+
+
+class Fp8:
+    """Weights in blocks or whole."""
+
+    parts = frozenset({"weight", "weight_scale_inv", "weight_scale"})
+    unneeded = frozenset({"input_scale", "activation_scale", "k_scale", "v_scale"})
+
+    def __init__(self, settings: Settings) -> None:
+        settings.choice("fmt", ("e4m3", "float8_e4m3fn"), "e4m3")
+        settings.choice("activation_scheme", ("dynamic", "static"), "dynamic")
+        settings.choice("scale_fmt", (None, "float", "ue8m0"))
+        settings.choice("expert_dtype", (None, "fp8"))
+        for key in ("modules_to_not_convert", "ignored_layers"):
+            settings.names(key)
+        # Left out, it is transformers' default or, as vLLM has it, null: the scales tell which.
+        self._either = "weight_block_size" not in settings.values
+        self._block: tuple[int, int] | None = _DEFAULT_BLOCK
+        if not self._either:
+            whole = settings.values["weight_block_size"] is None
+            self._block = None if whole else settings.sizes("weight_block_size")
+
+    def transposed(self, module: Module) -> bool:
+        return False
+
+    def shape(self, module: Module) -> tuple[int, int]:
+        """[out_features, in_features]; CheckpointError where parts lack or do not fit."""
+        rows, columns = module.part("weight", ("F8_E4M3",)).shape
+        name = self._scale(module)
+        module.only("weight", name)
+        shapes: tuple[tuple[int, ...], ...] = ()
+        if self._block is not None:
+            shapes = ((-(-rows // self._block[0]), -(-columns // self._block[1])),)
+        if self._block is None or self._either:
+            shapes += _TENSOR
+        module.part(name, SCALES, *shapes)
+        return rows, columns
+
+    def weight(self, module: Module) -> QuantizedWeight:
+        rows, columns = self.shape(module)
+        scales = module.scales(self._scale(module))
+        block = (rows, columns)
+        if scales.ndim == 2 and self._block is not None:
+            block = self._block
+        return QuantizedWeight(
+            Codes(module.parts["weight"].data.reshape(rows, columns), (rows, columns), 8),
+            float8_e4m3(),
+            scales.reshape(-(-rows // block[0]), -(-columns // block[1])),
+            None,
+            block[0],
+            equal_groups(columns, block[1]),
+        )
+
+    def _scale(self, module: Module) -> str:
+        per_tensor = self._block is None or self._either
+        named = per_tensor and "weight_scale" in module and "weight_scale_inv" not in module
+        return "weight_scale" if named else "weight_scale_inv"

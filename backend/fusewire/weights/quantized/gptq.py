@@ -1,0 +1,150 @@
+"""GPTQ and AWQ: 4-bit weights with a zero point and a scale for each group of inputs.
+
+Both store the transposed weight. qweight of GPTQ is [in_features / codes of a word, out_features]
+(layout of AutoGPTQ and GPTQModel, and of AutoRound's exports), that of AWQ [in_features,
+out_features / 8] (AutoAWQ, version "gemm"). qzeros are [groups, out_features / codes of a word],
+scales [groups, out_features]. Transposed back, both are codes of [out_features, in_features].
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fusewire.weights.quantized.module import SCALES, WHOLE, Module
+from fusewire.weights.quantized.settings import Settings
+from fusewire.weights.quantized.weight import (
+    Codes,
+    QuantizedWeight,
+    equal_groups,
+    whole_numbers,
+)
+
+_I32 = ("I32",)
+# AWQ's column k of a word is in this nibble, counted from the lowest.
+_AWQ_LANES = (0, 4, 1, 5, 2, 6, 3, 7)
+# Conv1D of transformers: its weight is [in_features, out_features], packed as that of a linear.
+_CONV1D = {"gpt2": ("c_attn", "c_fc", "c_proj", "q_attn")}
+
+
+class Gptq:
+    """quant_method gptq, and auto-round packed in the same way."""
+
+    parts = frozenset({"qweight", "qzeros", "scales", "g_idx"})
+    unneeded: frozenset[str] = frozenset()
+
+    def __init__(self, settings: Settings, model_type: Any) -> None:
+        self._bits = settings.choice("bits", (2, 4, 8))
+        self._group_size = settings.group_size("group_size")
+        self._act_order = settings.choice("desc_act", (False, True), False)
+        settings.choice("sym", (False, True), True)
+        settings.choice("pack_dtype", ("int32",), "int32")
+        key = "checkpoint_format" if "checkpoint_format" in settings.values else "format"
+        version = settings.choice(key, ("gptq", "gptq_v2"), "gptq")
+        self._less = 1 if version == "gptq" else 0  # qzeros hold the zero point less this
+        settings.absent("rotation", "adapter", "is_marlin_format")
+        _check_exceptions(settings)
+        self._conv1d = _CONV1D.get(model_type, ())
+
+    def transposed(self, module: Module) -> bool:
+        return module.name.rpartition(".")[2] in self._conv1d
+
+    def shape(self, module: Module) -> tuple[int, int]:
+        """[out_features, in_features]; CheckpointError where parts lack or do not fit."""
+        count = 32 // self._bits
+        words, outputs = module.part("qweight", _I32).shape
+        inputs = words * count
+        groups = _groups(inputs, self._group_size)
+        if outputs % count:
+            raise module.fault("qweight", [words, outputs], f"a multiple of {count} columns")
+        module.part("qzeros", _I32, (groups, outputs // count))
+        module.part("scales", SCALES, (groups, outputs))
+        if self._act_order or "g_idx" in module:
+            module.part("g_idx", WHOLE, (inputs,))
+        return outputs, inputs
+
+    def weight(self, module: Module) -> QuantizedWeight:
+        outputs, inputs = self.shape(module)
+        scales = module.scales("scales", negative=True).T  # AutoRound's may be negative
+        groups = equal_groups(inputs, self._group_size or inputs)
+        if "g_idx" in module:
+            stored = module.groups("g_idx", scales.shape[1])
+            if not self._act_order and not np.array_equal(stored, groups):
+                raise module.fault("g_idx", "an order", "columns in order, as desc_act is false")
+            groups = stored
+        grid = (outputs, scales.shape[1])
+        zeros = Codes(module.words("qzeros").T, grid, self._bits, axis=0).all()
+        # Zero points of 2 ** bits would not fit into the codes; packers let them spill over.
+        most = (1 << self._bits) - 1 - self._less
+        if zeros.max() > most:
+            raise module.fault("qzeros", zeros.max(), f"at most {most} (gptq_v2 has all)")
+        return QuantizedWeight(
+            Codes(module.words("qweight").T, (outputs, inputs), self._bits),
+            whole_numbers(self._bits),
+            np.ascontiguousarray(scales),
+            zeros.astype(np.float32) + np.float32(self._less),
+            1,
+            groups,
+        )
+
+
+class Awq:
+    """quant_method awq."""
+
+    parts = frozenset({"qweight", "qzeros", "scales"})
+    unneeded: frozenset[str] = frozenset()
+
+    def __init__(self, settings: Settings) -> None:
+        bits = "bits" if "bits" in settings.values else "w_bit"
+        settings.choice(bits, (4,))
+        group_size = "group_size" if "group_size" in settings.values else "q_group_size"
+        self._group_size = settings.group_size(group_size)
+        settings.choice("zero_point", (True,), True)
+        settings.choice("version", ("gemm", "GEMM"), "gemm")
+        settings.names("modules_to_not_convert")
+        _check_exceptions(settings)
+
+    def transposed(self, module: Module) -> bool:
+        return False
+
+    def shape(self, module: Module) -> tuple[int, int]:
+        """[out_features, in_features]; CheckpointError where parts lack or do not fit."""
+        inputs, words = module.part("qweight", _I32).shape
+        groups = _groups(inputs, self._group_size)
+        module.part("qzeros", _I32, (groups, words))
+        module.part("scales", SCALES, (groups, words * 8))
+        return words * 8, inputs
+
+    def weight(self, module: Module) -> QuantizedWeight:
+        outputs, inputs = self.shape(module)
+        scales = module.scales("scales", negative=True).T
+        grid = (outputs, scales.shape[1])
+        zeros = Codes(module.words("qzeros").T, grid, 4, 0, _AWQ_LANES).all()
+        return QuantizedWeight(
+            Codes(module.words("qweight").T, (outputs, inputs), 4, 0, _AWQ_LANES),
+            whole_numbers(4),
+            np.ascontiguousarray(scales),
+            zeros.astype(np.float32),
+            1,
+            equal_groups(inputs, self._group_size or inputs),
+        )
+
+
+def _groups(inputs: int, size: int) -> int:
+    return -(-inputs // (size or inputs))
+
+
+def _check_exceptions(settings: Settings) -> None:
+    """CheckpointError where modules are quantised in other ways than the rest: GPTQModel's
+    `dynamic` (a pattern with a minus is of modules that are not quantised) and AutoRound's
+    `extra_config` (16 bits and more are not quantised)."""
+    dynamic = settings.values.get("dynamic") or {}
+    if not isinstance(dynamic, dict) or not all(key.startswith("-:") for key in dynamic):
+        raise settings.fault("dynamic", "patterns of modules that are not quantised (`-:`)")
+    extra = settings.values.get("extra_config") or {}
+    if not isinstance(extra, dict) or not all(
+        isinstance(each, dict) and type(each.get("bits")) is int and each["bits"] >= 16
+        for each in extra.values()
+    ):
+        raise settings.fault("extra_config", "modules of 16 bits or more")

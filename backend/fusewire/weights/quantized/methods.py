@@ -1,0 +1,80 @@
+"""Which formats of quantised weights are read, and what to do about those that are not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from fusewire.weights.quantized.compressed_tensors import CompressedTensors
+from fusewire.weights.quantized.fp8 import Fp8
+from fusewire.weights.quantized.gptq import Awq, Gptq
+from fusewire.weights.quantized.module import Module
+from fusewire.weights.quantized.settings import Settings, fault
+from fusewire.weights.quantized.weight import QuantizedWeight
+
+KEYS = ("quantization_config", "compression_config")
+
+
+class Method(Protocol):
+    """One format, as a folder's settings have it."""
+
+    @property
+    def parts(self) -> frozenset[str]:
+        """Last names of the tensors of a quantised weight."""
+
+    @property
+    def unneeded(self) -> frozenset[str]:
+        """Last names of tensors that only quantised activations and KV caches need."""
+
+    def shape(self, module: Module) -> tuple[int, int]:
+        """[out_features, in_features], from headers and a few numbers; CheckpointError where a part
+        is missing, or has another type or shape."""
+
+    def weight(self, module: Module) -> QuantizedWeight:
+        """What is stored; CheckpointError also where scales, zero points or groups are wrong."""
+
+    def transposed(self, module: Module) -> bool:
+        """Whether the model's own weight is [in_features, out_features]."""
+
+
+READ = ("compressed-tensors", "fp8", "gptq", "awq", "auto-round")
+_ORIGINAL = "use the unquantised model"
+_OTHER = f"{_ORIGINAL}, or a copy quantised with one of {', '.join(READ)}"
+_DEQUANTISED = (
+    "load it with transformers and save what `model.dequantize()` gives in a new folder, or "
+    + _OTHER
+)
+# What to do about a method that is not read; about others _OTHER.
+_REFUSED = {
+    "bitsandbytes": _DEQUANTISED,
+    "mxfp4": _DEQUANTISED,
+    "torchao": "quantise it with llm-compressor instead, or " + _OTHER,
+    "gguf": "use the model in the Transformers format that it was converted from",
+}
+_PACKINGS = {"auto_round:auto_gptq": "gptq", "auto_round:auto_awq": "awq"}
+
+
+def method_of(config: Mapping[str, Any]) -> Method | None:
+    """The format that a config.json declares, None for plain weights; CheckpointError for one that
+    is not read, by name and with what to do."""
+    key = next((each for each in KEYS if config.get(each) is not None), None)
+    if key is None:
+        return None
+    settings = Settings(config[key], key)
+    name = settings.values.get("quant_method")
+    if name is None and key == "compression_config":
+        name = "compressed-tensors"
+    if name == "compressed-tensors":
+        return CompressedTensors(settings)
+    if name == "auto-round":
+        settings.choice("data_type", ("int",), "int")
+        name = _PACKINGS[settings.choice("packing_format", tuple(_PACKINGS))]
+    if name == "fp8":
+        return Fp8(settings)
+    if name == "gptq":
+        return Gptq(settings, config.get("model_type"))
+    if name == "awq":
+        return Awq(settings)
+    wanted = f"a quant_method of {', '.join(READ)}"
+    remedy = _REFUSED.get(name, _OTHER) if isinstance(name, str) else _OTHER
+    raise fault(key, settings.values if name is None else name, wanted, remedy)

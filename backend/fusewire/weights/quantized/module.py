@@ -1,0 +1,124 @@
+"""The stored tensors of one quantised module, each checked for its type, shape and range."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fusewire.errors import CheckpointError
+from fusewire.weights.quantized.weight import QuantizedWeight
+from fusewire.weights.safetensors import StoredTensor
+
+SCALES = ("F16", "BF16", "F32")
+WHOLE = ("I32", "I64")
+_REMEDY = "download the folder again, or quantise the model again"
+
+
+@dataclass(frozen=True)
+class Module:
+    """What is stored of module `name`: its tensors by the last part of their names."""
+
+    name: str
+    parts: Mapping[str, StoredTensor]
+
+    def __contains__(self, part: str) -> bool:
+        return part in self.parts
+
+    def part(
+        self, name: str, dtypes: tuple[str, ...], *shapes: tuple[int, ...], dims: int = 2
+    ) -> StoredTensor:
+        """The part of one of these types and shapes (none given: any of `dims` dimensions)."""
+        if name not in self.parts:
+            raise CheckpointError(
+                f"{self._file}: tensor {self._full(name)!r}: got nothing beside "
+                f"{', '.join(sorted(self.parts))}, wanted {' or '.join(dtypes)}; {_REMEDY}"
+            )
+        tensor = self.parts[name]
+        if tensor.dtype not in dtypes:
+            raise self.fault(name, tensor.dtype, " or ".join(dtypes))
+        if shapes and tensor.shape not in shapes:
+            raise self.fault(name, list(tensor.shape), " or ".join(str(list(s)) for s in shapes))
+        if not shapes and (len(tensor.shape) != dims or 0 in tensor.shape):
+            raise self.fault(name, list(tensor.shape), f"{dims} dimensions, none of them 0")
+        return tensor
+
+    def only(self, *names: str) -> None:
+        """CheckpointError for a part that is none of these."""
+        for name in sorted(self.parts.keys() - set(names)):
+            raise self.fault(name, "a tensor", f"none, as config.json has it (only {list(names)})")
+
+    def scales(self, name: str, *, negative: bool = False) -> NDArray[np.float32]:
+        """Finite, and positive, or at least not 0 where they may be `negative`."""
+        scales = self.parts[name].float32(self._full(name))
+        right = np.isfinite(scales) & ((scales != 0) if negative else (scales > 0))
+        if not right.all():
+            got = scales[np.unravel_index(np.argmin(right), scales.shape)]
+            raise self.fault(name, got, f"finite and {'not 0' if negative else 'greater than 0'}")
+        return scales
+
+    def integers(self, name: str) -> NDArray[Any]:
+        """The part's whole numbers, in their own type."""
+        tensor = self.parts[name]
+        whole = {"I8": np.int8, "I32": np.int32, "I64": np.int64}[tensor.dtype]
+        return tensor.data.view(whole).reshape(tensor.shape)
+
+    def words(self, name: str) -> NDArray[np.uint32]:
+        """The part's packed words."""
+        return self.parts[name].data.view(np.uint32).reshape(self.parts[name].shape)
+
+    def groups(self, name: str, count: int) -> NDArray[np.int64]:
+        """Each column's group, of `count`."""
+        groups = self.integers(name)
+        wrong = (groups < 0) | (groups >= count)
+        if wrong.any():
+            raise self.fault(name, groups[np.argmax(wrong)], f"groups in 0..{count - 1}")
+        return groups.astype(np.int64)
+
+    def fault(self, part: str, got: object, wanted: str) -> CheckpointError:
+        return CheckpointError(
+            f"{self.parts[part].file}: tensor {self._full(part)!r}: got {got}, wanted {wanted}; "
+            f"{_REMEDY}"
+        )
+
+    @property
+    def _file(self) -> str:
+        return next(iter(self.parts.values())).file
+
+    def _full(self, part: str) -> str:
+        return f"{self.name}.{part}"
+
+
+@dataclass(frozen=True)
+class QuantizedTensor:
+    """The weight of a quantised module, in the place of a StoredTensor: nothing of it is read
+    before it is asked for."""
+
+    module: Module
+    shape: tuple[int, ...]
+    stored: Callable[[], QuantizedWeight]  # CheckpointError where scales, zeros or groups are wrong
+    transposed: bool = False  # the weight is [in_features, out_features], as of Conv1D
+
+    is_float = True
+
+    @property
+    def dtype(self) -> str:
+        return "quantised"
+
+    def equals(self, other: object) -> bool:
+        """Whether both hold the same bytes under the same names."""
+        if not isinstance(other, QuantizedTensor):
+            return False
+        here, there = self.module.parts, other.module.parts
+        return here.keys() == there.keys() and all(here[p].equals(there[p]) for p in here)
+
+    def numbers(self, name: str, dtype: str) -> NDArray[Any]:
+        """The dequantised values, always fp32: a 16-bit `dtype` is rounded to once, later."""
+        return self.float32(name)
+
+    def float32(self, name: str) -> NDArray[np.float32]:
+        weight = self.stored().dequantized()
+        return weight.T if self.transposed else weight
