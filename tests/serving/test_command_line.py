@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from fusewire.serving.config import (
 )
 from fusewire.serving.supervisor import server, sources
 
+from tests.engine.generating import tiny_folder
 from tests.models.tiny_decoders import tiny_decoder
 from tests.reference import tiny_checkpoint
 
@@ -376,6 +378,48 @@ def test_check_of_a_decoder_says_how_many_greedy_tokens_are_equal(
     assert run(monkeypatch, "check", tmp_path, "--json", "--tolerance=0") == 1
     found = json.loads(capsys.readouterr().out)
     assert found["greedy_equal"] == found["greedy_tokens"] == 8 * 16
+
+
+def test_check_states_quality_on_texts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = tiny_folder(tmp_path)
+    (tmp_path / "texts").write_text("Water boils.\nIce melts.\n")
+    texts = f"--texts={tmp_path / 'texts'}"
+    assert run(monkeypatch, "check", folder, texts, "--max-perplexity-ratio=1.001") == 0
+    words = capsys.readouterr().out
+    assert "GPT2LMHeadModel, task generate: 2 sequences, 22 tokens, float32 against" in words
+    assert re.search(r"KL divergence: [-0-9.e]+ nats a token\n", words)
+    assert re.search(r"perplexity: [0-9.]+, of transformers [0-9.]+, ratio 1\.00000", words)
+    assert "as good as asked for" in words
+    assert run(monkeypatch, "check", folder, texts, "--max-perplexity-ratio=0.999", "--json") == 1
+    found = json.loads(capsys.readouterr().out)
+    assert found["passed"] is False
+    assert found["perplexity_ratio"] == pytest.approx(1, abs=1e-5)
+    assert found["differences"]["logits"].keys() == {
+        "largest",
+        "mean",
+        "mean_cosine",
+        "least_cosine",
+    }
+    assert run(monkeypatch, "check", folder, texts, "--against=fp32", "--min-cosine=1.1") == 2
+    assert "Invalid value for '--min-cosine'" in capsys.readouterr().err
+    assert run(monkeypatch, "check", folder, texts, "--against=fp32") == 0
+    assert "measured; nothing was asked for" in capsys.readouterr().out
+
+
+def test_check_states_quality_on_pairs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    tiny_checkpoint(tmp_path, "bert")
+    pairs = tmp_path / "pairs.csv"
+    pairs.write_text("Paris is the capital,A capital,4\nWater boils,Ice melts,1.5\nHe,She,0\n")
+    assert run(monkeypatch, "check", tmp_path, f"--pairs={pairs}", "--max-spearman-loss=0") == 0
+    words = capsys.readouterr().out
+    assert re.search(r"Spearman with the scores: (-?[0-9.]+), of transformers \1, loss 0\.0", words)
+    pairs.write_text("Paris is the capital,A capital,4\nWater boils,Ice melts\n")
+    assert run(monkeypatch, "check", tmp_path, f"--pairs={pairs}") == 2
+    assert "fusewire: pairs.csv line 2: got 2 columns, wanted 3" in capsys.readouterr().err
 
 
 def test_request_parameters_keep_their_types() -> None:

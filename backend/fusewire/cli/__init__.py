@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,8 +16,9 @@ from rich.table import Table
 
 from fusewire import __version__
 from fusewire.cli.ask import ask
+from fusewire.cli.check import check
 from fusewire.cli.command import Command, PassingCommand
-from fusewire.cli.console import Json, err, out
+from fusewire.cli.console import Json, Model, err, out
 from fusewire.cli.doctor import doctor
 from fusewire.cli.serve import serve
 from fusewire.errors import FusewireError
@@ -39,8 +39,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-_MODEL = "A Hugging Face model folder, or a model's id there: owner/name or owner/name@revision."
-Model = Annotated[str, typer.Argument(metavar="FOLDER | ID", help=_MODEL, show_default=False)]
 
 
 def main() -> None:
@@ -132,72 +130,8 @@ def import_(
 
 app.command(cls=PassingCommand)(serve)
 app.command(cls=Command)(ask)
+app.command(cls=Command)(check)
 app.command(cls=Command)(doctor)
-
-
-@app.command(cls=Command)
-def check(
-    model: Model,
-    task: Annotated[
-        str | None,
-        typer.Option(metavar="TASK", help="Default: by `architectures` in config.json."),
-    ] = None,
-    sequences: Annotated[
-        int, typer.Option(min=1, metavar="N", help="Number of random sequences to compare on.")
-    ] = 8,
-    tolerance: Annotated[
-        float | None,
-        typer.Option(
-            min=0,
-            metavar="X",
-            help="Largest absolute difference that passes. Default: in fp32 1e-4, or 2^-16 of the "
-            "largest result if that is more; in fp16 and bf16 twice the difference of transformers "
-            "from itself in fp32, plus rounding.",
-        ),
-    ] = None,
-    device: Annotated[
-        str, typer.Option(metavar="DEVICE", help="auto, cpu, cuda or cuda:N.")
-    ] = "cpu",
-    dtype: Annotated[
-        str,
-        typer.Option(
-            metavar="auto|float32|float16|bfloat16",
-            help="auto: float32 on the CPU, float16 on a GPU.",
-        ),
-    ] = "auto",
-    as_json: Json = False,
-) -> None:
-    """Compare a model's results with transformers.
-
-    Runs fusewire and transformers on the same random sequences of different lengths, or random
-    images, and prints the largest difference. For a model that generates: of the logits after each
-    prompt and after each of 16 greedy tokens. Needs torch and transformers.
-
-    Exit code 0: the results agree; 1: they differ by more than the tolerance; 2: an error.
-    """
-    from fusewire.parity import parity
-
-    with err.status("running the model twice"):
-        found = parity(model, task, device, dtype, sequences=sequences)
-    if tolerance is not None:
-        found = replace(found, allowed=dict.fromkeys(found.allowed, tolerance))
-    if as_json:
-        out.print_json(json.dumps({**asdict(found), "passed": found.passed}))
-    else:
-        table = Table("result", "largest difference", "tolerance", box=None)
-        for name, difference in found.differences.items():
-            table.add_row(name, f"{difference:.2e}", f"{found.allowed[name]:.2e}")
-        out.print(
-            f"{found.architecture}, task {found.task}: {found.sequences} sequences, "
-            f"{found.tokens} tokens"
-        )
-        out.print(table)
-        if found.greedy_tokens:
-            out.print(f"greedy tokens: {found.greedy_equal} of {found.greedy_tokens} equal")
-        out.print(
-            "equal within the tolerance" if found.passed else "DIFFERENT: beyond the tolerance"
-        )
-    raise typer.Exit(0 if found.passed else 1)
 
 
 @app.command(cls=Command)

@@ -18,6 +18,7 @@ from fusewire.batch import Batch
 from fusewire.models.assemble import Weights
 from fusewire.models.blueprint import Dense, Head
 from fusewire.models.head import BuiltHead
+from fusewire.placement import Placement
 from fusewire.weights import Checkpoint
 
 if TYPE_CHECKING:
@@ -52,19 +53,25 @@ class Embedding:
     """Of each sequence float32 [size]: hidden states pooled, through dense layers, normalized."""
 
     def __init__(
-        self, model: EncoderModel, dense: Sequence[Dense] = (), weights: Checkpoint | None = None
+        self,
+        place: Placement,
+        hidden_size: int,
+        dense: Sequence[Dense] = (),
+        weights: Checkpoint | None = None,
     ) -> None:
-        """`weights`: of the dense layers, which are no part of the model's own checkpoint."""
-        self._model = model
+        """`place`: where the hidden states are. `weights`: of the dense layers, which are no part
+        of the model's own checkpoint."""
+        self._place = place
+        self._hidden_size = hidden_size
         self._dense: BuiltHead | None = None
         if weights is not None:
             chain = Head(None, tuple(dense))
-            self._dense = BuiltHead(chain, Weights(weights, model.place), model.place)
+            self._dense = BuiltHead(chain, Weights(weights, place), place)
 
     def __call__(
         self, hidden: kernels.Tensor, batch: Batch, options: Sequence[EmbeddingOptions]
     ) -> list[NDArray[np.float32]]:
-        sequences = self._model.place.sequences(batch.cu_seqlens)
+        sequences = self._place.sequences(batch.cu_seqlens)
         # Requests may pool and scale differently; almost always all do the same.
         pooled = {each: self._pooled(hidden, sequences, each) for each in set(options)}
         return [pooled[each][row] for row, each in enumerate(options)]
@@ -72,8 +79,8 @@ class Embedding:
     def _pooled(
         self, hidden: kernels.Tensor, sequences: kernels.SequenceBatch, options: EmbeddingOptions
     ) -> NDArray[np.float32]:
-        place = self._model.place
-        out = place.empty(sequences.sequences, self._model.hidden_size)
+        place = self._place
+        out = place.empty(sequences.sequences, self._hidden_size)
         kernels.pool(out, hidden, sequences, options.pooling, place.stream)
         if self._dense is not None:
             out = self._dense.apply(out, None)

@@ -49,10 +49,11 @@ class Embed(Task):
 
     def head(self) -> Embedding:
         dense, folder = self._files.dense, self.model.folder
+        place, hidden_size = self.model.place, self.model.hidden_size
         if not dense:
-            return Embedding(self.model)
+            return Embedding(place, hidden_size)
         assert folder is not None  # it has the files that name them
-        return Embedding(self.model, dense, dense_weights(folder, dense))
+        return Embedding(place, hidden_size, dense, dense_weights(folder, dense))
 
     def head_options(self, settings: EngineSettings) -> EmbeddingOptions:
         normalize = settings.normalize

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 from fusewire import load
-from fusewire import parity as module
 from fusewire.models import load_decoder
 from fusewire.models.registry import DECODERS
-from fusewire.parity import parity
+from fusewire.parity import decoders, parity
 from fusewire.placement import Placement
 
 from tests.models.tiny_decoders import LONGEST, tiny_decoder
@@ -40,7 +39,7 @@ def test_another_weight_is_seen_in_logits_and_tokens(tmp_path, monkeypatch):
     with torch.no_grad():
         reference.model.layers[1].mlp.down_proj.weight[3] += 1
     reference.save_pretrained(tmp_path / "ours")
-    monkeypatch.setattr(module, "load_decoder", partial(_instead, tmp_path / "ours"))
+    monkeypatch.setattr(decoders, "load_decoder", partial(_instead, tmp_path / "ours"))
     measured = parity(tmp_path / "theirs")
     assert measured.largest > 100 * MODEL_FP32
     assert not measured.passed
@@ -101,7 +100,7 @@ def test_in_16_bits_large_logits_are_allowed_what_transformers_needs(tmp_path, m
     with_large_logits(tmp_path)
     for share, passes in ((0.0, True), (0.3, False)):
         ours = InHalf(tmp_path, dtype, share)
-        monkeypatch.setattr(module, "load_decoder", lambda folder, place, ours=ours: ours)
+        monkeypatch.setattr(decoders, "load_decoder", lambda folder, place, ours=ours: ours)
         measured = parity(tmp_path)
         assert measured.dtype == dtype
         assert measured.passed == passes

@@ -43,7 +43,7 @@ def test_another_weight_is_seen(tmp_path, monkeypatch):
         model.vit.layernorm.bias[3] += 1
     model.save_pretrained(tmp_path / "ours")
     monkeypatch.setattr(
-        "fusewire.image_parity.load_image_text_model",
+        "fusewire.parity.images.load_image_text_model",
         lambda folder, *how: _load(tmp_path / "ours", *how),
     )
     assert not parity(tmp_path / "theirs", "label").passed

@@ -1,4 +1,4 @@
-"""How far fusewire and transformers differ on the same random images, and texts beside them."""
+"""Encoders of images beside their reference, on random images, and texts beside them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fusewire.agreement import Results
 from fusewire.models import ImageTextModel, load_image_text_model
 from fusewire.models.image_text_model import ImageTextBatch
+from fusewire.parity.agreement import Results
 from fusewire.placement import Placement
 
 _CLASSES = {"clip_vision_model": "CLIPVisionModelWithProjection"}
@@ -23,12 +23,13 @@ class ComparedImages:
     """A folder and random input for it."""
 
     model: ImageTextModel
-    label: bool  # by the model's own labels
+    folder: Path
+    task: str
     images: list[NDArray[np.float32]]  # of the trained size
     texts: list[NDArray[np.int64]]  # as many, of a model that reads texts
 
     @staticmethod
-    def of(
+    def random(
         folder: Path, task: str, place: Placement, count: int, random: np.random.Generator
     ) -> ComparedImages:
         """`count` random images, and texts where the task has them."""
@@ -36,7 +37,18 @@ class ComparedImages:
         size = (3, *model.image_size)
         images = [random.standard_normal(size, np.float32) for _ in range(count)]
         texts = [] if model.texts is None else list(_texts(model.texts, count, random))
-        return ComparedImages(model, task == "label" and model.texts is None, images, texts)
+        return ComparedImages(model, folder, task, images, texts)
+
+    following = None
+    continues_texts = False
+
+    @property
+    def place(self) -> Placement:
+        return self.model.place
+
+    @property
+    def sequences(self) -> int:
+        return len(self.images)
 
     @property
     def tokens(self) -> int:
@@ -44,29 +56,24 @@ class ComparedImages:
         return each * len(self.images) + sum(len(ids) for ids in self.texts)
 
     @property
-    def transformers_class(self) -> str:
-        """That the folder is opened with."""
-        if self.label:
-            return "AutoModelForImageClassification"
-        return _CLASSES.get(self.model.config["model_type"], "AutoModel")
+    def transformers_class(self) -> tuple[str, bool]:
+        """That the folder is opened with, and False: all of it is compared."""
+        if self._labels:
+            return "AutoModelForImageClassification", False
+        return _CLASSES.get(self.model.config["model_type"], "AutoModel"), False
 
-    def ours(self) -> list[Results]:
+    def ours(self) -> Iterator[Results]:
         """Of each image with the text beside it, all in one batch."""
-        tokens = self.model.tokens_of(*self.model.image_size) * len(self.images)
-        batch = ImageTextBatch.pack(self.images, tokens)
-        rows = self.model.results(self.model.encode(batch), batch)
-        found: list[Results] = [{"logits" if self.label else "image_embeds": row} for row in rows]
-        if self.model.texts is not None:
-            embeddings = self.model.texts.embeddings(self.texts)
-            for one, embedding in zip(found, embeddings, strict=True):
-                one["text_embeds"] = embedding
-        return found
+        return self._results(self.model)
 
-    def theirs(self, model: Any) -> list[Results]:
+    def ours_at(self, place: Placement) -> Iterator[Results]:
+        """The same by the model placed elsewhere, or in another precision."""
+        return self._results(load_image_text_model(self.folder, self.task, place))
+
+    def theirs(self, model: Any) -> Iterator[Results]:
         """The same of transformers' model, one by one."""
         import torch
 
-        found: list[Results] = []
         for index, image in enumerate(self.images):
             pixels = torch.from_numpy(image)[None].to(model.dtype)
             name, features = self._of_images(model, pixels)
@@ -74,11 +81,26 @@ class ComparedImages:
             if self.texts:
                 ids = torch.from_numpy(self.texts[index])[None]
                 one["text_embeds"] = model.get_text_features(ids).pooler_output[0].float().numpy()
-            found.append(one)
-        return found
+            yield one
+
+    @property
+    def _labels(self) -> bool:
+        """Whether results are scores of the model's own labels."""
+        return self.task == "label" and self.model.texts is None
+
+    def _results(self, model: ImageTextModel) -> Iterator[Results]:
+        tokens = model.tokens_of(*model.image_size) * len(self.images)
+        batch = ImageTextBatch.pack(self.images, tokens)
+        rows = model.results(model.encode(batch), batch)
+        found: list[Results] = [{"logits" if self._labels else "image_embeds": row} for row in rows]
+        if model.texts is not None:
+            embeddings = model.texts.embeddings(self.texts)
+            for one, embedding in zip(found, embeddings, strict=True):
+                one["text_embeds"] = embedding
+        return iter(found)
 
     def _of_images(self, model: Any, pixels: Any) -> tuple[str, Any]:
-        if self.label:
+        if self._labels:
             return "logits", model(pixels).logits
         if hasattr(model, "get_image_features"):
             return "image_embeds", model.get_image_features(pixels).pooler_output

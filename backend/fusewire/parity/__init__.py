@@ -1,0 +1,164 @@
+"""How far a model is from a reference on the same input: `fusewire check`.
+
+Encoders are compared by their results, those of images on pixel values, and models that generate by
+the logits of next tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from itertools import repeat
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fusewire.errors import ConfigurationError
+from fusewire.hub import model_folder
+from fusewire.models import read_config, reads_images, tasks_of
+from fusewire.parity.agreement import Allowance, Difference, Differences
+from fusewire.parity.decoders import ComparedDecoder
+from fusewire.parity.encoders import ComparedEncoder
+from fusewire.parity.images import ComparedImages
+from fusewire.parity.next_tokens import NextTokens
+from fusewire.parity.pair_similarity import PairSimilarity
+from fusewire.parity.references import REFERENCES, Compared
+from fusewire.parity.result import Floors, Parity
+from fusewire.parity.text_files import Line, read_pairs, read_texts
+from fusewire.placement import Placement
+
+__all__ = ["REFERENCES", "Difference", "Floors", "Parity", "parity"]
+
+_SEQUENCES = 8
+
+
+def parity(
+    model: Path | str,
+    task: str | None = None,
+    device: Any = "cpu",
+    dtype: str = "auto",
+    *,
+    against: str = "transformers",
+    sequences: int | None = None,
+    texts: Path | None = None,
+    pairs: Path | None = None,
+    tolerance: float | None = None,
+    floors: Floors | None = None,
+    seed: int = 0,
+) -> Parity:
+    """Runs the same input through fusewire on `device`, packed, and through a reference.
+
+    Args:
+        model: A folder or an id (`hub.model_folder`).
+        against: `transformers` (CPU, fp32, eager attention, one sequence at a time), which needs
+            torch and transformers, or `fp32`: fusewire itself in float32, on the same device.
+        sequences: Number of random sequences (one token up to 512 or the model's limit), or of
+            images. Default: 8.
+        texts: A file of texts (`text_files.read_texts`) in the place of random sequences.
+        pairs: A file of pairs of texts with scores (`text_files.read_pairs`), of the task embed.
+        tolerance: Largest absolute difference that passes. Default: what `Allowance` grants; none
+            with `floors`, or against fp32.
+        floors: What passes in the place of the default tolerance.
+
+    Raises:
+        ConfigurationError: torch or transformers is missing, arguments exclude each other, or a
+            line of a file, which is named, is at fault.
+        CheckpointError: The folder cannot be loaded.
+    """
+    floors = floors or Floors()
+    _check(against, {"sequences": sequences, "texts": texts, "pairs": pairs})
+    reference = REFERENCES[against]()
+    place = Placement(device, dtype)
+    folder = model_folder(model)
+    config = read_config(folder)
+    task = task or tasks_of(config)
+    if pairs is not None and (task != "embed" or reads_images(config)):
+        raise ConfigurationError(
+            f"pairs: got a model for {task}, wanted one that embeds texts; give texts, or another "
+            "model"
+        )
+    given = None if pairs is None else read_pairs(pairs)
+    lines = None if texts is None else read_texts(texts)
+    if given is not None:
+        lines = [line for pair in given for line in (pair.first, pair.second)]
+    random = np.random.default_rng(seed)
+    compared = _opened(folder, config, task, place, lines, sequences or _SEQUENCES, random)
+    floors.check(perplexity=compared.continues_texts, pairs=given is not None)
+
+    dtype = compared.place.dtype
+    grants = tolerance is None and not floors.given and against == "transformers"
+    # Logits of given texts are too many to hold; random input needs one model at a time.
+    hold: Callable[[Iterable[Any]], Iterable[Any]] = iter if lines else list
+    ours, truth = hold(compared.ours()), hold(reference.results(compared))
+    rounded: Iterable[Any] = repeat(None, compared.sequences)
+    if grants and dtype != "float32":
+        rounded = hold(reference.results(compared, dtype))
+    differences, allowance = Differences(), Allowance(dtype)
+    next_tokens, similarity = NextTokens(), PairSimilarity()
+    for index, (got, wanted, near) in enumerate(zip(ours, truth, rounded, strict=True)):
+        differences.add(got, wanted)
+        allowance.add({name: wanted[name] for name in got}, near)
+        if compared.following is not None:
+            next_tokens.add(got["logits"], wanted["logits"], compared.following[index])
+        if given is not None:
+            similarity.add(got["embedding"], wanted["embedding"])
+
+    found = differences.found()
+    allowed = allowance.allowed() if grants else {}
+    if tolerance is not None:
+        allowed = dict.fromkeys(found, tolerance)
+    perplexities = next_tokens.perplexities if compared.continues_texts else (None, None)
+    gold = [pair.score for pair in given or []]
+    correlations = similarity.spearman(gold) if given is not None else (None, None)
+    return Parity(
+        reference.architecture or (config.get("architectures") or [config["model_type"]])[0],
+        task,
+        dtype,
+        against,
+        compared.sequences,
+        compared.tokens,
+        found,
+        allowed,
+        floors,
+        next_tokens.places,
+        next_tokens.greedy_equal,
+        None if compared.following is None else next_tokens.kl_divergence,
+        *perplexities,
+        *correlations,
+    )
+
+
+def _check(against: str, inputs: dict[str, Any]) -> None:
+    if against not in REFERENCES:
+        raise ConfigurationError(
+            f"against: got {against!r}, wanted one of {', '.join(REFERENCES)}; choose one of these"
+        )
+    named = [name for name, value in inputs.items() if value is not None]
+    if len(named) > 1:
+        raise ConfigurationError(
+            f"{named[1]}: got it beside {named[0]}, wanted one kind of input; leave one out"
+        )
+
+
+def _opened(
+    folder: Path,
+    config: dict[str, Any],
+    task: str,
+    place: Placement,
+    lines: list[Line] | None,
+    sequences: int,
+    random: np.random.Generator,
+) -> Compared:
+    if reads_images(config):
+        if lines is not None:
+            raise ConfigurationError(
+                "texts: got a model that reads images, wanted one of texts; leave them out"
+            )
+        return ComparedImages.random(folder, task, place, sequences, random)
+    if task == "generate":
+        if lines is not None:
+            return ComparedDecoder.of_texts(folder, place, lines)
+        return ComparedDecoder.random(folder, place, sequences, random)
+    if lines is not None:
+        return ComparedEncoder.of_texts(folder, task, place, lines)
+    return ComparedEncoder.random(folder, task, place, sequences, random)

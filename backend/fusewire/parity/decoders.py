@@ -1,0 +1,193 @@
+"""Models that generate beside their reference: the logits of next tokens.
+
+Of random prompts, ours writes every token by a step with a cache, and the reference, given the same
+text whole, says what it would have written at each place; encoder-decoder models do so after
+sources. Given texts are read whole by both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fusewire.errors import ConfigurationError
+from fusewire.models import DecoderModel, Seq2SeqModel, SourceBatch, load_decoder
+from fusewire.models.decoder import DecoderCache
+from fusewire.models.step_batch import SourceTable, StepBatch
+from fusewire.parity.agreement import Results
+from fusewire.parity.text_files import Line
+from fusewire.parity.tokens import LONGEST, ragged, tokenized
+from fusewire.placement import Placement
+
+_WRITTEN = 16  # tokens after each prompt
+_PAGE_SIZE = 16
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ComparedDecoder:
+    """A folder that generates, and what both sides read. Results are `logits` [places, vocabulary]
+    at the last places of each text."""
+
+    model: DecoderModel
+    folder: Path
+    texts: list[Ids]
+    following: list[Ids]  # [places] of each text: what stands, or was written, after them
+    sources: list[Ids]  # of each text, of an encoder-decoder model
+    tokens: int  # that were given or drawn
+    written: NDArray[np.float32] | None = None  # logits that ours wrote by, of each text
+
+    @staticmethod
+    def random(
+        folder: Path, place: Placement, count: int, random: np.random.Generator
+    ) -> ComparedDecoder:
+        """Random prompts, one token up to LONGEST or the model's limit with those written."""
+        model = load_decoder(folder, place)
+        longest = min(model.max_length, LONGEST)
+        written = min(_WRITTEN, longest - 1)
+        lengths = ragged(longest - written, count, random)
+        prompts = [random.integers(0, model.vocab_size, length) for length in lengths]
+        sources: list[Ids] = []
+        if isinstance(model, Seq2SeqModel):
+            source_lengths = ragged(min(model.max_source_length, LONGEST), count, random)
+            sources = [random.integers(0, model.source_vocab_size, n) for n in source_lengths]
+            # Transformers does not count padding in a text that it is given whole (M2M-100).
+            padding = model.config.get("pad_token_id")
+            if padding is not None:
+                start = model.decoder_start_token_id
+                prompts = [np.where(prompt == padding, start, prompt) for prompt in prompts]
+        return _after_prompts(model, folder, prompts, written, sources)
+
+    @staticmethod
+    def of_texts(folder: Path, place: Placement, lines: list[Line]) -> ComparedDecoder:
+        """Given texts; those of an encoder-decoder model are sources, after which it writes."""
+        model = load_decoder(folder, place)
+        if isinstance(model, Seq2SeqModel):
+            longest, vocab_size = model.max_source_length, model.source_vocab_size
+        else:
+            longest, vocab_size = model.max_length, model.vocab_size
+        inputs = tokenized(lines, folder, max_length=longest, vocab_size=vocab_size)
+        ids = [sequence.input_ids for sequence in inputs]
+        if isinstance(model, Seq2SeqModel):
+            start = np.array([model.decoder_start_token_id])
+            written = min(_WRITTEN, model.max_length - 1)
+            return _after_prompts(model, folder, [start] * len(ids), written, ids)
+        for line, each in zip(lines, ids, strict=True):
+            if each.size < 2:
+                raise ConfigurationError(
+                    f"{line.where}: got a text of 1 token, wanted 2 or more, as each is predicted "
+                    "from those before it; lengthen or remove the line"
+                )
+        tokens = sum(each.size for each in ids)
+        following = [each[1:] for each in ids]
+        return ComparedDecoder(model, folder, [each[:-1] for each in ids], following, [], tokens)
+
+    @property
+    def place(self) -> Placement:
+        return self.model.place
+
+    @property
+    def sequences(self) -> int:
+        return len(self.texts)
+
+    @property
+    def continues_texts(self) -> bool:
+        return self.written is None
+
+    @property
+    def transformers_class(self) -> tuple[str, bool]:
+        """That the folder is opened with, and False: all of it is compared."""
+        sourced = isinstance(self.model, Seq2SeqModel)
+        return "AutoModelForSeq2SeqLM" if sourced else "AutoModelForCausalLM", False
+
+    def ours(self) -> Iterator[Results]:
+        """Of each text."""
+        if self.written is None:
+            return self._whole(self.model)
+        return iter([{"logits": logits} for logits in self.written])
+
+    def ours_at(self, place: Placement) -> Iterator[Results]:
+        """The same texts, read whole by the model placed elsewhere, or in another precision."""
+        return self._whole(load_decoder(self.folder, place))
+
+    def theirs(self, model: Any) -> Iterator[Results]:
+        """The same of transformers' model."""
+        import torch
+
+        for index, text in enumerate(self.texts):
+            given = {"input_ids": text}
+            if self.sources:
+                given = {"input_ids": self.sources[index], "decoder_input_ids": text}
+            inputs = {name: torch.from_numpy(ids)[None] for name, ids in given.items()}
+            logits = model(**inputs, use_cache=False).logits[0, -self.following[index].size :]
+            yield {"logits": logits.float().numpy()}
+
+    def _whole(self, model: DecoderModel) -> Iterator[Results]:
+        for index, text in enumerate(self.texts):
+            pages = _Pages(model, [text.size], self.sources[index : index + 1])
+            yield {"logits": pages.step([text], self.following[index].size)}
+
+
+def _after_prompts(
+    model: DecoderModel, folder: Path, prompts: list[Ids], written: int, sources: list[Ids]
+) -> ComparedDecoder:
+    """Texts of prompts and the likeliest tokens after them, all prompts in the same steps."""
+    pages = _Pages(model, [prompt.size + written for prompt in prompts], sources)
+    tokens, logits, new = [], [], prompts
+    for _ in range(written):
+        logits.append(pages.step(new, 1))
+        tokens.append(logits[-1].argmax(-1))
+        new = list(tokens[-1][:, None])
+    added = np.stack(tokens, 1)
+    texts = [np.concatenate([p, each[:-1]]) for p, each in zip(prompts, added, strict=True)]
+    given = sum(each.size for each in (*prompts, *sources))
+    return ComparedDecoder(
+        model, folder, texts, list(added), sources, given, np.stack(logits, axis=1)
+    )
+
+
+class _Pages:
+    """Texts in a cache that has room for all of them, after their sources."""
+
+    def __init__(
+        self, model: DecoderModel, most_tokens: Sequence[int], sources: Sequence[Ids]
+    ) -> None:
+        self._model = model
+        self._contexts = np.zeros(len(most_tokens), np.int32)
+        each = -(-max(most_tokens) // _PAGE_SIZE)
+        self._table = np.arange(len(most_tokens) * each, dtype=np.int32).reshape(-1, each)
+        lengths = np.array([source.size for source in sources], np.int32)
+        source_each = -(-int(lengths.max(initial=0)) // _PAGE_SIZE)
+        pages = self._table.size + len(sources) * source_each
+        self._cache: DecoderCache = model.new_cache(pages, _PAGE_SIZE)
+        self._sources = None
+        if isinstance(model, Seq2SeqModel):
+            table = np.arange(self._table.size, pages, dtype=np.int32).reshape(-1, source_each)
+            self._sources = SourceTable(lengths, table)
+            offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+            model.encode(SourceBatch(np.concatenate(sources), offsets, table), self._cache)
+
+    def step(self, new: Sequence[Ids], places: int) -> NDArray[np.float32]:
+        """Reads new tokens of each text. Logits at the last `places` of each, which it has at
+        least: [texts * places, vocabulary]."""
+        sizes = np.array([ids.size for ids in new])
+        ends = np.cumsum(sizes)
+        past, self._contexts = self._contexts, (self._contexts + sizes).astype(np.int32)
+        spans = zip(past, self._contexts, strict=True)
+        step = StepBatch(
+            input_ids=np.concatenate(new),
+            positions=np.concatenate([np.arange(*span, dtype=np.int32) for span in spans]),
+            cu_seqlens=np.concatenate([[0], ends]).astype(np.int32),
+            context_lengths=self._contexts,
+            block_table=self._table,
+            logit_rows=(ends[:, None] + np.arange(-places, 0)).reshape(-1),
+            sources=self._sources,
+        )
+        logits = self._model.place.numpy(self._model.step(step, self._cache))
+        return np.array(logits, np.float32)

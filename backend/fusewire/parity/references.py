@@ -1,0 +1,96 @@
+"""What a model is compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from fusewire.errors import ConfigurationError
+from fusewire.parity.agreement import Results
+from fusewire.placement import Placement
+
+
+class Compared(Protocol):
+    """A folder opened for a task, and the input of both sides, whose results come a sequence at a
+    time."""
+
+    @property
+    def folder(self) -> Path: ...
+    @property
+    def place(self) -> Placement: ...
+    @property
+    def sequences(self) -> int: ...
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def following(self) -> Sequence[NDArray[Any]] | None:
+        """Of a model that generates: the token after each place that has logits."""
+
+    @property
+    def continues_texts(self) -> bool:
+        """Whether these tokens are those of given texts."""
+
+    @property
+    def transformers_class(self) -> tuple[str, bool]: ...
+    def ours(self) -> Iterator[Results]: ...
+    def ours_at(self, place: Placement) -> Iterator[Results]: ...
+    def theirs(self, model: Any) -> Iterator[Results]: ...
+
+
+class Reference(Protocol):
+    architecture: str | None  # the class that computed, where it is another's
+
+    def results(self, compared: Compared, dtype: str = "float32") -> Iterator[Results]:
+        """Of each sequence. The model is held until the last."""
+
+
+class Transformers:
+    """On the CPU, with eager attention."""
+
+    architecture: str | None = None  # of the model that was opened last
+
+    def __init__(self) -> None:
+        """ConfigurationError where torch or transformers is missing."""
+        try:
+            import torch  # noqa: F401
+            import transformers  # noqa: F401
+        except ImportError as error:
+            raise ConfigurationError(
+                f"check: got no module {error.name!r}, wanted torch and transformers to compare "
+                "with; install both (`pip install torch transformers`), or compare with fusewire "
+                "itself (--against fp32)"
+            ) from None
+
+    def results(self, compared: Compared, dtype: str = "float32") -> Iterator[Results]:
+        import torch
+        import transformers
+
+        kind, encoder_alone = compared.transformers_class
+        model: Any = getattr(transformers, kind).from_pretrained(
+            compared.folder,
+            attn_implementation="eager",
+            dtype=getattr(torch, dtype),
+            local_files_only=True,
+            trust_remote_code=False,
+        )
+        model = (model.get_encoder() if encoder_alone else model).eval().requires_grad_(False)
+        self.architecture = type(model).__name__
+        yield from compared.theirs(model)
+
+
+class OwnFp32:
+    """fusewire in fp32, on the device of the model: what its own precision costs."""
+
+    architecture: str | None = None
+
+    def results(self, compared: Compared, dtype: str = "float32") -> Iterator[Results]:
+        return compared.ours_at(Placement(compared.place.device, dtype))
+
+
+REFERENCES: dict[str, Callable[[], Reference]] = {
+    "transformers": Transformers,
+    "fp32": OwnFp32,
+}
