@@ -15,6 +15,7 @@ from fusewire.models.registry import DECODERS
 from fusewire.parity import decoders, parity
 from fusewire.placement import Placement
 
+from tests.engine.generating import tiny_folder
 from tests.models.tiny_decoders import LONGEST, tiny_decoder
 from tests.places import GPU_HALVES, TORCH_DTYPES
 from tests.reference import edit_config, tiny_checkpoint
@@ -103,6 +104,19 @@ def test_in_16_bits_large_logits_are_allowed_what_transformers_needs(tmp_path, m
         monkeypatch.setattr(decoders, "load_decoder", lambda folder, place, ours=ours: ours)
         measured = parity(tmp_path)
         assert measured.dtype == dtype
+        assert measured.passed == passes
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_in_16_bits_given_texts_are_allowed_what_transformers_needs(tmp_path, monkeypatch, dtype):
+    tiny_folder(tmp_path)
+    (tmp_path / "texts").write_text("Water boils.\nIce melts at zero.\n")
+    for share, passes in ((0.0, True), (0.3, False)):
+        ours = InHalf(tmp_path, dtype, share)
+        monkeypatch.setattr(decoders, "load_decoder", lambda folder, place, ours=ours: ours)
+        measured = parity(tmp_path, texts=tmp_path / "texts")
+        assert measured.dtype == dtype
+        assert measured.allowed["logits"] > 0
         assert measured.passed == passes
 
 
