@@ -16,6 +16,9 @@ import torch
 import transformers
 from fusewire.errors import ConfigurationError
 from fusewire.parity import Floors, decoders, encoders, parity
+from fusewire.parity.encoders import ComparedEncoder
+from fusewire.parity.text_files import Line
+from fusewire.placement import Placement
 from scipy import stats
 
 from tests.engine.generating import tiny_folder
@@ -102,6 +105,16 @@ def test_pairs_are_ranked_by_the_cosines_of_their_embeddings(minilm, pairs, agai
     assert found.sequences == 2 * len(PAIRS)
     assert found.allowed.keys() == ({"embedding"} if against == "transformers" else set())
     assert found.passed
+
+
+def test_embeddings_are_pooled_and_scaled_as_the_folder_says(minilm):
+    lines = [Line(sentence, "") for sentence in SENTENCES]
+    compared = ComparedEncoder.of_texts(minilm, "embed", Placement(), lines)
+    model = transformers.AutoModel.from_pretrained(minilm, attn_implementation="eager").eval()
+    expected = embedded(minilm, SENTENCES)
+    for side in (compared.ours(), compared.theirs(model.requires_grad_(False))):
+        got = np.stack([results["embedding"] for results in side])
+        np.testing.assert_allclose(got, expected, rtol=0, atol=MODEL_FP32)
 
 
 @pytest.mark.parametrize("against", ["transformers", "fp32"])
