@@ -1,7 +1,5 @@
 #include "layers/cross_attention.h"
 
-#include <cmath>
-
 #include "layers/planes.h"
 #include "layers/sublayer_shapes.h"
 #include "ops/ops.h"
@@ -11,13 +9,8 @@ namespace fusewire::layers {
 CrossAttention::CrossAttention(std::shared_ptr<const Linear> q,
                                std::shared_ptr<const Linear> output, int64_t heads, float scale)
     : Sublayer(std::move(output)), q_(std::move(q)), heads_(heads), scale_(scale) {
-  const int64_t rows = q_->out_features();
-  if (heads < 1 || rows % heads) {
-    fail("CrossAttention: heads: got ", heads, ", wanted a divisor of the ", rows, " rows of q");
-  }
-  head_dim_ = rows / heads;
-  expect_output("CrossAttention", this->output().shape(), q_->in_features(), rows);
-  if (scale_ == 0) scale_ = 1.0f / std::sqrt(static_cast<float>(head_dim_));
+  head_dim_ = complete_cross(heads_, scale_, q_->shape());
+  expect_output("CrossAttention", this->output().shape(), q_->in_features(), q_->out_features());
 }
 
 void CrossAttention::compute(const Tensor& context, const Norm* norm, Pass& pass) const {

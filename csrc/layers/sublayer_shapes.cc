@@ -23,6 +23,15 @@ int64_t complete(HeadOptions& o, const Shape& qkv) {
   return head_dim;
 }
 
+int64_t complete_cross(int64_t heads, float& scale, const Shape& q) {
+  if (heads < 1 || q[0] % heads) {
+    fail("CrossAttention: heads: got ", heads, ", wanted a divisor of the ", q[0], " rows of q");
+  }
+  const int64_t head_dim = q[0] / heads;
+  if (scale == 0) scale = 1.0f / std::sqrt(static_cast<float>(head_dim));
+  return head_dim;
+}
+
 void expect_head_norm(Norm::Kind kind, const Shape& weight, int64_t head_dim) {
   if (kind != Norm::Kind::kRmsNorm || weight != Shape{head_dim}) {
     fail("Attention: q_norm, k_norm: got weight", weight.text(), ", wanted an rms_norm over [",

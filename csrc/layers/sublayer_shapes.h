@@ -19,6 +19,10 @@ struct HeadOptions {
 // Error when they do not fit.
 int64_t complete(HeadOptions& options, const Shape& qkv);
 
+// Puts 1 / sqrt(head_dim) in the place of a scale of 0. q: of the weight of cross attention, with
+// rows for each head. Returns head_dim. Error when heads do not divide the rows.
+int64_t complete_cross(int64_t heads, float& scale, const Shape& q);
+
 // Error when a norm of each head, with a weight of this shape, is no RMSNorm over head_dim.
 void expect_head_norm(Norm::Kind kind, const Shape& weight, int64_t head_dim);
 

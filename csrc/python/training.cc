@@ -5,6 +5,7 @@
 #include "python/casters.h"
 #include "python/register.h"
 #include "train/attention.h"
+#include "train/cross_attention.h"
 #include "train/feed_forward.h"
 #include "train/stack.h"
 
@@ -60,6 +61,16 @@ void register_parts(py::module_& m) {
            "right"_a = py::none(), "scale"_a = 0.0f, "soft_cap"_a = 0.0f, "dropout"_a = 0.0f,
            "q_norm"_a = py::none(), "k_norm"_a = py::none(), "rope"_a = py::none(),
            "As fusewire.kernels.Attention; dropout: of attention weights.");
+  py::class_<CrossAttention, Sublayer, std::shared_ptr<CrossAttention>>(
+      m, "CrossAttention", "Attention to the packed output of an encoder.")
+      .def(py::init([](LinearPointer q, LinearPointer kv, LinearPointer output, int64_t heads,
+                       float scale, float dropout) {
+             return std::make_shared<CrossAttention>(std::move(q), std::move(kv), std::move(output),
+                                                     heads, scale, dropout);
+           }),
+           py::kw_only(), py::arg("q").none(false), py::arg("kv").none(false),
+           py::arg("output").none(false), "heads"_a, "scale"_a = 0.0f, "dropout"_a = 0.0f,
+           "As fusewire.kernels.CrossAttention; kv rows k | v; dropout: of attention weights.");
   py::class_<FeedForward, Sublayer, std::shared_ptr<FeedForward>>(m, "FeedForward",
                                                                   "Dense or gated.")
       .def(py::init([](LinearPointer intermediate, LinearPointer output, Activation activation,
@@ -98,37 +109,46 @@ void register_stack(py::module_& m) {
       .def(
           "forward",
           [](const Stack& stack, const Tensor& out, const Tensor& x, const Tensor& parameters,
-             const SequenceBatch& batch, std::optional<Tensor> positions, int64_t first_trained,
+             const SequenceBatch& batch, std::optional<Tensor> positions,
+             std::optional<std::pair<Tensor, SequenceBatch>> source, int64_t first_trained,
              std::string_view recompute, std::optional<int64_t> dropout_seed, uint64_t version,
              const Stream& stream) {
             const ForwardOptions options{first_trained, recompute_named(recompute), dropout_seed,
                                          version};
+            std::optional<Source> read;
+            if (source) read = Source{source->first, source->second};
             py::gil_scoped_release release;
-            return stack.forward(out, x, parameters, batch, std::move(positions), options, stream);
+            return stack.forward(out, x, parameters, batch, std::move(positions), std::move(read),
+                                 options, stream);
           },
           "out"_a, "x"_a, "parameters"_a, "batch"_a, py::kw_only(), "positions"_a = py::none(),
-          "first_trained"_a = 0, "recompute"_a = "none", "dropout_seed"_a = py::none(),
-          "version"_a = 0, py::arg_v("stream", Stream{}, "Stream()"),
+          "source"_a = py::none(), "first_trained"_a = 0, "recompute"_a = "none",
+          "dropout_seed"_a = py::none(), "version"_a = 0, py::arg_v("stream", Stream{}, "Stream()"),
           "Fills out[tokens, hidden] with the stack's output for x[tokens, hidden]. parameters: "
           "the "
-          "flat buffer, of which another version is packed anew. Backward stops below the layer "
+          "flat buffer, of which another version is packed anew. source: of cross attentions, "
+          "the encoder's output [source tokens, width] and its sequences, which have to stay as x "
+          "has. Backward stops below the layer "
           "first_trained; for the number of layers none follows, and the result is None. "
           "recompute: none, norm, activation or layer. dropout_seed None: nothing is dropped.")
       .def(
           "backward",
           [](const Stack& stack, Activations& activations, const Tensor& gradient,
              const Tensor& parameters, const Tensor& gradients, bool accumulate,
-             const std::set<int64_t>& frozen, uint64_t version, const Stream& stream) {
+             const std::set<int64_t>& frozen, std::optional<Tensor> source_gradient,
+             uint64_t version, const Stream& stream) {
             py::gil_scoped_release release;
-            stack.backward(activations, gradient, parameters, {gradients, accumulate, &frozen},
-                           version, stream);
+            stack.backward(activations, gradient, parameters,
+                           {gradients, accumulate, &frozen, std::move(source_gradient)}, version,
+                           stream);
           },
           "activations"_a, "gradient"_a, "parameters"_a, "gradients"_a, py::kw_only(),
-          "accumulate"_a = false, "frozen"_a = std::set<int64_t>(), "version"_a = 0,
+          "accumulate"_a = false, "frozen"_a = std::set<int64_t>(),
+          "source_gradient"_a = py::none(), "version"_a = 0,
           py::arg_v("stream", Stream{}, "Stream()"),
           "gradient[tokens, hidden] in place: of the output, then of x. gradients: laid out as "
           "parameters. accumulate: adds to what is there. frozen: offsets of weights whose "
-          "gradient nobody wants.")
+          "gradient nobody wants. source_gradient: the gradient of the source is added to it.")
       .def("stats", &stats_of);
 }
 

@@ -10,6 +10,7 @@ namespace fusewire::train {
 struct SublayerActivations {
   std::optional<Matrix> projected;           // its input times its first weight
   std::optional<Matrix> attended;            // q | k | v as attention reads them, where they differ
+  std::optional<Matrix> source;              // k | v of cross attention, [source tokens, width]
   std::optional<Matrix> inner;               // what its last weight reads
   std::optional<ScratchTensor> log_sum_exp;  // of attention, [heads, tokens]
 };

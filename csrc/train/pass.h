@@ -45,11 +45,18 @@ class Value {
   Tensor view_;
 };
 
+// What cross attention reads: the packed output of an encoder.
+struct Source {
+  Tensor x;             // [source tokens, width]
+  SequenceBatch batch;  // a source for each sequence
+};
+
 // Where a backward leaves the gradients of parameters.
 struct Gradients {
   Tensor flat;
   bool accumulate;                            // adds to what is there
   const std::set<int64_t>* frozen = nullptr;  // offsets of weights without one
+  std::optional<Tensor> source = {};  // adds that of Source.x to what is there; none: not wanted
 };
 
 struct Pass {
@@ -57,6 +64,7 @@ struct Pass {
   const Stream& stream;
   const SequenceBatch& batch;
   const Tensor* positions;      // int32[tokens], for attentions that rotate; null: none
+  const Source* source;         // for cross attentions; null: none
   Tensor parameters;            // the flat buffer
   uint64_t version;             // of what is in it
   std::optional<int64_t> seed;  // of all dropouts; none: nothing is dropped
@@ -68,6 +76,10 @@ struct Pass {
   // Of a packed matrix.
   Matrix matrix(int64_t width) const {
     return {scratch, batch.tokens(), width, DType::kFloat32, stream};
+  }
+  // Of the source's tokens.
+  Matrix source_matrix(int64_t width) const {
+    return {scratch, source->batch.tokens(), width, DType::kFloat32, stream};
   }
   // A block has two places where something is dropped, each with a counter of its own.
   Dropout dropout_inside(float probability) const { return dropout(probability, 0); }

@@ -27,6 +27,7 @@ Stack::Stack(std::vector<std::vector<Block>> layers, std::optional<Norm> final_n
 std::unique_ptr<Activations> Stack::forward(const Tensor& out, const Tensor& x,
                                             const Tensor& parameters, const SequenceBatch& batch,
                                             std::optional<Tensor> positions,
+                                            std::optional<Source> source,
                                             const ForwardOptions& options,
                                             const Stream& stream) const {
   Check check("Stack.forward", stream);
@@ -37,16 +38,24 @@ std::unique_ptr<Activations> Stack::forward(const Tensor& out, const Tensor& x,
   check.is("parameters", parameters, DType::kFloat32, {&numbers});
   check.require(options.first_trained >= 0 && options.first_trained <= layers(),
                 "first_trained: got ", options.first_trained, ", wanted 0 to ", layers());
+  if (source) {
+    Dim source_tokens("source tokens", source->batch.tokens()), width("width");
+    check.is("source", source->x, DType::kFloat32, {&source_tokens, &width});
+    check.require(source->batch.sequences() == batch.sequences(), "source: got ",
+                  source->batch.sequences(), " sequences, wanted ", batch.sequences(),
+                  ", one for each of the batch");
+  }
   for (const Block& block : blocks_) block.expect_within(parameters);
   if (final_norm_) final_norm_->expect_within(parameters);
 
   const std::lock_guard<std::mutex> lock(mutex_);
   const bool saves = options.first_trained < layers();
-  const TapePlans::Key key{batch.tokens(), options.first_trained,
-                           static_cast<int64_t>(options.recompute),
+  const TapePlans::Key key{batch.tokens(), source ? source->batch.tokens() : 0,
+                           options.first_trained, static_cast<int64_t>(options.recompute),
                            options.dropout_seed.has_value()};
   const auto activations = [&] {
-    return std::unique_ptr<Activations>(new Activations(batch, positions, options, blocks_.size()));
+    return std::unique_ptr<Activations>(
+        new Activations(batch, positions, source, options, blocks_.size()));
   };
   const TapePlans::Program program = plans_.plan(key, [&] {
     const auto dry = activations();
@@ -74,6 +83,12 @@ void Stack::backward(Activations& a, const Tensor& gradient, const Tensor& param
   check.is("gradient", gradient, DType::kFloat32, {&tokens, &hidden});
   check.is("parameters", parameters, DType::kFloat32, {&numbers});
   check.is("gradients", gradients.flat, DType::kFloat32, {&numbers});
+  if (gradients.source) {
+    check.require(a.source.has_value(),
+                  "source_gradient: got one, wanted none, as forward got no source");
+    Dim source_tokens("source tokens", a.source->x.dim(0)), width("width", a.source->x.dim(1));
+    check.is("source_gradient", *gradients.source, DType::kFloat32, {&source_tokens, &width});
+  }
   for (const Block& block : blocks_) block.expect_within(parameters);
   if (final_norm_) final_norm_->expect_within(parameters);
 
@@ -100,6 +115,7 @@ Pass Stack::pass_of(const Activations& a, const Tensor& parameters) const {
             a.tape->stream(),
             a.batch,
             a.positions ? &*a.positions : nullptr,
+            a.source ? &*a.source : nullptr,
             parameters,
             a.options.version,
             a.options.dropout_seed};

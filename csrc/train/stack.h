@@ -26,12 +26,17 @@ class Activations {
  private:
   friend class Stack;
 
-  Activations(SequenceBatch batch, std::optional<Tensor> positions, const ForwardOptions& options,
-              size_t blocks)
-      : batch(std::move(batch)), positions(std::move(positions)), options(options), of(blocks) {}
+  Activations(SequenceBatch batch, std::optional<Tensor> positions, std::optional<Source> source,
+              const ForwardOptions& options, size_t blocks)
+      : batch(std::move(batch)),
+        positions(std::move(positions)),
+        source(std::move(source)),
+        options(options),
+        of(blocks) {}
 
   SequenceBatch batch;
   std::optional<Tensor> positions;
+  std::optional<Source> source;
   ForwardOptions options;
   std::unique_ptr<Tape> tape;
   std::vector<BlockActivations> of;  // a block each
@@ -47,15 +52,17 @@ class Stack {
   int64_t layers() const { return static_cast<int64_t>(begins_.size()) - 1; }
 
   // Fills out[tokens, hidden] with final_norm(layers(x)) of x[tokens, hidden]. parameters: the flat
-  // buffer float32[n]. Null when no backward follows; else what that needs, for which x must stay.
-  // One pass of the stack runs at a time, others wait.
+  // buffer float32[n]. source: of cross attentions. Null when no backward follows; else what that
+  // needs, for which x and source.x must stay. One pass of the stack runs at a time, others wait.
   std::unique_ptr<Activations> forward(const Tensor& out, const Tensor& x, const Tensor& parameters,
                                        const SequenceBatch& batch, std::optional<Tensor> positions,
-                                       const ForwardOptions& options, const Stream& stream) const;
+                                       std::optional<Source> source, const ForwardOptions& options,
+                                       const Stream& stream) const;
 
   // gradient[tokens, hidden]: that of the output becomes that of x. The gradients of parameters go
-  // to the places in gradients.flat that the parameters have in their buffer. Uses up the
-  // activations; Error for some that are used up, or when parameters were written since.
+  // to the places in gradients.flat that the parameters have in their buffer, the sum over all
+  // layers of those of source.x to gradients.source. Uses up the activations; Error for some that
+  // are used up, or when parameters were written since.
   void backward(Activations& activations, const Tensor& gradient, const Tensor& parameters,
                 const Gradients& gradients, uint64_t version, const Stream& stream) const;
 

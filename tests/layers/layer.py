@@ -217,11 +217,16 @@ class Layer:
         if self.o.get("parallel"):
             h = h + attention(h) + feed_forward(h)
         elif pre_norm:
-            h = h + attention(h)
+            h = self.between(h + attention(h), there)
             h = h + feed_forward(h)
         else:
-            h = norm(h + attention(h), "attention_norm")
+            h = self.between(norm(h + attention(h), "attention_norm"), there)
             h = norm(h + feed_forward(h), "output_norm")
+        return h
+
+    def between(self, h: torch.Tensor, there: Callable) -> torch.Tensor:
+        """What the feed-forward reads, of what the attention's block gives: a block of a subclass
+        may stand between them."""
         return h
 
     def allowed_error(self, x: np.ndarray) -> Allowed:

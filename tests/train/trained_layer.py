@@ -61,55 +61,58 @@ class TrainedLayer(Layer):
         return place
 
     def _trained_blocks(self) -> list[t.Block]:
-        o = self.o
         self.offsets.append({})
-        transposed = bool(o.get("transposed"))
-
-        def linear(name: str) -> t.Linear:
-            weight, bias = self.linears[name]
-            stored = np.ascontiguousarray(weight.T) if transposed else weight
-            return t.Linear(
-                self._place(f"{name}.weight", stored),
-                self._place(f"{name}.bias", bias),
-                transposed=transposed,
+        where = "input_norm" if self.o.get("pre_norm") else "residual_norm"
+        kind = self.o.get("norm", "layer_norm")
+        return [
+            t.Block(
+                part,
+                **{where: self._norm(f"{name}_norm", kind)},
+                dropout=self.dropouts.get("residual", 0.0),
             )
+            for name, part in self._sublayers()
+        ]
 
-        def norm(name: str, kind: str = "rms_norm") -> t.Norm | None:
-            if name not in self.norms:
-                return None
-            return t.Norm(self._place(f"{name}.weight", self.norms[name]), None, 1e-6, kind)
+    def _linear(self, name: str) -> t.Linear:
+        weight, bias = self.linears[name]
+        transposed = bool(self.o.get("transposed"))
+        stored = np.ascontiguousarray(weight.T) if transposed else weight
+        return t.Linear(
+            self._place(f"{name}.weight", stored),
+            self._place(f"{name}.bias", bias),
+            transposed=transposed,
+        )
 
+    def _norm(self, name: str, kind: str = "rms_norm") -> t.Norm | None:
+        if name not in self.norms:
+            return None
+        return t.Norm(self._place(f"{name}.weight", self.norms[name]), None, 1e-6, kind)
+
+    def _sublayers(self) -> list[tuple[str, t.Sublayer]]:
+        """In order, with what the names of their blocks' norms begin with."""
+        o = self.o
         attention = t.Attention(
-            qkv=linear("qkv"),
-            output=linear("attention_output"),
+            qkv=self._linear("qkv"),
+            output=self._linear("attention_output"),
             heads=o["heads"],
             kv_heads=self.kv_heads,
             **self.mask(),
             soft_cap=o.get("soft_cap", 0.0),
             dropout=self.dropouts.get("attention", 0.0),
-            q_norm=norm("q_norm"),
-            k_norm=norm("k_norm"),
+            q_norm=self._norm("q_norm"),
+            k_norm=self._norm("k_norm"),
             rope=(k.Tensor.from_numpy(self.cos), k.Tensor.from_numpy(self.sin))
             if o.get("rotary")
             else None,
         )
         feed_forward = t.FeedForward(
-            intermediate=linear("intermediate"),
-            output=linear("output"),
+            intermediate=self._linear("intermediate"),
+            output=self._linear("output"),
             activation=o["activation"],
             gated=o.get("gated", False),
             dropout=self.dropouts.get("activation", 0.0),
         )
-        where = "input_norm" if o.get("pre_norm") else "residual_norm"
-        kind = o.get("norm", "layer_norm")
-        return [
-            t.Block(
-                part,
-                **{where: norm(f"{name}_norm", kind)},
-                dropout=self.dropouts.get("residual", 0.0),
-            )
-            for name, part in (("attention", attention), ("output", feed_forward))
-        ]
+        return [("attention", attention), ("output", feed_forward)]
 
     def batch(self) -> k.SequenceBatch:
         offsets = np.cumsum([0, *self.lengths]).astype(np.int32)
@@ -154,10 +157,12 @@ class TrainedLayer(Layer):
         assert activations is not None
         return self.backward_pass(activations, gradient, version=options.get("version", 0))
 
-    def truth(self, x: Floats, gradient: Floats) -> tuple[NDArray[Any], NDArray[Any]]:
-        """The same, of one layer, by torch's autograd in fp64."""
-        assert self.layers == 1
-        leaves: dict[int, torch.Tensor] = {}
+    def truth(
+        self, x: Floats, gradient: Floats, leaves: dict[int, torch.Tensor] | None = None
+    ) -> tuple[NDArray[Any], NDArray[Any]]:
+        """The same by torch's autograd in fp64; the parameters' are sums over all layers. Fills
+        `leaves` with the tensor of each array, by the array's id."""
+        leaves = {} if leaves is None else leaves
 
         def there(array: Floats) -> torch.Tensor:
             if array.dtype != np.float32:
@@ -167,8 +172,11 @@ class TrainedLayer(Layer):
             return leaves[id(array)]
 
         start = torch.from_numpy(x).double().requires_grad_()
-        self.in_torch(start, there).backward(torch.from_numpy(gradient).double())
-        flat = np.full(self.values.size, np.nan)
+        h = start
+        for _ in range(self.layers):
+            h = self.in_torch(h, there)
+        h.backward(torch.from_numpy(gradient).double())
+        flat = np.full(self.values.size // self.layers, np.nan)
         for name, offset in self.offsets[0].items():
             part, kind = name.split(".")
             array = (
