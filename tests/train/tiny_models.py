@@ -30,6 +30,23 @@ IMAGES = {
     "patch_size": 8,
     "num_labels": 3,
 }
+SEQ2SEQ = {
+    "vocab_size": 61,
+    "d_model": 32,
+    "encoder_layers": 3,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 40,
+    "max_position_embeddings": 40,
+    "scale_embedding": True,
+    "bos_token_id": 0,
+    "pad_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 2,
+    "forced_eos_token_id": None,
+}
 
 # Class name -> its configuration. Dropout is what `dropout` says.
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -71,13 +88,23 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "Qwen3ForCausalLM": ("Qwen3Config", {**LLAMA, "head_dim": 16}),
     "ViTForImageClassification": ("ViTConfig", IMAGES),
     "DeiTForImageClassification": ("DeiTConfig", IMAGES),
+    "BartForConditionalGeneration": ("BartConfig", SEQ2SEQ),
+    "MarianMTModel": ("MarianConfig", SEQ2SEQ),
 }
-_KEYS = ("dropout", "attn_pdrop", "resid_pdrop", "embd_pdrop", "attention_dropout")
+SEQ2SEQ_MODELS = [name for name, (_, options) in CONFIGS.items() if options is SEQ2SEQ]
+_KEYS = (
+    "dropout",
+    "attn_pdrop",
+    "resid_pdrop",
+    "embd_pdrop",
+    "attention_dropout",
+    "activation_dropout",
+)
 
 
 def config_of(name: str, dropout: float = 0.0, **more: Any) -> Any:
     kind, options = CONFIGS[name]
-    config = getattr(transformers, kind)(**options, attn_implementation="eager", **more)
+    config = getattr(transformers, kind)(**options | more, attn_implementation="eager")
     for key in (*NO_DROPOUT, *_KEYS):
         if hasattr(config, key):
             setattr(config, key, dropout)
@@ -91,19 +118,27 @@ def eager(name: str, dropout: float = 0.0, **more: Any) -> Any:
     with torch.no_grad():
         for parameter in model.parameters():  # also biases and norms, which begin as 0 and 1
             parameter.add_(torch.randn_like(parameter) * 0.05)
+        for module in model.modules():
+            if hasattr(module, "create_weight"):  # sinusoids, which no folder has
+                module.weight.copy_(module.create_weight())
+        if hasattr(model, "final_logits_bias"):
+            model.final_logits_bias.normal_()
     return model.train()
 
 
-def both(name: str, dropout: float = 0.0, **replaced: Any) -> tuple[Any, Any]:
-    """The same model twice: transformers' own, and ours."""
-    theirs = eager(name, dropout)
+def both(
+    name: str, dropout: float = 0.0, more: dict[str, Any] | None = None, **replaced: Any
+) -> tuple[Any, Any]:
+    """The same model twice: transformers' own, and ours. `more`: keys of its configuration."""
+    theirs = eager(name, dropout, **more or {})
     return theirs, train.replace(copy.deepcopy(theirs), **replaced)
 
 
 def ragged(
     name: str, lengths: tuple[int, ...] = (7, 12, 1, 9), seed: int = 0
 ) -> dict[str, torch.Tensor]:
-    """A padded batch with labels; of images as many."""
+    """A padded batch with labels; of images as many. Targets of encoder-decoder models have the
+    lengths in the other order."""
     torch.manual_seed(seed)
     if "Image" in name:
         pixels = torch.randn(len(lengths), 3, 24, 24)
@@ -112,6 +147,9 @@ def ragged(
     mask = (torch.arange(longest)[None] < torch.tensor(lengths)[:, None]).long()
     ids = torch.randint(3, 61, (rows, longest)) * mask
     batch = {"input_ids": ids, "attention_mask": mask}
+    if name in SEQ2SEQ_MODELS:
+        targets = torch.randint(3, 61, (rows, longest))
+        return batch | {"labels": torch.where(mask.flip(0).bool(), targets, -100)}
     by_token = torch.where(mask.bool(), ids, -100)
     if name.endswith("SequenceClassification"):
         batch["labels"] = torch.randint(0, 3, (rows,))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,8 +10,8 @@ import torch
 from fusewire.errors import InvalidInput, Unsupported
 from fusewire.train.packed import FLATTENING
 
-# Of the loss, which heads compute.
-_NOT_OURS = ("num_items_in_batch",)
+# Of the loss, which heads compute: generate() hands the labels of a batch to encoders.
+_NOT_OURS = ("labels", "num_items_in_batch")
 
 
 def refuse(model: Any, **arguments: Any) -> None:
@@ -32,6 +33,18 @@ def refuse(model: Any, **arguments: Any) -> None:
                 "pass use_cache=False to generate()"
                 if name == "past_key_values"
                 else "call it on a model of transformers that was not replaced",
+            )
+
+
+def refuse_flattened(model: Any, arguments: Mapping[str, Any]) -> None:
+    """Raises Unsupported for keywords of DataCollatorWithFlattening."""
+    for name in FLATTENING:
+        if arguments.get(name) is not None:
+            raise Unsupported(
+                f"{type(model).__name__}.forward: {name}",
+                "a flattened batch",
+                "rows of one source or target each",
+                "pass a padded batch with its attention_mask, which is packed",
             )
 
 

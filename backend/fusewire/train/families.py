@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,7 +15,7 @@ from fusewire.models.blueprint import Stack
 from fusewire.models.config import Config
 from fusewire.models.image_parts import LayerNames, pre_norm_layers
 from fusewire.models.registry import image_encoder as image_row
-from fusewire.train import decoder, image_encoder, text_encoder
+from fusewire.train import decoder, image_encoder, seq2seq, text_encoder
 from fusewire.train.parts import Dropouts
 
 
@@ -45,6 +45,32 @@ def _image_stack(values: Mapping[str, Any]) -> Stack:
 
 def _text_stack(task: str, values: Mapping[str, Any]) -> Stack:
     return blueprint_of(values, task).stack
+
+
+def _seq2seq_stack(side: str, values: Mapping[str, Any]) -> Stack:
+    """Of the encoder's or the decoder's module; `side`: its name in the base model."""
+    if values.get(f"{side}_layerdrop"):
+        raise Unsupported(
+            f"{side}_layerdrop",
+            str(values[f"{side}_layerdrop"]),
+            "0: no layer is left out",
+            "set it to 0 in the config, or train it with transformers itself",
+        )
+    blueprint = blueprint_of(values, "generate")
+    stack: Stack = _in_module(blueprint.encoder if side == "encoder" else blueprint.stack, side)
+    return stack
+
+
+def _in_module(node: Any, module: str) -> Any:
+    """The same parts of a blueprint, under the names that they have in a module of it."""
+    if isinstance(node, str):
+        return node.removeprefix(f"{module}.")
+    if isinstance(node, tuple):
+        return tuple(_in_module(each, module) for each in node)
+    if is_dataclass(node) and not isinstance(node, type):
+        parts = {field.name: getattr(node, field.name) for field in fields(node)}
+        return replace(node, **{name: _in_module(part, module) for name, part in parts.items()})
+    return node
 
 
 @dataclass(frozen=True)
@@ -89,8 +115,19 @@ _DISTILBERT = Family(_ENCODER, text_encoder.forward, "attention_dropout", "", ""
 _GPT2 = Family(_DECODER, decoder.gpt2, "attn_pdrop", "resid_pdrop", "", "resid_pdrop")
 _LLAMA = Family(_DECODER, decoder.llama, "attention_dropout", "", "", "")
 _VIT = replace(_BERT, of=_image_stack, forward=image_encoder.forward)
+_SEQ2SEQ_ENCODER = Family(
+    partial(_seq2seq_stack, "encoder"),
+    seq2seq.encoder,
+    "attention_dropout",
+    "dropout",
+    "activation_dropout",
+    "dropout",
+)
+_SEQ2SEQ_DECODER = replace(
+    _SEQ2SEQ_ENCODER, of=partial(_seq2seq_stack, "decoder"), forward=seq2seq.decoder
+)
 
-# By the class of the base model.
+# By the class of the base model; of encoder-decoder models, of each of their stacks.
 FAMILIES: dict[str, Family] = {
     "BertModel": _BERT,
     "RobertaModel": _BERT,
@@ -105,7 +142,14 @@ FAMILIES: dict[str, Family] = {
     "Qwen3Model": _LLAMA,
     "ViTModel": _VIT,
     "DeiTModel": _VIT,
+    "BartEncoder": _SEQ2SEQ_ENCODER,
+    "BartDecoder": _SEQ2SEQ_DECODER,
+    "MarianEncoder": _SEQ2SEQ_ENCODER,
+    "MarianDecoder": _SEQ2SEQ_DECODER,
 }
+
+# Classes with a head over a decoder, whose `labels` say where targets end.
+LABELLED = ("BartForConditionalGeneration", "MarianMTModel")
 
 
 class Forward:

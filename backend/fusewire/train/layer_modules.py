@@ -13,6 +13,8 @@ from fusewire.errors import Unsupported
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 # Its hooks do nothing unless hidden states or attention weights are asked for, which is refused.
 _CAPTURING = "transformers.utils.output_capturing"
+# Attributes of modules that hand probabilities of dropout to functions.
+_PROBABILITIES = ("attention_dropout", "dropout", "activation_dropout")
 _INSTEAD = "leave the layers as config.json has them, or train them with transformers itself"
 
 
@@ -38,10 +40,10 @@ class LayerModules:
         self._modules = [(module, list(module._modules.values())) for module in every]
         self._drops: list[tuple[Module, str, float]] = []
         for module in every:
-            # Of Dropout, and of attention that hands its probability to a function.
-            name = "p" if isinstance(module, Dropout) else "attention_dropout"
             table = module.__dict__
-            if isinstance(table.get(name), float | int):
+            for name in ("p",) if isinstance(module, Dropout) else _PROBABILITIES:
+                if not isinstance(table.get(name), float | int):
+                    continue
                 self._drops.append((module, name, float(table[name])))
                 if float(table[name]) not in probabilities:
                     self._refuse(self._name(module), f"dropout {table[name]}", "config's")

@@ -14,7 +14,7 @@ from fusewire.train.flat import FlatParameters
 from fusewire.train.layer_modules import LayerModules
 from fusewire.train.packed import Packed
 from fusewire.train.parts import Dropouts
-from fusewire.train.segment import Segment
+from fusewire.train.segment import Segment, Source
 
 RECOMPUTE = ("none", "norm", "activation", "layer")
 
@@ -61,13 +61,15 @@ class TrainedLayers:
         packed: Packed,
         positions: torch.Tensor | None,
         layers: Iterable[Module],
+        source: Source | None = None,
     ) -> torch.Tensor:
         """x [tokens, hidden] -> the hidden states behind the layers. positions int32 [tokens], for
-        rotary angles. `layers`: transformers' own, whose gradient_checkpointing counts."""
+        rotary angles. `layers`: transformers' own, whose gradient_checkpointing counts. `source`:
+        what cross attentions read."""
         self._flat.relink()
         training = self.modules.training
         checkpointing = any(getattr(layer, "gradient_checkpointing", False) for layer in layers)
         recompute = "layer" if checkpointing else self.recompute
         for segment in self.segments:
-            x = segment(x, packed, positions, training=training, recompute=recompute)
+            x = segment(x, packed, positions, source, training=training, recompute=recompute)
         return x

@@ -25,7 +25,7 @@ _THERE = "train it with transformers itself"
 
 @dataclass(frozen=True)
 class Dropouts:
-    """Probabilities: of attention weights, of what both sublayers give, and of what the
+    """Probabilities: of attention weights, of what all sublayers give, and of what the
     feed-forward's activation makes."""
 
     attention: float = 0.0
@@ -40,9 +40,11 @@ def stacked_names(layers: Sequence[Layer], prefix: str) -> Iterator[list[str]]:
     for layer in layers:
         for block in layer.blocks:
             part = block.sublayer
-            dense = part.intermediate if isinstance(part, FeedForward) else None
-            dense = part.qkv if isinstance(part, Attention) else dense
-            if dense is not None and len(dense.names) > 1:
+            if isinstance(part, FeedForward):
+                dense = part.intermediate
+            else:
+                dense = part.kv if isinstance(part, CrossAttention) else part.qkv
+            if len(dense.names) > 1:
                 for kind in ("weight", "bias") if dense.bias else ("weight",):
                     yield [f"{prefix}{name}.{kind}" for name in dense.names]
 
@@ -84,14 +86,29 @@ class Parts:
             raise Unsupported("norm", "one of a sublayer's output", "none there", _THERE)
         dropouts = self._dropouts
         part = block.sublayer
-        if isinstance(part, CrossAttention):
-            raise Unsupported("layer", "cross attention", "self-attention alone", _THERE)
-        is_attention = isinstance(part, Attention)
+        is_attention = not isinstance(part, FeedForward)
         return training.Block(
-            self._attention(part) if isinstance(part, Attention) else self._feed_forward(part),
+            self._sublayer(part),
             input_norm=None if block.input_norm is None else self._norm(block.input_norm),
             residual_norm=None if block.residual_norm is None else self._norm(block.residual_norm),
             dropout=dropouts.attention_output if is_attention else dropouts.feed_forward_output,
+        )
+
+    def _sublayer(self, part: Attention | CrossAttention | FeedForward) -> training.Sublayer:
+        if isinstance(part, Attention):
+            return self._attention(part)
+        if isinstance(part, CrossAttention):
+            return self._cross_attention(part)
+        return self._feed_forward(part)
+
+    def _cross_attention(self, part: CrossAttention) -> training.CrossAttention:
+        return training.CrossAttention(
+            q=self._linear(part.q),
+            kv=self._linear(part.kv),
+            output=self._linear(part.output),
+            heads=part.heads,
+            scale=part.scale,
+            dropout=self._dropouts.attention,
         )
 
     def _attention(self, part: Attention) -> training.Attention:

@@ -25,10 +25,12 @@ def replace(hf_model: Model, *, recompute: str = "none", segments: int = 1) -> M
 
     Its parameters become views of one buffer (`FlatParameters`). Padded batches are packed before
     the layers and padded again, with zeros, behind them; a batch of DataCollatorWithFlattening is
-    taken as it is. Embeddings and heads stay transformers' own: a loss over all places of a row
-    (question answering) has the zeros in it. Of a row with masked tokens between others a sliding
-    window counts those that are left. Dropout is drawn by torch's
-    generator, from the probabilities that the config has, in layers that are in train().
+    taken as it is. Of encoder-decoder models sources and targets are packed; where a target has
+    labels and no mask, what is behind its last label is padding. Embeddings and heads stay
+    transformers' own: a loss over all places of a row (question answering) has the zeros in it. Of
+    a row with masked tokens between others a sliding window counts those that are left. Dropout is
+    drawn by torch's generator, from the probabilities that the config has, in layers that are in
+    train().
 
     The layers' own modules hold parameters and are not called: what kernels do not do is refused,
     here and at each forward. Those are modules that were wrapped, exchanged, added or removed (as
@@ -44,7 +46,9 @@ def replace(hf_model: Model, *, recompute: str = "none", segments: int = 1) -> M
     parts that do not train or are not what its config says, ConfigurationError for parameters that
     are not fp32 on the CPU.
     """
-    from fusewire.train.families import FAMILIES, Forward  # needs transformers, whose model this is
+    # They need transformers, whose model this is.
+    from fusewire.train.families import FAMILIES, LABELLED, Forward
+    from fusewire.train.seq2seq import mask_targets
 
     if recompute not in RECOMPUTE:
         raise ConfigurationError(
@@ -84,6 +88,9 @@ def replace(hf_model: Model, *, recompute: str = "none", segments: int = 1) -> M
         trained.recompute = recompute
         module.fusewire = trained
         module.forward = Forward(module)
+    for module in hf_model.modules():
+        if type(module).__name__ in LABELLED:
+            module.register_forward_pre_hook(mask_targets, with_kwargs=True)
     return hf_model
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd import Function
@@ -17,6 +17,13 @@ from fusewire.train.packed import Packed
 from fusewire.train.parts import Dropouts, Parts
 
 _LARGEST_SEED = 2**63 - 1
+
+
+class Source(NamedTuple):
+    """What cross attention reads: x fp32 [source tokens, width], the encoder's output."""
+
+    x: torch.Tensor
+    packed: Packed
 
 
 class Segment:
@@ -60,30 +67,35 @@ class Segment:
         x: torch.Tensor,
         packed: Packed,
         positions: torch.Tensor | None,
+        source: Source | None = None,
         *,
         training: bool,
         recompute: str,
     ) -> torch.Tensor:
         """x [tokens, hidden] fp32 -> the layers' output; dropout where `training`.
 
-        positions [tokens]: of rotary angles. recompute: none, norm, activation or layer.
+        positions [tokens]: of rotary angles. source: of cross attentions. recompute: none, norm,
+        activation or layer.
         """
         if self.stack is None:
             self._build()
         parameters = [self.flat.parameter(name) for name in self.names]
-        if x.dtype != torch.float32 or x.device.type != "cpu":
-            raise ConfigurationError(
-                f"training: got hidden states of {x.dtype} on {x.device}, wanted float32 on the "
-                "CPU; turn autocast off, or train it with transformers itself"
-            )
-        options = training, recompute, self._first_trained(x)
-        return _Run.apply(x, self, packed, positions, *options, *parameters)
+        states, of_source = (None, None) if source is None else source
+        inputs = [x] if states is None else [x, states]
+        for given in inputs:
+            if given.dtype != torch.float32 or given.device.type != "cpu":
+                raise ConfigurationError(
+                    f"training: got hidden states of {given.dtype} on {given.device}, wanted "
+                    "float32 on the CPU; turn autocast off, or train it with transformers itself"
+                )
+        options = training, recompute, self._first_trained(inputs)
+        return _Run.apply(x, states, self, packed, of_source, positions, *options, *parameters)
 
-    def _first_trained(self, x: torch.Tensor) -> int:
+    def _first_trained(self, inputs: Sequence[torch.Tensor]) -> int:
         """The lowest layer that backward has to reach; their number where none has to be."""
         if not torch.is_grad_enabled():
             return len(self._by_layer)
-        if x.requires_grad:
+        if any(given.requires_grad for given in inputs):
             return 0
         layers = [*self._by_layer[:-1], self._by_layer[-1] + self._last]
         for layer, names in enumerate(layers):
@@ -119,8 +131,10 @@ class _Run(Function):
     def forward(
         ctx: Any,
         x: torch.Tensor,
+        source: torch.Tensor | None,
         segment: Segment,
         packed: Packed,
+        of_source: Packed | None,
         positions: torch.Tensor | None,
         training: bool,
         recompute: str,
@@ -128,6 +142,7 @@ class _Run(Function):
         *parameters: torch.Tensor,
     ) -> torch.Tensor:
         x = x.contiguous()
+        source = None if source is None else source.contiguous()
         out = torch.empty_like(x)
         ctx.segment = segment
         ctx.version = segment.version()
@@ -137,21 +152,25 @@ class _Run(Function):
             _view(segment.flat.values),
             packed.batch,
             positions=None if positions is None else _view(positions),
+            source=None
+            if source is None or of_source is None
+            else (_view(source), of_source.batch),
             first_trained=first_trained,
             recompute=recompute,
             dropout_seed=segment.seed(training),
             version=ctx.version,
         )
-        ctx.save_for_backward(x)  # so that torch says when somebody wrote to it
+        ctx.save_for_backward(x, source)  # so that torch says when somebody wrote to it
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         segment: Segment = ctx.segment
-        (_x,) = ctx.saved_tensors
+        _x, source = ctx.saved_tensors
         dx = torch.empty(gradient.shape, dtype=torch.float32, device="cpu")
         dx.copy_(gradient)
+        dsource = torch.zeros_like(source) if ctx.needs_input_grad[1] else None
         place = segment.flat.begin_backward(segment.names)
         segment.stack.backward(
             ctx.activations,
@@ -160,9 +179,10 @@ class _Run(Function):
             _view(place.buffer),
             accumulate=place.accumulate,
             frozen=segment.frozen(),
+            source_gradient=None if dsource is None else _view(dsource),
             version=segment.version(),
         )
-        return dx, *(None,) * 6, *place.returned
+        return dx, dsource, *(None,) * 7, *place.returned
 
 
 def _view(tensor: torch.Tensor) -> Tensor:

@@ -1,0 +1,118 @@
+"""The forwards of an encoder and a decoder that reads its output: transformers' embeddings, our
+layers and final norms. Both sides are packed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.functional import dropout
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    BaseModelOutputWithPastAndCrossAttentions,
+)
+from transformers.utils.generic import can_return_tuple
+
+from fusewire.errors import InvalidInput, Unsupported
+from fusewire.train.arguments import ids_or_embeddings, refuse, refuse_flattened
+from fusewire.train.packed import Packed
+from fusewire.train.segment import Source
+
+_NO_LABEL = -100  # of transformers' criterion
+
+
+@can_return_tuple
+def encoder(
+    self: Any,
+    input_ids: torch.Tensor | None = None,
+    attention_mask: torch.Tensor | None = None,
+    inputs_embeds: torch.Tensor | None = None,
+    **kwargs: Any,
+) -> BaseModelOutput:
+    """As BartEncoder and MarianEncoder: ids or embeddings [batch, length, ...] and a mask."""
+    _refuse(self, kwargs)
+    scale = getattr(self, "embed_scale", 1.0) if inputs_embeds is None else 1.0
+    tokens, x = _inputs(self, input_ids, inputs_embeds, attention_mask, scale)
+    hidden = self.fusewire(x, tokens, None, self.layers)
+    return BaseModelOutput(last_hidden_state=tokens.unpack(hidden))
+
+
+@can_return_tuple
+def decoder(
+    self: Any,
+    input_ids: torch.Tensor | None = None,
+    attention_mask: torch.Tensor | None = None,
+    encoder_hidden_states: torch.Tensor | None = None,
+    encoder_attention_mask: torch.Tensor | None = None,
+    past_key_values: Any = None,
+    inputs_embeds: torch.Tensor | None = None,
+    use_cache: bool | None = None,
+    **kwargs: Any,
+) -> BaseModelOutputWithPastAndCrossAttentions:
+    """As BartDecoder and MarianDecoder: ids or embeddings [batch, length, ...] with a mask, and the
+    encoder's output [batch, source length, hidden] with its. Keeps no keys and values, whatever
+    `use_cache` says."""
+    _refuse(self, {**kwargs, "past_key_values": past_key_values})
+    tokens, x = _inputs(
+        self, input_ids, inputs_embeds, attention_mask, getattr(self, "embed_scale", 1.0)
+    )
+    source = _source(encoder_hidden_states, encoder_attention_mask, tokens.shape[0])
+    hidden = self.fusewire(x, tokens, None, self.layers, source)
+    return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=tokens.unpack(hidden))
+
+
+def mask_targets(
+    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """A hook in front of a model's forward: where a target has `labels` [batch, length] and no
+    mask, what is behind the last label of its row is padding. No label sees it: what a token of a
+    target becomes depends on those before it."""
+    labels = kwargs.get("labels")
+    masked = len(args) > 3 or kwargs.get("decoder_attention_mask") is not None
+    if labels is None or masked or labels.ndim != 2 or labels.shape[1] < 1:
+        return None
+    mask = (labels != _NO_LABEL).flip(1).cumsum(1).flip(1) > 0
+    mask[:, 0] = True  # a target without a label has one token
+    return args, {**kwargs, "decoder_attention_mask": mask.long()}
+
+
+def _refuse(model: Any, arguments: dict[str, Any]) -> None:
+    refuse(model, **arguments)
+    refuse_flattened(model, arguments)
+    if model.layerdrop:
+        raise Unsupported(
+            f"{type(model).__name__}.layerdrop",
+            str(model.layerdrop),
+            "0: no layer is left out",
+            "set it to 0, or train it with transformers itself",
+        )
+
+
+def _inputs(
+    stack: Any,
+    input_ids: torch.Tensor | None,
+    inputs_embeds: torch.Tensor | None,
+    attention_mask: torch.Tensor | None,
+    scale: float,
+) -> tuple[Packed, torch.Tensor]:
+    """The tokens, and what the first layer reads: [tokens, hidden]."""
+    given = ids_or_embeddings(input_ids, inputs_embeds)
+    tokens = Packed((given.shape[0], given.shape[1]), attention_mask)
+    x = tokens.pack(given) if input_ids is None else stack.embed_tokens(tokens.pack(given)[None])[0]
+    positions = tokens.pack(torch.arange(given.shape[1])[None])
+    x = x * scale + stack.embed_positions(positions.shape, position_ids=positions).view_as(x)
+    if hasattr(stack, "layernorm_embedding"):
+        x = stack.layernorm_embedding(x)
+    return tokens, dropout(x, p=stack.dropout, training=stack.training)
+
+
+def _source(hidden: torch.Tensor | None, attention_mask: torch.Tensor | None, rows: int) -> Source:
+    if hidden is None or hidden.ndim != 3 or hidden.shape[0] != rows:
+        raise InvalidInput(
+            "encoder_hidden_states",
+            "none" if hidden is None else f"shape {list(hidden.shape)}",
+            f"[{rows}, source length, hidden], a source for each target",
+            "pass the output of the encoder",
+        )
+    packed = Packed((hidden.shape[0], hidden.shape[1]), attention_mask)
+    return Source(packed.pack(hidden), packed)

@@ -1,0 +1,374 @@
+"""Encoder-decoder models train as transformers' own, packed on both sides."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from fusewire import train
+from fusewire.errors import FusewireError, InvalidInput, Unsupported
+from fusewire.models import Seq2SeqModel, load_decoder
+from fusewire.train import Adam, CrossEntropy
+
+from tests.models.paged_texts import greedy
+from tests.tolerance import MODEL_FP32, TRAINED_VERSUS_EAGER
+from tests.train.test_replace import expect_equal, gradients
+from tests.train.tiny_models import SEQ2SEQ_MODELS, both, eager, ragged
+
+BART, MARIAN = "BartForConditionalGeneration", "MarianMTModel"
+OWN_WORDS = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 64}
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in SEQ2SEQ_MODELS),
+    (BART, {"scale_embedding": False, "activation_function": "relu"}),
+    (BART, {"tie_word_embeddings": False}),
+    (BART, {"encoder_layers": 1, "decoder_layers": 3}),
+    (MARIAN, OWN_WORDS),
+]
+
+
+def decoder_of(model: Any) -> Any:
+    return model.model.decoder
+
+
+@pytest.mark.parametrize(("name", "more"), VARIANTS, ids=str)
+def test_loss_and_gradients_are_those_of_transformers_in_fp64(
+    name: str, more: dict[str, Any]
+) -> None:
+    theirs, ours = both(name, more=more)
+    batch = ragged(name)
+    expect_equal(gradients(ours, batch), gradients(theirs.double(), batch))
+
+
+@pytest.mark.parametrize("name", SEQ2SEQ_MODELS)
+@pytest.mark.parametrize("recompute", ["none", "norm", "activation", "layer"])
+def test_segments_and_recomputation_change_nothing(name: str, recompute: str) -> None:
+    batch = ragged(name)
+    plain = gradients(both(name)[1], batch)
+    again = gradients(both(name, recompute=recompute)[1], batch)
+    assert plain[0] == again[0]
+    assert all(torch.equal(plain[1][n], again[1][n]) for n in plain[1])
+    expect_equal(gradients(both(name, segments=2, recompute=recompute)[1], batch), plain)
+
+
+@pytest.mark.parametrize("name", SEQ2SEQ_MODELS)
+def test_targets_may_be_given_with_a_mask_of_their_own(name: str) -> None:
+    theirs, ours = both(name)
+    batch = ragged(name)
+    labels = batch["labels"]
+    batch["decoder_input_ids"] = labels.clamp(min=3).roll(1, 1)
+    batch["decoder_attention_mask"] = (labels != -100).long()
+    batch["labels"] = labels.clone()
+    batch["labels"][:, 0] = -100
+    expect_equal(gradients(ours, batch), gradients(theirs, batch))
+
+
+@pytest.mark.parametrize("name", SEQ2SEQ_MODELS)
+def test_labels_may_be_missing_anywhere(name: str) -> None:
+    theirs, ours = both(name)
+    batch = ragged(name)
+    batch["labels"][0, :4] = -100
+    batch["labels"][1] = -100
+    expect_equal(gradients(ours, batch), gradients(theirs, batch))
+
+
+@pytest.mark.parametrize("name", SEQ2SEQ_MODELS)
+def test_padding_that_is_labelled_counts(name: str) -> None:
+    """As in transformers, which ignores -100 alone."""
+    theirs, ours = both(name)
+    batch = ragged(name)
+    batch["labels"][batch["labels"] == -100] = theirs.config.pad_token_id
+    expect_equal(gradients(ours, batch), gradients(theirs, batch))
+
+
+@pytest.mark.parametrize("name", SEQ2SEQ_MODELS)
+def test_sources_may_have_no_mask_or_padding_on_the_left(name: str) -> None:
+    theirs, ours = both(name)
+    batch = ragged(name, (11, 11, 11))
+    del batch["attention_mask"]
+    expect_equal(gradients(ours, batch), gradients(theirs, batch))
+    batch = ragged(name)
+    for key in ("input_ids", "attention_mask"):
+        batch[key] = batch[key].flip(1)
+    expect_equal(gradients(ours, batch), gradients(theirs, batch))
+
+
+@pytest.mark.parametrize("name", SEQ2SEQ_MODELS)
+def test_both_sides_are_packed(name: str) -> None:
+    """Neither padding of sources nor what is behind the last label of a target is computed."""
+    _, ours = both(name)
+    tokens = []
+    for stack in (ours.model.encoder, decoder_of(ours)):
+        stack.embed_tokens.register_forward_hook(lambda _m, _i, out: tokens.append(out.shape[1]))
+    ours(**ragged(name, (7, 12, 1, 5)))
+    assert tokens == [25, 25]
+    tokens.clear()
+    ours(**ragged(name, (7, 12, 2)), decoder_attention_mask=torch.ones(3, 12))
+    assert tokens == [21, 36]
+
+
+@pytest.mark.parametrize("name", SEQ2SEQ_MODELS)
+def test_a_batch_equals_its_pairs_alone(name: str) -> None:
+    _, ours = both(name)
+    ours.eval()
+    batch = ragged(name)
+    together = ours(**batch).logits
+    for row, (length, target) in enumerate(zip((7, 12, 1, 9), (9, 1, 12, 7), strict=True)):
+        alone = ours(
+            input_ids=batch["input_ids"][row : row + 1, :length],
+            labels=batch["labels"][row : row + 1, :target],
+        ).logits
+        assert torch.allclose(together[row, :target], alone[0], atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", SEQ2SEQ_MODELS)
+def test_embeddings_and_an_encoders_output_may_be_given(name: str) -> None:
+    theirs, ours = both(name)
+    batch = ragged(name)
+    ids = batch.pop("input_ids")
+    embedded = theirs.get_input_embeddings()(ids).detach()
+    given = {**batch, "inputs_embeds": embedded}
+    expect_equal(gradients(ours, given), gradients(theirs, given))
+    states = torch.randn(4, 12, 32)
+    found = []
+    for model in (ours, theirs):
+        leaf = states.clone().requires_grad_()
+        found.append(gradients(model, {**batch, "encoder_outputs": (leaf,)}))
+        assert leaf.grad is not None
+        found[-1][1]["encoder_outputs"] = leaf.grad
+    expect_equal(*found)
+    constant = {**batch, "encoder_outputs": (states,)}
+    expect_equal(gradients(ours, constant), gradients(theirs, constant))
+
+
+@pytest.mark.parametrize("frozen", ["encoder", "decoder", "encoder_attn"])
+def test_frozen_parts_get_no_gradient(frozen: str) -> None:
+    theirs, ours = both(BART)
+    for model in (theirs, ours):
+        for name, parameter in model.named_parameters():
+            if frozen in name.split("."):
+                parameter.requires_grad_(False)
+    expect_equal(gradients(ours, ragged(BART)), gradients(theirs, ragged(BART)))
+
+
+@pytest.mark.parametrize("name", SEQ2SEQ_MODELS)
+def test_200_steps_follow_the_same_curve(name: str) -> None:
+    curves = []
+    for model in both(name):
+        steps = torch.optim.AdamW(model.parameters(), lr=5e-4)
+        curve = []
+        for step in range(200):
+            loss = model(**ragged(name, seed=step % 5)).loss
+            steps.zero_grad()
+            loss.backward()
+            steps.step()
+            curve.append(float(loss.detach()))
+        curves.append(torch.tensor(curve))
+    theirs, ours = curves
+    assert theirs[-20:].mean() < theirs[:20].mean()
+    assert ((ours - theirs).abs() / theirs).max() <= TRAINED_VERSUS_EAGER
+
+
+@pytest.mark.parametrize("name", SEQ2SEQ_MODELS)
+def test_dropout_follows_torchs_seed(name: str) -> None:
+    _, ours = both(name, dropout=0.2)
+    batch = ragged(name)
+
+    def run(seed: int) -> tuple[float, dict[str, torch.Tensor]]:
+        torch.manual_seed(seed)
+        return gradients(ours, batch)
+
+    first, again, other = run(3), run(3), run(4)
+    assert first[0] == again[0] != other[0]
+    assert all(torch.equal(first[1][n], again[1][n]) for n in first[1])
+    ours.eval()
+    assert run(3)[0] == run(4)[0]
+
+
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable:FutureWarning")
+def test_gradient_checkpointing_recomputes_layers() -> None:
+    found, peaks = [], []
+    for checkpointing in (False, True):
+        _, ours = both(BART, dropout=0.1, more={"decoder_layers": 4})
+        if checkpointing:
+            ours.gradient_checkpointing_enable()
+        torch.manual_seed(2)
+        found.append(gradients(ours, ragged(BART)))
+        peaks.append(decoder_of(ours).fusewire.segments[0].stack.stats()["peak_bytes"])
+    assert peaks[1] < peaks[0] * 0.7
+    assert all(torch.equal(found[0][1][n], found[1][1][n]) for n in found[0][1])
+
+
+def test_copies_and_pickles_train_by_themselves() -> None:
+    theirs, ours = both(MARIAN)
+    batch = ragged(MARIAN)
+    wanted = gradients(theirs, batch)
+    for other in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
+        with torch.no_grad():
+            decoder_of(ours).layers[0].fc1.weight.zero_()
+        expect_equal(gradients(other, batch), wanted)
+        ours.load_state_dict(theirs.state_dict())
+        expect_equal(gradients(ours, batch), wanted)
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("name", SEQ2SEQ_MODELS)
+def test_the_criterion_in_chunks_is_that_of_transformers(name: str, smoothing: float) -> None:
+    theirs, ours = both(name)
+    batch = ragged(name)
+    labels = batch["labels"]
+    inputs = {key: batch[key] for key in ("input_ids", "attention_mask")}
+    inputs["decoder_input_ids"] = theirs.prepare_decoder_input_ids_from_labels(labels)
+    theirs.zero_grad()
+    logits = theirs(**inputs).logits.flatten(0, 1)
+    wanted = torch.nn.functional.cross_entropy(logits, labels.flatten(), label_smoothing=smoothing)
+    wanted.backward()
+    criterion = CrossEntropy(label_smoothing=smoothing, logit_bytes=4 * 61 * 8)
+    hidden = ours.base_model(
+        **inputs, decoder_attention_mask=(labels != -100).long()
+    ).last_hidden_state
+    loss = criterion(hidden, ours.lm_head.weight, labels, ours.final_logits_bias[0])
+    loss.backward()
+    found = [
+        (float(value.detach()), {n: p.grad for n, p in m.named_parameters() if p.grad is not None})
+        for m, value in ((ours, loss), (theirs, wanted))
+    ]
+    expect_equal(*found)
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("name", SEQ2SEQ_MODELS)
+def test_a_model_in_training_generates(name: str, beams: int) -> None:
+    theirs, ours = both(name)
+    batch = ragged(name)
+    inputs = {key: batch[key] for key in ("input_ids", "attention_mask")}
+    wanted = theirs.eval().generate(**inputs, max_new_tokens=8, num_beams=beams)
+    got = ours.eval().generate(**inputs, max_new_tokens=8, num_beams=beams, use_cache=False)
+    assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize(("name", "more"), [(BART, {}), (MARIAN, {}), (MARIAN, OWN_WORDS)], ids=str)
+def test_what_is_trained_is_saved_and_served(
+    name: str, more: dict[str, Any], tmp_path: Path
+) -> None:
+    _, ours = both(name, dropout=0.1, more=more)
+    optimizer = Adam(ours.parameters(), lr=1e-3)
+    for step in range(5):
+        optimizer.zero_grad()
+        ours(**ragged(name, seed=step)).loss.backward()
+        optimizer.step()
+    ours.save_pretrained(tmp_path)
+    reread = type(ours).from_pretrained(tmp_path, attn_implementation="eager").eval()
+    batch = ragged(name)
+    there = batch["labels"] != -100
+    with torch.no_grad():
+        wanted, trained = (model(**batch).logits for model in (reread, ours.eval()))
+    assert torch.allclose(trained[there], wanted[there], atol=MODEL_FP32)
+    served = load_decoder(tmp_path)
+    assert isinstance(served, Seq2SeqModel)
+    sources = [batch["input_ids"][row, :length].tolist() for row, length in ((0, 7), (3, 9))]
+    for source, written in zip(
+        sources, greedy(served, [[2], [2]], 9, sources=sources), strict=True
+    ):
+        ids = torch.tensor([source])
+        target = [2]
+        with torch.no_grad():
+            for _ in range(9):
+                logits = reread(input_ids=ids, decoder_input_ids=torch.tensor([target])).logits
+                target.append(int(logits[0, -1].argmax()))
+        assert written == target[1:]
+
+
+def pairs(name: str, count: int = 32) -> list[dict[str, Any]]:
+    """Of 2 to 12 tokens each, padded; with the targets' tokens, which a smoothed loss needs."""
+    made = ragged(name, tuple(2 + row % 11 for row in range(count)))
+    labels = made["labels"]
+    made["decoder_input_ids"] = eager(name).prepare_decoder_input_ids_from_labels(labels)
+    return [{key: values[row] for key, values in made.items()} for row in range(count)]
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_the_seq2seq_trainer_learns_as_with_transformers_own_layers(
+    smoothing: float, tmp_path: Path
+) -> None:
+    losses, written = [], []
+    for model in both(BART):
+        arguments = transformers.Seq2SeqTrainingArguments(
+            output_dir=str(tmp_path),
+            max_steps=6,
+            per_device_train_batch_size=4,
+            learning_rate=1e-3,
+            logging_steps=1,
+            report_to=[],
+            use_cpu=True,
+            disable_tqdm=True,
+            save_strategy="no",
+            dataloader_pin_memory=False,
+            label_smoothing_factor=smoothing,
+            predict_with_generate=True,
+        )
+        replaced = hasattr(decoder_of(model), "fusewire")
+        model.generation_config.use_cache = not replaced
+        made = transformers.Seq2SeqTrainer(model=model, args=arguments, train_dataset=pairs(BART))
+        made.train()
+        losses.append([entry["loss"] for entry in made.state.log_history if "loss" in entry])
+        predicted = made.predict(pairs(BART, 6), max_length=9)
+        losses[-1].append(predicted.metrics["test_loss"])
+        written.append(predicted.predictions.tolist())
+    assert len(losses[0]) == 7
+    assert losses[1] == pytest.approx(losses[0], rel=TRAINED_VERSUS_EAGER)
+    assert written[1] == written[0]
+
+
+class TestRefusals:
+    @pytest.mark.parametrize("side", ["encoder", "decoder"])
+    def test_layers_that_are_left_out(self, side: str) -> None:
+        with pytest.raises(Unsupported, match=rf"{side}_layerdrop: got 0.1, wanted 0"):
+            train.replace(eager(BART, **{f"{side}_layerdrop": 0.1}))
+        _, ours = both(BART)
+        getattr(ours.model, side).layerdrop = 0.2
+        with pytest.raises(Unsupported, match=r"layerdrop: got 0.2, wanted 0.*transformers itself"):
+            ours(**ragged(BART))
+
+    def test_a_decoder_without_an_encoder(self) -> None:
+        config = eager(BART).config
+        with pytest.raises(FusewireError, match="is_encoder_decoder: got False"):
+            train.replace(transformers.BartForCausalLM(config))
+        _, ours = both(BART)
+        with pytest.raises(InvalidInput, match="encoder_hidden_states: got none"):
+            decoder_of(ours)(input_ids=torch.ones(2, 3, dtype=torch.long))
+
+    def test_sources_of_another_batch(self) -> None:
+        _, ours = both(BART)
+        states, ids = torch.zeros(3, 5, 32), torch.ones(2, 3, dtype=torch.long)
+        with pytest.raises(InvalidInput, match=r"got shape \[3, 5, 32\], wanted \[2, source"):
+            decoder_of(ours)(input_ids=ids, encoder_hidden_states=states)
+
+    def test_flattened_batches(self) -> None:
+        _, ours = both(BART)
+        offsets = torch.tensor([0, 7, 12])
+        with pytest.raises(Unsupported, match=r"cu_seq_lens_q: got a flattened batch.*padded"):
+            ours(**ragged(BART), cu_seq_lens_q=offsets)
+
+    @pytest.mark.parametrize("argument", ["output_attentions", "output_hidden_states"])
+    def test_an_argument_names_itself_and_the_fallback(self, argument: str) -> None:
+        _, ours = both(MARIAN)
+        with pytest.raises(Unsupported, match=f"MarianEncoder.forward: {argument}.*not replaced"):
+            ours(**ragged(MARIAN), **{argument: True})
+
+    def test_keys_and_values_of_earlier_tokens(self) -> None:
+        _, ours = both(BART)
+        inputs = {key: ragged(BART)[key] for key in ("input_ids", "attention_mask")}
+        with pytest.raises(Unsupported, match=r"past_key_values.*use_cache=False"):
+            ours.eval().generate(**inputs, max_new_tokens=3)
+
+    @pytest.mark.parametrize("attribute", ["dropout", "activation_dropout"])
+    def test_another_dropout_of_a_layer(self, attribute: str) -> None:
+        _, ours = both(MARIAN, dropout=0.1)
+        setattr(decoder_of(ours).layers[1], attribute, 0.0)
+        with pytest.raises(Unsupported, match=rf"\({attribute}\): got 0.0, wanted 0.1"):
+            ours(**ragged(MARIAN))
