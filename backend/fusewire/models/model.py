@@ -54,6 +54,7 @@ class Model(ABC):
         weights = Weights(checkpoint, place)
         self._stack = BuiltStack(self._stack_of(blueprint), weights, place, self._workspace)
         self._load_head(blueprint, head, weights)
+        checkpoint.release()  # what was packed is not read again
 
     def workspace_stats(self) -> dict[str, int]:
         """The arena's counters, as the kernel library reports them."""

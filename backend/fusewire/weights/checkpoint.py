@@ -45,6 +45,7 @@ class Checkpoint:
         for tied, first in (aliases or {}).items():
             group = (*self._groups.get(first, (first,)), tied)
             self._groups.update(dict.fromkeys(group, group))
+        self._of_each_file: list[StoredTensor] = []  # any one tensor
         self._origins: dict[str, str | None] = {}
         self._tensors: dict[str, StoredTensor | QuantizedTensor] = {}
         for stored, tensor in tensors.items():
@@ -62,6 +63,7 @@ class Checkpoint:
     ) -> Checkpoint:
         """Maps the folder's safetensors file or shards; no weight is read yet."""
         tensors: dict[str, StoredTensor] = {}
+        first_tensors = []
         files = weight_files(folder)
         for name, listed in files.items():
             path = file_in(folder, name)
@@ -75,10 +77,13 @@ class Checkpoint:
                     "download the index and all shards again"
                 )
             tensors.update(held)
+            first_tensors += list(held.values())[:1]
         source = next(iter(files)) if len(files) == 1 else open_folder(folder).name
         method = method_of(read_json(folder, CONFIG) or {})
         weights = tensors if method is None else with_weights(tensors, method)
-        return cls(weights, source, prefix, aliases)
+        checkpoint = cls(weights, source, prefix, aliases)
+        checkpoint._of_each_file = first_tensors
+        return checkpoint
 
     @classmethod
     def from_arrays(
@@ -176,6 +181,12 @@ class Checkpoint:
         weight, bias = self._tensors.get(f"{module}.weight"), self._tensors[name]
         of_quantised = kind == "bias" and isinstance(weight, QuantizedTensor) and bias.is_float
         return of_quantised and not bias.float32(name).any()
+
+    def release(self) -> None:
+        """Gives the memory of what was read of the files back to the system. Views that were taken
+        stay good, and are read again as they are looked at."""
+        for tensor in self._of_each_file:
+            tensor.release_file()
 
     def _stored_name(self, name: str) -> str | None:
         return next((each for each in (name, *self._group(name)) if each in self._tensors), None)

@@ -63,6 +63,15 @@ class StoredTensor:
     def is_float(self) -> bool:
         return self.dtype in FLOATS
 
+    def release_file(self) -> None:
+        """Gives the memory of all that was read of the tensor's file back to the system; what is
+        looked at later is read again."""
+        whole: Any = self.data
+        while isinstance(whole, np.ndarray):
+            whole = whole.base
+        if isinstance(whole, memoryview) and isinstance(whole.obj, mmap.mmap):
+            whole.obj.madvise(mmap.MADV_DONTNEED)
+
     def equals(self, other: object) -> bool:
         """Whether both hold the same bytes."""
         if not isinstance(other, StoredTensor):
