@@ -29,7 +29,8 @@ MAY_IMPORT = {
     "errors": set(),
     "kernels": {"_C"},
     "devices": {"errors", "kernels"},
-    "placement": {"devices", "errors", "kernels"},
+    "precision": {"errors"},
+    "placement": {"devices", "errors", "kernels", "precision"},
     "torch_memory": {"errors", "kernels"},
     "padded": {"errors"},
     "parent_death": set(),
@@ -203,6 +204,7 @@ MAY_IMPORT = {
     },
     "text_workers": {"errors", "text", "worker_processes"},
     "train": {"errors", "kernels", "models"},
+    "calibration": {"batch", "errors", "kernels", "models", "placement", "text"},
     "parity": {
         "batch",
         "errors",
@@ -220,6 +222,7 @@ MAY_IMPORT = {
         "errors",
         "import_path",
         "models",
+        "precision",
         "settings",
         "tasks",
         "text",
@@ -244,6 +247,7 @@ MAY_IMPORT = {
         "kernels",  # `doctor`, to name what they run on
         "parent_death",
         "passed_errors",
+        "precision",
         "serving",
         "settings",
         "tasks.contract",
@@ -265,6 +269,7 @@ MAY_IMPORT = {
         "weights",
     },
     "cli": {
+        "calibration",
         "devices",
         "errors",
         "hub",
@@ -275,6 +280,7 @@ MAY_IMPORT = {
         "weights",
         "serving",
         "parity",
+        "precision",
     },
     "__main__": {"cli"},
 }

@@ -7,7 +7,8 @@ import pytest
 import torch
 from fusewire import devices
 from fusewire.errors import ConfigurationError
-from fusewire.placement import DTYPES, Placement, converted, widened
+from fusewire.placement import Placement, converted, widened
+from fusewire.precision import Precision
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -108,11 +109,17 @@ def test_an_unknown_dtype_is_refused(dtype: str) -> None:
         Placement("cpu", dtype)
 
 
-@pytest.mark.parametrize("dtype", [d for d in DTYPES if d.endswith("16")])
-def test_the_cpu_refuses_16_bits(dtype: str) -> None:
-    message = f"got {dtype!r} on cpu, wanted float32; leave it out, or choose a GPU"
+def test_the_cpu_refuses_float16() -> None:
+    message = "got 'float16' on cpu, wanted float32 or bfloat16; leave it out, or choose a GPU"
     with pytest.raises(ConfigurationError, match=message):
-        Placement("cpu", dtype)
+        Placement("cpu", "float16")
+
+
+def test_bfloat16_on_the_cpu_is_the_format_of_weights() -> None:
+    place = Placement("cpu", "bfloat16")
+    assert place.dtype == "float32"
+    assert place.precision == Precision("float32", weights="bfloat16", layers="bfloat16")
+    assert Placement("cpu", "bfloat16", "int8").precision.layers == "int8"
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:10", "CPU", 0, torch.device("meta")])

@@ -124,6 +124,7 @@ def load(
     device: Any = "cpu",
     dtype: str = "auto",
     *,
+    quantize: str = "none",
     revision: str | None = None,
 ) -> Encoder:
     """Loads a Hugging Face folder or a model by its id on Hugging Face (`hub.model_folder`), or
@@ -132,13 +133,14 @@ def load(
     `task` (hidden, classify, tag, answer, fill) defaults to what the folder's `architectures`
     were made for. `device` is cpu, cuda (the first GPU), cuda:<index>, auto (the first GPU where
     there is one, else the CPU) or a torch.device; `dtype` "auto" is float32 on the CPU and float16
-    on a GPU (bfloat16 for models whose numbers outgrow that: T5). `revision`: of an id, a branch,
-    tag or commit. Raises CheckpointError for a folder that cannot be loaded, ConfigurationError for
-    a device or dtype that is not available.
+    on a GPU (bfloat16 for models whose numbers outgrow that: T5), and bfloat16 on the CPU is the
+    format of matrices alone; `quantize` "int8" that of the layers' matrices (on the CPU).
+    `revision`: of an id, a branch, tag or commit. Raises CheckpointError for a folder that cannot
+    be loaded, ConfigurationError for a device, dtype or format that is not available.
     """
     if not isinstance(folder_or_model, (str, Path)):
-        return from_torch(folder_or_model, task, device, dtype)
-    place = Placement(device, dtype)
+        return from_torch(folder_or_model, task, device, dtype, quantize=quantize)
+    place = Placement(device, dtype, quantize)
     folder = model_folder(folder_or_model, revision=revision)
     if reads_images(config := read_config(folder)):
         raise CheckpointError(
@@ -150,14 +152,19 @@ def load(
 
 
 def from_torch(
-    hf_model: Any, task: str | None = None, device: Any = "cpu", dtype: str = "auto"
+    hf_model: Any,
+    task: str | None = None,
+    device: Any = "cpu",
+    dtype: str = "auto",
+    *,
+    quantize: str = "none",
 ) -> Encoder:
     """Takes over a live transformers module: its configuration and its weights as they are now.
 
     Embedding tables in fp32 on the CPU stay shared with the module, matrices are packed anew: call
     again after the module's weights change.
     """
-    place = Placement(device, dtype)
+    place = Placement(device, dtype, quantize)
     config: Any = getattr(hf_model, "config", None)
     if not hasattr(config, "to_dict") or not hasattr(hf_model, "state_dict"):
         raise ConfigurationError(

@@ -1,4 +1,5 @@
-"""Where a model's numbers live and how precise they are: one stream of one device, one dtype.
+"""Where a model's numbers live and how precise they are: one stream of one device, one dtype that
+is computed in, and the formats of weights.
 
 Models and tasks move everything through a Placement and never ask which device it is: on the CPU
 its moves are views, elsewhere copies.
@@ -7,7 +8,7 @@ its moves are views, elsewhere copies.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from copy import copy
@@ -19,39 +20,45 @@ from numpy.typing import NDArray
 from fusewire import kernels
 from fusewire.devices import one_device
 from fusewire.errors import ConfigurationError
+from fusewire.precision import Precision
 
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-DTYPES = ("auto", *BYTES)
 _PIECE = 1 << 20  # numbers that a thread converts at a time
 
 
 class Placement:
-    """One model's stream and element type."""
+    """One model's stream, element type and formats of weights."""
 
-    def __init__(self, device: Any = "cpu", dtype: str = "auto") -> None:
+    def __init__(
+        self,
+        device: Any = "cpu",
+        dtype: str = "auto",
+        quantize: str = "none",
+        quantize_skip: Collection[str] = (),
+    ) -> None:
         """`device` is auto (the first GPU, else the CPU), cpu, cuda, cuda:<index> or a
         torch.device; `dtype` "auto" is float32 on the CPU and float16 elsewhere, or bfloat16 for
-        models that outgrow that. ConfigurationError when this build or machine has no such device,
-        or no kernels for the dtype there."""
-        if dtype not in DTYPES:
-            raise ConfigurationError(
-                f"dtype: got {dtype!r}, wanted one of {', '.join(DTYPES)}; choose one of these"
-            )
+        models that outgrow that; bfloat16 on the CPU stores matrices so and computes in float32.
+        `quantize`: how the layers' matrices are stored, but for those that `quantize_skip` names
+        (`layer_formats`). ConfigurationError when this build or machine has no such device, or no
+        kernels for the dtype or format there."""
         try:
             self.stream = kernels.Stream(one_device(device))
         except kernels.Error as error:
             raise ConfigurationError(str(error)) from None
-        on_cpu = self.stream.device == "cpu"
         self._any_dtype = dtype == "auto"
-        self.dtype = ("float32" if on_cpu else "float16") if self._any_dtype else dtype
-        if on_cpu and self.dtype != "float32":
-            raise ConfigurationError(
-                f"dtype: got {dtype!r} on cpu, wanted float32; leave it out, or choose a GPU"
-            )
+        self.precision = Precision.of(self.stream.device, dtype, quantize)
+        self._quantize_skip = frozenset(quantize_skip)
+        self.layer_formats: dict[str, str] = {}  # of the layers' matrices so far, by name
 
     @property
     def device(self) -> str:
         return self.stream.device
+
+    @property
+    def dtype(self) -> str:
+        """That is computed in."""
+        return self.precision.dtype
 
     def without_float16(self) -> Placement:
         """The same stream, for a model whose numbers outgrow float16: bfloat16 in its stead where
@@ -64,7 +71,7 @@ class Placement:
                 "wanted bfloat16 or float32; leave it out, or choose one of these"
             )
         other = copy(self)
-        other.dtype = "bfloat16"
+        other.precision = Precision.of(self.device, "bfloat16")
         return other
 
     @contextmanager
@@ -136,12 +143,30 @@ class Placement:
     ) -> kernels.Linear:
         """A prepacked weight [out_features, in_features] with its bias; values as `converted` takes
         them."""
-        # From the host: a copy on the device, freed at once, would leave a hole before the next.
-        on_host = [
-            None if each is None else kernels.Tensor.from_numpy(converted(each, self.dtype, name))
-            for each in (weight, bias)
-        ]
-        return kernels.Linear(*on_host, self.stream)
+        return self._packed(weight, bias, name, self.precision.weights)
+
+    def layer_linear(
+        self, weight: NDArray[Any], bias: NDArray[Any] | None, name: str
+    ) -> kernels.Linear:
+        """As `linear`, of a layer: in the format that `quantize` asks for, unless it skips
+        `name`."""
+        stored = self.layer_formats[name] = self.layer_format(name)
+        return self._packed(weight, bias, name, stored)
+
+    def layer_format(self, name: str) -> str:
+        """Of a layer's matrix."""
+        skipped = name in self._quantize_skip
+        return self.precision.weights if skipped else self.precision.layers
+
+    def check_skipped(self) -> None:
+        """After models were loaded: ConfigurationError where quantize_skip names no matrix of
+        theirs."""
+        unknown = sorted(self._quantize_skip - self.layer_formats.keys())
+        if unknown:
+            raise ConfigurationError(
+                f"quantize_skip: got {unknown[0][:120]!r}, wanted names of matrices of the model's "
+                f"layers, such as {next(iter(self.layer_formats), 'none')!r}; correct or remove it"
+            )
 
     def linear_of(
         self, table: kernels.Tensor, bias: NDArray[Any] | None = None, name: str = "tensor"
@@ -149,19 +174,29 @@ class Placement:
         """A table that is here as a weight [out_features, in_features]: in the same memory where
         the kernels read it as it lies (GPUs), else packed from it. The bias is as `linear`'s."""
         there = None if bias is None else self.floats(bias, name)
-        return kernels.Linear(table, there, self.stream)
+        return kernels.Linear(table, there, self.stream, format=self.precision.weights)
 
     def numpy(self, tensor: kernels.Tensor) -> NDArray[Any]:
         """The tensor's values on the host, 16-bit floats widened to fp32."""
         array: NDArray[Any] = kernels.download(tensor, self.stream).numpy()
         return widened(array, tensor.dtype)
 
+    def _packed(
+        self, weight: NDArray[Any], bias: NDArray[Any] | None, name: str, stored: str
+    ) -> kernels.Linear:
+        # From the host: a copy on the device, freed at once, would leave a hole before the next.
+        on_host = [
+            None if each is None else kernels.Tensor.from_numpy(converted(each, self.dtype, name))
+            for each in (weight, bias)
+        ]
+        return kernels.Linear(*on_host, self.stream, format=stored)
+
     def _upload(self, array: NDArray[Any], tag: str) -> kernels.Tensor:
         return kernels.upload(kernels.Tensor.from_numpy(array), tag, self.stream)
 
 
 def converted(array: NDArray[Any], dtype: str, name: str = "tensor") -> NDArray[Any]:
-    """Numbers in one of DTYPES, rounded to nearest, a bfloat16 as its bits (uint16), those of a
+    """Numbers in one of BYTES, rounded to nearest, a bfloat16 as its bits (uint16), those of a
     16-bit array as they are; ConfigurationError if float16 cannot hold one of them."""
     if array.dtype in (np.float16, np.uint16):
         return np.ascontiguousarray(array)

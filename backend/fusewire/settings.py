@@ -20,6 +20,7 @@ Pooling = Literal["cls", "mean", "max", "last"]
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 ScoreFunction = Literal["none", "sigmoid", "softmax"]
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
+Quantize = Literal["none", "int8"]
 
 # A request's share of the work, so that one request cannot ask for an answer without bound.
 MOST_CANDIDATES = 1000  # of one mask or question
@@ -27,6 +28,11 @@ MOST_REPLIES = 20_000  # candidates of one request, over all its masks
 LONGEST_PROMPT = 1 << 14  # characters before each text
 _MOST_MS = 86_400_000.0  # a day
 MOST_WINDOWS = 1000  # of one request, beyond the first of each text
+
+
+def names(text: str) -> frozenset[str]:
+    """Those of a setting that lists them with commas between them."""
+    return frozenset(filter(None, map(str.strip, text.split(","))))
 
 
 def closest(name: str, known: Iterable[str]) -> str:
@@ -82,7 +88,22 @@ class Settings(StrictSettings):
     dtype: Dtype = Field(
         default="auto",
         description="Data type of weights and computation. auto: float32 on the CPU, float16 on "
-        "a GPU, or bfloat16 for models whose numbers outgrow that (T5).",
+        "a GPU, or bfloat16 for models whose numbers outgrow that (T5). On the CPU bfloat16 is the "
+        "format of the matrices alone, and the computation is in float32.",
+        json_schema_extra={"group": "model"},
+    )
+    quantize: Quantize = Field(
+        default="none",
+        description="Format of the matrices of the model's layers, on the CPU. int8: a quarter of "
+        "float32's memory.",
+        json_schema_extra={"group": "model"},
+    )
+    quantize_skip: str = Field(
+        default="",
+        max_length=1 << 20,
+        description="Matrices of layers that quantize leaves in dtype, by the names that "
+        "`fusewire import --quantize` prints, with commas between them. `fusewire import` sets it "
+        "by measurement.",
         json_schema_extra={"group": "model"},
     )
     graphs: bool = Field(
@@ -112,6 +133,10 @@ class Settings(StrictSettings):
             super().__init__(**values)
         except ValidationError as error:
             raise WrongSetting(error, type(self).model_fields) from None
+
+    @property
+    def quantize_skipped(self) -> frozenset[str]:
+        return names(self.quantize_skip)
 
 
 class EngineSettings(Settings):

@@ -21,8 +21,8 @@ from fusewire.models import load_decoder
 from fusewire.placement import Placement
 
 def resident():
-    status = Path("/proc/self/status").read_text()
-    return [int(re.search(name + r":\\s+(\\d+)", status)[1]) / 1024 for name in ("RssAnon", "RssFile")]
+    rows = dict(re.findall(r"(\\w+):\\s+(\\d+) kB", Path("/proc/self/status").read_text()))
+    return [int(rows[name]) / 1024 for name in ("RssAnon", "RssFile")]
 
 place = Placement("cpu", *sys.argv[2:])
 load_decoder(sys.argv[1], place).new_cache(1, 16)  # what is imported on the way

@@ -34,6 +34,7 @@ class ImageFolder:
         *,
         device: str = "auto",
         dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto",
+        quantize: Literal["none", "int8"] = "none",
         revision: str | None = None,
     ) -> None:
         """Loads the model.
@@ -43,14 +44,17 @@ class ImageFolder:
             device: `auto` (the first GPU where there is one, else the CPU), `cpu`, `cuda` or
                 `cuda:<index>`.
             dtype: Precision of the computation; `auto` is float32 on the CPU and float16 on a GPU.
+                `bfloat16` on the CPU: of the matrices alone.
+            quantize: Format of the matrices of the model's layers, on the CPU: `none` (that of
+                `dtype`) or `int8`.
             revision: Branch, tag or commit of a Hugging Face id.
 
         Raises:
             CheckpointError: The folder cannot be read, or asks for something not supported.
-            ConfigurationError: There is no such device or dtype here.
+            ConfigurationError: There is no such device, dtype or format here.
         """
         self._folder = model_folder(model, revision=revision)
-        self._model = load_image_model(self._folder, self._task, Placement(device, dtype))
+        self._model = load_image_model(self._folder, self._task, Placement(device, dtype, quantize))
         self._model.record_forwards(EngineSettings().max_batch_tokens)
         preprocessing = read_preprocessing(self._folder, self._model.config["model_type"])
         self._workers = ImageWorkers(preprocessing)

@@ -36,6 +36,7 @@ class LLM:
         *,
         device: str = "auto",
         dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto",
+        quantize: Literal["none", "int8"] = "none",
         revision: str | None = None,
         max_length: int | None = None,
         max_sequences: int | None = None,
@@ -53,6 +54,9 @@ class LLM:
             device: `auto` (the first GPU where there is one, else the CPU), `cpu`, `cuda` or
                 `cuda:<index>`.
             dtype: Precision of the computation; `auto` is float32 on the CPU and float16 on a GPU.
+                `bfloat16` on the CPU: of the matrices alone.
+            quantize: Format of the matrices of the model's layers, on the CPU: `none` (that of
+                `dtype`) or `int8`.
             revision: Branch, tag or commit of a Hugging Face id.
             max_length: Longest prompt and answer together, in tokens; of an encoder-decoder model
                 each of them. Default: the positions that the model has.
@@ -68,10 +72,12 @@ class LLM:
 
         Raises:
             CheckpointError: The folder cannot be read, or its model does not generate.
-            ConfigurationError: There is no such device or dtype here, or a value is out of range.
+            ConfigurationError: There is no such device, dtype or format here, or a value is out of
+                range.
         """
         settings = {
             "dtype": dtype,
+            "quantize": quantize,
             "max_length": max_length,
             "max_sequences": max_sequences,
             "max_batch_tokens": max_batch_tokens,

@@ -37,6 +37,7 @@ class TextModel:
         *,
         device: str = "auto",
         dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto",
+        quantize: Literal["none", "int8"] = "none",
         revision: str | None = None,
         max_length: int | None = None,
         max_batch_tokens: int | None = None,
@@ -49,6 +50,9 @@ class TextModel:
             device: `auto` (the first GPU where there is one, else the CPU), `cpu`, `cuda` or
                 `cuda:<index>`.
             dtype: Precision of the computation; `auto` is float32 on the CPU and float16 on a GPU.
+                `bfloat16` on the CPU: of the matrices alone.
+            quantize: Format of the matrices of the model's layers, on the CPU: `none` (that of
+                `dtype`) or `int8`.
             revision: Branch, tag or commit of a Hugging Face id.
             max_length: Longest text in tokens, special tokens included. Default: what the folder
                 says.
@@ -58,9 +62,15 @@ class TextModel:
 
         Raises:
             CheckpointError: The folder cannot be read, or asks for something not supported.
-            ConfigurationError: There is no such device or dtype here, or a value is out of range.
+            ConfigurationError: There is no such device, dtype or format here, or a value is out of
+                range.
         """
-        settings: dict[str, Any] = {"dtype": dtype, "threads": threads, "max_length": max_length}
+        settings: dict[str, Any] = {
+            "dtype": dtype,
+            "quantize": quantize,
+            "threads": threads,
+            "max_length": max_length,
+        }
         if max_batch_tokens is not None:
             settings["max_batch_tokens"] = max_batch_tokens
         self._folder = model_folder(model, revision=revision)

@@ -93,6 +93,14 @@ def import_(
     replace: Annotated[
         bool, typer.Option("--replace", help="Overwrite an existing version.")
     ] = False,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Texts to measure the matrices with that --quantize quantises, one a line, the "
+            "first 64. Default: random ids.",
+        ),
+    ] = None,
     as_json: Json = False,
     **flags: Any,
 ) -> None:
@@ -101,12 +109,22 @@ def import_(
     Copies the files that serving reads, and writes config.pbtxt from the settings below.
     TensorFlow weights (tf_model.h5, or a checkpoint with its index) become safetensors; that needs
     the extra fusewire[tensorflow].
+
+    With --quantize each matrix is quantised alone first, and those that change the model's results
+    too much keep their dtype: prints a table of the errors, and sets quantize_skip. Models of
+    images are not measured.
     """
+    from fusewire.cli.calibrate import as_json as calibration_json
+    from fusewire.cli.calibrate import calibrated, show
     from fusewire.hub import model_folder
     from fusewire.serving.repository import import_folder
 
     deployment = validated(Deployment, given(flags, Deployment))
+    settings = given(flags, ModelSettings, GeneratorSettings)
     folder = model_folder(model)  # shows its own progress
+    found = calibrated(folder, settings, deployment.device, calibrate)
+    if found is not None:
+        settings["quantize_skip"] = ",".join(found.skipped)
     columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn()
     with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
         bar = progress.add_task("copying", total=None)
@@ -114,7 +132,7 @@ def import_(
             folder,
             repository,
             name=name,
-            settings=given(flags, ModelSettings, GeneratorSettings),
+            settings=settings,
             deployment=deployment,
             link=link,
             replace=replace,
@@ -123,8 +141,11 @@ def import_(
             ),
         )
     if as_json:
-        out.print_json(json.dumps({"name": entry.name, "path": str(entry)}))
+        facts = {"name": entry.name, "path": str(entry), **calibration_json(found)}
+        out.print_json(json.dumps(facts))
     else:
+        if found is not None:
+            show(found)
         out.print(f"{entry.name} is in {repository}; serve it: fusewire serve {repository}")
 
 

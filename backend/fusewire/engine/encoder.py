@@ -247,9 +247,11 @@ class EncoderEngine:
 
 
 def _loaded(folder: Path | str, task: str, settings: EngineSettings, device: str) -> Model:
-    place = Placement(device, settings.dtype)
+    skipped = settings.quantize_skipped
+    place = Placement(device, settings.dtype, settings.quantize, skipped)
     try:
         model = load_encoder(folder, task, place)
+        place.check_skipped()
         if settings.graphs:
             model.record_forwards(settings.max_batch_tokens)
         else:

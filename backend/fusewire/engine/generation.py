@@ -96,7 +96,7 @@ class GenerationEngine:
         if settings.threads:
             kernels.set_num_threads(settings.threads)
         limit_tokenizer_threads(settings.threads)
-        self.model = model or load_decoder(folder, Placement(device, settings.dtype))
+        self.model = model or _loaded(folder, settings, device)
         self.tokenizer = tokenizer = Tokenizer.required(Path(folder))
         self._detokenizer = Detokenizer(tokenizer)
         self._target_tokenizer = Tokenizer.load_target(Path(folder)) or tokenizer
@@ -486,6 +486,16 @@ class GenerationEngine:
             "forced_eos_token_id": model.forced_eos_token_id or None,
         }
         return {**forced, **generation_defaults(self.folder, encoder_decoder=True)}
+
+
+def _loaded(folder: Path | str, settings: GenerationSettings, device: str) -> DecoderModel:
+    place = Placement(device, settings.dtype, settings.quantize, settings.quantize_skipped)
+    try:
+        model = load_decoder(folder, place)
+    except kernels.Error as error:  # no room, or no kernels for this model on this device
+        raise ConfigurationError(f"{place.device}: {error}") from None
+    place.check_skipped()
+    return model
 
 
 def _forced(

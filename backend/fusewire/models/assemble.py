@@ -71,6 +71,12 @@ class Weights:
         weight = self._stacked(dense, "weight", self._place.dtype)
         return self._place.linear(weight, self._bias(dense), dense.names[0])
 
+    def layer_linear(self, dense: Dense) -> kernels.Linear:
+        """As `linear`, of a layer: in the placement's format of these, by the first of its
+        names."""
+        weight = self._stacked(dense, "weight", self._place.dtype)
+        return self._place.layer_linear(weight, self._bias(dense), dense.names[0])
+
     def _bias(self, dense: Dense) -> NDArray[Any] | None:
         if dense.bias_row:
             return self._stored(dense.bias_row)[0]

@@ -79,7 +79,7 @@ class Seq2SeqModel(DecoderModel):
         self._encoder = BuiltStack(blueprint.encoder, weights, self.place, self._workspace)
         attentions = blueprint.stack.cross_attentions
         self._heads = attentions[0].heads
-        self._keys_values = weights.linear(_together(attentions))
+        self._keys_values = weights.layer_linear(_together(attentions))
         self._width = attentions[0].kv.outputs // 2
         self._source_scale = attentions[-1].scale or (self._width // self._heads) ** -0.5
 

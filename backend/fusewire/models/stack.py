@@ -216,23 +216,23 @@ class _LayerBuilder:
     ) -> kernels.Attention | kernels.CrossAttention | kernels.FeedForward:
         weights = self._weights
         if isinstance(part, CrossAttention):
-            q = self._source_queries[part] = weights.linear(part.q)
+            q = self._source_queries[part] = weights.layer_linear(part.q)
             return kernels.CrossAttention(
                 q=q,
-                output=weights.linear(part.output),
+                output=weights.layer_linear(part.output),
                 heads=part.heads,
                 scale=part.scale,
             )
         if isinstance(part, FeedForward):
             return kernels.FeedForward(
-                intermediate=weights.linear(part.intermediate),
-                output=weights.linear(part.output),
+                intermediate=weights.layer_linear(part.intermediate),
+                output=weights.layer_linear(part.output),
                 activation=part.activation,
                 gated=part.gated,
             )
         return kernels.Attention(
-            qkv=weights.linear(part.qkv),
-            output=weights.linear(part.output),
+            qkv=weights.layer_linear(part.qkv),
+            output=weights.layer_linear(part.output),
             heads=part.heads,
             kv_heads=part.kv_heads,
             left=part.left,

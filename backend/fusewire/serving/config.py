@@ -18,7 +18,7 @@ from fusewire import devices
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.errors import ConfigurationError
 from fusewire.serving.server_settings import ServerSettings
-from fusewire.settings import EngineSettings, StrictSettings, WrongSetting
+from fusewire.settings import EngineSettings, StrictSettings, WrongSetting, names
 from fusewire.tasks.contract import GENERATING
 
 Settings = TypeVar("Settings", bound=BaseModel)
@@ -59,23 +59,23 @@ class _Served(StrictSettings):
     @field_validator("metric_tenants")
     @classmethod
     def _few_and_plain(cls, tenants: str) -> str:
-        names = _names(tenants)
-        for name in names:
+        named = names(tenants)
+        for name in named:
             if not re.fullmatch(_TENANT_PATTERN, name) or name in ("none", "other"):
                 raise ConfigurationError(
                     f"metric_tenants: got {name[:80]!r}, wanted names of 1 to 64 letters, digits, "
                     "'.', '_' or '-', none of them 'none' or 'other'; rename or remove it"
                 )
-        if len(names) > _MOST_METRIC_TENANTS:
+        if len(named) > _MOST_METRIC_TENANTS:
             raise ConfigurationError(
-                f"metric_tenants: got {len(names)} names, wanted at most {_MOST_METRIC_TENANTS}, "
+                f"metric_tenants: got {len(named)} names, wanted at most {_MOST_METRIC_TENANTS}, "
                 "as each has series of its own; name those that matter"
             )
         return tenants
 
     @property
     def metric_tenants_named(self) -> frozenset[str]:
-        return _names(self.metric_tenants)
+        return names(self.metric_tenants)
 
     def parameters(self) -> dict[str, str]:
         """As config.pbtxt holds them: the task, and what differs from its default."""
@@ -104,8 +104,8 @@ class GeneratorSettings(_Served, GenerationSettings):
 
     def engine(self) -> GenerationSettings:
         """The engine's share of these settings."""
-        names = GenerationSettings.model_fields
-        return GenerationSettings(**{key: getattr(self, key) for key in names})
+        fields = GenerationSettings.model_fields
+        return GenerationSettings(**{key: getattr(self, key) for key in fields})
 
 
 class Deployment(StrictSettings):
@@ -188,10 +188,6 @@ def validated(settings: type[Settings], values: Mapping[str, Any]) -> Settings:
         return settings.model_validate(dict(values))
     except ValidationError as error:
         raise WrongSetting(error, settings.model_fields) from None
-
-
-def _names(text: str) -> frozenset[str]:
-    return frozenset(filter(None, map(str.strip, text.split(","))))
 
 
 def _text(value: object) -> str:

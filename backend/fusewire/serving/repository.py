@@ -20,6 +20,7 @@ from pathlib import Path
 from fusewire import devices
 from fusewire.errors import CheckpointError, ConfigurationError
 from fusewire.models import check_folder, read_config, reads_images, tasks_of
+from fusewire.precision import Precision
 from fusewire.serving import model_config
 from fusewire.serving.config import NAME_PATTERN, Deployment, model_settings
 from fusewire.serving.probe import WARMUP
@@ -103,11 +104,8 @@ def import_folder(
         )
     if checked.task in GENERATING:
         _check_batching(deployment)
-    if not devices.gpus_of(deployment.device) and checked.dtype in ("float16", "bfloat16"):
-        raise ConfigurationError(
-            f"dtype: got {checked.dtype} on cpu, wanted float32; leave out --dtype, or choose a "
-            "GPU with --device cuda"
-        )
+    gpus = devices.gpus_of(deployment.device)
+    Precision.of("a GPU" if gpus else "cpu", checked.dtype, checked.quantize)
     files = served_files(source, checked.task)
     question = probe(source, checked)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fusewire import __version__
+from fusewire.precision import Precision
 from fusewire.serving import model_config, repository
 from fusewire.serving.probe import Probe, stored_probe
 from fusewire.serving.supervisor.server import Server
@@ -76,9 +77,8 @@ def _served(server: Server, model: str) -> Served:
     if config.backend != model_config.BACKEND:
         return Served(model, "", device, "")
     settings = model_config.check(config, model)
-    automatic = "float32" if device == "cpu" else "float16"
-    dtype = automatic if settings.dtype == "auto" else settings.dtype
-    return Served(model, settings.task, device, dtype)
+    precision = Precision.of(device, settings.dtype, settings.quantize)
+    return Served(model, settings.task, device, precision.described)
 
 
 def _table(rows: list[Any]) -> Iterator[str]:

@@ -1,0 +1,210 @@
+"""Which matrices a quantised model keeps in its dtype: `fusewire import --quantize`.
+
+Each matrix of the layers is quantised alone, and the model's results on the same texts are compared
+with those of the model that has none quantised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fusewire import kernels
+from fusewire.batch import Batch
+from fusewire.batch import Sequence as TokenSequence
+from fusewire.errors import ConfigurationError
+from fusewire.models import (
+    DecoderModel,
+    EncoderModel,
+    Seq2SeqModel,
+    SourceBatch,
+    load_decoder,
+    load_model,
+    read_config,
+    reads_images,
+)
+from fusewire.models.step_batch import SourceTable, StepBatch
+from fusewire.placement import Placement
+from fusewire.text.tokenizer import Tokenizer
+
+MOST_ERROR = 0.05  # of results, relative, that one quantised matrix may cause
+MOST_TEXTS = 64
+MOST_TOKENS = 128  # of a text
+_LONGEST_LINE = 1 << 14  # characters that are read of a line
+_PAGE_SIZE = 16
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class CalibratedMatrix:
+    """A matrix of a layer [out, in], several stacked under the first one's name. `error`: of the
+    model's results where it alone is quantised, |quantised - exact| / |exact|, 2-norms over all
+    results. `format`: that it is to be stored in."""
+
+    name: str
+    shape: tuple[int, int]
+    error: float
+    format: str
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """`error`: as a matrix's, where all are stored as `matrices` says."""
+
+    matrices: tuple[CalibratedMatrix, ...]
+    quantize: str
+    error: float
+    texts: int
+    tokens: int
+
+    @property
+    def skipped(self) -> list[str]:
+        return [each.name for each in self.matrices if each.format != self.quantize]
+
+
+def calibrate(
+    folder: Path,
+    task: str,
+    quantize: str,
+    dtype: str = "auto",
+    file: Path | None = None,
+    *,
+    most_error: float = MOST_ERROR,
+    done: Callable[[int, int], None] = lambda done, total: None,
+) -> Calibration:
+    """Of a folder that is served for `task` on the CPU. `file`: one text a line, of which the first
+    MOST_TEXTS that are not empty are read; None: random ids. Texts are cut to MOST_TOKENS. A matrix
+    that causes an error beyond `most_error`, or one that is no number, is left in `dtype`. `done`
+    gets the number of matrices measured, and of all. Takes a forward pass for each matrix, and the
+    memory of the model in both formats. ConfigurationError for a model of images, whose towers have
+    matrices of the same names."""
+    config = read_config(folder)
+    if reads_images(config):
+        raise ConfigurationError(
+            f"calibrate: got a model of images ({config['model_type']}), wanted one of texts; "
+            "leave it out"
+        )
+    place = _Trials("cpu", dtype, quantize)
+    load: Callable[[], DecoderModel | EncoderModel] = (
+        (lambda: load_decoder(folder, place))
+        if task == "generate"
+        else (lambda: load_model(folder, task, place))
+    )
+    exact = load()
+    texts = _random_ids(exact) if file is None else _ids_of(file, folder, exact)
+    truth = _results(exact, texts)
+    shapes, dtype = place.shapes, place.precision.weights
+    del exact
+
+    def error(chosen: Collection[str]) -> float:
+        place.quantized = frozenset(chosen)
+        off = np.linalg.norm(_results(load(), texts) - truth)
+        return float(off / np.linalg.norm(truth))
+
+    matrices = []
+    for count, (name, shape) in enumerate(shapes.items(), 1):
+        alone = error([name])
+        stored = quantize if alone <= most_error else dtype
+        matrices.append(CalibratedMatrix(name, shape, alone, stored))
+        done(count, len(shapes))
+    together = error([each.name for each in matrices if each.format == quantize])
+    tokens = sum(ids.size for ids in texts)
+    return Calibration(tuple(matrices), quantize, together, len(texts), tokens)
+
+
+class _Trials(Placement):
+    """Of models that differ only in which matrices are `quantized`: packs each once a format."""
+
+    def __init__(self, device: str, dtype: str, quantize: str) -> None:
+        super().__init__(device, dtype, quantize)
+        self.quantized: frozenset[str] = frozenset()
+        self.shapes: dict[str, tuple[int, int]] = {}  # of the layers' matrices
+        self._known: dict[tuple[str, str], kernels.Linear] = {}
+
+    def layer_format(self, name: str) -> str:
+        return self.precision.layers if name in self.quantized else self.precision.weights
+
+    def layer_linear(
+        self, weight: NDArray[Any], bias: NDArray[Any] | None, name: str
+    ) -> kernels.Linear:
+        self.shapes[name] = (weight.shape[0], weight.shape[1])
+        return super().layer_linear(weight, bias, name)
+
+    def _packed(
+        self, weight: NDArray[Any], bias: NDArray[Any] | None, name: str, stored: str
+    ) -> kernels.Linear:
+        if (name, stored) not in self._known:
+            self._known[name, stored] = super()._packed(weight, bias, name, stored)
+        return self._known[name, stored]
+
+
+def _results(model: DecoderModel | EncoderModel, texts: Sequence[Ids]) -> NDArray[np.float32]:
+    """Hidden states of an encoder [tokens, hidden], logits behind each text [texts, vocabulary]
+    of what generates; that which an encoder-decoder model has read and then begun is the same."""
+    if isinstance(model, EncoderModel):
+        rows = [TokenSequence(ids, np.zeros(ids.size, np.int32)) for ids in texts]
+        return model.place.numpy(model.encode(Batch.pack(rows))).copy()
+    sources = list(texts)
+    if isinstance(model, Seq2SeqModel):
+        first = [model.decoder_start_token_id]
+        texts = [np.append(first, ids[:-1] % model.vocab_size) for ids in sources]
+    lengths = np.array([ids.size for ids in texts], np.int32)
+    pages = -(-int(lengths.max()) // _PAGE_SIZE)
+    table = np.arange(len(texts) * pages, dtype=np.int32).reshape(-1, pages)
+    cache = model.new_cache(2 * table.size, _PAGE_SIZE)
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    step = StepBatch(
+        input_ids=np.concatenate(texts),
+        positions=np.concatenate([np.arange(n, dtype=np.int32) for n in lengths]),
+        cu_seqlens=offsets,
+        context_lengths=lengths,
+        block_table=table,
+        logit_rows=offsets[1:].astype(np.int64) - 1,
+    )
+    if isinstance(model, Seq2SeqModel):  # its sources are as long as what it has begun
+        behind = table + np.int32(table.size)
+        model.encode(SourceBatch(np.concatenate(sources), offsets, behind), cache)
+        step = replace(step, sources=SourceTable(lengths, behind))
+    return model.place.numpy(model.step(step, cache)).copy()
+
+
+def _limits(model: DecoderModel | EncoderModel) -> tuple[int, int]:
+    """Tokens of a text, and ids."""
+    if isinstance(model, Seq2SeqModel):
+        longest = min(model.max_length, model.max_source_length)
+        return min(MOST_TOKENS, longest), model.source_vocab_size
+    return min(MOST_TOKENS, model.max_length), model.vocab_size
+
+
+def _random_ids(model: DecoderModel | EncoderModel) -> list[Ids]:
+    longest, vocab_size = _limits(model)
+    random = np.random.default_rng(0)
+    lengths = random.integers(1, longest + 1, MOST_TEXTS)
+    return [random.integers(0, vocab_size, length) for length in lengths]
+
+
+def _ids_of(file: Path, folder: Path, model: DecoderModel | EncoderModel) -> list[Ids]:
+    longest, _ = _limits(model)
+    try:
+        with open(file, encoding="utf-8") as lines:
+            read = iter(lambda: lines.readline(_LONGEST_LINE), "")
+            texts = list(islice(filter(None, map(str.strip, read)), MOST_TEXTS))
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(
+            f"calibrate: {file}: got bytes that are no UTF-8 ({error.reason}), wanted a text a "
+            "line; convert the file"
+        ) from None
+    encoded = Tokenizer.required(folder).encode(list(texts), offsets=False) if texts else []
+    found = [np.array(each.ids[:longest], np.int64) for each in encoded if each.ids]
+    if not found:
+        raise ConfigurationError(
+            f"calibrate: {file}: got no text, wanted one a line; write some into it"
+        )
+    return found

@@ -1,0 +1,57 @@
+"""What a model computes in and stores its weights in: one choice, checked in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusewire.errors import ConfigurationError
+
+DTYPES = ("auto", "float32", "float16", "bfloat16")
+QUANTIZATIONS = ("none", "int8")
+
+
+@dataclass(frozen=True)
+class Precision:
+    """`dtype`: of hidden states and of every sum. `weights`: the format of matrices; `layers`: of
+    those of the layers that are not left out of `quantize`."""
+
+    dtype: str
+    weights: str
+    layers: str
+
+    @staticmethod
+    def of(device: str, dtype: str = "auto", quantize: str = "none") -> Precision:
+        """On `device`, cpu or a GPU: "auto" is float32 on the CPU and float16 elsewhere. A CPU
+        computes in float32 always; bfloat16 is there the format of its weights. ConfigurationError
+        for what the device has no kernels for."""
+        _check("dtype", dtype, DTYPES)
+        _check("quantize", quantize, QUANTIZATIONS)
+        on_cpu = device == "cpu"
+        if on_cpu and dtype == "float16":
+            raise ConfigurationError(
+                "dtype: got 'float16' on cpu, wanted float32 or bfloat16; leave it out, or choose "
+                "a GPU"
+            )
+        if not on_cpu and quantize != "none":
+            raise ConfigurationError(
+                f"quantize: got {quantize!r} on {device}, wanted none, as only CPUs have kernels "
+                "for it; leave it out, or choose the CPU"
+            )
+        if dtype == "auto":
+            dtype = "float32" if on_cpu else "float16"
+        layers = dtype if quantize == "none" else quantize
+        return Precision("float32" if on_cpu else dtype, dtype, layers)
+
+    @property
+    def described(self) -> str:
+        """As `serve` prints it: `float32`, or with the formats of weights that differ from it."""
+        formats = dict.fromkeys([self.weights, self.layers])
+        stored = " and ".join(each for each in formats if each != self.dtype)
+        return f"{self.dtype} ({stored} weights)" if stored else self.dtype
+
+
+def _check(name: str, got: str, known: tuple[str, ...]) -> None:
+    if got not in known:
+        raise ConfigurationError(
+            f"{name}: got {got!r}, wanted one of {', '.join(known)}; choose one of these"
+        )

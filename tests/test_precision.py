@@ -1,0 +1,50 @@
+"""What a device computes in and stores weights in; what it cannot is refused by name."""
+
+from __future__ import annotations
+
+import pytest
+from fusewire.errors import ConfigurationError
+from fusewire.precision import Precision
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "quantize", "precision", "described"),
+    [
+        ("cpu", "auto", "none", ("float32", "float32", "float32"), "float32"),
+        ("cpu", "auto", "int8", ("float32", "float32", "int8"), "float32 (int8 weights)"),
+        (
+            "cpu",
+            "bfloat16",
+            "none",
+            ("float32", "bfloat16", "bfloat16"),
+            "float32 (bfloat16 weights)",
+        ),
+        (
+            "cpu",
+            "bfloat16",
+            "int8",
+            ("float32", "bfloat16", "int8"),
+            "float32 (bfloat16 and int8 weights)",
+        ),
+        ("cuda:0", "auto", "none", ("float16", "float16", "float16"), "float16"),
+        ("cuda:1", "bfloat16", "none", ("bfloat16", "bfloat16", "bfloat16"), "bfloat16"),
+    ],
+)
+def test_what_is_computed_in_and_what_is_stored(device, dtype, quantize, precision, described):
+    found = Precision.of(device, dtype, quantize)
+    assert found == Precision(*precision)
+    assert found.described == described
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "quantize", "message"),
+    [
+        ("cpu", "float16", "none", "dtype: got 'float16' on cpu, wanted float32 or bfloat16"),
+        ("cpu", "int8", "none", "dtype: got 'int8', wanted one of auto, float32"),
+        ("cpu", "auto", "int4", "quantize: got 'int4', wanted one of none, int8"),
+        ("cuda:0", "auto", "int8", "quantize: got 'int8' on cuda:0, wanted none, as only CPUs"),
+    ],
+)
+def test_what_a_device_cannot_is_refused(device, dtype, quantize, message):
+    with pytest.raises(ConfigurationError, match=message):
+        Precision.of(device, dtype, quantize)
