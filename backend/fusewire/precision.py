@@ -43,6 +43,11 @@ class Precision:
         return Precision("float32" if on_cpu else dtype, dtype, layers)
 
     @property
+    def stores_exactly(self) -> bool:
+        """Whether all weights have the dtype that is computed in."""
+        return self.weights == self.layers == self.dtype
+
+    @property
     def described(self) -> str:
         """As `serve` prints it: `float32`, or with the formats of weights that differ from it."""
         formats = dict.fromkeys([self.weights, self.layers])

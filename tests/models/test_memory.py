@@ -9,6 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from fusewire.kernels import default_allocator
+from fusewire.models import load_decoder
+from fusewire.placement import Placement
 
 from tests.models.tiny_decoders import tiny_decoder
 
@@ -34,7 +37,7 @@ print(json.dumps([after - begin for after, begin in zip(resident(), before)]))
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of 48 MiB, nearly all of it in layers."""
+    """Nearly all of it in layers."""
     path = tmp_path_factory.mktemp("wide")
     tiny_decoder(path, "llama", hidden_size=_WIDTH, intermediate_size=12 * _WIDTH, head_dim=128)
     return path
@@ -57,3 +60,18 @@ def test_the_file_is_not_held_beside_what_was_packed_of_it(folder):
     _, of_files = grown(folder)
     assert stored > 40
     assert of_files < stored / 10
+
+
+def test_layers_take_a_half_in_bfloat16_and_a_quarter_in_int8(folder):
+    def held(*precision: str) -> int:
+        allocator = default_allocator("cpu")
+        before = allocator.stats()["allocated_bytes"]
+        model = load_decoder(folder, Placement("cpu", *precision))
+        bytes_held: int = allocator.stats()["allocated_bytes"] - before
+        del model
+        return bytes_held
+
+    exact = held()
+    assert exact > 100 << 20
+    assert held("bfloat16") < 0.51 * exact
+    assert held("auto", "int8") < 0.27 * exact  # with scales, and the head as it was

@@ -350,3 +350,14 @@ def test_a_token_that_the_model_lacks_is_named_with_its_line(tmp_path):
     (tmp_path / "t.txt").write_text("a word\na new39 word\n")
     with pytest.raises(ConfigurationError, match=r"^t.txt line 2: text_input: .*'new39'"):
         parity(tmp_path, texts=tmp_path / "t.txt")
+
+
+def test_int8_is_measured_against_fp32_and_has_no_tolerance_of_its_own(minilm, tmp_path):
+    texts = tmp_path / "texts.txt"
+    texts.write_text("\n".join(f"The {word} is not here." for word in ("river", "answer", "third")))
+    found = parity(minilm, "embed", quantize="int8", texts=texts, against="fp32")
+    assert found.dtype == "float32 (int8 weights)"
+    assert not found.allowed
+    assert 0.98 < found.differences["embedding"].mean_cosine < 0.99999
+    floors = Floors(min_cosine=1 - 1e-6)
+    assert not parity(minilm, "embed", quantize="int8", texts=texts, floors=floors).passed

@@ -38,9 +38,12 @@ def check(
         str,
         typer.Option(
             metavar="auto|float32|float16|bfloat16",
-            help="auto: float32 on the CPU, float16 on a GPU.",
+            help="auto: float32 on the CPU, float16 on a GPU; bfloat16 on the CPU: of weights.",
         ),
     ] = "auto",
+    quantize: Annotated[
+        str, typer.Option(metavar="none|int8", help="How the layers' matrices are stored.")
+    ] = "none",
     as_json: Json = False,
     sequences: Annotated[
         int | None,
@@ -127,6 +130,7 @@ def check(
             task,
             device,
             dtype,
+            quantize=quantize,
             against=against,
             sequences=sequences,
             texts=texts,

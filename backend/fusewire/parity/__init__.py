@@ -38,6 +38,7 @@ def parity(
     device: Any = "cpu",
     dtype: str = "auto",
     *,
+    quantize: str = "none",
     against: str = "transformers",
     sequences: int | None = None,
     texts: Path | None = None,
@@ -50,6 +51,7 @@ def parity(
 
     Args:
         model: A folder or an id (`hub.model_folder`).
+        quantize: How ours stores the layers' matrices (`Placement`).
         against: `transformers` (CPU, fp32, eager attention, one sequence at a time), which needs
             torch and transformers, or `fp32`: fusewire itself in float32, on the same device.
         sequences: Number of random sequences (one token up to 512 or the model's limit), or of
@@ -57,7 +59,7 @@ def parity(
         texts: A file of texts (`text_files.read_texts`) in the place of random sequences.
         pairs: A file of pairs of texts with scores (`text_files.read_pairs`), of the task embed.
         tolerance: Largest absolute difference that passes. Default: what `Allowance` grants; none
-            with `floors`, or against fp32.
+            with `floors`, against fp32, or where ours stores weights in less than it computes in.
         floors: What passes in the place of the default tolerance.
 
     Raises:
@@ -68,7 +70,7 @@ def parity(
     floors = floors or Floors()
     _check(against, {"sequences": sequences, "texts": texts, "pairs": pairs})
     reference = REFERENCES[against]()
-    place = Placement(device, dtype)
+    place = Placement(device, dtype, quantize)
     folder = model_folder(model)
     config = read_config(folder)
     task = task or tasks_of(config)
@@ -86,7 +88,8 @@ def parity(
     floors.check(perplexity=compared.continues_texts, pairs=given is not None)
 
     dtype = compared.place.dtype
-    grants = tolerance is None and not floors.given and against == "transformers"
+    exact = compared.place.precision.stores_exactly
+    grants = exact and tolerance is None and not floors.given and against == "transformers"
     # Logits of given texts are too many to hold; random input needs one model at a time.
     hold: Callable[[Iterable[Any]], Iterable[Any]] = iter if lines else list
     ours, truth = hold(compared.ours()), hold(reference.results(compared))
@@ -113,7 +116,7 @@ def parity(
     return Parity(
         reference.architecture or (config.get("architectures") or [config["model_type"]])[0],
         task,
-        dtype,
+        compared.place.precision.described,
         against,
         compared.sequences,
         compared.tokens,

