@@ -23,25 +23,18 @@ __attribute__((noinline)) void tile(const Operands& operands, const Epilogue& ep
                                     int64_t out_stride, int64_t columns) {
   // What is read and written at the end is on its way meanwhile. Few rows wait for the panel alone.
   if constexpr (kFetch != Fetch::kStream) prefetch<kRows>(epilogue, out, out_stride, columns);
-  Vec sum[kRows][2] = {};
-  if (operands.k <= kChain) {
-    multiply<kRows, kFetch>(operands, sum);
-  } else {
-    Vec total[kRows][2] = {};  // in memory; touched once in kChain steps
-    for (int64_t k = 0; k < operands.k; k += kChain) {
-      const int64_t count = operands.k - k < kChain ? operands.k - k : kChain;
-      Vec chain[kRows][2] = {};
-      multiply<kRows, kFetch>(operands.part(k, count, fetched(kFetch)), chain);
-      for (int r = 0; r < kRows; ++r) {
-        total[r][0] += chain[r][0];
-        total[r][1] += chain[r][1];
-      }
-    }
+  Vec sum[kRows][2];  // in memory; touched once in kChain steps
+  int64_t k = 0;
+  do {
+    const int64_t count = operands.k - k < kChain ? operands.k - k : kChain;
+    Vec chain[kRows][2] = {};
+    multiply<kRows, kFetch>(operands.part(k, count, fetched(kFetch)), chain);
     for (int r = 0; r < kRows; ++r) {
-      sum[r][0] = total[r][0];
-      sum[r][1] = total[r][1];
+      sum[r][0] = k ? sum[r][0] + chain[r][0] : chain[r][0];
+      sum[r][1] = k ? sum[r][1] + chain[r][1] : chain[r][1];
     }
-  }
+    k += count;
+  } while (k < operands.k);
   finish(sum, epilogue, out, out_stride, columns);
 }
 
