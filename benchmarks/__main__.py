@@ -25,6 +25,7 @@ BENCHMARKS = (
     "served",
     "python_api",
     "gemm",
+    "weight_formats",
 )
 
 
