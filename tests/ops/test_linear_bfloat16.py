@@ -10,7 +10,7 @@ from fusewire import kernels as k
 from fusewire.placement import Placement
 
 from tests.ops.case import LAYOUTS, Operands, normal
-from tests.places import CPU_TARGETS, CPU_TARGETS_OF_PRODUCTS, rounded
+from tests.places import CPU_TARGETS, CPU_TARGETS_OF_PRODUCTS, Where, at, rounded
 from tests.tolerance import Allowed, allowed_error
 
 # (tokens, in_features, out_features): k odd, within a chain of sums and beyond it
@@ -100,6 +100,24 @@ def test_a_transposed_weight_and_one_packed_anew_give_the_same_bits(shape: tuple
     again = packed(place, -2 * weight + 1)
     again.refresh(place.floats(weight), None, place.stream)
     np.testing.assert_array_equal(product(o, x, again), want)
+
+
+@pytest.mark.parametrize("packed_on", k.cpu_targets())
+@pytest.mark.parametrize("transposed", [False, True])
+def test_a_packed_weight_serves_every_instruction_set(packed_on: str, transposed: bool):
+    x, weight, bias, _ = operands((15, 33, 97))
+    given = weight.T.copy() if transposed else weight
+
+    def linear_of(place: Placement) -> k.Linear:
+        floats = place.floats(given), place.floats(bias)
+        return k.Linear(*floats, place.stream, transposed=transposed, format="bfloat16")
+
+    with at(Where("cpu", "float32", packed_on)) as place:
+        linear = linear_of(place)
+    for target in k.cpu_targets():
+        with at(Where("cpu", "float32", target)) as place:
+            o = Operands(place, "dense")
+            np.testing.assert_array_equal(product(o, x, linear), product(o, x, linear_of(place)))
 
 
 @pytest.mark.parametrize("place", CPU_TARGETS_OF_PRODUCTS, indirect=True)
