@@ -20,6 +20,13 @@ FUSEWIRE_INLINE UnsignedVec load_bytes(const uint8_t* p) {
   return *reinterpret_cast<const UnalignedUnsignedVec*>(p);
 }
 
+// From memory, which costs no shuffle: of a copy of both pairs of a group GCC makes one load into a
+// general register and broadcasts its halves from there.
+FUSEWIRE_INLINE UnsignedVec broadcast_pair(const int16_t* x) {
+  typedef uint32_t Pair __attribute__((may_alias, aligned(2)));
+  return *reinterpret_cast<const Pair*>(x) - UnsignedVec{};
+}
+
 // How far `ahead` moves with each group.
 constexpr int64_t fetched_bytes(Fetch fetch) {
   return fetch == Fetch::kNextPanelSlowly ? kLineBytes / 2 : kLineBytes;
@@ -76,9 +83,8 @@ struct WidenedKernel {
       const UnsignedVec odd0 = (w0 >> 8) & kEven, odd1 = (w1 >> 8) & kEven;
 #pragma GCC unroll 16
       for (int r = 0; r < kRows; ++r) {
-        uint32_t pairs[2];
-        __builtin_memcpy(pairs, x + r * kGroup, sizeof(pairs));
-        const UnsignedVec even = pairs[0] - UnsignedVec{}, odd = pairs[1] - UnsignedVec{};
+        const UnsignedVec even = broadcast_pair(x + r * kGroup);
+        const UnsignedVec odd = broadcast_pair(x + r * kGroup + 2);
         sum[r][0] += add_products(even0, even) + add_products(odd0, odd);
         sum[r][1] += add_products(even1, even) + add_products(odd1, odd);
       }
