@@ -144,6 +144,36 @@ def test_a_layer_that_is_quantised_and_ignored_is_refused(tmp_path):
             opened(tmp_path, tensors)
 
 
+@pytest.mark.parametrize(
+    "pattern",
+    ["a*a*a*a*a*a*b", "a?" * 70 + "a" * 70, "(a|aa)" * 60 + "b", "(a*)?" * 5 + "(a|b)?" * 9],
+)
+def test_a_pattern_that_takes_very_long_is_refused(tmp_path, pattern):
+    name = "a" * 70
+    write_layer(tmp_path, FORMATS["int8"], np.ones(SHAPE, "f"), name)
+    config = FORMATS["int8"].config | {"ignore": [f"re:{pattern}"]}
+    edit_config(tmp_path, quantization_config=config)
+    with pytest.raises(CheckpointError, match=r"got 're:.*fewer choices, for a name of 70 char"):
+        Checkpoint.open(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        r".*layers\.(" + "|".join(map(str, range(90))) + r")\..*proj.*",
+        r"model\.layers\.\d+\.mlp\.experts\.\d+\.(gate|up|down)_proj$",
+        r".*\.\d+\..*\.\d+\..*",
+    ],
+)
+def test_a_pattern_of_published_folders_is_matched(tmp_path, pattern):
+    name = "model.layers.11.mlp.experts.123.gate_proj"
+    write_layer(tmp_path, FORMATS["int8"], np.ones(SHAPE, "f"), name)
+    config = FORMATS["int8"].config | {"ignore": [f"re:{pattern}"]}
+    edit_config(tmp_path, quantization_config=config)
+    with pytest.raises(CheckpointError, match="wanted none, as `ignore` names it"):
+        Checkpoint.open(tmp_path)
+
+
 def test_a_layer_of_two_kinds_is_refused(tmp_path):
     tensors = layer(tmp_path, "gptq") | {"layer.weight": torch.ones(SHAPE)}
     with pytest.raises(CheckpointError, match=r"layer\.weight': got it beside g_idx, qscales|qw"):
@@ -250,6 +280,7 @@ WRONG = [
     ("ignore", FORMATS["int8"].config | {"ignore": ["re:(a+)+$"]}),
     ("ignore", FORMATS["int8"].config | {"ignore": ["re:" + "a*" * 9]}),
     ("ignore", FORMATS["int8"].config | {"ignore": ["re:("]}),
+    ("ignore", FORMATS["int8"].config | {"ignore": ["re:(?x)(a+) +$"]}),
     ("group_0.weights.num_bits", weights_of("pack", num_bits=3)),
     ("group_0.weights.type", weights_of("pack", type="float")),
     ("group_0.weights.strategy", weights_of("pack", strategy="tensor_group")),

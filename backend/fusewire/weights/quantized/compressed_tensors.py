@@ -31,7 +31,8 @@ from fusewire.weights.quantized.weight import (
 _PACKED = "pack-quantized"
 _FORMATS = ("int-quantized", "float-quantized", "naive-quantized", _PACKED)
 _PATTERN = "re:"
-_MOST_REPEATS = 6  # of a pattern: matching takes time to this power
+_MOST_REPEATS = 6
+_MOST_STEPS = 50_000_000  # to match a name: some seconds
 
 
 @dataclass(frozen=True)
@@ -231,19 +232,34 @@ def _is_class(target: str) -> bool:
 
 
 def _matches(name: str, target: str) -> bool:
-    if target.startswith(_PATTERN):
-        return re.match(target.removeprefix(_PATTERN), name) is not None
-    return name == target
+    if not target.startswith(_PATTERN):
+        return name == target
+    pattern = target.removeprefix(_PATTERN)
+    if _steps(pattern, len(name)) > _MOST_STEPS:
+        raise fault(
+            "quantization_config: targets or ignore",
+            target,
+            f"a regular expression with fewer choices, for a name of {len(name)} characters",
+        )
+    return re.match(pattern, name) is not None
+
+
+def _steps(pattern: str, length: int) -> int:
+    """At most so many ways to match a name of this length are tried, where no group is repeated:
+    of splitting it among the repeats, of taking optional parts or not, and of alternatives."""
+    repeats = len(re.findall(r"[*+{]", pattern))
+    alternatives = math.prod(1 + part.count("|") for part in pattern.split(")"))
+    return math.comb(length + repeats, repeats) * alternatives << pattern.count("?")
 
 
 def _check_pattern(target: str, settings: Settings) -> None:
     """CheckpointError for a pattern that is wrong, or could take very long: one that repeats a
-    group, or repeats much."""
+    group (blanks could hide it in a verbose pattern), or repeats much."""
     pattern = target.removeprefix(_PATTERN)
     if target.startswith(_PATTERN):
         try:
             re.compile(pattern)
-            ok = not re.search(r"\)[*+{]", pattern)
+            ok = not re.search(r"\)[*+{]|\s", pattern)
             ok &= len(re.findall(r"[*+{]", pattern)) <= _MOST_REPEATS
         except (re.error, RecursionError, OverflowError):
             ok = False
@@ -251,5 +267,6 @@ def _check_pattern(target: str, settings: Settings) -> None:
             raise fault(
                 f"{settings.path}: targets or ignore",
                 target,
-                f"a regular expression that repeats no group, and at most {_MOST_REPEATS} times",
+                "a regular expression without blanks that repeats no group, and at most "
+                f"{_MOST_REPEATS} times",
             )
