@@ -10,6 +10,16 @@ from copy import copy
 from typing import NamedTuple, Self
 
 _LONGEST_NAME = 64
+_LONGEST_VALUE = 80
+
+
+def shown(value: object) -> str:
+    """A value of a configuration as messages quote it: JSON nests deeper than repr can follow."""
+    try:
+        text = repr(value)
+    except RecursionError:
+        return f"a {type(value).__name__} nested too deeply"
+    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."
 
 
 class FusewireError(Exception):

@@ -12,7 +12,7 @@ from typing import Any
 
 from PIL import Image
 
-from fusewire.errors import CheckpointError
+from fusewire.errors import CheckpointError, shown
 from fusewire.images.preprocess import CHANNELS, MOST_SIDE, Preprocessing, Size
 from fusewire.weights import read_json
 
@@ -212,9 +212,7 @@ def _flag(settings: Mapping[str, Any], key: str) -> bool:
 
 
 def _fault(key: str, got: object, wanted: str) -> CheckpointError:
-    shown = repr(got)
-    shown = shown if len(shown) <= 80 else shown[:77] + "..."
     return CheckpointError(
-        f"{FILE}: {key[:64]}: got {shown}, wanted {wanted}; these images cannot be read as the "
-        "model's processor reads them"
+        f"{FILE}: {key[:64]}: got {shown(got)}, wanted {wanted}; these images cannot be read "
+        "as the model's processor reads them"
     )

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fusewire.errors import CheckpointError
+from fusewire.errors import CheckpointError, shown
 from fusewire.weights import no_model_in, read_json
 from fusewire.weights.quantized import method_of
 
@@ -145,10 +145,9 @@ class Config:
 
     @staticmethod
     def fault(key: str, got: object, wanted: str) -> CheckpointError:
-        shown = repr(got)
-        shown = shown if len(shown) <= 80 else shown[:77] + "..."
         return CheckpointError(
-            f"{FILE}: {key}: got {shown}, wanted {wanted}; this model is not supported as it is"
+            f"{FILE}: {key}: got {shown(got)}, wanted {wanted}; this model is not supported as it "
+            "is"
         )
 
     def _absent(self, key: str, default: Any) -> Any:

@@ -306,6 +306,24 @@ def test_what_is_no_configuration_is_named(values):
         method_of({"quantization_config": values})
 
 
+def test_values_that_repr_cannot_follow_are_named():
+    deep: list = []
+    for _ in range(5000):
+        deep = [deep]
+    config = FORMATS["gptq"].config | {"bits": deep}
+    with pytest.raises(CheckpointError, match=r"bits: got a list nested too deeply, wanted"):
+        method_of({"quantization_config": config})
+    with pytest.raises(CheckpointError, match=r"hidden_size: got a list nested too deeply, wanted"):
+        Config({"hidden_size": deep}).size("hidden_size")
+
+
+@pytest.mark.parametrize("model_type", [[], {}, 3, None])
+def test_a_model_type_that_is_no_name_has_no_conv1d(tmp_path, model_type):
+    tensors = layer(tmp_path, "gptq")
+    edit_config(tmp_path, model_type=model_type)
+    assert opened(tmp_path, tensors).shape == SHAPE
+
+
 def test_a_live_model_is_not_dequantised(tmp_path):
     tiny_decoder(tmp_path, "llama", num_hidden_layers=1)
     config = read_config(tmp_path) | {"quantization_config": FORMATS["gptq"].config}

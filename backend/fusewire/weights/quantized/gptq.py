@@ -45,7 +45,7 @@ class Gptq:
         self._less = 1 if version == "gptq" else 0  # qzeros hold the zero point less this
         settings.absent("rotation", "adapter", "is_marlin_format")
         _check_exceptions(settings)
-        self._conv1d = _CONV1D.get(model_type, ())
+        self._conv1d = _CONV1D.get(model_type, ()) if isinstance(model_type, str) else ()
 
     def transposed(self, module: Module) -> bool:
         return module.name.rpartition(".")[2] in self._conv1d

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fusewire.errors import CheckpointError
+from fusewire.errors import CheckpointError, shown
 
 _REMEDY = "use an unquantised copy of the model, or one quantised in a format that is read"
 
@@ -70,6 +70,4 @@ class Settings:
 
 
 def fault(path: str, got: object, wanted: str, remedy: str = _REMEDY) -> CheckpointError:
-    shown = repr(got)
-    shown = shown if len(shown) <= 80 else shown[:77] + "..."
-    return CheckpointError(f"config.json: {path}: got {shown}, wanted {wanted}; {remedy}")
+    return CheckpointError(f"config.json: {path}: got {shown(got)}, wanted {wanted}; {remedy}")
