@@ -59,6 +59,14 @@ def test_one_group_of_all_inputs(tmp_path):
     np.testing.assert_array_equal(Checkpoint.open(tmp_path).take("layer.weight"), layer.weight)
 
 
+@pytest.mark.parametrize("alias", [True, "dynamic"])
+def test_an_order_by_activations_has_other_names(tmp_path, alias):
+    form = pack_quantized(act_order=True)
+    form.config["config_groups"]["group_0"]["weights"]["actorder"] = alias
+    layer = write_layer(tmp_path, form, random_weight())
+    np.testing.assert_array_equal(Checkpoint.open(tmp_path).take("layer.weight"), layer.weight)
+
+
 def test_compression_config_is_read_as_quantization_config(tmp_path):
     form = pack_quantized()
     form.key = "compression_config"

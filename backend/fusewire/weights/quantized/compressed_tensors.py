@@ -170,7 +170,7 @@ def _scheme(group: Settings, settings: Settings) -> _Scheme:
     actorder = weights.choice(
         "actorder", (None, False, True, "group", "weight", "static", "dynamic")
     )
-    ordered = actorder in (True, "group")
+    ordered = actorder in (True, "group", "dynamic")  # "static" is "weight": columns in order
     if ordered and strategy != "group":
         raise weights.fault("actorder", f"null for weights by {strategy}")
     return _Scheme(
