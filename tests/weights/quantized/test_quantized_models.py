@@ -7,6 +7,7 @@ import pytest
 import torch
 from fusewire.models import check_folder, load_decoder, load_model
 from fusewire.models.decoder import DecoderModel
+from fusewire.weights import Checkpoint
 from safetensors.torch import load_file, save_file
 
 from tests.models.oracle import RAGGED, largest_difference
@@ -23,6 +24,7 @@ from tests.weights.quantized.writers import (
     int_quantized,
     pack_quantized,
     quantise,
+    write_layer,
 )
 
 ONE_LAYER = {"num_hidden_layers": 1}
@@ -105,6 +107,25 @@ def test_groups_of_layers_have_their_own_formats(tmp_path):
     others = ("lm_head", "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj")
     quantise(tmp_path, reference, Format(bytes_.write, config), plain=others)
     assert difference(reference, load_decoder(tmp_path)) <= MODEL_FP32
+
+
+@pytest.mark.parametrize("targets", [["layer", "re:lay.*"], ["re:.*", "re:lay.*"]])
+@pytest.mark.parametrize("swapped", [False, True])
+def test_of_targets_that_fit_a_name_wins_and_then_the_first_by_letters(tmp_path, targets, swapped):
+    groups = [
+        form.config["config_groups"]["group_0"] | {"targets": [target], "format": kind}
+        for form, kind, target in zip(
+            (pack_quantized(), int_quantized()),
+            ("pack-quantized", "int-quantized"),
+            targets,
+            strict=True,
+        )
+    ]
+    order = groups[::-1] if swapped else groups
+    config = pack_quantized().config | {"config_groups": {str(i): g for i, g in enumerate(order)}}
+    weight = np.random.default_rng(0).normal(size=(8, 32)).astype("f")
+    layer = write_layer(tmp_path, Format(pack_quantized().write, config), weight)
+    np.testing.assert_array_equal(Checkpoint.open(tmp_path).take("layer.weight"), layer.weight)
 
 
 def test_scales_of_activations_and_caches_are_not_needed(tmp_path):

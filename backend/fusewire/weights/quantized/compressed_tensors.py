@@ -142,7 +142,14 @@ class CompressedTensors:
             raise module.fault(
                 next(iter(module.parts)), "a quantised module", "none, as `ignore` names it"
             )
-        named = [s for s in self._schemes if any(_matches(name, each) for each in s.targets)]
+        # As compressed-tensors has it: a name before a pattern, patterns by their letters.
+        found = [
+            (each.startswith(_PATTERN), each, s)
+            for s in self._schemes
+            for each in s.targets
+            if _matches(name, each)
+        ]
+        named = [s for _, _, s in sorted(found, key=lambda match: match[:2])]
         # Other targets are classes of modules, which a folder does not tell.
         by_class = [s for s in self._schemes if any(_is_class(each) for each in s.targets)]
         schemes = named[:1] or by_class
