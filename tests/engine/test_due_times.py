@@ -83,3 +83,10 @@ def test_a_machine_that_stood_still_once_stretches_waits_a_little():
     due_times = DueTimes()
     compute(due_times, 100.0)
     assert due_times.factor(10.0) < 1.2
+
+
+def test_the_slowness_of_an_hour_ago_is_forgotten_before_the_next_micro_batch():
+    due_times = DueTimes()
+    compute(due_times, 3.0, batches=12)
+    compute(due_times, 1.0, at=3600.0)
+    assert due_times.factor(3600.1) == pytest.approx(1.0)

@@ -58,7 +58,8 @@ class DueTimes:
         with self._lock:
             factor = self.factor(now)
             slowness = min(seconds / predicted_s, _MOST_AT_ONCE * factor)
-            self._slowness += _LAST_BATCH * (slowness - self._slowness)
+            before = min(self._slowness, _NOTICED * factor)  # the rest is forgotten
+            self._slowness = before + _LAST_BATCH * (slowness - before)
             if self._slowness > _NOTICED * factor:
                 self._raise(self._slowness, now)
 
