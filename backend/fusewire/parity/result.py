@@ -87,7 +87,7 @@ class Parity:
             allowed = self.allowed.get(name)
             if not math.isfinite(each.largest):
                 found.append(f"{name}: got {each.largest}, wanted numbers")
-            elif allowed is not None and each.largest > allowed:
+            elif allowed is not None and not each.largest <= allowed:
                 found.append(
                     f"{name}: largest difference: got {each.largest:.2e}, wanted at most "
                     f"{allowed:.2e}"
@@ -108,10 +108,18 @@ class Parity:
         return not self.failures
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {
-            **asdict(self),
-            "perplexity_ratio": self.perplexity_ratio,
-            "spearman_loss": self.spearman_loss,
-            "passed": self.passed,
-        }
+        """For JSON, which has no word for what is no finite number: None."""
+        found: dict[str, Any] = _finite(
+            {
+                **asdict(self),
+                "perplexity_ratio": self.perplexity_ratio,
+                "spearman_loss": self.spearman_loss,
+            }
+        )
+        return {**found, "passed": self.passed}
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _finite(each) for name, each in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
