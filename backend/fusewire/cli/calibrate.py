@@ -16,13 +16,15 @@ from fusewire.cli.console import err, out
 from fusewire.errors import ConfigurationError
 from fusewire.models import read_config, reads_images, tasks_of
 from fusewire.precision import Precision
+from fusewire.weights.tensorflow.conversion import tensorflow_weights_in
 
 
 def calibrated(
     folder: Path, settings: Mapping[str, Any], device: str, file: Path | None
 ) -> Calibration | None:
     """Of a folder that is imported with `settings`; None where they quantise nothing or name
-    themselves what to skip, and for models of images, of which nothing is measured."""
+    themselves what to skip, and for models of images, of which nothing is measured.
+    ConfigurationError for TensorFlow weights, which are not safetensors yet."""
     quantize, dtype = settings.get("quantize", "none"), settings.get("dtype", "auto")
     named = "quantize_skip" in settings
     if quantize == "none" or named:
@@ -35,6 +37,11 @@ def calibrated(
             )
         return None
     Precision.of("a GPU" if devices.gpus_of(device) else "cpu", dtype, quantize)
+    if (weights := tensorflow_weights_in(folder)) is not None:
+        raise ConfigurationError(
+            f"quantize: got {quantize!r} for {weights} (TensorFlow weights), wanted safetensors to "
+            "measure; import the folder without --quantize, then what was written with it"
+        )
     config = read_config(folder)
     if file is None and reads_images(config):
         return None
