@@ -30,7 +30,8 @@ GemmArguments asking_for(const std::string& feature, GemmFeatures& known) {
 
 int main(int, char** words) {
   const std::string command = words[1];
-  GemmKernels kernels = {Format::kFloat16, {}, false, false, nullptr, nullptr, nullptr, gemm_bucket};
+  GemmKernels kernels = {Format::kFloat16, {},      false,   false,
+                         nullptr,          nullptr, nullptr, gemm_bucket};
   if (command == "check") {
     GemmFeatures known;
     const GemmArguments a = asking_for(words[2], known);
