@@ -7,7 +7,7 @@ with those of the model that has none quantised.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,13 @@ from fusewire.errors import ConfigurationError
 from fusewire.models import (
     DecoderModel,
     EncoderModel,
+    PagedTexts,
     Seq2SeqModel,
-    SourceBatch,
     load_decoder,
     load_model,
     read_config,
     reads_images,
 )
-from fusewire.models.step_batch import SourceTable, StepBatch
 from fusewire.placement import Placement
 from fusewire.text.tokenizer import Tokenizer
 
@@ -37,7 +36,6 @@ MOST_ERROR = 0.05  # of results, relative, that one quantised matrix may cause
 MOST_TEXTS = 64
 MOST_TOKENS = 128  # of a text
 _LONGEST_LINE = 1 << 14  # characters that are read of a line
-_PAGE_SIZE = 16
 
 Ids = NDArray[np.int64]
 
@@ -151,28 +149,11 @@ def _results(model: DecoderModel | EncoderModel, texts: Sequence[Ids]) -> NDArra
     if isinstance(model, EncoderModel):
         rows = [TokenSequence(ids, np.zeros(ids.size, np.int32)) for ids in texts]
         return model.place.numpy(model.encode(Batch.pack(rows))).copy()
-    sources = list(texts)
-    if isinstance(model, Seq2SeqModel):
-        first = [model.decoder_start_token_id]
+    sources: list[Ids] = []
+    if isinstance(model, Seq2SeqModel):  # as long as what it has begun
+        sources, first = list(texts), [model.decoder_start_token_id]
         texts = [np.append(first, ids[:-1] % model.vocab_size) for ids in sources]
-    lengths = np.array([ids.size for ids in texts], np.int32)
-    pages = -(-int(lengths.max()) // _PAGE_SIZE)
-    table = np.arange(len(texts) * pages, dtype=np.int32).reshape(-1, pages)
-    cache = model.new_cache(2 * table.size, _PAGE_SIZE)
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    step = StepBatch(
-        input_ids=np.concatenate(texts),
-        positions=np.concatenate([np.arange(n, dtype=np.int32) for n in lengths]),
-        cu_seqlens=offsets,
-        context_lengths=lengths,
-        block_table=table,
-        logit_rows=offsets[1:].astype(np.int64) - 1,
-    )
-    if isinstance(model, Seq2SeqModel):  # its sources are as long as what it has begun
-        behind = table + np.int32(table.size)
-        model.encode(SourceBatch(np.concatenate(sources), offsets, behind), cache)
-        step = replace(step, sources=SourceTable(lengths, behind))
-    return model.place.numpy(model.step(step, cache)).copy()
+    return PagedTexts(model, [ids.size for ids in texts], sources).step(texts, 1)
 
 
 def _limits(model: DecoderModel | EncoderModel) -> tuple[int, int]:

@@ -28,6 +28,7 @@ from fusewire.models.image_folders import (
 from fusewire.models.image_model import ImageModel
 from fusewire.models.image_text_model import ImageTextModel
 from fusewire.models.language_head import with_stored_bias
+from fusewire.models.paged_texts import PagedTexts
 from fusewire.models.registry import (
     ARCHITECTURES,
     DECODERS,
@@ -49,6 +50,7 @@ __all__ = [
     "EncoderModel",
     "ImageModel",
     "ImageTextModel",
+    "PagedTexts",
     "Seq2SeqModel",
     "SourceBatch",
     "TextTower",

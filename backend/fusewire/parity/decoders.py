@@ -7,7 +7,7 @@ sources. Given texts are read whole by both.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,16 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusewire.errors import ConfigurationError
-from fusewire.models import DecoderModel, Seq2SeqModel, SourceBatch, load_decoder
-from fusewire.models.decoder import DecoderCache
-from fusewire.models.step_batch import SourceTable, StepBatch
+from fusewire.models import DecoderModel, PagedTexts, Seq2SeqModel, load_decoder
 from fusewire.parity.agreement import Results
 from fusewire.parity.text_files import Line
 from fusewire.parity.tokens import LONGEST, ragged, tokenized
 from fusewire.placement import Placement
 
 _WRITTEN = 16  # tokens after each prompt
-_PAGE_SIZE = 16
 
 Ids = NDArray[np.int64]
 
@@ -130,7 +127,7 @@ class ComparedDecoder:
 
     def _whole(self, model: DecoderModel) -> Iterator[Results]:
         for index, text in enumerate(self.texts):
-            pages = _Pages(model, [text.size], self.sources[index : index + 1])
+            pages = PagedTexts(model, [text.size], self.sources[index : index + 1])
             yield {"logits": pages.step([text], self.following[index].size)}
 
 
@@ -138,7 +135,7 @@ def _after_prompts(
     model: DecoderModel, folder: Path, prompts: list[Ids], written: int, sources: list[Ids]
 ) -> ComparedDecoder:
     """Texts of prompts and the likeliest tokens after them, all prompts in the same steps."""
-    pages = _Pages(model, [prompt.size + written for prompt in prompts], sources)
+    pages = PagedTexts(model, [prompt.size + written for prompt in prompts], sources)
     tokens, logits, new = [], [], prompts
     for _ in range(written):
         logits.append(pages.step(new, 1))
@@ -150,44 +147,3 @@ def _after_prompts(
     return ComparedDecoder(
         model, folder, texts, list(added), sources, given, np.stack(logits, axis=1)
     )
-
-
-class _Pages:
-    """Texts in a cache that has room for all of them, after their sources."""
-
-    def __init__(
-        self, model: DecoderModel, most_tokens: Sequence[int], sources: Sequence[Ids]
-    ) -> None:
-        self._model = model
-        self._contexts = np.zeros(len(most_tokens), np.int32)
-        each = -(-max(most_tokens) // _PAGE_SIZE)
-        self._table = np.arange(len(most_tokens) * each, dtype=np.int32).reshape(-1, each)
-        lengths = np.array([source.size for source in sources], np.int32)
-        source_each = -(-int(lengths.max(initial=0)) // _PAGE_SIZE)
-        pages = self._table.size + len(sources) * source_each
-        self._cache: DecoderCache = model.new_cache(pages, _PAGE_SIZE)
-        self._sources = None
-        if isinstance(model, Seq2SeqModel):
-            table = np.arange(self._table.size, pages, dtype=np.int32).reshape(-1, source_each)
-            self._sources = SourceTable(lengths, table)
-            offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-            model.encode(SourceBatch(np.concatenate(sources), offsets, table), self._cache)
-
-    def step(self, new: Sequence[Ids], places: int) -> NDArray[np.float32]:
-        """Reads new tokens of each text. Logits at the last `places` of each, which it has at
-        least: [texts * places, vocabulary]."""
-        sizes = np.array([ids.size for ids in new])
-        ends = np.cumsum(sizes)
-        past, self._contexts = self._contexts, (self._contexts + sizes).astype(np.int32)
-        spans = zip(past, self._contexts, strict=True)
-        step = StepBatch(
-            input_ids=np.concatenate(new),
-            positions=np.concatenate([np.arange(*span, dtype=np.int32) for span in spans]),
-            cu_seqlens=np.concatenate([[0], ends]).astype(np.int32),
-            context_lengths=self._contexts,
-            block_table=self._table,
-            logit_rows=(ends[:, None] + np.arange(-places, 0)).reshape(-1),
-            sources=self._sources,
-        )
-        logits = self._model.place.numpy(self._model.step(step, self._cache))
-        return np.array(logits, np.float32)

@@ -1,0 +1,58 @@
+"""Whole texts read by a model that generates, without an engine: a cache with room for all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fusewire.models.decoder import DecoderCache, DecoderModel
+from fusewire.models.seq2seq_model import Seq2SeqModel, SourceBatch
+from fusewire.models.step_batch import SourceTable, StepBatch
+
+_PAGE_SIZE = 16
+
+Ids = NDArray[np.int64]
+
+
+class PagedTexts:
+    """Texts of at most so many tokens each, of an encoder-decoder model after their sources, which
+    are read here."""
+
+    def __init__(
+        self, model: DecoderModel, most_tokens: Sequence[int], sources: Sequence[Ids]
+    ) -> None:
+        self._model = model
+        self._contexts = np.zeros(len(most_tokens), np.int32)
+        each = -(-max(most_tokens) // _PAGE_SIZE)
+        self._table = np.arange(len(most_tokens) * each, dtype=np.int32).reshape(-1, each)
+        lengths = np.array([source.size for source in sources], np.int32)
+        source_each = -(-int(lengths.max(initial=0)) // _PAGE_SIZE)
+        pages = self._table.size + len(sources) * source_each
+        self._cache: DecoderCache = model.new_cache(pages, _PAGE_SIZE)
+        self._sources = None
+        if isinstance(model, Seq2SeqModel):
+            table = np.arange(self._table.size, pages, dtype=np.int32).reshape(-1, source_each)
+            self._sources = SourceTable(lengths, table)
+            offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+            model.encode(SourceBatch(np.concatenate(sources), offsets, table), self._cache)
+
+    def step(self, new: Sequence[Ids], places: int) -> NDArray[np.float32]:
+        """Reads new tokens of each text. Logits at the last `places` of each, which it has at
+        least: [texts * places, vocabulary]."""
+        sizes = np.array([ids.size for ids in new])
+        ends = np.cumsum(sizes)
+        past, self._contexts = self._contexts, (self._contexts + sizes).astype(np.int32)
+        spans = zip(past, self._contexts, strict=True)
+        step = StepBatch(
+            input_ids=np.concatenate(new),
+            positions=np.concatenate([np.arange(*span, dtype=np.int32) for span in spans]),
+            cu_seqlens=np.concatenate([[0], ends]).astype(np.int32),
+            context_lengths=self._contexts,
+            block_table=self._table,
+            logit_rows=(ends[:, None] + np.arange(-places, 0)).reshape(-1),
+            sources=self._sources,
+        )
+        logits = self._model.place.numpy(self._model.step(step, self._cache))
+        return np.array(logits, np.float32)
