@@ -15,10 +15,7 @@ from hypothesis import strategies as st
 
 from tests.tolerance import PEAK_OVER_BOUND, TRAINED_GRADIENT
 from tests.train.trained_decoder_layer import SPECS, TrainedDecoderLayer
-from tests.train.trained_layer import Floats, expect_close, off
-
-RECOMPUTE = ("none", "norm", "activation", "layer")
-DROPOUTS = {"attention": 0.2, "activation": 0.1, "residual": 0.3}
+from tests.train.trained_layer import DROPOUTS, RECOMPUTE, SHAPES, Floats, expect_close, off
 
 
 def arrays(layer: TrainedDecoderLayer) -> tuple[Floats, Floats]:
@@ -125,16 +122,6 @@ def test_gradients_are_bit_equal_on_any_number_of_threads(recompute: str) -> Non
             assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
     finally:
         k.set_num_threads(threads)
-
-
-SHAPES = st.fixed_dictionaries(
-    {
-        "hidden": st.sampled_from([16, 32, 48]),
-        "intermediate": st.sampled_from([16, 64, 100, 192]),
-        "pre_norm": st.booleans(),
-        "gated": st.booleans(),
-    }
-)
 
 
 @given(

@@ -133,7 +133,11 @@ def test_flattened_batches_equal_padded_ones(name: str, attention_keywords: bool
     expect_equal(gradients(ours, flat), gradients(ours, padded))
 
 
-@pytest.mark.parametrize("name", ["BertForSequenceClassification", "GPT2LMHeadModel"])
+# One of each kind.
+KINDS = ["BertForSequenceClassification", "GPT2LMHeadModel", *SEQ2SEQ_MODELS]
+
+
+@pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize(("optimizer", "lr"), [(torch.optim.SGD, 2e-3), (torch.optim.AdamW, 5e-4)])
 def test_200_steps_follow_the_same_curve(name: str, optimizer: type, lr: float) -> None:
     """At rates at which fp32 follows fp64: AdamW at 2e-3 multiplies roundings, and transformers'
@@ -154,7 +158,7 @@ def test_200_steps_follow_the_same_curve(name: str, optimizer: type, lr: float) 
     assert ((ours - theirs).abs() / theirs).max() <= TRAINED_VERSUS_EAGER
 
 
-@pytest.mark.parametrize("name", ["BertForSequenceClassification", "GPT2LMHeadModel"])
+@pytest.mark.parametrize("name", KINDS)
 def test_dropout_follows_torchs_seed(name: str) -> None:
     _, ours = both(name, dropout=0.2)
     batch = ragged(name)
@@ -171,6 +175,8 @@ def test_dropout_follows_torchs_seed(name: str) -> None:
     gradients(ours, batch)
     torch.set_rng_state(state)
     assert gradients(ours, batch)[0] == first[0]
+    ours.eval()
+    assert run(3)[0] == run(4)[0]
 
 
 def test_eval_and_no_grad_save_nothing_and_eval_drops_nothing() -> None:

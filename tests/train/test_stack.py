@@ -13,10 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.tolerance import PEAK_OVER_BOUND, TRAINED_GRADIENT
-from tests.train.trained_layer import TRAINED_SPECS, TrainedLayer, expect_close, off
-
-RECOMPUTE = ("none", "norm", "activation", "layer")
-DROPOUTS = {"attention": 0.2, "activation": 0.1, "residual": 0.3}
+from tests.train.trained_layer import (
+    DROPOUTS,
+    RECOMPUTE,
+    SHAPES,
+    TRAINED_SPECS,
+    TrainedLayer,
+    expect_close,
+    off,
+)
 
 
 def arrays(layer: TrainedLayer, seed: int = 5) -> tuple[np.ndarray, np.ndarray]:
@@ -153,16 +158,6 @@ def test_no_gradient_of_a_frozen_weight_is_computed() -> None:
     assert np.isnan(part[frozen : frozen + size]).all()
     rest = np.delete(np.arange(part.size), np.s_[frozen : frozen + size])
     assert np.array_equal(part[rest], whole[rest])
-
-
-SHAPES = st.fixed_dictionaries(
-    {
-        "hidden": st.sampled_from([16, 32, 48]),
-        "intermediate": st.sampled_from([16, 64, 100, 192]),
-        "pre_norm": st.booleans(),
-        "gated": st.booleans(),
-    }
-)
 
 
 @given(

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from fusewire import kernels as k
 from fusewire.kernels import training as t
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.layers.layer import SPECS, Layer
@@ -29,6 +30,18 @@ TRAINED_SPECS: dict[str, dict[str, Any]] = {
         "activation": "silu",
     },
 }
+
+RECOMPUTE = ("none", "norm", "activation", "layer")
+DROPOUTS = {"attention": 0.2, "activation": 0.1, "residual": 0.3}
+# Of layers whose memory is planned.
+SHAPES = st.fixed_dictionaries(
+    {
+        "hidden": st.sampled_from([16, 32, 48]),
+        "intermediate": st.sampled_from([16, 64, 100, 192]),
+        "pre_norm": st.booleans(),
+        "gated": st.booleans(),
+    }
+)
 
 Floats = NDArray[np.float32]
 
