@@ -13,6 +13,7 @@ from benchmarks import (
     seq2seq_report,
     training_report,
     turbo_report,
+    weight_formats_report,
 )
 from benchmarks.machine import DISTURBED
 from benchmarks.records import Rows, latest
@@ -197,4 +198,5 @@ TABLES: dict[str, Callable[[Rows], str]] = {
     training_report.BENCHMARK: _above(training_report.table),
     "memory": _memory_table,
     "gemm": _gemm_table,
+    weight_formats_report.BENCHMARK: _above(weight_formats_report.table),
 }

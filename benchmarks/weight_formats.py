@@ -25,10 +25,11 @@ from fusewire.placement import Placement
 from benchmarks import arena, machine, random_bert, records
 from benchmarks.encoder import LENGTHS, MIXED, lengths_of, minilm_folder, sequences_of
 from benchmarks.rivals import batch_of
+from benchmarks.weight_formats_report import BENCHMARK, EXACT
 
 # Dtype and quantisation of a Placement.
 FORMATS = {
-    "float32": ("float32", "none"),
+    EXACT: ("float32", "none"),
     "bfloat16": ("bfloat16", "none"),
     "int8": ("float32", "int8"),
 }
@@ -74,7 +75,7 @@ def measured(
     rng = np.random.default_rng(0)
     sequences = sequences_of(lengths_of(case), random_bert.VOCABULARY, rng)
     batch = batch_of(sequences)
-    exact = hidden_states(models["float32"], batch)
+    exact = hidden_states(models[EXACT], batch)
     times = times_of(models, batch, options.rounds, options.seconds)
     rows = []
     for name, taken in times.items():
@@ -82,11 +83,12 @@ def measured(
         rows.append(
             {
                 "case": f"{case}, {name}",
+                "input": case,
                 "system": name,
                 "ms": round(median(taken) * 1e3, 3),
                 "least_ms": round(min(taken) * 1e3, 3),
-                "times_float32": round(median(times["float32"]) / median(taken), 2),
-                "times_float32_least": round(min(times["float32"]) / min(taken), 2),
+                "times_float32": round(median(times[EXACT]) / median(taken), 2),
+                "times_float32_least": round(min(times[EXACT]) / min(taken), 2),
                 "mean_cosine": round(float(near.mean()), 6),
                 "least_cosine": round(float(near.min()), 6),
             }
@@ -128,7 +130,7 @@ def main() -> None:
                 found = measured(models, case, options)
                 run = {"threads": options.threads, "disturbed": watch.disturbed()}
                 for row in found:
-                    rows.append(facts | {"benchmark": "weight_formats", "model": name} | row | run)
+                    rows.append(facts | {"benchmark": BENCHMARK, "model": name} | row | run)
                     print(line(rows[-1]), flush=True)
     worst = max(row["disturbed"] for row in rows)
     if worst > machine.DISTURBED:
