@@ -61,7 +61,9 @@ void pack_panel(uint8_t* packed, float* scales, const float* given, const PanelS
   for (int64_t row = 0; row < from.rows; ++row) {
     scales[row] = scale_for(largest[row], given ? given + row : nullptr);
   }
-  __builtin_memset(packed, kZero, static_cast<size_t>(groups_of(from.k) * kPanelStep));
+  for (int64_t group = 0; group < groups_of(from.k); ++group) {
+    __builtin_memset(packed + group * kPanelStep, kZero, kPanelStep);
+  }
   for_panel(from, [&](int64_t row, int64_t i) {
     packed[i / kGroup * kPanelStep + row * kGroup + i % kGroup] =
         rounded(from.at(row, i), scales[row]);
