@@ -126,9 +126,9 @@ class _Direct(Placement):
     def floats(self, array: Any, name: str = "tensor") -> kernels.Tensor:
         return _ours(array) if isinstance(array, Tensor) else super().floats(array, name)
 
-    def linear(self, weight: Any, bias: Any, name: str = "tensor") -> kernels.Linear:
+    def _packed(self, weight: Any, bias: Any, name: str, stored: str) -> kernels.Linear:
         parts = [None if each is None else _ours(each) for each in (weight, bias)]
-        found = kernels.Linear(*parts, self.stream)
+        found = kernels.Linear(*parts, self.stream, format=stored)
         self.stream.synchronize()  # before torch has the memory of what was joined again
         return found
 
