@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/kernels.h"
+#include "core/training_kernels.h"
 
 namespace fusewire::cuda {
 
@@ -9,6 +10,7 @@ namespace fusewire::cuda {
   template <class T>                    \
   result name arguments;
 #include "core/kernels.inc"
+#include "core/training_kernels.inc"
 #undef KERNEL
 
 }  // namespace fusewire::cuda

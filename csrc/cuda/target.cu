@@ -33,10 +33,23 @@ constexpr Kernels kTable = {
 #undef KERNEL
 };
 
+template <class T>
+constexpr TrainingKernels kTrainingTable = {
+#define KERNEL(result, name, arguments) name<T>,
+#include "core/training_kernels.inc"
+#undef KERNEL
+};
+
+template <class T>
+void register_element_type() {
+  register_target(
+      {"cuda", DeviceType::kCuda, 0, usable, kDTypeOf<T>, &kTable<T>, &kTrainingTable<T>});
+}
+
 const bool registered = [] {
-  register_target({"cuda", DeviceType::kCuda, 0, usable, DType::kFloat32, &kTable<float>});
-  register_target({"cuda", DeviceType::kCuda, 0, usable, DType::kFloat16, &kTable<__half>});
-  register_target({"cuda", DeviceType::kCuda, 0, usable, DType::kBFloat16, &kTable<__nv_bfloat16>});
+  register_element_type<float>();
+  register_element_type<__half>();
+  register_element_type<__nv_bfloat16>();
   return true;
 }();
 
