@@ -45,6 +45,7 @@ void update(const AdamArguments& a, const Step& s, int64_t begin, int64_t end) {
   float *parameters = a.parameters + begin, *averages = a.exp_avg + begin;
   float* squares = a.exp_avg_sq + begin;
   const float* gradients = a.gradients + begin;
+  float* shadow = a.shadow ? static_cast<float*>(a.shadow) + begin : nullptr;
   for_columns(end - begin, [&](int64_t c, int64_t count) {
     const Vec before = read(parameters + c, count), parameter = before * s.shrink;
     const Vec gradient = read(gradients + c, count) * s.gradient_scale + before * s.decay;
@@ -54,7 +55,9 @@ void update(const AdamArguments& a, const Step& s, int64_t begin, int64_t end) {
     const Vec deviation = square_root(square) * s.correction + s.eps;
     write(averages + c, average, count);
     write(squares + c, square, count);
-    write(parameters + c, parameter - average * s.step_size / deviation, count);
+    const Vec after = parameter - average * s.step_size / deviation;
+    write(parameters + c, after, count);
+    if (shadow) write(shadow + c, after, count);
   });
 }
 
@@ -71,7 +74,7 @@ int64_t segment_at(const AdamArguments& a, int64_t element) {
 }  // namespace
 
 void adam(const AdamArguments& a, const Stream&) {
-  parallel_for(a.segments[a.segment_count], kGrain, [&](int64_t begin, int64_t end, int) {
+  parallel_for(a.count, kGrain, [&](int64_t begin, int64_t end, int) {
     for (int64_t segment = segment_at(a, begin); begin < end; ++segment) {
       const int64_t border = a.segments[segment + 1], stop = border < end ? border : end;
       if (stop > begin) update(a, step_of(a, segment), begin, stop);

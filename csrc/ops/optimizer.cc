@@ -3,6 +3,28 @@
 #include "ops/ops.h"
 
 namespace fusewire::ops {
+namespace {
+
+void require_borders(const Check& check, const int64_t* at, int64_t segments, int64_t count) {
+  for (int64_t i = 0; i < segments; ++i) {
+    check.require(at[i] <= at[i + 1], "segments[", i + 1, "]: got ", at[i + 1],
+                  ", wanted at least segments[", i, "], ", at[i]);
+  }
+  check.require(at[0] == 0 && at[segments] == count, "segments: got ", at[0], " to ", at[segments],
+                ", wanted 0 to ", count);
+}
+
+}  // namespace
+
+void cast(const Tensor& out, const Tensor& x, const Stream& stream) {
+  Check check("cast", stream);
+  Dim count("n");
+  check.is("x", x, DType::kFloat32, {&count});
+  check.floats("out", out, {&count});
+  dispatch_training(check, stream, count.size, [&](const TrainingKernels& kernels) {
+    kernels.cast(out.data, x.as<float>(), count.size, stream);
+  });
+}
 
 void gradient_norm(const Tensor& out, const Tensor& gradients, const Stream& stream) {
   Check check("gradient_norm", stream);
@@ -17,13 +39,15 @@ void gradient_norm(const Tensor& out, const Tensor& gradients, const Stream& str
 void adam(const Tensor& parameters, const Tensor& gradients, const Tensor& exp_avg,
           const Tensor& exp_avg_sq, const Tensor& segments, const Tensor& rates,
           const Tensor& decays, double beta1, double beta2, double eps, int64_t step,
-          float gradient_scale, bool decoupled, const Stream& stream) {
+          float gradient_scale, bool decoupled, const Tensor* shadow, const Stream& stream) {
   Check check("adam", stream);
   Dim count("n"), borders("segments + 1"), segment_count("segments");
-  check.floats("parameters", parameters, {&count});
-  check.floats("gradients", gradients, {&count});
-  check.floats("exp_avg", exp_avg, {&count});
-  check.floats("exp_avg_sq", exp_avg_sq, {&count});
+  if (shadow) check.floats("shadow", *shadow, {&count});
+  if (!shadow) check.floats("parameters", parameters, {&count});
+  check.is("parameters", parameters, DType::kFloat32, {&count});
+  check.is("gradients", gradients, DType::kFloat32, {&count});
+  check.is("exp_avg", exp_avg, DType::kFloat32, {&count});
+  check.is("exp_avg_sq", exp_avg_sq, DType::kFloat32, {&count});
   check.is("segments", segments, DType::kInt64, {&borders});
   check.is("rates", rates, DType::kFloat32, {&segment_count});
   check.is("decays", decays, DType::kFloat32, {&segment_count});
@@ -40,16 +64,13 @@ void adam(const Tensor& parameters, const Tensor& gradients, const Tensor& exp_a
   check.require(step >= 1, "step: got ", step, ", wanted 1 for the first one, or more");
   dispatch_training(check, stream, count.size, [&](const TrainingKernels& kernels) {
     const int64_t* at = segments.as<int64_t>();
-    for (int64_t i = 0; i < segment_count.size; ++i) {
-      check.require(at[i] <= at[i + 1], "segments[", i + 1, "]: got ", at[i + 1],
-                    ", wanted at least segments[", i, "], ", at[i]);
-    }
-    check.require(at[0] == 0 && at[segment_count.size] == count.size, "segments: got ", at[0],
-                  " to ", at[segment_count.size], ", wanted 0 to ", count.size);
-    kernels.adam({parameters.as<float>(), exp_avg.as<float>(), exp_avg_sq.as<float>(),
-                  gradients.as<float>(), at, rates.as<float>(), decays.as<float>(),
-                  segment_count.size, beta1, beta2, eps, step, gradient_scale, decoupled},
-                 stream);
+    if (stream.device.type == DeviceType::kCpu)
+      require_borders(check, at, segment_count.size, count.size);
+    kernels.adam(
+        {parameters.as<float>(), exp_avg.as<float>(), exp_avg_sq.as<float>(), gradients.as<float>(),
+         at, rates.as<float>(), decays.as<float>(), segment_count.size, count.size, beta1, beta2,
+         eps, step, gradient_scale, decoupled, shadow ? shadow->data : nullptr},
+        stream);
   });
 }
 

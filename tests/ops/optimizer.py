@@ -1,4 +1,4 @@
-"""gradient_norm and adam."""
+"""cast, gradient_norm and adam."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ class Step(NamedTuple):
     beta2: float = 0.999
     eps: float = 1e-8
     gradient_scale: float = 1.0
+    shadow: bool = True
 
 
 STEPS = [
     Step((1,)),
     Step((0, 7, 0, 33, 1, 0)),
-    Step((20000, 5, 16384, 40001), step=3),
+    Step((20000, 5, 16384, 40001), step=3, shadow=False),
     Step((20000, 5, 16384, 40001), step=3, decoupled=False, gradient_scale=0.125),
     Step((100, 200), step=100_000, beta1=0.0, beta2=0.98, eps=1e-3),
 ]
@@ -60,13 +61,22 @@ def stepped(o: Operands, a: Arrays, step: Step) -> np.ndarray:
     """[3, n]: parameters, exp_avg and exp_avg_sq."""
     gradients = o.fp32(a["gradients"])
     parameters, *state = (o.fp32(a[n].copy()) for n in ("parameters", "exp_avg", "exp_avg_sq"))
+    shadow = o.floats(np.full_like(a["parameters"], np.nan)) if step.shadow else None
     segments = o.int64(np.cumsum([0, *step.lengths]))
     rates, decays = o.fp32(a["rates"]), o.fp32(a["decays"])
     k.adam(
         parameters, gradients, *state, segments, rates, decays, *step[3:6], step.step,
-        step.gradient_scale, step.decoupled, o.place.stream,
+        step.gradient_scale, step.decoupled, shadow, o.place.stream,
     )  # fmt: skip
+    if shadow:
+        np.testing.assert_array_equal(o.place.numpy(shadow), casted(o, o.place.numpy(parameters)))
     return np.stack([o.place.numpy(each).copy() for each in (parameters, *state)])
+
+
+def casted(o: Operands, x: np.ndarray) -> np.ndarray:
+    out = o.floats(np.full_like(x, np.nan))
+    k.cast(out, o.fp32(x), o.place.stream)
+    return o.place.numpy(out).copy()
 
 
 def torch_step(t: Tensors, step: Step) -> torch.Tensor:
@@ -100,6 +110,14 @@ def torch_step(t: Tensors, step: Step) -> torch.Tensor:
 
 
 CASES = {
+    "cast": Case(
+        NORMS,
+        lambda rng, count: {"x": normal(rng, count)},
+        lambda o, a, _: casted(o, a["x"]),
+        lambda t, _: t["x"].clone(),
+        fp32=("x",),
+        training=True,
+    ),
     "gradient_norm": Case(NORMS, make_norm, norm, norm_of, training=True),
     "adam": Case(STEPS, make_step, stepped, torch_step, fp32=("rates", "decays"), training=True),
 }

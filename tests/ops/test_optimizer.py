@@ -44,7 +44,7 @@ def test_many_steps_follow_torch(decoupled: bool, place: Placement):
     for step, gradient in enumerate(gradients, 1):
         k.adam(
             ours, tensor(gradient), *state, segments, tensor(rates), tensor(decays),
-            0.9, 0.999, 1e-8, step, 1.0, decoupled,
+            0.9, 0.999, 1e-8, step, 1.0, decoupled, None,
         )  # fmt: skip
     allowed = allowed_error(of_torch(torch.float64), of_torch(torch.float32), "float32", 1)
     excess = allowed.excess(ours.numpy())
@@ -95,7 +95,7 @@ def test_arguments_that_make_no_sense_are_refused():
         k.adam(
             tensor(five), tensor(gradients), tensor(five.copy()), tensor(five.copy()),
             tensor(np.array(segments)), tensor(rates), tensor(rates), beta1, beta2, eps, step,
-            1.0, True,
+            1.0, True, None,
         )  # fmt: skip
 
     adam()

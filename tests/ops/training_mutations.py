@@ -135,6 +135,10 @@ WRONG: dict[str, Wrong] = {
         "keys of the next sequence": (CROSS, settings(CROSS._replace(key_lengths=(199, 8, 129)))),
         "the gradient of another row": (CROSS, inputs(dout=other_row)),
     },
+    "cast": {
+        "the last number is zero": (33, output(lambda out: out.put(-1, 0))),
+        "the next number": (33, inputs(x=other_row)),
+    },
     "gradient_norm": {
         "the second half is left out": (33, inputs(gradients=lambda x: x * (np.arange(33) < 16))),
         "the norm itself": (33, output(lambda out: np.copyto(out, out**0.5))),

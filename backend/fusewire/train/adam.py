@@ -182,6 +182,7 @@ class Adam(torch.optim.Optimizer):
             steps + 1,
             gradient_scale,
             decoupled,
+            None,
         )
         torch._foreach_add_([self.state[p]["step"] for p in run.parameters], 1.0)
 
