@@ -1,6 +1,8 @@
 // Activations of one fp32 value, as accurate as an element of T can show.
 #pragma once
 
+#include <type_traits>
+
 #include "core/activation.h"
 #include "cuda/element.h"
 
@@ -39,6 +41,8 @@ __device__ __forceinline__ float relu(float x) {
   return y;
 }
 
+// Phi(-a) for a >= 0, Phi the normal distribution function.
+//
 // x Phi(x) = max(x, 0) - a Phi(-a) with a = |x|: no difference of near numbers, so negative results
 // keep their relative precision. log2 Phi(-a) is close to a parabola; the polynomials are its
 // Lawson-weighted least squares fits, weighted by what an ulp of the result allows. Further out
@@ -46,18 +50,23 @@ __device__ __forceinline__ float relu(float x) {
 //   16 bits, degree 7: largest error 0.005 ulp of fp16.
 //   fp32, degree 10: largest error 3.3e-8, where 0.5 x (1 + erf(x / sqrt 2)) has 8.3e-8.
 template <class T>
-__device__ __forceinline__ float gelu(float x) {
+__device__ __forceinline__ float normal_tail(float a) {
   constexpr float kHalves[] = {-0.999996781f,  -1.15120244f,    -4.58657384e-1f, -5.36761805e-2f,
                                8.31210986e-3f, -8.62262095e-4f, 4.99491507e-5f,  -1.06223592e-6f};
   constexpr float kFloats[] = {-1.0f,           -1.15110445f,   -4.59221184e-1f, -5.24313450e-2f,
                                6.91525079e-3f,  4.36619921e-5f, -3.11502255e-4f, 8.95782359e-5f,
                                -1.40310167e-5f, 1.23620430e-6f, -4.78572026e-8f};
   constexpr int kDegree = sizeof(T) == 4 ? 10 : 7;
-  const float a = fminf(fabsf(x), 64.0f);  // an infinity would meet its own zero
   float p = sizeof(T) == 4 ? kFloats[10] : kHalves[7];
 #pragma unroll
   for (int i = kDegree - 1; i >= 0; --i) p = fmaf(p, a, sizeof(T) == 4 ? kFloats[i] : kHalves[i]);
-  return fmaf(-a, fast_exp2(p), relu(x));
+  return fast_exp2(p);
+}
+
+template <class T>
+__device__ __forceinline__ float gelu(float x) {
+  const float a = fminf(fabsf(x), 64.0f);  // an infinity would meet its own zero
+  return fmaf(-a, normal_tail<T>(a), relu(x));
 }
 
 template <class T>
@@ -77,6 +86,26 @@ __device__ __forceinline__ float activated(float x, Activation activation) {
       break;
   }
   return x;
+}
+
+// Calls body(constant of the activation), so that a kernel is compiled for each.
+template <class Body>
+void with_activation(Activation activation, Body&& body) {
+  const auto give = [&](auto constant) { body(constant); };
+  switch (activation) {
+    case Activation::kNone:
+      return give(std::integral_constant<Activation, Activation::kNone>{});
+    case Activation::kGeluErf:
+      return give(std::integral_constant<Activation, Activation::kGeluErf>{});
+    case Activation::kGeluTanh:
+      return give(std::integral_constant<Activation, Activation::kGeluTanh>{});
+    case Activation::kRelu:
+      return give(std::integral_constant<Activation, Activation::kRelu>{});
+    case Activation::kSilu:
+      return give(std::integral_constant<Activation, Activation::kSilu>{});
+    case Activation::kTanh:
+      return give(std::integral_constant<Activation, Activation::kTanh>{});
+  }
 }
 
 }  // namespace fusewire::cuda

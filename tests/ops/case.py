@@ -104,7 +104,7 @@ class Case:
     reference: Callable[[Tensors, tuple], torch.Tensor]
     exact: bool = False  # integers and copies
     fp32: tuple[str, ...] = ()  # inputs that are fp32 in every precision
-    training: bool = False  # a GPU refuses it
+    training: bool = False  # of backward passes and optimizers
     # Sizes that are worth a GPU's time only.
     gpu_shapes: tuple[tuple, ...] = field(default=(), compare=False)
 

@@ -14,7 +14,7 @@ from tests.ops.activations import ACTIVATIONS
 from tests.ops.case import LAYOUTS, Operands, normal
 from tests.ops.cases import CASES
 from tests.ops.check import inputs
-from tests.places import CPU, CPU_TARGETS
+from tests.places import CPU_TARGETS, EVERYWHERE
 
 TRAINING = [name for name, case in CASES.items() if case.training]
 THREADS = (1, 2, 5)
@@ -66,7 +66,7 @@ IN_PLACE: dict[str, Call] = {
 }
 
 
-@pytest.mark.parametrize("place", CPU_TARGETS, indirect=True)
+@pytest.mark.parametrize("place", EVERYWHERE, indirect=True)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", IN_PLACE)
 def test_a_gradient_may_take_the_place_of_an_input(name: str, layout: str, place: Placement):
@@ -82,7 +82,7 @@ def test_a_gradient_may_take_the_place_of_an_input(name: str, layout: str, place
             np.testing.assert_array_equal(o.read(given[which]), o.read(apart))
 
 
-@pytest.mark.parametrize("place", CPU_TARGETS, indirect=True)
+@pytest.mark.parametrize("place", EVERYWHERE, indirect=True)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_gradient_of_a_gate_may_take_the_place_of_its_input(layout: str, place: Placement):
     o, rng = Operands(place, layout), np.random.default_rng(3)
@@ -93,7 +93,7 @@ def test_the_gradient_of_a_gate_may_take_the_place_of_its_input(layout: str, pla
     np.testing.assert_array_equal(o.read(together), o.read(apart))
 
 
-@pytest.mark.parametrize("place", CPU_TARGETS, indirect=True)
+@pytest.mark.parametrize("place", EVERYWHERE, indirect=True)
 @pytest.mark.parametrize("activation", [a for a in ACTIVATIONS if a not in ("none", "relu")])
 def test_a_derivative_keeps_nan_and_has_none_of_its_own(activation: str, place: Placement):
     o = Operands(place, "dense")
@@ -104,7 +104,7 @@ def test_a_derivative_keeps_nan_and_has_none_of_its_own(activation: str, place: 
     np.testing.assert_array_equal(got[0, 1:7].round(6), wanted * 3)
 
 
-@pytest.mark.parametrize("place", CPU_TARGETS, indirect=True)
+@pytest.mark.parametrize("place", EVERYWHERE, indirect=True)
 def test_dropout_keeps_its_share_and_its_expectation(place: Placement):
     o, ones = Operands(place, "dense"), np.ones((400, 1000), np.float32)
     for probability in (0.1, 0.5):
@@ -120,7 +120,7 @@ def test_dropout_keeps_its_share_and_its_expectation(place: Placement):
                 assert abs(np.corrcoef(a.ravel(), b.ravel())[0, 1]) < 5 * ones.size**-0.5
 
 
-@pytest.mark.parametrize("place", [CPU], indirect=True)
+@pytest.mark.parametrize("place", EVERYWHERE, indirect=True)
 def test_the_gradient_of_dropout_is_the_same_mask(place: Placement):
     o, rng = Operands(place, "dense"), np.random.default_rng(4)
     x, dy = normal(rng, 9, 100), normal(rng, 9, 100)

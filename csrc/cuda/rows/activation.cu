@@ -44,25 +44,6 @@ __global__ void __launch_bounds__(256)
   }
 }
 
-template <class Body>
-void with_activation(Activation activation, Body&& body) {
-  const auto give = [&](auto constant) { body(constant); };
-  switch (activation) {
-    case Activation::kNone:
-      return give(std::integral_constant<Activation, Activation::kNone>{});
-    case Activation::kGeluErf:
-      return give(std::integral_constant<Activation, Activation::kGeluErf>{});
-    case Activation::kGeluTanh:
-      return give(std::integral_constant<Activation, Activation::kGeluTanh>{});
-    case Activation::kRelu:
-      return give(std::integral_constant<Activation, Activation::kRelu>{});
-    case Activation::kSilu:
-      return give(std::integral_constant<Activation, Activation::kSilu>{});
-    case Activation::kTanh:
-      return give(std::integral_constant<Activation, Activation::kTanh>{});
-  }
-}
-
 template <class T, bool kGated>
 void elements(void* out, int64_t out_stride, const void* x, int64_t x_stride, int64_t rows,
               int64_t cols, Activation activation, const Stream& stream) {

@@ -1,0 +1,163 @@
+// Adam on flat parameters, and fp32 numbers rounded to the element type of the kernels: one pass
+// over memory, which is what they take.
+#include <cmath>
+
+#include "core/adam.h"
+#include "cuda/kernels.h"
+#include "cuda/launch.h"
+#include "cuda/rows/row.h"
+#include "cuda/training/weights_written.h"
+
+namespace fusewire::cuda {
+namespace {
+
+constexpr int kAdamBlock = 256;
+
+struct Corrections {
+  double first_inverse;  // 1 / (1 - beta1^step)
+  float second;          // 1 / sqrt(1 - beta2^step)
+};
+
+// The last segment that begins at `element` or before it.
+__device__ __forceinline__ int64_t segment_at(const AdamArguments& a, int64_t element) {
+  int64_t first = 0, beyond = a.segment_count;
+  while (beyond - first > 1) {
+    const int64_t middle = (first + beyond) / 2;
+    (a.segments[middle] <= element ? first : beyond) = middle;
+  }
+  return first;
+}
+
+// What every element of a segment is computed with, by torch.optim.Adam's order of operations.
+struct Segment {
+  int64_t at, end;
+  float step_size, shrink, decay;  // shrink: of the parameter; decay: of the gradient
+
+  __device__ __forceinline__ void load(const AdamArguments& a, const Corrections& corrections,
+                                       int64_t segment) {
+    at = segment;
+    end = segment + 1 < a.segment_count ? a.segments[segment + 1] : a.count;
+    const double rate = a.rates[segment], weight_decay = a.decays[segment];
+    step_size = static_cast<float>(rate * corrections.first_inverse);
+    shrink = a.decoupled ? static_cast<float>(1.0 - rate * weight_decay) : 1.0f;
+    decay = a.decoupled ? 0.0f : static_cast<float>(weight_decay);
+  }
+};
+
+// kWidth neighbouring elements to a thread, n times. They are on their way while the segment of the
+// first one is looked for.
+template <class T, int kWidth, int n>
+__global__ void __launch_bounds__(kAdamBlock)
+    adam_elements(AdamArguments a, Corrections corrections) {
+  using P = Pack<float, kWidth>;
+  wait_for_inputs();
+  const float beta1_rest = static_cast<float>(1.0 - a.beta1), beta2 = static_cast<float>(a.beta2);
+  const float beta2_rest = static_cast<float>(1.0 - a.beta2), eps = static_cast<float>(a.eps);
+  const int64_t first = (static_cast<int64_t>(blockIdx.x) * n * kAdamBlock + threadIdx.x) * kWidth;
+  P parameters[n], gradients[n], averages[n], squares[n];
+#pragma unroll
+  for (int i = 0; i < n; ++i) {
+    const int64_t e = first + i * kAdamBlock * kWidth;
+    if (e >= a.count) continue;
+    parameters[i] = *reinterpret_cast<const P*>(a.parameters + e);
+    gradients[i] = *reinterpret_cast<const P*>(a.gradients + e);
+    averages[i] = *reinterpret_cast<const P*>(a.exp_avg + e);
+    squares[i] = *reinterpret_cast<const P*>(a.exp_avg_sq + e);
+  }
+  if (first >= a.count) return;
+  Segment segment;
+  segment.load(a, corrections, segment_at(a, first));
+#pragma unroll
+  for (int i = 0; i < n; ++i) {
+    const int64_t e = first + i * kAdamBlock * kWidth;
+    if (e >= a.count) continue;
+    Pack<T, kWidth> shadow;
+#pragma unroll
+    for (int j = 0; j < kWidth; ++j) {
+      while (e + j >= segment.end && segment.at + 1 < a.segment_count) {
+        segment.load(a, corrections, segment.at + 1);
+      }
+      const float before = parameters[i].at[j];
+      const float gradient = gradients[i].at[j] * a.gradient_scale + before * segment.decay;
+      const float old = averages[i].at[j], average = old + (gradient - old) * beta1_rest;
+      const float square = squares[i].at[j] * beta2 + gradient * gradient * beta2_rest;
+      const float deviation = sqrtf(square) * corrections.second + eps;
+      const float after = before * segment.shrink - average * segment.step_size / deviation;
+      parameters[i].at[j] = after;
+      averages[i].at[j] = average;
+      squares[i].at[j] = square;
+      shadow.at[j] = from_float<T>(after);
+    }
+    *reinterpret_cast<P*>(a.parameters + e) = parameters[i];
+    *reinterpret_cast<P*>(a.exp_avg + e) = averages[i];
+    *reinterpret_cast<P*>(a.exp_avg_sq + e) = squares[i];
+    if (a.shadow) {
+      *reinterpret_cast<Pack<T, kWidth>*>(static_cast<T*>(a.shadow) + e) = shadow;
+    }
+  }
+}
+
+template <class T, int kWidth>
+__global__ void __launch_bounds__(kAdamBlock) cast_elements(T* out, const float* x, int64_t count) {
+  wait_for_inputs();
+  const int64_t e = (static_cast<int64_t>(blockIdx.x) * kAdamBlock + threadIdx.x) * kWidth;
+  if (e >= count) return;
+  const Pack<float, kWidth> from = *reinterpret_cast<const Pack<float, kWidth>*>(x + e);
+  Pack<T, kWidth> to;
+#pragma unroll
+  for (int j = 0; j < kWidth; ++j) to.at[j] = from_float<T>(from.at[j]);
+  *reinterpret_cast<Pack<T, kWidth>*>(out + e) = to;
+}
+
+// Whether `count` elements can be moved four at a time.
+constexpr int kFour = 4;
+
+template <class T>
+bool fours_fit(const void* data) {
+  return reinterpret_cast<uintptr_t>(data) % (kFour * sizeof(T)) == 0;
+}
+
+unsigned blocks_for(int64_t count, int64_t of_a_thread) {
+  const int64_t of_a_block = of_a_thread * kAdamBlock;
+  return static_cast<unsigned>((count + of_a_block - 1) / of_a_block);
+}
+
+}  // namespace
+
+template <class T>
+void adam(const AdamArguments& a, const Stream& stream) {
+  const double step = static_cast<double>(a.step);
+  const Corrections corrections = {
+      1.0 / (1.0 - std::pow(a.beta1, step)),
+      static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(a.beta2, step)))};
+  constexpr int n = 2;
+  const bool fours = a.count % kFour == 0 && fours_fit<float>(a.parameters) &&
+                     fours_fit<float>(a.gradients) && fours_fit<float>(a.exp_avg) &&
+                     fours_fit<float>(a.exp_avg_sq) && fours_fit<T>(a.shadow);
+  if (fours) {
+    launch(adam_elements<T, kFour, n>, blocks_for(a.count, kFour * n), kAdamBlock, 0, stream, a,
+           corrections);
+  } else {
+    launch(adam_elements<T, 1, n>, blocks_for(a.count, n), kAdamBlock, 0, stream, a, corrections);
+  }
+  end_weights(stream);
+}
+
+template <class T>
+void cast(void* out, const float* x, int64_t count, const Stream& stream) {
+  if (count % kFour == 0 && fours_fit<float>(x) && fours_fit<T>(out)) {
+    launch(cast_elements<T, kFour>, blocks_for(count, kFour), kAdamBlock, 0, stream,
+           static_cast<T*>(out), x, count);
+  } else {
+    launch(cast_elements<T, 1>, blocks_for(count, 1), kAdamBlock, 0, stream, static_cast<T*>(out),
+           x, count);
+  }
+  end_weights(stream);
+}
+
+#define INSTANTIATE(T)                                        \
+  template void adam<T>(const AdamArguments&, const Stream&); \
+  template void cast<T>(void*, const float*, int64_t, const Stream&);
+FUSEWIRE_FOR_EACH_FLOAT(INSTANTIATE)
+
+}  // namespace fusewire::cuda

@@ -1,0 +1,339 @@
+// Gradients of LayerNorm and RMSNorm. With n = (x - mean) / sqrt(variance + eps) and g = dy *
+// weight: dx = (g - mean(g) - n * mean(g * n)) / sqrt(variance + eps), dweight = sum of dy * n,
+// dbias = sum of dy (Ba et al. 2016). RMSNorm has no mean, neither of x nor of g. Mean and
+// deviation are computed again from x, which is in registers anyway.
+#include <algorithm>
+
+#include "cuda/kernels.h"
+#include "cuda/runtime/kept_memory.h"
+#include "cuda/training/column_totals.h"
+#include "cuda/training/norm_backward.h"
+
+namespace fusewire::cuda {
+namespace {
+
+// Row r of a matrix whose rows hold `heads` each.
+__device__ __forceinline__ int64_t row_offset(int64_t row, int64_t stride, int heads, int cols) {
+  if (heads == 1) return row * stride;
+  const unsigned r = static_cast<unsigned>(row), h = static_cast<unsigned>(heads);
+  return r / h * stride + r % h * cols;
+}
+
+// What dx is made of; n = (x - mean - left) * scale, where `left` is the rounding error of the
+// mean.
+struct RowStatistics {
+  float mean, left, scale, g_mean, gn_mean;
+};
+
+template <class L, class T>
+__device__ __forceinline__ Pack<T, L::kWidth> weight_of(const T* weight, int i, int cols) {
+  Pack<T, L::kWidth> pack = {};
+  if (L::column(i) < cols) {
+    pack = *reinterpret_cast<const Pack<T, L::kWidth>*>(weight + L::column(i));
+  }
+  return pack;
+}
+
+template <class T, class L, bool kCentered>
+__device__ __forceinline__ RowStatistics row_statistics(const RowPacks<L, T>& x,
+                                                        const RowPacks<L, T>& dy, const T* weight,
+                                                        int cols, float eps, int& slot) {
+  constexpr bool kLeft = kCentered && sizeof(T) == 4;  // as in `normalize`
+  const float per_column = 1.0f / static_cast<float>(cols);
+  RowStatistics s = {};
+  if constexpr (kCentered) {
+    float v[L::kElements];
+#pragma unroll
+    for (int i = 0; i < L::kElements; ++i) v[i] = element<L, T>(x, i);
+    float sum[1] = {reduce_thread(v, Sum{})};
+    group_sums<L>(sum, slot);
+    s.mean = sum[0] * per_column;
+  }
+  float sums[kLeft ? 4 : kCentered ? 3 : 2] = {};  // of d^2, g d, g and d; d = x - mean
+#pragma unroll
+  for (int i = 0; i < L::kCount; ++i) {
+    const Pack<T, L::kWidth> w = weight_of<L>(weight, i, cols);
+#pragma unroll
+    for (int j = 0; j < L::kWidth; ++j) {
+      float d = element<L, T>(x, i * L::kWidth + j) - s.mean;
+      if (kCentered && L::column(i) >= cols) d = 0.0f;
+      const float g = element<L, T>(dy, i * L::kWidth + j) * to_float(w.at[j]);
+      sums[0] = fmaf(d, d, sums[0]);
+      sums[1] = fmaf(g, d, sums[1]);
+      if constexpr (kCentered) sums[2] += g;
+      if constexpr (kLeft) sums[3] += d;
+    }
+  }
+  group_sums<L>(sums, slot);
+  float g_sum = 0.0f;
+  if constexpr (kCentered) g_sum = sums[2];
+  if constexpr (kLeft) s.left = sums[3] * per_column;
+  s.scale = row_scale(sums[0] * per_column, s.left, eps);
+  s.g_mean = g_sum * per_column;
+  s.gn_mean = s.scale * (sums[1] - s.left * g_sum) * per_column;
+  return s;
+}
+
+// A block leaves its sums in row blockIdx.x of parts[gridDim.x, cols or 2 * cols].
+template <class T, class L, bool kCentered, bool kResidual>
+__global__ void __launch_bounds__(NormGroups<L>::kBlock, 1)
+    norm_gradients(NormBackwardArguments a, int heads, float* parts) {
+  using G = NormGroups<L>;
+  using P = Pack<T, L::kWidth>;
+  // The next row is on its way while this one is computed, where registers are left for it.
+  constexpr bool kAhead = sizeof(P) == 16 && sizeof(T) == 2;
+  extern __shared__ float4 shared_memory[];
+  let_next_start();
+  wait_for_inputs();
+  const int width = static_cast<int>(a.cols), group = threadIdx.x / L::kThreads;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * G::kCount;
+  const T* weight = static_cast<const T*>(a.weight);
+  float dweight[L::kElements] = {}, dbias[kCentered ? L::kElements : 1] = {};
+  RowPacks<L, T> x, dy;
+  const auto fetch = [&](int64_t row) {
+    const int cols = row < a.rows ? width : 0;  // no row is one of no columns
+    load_row<L>(x, static_cast<const T*>(a.x) + row_offset(row, a.x_stride, heads, width), cols,
+                0.0f);
+    load_row<L>(dy, static_cast<const T*>(a.dy) + row_offset(row, a.dy_stride, heads, width), cols,
+                0.0f);
+  };
+  int slot = 0;
+  int64_t row = static_cast<int64_t>(group) * gridDim.x + blockIdx.x;
+  if (kAhead) fetch(row);
+  // As many turns for all threads, as groups may share a warp.
+  for (int64_t first = 0; first < a.rows; first += step, row += step) {
+    if (!kAhead) fetch(row);
+    const int cols = row < a.rows ? width : 0;
+    RowPacks<L, T> own_x, own_dy, residual;
+    if constexpr (kResidual) {
+      const int64_t from = row_offset(row, a.dresidual_stride, heads, width);
+      load_row<L>(residual, static_cast<const T*>(a.dresidual) + from, cols, 0.0f);
+    }
+#pragma unroll
+    for (int i = 0; i < L::kCount; ++i) {
+      own_x[i] = x[i];
+      own_dy[i] = dy[i];
+    }
+    if (kAhead) fetch(row + step);
+    const RowStatistics s =
+        row_statistics<T, L, kCentered>(own_x, own_dy, weight, width, a.eps, slot);
+    T* dx = static_cast<T*>(a.dx) + row_offset(row, a.dx_stride, heads, width);
+#pragma unroll
+    for (int i = 0; i < L::kCount; ++i) {
+      const P w = weight_of<L>(weight, i, width);
+      P out;
+#pragma unroll
+      for (int j = 0; j < L::kWidth; ++j) {
+        const int at = i * L::kWidth + j;
+        const float d = element<L, T>(own_dy, at);
+        const float n = (element<L, T>(own_x, at) - s.mean - s.left) * s.scale;
+        dweight[at] = fmaf(d, n, dweight[at]);
+        if constexpr (kCentered) dbias[at] += d;
+        float y = (fmaf(d, to_float(w.at[j]), -s.g_mean) - n * s.gn_mean) * s.scale;
+        if constexpr (kResidual) y += element<L, T>(residual, at);
+        out.at[j] = from_float<T>(y);
+      }
+      if (L::column(i) < cols) *reinterpret_cast<P*>(dx + L::column(i)) = out;
+    }
+  }
+  float* shared = reinterpret_cast<float*>(shared_memory);
+  parts += blockIdx.x * static_cast<int64_t>(kCentered ? 2 * width : width);
+  const auto combine = [&](const float (&sums)[L::kElements], float* to) {
+#pragma unroll
+    for (int i = 0; i < L::kElements; ++i) {
+      shared[group * G::kColumns + L::column(i / L::kWidth) + i % L::kWidth] = sums[i];
+    }
+    __syncthreads();
+    for (int c = threadIdx.x; c < width; c += G::kBlock) {
+      float sum = shared[c];
+      for (int g = 1; g < G::kCount; ++g) sum += shared[g * G::kColumns + c];
+      to[c] = sum;
+    }
+    __syncthreads();
+  };
+  combine(dweight, parts);
+  if constexpr (kCentered) combine(dbias, parts + width);
+}
+
+// Rows that no registers hold: their statistics first, then dweight and dbias, and dx last, as it
+// may take the place of dy.
+template <class T>
+__global__ void __launch_bounds__(kWideBlock)
+    wide_statistics(NormBackwardArguments a, int heads, bool centered, RowStatistics* out) {
+  constexpr int n = Vector<T>::kSize;
+  let_next_start();
+  wait_for_inputs();
+  const int cols = static_cast<int>(a.cols);
+  const T* x = static_cast<const T*>(a.x) + row_offset(blockIdx.x, a.x_stride, heads, cols);
+  const T* dy = static_cast<const T*>(a.dy) + row_offset(blockIdx.x, a.dy_stride, heads, cols);
+  const float per_column = 1.0f / static_cast<float>(cols);
+  RowStatistics s = {};
+  if (centered) {
+    float sum = 0.0f;
+    for_values<2>(x, cols, 0.0f, [&](int, const float (&v)[n]) {
+#pragma unroll
+      for (int j = 0; j < n; ++j) sum += v[j];
+    });
+    s.mean = reduce<kWideBlock, 0>(sum, Sum{}) * per_column;
+  }
+  float sums[4] = {};  // of d^2, g d, g and d
+  for_vectors(x, cols, [&](int c) {
+    float v[n], d[n], w[n];
+    read_part(v, x, c, cols, s.mean);
+    read_part(d, dy, c, cols, 0.0f);
+    read_part(w, static_cast<const T*>(a.weight), c, cols, 0.0f);
+#pragma unroll
+    for (int j = 0; j < n; ++j) {
+      const float deviation = v[j] - s.mean, g = d[j] * w[j];
+      sums[0] = fmaf(deviation, deviation, sums[0]);
+      sums[1] = fmaf(g, deviation, sums[1]);
+      sums[2] += g;
+      sums[3] += deviation;
+    }
+  });
+  reduce<kWideBlock, 1>(sums, Sum{});
+  if (threadIdx.x > 0) return;
+  if (centered) s.left = sums[3] * per_column;
+  s.scale = row_scale(sums[0] * per_column, s.left, a.eps);
+  s.gn_mean = s.scale * (sums[1] - s.left * sums[2]) * per_column;
+  if (centered) s.g_mean = sums[2] * per_column;
+  out[blockIdx.x] = s;
+}
+
+constexpr int kWideColumns = 256;
+
+template <class T>
+__global__ void __launch_bounds__(kWideColumns)
+    wide_parameters(NormBackwardArguments a, int heads, bool centered, const RowStatistics* rows,
+                    int64_t rows_of_block, float* parts) {
+  let_next_start();
+  wait_for_inputs();
+  const int cols = static_cast<int>(a.cols), c = blockIdx.x * kWideColumns + threadIdx.x;
+  if (c >= cols) return;
+  const int64_t end = min(a.rows, (blockIdx.y + 1) * rows_of_block);
+  float dweight = 0.0f, dbias = 0.0f;
+#pragma unroll 4
+  for (int64_t r = blockIdx.y * rows_of_block; r < end; ++r) {
+    const float x =
+        to_float(static_cast<const T*>(a.x)[row_offset(r, a.x_stride, heads, cols) + c]);
+    const float d =
+        to_float(static_cast<const T*>(a.dy)[row_offset(r, a.dy_stride, heads, cols) + c]);
+    dweight = fmaf(d, (x - rows[r].mean - rows[r].left) * rows[r].scale, dweight);
+    dbias += d;
+  }
+  parts += blockIdx.y * static_cast<int64_t>(centered ? 2 * cols : cols);
+  parts[c] = dweight;
+  if (centered) parts[cols + c] = dbias;
+}
+
+template <class T>
+__global__ void __launch_bounds__(kWideBlock)
+    wide_inputs(NormBackwardArguments a, int heads, const RowStatistics* rows) {
+  constexpr int n = Vector<T>::kSize;
+  let_next_start();
+  wait_for_inputs();
+  const int cols = static_cast<int>(a.cols);
+  const T* x = static_cast<const T*>(a.x) + row_offset(blockIdx.x, a.x_stride, heads, cols);
+  const T* dy = static_cast<const T*>(a.dy) + row_offset(blockIdx.x, a.dy_stride, heads, cols);
+  const T* residual =
+      static_cast<const T*>(a.dresidual) + row_offset(blockIdx.x, a.dresidual_stride, heads, cols);
+  T* dx = static_cast<T*>(a.dx) + row_offset(blockIdx.x, a.dx_stride, heads, cols);
+  const RowStatistics s = rows[blockIdx.x];
+  for_vectors(x, cols, [&](int c) {
+    float v[n], d[n], w[n], more[n] = {};
+    read_part(v, x, c, cols, 0.0f);
+    read_part(d, dy, c, cols, 0.0f);
+    read_part(w, static_cast<const T*>(a.weight), c, cols, 0.0f);
+    if (a.dresidual) read_part(more, residual, c, cols, 0.0f);
+#pragma unroll
+    for (int j = 0; j < n; ++j) {
+      const float normed = (v[j] - s.mean - s.left) * s.scale;
+      v[j] = (fmaf(d[j], w[j], -s.g_mean) - normed * s.gn_mean) * s.scale + more[j];
+    }
+    write_part(dx, v, c, cols);
+  });
+}
+
+template <class T>
+void wide_backward(const NormBackwardArguments& a, int heads, bool centered, const Stream& stream) {
+  constexpr int64_t kFewestRows = 64, kMostSlabs = 64;
+  const int64_t width = centered ? 2 * a.cols : a.cols;
+  const int64_t slab = std::max((a.rows + kMostSlabs - 1) / kMostSlabs, kFewestRows);
+  const int64_t slabs = (a.rows + slab - 1) / slab;
+  const size_t statistics = sizeof(RowStatistics) * a.rows;
+  char* memory =
+      static_cast<char*>(kept_memory(stream, statistics + sizeof(float) * slabs * width));
+  auto* rows = reinterpret_cast<RowStatistics*>(memory);
+  auto* parts = reinterpret_cast<float*>(memory + statistics);
+  const dim3 each_row(static_cast<unsigned>(a.rows));
+  if (a.rows > 0) {
+    launch(wide_statistics<T>, each_row, kWideBlock, 0, stream, a, heads, centered, rows);
+    launch(wide_parameters<T>,
+           dim3(static_cast<unsigned>((a.cols + kWideColumns - 1) / kWideColumns),
+                static_cast<unsigned>(slabs)),
+           kWideColumns, 0, stream, a, heads, centered, rows, slab, parts);
+    launch(wide_inputs<T>, each_row, kWideBlock, 0, stream, a, heads, rows);
+  }
+  add_parts({parts, slabs, width, a.dweight, a.dbias, a.cols, a.accumulate}, stream);
+}
+
+template <class T, bool kCentered>
+void backward(const NormBackwardArguments& a, int heads, const Stream& stream) {
+  const bool vectors = a.cols % Vector<T>::kSize == 0 && vectors_fit<T>(a.x, a.x_stride) &&
+                       vectors_fit<T>(a.dy, a.dy_stride) && vectors_fit<T>(a.dx, a.dx_stride) &&
+                       vectors_fit<T>(a.weight, 0) &&
+                       vectors_fit<T>(a.dresidual, a.dresidual_stride);
+  const bool held = with_norm_layout<T>(a.cols, vectors, [&](auto layout) {
+    using L = decltype(layout);
+    using G = NormGroups<L>;
+    const int64_t blocks = std::clamp<int64_t>(a.rows, 1, multiprocessors());
+    const int64_t width = kCentered ? 2 * a.cols : a.cols;
+    auto* parts = static_cast<float*>(kept_memory(stream, blocks * width * sizeof(float)));
+    launch(a.dresidual ? norm_gradients<T, L, kCentered, true>
+                       : norm_gradients<T, L, kCentered, false>,
+           static_cast<unsigned>(blocks), G::kBlock, G::kSharedBytes, stream, a, heads, parts);
+    add_parts({parts, blocks, width, a.dweight, a.dbias, a.cols, a.accumulate}, stream);
+  });
+  if (!held) wide_backward<T>(a, heads, kCentered, stream);
+}
+
+}  // namespace
+
+template <class T>
+void layer_norm_backward(const NormBackwardArguments& a, const Stream& stream) {
+  backward<T, true>(a, 1, stream);
+}
+
+template <class T>
+void rms_norm_backward(const NormBackwardArguments& a, const Stream& stream) {
+  backward<T, false>(a, 1, stream);
+}
+
+template <class T>
+void rms_norm_heads_backward(void* dx, int64_t dx_stride, float* dweight, const void* x,
+                             int64_t x_stride, const void* weight, int64_t tokens, int64_t heads,
+                             int64_t head_dim, float eps, bool accumulate, const Stream& stream) {
+  NormBackwardArguments a = {};
+  a.dx = dx;
+  a.dweight = dweight;
+  a.dy = dx;
+  a.x = x;
+  a.weight = weight;
+  a.dx_stride = a.dy_stride = dx_stride;
+  a.x_stride = x_stride;
+  a.rows = tokens * heads;
+  a.cols = head_dim;
+  a.eps = eps;
+  a.accumulate = accumulate;
+  backward<T, false>(a, static_cast<int>(heads), stream);
+}
+
+#define INSTANTIATE(T)                                                                          \
+  template void layer_norm_backward<T>(const NormBackwardArguments&, const Stream&);            \
+  template void rms_norm_backward<T>(const NormBackwardArguments&, const Stream&);              \
+  template void rms_norm_heads_backward<T>(void*, int64_t, float*, const void*, int64_t,        \
+                                           const void*, int64_t, int64_t, int64_t, float, bool, \
+                                           const Stream&);
+FUSEWIRE_FOR_EACH_FLOAT(INSTANTIATE)
+
+}  // namespace fusewire::cuda

@@ -1,0 +1,19 @@
+// The end of kernels that write weights.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "cuda/launch.h"
+#include "cuda/runtime/kept_memory.h"
+
+namespace fusewire::cuda {
+
+// Kernels may fetch weights before they wait for what comes before them in the stream (launch.h),
+// as if copies had written them. Copies and fills end before a later kernel begins, so one after a
+// kernel that writes weights makes that true of it. Such a kernel does not let the next one start.
+inline void end_weights(const Stream& stream) {
+  constexpr size_t kBytes = 16;
+  check(cudaMemsetAsync(kept_memory(stream, kBytes), 0, kBytes, handle(stream)), "weights");
+}
+
+}  // namespace fusewire::cuda
