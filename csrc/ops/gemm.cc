@@ -5,7 +5,8 @@
 
 namespace fusewire {
 
-constexpr uintptr_t kLine = 128;  // bytes: where kernels like rows to begin
+// Bytes: where a weight that serves as it lies has to begin, so that TMA and vectors reach it.
+constexpr uintptr_t kWeightAlignment = 32;
 
 // Products of 8 bits, at most 2^14 each.
 constexpr int64_t kMostInt8Inputs = int64_t{1} << 17;
@@ -22,9 +23,9 @@ const GemmKernels& gemm_of(const Weight& weight, DType dtype, const Check& check
   check.require(gemm, "format: got ", name_of(weight.format), " of a ", name_of(dtype),
                 " weight, for which ", stream.device.text(),
                 " has no kernels; choose another format");
-  check.require(!weight.transposed || gemm->packs_transposed,
-                "transposed: got a weight [in_features, out_features] on ", stream.device.text(),
-                ", wanted it on the cpu; transpose it");
+  check.require(!weight.transposed || gemm->packs_transposed, "transposed: got a ",
+                name_of(weight.format), " weight [in_features, out_features] on ",
+                stream.device.text(), ", whose kernels take none; transpose it");
   return *gemm;
 }
 
@@ -59,9 +60,8 @@ Linear::Linear(const Tensor& weight, const Tensor* bias, const Stream& stream, b
   const CurrentDevice current(stream.device);
   const GemmKernels& gemm = gemm_of(weight_, weight.dtype, check, stream);
   CachingAllocator& allocator = default_allocator(stream.device);
-  const bool begins_a_line = reinterpret_cast<uintptr_t>(weight.data) % kLine == 0;
-  if (source.device.type != DeviceType::kCpu && weight.owner && begins_a_line &&
-      gemm.packing_copies) {
+  const bool aligned = reinterpret_cast<uintptr_t>(weight.data) % kWeightAlignment == 0;
+  if (source.device.type != DeviceType::kCpu && weight.owner && aligned && gemm.packing_copies) {
     weight_.data = std::shared_ptr<void>(weight.owner, weight.data);
   } else {
     packed_ = true;
@@ -136,8 +136,13 @@ void multiply(Check& check, const Tensor& out, const Tensor& x, const Linear& li
   a.out = out.data;
   a.out_stride = out.row_stride;
   a.x = {x.data, x.row_stride};
-  a.weight = {weight.data.get(),  in.size,     false, weight.scales.get(),
-              weight.zeros.get(), weight.group};
+  const bool turned = weight.transposed && gemm->packing_copies;  // it lies as it was given
+  a.weight = {weight.data.get(),
+              turned ? out_features.size : in.size,
+              turned,
+              weight.scales.get(),
+              weight.zeros.get(),
+              weight.group};
   a.m = tokens.size;
   a.n = out_features.size;
   a.k = in.size;

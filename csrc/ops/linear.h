@@ -16,8 +16,8 @@ class Linear {
   // stream's device or both in the host's, in the dtype that is computed in. They are copied, but
   // for a weight on the device that its GEMM reads as it lies: that is shared (an embedding that is
   // also a head).
-  // `transposed`: the weight is stored as [in_features, out_features], on the CPU alone (GPT-2's
-  // Conv1D; and of a weight W[out, in] it is the product dy . W, the gradient of the input).
+  // `transposed`: the weight is stored as [in_features, out_features] (GPT-2's Conv1D; and of a
+  // weight W[out, in] it is the product dy . W, the gradient of the input).
   // `format`: that the weight is packed in, the tensor's own if there is none. `scales`
   // float32[out_features], where the weight is, for a format that has them; null: of the weight.
   Linear(const Tensor& weight, const Tensor* bias, const Stream& stream, bool transposed = false,

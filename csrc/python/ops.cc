@@ -118,7 +118,7 @@ void register_ops(py::module_& m) {
       m, "Linear",
       "weight[out_features, in_features] packed for the target, with its bias; both come from "
       "the stream's device or both from the host. nbytes: of what it holds by itself, which a "
-      "weight on a GPU is not. transposed: the weight is [in_features, out_features], on the CPU. "
+      "weight on a GPU is not. transposed: the weight is [in_features, out_features]. "
       "format: that it is packed in, float32, float16, bfloat16 or int8, None: the tensor's own. "
       "scales: float32[out_features] of an int8 weight, None: as its rows' largest magnitudes have "
       "it.")

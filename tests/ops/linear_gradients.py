@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from copy import copy
+
 import numpy as np
 from fusewire import kernels as k
+from fusewire.placement import Placement
+from fusewire.precision import Precision
 
 from tests.ops.case import MATRICES, Arrays, Case, Operands, normal
 
@@ -19,6 +23,13 @@ WEIGHTS = [
     (0, 8, 9, False),
     (0, 8, 9, True),
 ]
+GPU_WEIGHTS = (
+    (4096, 1024, 512, False),
+    (4096, 513, 999, True),
+    (17000, 256, 128, True),
+    (512, 768, 3072, False),
+    (37, 40000, 64, False),
+)
 
 
 def make_weight(rng: np.random.Generator, shape: tuple) -> Arrays:
@@ -30,12 +41,25 @@ def make_weight(rng: np.random.Generator, shape: tuple) -> Arrays:
     }
 
 
+def fp32(place: Placement) -> Placement:
+    """The same stream, for gradients of parameters."""
+    other = copy(place)
+    other.precision = Precision.of(place.device, "float32")
+    return other
+
+
 def weight_gradient(o: Operands, a: Arrays, shape: tuple) -> np.ndarray:
+    wide = Operands(fp32(o.place), o.layout)
+    dy, x = o.rows(a["dy"]), o.rows(a["x"])
+
+    def call(dw: k.Tensor, stream: k.Stream) -> None:
+        k.linear_backward_weight(dw, dy, x, shape[3], stream)
+
     if shape[3]:
-        dw = o.rows(a["before"].copy())
-        k.linear_backward_weight(dw, o.rows(a["dy"]), o.rows(a["x"]), True, o.place.stream)
-        return o.read(dw)
-    return o.result(k.linear_backward_weight, shape[1:3], o.rows(a["dy"]), o.rows(a["x"]), False)
+        dw = wide.rows(a["before"].copy())
+        call(dw, o.place.stream)
+        return wide.read(dw)
+    return wide.result(call, shape[1:3])
 
 
 def sums(o: Operands, a: Arrays, shape: tuple) -> np.ndarray:
@@ -51,6 +75,7 @@ CASES = {
         weight_gradient,
         lambda t, s: t["dy"].T @ t["x"] + (t["before"] if s[3] else 0),
         training=True,
+        gpu_shapes=GPU_WEIGHTS,
     ),
     "column_sums": Case(
         [(r, c, adds) for r, c in [*MATRICES, (1000, 70)] for adds in (False, True)],

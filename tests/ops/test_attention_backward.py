@@ -9,11 +9,15 @@ from fusewire import kernels as k
 from fusewire.placement import Placement
 
 from tests.ops.attention import CAUSAL, Attention
-from tests.ops.attention_backward import Backward, gradients, make_gradients
+from tests.ops.attention_backward import CASES, Backward, gradients, make_gradients
+from tests.ops.attention_backward import SHAPES as ALL_SHAPES
 from tests.ops.case import Operands
-from tests.places import CPU_TARGETS
+from tests.ops.check import check
+from tests.places import CPU_TARGETS, EVERYWHERE, GPU
 
 EVERY_TARGET = pytest.mark.parametrize("place", CPU_TARGETS, indirect=True)
+ON_EVERY_PLACE = pytest.mark.parametrize("place", EVERYWHERE, indirect=True)
+ON_GPU = pytest.mark.parametrize("place", GPU, indirect=True)
 
 SHAPES = [
     Attention((5, 300, 40, 1), 3, 64, biased=True, dropout=0.1),
@@ -41,7 +45,47 @@ def test_bits_do_not_depend_on_threads_or_on_the_run(shape: Attention, place: Pl
         k.set_num_threads(before)
 
 
-@EVERY_TARGET
+# Around the tiles of a GPU's kernels, and what these do in ways of their own.
+GPU_SHAPES = [
+    Attention((64, 65, 63, 1, 128, 200), 3, 64),
+    Attention((260, 31), 2, 64, dropout=0.1, **CAUSAL),
+    Attention((130, 64), 6, 128, kv_heads=2, **CAUSAL),
+    Attention((150,), 4, 40, kv_heads=1, dropout=0.3, left=50, right=20),
+    Attention((70, 300), 2, 256),
+    Attention((33, 190), 3, 72, key_lengths=(140, 64), dropout=0.2),
+    Attention((1,) * 70, 2, 64),
+]
+
+
+@ON_GPU
+@pytest.mark.parametrize("shape", [*ALL_SHAPES, *GPU_SHAPES], ids=str)
+def test_gradients_on_a_gpu_equal_their_reference(shape: Attention, place: Placement):
+    check(CASES["attention_backward"], shape, place)
+
+
+@ON_GPU
+@pytest.mark.parametrize("shape", [*SHAPES, *GPU_SHAPES], ids=str)
+def test_bits_on_a_gpu_do_not_depend_on_the_run(shape: Attention, place: Placement):
+    work = Backward(
+        Operands(place, "dense"), make_gradients(np.random.default_rng(1), shape), shape
+    )
+    wanted = work.results()
+    for _ in range(5):
+        for one, other in zip(work.results(), wanted, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+@ON_GPU
+def test_a_gpu_computes_no_gradient_of_biases(place: Placement):
+    shape = Attention((9,), 2, 32, biased=True)
+    arrays = make_gradients(np.random.default_rng(1), shape)
+    work = Backward(Operands(place, "dense"), arrays, shape)
+    work.dbias = Operands(place, "dense").fp32(arrays["bias"])
+    with pytest.raises(k.Error, match="attention_backward: dbias: got one on cuda:0, which no"):
+        work.results()
+
+
+@ON_EVERY_PLACE
 def test_gradients_of_a_sequence_are_its_own(place: Placement):
     """Alone it has the same ones, and one full of NaN leaves its neighbours as they were."""
     shape = Attention((17, 140, 64, 1), 2, 64)
@@ -58,7 +102,7 @@ def test_gradients_of_a_sequence_are_its_own(place: Placement):
         np.testing.assert_array_equal(np.delete(got, rows, 0), np.delete(whole, rows, 0))
 
 
-@EVERY_TARGET
+@ON_EVERY_PLACE
 def test_keys_that_no_query_sees_have_no_gradient(place: Placement):
     shape = Attention((3,), 2, 32, key_lengths=(400,), left=9, right=0)
     arrays = make_gradients(np.random.default_rng(3), shape)

@@ -11,7 +11,7 @@ from tests.ops.attention import CASES, CAUSAL, Attention, attended, kept_weights
 from tests.ops.case import Operands
 from tests.ops.check import check
 from tests.ops.philox import dropout_factors
-from tests.places import CPU, CPU_TARGETS
+from tests.places import CPU, CPU_TARGETS, EVERYWHERE, GPU_FP32
 
 PROBABILITIES = (1e-3, 0.1, 0.5, 0.9)
 DROPPED = [
@@ -20,10 +20,12 @@ DROPPED = [
     Attention((130, 1), 4, 20, kv_heads=2, dropout=0.3, **CAUSAL),
     Attention((300, 17), 2, 32, left=64, right=64, dropout=0.1),
     Attention((70, 5), 4, 80, 2, (40, 300), soft_cap=3.0, biased=True, dropout=0.9),
+    Attention((65, 30), 2, 128, kv_heads=1, dropout=0.2, **CAUSAL),
+    Attention((90, 3), 2, 96, dropout=0.2),
 ]
 
 
-@pytest.mark.parametrize("place", CPU_TARGETS, indirect=True)
+@pytest.mark.parametrize("place", EVERYWHERE, indirect=True)
 @pytest.mark.parametrize("shape", DROPPED, ids=str)
 def test_attention_drops_the_weights_of_the_mask(shape: Attention, place: Placement):
     check(CASES["attention"], shape, place)
@@ -57,7 +59,7 @@ def test_a_mask_does_not_depend_on_threads(place: Placement):
         k.set_num_threads(before)
 
 
-@pytest.mark.parametrize("place", CPU_TARGETS, indirect=True)
+@pytest.mark.parametrize("place", [*CPU_TARGETS, GPU_FP32], indirect=True)
 def test_a_probability_is_a_multiple_of_1_in_65536_and_never_1(place: Placement):
     for probability in (1e-6, 1 - 1e-6):
         check(CASES["attention"], Attention((40,), 2, 32, dropout=probability), place)

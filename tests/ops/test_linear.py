@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from fusewire import kernels as k
 from fusewire.placement import Placement
 
 from tests.ops.case import Operands, normal
-from tests.places import CPU, CPU_TARGETS, GPU
+from tests.places import CPU, CPU_TARGETS, GPU, TORCH_DTYPES, as_torch, rounded, settle
+from tests.tolerance import Allowed, allowed_error
 
 # (out_features, in_features): within a panel and beyond it, neither a multiple of a register
 SHAPES = [(1, 1), (33, 17), (64, 48), (97, 100), (770, 31)]
@@ -62,10 +64,60 @@ def test_packing_anew_wants_what_was_packed(place: Placement):
             linear.refresh(*numbers, place.stream)
 
 
+# Of a GPU, which reads a weight as it lies: widths that vectors like and such that they do not.
+GPU_SHAPES = [*SHAPES, (768, 3072), (2304, 768), (513, 1000), (1000, 513)]
+
+
+def sums_of_products(
+    x: np.ndarray, weight: np.ndarray, bias: np.ndarray, place: Placement
+) -> Allowed:
+    """x weight + bias as the place may compute it, of numbers that its type holds."""
+
+    def reference(dtype: torch.dtype) -> np.ndarray:
+        a, b, c = (torch.from_numpy(n).to(place.device, dtype) for n in (x, weight, bias))
+        return (a @ b + c).double().cpu().numpy()
+
+    dtype = TORCH_DTYPES[place.dtype]
+    return allowed_error(reference(torch.float64), reference(dtype), place.dtype, len(weight))
+
+
+@pytest.mark.parametrize("rows", [1, 5, 300])
+@pytest.mark.parametrize("first", [0, 32])  # a line's beginning; a copy where it is not even 32
 @pytest.mark.parametrize("place", GPU, indirect=True)
-def test_a_gpu_takes_no_transposed_weight(place: Placement):
-    with pytest.raises(k.Error, match=r"Linear: transposed: got a weight .* on cuda:0, wanted it"):
-        k.Linear(place.floats(np.zeros((4, 3), np.float32)), None, place.stream, transposed=True)
+def test_a_gpu_reads_a_transposed_weight_as_it_lies(first: int, rows: int, place: Placement):
+    for out, inner in GPU_SHAPES:
+        rng, o = np.random.default_rng(2), Operands(place, "dense")
+        draw = [rounded(normal(rng, *s), place.dtype) for s in [(inner, out), (out,)] * 2]
+        x = rounded(normal(rng, rows, inner), place.dtype)
+        flat = place.floats(np.zeros(inner * out + 64, np.float32))
+        memory = flat.section(first, [inner, out], place.dtype)
+        bias = place.floats(draw[1])
+        as_torch(memory, place).copy_(torch.from_numpy(draw[0]))
+        settle(place)
+        linear = k.Linear(memory, bias, place.stream, transposed=True)
+        for weight, new in (draw[:2], draw[2:]):
+            as_torch(memory, place).copy_(torch.from_numpy(weight))
+            as_torch(bias, place).copy_(torch.from_numpy(new))
+            settle(place)
+            linear.refresh(memory, bias, place.stream)
+            excess = sums_of_products(x, weight, new, place).excess(product(o, x, linear))
+            assert not excess, f"{rows, out, inner}: {excess}"
+
+
+@pytest.mark.parametrize("place", GPU, indirect=True)
+def test_a_weight_of_the_host_may_be_transposed_for_a_gpu(place: Placement):
+    rng, o = np.random.default_rng(3), Operands(place, "dense")
+    weight, bias = (rounded(normal(rng, *s), place.dtype) for s in ((48, 33), (33,)))
+    x = rounded(normal(rng, 7, 48), place.dtype)
+    host = [k.Tensor.from_numpy(a) for a in (weight, bias)]
+    if place.dtype != "float32":
+        host = [
+            k.Tensor.from_dlpack(torch.from_numpy(a).to(TORCH_DTYPES[place.dtype]))
+            for a in (weight, bias)
+        ]
+    linear = k.Linear(*host, place.stream, transposed=True)
+    excess = sums_of_products(x, weight, bias, place).excess(product(o, x, linear))
+    assert not excess, excess
 
 
 @pytest.mark.parametrize("place", [CPU], indirect=True)

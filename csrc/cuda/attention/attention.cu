@@ -18,7 +18,7 @@ bool large_tiles_pay(const AttentionArguments& a) {
 
 template <class T>
 const char* attention_lacks(const AttentionArguments& a) {
-  if (a.dropout.probability > 0) return "dropout";
+  if (a.pages && a.dropout.probability > 0) return "dropout over pages";
   static_assert(kMaxHeadDim == 256);
   if (a.head_dim > kMaxHeadDim) return "a head_dim of more than 256";
   if (a.pages && a.log_sum_exp) return "log_sum_exp over pages";

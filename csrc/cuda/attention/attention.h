@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/kernels.h"
+#include "cuda/attention/weight_dropout.h"
 #include "cuda/element.h"
 
 namespace fusewire::cuda {
@@ -18,6 +19,7 @@ struct AttentionShape {
   int64_t bias_span;
   float* log_sum_exp;
   int64_t log_sum_exp_stride;
+  WeightDropout dropout;
 
   explicit AttentionShape(const AttentionArguments& a)
       : out_stride(a.out_stride),
@@ -37,7 +39,8 @@ struct AttentionShape {
         bias(a.bias),
         bias_span(a.bias_span),
         log_sum_exp(a.log_sum_exp),
-        log_sum_exp_stride(a.log_sum_exp_stride) {}
+        log_sum_exp_stride(a.log_sum_exp_stride),
+        dropout(a.dropout) {}
 
   // Whether a mask hides keys of a sequence.
   __device__ __forceinline__ bool masked() const {
@@ -51,7 +54,7 @@ struct AttentionShape {
 inline bool plain_attention(const AttentionArguments& a) {
   const int64_t longest = a.queries->max_seqlen();
   return a.self() && a.mask.left >= longest && a.mask.right >= longest && !a.bias &&
-         a.soft_cap <= 0 && !a.log_sum_exp;
+         a.soft_cap <= 0 && !a.log_sum_exp && a.dropout.probability <= 0;
 }
 
 // Whether rows can be accessed by 16 bytes.

@@ -10,16 +10,16 @@ template <class T, int kDim, int kWarps, int kRowTiles, int kKeys, int kBlocks>
 using Once = FlashTile<T, kDim, kWarps, kRowTiles, kKeys, kBlocks, FlashMode::kOnce>;
 template <class T, int kDim, int kWarps, int kRowTiles, int kKeys, int kBlocks>
 using Plain = FlashTile<T, kDim, kWarps, kRowTiles, kKeys, kBlocks, FlashMode::kPlain>;
-template <class T, int kDim, int kKeys, int kBlocks>
-using General = FlashTile<T, kDim, 4, 1, kKeys, kBlocks, FlashMode::kGeneral>;
 
-template <class T>
+// kGeneral or kDropping.
+template <class T, FlashMode kMode>
 void launch_general(const AttentionArguments& a, bool vectors, const Stream& stream) {
-  if (a.head_dim <= 32) return launch_flash<General<T, 32, 64, 4>>(a, vectors, stream);
-  if (a.head_dim <= 64) return launch_flash<General<T, 64, 64, 4>>(a, vectors, stream);
-  if (a.head_dim <= 96) return launch_flash<General<T, 96, 64, 3>>(a, vectors, stream);
-  if (a.head_dim <= 128) return launch_flash<General<T, 128, 64, 2>>(a, vectors, stream);
-  launch_flash<General<T, 256, 32, 2>>(a, vectors, stream);
+  const int64_t dim = a.head_dim;
+  if (dim <= 32) return launch_flash<FlashTile<T, 32, 4, 1, 64, 4, kMode>>(a, vectors, stream);
+  if (dim <= 64) return launch_flash<FlashTile<T, 64, 4, 1, 64, 4, kMode>>(a, vectors, stream);
+  if (dim <= 96) return launch_flash<FlashTile<T, 96, 4, 1, 64, 3, kMode>>(a, vectors, stream);
+  if (dim <= 128) return launch_flash<FlashTile<T, 128, 4, 1, 64, 2, kMode>>(a, vectors, stream);
+  launch_flash<FlashTile<T, 256, 4, 1, 32, 2, kMode>>(a, vectors, stream);
 }
 
 }  // namespace
@@ -45,7 +45,10 @@ void flash_attention(const AttentionArguments& a, const Stream& stream) {
   if (plain && a.head_dim == 32) return launch_flash<Plain<T, 32, 4, 1, 64, 5>>(a, vectors, stream);
   if (plain && a.head_dim == 80) return launch_flash<Plain<T, 80, 4, 1, 64, 3>>(a, vectors, stream);
   if (plain && a.head_dim == 96) return launch_flash<Plain<T, 96, 4, 1, 64, 3>>(a, vectors, stream);
-  launch_general<T>(a, vectors, stream);
+  if (a.dropout.probability > 0) {
+    return launch_general<T, FlashMode::kDropping>(a, vectors, stream);
+  }
+  launch_general<T, FlashMode::kGeneral>(a, vectors, stream);
 }
 
 template void flash_attention<__half>(const AttentionArguments&, const Stream&);

@@ -138,6 +138,11 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
               : reinterpret_cast<float*>(shared + stage + Tile::kBiasAt) + lane_bias;
       Steps::template adjust<kEdge>(score, work, bias, begin + i * kKeys + lane_distance, keys);
       Steps::template soften<kEdge>(state, score, work.factor, keys);
+      if constexpr (Tile::kDrops) {
+        const uint32_t row = (tile.token + warp_row + lane / 4) * shape.heads + head;
+        Steps::template drop<kEdge>(score, shape.dropout, row, shape.heads, begin + i * kKeys,
+                                    keys);
+      }
     }
     if (i == 0) {
       wait_copies<2>();

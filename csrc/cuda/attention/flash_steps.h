@@ -138,6 +138,33 @@ struct FlashSteps {
     }
   }
 
+  // Drops weights, which the sums have counted; the lane's first is of row `row` of the mask
+  // (core/dropout.h), and the tile's first key, `first`, begins a group of columns. A lane draws
+  // for another group than the others of its quad, and the four share the words out.
+  template <bool kEdge>
+  __device__ __forceinline__ static void drop(Scores& weight, const WeightDropout& dropout,
+                                              uint32_t row, int heads, int first, int keys) {
+#pragma unroll
+    for (int n = 0; n < kKeys / 8; n += 4) {
+      if (kEdge && n * 8 >= keys) break;
+#pragma unroll
+      for (int r = 0; r < kRowTiles; ++r) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          PhiloxWords words = dropout.words(row + (r * 16 + half * 8) * heads,
+                                            first / kDropoutGroup + n + threadIdx.x % 4);
+          transpose_quad(words.x);
+#pragma unroll
+          for (int i = 0; i < 4; ++i) {
+            float* pair = weight[r][n + i] + 2 * half;
+            pair[0] *= dropout.factor_of(words.x[i] & 0xffff);
+            pair[1] *= dropout.factor_of(words.x[i] >> 16);
+          }
+        }
+      }
+    }
+  }
+
   // Scores become 2^(score - top); what was summed so far is rescaled to the new maximum.
   template <bool kEdge>
   __device__ __forceinline__ static void soften(State& s, Scores& score, float factor, int keys) {

@@ -11,7 +11,8 @@ namespace fusewire::cuda {
 // What a kernel is compiled for: everything (any alignment, mask, bias, cap, keys of their own,
 // width up to kDim); only aligned rows of exactly kDim that are plain (attention.h); and that with
 // no sequence longer than kKeys, when one pass does and the softmax needs no running sums.
-enum class FlashMode { kGeneral, kPlain, kOnce };
+// kDropping is kGeneral with dropout of weights.
+enum class FlashMode { kGeneral, kDropping, kPlain, kOnce };
 
 // kWarps warps own 16 * kRowTiles queries each; keys and values pass by kKeys at a time, up to
 // kStages tiles in flight. kDim is the width of a head. A multiprocessor should hold kBlocks
@@ -22,7 +23,9 @@ struct FlashTile {
   using T = Element;
   static constexpr int kDim = dim, kWarps = warps, kRowTiles = row_tiles, kKeys = keys;
   static constexpr int kBlocks = blocks;
-  static constexpr bool kOnce = mode == FlashMode::kOnce, kPlain = mode != FlashMode::kGeneral;
+  static constexpr bool kOnce = mode == FlashMode::kOnce;
+  static constexpr bool kPlain = kOnce || mode == FlashMode::kPlain;
+  static constexpr bool kDrops = mode == FlashMode::kDropping;
   static constexpr int kStages = kOnce ? 1 : 3;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kWarpRows = 16 * kRowTiles;

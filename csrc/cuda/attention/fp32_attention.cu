@@ -129,7 +129,7 @@ __device__ __forceinline__ void multiply_values(
   }
 }
 
-template <int kDim>
+template <int kDim, bool kDrops>
 __global__ void __launch_bounds__(kThreads, Layout<kDim>::kBlocks)
     attention_kernel(AttentionShape shape, float* out, const float* q, const float* k,
                      const float* v, bool vectors) {
@@ -213,8 +213,12 @@ __global__ void __launch_bounds__(kThreads, Layout<kDim>::kBlocks)
         sums[i] *= correction;
 #pragma unroll
         for (int j = 0; j < L::kThreadKeys; ++j) {
-          const float e = exp2f(score[i][j] - base);
+          float e = exp2f(score[i][j] - base);
           sums[i] += e;
+          if constexpr (kDrops) {
+            const int token = tile.token + tile.first_query + row + 2 * i;
+            e *= shape.dropout.factor_at(token * shape.heads + head, first + x + 16 * j);
+          }
           weight[i * 2 * L::kWeights + x + 16 * j] = e;
         }
 #pragma unroll
@@ -254,16 +258,21 @@ __global__ void __launch_bounds__(kThreads, Layout<kDim>::kBlocks)
   }
 }
 
-template <int kDim>
-void launch_attention(const AttentionArguments& a, const Stream& stream) {
+template <int kDim, bool kDrops>
+void launch_as(const AttentionArguments& a, const Stream& stream) {
   const bool vectors = attention_vectors_fit<float>(a);
   const size_t bytes = Layout<kDim>::kBytes;
-  allow_shared_memory<attention_kernel<kDim>>(bytes, stream);
-  launch(attention_kernel<kDim>,
+  allow_shared_memory<attention_kernel<kDim, kDrops>>(bytes, stream);
+  launch(attention_kernel<kDim, kDrops>,
          dim3(static_cast<unsigned>(a.queries->query_tiles(kRows) * a.heads)), dim3(kThreads),
          bytes, stream, AttentionShape(a), static_cast<float*>(a.out),
          static_cast<const float*>(a.q.data), static_cast<const float*>(a.k.data),
          static_cast<const float*>(a.v.data), vectors);
+}
+
+template <int kDim>
+void launch_attention(const AttentionArguments& a, const Stream& stream) {
+  a.dropout.probability > 0 ? launch_as<kDim, true>(a, stream) : launch_as<kDim, false>(a, stream);
 }
 
 }  // namespace

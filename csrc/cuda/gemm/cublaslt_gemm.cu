@@ -7,17 +7,14 @@
 #include "core/allocator.h"
 #include "cuda/gemm/cublaslt_gemm.h"
 #include "cuda/gemm/cublaslt_problem.h"
+#include "cuda/gemm/cublaslt_workspace.h"
 #include "cuda/kernels.h"
 #include "cuda/runtime/relaxed_capture.h"
 
 namespace fusewire::cuda {
-namespace {
 
-using namespace cublaslt;
+namespace cublaslt {
 
-// A stream's work is serial, so its products share one block. It is kept for ever, for graphs hold
-// its address: as many blocks as there ever were streams at one time. A handle that comes back with
-// a new stream finds the block idle, because a stream is synchronised before it is destroyed.
 void* workspace_of(const Stream& stream) {
   static auto* mutex = new std::mutex;
   static auto* blocks = new std::map<std::pair<int, void*>, std::shared_ptr<void>>;
@@ -30,7 +27,9 @@ void* workspace_of(const Stream& stream) {
   return block.get();
 }
 
-}  // namespace
+}  // namespace cublaslt
+
+using namespace cublaslt;
 
 bool cublaslt_fits(const GemmArguments& a) {
   const bool bias_aligned = !a.bias || alignment_of(a.bias, 0) == 16;

@@ -1,6 +1,6 @@
 // A product in cuBLASLt's words. The library thinks in columns: our row-major out[m, n] is its
-// out^T[n, m], so the product is weight (transposed) times x, the weight being its A, x its B, the
-// residual its C, out its D.
+// out^T[n, m], so the product is weight (transposed, unless it is stored so) times x, the weight
+// being its A, x its B, the residual its C, out its D.
 #pragma once
 
 #include <cublasLt.h>
@@ -84,11 +84,14 @@ struct Problem {
 template <class T>
 void describe(const GemmArguments& a, Activation fused, Problem& p) {
   check(cublasLtMatmulDescInit(&p.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "operation");
-  p.set(CUBLASLT_MATMUL_DESC_TRANSA, CUBLAS_OP_T);
+  const bool stored_transposed = a.weight.transposed;
+  p.set(CUBLASLT_MATMUL_DESC_TRANSA, stored_transposed ? CUBLAS_OP_N : CUBLAS_OP_T);
   const cublasLtEpilogue_t epilogue = epilogue_of(fused, a.bias);
   if (epilogue != CUBLASLT_EPILOGUE_DEFAULT) p.set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
   if (a.bias) p.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, a.bias);
-  check(cublasLtMatrixLayoutInit(&p.weight, kType<T>, a.k, a.n, a.weight.stride), "weight");
+  check(cublasLtMatrixLayoutInit(&p.weight, kType<T>, stored_transposed ? a.n : a.k,
+                                 stored_transposed ? a.k : a.n, a.weight.stride),
+        "weight");
   check(cublasLtMatrixLayoutInit(&p.x, kType<T>, a.k, a.m, a.x.stride), "x");
   check(cublasLtMatrixLayoutInit(&p.out, kType<T>, a.n, a.m, a.out_stride), "out");
   p.residual = p.out;

@@ -1,6 +1,6 @@
 // Matrix products by the implementation that was fastest when they were timed (gemm_choice.h).
-// Tensor cores read weights with k innermost, which is how checkpoints store them: packing is a
-// copy.
+// A weight serves as it is stored, with k innermost or, transposed, n: packing is a copy. Our own
+// kernels want k innermost; what is transposed is cuBLASLt's.
 #include "core/raw_memory.h"
 #include "cuda/element.h"
 #include "cuda/gemm/cublaslt_gemm.h"
@@ -43,9 +43,9 @@ void run(const GemmArguments& product, const Stream& stream) {
 template <class T>
 constexpr GemmKernels kTable[] = {
     {format_of(kDTypeOf<T>),
-     {},
+     {/*transposed_x=*/false, /*transposed_weight=*/true},
      /*packing_copies=*/true,
-     /*packs_transposed=*/false,
+     /*packs_transposed=*/true,
      packed_bytes<T>,
      pack<T>,
      run<T>,

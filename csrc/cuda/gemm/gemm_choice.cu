@@ -70,7 +70,8 @@ GemmKey key_of(const GemmArguments& a) {
   GemmKey key;
   key.dtype = kDTypeOf<T>;
   key.epilogue = static_cast<uint8_t>(static_cast<int>(a.activation) | (a.bias != nullptr) << 3 |
-                                      (a.residual != nullptr) << 4 | (a.residual == a.out) << 5);
+                                      (a.residual != nullptr) << 4 | (a.residual == a.out) << 5 |
+                                      a.weight.transposed << 6);
   int read = std::min(alignment_of(a.x.data, a.x.stride * kSize),
                       alignment_of(a.weight.data, a.weight.stride * kSize));
   int write = alignment_of(a.out, a.out_stride * kSize);

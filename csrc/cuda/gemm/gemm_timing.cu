@@ -82,7 +82,7 @@ class Operands {
     };
     const auto shift = [](int alignment) { return alignment < 16 ? alignment : 0; };
     a_.x.stride = stride(a_.k, x_alignment);
-    a_.weight.stride = a_.k;
+    a_.weight.stride = a_.weight.transposed ? a_.n : a_.k;
     a_.out_stride = a_.residual_stride = stride(a_.n, out_alignment);
 
     int cache_bytes = 0;

@@ -18,13 +18,15 @@ __global__ void __launch_bounds__(kTile* kTile) gemm_kernel(GemmArguments a) {
   const int64_t row = static_cast<int64_t>(blockIdx.x) * kTile + ty;
   const int64_t first_column = static_cast<int64_t>(blockIdx.y) * kTile, column = first_column + tx;
   const T* x_row = static_cast<const T*>(a.x.data) + row * a.x.stride;
-  const T* weight_row =
-      static_cast<const T*>(a.weight.data) + (first_column + ty) * a.weight.stride;
+  const int64_t weight_step = a.weight.transposed ? a.weight.stride : 1;  // along k
+  const T* weight_row = static_cast<const T*>(a.weight.data) +
+                        (first_column + ty) * (a.weight.transposed ? 1 : a.weight.stride);
   float sum = 0.0f;
   for (int64_t k = 0; k < a.k; k += kTile) {
     const bool inside = k + tx < a.k;
     x[ty][tx] = inside && row < a.m ? to_float(x_row[k + tx]) : 0.0f;
-    weight[ty][tx] = inside && first_column + ty < a.n ? to_float(weight_row[k + tx]) : 0.0f;
+    weight[ty][tx] =
+        inside && first_column + ty < a.n ? to_float(weight_row[(k + tx) * weight_step]) : 0.0f;
     __syncthreads();
     float part = 0.0f;  // rounding grows with the length of a chain of additions
 #pragma unroll

@@ -114,7 +114,7 @@ bool sm90_gemm_fits(const GemmArguments& a, int configuration) {
   };
   constexpr int64_t kMost = 1 << 30;
   const bool whole = a.n % 8 == 0;  // else TMA would write between the rows
-  if (!aligned(a.out, a.out_stride) || !aligned(a.x.data, a.x.stride) ||
+  if (a.weight.transposed || !aligned(a.out, a.out_stride) || !aligned(a.x.data, a.x.stride) ||
       !aligned(a.weight.data, a.weight.stride) || !aligned(a.bias, 0) ||
       !aligned(a.residual, a.residual == nullptr ? 0 : a.residual_stride) ||
       (a.residual == a.out && a.residual_stride != a.out_stride) || a.k < 8 ||

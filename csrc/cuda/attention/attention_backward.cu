@@ -1,0 +1,22 @@
+// Chooses the kernels of the backward pass of attention by element type and shape.
+#include "core/error.h"
+#include "core/training_kernels.h"
+#include "cuda/attention/attention_backward.h"
+
+namespace fusewire::cuda {
+
+template <class T>
+void attention_backward(const AttentionBackwardArguments& g, const Stream& stream) {
+  if (g.dbias) {
+    fail("attention_backward: dbias: got one on ", stream.device.text(),
+         ", which no kernel of target cuda computes, wanted none; train the bias on the cpu");
+  }
+  plain_attention_backward<T>(g, stream);
+}
+
+#define INSTANTIATE(T) \
+  template void attention_backward<T>(const AttentionBackwardArguments&, const Stream&);
+FUSEWIRE_FOR_EACH_FLOAT(INSTANTIATE)
+#undef INSTANTIATE
+
+}  // namespace fusewire::cuda
