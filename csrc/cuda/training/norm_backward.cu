@@ -35,9 +35,9 @@ __device__ __forceinline__ Pack<T, L::kWidth> weight_of(const T* weight, int i, 
 }
 
 template <class T, class L, bool kCentered>
-__device__ __forceinline__ RowStatistics row_statistics(const RowPacks<L, T>& x,
-                                                        const RowPacks<L, T>& dy, const T* weight,
-                                                        int cols, float eps, int& slot) {
+__device__ __forceinline__ RowStatistics row_statistics(RowPacks<L, T>& x, RowPacks<L, T>& dy,
+                                                        const T* weight, int cols, float eps,
+                                                        int& slot) {
   constexpr bool kLeft = kCentered && sizeof(T) == 4;  // as in `normalize`
   const float per_column = 1.0f / static_cast<float>(cols);
   RowStatistics s = {};
@@ -48,6 +48,7 @@ __device__ __forceinline__ RowStatistics row_statistics(const RowPacks<L, T>& x,
     float sum[1] = {reduce_thread(v, Sum{})};
     group_sums<L>(sum, slot);
     s.mean = sum[0] * per_column;
+    forget_widened<L, T>(x);
   }
   float sums[kLeft ? 4 : kCentered ? 3 : 2] = {};  // of d^2, g d, g and d; d = x - mean
 #pragma unroll
@@ -117,6 +118,8 @@ __global__ void __launch_bounds__(NormGroups<L>::kBlock, 1)
     if (kAhead) fetch(row + step);
     const RowStatistics s =
         row_statistics<T, L, kCentered>(own_x, own_dy, weight, width, a.eps, slot);
+    forget_widened<L, T>(own_x);
+    forget_widened<L, T>(own_dy);
     T* dx = static_cast<T*>(a.dx) + row_offset(row, a.dx_stride, heads, width);
 #pragma unroll
     for (int i = 0; i < L::kCount; ++i) {

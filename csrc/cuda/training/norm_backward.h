@@ -10,11 +10,8 @@ namespace fusewire::cuda {
 // and keeps what they add to dweight and dbias in registers: two numbers a column, beside the row.
 template <class L>
 struct NormGroups {
-  // Bounds the registers of a thread to 64, 80, 128 and 168.
-  static constexpr int kThreads = L::kElements <= 8    ? 1024
-                                  : L::kElements <= 16 ? 768
-                                  : L::kElements <= 24 ? 512
-                                                       : 384;
+  // Bounds the registers of a thread to 64, 128 and 168.
+  static constexpr int kThreads = L::kElements <= 8 ? 1024 : L::kElements <= 16 ? 512 : 384;
   static constexpr int kCount = kThreads / L::kThreads;
   static constexpr int kBlock = kCount * L::kThreads;
   static constexpr int kColumns = L::kElements * L::kThreads;
@@ -48,6 +45,19 @@ __device__ __forceinline__ void group_sums(float (&x)[kValues], int& slot) {
   }
 }
 
+// Keeps the compiler from holding what it has read or widened so far in registers of its own: a row
+// of 16-bit elements takes twice as many in fp32, and weights come again from L1.
+template <class L, class T>
+__device__ __forceinline__ void forget_widened(RowPacks<L, T>& row) {
+  if constexpr (sizeof(Pack<T, L::kWidth>) == 16) {
+#pragma unroll
+    for (int i = 0; i < L::kCount; ++i) {
+      uint4& words = reinterpret_cast<uint4&>(row[i]);
+      asm volatile("" : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w)::"memory");
+    }
+  }
+}
+
 // Calls body(RowLayout) for the smallest layout that holds rows of `cols` elements; false where
 // none does. Of narrow rows (heads) a warp has several.
 template <class T, class Body>
@@ -61,12 +71,12 @@ bool with_norm_layout(int64_t cols, bool vectors, Body&& body) {
   };
   if (!vectors) {
     return fits(RowLayout<1, 8, 8>{}) || fits(RowLayout<1, 8, 32>{}) ||
-           fits(RowLayout<1, 32, 32>{}) || fits(RowLayout<1, 32, 128>{});
+           fits(RowLayout<1, 16, 64>{}) || fits(RowLayout<1, 16, 256>{});
   }
   return fits(RowLayout<n, e, 8>{}) || fits(RowLayout<n, e, 16>{}) || fits(RowLayout<n, e, 32>{}) ||
          fits(RowLayout<n, 2 * e, 32>{}) || fits(RowLayout<n, 3 * e, 32>{}) ||
-         fits(RowLayout<n, 4 * e, 32>{}) || fits(RowLayout<n, 2 * e, 128>{}) ||
-         fits(RowLayout<n, 4 * e, 128>{}) || fits(RowLayout<n, 2 * e, 512>{});
+         fits(RowLayout<n, 2 * e, 64>{}) || fits(RowLayout<n, 2 * e, 128>{}) ||
+         fits(RowLayout<n, 2 * e, 256>{}) || fits(RowLayout<n, 2 * e, 512>{});
 }
 
 }  // namespace fusewire::cuda
