@@ -10,6 +10,8 @@ from tests.ops.case import MATRICES, Case, Tensors, normal
 
 SHAPES = [(r, c, name) for r, c in MATRICES if c < 2000 for name in ACTIVATIONS]
 
+LARGE = tuple((3000, 1024, name) for name in ACTIVATIONS)
+
 
 def activated(x: torch.Tensor, shape: tuple) -> torch.Tensor:
     return ACTIVATIONS[shape[2]](x)
@@ -32,6 +34,7 @@ CASES = {
         lambda o, a, s: o.result(k.activate_backward, s[:2], o.rows(a["dy"]), o.rows(a["x"]), s[2]),
         lambda t, s: gradient(activated, t, s),
         training=True,
+        gpu_shapes=LARGE,
     ),
     "gate_backward": Case(
         SHAPES,
@@ -41,5 +44,6 @@ CASES = {
         ),
         lambda t, s: gradient(gated, t, s),
         training=True,
+        gpu_shapes=LARGE,
     ),
 }

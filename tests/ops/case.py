@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from copy import copy
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from fusewire import kernels as k
 from fusewire.placement import Placement
+from fusewire.precision import Precision
 
 from tests.places import as_torch, settle
 
@@ -55,6 +57,12 @@ class Operands:
         whole.fill_(np.nan)
         settle(self.place)
         return tensor
+
+    def of_parameters(self) -> Operands:
+        """The same place and layout, for gradients of parameters, which are fp32 in every precision."""
+        place = copy(self.place)
+        place.precision = Precision.of(place.device, "float32")
+        return Operands(place, self.layout)
 
     def result(self, call: Callable, shape: tuple[int, int], *arguments) -> np.ndarray:
         out = self.room(*shape)

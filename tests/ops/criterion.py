@@ -32,6 +32,15 @@ SHAPES = [
     Criterion(0, 8),
 ]
 
+LARGE = (
+    Criterion(3000, 9, smoothing=0.1),
+    Criterion(200, 5003, scaled=True),
+    Criterion(500, 32768, smoothing=0.1),
+    Criterion(140, 40480, scaled=True),
+    Criterion(33, 40480, gradient=False),
+    Criterion(20, 256_001, smoothing=0.1, scaled=True),
+)
+
 
 def make(rng: np.random.Generator, shape: Criterion) -> Arrays:
     labels = rng.integers(0, shape.cols, shape.rows)
@@ -82,5 +91,7 @@ def reference(t: Tensors, s: Criterion) -> torch.Tensor:
 
 
 CASES = {
-    "cross_entropy": Case(SHAPES, make, losses_and_logits, reference, training=True),
+    "cross_entropy": Case(
+        SHAPES, make, losses_and_logits, reference, training=True, gpu_shapes=LARGE
+    ),
 }

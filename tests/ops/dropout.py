@@ -62,5 +62,6 @@ CASES = {
         dropped,
         reference,
         training=True,
+        gpu_shapes=(Dropped(3000, 1024, 0.1), Dropped(70_000, 24, 0.5, residual=False)),
     ),
 }

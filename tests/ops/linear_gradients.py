@@ -63,7 +63,7 @@ def weight_gradient(o: Operands, a: Arrays, shape: tuple) -> np.ndarray:
 
 
 def sums(o: Operands, a: Arrays, shape: tuple) -> np.ndarray:
-    out = o.floats(a["before"].copy())
+    out = o.fp32(a["before"].copy())
     k.column_sums(out, o.rows(a["x"]), shape[2], o.place.stream)
     return o.place.numpy(out).copy()
 
@@ -82,6 +82,8 @@ CASES = {
         lambda rng, s: {"x": normal(rng, *s[:2]), "before": normal(rng, s[1])},
         sums,
         lambda t, s: t["x"].sum(0) + (t["before"] if s[2] else 0),
+        fp32=("before",),
         training=True,
+        gpu_shapes=((20_000, 768, False), (5000, 4096, True), (30_001, 33, True)),
     ),
 }

@@ -36,6 +36,18 @@ NORMS = [
     Norm(0, 8, accumulate=True),
 ]
 
+# Each way in which a row is held: a warp's, two warps' and more, and none.
+LARGE_NORMS = (
+    Norm(5000, 768),
+    Norm(3001, 1024, residual=False),
+    Norm(300, 2048, accumulate=True),
+    Norm(70, 4096),
+    Norm(141, 8192, biased=False),
+    Norm(200, 9000),
+    Norm(40, 1025),
+    Norm(9, 5001, residual=False),
+)
+
 
 def make(rng: np.random.Generator, shape: Norm) -> Arrays:
     size = shape[:2]
@@ -131,6 +143,7 @@ CASES = {
         ours(k.layer_norm_backward),
         gradients(lambda x, w: F.layer_norm(x, x.shape[1:], w, None, 1e-5), biased=True),
         training=True,
+        gpu_shapes=LARGE_NORMS,
     ),
     "rms_norm_backward": Case(
         NORMS,
@@ -140,6 +153,7 @@ CASES = {
             lambda x, w: x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * w, biased=False
         ),
         training=True,
+        gpu_shapes=LARGE_NORMS,
     ),
     "rms_norm_heads_backward": Case(
         [(*s, i % 2 == 1) for i, s in enumerate(HEADS)],
@@ -147,5 +161,6 @@ CASES = {
         ours_of_heads,
         gradients_of_heads,
         training=True,
+        gpu_shapes=((700, 32, 64, True), (300, 12, 128, False)),
     ),
 }

@@ -32,5 +32,6 @@ CASES = {
         ),
         gradient,
         training=True,
+        gpu_shapes=tuple(pools(((700, 1, 64, 3) * 20, 768))),
     ),
 }

@@ -18,6 +18,12 @@ SHAPES = [
     (0, 5, 8, 1.0, False, "int64"),
 ]
 
+LARGE = (
+    (16384, 30522, 768, 1.0, False, "int64"),
+    (16384, 2, 1024, 0.5, True, "int32"),
+    (5000, 131, 1023, 1.0, False, "int32"),
+)
+
 
 def make(rng: np.random.Generator, shape: tuple) -> Arrays:
     tokens, table_rows, hidden = shape[:3]
@@ -31,11 +37,12 @@ def make(rng: np.random.Generator, shape: tuple) -> Arrays:
 def table_gradient(o: Operands, a: Arrays, shape: tuple) -> np.ndarray:
     ids = o.int32(a["ids"]) if shape[5] == "int32" else o.int64(a["ids"])
     rest = (ids, o.rows(a["dy"]), shape[3], shape[4])
+    wide = o.of_parameters()
     if not shape[4]:
-        return o.result(k.embed_backward, shape[1:3], *rest)
-    dtable = o.rows(a["before"].copy())
+        return wide.result(k.embed_backward, shape[1:3], *rest)
+    dtable = wide.rows(a["before"].copy())
     k.embed_backward(dtable, *rest, o.place.stream)
-    return o.read(dtable)
+    return wide.read(dtable)
 
 
 def summed(t: Tensors, shape: tuple) -> torch.Tensor:
@@ -43,4 +50,6 @@ def summed(t: Tensors, shape: tuple) -> torch.Tensor:
     return before.index_add(0, t["ids"].long(), t["dy"] * shape[3])
 
 
-CASES = {"embed_backward": Case(SHAPES, make, table_gradient, summed, training=True)}
+CASES = {
+    "embed_backward": Case(SHAPES, make, table_gradient, summed, training=True, gpu_shapes=LARGE)
+}

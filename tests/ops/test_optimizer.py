@@ -9,21 +9,22 @@ from fusewire import kernels as k
 from fusewire.placement import Placement
 
 from tests.ops.case import Operands, normal
-from tests.ops.optimizer import Step, make_step, norm, stepped
-from tests.places import CPU_TARGETS
+from tests.ops.optimizer import Step, casted, make_step, norm, stepped
+from tests.places import CPU_TARGETS, GPU, GPU_FP32, rounded
 from tests.tolerance import allowed_error
 
 EVERY_TARGET = pytest.mark.parametrize("place", CPU_TARGETS, indirect=True)
+AND_GPU = pytest.mark.parametrize("place", [*CPU_TARGETS, GPU_FP32], indirect=True)
 
 
-@EVERY_TARGET
+@AND_GPU
 @pytest.mark.parametrize("decoupled", [True, False])
 def test_many_steps_follow_torch(decoupled: bool, place: Placement):
     rng, count, steps = np.random.default_rng(0), 1000, 30
     start, gradients = normal(rng, count), normal(rng, steps, count)
-    tensor = k.Tensor.from_numpy
+    tensor = Operands(place, "dense").fp32
     ours, *state = (tensor(a) for a in (start.copy(), *np.zeros((2, count), np.float32)))
-    segments = tensor(np.array([0, 400, count]))
+    segments = place.exact(np.array([0, 400, count]), np.int64)
     rates, decays = np.float32([1e-2, 1e-3]), np.float32([0.1, 0.0])
 
     def of_torch(dtype: torch.dtype) -> np.ndarray:
@@ -44,10 +45,10 @@ def test_many_steps_follow_torch(decoupled: bool, place: Placement):
     for step, gradient in enumerate(gradients, 1):
         k.adam(
             ours, tensor(gradient), *state, segments, tensor(rates), tensor(decays),
-            0.9, 0.999, 1e-8, step, 1.0, decoupled, None,
+            0.9, 0.999, 1e-8, step, 1.0, decoupled, None, place.stream,
         )  # fmt: skip
     allowed = allowed_error(of_torch(torch.float64), of_torch(torch.float32), "float32", 1)
-    excess = allowed.excess(ours.numpy())
+    excess = allowed.excess(place.numpy(ours))
     assert not excess, excess
 
 
@@ -68,7 +69,7 @@ def test_bits_do_not_depend_on_threads(place: Placement):
             np.testing.assert_array_equal(got, wanted)
 
 
-@EVERY_TARGET
+@AND_GPU
 def test_numbers_that_are_not_finite_are_counted(place: Placement):
     o, x = Operands(place, "dense"), normal(np.random.default_rng(2), 40_000)
     x[[0, 17, 16384, 39_999]] = np.nan, np.inf, -np.inf, np.nan
@@ -79,12 +80,20 @@ def test_numbers_that_are_not_finite_are_counted(place: Placement):
         assert list(got) == [np.inf, count]  # the squares exceed fp32 where the numbers do not
 
 
-@EVERY_TARGET
+@AND_GPU
 def test_a_norm_of_many_numbers_keeps_its_precision(place: Placement):
     x = np.full(3_000_000, 0.1, np.float32)
     squares = x.size * float(x[0]) ** 2
     got = norm(Operands(place, "dense"), {"gradients": x}, 0)[0]
     assert got == np.float32(squares)
+
+
+@pytest.mark.parametrize("place", GPU, indirect=True)
+def test_a_cast_rounds_as_torch_does(place: Placement):
+    rng = np.random.default_rng(4)
+    for count in (1, 7, 4096, 100_003):
+        x = (normal(rng, count) * 10.0 ** rng.integers(-6, 4, count)).astype(np.float32)
+        np.testing.assert_array_equal(casted(Operands(place, "dense"), x), rounded(x, place.dtype))
 
 
 def test_arguments_that_make_no_sense_are_refused():

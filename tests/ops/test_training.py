@@ -14,7 +14,8 @@ from tests.ops.activations import ACTIVATIONS
 from tests.ops.case import LAYOUTS, Operands, normal
 from tests.ops.cases import CASES
 from tests.ops.check import inputs
-from tests.places import CPU_TARGETS, EVERYWHERE
+from tests.ops.dropout import kept
+from tests.places import CPU_TARGETS, EVERYWHERE, GPU, GPU_FP32
 
 TRAINING = [name for name, case in CASES.items() if case.training]
 THREADS = (1, 2, 5)
@@ -40,19 +41,36 @@ def test_the_number_of_threads_changes_no_bit(name: str, place: Placement, threa
             np.testing.assert_array_equal(result, results[0])
 
 
+@pytest.mark.parametrize("place", GPU, indirect=True)
+@pytest.mark.parametrize("name", TRAINING)
+def test_ten_runs_on_a_gpu_give_the_same_bits(name: str, place: Placement):
+    case, o = CASES[name], Operands(place, "dense")
+    for shape in case.gpu_shapes or case.shapes:
+        arrays = inputs(case, shape, place.dtype)
+        first = case.ours(o, arrays, shape)
+        for _ in range(9):
+            np.testing.assert_array_equal(case.ours(o, arrays, shape), first)
+
+
 # Each writes to `out`, which may be one of its inputs x and y [rows, cols].
 Call = Callable[[k.Tensor, k.Tensor, k.Tensor, Placement], None]
 
 
+def norm_parameters(cols: int, place: Placement) -> tuple[k.Tensor, k.Tensor, k.Tensor]:
+    """A weight, and room for the gradients of it and of a bias."""
+    ones = np.ones(cols, np.float32)
+    return place.floats(ones), place.exact(ones.copy(), np.float32), place.exact(ones, np.float32)
+
+
 def layer_norm(out: k.Tensor, dy: k.Tensor, dresidual: k.Tensor, place: Placement) -> None:
     x = place.floats(normal(np.random.default_rng(5), *out.shape))
-    weight, dweight, dbias = (place.floats(np.ones(out.shape[1], np.float32)) for _ in range(3))
+    weight, dweight, dbias = norm_parameters(out.shape[1], place)
     k.layer_norm_backward(out, dweight, dbias, dy, x, weight, dresidual, 1e-5, False, place.stream)
 
 
 def rms_norm(out: k.Tensor, dy: k.Tensor, dresidual: k.Tensor, place: Placement) -> None:
     x = place.floats(normal(np.random.default_rng(5), *out.shape))
-    weight, dweight = (place.floats(np.ones(out.shape[1], np.float32)) for _ in range(2))
+    weight, dweight, _ = norm_parameters(out.shape[1], place)
     k.rms_norm_backward(out, dweight, dy, x, weight, dresidual, 1e-5, False, place.stream)
 
 
@@ -128,14 +146,64 @@ def test_the_gradient_of_dropout_is_the_same_mask(place: Placement):
     np.testing.assert_array_equal(out == 0, dx == 0)
 
 
-@pytest.mark.parametrize("place", CPU_TARGETS, indirect=True)
+@pytest.mark.parametrize("place", EVERYWHERE, indirect=True)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_mask_is_the_same_everywhere(layout: str, place: Placement):
+    o = Operands(place, layout)
+    for rows, cols, seed, offset in [(1, 1, 0, 0), (33, 771, 2**40 + 5, 3), (300, 64, -1, 2**33)]:
+        x = o.rows(np.ones((rows, cols), np.float32))
+        got = o.result(k.dropout_add, (rows, cols), x, None, 0.3, seed, offset)
+        np.testing.assert_array_equal(got != 0, kept(rows, cols, 0.3, seed, offset))
+
+
+@pytest.mark.parametrize("place", GPU, indirect=True)
+@pytest.mark.parametrize("cols", [40, 5000, 33_000])
+def test_a_bad_label_on_a_gpu_gives_nan_in_its_own_row(cols: int, place: Placement):
+    o = Operands(place, "strided")
+    logits = o.rows(normal(np.random.default_rng(8), 4, cols))
+    losses = o.fp32(np.zeros(4, np.float32))
+    labels = o.int64(np.array([cols, 3, -1, 2**40]))
+    k.cross_entropy(losses, logits, labels, -100, 0.1, None, True, place.stream)
+    for got in (place.numpy(losses)[:, None], o.read(logits)):
+        assert np.isnan(got[[0, 2, 3]]).all()
+        assert np.isfinite(got[1]).all()
+
+
+@pytest.mark.parametrize("place", GPU, indirect=True)
+def test_a_bad_id_on_a_gpu_has_no_gradient(place: Placement):
+    o = Operands(place, "dense")
+    dy = normal(np.random.default_rng(8), 100, 24)
+    ids = np.arange(100) % 7
+    found = []
+    for bad in (7, -1, 2**40):
+        wrong = np.where(ids == 5, bad, ids)
+        room = o.fp32(np.full((9, 24), 3.0, np.float32))  # a table of 7 rows, and what follows it
+        k.embed_backward(room.first(7), o.int64(wrong), o.rows(dy), 1.0, False, place.stream)
+        found.append(place.numpy(room).copy())
+        assert (found[-1][5] == 0).all()
+        assert (found[-1][7:] == 3).all()
+        assert (found[-1][[0, 1, 2, 3, 4, 6]] != 0).all()
+    np.testing.assert_array_equal(found[0], found[1])
+    np.testing.assert_array_equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("place", [*CPU_TARGETS, GPU_FP32], indirect=True)
 def test_the_gradient_of_rows_with_a_large_mean(place: Placement):
     rng = np.random.default_rng(1)
     x = (1e4 + normal(rng, 8, 768)).astype(np.float32)
     dy, ones = normal(rng, 8, 768), np.ones(768, np.float32)
     dx, dweight = place.empty(8, 768), place.floats(ones)
     k.layer_norm_backward(
-        dx, dweight, None, place.floats(dy), place.floats(x), place.floats(ones), None, 1e-5, False
+        dx,
+        dweight,
+        None,
+        place.floats(dy),
+        place.floats(x),
+        place.floats(ones),
+        None,
+        1e-5,
+        False,
+        place.stream,
     )
     got = [place.numpy(dx), place.numpy(dweight)]
 
@@ -202,14 +270,15 @@ def test_a_bad_label_leaves_the_logits_as_they_are():
     assert (logits == 1).all()
 
 
-@pytest.mark.parametrize("place", CPU_TARGETS, indirect=True)
+@pytest.mark.parametrize("place", EVERYWHERE, indirect=True)
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_broken_row_of_logits_breaks_its_own_loss_and_gradient(bad: float, place: Placement):
     rng = np.random.default_rng(8)
     z = normal(rng, 3, 40)
     z[1, 5] = bad
-    logits, losses = place.floats(z), place.floats(np.zeros(3, np.float32))
-    k.cross_entropy(losses, logits, indices(1, 2, 3), -100, 0.1, None, True)
+    logits, losses = place.floats(z), place.exact(np.zeros(3), np.float32)
+    labels = place.exact(np.array([1, 2, 3]), np.int64)
+    k.cross_entropy(losses, logits, labels, -100, 0.1, None, True, place.stream)
     for got in (place.numpy(losses)[:, None], place.numpy(logits)):
         assert np.isnan(got[1]).any()
         assert np.isfinite(got[[0, 2]]).all()
