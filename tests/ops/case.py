@@ -59,7 +59,7 @@ class Operands:
         return tensor
 
     def of_parameters(self) -> Operands:
-        """The same place and layout, for gradients of parameters, which are fp32 in every precision."""
+        """The same in fp32, as gradients of parameters are in every precision."""
         place = copy(self.place)
         place.precision = Precision.of(place.device, "float32")
         return Operands(place, self.layout)

@@ -35,7 +35,7 @@ SHAPES = [
 LARGE = (
     Criterion(3000, 9, smoothing=0.1),
     Criterion(200, 5003, scaled=True),
-    Criterion(500, 32768, smoothing=0.1),
+    Criterion(140, 32768, smoothing=0.1),
     Criterion(140, 40480, scaled=True),
     Criterion(33, 40480, gradient=False),
     Criterion(20, 256_001, smoothing=0.1, scaled=True),

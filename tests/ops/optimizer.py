@@ -29,7 +29,7 @@ STEPS = [
     Step((20000, 5, 16384, 40001), step=3, decoupled=False, gradient_scale=0.125),
     Step((100, 200), step=100_000, beta1=0.0, beta2=0.98, eps=1e-3),
 ]
-LARGE_STEP = Step((3_000_000, 5, 1000, 70_000, 3), step=9)
+LARGE_STEP = Step((1_000_000, 5, 1000, 70_000, 3), step=9)
 NORMS = [0, 1, 7, 33, 16384, 16385, 100_003]
 
 
@@ -119,7 +119,7 @@ CASES = {
         fp32=("x",),
         training=True,
     ),
-    "gradient_norm": Case(NORMS, make_norm, norm, norm_of, training=True, gpu_shapes=(10_000_003,)),
+    "gradient_norm": Case(NORMS, make_norm, norm, norm_of, training=True, gpu_shapes=(3_000_003,)),
     "adam": Case(
         STEPS,
         make_step,

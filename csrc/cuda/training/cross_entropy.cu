@@ -41,14 +41,15 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_rows(CrossEntropyArgum
   let_next_start();
   wait_for_inputs();
   const int cols = static_cast<int>(a.cols);
-  const int64_t label = a.labels[blockIdx.x];
+  const int64_t given = a.labels[blockIdx.x];
   T* z = static_cast<T*>(a.logits) + blockIdx.x * a.stride;
-  if (label == a.ignore_index || label < 0 || label >= cols) {
-    const float value = label == a.ignore_index ? 0.0f : NAN;
+  if (given == a.ignore_index || given < 0 || given >= cols) {
+    const float value = given == a.ignore_index ? 0.0f : NAN;
     if (threadIdx.x == 0) a.losses[blockIdx.x] = value;
     if (a.gradient) fill_row(z, cols, value);
     return;
   }
+  const int label = static_cast<int>(given);
   const int before = static_cast<int>(reinterpret_cast<uintptr_t>(z) % 16 / sizeof(T));
   float top = -INFINITY, sums[3] = {};  // of exponentials, of logits; and the label's logit
   for_values<4>(z, cols, -INFINITY, [&](int c, float (&v)[n]) {
@@ -60,10 +61,16 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_rows(CrossEntropyArgum
     }
     const float former = top;
 #pragma unroll
-    for (int j = 0; j < n; ++j) {
-      top = fmaxf(top, v[j]);
-      if (c + j == label) sums[2] = v[j];
-      if (c + j >= 0 && c + j < cols) sums[1] += v[j];
+    for (int j = 0; j < n; ++j) top = fmaxf(top, v[j]);
+    if (c >= 0 && c + n <= cols) {
+      sums[1] += reduce_thread(v, Sum{});
+    } else {
+#pragma unroll
+      for (int j = 0; j < n; ++j) sums[1] += c + j >= 0 && c + j < cols ? v[j] : 0.0f;
+    }
+    if (label >= c && label < c + n) {
+#pragma unroll
+      for (int j = 0; j < n; ++j) sums[2] = c + j == label ? v[j] : sums[2];
     }
     float e[n];
 #pragma unroll
@@ -89,9 +96,10 @@ __global__ void __launch_bounds__(kThreads) cross_entropy_rows(CrossEntropyArgum
   const float at_label = scale * (1.0f - a.smoothing);
   const auto gradient = [&](int c, float (&v)[n]) {
 #pragma unroll
-    for (int j = 0; j < n; ++j) {
-      v[j] = fmaf(exp_for<T>(v[j] - top), by, -less);
-      if (c + j == label) v[j] -= at_label;
+    for (int j = 0; j < n; ++j) v[j] = fmaf(exp_for<T>(v[j] - top), by, -less);
+    if (label >= c && label < c + n) {
+#pragma unroll
+      for (int j = 0; j < n; ++j) v[j] -= c + j == label ? at_label : 0.0f;
     }
     write_part(z, v, c, cols);
   };
