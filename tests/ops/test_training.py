@@ -115,7 +115,7 @@ def test_the_gradient_of_a_gate_may_take_the_place_of_its_input(layout: str, pla
 @pytest.mark.parametrize("activation", [a for a in ACTIVATIONS if a not in ("none", "relu")])
 def test_a_derivative_keeps_nan_and_has_none_of_its_own(activation: str, place: Placement):
     o = Operands(place, "dense")
-    x = np.float32([[np.nan, 1e30, -1e30, 500.0, -500.0, 40.0, -40.0, 0.0]])
+    x = np.float32([[np.nan, 6e4, -6e4, 500.0, -500.0, 40.0, -40.0, 0.0]])
     got = o.result(k.activate_backward, x.shape, o.rows(np.ones_like(x)), o.rows(x), activation)
     assert np.isnan(got[0, 0])
     wanted = [0, 0] if activation == "tanh" else [1, 0]

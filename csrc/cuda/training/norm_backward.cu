@@ -23,6 +23,19 @@ __device__ __forceinline__ int64_t row_offset(int64_t row, int64_t stride, int h
 // mean.
 struct RowStatistics {
   float mean, left, scale, g_mean, gn_mean;
+
+  // Of the sums of d^2, g d, g and d, where d = x - mean.
+  __device__ __forceinline__ void set(const float (&sums)[4], bool centered, float per_column,
+                                      float eps) {
+    left = centered ? sums[3] * per_column : 0.0f;
+    scale = row_scale(sums[0] * per_column, left, eps);
+    g_mean = centered ? sums[2] * per_column : 0.0f;
+    gn_mean = scale * (sums[1] - left * sums[2]) * per_column;
+  }
+  // A product is rounded before the mean is taken off, so that of a single column nothing is left.
+  __device__ __forceinline__ float dx(float dy, float weight, float n) const {
+    return (__fmul_rn(dy, weight) - g_mean - n * gn_mean) * scale;
+  }
 };
 
 template <class L, class T>
@@ -34,14 +47,15 @@ __device__ __forceinline__ Pack<T, L::kWidth> weight_of(const T* weight, int i, 
   return pack;
 }
 
+// In fp32 the deviations are from the mean, which takes a pass of its own; of 16-bit elements,
+// which are too far apart for rows with a large mean, they are from the first number of the row.
 template <class T, class L, bool kCentered>
 __device__ __forceinline__ RowStatistics row_statistics(RowPacks<L, T>& x, RowPacks<L, T>& dy,
                                                         const T* weight, int cols, float eps,
-                                                        int& slot) {
-  constexpr bool kLeft = kCentered && sizeof(T) == 4;  // as in `normalize`
+                                                        float lead, int& slot) {
   const float per_column = 1.0f / static_cast<float>(cols);
   RowStatistics s = {};
-  if constexpr (kCentered) {
+  if constexpr (kCentered && sizeof(T) == 4) {
     float v[L::kElements];
 #pragma unroll
     for (int i = 0; i < L::kElements; ++i) v[i] = element<L, T>(x, i);
@@ -49,29 +63,43 @@ __device__ __forceinline__ RowStatistics row_statistics(RowPacks<L, T>& x, RowPa
     group_sums<L>(sum, slot);
     s.mean = sum[0] * per_column;
     forget_widened<L, T>(x);
+  } else if constexpr (kCentered) {
+    s.mean = lead;
   }
-  float sums[kLeft ? 4 : kCentered ? 3 : 2] = {};  // of d^2, g d, g and d; d = x - mean
+  float sums[4] = {};  // of d^2, g d, g and d; d = x - mean
 #pragma unroll
   for (int i = 0; i < L::kCount; ++i) {
     const Pack<T, L::kWidth> w = weight_of<L>(weight, i, cols);
+    float squares = 0.0f, deviations = 0.0f;
 #pragma unroll
     for (int j = 0; j < L::kWidth; ++j) {
-      float d = element<L, T>(x, i * L::kWidth + j) - s.mean;
-      if (kCentered && L::column(i) >= cols) d = 0.0f;
+      const float d = element<L, T>(x, i * L::kWidth + j) - s.mean;
       const float g = element<L, T>(dy, i * L::kWidth + j) * to_float(w.at[j]);
-      sums[0] = fmaf(d, d, sums[0]);
+      squares = fmaf(d, d, squares);
       sums[1] = fmaf(g, d, sums[1]);
-      if constexpr (kCentered) sums[2] += g;
-      if constexpr (kLeft) sums[3] += d;
+      if constexpr (kCentered) {
+        sums[2] += g;
+        deviations += d;
+      }
+    }
+    if (L::column(i) < cols) {
+      sums[0] += squares;
+      sums[3] += deviations;
     }
   }
-  group_sums<L>(sums, slot);
-  float g_sum = 0.0f;
-  if constexpr (kCentered) g_sum = sums[2];
-  if constexpr (kLeft) s.left = sums[3] * per_column;
-  s.scale = row_scale(sums[0] * per_column, s.left, eps);
-  s.g_mean = g_sum * per_column;
-  s.gn_mean = s.scale * (sums[1] - s.left * g_sum) * per_column;
+  if constexpr (kCentered) {
+    group_sums<L>(sums, slot);
+  } else {
+    float two[2] = {sums[0], sums[1]};
+    group_sums<L>(two, slot);
+    sums[0] = two[0];
+    sums[1] = two[1];
+  }
+  s.set(sums, kCentered, per_column, eps);
+  if constexpr (sizeof(T) == 2) {
+    s.mean += s.left;
+    s.left = 0.0f;
+  }
   return s;
 }
 
@@ -91,10 +119,12 @@ __global__ void __launch_bounds__(NormGroups<L>::kBlock, 1)
   const T* weight = static_cast<const T*>(a.weight);
   float dweight[L::kElements] = {}, dbias[kCentered ? L::kElements : 1] = {};
   RowPacks<L, T> x, dy;
+  float lead = 0.0f;  // the first number of the row
   const auto fetch = [&](int64_t row) {
     const int cols = row < a.rows ? width : 0;  // no row is one of no columns
-    load_row<L>(x, static_cast<const T*>(a.x) + row_offset(row, a.x_stride, heads, width), cols,
-                0.0f);
+    const T* from = static_cast<const T*>(a.x) + row_offset(row, a.x_stride, heads, width);
+    if (kCentered && sizeof(T) == 2) lead = cols > 0 ? to_float(from[0]) : 0.0f;
+    load_row<L>(x, from, cols, 0.0f);
     load_row<L>(dy, static_cast<const T*>(a.dy) + row_offset(row, a.dy_stride, heads, width), cols,
                 0.0f);
   };
@@ -115,9 +145,10 @@ __global__ void __launch_bounds__(NormGroups<L>::kBlock, 1)
       own_x[i] = x[i];
       own_dy[i] = dy[i];
     }
+    const float own_lead = lead;
     if (kAhead) fetch(row + step);
     const RowStatistics s =
-        row_statistics<T, L, kCentered>(own_x, own_dy, weight, width, a.eps, slot);
+        row_statistics<T, L, kCentered>(own_x, own_dy, weight, width, a.eps, own_lead, slot);
     forget_widened<L, T>(own_x);
     forget_widened<L, T>(own_dy);
     T* dx = static_cast<T*>(a.dx) + row_offset(row, a.dx_stride, heads, width);
@@ -132,7 +163,7 @@ __global__ void __launch_bounds__(NormGroups<L>::kBlock, 1)
         const float n = (element<L, T>(own_x, at) - s.mean - s.left) * s.scale;
         dweight[at] = fmaf(d, n, dweight[at]);
         if constexpr (kCentered) dbias[at] += d;
-        float y = (fmaf(d, to_float(w.at[j]), -s.g_mean) - n * s.gn_mean) * s.scale;
+        float y = s.dx(d, to_float(w.at[j]), n);
         if constexpr (kResidual) y += element<L, T>(residual, at);
         out.at[j] = from_float<T>(y);
       }
@@ -196,10 +227,7 @@ __global__ void __launch_bounds__(kWideBlock)
   });
   reduce<kWideBlock, 1>(sums, Sum{});
   if (threadIdx.x > 0) return;
-  if (centered) s.left = sums[3] * per_column;
-  s.scale = row_scale(sums[0] * per_column, s.left, a.eps);
-  s.gn_mean = s.scale * (sums[1] - s.left * sums[2]) * per_column;
-  if (centered) s.g_mean = sums[2] * per_column;
+  s.set(sums, centered, per_column, a.eps);
   out[blockIdx.x] = s;
 }
 
@@ -251,7 +279,7 @@ __global__ void __launch_bounds__(kWideBlock)
 #pragma unroll
     for (int j = 0; j < n; ++j) {
       const float normed = (v[j] - s.mean - s.left) * s.scale;
-      v[j] = (fmaf(d[j], w[j], -s.g_mean) - normed * s.gn_mean) * s.scale + more[j];
+      v[j] = s.dx(d[j], w[j], normed) + more[j];
     }
     write_part(dx, v, c, cols);
   });
