@@ -53,7 +53,8 @@ GPU_SHAPES = [
     Attention((150,), 4, 40, kv_heads=1, dropout=0.3, left=50, right=20),
     Attention((70, 300), 2, 256),
     Attention((33, 190), 3, 72, key_lengths=(140, 64), dropout=0.2),
-    Attention((1,) * 70, 2, 64),
+    Attention((2, 3) * 40, 2, 64),
+    Attention((64, 129), 2, 96, soft_cap=3.0, dropout=0.1),
 ]
 
 

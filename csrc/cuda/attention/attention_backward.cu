@@ -11,6 +11,9 @@ void attention_backward(const AttentionBackwardArguments& g, const Stream& strea
     fail("attention_backward: dbias: got one on ", stream.device.text(),
          ", which no kernel of target cuda computes, wanted none; train the bias on the cpu");
   }
+  if constexpr (sizeof(T) == 2) {
+    if (flash_attention_backward_fits(g)) return flash_attention_backward<T>(g, stream);
+  }
   plain_attention_backward<T>(g, stream);
 }
 

@@ -117,6 +117,12 @@ __device__ __forceinline__ const float* biases_of(const AttentionShape& shape, i
   return shape.bias ? shape.bias + head * (2 * shape.bias_span - 1) + shape.bias_span - 1 : nullptr;
 }
 
+// Tensor cores by mma.sync (T is __half or __nv_bfloat16). `fits` says whether a head is as narrow
+// as they want it.
+bool flash_attention_backward_fits(const AttentionBackwardArguments& g);
+template <class T>
+void flash_attention_backward(const AttentionBackwardArguments& g, const Stream& stream);
+
 // Multiply-adds in fp32: every type and shape.
 template <class T>
 void plain_attention_backward(const AttentionBackwardArguments& g, const Stream& stream);

@@ -10,6 +10,7 @@
 #include <mutex>
 #include <optional>
 #include <tuple>
+#include <type_traits>
 
 #include "core/training_kernels.h"
 #include "cuda/gemm/cublaslt_problem.h"
@@ -20,6 +21,10 @@ namespace fusewire::cuda {
 namespace {
 
 using namespace cublaslt;
+
+// Rows that fp32 adds up in one product; the products are added to one another. One long chain
+// would cost precision, and reading and writing dw once more a small part of the time.
+constexpr int64_t kMostRows = 1024;
 
 struct Layouts {
   cublasLtMatmulDescOpaque_t operation;
@@ -101,8 +106,8 @@ std::optional<Algorithm> algorithm_of(const WeightGradientArguments& a, const St
 }
 
 template <class T>
-bool multiply(const WeightGradientArguments& a, const std::optional<Algorithm>& algorithm,
-              const Stream& stream) {
+bool multiply_by(const WeightGradientArguments& a, const std::optional<Algorithm>& algorithm,
+                 const Stream& stream) {
   if (!algorithm) return false;
   Layouts p = layouts_of<T>(a, a.rows);
   const float alpha = 1.0f, beta = a.accumulate ? 1.0f : 0.0f;
@@ -115,11 +120,34 @@ bool multiply(const WeightGradientArguments& a, const std::optional<Algorithm>& 
   return true;
 }
 
+template <class T>
+void multiply(const WeightGradientArguments& a, const Stream& stream) {
+  // What suits the bucket does not always suit each of its products.
+  if (multiply_by<T>(a, algorithm_of<T>(a, stream), stream) ||
+      multiply_by<T>(a, suggestion<T>(a, a.rows, stream), stream)) {
+    return;
+  }
+  fail("linear_backward_weight: got dw ", name_of(DType::kFloat32), "[", a.out_features, ", ",
+       a.in_features, "] of ", a.rows, " rows of ", name_of(kDTypeOf<T>),
+       ", wanted a product that cuBLASLt computes; begin rows on 16 bytes");
+}
+
 }  // namespace
 
 template <class T>
 void linear_backward_weight(const WeightGradientArguments& given, const Stream& stream) {
   WeightGradientArguments a = given;
+  if constexpr (std::is_same_v<T, float>) {
+    while (a.rows > kMostRows) {
+      WeightGradientArguments part = a;
+      part.rows = kMostRows;
+      multiply<T>(part, stream);
+      a.dy = static_cast<const T*>(a.dy) + kMostRows * a.dy_stride;
+      a.x = static_cast<const T*>(a.x) + kMostRows * a.x_stride;
+      a.rows -= kMostRows;
+      a.accumulate = true;
+    }
+  }
   if (a.rows == 0) {
     if (a.accumulate) return;
     check(cudaMemset2DAsync(a.dw, static_cast<size_t>(a.dw_stride) * sizeof(float), 0,
@@ -128,14 +156,7 @@ void linear_backward_weight(const WeightGradientArguments& given, const Stream& 
           "zero");
     return;
   }
-  // What suits the bucket does not always suit each of its products.
-  if (multiply<T>(a, algorithm_of<T>(a, stream), stream) ||
-      multiply<T>(a, suggestion<T>(a, a.rows, stream), stream)) {
-    return;
-  }
-  fail("linear_backward_weight: got dw ", name_of(DType::kFloat32), "[", a.out_features, ", ",
-       a.in_features, "] of ", a.rows, " rows of ", name_of(kDTypeOf<T>),
-       ", wanted a product that cuBLASLt computes; begin rows on 16 bytes");
+  multiply<T>(a, stream);
 }
 
 #define INSTANTIATE(T) \
