@@ -48,13 +48,17 @@ struct AttentionShape {
   }
 };
 
-// Whether the scores are q k^T * scale of all keys of the query's own sequence and nothing but the
-// output is wanted, which the faster kernels rely on; a mask that is wider than every sequence
-// hides nothing.
-inline bool plain_attention(const AttentionArguments& a) {
+// Whether the scores are q k^T * scale of all keys of the query's own sequence and all weights are
+// kept; a mask that is wider than every sequence hides nothing.
+inline bool plain_weights(const AttentionArguments& a) {
   const int64_t longest = a.queries->max_seqlen();
   return a.self() && a.mask.left >= longest && a.mask.right >= longest && !a.bias &&
-         a.soft_cap <= 0 && !a.log_sum_exp && a.dropout.probability <= 0;
+         a.soft_cap <= 0 && a.dropout.probability <= 0;
+}
+
+// Whether moreover nothing but the output is wanted, which the faster kernels rely on.
+inline bool plain_attention(const AttentionArguments& a) {
+  return plain_weights(a) && !a.log_sum_exp;
 }
 
 // Whether rows can be accessed by 16 bytes.

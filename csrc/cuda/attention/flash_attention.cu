@@ -10,6 +10,20 @@ template <class T, int kDim, int kWarps, int kRowTiles, int kKeys, int kBlocks>
 using Once = FlashTile<T, kDim, kWarps, kRowTiles, kKeys, kBlocks, FlashMode::kOnce>;
 template <class T, int kDim, int kWarps, int kRowTiles, int kKeys, int kBlocks>
 using Plain = FlashTile<T, kDim, kWarps, kRowTiles, kKeys, kBlocks, FlashMode::kPlain>;
+template <class T, int kDim, int kWarps, int kRowTiles, int kKeys, int kBlocks>
+using Saving = FlashTile<T, kDim, kWarps, kRowTiles, kKeys, kBlocks, FlashMode::kSaving>;
+
+// Of a training's forward pass, head_dim 64 or 128.
+template <class T>
+void launch_saving(const AttentionArguments& a, const Stream& stream) {
+  const int64_t longest = a.queries->max_seqlen();
+  if (a.head_dim == 64) {
+    if (longest <= 128) return launch_flash<Saving<T, 64, 4, 1, 64, 4>>(a, true, stream);
+    return launch_flash<Saving<T, 64, 2, 2, 64, 4>>(a, true, stream);
+  }
+  if (longest <= 512) return launch_flash<Saving<T, 128, 4, 1, 32, 3>>(a, true, stream);
+  launch_flash<Saving<T, 128, 4, 2, 32, 2>>(a, true, stream);
+}
 
 // kGeneral or kDropping.
 template <class T, FlashMode kMode>
@@ -27,7 +41,8 @@ void launch_general(const AttentionArguments& a, bool vectors, const Stream& str
 template <class T>
 void flash_attention(const AttentionArguments& a, const Stream& stream) {
   const bool vectors = attention_vectors_fit<T>(a);
-  const bool plain = vectors && plain_attention(a) && a.scale * kLog2E > kLeastFactor;
+  const bool aligned = vectors && a.scale * kLog2E > kLeastFactor;
+  const bool plain = aligned && plain_attention(a);
   const int64_t longest = a.queries->max_seqlen();
   // Measured on an H200, 12 heads of 64 and 16 of 128, 5000 and 16000 tokens.
   if (plain && a.head_dim == 64) {
@@ -45,6 +60,9 @@ void flash_attention(const AttentionArguments& a, const Stream& stream) {
   if (plain && a.head_dim == 32) return launch_flash<Plain<T, 32, 4, 1, 64, 5>>(a, vectors, stream);
   if (plain && a.head_dim == 80) return launch_flash<Plain<T, 80, 4, 1, 64, 3>>(a, vectors, stream);
   if (plain && a.head_dim == 96) return launch_flash<Plain<T, 96, 4, 1, 64, 3>>(a, vectors, stream);
+  if (aligned && plain_weights(a) && (a.head_dim == 64 || a.head_dim == 128)) {
+    return launch_saving<T>(a, stream);
+  }
   if (a.dropout.probability > 0) {
     return launch_general<T, FlashMode::kDropping>(a, vectors, stream);
   }

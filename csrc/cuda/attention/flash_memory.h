@@ -120,7 +120,7 @@ struct FlashMemory {
         sum += __shfl_xor_sync(kWholeWarp, sum, 2);
         const float inverse = __fdividef(1.0f, sum);
         const int row = warp_row + r * 16 + half * 8 + g;
-        if (!Tile::kPlain && work.log_sum_exp && t == 0 && row < work.length) {
+        if (Tile::kSaves && work.log_sum_exp && t == 0 && row < work.length) {
           work.log_sum_exp[row] = (s.top[r][half] * work.factor + log2f(sum)) * (1.0f / kLog2E);
         }
         T* out = work.out + row * work.out_stride;

@@ -9,10 +9,10 @@
 namespace fusewire::cuda {
 
 // What a kernel is compiled for: everything (any alignment, mask, bias, cap, keys of their own,
-// width up to kDim); only aligned rows of exactly kDim that are plain (attention.h); and that with
-// no sequence longer than kKeys, when one pass does and the softmax needs no running sums.
-// kDropping is kGeneral with dropout of weights.
-enum class FlashMode { kGeneral, kDropping, kPlain, kOnce };
+// width up to kDim); that with dropout of weights; only aligned rows of exactly kDim that are plain
+// (attention.h); these with log_sum_exp; and these with no sequence longer than kKeys, when one
+// pass does and the softmax needs no running sums.
+enum class FlashMode { kGeneral, kDropping, kPlain, kSaving, kOnce };
 
 // kWarps warps own 16 * kRowTiles queries each; keys and values pass by kKeys at a time, up to
 // kStages tiles in flight. kDim is the width of a head. A multiprocessor should hold kBlocks
@@ -24,7 +24,8 @@ struct FlashTile {
   static constexpr int kDim = dim, kWarps = warps, kRowTiles = row_tiles, kKeys = keys;
   static constexpr int kBlocks = blocks;
   static constexpr bool kOnce = mode == FlashMode::kOnce;
-  static constexpr bool kPlain = kOnce || mode == FlashMode::kPlain;
+  static constexpr bool kPlain = kOnce || mode == FlashMode::kPlain || mode == FlashMode::kSaving;
+  static constexpr bool kSaves = !kPlain || mode == FlashMode::kSaving;  // log_sum_exp
   static constexpr bool kDrops = mode == FlashMode::kDropping;
   static constexpr int kStages = kOnce ? 1 : 3;
   static constexpr int kThreads = 32 * kWarps;
