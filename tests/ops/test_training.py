@@ -15,6 +15,7 @@ from tests.ops.case import LAYOUTS, Operands, normal
 from tests.ops.cases import CASES
 from tests.ops.check import inputs
 from tests.ops.dropout import kept
+from tests.ops.rows import POOLINGS
 from tests.places import CPU_TARGETS, EVERYWHERE, GPU, GPU_FP32
 
 TRAINING = [name for name, case in CASES.items() if case.training]
@@ -185,6 +186,23 @@ def test_a_bad_id_on_a_gpu_has_no_gradient(place: Placement):
         assert (found[-1][[0, 1, 2, 3, 4, 6]] != 0).all()
     np.testing.assert_array_equal(found[0], found[1])
     np.testing.assert_array_equal(found[0], found[2])
+
+
+@pytest.mark.parametrize("place", GPU, indirect=True)
+@pytest.mark.parametrize("kind", POOLINGS)
+def test_the_gradient_of_pooling_is_zero_in_rows_of_a_bucket_that_no_sequence_has(
+    kind: str, place: Placement
+):
+    o, rng, lengths = Operands(place, "strided"), np.random.default_rng(5), (3, 40, 1)
+    x, dy = normal(rng, 64, 48), normal(rng, 8, 48)
+    exact = o.room(44, 48)
+    batch = o.sequences(lengths)
+    k.pool_backward(exact, o.rows(dy[:3]), o.rows(x[:44]), batch, kind, place.stream)
+    offsets = place.exact(np.array([0, 3, 43, *[44] * 6]), np.int32)
+    bucket = k.SequenceBatch.bucket(offsets, 64, 64)
+    got = o.result(k.pool_backward, (64, 48), o.rows(dy), o.rows(x), bucket, kind)
+    np.testing.assert_array_equal(got[:44], o.read(exact))
+    assert (got[44:] == 0).all()
 
 
 @pytest.mark.parametrize("place", [*CPU_TARGETS, GPU_FP32], indirect=True)

@@ -27,8 +27,9 @@ struct TableArguments {
   int64_t dy_stride, tokens, hidden;
   float scale;
   bool accumulate;
-  uint32_t *keys, *order;  // [tokens]: ids in ascending order, and the tokens they are of
-  float* pieces;           // [chunks, 2, hidden]
+  // [tokens]: ids in ascending order, and the tokens they are of
+  uint32_t *keys = nullptr, *order = nullptr;
+  float* pieces = nullptr;  // [chunks, 2, hidden]
 };
 
 // An id outside of the table comes last, as the row after its last one.
