@@ -52,6 +52,15 @@ void register_stream(py::module_& m) {
       m, "Stream", "An order of work on a device; on the CPU work is done when a call returns.")
       .def(py::init([](const std::string& device) { return make_stream(device_named(device)); }),
            py::arg("device") = "cpu")
+      .def_static(
+          "borrowed",
+          [](const std::string& device, uintptr_t handle) {
+            return std::make_shared<Stream>(
+                Stream{device_named(device), reinterpret_cast<void*>(handle)});
+          },
+          py::arg("device"), py::arg("handle"),
+          "A stream of somebody else's, torch's, by its device's own handle. It has to live while "
+          "work is given to it and memory that was allocated for it is in use.")
       .def_property_readonly("device", [](const Stream& s) { return s.device.text(); })
       .def_property_readonly(
           "handle", [](const Stream& s) { return reinterpret_cast<uintptr_t>(s.handle); },

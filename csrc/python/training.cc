@@ -26,11 +26,15 @@ std::shared_ptr<Attention> new_attention(LinearPointer qkv, LinearPointer output
                                          int64_t kv_heads, std::optional<int64_t> left,
                                          std::optional<int64_t> right, float scale, float soft_cap,
                                          float dropout, NormOrNone q_norm, NormOrNone k_norm,
-                                         std::optional<std::pair<Tensor, Tensor>> rope) {
+                                         std::optional<std::tuple<Tensor, Tensor, Tensor>> rope) {
   const AttentionMask mask{left.value_or(kUnlimited), right.value_or(kUnlimited)};
   AttentionOptions options{
-      {heads, kv_heads, mask, scale, soft_cap}, dropout, q_norm, k_norm, std::nullopt};
-  if (rope) options.rope = layers::Rope{rope->first, rope->second};
+      {heads, kv_heads, mask, scale, soft_cap}, dropout, q_norm, k_norm, std::nullopt, {}};
+  if (rope) {
+    auto& [cos, sin, negative_sin] = *rope;
+    options.rope = layers::Rope{cos, sin};
+    options.negative_sin = negative_sin;
+  }
   return std::make_shared<Attention>(std::move(qkv), std::move(output), std::move(options));
 }
 
@@ -60,7 +64,8 @@ void register_parts(py::module_& m) {
            py::arg("output").none(false), "heads"_a, "kv_heads"_a = 0, "left"_a = py::none(),
            "right"_a = py::none(), "scale"_a = 0.0f, "soft_cap"_a = 0.0f, "dropout"_a = 0.0f,
            "q_norm"_a = py::none(), "k_norm"_a = py::none(), "rope"_a = py::none(),
-           "As fusewire.kernels.Attention; dropout: of attention weights.");
+           "As fusewire.kernels.Attention; dropout: of attention weights; rope: cos, sin and -sin, "
+           "which turns gradients back.");
   py::class_<CrossAttention, Sublayer, std::shared_ptr<CrossAttention>>(
       m, "CrossAttention", "Attention to the packed output of an encoder.")
       .def(py::init([](LinearPointer q, LinearPointer kv, LinearPointer output, int64_t heads,
@@ -125,8 +130,8 @@ void register_stack(py::module_& m) {
           "source"_a = py::none(), "first_trained"_a = 0, "recompute"_a = "none",
           "dropout_seed"_a = py::none(), "version"_a = 0, py::arg_v("stream", Stream{}, "Stream()"),
           "Fills out[tokens, hidden] with the stack's output for x[tokens, hidden]. parameters: "
-          "the "
-          "flat buffer, of which another version is packed anew. source: of cross attentions, "
+          "the flat buffer in the element type of x (float32 on the CPU), of which another version "
+          "is packed anew. source: of cross attentions, "
           "the encoder's output [source tokens, width] and its sequences, which have to stay as x "
           "has. Backward stops below the layer "
           "first_trained; for the number of layers none follows, and the result is None. "
@@ -146,8 +151,9 @@ void register_stack(py::module_& m) {
           "accumulate"_a = false, "frozen"_a = std::set<int64_t>(),
           "source_gradient"_a = py::none(), "version"_a = 0,
           py::arg_v("stream", Stream{}, "Stream()"),
-          "gradient[tokens, hidden] in place: of the output, then of x. gradients: laid out as "
-          "parameters. accumulate: adds to what is there. frozen: offsets of weights whose "
+          "gradient[tokens, hidden] in place: of the output, then of x. gradients: float32, laid "
+          "out "
+          "as parameters. accumulate: adds to what is there. frozen: offsets of weights whose "
           "gradient nobody wants. source_gradient: the gradient of the source is added to it.")
       .def("stats", &stats_of);
 }

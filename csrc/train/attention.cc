@@ -1,6 +1,5 @@
 #include "train/attention.h"
 
-#include "core/allocator.h"
 #include "core/error.h"
 #include "core/runtime.h"
 #include "ops/ops.h"
@@ -8,24 +7,10 @@
 namespace fusewire::train {
 namespace {
 
-// On the host, where the tables of angles are made.
-Tensor negated(const Tensor& table) {
-  if (table.device.type != DeviceType::kCpu || table.dtype != DType::kFloat32 ||
-      !table.contiguous()) {
-    fail("Attention: rope: got ", name_of(table.dtype), table.shape.text(), " on ",
-         table.device.text(), ", wanted dense float32 on the cpu");
-  }
-  Tensor negative = allocate_tensor(default_allocator(), table.shape, table.dtype, "weights");
-  for (int64_t i = 0; i < table.shape.elements(); ++i) {
-    negative.as<float>()[i] = -table.as<float>()[i];
-  }
-  return negative;
-}
-
 // Both as the scratch memory holds them: rows equally far apart.
 void copy(const Tensor& to, const Tensor& from, const Stream& stream) {
   if (stream.recording) return;
-  const size_t bytes = static_cast<size_t>(from.shape[0] * from.row_stride) * sizeof(float);
+  const size_t bytes = static_cast<size_t>(from.shape[0] * from.row_stride) * size_of(from.dtype);
   runtime(stream.device.type).copy(to.data, from.data, bytes, stream);
 }
 
@@ -41,7 +26,6 @@ Attention::Attention(std::shared_ptr<const Linear> qkv, std::shared_ptr<const Li
   for (const auto* norm : {&options_.q_norm, &options_.k_norm}) {
     if (*norm) layers::expect_head_norm((*norm)->kind, (*norm)->weight.shape, head_dim_);
   }
-  if (options_.rope) negative_sin_ = negated(options_.rope->sin);
 }
 
 Attention::Heads Attention::split(const Tensor& qkv) const {
@@ -102,7 +86,7 @@ Value Attention::backward(Value dz, const Tensor& x, SublayerActivations a, cons
   }
   a.inner.reset();
   a.log_sum_exp.reset();
-  if (o.rope) rotate(dqkv, negative_sin_, pass);
+  if (o.rope) rotate(dqkv, o.negative_sin, pass);
   const Heads raw = split(*a.projected);
   if (o.q_norm) o.q_norm->backward_heads(d.q, raw.q, pass);
   if (o.k_norm) o.k_norm->backward_heads(d.k, raw.k, pass);

@@ -10,6 +10,7 @@ struct AttentionOptions : layers::HeadOptions {
   float dropout = 0;                   // of attention weights
   std::optional<Norm> q_norm, k_norm;  // RMSNorm of each head before it is rotated, [head_dim]
   std::optional<layers::Rope> rope;
+  Tensor negative_sin;  // of the rope: turns gradients back
 };
 
 class Attention : public Sublayer {
@@ -35,7 +36,6 @@ class Attention : public Sublayer {
   std::shared_ptr<const Linear> qkv_;
   AttentionOptions options_;
   int64_t head_dim_;
-  Tensor negative_sin_;  // of the rope: turns gradients back
 };
 
 }  // namespace fusewire::train

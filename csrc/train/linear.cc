@@ -25,15 +25,18 @@ void Linear::expect_within(const Tensor& flat) const {
 
 const fusewire::Linear& Linear::packed(Packed& panels, bool bias, bool transposed,
                                        const Pass& pass) const {
-  if (panels.linear && panels.version == pass.version) return *panels.linear;
+  const DType dtype = pass.parameters.dtype;
+  const bool known = panels.linear && panels.dtype == dtype;
+  if (known && panels.version == pass.version) return *panels.linear;
   const Tensor weight = weight_.of(pass.parameters);
   const Tensor biases = bias && bias_ ? bias_->of(pass.parameters) : Tensor();
   const Tensor* const given = bias && bias_ ? &biases : nullptr;
-  if (panels.linear) {
+  if (known) {
     panels.linear->refresh(weight, given, pass.stream);
   } else {
     panels.linear = std::make_unique<fusewire::Linear>(weight, given, pass.stream, transposed);
   }
+  panels.dtype = dtype;
   panels.version = pass.version;
   return *panels.linear;
 }

@@ -36,6 +36,7 @@ class Linear {
   // Panels of one version of the parameters. Only one pass of a stack runs at a time.
   struct Packed {
     std::unique_ptr<fusewire::Linear> linear;
+    DType dtype = DType::kFloat32;
     uint64_t version = 0;
   };
   const fusewire::Linear& packed(Packed& panels, bool bias, bool transposed,

@@ -5,16 +5,17 @@
 namespace fusewire::train {
 
 Tensor Parameter::of(const Tensor& flat) const {
-  float* begin = flat.data ? flat.as<float>() + offset : nullptr;
-  return {begin, shape, DType::kFloat32, flat.device};
+  char* begin = flat.data ? flat.as<char>() + offset * size_of(flat.dtype) : nullptr;
+  return {begin, shape, flat.dtype, flat.device};
 }
 
 void expect_within(const Parameter& parameter, const Tensor& flat) {
   const int64_t numbers = parameter.shape.elements();
   if (parameter.offset < 0 || numbers > flat.shape[0] ||
       parameter.offset > flat.shape[0] - numbers) {
-    fail("parameters: got float32", flat.shape.text(), ", wanted room for ", parameter.shape.text(),
-         " at ", parameter.offset, "; pass the buffer that the stack was made for");
+    fail("parameters: got ", name_of(flat.dtype), flat.shape.text(), ", wanted room for ",
+         parameter.shape.text(), " at ", parameter.offset,
+         "; pass the buffer that the stack was made for");
   }
 }
 

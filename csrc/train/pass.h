@@ -65,7 +65,7 @@ struct Pass {
   const SequenceBatch& batch;
   const Tensor* positions;      // int32[tokens], for attentions that rotate; null: none
   const Source* source;         // for cross attentions; null: none
-  Tensor parameters;            // the flat buffer
+  Tensor parameters;            // the flat buffer, in the element type of activations
   uint64_t version;             // of what is in it
   std::optional<int64_t> seed;  // of all dropouts; none: nothing is dropped
   Recompute recompute = Recompute::kNone;
@@ -75,11 +75,11 @@ struct Pass {
 
   // Of a packed matrix.
   Matrix matrix(int64_t width) const {
-    return {scratch, batch.tokens(), width, DType::kFloat32, stream};
+    return {scratch, batch.tokens(), width, parameters.dtype, stream};
   }
   // Of the source's tokens.
   Matrix source_matrix(int64_t width) const {
-    return {scratch, source->batch.tokens(), width, DType::kFloat32, stream};
+    return {scratch, source->batch.tokens(), width, parameters.dtype, stream};
   }
   // A block has two places where something is dropped, each with a counter of its own.
   Dropout dropout_inside(float probability) const { return dropout(probability, 0); }

@@ -6,6 +6,17 @@
 #include "core/error.h"
 
 namespace fusewire::train {
+namespace {
+
+void expect_trainable(Check& check, const Stream& stream, const Tensor& parameters, Dim* numbers) {
+  if (stream.device.type == DeviceType::kCpu) {
+    check.is("parameters", parameters, DType::kFloat32, {numbers});
+  } else {
+    check.floats("parameters", parameters, {numbers});
+  }
+}
+
+}  // namespace
 
 Stack::Stack(std::vector<std::vector<Block>> layers, std::optional<Norm> final_norm)
     : final_norm_(std::move(final_norm)) {
@@ -33,14 +44,14 @@ std::unique_ptr<Activations> Stack::forward(const Tensor& out, const Tensor& x,
   Check check("Stack.forward", stream);
   Dim tokens("tokens", batch.tokens()), hidden("hidden", blocks_.front().hidden());
   Dim numbers("numbers");
-  check.is("x", x, DType::kFloat32, {&tokens, &hidden});
-  check.is("out", out, DType::kFloat32, {&tokens, &hidden});
-  check.is("parameters", parameters, DType::kFloat32, {&numbers});
+  expect_trainable(check, stream, parameters, &numbers);
+  check.is("x", x, parameters.dtype, {&tokens, &hidden});
+  check.is("out", out, parameters.dtype, {&tokens, &hidden});
   check.require(options.first_trained >= 0 && options.first_trained <= layers(),
                 "first_trained: got ", options.first_trained, ", wanted 0 to ", layers());
   if (source) {
     Dim source_tokens("source tokens", source->batch.tokens()), width("width");
-    check.is("source", source->x, DType::kFloat32, {&source_tokens, &width});
+    check.is("source", source->x, parameters.dtype, {&source_tokens, &width});
     check.require(source->batch.sequences() == batch.sequences(), "source: got ",
                   source->batch.sequences(), " sequences, wanted ", batch.sequences(),
                   ", one for each of the batch");
@@ -50,12 +61,15 @@ std::unique_ptr<Activations> Stack::forward(const Tensor& out, const Tensor& x,
 
   const std::lock_guard<std::mutex> lock(mutex_);
   const bool saves = options.first_trained < layers();
-  const TapePlans::Key key{batch.tokens(), source ? source->batch.tokens() : 0,
-                           options.first_trained, static_cast<int64_t>(options.recompute),
-                           options.dropout_seed.has_value()};
+  const TapePlans::Key key{batch.tokens(),
+                           source ? source->batch.tokens() : 0,
+                           options.first_trained,
+                           static_cast<int64_t>(options.recompute),
+                           options.dropout_seed.has_value(),
+                           static_cast<int64_t>(parameters.dtype)};
   const auto activations = [&] {
     return std::unique_ptr<Activations>(
-        new Activations(batch, positions, source, options, blocks_.size()));
+        new Activations(batch, positions, source, options, parameters.dtype, blocks_.size()));
   };
   const TapePlans::Program program = plans_.plan(key, [&] {
     const auto dry = activations();
@@ -80,14 +94,14 @@ void Stack::backward(Activations& a, const Tensor& gradient, const Tensor& param
   Check check("Stack.backward", stream);
   Dim tokens("tokens", a.batch.tokens()), hidden("hidden", blocks_.front().hidden());
   Dim numbers("numbers");
-  check.is("gradient", gradient, DType::kFloat32, {&tokens, &hidden});
-  check.is("parameters", parameters, DType::kFloat32, {&numbers});
+  expect_trainable(check, stream, parameters, &numbers);
+  check.is("gradient", gradient, parameters.dtype, {&tokens, &hidden});
   check.is("gradients", gradients.flat, DType::kFloat32, {&numbers});
   if (gradients.source) {
     check.require(a.source.has_value(),
                   "source_gradient: got one, wanted none, as forward got no source");
     Dim source_tokens("source tokens", a.source->x.dim(0)), width("width", a.source->x.dim(1));
-    check.is("source_gradient", *gradients.source, DType::kFloat32, {&source_tokens, &width});
+    check.is("source_gradient", *gradients.source, parameters.dtype, {&source_tokens, &width});
   }
   for (const Block& block : blocks_) block.expect_within(parameters);
   if (final_norm_) final_norm_->expect_within(parameters);
@@ -99,6 +113,8 @@ void Stack::backward(Activations& a, const Tensor& gradient, const Tensor& param
   check.require(a.options.version == version,
                 "got parameters that were written since the forward, wanted its own; call "
                 "optimizer.step() after backward()");
+  check.require(a.dtype == parameters.dtype, "parameters: got ", name_of(parameters.dtype),
+                ", wanted ", name_of(a.dtype), " as in the forward");
   a.spent_ = true;
   run_back(a, gradient, parameters, gradients);
   a.tape->finish();

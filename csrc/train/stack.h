@@ -27,17 +27,19 @@ class Activations {
   friend class Stack;
 
   Activations(SequenceBatch batch, std::optional<Tensor> positions, std::optional<Source> source,
-              const ForwardOptions& options, size_t blocks)
+              const ForwardOptions& options, DType dtype, size_t blocks)
       : batch(std::move(batch)),
         positions(std::move(positions)),
         source(std::move(source)),
         options(options),
+        dtype(dtype),
         of(blocks) {}
 
   SequenceBatch batch;
   std::optional<Tensor> positions;
   std::optional<Source> source;
   ForwardOptions options;
+  DType dtype;  // of the parameters
   std::unique_ptr<Tape> tape;
   std::vector<BlockActivations> of;  // a block each
   std::optional<Value> last;         // what the final norm reads
@@ -52,7 +54,8 @@ class Stack {
   int64_t layers() const { return static_cast<int64_t>(begins_.size()) - 1; }
 
   // Fills out[tokens, hidden] with final_norm(layers(x)) of x[tokens, hidden]. parameters: the flat
-  // buffer float32[n]. source: of cross attentions. Null when no backward follows; else what that
+  // buffer [n] in the element type of x and out, float32 on the CPU; on a GPU a 16-bit copy of it
+  // too. source: of cross attentions. Null when no backward follows; else what that
   // needs, for which x and source.x must stay. One pass of the stack runs at a time, others wait.
   std::unique_ptr<Activations> forward(const Tensor& out, const Tensor& x, const Tensor& parameters,
                                        const SequenceBatch& batch, std::optional<Tensor> positions,
@@ -60,9 +63,9 @@ class Stack {
                                        const Stream& stream) const;
 
   // gradient[tokens, hidden]: that of the output becomes that of x. The gradients of parameters go
-  // to the places in gradients.flat that the parameters have in their buffer, the sum over all
-  // layers of those of source.x to gradients.source. Uses up the activations; Error for some that
-  // are used up, or when parameters were written since.
+  // to the places in gradients.flat, float32 always, that the parameters have in their buffer, the
+  // sum over all layers of those of source.x to gradients.source. Uses up the activations; Error
+  // for some that are used up, or when parameters were written since.
   void backward(Activations& activations, const Tensor& gradient, const Tensor& parameters,
                 const Gradients& gradients, uint64_t version, const Stream& stream) const;
 

@@ -114,7 +114,7 @@ class TrainedLayer(Layer):
             dropout=self.dropouts.get("attention", 0.0),
             q_norm=self._norm("q_norm"),
             k_norm=self._norm("k_norm"),
-            rope=(k.Tensor.from_numpy(self.cos), k.Tensor.from_numpy(self.sin))
+            rope=tuple(k.Tensor.from_numpy(table) for table in (self.cos, self.sin, -self.sin))
             if o.get("rotary")
             else None,
         )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from fusewire.errors import ConfigurationError, Unsupported
-from fusewire.kernels import Tensor, training
+from fusewire.kernels import Tensor, training, upload
 from fusewire.models.blueprint import (
     Attention,
     Block,
@@ -19,6 +19,7 @@ from fusewire.models.blueprint import (
 )
 from fusewire.models.rope import Rope
 from fusewire.train.flat import FlatParameters
+from fusewire.train.torch_tensors import stream_of
 
 _THERE = "train it with transformers itself"
 
@@ -64,7 +65,7 @@ class Parts:
         self._prefix = prefix
         self._dropouts = dropouts
         self._max_length = max_length
-        self._angles: dict[Rope, tuple[Tensor, Tensor]] = {}
+        self._angles: dict[Rope, tuple[Tensor, Tensor, Tensor]] = {}
         # Offset of each weight -> the names of the parameters that it is made of.
         self.weights: dict[int, list[str]] = {}
 
@@ -168,10 +169,15 @@ class Parts:
             transposed=dense.transposed,
         )
 
-    def _rope(self, rope: Rope) -> tuple[Tensor, Tensor]:
+    def _rope(self, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
+        """cos, sin and -sin, shared by all layers."""
         if rope not in self._angles:
             cos, sin = rope.table(self._max_length)
-            self._angles[rope] = Tensor.from_numpy(cos), Tensor.from_numpy(sin)
+            stream = stream_of(self._flat.values.device)
+            cos, sin, negative_sin = (
+                upload(Tensor.from_numpy(table), "weights", stream) for table in (cos, sin, -sin)
+            )
+            self._angles[rope] = cos, sin, negative_sin
         return self._angles[rope]
 
     def _offset(self, name: str) -> int:
