@@ -72,8 +72,10 @@ def _inputs(
 ) -> tuple[Packed, torch.Tensor, torch.Tensor]:
     """The tokens, their embeddings [tokens, hidden] and their positions [tokens]."""
     given = ids_or_embeddings(input_ids, inputs_embeds)
-    tokens = packed((given.shape[0], given.shape[1]), attention_mask, position_ids, flattening)
+    tokens = packed(
+        (given.shape[0], given.shape[1]), attention_mask, position_ids, flattening, given.device
+    )
     if position_ids is None:
-        position_ids = torch.arange(given.shape[1])[None]
+        position_ids = torch.arange(given.shape[1], device=given.device)[None]
     embedded = tokens.pack(given) if input_ids is None else words(tokens.pack(given)[None])[0]
     return tokens, embedded, tokens.pack(position_ids)

@@ -34,6 +34,12 @@ def _count_writes(optimizer: Optimizer, *_: object) -> None:
 register_optimizer_step_post_hook(_count_writes)
 
 
+def _zeros(elements: int, device: torch.device) -> torch.Tensor:
+    if device.type == "cpu":  # from calloc: pages of other segments are never touched
+        return torch.from_numpy(np.zeros(elements, np.float32))
+    return torch.zeros(elements, dtype=torch.float32, device=device)
+
+
 class GradientPlace(NamedTuple):
     """Where a backward writes the gradients of some parameters, and what it returns to torch."""
 
@@ -43,7 +49,7 @@ class GradientPlace(NamedTuple):
 
 
 class FlatParameters:
-    """All parameters of a module, fp32 on the CPU, as views of one buffer.
+    """All parameters of a module, fp32 on one device, as views of one buffer.
 
         flat = FlatParameters(model, groups=[[query.weight, key.weight, value.weight]])
         flat.relink()                 # at the start of each forward
@@ -56,7 +62,8 @@ class FlatParameters:
     A deep copy of the module, or one that was pickled, gets buffers of its own on first use. (Save
     with torch.save: plain pickle writes the whole buffer once for each parameter.)
     Parameters that the module gets later are not in the buffers. Raises ConfigurationError for
-    parameters that are not fp32 on the CPU, and for groups that overlap or are not the module's.
+    parameters that are not fp32 on the CPU or on one GPU, and for groups that overlap or are not
+    the module's.
     """
 
     def __init__(self, module: Module, groups: Sequence[Sequence[Parameter]] = ()) -> None:
@@ -89,6 +96,26 @@ class FlatParameters:
     def gradients(self) -> torch.Tensor:
         """fp32 [elements]; only slices whose `.grad` is a view of them mean anything."""
         return self._buffers()[1]
+
+    def values_in(self, dtype: torch.dtype) -> torch.Tensor:
+        """[elements], `values` rounded to the dtype; of 16 bits a copy, written anew where
+        parameters were written since."""
+        values, _ = self._buffers()
+        if values.device.type == "cpu" and dtype == torch.float32:
+            return values
+        if dtype not in self._rounded:
+            copy = values if dtype == torch.float32 else torch.empty_like(values, dtype=dtype)
+            self._rounded[dtype] = copy, None
+        copy, seen = self._rounded[dtype]
+        now = self.version()
+        if seen != now:
+            if copy is not values:
+                copy.copy_(values)
+            # Kernels may read weights before the work in front of them has ended (programmatic
+            # launches): something that is no weight's writer has to stand there.
+            values.new_empty(1).zero_()
+            self._rounded[dtype] = copy, now
+        return copy
 
     @property
     def names(self) -> list[str]:
@@ -153,8 +180,7 @@ class FlatParameters:
         slots = self._named(names)
         running = torch._C._current_graph_task_id()
         if any(slot.needs_own_memory(gradients) for slot in slots):
-            # From calloc: pages of other segments are never touched.
-            own = torch.from_numpy(np.zeros(len(gradients), np.float32))
+            own = _zeros(len(gradients), gradients.device)
             return GradientPlace(own, False, [slot.view(own) for slot in slots])
         adds = [slot.is_in(gradients, slot.parameter.grad) for slot in slots]
         returned: list[torch.Tensor | None] = []
@@ -202,11 +228,12 @@ class FlatParameters:
             end += sizes[name]
         self._by_name = {name: slot for slot in self._slots for name in slot.names}
         self._relinks = 0
-        fp32: dict[str, Any] = {"dtype": torch.float32, "device": "cpu"}  # whatever the default is
-        values = torch.empty(end, **fp32)
+        device = self._slots[0].parameter.device if self._slots else torch.device("cpu")
+        values = torch.empty(end, dtype=torch.float32, device=device)  # whatever the default is
+        self._rounded: dict[torch.dtype, tuple[torch.Tensor, tuple[int, int] | None]] = {}
         for slot in self._slots:
             slot.link(values)
-        self._laid_out = values, torch.zeros(end, **fp32)
+        self._laid_out = values, torch.zeros(end, dtype=torch.float32, device=device)
         return self._laid_out
 
     def _named(self, names: Iterable[str] | None) -> list[Slot]:

@@ -27,7 +27,7 @@ def forward(
         bool_masked_pos=bool_masked_pos,
         interpolate_pos_encoding=bool(interpolate_pos_encoding),
     )
-    tokens = Packed((x.shape[0], x.shape[1]))
+    tokens = Packed((x.shape[0], x.shape[1]), device=x.device)
     y = self.fusewire(tokens.pack(x), tokens, None, self.layers)
     hidden = tokens.unpack(y)
     pooled = None if self.pooler is None else self.pooler(hidden)

@@ -9,10 +9,14 @@ from typing import Any
 import torch
 
 from fusewire.errors import InvalidInput
-from fusewire.kernels import SequenceBatch, Tensor
+from fusewire.kernels import SequenceBatch
+from fusewire.train.torch_tensors import stream_of, view
 
 # What DataCollatorWithFlattening hands over beside input_ids, labels and position_ids.
 FLATTENING = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
+
+
+_CPU = torch.device("cpu")
 
 
 class Packed:
@@ -20,8 +24,8 @@ class Packed:
 
     `mask` [rows, length]: 1 or True for tokens, 0 for padding, on any side; None: all are tokens.
     `cu_seqlens` int32 [sequences + 1]: of rows that hold several sequences, one behind the other,
-    where `mask` is None. Raises InvalidInput for a mask that does not fit, or of a row without a
-    token.
+    where `mask` is None. `device`: where the tokens are. Raises InvalidInput for a mask that
+    does not fit, or of a row without a token.
     """
 
     def __init__(
@@ -29,6 +33,7 @@ class Packed:
         shape: tuple[int, int],
         mask: torch.Tensor | None = None,
         cu_seqlens: torch.Tensor | None = None,
+        device: torch.device = _CPU,
     ) -> None:
         self.shape = shape
         rows, length = shape
@@ -39,7 +44,7 @@ class Packed:
         self._index: torch.Tensor | None = None
         if mask is not None:
             there = _checked(mask, shape)
-            lengths = there.sum(1)
+            lengths = there.sum(1).cpu()
             if int(lengths.min()) < 1:
                 row = int(lengths.argmin())
                 raise InvalidInput(
@@ -61,7 +66,7 @@ class Packed:
                 f"{self.tokens}, those of input_ids",
                 "pass what the collator made of this batch",
             )
-        self.batch = SequenceBatch(Tensor.from_dlpack(offsets))
+        self.batch = SequenceBatch(view(offsets), stream_of(device))
 
     @property
     def tokens(self) -> int:
@@ -88,6 +93,7 @@ def packed(
     attention_mask: torch.Tensor | None,
     position_ids: torch.Tensor | None,
     flattening: Mapping[str, Any],
+    device: torch.device,
 ) -> Packed:
     """Of a model's arguments. Without a mask, a row with `cu_seq_lens_q` holds several sequences,
     and so does each row whose `position_ids` (of decoders) begin anew, as in transformers.
@@ -100,13 +106,13 @@ def packed(
             raise InvalidInput(
                 "attention_mask", "one beside cu_seq_lens_q", "either", "leave one of them out"
             )
-        return Packed(shape, attention_mask)
+        return Packed(shape, attention_mask, device=device)
     if cu_seqlens is None and position_ids is not None:
-        begins = torch.ones(shape, dtype=torch.bool)
+        begins = torch.ones(shape, dtype=torch.bool, device=position_ids.device)
         begins[:, 1:] = position_ids.diff() != 1
-        end = torch.tensor([shape[0] * shape[1]])
+        end = begins.new_tensor([shape[0] * shape[1]], dtype=torch.int64)
         cu_seqlens = torch.cat([begins.flatten().nonzero().squeeze(1), end])
-    return Packed(shape, None, cu_seqlens)
+    return Packed(shape, None, cu_seqlens, device)
 
 
 def _checked(mask: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:

@@ -44,7 +44,7 @@ def replace(hf_model: Model, *, recompute: str = "none", segments: int = 1) -> M
 
     Raises Unsupported for a model that has none of the architectures in `families.FAMILIES`, or
     parts that do not train or are not what its config says, ConfigurationError for parameters that
-    are not fp32 on the CPU.
+    are not fp32 on the CPU or on one GPU.
     """
     # They need transformers, whose model this is.
     from fusewire.train.families import FAMILIES, LABELLED, Forward

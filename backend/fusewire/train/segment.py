@@ -10,17 +10,17 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from fusewire.errors import ConfigurationError
-from fusewire.kernels import Tensor
 from fusewire.models.blueprint import Layer, Norm
 from fusewire.train.flat import FlatParameters
 from fusewire.train.packed import Packed
 from fusewire.train.parts import Dropouts, Parts
+from fusewire.train.torch_tensors import stream_of, view
 
 _LARGEST_SEED = 2**63 - 1
 
 
 class Source(NamedTuple):
-    """What cross attention reads: x fp32 [source tokens, width], the encoder's output."""
+    """What cross attention reads: x [source tokens, width], the encoder's output."""
 
     x: torch.Tensor
     packed: Packed
@@ -72,7 +72,8 @@ class Segment:
         training: bool,
         recompute: str,
     ) -> torch.Tensor:
-        """x [tokens, hidden] fp32 -> the layers' output; dropout where `training`.
+        """x [tokens, hidden] fp32 -> the layers' output; dropout where `training`. On a GPU under
+        autocast x may be of its dtype, which is computed in, and the output is.
 
         positions [tokens]: of rotary angles. source: of cross attentions. recompute: none, norm,
         activation or layer.
@@ -82,12 +83,17 @@ class Segment:
         parameters = [self.flat.parameter(name) for name in self.names]
         states, of_source = (None, None) if source is None else source
         inputs = [x] if states is None else [x, states]
+        device = self.flat.values.device
+        dtype = _computed_in(device)
         for given in inputs:
-            if given.dtype != torch.float32 or given.device.type != "cpu":
+            if given.dtype not in (torch.float32, dtype) or given.device != device:
                 raise ConfigurationError(
                     f"training: got hidden states of {given.dtype} on {given.device}, wanted "
-                    "float32 on the CPU; turn autocast off, or train it with transformers itself"
+                    f"float32 on {'the CPU' if device.type == 'cpu' else device}; turn autocast "
+                    "off, or train it with transformers itself"
                 )
+        x = x.to(dtype)
+        states = None if states is None else states.to(dtype)
         options = training, recompute, self._first_trained(inputs)
         return _Run.apply(x, states, self, packed, of_source, positions, *options, *parameters)
 
@@ -126,6 +132,12 @@ class Segment:
         return int(torch.randint(_LARGEST_SEED, (), dtype=torch.int64))
 
 
+def _computed_in(device: torch.device) -> torch.dtype:
+    if device.type == "cpu" or not torch.is_autocast_enabled(device.type):
+        return torch.float32
+    return torch.get_autocast_dtype(device.type)
+
+
 class _Run(Function):
     @staticmethod
     def forward(
@@ -147,18 +159,17 @@ class _Run(Function):
         ctx.segment = segment
         ctx.version = segment.version()
         ctx.activations = segment.stack.forward(
-            _view(out),
-            _view(x),
-            _view(segment.flat.values),
+            view(out),
+            view(x),
+            view(segment.flat.values_in(x.dtype)),
             packed.batch,
-            positions=None if positions is None else _view(positions),
-            source=None
-            if source is None or of_source is None
-            else (_view(source), of_source.batch),
+            positions=None if positions is None else view(positions),
+            source=None if source is None or of_source is None else (view(source), of_source.batch),
             first_trained=first_trained,
             recompute=recompute,
             dropout_seed=segment.seed(training),
             version=ctx.version,
+            stream=stream_of(x.device),
         )
         ctx.save_for_backward(x, source)  # so that torch says when somebody wrote to it
         return out
@@ -167,24 +178,20 @@ class _Run(Function):
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         segment: Segment = ctx.segment
-        _x, source = ctx.saved_tensors
-        dx = torch.empty(gradient.shape, dtype=torch.float32, device="cpu")
+        x, source = ctx.saved_tensors
+        dx = torch.empty_like(x)
         dx.copy_(gradient)
         dsource = torch.zeros_like(source) if ctx.needs_input_grad[1] else None
         place = segment.flat.begin_backward(segment.names)
         segment.stack.backward(
             ctx.activations,
-            _view(dx),
-            _view(segment.flat.values),
-            _view(place.buffer),
+            view(dx),
+            view(segment.flat.values_in(x.dtype)),
+            view(place.buffer),
             accumulate=place.accumulate,
             frozen=segment.frozen(),
-            source_gradient=None if dsource is None else _view(dsource),
+            source_gradient=None if dsource is None else view(dsource),
             version=segment.version(),
+            stream=stream_of(x.device),
         )
         return dx, dsource, *(None,) * 7, *place.returned
-
-
-def _view(tensor: torch.Tensor) -> Tensor:
-    """The same memory for the kernels."""
-    return Tensor.from_dlpack(tensor.detach())

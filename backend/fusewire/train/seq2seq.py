@@ -97,9 +97,9 @@ def _inputs(
 ) -> tuple[Packed, torch.Tensor]:
     """The tokens, and what the first layer reads: [tokens, hidden]."""
     given = ids_or_embeddings(input_ids, inputs_embeds)
-    tokens = Packed((given.shape[0], given.shape[1]), attention_mask)
+    tokens = Packed((given.shape[0], given.shape[1]), attention_mask, device=given.device)
     x = tokens.pack(given) if input_ids is None else stack.embed_tokens(tokens.pack(given)[None])[0]
-    positions = tokens.pack(torch.arange(given.shape[1])[None])
+    positions = tokens.pack(torch.arange(given.shape[1], device=given.device)[None])
     x = x * scale + stack.embed_positions(positions.shape, position_ids=positions).view_as(x)
     if hasattr(stack, "layernorm_embedding"):
         x = stack.layernorm_embedding(x)
@@ -114,5 +114,5 @@ def _source(hidden: torch.Tensor | None, attention_mask: torch.Tensor | None, ro
             f"[{rows}, source length, hidden], a source for each target",
             "pass the output of the encoder",
         )
-    packed = Packed((hidden.shape[0], hidden.shape[1]), attention_mask)
+    packed = Packed((hidden.shape[0], hidden.shape[1]), attention_mask, device=hidden.device)
     return Source(packed.pack(hidden), packed)

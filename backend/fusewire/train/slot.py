@@ -9,6 +9,7 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn import Parameter
 
 from fusewire.errors import ConfigurationError
+from fusewire.kernels import cuda_built
 
 NO_PASS = -1  # torch's number of the backward pass that runs, where none does
 
@@ -58,6 +59,11 @@ class Slot:
                 "replaced; change shapes before"
             )
         check_kind(self.names[0], first)
+        if first.device != values.device:
+            raise ConfigurationError(
+                f"{self.names[0]}: got it on {first.device}, wanted {values.device} as when its "
+                "module was replaced; move the model before"
+            )
         for (table, name), other in zip(self.places, found, strict=True):
             if other is not first:
                 if other is None or not torch.equal(other, first):
@@ -95,9 +101,10 @@ class Slot:
 
 def check_kind(name: str, parameter: Parameter) -> None:
     """Raises ConfigurationError for a parameter that kernels cannot train."""
-    if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
+    places = ("cpu", "cuda") if cuda_built() else ("cpu",)
+    if parameter.dtype != torch.float32 or parameter.device.type not in places:
         raise ConfigurationError(
             f"{name}: got {str(parameter.dtype).removeprefix('torch.')} on {parameter.device}, "
-            "wanted float32 on cpu; convert the model with .float().cpu(), or train it with "
-            "transformers itself"
+            f"wanted float32 on {' or '.join(places)}; convert the model with .float() and move it "
+            "there, or train it with transformers itself"
         )

@@ -30,7 +30,7 @@ def forward(
     row of several sequences (`packed`)."""
     refuse(self, **kwargs)
     given = ids_or_embeddings(input_ids, inputs_embeds)
-    tokens = packed((given.shape[0], given.shape[1]), attention_mask, None, kwargs)
+    tokens = packed((given.shape[0], given.shape[1]), attention_mask, None, kwargs, given.device)
     pooler = getattr(self, "pooler", None)
     if (
         pooler is not None
@@ -71,7 +71,7 @@ def _positions(
 ) -> torch.Tensor:
     """[batch or 1, length], counted as the embeddings do: RoBERTa's from its padding id on."""
     if not hasattr(embeddings, "create_position_ids_from_input_ids"):
-        return torch.arange(given.shape[1])[None]
+        return torch.arange(given.shape[1], device=given.device)[None]
     padding = embeddings.padding_idx
     positions: torch.Tensor
     if input_ids is not None:
