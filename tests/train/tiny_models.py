@@ -90,6 +90,10 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "DeiTForImageClassification": ("DeiTConfig", IMAGES),
     "BartForConditionalGeneration": ("BartConfig", SEQ2SEQ),
     "MarianMTModel": ("MarianConfig", SEQ2SEQ),
+    "MBartForConditionalGeneration": ("MBartConfig", SEQ2SEQ),
+    "PLBartForConditionalGeneration": ("PLBartConfig", SEQ2SEQ),
+    "PegasusForConditionalGeneration": ("PegasusConfig", SEQ2SEQ),
+    "BlenderbotForConditionalGeneration": ("BlenderbotConfig", SEQ2SEQ),
 }
 SEQ2SEQ_MODELS = [name for name, (_, options) in CONFIGS.items() if options is SEQ2SEQ]
 _KEYS = (

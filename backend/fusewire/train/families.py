@@ -126,6 +126,7 @@ _SEQ2SEQ_ENCODER = Family(
 _SEQ2SEQ_DECODER = replace(
     _SEQ2SEQ_ENCODER, of=partial(_seq2seq_stack, "decoder"), forward=seq2seq.decoder
 )
+_SEQ2SEQ = ("Bart", "MBart", "PLBart", "Marian", "Pegasus", "Blenderbot")
 
 # By the class of the base model; of encoder-decoder models, of each of their stacks.
 FAMILIES: dict[str, Family] = {
@@ -142,14 +143,15 @@ FAMILIES: dict[str, Family] = {
     "Qwen3Model": _LLAMA,
     "ViTModel": _VIT,
     "DeiTModel": _VIT,
-    "BartEncoder": _SEQ2SEQ_ENCODER,
-    "BartDecoder": _SEQ2SEQ_DECODER,
-    "MarianEncoder": _SEQ2SEQ_ENCODER,
-    "MarianDecoder": _SEQ2SEQ_DECODER,
+    **{f"{name}Encoder": _SEQ2SEQ_ENCODER for name in _SEQ2SEQ},
+    **{f"{name}Decoder": _SEQ2SEQ_DECODER for name in _SEQ2SEQ},
 }
 
 # Classes with a head over a decoder, whose `labels` say where targets end.
-LABELLED = ("BartForConditionalGeneration", "MarianMTModel")
+LABELLED = (
+    "MarianMTModel",
+    *(f"{name}ForConditionalGeneration" for name in _SEQ2SEQ if name != "Marian"),
+)
 
 
 class Forward:
