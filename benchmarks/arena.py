@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from benchmarks import cores, machine, rivals
+from benchmarks import cores, machine, rivals, rivals_int8
 from benchmarks.worker import SETTLE_S, Handler, Worker
 
 
@@ -69,6 +69,10 @@ class System(Worker):
         """[tokens, hidden]."""
         return self.ask(("run", sequences, 0.0))
 
+    def first_two(self, sequences: list[np.ndarray]) -> tuple[float, float]:
+        """Seconds of two runs, with no warm-up before them."""
+        return self.ask(("first two", sequences, 0.0))
+
     def time(self, sequences: list[np.ndarray], seconds: float) -> Turn:
         """Runs for about `seconds`, at least once, after one warm-up."""
         return timed(lambda: self.ask(("time", sequences, seconds)))
@@ -84,7 +88,7 @@ def timed(ask: Callable[[], tuple[list[float], float]]) -> Turn:
 
 
 def _answering(name: str, folder: Path, threads: int) -> Handler:
-    run = rivals.SYSTEMS[name](folder, threads)
+    run = (rivals.SYSTEMS | rivals_int8.SYSTEMS)[name](folder, threads)
 
     def answer(question: tuple[str, list[np.ndarray], float]) -> Any:
         command, sequences, seconds = question
@@ -92,6 +96,8 @@ def _answering(name: str, folder: Path, threads: int) -> Handler:
             return _version(name)
         if command == "run":
             return rivals.packed(run(sequences), sequences)
+        if command == "first two":
+            return once(run, sequences), once(run, sequences)
         begin = time.process_time()  # of all threads
         runs = times(run, sequences, seconds)
         return runs, time.process_time() - begin
@@ -105,16 +111,21 @@ def times(run: Callable[[Any], Any], given: Any, seconds: float) -> list[float]:
     found: list[float] = []
     end = time.perf_counter() + seconds
     while not found or time.perf_counter() < end:
-        begin = time.perf_counter()
-        run(given)
-        found.append(time.perf_counter() - begin)
+        found.append(once(run, given))
     return found
+
+
+def once(run: Callable[[Any], Any], given: Any) -> float:
+    """Seconds of a run."""
+    begin = time.perf_counter()
+    run(given)
+    return time.perf_counter() - begin
 
 
 def _version(name: str) -> str:
     from importlib.metadata import PackageNotFoundError, version
 
-    package = "torch" if name == "torch-packed" else name
+    package = "torch" if name == "torch-packed" else name.partition(" ")[0]
     try:
         return version(package)
     except PackageNotFoundError:  # fusewire run from its source tree

@@ -53,7 +53,8 @@ class System(Worker):
 
 
 def _answering(name: str, folder: Path, threads: int) -> Handler:
-    generate = generation_rivals.SYSTEMS[name](folder, threads)
+    systems = generation_rivals.SYSTEMS | generation_rivals.FORMATS
+    generate = systems[name](folder, threads)
     return lambda question: generate(*question)
 
 

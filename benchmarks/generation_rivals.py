@@ -13,9 +13,10 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from benchmarks import machine
 
@@ -39,7 +40,12 @@ class Run:
 Generate = Callable[[Prompts, int], Run]
 
 
-def fusewire(folder: Path, threads: int) -> Generate:
+def fusewire(
+    folder: Path,
+    threads: int,
+    dtype: Literal["auto", "bfloat16"] = "auto",
+    quantize: Literal["none", "int8"] = "none",
+) -> Generate:
     """The engine as it serves: requests in, an event for each token, with its text."""
     from fusewire.engine.generation import GenerationEngine
     from fusewire.engine.generation_settings import GenerationSettings
@@ -47,7 +53,10 @@ def fusewire(folder: Path, threads: int) -> Generate:
     from fusewire.generation.request import GenerationRequest
 
     # The same prompts come again, and finding them would be no measurement.
-    engine = GenerationEngine(folder, GenerationSettings(threads=threads, prefix_caching=False))
+    settings = GenerationSettings(
+        threads=threads, prefix_caching=False, dtype=dtype, quantize=quantize
+    )
+    engine = GenerationEngine(folder, settings)
 
     def generate(prompts: Prompts, new_tokens: int) -> Run:
         run = Run.of(len(prompts))
@@ -113,7 +122,7 @@ def transformers_eager(folder: Path, threads: int) -> Generate:
     return generate
 
 
-def ctranslate2(folder: Path, threads: int) -> Generate:
+def ctranslate2(folder: Path, threads: int, compute_type: str = "float32") -> Generate:
     """Converted by its own converter. Of prompts of several lengths it computes at once what the
     shortest has, and the rest token by token."""
     import ctranslate2 as ct2
@@ -124,7 +133,7 @@ def ctranslate2(folder: Path, threads: int) -> Generate:
         ct2.converters.TransformersConverter(str(folder)).convert(f"{work}/model")
         words = json.loads(Path(work, "model", "vocabulary.json").read_text())
         generator = ct2.Generator(
-            f"{work}/model", intra_threads=threads, inter_threads=1, compute_type="float32"
+            f"{work}/model", intra_threads=threads, inter_threads=1, compute_type=compute_type
         )
 
     def generate(prompts: Prompts, new_tokens: int) -> Run:
@@ -155,6 +164,15 @@ SYSTEMS: dict[str, Callable[[Path, int], Generate]] = {
     "fusewire": fusewire,
     "transformers": transformers_eager,
     "ctranslate2": ctranslate2,
+}
+
+# The same by the format of their weights; CTranslate2's int8 has the embeddings and the head too.
+FORMATS: dict[str, Callable[[Path, int], Generate]] = {
+    "fusewire float32": fusewire,
+    "fusewire bfloat16": partial(fusewire, dtype="bfloat16"),
+    "fusewire int8": partial(fusewire, quantize="int8"),
+    "ctranslate2 float32": ctranslate2,
+    "ctranslate2 int8": partial(ctranslate2, compute_type="int8"),
 }
 
 

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks import generation_curves, seq2seq_report, training_report
+from benchmarks import (
+    generation_curves,
+    seq2seq_report,
+    training_report,
+    weight_formats_report,
+)
 from benchmarks.encoder_report import GOALS as ENCODER_GOALS
 from benchmarks.goal import Goal
 from benchmarks.records import Rows, latest
@@ -109,4 +114,5 @@ _GOALS = {
     "memory": _memory,
     "served": _served,
     "python_api": _python_api,
+    weight_formats_report.BENCHMARK: weight_formats_report.goals,
 }

@@ -21,12 +21,13 @@ from benchmarks.rivals_openvino import openvino
 Run = Callable[[list[np.ndarray]], Any]
 
 
-def fusewire(folder: Path, threads: int) -> Run:
+def fusewire(folder: Path, threads: int, dtype: str = "auto", quantize: str = "none") -> Run:
     from fusewire import kernels
     from fusewire.models import load_model
+    from fusewire.placement import Placement
 
     kernels.set_num_threads(threads)
-    model = load_model(folder, "hidden")
+    model = load_model(folder, "hidden", Placement("cpu", dtype, quantize))
     return lambda sequences: model.encode(batch_of(sequences))
 
 
@@ -92,19 +93,20 @@ def torch_packed(folder: Path, threads: int) -> Run:
     return run
 
 
-def onnxruntime(folder: Path, threads: int) -> Run:
+def onnxruntime(folder: Path, threads: int, int8: bool = False) -> Run:
     """Exported from torch, fused by ONNX Runtime's own Transformer optimizer; padded."""
     torch, model = load_bert(folder, threads)
     ids = torch.randint(5, 100, (2, 7))
     both = {0: "batch", 1: "length"}
     session = fused_session(
         "bert",
-        _plain_bert(torch, model),
+        plain_bert(torch, model),
         (ids, torch.ones_like(ids), torch.zeros_like(ids)),
         {name: both for name in ("input_ids", "attention_mask", "token_type_ids")},
         {"last_hidden_state": both},
         model.config,
         threads,
+        int8=int8,
     )
 
     def run(sequences: list[np.ndarray]) -> Any:
@@ -123,9 +125,11 @@ def fused_session(
     outputs: dict[str, dict[int, str]],
     config: Any,
     threads: int,
+    int8: bool = False,
 ) -> Any:
     """An ONNX Runtime session of a torch module, fused by ONNX Runtime's own Transformer optimizer.
-    `inputs`, `outputs`: by name the axes that vary."""
+    `inputs`, `outputs`: by name the axes that vary. `int8`: quantised by its own tool afterwards,
+    weights by channel and activations as they come."""
     import onnxruntime as ort
     import torch
     from onnxruntime.transformers.optimizer import optimize_model
@@ -150,13 +154,22 @@ def fused_session(
         if counts["Attention"] != config.num_hidden_layers:
             raise RuntimeError(f"onnxruntime: fused {counts}, wanted attention in every layer")
         optimized.save_model_to_file(fused)
+        if int8:
+            from onnxruntime.quantization import QuantType, quantize_dynamic
+
+            plain, fused = fused, f"{work}/int8.onnx"
+            # Shape inference does not know the types behind fused nodes: 1 is float32.
+            types = {"DefaultTensorType": 1}
+            quantize_dynamic(
+                plain, fused, per_channel=True, weight_type=QuantType.QInt8, extra_options=types
+            )
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
         options.inter_op_num_threads = 1
         return ort.InferenceSession(fused, options, providers=["CPUExecutionProvider"])
 
 
-def ctranslate2(folder: Path, threads: int) -> Run:
+def ctranslate2(folder: Path, threads: int, compute_type: str = "float32") -> Run:
     """Converted by its own converter; it removes padding inside and adds it again at the end."""
     import ctranslate2 as ct2
     import transformers
@@ -165,7 +178,7 @@ def ctranslate2(folder: Path, threads: int) -> Run:
     with tempfile.TemporaryDirectory() as work:
         ct2.converters.TransformersConverter(str(folder)).convert(f"{work}/model")
         encoder = ct2.Encoder(
-            f"{work}/model", intra_threads=threads, inter_threads=1, compute_type="float32"
+            f"{work}/model", intra_threads=threads, inter_threads=1, compute_type=compute_type
         )
 
     def run(sequences: list[np.ndarray]) -> Any:
@@ -217,7 +230,7 @@ def load_bert(folder: Path, threads: int) -> tuple[Any, Any]:
     return torch, model.eval()
 
 
-def _plain_bert(torch: Any, model: Any) -> Any:
+def plain_bert(torch: Any, model: Any) -> Any:
     """BERT's forward pass written the way the optimizer's patterns expect: additive mask."""
     heads = model.config.num_attention_heads
 

@@ -9,7 +9,12 @@ import numpy as np
 
 
 def openvino(folder: Path, threads: int) -> Any:
-    """Converted from torch, with its fused attention.
+    """Converted from torch, with its fused attention."""
+    return compiled(converted(folder, threads), threads)
+
+
+def compiled(model: Any, threads: int) -> Any:
+    """A model of ids, mask and segments, as a system runs it.
 
     One sequence: latency hint. Several: throughput hint and an asynchronous request for each, which
     computes no padding and was faster than a padded batch under either hint. The inference
@@ -18,7 +23,7 @@ def openvino(folder: Path, threads: int) -> Any:
     import openvino as ov
 
     settings = {"INFERENCE_PRECISION_HINT": "f32", "INFERENCE_NUM_THREADS": threads}
-    core, model = ov.Core(), converted(folder, threads)
+    core = ov.Core()
     alone, many = (
         core.compile_model(model, "CPU", settings | {"PERFORMANCE_HINT": hint})
         for hint in ("LATENCY", "THROUGHPUT")

@@ -1,9 +1,12 @@
 """What weights in fewer bits save on a CPU: `python -m benchmarks.weight_formats`.
 
-Our encoders with the same weights in float32, bfloat16 and int8, which take turns in one process:
-all-MiniLM-L6-v2 and BERT-base's shape (random weights), on the cases of `benchmarks.encoder`. A row
-has the median and the least time of a case in a format, how many times faster than in float32 it is
-by both, and the cosines of its hidden states to those in float32.
+Ours in float32, bfloat16 and int8, beside others' int8. Encoders: all-MiniLM-L6-v2 and BERT-base's
+shape (random weights), on the cases of `benchmarks.encoder`, and on single sequences of lengths not
+seen before, whose first call is shown beside the second. GPT-2 124M (random weights): steps of one
+sequence and of eight. Each system has a process of its own; all answer fresh random input first,
+and then take turns. A row has the median and the least time of a case, how many times faster than
+our float32 it is by the median, and how near the answers are: cosines of hidden states, or the
+share of greedy tokens, to those in float32.
 
 Writes bench-results/weight_formats.jsonl, one JSON object a row.
 """
@@ -11,57 +14,49 @@ Writes bench-results/weight_formats.jsonl, one JSON object a row.
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib.util
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
-from fusewire import kernels
-from fusewire.batch import Batch
-from fusewire.models import EncoderModel, load_model
-from fusewire.placement import Placement
 
-from benchmarks import arena, machine, random_bert, records
-from benchmarks.encoder import LENGTHS, MIXED, lengths_of, minilm_folder, sequences_of
-from benchmarks.rivals import batch_of
-from benchmarks.weight_formats_report import BENCHMARK, EXACT
+from benchmarks import arena, machine, records, rivals, rivals_int8, weight_formats_decode
+from benchmarks.encoder import LENGTHS, MIXED, lengths_of, measure, minilm_folder, sequences_of
+from benchmarks.rivals_int8 import EXACT, PACKAGES
+from benchmarks.weight_formats_report import BENCHMARK, NEW_LENGTH, table
+from tests.tolerance import MODEL_FP32
 
-# Dtype and quantisation of a Placement.
-FORMATS = {
-    EXACT: ("float32", "none"),
-    "bfloat16": ("bfloat16", "none"),
-    "int8": ("float32", "int8"),
-}
-MODELS = ("MiniLM-L6", "BERT-base")
+ENCODERS = ("MiniLM-L6", "BERT-base")
+MODELS = (*ENCODERS, weight_formats_decode.MODEL)
+# Mean cosine to float32. Below it a system computes something else, and is not timed.
+LEAST_COSINE = 0.95
+_CHECKED = [512, 3, 77, 1, 128]  # lengths of the answers that are compared
+_NEW = (23, 57, 91, 203, 301)  # of no case
+
+
+def installed(names: Sequence[str]) -> list[str]:
+    """Those whose packages are here; says which are not."""
+    found = []
+    for name in names:
+        missing = [each for each in PACKAGES.get(name, ()) if not importlib.util.find_spec(each)]
+        if missing:
+            print(f"{name}: left out, not installed; pip install {' '.join(missing)}")
+        else:
+            found.append(name)
+    return found
 
 
 def folder_of(model: str, work: Path) -> Path:
     if model == "MiniLM-L6":
         return minilm_folder()
     folder = work / model
-    random_bert.write(folder, model)
+    rivals.write_bert_base(folder)
     return folder
-
-
-def hidden_states(model: EncoderModel, batch: Batch) -> np.ndarray:
-    return model.place.numpy(model.encode(batch))
-
-
-def times_of(
-    models: dict[str, EncoderModel], batch: Batch, rounds: int, seconds: float
-) -> dict[str, list[float]]:
-    """Seconds of each call in each format; the first of a turn is not counted."""
-    times: dict[str, list[float]] = {name: [] for name in models}
-    for _ in range(rounds):
-        for name, model in models.items():
-            hidden_states(model, batch)
-            end = time.perf_counter() + seconds
-            while not times[name] or time.perf_counter() < end:
-                began = time.perf_counter()
-                hidden_states(model, batch)
-                times[name].append(time.perf_counter() - began)
-    return times
 
 
 def cosines(ours: np.ndarray, exact: np.ndarray) -> np.ndarray:
@@ -69,73 +64,118 @@ def cosines(ours: np.ndarray, exact: np.ndarray) -> np.ndarray:
     return products / np.linalg.norm(ours, axis=1) / np.linalg.norm(exact, axis=1)
 
 
-def measured(
-    models: dict[str, EncoderModel], case: str, options: argparse.Namespace
-) -> list[records.Row]:
-    rng = np.random.default_rng(0)
-    sequences = sequences_of(lengths_of(case), random_bert.VOCABULARY, rng)
-    batch = batch_of(sequences)
-    exact = hidden_states(models[EXACT], batch)
-    times = times_of(models, batch, options.rounds, options.seconds)
-    rows = []
-    for name, taken in times.items():
-        near = cosines(hidden_states(models[name], batch), exact)
-        rows.append(
-            {
-                "case": f"{case}, {name}",
-                "input": case,
-                "system": name,
-                "ms": round(median(taken) * 1e3, 3),
-                "least_ms": round(min(taken) * 1e3, 3),
-                "times_float32": round(median(times[EXACT]) / median(taken), 2),
-                "times_float32_least": round(min(times[EXACT]) / min(taken), 2),
-                "mean_cosine": round(float(near.mean()), 6),
-                "least_cosine": round(float(near.min()), 6),
-            }
-        )
+def checked(
+    systems: list[arena.System], folder: Path, threads: int
+) -> tuple[list[arena.System], dict[str, np.ndarray]]:
+    """The systems whose answers are right, and the cosines of each one's tokens to transformers'.
+    SystemExit where one of ours is wrong."""
+    seed = time.time_ns() % 2**32
+    sequences = sequences_of(_CHECKED, rivals.vocabulary(folder), np.random.default_rng(seed))
+    with arena.System("transformers", folder, threads) as reference:
+        wanted = reference.run(sequences)
+    near, right = {}, []
+    for system in systems:
+        answer = system.run(sequences)
+        near[system.name] = cosines(answer, wanted)
+        mean = float(near[system.name].mean())
+        exact = system.name != EXACT or np.abs(answer - wanted).max() <= MODEL_FP32
+        if mean >= LEAST_COSINE and exact:
+            right.append(system)
+        elif system.name.startswith("fusewire"):
+            raise SystemExit(
+                f"{system.name}: got a mean cosine of {mean} to transformers, seed {seed}, wanted "
+                f"at least {LEAST_COSINE}, and in float32 no difference above {MODEL_FP32}"
+            )
+        else:
+            print(f"{system.name}: left out, mean cosine {mean:.4f}, seed {seed}")
+    return right, near
+
+
+def row_of(case: str, times: dict[str, list[float]], name: str) -> records.Row:
+    taken = times[name]
+    return {
+        "case": f"{case}, {name}",
+        "input": case,
+        "system": name,
+        "ms": round(median(taken) * 1e3, 3),
+        "least_ms": round(min(taken) * 1e3, 3),
+        "times_float32": round(median(times[EXACT]) / median(taken), 2),
+    }
+
+
+def first_calls(systems: list[arena.System], vocabulary: int) -> list[records.Row]:
+    """Medians over lengths that no system has met: of second calls, and as `first_ms` of first."""
+    rng = np.random.default_rng(2)
+    given = [sequences_of([length], vocabulary, rng) for length in _NEW]
+    first: dict[str, list[float]] = {system.name: [] for system in systems}
+    second: dict[str, list[float]] = {system.name: [] for system in systems}
+    for sequences in given:
+        for system in systems:
+            for times, seconds in zip((first, second), system.first_two(sequences), strict=True):
+                times[system.name].append(seconds)
+    return [
+        row_of(NEW_LENGTH, second, name) | {"first_ms": round(median(first[name]) * 1e3, 3)}
+        for name in first
+    ]
+
+
+def encoder_rows(folder: Path, names: list[str], options: argparse.Namespace) -> list[records.Row]:
+    vocabulary = rivals.vocabulary(folder)
+    rows: list[records.Row] = []
+    with contextlib.ExitStack() as stack:
+        systems = [
+            stack.enter_context(arena.System(name, folder, options.threads)) for name in names
+        ]
+        systems, near = checked(systems, folder, options.threads)
+        for case in (*LENGTHS, MIXED):
+            sequences = sequences_of(lengths_of(case), vocabulary, np.random.default_rng(1))
+            turns = measure(systems, sequences, options.rounds, options.seconds, options.again)
+            times = {name: [s for turn in own for s in turn.seconds] for name, own in turns.items()}
+            disturbed = {name: max(t.disturbed for t in own) for name, own in turns.items()}
+            rows += [
+                row_of(case, times, name) | {"disturbed": round(disturbed[name], 3)}
+                for name in times
+            ]
+        watch = machine.Watch(*(system.pid for system in systems))
+        new = first_calls(systems, vocabulary)
+        rows += [row | {"disturbed": watch.disturbed()} for row in new]
+        for row in rows:
+            row["mean_cosine"] = round(float(near[row["system"]].mean()), 6)
+            row["least_cosine"] = round(float(near[row["system"]].min()), 6)
     return rows
-
-
-def line(row: records.Row) -> str:
-    return (
-        f"  {row['case']:20} {row['ms']:9.2f} ms (least {row['least_ms']:9.2f})"
-        f"   {row['times_float32']:5.2f} x float32 (least {row['times_float32_least']:5.2f})"
-        f"   cosine {row['mean_cosine']:.5f}"
-    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=6, help="turns of each format")
-    parser.add_argument("--seconds", type=float, default=0.5, help="length of one turn")
+    parser.add_argument("--rounds", type=int, default=3, help="turns of each system")
+    parser.add_argument("--seconds", type=float, default=0.3, help="length of one turn")
+    parser.add_argument("--again", type=int, default=2, help="repeats of a disturbed turn")
+    parser.add_argument("--new-tokens", type=int, default=32, help="of a sequence of GPT-2")
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
     parser.add_argument("--out", type=Path, default=records.RESULTS)
     options = parser.parse_args()
     arena.pin(options.threads)
-    kernels.set_num_threads(options.threads)
-    facts = machine.facts("fusewire", "numpy") | {"target": kernels.cpu_target()}
-    print(f"{facts['cpu']}, {facts['target']}, load average {facts['load_average']}")
+    packages = ("fusewire", "numpy", "ctranslate2", "onnxruntime", "openvino")
+    found: dict[str, Any] = machine.facts(*(p for p in packages if importlib.util.find_spec(p)))
+    facts = found | {"benchmark": BENCHMARK, "threads": options.threads}
+    print(f"{facts['cpu']}, load average {facts['load_average']}", flush=True)
+    names = installed(list(rivals_int8.SYSTEMS))
     rows = []
-    with tempfile.TemporaryDirectory() as work:
-        for name in options.models:
-            folder = folder_of(name, Path(work))
-            models = {
-                each: load_model(folder, "hidden", Placement("cpu", *precision))
-                for each, precision in FORMATS.items()
-            }
-            print(name)
-            for case in (*LENGTHS, MIXED):
-                watch = machine.Watch()
-                found = measured(models, case, options)
-                run = {"threads": options.threads, "disturbed": watch.disturbed()}
-                for row in found:
-                    rows.append(facts | {"benchmark": BENCHMARK, "model": name} | row | run)
-                    print(line(rows[-1]), flush=True)
+    for model in options.models:
+        with tempfile.TemporaryDirectory() as work:
+            if model == weight_formats_decode.MODEL:
+                decoders = installed(weight_formats_decode.SYSTEMS)
+                new = weight_formats_decode.rows(Path(work), decoders, options)
+            else:
+                new = encoder_rows(folder_of(model, Path(work)), names, options)
+        new = [facts | {"model": model} | row for row in new]
+        records.append(options.out / "weight_formats.jsonl", new)
+        rows += new
+    print(table(rows))
     worst = max(row["disturbed"] for row in rows)
     if worst > machine.DISTURBED:
         print(f"others took up to {worst:.0%} of the cores' time: run it again on a quiet machine")
-    records.append(options.out / "weight_formats.jsonl", rows)
 
 
 if __name__ == "__main__":
