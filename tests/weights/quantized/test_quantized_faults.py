@@ -57,6 +57,37 @@ PARTS = [(name, part) for name in FORMATS for part in written(name).tensors]
 SCALES = [(name, part) for name, part in PARTS if "scale" in part]
 
 
+FLOAT8 = [
+    name
+    for name, part in PARTS
+    if part == "weight" and written(name).tensors[part].dtype == torch.float8_e4m3fn
+]
+BY_TENSOR = [
+    (name, part)
+    for name, part in SCALES
+    if FORMATS[name].config.get("quant_method") == "fp8"
+    and part.startswith("weight_scale")
+    and written(name).tensors[part].ndim < 2
+]
+
+
+@pytest.mark.parametrize("code", [0x7F, 0xFF])
+@pytest.mark.parametrize("name", FLOAT8)
+def test_a_code_of_no_number_is_named(tmp_path, name, code):
+    tensors = layer(tmp_path, name)
+    tensors["layer.weight"].view(torch.uint8)[3, 5] = code
+    with pytest.raises(CheckpointError, match=r"tensor 'layer\.weight': got NaN"):
+        opened(tmp_path, tensors)
+
+
+@pytest.mark.parametrize(("name", "part"), BY_TENSOR)
+def test_a_scale_of_the_tensor_may_have_two_dimensions(tmp_path, name, part):
+    tensors = layer(tmp_path, name)
+    wanted = opened(tmp_path, tensors).copy()
+    tensors[f"layer.{part}"] = tensors[f"layer.{part}"].reshape(1, 1)
+    assert np.array_equal(opened(tmp_path, tensors), wanted)
+
+
 @pytest.mark.parametrize(("name", "part"), PARTS)
 def test_a_missing_part_is_named(tmp_path, name, part):
     tensors = layer(tmp_path, name)

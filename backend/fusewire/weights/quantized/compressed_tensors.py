@@ -124,9 +124,11 @@ class CompressedTensors:
         if scheme.packed:
             codes = Codes(module.words("weight_packed"), (rows, columns), scheme.bits)
             values = whole_numbers(scheme.bits, 1 << scheme.bits - 1)
+        elif scheme.is_float:
+            codes, values = module.float8("weight", (rows, columns)), float8_e4m3()
         else:
             codes = Codes(module.parts["weight"].data.reshape(rows, columns), (rows, columns), 8)
-            values = float8_e4m3() if scheme.is_float else twos_complement()
+            values = twos_complement()
         return QuantizedWeight(
             codes,
             values,

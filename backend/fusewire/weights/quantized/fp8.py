@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from fusewire.weights.quantized.module import SCALES, Module
 from fusewire.weights.quantized.settings import Settings
-from fusewire.weights.quantized.weight import Codes, QuantizedWeight, equal_groups, float8_e4m3
+from fusewire.weights.quantized.weight import QuantizedWeight, equal_groups, float8_e4m3
 
 _DEFAULT_BLOCK = (128, 128)
-_TENSOR = ((), (1,))
+_TENSOR = ((), (1,), (1, 1))
 
 
 class Fp8:
@@ -51,10 +51,10 @@ class Fp8:
         rows, columns = self.shape(module)
         scales = module.scales(self._scale(module))
         block = (rows, columns)
-        if scales.ndim == 2 and self._block is not None:
+        if self._block is not None and scales.size > 1:
             block = self._block
         return QuantizedWeight(
-            Codes(module.parts["weight"].data.reshape(rows, columns), (rows, columns), 8),
+            module.float8("weight", (rows, columns)),
             float8_e4m3(),
             scales.reshape(-(-rows // block[0]), -(-columns // block[1])),
             None,

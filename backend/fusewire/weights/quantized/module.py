@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusewire.errors import CheckpointError
-from fusewire.weights.quantized.weight import QuantizedWeight
+from fusewire.weights.quantized.weight import Codes, QuantizedWeight
 from fusewire.weights.safetensors import StoredTensor
 
 SCALES = ("F16", "BF16", "F32")
@@ -65,6 +65,14 @@ class Module:
         tensor = self.parts[name]
         whole = {"I8": np.int8, "I32": np.int32, "I64": np.int64}[tensor.dtype]
         return tensor.data.view(whole).reshape(tensor.shape)
+
+    def float8(self, name: str, shape: tuple[int, int]) -> Codes:
+        """The part's E4M3 codes, each the code of a number."""
+        codes = self.parts[name].data.reshape(shape)
+        wrong = codes & np.uint8(127) == 127
+        if wrong.any():
+            raise self.fault(name, "NaN (code 0x7F or 0xFF)", "numbers")
+        return Codes(codes, shape, 8)
 
     def words(self, name: str) -> NDArray[np.uint32]:
         """The part's packed words."""
