@@ -158,6 +158,13 @@ def allowed_error(
     )
 
 
+def cut_off_sums(truth: NDArray[np.float64], terms: int) -> float:
+    """What sums of products of 16-bit numbers may be off on tensor cores, which add 16 terms at a
+    time to fp32 and cut off what does not fit: the last place of the largest sum each time. To keep
+    sums of more than some hundred terms in 16 bits costs more."""
+    return (terms / 16 + 2) * 2 * roundoff("float32") * float(np.abs(truth).max())
+
+
 def _largest(errors: NDArray[np.float64], scale: NDArray[np.float64]) -> float:
     """In units of the scale of each row."""
     return float(np.divide(errors, scale, out=np.zeros_like(errors), where=scale > 0).max())

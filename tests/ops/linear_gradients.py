@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from copy import copy
-
 import numpy as np
 from fusewire import kernels as k
-from fusewire.placement import Placement
-from fusewire.precision import Precision
 
 from tests.ops.case import MATRICES, Arrays, Case, Operands, normal
 
@@ -41,15 +37,8 @@ def make_weight(rng: np.random.Generator, shape: tuple) -> Arrays:
     }
 
 
-def fp32(place: Placement) -> Placement:
-    """The same stream, for gradients of parameters."""
-    other = copy(place)
-    other.precision = Precision.of(place.device, "float32")
-    return other
-
-
 def weight_gradient(o: Operands, a: Arrays, shape: tuple) -> np.ndarray:
-    wide = Operands(fp32(o.place), o.layout)
+    wide = o.of_parameters()
     dy, x = o.rows(a["dy"]), o.rows(a["x"])
 
     def call(dw: k.Tensor, stream: k.Stream) -> None:
