@@ -16,6 +16,10 @@ from fusewire.errors import Overloaded, QueueFull
 
 # Of tokens that were allowed and generated, what is remembered of the sequences before the last.
 _DECAY = 0.95
+# Of the times between steps, what is remembered of those before the last.
+_PACE_DECAY = 0.98
+# Of what a sequence takes once it runs: with less time left it is not begun. Others may end early.
+_SURELY = 0.8
 
 
 @dataclass(eq=False)
@@ -26,6 +30,8 @@ class Place:
     tokens: float  # of its prompt, and of its source
     most_new: int  # tokens that each of its sequences may generate
     priority: int = 0  # lower runs first
+    # When it has to run to end in time; None: it need not wait, or has all time.
+    begin_by: float | None = None
     sequence: GenerationSequence | None = None  # its first, once the scheduler has it
     begun: int = 0  # tokens of that at first
 
@@ -46,8 +52,10 @@ class Admission:
 
     How long one would wait is predicted by going through what runs and what waits before it, by
     the measured costs of steps and prompts: a sequence ends when it has generated, of the tokens
-    that it may, the share that others did; then its slot and its pages are free for the next. None
-    is refused by it before one has ended, as nothing is known then of that share.
+    that it may, the share that others did; then its slot and its pages are free for the next. One
+    that would wait has to end before its deadline, by the same share; one that would not is taken
+    in any case, as its text may be short. None is refused before one has ended, as nothing is known
+    then of that share.
     """
 
     def __init__(
@@ -73,6 +81,9 @@ class Admission:
         self._taken = 0
         self._places: dict[Place, None] = {}  # as they came
         self._generated = self._allowed = 0.0
+        # The times between steps, prompts and the host's work among them, and what steps of so many
+        # sequences cost alone.
+        self._between_s = self._steps_s = 0.0
         self._lock = threading.Lock()
 
     def take(
@@ -84,8 +95,8 @@ class Admission:
         most_new: int = 1,
         priority: int = 0,
     ) -> Place:
-        """A request's sequences, all or none: QueueFull; Overloaded where they would begin to run
-        after the deadline (time.monotonic()), or wait too long."""
+        """A request's sequences, all or none: QueueFull; Overloaded where they would wait too long,
+        or wait and end after the deadline (time.monotonic())."""
         place = Place(sequences, tokens, most_new, priority)
         with self._lock:
             waiting = self._taken - self._max_sequences
@@ -94,21 +105,37 @@ class Admission:
                     f"queue: got {waiting} sequences waiting, wanted fewer than "
                     f"{self._max_waiting}; try again later, or raise max_waiting"
                 )
-            room_s = self._max_queue_s
-            if deadline is not None:
-                # A deadline that has passed is answered as late, not as too much.
-                left_s = deadline - self._clock()
-                room_s = min(room_s, left_s) if left_s > 0 else inf
-            wait_s = self._wait_s(place) if room_s < inf else 0.0
-            if wait_s > room_s:
-                raise Overloaded(
-                    f"queue: got a predicted wait of {wait_s:.2f} s, wanted at most {room_s:.2f} "
-                    "s; allow it more",
-                    wait_s - room_s,
-                )
+            # A deadline that has passed is answered as late, not as too much.
+            left_s = inf if deadline is None else deadline - self._clock()
+            if min(left_s if left_s > 0 else inf, self._max_queue_s) < inf:
+                wait_s = self._wait_s(place)
+                if wait_s > self._max_queue_s:
+                    raise Overloaded(
+                        f"queue: got a predicted wait of {wait_s:.2f} s, wanted at most "
+                        f"{self._max_queue_s:.2f} s",
+                        wait_s - self._max_queue_s,
+                    )
+                run_s = self._run_s(place)
+                end_s = wait_s + run_s
+                if deadline is not None and wait_s > 0:
+                    place.begin_by = deadline - _SURELY * run_s
+                if wait_s > 0 and end_s > left_s > 0:
+                    raise Overloaded(
+                        f"queue: got a predicted wait of {wait_s:.2f} s, and {end_s:.2f} s until "
+                        f"the last token, wanted at most {left_s:.2f} s; allow it more, or ask for "
+                        "fewer tokens",
+                        min(wait_s, end_s - left_s),
+                    )
             self._taken += sequences
             self._places[place] = None
         return place
+
+    def stepped(self, sequences: int, seconds: float) -> None:
+        """Sequences that ran got their next token, so long after the one before."""
+        alone_s = self.costs.seconds(sequences, 0.0)
+        with self._lock:
+            self._between_s = _PACE_DECAY * self._between_s + seconds
+            self._steps_s = _PACE_DECAY * self._steps_s + alone_s
 
     def leave(self, place: Place, sequences: int = 1, generated: int | None = None) -> None:
         """Some of its sequences have ended, with so many tokens each; None: they never ran."""
@@ -130,7 +157,7 @@ class Admission:
         before = [p for p in self._places if not p.runs and p.priority <= asked.priority]
         slots = self._max_sequences - sum(place.slots for place in running)
         pages = self._pages - sum(map(self._pages_of, running))
-        step_s = self.costs.seconds(min(self._taken, self._max_sequences), 0.0)
+        step_s = self._step_s()
         ends = [(self._left(p) * step_s, id(p), p.slots, self._pages_of(p)) for p in running]
         heapify(ends)
         now = 0.0
@@ -146,6 +173,17 @@ class Admission:
             end = now + self._left(place) * step_s
             heappush(ends, (end, id(place), place.slots, wanted))
         return now
+
+    def _run_s(self, place: Place) -> float:
+        """From when it begins to run until its last sequence ends."""
+        if not self._allowed:
+            return 0.0
+        return self.costs.share(place.tokens, 0.0) + self._left(place) * self._step_s(place.slots)
+
+    def _step_s(self, more: int = 0) -> float:
+        """Between two tokens of a sequence, where `more` run than were taken."""
+        alone_s = self.costs.seconds(min(self._taken + more, self._max_sequences), 0.0)
+        return alone_s * max(1.0, self._between_s / self._steps_s if self._steps_s else 1.0)
 
     def _left(self, place: Place) -> float:
         """Tokens that each of its sequences still generates, by what others did."""

@@ -262,6 +262,7 @@ class GenerationEngine:
             most_tokens=len(ids) + most,
             priority=parameters.priority,
             deadline=deadline,
+            begin_by=place.begin_by,
             continuations=1 if parameters.searches else parameters.sequences,
             beams=parameters.num_beams if parameters.searches else 0,
             to_score=0 if scores is None else len(ids) - 1,

@@ -194,6 +194,8 @@ class GenerationLoop:
         self._admission = admission
         self.costs = costs
         self._computed_at = 0.0  # the last step
+        # When the last step ended, by time.perf_counter(), and how many it left running.
+        self._left: tuple[float, int] | None = None
         self._aligning_s = 0.0  # of this step
         self._owners: dict[GenerationSequence, tuple[Generation, Branch]] = {}
         self._deadlines: list[tuple[float, int, Generation]] = []  # a heap
@@ -241,6 +243,7 @@ class GenerationLoop:
         for sequence in step.expired:
             self._fail(self._owners[sequence][0], DeadlineExceeded(TOO_LATE))
         if step.empty:
+            self._left = None
             return
         if now - self._computed_at > _QUIET_S:
             self.costs.forget()
@@ -250,8 +253,14 @@ class GenerationLoop:
             tokens, self._aligning_s = step.tokens, 0.0
             self._compute(step)
             # What alignments took says nothing about the next step of so many tokens.
-            self.costs.observe(tokens, 0.0, time.perf_counter() - began - self._aligning_s)
+            ended = time.perf_counter()
+            self.costs.observe(tokens, 0.0, ended - began - self._aligning_s)
+            # Those that run wait for all that is done from one step to the next.
+            if self._left is not None and self._left[1]:
+                self._admission.stepped(self._left[1], ended - self._left[0] - self._aligning_s)
+            self._left = ended, self.scheduler.running
         except Exception as error:
+            self._left = None
             self.progress.fail()
             failed = failure(error)
             for sequence in step.sequences:

@@ -1,4 +1,4 @@
-"""Sequences that wait to run: by rank, each until its deadline."""
+"""Sequences that wait to run: by rank, each until it can no longer end by its deadline."""
 
 from __future__ import annotations
 
@@ -17,18 +17,25 @@ class GenerationQueue(Ranked):
 
     def add(self, sequence: GenerationSequence) -> None:
         sequence.state = State.WAITING
-        if sequence.deadline is not None and not sequence.started:
-            self._next_deadline = min(self._next_deadline, sequence.deadline)
+        last = _begin_by(sequence)
+        if last is not None:
+            self._next_deadline = min(self._next_deadline, last)
         super().add(sequence)
 
     def expire(self, now: float) -> list[GenerationSequence]:
-        """Takes out those whose deadline is past and that never ran, best rank first. Looks at the
-        queue only when a deadline has passed."""
+        """Takes out those that never ran and now would run too late, best rank first. Looks at the
+        queue only when such a time has passed."""
         if now < self._next_deadline:
             return []
-        limited = [(s.deadline, s) for s in self if s.deadline is not None and not s.started]
-        expired = [sequence for deadline, sequence in limited if deadline <= now]
-        self._next_deadline = min((d for d, _ in limited if d > now), default=inf)
+        limited = [(last, s) for s in self if (last := _begin_by(s)) is not None]
+        expired = [sequence for last, sequence in limited if last <= now]
+        self._next_deadline = min((last for last, _ in limited if last > now), default=inf)
         for sequence in expired:
             self.remove(sequence)
         return expired
+
+
+def _begin_by(sequence: GenerationSequence) -> float | None:
+    if sequence.started:
+        return None
+    return sequence.deadline if sequence.begin_by is None else sequence.begin_by

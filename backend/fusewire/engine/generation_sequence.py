@@ -33,7 +33,8 @@ class GenerationSequence:
     token_ids: list[int]  # the prompt, then what was generated
     most_tokens: int  # how long token_ids may get
     priority: int = 0  # lower runs first
-    deadline: float | None = None  # seconds on `plan`'s clock; expires unless it ran by then
+    deadline: float | None = None  # seconds on `plan`'s clock
+    begin_by: float | None = None  # expires unless it ran by then; None: by the deadline
     continuations: int = 1  # sequences that go on from the prompt, this one included
     to_score: int = 0  # prompt tokens whose logits are wanted, from the first on
     source: Source | None = None  # of all its forks
