@@ -11,7 +11,7 @@ import pytest
 import torch
 import transformers
 from fusewire import train
-from fusewire.errors import FusewireError, InvalidInput, Unsupported
+from fusewire.errors import InvalidInput, Unsupported
 from fusewire.models import Seq2SeqModel, load_decoder
 from fusewire.train import Adam, CrossEntropy
 
@@ -304,10 +304,13 @@ class TestRefusals:
         with pytest.raises(Unsupported, match=r"layerdrop: got 0.2, wanted 0.*transformers itself"):
             ours(**ragged(BART))
 
-    def test_a_decoder_without_an_encoder(self) -> None:
-        config = eager(BART).config
-        with pytest.raises(FusewireError, match="is_encoder_decoder: got False"):
-            train.replace(transformers.BartForCausalLM(config))
+    @pytest.mark.parametrize("name", ["BartForCausalLM", "MarianForCausalLM"])
+    def test_a_decoder_without_an_encoder(self, name: str) -> None:
+        config = eager(BART if name.startswith("Bart") else MARIAN).config
+        alone = getattr(transformers, name)(config)
+        wanted = "is_encoder_decoder: got False, wanted True.*transformers itself"
+        with pytest.raises(Unsupported, match=wanted):
+            train.replace(alone)
         _, ours = both(BART)
         with pytest.raises(InvalidInput, match="encoder_hidden_states: got none"):
             decoder_of(ours)(input_ids=torch.ones(2, 3, dtype=torch.long))
@@ -317,6 +320,24 @@ class TestRefusals:
         states, ids = torch.zeros(3, 5, 32), torch.ones(2, 3, dtype=torch.long)
         with pytest.raises(InvalidInput, match=r"got shape \[3, 5, 32\], wanted \[2, source"):
             decoder_of(ours)(input_ids=ids, encoder_hidden_states=states)
+
+    @pytest.mark.parametrize("name", SEQ2SEQ_MODELS)
+    def test_targets_of_another_length(self, name: str) -> None:
+        _, ours = both(name)
+        batch = ragged(name)
+        starts = batch["labels"].clamp(min=3)[:, :-1]
+        wanted = r"labels: got shape \[4, 12\], wanted \[4, 11\] as decoder_input_ids"
+        with pytest.raises(InvalidInput, match=wanted):
+            ours(**batch, decoder_input_ids=starts)
+        with pytest.raises(InvalidInput, match=wanted):
+            ours(batch["input_ids"], batch["attention_mask"], starts, labels=batch["labels"])
+        wanted = r"^decoder_attention_mask: got shape \[4, 12\], wanted \[4, 11\] as decoder_input"
+        with pytest.raises(InvalidInput, match=wanted):
+            ours.model(
+                batch["input_ids"],
+                decoder_input_ids=starts,
+                decoder_attention_mask=torch.ones(4, 12),
+            )
 
     def test_flattened_batches(self) -> None:
         _, ours = both(BART)

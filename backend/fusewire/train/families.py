@@ -49,6 +49,13 @@ def _text_stack(task: str, values: Mapping[str, Any]) -> Stack:
 
 def _seq2seq_stack(side: str, values: Mapping[str, Any]) -> Stack:
     """Of the encoder's or the decoder's module; `side`: its name in the base model."""
+    if not values.get("is_encoder_decoder"):
+        raise Unsupported(
+            "is_encoder_decoder",
+            str(values.get("is_encoder_decoder")),
+            "True: a decoder with the encoder that it reads",
+            "train a decoder alone with transformers itself",
+        )
     if values.get(f"{side}_layerdrop"):
         raise Unsupported(
             f"{side}_layerdrop",

@@ -24,8 +24,9 @@ class Packed:
 
     `mask` [rows, length]: 1 or True for tokens, 0 for padding, on any side; None: all are tokens.
     `cu_seqlens` int32 [sequences + 1]: of rows that hold several sequences, one behind the other,
-    where `mask` is None. `device`: where the tokens are. Raises InvalidInput for a mask that
-    does not fit, or of a row without a token.
+    where `mask` is None. `device`: where the tokens are. `side`: what the names of the model's
+    arguments begin with, "decoder_" of targets. Raises InvalidInput for a mask that does not fit,
+    or of a row without a token.
     """
 
     def __init__(
@@ -34,21 +35,22 @@ class Packed:
         mask: torch.Tensor | None = None,
         cu_seqlens: torch.Tensor | None = None,
         device: torch.device = _CPU,
+        side: str = "",
     ) -> None:
         self.shape = shape
         rows, length = shape
         if rows < 1 or length < 1:
             raise InvalidInput(
-                "input_ids", f"shape {list(shape)}", "a token", "leave empty batches out"
+                f"{side}input_ids", f"shape {list(shape)}", "a token", "leave empty batches out"
             )
         self._index: torch.Tensor | None = None
         if mask is not None:
-            there = _checked(mask, shape)
+            there = _checked(mask, shape, side)
             lengths = there.sum(1).cpu()
             if int(lengths.min()) < 1:
                 row = int(lengths.argmin())
                 raise InvalidInput(
-                    "attention_mask",
+                    f"{side}attention_mask",
                     f"row {row} of zeros alone",
                     "a token in every row",
                     "leave the row out",
@@ -115,15 +117,16 @@ def packed(
     return Packed(shape, None, cu_seqlens, device)
 
 
-def _checked(mask: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+def _checked(mask: torch.Tensor, shape: tuple[int, int], side: str) -> torch.Tensor:
+    name = f"{side}attention_mask"
     if tuple(mask.shape) != shape:
         raise InvalidInput(
-            "attention_mask",
+            name,
             f"shape {list(mask.shape)}",
-            f"{list(shape)} as input_ids",
+            f"{list(shape)} as {side}input_ids",
             "pass the tokenizer's mask",
         )
     there = mask == 1
     if not bool((there | (mask == 0)).all()):
-        raise InvalidInput("attention_mask", "other values", "0 or 1", "pass the tokenizer's mask")
+        raise InvalidInput(name, "other values", "0 or 1", "pass the tokenizer's mask")
     return there

@@ -32,7 +32,7 @@ def encoder(
     """As BartEncoder and MarianEncoder: ids or embeddings [batch, length, ...] and a mask."""
     _refuse(self, kwargs)
     scale = getattr(self, "embed_scale", 1.0) if inputs_embeds is None else 1.0
-    tokens, x = _inputs(self, input_ids, inputs_embeds, attention_mask, scale)
+    tokens, x = _inputs(self, input_ids, inputs_embeds, attention_mask, scale, "")
     hidden = self.fusewire(x, tokens, None, self.layers)
     return BaseModelOutput(last_hidden_state=tokens.unpack(hidden))
 
@@ -53,9 +53,8 @@ def decoder(
     encoder's output [batch, source length, hidden] with its. Keeps no keys and values, whatever
     `use_cache` says."""
     _refuse(self, {**kwargs, "past_key_values": past_key_values})
-    tokens, x = _inputs(
-        self, input_ids, inputs_embeds, attention_mask, getattr(self, "embed_scale", 1.0)
-    )
+    scale = getattr(self, "embed_scale", 1.0)
+    tokens, x = _inputs(self, input_ids, inputs_embeds, attention_mask, scale, "decoder_")
     source = _source(encoder_hidden_states, encoder_attention_mask, tokens.shape[0])
     hidden = self.fusewire(x, tokens, None, self.layers, source)
     return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=tokens.unpack(hidden))
@@ -66,8 +65,17 @@ def mask_targets(
 ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
     """A hook in front of a model's forward: where a target has `labels` [batch, length] and no
     mask, what is behind the last label of its row is padding. No label sees it: what a token of a
-    target becomes depends on those before it."""
+    target becomes depends on those before it. Raises InvalidInput for labels of another length than
+    `decoder_input_ids`."""
     labels = kwargs.get("labels")
+    targets = args[2] if len(args) > 2 else kwargs.get("decoder_input_ids")
+    if labels is not None and targets is not None and labels.shape != targets.shape:
+        raise InvalidInput(
+            "labels",
+            f"shape {list(labels.shape)}",
+            f"{list(targets.shape)} as decoder_input_ids",
+            "pad both to one length, or leave decoder_input_ids out",
+        )
     masked = len(args) > 3 or kwargs.get("decoder_attention_mask") is not None
     if labels is None or masked or labels.ndim != 2 or labels.shape[1] < 1:
         return None
@@ -94,10 +102,12 @@ def _inputs(
     inputs_embeds: torch.Tensor | None,
     attention_mask: torch.Tensor | None,
     scale: float,
+    side: str,
 ) -> tuple[Packed, torch.Tensor]:
     """The tokens, and what the first layer reads: [tokens, hidden]."""
     given = ids_or_embeddings(input_ids, inputs_embeds)
-    tokens = Packed((given.shape[0], given.shape[1]), attention_mask, device=given.device)
+    shape = (given.shape[0], given.shape[1])
+    tokens = Packed(shape, attention_mask, device=given.device, side=side)
     x = tokens.pack(given) if input_ids is None else stack.embed_tokens(tokens.pack(given)[None])[0]
     positions = tokens.pack(torch.arange(given.shape[1], device=given.device)[None])
     x = x * scale + stack.embed_positions(positions.shape, position_ids=positions).view_as(x)
