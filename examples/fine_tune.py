@@ -1,16 +1,21 @@
 """Trains a small BERT to tell praise from complaint: Hugging Face's Trainer on fusewire's kernels.
 
-    python examples/fine_tune.py FOLDER [STEPS]
+    pip install 'fusewire[train]' matplotlib
+    python examples/fine_tune.py FOLDER [--steps STEPS] [--compare]
     fusewire serve reviews=FOLDER
 
-The texts are made here: what is said last counts. Needs fusewire[train] and matplotlib.
+The texts are made here: what is said last counts. FOLDER gets the model, its tokenizer and the
+curve of the loss, loss.png. --compare trains the same model on transformers' own layers as well,
+from the same weights on the same batches, and prints how long both took.
 """
 
 from __future__ import annotations
 
+import argparse
 import random
-import sys
 
+import fusewire
+import torch
 import transformers as hf
 from fusewire.train import Adam, replace
 from matplotlib.figure import Figure
@@ -20,6 +25,7 @@ THINGS = ["film", "meal", "hotel", "book", "concert", "lecture", "journey", "gar
 COMPLAINT = ["awful", "dull", "cold", "noisy", "slow", "sad", "broken", "wrong"]
 PRAISE = ["superb", "bright", "warm", "calm", "quick", "joyful", "clever", "right"]
 WORDS = {"complaint": COMPLAINT, "praise": PRAISE}
+HELD_OUT = 200  # texts that are not trained on
 
 
 def review(last: str) -> str:
@@ -29,32 +35,90 @@ def review(last: str) -> str:
     return random.choice((*shapes, f"I was told the {thing} was {one}; we found it {two}"))
 
 
-def main(folder: str, steps: str = "300") -> None:
-    hf.set_seed(0)
-    texts = [(review(label), number) for _ in range(1000) for number, label in enumerate(WORDS)]
+def train_tokenizer(texts: list[str]) -> hf.PreTrainedTokenizerFast:
     words = BertWordPieceTokenizer()
-    words.train_from_iterator((text for text, _ in texts), vocab_size=300, show_progress=False)
-    tokenizer = hf.BertTokenizerFast(tokenizer_object=words._tokenizer, model_max_length=32)
+    words.train_from_iterator(texts, vocab_size=300, show_progress=False)
+    return hf.BertTokenizerFast(tokenizer_object=words._tokenizer, model_max_length=32)
+
+
+def untrained(vocab_size: int) -> hf.BertForSequenceClassification:
+    """The same weights each time."""
+    hf.set_seed(0)
+    config = hf.BertConfig(
+        vocab_size=vocab_size,
+        hidden_size=64,
+        intermediate_size=256,
+        num_attention_heads=4,
+        num_hidden_layers=2,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        id2label=dict(enumerate(WORDS)),
+        label2id={name: number for number, name in enumerate(WORDS)},
+    )
+    return hf.BertForSequenceClassification(config)
+
+
+def trainer_of(
+    model: hf.PreTrainedModel,
+    optimizer: torch.optim.Optimizer,
+    rows: list[dict],
+    tokenizer: hf.PreTrainedTokenizerFast,
+    folder: str,
+    steps: int,
+    max_grad_norm: float,
+) -> hf.Trainer:
+    arguments = hf.TrainingArguments(
+        folder,
+        max_steps=steps,
+        max_grad_norm=max_grad_norm,
+        per_device_train_batch_size=32,
+        logging_steps=10,
+        save_strategy="no",
+        report_to=[],
+        use_cpu=True,
+    )
+    pad = hf.DataCollatorWithPadding(tokenizer)  # padded here, packed by the model
+    return hf.Trainer(model, arguments, pad, rows[HELD_OUT:], optimizers=(optimizer, None))
+
+
+def main(folder: str, steps: int, compare: bool) -> None:
+    random.seed(0)
+    texts = [(review(label), number) for _ in range(1000) for number, label in enumerate(WORDS)]
+    tokenizer = train_tokenizer([text for text, _ in texts])
     rows = [{**tokenizer(text), "labels": number} for text, number in texts]
-    sizes = {"hidden_size": 64, "intermediate_size": 256, "num_attention_heads": 4}
-    labels = {"id2label": dict(enumerate(WORDS)), "label2id": {n: i for i, n in enumerate(WORDS)}}
-    config = hf.BertConfig(vocab_size=len(tokenizer), num_hidden_layers=2, **sizes, **labels)
-    model = replace(hf.BertForSequenceClassification(config))
-    settings = {"use_cpu": True, "report_to": [], "save_strategy": "no", "logging_steps": 10}
-    settings |= {"per_device_train_batch_size": 32}
-    arguments = hf.TrainingArguments(folder, max_steps=int(steps), max_grad_norm=0, **settings)
-    optimizers = Adam(model.parameters(), lr=1e-3, max_grad_norm=1.0), None
-    pad = hf.DataCollatorWithPadding(tokenizer)
-    trainer = hf.Trainer(model, arguments, pad, rows[200:], optimizers=optimizers)
-    trainer.train()
-    answers = trainer.predict(rows[:200])
-    print(f"accuracy {(answers.predictions.argmax(1) == answers.label_ids).mean():.3f}")
+
+    model = replace(untrained(len(tokenizer)))
+    optimizer = Adam(model.parameters(), lr=1e-3, max_grad_norm=1.0)  # clips: the Trainer need not
+    trainer = trainer_of(model, optimizer, rows, tokenizer, folder, steps, max_grad_norm=0)
+    ours = trainer.train()
+    if compare:
+        eager = untrained(len(tokenizer))
+        adamw = torch.optim.AdamW(eager.parameters(), lr=1e-3)
+        theirs = trainer_of(eager, adamw, rows, tokenizer, folder, steps, max_grad_norm=1).train()
+        for name, run in (("fusewire", ours), ("transformers", theirs)):
+            seconds = run.metrics["train_runtime"]
+            print(f"{name:12}  {seconds:.1f} s  mean loss {run.training_loss:.6f}")
+
+    answers = trainer.predict(rows[:HELD_OUT])
+    accuracy = (answers.predictions.argmax(1) == answers.label_ids).mean()
+    print(f"accuracy {accuracy:.3f} on {HELD_OUT} held out texts")
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     losses = {row["step"]: row["loss"] for row in trainer.state.log_history if "loss" in row}
-    (figure := Figure()).subplots().plot(losses.keys(), losses.values())
+    (figure := Figure()).subplots(subplot_kw={"xlabel": "step", "ylabel": "loss"}).plot(
+        losses.keys(), losses.values()
+    )
     figure.savefig(f"{folder}/loss.png")
+
+    new = ["the garden looked sad but was joyful", "first clever, in the end awful"]
+    for text, best in zip(new, fusewire.Classifier(folder)(new), strict=True):
+        print(f"{best['label']:10} {best['score']:.3f}  {text}")
+    print(f"To serve it: fusewire serve reviews={folder}")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", help="where the model goes")
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--compare", action="store_true", help="train without fusewire as well")
+    main(**vars(parser.parse_args()))

@@ -8,9 +8,12 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
 
 import pytest
 import torch
@@ -19,10 +22,13 @@ from fusewire_client import Client
 
 from tests.engine.generating import END, byte_tokenizer
 from tests.reference import tiny_checkpoint
+from tests.tolerance import TRAINED_VERSUS_EAGER
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # The scripts of this environment before others: custom_repository.sh runs `fusewire`.
+# One thread of torch's: a pool that shares its cores with other tests spends them waiting.
 ENVIRONMENT = os.environ | {
+    "OMP_NUM_THREADS": "1",
     "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
 }
 ANY_PORTS = ("--http-port=0", "--grpc-port=0", "--metrics-port=0")
@@ -32,14 +38,14 @@ TEMPLATE = (
 )
 
 
-def run(name: str, *arguments: object, stdin: str = "") -> str:
+def run(name: str, *arguments: object, stdin: str = "", timeout_s: float = 120) -> str:
     done = subprocess.run(
         [sys.executable, EXAMPLES / name, *map(str, arguments)],
         env=ENVIRONMENT,
         input=stdin,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=timeout_s,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -127,40 +133,123 @@ def test_a_file_of_prompts_becomes_a_file_of_answers(writer: Path, tmp_path: Pat
     assert all(0 < row["output_tokens"] <= 32 for row in rows)
 
 
-@pytest.fixture(scope="module")
-def reviews(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """The folder that fine_tune.py trained, and what it printed."""
-    folder = tmp_path_factory.mktemp("reviews")
-    return folder, run("fine_tune.py", folder)
-
-
+# By the name that each is served under: example, arguments.
+TRAINED: dict[str, tuple[str, ...]] = {
+    "reviews": ("fine_tune.py", "--steps=200", "--compare"),
+    "writer": ("train_gpt.py", "--steps=120"),
+    "translator": ("train_translator.py",),
+    "shapes": ("train_vit.py",),
+}
 TURNS = {"praise": "the book looked dull but was clever", "complaint": "first warm, in the end sad"}
+SAID = {
+    "7": "seven",
+    "340": "three hundred forty",
+    "52019": "fifty two thousand nineteen",
+    "913468": "nine hundred thirteen thousand four hundred sixty eight",
+}
+SHAPES = ["circle", "cross", "square", "triangle"]
 
 
-def test_a_trained_model_tells_texts_apart(reviews: tuple[Path, str]) -> None:
-    folder, printed = reviews
-    found = re.search(r"accuracy (\d\.\d+)", printed)
-    assert found is not None
-    assert float(found[1]) > 0.95
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, str]]:
+    """The folder that an example trained, and what it printed."""
+
+    @cache
+    def of(name: str) -> tuple[Path, str]:
+        folder = tmp_path_factory.mktemp("trained") / name
+        example, *arguments = TRAINED[name]
+        return folder, run(example, folder, *arguments, timeout_s=300)
+
+    return of
+
+
+def number_in(printed: str, pattern: str) -> float:
+    found = re.search(pattern, printed)
+    assert found is not None, printed
+    return float(found[1])
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_training_draws_its_loss_and_names_the_command_that_serves(name: str, trained: Any) -> None:
+    folder, printed = trained(name)
     assert (folder / "loss.png").read_bytes().startswith(b"\x89PNG")
+    assert printed.endswith(f"fusewire serve {name}={folder}\n")
+
+
+def test_a_trained_classifier_tells_texts_apart(trained: Any) -> None:
+    folder, printed = trained("reviews")
+    assert number_in(printed, r"accuracy (\d\.\d+)") > 0.95
     lines = run("classify.py", folder, *TURNS.values()).splitlines()
     assert [line.split()[0] for line in lines] == list(TURNS)
 
 
+def test_a_classifier_learns_the_same_without_fusewire(trained: Any) -> None:
+    _, printed = trained("reviews")
+    losses = [
+        number_in(printed, rf"{name} +\d+\.\d s  mean loss (\d\.\d+)")
+        for name in ("fusewire", "transformers")
+    ]
+    assert losses[0] == pytest.approx(losses[1], rel=TRAINED_VERSUS_EAGER)
+
+
+def test_a_trained_gpt_predicts_what_it_has_not_seen(trained: Any) -> None:
+    """Better than by the shares that tokens have of the text, which is what is learnt first."""
+    folder, printed = trained("writer")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    ids = torch.tensor(tokenizer(" ".join(topics.values()))["input_ids"])
+    shares = ids.bincount() / len(ids)
+    entropy = -(shares * shares.clamp(min=1e-9).log()).sum().item()
+    assert number_in(printed, r"held out loss (\d\.\d+)") < entropy
+
+
+def test_a_trained_translator_says_numbers_that_it_has_not_seen(trained: Any) -> None:
+    _, printed = trained("translator")
+    assert number_in(printed, r"(\d+) of 200 held out") > 190
+    best, *others = re.findall(r"^ *(-\d+\.\d+)  (.+)$", printed, re.MULTILINE)
+    assert best[1] == "seven hundred thousand seven hundred seven"
+    assert len(others) == 3
+    assert all(float(best[0]) > float(score) for score, _ in others)
+
+
+def test_a_trained_vit_tells_shapes_apart(trained: Any) -> None:
+    _, printed = trained("shapes")
+    assert number_in(printed, r"accuracy (\d\.\d+)") > 0.85
+    assert all((trained("shapes")[0] / f"{shape}.png").is_file() for shape in SHAPES)
+
+
 @pytest.mark.server
-def test_a_trained_model_is_served(reviews: tuple[Path, str]) -> None:
-    serve = [sys.executable, "-m", "fusewire", "serve", f"reviews={reviews[0]}"]
+def test_what_was_trained_is_served(trained: Any) -> None:
+    folders = {name: trained(name)[0] for name in TRAINED}
+    serve = [sys.executable, "-m", "fusewire", "serve"]
+    serve += [f"{name}={folder}" for name, folder in folders.items()]
     command = [*serve, *ANY_PORTS, "--json"]
     with subprocess.Popen(command, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as server:
         assert server.stdout is not None
         try:
             ready = next(event for event in events(server.stdout) if event.get("event") == "ready")
             with Client(str(ready["grpc"])) as client:
-                answers = client.classify(list(TURNS.values()))
+                labels = client.classify(list(TURNS.values()), model="reviews")
+                written = client.generate("A function", model="writer", max_new_tokens=16)
+                said = client.translate(list(SAID), model="translator")
+                images = [folders["shapes"] / f"{shape}.png" for shape in SHAPES]
+                shapes = client.label(images, model="shapes")
         finally:
             server.send_signal(signal.SIGTERM)
             server.stdout.read()
-    assert [answer.label for answer in answers] == list(TURNS)
+    assert [answer.label for answer in labels] == list(TURNS)
+    assert written == greedy_text(folders["writer"], "A function", 16)
+    assert said == list(SAID.values())
+    printed = re.findall(r"^(\w+) +\d\.\d+  \S+\.png$", trained("shapes")[1], re.MULTILINE)
+    assert [answer.label for answer in shapes] == printed
+
+
+def greedy_text(folder: Path, prompt: str, new_tokens: int) -> str:
+    """As transformers' generate() has it."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder).eval()
+    inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
+    (ids,) = model.generate(**inputs, max_new_tokens=new_tokens, do_sample=False)
+    return str(tokenizer.decode(ids[inputs["input_ids"].shape[1] :], skip_special_tokens=True))
 
 
 @pytest.mark.server
@@ -196,8 +285,12 @@ def test_a_load_test_has_answers_and_no_failures(address: str, tmp_path: Path) -
 
 def test_each_example_is_run_here_and_shown_in_the_documentation() -> None:
     tests, page = Path(__file__).read_text(), (EXAMPLES.parent / "docs/examples.md").read_text()
+    table = (EXAMPLES / "README.md").read_text()
+    training = {example for example, *_ in TRAINED.values()}
     for example in EXAMPLES.iterdir():
-        if example.is_file():
+        if example.is_file() and example.suffix != ".md":
             assert example.name in tests
             assert f"examples/{example.name}" in page
-            assert len(example.read_text().splitlines()) <= 60
+            assert f"[{example.name}]({example.name})" in table
+            longest = 150 if example.name in training else 60
+            assert len(example.read_text().splitlines()) <= longest
