@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
 import torch
 
 from fusewire import kernels
 from fusewire.errors import ConfigurationError
 from fusewire.train.runs import MOMENTS, Run, Update, runs
+from fusewire.train.torch_tensors import stream_of, view
 
 # What torch's optimizers of this name can do and this one cannot, in their own words.
 _LACKS = ("amsgrad", "maximize", "differentiable")
@@ -24,15 +24,16 @@ class Adam(torch.optim.Optimizer):
 
         optimizer = fusewire.train.Adam(model.parameters(), lr=5e-5, max_grad_norm=1.0)
 
-    Parameters are fp32 on the CPU; those that follow each other in memory, as FlatParameters lays
-    them out, are updated by one call, others by one each. Groups have their own `lr` and
-    `weight_decay` (by default 0.01 of AdamW, 0 of Adam), which schedulers may change.
+    Parameters are fp32, on the CPU or on GPUs; those that follow each other in memory, as
+    FlatParameters lays them out, are updated by one call, others by one each. Groups have their
+    own `lr` and `weight_decay` (by default 0.01 of AdamW, 0 of Adam), which schedulers may change.
     `max_grad_norm`: gradients are scaled to at most this norm, all together (Pascanu et al. 2013);
     leave the host's own clipping off. The gradients themselves are not changed.
 
     A step whose gradients have NaN or Inf, or a norm beyond fp32, changes nothing and is counted in
     `skipped_steps`. `gradient_norm` is the last step's, before clipping; a skipped one has it too.
-    A GradScaler hands its scale to `step`, which divides by it. `state_dict` is that of torch's
+    A GradScaler hands its scale to `step`, which divides by it. On a GPU `step` waits once for the
+    gradients' norm. `state_dict` is that of torch's
     optimizers: checkpoints load either way.
 
     Adam: Kingma and Ba 2015, algorithm 1; AdamW: Loshchilov and Hutter 2019, algorithm 2. Raises
@@ -94,7 +95,8 @@ class Adam(torch.optim.Optimizer):
         scale = getattr(self, "grad_scale", None)
         unscale = 1.0 if scale is None else 1.0 / float(scale)
         gradients = [run.gradients() for run in current]
-        square = sum(map(_square_norm, gradients))
+        norms = zip(current, gradients, strict=True)
+        square = sum(_square_norm(gradient, run.device) for run, gradient in norms)
         self.gradient_norm = math.sqrt(square) * unscale
         found_inf = getattr(self, "found_inf", None)
         if not math.isfinite(square) or (found_inf is not None and float(found_inf) > 0):
@@ -183,15 +185,17 @@ class Adam(torch.optim.Optimizer):
             gradient_scale,
             decoupled,
             None,
+            stream_of(run.device),
         )
         torch._foreach_add_([self.state[p]["step"] for p in run.parameters], 1.0)
 
 
-def _square_norm(gradients: kernels.Tensor) -> float:
+def _square_norm(gradients: kernels.Tensor, device: torch.device) -> float:
     """Not finite where a gradient is not."""
-    out = np.empty(2, np.float32)
-    kernels.gradient_norm(kernels.Tensor.from_numpy(out), gradients)
-    return float(out[0]) if out[1] == 0 else math.nan
+    out = torch.empty(2, dtype=torch.float32, device=device)
+    kernels.gradient_norm(view(out), gradients, stream_of(device))
+    square, not_finite = out.tolist()
+    return float(square) if not_finite == 0 else math.nan
 
 
 def _check(group: dict[str, Any]) -> None:
@@ -201,11 +205,12 @@ def _check(group: dict[str, Any]) -> None:
     if len(group["betas"]) != 2 or not all(0 <= beta < 1 for beta in group["betas"]):
         raise ConfigurationError(f"betas: got {group['betas']}, wanted two of [0, 1)")
     for p in group["params"]:
-        if p.dtype != torch.float32 or p.device.type != "cpu" or not p.is_contiguous():
+        on_either = p.device.type in ("cpu", "cuda")
+        if p.dtype != torch.float32 or not on_either or not p.is_contiguous():
             raise ConfigurationError(
                 f"params: got {str(p.dtype).removeprefix('torch.')} of shape {list(p.shape)} on "
-                f"{p.device}, strides {p.stride()}, wanted contiguous float32 on the CPU; update "
-                "it with torch's optimizer"
+                f"{p.device}, strides {p.stride()}, wanted contiguous float32 on the CPU or a "
+                "GPU; update it with torch's optimizer"
             )
 
 

@@ -11,6 +11,7 @@ import torch
 from torch.nn import Parameter
 
 from fusewire import kernels
+from fusewire.train.torch_tensors import view
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
 Update = tuple[float, float, float, bool, int]  # beta1, beta2, eps, decoupled, steps taken
@@ -31,12 +32,12 @@ class Run:
         self.parameters: list[torch.Tensor] = [p for p, _ in members]
         self.update = update
         self._groups = [group for _, group in members]
-        ends = np.cumsum([0, *(p.numel() for p in self.parameters)])
-        self.segments = kernels.Tensor.from_numpy(ends.astype(np.int64))
-        self._rates = np.empty(len(members), np.float32)
-        self._decays = np.empty(len(members), np.float32)
-        self.rates = kernels.Tensor.from_numpy(self._rates)
-        self.decays = kernels.Tensor.from_numpy(self._decays)
+        self.device = self.parameters[0].device
+        ends = np.cumsum([0, *(p.numel() for p in self.parameters)], dtype=np.int64)
+        self.segments = view(torch.from_numpy(ends).to(self.device))
+        self._settings = torch.empty(2, len(members), dtype=torch.float32, device=self.device)
+        self._known: list[list[float]] = []  # that are in _settings
+        self.rates, self.decays = map(view, self._settings)
         self.values = _array(self.parameters)
         self.exp_avg, self.exp_avg_sq = (self._moment(name, state) for name in MOMENTS)
 
@@ -46,8 +47,10 @@ class Run:
 
     def read_rates(self) -> None:
         """Takes learning rates and decays as they are now."""
-        self._rates[:] = [float(group["lr"]) for group in self._groups]
-        self._decays[:] = [float(group["weight_decay"]) for group in self._groups]
+        now = [[float(group[name]) for group in self._groups] for name in ("lr", "weight_decay")]
+        if now != self._known:
+            self._known = now
+            self._settings.copy_(torch.tensor(now, dtype=torch.float32))
 
     def _moment(self, name: str, state: Any) -> kernels.Tensor:
         tensors = [state[p][name] for p in self.parameters]
@@ -103,4 +106,4 @@ def _array(tensors: list[torch.Tensor]) -> kernels.Tensor:
     """Tensors that follow each other, as fp32 [elements]: their memory, not a copy."""
     elements = sum(tensor.numel() for tensor in tensors)
     first = tensors[0].detach()
-    return kernels.Tensor.from_dlpack(first.as_strided((elements,), (1,), first.storage_offset()))
+    return view(first.as_strided((elements,), (1,), first.storage_offset()))
