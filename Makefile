@@ -79,12 +79,11 @@ test: $(VENV)/.test
 	$(BIN)/python -m pytest $(call marked,alone) -m 'alone and not sweep'
 
 # What is exhaustive and slow: every set of requirements, the wheels (those for GPUs too: this
-# compiles their kernels on any machine), long tests (the attacks, minutes of waiting, begin first,
-# the others run beside them; what measures time, marked `alone`, comes after), and numpy 2, which
-# only the embedded server cannot have. With it runs what hands arrays over, once: the kernels'
-# binding and the models on the wheel's module, as that is the one another compiler built, the rest
-# on the one that is installed. Nothing of numpy is in programs of C++, pages and text workers;
-# clients and benchmarks take what others installed.
+# compiles their kernels on any machine), long tests (what measures time, marked `alone`, as the
+# attacks, comes after the others), and numpy 2, which only the embedded server cannot have. With it
+# runs what hands arrays over, once: the kernels' binding and the models on the wheel's module, as
+# that is the one another compiler built, the rest on the one that is installed. Nothing of numpy is
+# in programs of C++, pages and text workers; clients and benchmarks take what others installed.
 NUMPY_2 := build/numpy-2
 KERNELS := tests/ops tests/layers tests/models
 NO_NUMPY := tests/core tests/cuda tests/docs tests/text_workers tests/memory/test_sanitizers.py

@@ -11,6 +11,7 @@ import pytest
 
 @pytest.mark.sweep
 @pytest.mark.server
+@pytest.mark.alone
 def test_the_service_withstands_every_attack() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.attacks"],
