@@ -146,6 +146,12 @@ MAY_IMPORT = {
         "engine.decode_rows",
         "engine.generation_scheduler",
     },
+    "engine.look_ahead": {
+        "models",
+        "engine.generation_scheduler",
+        "engine.packing",
+        "engine.sampling",
+    },
     "engine.generation_loop": {"errors", "kernels", "models", "engine"},
     "engine.generation_memory": {
         "errors",

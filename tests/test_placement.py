@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from fusewire import devices
+from fusewire import devices, kernels
 from fusewire.errors import ConfigurationError
 from fusewire.placement import Placement, converted, widened
 from fusewire.precision import Precision
@@ -145,3 +145,18 @@ def test_a_placement_is_tuning_for_the_length_of_the_context() -> None:
 
 def test_on_the_cpu_one_kernel_computes_every_number_of_rows() -> None:
     assert Placement("cpu").rows_to_tune(16384) == []
+
+
+@pytest.mark.parametrize("place", [CPU, *GPU], indirect=True)
+def test_a_readback_has_the_values_of_when_it_was_begun(place) -> None:
+    before = np.arange(1000, dtype=np.float32).reshape(10, 100) / 8
+    tensor = place.exact(before.copy(), np.float32)
+    reading = place.readback(tensor)
+    kernels.write(tensor, place.exact(np.zeros_like(before), np.float32), place.stream)
+    np.testing.assert_array_equal(reading.wait().numpy(), before)
+    assert not place.readback(tensor).wait().numpy().any()
+
+
+def test_a_readback_of_rows_that_lie_apart_is_refused() -> None:
+    with pytest.raises(kernels.Error, match=r"readback: got .* with rows apart"):
+        Placement().readback(Placement().matrix(3, 5).columns(0, 3))

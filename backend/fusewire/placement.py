@@ -181,6 +181,11 @@ class Placement:
         array: NDArray[Any] = kernels.download(tensor, self.stream).numpy()
         return widened(array, tensor.dtype)
 
+    def readback(self, tensor: kernels.Tensor) -> kernels.Readback:
+        """The tensor's values as they will be when the device has done all it was given so far;
+        `wait` gives them."""
+        return kernels.Readback(tensor, self.stream)
+
     def _packed(
         self, weight: NDArray[Any], bias: NDArray[Any] | None, name: str, stored: str
     ) -> kernels.Linear:

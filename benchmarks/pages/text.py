@@ -89,7 +89,7 @@ SECTIONS = (
         "Generation on GPUs",
         "The first table compares two whole engines: fusewire's and vLLM's, one after the other, "
         "each the only process on the GPU, the fastest of two runs. fusewire is ahead where steps "
-        "are short, vLLM where many sequences of a large model run at once: fusewire does not yet "
+        "are short, vLLM where many sequences of a large model run at once: fusewire did not yet "
         "prepare the next step on the host while the GPU computes. The other tables compare single "
         "steps, prompts, whole answers and long contexts with a hand-written torch decoder, "
         "compiled and replayed as a CUDA graph, and with transformers.",

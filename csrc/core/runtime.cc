@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstring>
+#include <memory>
 #include <mutex>
 #include <vector>
 
@@ -11,6 +13,17 @@
 
 namespace fusewire {
 namespace {
+
+// A copy that had ended when it was begun.
+class EndedCopy : public CopyOut {
+ public:
+  explicit EndedCopy(size_t bytes) : bytes_(bytes) {}
+  void* data() { return bytes_.data(); }
+  const void* wait() override { return bytes_.data(); }
+
+ private:
+  std::vector<std::byte> bytes_;
+};
 
 class CpuRuntime : public Runtime {
  public:
@@ -63,6 +76,13 @@ Living& living() {
 }
 
 }  // namespace
+
+std::unique_ptr<CopyOut> Runtime::begin_copy_out(const void* from, size_t bytes,
+                                                 const Stream& stream) {
+  auto copy = std::make_unique<EndedCopy>(bytes);
+  copy_out(copy->data(), from, bytes, stream);
+  return copy;
+}
 
 void register_runtime(DeviceType type, Runtime* runtime) {
   registry()[static_cast<int>(type)] = runtime;
@@ -156,6 +176,31 @@ Tensor download(const Tensor& tensor, const Stream& stream) {
         .copy_out(out.data, tensor.data, static_cast<size_t>(elements) * size_of(tensor.dtype),
                   stream);
   }
+  return out;
+}
+
+namespace {
+
+std::unique_ptr<CopyOut> begin_copy_out(const Tensor& tensor, const Stream& stream) {
+  if (tensor.device != stream.device || !tensor.contiguous() || tensor.bytes() == 0) {
+    fail("readback: got a tensor of ", tensor.bytes(), " bytes on ", tensor.device.text(),
+         tensor.contiguous() ? "" : " with rows apart", ", wanted a dense one on ",
+         stream.device.text(), ", the stream's device, that is not empty");
+  }
+  return runtime(tensor.device.type).begin_copy_out(tensor.data, tensor.bytes(), stream);
+}
+
+}  // namespace
+
+Readback::Readback(const Tensor& tensor, const Stream& stream)
+    : shape_(tensor.shape),
+      dtype_(tensor.dtype),
+      bytes_(tensor.bytes()),
+      copy_(begin_copy_out(tensor, stream)) {}
+
+Tensor Readback::wait() {
+  Tensor out = allocate_tensor(default_allocator(), shape_, dtype_, "download");
+  std::memcpy(out.data, copy_->wait(), bytes_);
   return out;
 }
 

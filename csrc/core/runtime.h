@@ -13,6 +13,14 @@
 
 namespace fusewire {
 
+// A copy to the host that was begun.
+class CopyOut {
+ public:
+  virtual ~CopyOut() = default;
+  // Waits for the copy, not for what its stream was given after it; the bytes live as long as this.
+  virtual const void* wait() = 0;
+};
+
 class Runtime {
  public:
   virtual ~Runtime() = default;
@@ -37,6 +45,9 @@ class Runtime {
   virtual void copy_in(void* to, const void* from, size_t bytes, const Stream& stream) = 0;
   virtual void copy_out(void* to, const void* from, size_t bytes, const Stream& stream) = 0;
   virtual void copy(void* to, const void* from, size_t bytes, const Stream& stream) = 0;
+  // As `copy_out`, but returns at once where the device can go on by itself.
+  virtual std::unique_ptr<CopyOut> begin_copy_out(const void* from, size_t bytes,
+                                                  const Stream& stream);
 
   // Between begin and end the stream's work is recorded, not done. Error where a device cannot.
   virtual bool can_capture() const = 0;
@@ -80,5 +91,19 @@ void order_after_all(const Stream& later);
 // host's. Dense tensors only; `upload`'s memory comes from the device's allocator under `tag`.
 Tensor upload(const Tensor& host, const char* tag, const Stream& stream);
 Tensor download(const Tensor& tensor, const Stream& stream);
+
+// The values of a dense tensor on their way to the host, as the stream's work so far leaves them.
+// The stream may go on meanwhile, and the tensor may be freed in its order.
+class Readback {
+ public:
+  Readback(const Tensor& tensor, const Stream& stream);
+  Tensor wait();
+
+ private:
+  const Shape shape_;
+  const DType dtype_;
+  const size_t bytes_;
+  const std::unique_ptr<CopyOut> copy_;
+};
 
 }  // namespace fusewire

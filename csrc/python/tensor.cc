@@ -113,14 +113,20 @@ Tensor columns(const Tensor& whole, int64_t begin, int64_t width) {
 }
 
 // Into memory that stays where it is.
-void write(const Tensor& to, const Tensor& host, const Stream& stream) {
-  if (to.device != stream.device || host.device.type != DeviceType::kCpu ||
-      to.bytes() != host.bytes() || !to.contiguous() || !host.contiguous()) {
-    fail("write: got ", host.bytes(), " bytes on ", host.device.text(), " for ", to.bytes(), " on ",
-         to.device.text(), ", wanted dense tensors of one size, from the cpu to ",
-         stream.device.text());
+void write(const Tensor& to, const Tensor& source, const Stream& stream) {
+  const bool from_host = source.device.type == DeviceType::kCpu;
+  if (to.device != stream.device || !(from_host || source.device == to.device) ||
+      to.bytes() != source.bytes() || !to.contiguous() || !source.contiguous()) {
+    fail("write: got ", source.bytes(), " bytes on ", source.device.text(), " for ", to.bytes(),
+         " on ", to.device.text(), ", wanted dense tensors of one size, from the cpu or ",
+         stream.device.text(), " to ", stream.device.text());
   }
-  runtime(to.device.type).copy_in(to.data, host.data, host.bytes(), stream);
+  Runtime& of_device = runtime(to.device.type);
+  if (from_host) {
+    of_device.copy_in(to.data, source.data, source.bytes(), stream);
+  } else {
+    of_device.copy(to.data, source.data, source.bytes(), stream);
+  }
 }
 
 }  // namespace
@@ -180,11 +186,19 @@ void register_tensor(py::module_& m) {
   m.def("upload", &upload, py::arg("host"), py::arg("tag") = "input",
         py::arg_v("stream", Stream{}, "Stream()"),
         "The tensor in the memory of the stream's device: itself on the CPU, else a copy.");
-  m.def("write", &write, py::arg("to"), py::arg("host"), py::arg_v("stream", Stream{}, "Stream()"),
-        "Copies into memory that stays where it is.");
+  m.def("write", &write, py::arg("to"), py::arg("source"),
+        py::arg_v("stream", Stream{}, "Stream()"),
+        "Copies into memory that stays where it is, from the host or the stream's device.");
   m.def("download", &download, py::arg("tensor"), py::arg_v("stream", Stream{}, "Stream()"),
         py::call_guard<py::gil_scoped_release>(),
         "The tensor on the CPU, after the stream's work so far: itself there, else a copy.");
+  py::class_<Readback>(m, "Readback",
+                       "The values of a dense tensor on their way to the host, as the stream's "
+                       "work so far leaves them.")
+      .def(py::init<const Tensor&, const Stream&>(), py::arg("tensor"),
+           py::arg_v("stream", Stream{}, "Stream()"))
+      .def("wait", &Readback::wait, py::call_guard<py::gil_scoped_release>(),
+           "A copy on the CPU; waits for the values, not for what the stream was given since.");
 }
 
 }  // namespace fusewire

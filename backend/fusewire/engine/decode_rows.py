@@ -59,6 +59,10 @@ class DecodeRows:
     def __contains__(self, sequence: GenerationSequence) -> bool:
         return sequence in self._slots
 
+    def are(self, rows: Rows) -> bool:
+        """Whether these are the sequences still."""
+        return self._rows is rows
+
     def join(self, sequence: GenerationSequence) -> None:
         """It has one token left from here on."""
         insort(self._sequences, sequence, key=RANK)

@@ -36,6 +36,7 @@ from fusewire.engine.generation_memory import PAGE_SIZE, limits_of, pages_for
 from fusewire.engine.generation_scheduler import GenerationScheduler, GenerationSequence
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.engine.kv_cache import KvCache, Source
+from fusewire.engine.look_ahead import LookAhead
 from fusewire.engine.progress import Progress
 from fusewire.engine.prompt_logprobs import PromptLogprobs, PromptScorer
 from fusewire.engine.request import CLOSED, failure
@@ -88,9 +89,11 @@ class GenerationEngine:
         settings: GenerationSettings | None = None,
         device: str = "cpu",
         model: DecoderModel | None = None,
+        look_ahead: bool | None = None,
     ) -> None:
         """Loads the folder onto `device` (CheckpointError, ConfigurationError), or takes a model
-        loaded from it as it is, and allocates the KV cache."""
+        loaded from it as it is, and allocates the KV cache. `look_ahead`: whether steps are begun
+        before the tokens of those before them are read, which changes no token; None: on GPUs."""
         self.folder = Path(folder)
         self.settings = settings = settings or GenerationSettings()
         if settings.threads:
@@ -124,6 +127,8 @@ class GenerationEngine:
         prepare = self.model.record_steps if settings.graphs else self.model.tune
         prepare(memory, settings.max_sequences, settings.max_batch_tokens)
         sampler = Sampler(self.model.place, self.model.vocab_size)
+        # A CPU computes in the thread that reads the tokens: there is nothing to hide behind.
+        ahead = self.model.place.device != "cpu" if look_ahead is None else look_ahead
         self._loop = GenerationLoop(
             self.model,
             memory,
@@ -133,6 +138,7 @@ class GenerationEngine:
             PromptScorer(self.model.place, self.model.vocab_size),
             self._admission,
             costs,
+            LookAhead(self.model, memory, scheduler, sampler) if ahead else None,
         )
         self._asked: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._submit_lock = threading.Lock()

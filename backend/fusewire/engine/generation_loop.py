@@ -3,7 +3,8 @@
 A step: the scheduler says which sequences run and how many of their tokens; pages are copied where
 sharing ends; an encoder pass over the sources that are new; one forward pass over all of it; tokens
 are sampled for all sequences that are due; each becomes text and an event; a sequence that has
-ended frees its slot and pages at once. Beams go on in the same step; what all texts that can still
+ended frees its slot and pages at once. On a GPU the next step may be under way before tokens are
+read (`look_ahead`). Beams go on in the same step; what all texts that can still
 win begin with becomes text and events at once, the rest when their search is done.
 """
 
@@ -28,11 +29,12 @@ from fusewire.engine.generation_scheduler import (
     GenerationSequence,
     Step,
 )
+from fusewire.engine.look_ahead import Ahead, LookAhead
 from fusewire.engine.packing import pack, pack_sources
 from fusewire.engine.progress import Progress
 from fusewire.engine.prompt_logprobs import PromptLogprobs, PromptRows, PromptScorer
 from fusewire.engine.request import CANCELLED, failure
-from fusewire.engine.sampling import Draws, Sampler, SamplingRows, SamplingState
+from fusewire.engine.sampling import Draws, PendingDraws, Sampler, SamplingRows, SamplingState
 from fusewire.errors import Cancelled, ComputeFailed, DeadlineExceeded, FusewireError, InvalidInput
 from fusewire.models.seq2seq_model import Seq2SeqModel
 from fusewire.models.step_batch import StepBatch
@@ -127,8 +129,14 @@ class Owners:
         self._token_ids = [branch.sequence.token_ids for branch in quiet if branch.sequence]
         self._untold = [branch.untold for branch in quiet]
         self._stop_tokens = {t for each in quiet for t in each.continuation.stop_tokens}
-        # Steps until one of them is as long as it may be.
+        # Steps until one of them is as long as it may be, and one of all.
         self._steps_left = min([each.most_left for each in quiet], default=0)
+        self.most_left = min([branch.most_left for _, branch in owners], default=0)
+
+    @property
+    def all_run(self) -> bool:
+        """Whether none has ended since; others may run in their place."""
+        return all([branch.sequence is not None for _, branch in self.all])
 
     def note(self, tokens: list[int], logprobs: list[float]) -> set[int]:
         """Takes the tokens of the quiet rows; returns which rows these have ended."""
@@ -181,9 +189,10 @@ class GenerationLoop:
         scorer: PromptScorer,
         admission: Admission,
         costs: CostTable,
+        look_ahead: LookAhead | None = None,
     ) -> None:
         """`admission`: notified when a sequence has ended. `costs`: corrected by what steps
-        took."""
+        took. `look_ahead`: None where every step waits for the tokens of the one before."""
         self.scheduler = scheduler
         self.progress = Progress()
         self._model = model
@@ -192,6 +201,7 @@ class GenerationLoop:
         self._beam_groups = beam_groups
         self._scorer = scorer
         self._admission = admission
+        self._look_ahead = look_ahead
         self.costs = costs
         self._computed_at = 0.0  # the last step
         # When the last step ended, by time.perf_counter(), and how many it left running.
@@ -239,9 +249,8 @@ class GenerationLoop:
         request."""
         while self._deadlines and self._deadlines[0][0] <= now:
             self._fail(heappop(self._deadlines)[2], DeadlineExceeded(TOO_LATE))
-        step = self.scheduler.plan(now)
-        for sequence in step.expired:
-            self._fail(self._owners[sequence][0], DeadlineExceeded(TOO_LATE))
+        ahead = self._look_ahead.take() if self._look_ahead else None
+        step = ahead.step if ahead else self._expire(self.scheduler.plan(now))
         if step.empty:
             self._left = None
             return
@@ -251,7 +260,14 @@ class GenerationLoop:
         try:
             began = time.perf_counter()
             tokens, self._aligning_s = step.tokens, 0.0
-            self._compute(step)
+            if ahead:
+                if self._left is not None:  # the device began it no later
+                    began = self._left[0]
+                self._go_on(ahead, now)
+            else:
+                self._compute(step, now)
+            if self._look_ahead:
+                self._look_ahead.drop_ended()
             # What alignments took says nothing about the next step of so many tokens.
             ended = time.perf_counter()
             self.costs.observe(tokens, 0.0, ended - began - self._aligning_s)
@@ -261,6 +277,8 @@ class GenerationLoop:
             self._left = ended, self.scheduler.running
         except Exception as error:
             self._left = None
+            if self._look_ahead:
+                self._look_ahead.take()
             self.progress.fail()
             failed = failure(error)
             for sequence in step.sequences:
@@ -273,10 +291,24 @@ class GenerationLoop:
         for generation, its_error in broken.items():
             self._fail(generation, its_error)
 
+    def _expire(self, step: Step) -> Step:
+        """Answers those whose time was over before they ran."""
+        for sequence in step.expired:
+            self._fail(self._owners[sequence][0], DeadlineExceeded(TOO_LATE))
+        return step
+
     def _generations(self) -> list[Generation]:
         return list({id(of): of for of, _ in self._owners.values()}.values())
 
-    def _compute(self, step: Step) -> None:
+    def _go_on(self, ahead: Ahead, now: float) -> None:
+        """Takes the tokens of a step that was begun ahead."""
+        step = ahead.step
+        self.progress.begin(step.tokens)
+        self.scheduler.done(step)
+        self._take(ahead.draws, step.decodes.rows.owners, (), step, now)
+        self.progress.end(step.tokens)
+
+    def _compute(self, step: Step, now: float) -> None:
         if step.copies:
             source, destination = zip(*step.copies, strict=True)
             self._cache.copy_pages(source, destination)
@@ -310,22 +342,34 @@ class GenerationLoop:
         if groups:
             self._search(logits, drawn, groups)
         if drawn:
-            self._draw(logits.first(drawn) if groups else logits, rows.owners, others)
+            sampling = rows.owners.sampling
+            if others:
+                sampling = SamplingRows([branch.sampling for _, branch in others])
+                if rows.owners.all:
+                    sampling = rows.owners.sampling.followed_by(sampling)
+            draws = self._sampler.begin(logits.first(drawn) if groups else logits, sampling)
+            self._take(draws, rows.owners, others, step, now)
         self.progress.end(tokens - len(sampled) + drawn)
 
-    def _draw(
-        self, logits: Tensor, decodes: Owners, others: Sequence[tuple[Generation, Branch]]
+    def _take(
+        self,
+        pending: PendingDraws,
+        decodes: Owners,
+        others: Sequence[tuple[Generation, Branch]],
+        step: Step,
+        now: float,
     ) -> None:
-        """Each gets its next token by its row of logits, and what there is to tell is told."""
-        sampling = decodes.sampling
-        if others:
-            sampling = SamplingRows([branch.sampling for _, branch in others])
-            if decodes.all:
-                sampling = decodes.sampling.followed_by(sampling)
-        draws, count = self._sampler.sample(logits, sampling), len(decodes.all)
+        """Each gets its next token, and what there is to tell is told, while the device has the
+        next step already where that is known."""
+        alone = not (others or step.prompts or step.groups or step.encodes)
+        if self._look_ahead and alone and decodes.most_left > 1:
+            self._expire(self._look_ahead.begin(step, pending, decodes.sampling, now))
+        draws, count = pending.read(), len(decodes.all)
+        decodes.most_left -= 1
         due: Sequence[int] = range(count)
         noted: Collection[int] = ()
-        if decodes.quiet and min(draws.tokens[:count]) >= 0:
+        all_run = self._look_ahead is None or decodes.all_run
+        if decodes.quiet and all_run and min(draws.tokens[:count]) >= 0:
             noted = decodes.note(draws.tokens[:count], draws.logprobs[:count])
             due = sorted([*noted, *decodes.told]) if noted else decodes.told
         owners = [(row, decodes.all[row]) for row in due]

@@ -93,10 +93,11 @@ class Step:
 class GenerationScheduler:
     """Plans steps over waiting and running sequences. One thread at a time.
 
-    The engine's loop: `plan`, compute, `done`, append a token to each sequence whose chunk reached
-    its end and to its new forks, give each group whose chunk reached its end, whose beams went on
-    or which is `resumed` its next `rows`, `finish` those that are complete; again. `finish` may
-    come at any time between two of these calls.
+    The engine's loop: `plan`, compute, `done` (behind which `plan_ahead` may give the next plan),
+    append a token to each sequence whose chunk reached its end and to its new forks, give each
+    group whose chunk reached its end, whose beams went on or which is `resumed` its next `rows`,
+    `finish` those that are complete; again. `finish` may come at any time between two of these
+    calls.
 
     Invariants. A step has at most `max_batch_tokens` tokens of at most `max_sequences` sequences,
     each beam counted as one. A running sequence with one token left gets it in every step, and so
@@ -187,9 +188,7 @@ class GenerationScheduler:
 
     def plan(self, now: float) -> Step:
         """The next step; `now` is seconds on the clock of deadlines."""
-        expired, preempted = self._waiting.expire(now), []
-        for sequence in expired:
-            sequence.state = State.FINISHED
+        expired, preempted = self._expire(now), []
         self._begin_rows()
         while (last := self._in_the_way()) is not None:
             self._preempt(last)
@@ -202,6 +201,25 @@ class GenerationScheduler:
             group for group in self._groups if group.returning and self._returns(group, step)
         ]
         return step
+
+    def plan_ahead(self, step: Step, now: float) -> Step | None:
+        """The step behind one that is `done`, while nobody has read the tokens that it gave: all
+        its sequences are taken to go on, and what is computed of one that ended is in vain. None
+        where others are to run too, or pages are short: read the tokens, and `plan`."""
+        if self._prompts or self._groups or not self._rows.are(step.decodes.rows):
+            return None
+        if self._waiting and self._slots < self._max_sequences:
+            return None
+        wanted = sum(
+            self._cache.wanted(sequence.pages, sequence.stored + 1)
+            for sequence in self._rows.growing
+            if sequence.pages is not None
+        )
+        if wanted > self._cache.available:
+            return None
+        expired = self._expire(now)
+        copies = self._grow()
+        return Step(self._rows.decodes(), copies=copies, expired=expired)
 
     def done(self, step: Step) -> list[tuple[GenerationSequence, list[GenerationSequence]]]:
         """The step was computed. Returns the sequences that were forked because their prompt is
@@ -257,6 +275,12 @@ class GenerationScheduler:
         elif sequence.state is State.WAITING:
             self._waiting.remove(sequence)
         sequence.state = State.FINISHED
+
+    def _expire(self, now: float) -> list[GenerationSequence]:
+        expired = self._waiting.expire(now)
+        for sequence in expired:
+            sequence.state = State.FINISHED
+        return expired
 
     def _begin_rows(self) -> None:
         """Those whose prompts are stored take a token in every step from here on. One that is yet

@@ -28,6 +28,12 @@ class Packed(NamedTuple):
     groups: list[GenerationSequence]
 
 
+def pack_ahead(decodes: Decodes) -> StepBatch:
+    """Decodes whose tokens nobody has read: zeros in their place."""
+    unread = np.zeros(len(decodes.rows.sequences), np.int64)
+    return _one_each(unread, decodes.positions, decodes.block_table, decodes.rows.sources)
+
+
 def pack(step: Step) -> Packed:
     """The tokens of decodes, of prompts and of beams, in this order."""
     parts: list[StepBatch] = []

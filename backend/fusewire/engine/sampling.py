@@ -52,6 +52,8 @@ class SamplingRows:
         self.ranked = any([state.logprobs is not None for state in states])
         self.tops = {row: state.logprobs for row, state in enumerate(states) if state.logprobs}
         self.forced = [row for row, state in enumerate(states) if state.forced]
+        # Whether a draw asks nothing of the tokens before it but how many there are.
+        self.looks_back = self.changes_logits or bool(self.forced)
         self.seeds = np.array([state.seed for state in states], np.int64)
         draws = np.frombuffer(b"".join([state.draw for state in states]), np.int32)
         self.draws = np.ascontiguousarray(draws.reshape(len(states), len(_DRAW)).T)
@@ -65,6 +67,7 @@ class SamplingRows:
         both.changes_logits |= others.changes_logits
         both.ranked |= others.ranked
         both.tops = self.tops | {first + row: count for row, count in others.tops.items()}
+        both.looks_back |= others.looks_back
         both.forced = self.forced + [first + row for row in others.forced]
         both.seeds = np.concatenate([self.seeds, others.seeds])
         both.draws = np.concatenate([self.draws, others.draws], axis=1)
@@ -80,31 +83,26 @@ class SamplingRows:
             kernels.append_tokens(self.histories, tokens)
 
 
-class Sampler:
-    """Draws with a model's placement and vocabulary."""
+class PendingDraws:
+    """Draws that the device was given; to be read once."""
 
-    def __init__(self, place: Placement, vocab_size: int) -> None:
-        self._place = place
-        self._vocab_size = vocab_size
+    def __init__(
+        self,
+        tokens: kernels.Tensor,
+        rows: SamplingRows,
+        values: kernels.Readback,
+        tops: Mapping[int, Sequence[tuple[int, float]]],
+    ) -> None:
+        self.tokens = tokens  # [rows] where the model is placed: -1 where a row has none
+        self._rows = rows
+        self._values = values
+        self._tops = tops
 
-    def sample(self, logits: kernels.Tensor, rows: SamplingRows) -> Draws:
-        """Draws for each row of logits [rows, vocab], which are overwritten, and appends each token
-        to its row's state."""
-        count, stream = len(rows.states), self._place.stream
-        raw = self._change(logits, rows) if rows.changes_logits else logits
-        tops = self._tops(raw, rows.tops)
-
-        out = self._place.empty(20 * count, dtype="uint8")  # read in one piece
-        tokens = out.section(0, [count], "int64")
-        chosen, total = (out.section(at * count, [count], "float32") for at in (8, 12))
-        ranks = out.section(16 * count, [count], "int32")
-        kernels.sample(tokens, logits, *self._settings(rows), stream)
-        kernels.gather_columns(chosen, raw, tokens, stream)
-        kernels.log_sum_exp(total, raw, stream)
-        if rows.ranked:
-            kernels.rank_columns(ranks, raw, tokens, stream)
-
-        read = self._place.numpy(out)
+    def read(self) -> Draws:
+        """Waits for the draws, and appends each token to its row's state."""
+        rows = self._rows
+        count = len(rows.states)
+        read: NDArray[np.uint8] = self._values.wait().numpy()
         ids = read[: 8 * count].view(np.int64).tolist()
         of_ids, of_all = read[8 * count : 16 * count].view(np.float32).reshape(2, count).tolist()
         of_rank = read[16 * count :].view(np.int32).tolist() if rows.ranked else [0] * count
@@ -118,11 +116,43 @@ class Sampler:
                 forbidden.discard(row)
                 of_rank[row] = 1 if rows.ranked else 0
         top_logprobs = {
-            row: [(token, value - of_all[row]) for token, value in top] for row, top in tops.items()
+            row: [(token, value - of_all[row]) for token, value in top]
+            for row, top in self._tops.items()
         }
         logprobs = [logit - whole for logit, whole in zip(of_ids, of_all, strict=True)]
         rows.append(ids)
         return Draws(ids, logprobs, top_logprobs, of_rank, forbidden)
+
+
+class Sampler:
+    """Draws with a model's placement and vocabulary."""
+
+    def __init__(self, place: Placement, vocab_size: int) -> None:
+        self._place = place
+        self._vocab_size = vocab_size
+
+    def sample(self, logits: kernels.Tensor, rows: SamplingRows) -> Draws:
+        """Draws for each row of logits [rows, vocab], which are overwritten, and appends each token
+        to its row's state."""
+        return self.begin(logits, rows).read()
+
+    def begin(self, logits: kernels.Tensor, rows: SamplingRows, unread: int = 0) -> PendingDraws:
+        """As `sample`, but returns before the draws are there. `unread`: so many draws for the same
+        rows were begun before and not read; rows that look back cannot have any."""
+        count, stream = len(rows.states), self._place.stream
+        raw = self._change(logits, rows) if rows.changes_logits else logits
+        tops = self._tops(raw, rows.tops)
+
+        out = self._place.empty(20 * count, dtype="uint8")  # read in one piece
+        tokens = out.section(0, [count], "int64")
+        chosen, total = (out.section(at * count, [count], "float32") for at in (8, 12))
+        ranks = out.section(16 * count, [count], "int32")
+        kernels.sample(tokens, logits, *self._settings(rows, unread), stream)
+        kernels.gather_columns(chosen, raw, tokens, stream)
+        kernels.log_sum_exp(total, raw, stream)
+        if rows.ranked:
+            kernels.rank_columns(ranks, raw, tokens, stream)
+        return PendingDraws(tokens, rows, self._place.readback(out), tops)
 
     def together(self, *arrays: NDArray[Any]) -> list[kernels.Tensor]:
         """Vectors on the device, by one copy."""
@@ -224,10 +254,10 @@ class Sampler:
             for (row, count), (ids, logits) in zip(wanted.items(), pairs, strict=True)
         }
 
-    def _settings(self, sampled: SamplingRows) -> list[kernels.Tensor]:
+    def _settings(self, sampled: SamplingRows, unread: int = 0) -> list[kernels.Tensor]:
         """The arguments of `kernels.sample` after the logits."""
         rows = len(sampled.states)
-        counts = np.array([state.new_tokens for state in sampled.states], np.int64)
+        counts = np.array([state.new_tokens for state in sampled.states], np.int64) + unread
         columns = sampled.seeds.tobytes() + counts.tobytes() + sampled.draws.tobytes()
         there = self._place.exact(np.frombuffer(columns, np.uint8), np.uint8)
         seeds, steps = (there.section(at * rows, [rows], "int64") for at in (0, 8))

@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any, Generic, TypeVar
 from weakref import WeakMethod
 
@@ -101,14 +102,21 @@ class Recordings(ABC, Generic[Key, Static]):
 class BlockRecordings(Recordings[Key, Inputs]):
     """Those whose inputs are the arrays of a block."""
 
-    def replay(self, key: Key, arrays: Mapping[str, NDArray[Any]]) -> Inputs | None:
-        """Replays the recording of a key with these arrays and gives the inputs that hold them;
-        None where `find` does."""
+    def replay(
+        self,
+        key: Key,
+        arrays: Mapping[str, NDArray[Any]],
+        there: Mapping[str, kernels.Tensor] = MappingProxyType({}),
+    ) -> Inputs | None:
+        """Replays the recording of a key with these arrays, and those that are `there`, on the
+        device, and gives the inputs that hold them; None where `find` does."""
         found = self.find(key)
         if found is None:
             return None
         inputs, graph = found
         self._write(inputs, arrays)
+        for name, vector in there.items():
+            inputs.write(name, vector, self._place)
         graph.replay(self._place.stream)
         return inputs
 

@@ -39,6 +39,9 @@ class StepBatch:
     block_table: NDArray[np.int32]  # [sequences, pages of the longest]
     logit_rows: NDArray[np.int64]  # rows whose logits are wanted, none or more
     sources: SourceTable | None = None  # of an encoder-decoder model
+    # The ids, where they are on the device alone: then those of input_ids mean nothing. An id that
+    # the vocabulary has not, such as one that no logits decided, makes logits NaN.
+    sampled: kernels.Tensor | None = None
 
     @property
     def tokens(self) -> int:
@@ -52,7 +55,7 @@ class StepBatch:
     def arrays(self) -> dict[str, NDArray[Any]]:
         """What `step_layout` has room for."""
         arrays = {**vars(self)}
-        del arrays["sources"]
+        del arrays["sources"], arrays["sampled"]
         if self.sources is not None:
             arrays["source_lengths"] = self.sources.lengths
             arrays["source_table"] = self.sources.block_table
@@ -91,7 +94,10 @@ def upload(step: StepBatch, place: Placement) -> Inputs:
         step.logit_rows.size,
         0 if step.sources is None else step.sources.block_table.shape[1],
     )
-    return Inputs.upload(layout, step.arrays, place)
+    inputs = Inputs.upload(layout, step.arrays, place)
+    if step.sampled is not None:
+        inputs.write("input_ids", step.sampled, place)
+    return inputs
 
 
 def paged(inputs: Inputs, step: StepBatch, page_size: int) -> PagedStep:

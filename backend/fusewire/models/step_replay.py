@@ -68,7 +68,8 @@ class StepReplays(BlockRecordings[StepBucket]):
         not to be replayed: with more than one token of a sequence, or with tokens whose logits
         no one reads; too large; or the first of its bucket."""
         bucket = self.bucket(step)
-        if bucket is None or self.replay(bucket, step.arrays) is None:
+        there = {} if step.sampled is None else {"input_ids": step.sampled}
+        if bucket is None or self.replay(bucket, step.arrays, there) is None:
             return None
         self.padding_tokens += bucket.sequences - step.sequences
         return self._rooms[-1].first(step.sequences)

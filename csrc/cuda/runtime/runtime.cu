@@ -1,15 +1,48 @@
 // Streams, copies and graphs through the CUDA runtime.
 #include <cuda_runtime.h>
 
+#include <cstring>
+#include <memory>
 #include <mutex>
 
 #include "core/runtime.h"
 #include "cuda/launch.h"
 #include "cuda/runtime/current_device.h"
+#include "cuda/runtime/pinned_memory.h"
 #include "cuda/runtime/relaxed_capture.h"
 
 namespace fusewire::cuda {
 namespace {
+
+// From pageable memory the driver takes copies up to this at once; larger ones may wait until the
+// stream has come so far, which those by way of pinned memory do not. Weights can wait.
+constexpr size_t kTakenAtOnce = size_t{1} << 16, kMostPinned = size_t{1} << 20;
+
+class PinnedCopyOut : public CopyOut {
+ public:
+  PinnedCopyOut(const void* from, size_t bytes, const Stream& stream)
+      : index_(stream.device.index), block_(take_pinned(index_, bytes)) {
+    const Here here(index_);
+    cudaError_t status =
+        cudaMemcpyAsync(block_.data, from, bytes, cudaMemcpyDeviceToHost, handle(stream));
+    if (status == cudaSuccess) status = cudaEventRecord(block_.copied, handle(stream));
+    if (status != cudaSuccess) give_pinned(index_, block_);
+    check(status, "copy out");
+  }
+  ~PinnedCopyOut() override { give_pinned(index_, block_); }
+  PinnedCopyOut(const PinnedCopyOut&) = delete;
+  PinnedCopyOut& operator=(const PinnedCopyOut&) = delete;
+
+  const void* wait() override {
+    const Here here(index_);
+    check(cudaEventSynchronize(block_.copied), "copy out");
+    return block_.data;
+  }
+
+ private:
+  const int index_;
+  const PinnedBlock block_;
+};
 
 class CudaRuntime : public Runtime {
  public:
@@ -77,10 +110,24 @@ class CudaRuntime : public Runtime {
     check(status, "stream order");
   }
 
-  // From pageable memory the driver stages a copy before the call returns.
   void copy_in(void* to, const void* from, size_t bytes, const Stream& stream) override {
     const Here here(stream.device.index);
-    check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, handle(stream)), "copy in");
+    if (bytes <= kTakenAtOnce || bytes > kMostPinned) {
+      check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, handle(stream)), "copy in");
+      return;
+    }
+    const PinnedBlock block = take_pinned(stream.device.index, bytes);
+    std::memcpy(block.data, from, bytes);
+    cudaError_t status =
+        cudaMemcpyAsync(to, block.data, bytes, cudaMemcpyHostToDevice, handle(stream));
+    if (status == cudaSuccess) status = cudaEventRecord(block.copied, handle(stream));
+    give_pinned(stream.device.index, block);
+    check(status, "copy in");
+  }
+
+  std::unique_ptr<CopyOut> begin_copy_out(const void* from, size_t bytes,
+                                          const Stream& stream) override {
+    return std::make_unique<PinnedCopyOut>(from, bytes, stream);
   }
 
   void copy_out(void* to, const void* from, size_t bytes, const Stream& stream) override {

@@ -1,0 +1,87 @@
+"""The step behind the one whose tokens are being read.
+
+A GPU would wait while the host reads tokens, tells them and prepares the next step. Where the same
+sequences go on with one token each, as in most steps, the next step needs of these tokens nothing
+but to have them on the device, where they are: positions, pages and random counters are known. So
+it is given to the device first and runs meanwhile. A sequence that ends by a token that is read
+later has a row in it that nobody reads: what the row stores lies behind the sequence's tokens, in
+pages that others get only by work that is given to the device later.
+
+All else (joins, prompts, beams, what looks back at tokens, pages that are short, sequences at their
+greatest length) waits for the tokens, as every step does on a CPU, which computes in the thread
+that would read them.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from fusewire.engine.generation_scheduler import GenerationScheduler, Step
+from fusewire.engine.packing import pack_ahead
+from fusewire.engine.sampling import PendingDraws, Sampler, SamplingRows
+
+if TYPE_CHECKING:
+    from fusewire.models.decoder import DecoderModel
+    from fusewire.models.decoder_cache import DecoderCache
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, eq=False)
+class Ahead:
+    """A step that the device was given."""
+
+    step: Step
+    draws: PendingDraws
+
+
+class LookAhead:
+    """At most one step ahead, of one model with one cache."""
+
+    def __init__(
+        self,
+        model: DecoderModel,
+        cache: DecoderCache,
+        scheduler: GenerationScheduler,
+        sampler: Sampler,
+    ) -> None:
+        self._model = model
+        self._cache = cache
+        self._scheduler = scheduler
+        self._sampler = sampler
+        self._ahead: Ahead | None = None
+
+    def begin(self, step: Step, draws: PendingDraws, sampling: SamplingRows, now: float) -> Step:
+        """Behind a step of decodes alone that is `done`, whose draws are not read: gives the device
+        the next one where that can be known. Returns it, or an empty one."""
+        if sampling.looks_back or sampling.tops:
+            return Step()
+        step = self._scheduler.plan_ahead(step, now) or Step()
+        if step.empty:
+            return step
+        if step.copies:
+            source, destination = zip(*step.copies, strict=True)
+            self._cache.copy_pages(source, destination)
+        batch = replace(pack_ahead(step.decodes), sampled=draws.tokens)
+        try:
+            logits = self._model.step(batch, self._cache)
+            self._ahead = Ahead(step, self._sampler.begin(logits, sampling, unread=1))
+        except Exception:
+            # The tokens may be at fault (a CPU refuses the id of a row that has none), or it fails
+            # again when it is planned behind them, and ends whom it concerns.
+            _log.debug("a step was not begun ahead", exc_info=True)
+        return step
+
+    def take(self) -> Ahead | None:
+        """The step whose turn it is; None where it is still to be planned."""
+        ahead, self._ahead = self._ahead, None
+        return ahead
+
+    def drop_ended(self) -> None:
+        """Forgets a step all of whose sequences have ended."""
+        if self._ahead is not None and not any(
+            sequence.pages is not None for sequence in self._ahead.step.decodes.rows.sequences
+        ):
+            self._ahead = None

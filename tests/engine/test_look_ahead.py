@@ -1,0 +1,196 @@
+"""A step that is begun before the tokens of the one before it are read changes no answer."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pytest
+from fusewire.engine.generation import GenerationEngine
+from fusewire.engine.generation_settings import GenerationSettings
+from fusewire.errors import ComputeFailed
+
+from tests.engine.generating import (
+    LONGEST,
+    Answer,
+    Cancelling,
+    ShortOfPages,
+    ask,
+    between_steps,
+    held,
+    pass_steps,
+    tiny_folder,
+)
+from tests.places import CPU, GPU_FP32
+
+# Every kind of parameters that a step ahead goes on with or ends by, and of those it waits for.
+GOES_ON: tuple[dict[str, object], ...] = (
+    {},
+    {"max_new_tokens": 1},
+    {"ignore_eos": True},
+    {"temperature": 0.8, "seed": 5},
+    {"temperature": 1.5, "top_p": 0.9, "seed": 6, "logprobs": 0},
+    {"temperature": 1.1, "top_k": 20, "seed": 7, "n": 2},
+    {"stop": ["e", "\x00"]},
+    {"stop_token_ids": list(range(0, 257, 9))},
+)
+WAITS: tuple[dict[str, object], ...] = (
+    {"logprobs": 2},
+    {"repetition_penalty": 1.3},
+    {"no_repeat_ngram_size": 2},
+    {"num_beams": 2},
+)
+
+
+class Both(ShortOfPages):
+    """An engine that says how many of its steps were begun ahead."""
+
+    def __init__(self, *arguments: object, **given: object) -> None:
+        super().__init__(*arguments, **given)  # type: ignore[arg-type]
+        self.ahead = 0
+        if (look_ahead := self._loop._look_ahead) is not None:
+            begin = look_ahead.begin
+
+            def counted(*of_step: object) -> object:
+                step = begin(*of_step)  # type: ignore[arg-type]
+                self.ahead += not step.empty
+                return step
+
+            look_ahead.begin = counted  # type: ignore[method-assign, assignment]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny_folder(tmp_path_factory.mktemp("gpt2"))
+
+
+@pytest.fixture
+def engines(folder, request) -> Iterator[list[Both]]:
+    """One that reads the tokens of every step before the next, and one that looks ahead."""
+    place = getattr(request, "param", None)
+    device = "cpu" if place is None else place.device
+    settings = GenerationSettings(max_batch_tokens=24, max_sequences=8, dtype="float32")
+    both = [Both(folder, settings, device, look_ahead=ahead) for ahead in (False, True)]
+    yield both
+    for engine in both:
+        engine.close()
+
+
+def answered(
+    engine: GenerationEngine, seed: int, kinds: Sequence[dict[str, object]]
+) -> list[list[object]]:
+    """What 60 requests of these kinds are told that come at any time; all get 1 to 50 tokens."""
+    chosen, asked = random.Random(seed), []
+    for _ in range(60):
+        prompt = [chosen.randrange(256) for _ in range(chosen.randint(1, LONGEST - 60))]
+        parameters = {"max_new_tokens": chosen.randint(1, 50), **chosen.choice(kinds)}
+        asked.append((parameters.get("n", 1), ask(engine, prompt, **parameters)[0]))
+        pass_steps(engine, chosen.choice((0, 0, 0, 24)))
+    return [told(answer.finish(count)) for count, answer in asked]
+
+
+def told(answer: Answer) -> list[object]:
+    """Of continuations in their order; which step tells what is not part of it."""
+    deltas = sorted(answer.deltas, key=lambda delta: delta.index)
+    return [
+        (each.index, each.token, each.text, each.logprob, each.finish_reason, each.top_logprobs)
+        for each in deltas
+    ]
+
+
+@pytest.mark.parametrize(
+    ("kinds", "begun"), [(GOES_ON, 50), ((*GOES_ON, *WAITS), 5)], ids=["alike", "any"]
+)
+@pytest.mark.parametrize("seed", range(3))
+def test_answers_are_those_of_an_engine_that_reads_every_step_first(engines, seed, kinds, begun):
+    first, ahead = engines
+    assert answered(ahead, seed, kinds) == answered(first, seed, kinds)
+    assert first.ahead == 0
+    assert ahead.ahead >= begun
+    assert between_steps(ahead, lambda: ahead.cache.used) == between_steps(
+        first, lambda: first.cache.used
+    )
+
+
+@pytest.mark.parametrize("engines", [CPU, GPU_FP32], indirect=True)
+def test_most_steps_of_sequences_that_go_on_together_are_begun_ahead(engines):
+    tokens = []
+    for engine in engines:
+        with held(engine):
+            asked = [ask(engine, [i + 1], max_new_tokens=40, ignore_eos=True) for i in range(2)]
+        tokens.append([answer.finish().tokens() for answer, _ in asked])
+    assert tokens[0] == tokens[1]
+    # All but the prompts' step, the first of decodes, and the last, whose tokens end both.
+    assert engines[1].ahead == 38
+
+
+def test_sequences_that_run_out_of_pages_are_answered_as_without(engines):
+    tokens = []
+    for engine in engines:
+        with held(engine):
+            asked = [ask(engine, [i + 1], max_new_tokens=90, ignore_eos=True) for i in range(8)]
+        tokens.append([answer.finish().tokens() for answer, _ in asked])
+    assert tokens[0] == tokens[1]
+    assert engines[1].counts().preemptions > 0
+    assert engines[1].ahead > 50
+
+
+def test_a_request_that_is_cancelled_ends_while_its_next_step_is_under_way(engines):
+    for engine in engines:
+        cancelling = Cancelling(engine)
+        cancelled, _ = cancelling.ask(10, [1, 2, 3], max_new_tokens=25, ignore_eos=True)
+        other, _ = ask(engine, [4, 5], max_new_tokens=25, ignore_eos=True)
+        assert len(cancelled.finish().tokens()) == 10
+        assert cancelled.cancelled
+        assert len(other.finish().tokens()) == 25
+        assert between_steps(engine, lambda engine=engine: engine.counts().live_tokens) == 0
+
+
+def test_a_step_that_could_not_be_begun_fails_behind_the_tokens_before_it(engines):
+    _, engine = engines
+    steps, step = [], engine.model.step
+
+    def failing(batch, cache):
+        steps.append(batch)
+        if len(steps) >= 5:
+            raise RuntimeError("no room")
+        return step(batch, cache)
+
+    engine.model.step = failing
+    answer, _ = ask(engine, [7], max_new_tokens=20, ignore_eos=True)
+    with pytest.raises(ComputeFailed, match="RuntimeError"):
+        answer.finish()
+    assert len(answer.tokens()) == 4
+    assert [batch.sampled is None for batch in steps] == [True, True, False, False, False, True]
+    engine.model.step = step
+    assert len(ask(engine, [7], max_new_tokens=9, ignore_eos=True)[0].finish().tokens()) == 9
+
+
+def test_a_row_without_a_token_ends_its_request_and_no_other(engines):
+    """Its next step has been begun by then, from an id that no vocabulary has."""
+    found = []
+    for engine in engines:
+        good = ask(engine, [5, 6], max_new_tokens=20, ignore_eos=True)[0].finish()
+        steps, step = [], engine.model.step
+
+        def spoiled(batch, cache, engine=engine, steps=steps, step=step):
+            logits = step(batch, cache)
+            steps.append(batch)
+            if len(steps) == 4:
+                numbers = np.array(logits.numpy())
+                numbers[0] = np.nan
+                return engine.model.place.floats(numbers)
+            return logits
+
+        engine.model.step = spoiled
+        with held(engine):
+            bad = ask(engine, [9], max_new_tokens=20, ignore_eos=True)[0]
+            other = ask(engine, [5, 6], max_new_tokens=20, ignore_eos=True)[0]
+        with pytest.raises(ComputeFailed, match="NaN"):
+            bad.finish()
+        assert len(bad.tokens()) == 3
+        assert other.finish().tokens() == good.tokens()
+        engine.model.step = step
+        found.append(told(other))
+    assert found[0] == found[1]
