@@ -46,6 +46,8 @@ SEQ2SEQ = {
     "eos_token_id": 2,
     "decoder_start_token_id": 2,
     "forced_eos_token_id": None,
+    "encoder_layerdrop": 0.0,
+    "decoder_layerdrop": 0.0,
 }
 
 # Class name -> its configuration. Dropout is what `dropout` says.
@@ -94,6 +96,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "PLBartForConditionalGeneration": ("PLBartConfig", SEQ2SEQ),
     "PegasusForConditionalGeneration": ("PegasusConfig", SEQ2SEQ),
     "BlenderbotForConditionalGeneration": ("BlenderbotConfig", SEQ2SEQ),
+    "M2M100ForConditionalGeneration": ("M2M100Config", SEQ2SEQ),
 }
 SEQ2SEQ_MODELS = [name for name, (_, options) in CONFIGS.items() if options is SEQ2SEQ]
 _KEYS = (

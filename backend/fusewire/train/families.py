@@ -133,7 +133,7 @@ _SEQ2SEQ_ENCODER = Family(
 _SEQ2SEQ_DECODER = replace(
     _SEQ2SEQ_ENCODER, of=partial(_seq2seq_stack, "decoder"), forward=seq2seq.decoder
 )
-_SEQ2SEQ = ("Bart", "MBart", "PLBart", "Marian", "Pegasus", "Blenderbot")
+_SEQ2SEQ = ("Bart", "MBart", "PLBart", "Marian", "Pegasus", "Blenderbot", "M2M100")
 
 # By the class of the base model; of encoder-decoder models, of each of their stacks.
 FAMILIES: dict[str, Family] = {

@@ -109,11 +109,25 @@ def _inputs(
     shape = (given.shape[0], given.shape[1])
     tokens = Packed(shape, attention_mask, device=given.device, side=side)
     x = tokens.pack(given) if input_ids is None else stack.embed_tokens(tokens.pack(given)[None])[0]
-    positions = tokens.pack(torch.arange(given.shape[1], device=given.device)[None])
-    x = x * scale + stack.embed_positions(positions.shape, position_ids=positions).view_as(x)
+    x = x * scale + _positions(stack, tokens, input_ids, given).view_as(x)
     if hasattr(stack, "layernorm_embedding"):
         x = stack.layernorm_embedding(x)
     return tokens, dropout(x, p=stack.dropout, training=stack.training)
+
+
+def _positions(
+    stack: Any, tokens: Packed, input_ids: torch.Tensor | None, given: torch.Tensor
+) -> torch.Tensor:
+    """Of each token, by its place in its row. M2M-100's module counts the tokens of rows of ids
+    that are not its padding id, whatever the mask says."""
+    module = stack.embed_positions
+    found: torch.Tensor
+    if hasattr(module, "create_position_ids_from_input_ids"):
+        found = tokens.pack(module(input_ids, given if input_ids is None else None))
+    else:
+        places = tokens.pack(torch.arange(given.shape[1], device=given.device)[None])
+        found = module(places.shape, position_ids=places)
+    return found
 
 
 def _source(hidden: torch.Tensor | None, attention_mask: torch.Tensor | None, rows: int) -> Source:
