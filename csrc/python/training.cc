@@ -26,10 +26,16 @@ std::shared_ptr<Attention> new_attention(LinearPointer qkv, LinearPointer output
                                          int64_t kv_heads, std::optional<int64_t> left,
                                          std::optional<int64_t> right, float scale, float soft_cap,
                                          float dropout, NormOrNone q_norm, NormOrNone k_norm,
-                                         std::optional<std::tuple<Tensor, Tensor, Tensor>> rope) {
+                                         std::optional<std::tuple<Tensor, Tensor, Tensor>> rope,
+                                         std::optional<int64_t> position_bias) {
   const AttentionMask mask{left.value_or(kUnlimited), right.value_or(kUnlimited)};
-  AttentionOptions options{
-      {heads, kv_heads, mask, scale, soft_cap}, dropout, q_norm, k_norm, std::nullopt, {}};
+  AttentionOptions options{{heads, kv_heads, mask, scale, soft_cap},
+                           dropout,
+                           q_norm,
+                           k_norm,
+                           std::nullopt,
+                           {},
+                           position_bias};
   if (rope) {
     auto& [cos, sin, negative_sin] = *rope;
     options.rope = layers::Rope{cos, sin};
@@ -64,8 +70,10 @@ void register_parts(py::module_& m) {
            py::arg("output").none(false), "heads"_a, "kv_heads"_a = 0, "left"_a = py::none(),
            "right"_a = py::none(), "scale"_a = 0.0f, "soft_cap"_a = 0.0f, "dropout"_a = 0.0f,
            "q_norm"_a = py::none(), "k_norm"_a = py::none(), "rope"_a = py::none(),
+           "position_bias"_a = py::none(),
            "As fusewire.kernels.Attention; dropout: of attention weights; rope: cos, sin and -sin, "
-           "which turns gradients back.");
+           "which turns gradients back; position_bias: the number of one of Stack.forward's "
+           "biases.");
   py::class_<CrossAttention, Sublayer, std::shared_ptr<CrossAttention>>(
       m, "CrossAttention", "Attention to the packed output of an encoder.")
       .def(py::init([](LinearPointer q, LinearPointer kv, LinearPointer output, int64_t heads,
@@ -115,25 +123,27 @@ void register_stack(py::module_& m) {
           "forward",
           [](const Stack& stack, const Tensor& out, const Tensor& x, const Tensor& parameters,
              const SequenceBatch& batch, std::optional<Tensor> positions,
-             std::optional<std::pair<Tensor, SequenceBatch>> source, int64_t first_trained,
-             std::string_view recompute, std::optional<int64_t> dropout_seed, uint64_t version,
-             const Stream& stream) {
+             std::optional<std::pair<Tensor, SequenceBatch>> source, std::vector<Tensor> biases,
+             int64_t first_trained, std::string_view recompute, std::optional<int64_t> dropout_seed,
+             uint64_t version, const Stream& stream) {
             const ForwardOptions options{first_trained, recompute_named(recompute), dropout_seed,
                                          version};
             std::optional<Source> read;
             if (source) read = Source{source->first, source->second};
             py::gil_scoped_release release;
             return stack.forward(out, x, parameters, batch, std::move(positions), std::move(read),
-                                 options, stream);
+                                 std::move(biases), options, stream);
           },
           "out"_a, "x"_a, "parameters"_a, "batch"_a, py::kw_only(), "positions"_a = py::none(),
-          "source"_a = py::none(), "first_trained"_a = 0, "recompute"_a = "none",
-          "dropout_seed"_a = py::none(), "version"_a = 0, py::arg_v("stream", Stream{}, "Stream()"),
+          "source"_a = py::none(), "biases"_a = std::vector<Tensor>(), "first_trained"_a = 0,
+          "recompute"_a = "none", "dropout_seed"_a = py::none(), "version"_a = 0,
+          py::arg_v("stream", Stream{}, "Stream()"),
           "Fills out[tokens, hidden] with the stack's output for x[tokens, hidden]. parameters: "
           "the flat buffer in the element type of x (float32 on the CPU), of which another version "
           "is packed anew. source: of cross attentions, "
           "the encoder's output [source tokens, width] and its sequences, which have to stay as x "
-          "has. Backward stops below the layer "
+          "has. biases: of attentions with a position_bias, float32[heads, 2 L - 1] by distance, "
+          "which have to stay too. Backward stops below the layer "
           "first_trained; for the number of layers none follows, and the result is None. "
           "recompute: none, norm, activation or layer. dropout_seed None: nothing is dropped.")
       .def(
@@ -141,20 +151,25 @@ void register_stack(py::module_& m) {
           [](const Stack& stack, Activations& activations, const Tensor& gradient,
              const Tensor& parameters, const Tensor& gradients, bool accumulate,
              const std::set<int64_t>& frozen, std::optional<Tensor> source_gradient,
-             uint64_t version, const Stream& stream) {
+             std::vector<std::optional<Tensor>> bias_gradients, uint64_t version,
+             const Stream& stream) {
             py::gil_scoped_release release;
             stack.backward(activations, gradient, parameters,
-                           {gradients, accumulate, &frozen, std::move(source_gradient)}, version,
-                           stream);
+                           {gradients, accumulate, &frozen, std::move(source_gradient),
+                            std::move(bias_gradients)},
+                           version, stream);
           },
           "activations"_a, "gradient"_a, "parameters"_a, "gradients"_a, py::kw_only(),
           "accumulate"_a = false, "frozen"_a = std::set<int64_t>(),
-          "source_gradient"_a = py::none(), "version"_a = 0,
+          "source_gradient"_a = py::none(),
+          "bias_gradients"_a = std::vector<std::optional<Tensor>>(), "version"_a = 0,
           py::arg_v("stream", Stream{}, "Stream()"),
           "gradient[tokens, hidden] in place: of the output, then of x. gradients: float32, laid "
           "out "
           "as parameters. accumulate: adds to what is there. frozen: offsets of weights whose "
-          "gradient nobody wants. source_gradient: the gradient of the source is added to it.")
+          "gradient nobody wants. source_gradient: the gradient of the source is added to it. "
+          "bias_gradients: to each the gradient of one of the biases, but for those that are "
+          "None.")
       .def("stats", &stats_of);
 }
 

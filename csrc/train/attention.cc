@@ -38,6 +38,15 @@ AttentionSpec Attention::spec(const Pass& pass) const {
   return {o.heads, o.scale, o.mask, o.soft_cap, pass.dropout_inside(o.dropout)};
 }
 
+const Tensor* Attention::bias(const Pass& pass) const {
+  if (!options_.position_bias) return nullptr;
+  const auto number = static_cast<size_t>(*options_.position_bias);
+  if (number >= pass.biases.size()) {
+    fail("Attention: biases: got ", pass.biases.size(), ", wanted one for position_bias ", number);
+  }
+  return &pass.biases[number];
+}
+
 void Attention::rotate(const Tensor& qkv, const Tensor& sin, const Pass& pass) const {
   if (!pass.positions) {
     fail("Attention: positions: got none, wanted int32[tokens] for its rotary angles");
@@ -61,13 +70,34 @@ void Attention::forward(const Tensor& x, SublayerActivations& a, const Pass& pas
   if (o.rope) rotate(qkv, o.rope->sin, pass);
   a.inner = pass.matrix(o.heads * head_dim_);
   if (pass.saves) a.log_sum_exp = pass.scratch.tensor({o.heads, pass.batch.tokens()});
-  ops::attention(*a.inner, heads.q, heads.k, heads.v, pass.batch, pass.batch, spec(pass), nullptr,
-                 a.log_sum_exp ? &**a.log_sum_exp : nullptr, pass.stream);
+  ops::attention(*a.inner, heads.q, heads.k, heads.v, pass.batch, pass.batch, spec(pass),
+                 bias(pass), a.log_sum_exp ? &**a.log_sum_exp : nullptr, pass.stream);
   if (!pass.saves) a.projected.reset();
 }
 
 void Attention::drop(SublayerActivations& a, const Pass& pass) const {
   if (!pass.saves) a.inner.reset();
+}
+
+void Attention::backward_heads(const Heads& d, const Tensor& dinner, const SublayerActivations& a,
+                               const Pass& pass) const {
+  const Heads heads = split(a.attended ? *a.attended : *a.projected);
+  const Tensor* const bias = this->bias(pass);
+  const auto backward = [&](const Tensor* dbias) {
+    ops::attention_backward(d.q, d.k, d.v, dbias, dinner, *a.inner, heads.q, heads.k, heads.v,
+                            pass.batch, pass.batch, spec(pass), bias, **a.log_sum_exp, pass.stream);
+  };
+  if (!bias) return backward(nullptr);
+  // In the plan whether it is wanted or not, which a forward does not know.
+  const ScratchTensor row = pass.scratch.tensor({1, bias->shape.elements()});
+  const auto& sums = pass.gradients.biases;
+  const auto number = static_cast<size_t>(*options_.position_bias);
+  if (number >= sums.size() || !sums[number]) return backward(nullptr);
+  const Tensor &of_layer = row, &sum = *sums[number];
+  const Tensor dbias(of_layer.data, bias->shape, of_layer.dtype, of_layer.device);
+  backward(&dbias);
+  const Tensor numbers(sum.data, {sum.shape.elements()}, sum.dtype, sum.device);
+  ops::column_sums(numbers, of_layer, true, pass.stream);
 }
 
 Value Attention::backward(Value dz, const Tensor& x, SublayerActivations a, const Tensor* sum,
@@ -79,10 +109,7 @@ Value Attention::backward(Value dz, const Tensor& x, SublayerActivations a, cons
   {
     const Matrix dinner = pass.matrix(output().in_features());
     output().backward_input(dinner, dz, nullptr, pass);
-    const Heads heads = split(a.attended ? *a.attended : *a.projected);
-    ops::attention_backward(d.q, d.k, d.v, nullptr, dinner, *a.inner, heads.q, heads.k, heads.v,
-                            pass.batch, pass.batch, spec(pass), nullptr, **a.log_sum_exp,
-                            pass.stream);
+    backward_heads(d, dinner, a, pass);
   }
   a.inner.reset();
   a.log_sum_exp.reset();

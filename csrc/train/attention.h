@@ -10,7 +10,8 @@ struct AttentionOptions : layers::HeadOptions {
   float dropout = 0;                   // of attention weights
   std::optional<Norm> q_norm, k_norm;  // RMSNorm of each head before it is rotated, [head_dim]
   std::optional<layers::Rope> rope;
-  Tensor negative_sin;  // of the rope: turns gradients back
+  Tensor negative_sin;                   // of the rope: turns gradients back
+  std::optional<int64_t> position_bias;  // which of Pass.biases it adds to its scores
 };
 
 class Attention : public Sublayer {
@@ -31,6 +32,10 @@ class Attention : public Sublayer {
   };
   Heads split(const Tensor& qkv) const;
   AttentionSpec spec(const Pass& pass) const;
+  // Null: none. Error for a pass without it.
+  const Tensor* bias(const Pass& pass) const;
+  void backward_heads(const Heads& d, const Tensor& dinner, const SublayerActivations& a,
+                      const Pass& pass) const;
   void rotate(const Tensor& qkv, const Tensor& sin, const Pass& pass) const;
 
   std::shared_ptr<const Linear> qkv_;

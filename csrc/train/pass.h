@@ -4,6 +4,7 @@
 #include <optional>
 #include <set>
 #include <utility>
+#include <vector>
 
 #include "core/attention.h"
 #include "layers/block.h"
@@ -57,14 +58,17 @@ struct Gradients {
   bool accumulate;                            // adds to what is there
   const std::set<int64_t>* frozen = nullptr;  // offsets of weights without one
   std::optional<Tensor> source = {};  // adds that of Source.x to what is there; none: not wanted
+  std::vector<std::optional<Tensor>> biases = {};  // and those of Pass.biases; empty: none wanted
 };
 
 struct Pass {
   Scratch& scratch;
   const Stream& stream;
   const SequenceBatch& batch;
-  const Tensor* positions;      // int32[tokens], for attentions that rotate; null: none
-  const Source* source;         // for cross attentions; null: none
+  const Tensor* positions;  // int32[tokens], for attentions that rotate; null: none
+  const Source* source;     // for cross attentions; null: none
+  // Of attentions that have one, in common or of their own: float32[heads, 2 L - 1], by distance.
+  const std::vector<Tensor>& biases;
   Tensor parameters;            // the flat buffer, in the element type of activations
   uint64_t version;             // of what is in it
   std::optional<int64_t> seed;  // of all dropouts; none: nothing is dropped

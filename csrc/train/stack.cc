@@ -35,12 +35,10 @@ Stack::Stack(std::vector<std::vector<Block>> layers, std::optional<Norm> final_n
   }
 }
 
-std::unique_ptr<Activations> Stack::forward(const Tensor& out, const Tensor& x,
-                                            const Tensor& parameters, const SequenceBatch& batch,
-                                            std::optional<Tensor> positions,
-                                            std::optional<Source> source,
-                                            const ForwardOptions& options,
-                                            const Stream& stream) const {
+std::unique_ptr<Activations> Stack::forward(
+    const Tensor& out, const Tensor& x, const Tensor& parameters, const SequenceBatch& batch,
+    std::optional<Tensor> positions, std::optional<Source> source, std::vector<Tensor> biases,
+    const ForwardOptions& options, const Stream& stream) const {
   Check check("Stack.forward", stream);
   Dim tokens("tokens", batch.tokens()), hidden("hidden", blocks_.front().hidden());
   Dim numbers("numbers");
@@ -56,20 +54,26 @@ std::unique_ptr<Activations> Stack::forward(const Tensor& out, const Tensor& x,
                   source->batch.sequences(), " sequences, wanted ", batch.sequences(),
                   ", one for each of the batch");
   }
+  for (const Tensor& bias : biases) {
+    Dim heads("heads"), width("2 L - 1");
+    check.is("biases", bias, DType::kFloat32, {&heads, &width});
+    check.contiguous("biases", bias);
+  }
   for (const Block& block : blocks_) block.expect_within(parameters);
   if (final_norm_) final_norm_->expect_within(parameters);
 
   const std::lock_guard<std::mutex> lock(mutex_);
   const bool saves = options.first_trained < layers();
-  const TapePlans::Key key{batch.tokens(),
-                           source ? source->batch.tokens() : 0,
-                           options.first_trained,
-                           static_cast<int64_t>(options.recompute),
-                           options.dropout_seed.has_value(),
-                           static_cast<int64_t>(parameters.dtype)};
+  TapePlans::Key key{batch.tokens(),
+                     source ? source->batch.tokens() : 0,
+                     options.first_trained,
+                     static_cast<int64_t>(options.recompute),
+                     options.dropout_seed.has_value(),
+                     static_cast<int64_t>(parameters.dtype)};
+  for (const Tensor& bias : biases) key.push_back(bias.shape.elements());
   const auto activations = [&] {
-    return std::unique_ptr<Activations>(
-        new Activations(batch, positions, source, options, parameters.dtype, blocks_.size()));
+    return std::unique_ptr<Activations>(new Activations(batch, positions, source, biases, options,
+                                                        parameters.dtype, blocks_.size()));
   };
   const TapePlans::Program program = plans_.plan(key, [&] {
     const auto dry = activations();
@@ -103,6 +107,16 @@ void Stack::backward(Activations& a, const Tensor& gradient, const Tensor& param
     Dim source_tokens("source tokens", a.source->x.dim(0)), width("width", a.source->x.dim(1));
     check.is("source_gradient", *gradients.source, parameters.dtype, {&source_tokens, &width});
   }
+  check.require(gradients.biases.empty() || gradients.biases.size() == a.biases.size(),
+                "bias_gradients: got ", gradients.biases.size(), ", wanted one for each of ",
+                a.biases.size(), " biases, or none");
+  for (size_t i = 0; i < gradients.biases.size(); ++i) {
+    if (const auto& dbias = gradients.biases[i]) {
+      Dim heads("heads", a.biases[i].dim(0)), width("2 L - 1", a.biases[i].dim(1));
+      check.is("bias_gradients", *dbias, DType::kFloat32, {&heads, &width});
+      check.contiguous("bias_gradients", *dbias);
+    }
+  }
   for (const Block& block : blocks_) block.expect_within(parameters);
   if (final_norm_) final_norm_->expect_within(parameters);
 
@@ -132,6 +146,7 @@ Pass Stack::pass_of(const Activations& a, const Tensor& parameters) const {
             a.batch,
             a.positions ? &*a.positions : nullptr,
             a.source ? &*a.source : nullptr,
+            a.biases,
             parameters,
             a.options.version,
             a.options.dropout_seed};

@@ -27,10 +27,11 @@ class Activations {
   friend class Stack;
 
   Activations(SequenceBatch batch, std::optional<Tensor> positions, std::optional<Source> source,
-              const ForwardOptions& options, DType dtype, size_t blocks)
+              std::vector<Tensor> biases, const ForwardOptions& options, DType dtype, size_t blocks)
       : batch(std::move(batch)),
         positions(std::move(positions)),
         source(std::move(source)),
+        biases(std::move(biases)),
         options(options),
         dtype(dtype),
         of(blocks) {}
@@ -38,6 +39,7 @@ class Activations {
   SequenceBatch batch;
   std::optional<Tensor> positions;
   std::optional<Source> source;
+  std::vector<Tensor> biases;
   ForwardOptions options;
   DType dtype;  // of the parameters
   std::unique_ptr<Tape> tape;
@@ -55,17 +57,19 @@ class Stack {
 
   // Fills out[tokens, hidden] with final_norm(layers(x)) of x[tokens, hidden]. parameters: the flat
   // buffer [n] in the element type of x and out, float32 on the CPU; on a GPU a 16-bit copy of it
-  // too. source: of cross attentions. Null when no backward follows; else what that
-  // needs, for which x and source.x must stay. One pass of the stack runs at a time, others wait.
+  // too. source: of cross attentions. biases: as Pass has them. Null when no backward follows; else
+  // what that needs, for which x, source.x and biases must stay. One pass of the stack runs at a
+  // time, others wait.
   std::unique_ptr<Activations> forward(const Tensor& out, const Tensor& x, const Tensor& parameters,
                                        const SequenceBatch& batch, std::optional<Tensor> positions,
-                                       std::optional<Source> source, const ForwardOptions& options,
-                                       const Stream& stream) const;
+                                       std::optional<Source> source, std::vector<Tensor> biases,
+                                       const ForwardOptions& options, const Stream& stream) const;
 
   // gradient[tokens, hidden]: that of the output becomes that of x. The gradients of parameters go
   // to the places in gradients.flat, float32 always, that the parameters have in their buffer, the
-  // sum over all layers of those of source.x to gradients.source. Uses up the activations; Error
-  // for some that are used up, or when parameters were written since.
+  // sums over all layers of those of source.x and biases to gradients.source and gradients.biases.
+  // Uses up the activations; Error for some that are used up, or when parameters were written
+  // since.
   void backward(Activations& activations, const Tensor& gradient, const Tensor& parameters,
                 const Gradients& gradients, uint64_t version, const Stream& stream) const;
 

@@ -17,7 +17,6 @@ from tests.ops.attention import (
     window,
 )
 from tests.ops.case import Arrays, Case, Operands, Tensors, normal
-from tests.places import on_gpu
 
 # The gradients by a query that sees one key are 0, which no error is relative to: where dq has rows
 # of its own (key_lengths) every query sees several.
@@ -66,8 +65,7 @@ class Backward:
         fp32 = o.place.dtype == "float32"
         self.log_sum_exp = o.room(*sums) if fp32 else o.fp32(np.full(sums, np.nan, np.float32))
         self.forward(self.out, self.log_sum_exp)
-        wants_dbias = shape.biased and not on_gpu(o.place)  # which has no kernel for it
-        self.dbias = o.fp32(np.full_like(a["bias"], np.nan)) if wants_dbias else None
+        self.dbias = o.fp32(np.full_like(a["bias"], np.nan)) if shape.biased else None
 
     def __call__(self, dq: k.Tensor, dkv: k.Tensor, stream: k.Stream | None = None) -> None:
         f, width = self.forward, self.shape.kv_width
@@ -116,7 +114,7 @@ def reference(t: Tensors, shape: Attention) -> torch.Tensor:
     (attend(leaves, shape) * t["dout"]).sum().backward()
     dq, dkv, dbias = (leaf.grad for leaf in leaves.values())
     parts = [dq, dkv] if shape.key_lengths else [torch.cat([dq, dkv], 1)]
-    if shape.biased and not t["q"].is_cuda:  # a GPU has no kernel for dbias
+    if shape.biased:
         parts.append(dbias)
     found = [part.double().cpu().numpy() for part in parts]
     return torch.from_numpy(rows_of(found)).to(t["q"].dtype)

@@ -26,12 +26,15 @@ NAMES = [
     "Qwen3ForCausalLM",
     "ViTForImageClassification",
     "BartForConditionalGeneration",
+    "T5ForConditionalGeneration",
+    "UMT5ForConditionalGeneration",
 ]
 # Wide enough for the kernels of tensor cores.
 WIDE: dict[str, dict[str, Any]] = {
     "BertForMaskedLM": {"hidden_size": 256, "intermediate_size": 512},
     "GPT2LMHeadModel": {"n_embd": 256},
     "LlamaForCausalLM": {"hidden_size": 256, "intermediate_size": 512},
+    "T5ForConditionalGeneration": {"d_model": 256, "d_kv": 64, "d_ff": 512},
 }
 HALVES = [torch.bfloat16, torch.float16]
 

@@ -141,7 +141,9 @@ KINDS = ["BertForSequenceClassification", "GPT2LMHeadModel", *SEQ2SEQ_MODELS]
 @pytest.mark.parametrize(("optimizer", "lr"), [(torch.optim.SGD, 2e-3), (torch.optim.AdamW, 5e-4)])
 def test_200_steps_follow_the_same_curve(name: str, optimizer: type, lr: float) -> None:
     """At rates at which fp32 follows fp64: AdamW at 2e-3 multiplies roundings, and transformers'
-    own curve of GPT-2 leaves that of fp64 after 100 steps."""
+    own curve of GPT-2 leaves that of fp64 after 100 steps, and those of T5 do at 5e-4."""
+    if optimizer is torch.optim.AdamW and "T5" in name:
+        lr = 1e-4
     curves = []
     for model in both(name):
         steps = optimizer(model.parameters(), lr=lr)

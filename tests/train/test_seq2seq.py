@@ -18,9 +18,10 @@ from fusewire.train import Adam, CrossEntropy
 from tests.models.paged_texts import greedy
 from tests.tolerance import MODEL_FP32, TRAINED_VERSUS_EAGER
 from tests.train.test_replace import expect_equal, gradients
-from tests.train.tiny_models import SEQ2SEQ_MODELS, both, eager, ragged
+from tests.train.tiny_models import SEQ2SEQ_MODELS, both, config_of, eager, ragged
 
 BART, MARIAN = "BartForConditionalGeneration", "MarianMTModel"
+T5, UMT5 = "T5ForConditionalGeneration", "UMT5ForConditionalGeneration"
 BEGIN_WITH_THE_LAST = ("MBartForConditionalGeneration", "PLBartForConditionalGeneration")
 OWN_WORDS = {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 64}
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
@@ -29,11 +30,14 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
     (BART, {"tie_word_embeddings": False}),
     (BART, {"encoder_layers": 1, "decoder_layers": 3}),
     (MARIAN, OWN_WORDS),
+    (T5, {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}),
+    (T5, {"relative_attention_num_buckets": 32, "relative_attention_max_distance": 128}),
+    (UMT5, {"num_layers": 1, "num_decoder_layers": 3}),
 ]
 
 
 def decoder_of(model: Any) -> Any:
-    return model.model.decoder
+    return model.get_decoder()
 
 
 @pytest.mark.parametrize(("name", "more"), VARIANTS, ids=str)
@@ -104,7 +108,7 @@ def test_both_sides_are_packed(name: str) -> None:
     """Neither padding of sources nor what is behind the last label of a target is computed."""
     _, ours = both(name)
     tokens = []
-    for stack in (ours.model.encoder, decoder_of(ours)):
+    for stack in (ours.get_encoder(), decoder_of(ours)):
         stack.embed_tokens.register_forward_hook(lambda _m, _i, out: tokens.append(out.shape[1]))
     ours(**ragged(name, (7, 12, 1, 5)))
     assert tokens == [25, 25]
@@ -157,30 +161,88 @@ def test_frozen_parts_get_no_gradient(frozen: str) -> None:
     expect_equal(gradients(ours, ragged(BART)), gradients(theirs, ragged(BART)))
 
 
+@pytest.mark.parametrize("segments", [1, 2])
+@pytest.mark.parametrize("name", [T5, UMT5])
+@pytest.mark.parametrize("frozen", [True, False], ids=["frozen", "alone"])
+def test_biases_by_distance_are_frozen_or_train_alone(
+    name: str, frozen: bool, segments: int
+) -> None:
+    """UMT5's are each layer's own, T5's all layers'."""
+    theirs, ours = both(name, segments=segments)
+    for model in (theirs, ours):
+        for parameter_name, parameter in model.named_parameters():
+            biased = "relative_attention_bias" in parameter_name
+            parameter.requires_grad_(biased != frozen)
+    expect_equal(gradients(ours, ragged(name)), gradients(theirs, ragged(name)))
+
+
+def test_biases_by_distance_are_read_anew_and_accumulate() -> None:
+    theirs, ours = both(T5)
+    batch = ragged(T5)
+    for _ in range(2):
+        for model in (theirs, ours):
+            for _ in range(2):
+                model(**batch).loss.backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.mul_(0.9)
+    expect_equal(
+        *((0.0, {n: p.grad for n, p in m.named_parameters()}) for m in (ours, theirs)),
+    )
+
+
 @pytest.mark.filterwarnings("ignore:.gradient_checkpointing_enable:FutureWarning")
-def test_gradient_checkpointing_recomputes_layers() -> None:
+@pytest.mark.parametrize(
+    ("name", "more"), [(BART, {"decoder_layers": 4}), (T5, {"num_decoder_layers": 4})]
+)
+def test_gradient_checkpointing_recomputes_layers(name: str, more: dict[str, Any]) -> None:
     found, peaks = [], []
     for checkpointing in (False, True):
-        _, ours = both(BART, dropout=0.1, more={"decoder_layers": 4})
+        _, ours = both(name, dropout=0.1, more=more)
         if checkpointing:
             ours.gradient_checkpointing_enable()
         torch.manual_seed(2)
-        found.append(gradients(ours, ragged(BART)))
+        found.append(gradients(ours, ragged(name)))
         peaks.append(decoder_of(ours).fusewire.segments[0].stack.stats()["peak_bytes"])
     assert peaks[1] < peaks[0] * 0.7
     assert all(torch.equal(found[0][1][n], found[1][1][n]) for n in found[0][1])
 
 
-def test_copies_and_pickles_train_by_themselves() -> None:
-    theirs, ours = both(MARIAN)
-    batch = ragged(MARIAN)
+@pytest.mark.parametrize(
+    ("name", "written"),
+    [
+        (MARIAN, "model.decoder.layers.0.fc1.weight"),
+        (T5, "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"),
+    ],
+)
+def test_copies_and_pickles_train_by_themselves(name: str, written: str) -> None:
+    theirs, ours = both(name)
+    batch = ragged(name)
     wanted = gradients(theirs, batch)
     for other in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours))):
         with torch.no_grad():
-            decoder_of(ours).layers[0].fc1.weight.zero_()
+            ours.get_parameter(written).zero_()
         expect_equal(gradients(other, batch), wanted)
         ours.load_state_dict(theirs.state_dict())
         expect_equal(gradients(ours, batch), wanted)
+
+
+def hidden_of(
+    model: Any, inputs: dict[str, torch.Tensor], target_mask: torch.Tensor
+) -> torch.Tensor:
+    """What the head reads; T5 has no base model in it, and scales in front of a tied head."""
+    if model.base_model is not model:
+        return model.base_model(**inputs, decoder_attention_mask=target_mask).last_hidden_state
+    mask = inputs["attention_mask"]
+    source = model.encoder(inputs["input_ids"], attention_mask=mask).last_hidden_state
+    hidden = model.decoder(
+        inputs["decoder_input_ids"],
+        attention_mask=target_mask,
+        encoder_hidden_states=source,
+        encoder_attention_mask=mask,
+    ).last_hidden_state
+    scaled = not isinstance(model, transformers.MT5ForConditionalGeneration)
+    return hidden * (model.config.d_model**-0.5 if scaled else 1.0)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -196,9 +258,7 @@ def test_the_criterion_in_chunks_is_that_of_transformers(name: str, smoothing: f
     wanted = torch.nn.functional.cross_entropy(logits, labels.flatten(), label_smoothing=smoothing)
     wanted.backward()
     criterion = CrossEntropy(label_smoothing=smoothing, logit_bytes=4 * 61 * 8)
-    hidden = ours.base_model(
-        **inputs, decoder_attention_mask=(labels != -100).long()
-    ).last_hidden_state
+    hidden = hidden_of(ours, inputs, (labels != -100).long())
     bias = getattr(ours, "final_logits_bias", [None])[0]
     loss = criterion(hidden, ours.lm_head.weight, labels, bias)
     loss.backward()
@@ -242,11 +302,12 @@ def test_what_is_trained_is_saved_and_served(
     served = load_decoder(tmp_path)
     assert isinstance(served, Seq2SeqModel)
     sources = [batch["input_ids"][row, :length].tolist() for row, length in ((0, 7), (3, 9))]
+    start = ours.config.decoder_start_token_id
     for source, written in zip(
-        sources, greedy(served, [[2], [2]], 9, sources=sources), strict=True
+        sources, greedy(served, [[start], [start]], 9, sources=sources), strict=True
     ):
         ids = torch.tensor([source])
-        target = [2]
+        target = [start]
         with torch.no_grad():
             for _ in range(9):
                 logits = reread(input_ids=ids, decoder_input_ids=torch.tensor([target])).logits
@@ -295,6 +356,20 @@ def test_the_seq2seq_trainer_learns_as_with_transformers_own_layers(
     assert written[1] == written[0]
 
 
+def test_an_encoder_of_t5_trains_alone() -> None:
+    torch.manual_seed(1)
+    theirs = transformers.T5EncoderModel(config_of(T5)).train()
+    ours = train.replace(copy.deepcopy(theirs))
+    batch = {key: ragged(T5)[key] for key in ("input_ids", "attention_mask")}
+    weights = torch.randn(32) * batch["attention_mask"][..., None]
+    found = []
+    for model in (ours, theirs):
+        loss = (model(**batch).last_hidden_state * weights).sum()
+        loss.backward()
+        found.append((float(loss.detach()), {n: p.grad for n, p in model.named_parameters()}))
+    expect_equal(*found)
+
+
 class TestRefusals:
     @pytest.mark.parametrize("side", ["encoder", "decoder"])
     def test_layers_that_are_left_out(self, side: str) -> None:
@@ -334,7 +409,7 @@ class TestRefusals:
             ours(batch["input_ids"], batch["attention_mask"], starts, labels=batch["labels"])
         wanted = r"^decoder_attention_mask: got shape \[4, 12\], wanted \[4, 11\] as decoder_input"
         with pytest.raises(InvalidInput, match=wanted):
-            ours.model(
+            ours.base_model(
                 batch["input_ids"],
                 decoder_input_ids=starts,
                 decoder_attention_mask=torch.ones(4, 12),

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from fusewire import kernels as k
 from fusewire.kernels import training as t
 from fusewire.placement import Placement
@@ -40,6 +41,32 @@ def test_gradients_are_those_of_fp64_autograd(name: str, recompute: str, place: 
     true_dx, truth = layer.truth(x, gradient)
     assert off(dx, true_dx) <= TRAINED_GRADIENT
     expect_close(layer, gradients, truth)
+
+
+@pytest.mark.parametrize("recompute", RECOMPUTE)
+def test_the_gradient_of_a_bias_is_the_sum_over_the_layers_that_share_it(recompute: str) -> None:
+    layer = TrainedLayer(TRAINED_SPECS["position_bias"], layers=3)
+    x, gradient = arrays(layer)
+    layer.gradients(x, gradient, recompute=recompute)
+    leaves: dict[int, torch.Tensor] = {}
+    layer.truth(x, gradient, leaves)
+    truth = leaves[id(layer.bias)].grad
+    assert truth is not None
+    assert off(layer.dbias, truth.numpy()) <= TRAINED_GRADIENT
+
+
+def test_the_gradient_of_a_bias_is_added_to_what_is_there_or_left_out() -> None:
+    layer = TrainedLayer(TRAINED_SPECS["position_bias"], layers=2)
+    x, gradient = arrays(layer)
+    dx, gradients = layer.gradients(x, gradient)
+    alone, there = layer.dbias, np.full_like(layer.bias, 3)
+    for sums in ([k.Tensor.from_numpy(there)], [None], []):
+        _, activations = layer.forward_pass(x)
+        assert activations is not None
+        got = layer.backward_pass(activations, gradient, bias_gradients=sums)
+        assert np.array_equal(got[0], dx)
+        assert np.array_equal(got[1], gradients)
+    np.testing.assert_allclose(there, alone + 3, rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["post_norm", "rms_norm_silu_gated"])
@@ -262,6 +289,24 @@ class TestRefusals:
         tensor = k.Tensor.from_numpy
         with pytest.raises(k.Error, match="positions: got none"):
             layer.stack.forward(tensor(x.copy()), tensor(x), tensor(layer.values), layer.batch())
+
+    def test_biases_that_are_not_those_of_the_layers(self) -> None:
+        layer = TrainedLayer(TRAINED_SPECS["position_bias"])
+        x, gradient = arrays(layer)
+        _, activations = layer.forward_pass(x)
+        assert activations is not None
+        for sums, message in (
+            ([None, None], "bias_gradients: got 2, wanted one for each of 1 biases, or none"),
+            ([k.Tensor.from_numpy(layer.bias[:, 2:].copy())], r"bias_gradients: got .*2 L - 1"),
+        ):
+            with pytest.raises(k.Error, match=message):
+                layer.backward_pass(activations, gradient, bias_gradients=sums)
+        layer.biases = [layer.bias[:1].copy()]
+        with pytest.raises(k.Error, match=r"bias: got .*wanted .*heads="):
+            layer.forward_pass(x)
+        layer.biases = []
+        with pytest.raises(k.Error, match="biases: got 0, wanted one for position_bias 0"):
+            layer.forward_pass(x)
 
     def test_no_layers(self) -> None:
         with pytest.raises(k.Error, match="layers: got none"):

@@ -49,6 +49,20 @@ SEQ2SEQ = {
     "encoder_layerdrop": 0.0,
     "decoder_layerdrop": 0.0,
 }
+T5 = {
+    "vocab_size": 61,
+    "d_model": 32,
+    "d_kv": 12,
+    "d_ff": 48,
+    "num_layers": 3,
+    "num_decoder_layers": 2,
+    "num_heads": 4,
+    "relative_attention_num_buckets": 8,
+    "relative_attention_max_distance": 10,
+    "decoder_start_token_id": 0,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+}
 
 # Class name -> its configuration. Dropout is what `dropout` says.
 CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -97,8 +111,11 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "PegasusForConditionalGeneration": ("PegasusConfig", SEQ2SEQ),
     "BlenderbotForConditionalGeneration": ("BlenderbotConfig", SEQ2SEQ),
     "M2M100ForConditionalGeneration": ("M2M100Config", SEQ2SEQ),
+    "T5ForConditionalGeneration": ("T5Config", T5),
+    "MT5ForConditionalGeneration": ("MT5Config", T5),
+    "UMT5ForConditionalGeneration": ("UMT5Config", T5),
 }
-SEQ2SEQ_MODELS = [name for name, (_, options) in CONFIGS.items() if options is SEQ2SEQ]
+SEQ2SEQ_MODELS = [n for n, (_, c) in CONFIGS.items() if "decoder_start_token_id" in c]
 _KEYS = (
     "dropout",
     "attn_pdrop",
@@ -106,6 +123,7 @@ _KEYS = (
     "embd_pdrop",
     "attention_dropout",
     "activation_dropout",
+    "dropout_rate",
 )
 
 

@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 from tests.layers.layer import SPECS, Layer
 from tests.tolerance import TRAINED_GRADIENT
 
-# No gradient of a bias by distance is computed yet.
 TRAINED_SPECS: dict[str, dict[str, Any]] = {
-    **{name: spec for name, spec in SPECS.items() if not spec.get("biased")},
+    **SPECS,
     "transposed_weights": {"pre_norm": True, "transposed": True},
     "head_norms_rotary": {
         "pre_norm": True,
@@ -47,7 +46,8 @@ Floats = NDArray[np.float32]
 
 
 class TrainedLayer(Layer):
-    """`layers` copies of the layer that share its weights' values, not its memory."""
+    """`layers` copies of the layer that share its weights' values, not its memory, and a bias by
+    distance if it has one; a backward leaves that one's gradient in `dbias`."""
 
     def __init__(
         self,
@@ -59,6 +59,8 @@ class TrainedLayer(Layer):
         super().__init__(options, lengths=lengths)
         self.layers = layers
         self.dropouts = dropouts
+        self.biases = [self.bias] if options.get("biased") else []
+        self.dbias = np.zeros_like(self.bias)
         self._arrays: list[Floats] = []
         self._size = 0
         self.offsets: list[dict[str, int]] = []
@@ -117,6 +119,7 @@ class TrainedLayer(Layer):
             rope=tuple(k.Tensor.from_numpy(table) for table in (self.cos, self.sin, -self.sin))
             if o.get("rotary")
             else None,
+            position_bias=0 if o.get("biased") else None,
         )
         feed_forward = t.FeedForward(
             intermediate=self._linear("intermediate"),
@@ -141,6 +144,7 @@ class TrainedLayer(Layer):
             k.Tensor.from_numpy(self.values if values is None else values),
             self.batch(),
             positions=k.Tensor.from_numpy(self.positions),
+            biases=[k.Tensor.from_numpy(bias) for bias in self.biases],
             **options,
         )
         return out, activations
@@ -154,6 +158,7 @@ class TrainedLayer(Layer):
     ) -> tuple[Floats, Floats]:
         """Gradients of x and of all parameters."""
         dx = gradient.copy()
+        self.dbias = np.zeros_like(self.bias)
         if gradients is None:
             gradients = np.full_like(self.values, np.nan)
         self.stack.backward(
@@ -161,7 +166,7 @@ class TrainedLayer(Layer):
             k.Tensor.from_numpy(dx),
             k.Tensor.from_numpy(self.values),
             k.Tensor.from_numpy(gradients),
-            **options,
+            **{"bias_gradients": [k.Tensor.from_numpy(self.dbias) for _ in self.biases]} | options,
         )
         return dx, gradients
 

@@ -15,7 +15,7 @@ from fusewire.models.blueprint import Stack
 from fusewire.models.config import Config
 from fusewire.models.image_parts import LayerNames, pre_norm_layers
 from fusewire.models.registry import image_encoder as image_row
-from fusewire.train import decoder, image_encoder, seq2seq, text_encoder
+from fusewire.train import decoder, image_encoder, seq2seq, t5, text_encoder
 from fusewire.train.parts import Dropouts
 
 
@@ -66,6 +66,15 @@ def _seq2seq_stack(side: str, values: Mapping[str, Any]) -> Stack:
     blueprint = blueprint_of(values, "generate")
     stack: Stack = _in_module(blueprint.encoder if side == "encoder" else blueprint.stack, side)
     return stack
+
+
+def _t5_stack(values: Mapping[str, Any]) -> Stack:
+    """Heads scale what they read themselves."""
+    side = "decoder" if values.get("is_decoder") else "encoder"
+    blueprint = blueprint_of({**values, "is_encoder_decoder": True}, "generate")
+    found: Stack = _in_module(blueprint.encoder if side == "encoder" else blueprint.stack, side)
+    assert found.final_norm is not None
+    return replace(found, final_norm=replace(found.final_norm, scale=1.0))
 
 
 def _in_module(node: Any, module: str) -> Any:
@@ -135,6 +144,9 @@ _SEQ2SEQ_DECODER = replace(
 )
 _SEQ2SEQ = ("Bart", "MBart", "PLBart", "Marian", "Pegasus", "Blenderbot", "M2M100")
 
+_T5 = Family(_t5_stack, t5.forward, *("dropout_rate",) * 4)
+_T5S = ("T5", "MT5", "UMT5")
+
 # By the class of the base model; of encoder-decoder models, of each of their stacks.
 FAMILIES: dict[str, Family] = {
     "BertModel": _BERT,
@@ -152,12 +164,13 @@ FAMILIES: dict[str, Family] = {
     "DeiTModel": _VIT,
     **{f"{name}Encoder": _SEQ2SEQ_ENCODER for name in _SEQ2SEQ},
     **{f"{name}Decoder": _SEQ2SEQ_DECODER for name in _SEQ2SEQ},
+    **{f"{name}Stack": _T5 for name in _T5S},
 }
 
 # Classes with a head over a decoder, whose `labels` say where targets end.
 LABELLED = (
     "MarianMTModel",
-    *(f"{name}ForConditionalGeneration" for name in _SEQ2SEQ if name != "Marian"),
+    *(f"{name}ForConditionalGeneration" for name in (*_SEQ2SEQ, *_T5S) if name != "Marian"),
 )
 
 

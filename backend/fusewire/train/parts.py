@@ -15,10 +15,12 @@ from fusewire.models.blueprint import (
     FeedForward,
     Layer,
     Norm,
+    PositionBias,
     tensors_of,
 )
 from fusewire.models.rope import Rope
 from fusewire.train.flat import FlatParameters
+from fusewire.train.position_bias import TrainedBias
 from fusewire.train.torch_tensors import stream_of
 
 _THERE = "train it with transformers itself"
@@ -68,13 +70,16 @@ class Parts:
         self._angles: dict[Rope, tuple[Tensor, Tensor, Tensor]] = {}
         # Offset of each weight -> the names of the parameters that it is made of.
         self.weights: dict[int, list[str]] = {}
+        # By the numbers that attentions have of them.
+        self.biases: list[TrainedBias] = []
+        self._bias_numbers: dict[PositionBias, int] = {}
 
     def stack(self, layers: Sequence[Layer], final_norm: Norm | None) -> training.Stack:
         norm = None if final_norm is None else self._norm(final_norm)
         return training.Stack([self._layer(layer) for layer in layers], norm)
 
     def names(self, *parts: Layer | Norm) -> list[str]:
-        """Of all parameters of the parts."""
+        """Of all parameters of the parts, biases by distance included."""
         return [f"{self._prefix}{name}" for name in tensors_of(*parts)]
 
     def _layer(self, layer: Layer) -> list[training.Block]:
@@ -113,8 +118,6 @@ class Parts:
         )
 
     def _attention(self, part: Attention) -> training.Attention:
-        if part.position_bias is not None:
-            raise Unsupported("attention", "a bias by distance", "none", _THERE)
         return training.Attention(
             qkv=self._linear(part.qkv),
             output=self._linear(part.output),
@@ -128,6 +131,7 @@ class Parts:
             q_norm=None if part.q_norm is None else self._norm(part.q_norm),
             k_norm=None if part.k_norm is None else self._norm(part.k_norm),
             rope=None if part.rope is None else self._rope(part.rope),
+            position_bias=None if part.position_bias is None else self._bias(part.position_bias),
         )
 
     def _feed_forward(self, part: FeedForward) -> training.FeedForward:
@@ -179,6 +183,12 @@ class Parts:
             )
             self._angles[rope] = cos, sin, negative_sin
         return self._angles[rope]
+
+    def _bias(self, bias: PositionBias) -> int:
+        if bias not in self._bias_numbers:
+            self._bias_numbers[bias] = len(self.biases)
+            self.biases.append(TrainedBias(self._flat, self._prefix, bias))
+        return self._bias_numbers[bias]
 
     def _offset(self, name: str) -> int:
         return self._flat.offset(f"{self._prefix}{name}")

@@ -17,6 +17,7 @@ from fusewire.train.parts import Dropouts, Parts
 from fusewire.train.torch_tensors import stream_of, view
 
 _LARGEST_SEED = 2**63 - 1
+_BEFORE_BIASES = 10  # arguments of _Run.forward
 
 
 class Source(NamedTuple):
@@ -51,7 +52,10 @@ class Segment:
         self._weights = parts.weights
         self._by_layer = [parts.names(layer) for layer in layers]
         self._last = [] if final_norm is None else parts.names(final_norm)
-        self.names = [name for names in (*self._by_layer, self._last) for name in names]
+        self._biases = parts.biases
+        apart = {bias.name for bias in self._biases}
+        every = (name for names in (*self._by_layer, self._last) for name in names)
+        self.names = [name for name in every if name not in apart]  # with gradients in the buffer
         self._seen: tuple[int, int] | None = None
         self._version = 0
 
@@ -81,6 +85,7 @@ class Segment:
         if self.stack is None:
             self._build()
         parameters = [self.flat.parameter(name) for name in self.names]
+        biases = [bias() for bias in self._biases]
         states, of_source = (None, None) if source is None else source
         inputs = [x] if states is None else [x, states]
         device = self.flat.values.device
@@ -95,7 +100,10 @@ class Segment:
         x = x.to(dtype)
         states = None if states is None else states.to(dtype)
         options = training, recompute, self._first_trained(inputs)
-        return _Run.apply(x, states, self, packed, of_source, positions, *options, *parameters)
+        tensors = *biases, *parameters
+        return _Run.apply(
+            x, states, self, packed, of_source, positions, *options, len(biases), *tensors
+        )
 
     def _first_trained(self, inputs: Sequence[torch.Tensor]) -> int:
         """The lowest layer that backward has to reach; their number where none has to be."""
@@ -151,11 +159,13 @@ class _Run(Function):
         training: bool,
         recompute: str,
         first_trained: int,
-        *parameters: torch.Tensor,
+        bias_count: int,
+        *biases_and_parameters: torch.Tensor,
     ) -> torch.Tensor:
         x = x.contiguous()
         source = None if source is None else source.contiguous()
         out = torch.empty_like(x)
+        biases = biases_and_parameters[:bias_count]
         ctx.segment = segment
         ctx.version = segment.version()
         ctx.activations = segment.stack.forward(
@@ -165,23 +175,28 @@ class _Run(Function):
             packed.batch,
             positions=None if positions is None else view(positions),
             source=None if source is None or of_source is None else (view(source), of_source.batch),
+            biases=[view(bias) for bias in biases],
             first_trained=first_trained,
             recompute=recompute,
             dropout_seed=segment.seed(training),
             version=ctx.version,
             stream=stream_of(x.device),
         )
-        ctx.save_for_backward(x, source)  # so that torch says when somebody wrote to it
+        ctx.save_for_backward(x, source, *biases)  # so that torch says when somebody wrote to it
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         segment: Segment = ctx.segment
-        x, source = ctx.saved_tensors
+        x, source, *biases = ctx.saved_tensors
         dx = torch.empty_like(x)
         dx.copy_(gradient)
         dsource = torch.zeros_like(source) if ctx.needs_input_grad[1] else None
+        dbiases = [
+            torch.zeros_like(bias) if ctx.needs_input_grad[_BEFORE_BIASES + number] else None
+            for number, bias in enumerate(biases)
+        ]
         place = segment.flat.begin_backward(segment.names)
         segment.stack.backward(
             ctx.activations,
@@ -191,7 +206,8 @@ class _Run(Function):
             accumulate=place.accumulate,
             frozen=segment.frozen(),
             source_gradient=None if dsource is None else view(dsource),
+            bias_gradients=[None if dbias is None else view(dbias) for dbias in dbiases],
             version=segment.version(),
             stream=stream_of(x.device),
         )
-        return dx, dsource, *(None,) * 7, *place.returned
+        return dx, dsource, *(None,) * (_BEFORE_BIASES - 2), *dbiases, *place.returned

@@ -55,7 +55,7 @@ def decoder(
     _refuse(self, {**kwargs, "past_key_values": past_key_values})
     scale = getattr(self, "embed_scale", 1.0)
     tokens, x = _inputs(self, input_ids, inputs_embeds, attention_mask, scale, "decoder_")
-    source = _source(encoder_hidden_states, encoder_attention_mask, tokens.shape[0])
+    source = source_of(encoder_hidden_states, encoder_attention_mask, tokens.shape[0])
     hidden = self.fusewire(x, tokens, None, self.layers, source)
     return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=tokens.unpack(hidden))
 
@@ -130,7 +130,11 @@ def _positions(
     return found
 
 
-def _source(hidden: torch.Tensor | None, attention_mask: torch.Tensor | None, rows: int) -> Source:
+def source_of(
+    hidden: torch.Tensor | None, attention_mask: torch.Tensor | None, rows: int
+) -> Source:
+    """What the cross attentions of a decoder read, packed. Raises InvalidInput for hidden states
+    that are not those of so many rows."""
     if hidden is None or hidden.ndim != 3 or hidden.shape[0] != rows:
         raise InvalidInput(
             "encoder_hidden_states",

@@ -1,5 +1,4 @@
 // Chooses the kernels of the backward pass of attention by element type and shape.
-#include "core/error.h"
 #include "core/training_kernels.h"
 #include "cuda/attention/attention_backward.h"
 
@@ -7,10 +6,6 @@ namespace fusewire::cuda {
 
 template <class T>
 void attention_backward(const AttentionBackwardArguments& g, const Stream& stream) {
-  if (g.dbias) {
-    fail("attention_backward: dbias: got one on ", stream.device.text(),
-         ", which no kernel of target cuda computes, wanted none; train the bias on the cpu");
-  }
   if constexpr (sizeof(T) == 2) {
     if (flash_attention_backward_fits(g)) return flash_attention_backward<T>(g, stream);
   }

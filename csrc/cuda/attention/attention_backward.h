@@ -86,6 +86,7 @@ __device__ __forceinline__ AttendedSequence sequence_of_keys(const QueryTile& ti
 struct WeightGradient {
   float kept;    // the weight, times the mask of dropout
   float dscore;  // by q k^T * scale
+  float dbias;   // by what is added to it
 };
 
 // Of a query and a key at `distance` = key - query positions; `factor` is the mask of dropout.
@@ -109,7 +110,8 @@ __device__ __forceinline__ WeightGradient differentiate(const AttentionShape& sh
   const bool seen = real && distance >= -shape.left && distance <= shape.right;
   const float weight = seen ? exp2f((score - log_sum_exp) * kLog2E) : 0.0f;
   const float kept = weight * factor;
-  return {kept, (kept * dweight - weight * dot) * slope};
+  const float dbias = kept * dweight - weight * dot;
+  return {kept, dbias * slope, dbias};
 }
 
 // The biases of a head, at distance 0; null: none.
@@ -118,12 +120,12 @@ __device__ __forceinline__ const float* biases_of(const AttentionShape& shape, i
 }
 
 // Tensor cores by mma.sync (T is __half or __nv_bfloat16). `fits` says whether a head is as narrow
-// as they want it.
+// as they want it, and no gradient of a bias is wanted.
 bool flash_attention_backward_fits(const AttentionBackwardArguments& g);
 template <class T>
 void flash_attention_backward(const AttentionBackwardArguments& g, const Stream& stream);
 
-// Multiply-adds in fp32: every type and shape.
+// Multiply-adds in fp32: every type and shape, and dbias.
 template <class T>
 void plain_attention_backward(const AttentionBackwardArguments& g, const Stream& stream);
 

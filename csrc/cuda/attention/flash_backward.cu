@@ -339,7 +339,7 @@ void launch_both(const AttentionBackwardArguments& g, const Stream& stream) {
 }  // namespace
 
 bool flash_attention_backward_fits(const AttentionBackwardArguments& g) {
-  return g.forward.head_dim <= 128;
+  return g.forward.head_dim <= 128 && !g.dbias;
 }
 
 template <class T>

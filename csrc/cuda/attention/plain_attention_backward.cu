@@ -3,8 +3,11 @@
 #include <cmath>
 
 #include "cuda/attention/attention_backward.h"
+#include "cuda/attention/bias_gradient.h"
 #include "cuda/launch.h"
 #include "cuda/reduce.h"
+#include "cuda/runtime/kept_memory.h"
+#include "cuda/training/column_totals.h"
 
 namespace fusewire::cuda {
 namespace {
@@ -81,11 +84,14 @@ __device__ void load_keys(Memory<kDim>& m, const AttentionBackwardShape<T>& g,
   load_rows<kDim>(m.v, g.v + key * shape.v_stride + column, shape.v_stride, rows, dim);
 }
 
-// The weights of a tile of queries and a tile of keys, and the gradients of their scores.
+// The weights of a tile of queries and a tile of keys, and the gradients of their scores; in
+// `bias`, unless it is null, those of their biases.
 template <int kDim, class T>
-__device__ void differentiate_tile(Memory<kDim>& m, const AttentionBackwardShape<T>& g,
-                                   const AttendedSequence& of, int head, int first_query,
-                                   int first_key) {
+__device__ __forceinline__ void differentiate_tile(Memory<kDim>& m,
+                                                   const AttentionBackwardShape<T>& g,
+                                                   const AttendedSequence& of, int head,
+                                                   int first_query, int first_key,
+                                                   BiasTile<kTile>* bias) {
   constexpr int kStride = Memory<kDim>::kStride;
   const AttentionShape& shape = g.forward;
   const int key = threadIdx.x % kTile, row = threadIdx.x / kTile * kRowsEach;
@@ -112,6 +118,7 @@ __device__ void differentiate_tile(Memory<kDim>& m, const AttentionBackwardShape
                       factor, m.log_sum_exp[row + i], m.dots[row + i], tanhf);
     m.weights[row + i][key] = gradient.kept;
     m.dscores[row + i][key] = gradient.dscore;
+    if (bias) bias->gradients[row + i][key] = gradient.dbias;
   }
 }
 
@@ -133,9 +140,11 @@ __device__ __forceinline__ void store_part(const RowPart<kDim>& part, T* row, in
   }
 }
 
-// Block number: tile * heads + head.
-template <class T, int kDim>
-__global__ void __launch_bounds__(kThreads) queries_kernel(AttentionBackwardShape<T> g) {
+// Block number: tile * heads + head. With kBias a block has its own row of bias_sums[blocks,
+// width].
+template <class T, int kDim, bool kBias>
+__global__ void __launch_bounds__(kThreads)
+    queries_kernel(AttentionBackwardShape<T> g, float* bias_sums) {
   extern __shared__ __align__(16) char shared[];
   auto& m = *reinterpret_cast<Memory<kDim>*>(shared);
   const AttentionShape& shape = g.forward;
@@ -144,6 +153,12 @@ __global__ void __launch_bounds__(kThreads) queries_kernel(AttentionBackwardShap
   const QueryTile tile =
       find_query_tile<kTile>(shape.offsets, shape.sequences, blockIdx.x / shape.heads);
   wait_for_inputs();
+  const int most = static_cast<int>(shape.bias_span) - 1, width = 2 * most + 1;
+  auto* bias = kBias ? reinterpret_cast<BiasTile<kTile>*>(shared + sizeof(m)) : nullptr;
+  if constexpr (kBias) {
+    bias_sums += static_cast<int64_t>(blockIdx.x) * width;
+    clear_bias_sums<kThreads>(bias_sums, width);
+  }
   if (tile.first_query >= tile.length) return;
   const AttendedSequence of = sequence_of_queries(tile, shape);
   load_queries<kDim>(m, g, of, head, tile.first_query);
@@ -154,8 +169,12 @@ __global__ void __launch_bounds__(kThreads) queries_kernel(AttentionBackwardShap
   for (int key = seen.begin; key < seen.end; key += kTile) {
     load_keys<kDim>(m, g, of, head / shape.group, key);
     __syncthreads();
-    differentiate_tile<kDim>(m, g, of, head, tile.first_query, key);
+    differentiate_tile<kDim>(m, g, of, head, tile.first_query, key, bias);
     __syncthreads();
+    if constexpr (kBias) {
+      const int distance = key - (of.position() + tile.first_query);
+      add_bias_tile<kTile, kThreads>(bias_sums, *bias, distance, most);
+    }
     for (int j = 0; j < kTile; ++j) {
       const float* k = m.k + j * Memory<kDim>::kStride + column;
 #pragma unroll
@@ -192,7 +211,7 @@ __global__ void __launch_bounds__(kThreads) keys_kernel(AttentionBackwardShape<T
     for (int query = seeing.begin; query < seeing.end; query += kTile) {
       load_queries<kDim>(m, g, of, head, query);
       __syncthreads();
-      differentiate_tile<kDim>(m, g, of, head, query, tile.first_query);
+      differentiate_tile<kDim>(m, g, of, head, query, tile.first_query, nullptr);
       __syncthreads();
       for (int i = 0; i < kTile; ++i) {
         const float* q = m.q + i * Memory<kDim>::kStride + column;
@@ -213,6 +232,15 @@ __global__ void __launch_bounds__(kThreads) keys_kernel(AttentionBackwardShape<T
   store_part<kDim>(dv, g.dv + (of.key + key) * g.dv_stride + at_head, shape.head_dim, 1.0f);
 }
 
+template <class T, int kDim, bool kBias>
+void launch_queries(const AttentionBackwardShape<T>& shape, dim3 blocks, float* bias_sums,
+                    const Stream& stream) {
+  constexpr auto kKernel = queries_kernel<T, kDim, kBias>;
+  constexpr size_t kBytes = sizeof(Memory<kDim>) + (kBias ? sizeof(BiasTile<kTile>) : 0);
+  allow_shared_memory<kKernel>(kBytes, stream);
+  launch(kKernel, blocks, dim3(kThreads), kBytes, stream, shape, bias_sums);
+}
+
 template <class T, int kDim>
 void launch_both(const AttentionBackwardArguments& g, const Stream& stream) {
   const AttentionArguments& a = g.forward;
@@ -221,9 +249,16 @@ void launch_both(const AttentionBackwardArguments& g, const Stream& stream) {
   const auto blocks = [](const SequenceBatch& batch, int64_t heads) {
     return dim3(static_cast<unsigned>(batch.query_tiles(kTile) * heads));
   };
-  allow_shared_memory<queries_kernel<T, kDim>>(kBytes, stream);
-  launch(queries_kernel<T, kDim>, blocks(*a.queries, a.heads), dim3(kThreads), kBytes, stream,
-         shape);
+  const dim3 of_queries = blocks(*a.queries, a.heads);
+  if (g.dbias) {
+    const int64_t width = a.heads * a.bias_width(), count = of_queries.x / a.heads;
+    auto* sums = static_cast<float*>(
+        kept_memory(stream, sizeof(float) * static_cast<size_t>(count * width)));
+    launch_queries<T, kDim, true>(shape, of_queries, sums, stream);
+    add_parts({sums, count, width, g.dbias, nullptr, width, false}, stream);
+  } else {
+    launch_queries<T, kDim, false>(shape, of_queries, nullptr, stream);
+  }
   allow_shared_memory<keys_kernel<T, kDim>>(kBytes, stream);
   launch(keys_kernel<T, kDim>, blocks(*a.keys, a.kv_heads), dim3(kThreads), kBytes, stream, shape);
 }
