@@ -18,8 +18,10 @@ using namespace py::literals;
 using LinearPointer = std::shared_ptr<Linear>;
 using NormOrNone = std::optional<Norm>;
 
-Norm new_norm(Parameter weight, std::optional<Parameter> bias, float eps, std::string_view kind) {
-  return {layers::norm_named(kind, bias.has_value()), weight, bias, eps};
+Norm new_norm(Parameter weight, std::optional<Parameter> bias, float eps, std::string_view kind,
+              bool one_plus) {
+  return {layers::norm_named(kind, bias.has_value()), weight, bias, eps,
+          one_plus ? std::make_shared<OnePlus>() : nullptr};
 }
 
 std::shared_ptr<Attention> new_attention(LinearPointer qkv, LinearPointer output, int64_t heads,
@@ -56,7 +58,9 @@ void register_parts(py::module_& m) {
            "offset"_a, "shape"_a, "offset: of its first number, in numbers.");
   py::class_<Norm>(m, "Norm", "A norm over the features of each row.")
       .def(py::init(&new_norm), "weight"_a, "bias"_a = py::none(), "eps"_a = 1e-12f,
-           "kind"_a = "layer_norm", "kind: layer_norm, or rms_norm, which has no bias.");
+           "kind"_a = "layer_norm", "one_plus"_a = false,
+           "kind: layer_norm, or rms_norm, which has no bias. one_plus: the parameter is the "
+           "weight's difference from 1.");
   py::class_<Linear, LinearPointer>(m, "Linear", "A linear layer whose weight changes.")
       .def(py::init([](Parameter weight, std::optional<Parameter> bias, bool transposed) {
              return std::make_shared<Linear>(weight, bias, transposed);
@@ -96,13 +100,14 @@ void register_parts(py::module_& m) {
            "As fusewire.kernels.FeedForward; dropout: of what the activation makes.");
   py::class_<Block>(m, "Block", "A sublayer among norms, with its residual.")
       .def(py::init([](std::shared_ptr<Sublayer> sublayer, NormOrNone input_norm,
-                       NormOrNone residual_norm, float dropout) {
-             return Block(std::move(sublayer), std::move(input_norm), std::move(residual_norm),
-                          dropout);
+                       NormOrNone output_norm, NormOrNone residual_norm, float dropout) {
+             return Block(std::move(sublayer), std::move(input_norm), std::move(output_norm),
+                          std::move(residual_norm), dropout);
            }),
            py::arg("sublayer").none(false), py::kw_only(), "input_norm"_a = py::none(),
-           "residual_norm"_a = py::none(), "dropout"_a = 0.0f,
-           "x = residual_norm(x + dropout(sublayer(input_norm(x)))).");
+           "output_norm"_a = py::none(), "residual_norm"_a = py::none(), "dropout"_a = 0.0f,
+           "x = residual_norm(x + dropout(output_norm(sublayer(input_norm(x))))); a dropout beside "
+           "an output_norm is refused.");
 }
 
 py::dict stats_of(const Stack& stack) {

@@ -12,12 +12,19 @@ void expect_probability(const char* part, float probability) {
 }
 
 Block::Block(std::shared_ptr<const Sublayer> sublayer, std::optional<Norm> input_norm,
-             std::optional<Norm> residual_norm, float dropout)
+             std::optional<Norm> output_norm, std::optional<Norm> residual_norm, float dropout)
     : sublayer_(std::move(sublayer)),
       input_norm_(std::move(input_norm)),
+      output_norm_(std::move(output_norm)),
       residual_norm_(std::move(residual_norm)),
       dropout_(dropout) {
   expect_probability("Block", dropout);
+  if (output_norm_ && output_norm_->kind != layers::Norm::Kind::kRmsNorm) {
+    fail("Block: output_norm: got a layer_norm, wanted an rms_norm, added as it is made");
+  }
+  if (output_norm_ && dropout > 0) {
+    fail("Block: dropout: got ", dropout, " with an output_norm, wanted 0");
+  }
 }
 
 void Block::compute(const Tensor& x, BlockActivations& a, const Pass& pass) const {
@@ -28,7 +35,18 @@ void Block::compute(const Tensor& x, BlockActivations& a, const Pass& pass) cons
   if (!pass.saves || pass.recompute >= Recompute::kNorm) a.normed.reset();
 }
 
+void Block::project(BlockActivations& a, const Pass& pass) const {
+  a.result = pass.matrix(hidden());
+  sublayer_->output().forward(*a.result, *a.sublayer.inner, Activation::kNone, pass);
+}
+
 void Block::add(const Tensor& sum, const Tensor& x, BlockActivations& a, const Pass& pass) const {
+  if (output_norm_) {
+    project(a, pass);
+    output_norm_->forward_add(sum, *a.result, x, pass);
+    if (!pass.saves) a.result.reset();
+    return;
+  }
   const Dropout dropout = pass.dropout_after(dropout_);
   const Tensor& inner = *a.sublayer.inner;
   if (dropout.probability > 0) {
@@ -59,7 +77,10 @@ Value Block::forward(const Tensor& x, BlockActivations& a, const Tensor* out,
 
 void Block::recompute(const Tensor& x, BlockActivations& a, const Pass& pass) const {
   compute(x, a, pass);
-  if (!residual_norm_) return;
+  if (!residual_norm_) {
+    if (output_norm_) project(a, pass);
+    return;
+  }
   a.sum = pass.matrix(x.shape[1]);
   add(*a.sum, x, a, pass);
 }
@@ -70,6 +91,11 @@ void Block::backward(const Tensor& d, const Tensor& x, BlockActivations a, const
     a.sum.reset();
   }
   Value dz(d);
+  if (output_norm_) {
+    dz = Value(pass.matrix(d.shape[1]));
+    output_norm_->backward(dz, d, *a.result, nullptr, pass);
+    a.result.reset();
+  }
   if (const Dropout dropout = pass.dropout_after(dropout_); dropout.probability > 0) {
     dz = Value(pass.matrix(d.shape[1]));
     ops::dropout_add(dz, d, nullptr, dropout.probability, dropout.seed, dropout.offset,
@@ -91,7 +117,7 @@ void Block::backward(const Tensor& d, const Tensor& x, BlockActivations a, const
 void Block::expect_within(const Tensor& flat) const {
   sublayer_->expect_within(flat);
   sublayer_->output().expect_within(flat);
-  for (const auto* norm : {&input_norm_, &residual_norm_}) {
+  for (const auto* norm : {&input_norm_, &output_norm_, &residual_norm_}) {
     if (*norm) (*norm)->expect_within(flat);
   }
 }

@@ -1,4 +1,5 @@
-// A residual block that trains: x = residual_norm(x + dropout(sublayer(input_norm(x)))).
+// A residual block that trains: x = residual_norm(x + dropout(sublayer(input_norm(x)))), or
+// residual_norm(x + output_norm(sublayer(input_norm(x)))).
 #pragma once
 
 #include "train/linear.h"
@@ -42,15 +43,16 @@ class Sublayer {
 struct BlockActivations {
   std::optional<Value> x;
   std::optional<Matrix> normed, sum;  // what input_norm makes, and what residual_norm reads
+  std::optional<Matrix> result;       // of the sublayer, which output_norm reads
   SublayerActivations sublayer;
 };
 
 class Block {
  public:
   // dropout: the probability that a number of the sublayer's output is dropped. Error for a
-  // probability outside [0, 1).
+  // probability outside [0, 1), and for an output_norm that is no RMSNorm, or beside a dropout.
   Block(std::shared_ptr<const Sublayer> sublayer, std::optional<Norm> input_norm,
-        std::optional<Norm> residual_norm, float dropout);
+        std::optional<Norm> output_norm, std::optional<Norm> residual_norm, float dropout);
 
   int64_t hidden() const { return sublayer_->output().out_features(); }
   const std::optional<Norm>& residual_norm() const { return residual_norm_; }
@@ -65,10 +67,11 @@ class Block {
 
  private:
   void compute(const Tensor& x, BlockActivations& a, const Pass& pass) const;
+  void project(BlockActivations& a, const Pass& pass) const;
   void add(const Tensor& sum, const Tensor& x, BlockActivations& a, const Pass& pass) const;
 
   std::shared_ptr<const Sublayer> sublayer_;
-  std::optional<Norm> input_norm_, residual_norm_;
+  std::optional<Norm> input_norm_, output_norm_, residual_norm_;
   float dropout_;
 };
 

@@ -108,7 +108,9 @@ def test_dropout_is_replayed_in_the_backward(name: str) -> None:
     assert off(other, gradients) > 0.1
 
 
-@pytest.mark.parametrize("name", ["post_norm", "rms_norm_silu_gated", "head_norms_rotary"])
+@pytest.mark.parametrize(
+    "name", ["post_norm", "rms_norm_silu_gated", "head_norms_rotary", "position_bias"]
+)
 def test_recomputing_saves_memory_and_changes_no_bit(name: str) -> None:
     peaks, results = [], []
     for recompute in RECOMPUTE:
@@ -272,6 +274,15 @@ class TestRefusals:
     def test_a_probability_that_is_none(self, probability: float) -> None:
         with pytest.raises(k.Error, match=r"dropout: got.*wanted a probability"):
             TrainedLayer(TRAINED_SPECS["post_norm"], residual=probability)
+
+    def test_a_norm_of_an_output_that_is_dropped_or_is_no_rms_norm(self) -> None:
+        with pytest.raises(k.Error, match=r"dropout: got 0.1 with an output_norm, wanted 0"):
+            TrainedLayer(TRAINED_SPECS["sandwich_one_plus"], residual=0.1)
+        linear = t.Linear(t.Parameter(0, [8, 8]))
+        sublayer = t.FeedForward(intermediate=linear, output=linear)
+        norm = t.Norm(t.Parameter(64, [8]))
+        with pytest.raises(k.Error, match="output_norm: got a layer_norm, wanted an rms_norm"):
+            t.Block(sublayer, output_norm=norm)
 
     def test_a_soft_cap_below_zero(self) -> None:
         qkv, output = (t.Linear(t.Parameter(0, [rows, 8])) for rows in (24, 8))

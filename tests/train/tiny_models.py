@@ -21,6 +21,13 @@ SMALL = {
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 GPT2_NO_DROPOUT = {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}
 LLAMA = {**SMALL, "num_key_value_heads": 2, "bos_token_id": 1, "eos_token_id": 2}
+GEMMA = {
+    **LLAMA,
+    "head_dim": 16,
+    "query_pre_attn_scalar": 12,
+    "sliding_window": 5,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
 IMAGES = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
@@ -102,6 +109,8 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     "MistralForCausalLM": ("MistralConfig", {**LLAMA, "sliding_window": 5}),
     "Qwen2ForCausalLM": ("Qwen2Config", LLAMA),
     "Qwen3ForCausalLM": ("Qwen3Config", {**LLAMA, "head_dim": 16}),
+    "Gemma2ForCausalLM": ("Gemma2Config", {**GEMMA, "attn_logit_softcapping": 3.0}),
+    "Gemma3ForCausalLM": ("Gemma3TextConfig", GEMMA),
     "ViTForImageClassification": ("ViTConfig", IMAGES),
     "DeiTForImageClassification": ("DeiTConfig", IMAGES),
     "BartForConditionalGeneration": ("BartConfig", SEQ2SEQ),

@@ -28,6 +28,19 @@ TRAINED_SPECS: dict[str, dict[str, Any]] = {
         "gated": True,
         "activation": "silu",
     },
+    "sandwich_one_plus": {
+        "pre_norm": True,
+        "heads": 4,
+        "rotary": True,
+        "head_norms": True,
+        "norm": "rms_norm",
+        "post_norms": True,
+        "one_plus": True,
+        "gated": True,
+        "activation": "gelu_tanh",
+        "soft_cap": 3.0,
+    },
+    "output_and_residual_norms": {"norm": "rms_norm", "post_norms": True},
 }
 
 RECOMPUTE = ("none", "norm", "activation", "layer")
@@ -83,6 +96,7 @@ class TrainedLayer(Layer):
             t.Block(
                 part,
                 **{where: self._norm(f"{name}_norm", kind)},
+                output_norm=self._norm(f"{name}_post_norm"),
                 dropout=self.dropouts.get("residual", 0.0),
             )
             for name, part in self._sublayers()
@@ -101,7 +115,9 @@ class TrainedLayer(Layer):
     def _norm(self, name: str, kind: str = "rms_norm") -> t.Norm | None:
         if name not in self.norms:
             return None
-        return t.Norm(self._place(f"{name}.weight", self.norms[name]), None, 1e-6, kind)
+        one_plus = bool(self.o.get("one_plus"))
+        stored = self.norms[name] - np.float32(one_plus)
+        return t.Norm(self._place(f"{name}.weight", stored), None, 1e-6, kind, one_plus)
 
     def _sublayers(self) -> list[tuple[str, t.Sublayer]]:
         """In order, with what the names of their blocks' norms begin with."""

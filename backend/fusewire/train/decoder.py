@@ -11,6 +11,7 @@ from transformers.modeling_outputs import (
 )
 from transformers.utils.generic import can_return_tuple
 
+from fusewire.errors import Unsupported
 from fusewire.train.arguments import ids_or_embeddings, refuse
 from fusewire.train.packed import Packed, packed
 
@@ -38,6 +39,19 @@ def gpt2(
         x = x + self.wte(tokens.pack(token_type_ids))
     hidden = self.fusewire(self.drop(x), tokens, None, self.h)
     return BaseModelOutputWithPastAndCrossAttentions(last_hidden_state=tokens.unpack(hidden))
+
+
+def gemma(self: Any, *args: Any, **kwargs: Any) -> Any:
+    """As `llama`, for Gemma2Model and Gemma3TextModel. Raises Unsupported where transformers scales
+    the embeddings in the model's own forward, as versions did whose modules do not."""
+    if not hasattr(self.embed_tokens, "embed_scale"):
+        raise Unsupported(
+            f"{type(self).__name__}.embed_tokens",
+            type(self.embed_tokens).__name__,
+            "a module that scales what it gives",
+            "update transformers",
+        )
+    return llama(self, *args, **kwargs)
 
 
 @can_return_tuple

@@ -130,6 +130,7 @@ _BERT = Family(
 _DISTILBERT = Family(_ENCODER, text_encoder.forward, "attention_dropout", "", "", "dropout")
 _GPT2 = Family(_DECODER, decoder.gpt2, "attn_pdrop", "resid_pdrop", "", "resid_pdrop")
 _LLAMA = Family(_DECODER, decoder.llama, "attention_dropout", "", "", "")
+_GEMMA = replace(_LLAMA, forward=decoder.gemma)
 _VIT = replace(_BERT, of=_image_stack, forward=image_encoder.forward)
 _SEQ2SEQ_ENCODER = Family(
     partial(_seq2seq_stack, "encoder"),
@@ -160,6 +161,8 @@ FAMILIES: dict[str, Family] = {
     "MistralModel": _LLAMA,
     "Qwen2Model": _LLAMA,
     "Qwen3Model": _LLAMA,
+    "Gemma2Model": _GEMMA,
+    "Gemma3TextModel": _GEMMA,
     "ViTModel": _VIT,
     "DeiTModel": _VIT,
     **{f"{name}Encoder": _SEQ2SEQ_ENCODER for name in _SEQ2SEQ},

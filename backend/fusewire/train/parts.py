@@ -88,14 +88,13 @@ class Parts:
         return [self._block(block) for block in layer.blocks]
 
     def _block(self, block: Block) -> training.Block:
-        if block.output_norm is not None:
-            raise Unsupported("norm", "one of a sublayer's output", "none there", _THERE)
         dropouts = self._dropouts
         part = block.sublayer
         is_attention = not isinstance(part, FeedForward)
         return training.Block(
             self._sublayer(part),
             input_norm=None if block.input_norm is None else self._norm(block.input_norm),
+            output_norm=None if block.output_norm is None else self._norm(block.output_norm),
             residual_norm=None if block.residual_norm is None else self._norm(block.residual_norm),
             dropout=dropouts.attention_output if is_attention else dropouts.feed_forward_output,
         )
@@ -144,7 +143,7 @@ class Parts:
         )
 
     def _norm(self, norm: Norm) -> training.Norm:
-        if norm.one_plus or norm.scale != 1:
+        if norm.scale != 1:
             raise Unsupported(norm.name, "a weight that is stored otherwise", "itself", _THERE)
         shape = (norm.size,)
         return training.Norm(
@@ -152,6 +151,7 @@ class Parts:
             self._place([f"{norm.name}.bias"], shape) if norm.bias else None,
             norm.eps,
             norm.kind,
+            norm.one_plus,
         )
 
     def _linear(self, dense: Dense) -> training.Linear:
