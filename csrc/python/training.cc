@@ -62,11 +62,14 @@ void register_parts(py::module_& m) {
            "kind: layer_norm, or rms_norm, which has no bias. one_plus: the parameter is the "
            "weight's difference from 1.");
   py::class_<Linear, LinearPointer>(m, "Linear", "A linear layer whose weight changes.")
-      .def(py::init([](Parameter weight, std::optional<Parameter> bias, bool transposed) {
-             return std::make_shared<Linear>(weight, bias, transposed);
+      .def(py::init([](Parameter weight, std::optional<Parameter> bias, bool transposed,
+                       std::optional<Tensor> rows) {
+             return std::make_shared<Linear>(weight, bias, transposed, std::move(rows));
            }),
-           "weight"_a, "bias"_a = py::none(), "transposed"_a = false,
-           "weight: [out_features, in_features], or the other way round where it is transposed.");
+           "weight"_a, "bias"_a = py::none(), "transposed"_a = false, "rows"_a = py::none(),
+           "weight: [out_features, in_features], or the other way round where it is transposed. "
+           "rows: int64[out_features], of each row of the product the one that the parameters have "
+           "it in, each once.");
   py::class_<Sublayer, std::shared_ptr<Sublayer>>(m, "Sublayer", "What a block adds to x.");
   py::class_<Attention, Sublayer, std::shared_ptr<Attention>>(m, "Attention",
                                                               "Self-attention, packed.")
@@ -121,8 +124,9 @@ void register_stack(py::module_& m) {
   py::class_<Activations>(m, "Activations", "What a forward saved for its backward.")
       .def_property_readonly("spent", &Activations::spent);
   py::class_<Stack>(m, "Stack", "Layers, and a norm at their end, that train.")
-      .def(py::init<std::vector<std::vector<Block>>, NormOrNone>(), "layers"_a,
-           "final_norm"_a = py::none())
+      .def(py::init<std::vector<std::vector<Block>>, NormOrNone, bool>(), "layers"_a,
+           "final_norm"_a = py::none(), "parallel"_a = false,
+           "parallel: all blocks of a layer read its input, and what they make of it is added up.")
       .def_property_readonly("layers", &Stack::layers)
       .def(
           "forward",

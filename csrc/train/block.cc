@@ -57,18 +57,18 @@ void Block::add(const Tensor& sum, const Tensor& x, BlockActivations& a, const P
   }
 }
 
-Value Block::forward(const Tensor& x, BlockActivations& a, const Tensor* out,
-                     const Pass& pass) const {
+Value Block::forward(const Tensor& x, const Tensor& residual, BlockActivations& a,
+                     const Tensor* out, const Pass& pass) const {
   compute(x, a, pass);
   const auto result = [&] { return out ? Value(*out) : Value(pass.matrix(x.shape[1])); };
   if (!residual_norm_) {
     Value sum = result();
-    add(sum, x, a, pass);
+    add(sum, residual, a, pass);
     sublayer_->drop(a.sublayer, pass);
     return sum;
   }
   a.sum = pass.matrix(x.shape[1]);
-  add(*a.sum, x, a, pass);
+  add(*a.sum, residual, a, pass);
   sublayer_->drop(a.sublayer, pass);
   Value y = result();
   residual_norm_->forward(y, *a.sum, pass);
@@ -85,20 +85,21 @@ void Block::recompute(const Tensor& x, BlockActivations& a, const Pass& pass) co
   add(*a.sum, x, a, pass);
 }
 
-void Block::backward(const Tensor& d, const Tensor& x, BlockActivations a, const Pass& pass) const {
+void Block::backward(const Tensor& d, const Tensor& dout, const Tensor& x, BlockActivations a,
+                     const Pass& pass) const {
   if (residual_norm_) {
     residual_norm_->backward(d, d, *a.sum, nullptr, pass);
     a.sum.reset();
   }
-  Value dz(d);
+  Value dz(dout);
   if (output_norm_) {
     dz = Value(pass.matrix(d.shape[1]));
-    output_norm_->backward(dz, d, *a.result, nullptr, pass);
+    output_norm_->backward(dz, dout, *a.result, nullptr, pass);
     a.result.reset();
   }
   if (const Dropout dropout = pass.dropout_after(dropout_); dropout.probability > 0) {
     dz = Value(pass.matrix(d.shape[1]));
-    ops::dropout_add(dz, d, nullptr, dropout.probability, dropout.seed, dropout.offset,
+    ops::dropout_add(dz, dout, nullptr, dropout.probability, dropout.seed, dropout.offset,
                      pass.stream);
   }
   if (!input_norm_) {

@@ -57,12 +57,16 @@ class Block {
   int64_t hidden() const { return sublayer_->output().out_features(); }
   const std::optional<Norm>& residual_norm() const { return residual_norm_; }
 
-  // The output for x, in `out` where that is given. Fills `a`.
-  Value forward(const Tensor& x, BlockActivations& a, const Tensor* out, const Pass& pass) const;
+  // The output for x, added to `residual`, which is x but in layers whose blocks are parallel; in
+  // `out` where that is given. Fills `a`.
+  Value forward(const Tensor& x, const Tensor& residual, BlockActivations& a, const Tensor* out,
+                const Pass& pass) const;
   // Fills `a` alone.
   void recompute(const Tensor& x, BlockActivations& a, const Pass& pass) const;
-  // d[tokens, hidden]: the gradient of the output becomes that of x.
-  void backward(const Tensor& d, const Tensor& x, BlockActivations a, const Pass& pass) const;
+  // d[tokens, hidden]: the gradient of the residual becomes that of x too. dout, which may be d:
+  // that of the output.
+  void backward(const Tensor& d, const Tensor& dout, const Tensor& x, BlockActivations a,
+                const Pass& pass) const;
   void expect_within(const Tensor& flat) const;
 
  private:

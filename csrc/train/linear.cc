@@ -1,12 +1,23 @@
 #include "train/linear.h"
 
+#include "core/allocator.h"
 #include "core/error.h"
+#include "core/runtime.h"
 #include "ops/ops.h"
 
 namespace fusewire::train {
+namespace {
 
-Linear::Linear(Parameter weight, std::optional<Parameter> bias, bool transposed)
-    : weight_(weight), bias_(bias), transposed_(transposed) {
+// A vector as a matrix of one column.
+Tensor column(const Tensor& vector) {
+  return {vector.data, {vector.shape[0], 1}, vector.dtype, vector.device};
+}
+
+}  // namespace
+
+Linear::Linear(Parameter weight, std::optional<Parameter> bias, bool transposed,
+               std::optional<Tensor> rows)
+    : weight_(weight), bias_(bias), transposed_(transposed), rows_(std::move(rows)) {
   if (weight_.shape.rank() != 2) {
     fail("Linear: weight: got ", weight_.shape.text(), ", wanted a matrix");
   }
@@ -15,6 +26,11 @@ Linear::Linear(Parameter weight, std::optional<Parameter> bias, bool transposed)
   if (bias_ && bias_->shape != Shape{out_features_}) {
     fail("Linear: bias: got ", bias_->shape.text(), ", wanted [", out_features_,
          "], the weight's out_features");
+  }
+  if (rows_ &&
+      (transposed_ || rows_->dtype != DType::kInt64 || rows_->shape != Shape{out_features_})) {
+    fail("Linear: rows: got ", name_of(rows_->dtype), rows_->shape.text(), ", wanted int64[",
+         out_features_, "], of a weight that is not transposed");
   }
 }
 
@@ -28,8 +44,13 @@ const fusewire::Linear& Linear::packed(Packed& panels, bool bias, bool transpose
   const DType dtype = pass.parameters.dtype;
   const bool known = panels.linear && panels.dtype == dtype;
   if (known && panels.version == pass.version) return *panels.linear;
-  const Tensor weight = weight_.of(pass.parameters);
-  const Tensor biases = bias && bias_ ? bias_->of(pass.parameters) : Tensor();
+  Tensor weight = weight_.of(pass.parameters);
+  Tensor biases = bias && bias_ ? bias_->of(pass.parameters) : Tensor();
+  if (rows_) {
+    const Ordered& there = ordered(pass);
+    weight.data = there.weight.get();
+    if (bias && bias_) biases.data = there.bias.get();
+  }
   const Tensor* const given = bias && bias_ ? &biases : nullptr;
   if (known) {
     panels.linear->refresh(weight, given, pass.stream);
@@ -39,6 +60,49 @@ const fusewire::Linear& Linear::packed(Packed& panels, bool bias, bool transpose
   panels.dtype = dtype;
   panels.version = pass.version;
   return *panels.linear;
+}
+
+const Linear::Ordered& Linear::ordered(const Pass& pass) const {
+  const DType dtype = pass.parameters.dtype;
+  Ordered& there = ordered_[dtype];
+  const bool known = there.weight != nullptr;
+  if (known && there.version == pass.version) return there;
+  Stream stream = pass.stream;
+  stream.recording = false;  // a dry run packs weights too
+  Runtime& device = runtime(stream.device.type);
+  const auto order = [&](std::shared_ptr<void>& to, const Tensor& stored, const Tensor& matrix) {
+    CachingAllocator& allocator = default_allocator(stream.device);
+    if (!known) to = allocator.allocate(stored.bytes(), "training", stream);
+    const auto staged = allocator.allocate(stored.bytes(), "training", stream);
+    const Tensor made(staged.get(), matrix.shape, dtype, stream.device);
+    ops::gather_rows(made, matrix, *rows_, stream);
+    // Kernels may fetch weights before they wait for other kernels, but not before copies have
+    // ended (cuda/launch.h).
+    device.copy(to.get(), made.data, stored.bytes(), stream);
+  };
+  const Tensor weight = weight_.of(pass.parameters);
+  order(there.weight, weight, weight);
+  if (bias_) {
+    const Tensor bias = bias_->of(pass.parameters);
+    order(there.bias, bias, column(bias));
+  }
+  there.version = pass.version;
+  return there;
+}
+
+void Linear::backward_ordered(const Tensor& dy, const Tensor& x, bool frozen,
+                              const Pass& pass) const {
+  const Gradients& g = pass.gradients;
+  if (bias_) {
+    const ScratchTensor sums = pass.scratch.tensor({out_features_});
+    ops::column_sums(sums, dy, false, pass.stream);
+    ops::embed_backward(column(bias_->of(g.flat)), *rows_, column(sums), 1, g.accumulate,
+                        pass.stream);
+  }
+  const ScratchTensor dweight = pass.scratch.tensor(shape());  // planned, frozen or not
+  if (frozen) return;
+  ops::linear_backward_weight(dweight, dy, x, false, pass.stream);
+  ops::embed_backward(weight_.of(g.flat), *rows_, dweight, 1, g.accumulate, pass.stream);
 }
 
 void Linear::forward(const Tensor& y, const Tensor& x, Activation activation,
@@ -53,8 +117,10 @@ void Linear::forward_add(const Tensor& y, const Tensor& x, const Tensor& residua
 
 void Linear::backward_parameters(const Tensor& dy, const Tensor& x, const Pass& pass) const {
   const Gradients& g = pass.gradients;
+  const bool frozen = g.frozen && g.frozen->count(weight_.offset);
+  if (rows_) return backward_ordered(dy, x, frozen, pass);
   if (bias_) ops::column_sums(bias_->of(g.flat), dy, g.accumulate, pass.stream);
-  if (g.frozen && g.frozen->count(weight_.offset)) return;
+  if (frozen) return;
   const Tensor &rows = transposed_ ? x : dy, &cols = transposed_ ? dy : x;
   ops::linear_backward_weight(weight_.of(g.flat), rows, cols, g.accumulate, pass.stream);
 }

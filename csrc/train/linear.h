@@ -1,6 +1,7 @@
 // A linear layer whose weight changes: packed anew for the products of either direction.
 #pragma once
 
+#include <map>
 #include <memory>
 
 #include "train/pass.h"
@@ -11,8 +12,11 @@ namespace fusewire::train {
 class Linear {
  public:
   // weight [out_features, in_features], or [in_features, out_features] when it is stored transposed
-  // (GPT-2's Conv1D). Error when bias is not [out_features].
-  Linear(Parameter weight, std::optional<Parameter> bias, bool transposed);
+  // (GPT-2's Conv1D). rows int64[out_features]: of each row of the product the row that the
+  // parameters have it in, each once (GPT-NeoX stores q | k | v of a head together); none: the
+  // same. Error when bias is not [out_features], or for rows of a weight that is transposed.
+  Linear(Parameter weight, std::optional<Parameter> bias, bool transposed,
+         std::optional<Tensor> rows);
 
   int64_t in_features() const { return in_features_; }
   int64_t out_features() const { return out_features_; }
@@ -39,14 +43,24 @@ class Linear {
     DType dtype = DType::kFloat32;
     uint64_t version = 0;
   };
+  // Weight and bias in the order of the product, of one version too. Panels may share them: they
+  // stay where they are.
+  struct Ordered {
+    std::shared_ptr<void> weight, bias;
+    uint64_t version = 0;
+  };
   const fusewire::Linear& packed(Packed& panels, bool bias, bool transposed,
                                  const Pass& pass) const;
+  const Ordered& ordered(const Pass& pass) const;
+  void backward_ordered(const Tensor& dy, const Tensor& x, bool frozen, const Pass& pass) const;
 
   Parameter weight_;
   std::optional<Parameter> bias_;
   bool transposed_;
+  std::optional<Tensor> rows_;
   int64_t in_features_, out_features_;
   mutable Packed forward_, backward_;
+  mutable std::map<DType, Ordered> ordered_;
 };
 
 }  // namespace fusewire::train

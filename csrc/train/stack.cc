@@ -4,6 +4,7 @@
 
 #include "core/check.h"
 #include "core/error.h"
+#include "ops/ops.h"
 
 namespace fusewire::train {
 namespace {
@@ -18,8 +19,8 @@ void expect_trainable(Check& check, const Stream& stream, const Tensor& paramete
 
 }  // namespace
 
-Stack::Stack(std::vector<std::vector<Block>> layers, std::optional<Norm> final_norm)
-    : final_norm_(std::move(final_norm)) {
+Stack::Stack(std::vector<std::vector<Block>> layers, std::optional<Norm> final_norm, bool parallel)
+    : final_norm_(std::move(final_norm)), parallel_(parallel) {
   if (layers.empty()) fail("Stack: layers: got none, wanted 1 or more");
   for (std::vector<Block>& layer : layers) {
     if (layer.empty()) fail("Stack: got a layer without a block, wanted 1 or more");
@@ -28,6 +29,9 @@ Stack::Stack(std::vector<std::vector<Block>> layers, std::optional<Norm> final_n
   }
   begins_.push_back(blocks_.size());
   for (const Block& block : blocks_) {
+    if (parallel && block.residual_norm()) {
+      fail("Stack: parallel: got a block with a residual_norm, wanted none that norms their sum");
+    }
     if (block.hidden() != blocks_.front().hidden()) {
       fail("Stack: got blocks of hidden size ", blocks_.front().hidden(), " and ", block.hidden(),
            ", wanted one size");
@@ -170,15 +174,27 @@ void Stack::run(Activations& a, const Tensor& out, const Tensor& x,
   const size_t first = first_block(a), end = blocks_.size();
   const bool by_layer = a.options.recompute == Recompute::kLayer;
   Value value(x);
+  std::optional<Value> input;  // of a parallel layer, which nothing keeps
+  size_t begin = 0;
   for (size_t b = 0; b < end; ++b) {
+    if (begins_layer(b)) {
+      begin = b;
+      input.reset();
+    }
+    const bool apart = parallel_ && b > begin;
     pass.block = static_cast<int64_t>(b);
     pass.saves = b >= first && !by_layer;
     BlockActivations passing;
     const bool last = b + 1 == end && !final_norm_;
-    Value next =
-        blocks_[b].forward(value, pass.saves ? a.of[b] : passing, last ? &out : nullptr, pass);
-    const bool keeps = b >= first && (by_layer ? begins_layer(b) : !remade(a, b));
-    if (keeps) a.of[b].x = std::move(value);
+    const Tensor& read = !apart ? value : input ? *input : *a.of[begin].x;
+    BlockActivations& saved = pass.saves ? a.of[b] : passing;
+    Value next = blocks_[b].forward(read, value, saved, last ? &out : nullptr, pass);
+    const bool keeps = b >= first && !apart && (by_layer ? b == begin : !remade(a, b));
+    if (keeps) {
+      a.of[b].x = std::move(value);
+    } else if (parallel_ && b == begin) {
+      input = std::move(value);
+    }
     value = std::move(next);
   }
   if (!final_norm_) return;
@@ -188,12 +204,15 @@ void Stack::run(Activations& a, const Tensor& out, const Tensor& x,
 
 void Stack::recompute(Activations& a, int64_t layer, Pass& pass) const {
   const size_t begin = begins_[layer], end = begins_[layer + 1];
-  for (size_t b = begin; b + 1 < end; ++b) {
+  for (size_t b = begin; b < end; ++b) {
     pass.block = static_cast<int64_t>(b);
-    a.of[b + 1].x = blocks_[b].forward(*a.of[b].x, a.of[b], nullptr, pass);
+    const Tensor& x = *a.of[parallel_ ? begin : b].x;
+    if (parallel_ || b + 1 == end) {
+      blocks_[b].recompute(x, a.of[b], pass);
+    } else {
+      a.of[b + 1].x = blocks_[b].forward(x, x, a.of[b], nullptr, pass);
+    }
   }
-  pass.block = static_cast<int64_t>(end - 1);
-  blocks_[end - 1].recompute(*a.of[end - 1].x, a.of[end - 1], pass);
 }
 
 void Stack::run_back(Activations& a, const Tensor& gradient, const Tensor& parameters,
@@ -210,15 +229,24 @@ void Stack::run_back(Activations& a, const Tensor& gradient, const Tensor& param
   }
   for (int64_t layer = layers() - 1; layer >= a.options.first_trained; --layer) {
     if (by_layer) recompute(a, layer, pass);
-    for (size_t b = begins_[layer + 1]; b-- > begins_[layer];) {
+    const size_t begin = begins_[layer];
+    std::optional<Matrix> dout;  // that the blocks of a parallel layer share
+    if (parallel_ && begins_[layer + 1] - begin > 1) {
+      dout = pass.matrix(gradient.shape[1]);
+      ops::dropout_add(*dout, gradient, nullptr, 0, 0, 0, pass.stream);
+    }
+    for (size_t b = begins_[layer + 1]; b-- > begin;) {
       pass.block = static_cast<int64_t>(b);
       BlockActivations& saved = a.of[b];
       std::optional<Value> x = std::move(saved.x);
-      if (remade(a, b)) {
+      if (parallel_ && b > begin) {
+        x = Value(static_cast<const Tensor&>(*a.of[begin].x));
+      } else if (remade(a, b)) {
         x = Value(pass.matrix(gradient.shape[1]));
         blocks_[b - 1].residual_norm()->forward(*x, *a.of[b - 1].sum, pass);
       }
-      blocks_[b].backward(gradient, *x, std::move(saved), pass);
+      const Tensor& of_output = dout ? static_cast<const Tensor&>(*dout) : gradient;
+      blocks_[b].backward(gradient, of_output, *x, std::move(saved), pass);
       saved = {};
     }
   }

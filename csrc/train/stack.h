@@ -50,8 +50,10 @@ class Activations {
 
 class Stack {
  public:
-  // Error without a layer, for a layer without a block, or widths that differ.
-  Stack(std::vector<std::vector<Block>> layers, std::optional<Norm> final_norm);
+  // parallel: all blocks of a layer read its input, and what they make of it is added up. Error
+  // without a layer, for a layer without a block, widths that differ, or a residual_norm in a
+  // parallel layer.
+  Stack(std::vector<std::vector<Block>> layers, std::optional<Norm> final_norm, bool parallel);
 
   int64_t layers() const { return static_cast<int64_t>(begins_.size()) - 1; }
 
@@ -90,6 +92,7 @@ class Stack {
   std::vector<Block> blocks_;
   std::vector<size_t> begins_;  // the first block of each layer, and the end of the last
   std::optional<Norm> final_norm_;
+  bool parallel_;
   mutable std::mutex mutex_;
   mutable TapePlans plans_;
 };

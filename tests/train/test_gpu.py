@@ -22,6 +22,7 @@ NAMES = [
     "BertForSequenceClassification",
     "BertForMaskedLM",
     "GPT2LMHeadModel",
+    "GPTNeoXForCausalLM",
     "LlamaForCausalLM",
     "Qwen3ForCausalLM",
     "ViTForImageClassification",
@@ -33,6 +34,7 @@ NAMES = [
 WIDE: dict[str, dict[str, Any]] = {
     "BertForMaskedLM": {"hidden_size": 256, "intermediate_size": 512},
     "GPT2LMHeadModel": {"n_embd": 256},
+    "GPTNeoXForCausalLM": {"hidden_size": 256, "intermediate_size": 512},
     "LlamaForCausalLM": {"hidden_size": 256, "intermediate_size": 512},
     "T5ForConditionalGeneration": {"d_model": 256, "d_kv": 64, "d_ff": 512},
 }

@@ -53,6 +53,28 @@ def test_loss_and_gradients_are_those_of_transformers(name: str) -> None:
     expect_equal(gradients(ours, batch), gradients(theirs, batch))
 
 
+@pytest.mark.parametrize("more", [{"use_parallel_residual": False}, {"attention_bias": False}])
+@pytest.mark.parametrize("recompute", ["none", "activation", "layer"])
+def test_parallel_blocks_and_their_variants(more: dict[str, bool], recompute: str) -> None:
+    theirs, ours = both("GPTNeoXForCausalLM", more=more, recompute=recompute, segments=2)
+    batch = ragged("GPTNeoXForCausalLM")
+    for _ in range(2):  # the second time added to the first
+        for model in (ours, theirs):
+            loss_of(model, batch).backward()
+    found = [(0.0, {n: p.grad for n, p in m.named_parameters()}) for m in (ours, theirs)]
+    expect_equal(*found)
+
+
+@pytest.mark.parametrize("frozen", ["query_key_value.weight", "query_key_value.bias", "mlp"])
+def test_frozen_parts_of_parallel_blocks_get_no_gradient(frozen: str) -> None:
+    theirs, ours = both("GPTNeoXForCausalLM")
+    for model in (ours, theirs):
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(frozen not in name)
+    batch = ragged("GPTNeoXForCausalLM")
+    expect_equal(gradients(ours, batch), gradients(theirs, batch))
+
+
 # transformers pools the first place of a row, padding or not.
 POOLED = ("BertModel", "BertForPreTraining", *(n for n in TEXTS if "Sequence" in n))
 
@@ -140,6 +162,7 @@ def test_flattened_batches_equal_padded_ones(name: str, attention_keywords: bool
 KINDS = [
     "BertForSequenceClassification",
     "GPT2LMHeadModel",
+    "GPTNeoXForCausalLM",
     "Gemma2ForCausalLM",
     "Gemma3ForCausalLM",
     *SEQ2SEQ_MODELS,

@@ -83,7 +83,7 @@ def test_a_forward_that_saves_computes_what_one_that_serves_does(name: str) -> N
     assert off(saving, served.numpy()) <= TRAINED_GRADIENT
 
 
-@pytest.mark.parametrize("name", ["post_norm", "pre_norm_rotary_gated_window"])
+@pytest.mark.parametrize("name", ["post_norm", "pre_norm_rotary_gated_window", "parallel"])
 def test_dropout_is_replayed_in_the_backward(name: str) -> None:
     """By differences along a random direction of x and of the parameters."""
     layer = TrainedLayer(TRAINED_SPECS[name], layers=2, **DROPOUTS)
@@ -109,7 +109,7 @@ def test_dropout_is_replayed_in_the_backward(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["post_norm", "rms_norm_silu_gated", "head_norms_rotary", "position_bias"]
+    "name", ["post_norm", "rms_norm_silu_gated", "head_norms_rotary", "position_bias", "parallel"]
 )
 def test_recomputing_saves_memory_and_changes_no_bit(name: str) -> None:
     peaks, results = [], []
@@ -283,6 +283,17 @@ class TestRefusals:
         norm = t.Norm(t.Parameter(64, [8]))
         with pytest.raises(k.Error, match="output_norm: got a layer_norm, wanted an rms_norm"):
             t.Block(sublayer, output_norm=norm)
+
+    def test_a_parallel_layer_that_norms_its_sum(self) -> None:
+        with pytest.raises(k.Error, match="parallel: got a block with a residual_norm"):
+            TrainedLayer({"parallel": True})
+
+    def test_rows_of_another_number_or_of_a_transposed_weight(self) -> None:
+        place, rows = t.Parameter(0, [6, 4]), k.Tensor.from_numpy(np.arange(6))
+        with pytest.raises(k.Error, match=r"rows: got int64\[6\], wanted int64\[4\], of a weight"):
+            t.Linear(place, transposed=True, rows=rows)
+        with pytest.raises(k.Error, match=r"rows: got int64\[5\], wanted int64\[6\]"):
+            t.Linear(place, rows=k.Tensor.from_numpy(np.arange(5)))
 
     def test_a_soft_cap_below_zero(self) -> None:
         qkv, output = (t.Linear(t.Parameter(0, [rows, 8])) for rows in (24, 8))

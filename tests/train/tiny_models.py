@@ -105,6 +105,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
             "scale_attn_by_inverse_layer_idx": True,
         },
     ),
+    "GPTNeoXForCausalLM": ("GPTNeoXConfig", {**SMALL, "rotary_pct": 0.5}),
     "LlamaForCausalLM": ("LlamaConfig", {**LLAMA, "attention_bias": True}),
     "MistralForCausalLM": ("MistralConfig", {**LLAMA, "sliding_window": 5}),
     "Qwen2ForCausalLM": ("Qwen2Config", LLAMA),
@@ -132,6 +133,7 @@ _KEYS = (
     "embd_pdrop",
     "attention_dropout",
     "activation_dropout",
+    "hidden_dropout",
     "dropout_rate",
 )
 

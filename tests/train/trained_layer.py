@@ -40,6 +40,13 @@ TRAINED_SPECS: dict[str, dict[str, Any]] = {
         "activation": "gelu_tanh",
         "soft_cap": 3.0,
     },
+    "parallel": {"pre_norm": True, "parallel": True, "rotary": True},
+    "parallel_sandwich": {
+        "pre_norm": True,
+        "parallel": True,
+        "norm": "rms_norm",
+        "post_norms": True,
+    },
     "output_and_residual_norms": {"norm": "rms_norm", "post_norms": True},
 }
 
@@ -78,7 +85,7 @@ class TrainedLayer(Layer):
         self._size = 0
         self.offsets: list[dict[str, int]] = []
         blocks = [self._trained_blocks() for _ in range(layers)]
-        self.stack = t.Stack(blocks)
+        self.stack = t.Stack(blocks, parallel=bool(options.get("parallel")))
         self.values = np.concatenate([array.reshape(-1) for array in self._arrays])
 
     def _place(self, name: str, array: Floats) -> t.Parameter:

@@ -55,6 +55,27 @@ def gemma(self: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 @can_return_tuple
+def gpt_neox(
+    self: Any,
+    input_ids: torch.Tensor | None = None,
+    attention_mask: torch.Tensor | None = None,
+    position_ids: torch.Tensor | None = None,
+    inputs_embeds: torch.Tensor | None = None,
+    past_key_values: Any = None,
+    use_cache: bool | None = None,
+    **kwargs: Any,
+) -> BaseModelOutputWithPast:
+    """As GPTNeoXModel, otherwise as `llama`."""
+    refuse(self, past_key_values=past_key_values, **kwargs)
+    tokens, words, positions = _inputs(
+        self.embed_in, input_ids, inputs_embeds, attention_mask, position_ids, kwargs
+    )
+    angles = positions.to(torch.int32)
+    hidden = self.fusewire(self.emb_dropout(words), tokens, angles, self.layers)
+    return BaseModelOutputWithPast(last_hidden_state=tokens.unpack(hidden))
+
+
+@can_return_tuple
 def llama(
     self: Any,
     input_ids: torch.Tensor | None = None,

@@ -130,6 +130,9 @@ _BERT = Family(
 _DISTILBERT = Family(_ENCODER, text_encoder.forward, "attention_dropout", "", "", "dropout")
 _GPT2 = Family(_DECODER, decoder.gpt2, "attn_pdrop", "resid_pdrop", "", "resid_pdrop")
 _LLAMA = Family(_DECODER, decoder.llama, "attention_dropout", "", "", "")
+_GPT_NEOX = Family(
+    _DECODER, decoder.gpt_neox, "attention_dropout", "hidden_dropout", "", "hidden_dropout"
+)
 _GEMMA = replace(_LLAMA, forward=decoder.gemma)
 _VIT = replace(_BERT, of=_image_stack, forward=image_encoder.forward)
 _SEQ2SEQ_ENCODER = Family(
@@ -157,6 +160,7 @@ FAMILIES: dict[str, Family] = {
     "ElectraModel": _BERT,
     "DistilBertModel": _DISTILBERT,
     "GPT2Model": _GPT2,
+    "GPTNeoXModel": _GPT_NEOX,
     "LlamaModel": _LLAMA,
     "MistralModel": _LLAMA,
     "Qwen2Model": _LLAMA,

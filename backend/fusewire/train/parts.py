@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from fusewire.errors import ConfigurationError, Unsupported
 from fusewire.kernels import Tensor, training, upload
 from fusewire.models.blueprint import (
@@ -76,16 +78,18 @@ class Parts:
 
     def stack(self, layers: Sequence[Layer], final_norm: Norm | None) -> training.Stack:
         norm = None if final_norm is None else self._norm(final_norm)
-        return training.Stack([self._layer(layer) for layer in layers], norm)
+        parallel = {layer.parallel for layer in layers}
+        if len(parallel) > 1:
+            raise Unsupported("layers", "some with parallel blocks", "all or none", _THERE)
+        return training.Stack(
+            [[self._block(block) for block in layer.blocks] for layer in layers],
+            norm,
+            parallel.pop(),
+        )
 
     def names(self, *parts: Layer | Norm) -> list[str]:
         """Of all parameters of the parts, biases by distance included."""
         return [f"{self._prefix}{name}" for name in tensors_of(*parts)]
-
-    def _layer(self, layer: Layer) -> list[training.Block]:
-        if layer.parallel:
-            raise Unsupported("layer", "blocks in parallel", "blocks in order", _THERE)
-        return [self._block(block) for block in layer.blocks]
 
     def _block(self, block: Block) -> training.Block:
         dropouts = self._dropouts
@@ -155,7 +159,7 @@ class Parts:
         )
 
     def _linear(self, dense: Dense) -> training.Linear:
-        plain = not dense.by_head and not dense.row_scale and not dense.averaged
+        plain = not dense.row_scale and not dense.averaged
         if not plain or dense.weight_scale != 1 or dense.bias_scale != 1 or dense.bias_row:
             raise Unsupported(dense.names[0], "a weight that is stored otherwise", "itself", _THERE)
         if dense.activation != "none" or dense.norm is not None:
@@ -171,7 +175,14 @@ class Parts:
             place,
             self._place(biases, (dense.outputs,)) if dense.bias else None,
             transposed=dense.transposed,
+            rows=self._rows(dense) if dense.by_head else None,
         )
+
+    def _rows(self, dense: Dense) -> Tensor:
+        """Where q | k | v are stored, of which those of a head are together."""
+        stored = np.arange(dense.outputs, dtype=np.int64).reshape(dense.by_head, 3, -1)
+        rows = np.ascontiguousarray(stored.swapaxes(0, 1).reshape(-1))
+        return upload(Tensor.from_numpy(rows), "weights", stream_of(self._flat.values.device))
 
     def _rope(self, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
         """cos, sin and -sin, shared by all layers."""
