@@ -16,14 +16,18 @@ constexpr int64_t kKeyTile = 9 * 14;   // whole micro-kernel blocks for 14 and f
 constexpr float kLog2e = 1.44269504f;  // scores are kept in units of log2, exp is then 2^x
 constexpr float kMasked = -1e30f;      // finite: exp of it is 0, differences of it are not NaN
 
+// A score's error is a relative one of its exponential, so wide heads are summed in parts.
+constexpr int64_t kSummedDims = 128;
+
 template <int kRows>
-__attribute__((noinline)) void score_rows(const Product& product, float* scores) {
+__attribute__((noinline)) void score_rows(const Product& product, bool add, float* scores) {
   Vec sum[kRows][2] = {};
   multiply<kRows>(product, sum);
 #pragma GCC unroll 16
   for (int r = 0; r < kRows; ++r) {
-    store(scores + r * kColumns, sum[r][0]);
-    store(scores + r * kColumns + kLanes, sum[r][1]);
+    float* row = scores + r * kColumns;
+    store(row, add ? load(row) + sum[r][0] : sum[r][0]);
+    store(row + kLanes, add ? load(row + kLanes) + sum[r][1] : sum[r][1]);
   }
 }
 
@@ -62,10 +66,16 @@ inline void transpose_queries(float* to, const float* q, int64_t q_stride, int64
 // scores [keys][kColumns] = keys . query^T, query^T being [dim][kColumns].
 inline void score(const float* k, int64_t k_stride, const float* query, int64_t keys, int64_t dim,
                   float* scores) {
-  for_row_blocks(keys, [&](auto rows, int64_t from) {
-    const Product product = {k + from * k_stride, k_stride, 1, query, kColumns, dim};
-    score_rows<decltype(rows)::value>(product, scores + from * kColumns);
-  });
+  const int64_t parts = (dim + kSummedDims - 1) / kSummedDims;
+  const int64_t part = (dim + parts - 1) / parts;
+  for (int64_t begin = 0; begin < dim; begin += part) {
+    const int64_t dims = dim - begin < part ? dim - begin : part;
+    for_row_blocks(keys, [&](auto rows, int64_t from) {
+      const float* of = k + from * k_stride + begin;
+      const Product product = {of, k_stride, 1, query + begin * kColumns, kColumns, dims};
+      score_rows<decltype(rows)::value>(product, begin > 0, scores + from * kColumns);
+    });
+  }
 }
 
 // out^T [dim][kColumns] = out^T * correction + values^T . scores

@@ -31,6 +31,14 @@ def test_attention_drops_the_weights_of_the_mask(shape: Attention, place: Placem
     check(CASES["attention"], shape, place)
 
 
+@pytest.mark.parametrize("place", CPU_TARGETS, indirect=True)
+@pytest.mark.parametrize("dim", [200, 256])
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_wide_heads_keep_their_precision(dim: int, dropout: float, place: Placement):
+    """Scores are sums of as many products as a head is wide."""
+    check(CASES["attention"], Attention((40, 3), 2, dim, dropout=dropout), place)
+
+
 @pytest.mark.parametrize("place", [CPU], indirect=True)
 @pytest.mark.parametrize(
     "wrong", [{"dropout": 0.11}, {"dropout": 0.0}, {"lengths": (128, 127, 260)}], ids=str
