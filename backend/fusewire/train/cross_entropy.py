@@ -7,18 +7,22 @@ section 3.2). Rows without a label are left out, so masked language models compu
 
 from __future__ import annotations
 
-import weakref
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fusewire import kernels
-from fusewire.errors import ConfigurationError, FusewireError, InvalidInput
+from fusewire.errors import ConfigurationError, InvalidInput
+from fusewire.kernels import cuda_built
+from fusewire.train.chunked_loss import ChunkedLoss, Criterion, Labelled
+from fusewire.train.head_weight import HeadWeight
+from fusewire.train.torch_tensors import computed_in
 
 # Of a chunk's logits. The weight's gradient is read and written once a chunk, which takes as long
-# as some 32 rows' products: chunks of a thousand rows (of 32,000 words) hide it.
-_LOGIT_BYTES = 128 << 20
+# as the products of some 32 rows on a CPU and some 600 on a GPU: chunks of a thousand rows (of
+# 32,000 words), and of some thousands, hide it.
+_LOGIT_BYTES = {"cpu": 128 << 20, "cuda": 512 << 20}
+_TILE = 128  # rows that larger chunks are multiples of
 
 
 class CrossEntropy(nn.Module):
@@ -30,6 +34,9 @@ class CrossEntropy(nn.Module):
     Keeps the packed weight between calls and packs it anew when torch counted a write to it. The
     settings are those of torch.nn.CrossEntropyLoss. Raises ConfigurationError for settings out of
     range.
+
+    On a GPU it computes in fp32, or under autocast in its dtype, as layers do; loss, sums and the
+    gradients of weight and bias are fp32 in either.
     """
 
     def __init__(
@@ -37,17 +44,18 @@ class CrossEntropy(nn.Module):
         *,
         label_smoothing: float = 0.0,
         ignore_index: int = -100,
-        logit_bytes: int = _LOGIT_BYTES,
+        logit_bytes: int | None = None,
     ) -> None:
-        """`logit_bytes`: of the largest chunk; a row at least."""
+        """`logit_bytes`: of the largest chunk; a row at least. None: 128 MiB on the CPU, 512 MiB on
+        a GPU."""
         super().__init__()
         if not 0.0 <= label_smoothing <= 1.0:
             raise ConfigurationError(f"label_smoothing: got {label_smoothing}, wanted [0, 1]")
-        if logit_bytes < 1:
+        if logit_bytes is not None and logit_bytes < 1:
             raise ConfigurationError(f"logit_bytes: got {logit_bytes}, wanted 1 or more")
         self.label_smoothing, self.ignore_index = label_smoothing, ignore_index
         self.logit_bytes = logit_bytes
-        self._packed: _Packed | None = None
+        self._packed: HeadWeight | None = None
 
     def forward(
         self,
@@ -62,43 +70,59 @@ class CrossEntropy(nn.Module):
         over `num_items_in_batch` (what Hugging Face's Trainer passes when it accumulates
         gradients). Without such a row it is 0, and so are all gradients.
 
-        `hidden` fp32 [..., features], `weight` fp32 [classes, features], `bias` fp32 [classes],
-        `labels` int64 [...]: for next tokens, shifted by the caller. Raises InvalidInput for a
-        label that is no class, with its row.
+        `hidden` [..., features], fp32 or under autocast of its dtype, `weight` fp32 [classes,
+        features], `bias` fp32 [classes], `labels` int64 [...], on the same device or on the CPU:
+        for next tokens, shifted by the caller. Raises InvalidInput for a label that is no class,
+        with its row.
+
+        Labels on a GPU are waited for once, to count and check them; those on the CPU are not. A
+        `num_items_in_batch` on a GPU is not checked: 0 gives a loss and gradients that are not
+        finite, with which `Adam` skips the step and counts it.
         """
-        _check(hidden, weight, labels, bias)
-        rows = self._labelled_rows(labels, weight.shape[0])
-        items = rows.numel() if num_items_in_batch is None else num_items_in_batch
-        if rows.numel() > 0 and not items > 0:
-            raise InvalidInput(
-                "num_items_in_batch", items, "the number of labelled rows, above 0", "count them"
-            )
-        call = _Call(
-            rows,
-            labels.reshape(-1)[rows],
+        dtype = computed_in(hidden.device)
+        _check(hidden, weight, labels, bias, dtype)
+        rows, count = self._labelled_rows(labels, weight.shape[0])
+        labelled = labels.reshape(-1) if rows is None else labels.reshape(-1)[rows]
+        settings = Criterion(
             self.ignore_index,
             self.label_smoothing,
-            1.0 / max(float(items), 1.0),
-            max(1, self.logit_bytes // (4 * weight.shape[0])),
+            self._rows_of_a_chunk(weight.shape[0], dtype, hidden.device),
             torch.is_grad_enabled(),
-            self._packed_as_now(weight, bias),
         )
-        loss: Tensor = _ChunkedLoss.apply(hidden.reshape(-1, hidden.shape[-1]), weight, bias, call)
+        loss: Tensor = ChunkedLoss.apply(
+            hidden.reshape(-1, hidden.shape[-1]).to(dtype),
+            weight,
+            bias,
+            Labelled(
+                None if rows is None else rows.to(hidden.device, non_blocking=True),
+                labelled.to(hidden.device, non_blocking=True).contiguous(),
+                _reciprocal(count, num_items_in_batch, hidden.device),
+            ),
+            settings,
+            self._packed_as_now(weight, bias, dtype),
+        )
         return loss
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_packed": None}
 
-    def _packed_as_now(self, weight: Tensor, bias: Tensor | None) -> _Packed:
-        if self._packed is None or not self._packed.is_of(weight, bias):
-            self._packed = _Packed(weight, bias)
+    def _packed_as_now(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> HeadWeight:
+        if self._packed is None or not self._packed.is_of(weight, bias, dtype):
+            self._packed = HeadWeight(weight, bias, dtype)
         self._packed.follow()
         return self._packed
 
-    def _labelled_rows(self, labels: Tensor, classes: int) -> Tensor:
+    def _rows_of_a_chunk(self, classes: int, dtype: torch.dtype, device: torch.device) -> int:
+        limit = self.logit_bytes or _LOGIT_BYTES[device.type]
+        rows = max(1, limit // (dtype.itemsize * classes))
+        return rows if rows < _TILE else rows // _TILE * _TILE
+
+    def _labelled_rows(self, labels: Tensor, classes: int) -> tuple[Tensor | None, int]:
+        """The places of rows with a label, None where all have one, and how many they are."""
         given = labels != self.ignore_index
         wrong = given & ((labels < 0) | (labels >= classes))
-        if wrong.any():
+        count, refused = torch.stack([given.sum(), wrong.sum()]).tolist()  # waits once
+        if refused:
             at = tuple(wrong.nonzero()[0].tolist())
             raise InvalidInput(
                 "labels",
@@ -106,7 +130,9 @@ class CrossEntropy(nn.Module):
                 f"[0, {classes}), or {self.ignore_index} for rows without a label",
                 "check the tokenizer against the model's vocabulary",
             )
-        return given.reshape(-1).nonzero().reshape(-1)
+        if count == labels.numel():
+            return None, count
+        return given.reshape(-1).nonzero_static(size=count).reshape(-1), count
 
 
 def cross_entropy(
@@ -125,128 +151,43 @@ def cross_entropy(
     return loss
 
 
-class _Packed:
-    """A weight [classes, features] as kernels take it, for logits and for hidden gradients."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self._parts = [weakref.ref(tensor) for tensor in (weight, bias) if tensor is not None]
-        self._seen = self._now()
-        self._logits = kernels.Linear(*self._views())
-        self._hidden: kernels.Linear | None = None
-
-    def is_of(self, weight: Tensor, bias: Tensor | None) -> bool:
-        given = [tensor for tensor in (weight, bias) if tensor is not None]
-        return len(given) == len(self._parts) and all(
-            part() is tensor for part, tensor in zip(self._parts, given, strict=True)
+def _reciprocal(count: int, items: int | Tensor | None, device: torch.device) -> Tensor:
+    """fp64 [], what the sum of the losses of `count` rows is multiplied by."""
+    if count == 0:
+        items = None
+    if isinstance(items, Tensor) and items.device.type != "cpu":
+        return items.to(device=device, dtype=torch.float64).reshape(()).reciprocal()
+    number = count if items is None else items
+    if count > 0 and not number > 0:
+        raise InvalidInput(
+            "num_items_in_batch", items, "the number of labelled rows, above 0", "count them"
         )
-
-    def follow(self) -> None:
-        """Packs anew what moved, or what torch counted a write to."""
-        if self._seen != self._now():
-            self._logits.refresh(*self._views())
-            if self._hidden is not None:
-                self._hidden.refresh(self._views()[0])
-            self._seen = self._now()
-
-    def logits(self, out: kernels.Tensor, x: kernels.Tensor) -> None:
-        kernels.linear(out, x, self._logits, "none")
-
-    def hidden_gradients(self, out: kernels.Tensor, dlogits: kernels.Tensor) -> None:
-        if self._hidden is None:
-            self._hidden = kernels.Linear(self._views()[0], None, transposed=True)
-        kernels.linear(out, dlogits, self._hidden, "none")
-
-    def _tensors(self) -> list[Tensor]:
-        tensors = [part() for part in self._parts]
-        return [tensor for tensor in tensors if tensor is not None]
-
-    def _now(self) -> list[tuple[int, int]]:
-        return [(tensor.data_ptr(), tensor._version) for tensor in self._tensors()]
-
-    def _views(self) -> list[kernels.Tensor]:
-        return [_view(tensor) for tensor in self._tensors()]
+    return torch.full((), 1.0 / max(float(number), 1.0), dtype=torch.float64, device=device)
 
 
-class _Call(NamedTuple):
-    rows: Tensor  # those with a label, int64
-    labels: Tensor  # theirs
-    ignore_index: int
-    label_smoothing: float
-    scale: float
-    chunk: int  # rows
-    gradients: bool
-    packed: _Packed
-
-
-class _ChunkedLoss(torch.autograd.Function):
-    """The gradients are computed with the loss, while a chunk's logits are there."""
-
-    @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, call: Any) -> Tensor:
-        wanted = [call.gradients and need for need in ctx.needs_input_grad[:3]]
-        whole = call.rows.numel() == hidden.shape[0]
-        x = hidden.contiguous() if whole else hidden.index_select(0, call.rows)
-        # Written by the first chunk, where there is one.
-        new = torch.empty_like if call.rows.numel() else torch.zeros_like
-        dx, dw, db = (
-            new(tensor, memory_format=torch.contiguous_format)
-            if need and tensor is not None
-            else None
-            for tensor, need in zip((x, weight, bias), wanted, strict=True)
+def _check(
+    hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None, dtype: torch.dtype
+) -> None:
+    device = hidden.device
+    if device.type not in _LOGIT_BYTES or (device.type == "cuda" and not cuda_built()):
+        raise InvalidInput(
+            "hidden",
+            f"it on {device}",
+            " or ".join(_LOGIT_BYTES) if cuda_built() else "cpu, as this build has no CUDA kernels",
+            "move it there, or train with transformers' own loss",
         )
-        fp32 = torch.float32  # whatever torch's default is
-        logits = torch.empty(min(call.chunk, x.shape[0]), weight.shape[0], dtype=fp32)
-        scale = _view(torch.tensor([call.scale], dtype=fp32))
-        loss = 0.0
-        for begin in range(0, x.shape[0], call.chunk):
-            part = slice(begin, begin + call.chunk)
-            x_part, labels = _view(x[part]), call.labels[part]
-            losses, z = torch.empty(len(labels), dtype=fp32), _view(logits[: len(labels)])
-            call.packed.logits(z, x_part)
-            kernels.cross_entropy(
-                _view(losses),
-                z,
-                _view(labels),
-                call.ignore_index,
-                call.label_smoothing,
-                scale,
-                any(wanted),
-            )
-            loss += float(losses.sum(dtype=torch.float64))
-            if dx is not None:
-                call.packed.hidden_gradients(_view(dx[part]), z)
-            if dw is not None:
-                kernels.linear_backward_weight(_view(dw), z, x_part, begin > 0)
-            if db is not None:
-                kernels.column_sums(_view(db), z, begin > 0)
-        if dx is not None and not whole:
-            dx = torch.zeros_like(hidden).index_copy_(0, call.rows, dx)
-        ctx.gradients = dx, dw, db
-        return hidden.new_tensor(loss * call.scale)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
-        if ctx.gradients is None:
-            raise FusewireError(
-                "CrossEntropy: got a second backward through one loss, wanted one; compute the "
-                "loss again, or add losses before backward"
-            )
-        gradients, ctx.gradients = ctx.gradients, None
-        for gradient in gradients:
-            if gradient is not None and dloss != 1:
-                gradient.mul_(dloss)
-        return *gradients, None
-
-
-def _check(hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) -> None:
     for name, tensor in (("hidden", hidden), ("weight", weight), ("bias", bias)):
-        if tensor is not None and (tensor.dtype != torch.float32 or tensor.device.type != "cpu"):
+        if tensor is None:
+            continue
+        dtypes = {torch.float32, dtype} if name == "hidden" else {torch.float32}
+        if tensor.dtype not in dtypes or tensor.device != device:
+            wanted = " or ".join(sorted(_name(each) for each in dtypes))
             raise InvalidInput(
                 name,
-                f"{str(tensor.dtype).removeprefix('torch.')} on {tensor.device}",
-                "float32 on cpu",
-                "train without autocast, or with transformers' own loss",
+                f"{_name(tensor.dtype)} on {tensor.device}",
+                f"{wanted} on {device}",
+                "keep parameters in float32 and compute in 16 bits by torch.autocast on a GPU, or "
+                "train with transformers' own loss",
             )
     shapes = list(hidden.shape), list(weight.shape), list(labels.shape)
     if weight.ndim != 2 or shapes[0] != [*labels.shape, weight.shape[1]]:
@@ -256,9 +197,12 @@ def _check(hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) 
             "[..., features], [classes, features] and [...]",
             "pass a label for each row",
         )
-    if labels.dtype != torch.int64 or labels.device.type != "cpu":
+    if labels.dtype != torch.int64 or labels.device not in (device, torch.device("cpu")):
         raise InvalidInput(
-            "labels", f"{labels.dtype} on {labels.device}", "int64 on cpu", "call labels.long()"
+            "labels",
+            f"{labels.dtype} on {labels.device}",
+            f"int64 on {device}{'' if device.type == 'cpu' else ' or cpu'}",
+            "call labels.long()",
         )
     if bias is not None and list(bias.shape) != [weight.shape[0]]:
         raise InvalidInput(
@@ -266,6 +210,5 @@ def _check(hidden: Tensor, weight: Tensor, labels: Tensor, bias: Tensor | None) 
         )
 
 
-def _view(tensor: Any) -> Any:
-    """The same memory, as kernels take it; of a strided tensor a dense copy."""
-    return tensor if tensor is None else kernels.Tensor.from_dlpack(tensor.detach().contiguous())
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -19,6 +19,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
 
 from fusewire.errors import ConfigurationError
 from fusewire.train.slot import NO_PASS, Slot, check_kind
+from fusewire.train.torch_tensors import weights_were_written
 
 # Parameters of whole cache lines (16 fp32 numbers) begin on a border of one: others come last.
 _CACHE_LINE = 16
@@ -111,9 +112,7 @@ class FlatParameters:
         if seen != now:
             if copy is not values:
                 copy.copy_(values)
-            # Kernels may read weights before the work in front of them has ended (programmatic
-            # launches): something that is no weight's writer has to stand there.
-            values.new_empty(1).zero_()
+            weights_were_written(values.device)
             self._rounded[dtype] = copy, now
         return copy
 

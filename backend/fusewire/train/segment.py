@@ -14,7 +14,7 @@ from fusewire.models.blueprint import Layer, Norm
 from fusewire.train.flat import FlatParameters
 from fusewire.train.packed import Packed
 from fusewire.train.parts import Dropouts, Parts
-from fusewire.train.torch_tensors import stream_of, view
+from fusewire.train.torch_tensors import computed_in, stream_of, view
 
 _LARGEST_SEED = 2**63 - 1
 _BEFORE_BIASES = 10  # arguments of _Run.forward
@@ -89,7 +89,7 @@ class Segment:
         states, of_source = (None, None) if source is None else source
         inputs = [x] if states is None else [x, states]
         device = self.flat.values.device
-        dtype = _computed_in(device)
+        dtype = computed_in(device)
         for given in inputs:
             if given.dtype not in (torch.float32, dtype) or given.device != device:
                 raise ConfigurationError(
@@ -138,12 +138,6 @@ class Segment:
         if not training or not self._drops:
             return None
         return int(torch.randint(_LARGEST_SEED, (), dtype=torch.int64))
-
-
-def _computed_in(device: torch.device) -> torch.dtype:
-    if device.type == "cpu" or not torch.is_autocast_enabled(device.type):
-        return torch.float32
-    return torch.get_autocast_dtype(device.type)
 
 
 class _Run(Function):

@@ -22,6 +22,21 @@ def stream_of(device: torch.device) -> Stream:
     return _stream(str(device), torch.cuda.current_stream(device).cuda_stream)
 
 
+def computed_in(device: torch.device) -> torch.dtype:
+    """Autocast's dtype where it is on for a GPU, else fp32."""
+    if device.type == "cpu" or not torch.is_autocast_enabled(device.type):
+        return torch.float32
+    return torch.get_autocast_dtype(device.type)
+
+
+def weights_were_written(device: torch.device) -> None:
+    """To be called between the last write to a weight and the first kernel that reads it: on a GPU
+    kernels may read weights before the work in front of them has ended (programmatic launches), so
+    something that writes no weight has to stand there."""
+    if device.type != "cpu":
+        torch.zeros(1, device=device)
+
+
 @lru_cache
 def _stream(device: str, handle: int) -> Stream:
     return Stream() if device == "cpu" else Stream.borrowed(device, handle)

@@ -1,0 +1,123 @@
+"""The node of torch's graph that computes a criterion by chunks, loss and gradients at once."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fusewire import kernels
+from fusewire.errors import FusewireError
+from fusewire.train.head_weight import HeadWeight
+from fusewire.train.torch_tensors import stream_of, view
+
+# Tensor cores take rows that begin at multiples of this many bytes.
+_ROW_BYTES = 128
+
+
+class Labelled(NamedTuple):
+    """The rows that have a label."""
+
+    rows: Tensor | None  # int64, of all rows of `hidden`; None: all of them
+    labels: Tensor  # int64, theirs
+    scale: Tensor  # fp64 [], of the sum of their losses
+
+
+class Criterion(NamedTuple):
+    ignore_index: int
+    label_smoothing: float
+    chunk: int  # rows
+    gradients: bool
+
+
+class ChunkedLoss(torch.autograd.Function):
+    """The gradients are computed with the loss, while a chunk's logits are there.
+
+    In 16 bits those of the logits are kept between -1 and 1, where they have most digits, and what
+    follows from them is scaled in backward, when a GradScaler's factor is known too.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labelled: Labelled,
+        criterion: Criterion,
+        head: HeadWeight,
+    ) -> Tensor:
+        rows, labels, scale = labelled
+        wanted = [criterion.gradients and need for need in ctx.needs_input_grad[:3]]
+        x = hidden.contiguous() if rows is None else hidden.index_select(0, rows)
+        # Written by the first chunk, where there is one.
+        new = torch.empty_like if len(labels) else torch.zeros_like
+        dx, dw, db = (
+            new(tensor, memory_format=torch.contiguous_format)
+            if need and tensor is not None
+            else None
+            for tensor, need in zip((x, weight, bias), wanted, strict=True)
+        )
+        stream = stream_of(x.device)
+        logits = _Logits(min(criterion.chunk, len(labels)), weight.shape[0], x)
+        losses = torch.empty(len(labels), dtype=torch.float32, device=x.device)
+        in_kernel = x.dtype == torch.float32
+        factor = view(scale.float().reshape(1)) if in_kernel else None
+        for begin in range(0, len(labels), criterion.chunk):
+            part = slice(begin, begin + criterion.chunk)
+            x_part, z = view(x[part]), logits.rows(len(labels[part]))
+            head.logits(z, x_part, stream)
+            kernels.cross_entropy(
+                view(losses[part]),
+                z,
+                view(labels[part]),
+                criterion.ignore_index,
+                criterion.label_smoothing,
+                factor,
+                any(wanted),
+                stream,
+            )
+            if dx is not None:
+                head.hidden_gradients(view(dx[part]), z, stream)
+            if dw is not None:
+                kernels.linear_backward_weight(view(dw), z, x_part, begin > 0, stream)
+            if db is not None:
+                kernels.column_sums(view(db), z, begin > 0, stream)
+        if dx is not None and rows is not None:
+            dx = torch.zeros_like(hidden).index_copy_(0, rows, dx)
+        ctx.gradients = dx, dw, db
+        ctx.scale = None if in_kernel else scale.float()
+        return (losses.sum(dtype=torch.float64) * scale).float()
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dloss: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.gradients is None:
+            raise FusewireError(
+                "CrossEntropy: got a second backward through one loss, wanted one; compute the "
+                "loss again, or add losses before backward"
+            )
+        gradients, ctx.gradients = ctx.gradients, None
+        factor = dloss if ctx.scale is None else dloss * ctx.scale
+        if factor.device.type != "cpu" or factor != 1:  # on a GPU nobody waits to know
+            for gradient in gradients:
+                if gradient is not None:
+                    gradient.mul_(factor)
+        return *gradients, None, None, None
+
+
+class _Logits:
+    """Memory for the logits of a chunk, of `x`'s device and element type."""
+
+    def __init__(self, rows: int, classes: int, x: Tensor) -> None:
+        width = classes
+        if x.device.type != "cpu":
+            step = _ROW_BYTES // x.dtype.itemsize
+            width = (classes + step - 1) // step * step
+        self._classes = classes
+        self._whole = torch.empty(rows, width, dtype=x.dtype, device=x.device)
+
+    def rows(self, count: int) -> kernels.Tensor:
+        whole = view(self._whole[:count])
+        return whole.columns(0, self._classes) if self._classes < whole.shape[1] else whole

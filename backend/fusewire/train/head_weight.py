@@ -1,0 +1,92 @@
+"""The projection to a vocabulary, as kernels take it in both directions."""
+
+from __future__ import annotations
+
+import weakref
+
+import torch
+from torch import Tensor
+
+from fusewire import kernels
+from fusewire.train.torch_tensors import stream_of, view, weights_were_written
+
+
+class HeadWeight:
+    """A weight fp32 [classes, features] and a bias fp32 [classes], computed with in `dtype`.
+
+    Does not keep them alive. On the CPU both directions are packed; on a GPU both read the weight
+    as it lies, or in 16 bits one rounded copy of it.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self._parts = [weakref.ref(tensor) for tensor in (weight, bias) if tensor is not None]
+        self._copies: list[Tensor] = []
+        self._hidden: kernels.Linear | None = None  # made when gradients are first wanted
+        self._seen: list[tuple[int, int]] = []
+        self._make()
+
+    def is_of(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> bool:
+        given = [tensor for tensor in (weight, bias) if tensor is not None]
+        return (
+            dtype == self.dtype
+            and len(given) == len(self._parts)
+            and all(part() is tensor for part, tensor in zip(self._parts, given, strict=True))
+        )
+
+    def follow(self) -> None:
+        """Takes anew what moved, or what torch counted a write to."""
+        now = self._now()
+        if now == self._seen:
+            return
+        device = self._tensors()[0].device
+        moved = [pointer for pointer, _ in now] != [pointer for pointer, _ in self._seen]
+        if moved and device.type != "cpu":
+            self._make()
+            return
+        views, stream = self._views(), stream_of(device)
+        self._logits.refresh(*views, stream=stream)
+        if self._hidden is not None:
+            self._hidden.refresh(views[0], stream=stream)
+        weights_were_written(device)
+        self._seen = now
+
+    def logits(self, out: kernels.Tensor, x: kernels.Tensor, stream: kernels.Stream) -> None:
+        kernels.linear(out, x, self._logits, "none", stream)
+
+    def hidden_gradients(
+        self, out: kernels.Tensor, dlogits: kernels.Tensor, stream: kernels.Stream
+    ) -> None:
+        if self._hidden is None:
+            self._hidden = kernels.Linear(self._views()[0], None, stream, transposed=True)
+            weights_were_written(self._tensors()[0].device)
+        kernels.linear(out, dlogits, self._hidden, "none", stream)
+
+    def _make(self) -> None:
+        device = self._tensors()[0].device
+        self._logits = kernels.Linear(*self._views(), stream=stream_of(device))
+        self._hidden = None
+        weights_were_written(device)
+        self._seen = self._now()
+
+    def _tensors(self) -> list[Tensor]:
+        tensors = [part() for part in self._parts]
+        return [tensor for tensor in tensors if tensor is not None]
+
+    def _now(self) -> list[tuple[int, int]]:
+        return [(tensor.data_ptr(), tensor._version) for tensor in self._tensors()]
+
+    def _views(self) -> list[kernels.Tensor]:
+        """As they are now, in `dtype`."""
+        tensors = [tensor.detach() for tensor in self._tensors()]
+        on_cpu = tensors[0].device.type == "cpu"
+        if on_cpu or (self.dtype == torch.float32 and all(t.is_contiguous() for t in tensors)):
+            return [view(tensor.contiguous()) for tensor in tensors]
+        if not self._copies:
+            dense = torch.contiguous_format
+            self._copies = [
+                torch.empty_like(t, dtype=self.dtype, memory_format=dense) for t in tensors
+            ]
+        for copy, tensor in zip(self._copies, tensors, strict=True):
+            copy.copy_(tensor)
+        return [view(copy) for copy in self._copies]
