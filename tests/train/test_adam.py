@@ -97,6 +97,32 @@ def test_flat_parameters_are_one_call_a_step(monkeypatch: pytest.MonkeyPatch) ->
     assert calls == [6, 6, 6]
 
 
+def test_gradients_may_move_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From one buffer to memory of their own and back, all of them or one of them; runs are made
+    anew only where gradients that a run holds together part, or come together."""
+    import fusewire.train.adam as module
+
+    made, runs = [], module.runs
+    monkeypatch.setattr(module, "runs", lambda *a: (made.append(1), runs(*a))[1])
+    ours, theirs = network(True), network(False)
+    optimizer = Adam(ours.parameters(), lr=1e-2)
+    reference = torch.optim.AdamW(theirs.parameters(), lr=1e-2)
+    whole, kept = ("flat", "flat", "own", "flat", "one", "one", "one", "flat"), []
+    for seed, where in enumerate(whole):
+        flat_backward(ours, seed)
+        backward(theirs, seed)
+        parameters = list(ours.parameters())
+        for p in {"flat": [], "own": parameters, "one": parameters[2:3]}[where]:
+            p.grad = p.grad.clone()
+            kept.append(p.grad)  # so that the next one is elsewhere
+        for one in (optimizer, reference):
+            one.step()
+            one.zero_grad()
+    assert_close(ours, theirs)
+    assert len(made) == 5  # at the first, third, fourth, fifth and last step
+    assert [int(optimizer.state[p]["step"]) for p in ours.parameters()] == [len(whole)] * 6
+
+
 def test_a_frozen_parameter_inside_of_the_buffer_is_left_alone() -> None:
     ours, theirs = network(True), network(False)
     for model in (ours, theirs):

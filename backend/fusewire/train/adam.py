@@ -10,7 +10,7 @@ import torch
 
 from fusewire import kernels
 from fusewire.errors import ConfigurationError
-from fusewire.train.runs import MOMENTS, Run, Update, runs
+from fusewire.train.runs import MOMENTS, Run, Update, follows, runs
 from fusewire.train.torch_tensors import stream_of, view
 
 # What torch's optimizers of this name can do and this one cannot, in their own words.
@@ -95,8 +95,7 @@ class Adam(torch.optim.Optimizer):
         scale = getattr(self, "grad_scale", None)
         unscale = 1.0 if scale is None else 1.0 / float(scale)
         gradients = [run.gradients() for run in current]
-        norms = zip(current, gradients, strict=True)
-        square = sum(_square_norm(gradient, run.device) for run, gradient in norms)
+        square = _square_norm(current, gradients)
         self.gradient_norm = math.sqrt(square) * unscale
         found_inf = getattr(self, "found_inf", None)
         if not math.isfinite(square) or (found_inf is not None and float(found_inf) > 0):
@@ -138,7 +137,8 @@ class Adam(torch.optim.Optimizer):
         self._seen: list[Any] = []
 
     def _current_runs(self) -> list[Run]:
-        """Those of the last step, where nothing moved since."""
+        """Those of the last step, where nothing moved since but gradients as a whole run, or none
+        that a run holds together."""
         members = [
             (p, group)
             for group in self.param_groups
@@ -147,9 +147,7 @@ class Adam(torch.optim.Optimizer):
         ]
         for p, _ in members:
             _check_gradient(p)
-        seen: list[Any] = [
-            (p.data_ptr(), p.grad.data_ptr(), p.grad.is_contiguous()) for p, _ in members
-        ]
+        seen = _layout([p for p, _ in members])
         seen += [(*group["betas"], group["eps"]) for group in self.param_groups]
         if seen != self._seen:
             for p, _ in members:
@@ -187,15 +185,32 @@ class Adam(torch.optim.Optimizer):
             None,
             stream_of(run.device),
         )
-        torch._foreach_add_([self.state[p]["step"] for p in run.parameters], 1.0)
+        run.steps += 1.0
 
 
-def _square_norm(gradients: kernels.Tensor, device: torch.device) -> float:
-    """Not finite where a gradient is not."""
-    out = torch.empty(2, dtype=torch.float32, device=device)
-    kernels.gradient_norm(view(out), gradients, stream_of(device))
-    square, not_finite = out.tolist()
-    return float(square) if not_finite == 0 else math.nan
+def _square_norm(current: list[Run], gradients: list[kernels.Tensor]) -> float:
+    """Of all gradients together; not finite where one is not. Waits once for each device."""
+    found: dict[torch.device, list[torch.Tensor]] = {}
+    for run, gradient in zip(current, gradients, strict=True):
+        out = torch.empty(2, dtype=torch.float32, device=run.device)
+        kernels.gradient_norm(view(out), gradient, stream_of(run.device))
+        found.setdefault(run.device, []).append(out)
+    pairs = [pair for outs in found.values() for pair in torch.stack(outs).tolist()]
+    return math.nan if any(bad for _, bad in pairs) else sum(square for square, _ in pairs)
+
+
+def _layout(parameters: list[torch.Tensor]) -> list[Any]:
+    """Where parameters are, in the order of their addresses, and which gradients follow one
+    another: torch allocates some anew in each step. Equal layouts have the same runs."""
+    found: list[Any] = []
+    before: torch.Tensor | None = None
+    for p in sorted(parameters, key=torch.Tensor.data_ptr):
+        gradient = p.grad
+        assert gradient is not None
+        joined = before is not None and follows(before, gradient)
+        found.append((p.data_ptr(), joined, gradient.is_contiguous()))
+        before = gradient
+    return found
 
 
 def _check(group: dict[str, Any]) -> None:
