@@ -8,7 +8,8 @@ and then take turns. A row has the median and the least time of a case, how many
 our float32 it is by the median, and how near the answers are: cosines of hidden states, or the
 share of greedy tokens, to those in float32.
 
-Writes bench-results/weight_formats.jsonl, one JSON object a row.
+Writes bench-results/weight_formats.jsonl, one JSON object a row. With `--device cuda`: fp8 beside fp16
+on a GPU (benchmarks/gpu/weight_formats.py).
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ ENCODERS = ("MiniLM-L6", "BERT-base")
 MODELS = (*ENCODERS, weight_formats_decode.MODEL)
 # Mean cosine to float32. Below it a system computes something else, and is not timed.
 LEAST_COSINE = 0.95
+GPU_PARTS = ("products", "base", "large", "llama-8b")
 _CHECKED = [512, 3, 77, 1, 128]  # lengths of the answers that are compared
 _NEW = (23, 57, 91, 203, 301)  # of no case
 
@@ -145,16 +147,35 @@ def encoder_rows(folder: Path, names: list[str], options: argparse.Namespace) ->
     return rows
 
 
+def on_gpu(options: argparse.Namespace) -> None:
+    import torch
+
+    from benchmarks.gpu import facts, weight_formats
+
+    torch.set_grad_enabled(False)
+    here, rows = facts.facts(), []
+    for new in weight_formats.run(options, here):
+        records.append(options.out / "weight_formats_gpu.jsonl", new)
+        rows += new
+        print(weight_formats.table(new).splitlines()[-1], flush=True)
+    print(f"{here['gpu']}\n{weight_formats.table(rows)}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3, help="turns of each system")
     parser.add_argument("--seconds", type=float, default=0.3, help="length of one turn")
     parser.add_argument("--again", type=int, default=2, help="repeats of a disturbed turn")
     parser.add_argument("--new-tokens", type=int, default=32, help="of a sequence of GPT-2")
     parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS))
+    parser.add_argument("--parts", nargs="+", default=list(GPU_PARTS), choices=GPU_PARTS)
+    parser.add_argument("--compiled", action="store_true", help="torch.compile beside, on a GPU")
     parser.add_argument("--out", type=Path, default=records.RESULTS)
     options = parser.parse_args()
+    if options.device == "cuda":
+        return on_gpu(options)
     arena.pin(options.threads)
     packages = ("fusewire", "numpy", "ctranslate2", "onnxruntime", "openvino")
     found: dict[str, Any] = machine.facts(*(p for p in packages if importlib.util.find_spec(p)))

@@ -28,6 +28,13 @@ from fusewire.precision import Precision
         ),
         ("cuda:0", "auto", "none", ("float16", "float16", "float16"), "float16"),
         ("cuda:1", "bfloat16", "none", ("bfloat16", "bfloat16", "bfloat16"), "bfloat16"),
+        (
+            "cuda",
+            "auto",
+            "fp8",
+            ("float16", "float16", "float8_e4m3"),
+            "float16 (float8_e4m3 weights)",
+        ),
     ],
 )
 def test_what_is_computed_in_and_what_is_stored(device, dtype, quantize, precision, described):
@@ -41,8 +48,10 @@ def test_what_is_computed_in_and_what_is_stored(device, dtype, quantize, precisi
     [
         ("cpu", "float16", "none", "dtype: got 'float16' on cpu, wanted float32 or bfloat16"),
         ("cpu", "int8", "none", "dtype: got 'int8', wanted one of auto, float32"),
-        ("cpu", "auto", "int4", "quantize: got 'int4', wanted one of none, int8"),
-        ("cuda:0", "auto", "int8", "quantize: got 'int8' on cuda:0, wanted none, as only CPUs"),
+        ("cpu", "auto", "int4", "quantize: got 'int4', wanted one of none, int8, fp8"),
+        ("cuda:0", "auto", "int8", "quantize: got 'int8' on cuda:0, wanted none or fp8, as only"),
+        ("cpu", "auto", "fp8", "quantize: got 'fp8' on cpu, wanted none or int8, as only GPUs"),
+        ("cuda:0", "float32", "fp8", "quantize: got 'fp8' on cuda:0 with dtype float32, wanted"),
     ],
 )
 def test_what_a_device_cannot_is_refused(device, dtype, quantize, message):

@@ -122,6 +122,10 @@ class Allowed:
                 return f"{where}: off by {error[at]:.3g}, allowed are {allowed[at]:.3g}"
         return ""
 
+    def plus(self, more: NDArray[np.float64] | float) -> Allowed:
+        """As much more for every row and element."""
+        return Allowed(self.truth, self.rms + more, self.elements + more)
+
     def rows(self, rows: slice) -> Allowed:
         """Of some of the rows."""
         return Allowed(self.truth[rows], self.rms[rows], self.elements[rows])
@@ -163,6 +167,15 @@ def cut_off_sums(truth: NDArray[np.float64], terms: int) -> float:
     time to fp32 and cut off what does not fit: the last place of the largest sum each time. To keep
     sums of more than some hundred terms in 16 bits costs more."""
     return (terms / 16 + 2) * 2 * roundoff("float32") * float(np.abs(truth).max())
+
+
+def float8_sums(truth: NDArray[np.float64], terms: int) -> NDArray[np.float64]:
+    """What sums of products of e4m3 may be off, of each row: tensor cores add 32 products at a time
+    and keep 13 bits behind the point of the largest (DeepSeek-V3, section 3.3.2). Each of the up to
+    4 steps within 128 terms, which are then added in fp32, cuts off 2^-13 of these terms' sum. That
+    is the smaller part of the row, the more such sums there are, and their errors add up as random
+    ones do, so that they are as large a part of it."""
+    return min(4, -(-terms // 32)) * 2.0**-13 * _rms(truth)
 
 
 def _largest(errors: NDArray[np.float64], scale: NDArray[np.float64]) -> float:

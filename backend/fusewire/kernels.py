@@ -85,6 +85,7 @@ from fusewire._C import (
     rms_norm_heads_backward,
     rotary,
     rows_to_tune,
+    weight_formats,
     running_beams,
     sample,
     seen_tokens,
@@ -197,5 +198,6 @@ __all__ = [
     "training",
     "upload",
     "wanted_pages",
+    "weight_formats",
     "write",
 ]

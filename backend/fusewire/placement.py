@@ -47,7 +47,8 @@ class Placement:
         except kernels.Error as error:
             raise ConfigurationError(str(error)) from None
         self._any_dtype = dtype == "auto"
-        self.precision = Precision.of(self.stream.device, dtype, quantize)
+        self._quantize = quantize
+        self.precision = self._precision(dtype)
         self._quantize_skip = frozenset(quantize_skip)
         self.layer_formats: dict[str, str] = {}  # of the layers' matrices so far, by name
 
@@ -71,8 +72,20 @@ class Placement:
                 "wanted bfloat16 or float32; leave it out, or choose one of these"
             )
         other = copy(self)
-        other.precision = Precision.of(self.device, "bfloat16")
+        other.precision = self._precision("bfloat16")
         return other
+
+    def _precision(self, dtype: str) -> Precision:
+        """ConfigurationError also for what this very device has no kernels for."""
+        precision = Precision.of(self.device, dtype, self._quantize)
+        known = kernels.weight_formats(precision.dtype, self.stream)
+        if precision.layers not in known:
+            raise ConfigurationError(
+                f"quantize: got {self._quantize!r} on {self.device}, which has kernels for "
+                f"{', '.join(known)} weights alone, wanted one with {precision.layers} (GPUs: of "
+                "compute capability 9.0); leave it out, or choose another device"
+            )
+        return precision
 
     @contextmanager
     def tuning(self) -> Iterator[None]:
@@ -103,10 +116,11 @@ class Placement:
 
     def reserve(self, count: int, tag: str) -> None:
         """Makes room in one piece for `count` numbers that are about to come, so that no ends of
-        many pieces stay empty. Nothing on the CPU, which packs matrices anew."""
+        many pieces stay empty: of quantised layers what they take at least. Nothing on the CPU,
+        which packs matrices anew."""
         if self.device != "cpu":
             allocator = kernels.default_allocator(self.device)
-            nbytes = count * BYTES[self.dtype]
+            nbytes = count * (BYTES[self.dtype] if self.precision.stores_exactly else 1)
             allocator.allocate(nbytes, tag, self.stream).free()
 
     def exact(self, array: NDArray[Any], dtype: Any, tag: str = "input") -> kernels.Tensor:

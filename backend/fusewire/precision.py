@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from fusewire.errors import ConfigurationError
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
-QUANTIZATIONS = ("none", "int8")
+QUANTIZATIONS = ("none", "int8", "fp8")
+_FORMATS = {"int8": "int8", "fp8": "float8_e4m3"}
 
 
 @dataclass(frozen=True)
@@ -32,14 +33,21 @@ class Precision:
                 "dtype: got 'float16' on cpu, wanted float32 or bfloat16; leave it out, or choose "
                 "a GPU"
             )
-        if not on_cpu and quantize != "none":
+        if not on_cpu and quantize == "int8":
             raise ConfigurationError(
-                f"quantize: got {quantize!r} on {device}, wanted none, as only CPUs have kernels "
+                f"quantize: got 'int8' on {device}, wanted none or fp8, as only CPUs have kernels "
                 "for it; leave it out, or choose the CPU"
+            )
+        if quantize == "fp8" and (on_cpu or dtype == "float32"):
+            where = "cpu" if on_cpu else f"{device} with dtype float32"
+            wanted = "none or int8" if on_cpu else "none"
+            raise ConfigurationError(
+                f"quantize: got 'fp8' on {where}, wanted {wanted}, as only GPUs have kernels for "
+                "it, that compute in float16 or bfloat16; leave it out, or choose these"
             )
         if dtype == "auto":
             dtype = "float32" if on_cpu else "float16"
-        layers = dtype if quantize == "none" else quantize
+        layers = _FORMATS.get(quantize, dtype)
         return Precision("float32" if on_cpu else dtype, dtype, layers)
 
     @property

@@ -20,7 +20,7 @@ Pooling = Literal["cls", "mean", "max", "last"]
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 ScoreFunction = Literal["none", "sigmoid", "softmax"]
 Dtype = Literal["auto", "float32", "float16", "bfloat16"]
-Quantize = Literal["none", "int8"]
+Quantize = Literal["none", "int8", "fp8"]
 
 # A request's share of the work, so that one request cannot ask for an answer without bound.
 MOST_CANDIDATES = 1000  # of one mask or question
@@ -94,8 +94,8 @@ class Settings(StrictSettings):
     )
     quantize: Quantize = Field(
         default="none",
-        description="Format of the matrices of the model's layers, on the CPU. int8: a quarter of "
-        "float32's memory.",
+        description="Format of the matrices of the model's layers. int8, on the CPU: a quarter of "
+        "float32's memory. fp8, on Hopper GPUs: float8 e4m3, half of float16's memory.",
         json_schema_extra={"group": "model"},
     )
     quantize_skip: str = Field(

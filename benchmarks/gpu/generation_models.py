@@ -82,13 +82,13 @@ def _restore_frequencies(model: nn.Module, config: Any) -> None:
         setattr(module, name.rpartition(".")[2], theta**-steps)
 
 
-def own_model(model: Any, place: Place = GPU) -> DecoderModel:
-    """With the weights of a transformers model, taken where they are."""
+def own_model(model: Any, place: Place = GPU, quantize: str = "none") -> DecoderModel:
+    """With the weights of a transformers model, taken where they are, or quantised from there."""
     config = model.config.to_dict() | {"architectures": [type(model).__name__]}
     blueprint = decoder(config).blueprint(Config(config))
     live = {name: _Live(tensor) for name, tensor in model.state_dict().items()}
     checkpoint = Checkpoint(live, "the model", blueprint.prefix, blueprint.aliases)  # type: ignore[arg-type]
-    there = _Direct(place.device, place.dtype)
+    there = _Direct(place.device, place.dtype, quantize)
     return DecoderModel(blueprint, checkpoint, there, config=config, folder=None)
 
 

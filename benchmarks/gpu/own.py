@@ -16,9 +16,11 @@ from torch import Tensor, nn
 from benchmarks.gpu.timing import Contender, Run
 
 
-def encoder(model: nn.Module, device: str = "cuda", dtype: str = "float16") -> EncoderModel:
+def encoder(
+    model: nn.Module, device: str = "cuda", dtype: str = "float16", quantize: str = "none"
+) -> EncoderModel:
     """From a live fp32 module; forwards are recorded where the device can."""
-    found = from_torch(model, "hidden", device, dtype).model
+    found = from_torch(model, "hidden", device, dtype, quantize=quantize).model
     found.record_forwards()
     return found
 

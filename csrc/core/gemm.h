@@ -23,7 +23,8 @@ struct GemmOperand {
 };
 
 // out[m, n] = activation(x[m, k] . weight[n, k]^T + bias) + beta * residual, accumulated in fp32.
-// bias [n] and residual may be null; residual may be out. Strides count elements.
+// bias [n] and residual may be null; residual may be out. Strides count elements. Between kernels x
+// and weight may both be float8_e4m3 with a scale a row.
 struct GemmArguments {
   void* out = nullptr;
   int64_t out_stride = 0;

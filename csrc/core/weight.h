@@ -13,7 +13,7 @@ namespace fusewire {
 
 // How the numbers of a weight are stored. A format is a row of kFormats and a row in the table of
 // every target that computes with it (GemmKernels in core/gemm.h).
-enum class Format : uint8_t { kFloat32, kFloat16, kBFloat16, kInt8 };
+enum class Format : uint8_t { kFloat32, kFloat16, kBFloat16, kInt8, kFloat8E4M3 };
 
 struct FormatRow {
   const char* name;
@@ -25,7 +25,8 @@ inline constexpr FormatRow kFormats[] = {
     {"float32", DType::kFloat32, false},
     {"float16", DType::kFloat16, false},
     {"bfloat16", DType::kBFloat16, false},
-    {"int8", DType::kUInt8, true},  // symmetric: the largest magnitude of a row is 127
+    {"int8", DType::kUInt8, true},         // symmetric: the largest magnitude of a row is 127
+    {"float8_e4m3", DType::kUInt8, true},  // the largest magnitude of a row is 448
 };
 
 constexpr const char* name_of(Format format) {
@@ -40,7 +41,7 @@ inline Format format_named(std::string_view name) {
   for (size_t i = 0; i < std::size(kFormats); ++i) {
     if (name == kFormats[i].name) return static_cast<Format>(i);
   }
-  fail("format: got '", name, "', wanted float32, float16, bfloat16 or int8");
+  fail("format: got '", name, "', wanted float32, float16, bfloat16, int8 or float8_e4m3");
 }
 
 // The format that keeps a tensor's numbers as they are.

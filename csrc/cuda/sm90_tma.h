@@ -21,8 +21,8 @@ namespace fusewire::cuda::sm90 {
 
 inline decltype(&cuTensorMapEncodeTiled) tensor_map_encoder();
 
-// Rows of `columns` elements of 2 bytes, `stride` elements apart, in boxes of box_rows x
-// box_columns (each at most 256). `data` is aligned to 16 bytes and stride is a multiple of 8.
+// Rows of `columns` elements of 2 bytes, or of kUInt8 one, `stride` elements apart, in boxes of
+// box_rows x box_columns (each at most 256). `data` and the rows after it are aligned to 16 bytes.
 inline CUtensorMap matrix_map(DType dtype, const void* data, int64_t rows, int64_t columns,
                               int64_t stride, int box_rows, int box_columns);
 
@@ -91,13 +91,14 @@ inline CUtensorMap matrix_map(DType dtype, const void* data, int64_t rows, int64
                               int64_t stride, int box_rows, int box_columns) {
   CUtensorMap map;
   const cuuint64_t sizes[] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows)};
-  const cuuint64_t strides[] = {static_cast<cuuint64_t>(stride) * 2};
+  const cuuint64_t strides[] = {static_cast<cuuint64_t>(stride) * size_of(dtype)};
   const cuuint32_t box[] = {static_cast<cuuint32_t>(box_columns),
                             static_cast<cuuint32_t>(box_rows)};
   const cuuint32_t element_strides[] = {1, 1};
   const CUresult status =
       tensor_map_encoder()(&map,
                            dtype == DType::kBFloat16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+                           : dtype == DType::kUInt8  ? CU_TENSOR_MAP_DATA_TYPE_UINT8
                                                      : CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
                            2, const_cast<void*>(data), sizes, strides, box, element_strides,
                            CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,

@@ -9,9 +9,14 @@
 //
 // Use: wgmma_fence(); wgmma<N, T>(...) some times; wgmma_commit(); wgmma_wait<pending>(). Between
 // the fence and the wait nothing else may touch d.
+//
+// Of e4m3 a tile A is 64 x 32, in the same bytes: descriptors and d are as above, and A and B come
+// from shared memory with their rows along k. Its sums keep some 14 bits, so that long ones are
+// added up outside (sm90_gemm_sums.h).
 #pragma once
 
 #include <cuda_fp16.h>
+#include <cuda_fp8.h>
 
 #include <cstdint>
 #include <type_traits>
@@ -133,6 +138,14 @@ struct Wgmma;
                " {" FUSEWIRE_NAMES_##R "}, %" #R ", %" #R1 ", p, 1, 1, 0, %" #R3 ";\n}" \
                : FUSEWIRE_BIND_##R                                                      \
                : "l"(a), "l"(b), "r"(accumulate), "n"(kTransposeB))
+#define FUSEWIRE_WGMMA_FLOAT8(N, R, R1, R2)                          \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #R2              \
+               ", 0;\n"                                              \
+               "wgmma.mma_async.sync.aligned.m64n" #N                \
+               "k32.f32.e4m3.e4m3"                                   \
+               " {" FUSEWIRE_NAMES_##R "}, %" #R ", %" #R1 ", p, 1, 1;\n}" \
+               : FUSEWIRE_BIND_##R                                   \
+               : "l"(a), "l"(b), "r"(accumulate))
 #define FUSEWIRE_WGMMA_REGISTERS(N, R, R1, R2, R3, R4, R5, R6, TYPE)                          \
   asm volatile(                                                                               \
       "{\n.reg .pred p;\nsetp.ne.b32 p, %" #R5                                                \
@@ -150,6 +163,8 @@ struct Wgmma;
                                                int accumulate) {                                  \
       if constexpr (std::is_same_v<T, __half>) {                                                  \
         FUSEWIRE_WGMMA_SHARED(N, R, R1, R2, R3, "f16");                                           \
+      } else if constexpr (std::is_same_v<T, __nv_fp8_e4m3>) {                                    \
+        FUSEWIRE_WGMMA_FLOAT8(N, R, R1, R2);                                                      \
       } else {                                                                                    \
         FUSEWIRE_WGMMA_SHARED(N, R, R1, R2, R3, "bf16");                                          \
       }                                                                                           \

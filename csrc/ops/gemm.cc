@@ -50,7 +50,7 @@ Linear::Linear(const Tensor& weight, const Tensor* bias, const Stream& stream, b
                 ", whose products 32 bits can sum; choose another format");
   if (scales) {
     check.require(scaled(weight_.format), "scales: got some for a ", name_of(weight_.format),
-                  " weight, wanted none; they belong to int8");
+                  " weight, wanted none; they belong to int8 and float8_e4m3");
     check.is("scales", *scales, DType::kFloat32, {&out});
   }
   weight_.out_features = out.size;
@@ -110,6 +110,16 @@ void Linear::fill(const Tensor& weight, const Tensor* bias, const Tensor* scales
   } else {
     device.copy(bias_.get(), bias->data, bias->bytes(), stream);
   }
+}
+
+std::vector<const char*> weight_formats(DType dtype, const Stream& stream) {
+  const CurrentDevice current(stream.device);
+  const Kernels& kernels = kernels_for(stream.device, dtype);
+  std::vector<const char*> names;
+  for (size_t i = 0; i < std::size(kFormats); ++i) {
+    if (kernels.gemm(static_cast<Format>(i))) names.push_back(kFormats[i].name);
+  }
+  return names;
 }
 
 std::vector<int64_t> rows_to_tune(int64_t max_rows, DType dtype, const Stream& stream) {

@@ -43,6 +43,9 @@ class Linear {
   size_t bytes_ = 0;
 };
 
+// The formats of weights for which the stream's device has products that compute in dtype.
+std::vector<const char*> weight_formats(DType dtype, const Stream& stream);
+
 // The numbers of rows, in ascending order, that a product is to be run with on a stream that is
 // tuning, so that its kernel is chosen for every number up to max_rows; empty where there is no
 // choice.

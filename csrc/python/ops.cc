@@ -119,9 +119,9 @@ void register_ops(py::module_& m) {
       "weight[out_features, in_features] packed for the target, with its bias; both come from "
       "the stream's device or both from the host. nbytes: of what it holds by itself, which a "
       "weight on a GPU is not. transposed: the weight is [in_features, out_features]. "
-      "format: that it is packed in, float32, float16, bfloat16 or int8, None: the tensor's own. "
-      "scales: float32[out_features] of an int8 weight, None: as its rows' largest magnitudes have "
-      "it.")
+      "format: that it is packed in, float32, float16, bfloat16, int8 or float8_e4m3, None: the "
+      "tensor's own. scales: float32[out_features] of an int8 or float8_e4m3 weight, None: as its "
+      "rows' largest magnitudes have it.")
       .def(py::init([](const Tensor& weight, const Tensor* bias, const Stream& stream,
                        bool transposed, std::optional<std::string> format, const Tensor* scales) {
              std::optional<Format> named;
@@ -141,6 +141,13 @@ void register_ops(py::module_& m) {
                              [](const Linear& linear) { return name_of(linear.weight().format); })
       .def_property_readonly("nbytes", &Linear::bytes);
 
+  m.def(
+      "weight_formats",
+      [](const std::string& dtype, const Stream& stream) {
+        return weight_formats(dtype_named(dtype), stream);
+      },
+      py::arg("dtype"), py::arg_v("stream", Stream{}, "Stream()"),
+      "Formats of weights for which the stream's device has kernels that compute in dtype.");
   m.def(
       "rows_to_tune",
       [](int64_t max_rows, const std::string& dtype, const Stream& stream) {

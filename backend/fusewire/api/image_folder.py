@@ -34,7 +34,7 @@ class ImageFolder:
         *,
         device: str = "auto",
         dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto",
-        quantize: Literal["none", "int8"] = "none",
+        quantize: Literal["none", "int8", "fp8"] = "none",
         revision: str | None = None,
     ) -> None:
         """Loads the model.
@@ -45,8 +45,8 @@ class ImageFolder:
                 `cuda:<index>`.
             dtype: Precision of the computation; `auto` is float32 on the CPU and float16 on a GPU.
                 `bfloat16` on the CPU: of the matrices alone.
-            quantize: Format of the matrices of the model's layers, on the CPU: `none` (that of
-                `dtype`) or `int8`.
+            quantize: Format of the matrices of the model's layers: `none` (that of `dtype`), on the
+                CPU `int8`, on Hopper GPUs `fp8`.
             revision: Branch, tag or commit of a Hugging Face id.
 
         Raises:

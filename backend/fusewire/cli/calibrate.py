@@ -23,7 +23,7 @@ def calibrated(
     folder: Path, settings: Mapping[str, Any], device: str, file: Path | None
 ) -> Calibration | None:
     """Of a folder that is imported with `settings`; None where they quantise nothing or name
-    themselves what to skip, and for models of images, of which nothing is measured.
+    themselves what to skip, for fp8 and for models of images, of which nothing is measured.
     ConfigurationError for TensorFlow weights, which are not safetensors yet."""
     quantize, dtype = settings.get("quantize", "none"), settings.get("dtype", "auto")
     named = "quantize_skip" in settings
@@ -34,6 +34,13 @@ def calibrated(
             )
             raise ConfigurationError(
                 f"calibrate: got {str(file)!r} and {got}, wanted a format to measure; {remedy}"
+            )
+        return None
+    if quantize == "fp8":  # rows and channels have scales of their own: nothing to choose
+        if file is not None:
+            raise ConfigurationError(
+                f"calibrate: got {str(file)!r} and --quantize fp8, wanted int8, the one format that "
+                "is measured; remove it"
             )
         return None
     Precision.of("a GPU" if devices.gpus_of(device) else "cpu", dtype, quantize)

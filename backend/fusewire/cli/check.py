@@ -42,7 +42,7 @@ def check(
         ),
     ] = "auto",
     quantize: Annotated[
-        str, typer.Option(metavar="none|int8", help="How the layers' matrices are stored.")
+        str, typer.Option(metavar="none|int8|fp8", help="How the layers' matrices are stored.")
     ] = "none",
     as_json: Json = False,
     sequences: Annotated[

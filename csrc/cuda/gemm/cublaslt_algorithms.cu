@@ -30,11 +30,12 @@ std::vector<CublasltAlgorithm> ask(const GemmArguments& a, Problem& p, bool may_
                                                   : CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
   prefer(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, may_split_k ? split : 0u);
   constexpr int64_t kSize = sizeof(T);
+  const int64_t operand = operand_bytes<T>(a);
   const auto bytes = [](int alignment) { return static_cast<uint32_t>(alignment); };
   prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
-         bytes(alignment_of(a.weight.data, a.weight.stride * kSize)));
+         bytes(alignment_of(a.weight.data, a.weight.stride * operand)));
   prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-         bytes(alignment_of(a.x.data, a.x.stride * kSize)));
+         bytes(alignment_of(a.x.data, a.x.stride * operand)));
   const int out = alignment_of(a.out, a.out_stride * kSize);
   const int residual = a.residual ? alignment_of(a.residual, a.residual_stride * kSize) : out;
   prefer(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, bytes(residual));

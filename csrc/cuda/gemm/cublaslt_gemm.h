@@ -1,6 +1,7 @@
 // Matrix products by cuBLASLt: any shape, stride and alignment, sums in fp32. Bias, residual, ReLU
 // and, in half precision, the tanh GELU are in its epilogue; another activation is a pass over the
-// output that follows. Its kernels for odd alignments are slow but right.
+// output that follows. Its kernels for odd alignments are slow but right. x and weight with scales
+// are e4m3 (core/gemm.h), which only some shapes and epilogues of it compute.
 #pragma once
 
 #include <cstddef>
@@ -42,6 +43,12 @@ std::vector<CublasltAlgorithm> cublaslt_algorithms(const GemmArguments& a, size_
 template <class T>
 bool cublaslt_gemm(const GemmArguments& a, const CublasltAlgorithm& algorithm,
                    const Stream& stream);
+
+// Of an element of x and of the weight.
+template <class T>
+int64_t operand_bytes(const GemmArguments& a) {
+  return a.x.scales ? 1 : static_cast<int64_t>(sizeof(T));
+}
 
 // The largest power of two, at most 16, that divides the address and the stride in bytes.
 inline int alignment_of(const void* data, int64_t stride_bytes) {

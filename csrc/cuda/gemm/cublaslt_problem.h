@@ -89,10 +89,19 @@ void describe(const GemmArguments& a, Activation fused, Problem& p) {
   const cublasLtEpilogue_t epilogue = epilogue_of(fused, a.bias);
   if (epilogue != CUBLASLT_EPILOGUE_DEFAULT) p.set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
   if (a.bias) p.set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, a.bias);
-  check(cublasLtMatrixLayoutInit(&p.weight, kType<T>, stored_transposed ? a.n : a.k,
+  cudaDataType_t operands = kType<T>;
+  if (a.x.scales) {
+    operands = CUDA_R_8F_E4M3;
+    constexpr int32_t kByRow = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+    p.set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, kByRow);
+    p.set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, kByRow);
+    p.set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, a.weight.scales);
+    p.set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, a.x.scales);
+  }
+  check(cublasLtMatrixLayoutInit(&p.weight, operands, stored_transposed ? a.n : a.k,
                                  stored_transposed ? a.k : a.n, a.weight.stride),
         "weight");
-  check(cublasLtMatrixLayoutInit(&p.x, kType<T>, a.k, a.m, a.x.stride), "x");
+  check(cublasLtMatrixLayoutInit(&p.x, operands, a.k, a.m, a.x.stride), "x");
   check(cublasLtMatrixLayoutInit(&p.out, kType<T>, a.n, a.m, a.out_stride), "out");
   p.residual = p.out;
   if (a.residual && a.residual_stride != a.out_stride) {

@@ -1,11 +1,18 @@
 // Matrix products by the implementation that was fastest when they were timed (gemm_choice.h).
 // A weight serves as it is stored, with k innermost or, transposed, n: packing is a copy. Our own
-// kernels want k innermost; what is transposed is cuBLASLt's.
+// kernels want k innermost; what is transposed is cuBLASLt's. A weight of float8_e4m3 is multiplied
+// by rows that are quantised just before (quantize_rows.h), both with a scale a row.
+#include <algorithm>
+#include <memory>
+#include <type_traits>
+
+#include "core/allocator.h"
 #include "core/raw_memory.h"
 #include "cuda/element.h"
 #include "cuda/gemm/cublaslt_gemm.h"
 #include "cuda/gemm/gemm_choice.h"
 #include "cuda/gemm/plain_gemm.h"
+#include "cuda/gemm/quantize_rows.h"
 #include "cuda/kernels.h"
 #include "cuda/launch.h"
 
@@ -40,23 +47,105 @@ void run(const GemmArguments& product, const Stream& stream) {
   plain_gemm<T>(a, stream);
 }
 
+int64_t float8_columns(int64_t k) {
+  return static_cast<int64_t>(round_up(static_cast<size_t>(k), kFloat8Columns));
+}
+
+size_t packed_float8_bytes(int64_t n, int64_t k) {
+  return static_cast<size_t>(n * float8_columns(k));
+}
+
+bool on_device(const void* data) {
+  cudaPointerAttributes found;
+  check(cudaPointerGetAttributes(&found, data), "pack");
+  return found.type == cudaMemoryTypeDevice || found.type == cudaMemoryTypeManaged;
+}
+
+// Rows on the host pass through a piece of memory of their own, which leaves no hole among the
+// weights.
 template <class T>
-constexpr GemmKernels kTable[] = {
-    {format_of(kDTypeOf<T>),
-     {/*transposed_x=*/false, /*transposed_weight=*/true},
-     /*packing_copies=*/true,
-     /*packs_transposed=*/true,
-     packed_bytes<T>,
-     pack<T>,
-     run<T>,
-     gemm_bucket},
-};
+void pack_float8(const PackArguments& a, const Stream& stream) {
+  constexpr int64_t kPieceBytes = 64 << 20;
+  QuantizeArguments q{static_cast<uint8_t*>(a.packed), a.scales, a.weight,           a.k, a.n, a.k,
+                      float8_columns(a.k),             a.given};
+  std::shared_ptr<void> piece, given;
+  CachingAllocator& allocator = default_allocator(stream.device);
+  const int64_t row_bytes = a.k * static_cast<int64_t>(sizeof(T));
+  const bool here = on_device(a.weight);
+  if (!here) {
+    q.rows = std::clamp<int64_t>(kPieceBytes / row_bytes, 1, a.n);
+    piece = allocator.allocate_uncached(static_cast<size_t>(q.rows * row_bytes), "packing", stream);
+    q.x = piece.get();
+  }
+  if (a.given && !on_device(a.given)) {
+    const size_t bytes = static_cast<size_t>(a.n) * sizeof(float);
+    given = allocator.allocate_uncached(bytes, "packing", stream);
+    check(cudaMemcpyAsync(given.get(), a.given, bytes, cudaMemcpyDefault, handle(stream)), "pack");
+    q.given = static_cast<const float*>(given.get());
+  }
+  for (int64_t row = 0; row < a.n; row += q.rows) {
+    q.rows = std::min(q.rows, a.n - row);
+    if (!here) {
+      check(cudaMemcpyAsync(piece.get(), static_cast<const T*>(a.weight) + row * a.k,
+                            static_cast<size_t>(q.rows * row_bytes), cudaMemcpyDefault,
+                            handle(stream)),
+            "pack");
+    }
+    quantize_rows<T>(q, stream);
+    q.data += q.rows * q.padded;
+    q.scales += q.rows;
+    if (q.given) q.given += q.rows;
+  }
+  if (piece || given) check(cudaStreamSynchronize(handle(stream)), "pack");
+}
+
+template <class T>
+void run_float8(const GemmArguments& product, const Stream& stream) {
+  GemmArguments a = product;
+  a.k = float8_columns(product.k);
+  const QuantizedRows rows = quantized_rows_of(stream, a.m, a.k);
+  quantize_rows<T>({rows.data, rows.scales, a.x.data, a.x.stride, a.m, product.k, a.k}, stream);
+  a.x = {rows.data, a.k, false, rows.scales};
+  a.weight.stride = a.k;
+  run<T>(a, stream);
+}
+
+template <class T>
+constexpr GemmKernels kOwnFormat = {format_of(kDTypeOf<T>),
+                                    {/*transposed_x=*/false, /*transposed_weight=*/true},
+                                    /*packing_copies=*/true,
+                                    /*packs_transposed=*/true,
+                                    packed_bytes<T>,
+                                    pack<T>,
+                                    run<T>,
+                                    gemm_bucket};
+
+template <class T>
+constexpr GemmKernels kFloat8 = {Format::kFloat8E4M3,
+                                 {/*transposed_x=*/false, /*transposed_weight=*/false,
+                                  /*scales=*/true},
+                                 /*packing_copies=*/false,
+                                 /*packs_transposed=*/false,
+                                 packed_float8_bytes,
+                                 pack_float8<T>,
+                                 run_float8<T>,
+                                 gemm_bucket};
+
+// Tensor cores of Ada have e4m3, too, but no library kernel takes scales by row there.
+bool hopper() {
+  static const bool found = attribute_of_device(cudaDevAttrComputeCapabilityMajor) == 9;
+  return found;
+}
 
 }  // namespace
 
 template <class T>
 const GemmKernels* gemm(Format format) {
-  return kernels_of(kTable<T>, format);
+  if (format == kOwnFormat<T>.format) return &kOwnFormat<T>;
+  if constexpr (!std::is_same_v<T, float>) {
+    if (format == Format::kFloat8E4M3 && hopper()) return &kFloat8<T>;
+  }
+  return nullptr;
 }
 
 #define INSTANTIATE(T) template const GemmKernels* gemm<T>(Format);

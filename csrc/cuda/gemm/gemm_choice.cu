@@ -20,7 +20,7 @@ namespace fusewire::cuda {
 namespace {
 
 // In the file's name: another meaning of a key, another way of timing.
-constexpr int kVersion = 5;
+constexpr int kVersion = 6;
 constexpr int kSuggestions = 18;  // of cuBLASLt
 // Rows that are timed at most: beyond them the waves of blocks are many and the ranking stays.
 constexpr int64_t kMostRowsTimed = 32768;
@@ -71,9 +71,10 @@ GemmKey key_of(const GemmArguments& a) {
   key.dtype = kDTypeOf<T>;
   key.epilogue = static_cast<uint8_t>(static_cast<int>(a.activation) | (a.bias != nullptr) << 3 |
                                       (a.residual != nullptr) << 4 | (a.residual == a.out) << 5 |
-                                      a.weight.transposed << 6);
-  int read = std::min(alignment_of(a.x.data, a.x.stride * kSize),
-                      alignment_of(a.weight.data, a.weight.stride * kSize));
+                                      a.weight.transposed << 6 | (a.x.scales != nullptr) << 7);
+  const int64_t operand = operand_bytes<T>(a);
+  int read = std::min(alignment_of(a.x.data, a.x.stride * operand),
+                      alignment_of(a.weight.data, a.weight.stride * operand));
   int write = alignment_of(a.out, a.out_stride * kSize);
   if (a.residual) write = std::min(write, alignment_of(a.residual, a.residual_stride * kSize));
   key.read_alignment = static_cast<uint8_t>(read);

@@ -31,7 +31,8 @@ namespace fusewire::cuda {
 
 struct GemmKey {
   DType dtype = DType::kFloat32;
-  // activation | bias << 3 | residual << 4 | residual is out << 5 | weight transposed << 6
+  // activation | bias << 3 | residual << 4 | residual is out << 5 | weight transposed << 6 | x and
+  // weight are e4m3 << 7
   uint8_t epilogue = 0;
   uint8_t read_alignment = 16, write_alignment = 16;  // bytes, 16 at most
   int64_t n = 0, k = 0;

@@ -5,6 +5,7 @@
 #include "cuda/element.h"
 #include "cuda/gemm/gemm_rounding.h"
 #include "cuda/gemm/gemm_timing.h"
+#include "cuda/gemm/quantize_rows.h"
 #include "cuda/launch.h"
 #include "cuda/runtime/relaxed_capture.h"
 
@@ -71,35 +72,42 @@ class Operands {
  public:
   Operands(const GemmArguments& shape, const Stream& stream) : a_(shape) {
     constexpr int64_t kSize = sizeof(T);
+    const int64_t operand = operand_bytes<T>(shape);
     // As aligned as the caller's, no more: an odd address is one element past a line.
-    const int x_alignment = alignment_of(shape.x.data, shape.x.stride * kSize);
+    const int x_alignment = alignment_of(shape.x.data, shape.x.stride * operand);
     const int out_alignment =
         std::min(alignment_of(shape.out, shape.out_stride * kSize),
                  shape.residual ? alignment_of(shape.residual, shape.residual_stride * kSize) : 16);
-    const auto stride = [](int64_t width, int alignment) {
-      const int64_t unit = std::max<int64_t>(1, alignment / kSize);
+    const auto stride = [](int64_t width, int64_t unit) {
       return (width + unit - 1) / unit * unit;
     };
     const auto shift = [](int alignment) { return alignment < 16 ? alignment : 0; };
-    a_.x.stride = stride(a_.k, x_alignment);
+    a_.x.stride = stride(a_.k, std::max<int64_t>(1, x_alignment / operand));
     a_.weight.stride = a_.weight.transposed ? a_.n : a_.k;
-    a_.out_stride = a_.residual_stride = stride(a_.n, out_alignment);
+    a_.out_stride = a_.residual_stride = stride(a_.n, std::max<int64_t>(1, out_alignment / kSize));
 
     int cache_bytes = 0;
     check(cudaDeviceGetAttribute(&cache_bytes, cudaDevAttrL2CacheSize, stream.device.index),
           "cache size");
-    weight_bytes_ = lines(a_.n * a_.k * kSize);
+    weight_bytes_ = lines(a_.n * a_.k * operand);
     weights_ = (2 * int64_t{cache_bytes} + weight_bytes_ - 1) / weight_bytes_;
-    const int64_t x_bytes = lines(a_.m * a_.x.stride * kSize + kLine);
+    const int64_t x_bytes = lines(a_.m * a_.x.stride * operand + kLine);
     const int64_t out_bytes = lines(a_.m * a_.out_stride * kSize + kLine);
     const int64_t bias_bytes = lines(a_.n * kSize);
-    const int64_t filled =
-        weights_ * weight_bytes_ + x_bytes + bias_bytes + (a_.residual ? out_bytes : 0);
+    const int64_t scales = shape.x.scales ? a_.m + kScalesBeyond + a_.n : 0;
+    const int64_t filled = weights_ * weight_bytes_ + x_bytes + bias_bytes +
+                           (a_.residual ? out_bytes : 0) + lines(scales * sizeof(float));
     memory_ = default_allocator(stream.device)
                   .allocate_uncached(static_cast<size_t>(filled + out_bytes), "tuning", stream);
     char* at = static_cast<char*>(memory_.get());
-    fill_kernel<<<1024, 256, 0, handle(stream)>>>(reinterpret_cast<T*>(at), filled / kSize);
-    check(cudaGetLastError(), "fill");
+    fill<T>(at, filled / kSize, stream);
+    if (shape.x.scales) {
+      fill<__nv_fp8_e4m3>(at, weights_ * weight_bytes_ + x_bytes, stream);
+      char* last = at + filled - lines(scales * sizeof(float));
+      fill<float>(last, scales, stream);
+      a_.x.scales = last;
+      a_.weight.scales = reinterpret_cast<float*>(last) + a_.m + kScalesBeyond;
+    }
     first_weight_ = at;
     at += weights_ * weight_bytes_;
     rows_ = at;
@@ -117,6 +125,12 @@ class Operands {
     }
     a_.out = at + shift(out_alignment);
     next();
+  }
+
+  template <class Element>
+  static void fill(void* memory, int64_t count, const Stream& stream) {
+    fill_kernel<<<1024, 256, 0, handle(stream)>>>(static_cast<Element*>(memory), count);
+    check(cudaGetLastError(), "fill");
   }
 
   void run_rows(const Stream& stream) const {

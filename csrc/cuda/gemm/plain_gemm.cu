@@ -8,8 +8,8 @@ namespace {
 
 constexpr int kTile = 16;  // rows and columns of the output a block computes, one element a thread
 
-// A block's tile; the parts of x and weight it multiplies pass through shared memory.
-template <class T>
+// A block's tile; the parts of x and weight it multiplies, of Element, pass through shared memory.
+template <class T, class Element>
 __global__ void __launch_bounds__(kTile* kTile) gemm_kernel(GemmArguments a) {
   let_next_start();
   wait_for_inputs();
@@ -17,10 +17,10 @@ __global__ void __launch_bounds__(kTile* kTile) gemm_kernel(GemmArguments a) {
   const int tx = threadIdx.x, ty = threadIdx.y;
   const int64_t row = static_cast<int64_t>(blockIdx.x) * kTile + ty;
   const int64_t first_column = static_cast<int64_t>(blockIdx.y) * kTile, column = first_column + tx;
-  const T* x_row = static_cast<const T*>(a.x.data) + row * a.x.stride;
+  const Element* x_row = static_cast<const Element*>(a.x.data) + row * a.x.stride;
   const int64_t weight_step = a.weight.transposed ? a.weight.stride : 1;  // along k
-  const T* weight_row = static_cast<const T*>(a.weight.data) +
-                        (first_column + ty) * (a.weight.transposed ? 1 : a.weight.stride);
+  const Element* weight_row = static_cast<const Element*>(a.weight.data) +
+                              (first_column + ty) * (a.weight.transposed ? 1 : a.weight.stride);
   float sum = 0.0f;
   for (int64_t k = 0; k < a.k; k += kTile) {
     const bool inside = k + tx < a.k;
@@ -35,6 +35,10 @@ __global__ void __launch_bounds__(kTile* kTile) gemm_kernel(GemmArguments a) {
     __syncthreads();
   }
   if (row >= a.m || column >= a.n) return;
+  if (a.x.scales) {
+    sum *= static_cast<const float*>(a.x.scales)[row];
+    sum *= static_cast<const float*>(a.weight.scales)[column];
+  }
   if (a.bias) sum += to_float(static_cast<const T*>(a.bias)[column]);
   sum = activated<T>(sum, a.activation);
   if (a.residual) {
@@ -48,7 +52,8 @@ __global__ void __launch_bounds__(kTile* kTile) gemm_kernel(GemmArguments a) {
 template <class T>
 void plain_gemm(const GemmArguments& a, const Stream& stream) {
   const auto tiles = [](int64_t size) { return static_cast<unsigned>((size + kTile - 1) / kTile); };
-  launch(gemm_kernel<T>, dim3(tiles(a.m), tiles(a.n)), dim3(kTile, kTile), 0, stream, a);
+  const auto kernel = a.x.scales ? gemm_kernel<T, __nv_fp8_e4m3> : gemm_kernel<T, T>;
+  launch(kernel, dim3(tiles(a.m), tiles(a.n)), dim3(kTile, kTile), 0, stream, a);
 }
 
 #define INSTANTIATE(T) template void plain_gemm<T>(const GemmArguments&, const Stream&);

@@ -11,5 +11,9 @@ int sm90_gemm_configurations();
 bool sm90_gemm_fits(const GemmArguments& a, int configuration);
 template <class T>
 void sm90_gemm(const GemmArguments& a, int configuration, const Stream& stream);
+// Of e4m3 with scales, in a tile of the configurations.
+template <class T>
+void sm90_gemm_float8(const GemmArguments& a, int channels, int tokens, int split,
+                      const Stream& stream);
 
 }  // namespace fusewire::cuda

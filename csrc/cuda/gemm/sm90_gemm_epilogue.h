@@ -104,6 +104,23 @@ __device__ __forceinline__ void with_activation(const ActivationFormula& f, Use&
   }
 }
 
+// A thread's 64 channels x kTokens sums of e4m3 products times their scales: those of the tokens
+// from `tokens` on, and of its two channels.
+template <int kTokens>
+__device__ __forceinline__ void scale_sums(float (&d)[kTokens / 2], const float* tokens,
+                                           const float (&channels)[2]) {
+  const float2* pairs = reinterpret_cast<const float2*>(tokens) + threadIdx.x % 4;
+#pragma unroll
+  for (int j = 0; j < kTokens / 8; ++j) {
+    const float2 pair = __ldcg(pairs + 4 * j);
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      d[4 * j + 2 * h] = d[4 * j + 2 * h] * pair.x * channels[h];
+      d[4 * j + 2 * h + 1] = d[4 * j + 2 * h + 1] * pair.y * channels[h];
+    }
+  }
+}
+
 // Four (two) 8 x 8 matrices between fragments and rows of 16 bytes at `row`, transposed: a thread's
 // pair of neighbouring tokens of one channel to (from) rows of 8 channels of one token.
 __device__ __forceinline__ void store_transposed(uint32_t row, const uint32_t (&pairs)[4]) {

@@ -4,15 +4,17 @@
 #include <utility>
 
 #include "cuda/gemm/sm90_gemm_epilogue.h"
+#include "cuda/gemm/sm90_gemm_stage.h"
 #include "cuda/launch.h"
 #include "cuda/sm90_tma.h"
 
 namespace fusewire::cuda::sm90 {
 
 struct LargeProblem {
-  int n, k_blocks;                 // k in blocks of 64
+  int n, k_blocks;                 // k in stages (kStageColumns)
   int token_tiles, channel_tiles;  // channel tiles of one cluster: 128 channels a block
   const void* bias;                // or null
+  const float *token_scales, *channel_scales;  // of e4m3
   bool has_residual;
   ActivationFormula activation;
 };
@@ -87,7 +89,7 @@ __device__ __forceinline__ void for_each_index(std::integer_sequence<int, kIndic
 }
 
 // One thread of the producer warp.
-template <class Shape>
+template <class Element, class Shape>
 __device__ __forceinline__ void produce(const LargeShared<Shape>& shared, const LargeProblem& p,
                                         const CUtensorMap* x_map, const CUtensorMap* weight_map,
                                         int cluster, int clusters, int rank) {
@@ -97,12 +99,12 @@ __device__ __forceinline__ void produce(const LargeShared<Shape>& shared, const 
   const auto load_weight = [&](const TileOrder& tile, int block, int stage) {
     barrier_expect(&shared.full[stage], Shape::kArrivingBytes);
     tma_load(shared.stages + stage * Shape::kStageBytes, weight_map,
-             (tile.channels * Shape::kCluster + rank) * 128, block * 64, &shared.full[stage]);
+             (tile.channels * Shape::kCluster + rank) * 128, block * kStageColumns<Element>, &shared.full[stage]);
   };
   const auto load_tokens = [&](const TileOrder& tile, int block, int stage) {
     uint8_t* to = shared.stages + stage * Shape::kStageBytes + Shape::kWeightBytes;
     const int row = tile.tokens * Shape::kTokens + share_begin;
-    tma_load_multicast(to + share_begin * 128, x_map, row, block * 64, &shared.full[stage], 3);
+    tma_load_multicast(to + share_begin * 128, x_map, row, block * kStageColumns<Element>, &shared.full[stage], 3);
   };
   // The first weights do not wait for earlier kernels.
   const int early = min(kStages, p.k_blocks);

@@ -1,6 +1,6 @@
 // Matrix product for many tokens: persistent blocks of a producer warp, which feeds a ring of
 // shared-memory stages by TMA, and two consumer warpgroups. A tile is 128 channels x kTokens
-// tokens.
+// tokens. T is the type of the results, Element of what is multiplied: T or e4m3.
 //
 //  - Cooperating warpgroups each take 64 channels of one tile: the largest tiles fit. The residual
 //    comes to registers during the main loop.
@@ -17,7 +17,7 @@
 namespace fusewire::cuda::sm90 {
 
 // A consumer warpgroup; `group` is 0 or 1.
-template <class T, class Shape>
+template <class T, class Element, class Shape>
 __device__ __forceinline__ void consume(const LargeShared<Shape>& shared, const LargeProblem& p,
                                         const PieceMaps& out_maps, const PieceMaps& residual_maps,
                                         int cluster, int clusters, int rank, int group) {
@@ -90,21 +90,31 @@ __device__ __forceinline__ void consume(const LargeShared<Shape>& shared, const 
       named_barrier_sync(3 + group, 256);
     }
     float d[kBlocks][kTokens / 2];
+    if constexpr (kPromoted<Element>) {
+      static_assert(kBlocks == 1, "registers hold one block's sums twice");
+#pragma unroll
+      for (int i = 0; i < kTokens / 2; ++i) d[0][i] = 0.0f;
+    }
     for (int k = 0; k < p.k_blocks; ++k) {
       barrier_wait(&shared.full[stage], parity);
       const uint8_t* at = shared.stages + stage * Shape::kStageBytes;
       const uint64_t weight = k_major_descriptor(at + first_channel * 128);
       const uint64_t tokens = k_major_descriptor(at + Shape::kWeightBytes);
-      wgmma_fence();
+      if constexpr (kPromoted<Element>) {
+        promote_stage<kTokens>(d[0], weight, tokens);
+      } else {
+        wgmma_fence();
 #pragma unroll
-      for (int step = 0; step < 4; ++step) {
+        for (int step = 0; step < 4; ++step) {
 #pragma unroll
-        for (int b = 0; b < kBlocks; ++b) {
-          wgmma<kTokens, T>(d[b], weight + 512 * b + 2 * step, tokens + 2 * step, (k | step) != 0);
+          for (int b = 0; b < kBlocks; ++b) {
+            wgmma<kTokens, T>(d[b], weight + 512 * b + 2 * step, tokens + 2 * step,
+                              (k | step) != 0);
+          }
         }
+        wgmma_commit();
+        wgmma_wait<1>();
       }
-      wgmma_commit();
-      wgmma_wait<1>();
       if (k != 0) release_last();
       if (p.has_residual) {
         if (k == residual_at && thread == 0) {
@@ -124,6 +134,12 @@ __device__ __forceinline__ void consume(const LargeShared<Shape>& shared, const 
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) wgmma_results(d[b]);
     release_last();
+    if constexpr (kPromoted<Element>) {
+      const int c = channel + 16 * warp + lane / 4;
+      const float scales[2] = {c < p.n ? p.channel_scales[c] : 0.0f,
+                               c + 8 < p.n ? p.channel_scales[c + 8] : 0.0f};
+      scale_sums<kTokens>(d[0], p.token_scales + token, scales);
+    }
 
     if constexpr (!Shape::kPingPong) {
       const auto finish = [&](auto index) {
@@ -187,7 +203,7 @@ __device__ __forceinline__ void consume(const LargeShared<Shape>& shared, const 
   if (thread == 0) tma_store_wait<0>();
 }
 
-template <class T, class Shape>
+template <class T, class Element, class Shape>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     large_kernel(const __grid_constant__ CUtensorMap x_map,
                  const __grid_constant__ CUtensorMap weight_map,
@@ -217,11 +233,11 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
   if (group == 0) {
     registers_shrink_to<24>();
     if (threadIdx.x == 0) {
-      produce<Shape>(shared, p, &x_map, &weight_map, cluster, clusters, rank);
+      produce<Element, Shape>(shared, p, &x_map, &weight_map, cluster, clusters, rank);
     }
   } else {
     registers_grow_to<240>();
-    consume<T, Shape>(shared, p, out_maps, residual_maps, cluster, clusters, rank, group - 1);
+    consume<T, Element, Shape>(shared, p, out_maps, residual_maps, cluster, clusters, rank, group - 1);
   }
 }
 

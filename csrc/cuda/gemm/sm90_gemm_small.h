@@ -11,6 +11,7 @@
 #include <algorithm>
 
 #include "cuda/gemm/sm90_gemm_epilogue.h"
+#include "cuda/gemm/sm90_gemm_stage.h"
 #include "cuda/sm90_tma.h"
 #include "cuda/sm90_wgmma.h"
 
@@ -23,6 +24,7 @@ struct SmallProblem {
   int64_t residual_stride;
   void* out;
   int64_t out_stride;
+  const float *token_scales, *channel_scales;  // of e4m3
   ActivationFormula activation;
 };
 
@@ -165,7 +167,7 @@ struct SmallOutput {
 };
 
 // Grid: x = channel tiles * slices (the cluster), y = token tiles.
-template <class T, class Shape>
+template <class T, class Element, class Shape>
 __global__ void __launch_bounds__(Shape::kThreads)
     small_kernel(const __grid_constant__ CUtensorMap x_map,
                  const __grid_constant__ CUtensorMap weight_map,
@@ -186,12 +188,12 @@ __global__ void __launch_bounds__(Shape::kThreads)
 
   const auto load_weight = [&](int i, int stage) {
     barrier_expect(&full[stage], Shape::kStageBytes);
-    tma_load(base + stage * Shape::kStageBytes, &weight_map, channel, (begin + i) * 64,
+    tma_load(base + stage * Shape::kStageBytes, &weight_map, channel, (begin + i) * kStageColumns<Element>,
              &full[stage]);
   };
   const auto load_tokens = [&](int i, int stage) {
     tma_load(base + stage * Shape::kStageBytes + Shape::kWeightBytes, &x_map, token,
-             (begin + i) * 64, &full[stage]);
+             (begin + i) * kStageColumns<Element>, &full[stage]);
   };
   const int early = min(p.stages, blocks);
   if (threadIdx.x == Shape::kConsumers) {
@@ -233,19 +235,31 @@ __global__ void __launch_bounds__(Shape::kThreads)
   output.load(add);
 
   float d[Shape::kTokens / 2];
+  float scales[2] = {};
+  if constexpr (kPromoted<Element>) {
+#pragma unroll
+    for (int i = 0; i < Shape::kTokens / 2; ++i) d[i] = 0.0f;
+    const int c = channel + warp * 16 + threadIdx.x % 32 / 4;
+    if (c < p.n) scales[0] = p.channel_scales[c];
+    if (c + 8 < p.n) scales[1] = p.channel_scales[c + 8];
+  }
   int stage = 0, parity = 0;
   for (int i = 0; i < blocks; ++i) {
     barrier_wait(&full[stage], parity);
     const uint8_t* at = base + stage * Shape::kStageBytes;
     const uint64_t weight = k_major_descriptor(at + group * 8192);
     const uint64_t tokens = k_major_descriptor(at + Shape::kWeightBytes);
-    wgmma_fence();
+    if constexpr (kPromoted<Element>) {
+      promote_stage<Shape::kTokens>(d, weight, tokens);
+    } else {
+      wgmma_fence();
 #pragma unroll
-    for (int step = 0; step < 4; ++step) {
-      wgmma<Shape::kTokens, T>(d, weight + 2 * step, tokens + 2 * step, (i | step) != 0);
+      for (int step = 0; step < 4; ++step) {
+        wgmma<Shape::kTokens, T>(d, weight + 2 * step, tokens + 2 * step, (i | step) != 0);
+      }
+      wgmma_commit();
+      wgmma_wait<1>();
     }
-    wgmma_commit();
-    wgmma_wait<1>();
     if (i != 0 && i + p.stages <= blocks && threadIdx.x % 128 == 0) {
       barrier_arrive(&empty[(stage == 0 ? p.stages : stage) - 1]);
     }
@@ -253,6 +267,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
   }
   wgmma_wait<0>();
   wgmma_results(d);
+  if constexpr (kPromoted<Element>) scale_sums<Shape::kTokens>(d, p.token_scales + token, scales);
 
   uint32_t to = shared_address(sums) + (rank * Shape::kConsumers + threadIdx.x) * 16;
   if (slices > 1) {

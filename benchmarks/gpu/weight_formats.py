@@ -1,0 +1,190 @@
+"""Layers' weights in fp8 beside fp16 on a GPU: `python -m benchmarks.weight_formats --device cuda`.
+
+Forwards of BERT-base and -large (64 sequences of up to 512), steps of Llama-3-8B's shape (1 and 64
+sequences, context 1024), and the products of these beside torch's `_scaled_mm` with scales by row,
+whose rows are quantised already and, compiled with the product, by torch. Random weights. Each case
+first answers in both formats; the cosine says how near they are.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from fusewire import kernels
+from torch import Tensor
+
+from benchmarks.gpu import own, rivals
+from benchmarks.gpu.generation_models import Past, own_model, transformers_model
+from benchmarks.gpu.generation_own import Pages, Step
+from benchmarks.gpu.generation_workload import SHAPES
+from benchmarks.gpu.generation_workload import Case as Steps
+from benchmarks.gpu.own import launches, view
+from benchmarks.gpu.timing import Contender, medians_ms, torch_launches
+from benchmarks.gpu.workload import SIZES, Case
+from benchmarks.records import Row, Rows
+
+BENCHMARK = "weight_formats_gpu"
+FORMATS = ("none", "fp8")
+LEAST_COSINE = 0.99
+ROTATED_BYTES = 160 << 20  # of weights, more than the L2 cache holds
+
+
+def run(options: argparse.Namespace, facts: dict[str, Any]) -> Iterator[Rows]:
+    facts = facts | {"benchmark": BENCHMARK}
+    for part in options.parts:
+        if part == "products":
+            rows = _products(options.compiled)
+        elif part in SIZES:
+            rows = _encoder(part)
+        else:
+            rows = _steps(part)
+        for each in rows:
+            yield [facts | row for row in each]
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def _rows(model: str, case: str, ms: dict[str, float], cosine: float, **more: Any) -> Rows:
+    first = next(iter(ms.values()))
+    found: list[Row] = [
+        {
+            "model": model,
+            "case": case,
+            "system": name,
+            "ms": round(each, 4),
+            "times_fp16": round(first / each, 3),
+            "cosine": round(cosine, 6),
+            **more,
+        }
+        for name, each in ms.items()
+    ]
+    return found
+
+
+def _nearness(case: str, one: Tensor, other: Tensor) -> float:
+    """Mean cosine of rows; SystemExit where it says that they are not the same numbers."""
+    found = float(torch.cosine_similarity(one.float(), other.float(), dim=-1).mean())
+    if not found >= LEAST_COSINE:
+        raise SystemExit(f"{case}: got a mean cosine of {found} of fp8 to fp16")
+    return found
+
+
+def _encoder(size: str) -> Iterator[Rows]:
+    exact = rivals.bert(SIZES[size])
+    case = Case(size, 64, 512)
+    sides = [
+        own.Fusewire(own.encoder(exact, quantize=quantize), case.batch(0)) for quantize in FORMATS
+    ]
+    near = _nearness(case.name, *(side.output() for side in sides))
+    contenders = [
+        Contender(name, side.forward, side.stream)
+        for name, side in zip(FORMATS, sides, strict=True)
+    ]
+    more = {"tokens": sum(case.lengths())}
+    yield _rows(SIZES[size].name, case.name, medians_ms(contenders), near, **more)
+
+
+def _steps(name: str) -> Iterator[Rows]:
+    usual = transformers_model(SHAPES[name])
+    models = [own_model(usual, quantize=quantize) for quantize in FORMATS]
+    for batch in (1, 64):
+        case = Steps(name, batch, 1024)
+        ids = torch.randint(0, case.shape.vocabulary, (batch, 1))
+        past = Past(case)
+        steps = [Step(Pages(model, case), past, ids) for model in models]
+        near = _nearness(case.name, *(step.output() for step in steps))
+        contenders = [
+            Contender(quantize, step.launched().run, step.stream)
+            for quantize, step in zip(FORMATS, steps, strict=True)
+        ]
+        yield _rows(case.shape.name, case.name, medians_ms(contenders), near)
+        del steps, contenders
+        gc.collect()
+
+
+def _products(compiled: bool) -> Iterator[Rows]:
+    torch.manual_seed(0)
+    stream = kernels.Stream("cuda")
+    stream.tuning = True
+    for model, (tokens, shapes) in _shapes().items():
+        for n, k in shapes:
+            for m in tokens:
+                yield _product(model, m, n, k, stream, compiled)
+
+
+def _shapes() -> dict[str, tuple[tuple[int, ...], list[tuple[int, int]]]]:
+    """Name -> numbers of rows; out_features and in_features of the products."""
+    found: dict[str, tuple[tuple[int, ...], list[tuple[int, int]]]] = {}
+    for size in SIZES.values():
+        h, inner = size.hidden, size.intermediate
+        found[size.name] = (19902,), [(3 * h, h), (h, h), (inner, h), (h, inner)]
+    found["Llama-3-8B"] = (1, 64), [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)]
+    return found
+
+
+def _rounded(x: Tensor) -> tuple[Tensor, Tensor]:
+    top = x.abs().amax(1, keepdim=True).float()
+    return (x.float() * (448.0 / top)).to(torch.float8_e4m3fn), top / 448.0
+
+
+def _scaled_mm(x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
+    numbers, tops = _rounded(x)
+    return torch._scaled_mm(numbers, weight.t(), tops, scales.t(), out_dtype=torch.bfloat16)
+
+
+def _product(
+    model: str, m: int, n: int, k: int, stream: kernels.Stream, compiled: bool
+) -> Rows:
+    """In bfloat16: torch has scales by row for no other result."""
+    sets = min(48, -(-ROTATED_BYTES // (n * k)))
+    half = {"device": "cuda", "dtype": torch.bfloat16}
+    weights = [torch.randn(n, k, **half) * k**-0.5 for _ in range(sets)]
+    x, out = torch.randn(m, k, **half), torch.empty(m, n, **half)
+    source, target = view(x), view(out)
+    results, contenders = [], []
+    for name, stored in zip(FORMATS, (None, "float8_e4m3"), strict=True):
+        packed = [kernels.Linear(view(w), None, stream, format=stored) for w in weights]
+        calls = [partial(kernels.linear, target, source, w, "none", stream) for w in packed]
+        calls[0]()
+        stream.synchronize()
+        results.append(out.clone())
+        contenders.append(launches(name, stream, calls))
+    near = _nearness(f"{m} x {n} x {k}", *results)
+    quantized = [_rounded(w) for w in weights]
+    numbers, tops = _rounded(x)
+    contenders.append(
+        torch_launches(
+            "torch _scaled_mm, rows given",
+            [
+                partial(
+                    torch._scaled_mm, numbers, w.t(), tops, s.t(), out_dtype=torch.bfloat16
+                )
+                for w, s in quantized
+            ],
+        )
+    )
+    if compiled:
+        call = torch.compile(_scaled_mm, dynamic=False)
+        contenders.append(
+            torch_launches("torch compiled", [partial(call, x, w, s) for w, s in quantized])
+        )
+    return _rows(model, f"{m} x {n} x {k}", medians_ms(contenders), near)
+
+
+def table(rows: Rows) -> str:
+    """A line a case: medians in ms, and how many times faster than fp16 fp8 is."""
+    lines = ["| | fp16 | fp8 | times | rivals | cosine |", "|---|---|---|---|---|---|"]
+    for model, case in dict.fromkeys((row["model"], row["case"]) for row in rows):
+        of_case = {r["system"]: r for r in rows if (r["model"], r["case"]) == (model, case)}
+        fp16, fp8 = (of_case.pop(name) for name in FORMATS)
+        others = ", ".join(f"{name} {row['ms']}" for name, row in of_case.items())
+        lines.append(
+            f"| {model} {case} | {fp16['ms']} | {fp8['ms']} | {fp8['times_fp16']} | {others} | "
+            f"{fp8['cosine']} |"
+        )
+    return "\n".join(lines)

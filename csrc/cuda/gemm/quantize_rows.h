@@ -1,0 +1,41 @@
+// Rows of numbers as e4m3 with a scale a row: activations by the token, weights by the channel.
+#pragma once
+
+#include <cstdint>
+
+#include "core/stream.h"
+
+namespace fusewire::cuda {
+
+// What a product of e4m3 takes k as: rows of this many bytes serve TMA and cuBLASLt.
+constexpr int64_t kFloat8Columns = 16;
+// Scales of rows that tiles reach beyond the last one are read, though not used.
+constexpr int64_t kScalesBeyond = 256;
+
+// data[r, c] = e4m3(x[r, c] * (448 / top)), nearest even, and scales[r] = top / 448, where top is
+// the largest magnitude of the row, or 1e-30 if that is larger: the scale of zeros is not 0. With
+// `given` its scales take their place, and what these do not reach becomes 448. Columns from cols
+// to `padded` are 0. A row with NaN or infinity is zeros with the scale NaN, which a product with
+// it is, too.
+struct QuantizeArguments {
+  uint8_t* data;  // [rows, padded], aligned to 16 bytes
+  float* scales;
+  const void* x;
+  int64_t x_stride, rows, cols, padded;
+  const float* given = nullptr;
+};
+
+template <class T>
+void quantize_rows(const QuantizeArguments& a, const Stream& stream);
+
+struct QuantizedRows {
+  uint8_t* data;
+  float* scales;  // kScalesBeyond more than rows
+};
+
+// Memory for a product's rows [rows, padded], the same at every call of a stream until more is
+// wanted: its work is serial. What it had before stays, for graphs hold its address; a model's
+// largest forward comes first, and later ones fit.
+QuantizedRows quantized_rows_of(const Stream& stream, int64_t rows, int64_t padded);
+
+}  // namespace fusewire::cuda

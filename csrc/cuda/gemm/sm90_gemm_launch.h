@@ -1,0 +1,86 @@
+// Launches of the Hopper matrix product's kernels: T is the type of the results, Element of x and the
+// weight.
+#pragma once
+
+#include <type_traits>
+
+#include "core/gemm.h"
+#include "cuda/gemm/sm90_gemm_large.h"
+#include "cuda/gemm/sm90_gemm_small.h"
+
+namespace fusewire::cuda::sm90 {
+
+inline int64_t tiles(int64_t size, int64_t tile) {
+  return (size + tile - 1) / tile;
+}
+
+// In boxes of a stage's columns.
+template <class T, class Element>
+CUtensorMap operand_map(const GemmOperand& operand, int64_t rows, int64_t k, int box_rows) {
+  constexpr DType kType = std::is_same_v<Element, T> ? kDTypeOf<T> : DType::kUInt8;
+  return matrix_map(kType, operand.data, rows, k, operand.stride, box_rows, kStageColumns<Element>);
+}
+
+template <class T, class Element, class Shape>
+void launch_large(const GemmArguments& a, const Stream& stream) {
+  constexpr auto kernel = large_kernel<T, Element, Shape>;
+  allow_shared_memory<kernel>(Shape::kSharedBytes, stream);
+  constexpr DType kType = kDTypeOf<T>;
+  const CUtensorMap x = operand_map<T, Element>(a.x, a.m, a.k, Shape::kShare);
+  const CUtensorMap weight = operand_map<T, Element>(a.weight, a.n, a.k, 128);
+  const auto piece_maps = [&](const void* data, int64_t stride) {
+    PieceMaps maps;
+    maps.last = matrix_map(kType, data, a.m, a.n, stride, Shape::kLastPiece, 64);
+    maps.whole = Shape::kLastPiece == Shape::kPiece
+                     ? maps.last
+                     : matrix_map(kType, data, a.m, a.n, stride, Shape::kPiece, 64);
+    return maps;
+  };
+  const PieceMaps out = piece_maps(a.out, a.out_stride);
+  const PieceMaps residual = a.residual == nullptr || a.residual == a.out
+                                       ? out
+                                       : piece_maps(a.residual, a.residual_stride);
+  LargeProblem p;
+  p.n = static_cast<int>(a.n);
+  p.k_blocks = static_cast<int>(tiles(a.k, kStageColumns<Element>));
+  p.token_tiles = static_cast<int>(tiles(a.m, Shape::kTokens));
+  p.channel_tiles = static_cast<int>(tiles(a.n, 128 * Shape::kCluster));
+  p.bias = a.bias;
+  p.token_scales = static_cast<const float*>(a.x.scales);
+  p.channel_scales = static_cast<const float*>(a.weight.scales);
+  p.has_residual = a.residual != nullptr;
+  p.activation = formula_of(a.activation);
+  const int64_t work = static_cast<int64_t>(p.token_tiles) * p.channel_tiles;
+  const int64_t most = multiprocessors() / Shape::kCluster;
+  const int clusters = static_cast<int>(work < most ? work : most);
+  launch_clusters(kernel, Shape::kCluster, dim3(clusters * Shape::kCluster), dim3(Shape::kThreads),
+                  Shape::kSharedBytes, stream, x, weight, out, residual, p);
+}
+
+template <class T, class Element, class Shape>
+void launch_small(const GemmArguments& a, int split, const Stream& stream) {
+  constexpr auto kernel = small_kernel<T, Element, Shape>;
+  allow_shared_memory<kernel>(227 * 1024, stream);
+  const CUtensorMap x = operand_map<T, Element>(a.x, a.m, a.k, Shape::kTokens);
+  const CUtensorMap weight = operand_map<T, Element>(a.weight, a.n, a.k, Shape::kChannels);
+  SmallProblem p;
+  p.m = static_cast<int>(a.m);
+  p.n = static_cast<int>(a.n);
+  p.k_blocks = static_cast<int>(tiles(a.k, kStageColumns<Element>));
+  p.slices = split;
+  p.stages = Shape::stages(static_cast<int>(tiles(p.k_blocks, split)), split);
+  p.bias = a.bias;
+  p.token_scales = static_cast<const float*>(a.x.scales);
+  p.channel_scales = static_cast<const float*>(a.weight.scales);
+  p.residual = a.residual;
+  p.residual_stride = a.residual_stride;
+  p.out = a.out;
+  p.out_stride = a.out_stride;
+  p.activation = formula_of(a.activation);
+  const dim3 grid(static_cast<unsigned>(tiles(a.n, Shape::kChannels) * split),
+                  static_cast<unsigned>(tiles(a.m, Shape::kTokens)));
+  launch_clusters(kernel, split, grid, dim3(Shape::kThreads), Shape::shared_bytes(p.stages, split),
+                  stream, x, weight, p);
+}
+
+}  // namespace fusewire::cuda::sm90

@@ -1,0 +1,38 @@
+// The products of one stage of the ring: 128 bytes of k, 64 numbers of 16 bits or 128 of e4m3.
+#pragma once
+
+#include <cuda_fp8.h>
+
+#include <type_traits>
+
+#include "cuda/sm90_wgmma.h"
+
+namespace fusewire::cuda::sm90 {
+
+// Numbers along k in a stage.
+template <class Element>
+constexpr int kStageColumns = 128 / static_cast<int>(sizeof(Element));
+
+// Tensor cores keep some 14 bits of a sum of e4m3 products, so that a stage's are added to fp32
+// sums outside.
+template <class Element>
+constexpr bool kPromoted = std::is_same_v<Element, __nv_fp8_e4m3>;
+
+// d += one stage of e4m3, and waits for it; the other warpgroups' products run meanwhile.
+template <int kTokens>
+__device__ __forceinline__ void promote_stage(float (&d)[kTokens / 2], uint64_t weight,
+                                              uint64_t tokens) {
+  float part[kTokens / 2];
+  wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < 4; ++step) {
+    wgmma<kTokens, __nv_fp8_e4m3>(part, weight + 2 * step, tokens + 2 * step, step != 0);
+  }
+  wgmma_commit();
+  wgmma_wait<0>();
+  wgmma_results(part);
+#pragma unroll
+  for (int i = 0; i < kTokens / 2; ++i) d[i] += part[i];
+}
+
+}  // namespace fusewire::cuda::sm90

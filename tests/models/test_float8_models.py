@@ -1,0 +1,100 @@
+"""Models whose layers have float8_e4m3 weights answer nearly as in 16 bits, recorded as launched."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from fusewire import kernels
+from fusewire.errors import ConfigurationError
+from fusewire.models import load_decoder, load_model
+from fusewire.placement import Placement
+
+from tests.models.oracle import fusewire_answers, random_sequences
+from tests.models.paged_texts import PagedTexts
+from tests.models.tiny_decoders import tiny_decoder
+from tests.places import GPU_HALVES
+from tests.reference import tiny_checkpoint
+
+LEAST_COSINE = 0.99  # of tiny random models, whose channels have few numbers to even errors out
+ON_GPUS = pytest.mark.parametrize("place", GPU_HALVES, indirect=True)
+
+
+@pytest.fixture
+def float8(place: Placement) -> Placement:
+    if "float8_e4m3" not in kernels.weight_formats(place.dtype, place.stream):
+        pytest.skip("this GPU has no kernels for float8_e4m3")
+    return Placement(place.device, place.dtype, "fp8")
+
+
+def cosines(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    products: np.ndarray = (one * other).sum(-1)
+    return products / np.linalg.norm(one, axis=-1) / np.linalg.norm(other, axis=-1)
+
+
+@ON_GPUS
+@pytest.mark.parametrize("architecture", ["bert", "modernbert"])
+def test_an_encoder_answers_nearly_as_in_16_bits(tmp_path, architecture, place, float8):
+    tiny_checkpoint(tmp_path, architecture, "hidden")
+    models = [load_model(tmp_path, "hidden", each) for each in (place, float8)]
+    assert set(float8.layer_formats.values()) == {"float8_e4m3"}
+    sequences = random_sequences(models[0], [3, 60, 1, 33])
+    exact, quantized = (fusewire_answers(model, sequences, "hidden") for model in models)
+    for one, other in zip(exact, quantized, strict=True):
+        found = cosines(one["last_hidden_state"], other["last_hidden_state"])
+        assert not np.array_equal(one["last_hidden_state"], other["last_hidden_state"])
+        assert found.mean() >= LEAST_COSINE
+
+
+@ON_GPUS
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2"])
+def test_recorded_steps_of_a_decoder_are_the_launched_ones(tmp_path, model_type, place, float8):
+    tiny_decoder(tmp_path, model_type)
+    exact, quantized = (load_decoder(tmp_path, each) for each in (place, float8))
+
+    def steps(model, record: bool) -> list[np.ndarray]:
+        rng, texts = np.random.default_rng(0), PagedTexts(model, 12)
+
+        def ids(count: int) -> list[int]:
+            return rng.integers(0, model.vocab_size, count).tolist()
+
+        if record:
+            model.record_steps(texts.cache, 12, max_tokens=40)
+        answers = texts.step([(i, ids(1 + i)) for i in range(12)])
+        for _ in range(6):
+            answers += texts.step([(i, ids(1)) for i in range(12)])
+        assert not record or model._replays.hits > 0
+        return answers
+
+    launched, recorded = steps(quantized, False), steps(quantized, True)
+    for one, other in zip(launched, recorded, strict=True):
+        np.testing.assert_array_equal(one, other)
+    found = [cosines(*pair).mean() for pair in zip(steps(exact, False), launched, strict=True)]
+    assert np.mean(found) >= LEAST_COSINE
+
+
+@ON_GPUS
+def test_matrices_that_are_left_out_stay_as_they_are(tmp_path, place, float8):
+    tiny_decoder(tmp_path, "llama")
+    load_decoder(tmp_path, float8)
+    skipped = min(float8.layer_formats)
+    other = Placement(float8.device, float8.dtype, "fp8", {skipped})
+    load_decoder(tmp_path, other)
+    assert [n for n, stored in other.layer_formats.items() if stored == place.dtype] == [skipped]
+
+
+@ON_GPUS
+def test_a_gpu_without_it_refuses_it_by_name(place, monkeypatch):
+    monkeypatch.setattr(kernels, "weight_formats", lambda dtype, stream: [dtype])
+    wanted = r"quantize: got 'fp8' on cuda:0, which has kernels for \w+ weights alone"
+    with pytest.raises(ConfigurationError, match=wanted):
+        Placement("cuda", place.dtype, "fp8")
+
+
+def test_a_cpu_refuses_it_by_name():
+    with pytest.raises(ConfigurationError, match="quantize: got 'fp8' on cpu, wanted none or int8"):
+        Placement("cpu", quantize="fp8")
+
+
+def test_torch_has_the_reference():
+    assert torch.finfo(torch.float8_e4m3fn).max == 448

@@ -1,0 +1,193 @@
+"""Products with float8_e4m3 weights on GPUs that have them: rows and channels as torch rounds them,
+sums as fp64 has them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from fusewire import kernels as k
+from fusewire.placement import Placement
+
+from tests.ops.case import LAYOUTS, Operands, normal
+from tests.places import CPU, GPU_FP32, GPU_HALVES, TORCH_DTYPES, rounded
+from tests.tolerance import Allowed, allowed_error, float8_sums
+
+FLOAT8_GPU = pytest.mark.parametrize("place", GPU_HALVES, indirect=True)
+# (tokens, in_features, out_features): one row to many, k and n that nothing divides and that all do
+SHAPES = [
+    (1, 768, 768),
+    (1, 4096, 1000),
+    (5, 33, 31),
+    (8, 14336, 64),
+    (16, 768, 2304),
+    (17, 770, 97),
+    (64, 1024, 3072),
+    (100, 4096, 256),
+    (200, 768, 3072),
+    (300, 24, 1000),
+    (1000, 3072, 768),
+    (1500, 1000, 776),
+]
+# Of a warp's row, of a block's, of none; no multiple of a vector.
+WIDTHS = [8, 40, 300, 513, 770, 1024, 2056, 4104, 8200, 16400]
+
+Rounded = tuple[torch.Tensor, torch.Tensor]
+
+
+@pytest.fixture(autouse=True)
+def float8(place: Placement) -> None:
+    if place.device != "cpu" and torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("only GPUs of compute capability 9.0 have products of float8_e4m3")
+
+
+def rounded_rows(array: np.ndarray) -> Rounded:
+    """Rows in e4m3, and their scales, as the kernels have them: the oracle."""
+    rows = torch.from_numpy(array).float()
+    top = rows.abs().amax(1, keepdim=True).clamp_min(1e-30)
+    inverse = torch.tensor(448.0) / top
+    return (rows * inverse).to(torch.float8_e4m3fn), top / 448
+
+
+def exactly(rows: Rounded) -> np.ndarray:
+    return (rows[0].double() * rows[1].double()).numpy()
+
+
+def linear_of(place: Placement, weight: np.ndarray, bias: np.ndarray | None = None) -> k.Linear:
+    given = None if bias is None else place.floats(bias)
+    return k.Linear(place.floats(weight), given, place.stream, format="float8_e4m3")
+
+
+def product(o: Operands, x: np.ndarray, linear: k.Linear, activation: str = "none") -> np.ndarray:
+    return o.result(k.linear, (len(x), linear.out_features), o.rows(x), linear, activation)
+
+
+def operands(place: Placement, shape: tuple[int, int, int]) -> list[np.ndarray]:
+    rng, (m, inner, out) = np.random.default_rng(0), shape
+    found = [normal(rng, m, inner), normal(rng, out, inner), normal(rng, out), normal(rng, m, out)]
+    found[0] *= np.exp(normal(rng, m, 1))  # rows of different sizes
+    return [rounded(each, place.dtype) for each in found]
+
+
+def allowed(place: Placement, truth: np.ndarray, once: torch.Tensor, terms: int) -> Allowed:
+    """`once`: of an fp32 product, rounded to the element type."""
+    usual = once.to(TORCH_DTYPES[place.dtype]).double().numpy()
+    return allowed_error(truth, usual, place.dtype, terms).plus(float8_sums(truth, terms))
+
+
+@FLOAT8_GPU
+@pytest.mark.parametrize("width", WIDTHS)
+def test_rows_are_rounded_as_torch_rounds_them(place: Placement, width: int):
+    """Seen through a product with the identity, whose ones are 448 of 448ths: of a number of three
+    bits 16-bit results show each bit."""
+    rng = np.random.default_rng(width)
+    x = rounded(normal(rng, 5, width) * np.exp2(rng.integers(-4, 5, (5, 1))), place.dtype)
+    x[1] *= np.exp2(rng.integers(-9, 1, width))  # down to e4m3's smallest
+    x[2] = np.round(x[2] * 4) / 4  # with ties
+    x = rounded(x.astype(np.float32), place.dtype)
+    got = product(Operands(place, "dense"), x, linear_of(place, np.eye(width, dtype=np.float32)))
+    numbers, scales = rounded_rows(x)
+    seen = (torch.from_numpy(got).double() / scales).to(torch.float8_e4m3fn)
+    np.testing.assert_array_equal(seen.float().numpy(), numbers.float().numpy())
+
+
+@FLOAT8_GPU
+def test_rounding_toward_zero_would_be_seen(place: Placement):
+    x = rounded(normal(np.random.default_rng(0), 5, 64), place.dtype)
+    got = product(Operands(place, "dense"), x, linear_of(place, np.eye(64, dtype=np.float32)))
+    numbers, scales = rounded_rows(x * np.float32(0.97))
+    seen = (torch.from_numpy(got).double() / scales).to(torch.float8_e4m3fn)
+    assert (seen.float() != numbers.float()).any()
+
+
+@FLOAT8_GPU
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_product_is_that_of_rounded_rows(shape: tuple, place: Placement, layout: str):
+    o, (x, weight, bias, residual) = Operands(place, layout), operands(place, shape)
+    exact = [torch.from_numpy(exactly(rounded_rows(each))) for each in (x, weight)]
+    b, r = (torch.from_numpy(each) for each in (bias, residual))
+    bare, linear = linear_of(place, weight), linear_of(place, weight, bias)
+    terms = shape[1]
+
+    def expect(got: np.ndarray, act=None, add=False, biased=True) -> None:
+        def result(dtype: torch.dtype) -> torch.Tensor:
+            y = F.linear(*(e.to(dtype) for e in exact), b.to(dtype) if biased else None)
+            y = act(y) if act else y
+            return y + r.to(dtype) if add else y
+
+        truth = result(torch.float64).numpy()
+        assert not allowed(place, truth, result(torch.float32), terms).excess(got)
+
+    expect(product(o, x, bare), biased=False)
+    expect(product(o, x, linear))
+    expect(product(o, x, linear, "gelu_erf"), F.gelu)
+    expect(product(o, x, linear, "relu"), F.relu)
+    added = o.result(k.linear_add, residual.shape, o.rows(x), linear, o.rows(residual))
+    expect(added, add=True)
+    in_place = o.rows(residual)
+    k.linear_add(in_place, o.rows(x), linear, in_place, place.stream)
+    expect(o.read(in_place), add=True)
+
+
+@FLOAT8_GPU
+def test_what_is_no_number_stays_in_its_row(place: Placement):
+    for count in (4, 300):
+        x, weight, bias, _ = operands(place, (count, 768, 256))
+        o, linear = Operands(place, "dense"), linear_of(place, weight, bias)
+        right = product(o, x, linear)
+        x[1, 5], x[2, 7], x[3] = np.nan, -np.inf, 0
+        got = product(o, x, linear)
+        assert np.isnan(got[1:3]).all()
+        np.testing.assert_array_equal(got[3], bias)
+        np.testing.assert_array_equal(np.delete(got, [1, 2, 3], 0), np.delete(right, [1, 2, 3], 0))
+
+
+@FLOAT8_GPU
+def test_rows_of_a_bucket_have_the_same_bits(place: Placement):
+    for most, fewer in ((40, (33, 36)), (320, (289, 300))):
+        x, weight, bias, _ = operands(place, (most, 4096, 512))
+        o, linear = Operands(place, "dense"), linear_of(place, weight, bias)
+        whole = product(o, x, linear)
+        for count in fewer:
+            np.testing.assert_array_equal(product(o, x[:count], linear), whole[:count])
+
+
+@FLOAT8_GPU
+def test_weights_come_from_the_host_and_the_device_alike_with_scales_given_or_not(place: Placement):
+    x, weight, bias, _ = operands(place, (9, 776, 100))
+    o, there = Operands(place, "dense"), linear_of(place, weight, bias)
+    right = product(o, x, there)
+    assert there.format == "float8_e4m3"
+    assert there.nbytes == 100 * 784 + 100 * 4 + 100 * 2
+    host = place.linear(weight, bias)
+    assert host.format == place.dtype
+    scales = np.abs(weight).max(1) / np.float32(448)
+    given = k.Linear(
+        place.floats(weight), place.floats(bias), place.stream, False, "float8_e4m3",
+        place.exact(scales, np.float32),
+    )  # fmt: skip
+    seen = product(o, x, given)
+    assert np.abs(seen - right).max() <= np.abs(right).max() / 64  # by other roundings of 448 / top
+    there.refresh(place.floats(-weight), place.floats(-bias), place.stream)
+    np.testing.assert_array_equal(product(o, x, there), -right)
+    quantizing = Placement(place.device, place.dtype, "fp8")
+    from_host = quantizing.layer_linear(weight, bias, "weight")
+    assert from_host.format == "float8_e4m3"
+    quantizing.stream.synchronize()
+    np.testing.assert_array_equal(product(o, x, from_host), right)
+
+
+@FLOAT8_GPU
+def test_a_transposed_weight_is_refused(place: Placement):
+    weight = place.floats(np.ones((32, 16), np.float32))
+    with pytest.raises(k.Error, match="got a float8_e4m3 weight .in_features, out_features."):
+        k.Linear(weight, None, place.stream, transposed=True, format="float8_e4m3")
+
+
+@pytest.mark.parametrize("place", [CPU, GPU_FP32], indirect=True)
+def test_devices_and_dtypes_without_it_refuse_it(place: Placement):
+    assert "float8_e4m3" not in k.weight_formats(place.dtype, place.stream)
+    with pytest.raises(k.Error, match="format: got float8_e4m3 of a float32 weight, for which"):
+        linear_of(place, np.ones((16, 32), np.float32))
