@@ -122,9 +122,9 @@ class Allowed:
                 return f"{where}: off by {error[at]:.3g}, allowed are {allowed[at]:.3g}"
         return ""
 
-    def plus(self, more: NDArray[np.float64] | float) -> Allowed:
-        """As much more for every row and element."""
-        return Allowed(self.truth, self.rms + more, self.elements + more)
+    def plus(self, rms: NDArray[np.float64], elements: NDArray[np.float64]) -> Allowed:
+        """As much more."""
+        return Allowed(self.truth, self.rms + rms, self.elements + elements)
 
     def rows(self, rows: slice) -> Allowed:
         """Of some of the rows."""
@@ -169,13 +169,14 @@ def cut_off_sums(truth: NDArray[np.float64], terms: int) -> float:
     return (terms / 16 + 2) * 2 * roundoff("float32") * float(np.abs(truth).max())
 
 
-def float8_sums(truth: NDArray[np.float64], terms: int) -> NDArray[np.float64]:
-    """What sums of products of e4m3 may be off, of each row: tensor cores add 32 products at a time
-    and keep 13 bits behind the point of the largest (DeepSeek-V3, section 3.3.2). Each of the up to
-    4 steps within 128 terms, which are then added in fp32, cuts off 2^-13 of these terms' sum. That
-    is the smaller part of the row, the more such sums there are, and their errors add up as random
-    ones do, so that they are as large a part of it."""
-    return min(4, -(-terms // 32)) * 2.0**-13 * _rms(truth)
+def float8_sums(sums: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """What sums of random products of e4m3 may be off: each row by its root mean square, each
+    element. Tensor cores add 32 products at a time and of each keep 13 bits behind the point of the
+    largest (DeepSeek-V3, section 3.3.2), which is some 6 times the root mean square p of all. What
+    is cut off is uniform, of random sign: of n products 2^-13 * 6 p * sqrt(n / 3), while the sums
+    are sqrt(n) p. The largest of a million errors is 5 times their root mean square."""
+    rms = 4 * 2.0**-13 * _rms(sums)
+    return rms, 5 * rms
 
 
 def _largest(errors: NDArray[np.float64], scale: NDArray[np.float64]) -> float:

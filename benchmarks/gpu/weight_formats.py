@@ -137,9 +137,7 @@ def _scaled_mm(x: Tensor, weight: Tensor, scales: Tensor) -> Tensor:
     return torch._scaled_mm(numbers, weight.t(), tops, scales.t(), out_dtype=torch.bfloat16)
 
 
-def _product(
-    model: str, m: int, n: int, k: int, stream: kernels.Stream, compiled: bool
-) -> Rows:
+def _product(model: str, m: int, n: int, k: int, stream: kernels.Stream, compiled: bool) -> Rows:
     """In bfloat16: torch has scales by row for no other result."""
     sets = min(48, -(-ROTATED_BYTES // (n * k)))
     half = {"device": "cuda", "dtype": torch.bfloat16}
@@ -161,9 +159,7 @@ def _product(
         torch_launches(
             "torch _scaled_mm, rows given",
             [
-                partial(
-                    torch._scaled_mm, numbers, w.t(), tops, s.t(), out_dtype=torch.bfloat16
-                )
+                partial(torch._scaled_mm, numbers, w.t(), tops, s.t(), out_dtype=torch.bfloat16)
                 for w, s in quantized
             ],
         )
