@@ -85,7 +85,6 @@ from fusewire._C import (
     rms_norm_heads_backward,
     rotary,
     rows_to_tune,
-    weight_formats,
     running_beams,
     sample,
     seen_tokens,
@@ -99,6 +98,7 @@ from fusewire._C import (
     training,
     upload,
     wanted_pages,
+    weight_formats,
     write,
 )
 

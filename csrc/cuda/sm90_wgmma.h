@@ -138,13 +138,13 @@ struct Wgmma;
                " {" FUSEWIRE_NAMES_##R "}, %" #R ", %" #R1 ", p, 1, 1, 0, %" #R3 ";\n}" \
                : FUSEWIRE_BIND_##R                                                      \
                : "l"(a), "l"(b), "r"(accumulate), "n"(kTransposeB))
-#define FUSEWIRE_WGMMA_FLOAT8(N, R, R1, R2)                          \
-  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #R2              \
-               ", 0;\n"                                              \
-               "wgmma.mma_async.sync.aligned.m64n" #N                \
-               "k32.f32.e4m3.e4m3"                                   \
+#define FUSEWIRE_WGMMA_FLOAT8(N, R, R1, R2)                                \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #R2                    \
+               ", 0;\n"                                                    \
+               "wgmma.mma_async.sync.aligned.m64n" #N                      \
+               "k32.f32.e4m3.e4m3"                                         \
                " {" FUSEWIRE_NAMES_##R "}, %" #R ", %" #R1 ", p, 1, 1;\n}" \
-               : FUSEWIRE_BIND_##R                                   \
+               : FUSEWIRE_BIND_##R                                         \
                : "l"(a), "l"(b), "r"(accumulate))
 #define FUSEWIRE_WGMMA_REGISTERS(N, R, R1, R2, R3, R4, R5, R6, TYPE)                          \
   asm volatile(                                                                               \

@@ -39,8 +39,8 @@ def calibrated(
     if quantize == "fp8":  # rows and channels have scales of their own: nothing to choose
         if file is not None:
             raise ConfigurationError(
-                f"calibrate: got {str(file)!r} and --quantize fp8, wanted int8, the one format that "
-                "is measured; remove it"
+                f"calibrate: got {str(file)!r} and --quantize fp8, wanted int8, the one format "
+                "that is measured; remove it"
             )
         return None
     Precision.of("a GPU" if devices.gpus_of(device) else "cpu", dtype, quantize)

@@ -66,8 +66,14 @@ bool on_device(const void* data) {
 template <class T>
 void pack_float8(const PackArguments& a, const Stream& stream) {
   constexpr int64_t kPieceBytes = 64 << 20;
-  QuantizeArguments q{static_cast<uint8_t*>(a.packed), a.scales, a.weight,           a.k, a.n, a.k,
-                      float8_columns(a.k),             a.given};
+  QuantizeArguments q{static_cast<uint8_t*>(a.packed),
+                      a.scales,
+                      a.weight,
+                      a.k,
+                      a.n,
+                      a.k,
+                      float8_columns(a.k),
+                      a.given};
   std::shared_ptr<void> piece, given;
   CachingAllocator& allocator = default_allocator(stream.device);
   const int64_t row_bytes = a.k * static_cast<int64_t>(sizeof(T));

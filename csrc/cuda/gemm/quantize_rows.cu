@@ -1,5 +1,3 @@
-#include "cuda/gemm/quantize_rows.h"
-
 #include <cuda_fp8.h>
 
 #include <algorithm>
@@ -10,6 +8,7 @@
 #include <vector>
 
 #include "core/allocator.h"
+#include "cuda/gemm/quantize_rows.h"
 #include "cuda/rows/row.h"
 #include "cuda/runtime/relaxed_capture.h"
 
@@ -121,11 +120,11 @@ template <class T>
 void quantize_rows(const QuantizeArguments& a, const Stream& stream) {
   const bool vectors = vectors_fit<T>(a.x, a.x_stride) && a.cols % Vector<T>::kSize == 0;
   const bool held = vectors && with_row_layout<T>(a.padded, true, [&](auto layout) {
-    using L = decltype(layout);
-    if constexpr (L::kWidth == Vector<T>::kSize) {
-      launch(quantize_kernel<T, L>, L::grid(a.rows), L::kBlock, 0, stream, a);
-    }
-  });
+                      using L = decltype(layout);
+                      if constexpr (L::kWidth == Vector<T>::kSize) {
+                        launch(quantize_kernel<T, L>, L::grid(a.rows), L::kBlock, 0, stream, a);
+                      }
+                    });
   if (held) return;
   launch(quantize_wide_kernel<T>, static_cast<unsigned>(a.rows), kWideThreads, 0, stream, a);
 }
@@ -140,8 +139,8 @@ QuantizedRows quantized_rows_of(const Stream& stream, int64_t rows, int64_t padd
   if (bytes > blocks.bytes) {
     const RelaxedCapture relaxed;  // another thread may be capturing
     const size_t enough = std::max(bytes, blocks.bytes * 2);
-    blocks.all.push_back(default_allocator(stream.device)
-                             .allocate_uncached(enough, "quantised rows", stream));
+    blocks.all.push_back(
+        default_allocator(stream.device).allocate_uncached(enough, "quantised rows", stream));
     blocks.bytes = enough;
   }
   auto* memory = static_cast<uint8_t*>(blocks.all.back().get());

@@ -69,9 +69,9 @@ bool sm90_gemm_fits(const GemmArguments& a, int configuration) {
   const int64_t token_tiles = tiles(a.m, c.tokens);
   const int64_t blocks = tiles(a.n, c.channels) * token_tiles * c.split;
   const bool many = c.tokens == 32 && tiles(a.n, c.channels) > multiprocessors();  // a vocabulary
-  return c.split <= tiles(a.k, float8 ? 128 : 64) && (c.tokens == 16 || a.m > c.tokens / 2 || many) &&
-         (token_tiles <= 8 || c.tokens == 128) && token_tiles <= 65535 &&
-         (blocks <= 2 * multiprocessors() || c.split == 1);
+  return c.split <= tiles(a.k, float8 ? 128 : 64) &&
+         (c.tokens == 16 || a.m > c.tokens / 2 || many) && (token_tiles <= 8 || c.tokens == 128) &&
+         token_tiles <= 65535 && (blocks <= 2 * multiprocessors() || c.split == 1);
 }
 
 template <class T>
@@ -79,7 +79,9 @@ void sm90_gemm(const GemmArguments& a, int configuration, const Stream& stream) 
   const Configuration c = configuration_of(configuration);
   if (a.x.scales) return sm90_gemm_float8<T>(a, c.channels, c.tokens, c.split, stream);
   if (c.split != 0) {
-    const auto run = [&](auto shape) { sm90::launch_small<T, T, decltype(shape)>(a, c.split, stream); };
+    const auto run = [&](auto shape) {
+      sm90::launch_small<T, T, decltype(shape)>(a, c.split, stream);
+    };
     if (c.channels == 64) {
       if (c.tokens == 16) return run(SmallShape<1, 16>{});
       if (c.tokens == 32) return run(SmallShape<1, 32>{});

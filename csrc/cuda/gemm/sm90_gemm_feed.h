@@ -11,9 +11,9 @@
 namespace fusewire::cuda::sm90 {
 
 struct LargeProblem {
-  int n, k_blocks;                 // k in stages (kStageColumns)
-  int token_tiles, channel_tiles;  // channel tiles of one cluster: 128 channels a block
-  const void* bias;                // or null
+  int n, k_blocks;                             // k in stages (kStageColumns)
+  int token_tiles, channel_tiles;              // channel tiles of one cluster: 128 channels a block
+  const void* bias;                            // or null
   const float *token_scales, *channel_scales;  // of e4m3
   bool has_residual;
   ActivationFormula activation;
@@ -99,12 +99,14 @@ __device__ __forceinline__ void produce(const LargeShared<Shape>& shared, const 
   const auto load_weight = [&](const TileOrder& tile, int block, int stage) {
     barrier_expect(&shared.full[stage], Shape::kArrivingBytes);
     tma_load(shared.stages + stage * Shape::kStageBytes, weight_map,
-             (tile.channels * Shape::kCluster + rank) * 128, block * kStageColumns<Element>, &shared.full[stage]);
+             (tile.channels * Shape::kCluster + rank) * 128, block * kStageColumns<Element>,
+             &shared.full[stage]);
   };
   const auto load_tokens = [&](const TileOrder& tile, int block, int stage) {
     uint8_t* to = shared.stages + stage * Shape::kStageBytes + Shape::kWeightBytes;
     const int row = tile.tokens * Shape::kTokens + share_begin;
-    tma_load_multicast(to + share_begin * 128, x_map, row, block * kStageColumns<Element>, &shared.full[stage], 3);
+    tma_load_multicast(to + share_begin * 128, x_map, row, block * kStageColumns<Element>,
+                       &shared.full[stage], 3);
   };
   // The first weights do not wait for earlier kernels.
   const int early = min(kStages, p.k_blocks);

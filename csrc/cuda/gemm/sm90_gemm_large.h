@@ -237,7 +237,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
     }
   } else {
     registers_grow_to<240>();
-    consume<T, Element, Shape>(shared, p, out_maps, residual_maps, cluster, clusters, rank, group - 1);
+    consume<T, Element, Shape>(shared, p, out_maps, residual_maps, cluster, clusters, rank,
+                               group - 1);
   }
 }
 

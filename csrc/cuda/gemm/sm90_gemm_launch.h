@@ -1,5 +1,5 @@
-// Launches of the Hopper matrix product's kernels: T is the type of the results, Element of x and the
-// weight.
+// Launches of the Hopper matrix product's kernels: T is the type of the results, Element of x and
+// the weight.
 #pragma once
 
 #include <type_traits>
@@ -38,8 +38,8 @@ void launch_large(const GemmArguments& a, const Stream& stream) {
   };
   const PieceMaps out = piece_maps(a.out, a.out_stride);
   const PieceMaps residual = a.residual == nullptr || a.residual == a.out
-                                       ? out
-                                       : piece_maps(a.residual, a.residual_stride);
+                                 ? out
+                                 : piece_maps(a.residual, a.residual_stride);
   LargeProblem p;
   p.n = static_cast<int>(a.n);
   p.k_blocks = static_cast<int>(tiles(a.k, kStageColumns<Element>));

@@ -188,8 +188,8 @@ __global__ void __launch_bounds__(Shape::kThreads)
 
   const auto load_weight = [&](int i, int stage) {
     barrier_expect(&full[stage], Shape::kStageBytes);
-    tma_load(base + stage * Shape::kStageBytes, &weight_map, channel, (begin + i) * kStageColumns<Element>,
-             &full[stage]);
+    tma_load(base + stage * Shape::kStageBytes, &weight_map, channel,
+             (begin + i) * kStageColumns<Element>, &full[stage]);
   };
   const auto load_tokens = [&](int i, int stage) {
     tma_load(base + stage * Shape::kStageBytes + Shape::kWeightBytes, &x_map, token,
