@@ -102,7 +102,8 @@ void pack_float8(const PackArguments& a, const Stream& stream) {
     q.scales += q.rows;
     if (q.given) q.given += q.rows;
   }
-  if (piece || given) check(cudaStreamSynchronize(handle(stream)), "pack");
+  // Products fetch weights before they wait for earlier kernels (launch.h), of which this was one.
+  check(cudaStreamSynchronize(handle(stream)), "pack");
 }
 
 template <class T>
