@@ -197,7 +197,7 @@ encoder` runs one of them. With a GPU:
 | images served by Triton | `python -m benchmarks.served_images --device cuda` |
 | translation with beams | `python -m benchmarks.seq2seq`, `python -m benchmarks.gpu seq2seq` |
 | steps of training | `python -m benchmarks.training` |
-| weights in bfloat16 and int8, beside others' int8; fp8 on a GPU | `python -m benchmarks.weight_formats`, `--device cuda` |
+| weights in fewer bits, beside others' | `python -m benchmarks.weight_formats`, `--device cuda` |
 | generation beside vLLM | `python -m benchmarks.gpu.generation_vllm --vllm-python PATH` |
 | generation served by Triton | `python -m benchmarks.generation_served --device cuda` |
 | requests that arrive at random | `python -m benchmarks.generation_poisson --device cuda \
