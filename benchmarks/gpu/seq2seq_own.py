@@ -19,7 +19,7 @@ from fusewire import kernels
 from fusewire.engine import generation_loop
 from fusewire.engine.beam_candidates import BeamCandidates
 from fusewire.engine.generation import GenerationEngine
-from fusewire.engine.sampling import SamplingRows, SamplingState
+from fusewire.engine.sampling import PendingDraws, SamplingRows, SamplingState
 from fusewire.generation.parameters import GenerationParameters
 from fusewire.models.step_batch import StepBatch
 
@@ -107,6 +107,10 @@ def watched(engine: GenerationEngine) -> Iterator[Steps]:
     def candidates(of: BeamCandidates, *arguments: Any, **named: Any) -> Any:
         return timed_find(of, *arguments, **named)
 
+    def draws_read(of: PendingDraws) -> Any:
+        return timed_read(of)
+
+    timed_read = timed("device_wait", PendingDraws.read)
     timed_find = timed("candidates", BeamCandidates.find)
     whole, run = timed("other", loop.step), timed("launch", model.step)
     copy = timed("page copies", memory.copy_pages)
@@ -122,7 +126,8 @@ def watched(engine: GenerationEngine) -> Iterator[Steps]:
             (groups, "advance", timed("bookkeeping", groups.advance)),
             (BeamCandidates, "find", candidates),
             (groups, "_fork", timed("forks", groups._fork)),
-            (loop._sampler, "sample", timed("draws", loop._sampler.sample)),
+            (loop._sampler, "begin", timed("draws", loop._sampler.begin)),
+            (PendingDraws, "read", draws_read),
             (loop, "_answer_search", timed("answers", loop._answer_search)),
             (loop, "_answer_settled", timed("answers", loop._answer_settled)),
             (model.place, "numpy", timed("device_wait", model.place.numpy)),
