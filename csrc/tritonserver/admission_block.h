@@ -8,7 +8,7 @@
 
 namespace admission {
 
-constexpr uint64_t version = 0x6675736577010001;
+constexpr uint64_t version = 0x6675736577010002;
 
 constexpr size_t name_bytes = 48, name = 49, most_name_bytes = 8 * (96 - name);
 constexpr size_t levels = 96, priorities = 97, regions = 105, most_levels = 8;
@@ -50,6 +50,7 @@ enum Word : size_t {
   max_queue_s,
   margin_s,
   most_margin,
+  above_share,
   s_of_token,
   s_of_square,
   tokens_of_byte,

@@ -183,7 +183,7 @@ std::string judged(const Block& block, const Asked& asked, double at, double cha
              "those in time",
              seconds, std::max(slack, 0.0));
   } else if (own > block.real(none_s) + rounding_s && own + seconds > share + rounding_s &&
-             all_s + seconds > room - share + rounding_s) {
+             all_s + seconds > block.real(above_share) * (room - share) + rounding_s) {
     snprintf(words, sizeof words,
              "got %.3f s of work of one tenant, wanted at most %.3f s where %.0f tenants ask", own,
              std::max(share - seconds, 0.0), active_tenants);

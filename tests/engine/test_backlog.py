@@ -128,6 +128,19 @@ def test_the_last_share_is_for_those_who_have_less():
         backlog.reserve("quiet", 0.1, clock.now + 1)
 
 
+def test_beyond_its_share_a_tenant_fills_half_of_the_others():
+    clock = Clock()
+    backlog = Backlog(10.0, clock)
+    for quiet in "abc":
+        backlog.reserve(quiet, 0.01, clock.now + 1)
+    for _ in range(17):  # up to 0.37 with what is there, of 0.75 beyond its own
+        backlog.reserve("loud", 0.02, clock.now + 1)
+    with pytest.raises(Overloaded, match="of one tenant"):
+        backlog.reserve("loud", 0.02, clock.now + 1)
+    for quiet in "abc":  # each a quarter at once
+        backlog.reserve(quiet, 0.2, clock.now + 1)
+
+
 def test_who_is_alone_has_all_of_it():
     clock = Clock()
     backlog = Backlog(10.0, clock)

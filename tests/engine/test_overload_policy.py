@@ -303,16 +303,17 @@ def test_below_capacity_nothing_is_refused():
     assert all(asked.in_time for asked in done)
 
 
-def test_one_tenant_at_ten_times_leaves_the_others_their_share():
-    names = ("flood", "a", "b", "c")
-    done = Simulation(EXACT).run(poisson(4.0, 30, tenants=names, shares=(10, 1, 1, 1)))
+@pytest.mark.parametrize(("load", "others"), [(4.0, "abc"), (3.0, "abcd")])
+def test_one_tenant_at_ten_times_leaves_the_others_their_share(load, others):
+    names, shares = ("flood", *others), (10, *(1 for _ in others))
+    done = Simulation(EXACT).run(poisson(load, 30, tenants=names, shares=shares))
     asked = {name: sum(x.length for x in done if x.tenant == name) for name in names}
     kept = {name: sum(x.length for x in done if x.tenant == name and x.in_time) for name in names}
     # Of what each asked for, up to its fair share.
     fair = sum(kept.values()) / len(names)
     satisfied = [kept[name] / min(asked[name], fair) for name in names]
     index = sum(satisfied) ** 2 / (len(names) * sum(value**2 for value in satisfied))
-    assert index >= 0.95
+    assert index >= 0.97
 
 
 SECONDS = st.tuples(st.floats(0, 0.01), st.floats(1e-6, 1e-3), st.floats(0, 1e-6))

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from fusewire.engine.due_slots import REGION_WORDS, Region
 
-VERSION = 0x6675736577010001  # of the layout
+VERSION = 0x6675736577010002  # of the layout
 
 _SEQUENCE, _INSTANCES, _MODEL_VERSION = 1, 2, 3
 _LIMITS = 4  # of requests, as `Limits`
@@ -65,6 +65,7 @@ class Terms(NamedTuple):
     max_queue_s: float
     margin_s: float
     most_margin: float
+    above_share: float
     s_of_token: float
     s_of_square: float
     tokens_of_byte: float

@@ -24,6 +24,8 @@ __all__ = ["Backlog", "Reservation"]
 
 # At most so much of a request's time is kept for the batch that is formed around it.
 MOST_MARGIN = 0.25
+# Of the time beyond one share: how much work may be here for a tenant above its share to get more.
+ABOVE_SHARE = 0.5
 # Who was refused comes back when this is computed, neither all at once nor at once.
 JITTER = 0.2
 LEAST_RETRY_S = 0.05
@@ -110,8 +112,9 @@ class Backlog:
         It is judged against work of its own and higher priorities (lower numbers). Requests of
         lower ones that then have no time left are `displaces` of the reservation, and released.
 
-        Of several active tenants, one that already has its fair share of the time gets nothing of
-        the last share, which is there for the others, and displaces no others' requests.
+        Of several active tenants, one that already has its fair share of the time gets more only
+        while all work fills less than half of the other shares: a device needs no more to have
+        work, and the rest is there when the others come. It displaces no others' requests.
         """
         with self._lock:
             if due == inf:
@@ -226,7 +229,7 @@ class Backlog:
             wanted = f"{max(slack, 0.0):.3f} s to answer those in time"
         else:
             displaces = None
-            if not above_share or all_s + seconds <= room - share:
+            if not above_share or all_s + seconds <= ABOVE_SHARE * (room - share):
                 owner = tenant if above_share else None
                 displaces = self._levels.give_way(level, now + running, seconds, due, owner)
             if displaces is not None:

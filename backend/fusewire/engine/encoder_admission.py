@@ -9,7 +9,14 @@ from contextlib import AbstractContextManager, nullcontext
 from math import inf
 
 from fusewire.engine.admission_block import AdmissionBlock, Terms
-from fusewire.engine.backlog import JITTER, LEAST_RETRY_S, MOST_MARGIN, NONE_S, Backlog
+from fusewire.engine.backlog import (
+    ABOVE_SHARE,
+    JITTER,
+    LEAST_RETRY_S,
+    MOST_MARGIN,
+    NONE_S,
+    Backlog,
+)
 from fusewire.engine.costs import CostTable
 from fusewire.engine.due_times import FORGET_S, UNSEEN_S, UNSEEN_SHARE, DueTimes
 from fusewire.engine.expectation import Expectation
@@ -177,6 +184,7 @@ class EncoderAdmission:
             max_queue_s=self._max_queue_s,
             margin_s=self._costs.efficient_s,
             most_margin=MOST_MARGIN,
+            above_share=ABOVE_SHARE,
             s_of_token=s_of_token,
             s_of_square=s_of_square,
             tokens_of_byte=self._expectation.tokens_of_byte,
