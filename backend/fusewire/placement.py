@@ -61,6 +61,12 @@ class Placement:
         """That is computed in."""
         return self.precision.dtype
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether the device computes while the host goes on; a CPU computes in the thread that
+        asks it to."""
+        return self.device != "cpu"
+
     def without_float16(self) -> Placement:
         """The same stream, for a model whose numbers outgrow float16: bfloat16 in its stead where
         the dtype is auto; ConfigurationError where float16 was asked for."""

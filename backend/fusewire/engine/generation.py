@@ -93,7 +93,8 @@ class GenerationEngine:
     ) -> None:
         """Loads the folder onto `device` (CheckpointError, ConfigurationError), or takes a model
         loaded from it as it is, and allocates the KV cache. `look_ahead`: whether steps are begun
-        before the tokens of those before them are read, which changes no token; None: on GPUs."""
+        before the tokens of those before them are read, which changes no token; None: where the device
+        computes meanwhile (GPUs)."""
         self.folder = Path(folder)
         self.settings = settings = settings or GenerationSettings()
         if settings.threads:
@@ -127,8 +128,7 @@ class GenerationEngine:
         prepare = self.model.record_steps if settings.graphs else self.model.tune
         prepare(memory, settings.max_sequences, settings.max_batch_tokens)
         sampler = Sampler(self.model.place, self.model.vocab_size)
-        # A CPU computes in the thread that reads the tokens: there is nothing to hide behind.
-        ahead = self.model.place.device != "cpu" if look_ahead is None else look_ahead
+        ahead = self.model.place.overlaps if look_ahead is None else look_ahead
         self._loop = GenerationLoop(
             self.model,
             memory,

@@ -217,9 +217,9 @@ class GenerationScheduler:
         )
         if wanted > self._cache.available:
             return None
-        expired = self._expire(now)
         copies = self._grow()
-        return Step(self._rows.decodes(), copies=copies, expired=expired)
+        assert not copies  # only a fork shares a page that is not full, and its step is planned
+        return Step(self._rows.decodes(), expired=self._expire(now))
 
     def done(self, step: Step) -> list[tuple[GenerationSequence, list[GenerationSequence]]]:
         """The step was computed. Returns the sequences that were forked because their prompt is

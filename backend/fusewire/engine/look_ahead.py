@@ -61,9 +61,6 @@ class LookAhead:
         step = self._scheduler.plan_ahead(step, now) or Step()
         if step.empty:
             return step
-        if step.copies:
-            source, destination = zip(*step.copies, strict=True)
-            self._cache.copy_pages(source, destination)
         batch = replace(pack_ahead(step.decodes), sampled=draws.tokens)
         try:
             logits = self._model.step(batch, self._cache)

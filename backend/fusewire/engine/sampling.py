@@ -52,12 +52,15 @@ class SamplingRows:
         self.ranked = any([state.logprobs is not None for state in states])
         self.tops = {row: state.logprobs for row, state in enumerate(states) if state.logprobs}
         self.forced = [row for row, state in enumerate(states) if state.forced]
-        # Whether a draw asks nothing of the tokens before it but how many there are.
-        self.looks_back = self.changes_logits or bool(self.forced)
         self.seeds = np.array([state.seed for state in states], np.int64)
         draws = np.frombuffer(b"".join([state.draw for state in states]), np.int32)
         self.draws = np.ascontiguousarray(draws.reshape(len(states), len(_DRAW)).T)
         self.penalties = _penalties(states)
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether a draw asks more of the tokens before it than how many there are."""
+        return self.changes_logits or bool(self.forced)
 
     def followed_by(self, others: SamplingRows) -> SamplingRows:
         """The rows of both."""
@@ -67,7 +70,6 @@ class SamplingRows:
         both.changes_logits |= others.changes_logits
         both.ranked |= others.ranked
         both.tops = self.tops | {first + row: count for row, count in others.tops.items()}
-        both.looks_back |= others.looks_back
         both.forced = self.forced + [first + row for row in others.forced]
         both.seeds = np.concatenate([self.seeds, others.seeds])
         both.draws = np.concatenate([self.draws, others.draws], axis=1)
