@@ -302,16 +302,21 @@ def test_copies_and_pickles_train_by_themselves() -> None:
         expect_equal(gradients(ours, batch), wanted)
 
 
-@pytest.mark.parametrize("name", ["BertForSequenceClassification", "BertForMaskedLM"])
-def test_what_is_trained_is_saved_and_served(name: str, tmp_path: Path) -> None:
+def trained_and_reread(name: str, optimizer_of, folder: Path):
+    """A model after five steps, and what transformers reads of what it saved."""
     _, ours = both(name, dropout=0.1)
-    optimizer = torch.optim.AdamW(ours.parameters(), lr=1e-3)
+    optimizer = optimizer_of(ours.parameters(), lr=1e-3)
     for step in range(5):
         optimizer.zero_grad()
         loss_of(ours, ragged(name, seed=step)).backward()
         optimizer.step()
-    ours.save_pretrained(tmp_path)
-    reread = type(ours).from_pretrained(tmp_path, attn_implementation="eager").eval()
+    ours.save_pretrained(folder)
+    return ours, type(ours).from_pretrained(folder, attn_implementation="eager").eval()
+
+
+@pytest.mark.parametrize("name", ["BertForSequenceClassification", "BertForMaskedLM"])
+def test_what_is_trained_is_saved_and_served(name: str, tmp_path: Path) -> None:
+    ours, reread = trained_and_reread(name, torch.optim.AdamW, tmp_path)
     batch = ragged(name)
     inputs = {k: batch[k] for k in ("input_ids", "attention_mask", "token_type_ids")}
     with torch.no_grad():
@@ -325,14 +330,7 @@ def test_what_is_trained_is_saved_and_served(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_a_decoder_that_is_trained_is_saved_and_served(name: str, tmp_path: Path) -> None:
-    _, ours = both(name, dropout=0.1)
-    optimizer = train.Adam(ours.parameters(), lr=1e-3)
-    for step in range(5):
-        optimizer.zero_grad()
-        loss_of(ours, ragged(name, seed=step)).backward()
-        optimizer.step()
-    ours.save_pretrained(tmp_path)
-    reread = type(ours).from_pretrained(tmp_path, attn_implementation="eager").eval()
+    ours, reread = trained_and_reread(name, train.Adam, tmp_path)
     batch = ragged(name)
     there = batch["attention_mask"].bool()
     inputs = {key: batch[key] for key in ("input_ids", "attention_mask")}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -67,12 +68,8 @@ def gpt_neox(
 ) -> BaseModelOutputWithPast:
     """As GPTNeoXModel, otherwise as `llama`."""
     refuse(self, past_key_values=past_key_values, **kwargs)
-    tokens, words, positions = _inputs(
-        self.embed_in, input_ids, inputs_embeds, attention_mask, position_ids, kwargs
-    )
-    angles = positions.to(torch.int32)
-    hidden = self.fusewire(self.emb_dropout(words), tokens, angles, self.layers)
-    return BaseModelOutputWithPast(last_hidden_state=tokens.unpack(hidden))
+    inputs = _inputs(self.embed_in, input_ids, inputs_embeds, attention_mask, position_ids, kwargs)
+    return _rotary(self, *inputs, self.emb_dropout)
 
 
 @can_return_tuple
@@ -89,11 +86,21 @@ def llama(
     """As LlamaModel: ids or embeddings [batch, length, ...] and a mask, or one row of several
     sequences (`packed`). Keeps no keys and values, whatever `use_cache` says."""
     refuse(self, past_key_values=past_key_values, **kwargs)
-    tokens, words, positions = _inputs(
-        self.embed_tokens, input_ids, inputs_embeds, attention_mask, position_ids, kwargs
-    )
+    words = self.embed_tokens
+    inputs = _inputs(words, input_ids, inputs_embeds, attention_mask, position_ids, kwargs)
+    return _rotary(self, *inputs)
+
+
+def _rotary(
+    self: Any,
+    tokens: Packed,
+    embedded: torch.Tensor,
+    positions: torch.Tensor,
+    dropout: Callable[[torch.Tensor], torch.Tensor] = torch.nn.Identity(),
+) -> BaseModelOutputWithPast:
+    """Layers with RoPE, of a model without other positions."""
     angles = positions.to(torch.int32)
-    hidden = self.fusewire(words, tokens, angles, self.layers)
+    hidden = self.fusewire(dropout(embedded), tokens, angles, self.layers)
     return BaseModelOutputWithPast(last_hidden_state=tokens.unpack(hidden))
 
 
