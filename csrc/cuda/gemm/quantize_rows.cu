@@ -1,16 +1,9 @@
 #include <cuda_fp8.h>
 
-#include <algorithm>
-#include <map>
-#include <memory>
-#include <mutex>
-#include <utility>
-#include <vector>
-
-#include "core/allocator.h"
+#include "core/raw_memory.h"
 #include "cuda/gemm/quantize_rows.h"
 #include "cuda/rows/row.h"
-#include "cuda/runtime/relaxed_capture.h"
+#include "cuda/runtime/kept_memory.h"
 
 namespace fusewire::cuda {
 namespace {
@@ -108,12 +101,6 @@ __global__ void __launch_bounds__(kWideThreads) quantize_wide_kernel(QuantizeArg
   }
 }
 
-// Of a stream: all that it was ever given, the last in use.
-struct Blocks {
-  std::vector<std::shared_ptr<void>> all;
-  size_t bytes = 0;
-};
-
 }  // namespace
 
 template <class T>
@@ -130,20 +117,9 @@ void quantize_rows(const QuantizeArguments& a, const Stream& stream) {
 }
 
 QuantizedRows quantized_rows_of(const Stream& stream, int64_t rows, int64_t padded) {
-  static auto* mutex = new std::mutex;
-  static auto* streams = new std::map<std::pair<int, void*>, Blocks>;
-  std::lock_guard lock(*mutex);
-  Blocks& blocks = (*streams)[{stream.device.index, stream.handle}];
   const size_t data = round_up(static_cast<size_t>(rows * padded), 128);
-  const size_t bytes = data + static_cast<size_t>(rows + kScalesBeyond) * sizeof(float);
-  if (bytes > blocks.bytes) {
-    const RelaxedCapture relaxed;  // another thread may be capturing
-    const size_t enough = std::max(bytes, blocks.bytes * 2);
-    blocks.all.push_back(
-        default_allocator(stream.device).allocate_uncached(enough, "quantised rows", stream));
-    blocks.bytes = enough;
-  }
-  auto* memory = static_cast<uint8_t*>(blocks.all.back().get());
+  const size_t scales = static_cast<size_t>(rows + kScalesBeyond) * sizeof(float);
+  auto* memory = static_cast<uint8_t*>(kept_memory(stream, data + scales));
   return {memory, reinterpret_cast<float*>(memory + data)};
 }
 

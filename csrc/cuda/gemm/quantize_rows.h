@@ -33,9 +33,8 @@ struct QuantizedRows {
   float* scales;  // kScalesBeyond more than rows
 };
 
-// Memory for a product's rows [rows, padded], the same at every call of a stream until more is
-// wanted: its work is serial. What it had before stays, for graphs hold its address; a model's
-// largest forward comes first, and later ones fit.
+// Memory for a product's rows [rows, padded], until the stream's next op that keeps some
+// (kept_memory.h): products take none.
 QuantizedRows quantized_rows_of(const Stream& stream, int64_t rows, int64_t padded);
 
 }  // namespace fusewire::cuda

@@ -2,8 +2,8 @@
 #include <mutex>
 #include <vector>
 
+#include "core/runtime.h"
 #include "cuda/launch.h"
-#include "cuda/runtime/current_device.h"
 #include "cuda/runtime/pinned_memory.h"
 #include "cuda/runtime/relaxed_capture.h"
 
@@ -12,7 +12,10 @@ namespace {
 
 constexpr size_t kLeast = size_t{1} << 14;
 
-// Kept for ever: there are as many as copies were under way at a time.
+// Blocks are kept for ever, at most so many: where as many copies are under way, as of a model's
+// weights may be, the host waits for the oldest.
+constexpr size_t kMostIdle = 32;
+
 struct Pool {
   std::mutex mutex;
   std::map<int, std::vector<PinnedBlock>> idle;
@@ -26,7 +29,7 @@ Pool& pool() {
 }  // namespace
 
 PinnedBlock take_pinned(int index, size_t bytes) {
-  const Here here(index);
+  const CurrentDevice here({DeviceType::kCuda, index});  // checked: the event is to be of this one
   const RelaxedCapture relaxed;
   {
     const std::lock_guard lock(pool().mutex);
@@ -39,6 +42,14 @@ PinnedBlock take_pinned(int index, size_t bytes) {
       const PinnedBlock found = *block;
       idle.erase(block);
       return found;
+    }
+    if (idle.size() >= kMostIdle) {
+      const PinnedBlock oldest = idle.front();
+      check(cudaEventSynchronize(oldest.copied), "pinned memory");
+      idle.erase(idle.begin());
+      if (oldest.bytes >= bytes) return oldest;
+      check(cudaFreeHost(oldest.data), "pinned memory");
+      check(cudaEventDestroy(oldest.copied), "pinned memory");
     }
   }
   PinnedBlock made;
