@@ -81,6 +81,29 @@ struct BeamArguments {
   bool normalized;
 };
 
+// What a group of `fork_beams` is, a row of its `groups`.
+struct ForkedGroup {
+  int32_t candidates;  // its row of candidates
+  int32_t parents;     // the first row of its beams in the table they come from
+  int32_t children;    // and in the one they get
+  int32_t beams;
+  int32_t place;  // of the page that they write to, in a row of the tables
+};
+
+// The outputs of rows [rows], block_table [rows, width] from parent_table [.., width]; candidates
+// [.., most]; ends [groups, most_ends] (ops.def, fork_beams).
+struct ForkArguments {
+  int64_t* ids;
+  float* beam_scores;
+  int32_t* block_table;
+  int64_t *copy_from, *copy_to;
+  const float* scores;
+  const int32_t *beams, *tokens, *parent_table;
+  const ForkedGroup* groups;
+  const int32_t *fresh, *ends;
+  int64_t rows, parent_rows, width, searches, most, group_count, most_ends;
+};
+
 struct Kernels {
 #define KERNEL(result, name, arguments) result(*name) arguments;
 #include "core/kernels.inc"

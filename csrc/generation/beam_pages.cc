@@ -1,5 +1,6 @@
 #include "generation/beam_pages.h"
 
+#include <cstddef>
 #include <map>
 #include <set>
 #include <utility>
@@ -64,8 +65,21 @@ int64_t BeamPages::wanted() const {
   return missing > 0 ? missing : 0;
 }
 
-void BeamPages::fork(const int32_t* parents, int64_t count, const int32_t* fresh,
-                     std::vector<PageCopy>& copies, std::vector<int32_t>& released) {
+void BeamPages::give(const int32_t* fresh) {
+  for (int64_t left = wanted(); left > 0; --left) spare_.push_back(*fresh++);
+}
+
+int32_t BeamPages::page_of_child(int64_t i) const {
+  if (length_ % page_size_) return kNone;
+  if (i < 0 || i >= static_cast<int64_t>(spare_.size())) {
+    fail("BeamPages: page_of_child: got ", i, ", wanted 0 to ", spare_.size(),
+         " less one; give the wanted pages first");
+  }
+  return spare_[spare_.size() - 1 - at(i)];
+}
+
+void BeamPages::fork(const int32_t* parents, int64_t count, std::vector<PageCopy>& copies,
+                     std::vector<int32_t>& released) {
   if (count < 1 || count > beams_) {
     fail("BeamPages: fork: got ", count, " children, wanted 1 to ", beams_);
   }
@@ -76,35 +90,37 @@ void BeamPages::fork(const int32_t* parents, int64_t count, const int32_t* fresh
     }
     has_child[at(parents[i])] = true;
   }
-  const int64_t given = wanted();
-  for (int64_t i = 0; i < given; ++i) spare_.push_back(fresh[i]);
-  // First the dead, whose pages the others take.
-  for (size_t beam = 0; beam < ends_.size(); ++beam) {
-    if (!has_child[beam] && ends_[beam] != kNone) drop(ends_[beam], released);
-  }
-  const bool full = length_ % page_size_ == 0;
   std::vector<int32_t> next;
-  for (int64_t i = 0; i < count; ++i) {
-    const int32_t end = ends_[at(parents[i])];
-    if (full) {
+  if (length_ % page_size_ == 0) {
+    for (int64_t i = 0; i < count; ++i) {
+      const int32_t end = ends_[at(parents[i])];
       next.push_back(add_node(spare_page(), end, true));
+      ++nodes_[at(next.back())].uses;
       if (end != kNone) ++nodes_[at(end)].uses;
-    } else if (has_child[at(parents[i])]) {
-      has_child[at(parents[i])] = false;  // the first one goes on in the same page
-      next.push_back(end);
-      continue;
-    } else {
-      const Node copied = nodes_[at(end)];
-      next.push_back(add_node(spare_page(), copied.parent, true));
-      if (copied.parent != kNone) ++nodes_[at(copied.parent)].uses;
-      copies.push_back({copied.page, nodes_[at(next.back())].page});
     }
-    ++nodes_[at(next.back())].uses;
-  }
-  if (full) {  // parents end no more where their children begin
+    // Parents end no more where their children begin.
+    for (const int32_t end : ends_) drop(end, released);
+  } else {
+    std::vector<int32_t> dead;  // the pages of beams without children
     for (size_t beam = 0; beam < ends_.size(); ++beam) {
-      if (has_child[beam] && ends_[beam] != kNone) drop(ends_[beam], released);
+      if (!has_child[beam]) dead.push_back(drop_end(ends_[beam], released));
     }
+    size_t taken = 0;
+    for (int64_t i = 0; i < count; ++i) {
+      const int32_t end = ends_[at(parents[i])];
+      if (has_child[at(parents[i])]) {
+        has_child[at(parents[i])] = false;  // the first one goes on in the same page
+        next.push_back(end);
+        continue;
+      }
+      const Node copied = nodes_[at(end)];
+      const int32_t page = taken < dead.size() ? dead[taken++] : spare_page();
+      next.push_back(add_node(page, copied.parent, true));
+      ++nodes_[at(next.back())].uses;
+      if (copied.parent != kNone) ++nodes_[at(copied.parent)].uses;
+      copies.push_back({copied.page, page});
+    }
+    for (; taken < dead.size(); ++taken) spare_.push_back(dead[taken]);
   }
   ends_ = std::move(next);
   ++length_;
@@ -147,6 +163,15 @@ void BeamPages::drop(int32_t node, std::vector<int32_t>& released) {
     unused_.push_back(node);
     node = nodes_[at(node)].parent;
   }
+}
+
+// Of an end that is written: returns its page, which nobody has now.
+int32_t BeamPages::drop_end(int32_t end, std::vector<int32_t>& released) {
+  const auto first = static_cast<std::ptrdiff_t>(spare_.size());
+  drop(end, released);
+  const int32_t page = spare_[static_cast<size_t>(first)];
+  spare_.erase(spare_.begin() + first);
+  return page;
 }
 
 int32_t BeamPages::spare_page() {

@@ -2,9 +2,11 @@
 //
 // Beams share the pages of what they have in common, as a tree of pages with counted uses; each
 // writes to a page of its own. When beams fork, the first child of a parent goes on in its page and
-// the others copy it to pages of beams that died: no more than `beams` pages are written in a span
-// of page_size positions, and a step copies (children - parents with children) of them. No page is
-// both read and written by the copies of a step.
+// the others copy it to pages of beams that died, in the order of both: no more than `beams` pages
+// are written in a span of page_size positions, and a step copies (children - parents with
+// children) of them. No page is both read and written by the copies of a step. Where as many beams
+// run on, no parents are needed to know which pages a step writes, so a device can fork them by
+// itself (ops.def, fork_beams) before this is told.
 #pragma once
 
 #include <cstdint>
@@ -29,13 +31,17 @@ class BeamPages {
   // Of every table.
   int64_t width() const { return (length_ + page_size_ - 1) / page_size_; }
 
-  // Pages to give to the next fork.
+  // Pages to give before the next fork.
   int64_t wanted() const;
-  // Beam i becomes a child of beam parents[i] and has room for one more position. Takes wanted()
-  // `fresh` pages; appends copies to make before that position is stored, and pages that no beam
-  // needs any more.
-  void fork(const int32_t* parents, int64_t count, const int32_t* fresh,
-            std::vector<PageCopy>& copies, std::vector<int32_t>& released);
+  // Takes wanted() pages.
+  void give(const int32_t* fresh);
+  // Where a span begins with the next fork, the page of child i, all wanted() being given; else -1.
+  int32_t page_of_child(int64_t i) const;
+  // Beam i becomes a child of beam parents[i] and has room for one more position; all wanted() are
+  // given. Appends copies to make before that position is stored, and pages that no beam needs any
+  // more.
+  void fork(const int32_t* parents, int64_t count, std::vector<PageCopy>& copies,
+            std::vector<int32_t>& released);
 
   // Writes width() pages.
   void table(int64_t beam, int32_t* to) const;
@@ -51,6 +57,7 @@ class BeamPages {
 
   int32_t add_node(int32_t page, int32_t parent, bool own);
   void drop(int32_t node, std::vector<int32_t>& released);
+  int32_t drop_end(int32_t end, std::vector<int32_t>& released);
   int32_t spare_page();
 
   int64_t beams_, page_size_, length_;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -145,27 +146,39 @@ struct Forks {
   py::array_t<int32_t> released, released_offsets;
 };
 
-Forks fork_pages(const std::vector<BeamPages*>& pages, const Array<int32_t>& offsets,
-                 const Array<int32_t>& parents, const Array<int32_t>& fresh) {
-  expect_offsets("fork_pages", offsets, pages.size(), parents.size());
-  int64_t wanted = 0;
-  for (const int64_t each : wanted_pages(pages, offsets).cast<std::vector<int64_t>>()) {
-    wanted += each;
-  }
+py::array_t<int32_t> give_pages(const std::vector<BeamPages*>& pages,
+                                const Array<int32_t>& offsets, const Array<int32_t>& fresh) {
+  expect_offsets("give_pages", offsets, pages.size(), -1);
+  const auto each = wanted_pages(pages, offsets).cast<std::vector<int64_t>>();
+  const int64_t wanted = std::accumulate(each.begin(), each.end(), int64_t{0});
   if (fresh.ndim() != 1 || fresh.size() != wanted) {
-    fail("fork_pages: fresh: got ", fresh.size(), " pages, wanted ", wanted,
+    fail("give_pages: fresh: got ", fresh.size(), " pages, wanted ", wanted,
          ", as wanted_pages says");
   }
+  const int32_t* next = fresh.data();
+  std::vector<int32_t> of_children;
+  for (size_t i = 0; i < pages.size(); ++i) {
+    const int32_t children = offsets.data()[i + 1] - offsets.data()[i];
+    if (children > 0) pages[i]->give(next);
+    next += each[i];
+    for (int32_t child = 0; child < children; ++child) {
+      of_children.push_back(pages[i]->page_of_child(child));
+    }
+  }
+  return array_of(of_children);
+}
+
+Forks fork_pages(const std::vector<BeamPages*>& pages, const Array<int32_t>& offsets,
+                 const Array<int32_t>& parents) {
+  expect_all("fork_pages", pages);
+  expect_offsets("fork_pages", offsets, pages.size(), parents.size());
   std::vector<PageCopy> copies;
   std::vector<int32_t> released, released_offsets{0};
-  const int32_t* next = fresh.data();
   int64_t width = 0;
   for (size_t i = 0; i < pages.size(); ++i) {
     const int32_t begin = offsets.data()[i], end = offsets.data()[i + 1];
     if (begin < end) {
-      const int64_t taken = pages[i]->wanted();
-      pages[i]->fork(parents.data() + begin, end - begin, next, copies, released);
-      next += taken;
+      pages[i]->fork(parents.data() + begin, end - begin, copies, released);
       width = std::max(width, pages[i]->width());
     }
     released_offsets.push_back(static_cast<int32_t>(released.size()));
@@ -282,8 +295,13 @@ void register_beams(py::module_& m) {
           "int32[n]: all that it was given and has not released.");
   m.def(
       "wanted_pages", &wanted_pages, "pages"_a, "offsets"_a,
-      "int64[requests]: pages that fork_pages needs for each; offsets as BeamStep's, and none for "
+      "int64[requests]: pages to give to each before its fork; offsets as BeamStep's, and none for "
       "a request without rows.");
+  m.def(
+      "give_pages", &give_pages, "pages"_a, "offsets"_a, "fresh"_a,
+      "Before fork_pages: fresh int32, the wanted pages of all requests, one after the other. "
+      "int32[rows]: the page that each row will write to where its request's page begins with the "
+      "fork, whoever its parent will be, else -1.");
   py::class_<Forks>(m, "BeamForks", "Where the rows of the next step read and write.")
       .def_readonly("block_table", &Forks::block_table,
                     "int32[rows, width], 0 beyond a request's pages.")
@@ -295,9 +313,9 @@ void register_beams(py::module_& m) {
                     "int32[requests + 1]: of request i from released_offsets[i] to "
                     "released_offsets[i + 1].");
   m.def(
-      "fork_pages", &fork_pages, "pages"_a, "offsets"_a, "parents"_a, "fresh"_a,
-      "Gives every row the past of its parent and room for one more position. offsets and parents "
-      "as BeamStep's; fresh int32: the wanted pages of all requests, one after the other.");
+      "fork_pages", &fork_pages, "pages"_a, "offsets"_a, "parents"_a,
+      "Gives every row the past of its parent and room for one more position, all wanted pages "
+      "being given. offsets and parents as BeamStep's.");
 }
 
 }  // namespace fusewire

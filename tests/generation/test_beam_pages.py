@@ -83,7 +83,9 @@ class Forks(RuleBasedStateMachine):
         offsets, parents = np.array(offsets, np.int32), np.array(parents, np.int32)
         wanted = k.wanted_pages(self.pages, offsets)
         fresh = self.take(int(wanted.sum()))
-        forks = k.fork_pages(self.pages, offsets, parents, np.array(fresh, np.int32))
+        known = k.give_pages(self.pages, offsets, np.array(fresh, np.int32))
+        forks = k.fork_pages(self.pages, offsets, parents)
+        self.expect_known(known, forks, offsets)
         self.expect_copies(forks, offsets, parents)
         self.cache[forks.destinations] = self.cache[forks.sources]
         self.read(forks, offsets, parents, iter(fresh), wanted)
@@ -95,6 +97,14 @@ class Forks(RuleBasedStateMachine):
             released -= gone
             self.free += sorted(gone - self.read_only)  # those may be somebody else's
         assert not released
+
+    def expect_known(self, known: np.ndarray, forks, offsets: np.ndarray) -> None:
+        """The pages that rows write to where these begin, before the parents were."""
+        for i, request in enumerate(self.requests):
+            place, begins = divmod(len(request.histories[0]), self.page_size)
+            own = slice(*offsets[i : i + 2].tolist())
+            for page, row in zip(known[own], forks.block_table[own], strict=True):
+                assert page == (-1 if begins else row[place])
 
     def expect_copies(self, forks, offsets: np.ndarray, parents: np.ndarray) -> None:
         copies = 0
@@ -182,7 +192,11 @@ def test_tables_are_checked(given: dict, message: str):
 def test_forks_are_checked(offsets: list, parents: list, fresh: list, message: str):
     pages = k.BeamPages(beams=2, page_size=4, tables=[[1, 2]], length=6)
     with pytest.raises(k.Error, match=re.escape(message)):
-        k.fork_pages([pages], np.int32(offsets), np.int32(parents), np.int32(fresh))
-    forks = k.fork_pages([pages], np.int32([0, 2]), np.int32([0, 0]), np.int32([9]))
+        k.give_pages([pages], np.int32(offsets), np.int32(fresh))
+        k.fork_pages([pages], np.int32(offsets), np.int32(parents))
+    both = np.int32([0, 2])
+    (wanted,) = k.wanted_pages([pages], both)
+    k.give_pages([pages], both, np.int32([9][:wanted]))
+    forks = k.fork_pages([pages], both, np.int32([0, 0]))
     assert forks.block_table.tolist() == [[1, 2], [1, 9]]
     assert (forks.sources.tolist(), forks.destinations.tolist()) == ([2], [9])

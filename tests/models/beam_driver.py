@@ -49,7 +49,8 @@ class BeamDriver:
             step = k.running_beams(searches)
             pages = [request.pages for request in running]
             fresh = self._take(int(k.wanted_pages(pages, step.offsets).sum()))
-            forks = k.fork_pages(pages, step.offsets, step.parents, np.array(fresh, np.int32))
+            k.give_pages(pages, step.offsets, np.array(fresh, np.int32))
+            forks = k.fork_pages(pages, step.offsets, step.parents)
             self.copies += len(forks.sources)
             self.cache.copy_pages(forks.sources, forks.destinations)
             self.free += forks.released.tolist()

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from tests.ops.attention import Attention, window
+from tests.ops.beam_forks import Forks
 from tests.ops.beams import Groups
 from tests.ops.cached_attention import Added
 from tests.ops.case import Arrays, Operands
@@ -109,6 +110,10 @@ def swap_heads(dim: int) -> Callable[[np.ndarray], None]:
     return swap
 
 
+def other_searches(groups: np.ndarray) -> np.ndarray:
+    return np.column_stack([np.roll(groups[:, 0], 1), groups[:, 1:]])
+
+
 def divide_by_n_less_1(out: np.ndarray) -> None:
     """The variance of a norm without a bias."""
     out *= ((out.shape[1] - 1) / out.shape[1]) ** 0.5
@@ -137,6 +142,7 @@ SHORT = decoding(2, 3, 40, dim=8, page_size=4)
 BIASED_STEPS = decoding(90, 600, heads=4, kv_heads=4, dim=32, biased=True)
 STEP = Added(Paged((4, 1, 3), (34, 700, 513), heads=4, kv_heads=1, dim=128), 128)
 POOL = ((3, 1, 7), 33, "mean")
+FORKS = Forks((4, 4, 4), 1, 12, 2, 8)
 BEAMS = Groups((4, 3), 1031, (8, 6))
 NORMALIZED = BEAMS._replace(normalized=True)
 IMAGES = (((43, 44), (14, 14), (28, 56)), 3, 14, 2)
@@ -338,6 +344,21 @@ WRONG: dict[str, Wrong] = {
             lambda ours: lambda o, a, s: ours(o, a, s) + np.log(np.exp(a["x"]).sum(1))[:, None],
         ),
         "one column too few in the sum": ((3, 33), inputs(x=without_last)),
+    },
+    "fork_beams": {
+        "the last child is the one before": (FORKS, output(lambda out: repeat_row(out[:-1]))),
+        "candidates that end texts go on": (FORKS, inputs(ends=lambda ends: ends * 0 - 1)),
+        "the score of the next search": (FORKS, inputs(scores=other_row)),
+        "another place": (
+            FORKS,
+            inputs(groups=lambda groups: groups - [0, 0, 0, 0, 1] * (groups[:, 4:] > 0)),
+        ),
+        "the search before": (FORKS, inputs(groups=other_searches)),
+        "no page is copied": (FORKS, output(lambda out: np.copyto(out[:, 2:4], -1))),
+        "pages that begin are left out": (
+            Forks((2, 5, 1), 2, 15, 2, 4, True),
+            inputs(fresh=lambda fresh: fresh * 0 - 1),
+        ),
     },
     "beam_candidates": {
         "the last row is the one before": (BEAMS, output(repeat_row)),
