@@ -146,8 +146,8 @@ struct Forks {
   py::array_t<int32_t> released, released_offsets;
 };
 
-py::array_t<int32_t> give_pages(const std::vector<BeamPages*>& pages,
-                                const Array<int32_t>& offsets, const Array<int32_t>& fresh) {
+py::array_t<int32_t> give_pages(const std::vector<BeamPages*>& pages, const Array<int32_t>& offsets,
+                                const Array<int32_t>& fresh) {
   expect_offsets("give_pages", offsets, pages.size(), -1);
   const auto each = wanted_pages(pages, offsets).cast<std::vector<int64_t>>();
   const int64_t wanted = std::accumulate(each.begin(), each.end(), int64_t{0});
@@ -235,6 +235,8 @@ void register_beams(py::module_& m) {
           "waits for round(patience * beams / groups) finished hypotheses of each group instead of "
           "beams / groups, and keeps as many.")
       .def_property_readonly("groups", [](const BeamSearch& s) { return s.settings().groups; })
+      .def_property_readonly("eos_token_ids",
+                             [](const BeamSearch& s) { return s.settings().eos_token_ids; })
       .def(
           "runs", [](const BeamSearch& s, int64_t group) { return !s.running(group).empty(); },
           "group"_a, "Whether the group has beams that run on.")
@@ -312,10 +314,9 @@ void register_beams(py::module_& m) {
       .def_readonly("released_offsets", &Forks::released_offsets,
                     "int32[requests + 1]: of request i from released_offsets[i] to "
                     "released_offsets[i + 1].");
-  m.def(
-      "fork_pages", &fork_pages, "pages"_a, "offsets"_a, "parents"_a,
-      "Gives every row the past of its parent and room for one more position, all wanted pages "
-      "being given. offsets and parents as BeamStep's.");
+  m.def("fork_pages", &fork_pages, "pages"_a, "offsets"_a, "parents"_a,
+        "Gives every row the past of its parent and room for one more position, all wanted pages "
+        "being given. offsets and parents as BeamStep's.");
 }
 
 }  // namespace fusewire

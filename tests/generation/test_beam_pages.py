@@ -191,9 +191,13 @@ def test_tables_are_checked(given: dict, message: str):
 )
 def test_forks_are_checked(offsets: list, parents: list, fresh: list, message: str):
     pages = k.BeamPages(beams=2, page_size=4, tables=[[1, 2]], length=6)
-    with pytest.raises(k.Error, match=re.escape(message)):
+
+    def fork() -> None:
         k.give_pages([pages], np.int32(offsets), np.int32(fresh))
         k.fork_pages([pages], np.int32(offsets), np.int32(parents))
+
+    with pytest.raises(k.Error, match=re.escape(message)):
+        fork()
     both = np.int32([0, 2])
     (wanted,) = k.wanted_pages([pages], both)
     k.give_pages([pages], both, np.int32([9][:wanted]))

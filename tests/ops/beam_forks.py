@@ -88,7 +88,10 @@ def reference(t: Tensors, shape: Forks) -> torch.Tensor:
         found = [
             (parent, token, score)
             for parent, token, score in zip(
-                a["beams"][search].astype(int), a["tokens"][search], a["scores"][search], strict=True
+                a["beams"][search].astype(int),
+                a["tokens"][search],
+                a["scores"][search],
+                strict=True,
             )
             if parent >= 0 and token not in ends
         ][:count]

@@ -30,6 +30,7 @@ class BeamCandidates:
         self._scores = self._host[ends[2] : ends[2] + 4 * rows].view(np.float32)
         self._given = kernels.Tensor.from_numpy(self._host)
         self._there = place.empty(ends[-1], dtype="uint8")
+        kernels.write(self._there, self._given, place.stream)
         self._inputs = [
             self._there.section(ends[0], [searches + 1], "int32"),
             self._there.section(ends[1], [searches], "int32"),
@@ -41,18 +42,42 @@ class BeamCandidates:
             for part, dtype in enumerate(("float32", "float32", "int32", "int32"))
         ]
 
+    @property
+    def scores(self) -> kernels.Tensor:
+        """Of the beams, [rows], where the model is placed: what `begin_there` goes by."""
+        return self._inputs[2]
+
+    @property
+    def found(self) -> list[kernels.Tensor]:
+        """Scores, beams and tokens of the last ones, [searches, most] each, there too."""
+        scores, _, beams, tokens = self._outputs
+        return [scores, beams, tokens]
+
     def fits(self, offsets: NDArray[np.int32]) -> bool:
         """Whether it is of the same rows."""
-        return self.offsets is offsets or not (self.offsets != offsets).any()
+        return self.offsets is offsets or (
+            self.offsets.size == offsets.size and not (self.offsets != offsets).any()
+        )
+
+    def begin(
+        self, logits: kernels.Tensor, scores: NDArray[np.float32], *, normalized: bool = False
+    ) -> kernels.Readback:
+        """Of logits [rows, vocab] and the beams' scores: values [4, searches, most], scores and
+        log_probs (float32, in their bits), beams, tokens. `normalized`: logits are
+        log-probabilities already."""
+        self._scores[:] = scores
+        kernels.write(self._there, self._given, self._place.stream)
+        return self.begin_there(logits, normalized=normalized)
+
+    def begin_there(self, logits: kernels.Tensor, *, normalized: bool = False) -> kernels.Readback:
+        """As `begin`, by the `scores` that are there."""
+        stream = self._place.stream
+        kernels.beam_candidates(*self._outputs, logits, *self._inputs, normalized, stream)
+        return self._place.readback(self._out)
 
     def find(
         self, logits: kernels.Tensor, scores: NDArray[np.float32], *, normalized: bool = False
     ) -> NDArray[np.int32]:
-        """[4, searches, most] of logits [rows, vocab] and the beams' scores: scores and log_probs
-        (float32, in their bits), beams, tokens; they hold until the next call. `normalized`:
-        logits are log-probabilities already."""
-        self._scores[:] = scores
-        stream = self._place.stream
-        kernels.write(self._there, self._given, stream)
-        kernels.beam_candidates(*self._outputs, logits, *self._inputs, normalized, stream)
-        return self._place.numpy(self._out)
+        """As `begin`, and waits for the values."""
+        found: NDArray[np.int32] = self.begin(logits, scores, normalized=normalized).wait().numpy()
+        return found

@@ -13,6 +13,7 @@ from fusewire.engine.beam_candidates import BeamCandidates
 from fusewire.engine.beam_rows import StepRows
 from fusewire.engine.generation_sequence import GenerationSequence
 from fusewire.engine.kv_cache import SequencePages
+from fusewire.placement import Placement
 
 if TYPE_CHECKING:
     from fusewire.engine.beam_groups import BeamGroup
@@ -43,12 +44,33 @@ class BeamCohort:
         self.prompts = np.array([each.length for each in self.taken], np.int32)
         stored = [search.length - 1 for search in self.searches]
         self.rows = StepRows(sequences, (self.prompts + stored).tolist())
+        self.beams = np.array([each.beams for each in sequences], np.int32)  # at most
+        # Tokens that end a text, [searches, most of one], -1 in what is left.
+        ends = [search.eos_token_ids for search in self.searches]
+        self.ends = np.full((len(ends), max(map(len, ends))), -1, np.int32)
+        for of_search, tokens in zip(self.ends, ends, strict=True):
+            of_search[: len(tokens)] = tokens
         for row, part in enumerate(self.parts):
             part.join(self, row)
 
     def goes_on(self, sequences: Sequence[GenerationSequence], groups: Sequence[BeamGroup]) -> bool:
         """Whether these take the next step, all of them where the last one left them."""
         return self.groups == groups and self.rows.are_of(sequences)
+
+    @property
+    def forks_alone(self) -> bool:
+        """Whether candidates alone say how the beams of all go on from the step whose candidates
+        come next: none has fewer than it may have, and no token is forced."""
+        if (np.diff(self.offsets) != self.beams).any():
+            return False
+        samplings = [self.parts[row].sampling for row in self.forced]
+        return not any([each.new_tokens in each.forced for each in samplings])
+
+    def next_candidates(self, place: Placement) -> BeamCandidates:
+        """Memory for those of the next step."""
+        if self.candidates is None or not self.candidates.fits(self.offsets):
+            self.candidates = BeamCandidates(place, self.offsets, self.wanted)
+        return self.candidates
 
     def go_on(self, step: kernels.BeamStep, table: np.ndarray) -> None:
         """Every search has taken a step; one that is done has no rows from here on."""

@@ -19,6 +19,7 @@ from fusewire import kernels
 from fusewire.engine.beam_candidates import BeamCandidates
 from fusewire.engine.beam_cohort import BeamCohort
 from fusewire.engine.beam_pasts import pasts_of
+from fusewire.engine.beams_ahead import BeamsAhead, FoundBeams
 from fusewire.engine.generation_sequence import BeamRows, GenerationSequence
 from fusewire.engine.kv_cache import KvCache, SequencePages
 from fusewire.engine.sampling import Sampler, SamplingState
@@ -126,12 +127,14 @@ class BeamGroups:
         sampler: Sampler,
         pages: KvCache,
         memory: DecoderCache,
+        ahead: BeamsAhead,
     ) -> None:
         self._place = place
         self._vocab_size = vocab_size
         self._sampler = sampler
         self._pages = pages
         self._memory = memory
+        self._ahead = ahead
         self._cohort: BeamCohort | None = None  # that took the last step
 
     def forget(self) -> None:
@@ -139,6 +142,92 @@ class BeamGroups:
         if self._cohort is not None:
             self._cohort.candidates = None
         self._cohort = None
+
+    def begin(
+        self,
+        logits: kernels.Tensor,
+        first: int,
+        sequences: Sequence[GenerationSequence],
+        groups: Sequence[BeamGroup],
+        block_table: NDArray[np.int32],
+    ) -> FoundBeams | None:
+        """Begins to take the groups a step on, as `advance`, which `finish` ends; `block_table`: of
+        the step's rows, of which theirs are the last. None where not the model alone decides."""
+        if self._cohort is None or not self._cohort.goes_on(sequences, groups):
+            if not all([group.plain for group in groups]):
+                return None
+            self.forget()
+            self._begin(sequences, groups)
+            self._cohort = BeamCohort(sequences, groups)
+        cohort = self._cohort
+        count = len(cohort.scores)
+        rows = self._rows(logits, np.arange(first, first + count)) if first else logits
+        candidates = cohort.next_candidates(self._place)
+        values = candidates.begin(rows, cohort.scores)
+        return FoundBeams(sequences, groups, candidates, values, block_table[-count:])
+
+    def forks_alone(self, found: FoundBeams) -> bool:
+        """Whether the device knows how the searches go on from what is `found`, those that still
+        run."""
+        return bool(self._still(found)) and self._cohort_of(found).forks_alone
+
+    def begin_ahead(self, found: FoundBeams, reserved: Sequence[int]) -> FoundBeams | None:
+        """Gives the device the step behind the one that is `found`, of those that still run, before
+        anybody reads that; `reserved`: pages for each one's fork behind it. None where it cannot
+        be: then `finish` what is found, and plan the step."""
+        cohort = self._cohort_of(found)
+        fresh = self._give_pages(cohort.pages, cohort.offsets, cohort.taken)
+        self._pages.reserve_for_beams(cohort.taken, reserved)
+        found.prepared = True
+        ahead = self._ahead.begin(found, cohort, fresh)
+        found.forked = ahead is not None
+        return ahead
+
+    def finish(self, found: FoundBeams) -> dict[BeamGroup, list[tuple[int, float]]]:
+        """Waits for what is found, and gives each of the sequences that still run its next `rows`,
+        none where its search is done. As `advance`."""
+        values: NDArray[np.int32] = found.values.wait().numpy()
+        still = self._still(found)
+        if not still:
+            return {}
+        cohort = self._cohort_of(found)
+        if len(still) < len(found.groups):
+            values = np.ascontiguousarray(values[:, still])
+        for row in cohort.forced:
+            sampling = cohort.parts[row].sampling
+            if sampling.new_tokens in sampling.forced:
+                _force(cohort.parts[row], values[:, row])
+        scores, log_probs = (values[row].view(np.float32) for row in (0, 1))
+        kernels.advance_beams(cohort.searches, scores, log_probs, values[2], values[3])
+        step = kernels.running_beams(cohort.searches)
+        counts = np.diff(step.offsets)
+        # Elsewhere the device has not forked as follows here: what it computed then is of no use.
+        found.forked &= not ((counts != cohort.beams) & (counts != 0)).any()
+        table = self._fork(
+            step.offsets,
+            step.parents,
+            cohort.pages,
+            cohort.taken,
+            prepared=found.prepared,
+            forked=found.forked,
+        )
+        if found.prepared and not found.forked:
+            self._pages.take_for_beams(cohort.taken, [0] * len(cohort.taken))
+        cohort.go_on(step, table)
+        self._pages.advance_all_beams(cohort.taken, cohort.stored)
+        return _settled(step, cohort.groups)
+
+    def _still(self, found: FoundBeams) -> list[int]:
+        """Which of the sequences run."""
+        return [at for at, each in enumerate(found.sequences) if each.pages is not None]
+
+    def _cohort_of(self, found: FoundBeams) -> BeamCohort:
+        """Those of them that still run, one or more."""
+        still = self._still(found)
+        groups = [found.groups[at] for at in still]
+        if self._cohort is None or self._cohort.groups != groups:
+            self._cohort = BeamCohort([found.sequences[at] for at in still], groups)
+        return self._cohort
 
     def advance(
         self,
@@ -151,14 +240,9 @@ class BeamGroups:
         each beam, in order; the last are theirs. Copies pages, and gives each of the sequences its
         next `rows`, none where its search is done. Returns the tokens, with log-probabilities,
         that are certain from now on, of the groups that have any."""
-        if self._cohort is not None and self._cohort.goes_on(sequences, groups):
-            return self._advance_together(self._cohort, logits, first)
         self.forget()
         ends = accumulate([group.rows for group in groups], initial=first)
         self._begin(sequences, groups)
-        if all([group.plain for group in groups]):
-            self._cohort = BeamCohort(sequences, groups)
-            return self._advance_together(self._cohort, logits, first)
         begins = dict(zip(groups, ends, strict=False))
         for index in range(max(group.search.groups for group in groups)):
             some = [g for g in groups if index < g.search.groups and g.search.runs(index)]
@@ -190,28 +274,6 @@ class BeamGroups:
             sequence.rows = BeamRows(tokens, sequence.pages.length + stored, forks[own])
             self._pages.advance_beams(sequence.pages, stored * len(tokens))
         return _settled(step, groups)
-
-    def _advance_together(
-        self, cohort: BeamCohort, logits: kernels.Tensor, first: int
-    ) -> dict[BeamGroup, list[tuple[int, float]]]:
-        count = len(cohort.scores)
-        rows = self._rows(logits, np.arange(first, first + count)) if first else logits
-        candidates = cohort.candidates
-        if candidates is None or not candidates.fits(cohort.offsets):
-            candidates = BeamCandidates(self._place, cohort.offsets, cohort.wanted)
-            cohort.candidates = candidates
-        found = candidates.find(rows, cohort.scores)
-        for row in cohort.forced:
-            sampling = cohort.parts[row].sampling
-            if sampling.new_tokens in sampling.forced:
-                _force(cohort.parts[row], found[:, row])
-        scores, log_probs = (found[row].view(np.float32) for row in (0, 1))
-        kernels.advance_beams(cohort.searches, scores, log_probs, found[2], found[3])
-        step = kernels.running_beams(cohort.searches)
-        table = self._fork(step.offsets, step.parents, cohort.pages, cohort.taken)
-        cohort.go_on(step, table)
-        self._pages.advance_all_beams(cohort.taken, cohort.stored)
-        return _settled(step, cohort.groups)
 
     def _begin(self, sequences: Sequence[GenerationSequence], groups: Sequence[BeamGroup]) -> None:
         """Those whose prompt was stored in this step get the pages of their beams."""
@@ -304,19 +366,35 @@ class BeamGroups:
         self._sampler.constrain(log_probs, [part.sampling for part in parts])
         return log_probs
 
+    def _give_pages(
+        self,
+        pages: list[kernels.BeamPages],
+        offsets: NDArray[np.int32],
+        taken: Sequence[SequencePages],
+    ) -> NDArray[np.int32]:
+        """Those that the next fork writes to; returns what `kernels.give_pages` does."""
+        wanted = kernels.wanted_pages(pages, offsets)
+        fresh = self._pages.take_for_beams(taken, wanted.tolist())
+        return kernels.give_pages(pages, offsets, np.array(fresh, np.int32))
+
     def _fork(
         self,
         offsets: NDArray[np.int32],
         parents: NDArray[np.int32],
         pages: list[kernels.BeamPages],
         taken: Sequence[SequencePages],
+        *,
+        prepared: bool = False,
+        forked: bool = False,
     ) -> NDArray[np.int32]:
-        """Beams get their parents' pages and room for one position more: their block table."""
-        wanted = kernels.wanted_pages(pages, offsets)
-        fresh = self._pages.take_for_beams(taken, wanted.tolist())
-        forks = kernels.fork_pages(pages, offsets, parents, np.array(fresh, np.int32))
-        # At once: a group may end before the next step, and then its pages are others'.
-        self._memory.copy_pages(forks.sources, forks.destinations)
+        """Beams get their parents' pages and room for one position more: their block table.
+        `prepared`: they have pages to write to; `forked`: what they copy is copied."""
+        if not prepared:
+            self._give_pages(pages, offsets, taken)
+        forks = kernels.fork_pages(pages, offsets, parents)
+        if not forked:
+            # At once: a group may end before the next step, and then its pages are others'.
+            self._memory.copy_pages(forks.sources, forks.destinations)
         released, ends = forks.released.tolist(), forks.released_offsets.tolist()
         for each, begin, end in zip(taken, ends, ends[1:], strict=False) if released else ():
             if begin < end:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 from fusewire import kernels
 from fusewire.engine.admission import Admission, Place
 from fusewire.engine.beam_groups import MOST_CANDIDATES, BeamGroup, BeamGroups
+from fusewire.engine.beams_ahead import BeamsAhead
 from fusewire.engine.continuation import Continuation
 from fusewire.engine.costs import CostTable
 from fusewire.engine.deltas import Deltas
@@ -93,8 +94,8 @@ class GenerationEngine:
     ) -> None:
         """Loads the folder onto `device` (CheckpointError, ConfigurationError), or takes a model
         loaded from it as it is, and allocates the KV cache. `look_ahead`: whether steps are begun
-        before the tokens of those before them are read, which changes no token; None: where the device
-        computes meanwhile (GPUs)."""
+        before the tokens of those before them are read, which changes no token; None: where the
+        device computes meanwhile (GPUs)."""
         self.folder = Path(folder)
         self.settings = settings = settings or GenerationSettings()
         if settings.threads:
@@ -128,17 +129,25 @@ class GenerationEngine:
         prepare = self.model.record_steps if settings.graphs else self.model.tune
         prepare(memory, settings.max_sequences, settings.max_batch_tokens)
         sampler = Sampler(self.model.place, self.model.vocab_size)
+        beam_groups = BeamGroups(
+            self.model.place,
+            self.model.vocab_size,
+            sampler,
+            self.cache,
+            memory,
+            BeamsAhead(self.model, memory),
+        )
         ahead = self.model.place.overlaps if look_ahead is None else look_ahead
         self._loop = GenerationLoop(
             self.model,
             memory,
             scheduler,
             sampler,
-            BeamGroups(self.model.place, self.model.vocab_size, sampler, self.cache, memory),
+            beam_groups,
             PromptScorer(self.model.place, self.model.vocab_size),
             self._admission,
             costs,
-            LookAhead(self.model, memory, scheduler, sampler) if ahead else None,
+            LookAhead(self.model, memory, scheduler, sampler, beam_groups) if ahead else None,
         )
         self._asked: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._submit_lock = threading.Lock()

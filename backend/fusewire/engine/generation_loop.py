@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from fusewire.engine.admission import Admission, Place
 from fusewire.engine.beam_groups import BeamGroup, BeamGroups
+from fusewire.engine.beams_ahead import FoundBeams
 from fusewire.engine.continuation import Alignment, Continuation, Delta
 from fusewire.engine.costs import CostTable
 from fusewire.engine.generation_scheduler import (
@@ -305,7 +306,10 @@ class GenerationLoop:
         step = ahead.step
         self.progress.begin(step.tokens)
         self.scheduler.done(step)
-        self._take(ahead.draws, step.decodes.rows.owners, (), step, now)
+        if isinstance(ahead.draws, PendingDraws):
+            self._take(ahead.draws, step.decodes.rows.owners, (), step, now)
+        else:
+            self._take_beams(ahead.draws, step, now)
         self.progress.end(step.tokens)
 
     def _compute(self, step: Step, now: float) -> None:
@@ -340,7 +344,7 @@ class GenerationLoop:
                     others.append((generation, branch))
         drawn = len(rows.sequences) + len(others)
         if groups:
-            self._search(logits, drawn, groups)
+            self._search(logits, drawn, groups, step, batch, now)
         if drawn:
             sampling = rows.owners.sampling
             if others:
@@ -390,13 +394,49 @@ class GenerationLoop:
             assert group is not None
             self._beam_groups.resume(sequence, group)
 
-    def _search(self, logits: Tensor, first: int, sequences: list[GenerationSequence]) -> None:
+    def _search(
+        self,
+        logits: Tensor,
+        first: int,
+        sequences: list[GenerationSequence],
+        step: Step,
+        batch: StepBatch,
+        now: float,
+    ) -> None:
         """Takes the groups on by their rows of logits, from `first` on, tells what is certain of
         their answers, and answers those whose search is done."""
         generations = [self._owners[sequence][0] for sequence in sequences]
         groups = [generation.beams for generation in generations if generation.beams]
-        settled = self._beam_groups.advance(logits, first, sequences, groups)
-        for sequence, generation, group in zip(sequences, generations, groups, strict=True):
+        found = self._beam_groups.begin(logits, first, sequences, groups, batch.block_table)
+        if found is None:
+            settled = self._beam_groups.advance(logits, first, sequences, groups)
+            self._answer_groups(sequences, groups, settled)
+        else:
+            self._take_beams(found, step, now)
+
+    def _take_beams(self, found: FoundBeams, step: Step, now: float) -> None:
+        """Searches go on by what was found for them, while the device has the next step already
+        where that is known."""
+        alone = not (step.decodes.rows.sequences or step.prompts or step.encodes or step.resumed)
+        if self._look_ahead and alone:
+            self._expire(self._look_ahead.begin_beams(step, found, now))
+        self._tell_settled()
+        ahead = found.forked
+        settled = self._beam_groups.finish(found)
+        if self._look_ahead and ahead and not found.forked:
+            self._look_ahead.drop()
+        self._answer_groups(found.sequences, found.groups, settled)
+
+    def _answer_groups(
+        self,
+        sequences: Sequence[GenerationSequence],
+        groups: Sequence[BeamGroup],
+        settled: Mapping[BeamGroup, Sequence[tuple[int, float]]],
+    ) -> None:
+        for sequence, group in zip(sequences, groups, strict=True):
+            if sequence not in self._owners:  # it has ended since
+                continue
+            generation = self._owners[sequence][0]
             if generation in self._broken or (sequence.rows is not None and group not in settled):
                 continue
             try:

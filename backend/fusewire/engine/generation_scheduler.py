@@ -58,6 +58,8 @@ class Step:
     )  # theirs, and of others with equal ones
     groups: list[GenerationSequence] = field(default_factory=list)  # whose beams go on
     beams: int = 0  # of these
+    # Of a step of groups that is planned ahead, pages to reserve for each one's fork behind it.
+    reserved: list[int] = field(default_factory=list)
     resumed: list[GenerationSequence] = field(default_factory=list)  # whose beams then can again
     preempted: list[GenerationSequence] = field(default_factory=list)  # waiting again
     expired: list[GenerationSequence] = field(default_factory=list)  # finished, never ran
@@ -206,10 +208,12 @@ class GenerationScheduler:
         """The step behind one that is `done`, while nobody has read the tokens that it gave: all
         its sequences are taken to go on, and what is computed of one that ended is in vain. None
         where others are to run too, or pages are short: read the tokens, and `plan`."""
-        if self._prompts or self._groups or not self._rows.are(step.decodes.rows):
+        if self._prompts or not self._rows.are(step.decodes.rows):
             return None
-        if self._waiting and self._slots < self._max_sequences:
+        if self._waiting and self._slots + self._waiting.first.slots <= self._max_sequences:
             return None
+        if self._groups:
+            return self._plan_groups_ahead(step, now)
         wanted = sum(
             self._cache.wanted(sequence.pages, sequence.stored + 1)
             for sequence in self._rows.growing
@@ -220,6 +224,26 @@ class GenerationScheduler:
         copies = self._grow()
         assert not copies  # only a fork shares a page that is not full, and its step is planned
         return Step(self._rows.decodes(), expired=self._expire(now))
+
+    def _plan_groups_ahead(self, step: Step, now: float) -> Step | None:
+        """The same of a step of groups alone; pages for the forks behind it are not reserved yet,
+        as those for the forks before it are not taken."""
+        groups = [*self._groups]
+        # Whether beams go on behind the step: not those of one that waits for what they had stored.
+        go_on = [
+            group.rows is not None and group.rows.position + 2 < group.most_tokens
+            for group in groups
+        ]
+        if step.decodes.rows.sequences or not all(go_on):
+            return None
+        reserved = self._for_forks(groups, ahead=1)
+        if sum(reserved) > self._cache.available:
+            return None
+        beams = sum([group.beams for group in groups])
+        expired = self._expire(now)
+        return Step(
+            self._rows.decodes(), groups=groups, beams=beams, reserved=reserved, expired=expired
+        )
 
     def done(self, step: Step) -> list[tuple[GenerationSequence, list[GenerationSequence]]]:
         """The step was computed. Returns the sequences that were forked because their prompt is
@@ -460,14 +484,14 @@ class GenerationScheduler:
         self._waiting.add(sequence)
         self.preemptions += 1
 
-    def _for_forks(self, groups: Iterable[GenerationSequence]) -> list[int]:
-        """Pages to reserve for the fork behind each group's step; one in which its prompt or its
-        pasts are stored has them."""
+    def _for_forks(self, groups: Iterable[GenerationSequence], ahead: int = 0) -> list[int]:
+        """Pages to reserve for the fork behind each group's step, or behind one so much later; one
+        in which its prompt or its pasts are stored has them."""
         known: dict[tuple[int, int], int] = {}
         found = []
         for group in groups:
             rows = group.rows
-            position = group.most_tokens if rows is None else rows.position
+            position = group.most_tokens if rows is None else rows.position + ahead
             if position + 2 >= group.most_tokens:  # no beam goes on
                 found.append(0)
                 continue

@@ -7,9 +7,12 @@ it is given to the device first and runs meanwhile. A sequence that ends by a to
 later has a row in it that nobody reads: what the row stores lies behind the sequence's tokens, in
 pages that others get only by work that is given to the device later.
 
-All else (joins, prompts, beams, what looks back at tokens, pages that are short, sequences at their
-greatest length) waits for the tokens, as every step does on a CPU, which computes in the thread
-that would read them.
+The same holds for searches that the model alone decides, whose beams the device forks by itself
+(`beams_ahead`).
+
+All else (joins, prompts, beams beside others, what looks back at tokens, pages that are short,
+sequences at their greatest length) waits for the tokens, as every step does on a CPU, which
+computes in the thread that would read them.
 """
 
 from __future__ import annotations
@@ -18,6 +21,8 @@ import logging
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from fusewire.engine.beam_groups import BeamGroups
+from fusewire.engine.beams_ahead import FoundBeams
 from fusewire.engine.generation_scheduler import GenerationScheduler, Step
 from fusewire.engine.packing import pack_ahead
 from fusewire.engine.sampling import PendingDraws, Sampler, SamplingRows
@@ -34,7 +39,7 @@ class Ahead:
     """A step that the device was given."""
 
     step: Step
-    draws: PendingDraws
+    draws: PendingDraws | FoundBeams
 
 
 class LookAhead:
@@ -46,11 +51,13 @@ class LookAhead:
         cache: DecoderCache,
         scheduler: GenerationScheduler,
         sampler: Sampler,
+        beam_groups: BeamGroups,
     ) -> None:
         self._model = model
         self._cache = cache
         self._scheduler = scheduler
         self._sampler = sampler
+        self._beam_groups = beam_groups
         self._ahead: Ahead | None = None
 
     def begin(self, step: Step, draws: PendingDraws, sampling: SamplingRows, now: float) -> Step:
@@ -71,14 +78,32 @@ class LookAhead:
             _log.debug("a step was not begun ahead", exc_info=True)
         return step
 
+    def begin_beams(self, step: Step, found: FoundBeams, now: float) -> Step:
+        """The same behind a step of groups alone, what it found for whom is not read."""
+        if not self._beam_groups.forks_alone(found):
+            return Step()
+        step = self._scheduler.plan_ahead(step, now) or Step()
+        if step.empty:
+            return step
+        try:
+            ahead = self._beam_groups.begin_ahead(found, step.reserved)
+            self._ahead = Ahead(step, ahead) if ahead else None
+        except Exception:
+            _log.debug("a step of beams was not begun ahead", exc_info=True)
+        return step
+
     def take(self) -> Ahead | None:
         """The step whose turn it is; None where it is still to be planned."""
         ahead, self._ahead = self._ahead, None
         return ahead
 
+    def drop(self) -> None:
+        """Forgets it: it is not the one that comes."""
+        self._ahead = None
+
     def drop_ended(self) -> None:
         """Forgets a step all of whose sequences have ended."""
         if self._ahead is not None and not any(
-            sequence.pages is not None for sequence in self._ahead.step.decodes.rows.sequences
+            sequence.pages is not None for sequence in self._ahead.step.sequences
         ):
             self._ahead = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from fusewire.engine.beam_rows import BeamRowsOf, StepRows
 from fusewire.engine.decode_rows import Decodes
 from fusewire.engine.generation_scheduler import Chunk, GenerationSequence, Step
+from fusewire.kernels import Tensor
 from fusewire.models.seq2seq_model import SourceBatch
 from fusewire.models.step_batch import SourceTable, StepBatch
 
@@ -32,6 +34,18 @@ def pack_ahead(decodes: Decodes) -> StepBatch:
     """Decodes whose tokens nobody has read: zeros in their place."""
     unread = np.zeros(len(decodes.rows.sequences), np.int64)
     return _one_each(unread, decodes.positions, decodes.block_table, decodes.rows.sources)
+
+
+def pack_forked(
+    rows: StepRows, counts: NDArray[np.int32], tokens: Tensor, block_table: Tensor
+) -> StepBatch:
+    """The step behind one of these rows, with so many beams of each sequence, whose tokens and
+    block table are on the device alone."""
+    positions = (rows.positions + 1).repeat(counts)
+    unread = np.zeros(len(positions), np.int64)
+    table = np.zeros(block_table.shape, np.int32)
+    batch = _one_each(unread, positions, table, sources_of(rows, counts))
+    return replace(batch, sampled=tokens, forked=block_table)
 
 
 def pack(step: Step) -> Packed:
@@ -100,7 +114,7 @@ def _beams(groups: list[GenerationSequence]) -> StepBatch:
     """The beams of groups as sequences of one token each."""
     first = groups[0].rows
     if isinstance(first, BeamRowsOf) and first.step.are_of(groups):
-        return _beams_together(first.step, groups)
+        return _beams_together(first.step)
     rows = [group.rows for group in groups if group.rows is not None]
     counts = np.array([each.tokens.size for each in rows], np.int32)
     return _one_each(
@@ -111,12 +125,20 @@ def _beams(groups: list[GenerationSequence]) -> StepBatch:
     )
 
 
-def _beams_together(step: StepRows, groups: list[GenerationSequence]) -> StepBatch:
+def _beams_together(step: StepRows) -> StepBatch:
     """Of groups that are, in this order, all that took the last one together."""
-    counts, made = step.counts, step.sources
+    counts = step.counts
+    sources = sources_of(step, counts)
+    return _one_each(step.tokens, step.positions.repeat(counts), step.block_table, sources)
+
+
+def sources_of(step: StepRows, counts: NDArray[np.int32]) -> SourceTable | None:
+    """Of rows, so many of each sequence."""
+    made = step.sources
     if made is None or (made[0] != counts).any():
-        made = step.sources = counts, _repeated(_source_table(groups), counts)
-    return _one_each(step.tokens, step.positions.repeat(counts), step.block_table, made[1])
+        made = step.sources = counts, _repeated(_source_table(step.sequences), counts)
+    sources: SourceTable | None = made[1]
+    return sources
 
 
 def _one_each(

@@ -24,7 +24,7 @@ from fusewire.models.inputs import Inputs
 from fusewire.models.language_head import with_stored_bias
 from fusewire.models.model import Model
 from fusewire.models.step_batch import PagedStep, StepBatch, paged, upload
-from fusewire.models.step_replay import StepReplays
+from fusewire.models.step_replay import StepReplays, table_widths
 from fusewire.models.warm_up_prompts import warm_up_prompts
 from fusewire.placement import BYTES, Placement
 from fusewire.weights import Checkpoint
@@ -86,6 +86,11 @@ class DecoderModel(Model):
         width = self._attentions[0].kv_width
         return DecoderCache(self.place, len(self._attentions), pages, page_size, width)
 
+    def table_width(self, pages: int, source_pages: int | None = None) -> int:
+        """Of a block table that recorded steps take as it lies on the device, with room for so many
+        pages, beside sources of at most so many."""
+        return table_widths(pages, source_pages)[0]
+
     def tune(self, cache: DecoderCache, max_sequences: int, max_tokens: int) -> None:
         """Chooses the kernels of matrix products for steps of every size up to `max_tokens`, with
         logits of up to `max_sequences` rows, where there is a choice: by timing them, which takes
@@ -143,6 +148,7 @@ class DecoderModel(Model):
         return self._logits(hidden, self.place.exact(rows, np.int64))
 
     def _hidden(self, tokens: StepBatch, cache: DecoderCache) -> tuple[kernels.Tensor, Inputs]:
+        tokens = tokens.with_table(self.place)
         inputs = upload(tokens, self.place)
         x = self.place.empty(tokens.tokens, self.hidden_size)
         self._stack.forward_cached(x, inputs, paged(inputs, tokens, cache.page_size), cache.planes)

@@ -58,7 +58,10 @@ class DecoderCache:
         """Copies page source[i] to destination[i] in every layer. No page stands on both sides."""
         if len(source) == 0 and len(destination) == 0:
             return
-        both = np.array([source, destination], np.int64)
-        there = self._place.exact(both.reshape(-1), np.int64)
-        begin, end = (there.section(8 * len(source) * i, [len(source)], "int64") for i in (0, 1))
+        self.copy(self._place.exact(np.array([source, destination]), np.int64))
+
+    def copy(self, pages: kernels.Tensor) -> None:
+        """The same of pages [2, n] that are on the device; -1 on both sides: none."""
+        count = pages.shape[1]
+        begin, end = (pages.section(8 * count * side, [count], "int64") for side in (0, 1))
         kernels.copy_pages(self.planes, begin, end, self._place.stream)

@@ -79,10 +79,11 @@ class Inputs:
     def __contains__(self, name: str) -> bool:
         return name in self._tensors
 
-    def write(self, name: str, vector: kernels.Tensor, place: Placement) -> None:
-        """What an array begins with, from the device itself."""
-        begin, dtype, _ = self.layout.places[name]
-        kernels.write(self.block.section(begin, list(vector.shape), dtype), vector, place.stream)
+    def write(self, name: str, rows: kernels.Tensor, place: Placement) -> None:
+        """The first rows of an array, as wide as it is, from the device itself."""
+        begin, dtype, shape = self.layout.places[name]
+        assert rows.shape[1:] == shape[1:]
+        kernels.write(self.block.section(begin, list(rows.shape), dtype), rows, place.stream)
 
     def sequences(self, cu_seqlens: NDArray[np.int32]) -> kernels.SequenceBatch:
         """For kernels that read the offsets from the block; `cu_seqlens` is what was packed, into a

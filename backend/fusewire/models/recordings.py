@@ -115,8 +115,8 @@ class BlockRecordings(Recordings[Key, Inputs]):
             return None
         inputs, graph = found
         self._write(inputs, arrays)
-        for name, vector in there.items():
-            inputs.write(name, vector, self._place)
+        for name, rows in there.items():
+            inputs.write(name, rows, self._place)
         graph.replay(self._place.stream)
         return inputs
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -42,6 +42,8 @@ class StepBatch:
     # The ids, where they are on the device alone: then those of input_ids mean nothing. An id that
     # the vocabulary has not, such as one that no logits decided, makes logits NaN.
     sampled: kernels.Tensor | None = None
+    # Likewise the block table, of the same shape.
+    forked: kernels.Tensor | None = None
 
     @property
     def tokens(self) -> int:
@@ -55,11 +57,23 @@ class StepBatch:
     def arrays(self) -> dict[str, NDArray[Any]]:
         """What `step_layout` has room for."""
         arrays = {**vars(self)}
-        del arrays["sources"], arrays["sampled"]
+        del arrays["sources"], arrays["sampled"], arrays["forked"]
         if self.sources is not None:
             arrays["source_lengths"] = self.sources.lengths
             arrays["source_table"] = self.sources.block_table
         return arrays
+
+    @property
+    def there(self) -> dict[str, kernels.Tensor]:
+        """Of the arrays those that are on the device."""
+        found = {"input_ids": self.sampled, "block_table": self.forked}
+        return {name: tensor for name, tensor in found.items() if tensor is not None}
+
+    def with_table(self, place: Placement) -> StepBatch:
+        """With the block table on the host too: waits for it where it is on the device alone."""
+        if self.forked is None:
+            return self
+        return replace(self, block_table=place.numpy(self.forked))
 
 
 class PagedStep(NamedTuple):
@@ -95,8 +109,8 @@ def upload(step: StepBatch, place: Placement) -> Inputs:
         0 if step.sources is None else step.sources.block_table.shape[1],
     )
     inputs = Inputs.upload(layout, step.arrays, place)
-    if step.sampled is not None:
-        inputs.write("input_ids", step.sampled, place)
+    for name, tensor in step.there.items():
+        inputs.write(name, tensor, place)
     return inputs
 
 

@@ -68,8 +68,7 @@ class StepReplays(BlockRecordings[StepBucket]):
         not to be replayed: with more than one token of a sequence, or with tokens whose logits
         no one reads; too large; or the first of its bucket."""
         bucket = self.bucket(step)
-        there = {} if step.sampled is None else {"input_ids": step.sampled}
-        if bucket is None or self.replay(bucket, step.arrays, there) is None:
+        if bucket is None or self.replay(bucket, step.arrays, step.there) is None:
             return None
         self.padding_tokens += bucket.sequences - step.sequences
         return self._rooms[-1].first(step.sequences)
@@ -81,12 +80,7 @@ class StepReplays(BlockRecordings[StepBucket]):
         if (step.logit_rows != np.arange(count)).any():
             return None
         tables = [step.block_table] + ([step.sources.block_table] if step.sources else [])
-        widths = [table.shape[1] for table in tables]
-        if step.sources and max(widths) <= SHORT_PAGES:
-            return StepBucket(_rounded(count), SHORT_PAGES, SHORT_PAGES)
-        return StepBucket(
-            _rounded(count), *(power_of_two(max(width, LEAST_PAGES)) for width in widths)
-        )
+        return StepBucket(_rounded(count), *table_widths(*(table.shape[1] for table in tables)))
 
     def warm_up(self) -> None:
         """Records steps of every number of sequences, as long as they are short; the largest first:
@@ -106,6 +100,14 @@ class StepReplays(BlockRecordings[StepBucket]):
         step = paged_bucket(inputs, self.cache.page_size)
         rooms = [room.first(count) for room in self._rooms]
         return inputs, lambda: self._forward(inputs, step, self.cache, rooms)
+
+
+def table_widths(pages: int, source_pages: int | None = None) -> tuple[int, ...]:
+    """Of the block tables of a step, and of its sources, that a recorded one has room for."""
+    widths = [pages] if source_pages is None else [pages, source_pages]
+    if source_pages is not None and max(widths) <= SHORT_PAGES:
+        return SHORT_PAGES, SHORT_PAGES
+    return tuple(power_of_two(max(width, LEAST_PAGES)) for width in widths)
 
 
 def _rounded(sequences: int) -> int:

@@ -96,11 +96,12 @@ def _rotary(
     tokens: Packed,
     embedded: torch.Tensor,
     positions: torch.Tensor,
-    dropout: Callable[[torch.Tensor], torch.Tensor] = torch.nn.Identity(),
+    dropout: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> BaseModelOutputWithPast:
     """Layers with RoPE, of a model without other positions."""
     angles = positions.to(torch.int32)
-    hidden = self.fusewire(dropout(embedded), tokens, angles, self.layers)
+    embedded = embedded if dropout is None else dropout(embedded)
+    hidden = self.fusewire(embedded, tokens, angles, self.layers)
     return BaseModelOutputWithPast(last_hidden_state=tokens.unpack(hidden))
 
 

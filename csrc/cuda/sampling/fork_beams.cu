@@ -1,6 +1,7 @@
 // The next rows of groups of beams (ops.def, fork_beams), where the host has not seen what goes on:
 // a block has a group. Ranks among its candidates, children and dead beams are prefix sums over the
 // block, so that all of them go by in a few passes.
+#include "cuda/element.h"
 #include "cuda/kernels.h"
 #include "cuda/launch.h"
 
