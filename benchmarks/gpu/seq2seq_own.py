@@ -19,7 +19,7 @@ from fusewire import kernels
 from fusewire.engine import generation_loop
 from fusewire.engine.beam_candidates import BeamCandidates
 from fusewire.engine.generation import GenerationEngine
-from fusewire.engine.sampling import PendingDraws, SamplingRows, SamplingState
+from fusewire.engine.sampling import SamplingRows, SamplingState
 from fusewire.generation.parameters import GenerationParameters
 from fusewire.models.step_batch import StepBatch
 
@@ -104,14 +104,10 @@ def watched(engine: GenerationEngine) -> Iterator[Steps]:
         steps.copies.append((list(source), list(destination)))
         copy(source, destination)
 
-    def candidates(of: BeamCandidates, *arguments: Any, **named: Any) -> Any:
-        return timed_find(of, *arguments, **named)
+    def method(name: str, of: Callable[..., Any]) -> Callable[..., Any]:
+        found = timed(name, of)
+        return lambda *arguments, **named: found(*arguments, **named)
 
-    def draws_read(of: PendingDraws) -> Any:
-        return timed_read(of)
-
-    timed_read = timed("device_wait", PendingDraws.read)
-    timed_find = timed("candidates", BeamCandidates.find)
     whole, run = timed("other", loop.step), timed("launch", model.step)
     copy = timed("page copies", memory.copy_pages)
     with ExitStack() as stack:
@@ -123,17 +119,25 @@ def watched(engine: GenerationEngine) -> Iterator[Steps]:
             (loop.scheduler, "plan", timed("schedule", loop.scheduler.plan)),
             (loop.scheduler, "done", timed("schedule", loop.scheduler.done)),
             (generation_loop, "pack", timed("pack", generation_loop.pack)),
-            (groups, "advance", timed("bookkeeping", groups.advance)),
-            (BeamCandidates, "find", candidates),
+            (groups, "finish", timed("bookkeeping", groups.finish)),
+            (groups, "begin_ahead", timed("forks", groups.begin_ahead)),
+            (BeamCandidates, "begin_there", method("candidates", BeamCandidates.begin_there)),
             (groups, "_fork", timed("forks", groups._fork)),
             (loop._sampler, "begin", timed("draws", loop._sampler.begin)),
-            (PendingDraws, "read", draws_read),
+            (kernels.Readback, "wait", method("device_wait", kernels.Readback.wait)),
             (loop, "_answer_search", timed("answers", loop._answer_search)),
             (loop, "_answer_settled", timed("answers", loop._answer_settled)),
             (model.place, "numpy", timed("device_wait", model.place.numpy)),
         ):
             stack.enter_context(patch.object(where, what, new))
         yield steps
+
+
+@contextmanager
+def reading_first(engine: GenerationEngine) -> Iterator[None]:
+    """No step is begun before the one before it is read, so that the host knows all of it."""
+    with patch.object(engine._loop, "_look_ahead", None):
+        yield
 
 
 class DeviceStep:
