@@ -104,7 +104,6 @@ def answered(engine: GenerationEngine, seed: int, kinds) -> list[list[object]]:
     return [told(answer.finish(count)) for count, answer in asked]
 
 
-@pytest.mark.parametrize("engines", [CPU, GPU_FP32], indirect=True)
 @pytest.mark.parametrize(
     ("kinds", "begun"), [(BEAMS, 100), ((*BEAMS, *OTHERS), 20)], ids=["beams", "any"]
 )
