@@ -83,7 +83,13 @@ MAY_IMPORT = {
     },
     "engine.generation_sequence": {"engine.beam_rows", "engine.kv_cache"},
     "engine.generation_queue": {"engine.generation_sequence"},
-    "engine.admission": {"errors", "engine.costs", "engine.generation_sequence"},
+    "engine.forecast": set(),
+    "engine.admission": {
+        "errors",
+        "engine.costs",
+        "engine.forecast",
+        "engine.generation_sequence",
+    },
     "engine.step_costs": {
         "models",
         "engine.costs",

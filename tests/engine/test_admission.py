@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from fusewire.engine.admission import Admission, Place
+from fusewire.engine.admission import KEPT_S, Admission, Place
 from fusewire.engine.costs import CostTable
 from fusewire.engine.generation_sequence import GenerationSequence, State
 from fusewire.errors import Overloaded, QueueFull
@@ -306,6 +306,47 @@ def test_what_was_refused_after_all_says_nothing_of_the_others():
     assert machine.admission._generated / machine.admission._allowed == share
     assert not machine.admission._places
     assert machine.admission._taken == 0
+
+
+def test_however_many_are_refused_the_queue_is_gone_through_once_in_a_while(monkeypatch):
+    machine = Machine().seen()
+    walks = []
+    walk = machine.admission._forecast
+    monkeypatch.setattr(machine.admission, "_forecast", lambda now: walks.append(now) or walk(now))
+    for _ in range(200):
+        machine.ask(within=None, most=100, new=50)
+    for _ in range(1000):
+        for priority in (0, 1):
+            with pytest.raises(Overloaded):
+                machine.ask(within=0.5, most=100, new=50, priority=priority)
+        machine.clock.now += KEPT_S / 100
+    assert len(walks) <= 11
+
+
+def test_who_is_taken_meanwhile_is_in_front_of_the_next():
+    machine = Machine().seen()
+    for _ in range(20):
+        machine.ask(within=None, most=100, new=50)
+    waits = []
+    for _ in range(8):
+        waits.append(machine.admission._wait_s(Place(1, 16, 100)))
+        machine.ask(within=1000, most=100, new=50)
+    machine.clock.now += 2 * KEPT_S
+    again = machine.admission._wait_s(Place(1, 16, 100))
+    assert waits == sorted(waits)
+    assert again == pytest.approx(waits[-1] + waits[-1] - waits[-5], rel=0.05, abs=2 * KEPT_S)
+
+
+def test_when_nobody_waits_any_more_nobody_is_refused():
+    """Though a moment ago many had to."""
+    machine = Machine(slots=1).seen()
+    places = [machine.ask(within=None, most=100, new=50) for _ in range(9)]
+    with pytest.raises(Overloaded):
+        machine.ask(within=1.0, most=100, new=50)
+    for place in places:
+        machine.admission.leave(place)
+    machine.waiting.clear()
+    machine.ask(within=1.0, most=100, new=50)
 
 
 def test_a_full_queue_takes_nobody():

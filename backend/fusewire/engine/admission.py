@@ -7,10 +7,10 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from heapq import heapify, heappop, heappush
 from math import ceil, inf
 
 from fusewire.engine.costs import CostTable
+from fusewire.engine.forecast import End, Forecast, Forecasts, Need
 from fusewire.engine.generation_sequence import GenerationSequence, State
 from fusewire.errors import Overloaded, QueueFull
 
@@ -20,6 +20,8 @@ _DECAY = 0.95
 _PACE_DECAY = 0.98
 # Of what a sequence takes once it runs: with less time left it is not begun. Others may end early.
 _SURELY = 0.8
+# What runs and what waits are gone through at most so often, however many ask.
+KEPT_S = 0.05
 
 
 @dataclass(eq=False)
@@ -56,6 +58,9 @@ class Admission:
     that would wait has to end before its deadline, by the same share; one that would not is taken
     in any case, as its text may be short. None is refused before one has ended, as nothing is known
     then of that share.
+
+    What was found so is kept for a moment, in which those that are taken are added to it: who is
+    refused costs O(1), however many wait.
     """
 
     def __init__(
@@ -80,6 +85,8 @@ class Admission:
         self._page_size = page_size
         self._taken = 0
         self._places: dict[Place, None] = {}  # as they came
+        self._forecasts: Forecasts | None = None
+        self._forecast_at = -inf
         self._generated = self._allowed = 0.0
         # The times between steps, prompts and the host's work among them, and what steps of so many
         # sequences cost alone.
@@ -128,6 +135,8 @@ class Admission:
                     )
             self._taken += sequences
             self._places[place] = None
+            if self._forecasts is not None:
+                self._forecasts.wait(priority, self._need(place))
         return place
 
     def stepped(self, sequences: int, seconds: float) -> None:
@@ -144,35 +153,41 @@ class Admission:
             place.slots -= sequences
             if place.slots <= 0:
                 self._places.pop(place, None)
+            if self._taken < self._max_sequences:  # none need wait, and few are gone through
+                self._forecasts = None
             if generated is not None:
                 self._generated = _DECAY * self._generated + generated
                 self._allowed = _DECAY * self._allowed + place.most_new
 
     def _wait_s(self, asked: Place) -> float:
-        """Until there are a slot for each of its sequences and pages, by what runs and what waits
-        before it."""
+        """Until there are a slot for each of its sequences and pages."""
         if not self._allowed:
             return 0.0
-        running = [place for place in self._places if place.runs]
-        before = [p for p in self._places if not p.runs and p.priority <= asked.priority]
-        slots = self._max_sequences - sum(place.slots for place in running)
-        pages = self._pages - sum(map(self._pages_of, running))
+        now = self._clock()
+        if self._forecasts is None or now - self._forecast_at > KEPT_S:
+            self._forecasts, self._forecast_at = self._forecast(now), now
+        forecast = self._forecasts.of(asked.priority)
+        return max(0.0, forecast.begin(asked.slots, self._pages_of(asked)) - now)
+
+    def _forecast(self, now: float) -> Forecasts:
         step_s = self._step_s()
-        ends = [(self._left(p) * step_s, id(p), p.slots, self._pages_of(p)) for p in running]
-        heapify(ends)
-        now = 0.0
-        for place in [*sorted(before, key=lambda each: each.priority), asked]:
-            wanted = self._pages_of(place)
-            while ends and (place.slots > slots or wanted > pages):
-                at, _, freed_slots, freed_pages = heappop(ends)
-                now, slots, pages = max(now, at), slots + freed_slots, pages + freed_pages
-            if place is asked:
-                break
-            slots, pages = slots - place.slots, pages - wanted
-            now += self.costs.share(place.tokens, 0.0)
-            end = now + self._left(place) * step_s
-            heappush(ends, (end, id(place), place.slots, wanted))
-        return now
+        running = Forecast(now, self._max_sequences, self._pages)
+        waiting = []
+        for place in self._places:
+            if place.runs:
+                end = now + self._left(place) * step_s
+                running.run(End(end, place.slots, self._pages_of(place)))
+            else:
+                waiting.append(place)
+        forecasts = Forecasts(running)
+        for place in sorted(waiting, key=lambda each: each.priority):
+            forecasts.wait(place.priority, self._need(place))
+        return forecasts
+
+    def _need(self, place: Place) -> Need:
+        prompt_s = self.costs.share(place.tokens, 0.0)
+        run_s = self._left(place) * self._step_s()
+        return Need(place.slots, self._pages_of(place), prompt_s, run_s)
 
     def _run_s(self, place: Place) -> float:
         """From when it begins to run until its last sequence ends."""
