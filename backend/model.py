@@ -54,16 +54,18 @@ class TritonPythonModel:
                 args["model_instance_name"],
                 settings.metric_tenants_named,
             )
+            version = int(args["model_version"])
+            count = instances_of(config["instance_group"])
+            self._published = PublishedBlock(name, version, args["model_instance_name"], count)
             engine: EncoderEngine | GenerationEngine
             self._decoupled = isinstance(settings, GeneratorSettings)
             if isinstance(settings, GeneratorSettings):
                 engine = load_generation(folder, settings.engine(), device)
+                if (shown := self._published.of_generation(engine)) is not None:
+                    engine.refuse_in_front(shown)
                 counts = GenerationMetrics(pb_utils.MetricFamily, name, *about)
                 self._role = Role(engine, counts, Generating(engine, counts))
             else:
-                version = int(args["model_version"])
-                count = instances_of(config["instance_group"])
-                self._published = PublishedBlock(name, version, args["model_instance_name"], count)
                 engine = EncoderEngine(folder, settings.task, settings.engine(), device=device)
                 engine.measure_costs()
                 metrics = ServingMetrics(pb_utils.MetricFamily, name, settings.task, *about)

@@ -53,7 +53,7 @@ MAY_IMPORT = {
     "engine.due_slots": set(),
     "engine.due_levels": {"engine.due_slots"},
     "engine.active_tenants": set(),
-    "engine.admission_block": {"engine.due_slots"},
+    "engine.admission_block": {"engine.due_slots", "engine.forecast"},
     "engine.backlog": {
         "errors",
         "engine.active_tenants",
@@ -86,6 +86,7 @@ MAY_IMPORT = {
     "engine.forecast": set(),
     "engine.admission": {
         "errors",
+        "engine.admission_block",
         "engine.costs",
         "engine.forecast",
         "engine.generation_sequence",

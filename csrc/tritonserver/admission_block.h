@@ -8,7 +8,7 @@
 
 namespace admission {
 
-constexpr uint64_t version = 0x6675736577010002;
+constexpr uint64_t encoder = 0x6675736577010003, generation = 0x6675736577020001;  // of layouts
 
 constexpr size_t name_bytes = 48, name = 49, most_name_bytes = 8 * (96 - name);
 constexpr size_t levels = 96, priorities = 97, regions = 105, most_levels = 8;
@@ -21,10 +21,17 @@ constexpr size_t ring = 5504, ring_words = 1 + text_words, ring_entries = 256;
 constexpr size_t near_slots = 4096, octave = 128, slots = 2 * near_slots;
 constexpr size_t region_words = 4 * slots;
 constexpr size_t work = 22528, most_regions = 9;
-constexpr size_t bytes = 8 * (work + most_regions * region_words);
+constexpr size_t encoder_bytes = 8 * (work + most_regions * region_words);
+constexpr size_t generation_bytes = 8 * work;
+
+// Of generation, in the place of an encoder's levels: forecasts, each of a priority and all higher
+// ones. The slots and pages that are free at a time, and ends after it: time, slots, pages.
+constexpr size_t forecasts = 96, most_forecasts = 8, most_ends = 128;
+constexpr size_t forecast_words = 5 + 3 * most_ends;
+enum ForecastWord : size_t { of_priority, free_slots, free_pages, begins, ends, first_end };
 
 enum Word : size_t {
-  version_word,
+  layout,
   sequence,
   instances,
   model_version,
@@ -32,7 +39,9 @@ enum Word : size_t {
   takes,
   max_length,
   max_characters,
-  head = 9,
+  image_height,
+  image_width,
+  head,
   tail,
   now = 16,
   requests,
@@ -54,11 +63,36 @@ enum Word : size_t {
   s_of_token,
   s_of_square,
   tokens_of_byte,
+  tokens_of_image,
   jitter,
   least_retry_s,
   none_s,
 };
-enum Takes : int64_t { texts = 1, pairs = 2, only_pairs = 4, ids = 8, windows = 16 };
+enum GenerationWord : size_t {
+  vocabulary = 8,
+  max_request_tokens,
+  taken = 17,
+  max_sequences,
+  max_waiting,
+  longest_queue_s,
+  objective_s,
+  share,
+  s_of_prompt_token,
+  step_s,
+  pages,
+  page_size,
+  characters_of_token,
+  kept_until,
+};
+enum Takes : int64_t {
+  texts = 1,
+  pairs = 2,
+  only_pairs = 4,
+  ids = 8,
+  windows = 16,
+  images = 32,
+  sources = 64,  // an encoder-decoder model's, whose prompts leave no less room for what it writes
+};
 
 class Block {
  public:

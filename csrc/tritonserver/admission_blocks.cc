@@ -44,14 +44,18 @@ class Blocks {
     prefix_ = path.substr(slash + 1);
   }
 
-  int64_t most_rows(const std::string& model, int64_t version) {
+  Judged judged(const std::string& model, int64_t version) {
     const std::lock_guard<std::mutex> guard(mutex_);
     const double at = now_s();
-    int64_t most = 0;
+    Judged found;
     for (const Block& block : fresh(model, version, at)) {
-      most = std::max(most, block.whole(admission::most_rows));
+      found.generates = block.acquire(layout) == generation;
+      found.most_rows = std::max(found.most_rows, block.whole(admission::most_rows));
+      found.takes |= block.whole(admission::takes);
+      found.image_height = block.whole(admission::image_height);
+      found.image_width = block.whole(admission::image_width);
     }
-    return most;
+    return found;
   }
 
   std::string refused_by_all(const std::string& model, int64_t version, const Asked& asked) {
@@ -79,6 +83,7 @@ class Blocks {
  private:
   struct Mapped {
     ino_t inode;
+    size_t bytes;
     Block block;
   };
 
@@ -108,7 +113,8 @@ class Blocks {
   }
 
   static bool is_of(const Block& block, const std::string& model) {
-    return block.acquire(version_word) == admission::version && model.size() <= most_name_bytes &&
+    const uint64_t kind = block.acquire(layout);
+    return (kind == encoder || kind == generation) && model.size() <= most_name_bytes &&
            block.whole(name_bytes) == static_cast<int64_t>(model.size()) &&
            memcmp(block.text(name), model.data(), model.size()) == 0;
   }
@@ -150,7 +156,7 @@ class Blocks {
     }
     closedir(entries);
     if (complete) changed_ = folder.st_mtim;
-    for (const auto& [name, gone] : mapped_) munmap(gone.block.memory(), bytes);
+    for (const auto& [name, gone] : mapped_) munmap(gone.block.memory(), gone.bytes);
     mapped_ = std::move(found);
   }
 
@@ -172,14 +178,16 @@ class Blocks {
     }
     struct stat about = {};
     bool lacks = false;
-    if (fstat(file, &about) == 0 && S_ISREG(about.st_mode) && about.st_uid == geteuid() &&
-        about.st_size == static_cast<off_t>(bytes)) {
+    const bool is_own =
+        fstat(file, &about) == 0 && S_ISREG(about.st_mode) && about.st_uid == geteuid();
+    const size_t bytes = static_cast<size_t>(about.st_size);
+    if (is_own && (bytes == encoder_bytes || bytes == generation_bytes)) {
       if (known != mapped_.end() && known->second.inode == about.st_ino) {
         found->insert(mapped_.extract(known));
       } else {
         void* const memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
         lacks = memory == MAP_FAILED;
-        if (!lacks) found->insert({name, {about.st_ino, Block(memory)}});
+        if (!lacks) found->insert({name, {about.st_ino, bytes, Block(memory)}});
       }
     }
     close(file);
@@ -206,8 +214,8 @@ void watch_blocks(const char* prefix) {
   blocks().watch(prefix);
 }
 
-int64_t most_rows_of(const std::string& model, int64_t version) {
-  return blocks().most_rows(model, version);
+Judged judged_of(const std::string& model, int64_t version) {
+  return blocks().judged(model, version);
 }
 
 std::string refused_by_all(const std::string& model, int64_t version, const Asked& asked) {

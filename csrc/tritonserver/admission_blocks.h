@@ -12,8 +12,15 @@ namespace admission {
 // How the paths of the blocks begin.
 void watch_blocks(const char* prefix);
 
-// Of a request that may be refused; 0: none is. `version`: -1: the latest.
-int64_t most_rows_of(const std::string& model, int64_t version);
+// Which requests to a model may be refused.
+struct Judged {
+  bool generates = false;
+  int64_t most_rows = 0;  // 0: none is
+  int64_t takes = 0, image_height = 0, image_width = 0;
+};
+
+// `version`: -1: the latest.
+Judged judged_of(const std::string& model, int64_t version);
 
 // The words with which all instances of a model would refuse the request, the first one's, which
 // are told that; empty where one would not, or where that is not known.

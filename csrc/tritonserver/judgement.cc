@@ -28,6 +28,11 @@ Cost expected(const Block& block, const Asked& asked) {
     const double tokens = static_cast<double>(asked.id_rows * asked.id_length);
     return {tokens, tokens * static_cast<double>(asked.id_length)};
   }
+  if (asked.images) {
+    const double each = block.real(tokens_of_image);
+    return {static_cast<double>(asked.images) * each,
+            static_cast<double>(asked.images) * each * each};
+  }
   const double rate = block.real(tokens_of_byte);
   const double most = static_cast<double>(block.whole(max_length));
   const bool cut = !(block.whole(takes) & windows);
@@ -116,12 +121,15 @@ double own_seconds(const Block& block, const std::string& tenant, int64_t priori
 // Valid as far as is told before a request is judged.
 bool is_plain(const Block& block, const Asked& asked) {
   const int64_t allowed = block.whole(takes), most = block.whole(most_rows);
-  const size_t rows = asked.id_rows ? asked.id_rows : asked.text_bytes.size();
+  const size_t rows = asked.id_rows  ? asked.id_rows
+                      : asked.images ? asked.images
+                                     : asked.text_bytes.size();
   if (rows == 0 || most < 0 || rows > static_cast<uint64_t>(most)) return false;
   if (asked.id_rows) {
     return (allowed & ids) && asked.id_length > 0 &&
            asked.id_length <= static_cast<uint64_t>(block.whole(max_length));
   }
+  if (asked.images) return (allowed & images) != 0;
   if (!(allowed & texts)) return false;
   if (asked.longest_text > static_cast<uint64_t>(block.whole(max_characters))) return false;
   return asked.has_pairs ? (allowed & pairs) != 0 : (allowed & only_pairs) == 0;
@@ -201,11 +209,14 @@ std::string judged(const Block& block, const Asked& asked, double at, double cha
 }  // namespace
 
 std::string refusal(const Block& block, const Asked& asked, double at, double chance) {
-  if (block.acquire(version_word) != version) return {};
+  const uint64_t kind = block.acquire(layout);
+  if (kind != encoder && kind != generation) return {};
   const uint64_t seen = block.acquire(sequence);
   if (seen & 1) return {};
   // What was written while the caller came here is of a later time.
-  std::string found = judged(block, asked, std::max(at, block.real(now)), chance);
+  at = std::max(at, block.real(now));
+  std::string found =
+      kind == generation ? judged_generation(block, asked, at) : judged(block, asked, at, chance);
   __atomic_thread_fence(__ATOMIC_ACQUIRE);
   if (block.whole(sequence) != static_cast<int64_t>(seen)) return {};
   return found;

@@ -11,7 +11,7 @@
 
 namespace admission {
 
-// What a request says of itself. Either texts or ids.
+// What a request says of itself: texts, ids or images of an encoder; or what is generated.
 struct Asked {
   std::string tenant;
   int64_t priority = 0;              // lower numbers first
@@ -20,6 +20,11 @@ struct Asked {
   uint64_t longest_text = 0;         // bytes, of one text alone
   bool has_pairs = false;
   uint64_t id_rows = 0, id_length = 0;
+  uint64_t images = 0;
+  // Of generation: the prompt, and the most tokens of the answer.
+  uint64_t prompt_characters = 0, prompt_tokens = 0;  // of a text, or of ids
+  int64_t largest_id = -1;
+  uint64_t new_tokens = 0;
 };
 
 // An instance that works says so more often, with every request and micro-batch: one that has not
@@ -29,9 +34,12 @@ inline bool is_fresh(const Block& block, double at) {
   return at - block.real(now) < old_s;
 }
 
-// The instance's own words (engine/backlog.py, Backlog._judge). Empty where it would take the
-// request, or where that is not known: of what is refused here, it would take nothing. `at`: by
-// CLOCK_MONOTONIC; `chance`: within 0..1.
+// The instance's own words (engine/backlog.py, Backlog._judge; engine/admission.py). Empty where it
+// would take the request, or where that is not known: of what is refused here, it would take
+// nothing. `at`: by CLOCK_MONOTONIC; `chance`: within 0..1.
 std::string refusal(const Block& block, const Asked& asked, double at, double chance);
+
+// Of a model that generates.
+std::string judged_generation(const Block& block, const Asked& asked, double at);
 
 }  // namespace admission

@@ -18,6 +18,7 @@ import pytest
 from fusewire.engine.admission_block import (
     BYTES,
     IDS,
+    IMAGES,
     ONLY_PAIRS,
     PAIRS,
     TEXTS,
@@ -57,6 +58,7 @@ class Front:
         within: float = 0.0,
         texts: Sequence[int] = (),
         ids: tuple[int, int] = (0, 0),
+        images: int = 0,
     ) -> str:
         """`texts`: bytes of each; `ids`: rows, and their length."""
         words = ctypes.create_string_buffer(1000)
@@ -71,6 +73,7 @@ class Front:
             ctypes.c_size_t(len(texts)),
             ctypes.c_uint64(ids[0]),
             ctypes.c_uint64(ids[1]),
+            ctypes.c_uint64(images),
             words,
             ctypes.c_size_t(len(words)),
         )
@@ -203,6 +206,28 @@ def test_texts_cost_in_front_what_they_cost_in_the_instance(first, second, windo
         taken.take(Work(texts(*second)))
 
 
+@given(st.integers(1, 40), st.integers(1, 40), st.floats(1.0, 300.0))
+@settings(deadline=None)
+def test_images_cost_in_front_what_they_cost_in_the_instance(
+    first: int, second: int, tokens: float
+):
+    front = Front(Limits(128, IMAGES, LONGEST, 1 << 24, 224, 224))
+    expectation = Expectation(LONGEST, image_tokens=tokens)
+    taken = EncoderAdmission(
+        EXACT, expectation, max_queue_ms=300, clock=lambda: 1.0, block=front.block
+    )
+
+    def images(rows: int) -> Work:
+        return Work(Request({"image": np.array([[b"..."]] * rows, object)}))
+
+    taken.take(images(first))  # alone
+    words = said(front.refusal(1.0, images=second))
+    if not words and front.refusal(1.0, images=second + 1):
+        return
+    with pytest.raises(Overloaded, match=re.escape(words)) if words else nullcontext():
+        taken.take(images(second))
+
+
 def overloaded(limits: Limits = LIMITS) -> tuple[Front, EncoderAdmission]:
     front = Front(limits)
     taken = EncoderAdmission(
@@ -233,7 +258,7 @@ def test_a_request_is_not_judged_for_a_time_before_the_block_was_written():
 def test_a_model_says_nothing_before_a_request_has_a_time():
     front = Front()
     taken = EncoderAdmission(EXACT, Expectation(LONGEST), clock=lambda: 1.0, block=front.block)
-    terms = memoryview(front.memory).cast("d")[16:38]
+    terms = memoryview(front.memory).cast("d")[16:40]
     for _ in range(20):
         taken.take(Work(texts(40_000)))
     assert set(terms) == {0.0}
@@ -269,10 +294,14 @@ def test_a_model_without_times_refuses_nothing():
         (TEXTS + IDS, {"texts": [400] * 129}),
         (TEXTS + IDS, {"ids": (1, LONGEST + 1)}),
         (TEXTS + IDS, {}),
+        (TEXTS + IDS, {"images": 1}),
+        (IMAGES, {"texts": [400]}),
+        (IMAGES, {"images": 129}),
     ],
 )
 def test_what_is_invalid_is_left_to_the_instance(takes: int, asked: dict[str, Any]):
-    plain = {"texts": [400]} if takes == TEXTS else {"ids": (1, 100)}
+    plain: dict[str, Any] = {"texts": [400]} if takes == TEXTS else {"ids": (1, 100)}
+    plain = {"images": 1} if takes == IMAGES else plain
     if not takes & ONLY_PAIRS:
         assert overloaded(LIMITS._replace(takes=takes))[0].refusal(1.0, **plain)
     assert not overloaded(LIMITS._replace(takes=takes))[0].refusal(1.0, **asked)
@@ -281,11 +310,11 @@ def test_what_is_invalid_is_left_to_the_instance(takes: int, asked: dict[str, An
 def tell(front: Front, tenant: str, counts: bool) -> None:
     """As admission_blocks.cc does; the ring has 256 entries of 65 words."""
     words = memoryview(front.memory).cast("q")
-    first = 5504 + words[9] % 256 * 65
+    first = 5504 + words[10] % 256 * 65
     name = tenant.encode()
     front.memory[8 * (first + 1) : 8 * (first + 1) + len(name)] = name
     words[first] = len(name) << 1 | counts
-    words[9] += 1
+    words[10] += 1
 
 
 def test_who_was_refused_in_front_has_asked_and_is_counted_once():

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from math import ceil, inf
 
+from fusewire.engine.admission_block import GenerationBlock, GenerationTerms
 from fusewire.engine.costs import CostTable
 from fusewire.engine.forecast import End, Forecast, Forecasts, Need
 from fusewire.engine.generation_sequence import GenerationSequence, State
@@ -20,6 +23,8 @@ _DECAY = 0.95
 _PACE_DECAY = 0.98
 # Of what a sequence takes once it runs: with less time left it is not begun. Others may end early.
 _SURELY = 0.8
+# Of English; what it has is known once it is tokenised.
+CHARACTERS_OF_TOKEN = 4
 # What runs and what waits are gone through at most so often, however many ask.
 KEPT_S = 0.05
 
@@ -91,7 +96,20 @@ class Admission:
         # The times between steps, prompts and the host's work among them, and what steps of so many
         # sequences cost alone.
         self._between_s = self._steps_s = 0.0
+        self._refused: Counter[str] = Counter()  # in front, since the last call of `refused`
         self._lock = threading.Lock()
+        self._block: GenerationBlock | None = None
+        # All that changes what is refused; the block has it at the end.
+        self._changing: AbstractContextManager[None] = nullcontext()
+        self._slo_s = inf
+
+    def show_in(self, block: GenerationBlock, slo_s: float) -> None:
+        """From now on the server's front refuses by this block what would be refused here; before
+        there are requests. `slo_s`: the time that those have which name none."""
+        with self._lock:
+            self._slo_s, self._block, self._changing = slo_s, block, block
+            block.terms = self._terms
+            block.silent = min(slo_s, self._max_queue_s) == inf
 
     def take(
         self,
@@ -105,7 +123,9 @@ class Admission:
         """A request's sequences, all or none: QueueFull; Overloaded where they would wait too long,
         or wait and end after the deadline (time.monotonic())."""
         place = Place(sequences, tokens, most_new, priority)
-        with self._lock:
+        with self._lock, self._changing:
+            if self._block is not None and deadline is not None:
+                self._block.silent = False
             waiting = self._taken - self._max_sequences
             if waiting >= self._max_waiting:
                 raise QueueFull(
@@ -137,37 +157,56 @@ class Admission:
             self._places[place] = None
             if self._forecasts is not None:
                 self._forecasts.wait(priority, self._need(place))
+                self._show()
         return place
 
     def stepped(self, sequences: int, seconds: float) -> None:
         """Sequences that ran got their next token, so long after the one before."""
         alone_s = self.costs.seconds(sequences, 0.0)
-        with self._lock:
+        with self._lock, self._changing:
+            self._hear()
             self._between_s = _PACE_DECAY * self._between_s + seconds
             self._steps_s = _PACE_DECAY * self._steps_s + alone_s
 
     def leave(self, place: Place, sequences: int = 1, generated: int | None = None) -> None:
         """Some of its sequences have ended, with so many tokens each; None: they never ran."""
-        with self._lock:
+        with self._lock, self._changing:
             self._taken -= sequences
             place.slots -= sequences
             if place.slots <= 0:
                 self._places.pop(place, None)
             if self._taken < self._max_sequences:  # none need wait, and few are gone through
                 self._forecasts = None
+                self._show()
             if generated is not None:
                 self._generated = _DECAY * self._generated + generated
                 self._allowed = _DECAY * self._allowed + place.most_new
+
+    def refused(self) -> Counter[str]:
+        """Requests that the front has refused since the last call, by tenant."""
+        with self._lock, self._changing:
+            self._hear()
+            found, self._refused = self._refused, Counter()
+        return found
+
+    def close(self) -> None:
+        """The front refuses nothing more."""
+        if self._block is not None:
+            self._block.close()
 
     def _wait_s(self, asked: Place) -> float:
         """Until there are a slot for each of its sequences and pages."""
         if not self._allowed:
             return 0.0
         now = self._clock()
+        forecast = self._fresh(now).of(asked.priority)
+        return max(0.0, forecast.begin(asked.slots, self._pages_of(asked)) - now)
+
+    def _fresh(self, now: float) -> Forecasts:
         if self._forecasts is None or now - self._forecast_at > KEPT_S:
             self._forecasts, self._forecast_at = self._forecast(now), now
-        forecast = self._forecasts.of(asked.priority)
-        return max(0.0, forecast.begin(asked.slots, self._pages_of(asked)) - now)
+            self._show()
+        return self._forecasts
 
     def _forecast(self, now: float) -> Forecasts:
         step_s = self._step_s()
@@ -210,3 +249,32 @@ class Admission:
         shared, rest = divmod(place.tokens, self._page_size)
         each = ceil((rest + place.generated + self._left(place)) / self._page_size)
         return min(shared + place.slots * each, self._pages)
+
+    def _hear(self) -> None:
+        """What was refused in front."""
+        if self._block is not None:
+            for (tenant, counts), requests in self._block.take_refused().items():
+                if counts:
+                    self._refused[tenant] += requests
+
+    def _show(self) -> None:
+        if self._block is not None and not self._block.silent:
+            self._block.show(self._forecasts)
+
+    def _terms(self) -> GenerationTerms:
+        known = self._allowed > 0
+        return GenerationTerms(
+            now=self._clock(),
+            taken=self._taken,
+            max_sequences=self._max_sequences,
+            max_waiting=self._max_waiting,
+            max_queue_s=self._max_queue_s,
+            slo_s=self._slo_s,
+            share=self._generated / self._allowed if known else 0.0,
+            s_of_token=self.costs.rates[0],
+            step_s=self._step_s(1) if known else 0.0,
+            pages=self._pages,
+            page_size=self._page_size,
+            characters_of_token=CHARACTERS_OF_TOKEN,
+            kept_until=self._forecast_at + KEPT_S,
+        )

@@ -1,35 +1,47 @@
-"""What an encoder's admission knows, in shared memory: from it the server's front refuses, before a
+"""What a model's admission knows, in shared memory: from it the server's front refuses, before a
 request reaches the model's process, what admission would refuse.
 
 csrc/tritonserver/admission_block.h has the same layout, in words of 8 bytes. One process writes; a
 reader that sees `sequence` odd, or changed, has seen nothing (a sequence lock). The ring is the way
-back: the names of the tenants whose requests the front refused.
+back: the names of the tenants whose requests the front refused. What encoders and generation show
+beside their terms stands between the two.
 """
 
 from __future__ import annotations
 
 import threading
+from array import array
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import chain
+from math import inf
 from typing import NamedTuple
 
 from fusewire.engine.due_slots import REGION_WORDS, Region
+from fusewire.engine.forecast import Forecasts
 
-VERSION = 0x6675736577010002  # of the layout
+# Of the layouts.
+ENCODER, GENERATION = 0x6675736577010003, 0x6675736577020001
 
 _SEQUENCE, _INSTANCES, _MODEL_VERSION = 1, 2, 3
-_LIMITS = 4  # of requests, as `Limits`
-_HEAD, _TAIL = 9, 10
-_TERMS = 16  # as `Terms`
+_LIMITS = 4  # of requests, as `Limits` or `GenerationLimits`
+_HEAD, _TAIL = 10, 11
+_TERMS = 16  # as `Terms` or `GenerationTerms`
 _NAME_BYTES, _NAME = 48, 49
+# Of an encoder:
 _LEVELS, _PRIORITIES, _REGIONS = 96, 97, 105
 _TENANTS, _MOST_TENANTS, _MOST_PRIORITIES = 128, 64, 8
 _TEXT_WORDS = 64  # 128 characters
 _TENANT_WORDS = 1 + _TEXT_WORDS + 1 + 2 * _MOST_PRIORITIES  # length, name, pairs, the pairs
+# Of generation: levels, each its priority, its slots, pages and time, how many ends, and the first.
+_FORECASTS, _MOST_FORECASTS, _MOST_ENDS = 96, 8, 128
+_FORECAST_WORDS = 5 + 3 * _MOST_ENDS
 _RING, _RING_WORDS, _RING_ENTRIES = 5504, 1 + _TEXT_WORDS, 256
 _WORK = 22528  # a multiple of 512: a page
 _MOST_REGIONS = 9
 BYTES = 8 * (_WORK + _MOST_REGIONS * REGION_WORDS)
+GENERATION_BYTES = 8 * _WORK
+_HIGHEST = -(1 << 63)  # of priorities
 
 MOST_NAME_BYTES = 8 * (_LEVELS - _NAME)
 
@@ -41,9 +53,25 @@ class Limits(NamedTuple):
     takes: int  # as TEXTS and the following, added
     max_length: int  # tokens of a sequence
     max_characters: int  # of a text
+    height: int = 0  # of `pixel_values`
+    width: int = 0
 
 
-TEXTS, PAIRS, ONLY_PAIRS, IDS, WINDOWS = 1, 2, 4, 8, 16
+TEXTS, PAIRS, ONLY_PAIRS, IDS, WINDOWS, IMAGES = 1, 2, 4, 8, 16, 32
+
+
+class GenerationLimits(NamedTuple):
+    """As `Limits`."""
+
+    rows: int
+    takes: int  # TEXTS and IDS, and SOURCES of an encoder-decoder model
+    max_length: int  # tokens of a sequence, with those that are generated
+    max_characters: int  # of a text
+    vocabulary: int  # of prompts
+    max_request_tokens: int  # that are generated
+
+
+SOURCES = 64
 
 
 class Terms(NamedTuple):
@@ -69,14 +97,34 @@ class Terms(NamedTuple):
     s_of_token: float
     s_of_square: float
     tokens_of_byte: float
+    tokens_of_image: float
     jitter: float
     least_retry_s: float
     none_s: float
 
 
-class AdmissionBlock:
-    """Written by one process's threads, each `with` it: a region for the slots of each level, the
-    seconds of tenants, and the terms by which requests are judged."""
+class GenerationTerms(NamedTuple):
+    """As `Terms`, of generation."""
+
+    now: float
+    taken: int  # sequences that run or wait
+    max_sequences: int
+    max_waiting: int
+    max_queue_s: float
+    slo_s: float
+    share: float  # of the tokens that were allowed: those that were generated; 0: not known
+    s_of_token: float  # of a prompt
+    step_s: float  # of one sequence more
+    pages: float
+    page_size: int
+    characters_of_token: int
+    kept_until: float  # what is shown of the queue
+
+
+class Block:
+    """Written by one process's threads, each `with` it: the terms by which requests are judged."""
+
+    layout: int
 
     def __init__(
         self,
@@ -84,20 +132,16 @@ class AdmissionBlock:
         model: str,
         version: int,
         instances: int,
-        limits: Limits,
+        limits: Sequence[int],
     ) -> None:
-        """`memory`: BYTES of zeros. `instances`: of the model."""
+        """`memory`: zeros. `instances`: of the model."""
         self._whole, self._real = memory.cast("B").cast("q"), memory.cast("B").cast("d")
         self._bytes = memory.cast("B")
-        self._free = list(reversed(range(_MOST_REGIONS)))
-        self._tenants: dict[str, int] = {}  # -> its place
-        self._places = list(reversed(range(_MOST_TENANTS)))
         self._lock = threading.Lock()
-        self._terms: Sequence[float] = [0.0] * len(Terms._fields)  # as they are written
+        self._terms: Sequence[float] = ()  # as they are written
         # While no request has a time nothing is refused, and nothing needs to be written.
         self.silent = False
-        self.terms: Callable[[], Terms]  # when they have changed
-        self.levels: Callable[[], list[tuple[int, int]]]  # (priority, region)
+        self.terms: Callable[[], Sequence[float]]  # when they have changed
         name = model.encode()
         if len(name) > MOST_NAME_BYTES:
             raise ValueError(f"model: got {len(name)} bytes, wanted at most {MOST_NAME_BYTES}")
@@ -106,7 +150,7 @@ class AdmissionBlock:
         self._whole[_INSTANCES], self._whole[_MODEL_VERSION] = instances, version
         for place, limit in enumerate(limits, _LIMITS):
             self._whole[place] = limit
-        self._whole[0] = VERSION
+        self._whole[0] = self.layout
 
     def __enter__(self) -> None:
         self._lock.acquire()
@@ -119,6 +163,50 @@ class AdmissionBlock:
         finally:
             self._whole[_SEQUENCE] += 1
             self._lock.release()
+
+    def take_refused(self) -> Counter[tuple[str, bool]]:
+        """Requests that the front has refused since the last call, by tenant, and whether they
+        count here; of a model with several instances one counts. Within `with`."""
+        head, tail = self._whole[_HEAD], self._whole[_TAIL]
+        found: Counter[tuple[str, bool]] = Counter()
+        for number in range(tail, min(head, tail + _RING_ENTRIES)):
+            first = _RING + number % _RING_ENTRIES * _RING_WORDS
+            word = self._whole[first]
+            size = min(word >> 1, 8 * _TEXT_WORDS)
+            name = bytes(self._bytes[8 * (first + 1) : 8 * (first + 1) + size])
+            found[name.decode(errors="replace"), bool(word & 1)] += 1
+        self._whole[_TAIL] = head
+        return found
+
+    def close(self) -> None:
+        """From now on the front refuses nothing."""
+        with self._lock:
+            self._whole[0] = 0
+
+    def _write(self) -> None:
+        real, terms = self._real, self.terms()
+        before = self._terms or [0.0] * len(terms)
+        for place, (term, was) in enumerate(zip(terms, before, strict=True), _TERMS):
+            if term != was:
+                real[place] = term
+        self._terms = terms
+
+
+class AdmissionBlock(Block):
+    """An encoder's: beside its terms a region for the slots of each level, and the seconds of
+    tenants."""
+
+    layout = ENCODER
+
+    def __init__(
+        self, memory: memoryview, model: str, version: int, instances: int, limits: Limits
+    ) -> None:
+        """`memory`: BYTES of zeros."""
+        self._free = list(reversed(range(_MOST_REGIONS)))
+        self._tenants: dict[str, int] = {}  # -> its place
+        self._places = list(reversed(range(_MOST_TENANTS)))
+        self.levels: Callable[[], list[tuple[int, int]]]  # (priority, region)
+        super().__init__(memory, model, version, instances, limits)
 
     def take(self) -> Region:
         """Memory for the slots of a level (Regions)."""
@@ -157,32 +245,30 @@ class AdmissionBlock:
             self._whole[_TENANTS + place * _TENANT_WORDS] = 0
             self._places.append(place)
 
-    def take_refused(self) -> Counter[tuple[str, bool]]:
-        """Requests that the front has refused since the last call, by tenant, and whether they
-        count here; of a model with several instances one counts. Within `with`."""
-        head, tail = self._whole[_HEAD], self._whole[_TAIL]
-        found: Counter[tuple[str, bool]] = Counter()
-        for number in range(tail, min(head, tail + _RING_ENTRIES)):
-            first = _RING + number % _RING_ENTRIES * _RING_WORDS
-            word = self._whole[first]
-            size = min(word >> 1, 8 * _TEXT_WORDS)
-            name = bytes(self._bytes[8 * (first + 1) : 8 * (first + 1) + size])
-            found[name.decode(errors="replace"), bool(word & 1)] += 1
-        self._whole[_TAIL] = head
-        return found
-
     def _write(self) -> None:
-        whole, real, terms = self._whole, self._real, self.terms()
-        for place, (term, before) in enumerate(zip(terms, self._terms, strict=True), _TERMS):
-            if term != before:
-                real[place] = term
-        self._terms = terms
-        levels = self.levels()
+        super()._write()
+        whole, levels = self._whole, self.levels()
         for place, (priority, region) in enumerate(levels):
             whole[_PRIORITIES + place], whole[_REGIONS + place] = priority, region
         whole[_LEVELS] = len(levels)
 
-    def close(self) -> None:
-        """From now on the front refuses nothing."""
-        with self._lock:
-            self._whole[0] = 0
+
+class GenerationBlock(Block):
+    """Of a model that generates: beside its terms when there is room, for each priority. Its memory
+    is GENERATION_BYTES."""
+
+    layout = GENERATION
+
+    def show(self, forecasts: Forecasts | None) -> None:
+        """Within `with`. None: nothing is refused for lack of time."""
+        levels = [] if forecasts is None else forecasts.levels[:_MOST_FORECASTS]
+        whole, real, first = self._whole, self._real, _FORECASTS + 1
+        for priority, forecast in levels:
+            shown = forecast.ends[:_MOST_ENDS]
+            whole[first] = _HIGHEST if priority == -inf else int(priority)
+            whole[first + 1], real[first + 2] = forecast.slots, forecast.pages
+            real[first + 3], whole[first + 4] = forecast.begins, len(forecast.ends)
+            flat = array("d", chain.from_iterable(shown))
+            real[first + 5 : first + 5 + len(flat)] = memoryview(flat)
+            first += _FORECAST_WORDS
+        whole[_FORECASTS] = len(levels)

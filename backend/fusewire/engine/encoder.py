@@ -204,6 +204,11 @@ class EncoderEngine:
         return model.tokens_of(*model.image_size) if isinstance(model, ImageTextModel) else 0
 
     @property
+    def image_size(self) -> tuple[int, int]:
+        """(height, width) of the images that the model was trained with; 0 where it reads none."""
+        return self.model.image_size if isinstance(self.model, ImageTextModel) else (0, 0)
+
+    @property
     def input_rules(self) -> InputRules | None:
         """Of texts and ids; None where it reads images."""
         return self._inputs.rules if isinstance(self._inputs, TextInputs) else None

@@ -188,6 +188,7 @@ class EncoderAdmission:
             s_of_token=s_of_token,
             s_of_square=s_of_square,
             tokens_of_byte=self._expectation.tokens_of_byte,
+            tokens_of_image=self._expectation.tokens_of_image,
             jitter=JITTER,
             least_retry_s=LEAST_RETRY_S,
             none_s=NONE_S,

@@ -41,6 +41,10 @@ class Expectation:
     def tokens_of_byte(self) -> float:
         return self._text_tokens / self._bytes
 
+    @property
+    def tokens_of_image(self) -> float:
+        return self._row_tokens / self._rows
+
     def of(self, request: Request) -> Expected:
         """A text and its pair are one sequence."""
         lengths: list[int] | None = None
@@ -60,7 +64,7 @@ class Expectation:
             elif name in ("image", "pixel_values"):
                 rows += len(array)
         if lengths is None:
-            tokens_of_row = self._row_tokens / self._rows
+            tokens_of_row = self.tokens_of_image
             squares = rows * tokens_of_row * tokens_of_row
             return Expected(0, rows, rows * tokens_of_row, squares)
         rate, most = self.tokens_of_byte, self._max_length

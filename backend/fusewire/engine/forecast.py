@@ -74,10 +74,10 @@ class Forecasts:
     def __init__(self, running: Forecast) -> None:
         self.levels: list[tuple[float, Forecast]] = [(-inf, running)]  # the highest first
 
-    def of(self, priority: int) -> Forecast:
+    def of(self, priority: float) -> Forecast:
         return self.levels[bisect_right(self.levels, priority, key=_priority) - 1][1]
 
-    def wait(self, priority: int, need: Need) -> None:
+    def wait(self, priority: float, need: Need) -> None:
         """One more waits. To those of lower priorities it is as if it were the last of them."""
         place = bisect_left(self.levels, priority, key=_priority)
         if place == len(self.levels) or self.levels[place][0] != priority:

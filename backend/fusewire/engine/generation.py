@@ -12,6 +12,7 @@ import queue
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -20,7 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from fusewire import kernels
-from fusewire.engine.admission import Admission, Place
+from fusewire.engine.admission import CHARACTERS_OF_TOKEN, Admission, Place
+from fusewire.engine.admission_block import GenerationBlock
 from fusewire.engine.beam_groups import MOST_CANDIDATES, BeamGroup, BeamGroups
 from fusewire.engine.beams_ahead import BeamsAhead
 from fusewire.engine.continuation import Continuation
@@ -63,8 +65,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 # Far more than any step takes: a device that has hung must not hang the program's end.
 _LONGEST_STEP_S = 60.0
-# Of English; what it has is known once it is tokenised.
-_CHARACTERS_OF_TOKEN = 4
 # Weights of a text's alignment, of which the answer has a number each: target x source tokens.
 _MOST_WEIGHTS = 1 << 22
 Forced = dict[int, tuple[int, ...]]  # by the place of new tokens: one of these
@@ -216,7 +216,7 @@ class GenerationEngine:
         if isinstance(prompt, Prompt):
             tokens, most = len(prompt.token_ids), prompt.max_new_tokens
         else:
-            tokens = min(len(prompt) // _CHARACTERS_OF_TOKEN + 1, self.limits.max_length)
+            tokens = min(len(prompt) // CHARACTERS_OF_TOKEN + 1, self.limits.max_length)
             most = parameters.max_new_tokens or self.limits.max_length
         return self._admission.take(
             parameters.sequences,
@@ -225,6 +225,16 @@ class GenerationEngine:
             most_new=most,
             priority=parameters.priority,
         )
+
+    def refuse_in_front(self, block: GenerationBlock) -> None:
+        """The server's front refuses by it what would be refused here; before there are
+        requests."""
+        slo_ms = self.settings.slo_ms
+        self._admission.show_in(block, inf if slo_ms is None else slo_ms / 1000)
+
+    def refused_in_front(self) -> Counter[str]:
+        """Requests that were refused by the block since the last call, by tenant."""
+        return self._admission.refused()
 
     def measure_costs(self) -> None:
         """Measures what steps cost here, in about half a second, before there are requests."""
@@ -330,6 +340,7 @@ class GenerationEngine:
     def close(self, drain_seconds: float = 0.0) -> None:
         """Takes no more requests, lets running ones continue for so long, cancels the rest, and
         returns when each has its last event."""
+        self._admission.close()
         with self._submit_lock:
             self._closing = True
         atexit.unregister(self.close)

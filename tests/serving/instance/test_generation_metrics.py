@@ -23,7 +23,9 @@ def looked(families: Families, *looks: EngineCounts) -> GenerationMetrics:
     metrics = GenerationMetrics(families, "m", reloads=1, instance="m_0_0")
     left = list(looks)
     engine = SimpleNamespace(
-        counts=lambda: left.pop(0) if left[1:] else left[0], progress=Progress()
+        counts=lambda: left.pop(0) if left[1:] else left[0],
+        progress=Progress(),
+        refused_in_front=lambda: {},
     )
     metrics.watch_engine(engine)  # type: ignore[arg-type]
     for _ in looks:
@@ -90,3 +92,20 @@ def test_requests_are_counted_by_what_became_of_them() -> None:
 def test_of_many_times_between_tokens_some_are_sent() -> None:
     assert reported(times=10).value("inter_token_seconds") == 5.0
     assert 16.0 <= reported(times=10_000).value("inter_token_seconds") <= 64.0  # a few looks
+
+
+def test_what_the_front_refuses_is_counted_as_the_instances_own() -> None:
+    families = Families()
+    metrics = GenerationMetrics(families, "m", reloads=1, instance="m_0_0", tenants={"blue"})
+    refused = [{"blue": 3, "": 4}]
+    engine = SimpleNamespace(
+        counts=counts,
+        progress=Progress(),
+        refused_in_front=lambda: refused.pop() if refused else {},
+    )
+    metrics.watch_engine(engine)  # type: ignore[arg-type]
+    metrics._look()
+    metrics.close()
+    for kind, count in {"blue": 3, "none": 4}.items():
+        labels = {"model": "m", "reason": "overload", "tenant_class": kind}
+        assert families.value("rejected_total", **labels) == count

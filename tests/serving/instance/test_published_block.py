@@ -13,10 +13,12 @@ from typing import Any
 import fusewire
 import numpy as np
 import pytest
-from fusewire.engine.admission_block import BYTES, AdmissionBlock
+from fusewire.engine.admission_block import BYTES, GENERATION_BYTES, AdmissionBlock
 from fusewire.engine.encoder_admission import EncoderAdmission
 from fusewire.engine.expectation import Expectation
 from fusewire.engine.request import Request, Work
+from fusewire.generation.checks import read_parameters
+from fusewire.generation.limits import GenerationLimits as ModelLimits
 from fusewire.serving.instance.published_block import PREFIX, PublishedBlock
 
 from tests.engine.simulation import table
@@ -26,8 +28,17 @@ _PRELOAD.fusewire_refused_by_all.restype = ctypes.c_bool
 LATEST = -1
 LOOKS_EVERY_S = 0.1
 RULES = SimpleNamespace(has_tokenizer=True, pairs="refused")
-TEXTS: Any = SimpleNamespace(input_rules=RULES, reads_windows=False, max_length=512)
-IMAGES: Any = SimpleNamespace(input_rules=None)
+TEXTS: Any = SimpleNamespace(
+    input_rules=RULES, reads_windows=False, max_length=512, image_size=(0, 0)
+)
+IMAGES: Any = SimpleNamespace(
+    input_rules=None, reads_windows=False, max_length=512, image_size=(32, 48)
+)
+
+
+def generating(**defaults: Any) -> Any:
+    limits = ModelLimits(vocab_size=1000, max_length=64, max_request_tokens=64, max_sequences=4)
+    return SimpleNamespace(limits=limits, parameters=lambda: read_parameters({}, limits, defaults))
 
 
 @pytest.fixture
@@ -62,8 +73,21 @@ def test_models_with_equal_names_of_instances_have_files_of_their_own(prefix: Pa
     assert sizes(prefix) == [BYTES, BYTES]
 
 
-def test_a_model_of_images_takes_no_memory(prefix: Path) -> None:
-    assert PublishedBlock("m", 1, "m_0", 1).of(IMAGES, 8) is None
+def test_a_model_of_images_says_their_size(prefix: Path) -> None:
+    assert PublishedBlock("m", 1, "m_0", 1).of(IMAGES, 8) is not None
+    (file,) = prefix.parent.iterdir()
+    assert list(memoryview(file.read_bytes()).cast("q")[4:10]) == [8, 32, 512, 1 << 24, 32, 48]
+
+
+def test_a_model_that_generates_has_a_small_block(prefix: Path) -> None:
+    assert PublishedBlock("m", 1, "m_0", 1).of_generation(generating()) is not None
+    assert sizes(prefix) == [GENERATION_BYTES]
+
+
+def test_where_a_folder_asks_for_several_sequences_nothing_is_refused_in_front(
+    prefix: Path,
+) -> None:
+    assert PublishedBlock("m", 1, "m_0", 1).of_generation(generating(num_beams=4)) is None
     assert sizes(prefix) == [0]
 
 

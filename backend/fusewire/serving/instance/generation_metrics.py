@@ -6,7 +6,13 @@ from collections.abc import Collection
 from typing import Any
 
 from fusewire.engine.generation import GenerationEngine
-from fusewire.serving.instance.series import REPLAYS, SECONDS_BUCKETS, ModelSeries, Sample
+from fusewire.serving.instance.series import (
+    REPLAYS,
+    SECONDS_BUCKETS,
+    ModelSeries,
+    Sample,
+    rejections,
+)
 
 
 class GenerationMetrics(ModelSeries):
@@ -83,6 +89,7 @@ class GenerationMetrics(ModelSeries):
         self._times.send(self._next)
         if self._engine is None:
             return
+        self._count(rejections(self._engine.refused_in_front(), self._tenants))
         counts = self._engine.counts()
         now = {
             **vars(counts),

@@ -16,17 +16,24 @@ from pathlib import Path
 
 from fusewire.engine.admission_block import (
     BYTES,
+    GENERATION_BYTES,
     IDS,
+    IMAGES,
     MOST_NAME_BYTES,
     ONLY_PAIRS,
     PAIRS,
+    SOURCES,
     TEXTS,
     WINDOWS,
     AdmissionBlock,
+    GenerationBlock,
+    GenerationLimits,
     Limits,
 )
 from fusewire.engine.encoder import EncoderEngine
+from fusewire.engine.generation import GenerationEngine
 from fusewire.tasks.inputs import MOST_CHARACTERS
+from fusewire.text.work_queue import LONG_CHARACTERS
 
 _log = logging.getLogger(__name__)
 
@@ -52,17 +59,36 @@ class PublishedBlock:
 
     def of(self, engine: EncoderEngine, max_batch_size: int) -> AdmissionBlock | None:
         """The block, for requests to this engine; None: nothing is refused in front."""
-        rules = engine.input_rules
-        if self._file < 0 or rules is None or not self._put(BYTES):
+        rules, height, width = engine.input_rules, *engine.image_size
+        if self._file < 0 or not self._put(BYTES):
             return None
-        takes = IDS
-        if rules.has_tokenizer:
+        takes = IMAGES if rules is None else IDS
+        if rules is not None and rules.has_tokenizer:
             takes += TEXTS
             takes += PAIRS if rules.pairs != "refused" else 0
             takes += ONLY_PAIRS if rules.pairs == "required" else 0
         takes += WINDOWS if engine.reads_windows else 0
-        limits = Limits(max_batch_size, takes, engine.max_length, MOST_CHARACTERS)
-        return AdmissionBlock(memoryview(mmap.mmap(self._file, BYTES)), *self._about, limits)
+        limits = Limits(max_batch_size, takes, engine.max_length, MOST_CHARACTERS, height, width)
+        return AdmissionBlock(self._memory(BYTES), *self._about, limits)
+
+    def of_generation(self, engine: GenerationEngine) -> GenerationBlock | None:
+        """As `of`. None also where requests ask for several sequences unless they say otherwise."""
+        defaults, of_model = engine.parameters(), engine.limits
+        several = defaults.searches or defaults.sequences > 1
+        if self._file < 0 or several or not self._put(GENERATION_BYTES):
+            return None
+        limits = GenerationLimits(
+            rows=1,
+            takes=TEXTS + IDS + (SOURCES if of_model.source is not None else 0),
+            max_length=of_model.max_length,
+            max_characters=LONG_CHARACTERS,
+            vocabulary=of_model.prompt_vocab_size,
+            max_request_tokens=of_model.max_request_tokens,
+        )
+        return GenerationBlock(self._memory(GENERATION_BYTES), *self._about, limits)
+
+    def _memory(self, size: int) -> memoryview:
+        return memoryview(mmap.mmap(self._file, size))
 
     def _put(self, size: int) -> bool:
         """A file of so many bytes in the place of what is there; False: there is no room."""

@@ -1,0 +1,103 @@
+// The judgement of engine/admission.py on what its block says, as judgement.cc's of an encoder's.
+#include <math.h>
+#include <stdio.h>
+
+#include <algorithm>
+
+#include "tritonserver/judgement.h"
+
+namespace admission {
+namespace {
+
+constexpr double rounding_s = 1e-6;
+
+// Valid as far as is told before a request is judged.
+bool is_plain(const Block& block, const Asked& asked) {
+  const uint64_t longest = static_cast<uint64_t>(block.whole(max_length));
+  const uint64_t most = static_cast<uint64_t>(block.whole(max_request_tokens));
+  if (asked.new_tokens < 1 || asked.new_tokens >= longest || asked.new_tokens > most) return false;
+  if (asked.prompt_characters) {
+    return asked.prompt_characters <= static_cast<uint64_t>(block.whole(max_characters));
+  }
+  // A source has the encoder's limits, of which nothing is known here.
+  if (block.whole(takes) & sources) return false;
+  return asked.prompt_tokens > 0 && asked.prompt_tokens + asked.new_tokens <= longest &&
+         asked.largest_id < block.whole(vocabulary);
+}
+
+// Forecast.begin of engine/forecast.py, for one slot. 0: it is not known.
+double begin_of(const Block& block, int64_t priority, double wanted_pages) {
+  const size_t count = std::min<size_t>(block.whole(forecasts), most_forecasts);
+  size_t forecast = 0;
+  for (size_t place = 0; place < count; ++place) {
+    const size_t at = forecasts + 1 + place * forecast_words;
+    if (block.whole(at + of_priority) <= priority) forecast = at;
+  }
+  if (forecast == 0) return 0;
+  double at = block.real(forecast + begins), room = block.real(forecast + free_pages);
+  double slots = static_cast<double>(block.whole(forecast + free_slots));
+  const int64_t count_of_ends = block.whole(forecast + ends);
+  for (int64_t end = 0; end < count_of_ends && (slots < 1 || room < wanted_pages); ++end) {
+    if (end >= static_cast<int64_t>(most_ends)) return 0;
+    const size_t entry = forecast + first_end + 3 * end;
+    at = std::max(at, block.real(entry));
+    slots += block.real(entry + 1);
+    room += block.real(entry + 2);
+  }
+  return at;
+}
+
+}  // namespace
+
+std::string judged_generation(const Block& block, const Asked& asked, double at) {
+  if (!is_fresh(block, at) || !is_plain(block, asked)) return {};
+  char words[300];
+  const double waiting = block.real(taken) - block.real(max_sequences);
+  if (waiting >= block.real(max_waiting)) {
+    snprintf(words, sizeof words,
+             "queue: got %.0f sequences waiting, wanted fewer than %.0f; try again later, or raise "
+             "max_waiting",
+             waiting, block.real(max_waiting));
+    return words;
+  }
+  const double left_s = asked.timeout_s > 0 ? asked.timeout_s : block.real(objective_s);
+  const double longest_s = block.real(longest_queue_s);
+  if (std::min(left_s, longest_s) == INFINITY || !(block.real(share) > 0)) return {};
+  if (at > block.real(kept_until) - rounding_s) return {};  // it looks at the queue again
+
+  const double own_tokens = static_cast<double>(asked.prompt_tokens);
+  const double text_tokens =
+      floor(static_cast<double>(asked.prompt_characters) / block.real(characters_of_token)) + 1;
+  const double tokens = asked.prompt_characters
+                            ? std::min(text_tokens, static_cast<double>(block.whole(max_length)))
+                            : own_tokens;
+  const double new_tokens =
+      std::max(1.0, block.real(share) * static_cast<double>(asked.new_tokens));
+  const double page = block.real(page_size), shared = floor(tokens / page);
+  const double own_pages = ceil((tokens - shared * page + new_tokens) / page);
+  const double wanted_pages = std::min(shared + own_pages, block.real(pages));
+
+  const double wait_s = begin_of(block, asked.priority, wanted_pages) - at;
+  if (wait_s <= rounding_s) return {};
+  const double run_s = block.real(s_of_prompt_token) * tokens + new_tokens * block.real(step_s);
+  const double end_s = wait_s + run_s;
+  double retry_s;
+  if (wait_s > longest_s + rounding_s) {
+    snprintf(words, sizeof words, "got a predicted wait of %.2f s, wanted at most %.2f s", wait_s,
+             longest_s);
+    retry_s = wait_s - longest_s;
+  } else if (end_s > left_s + rounding_s) {
+    snprintf(words, sizeof words,
+             "got a predicted wait of %.2f s, and %.2f s until the last token, wanted at most %.2f "
+             "s; allow it more, or ask for fewer tokens",
+             wait_s, end_s, left_s);
+    retry_s = std::min(wait_s, end_s - left_s);
+  } else {
+    return {};
+  }
+  char whole[400];
+  snprintf(whole, sizeof whole, "queue: %s; try again in %.1f s", words, std::max(retry_s, 0.1));
+  return whole;
+}
+
+}  // namespace admission
