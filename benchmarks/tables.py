@@ -8,6 +8,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks import (
+    chaos_report,
     generation_curves,
     overload_report,
     seq2seq_report,
@@ -196,6 +197,8 @@ TABLES: dict[str, Callable[[Rows], str]] = {
     "overload": lambda rows: overload_report.tables(rows, _where(rows, rows[0]["versions"])),
     turbo_report.BENCHMARK: _above(turbo_report.table),
     training_report.BENCHMARK: _above(training_report.table),
+    chaos_report.CHAOS: chaos_report.chaos_table,
+    chaos_report.SOAK: chaos_report.soak_table,
     "memory": _memory_table,
     "gemm": _gemm_table,
     weight_formats_report.BENCHMARK: _above(weight_formats_report.table),

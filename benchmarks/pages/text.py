@@ -155,6 +155,12 @@ SECTIONS = (
         },
     ),
     Section(
+        "Faults and long runs",
+        "Whether a service heals as promised, on a machine that others may use meanwhile: what is "
+        "judged is the bounds, not the speed.",
+        (("cpu", "chaos"), ("cpu", "soak")),
+    ),
+    Section(
         "Batches of requests of many lengths",
         "TurboTransformers' experiment: which requests should share a batch when batches are "
         "padded, and what is left of the question when they are packed. Queue and clock are the "
@@ -203,6 +209,7 @@ encoder` runs one of them. With a GPU:
 | requests that arrive at random | `python -m benchmarks.generation_poisson --device cuda \
 --model llama-8b --seconds 5 --shares 0.1 0.2 0.3 0.5 0.7 0.9 --sequences 32` |
 | batches of requests of many lengths | `python -m benchmarks.turbo`, `--device cuda` |
+| faults; memory over 200,000 requests | `python -m tests.chaos`, `python -m tests.chaos.soak` |
 
 Overload needs cores for the server and others for its clients: `python -m benchmarks.overload \
 --server-cores 0,1 --driver-cores 2-7`, with `--loads`, `--systems`, `--shares` and `--minutes` for

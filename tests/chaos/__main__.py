@@ -75,7 +75,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
         print(f"{_HEAD}  last error", flush=True)
         for row in rows(Path(folder), chosen):
-            records.append(given.out, [facts | row])
+            records.append(given.out, [facts | {"case": row["name"]} | row])
             print(line(row), flush=True)
             failed += bool(row["failures"])
     print(f"took {time.monotonic() - began:.0f} s; " + (f"{failed} failed" if failed else "all ok"))
