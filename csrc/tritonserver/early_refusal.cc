@@ -295,8 +295,14 @@ bool read_generation(const std::vector<Input>& inputs, admission::Asked* asked) 
       if (has_parameters || !is_one(input, BYTES)) return false;
       has_parameters =
           each_string(input, 1, [&](size_t, const unsigned char* text, uint32_t length) {
-            return sampling_parameters::read(reinterpret_cast<const char*>(text), length,
-                                             &asked->new_tokens);
+            sampling_parameters::Given given;
+            const auto chars = reinterpret_cast<const char*>(text);
+            if (!sampling_parameters::read(chars, length, &given)) return false;
+            asked->new_tokens = given.new_tokens;
+            if (given.has_priority) asked->priority = given.priority;
+            const bool sooner = asked->timeout_s <= 0 || given.timeout_s < asked->timeout_s;
+            if (given.timeout_s > 0 && sooner) asked->timeout_s = given.timeout_s;
+            return true;
           });
       if (!has_parameters) return false;
     } else if (input.name == "exclude_input_in_output") {
@@ -432,8 +438,13 @@ extern "C" __attribute__((visibility("default"))) size_t fusewire_generation_ref
 
 // For tests: `sampling_parameters::read`.
 extern "C" __attribute__((visibility("default"))) bool fusewire_read_sampling_parameters(
-    const char* text, size_t bytes, uint64_t* new_tokens) {
-  return sampling_parameters::read(text, bytes, new_tokens);
+    const char* text, size_t bytes, uint64_t* new_tokens, double* timeout_s, int64_t* priority) {
+  sampling_parameters::Given given;
+  const bool is_plain = sampling_parameters::read(text, bytes, &given);
+  *new_tokens = given.new_tokens;
+  *timeout_s = given.timeout_s;
+  *priority = given.priority;
+  return is_plain;
 }
 
 // For tests: whether a request of ids is refused by the blocks whose paths begin so.

@@ -20,6 +20,8 @@ struct Number {
 constexpr Number numbers[] = {
     {"max_new_tokens", 1, 1e9, true},
     {"max_tokens", 1, 1e9, true},
+    {"timeout_seconds", 1e-3, 86400, false},
+    {"priority", -1000, 1000, true},
     {"temperature", 1e-3, 100, false, true},
     {"top_p", 1e-6, 1, false},
     {"min_p", 0, 1, false},
@@ -36,11 +38,11 @@ class Reader {
  public:
   explicit Reader(std::string text) : text_(std::move(text)) {}
 
-  bool object(uint64_t* new_tokens) {
+  bool object(Given* given) {
     if (!taken('{')) return false;
     if (!taken('}')) {
       do {
-        if (!member(new_tokens)) return false;
+        if (!member(given)) return false;
       } while (taken(','));
       if (!taken('}')) return false;
     }
@@ -49,12 +51,17 @@ class Reader {
   }
 
  private:
-  bool member(uint64_t* new_tokens) {
+  bool member(Given* given) {
     std::string name;
     if (!string(&name) || !taken(':')) return false;
     unsigned index = 0;
     for (const Number& each : numbers) {
-      if (name == each.name) return once(index) && number(each, index < 2, new_tokens);
+      if (name == each.name) {
+        double value;
+        if (!once(index) || !number(each, &value)) return false;
+        take(index, value, given);
+        return true;
+      }
       ++index;
     }
     for (const char* each : flags) {
@@ -62,6 +69,15 @@ class Reader {
       ++index;
     }
     return false;
+  }
+
+  static void take(unsigned index, double value, Given* given) {
+    if (index < 2) given->new_tokens = static_cast<uint64_t>(value);
+    if (index == 2) given->timeout_s = value;
+    if (index == 3) {
+      given->has_priority = true;
+      given->priority = static_cast<int64_t>(value);
+    }
   }
 
   // The first two are names of one.
@@ -82,7 +98,7 @@ class Reader {
     return true;
   }
 
-  bool number(const Number& number, bool is_length, uint64_t* new_tokens) {
+  bool number(const Number& number, double* value) {
     space();
     const size_t begin = at_, sign = text_[at_] == '-' ? 1 : 0;
     const size_t digits = behind_digits(begin + sign) - begin - sign;
@@ -93,10 +109,9 @@ class Reader {
       if (behind == at_ + 1) return false;
       at_ = behind;
     }
-    const double value = strtod(text_.c_str() + begin, nullptr);
-    const bool allowed = value >= number.least && value <= number.most;
-    if (!allowed && !(number.or_0 && value == 0)) return false;
-    if (is_length) *new_tokens = static_cast<uint64_t>(value);
+    *value = strtod(text_.c_str() + begin, nullptr);
+    const bool allowed = *value >= number.least && *value <= number.most;
+    if (!allowed && !(number.or_0 && *value == 0)) return false;
     return true;
   }
 
@@ -127,10 +142,10 @@ class Reader {
 
 }  // namespace
 
-bool read(const char* text, size_t bytes, uint64_t* new_tokens) {
-  *new_tokens = 0;
+bool read(const char* text, size_t bytes, Given* given) {
+  *given = {};
   if (bytes > most_bytes || memchr(text, 0, bytes) != nullptr) return false;
-  return Reader(std::string(text, bytes)).object(new_tokens);
+  return Reader(std::string(text, bytes)).object(given);
 }
 
 }  // namespace sampling_parameters

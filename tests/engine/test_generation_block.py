@@ -9,7 +9,7 @@ import random
 from collections.abc import Mapping
 from math import inf
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import fusewire
 import pytest
@@ -250,18 +250,23 @@ NAMES = st.sampled_from(
     [
         *("max_new_tokens", "max_tokens", "temperature", "top_p", "min_p", "seed", "n", "stop"),
         *("repetition_penalty", "presence_penalty", "frequency_penalty", "best_of", "num_beams"),
-        *("ignore_eos", "do_sample", "skip_special_tokens"),
+        *("ignore_eos", "do_sample", "skip_special_tokens", "timeout_seconds", "priority"),
     ]
 )
 
 
-def read(text: bytes) -> int | None:
-    """The most new tokens, or None where the front leaves the request to the instance."""
-    new = ctypes.c_uint64()
-    plain = _PRELOAD.fusewire_read_sampling_parameters(
-        text, ctypes.c_size_t(len(text)), ctypes.byref(new)
-    )
-    return new.value if plain else None
+class Read(NamedTuple):
+    new_tokens: int
+    timeout_s: float = 0.0
+    priority: int = 0
+
+
+def read(text: bytes) -> Read | None:
+    """None where the front leaves the request to the instance."""
+    new, timeout_s, priority = ctypes.c_uint64(), ctypes.c_double(), ctypes.c_int64()
+    found = [ctypes.byref(each) for each in (new, timeout_s, priority)]
+    plain = _PRELOAD.fusewire_read_sampling_parameters(text, ctypes.c_size_t(len(text)), *found)
+    return Read(new.value, timeout_s.value, priority.value) if plain else None
 
 
 @given(st.dictionaries(NAMES, VALUES, max_size=5), st.sampled_from([None, 1]))
@@ -269,18 +274,21 @@ def read(text: bytes) -> int | None:
 def test_the_parameters_that_the_front_reads_are_valid_and_mean_the_same(
     values: Mapping[str, Any], indent: int | None
 ):
-    new = read(json.dumps(values, indent=indent).encode())
-    if new is not None and new < MODEL.max_length:
+    found = read(json.dumps(values, indent=indent).encode())
+    if found is not None and found.new_tokens < MODEL.max_length:
         parameters = read_parameters(values, MODEL)
         assert parameters.sequences == 1
-        assert (parameters.max_new_tokens or 0) == new
+        assert (parameters.max_new_tokens or 0) == found.new_tokens
+        assert (parameters.timeout_seconds or 0) == found.timeout_s
+        assert parameters.priority == found.priority
 
 
 def test_the_parameters_of_plain_requests_are_read():
     plain = {"max_new_tokens": 20, "ignore_eos": True, "temperature": 0}
-    assert read(json.dumps(plain).encode()) == 20
-    assert read(b'{"max_tokens":7,"temperature":0.75,"top_p":0.9,"seed":1}') == 7
-    assert read(b" { } ") == 0
+    assert read(json.dumps(plain).encode()) == Read(20)
+    assert read(b'{"max_tokens":7,"temperature":0.75,"top_p":0.9,"seed":1}') == Read(7)
+    assert read(b'{"timeout_seconds": 1.5, "priority": -3}') == Read(0, 1.5, -3)
+    assert read(b" { } ") == Read(0)
 
 
 @given(st.text('{}[]:,"0123456789.-eEtrufalsnxm_ \n\\', max_size=40) | st.text(max_size=20))
@@ -310,6 +318,8 @@ def test_what_is_no_json_is_not_read(text: str):
         b'{"temperature": 1e-9}',
         b'{"top_p": 0}',
         b'{"n": 2}',
+        b'{"priority": 1001}',
+        b'{"timeout_seconds": 0}',
         b'{"stop": "x"}',
         b'{"max_new_tokens": 5}\0',
         b'{"max_new_tokens": 99999999999999999999}',
