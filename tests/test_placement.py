@@ -118,7 +118,7 @@ def test_the_cpu_refuses_float16() -> None:
 def test_bfloat16_on_the_cpu_is_the_format_of_weights() -> None:
     place = Placement("cpu", "bfloat16")
     assert place.dtype == "float32"
-    assert place.precision == Precision("float32", weights="bfloat16", layers="bfloat16")
+    assert place.precision == Precision("float32", *["bfloat16"] * 3)
     assert Placement("cpu", "bfloat16", "int8").precision.layers == "int8"
 
 

@@ -42,12 +42,12 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class CalibratedMatrix:
-    """A matrix of a layer [out, in], several stacked under the first one's name. `error`: of the
-    model's results where it alone is quantised, |quantised - exact| / |exact|, 2-norms over all
-    results. `format`: that it is to be stored in."""
+    """A matrix [out, in] of a layer or of the vocabulary, several stacked under the first one's
+    name. `error`: of the model's results where it alone is quantised, |quantised - exact| /
+    |exact|, 2-norms over all results. `format`: that it is to be stored in."""
 
     name: str
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     error: float
     format: str
 
@@ -123,17 +123,12 @@ class _Trials(Placement):
     def __init__(self, device: str, dtype: str, quantize: str) -> None:
         super().__init__(device, dtype, quantize)
         self.quantized: frozenset[str] = frozenset()
-        self.shapes: dict[str, tuple[int, int]] = {}  # of the layers' matrices
+        self.shapes: dict[str, tuple[int, ...]] = {}  # of the matrices that can be quantised
         self._known: dict[tuple[str, str], kernels.Linear] = {}
 
-    def layer_format(self, name: str) -> str:
-        return self.precision.layers if name in self.quantized else self.precision.weights
-
-    def layer_linear(
-        self, weight: NDArray[Any], bias: NDArray[Any] | None, name: str
-    ) -> kernels.Linear:
-        self.shapes[name] = (weight.shape[0], weight.shape[1])
-        return super().layer_linear(weight, bias, name)
+    def _chosen(self, name: str, shape: tuple[int, ...], quantized: str) -> str:
+        self.shapes[name] = shape
+        return quantized if name in self.quantized else self.precision.weights
 
     def _packed(
         self, weight: NDArray[Any], bias: NDArray[Any] | None, name: str, stored: str

@@ -39,8 +39,8 @@ class Placement:
         """`device` is auto (the first GPU, else the CPU), cpu, cuda, cuda:<index> or a
         torch.device; `dtype` "auto" is float32 on the CPU and float16 elsewhere, or bfloat16 for
         models that outgrow that; bfloat16 on the CPU stores matrices so and computes in float32.
-        `quantize`: how the layers' matrices are stored, but for those that `quantize_skip` names
-        (`layer_formats`). ConfigurationError when this build or machine has no such device, or no
+        `quantize`: how the layers' matrices are stored, and in int8 those of the vocabulary, but for
+        those that `quantize_skip` names (`formats`). ConfigurationError when this build or machine has no such device, or no
         kernels for the dtype or format there."""
         try:
             self.stream = kernels.Stream(one_device(device))
@@ -50,7 +50,7 @@ class Placement:
         self._quantize = quantize
         self.precision = self._precision(dtype)
         self._quantize_skip = frozenset(quantize_skip)
-        self.layer_formats: dict[str, str] = {}  # of the layers' matrices so far, by name
+        self.formats: dict[str, str] = {}  # of the matrices so far that can be quantised, by name
 
     @property
     def device(self) -> str:
@@ -170,30 +170,50 @@ class Placement:
     ) -> kernels.Linear:
         """As `linear`, of a layer: in the format that `quantize` asks for, unless it skips
         `name`."""
-        stored = self.layer_formats[name] = self.layer_format(name)
+        stored = self._chosen(name, weight.shape, self.precision.layers)
         return self._packed(weight, bias, name, stored)
 
-    def layer_format(self, name: str) -> str:
-        """Of a layer's matrix."""
+    def quantizes(self, name: str, shape: tuple[int, ...]) -> bool:
+        """Whether a matrix of the vocabulary is to be a `vocabulary_linear`."""
+        precision = self.precision
+        if precision.vocabulary == precision.weights:
+            return False
+        return self._chosen(name, shape, precision.vocabulary) == precision.vocabulary
+
+    def vocabulary_linear(
+        self, weight: NDArray[Any], bias: NDArray[Any] | None, name: str
+    ) -> kernels.Linear:
+        """As `linear`, of a matrix with a row for each token, which may be the table of words."""
+        return self._packed(weight, bias, name, self.precision.vocabulary)
+
+    def _chosen(self, name: str, shape: tuple[int, ...], quantized: str) -> str:
+        """The format of a matrix that is stored as `quantized` unless it is skipped."""
         skipped = name in self._quantize_skip
-        return self.precision.weights if skipped else self.precision.layers
+        self.formats[name] = self.precision.weights if skipped else quantized
+        return self.formats[name]
 
     def check_skipped(self) -> None:
         """After models were loaded: ConfigurationError where quantize_skip names no matrix of
         theirs."""
-        unknown = sorted(self._quantize_skip - self.layer_formats.keys())
+        unknown = sorted(self._quantize_skip - self.formats.keys())
         if unknown:
             raise ConfigurationError(
-                f"quantize_skip: got {unknown[0][:120]!r}, wanted names of matrices of the model's "
-                f"layers, such as {next(iter(self.layer_formats), 'none')!r}; correct or remove it"
+                f"quantize_skip: got {unknown[0][:120]!r}, wanted names of matrices of the model, "
+                f"such as {next(iter(self.formats), 'none')!r}; correct or remove it"
             )
 
     def linear_of(
-        self, table: kernels.Tensor, bias: NDArray[Any] | None = None, name: str = "tensor"
+        self,
+        table: kernels.Tensor | kernels.Linear,
+        bias: NDArray[Any] | None = None,
+        name: str = "tensor",
     ) -> kernels.Linear:
         """A table that is here as a weight [out_features, in_features]: in the same memory where
-        the kernels read it as it lies (GPUs), else packed from it. The bias is as `linear`'s."""
+        the kernels read it as it lies (GPUs, and what is packed), else packed from it. The bias is
+        as `linear`'s."""
         there = None if bias is None else self.floats(bias, name)
+        if isinstance(table, kernels.Linear):
+            return table if there is None else table.with_bias(there, self.stream)
         return kernels.Linear(table, there, self.stream, format=self.precision.weights)
 
     def numpy(self, tensor: kernels.Tensor) -> NDArray[Any]:

@@ -14,11 +14,13 @@ _FORMATS = {"int8": "int8", "fp8": "float8_e4m3"}
 @dataclass(frozen=True)
 class Precision:
     """`dtype`: of hidden states and of every sum. `weights`: the format of matrices; `layers`: of
-    those of the layers that are not left out of `quantize`."""
+    those of the layers that are not left out of `quantize`, `vocabulary`: of such that have a row
+    for each token, tables of words and language-model heads."""
 
     dtype: str
     weights: str
     layers: str
+    vocabulary: str
 
     @staticmethod
     def of(device: str, dtype: str = "auto", quantize: str = "none") -> Precision:
@@ -48,7 +50,8 @@ class Precision:
         if dtype == "auto":
             dtype = "float32" if on_cpu else "float16"
         layers = _FORMATS.get(quantize, dtype)
-        return Precision("float32" if on_cpu else dtype, dtype, layers)
+        vocabulary = layers if quantize == "int8" else dtype
+        return Precision("float32" if on_cpu else dtype, dtype, layers, vocabulary)
 
     @property
     def stores_exactly(self) -> bool:

@@ -94,14 +94,15 @@ class Settings(StrictSettings):
     )
     quantize: Quantize = Field(
         default="none",
-        description="Format of the matrices of the model's layers. int8, on the CPU: a quarter of "
-        "float32's memory. fp8, on Hopper GPUs: float8 e4m3, half of float16's memory.",
+        description="Format of the matrices of the model's layers. int8, on the CPU, of tables of "
+        "words and language-model heads too: a quarter of float32's memory. fp8, on Hopper GPUs: "
+        "float8 e4m3, half of float16's memory.",
         json_schema_extra={"group": "model"},
     )
     quantize_skip: str = Field(
         default="",
         max_length=1 << 20,
-        description="Matrices of layers that quantize leaves in dtype, by the names that "
+        description="Matrices that quantize leaves in dtype, by the names that "
         "`fusewire import --quantize` prints, with commas between them. `fusewire import` sets it "
         "by measurement.",
         json_schema_extra={"group": "model"},

@@ -40,6 +40,7 @@ struct EmbedArguments {
   const int64_t* ids;
   const int32_t *positions, *types;
   const void *word, *position, *token_type;
+  const float* word_scales;  // null: word is a matrix; else it is packed, Format::kInt8
   int64_t vocabulary, max_positions, type_vocabulary;
   const void *weight, *bias;
   int64_t tokens, hidden;

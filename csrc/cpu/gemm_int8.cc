@@ -8,8 +8,6 @@
 namespace fusewire::FUSEWIRE_TARGET {
 namespace {
 
-constexpr uint8_t kZero = 128;  // as a weight's byte
-
 // Where a panel's rows of the weight begin, and how its numbers lie.
 struct PanelSource {
   const float* first;
@@ -40,13 +38,13 @@ float scale_for(int32_t largest_bits, const float* given) {
 
 // The nearest integer of 8 bits, in the form of a packed weight.
 uint8_t rounded(float x, float scale) {
-  if (!(scale > 0.0f)) return kZero;
+  if (!(scale > 0.0f)) return kZeroByte;
   const float q = x / scale;
   const float within = q < -128.0f ? -128.0f : q > kLargestInt8 ? kLargestInt8 : q;
   const float shifted = within + kRoundToInteger;
   int32_t bits;
   __builtin_memcpy(&bits, &shifted, sizeof(bits));
-  return static_cast<uint8_t>(bits + kZero);
+  return static_cast<uint8_t>(bits + kZeroByte);
 }
 
 void pack_panel(uint8_t* packed, float* scales, const float* given, const PanelSource& from) {
@@ -62,7 +60,7 @@ void pack_panel(uint8_t* packed, float* scales, const float* given, const PanelS
     scales[row] = scale_for(largest[row], given ? given + row : nullptr);
   }
   for (int64_t group = 0; group < groups_of(from.k); ++group) {
-    __builtin_memset(packed + group * kPanelStep, kZero, kPanelStep);
+    __builtin_memset(packed + group * kPanelStep, kZeroByte, kPanelStep);
   }
   for_panel(from, [&](int64_t row, int64_t i) {
     packed[i / kGroup * kPanelStep + row * kGroup + i % kGroup] =

@@ -9,8 +9,18 @@
 #pragma once
 
 #include "core/gemm.h"
+#include "cpu/int8_scale.h"
+#include "cpu/panels.h"
 
 namespace fusewire::FUSEWIRE_TARGET {
+
+constexpr uint8_t kZeroByte = 128;               // of the number 0
+constexpr int64_t kPanelStep = kPanel * kGroup;  // bytes of a panel from a group to the next
+
+// Where the first group of a row begins; the next is kPanelStep bytes on.
+FUSEWIRE_INLINE const uint8_t* packed_row(const uint8_t* packed, int64_t row, int64_t k) {
+  return packed + row / kPanel * groups_of(k) * kPanelStep + row % kPanel * kGroup;
+}
 
 size_t int8_packed_bytes(int64_t n, int64_t k);
 void pack_int8(const PackArguments& a, const Stream& stream);

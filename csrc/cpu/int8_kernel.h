@@ -6,13 +6,13 @@
 #include <immintrin.h>
 #endif
 
+#include "cpu/gemm_int8.h"
 #include "cpu/int8_rows.h"
 
 namespace fusewire::FUSEWIRE_TARGET {
 namespace {
 
 constexpr int64_t kLineBytes = 64;
-constexpr int64_t kPanelStep = kPanel * kGroup;  // bytes of a panel from a group to the next
 
 typedef UnsignedVec UnalignedUnsignedVec __attribute__((aligned(1)));
 

@@ -77,7 +77,21 @@ Linear::Linear(const Tensor& weight, const Tensor* bias, const Stream& stream, b
     bias_ = allocator.allocate(bias->bytes(), "weights", stream);
     bytes_ += bias->bytes();
   }
-  fill(weight, bias, scales, stream);
+  fill(weight, scales, stream);
+  if (bias) fill_bias(*bias, stream);
+}
+
+Linear Linear::with_bias(const Tensor& bias, const Stream& stream) const {
+  const Stream source = memory_of(bias, stream);
+  Check check("Linear.with_bias", source);
+  Dim out("out_features", out_features());
+  check.floats("bias", bias, {&out});
+  const CurrentDevice current(stream.device);
+  Linear other = *this;
+  other.bytes_ = bias.bytes();
+  other.bias_ = default_allocator(stream.device).allocate(other.bytes_, "weights", stream);
+  other.fill_bias(bias, stream);
+  return other;
 }
 
 void Linear::refresh(const Tensor& weight, const Tensor* bias, const Stream& stream) {
@@ -90,11 +104,11 @@ void Linear::refresh(const Tensor& weight, const Tensor* bias, const Stream& str
                 "weight: got another tensor than the Linear shares, wanted that one; write to it");
   check.require(!bias == !bias_, "bias: wanted one where the Linear was made with one, else none");
   const CurrentDevice current(stream.device);
-  fill(weight, bias, nullptr, stream);
+  fill(weight, nullptr, stream);
+  if (bias) fill_bias(*bias, stream);
 }
 
-void Linear::fill(const Tensor& weight, const Tensor* bias, const Tensor* scales,
-                  const Stream& stream) {
+void Linear::fill(const Tensor& weight, const Tensor* scales, const Stream& stream) {
   const GemmKernels& gemm = *kernels_for(stream.device, weight.dtype).gemm(weight_.format);
   if (packed_) {
     PackArguments a{weight_.data.get(), weight.data, out_features(), in_features()};
@@ -103,12 +117,14 @@ void Linear::fill(const Tensor& weight, const Tensor* bias, const Tensor* scales
     a.given = scales ? scales->as<float>() : nullptr;
     gemm.pack(a, stream);
   }
-  if (!bias) return;
+}
+
+void Linear::fill_bias(const Tensor& bias, const Stream& stream) {
   Runtime& device = runtime(stream.device.type);
-  if (bias->device.type == DeviceType::kCpu) {
-    device.copy_in(bias_.get(), bias->data, bias->bytes(), stream);
+  if (bias.device.type == DeviceType::kCpu) {
+    device.copy_in(bias_.get(), bias.data, bias.bytes(), stream);
   } else {
-    device.copy(bias_.get(), bias->data, bias->bytes(), stream);
+    device.copy(bias_.get(), bias.data, bias.bytes(), stream);
   }
 }
 

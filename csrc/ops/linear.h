@@ -27,6 +27,9 @@ class Linear {
   // own. Nothing may be using them meanwhile.
   void refresh(const Tensor& weight, const Tensor* bias, const Stream& stream);
 
+  // The same weight, in the same memory, with this bias.
+  Linear with_bias(const Tensor& bias, const Stream& stream) const;
+
   int64_t in_features() const { return weight_.in_features; }
   int64_t out_features() const { return weight_.out_features; }
   Shape shape() const { return {out_features(), in_features()}; }
@@ -35,7 +38,8 @@ class Linear {
   const void* bias() const { return bias_.get(); }
 
  private:
-  void fill(const Tensor& weight, const Tensor* bias, const Tensor* scales, const Stream& stream);
+  void fill(const Tensor& weight, const Tensor* scales, const Stream& stream);
+  void fill_bias(const Tensor& bias, const Stream& stream);
 
   Weight weight_;
   std::shared_ptr<void> bias_;

@@ -28,6 +28,30 @@ NormArguments norm_arguments(Check& check, const Tensor& out, const Tensor& x,
           eps};
 }
 
+// Fills in where the rows of words are, and binds the sizes of their table.
+void take_words(EmbedArguments& a, const Check& check, const Table& word, Dim& vocabulary,
+                const Dim& hidden) {
+  const auto* matrix = std::get_if<const Tensor*>(&word);
+  const auto* weight = std::get_if<const Linear*>(&word);
+  check.require(matrix ? *matrix != nullptr : *weight != nullptr, "word: got none, wanted a table");
+  if (matrix) {
+    Dim columns(hidden.name, hidden.size);
+    check.is("word", **matrix, check.dtype(), {&vocabulary, &columns});
+    check.contiguous("word", **matrix);
+    a.word = (*matrix)->data;
+  } else {
+    const Weight& packed = (*weight)->weight();
+    check.require(packed.format == Format::kInt8, "word: got a ", name_of(packed.format),
+                  " Linear, wanted one in int8, or a matrix");
+    check.require(packed.in_features == hidden.size, "word: got rows of ", packed.in_features,
+                  " numbers, wanted ", hidden.size, " as out has");
+    vocabulary.size = packed.out_features;
+    a.word = packed.data.get();
+    a.word_scales = static_cast<const float*>(packed.scales.get());
+  }
+  a.vocabulary = vocabulary.size;
+}
+
 }  // namespace
 
 void layer_norm(const Tensor& out, const Tensor& x, const Tensor& weight, const Tensor* bias,
@@ -64,28 +88,25 @@ void rms_norm_heads(const Tensor& x, const Tensor& weight, float eps, const Stre
   });
 }
 
-void embed(const Tensor& out, const Tensor& ids, const Tensor* positions, const Tensor& word,
+void embed(const Tensor& out, const Tensor& ids, const Tensor* positions, const Table& word,
            const Tensor* position, float scale, const Stream& stream) {
   Check check("embed", stream);
   Dim tokens("tokens"), hidden("hidden"), vocabulary("vocabulary"), max_positions("positions");
-  check.floats("word", word, {&vocabulary, &hidden});
-  check.contiguous("word", word);
+  EmbedArguments a = {};
   check.is("ids", ids, DType::kInt64, {&tokens});
   check.floats("out", out, {&tokens, &hidden});
+  take_words(a, check, word, vocabulary, hidden);
   check.require(!position == !positions, "position: wanted the table and the indices, or neither");
   if (position) {
     check.floats("position", *position, {&max_positions, &hidden});
     check.contiguous("position", *position);
     check.is("positions", *positions, DType::kInt32, {&tokens});
   }
-  EmbedArguments a = {};
   a.out = out.data;
   a.out_stride = out.row_stride;
   a.ids = ids.as<int64_t>();
   a.positions = positions ? positions->as<int32_t>() : nullptr;
-  a.word = word.data;
   a.position = position ? position->data : nullptr;
-  a.vocabulary = vocabulary.size;
   a.max_positions = max_positions.size;
   a.tokens = tokens.size;
   a.hidden = hidden.size;
@@ -94,16 +115,16 @@ void embed(const Tensor& out, const Tensor& ids, const Tensor* positions, const 
 }
 
 void embed_layer_norm(const Tensor& out, const Tensor& ids, const Tensor* positions,
-                      const Tensor* types, const Tensor& word, const Tensor* position,
+                      const Tensor* types, const Table& word, const Tensor* position,
                       const Tensor* token_type, const Tensor& weight, const Tensor* bias, float eps,
                       const Stream& stream) {
   Check check("embed_layer_norm", stream);
   Dim tokens("tokens"), hidden("hidden"), vocabulary("vocabulary");
   Dim max_positions("positions"), type_vocabulary("types");
-  check.floats("word", word, {&vocabulary, &hidden});
-  check.contiguous("word", word);
+  EmbedArguments a = {};
   check.is("ids", ids, DType::kInt64, {&tokens});
   check.floats("out", out, {&tokens, &hidden});
+  take_words(a, check, word, vocabulary, hidden);
   check.floats("weight", weight, {&hidden});
   if (bias) check.floats("bias", *bias, {&hidden});
   check.require(!position == !positions, "position: wanted the table and the indices, or neither");
@@ -118,23 +139,21 @@ void embed_layer_norm(const Tensor& out, const Tensor& ids, const Tensor* positi
     check.contiguous("token_type", *token_type);
     check.is("types", *types, DType::kInt32, {&tokens});
   }
-  const EmbedArguments a = {out.data,
-                            out.row_stride,
-                            ids.as<int64_t>(),
-                            positions ? positions->as<int32_t>() : nullptr,
-                            types ? types->as<int32_t>() : nullptr,
-                            word.data,
-                            position ? position->data : nullptr,
-                            token_type ? token_type->data : nullptr,
-                            vocabulary.size,
-                            max_positions.size,
-                            type_vocabulary.size,
-                            weight.data,
-                            bias ? bias->data : nullptr,
-                            tokens.size,
-                            hidden.size,
-                            eps,
-                            /*scale=*/1.0f};
+  a.out = out.data;
+  a.out_stride = out.row_stride;
+  a.ids = ids.as<int64_t>();
+  a.positions = positions ? positions->as<int32_t>() : nullptr;
+  a.types = types ? types->as<int32_t>() : nullptr;
+  a.position = position ? position->data : nullptr;
+  a.token_type = token_type ? token_type->data : nullptr;
+  a.max_positions = max_positions.size;
+  a.type_vocabulary = type_vocabulary.size;
+  a.weight = weight.data;
+  a.bias = bias ? bias->data : nullptr;
+  a.tokens = tokens.size;
+  a.hidden = hidden.size;
+  a.eps = eps;
+  a.scale = 1.0f;
   dispatch(check, stream, tokens.size,
            [&](const Kernels& kernels) { kernels.embed_layer_norm(a, stream); });
 }

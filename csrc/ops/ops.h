@@ -7,6 +7,7 @@
 #include "core/stream.h"
 #include "core/tensor.h"
 #include "ops/linear.h"
+#include "ops/table.h"
 
 namespace fusewire::ops {
 

@@ -135,6 +135,9 @@ void register_ops(py::module_& m) {
            py::arg_v("stream", Stream{}, "Stream()"),
            "Packs other numbers of the same shapes in the place of those there were.",
            py::call_guard<py::gil_scoped_release>())
+      .def("with_bias", &Linear::with_bias, py::arg("bias"),
+           py::arg_v("stream", Stream{}, "Stream()"),
+           "The same weight, in the same memory, with this bias.")
       .def_property_readonly("in_features", &Linear::in_features)
       .def_property_readonly("out_features", &Linear::out_features)
       .def_property_readonly("format",

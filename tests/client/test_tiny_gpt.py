@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -9,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from fusewire.parity import parity
 
-from tests.client.example_scripts import example
+from tests.client.example_scripts import SCRIPTS, example
 from tests.tolerance import MODEL_FP32
 
 
@@ -59,3 +62,21 @@ def test_it_asks_for_a_folder_before_it_trains(
     monkeypatch.setattr(tiny_gpt, "prose", lambda: pytest.fail("it began to train"))
     with pytest.raises(SystemExit, match=r"usage: tiny_gpt\.py FOLDER"):
         tiny_gpt.main()
+
+
+@pytest.mark.sweep
+def test_int8_keeps_what_it_learned(tiny_gpt: ModuleType, tmp_path: Path) -> None:
+    """Trained as the demo trains it, and asked on the text that it learned: layers, words and the
+    head that shares their table are int8."""
+    folder, texts = tmp_path / "model", tmp_path / "texts.txt"
+    subprocess.run([sys.executable, str(SCRIPTS / "tiny_gpt.py"), str(folder)], check=True)
+    texts.write_text("\n".join(tiny_gpt.prose().split("\n\n")[:200]))
+    found = parity(folder, texts=texts, against="fp32", quantize="int8")
+    assert found.greedy_tokens is not None
+    assert found.greedy_equal is not None
+    assert found.perplexity_ratio is not None
+    assert found.reference_perplexity is not None
+    assert found.reference_perplexity < 60  # it learned something
+    assert found.largest > 0
+    assert abs(found.perplexity_ratio - 1) < 0.01
+    assert found.greedy_equal > 0.95 * found.greedy_tokens

@@ -42,7 +42,7 @@ def cosines(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 def test_an_encoder_answers_nearly_as_in_16_bits(tmp_path, architecture, place, float8):
     tiny_checkpoint(tmp_path, architecture, "hidden")
     models = [load_model(tmp_path, "hidden", each) for each in (place, float8)]
-    assert set(float8.layer_formats.values()) == {"float8_e4m3"}
+    assert set(float8.formats.values()) == {"float8_e4m3"}
     sequences = random_sequences(models[0], [3, 60, 1, 33])
     exact, quantized = (fusewire_answers(model, sequences, "hidden") for model in models)
     for one, other in zip(exact, quantized, strict=True):
@@ -82,10 +82,10 @@ def test_recorded_steps_of_a_decoder_are_the_launched_ones(tmp_path, model_type,
 def test_matrices_that_are_left_out_stay_as_they_are(tmp_path, place, float8):
     tiny_decoder(tmp_path, "llama")
     load_decoder(tmp_path, float8)
-    skipped = min(float8.layer_formats)
+    skipped = min(float8.formats)
     other = Placement(float8.device, float8.dtype, "fp8", {skipped})
     load_decoder(tmp_path, other)
-    assert [n for n, stored in other.layer_formats.items() if stored == place.dtype] == [skipped]
+    assert [n for n, stored in other.formats.items() if stored == place.dtype] == [skipped]
 
 
 @ON_GPUS

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from fusewire.calibration import calibrate
 from fusewire.errors import ConfigurationError
+from fusewire.kernels import default_allocator
 from fusewire.models import load_decoder, load_model
 from fusewire.placement import Placement
 from scipy.stats import spearmanr
@@ -59,12 +60,13 @@ def test_an_embedding_does_not_depend_on_its_batch(minilm):
     np.testing.assert_array_equal(together, alone)
 
 
-def test_the_layers_of_an_encoder_are_quantised_and_nothing_else(tmp_path):
+def test_the_layers_of_an_encoder_and_its_words_are_quantised_and_nothing_else(tmp_path):
     tiny_checkpoint(tmp_path, "albert", "classify")
     place = Placement("cpu", quantize="int8")
     model = load_model(tmp_path, "classify", place)
-    assert set(place.layer_formats.values()) == {"int8"}
-    assert len(place.layer_formats) == 4  # ALBERT's layers share theirs
+    assert set(place.formats.values()) == {"int8"}
+    assert len(place.formats) == 5  # ALBERT's layers share theirs
+    assert "embeddings.word_embeddings" in place.formats
     assert fusewire_answers(model, random_sequences(model, (5, 1, 17)), "classify")
 
 
@@ -72,7 +74,10 @@ def test_the_layers_of_an_encoder_are_quantised_and_nothing_else(tmp_path):
 def test_decoders_are_measured_and_keep_what_is_named(tmp_path, model_type):
     tiny_decoder(tmp_path, model_type)
     found = calibrate(tmp_path, "generate", "int8")
-    assert len(found.matrices) == 4 * 3
+    names = {each.name for each in found.matrices}
+    words = {"llama": "embed_tokens", "gpt2": "wte"}[model_type]
+    assert len(names) == 4 * 3 + 2
+    assert names >= {words, "lm_head"}
     assert 0 < found.error < 0.1
     assert all(0 < each.error < found.error * 2 for each in found.matrices)
     worst = max(found.matrices, key=lambda each: each.error)
@@ -81,17 +86,46 @@ def test_decoders_are_measured_and_keep_what_is_named(tmp_path, model_type):
     place = Placement("cpu", quantize="int8", quantize_skip=strict.skipped)
     load_decoder(tmp_path, place)
     place.check_skipped()
-    kept = [name for name, stored in place.layer_formats.items() if stored == "float32"]
+    kept = [name for name, stored in place.formats.items() if stored == "float32"]
     assert kept == strict.skipped
+
+
+def held(load) -> int:
+    """Bytes that what is loaded allocates."""
+    allocator = default_allocator("cpu")
+    before = allocator.stats()["allocated_bytes"]
+    model = load()
+    bytes_held: int = allocator.stats()["allocated_bytes"] - before
+    del model
+    return bytes_held
+
+
+@pytest.mark.parametrize("skip", [[], ["embed_tokens"], ["lm_head"], ["embed_tokens", "lm_head"]])
+def test_tied_tables_share_what_is_quantised_of_both(tmp_path, skip):
+    """Words and head each as they are chosen, in one memory where both are int8."""
+    rows, width = 5000, 48
+    tiny_decoder(tmp_path, "llama", vocab_size=rows, tie_word_embeddings=True)
+    place = Placement("cpu", quantize="int8", quantize_skip=skip)
+    sizes = {
+        (): rows * (width + 4),
+        ("embed_tokens",): rows * (width + 4),
+        ("lm_head",): rows * (width + 4) + 4 * rows * width,
+        ("embed_tokens", "lm_head"): 4 * rows * width,  # words lie in the file
+    }
+    got = held(lambda: load_decoder(tmp_path, place))
+    tiny_decoder(tmp_path, "llama", vocab_size=8, tie_word_embeddings=True)
+    layers = held(lambda: load_decoder(tmp_path, place))
+    assert abs(got - layers - sizes[tuple(skip)]) < rows * 4
 
 
 @pytest.mark.parametrize("model_type", ["bart", "marian", "t5"])
 def test_encoder_decoders_are_measured_too(tmp_path, model_type):
     tiny_seq2seq(tmp_path, model_type)
     found = calibrate(tmp_path, "generate", "int8")
-    names = {each.name for each in found.matrices}
-    assert any(name.startswith("encoder.") for name in names)
-    assert any(name.startswith("decoder.") for name in names)
+    errors = {each.name: each.error for each in found.matrices}
+    assert any(name.startswith("encoder.") for name in errors)
+    assert any(name.startswith("decoder.") for name in errors)
+    assert 0 < errors["lm_head"] < 0.05  # tied, with a bias of its own: BART's and Marian's
     assert 0 < found.error < 0.2
 
 

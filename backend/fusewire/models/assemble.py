@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusewire import kernels
-from fusewire.models.blueprint import Dense, Norm, Table
+from fusewire.models.blueprint import Dense, Embeddings, Norm, Table
 from fusewire.placement import Placement
 from fusewire.weights import Checkpoint
 
@@ -21,30 +21,49 @@ class Weights:
         self._place = place
         # Those that are as they are stored, by the tensors they are read from.
         self._tables: dict[str | None, kernels.Tensor] = {}
+        self._words: dict[str | None, kernels.Tensor | kernels.Linear] = {}
 
-    def table(self, table: Table, projection: Dense | None = None) -> kernels.Tensor:
-        """`projection` is applied to each row, once and for all. Tied tables share their memory."""
+    def table(self, table: Table) -> kernels.Tensor:
+        """Tied tables share their memory."""
         origin = self._checkpoint.origin(table.name)
-        as_stored = projection is None and not table.skipped
-        if as_stored and origin in self._tables:
+        if not table.skipped and origin in self._tables:
             return self._tables[origin]
-        if projection is None:
-            rows = self._stored(table.name)[table.skipped :]
-        else:
-            rows = self._checkpoint.take(table.name)[table.skipped :]
-            rows = rows @ self._stacked(projection, "weight", "float32").T
-        tensor = self._place.floats(rows, table.name)
-        if as_stored:
+        tensor = self._place.floats(self._stored(table.name)[table.skipped :], table.name)
+        if not table.skipped:
             self._tables[origin] = tensor
         return tensor
 
-    def normed_table(self, table: Table, norm: Norm) -> kernels.Tensor:
-        """The layer_norm of each row, once and for all."""
+    def words(self, embeddings: Embeddings) -> kernels.Tensor | kernels.Linear:
+        """The table of words, of which each row is projected or normed once and for all; packed
+        where the placement quantises it. Tied tables share their memory."""
+        table, place = embeddings.word, self._place
+        origin = self._checkpoint.origin(table.name)
+        as_stored = embeddings.word_projection is None and embeddings.word_norm is None
+        as_stored &= not table.skipped
+        if as_stored and origin in self._words:
+            return self._words[origin]
+        rows = self._stored(table.name) if as_stored else self._changed_words(embeddings)
+        words: kernels.Tensor | kernels.Linear
+        if place.quantizes(name := table.name.removesuffix(".weight"), rows.shape):
+            words = place.vocabulary_linear(rows, None, name)
+        else:
+            words = place.floats(rows, table.name)
+        if as_stored:
+            self._words[origin] = words
+        return words
+
+    def _changed_words(self, embeddings: Embeddings) -> NDArray[Any]:
+        table, norm = embeddings.word, embeddings.word_norm
+        if embeddings.word_projection is not None:
+            projection = self._stacked(embeddings.word_projection, "weight", "float32")
+            return self._checkpoint.take(table.name)[table.skipped :] @ projection.T
+        if norm is None:
+            return self._stored(table.name)[table.skipped :]
         rows = self._checkpoint.take(table.name).astype(np.float64)
         rows -= rows.mean(axis=1, keepdims=True)
         rows /= np.sqrt(rows.var(axis=1, keepdims=True) + norm.eps)
         weight, bias = (self.fp32(f"{norm.name}.{kind}") for kind in ("weight", "bias"))
-        return self._place.floats((rows * weight + bias).astype(np.float32), table.name)
+        return (rows * weight + bias).astype(np.float32)
 
     def norm(self, norm: Norm) -> tuple[kernels.Tensor, kernels.Tensor | None]:
         bias = self._vector(f"{norm.name}.bias") if norm.bias else None
@@ -64,18 +83,31 @@ class Weights:
 
     def linear(self, dense: Dense) -> kernels.Linear:
         """Prepacked; several names become one matrix, so that one product serves them all. A head
-        whose weight is a table (tied embeddings) shares its memory where it can."""
-        tied = self._tables.get(self._checkpoint.origin(f"{dense.names[0]}.weight"))
-        if tied is not None:
-            return self._place.linear_of(tied, self._bias(dense), dense.names[0])
+        whose weight is a table (tied embeddings) is a `vocabulary_linear`."""
+        if self._origin(dense) in self._words:
+            return self.vocabulary_linear(dense)
         weight = self._stacked(dense, "weight", self._place.dtype)
         return self._place.linear(weight, self._bias(dense), dense.names[0])
+
+    def vocabulary_linear(self, dense: Dense) -> kernels.Linear:
+        """As `linear`, of a head with an output for each token: in the placement's format of these.
+        One whose weight is a table (tied embeddings) shares its memory where it can."""
+        place, bias, name = self._place, self._bias(dense), dense.names[0]
+        tied = self._words.get(self._origin(dense))
+        quantized = place.quantizes(name, (dense.outputs, dense.inputs))
+        if tied is not None and isinstance(tied, kernels.Linear) == quantized:
+            return place.linear_of(tied, bias, name)
+        weight = self._stacked(dense, "weight", place.dtype)
+        return (place.vocabulary_linear if quantized else place.linear)(weight, bias, name)
 
     def layer_linear(self, dense: Dense) -> kernels.Linear:
         """As `linear`, of a layer: in the placement's format of these, by the first of its
         names."""
         weight = self._stacked(dense, "weight", self._place.dtype)
         return self._place.layer_linear(weight, self._bias(dense), dense.names[0])
+
+    def _origin(self, dense: Dense) -> str | None:
+        return self._checkpoint.origin(f"{dense.names[0]}.weight")
 
     def _bias(self, dense: Dense) -> NDArray[Any] | None:
         if dense.bias_row:

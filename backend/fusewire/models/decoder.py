@@ -63,7 +63,9 @@ class DecoderModel(Model):
     def _load_head(self, blueprint: Blueprint, head: str | None, weights: Weights) -> None:
         given = blueprint.task_heads[_HEAD]
         self._final_norm = weights.built_norm(blueprint.stack.final_norm)
-        self._head = [(weights.linear(dense), dense.outputs) for dense in given.chain]
+        *before, scores = given.chain
+        self._head = [(weights.linear(dense), dense.outputs) for dense in before]
+        self._head.append((weights.vocabulary_linear(scores), scores.outputs))
         self._soft_cap = given.soft_cap
 
     @property

@@ -125,10 +125,7 @@ class BuiltEmbeddings:
         position, types, norm = embeddings.position, embeddings.token_type, embeddings.norm
         self._place = place
         self._scale = embeddings.scale
-        if embeddings.word_norm is None:
-            self._word = weights.table(embeddings.word, embeddings.word_projection)
-        else:
-            self._word = weights.normed_table(embeddings.word, embeddings.word_norm)
+        self._word = weights.words(embeddings)
         if isinstance(position, Sinusoids):
             self._position: kernels.Tensor | None = place.floats(_table(position), "positions")
         else:
@@ -158,7 +155,8 @@ class BuiltEmbeddings:
     def _narrow(self, tokens: int) -> kernels.Tensor:
         """Room for embeddings before their projection; where forwards are recorded, always the
         same."""
-        width = self._word.shape[1]
+        assert self._projection is not None
+        width = self._projection.in_features
         if tokens > MOST_TOKENS:
             return self._place.empty(tokens, width)
         if self._narrow_room is None:
