@@ -39,9 +39,9 @@ class Placement:
         """`device` is auto (the first GPU, else the CPU), cpu, cuda, cuda:<index> or a
         torch.device; `dtype` "auto" is float32 on the CPU and float16 elsewhere, or bfloat16 for
         models that outgrow that; bfloat16 on the CPU stores matrices so and computes in float32.
-        `quantize`: how the layers' matrices are stored, and in int8 those of the vocabulary, but for
-        those that `quantize_skip` names (`formats`). ConfigurationError when this build or machine has no such device, or no
-        kernels for the dtype or format there."""
+        `quantize`: how the layers' matrices are stored, and in int8 those of the vocabulary, but
+        for those that `quantize_skip` names (`formats`). ConfigurationError when this build or
+        machine has no such device, or no kernels for the dtype or format there."""
         try:
             self.stream = kernels.Stream(one_device(device))
         except kernels.Error as error:
@@ -172,6 +172,26 @@ class Placement:
         `name`."""
         stored = self._chosen(name, weight.shape, self.precision.layers)
         return self._packed(weight, bias, name, stored)
+
+    def multiplies_int8(self, name: str, shape: tuple[int, ...]) -> bool:
+        """Whether a layer's matrix that is stored as integers is to be an `int8_linear`: on the
+        CPU, whatever `quantize` is."""
+        return self.device == "cpu" and self._chosen(name, shape, "int8") == "int8"
+
+    def int8_linear(
+        self,
+        numbers: NDArray[np.int8],
+        scales: NDArray[np.float32],
+        bias: NDArray[Any] | None,
+        name: str,
+    ) -> kernels.Linear:
+        """Of integers [out_features, in_features] and the scale of each row, both as they are."""
+        weight, by_row = (
+            kernels.Tensor.from_numpy(np.ascontiguousarray(each))
+            for each in (numbers.view(np.uint8), scales)
+        )
+        there = None if bias is None else self.floats(bias, name)
+        return kernels.Linear(weight, there, self.stream, format="int8", scales=by_row)
 
     def quantizes(self, name: str, shape: tuple[int, ...]) -> bool:
         """Whether a matrix of the vocabulary is to be a `vocabulary_linear`."""

@@ -39,7 +39,8 @@ struct GemmArguments {
 
 // A weight [n, k], or transposed, [k, n], of the device or the host, in the dtype of the table that
 // the kernels are in. Of a scaled format packing fills scales [n], of the packed weight's device,
-// from `given` where that is not null, else from the weight.
+// from `given` where that is not null, else from the weight. `integers`: the weight is the int8
+// numbers themselves, of the scales that are given.
 struct PackArguments {
   void* packed;
   const void* weight;
@@ -47,6 +48,7 @@ struct PackArguments {
   bool transposed = false;
   float* scales = nullptr;
   const float* given = nullptr;
+  bool integers = false;
 };
 
 // What a product may ask for and not every kernel computes.

@@ -9,16 +9,17 @@ namespace fusewire::FUSEWIRE_TARGET {
 namespace {
 
 // Where a panel's rows of the weight begin, and how its numbers lie.
+template <class Number>
 struct PanelSource {
-  const float* first;
+  const Number* first;
   int64_t row_step, k_step, rows, k;
 
-  float at(int64_t row, int64_t i) const { return first[row * row_step + i * k_step]; }
+  Number at(int64_t row, int64_t i) const { return first[row * row_step + i * k_step]; }
 };
 
 // body(row, i) for the numbers of a panel, by lines of either layout.
-template <class Body>
-FUSEWIRE_INLINE void for_panel(const PanelSource& from, Body&& body) {
+template <class Number, class Body>
+FUSEWIRE_INLINE void for_panel(const PanelSource<Number>& from, Body&& body) {
   for (int64_t begin = 0; begin < from.k; begin += kLine) {
     const int64_t end = begin + kLine < from.k ? begin + kLine : from.k;
     for (int64_t row = 0; row < from.rows; ++row) {
@@ -47,7 +48,7 @@ uint8_t rounded(float x, float scale) {
   return static_cast<uint8_t>(bits + kZeroByte);
 }
 
-void pack_panel(uint8_t* packed, float* scales, const float* given, const PanelSource& from) {
+void find_scales(float* scales, const float* given, const PanelSource<float>& from) {
   int32_t largest[kPanel] = {};
   for_panel(from, [&](int64_t row, int64_t i) {
     const float x = from.at(row, i);
@@ -59,12 +60,41 @@ void pack_panel(uint8_t* packed, float* scales, const float* given, const PanelS
   for (int64_t row = 0; row < from.rows; ++row) {
     scales[row] = scale_for(largest[row], given ? given + row : nullptr);
   }
+}
+
+void find_scales(float* scales, const float* given, const PanelSource<int8_t>& from) {
+  for (int64_t row = 0; row < from.rows; ++row) {
+    scales[row] = given[row] >= 0.0f && given[row] <= __FLT_MAX__ ? given[row] : __builtin_nanf("");
+  }
+}
+
+// The number of 8 bits, in the form of a packed weight.
+uint8_t rounded(int8_t x, float) {
+  return static_cast<uint8_t>(x + kZeroByte);
+}
+
+template <class Number>
+void pack_panel(uint8_t* packed, float* scales, const float* given,
+                const PanelSource<Number>& from) {
+  find_scales(scales, given, from);
   for (int64_t group = 0; group < groups_of(from.k); ++group) {
     __builtin_memset(packed + group * kPanelStep, kZeroByte, kPanelStep);
   }
   for_panel(from, [&](int64_t row, int64_t i) {
     packed[i / kGroup * kPanelStep + row * kGroup + i % kGroup] =
         rounded(from.at(row, i), scales[row]);
+  });
+}
+
+template <class Number>
+void pack_panels(const PackArguments& a) {
+  parallel_for(panels_of(a.n), 1, [&](int64_t panel, int64_t, int) {
+    const int64_t first = panel * kPanel, left = a.n - first;
+    const int64_t row_step = a.transposed ? 1 : a.k, k_step = a.transposed ? a.n : 1;
+    const PanelSource<Number> from = {static_cast<const Number*>(a.weight) + first * row_step,
+                                      row_step, k_step, left < kPanel ? left : kPanel, a.k};
+    pack_panel(static_cast<uint8_t*>(a.packed) + panel * groups_of(a.k) * kPanelStep,
+               a.scales + first, a.given ? a.given + first : nullptr, from);
   });
 }
 
@@ -147,14 +177,7 @@ size_t int8_packed_bytes(int64_t n, int64_t k) {
 }
 
 void pack_int8(const PackArguments& a, const Stream&) {
-  parallel_for(panels_of(a.n), 1, [&](int64_t panel, int64_t, int) {
-    const int64_t first = panel * kPanel, left = a.n - first;
-    const int64_t row_step = a.transposed ? 1 : a.k, k_step = a.transposed ? a.n : 1;
-    const PanelSource from = {static_cast<const float*>(a.weight) + first * row_step, row_step,
-                              k_step, left < kPanel ? left : kPanel, a.k};
-    pack_panel(static_cast<uint8_t*>(a.packed) + panel * groups_of(a.k) * kPanelStep,
-               a.scales + first, a.given ? a.given + first : nullptr, from);
-  });
+  a.integers ? pack_panels<int8_t>(a) : pack_panels<float>(a);
 }
 
 void run_int8(const GemmArguments& a, const Stream&) {

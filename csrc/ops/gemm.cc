@@ -29,9 +29,23 @@ const GemmKernels& gemm_of(const Weight& weight, DType dtype, const Check& check
   return *gemm;
 }
 
+// Whether a weight is its int8 numbers themselves.
+bool of_integers(const Tensor& weight) {
+  return weight.dtype == DType::kUInt8;
+}
+
+// That is computed in.
+DType dtype_of(const Tensor& weight) {
+  return of_integers(weight) ? DType::kFloat32 : weight.dtype;
+}
+
 void check_weight(Check& check, const Tensor& weight, const Tensor* bias, bool transposed, Dim& out,
                   Dim& in) {
-  check.floats("weight", weight, {transposed ? &in : &out, transposed ? &out : &in});
+  if (of_integers(weight)) {
+    check.is("weight", weight, DType::kUInt8, {transposed ? &in : &out, transposed ? &out : &in});
+  } else {
+    check.floats("weight", weight, {transposed ? &in : &out, transposed ? &out : &in});
+  }
   check.contiguous("weight", weight);
   if (bias) check.floats("bias", *bias, {&out});
 }
@@ -44,7 +58,10 @@ Linear::Linear(const Tensor& weight, const Tensor* bias, const Stream& stream, b
   Check check("Linear", source);
   Dim out("out_features"), in("in_features");
   check_weight(check, weight, bias, transposed, out, in);
-  weight_.format = format.value_or(format_of(weight.dtype));
+  weight_.format = format.value_or(format_of(dtype_of(weight)));
+  check.require(!of_integers(weight) || (weight_.format == Format::kInt8 && scales),
+                "weight: got uint8 ", scales ? "in " : "without scales in ",
+                name_of(weight_.format), ", wanted scales and the format int8, or floats");
   check.require(weight_.format != Format::kInt8 || in.size <= kMostInt8Inputs, "in_features: got ",
                 in.size, " of an int8 weight, wanted at most ", kMostInt8Inputs,
                 ", whose products 32 bits can sum; choose another format");
@@ -58,7 +75,7 @@ Linear::Linear(const Tensor& weight, const Tensor* bias, const Stream& stream, b
   weight_.transposed = transposed;
 
   const CurrentDevice current(stream.device);
-  const GemmKernels& gemm = gemm_of(weight_, weight.dtype, check, stream);
+  const GemmKernels& gemm = gemm_of(weight_, dtype_of(weight), check, stream);
   CachingAllocator& allocator = default_allocator(stream.device);
   const bool aligned = reinterpret_cast<uintptr_t>(weight.data) % kWeightAlignment == 0;
   if (source.device.type != DeviceType::kCpu && weight.owner && aligned && gemm.packing_copies) {
@@ -99,6 +116,7 @@ void Linear::refresh(const Tensor& weight, const Tensor* bias, const Stream& str
   Check check("Linear.refresh", source);
   Dim out("out_features", out_features()), in("in_features", in_features());
   check_weight(check, weight, bias, weight_.transposed, out, in);
+  check.require(!of_integers(weight), "weight: got uint8, wanted floats");
   gemm_of(weight_, weight.dtype, check, stream);
   check.require(packed_ || weight.data == weight_.data.get(),
                 "weight: got another tensor than the Linear shares, wanted that one; write to it");
@@ -109,12 +127,13 @@ void Linear::refresh(const Tensor& weight, const Tensor* bias, const Stream& str
 }
 
 void Linear::fill(const Tensor& weight, const Tensor* scales, const Stream& stream) {
-  const GemmKernels& gemm = *kernels_for(stream.device, weight.dtype).gemm(weight_.format);
+  const GemmKernels& gemm = *kernels_for(stream.device, dtype_of(weight)).gemm(weight_.format);
   if (packed_) {
     PackArguments a{weight_.data.get(), weight.data, out_features(), in_features()};
     a.transposed = weight_.transposed;
     a.scales = static_cast<float*>(weight_.scales.get());
     a.given = scales ? scales->as<float>() : nullptr;
+    a.integers = of_integers(weight);
     gemm.pack(a, stream);
   }
 }

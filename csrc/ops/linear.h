@@ -19,7 +19,8 @@ class Linear {
   // `transposed`: the weight is stored as [in_features, out_features] (GPT-2's Conv1D; and of a
   // weight W[out, in] it is the product dy . W, the gradient of the input).
   // `format`: that the weight is packed in, the tensor's own if there is none. `scales`
-  // float32[out_features], where the weight is, for a format that has them; null: of the weight.
+  // float32[out_features], where the weight is, for a format that has them; null: of the weight. A
+  // uint8 weight is the bytes of int8 numbers, whose scales are given, in that format.
   Linear(const Tensor& weight, const Tensor* bias, const Stream& stream, bool transposed = false,
          std::optional<Format> format = std::nullopt, const Tensor* scales = nullptr);
 

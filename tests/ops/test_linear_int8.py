@@ -116,6 +116,50 @@ def test_scales_may_be_given(place: Placement, rng: np.random.Generator):
     np.testing.assert_array_equal(run(o, x, linear_of(place, weight, scales=scales)), expected)
 
 
+@pytest.mark.parametrize("transposed", [False, True])
+@EVERY_TARGET
+def test_integers_may_be_given_themselves(
+    place: Placement, transposed: bool, rng: np.random.Generator
+):
+    """With a scale for each output, of any magnitude."""
+    o = Operands(place, "dense")
+    for n, inner in [(1, 1), (33, 17), (70, 45), (97, 770)]:
+        integers, scales = rng.integers(-128, 128, (n, inner)), np.exp(5 * normal(rng, n))
+        stored = np.ascontiguousarray(integers.T if transposed else integers)
+        linear = k.Linear(
+            k.Tensor.from_numpy(stored.astype(np.int8).view(np.uint8)),
+            place.floats(bias := normal(rng, n)),
+            place.stream,
+            transposed=transposed,
+            format="int8",
+            scales=place.floats(scales),
+        )
+        x = normal(rng, 9, inner)
+        expected = int8.product(int8.rounded_rows(x), int8.Rounded(integers, scales), bias)
+        np.testing.assert_array_equal(run(o, x, linear), expected)
+
+
+@pytest.mark.parametrize("place", [CPU], indirect=True)
+def test_integers_need_scales_that_are_numbers(place: Placement):
+    numbers = k.Tensor.from_numpy(np.ones((4, 8), np.uint8))
+    for format_, scales, message in (
+        ("int8", None, "weight: got uint8 without scales in int8, wanted scales and the format"),
+        ("float32", None, "weight: got uint8 without scales in float32, wanted scales and"),
+        ("bfloat16", [1, 1, 1, 1], "weight: got uint8 in bfloat16, wanted scales and the format"),
+        ("int8", [1, 1, 1], r"scales: got float32\[3\]"),
+    ):
+        given = None if scales is None else place.floats(np.array(scales, np.float32))
+        with pytest.raises(k.Error, match=message):
+            k.Linear(numbers, None, place.stream, format=format_, scales=given)
+    odd = place.floats(np.array([-1, np.nan, np.inf, 2], np.float32))
+    linear = k.Linear(numbers, None, place.stream, format="int8", scales=odd)
+    (got,) = run(Operands(place, "dense"), np.ones((1, 8), np.float32), linear)
+    assert np.isnan(got[:3]).all()
+    assert np.abs(got[3] - 16) < 1e-5
+    with pytest.raises(k.Error, match="weight: got uint8, wanted floats"):
+        linear.refresh(numbers)
+
+
 @EVERY_TARGET
 def test_a_transposed_weight_gives_the_same_bits(place: Placement, rng: np.random.Generator):
     o = Operands(place, "dense")

@@ -101,10 +101,26 @@ class Weights:
         return (place.vocabulary_linear if quantized else place.linear)(weight, bias, name)
 
     def layer_linear(self, dense: Dense) -> kernels.Linear:
-        """As `linear`, of a layer: in the placement's format of these, by the first of its
-        names."""
+        """As `linear`, of a layer: in the placement's format of these, by the first of its names.
+        Integers that a checkpoint has for products of int8 stay as they are where the placement
+        multiplies them."""
+        integers = self._integers(dense)
+        if integers is not None and self._place.multiplies_int8(dense.names[0], integers[0].shape):
+            return self._place.int8_linear(*integers, self._bias(dense), dense.names[0])
         weight = self._stacked(dense, "weight", self._place.dtype)
         return self._place.layer_linear(weight, self._bias(dense), dense.names[0])
+
+    def _integers(self, dense: Dense) -> tuple[NDArray[np.int8], NDArray[np.float32]] | None:
+        """Of all names, and their scales; None where one has none, or they are changed."""
+        changed = dense.averaged or dense.row_scale or dense.transposed or dense.weight_scale != 1
+        stored = (
+            [] if changed else [self._checkpoint.int8(f"{name}.weight") for name in dense.names]
+        )
+        parts = [part for part in stored if part is not None]
+        if not parts or len(parts) < len(dense.names):
+            return None
+        numbers, scales = (np.concatenate(each) for each in zip(*parts, strict=True))
+        return _regrouped(numbers, dense), _regrouped(scales, dense)
 
     def _origin(self, dense: Dense) -> str | None:
         return self._checkpoint.origin(f"{dense.names[0]}.weight")
@@ -134,12 +150,18 @@ class Weights:
             whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
         if dense.transposed and kind == "weight":
             whole = whole.T
-        if dense.by_head:
-            split = whole.reshape(dense.by_head, 3, -1, *whole.shape[1:])
-            whole = split.swapaxes(0, 1).reshape(whole.shape)
+        whole = _regrouped(whole, dense)
         if dense.row_scale:
             whole = (whole.T * self.fp32(dense.row_scale)).T
         return whole if factor == 1 else whole * np.float32(factor)
 
     def _vector(self, name: str) -> kernels.Tensor:
         return self._place.floats(self._stored(name), name)
+
+
+def _regrouped(whole: NDArray[Any], dense: Dense) -> NDArray[Any]:
+    """Rows as q | k | v, however they are stored."""
+    if not dense.by_head:
+        return whole
+    split = whole.reshape(dense.by_head, 3, -1, *whole.shape[1:])
+    return split.swapaxes(0, 1).reshape(whole.shape)

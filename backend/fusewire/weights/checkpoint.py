@@ -4,7 +4,7 @@ Names are brought to one form: the base model's prefix (`bert.` in a model with 
 a bare one) is dropped, and the LayerNorm names of converted TensorFlow files (`gamma`, `beta`)
 become today's. Tied tensors are aliases: a name that is not stored is served by any of its group
 that is. Of a folder whose config.json declares quantised weights, these are dequantised when they
-are taken, one by one.
+are taken, one by one, or taken as the integers they are.
 """
 
 from __future__ import annotations
@@ -174,6 +174,13 @@ class Checkpoint:
         if stored is None:
             raise CheckpointError(f"{self.source}: tensor {name!r} is missing")
         return self._tensors[stored].numbers(name, dtype)
+
+    def int8(self, name: str) -> tuple[NDArray[np.int8], NDArray[np.float32]] | None:
+        """The integers [out_features, in_features] and scales [out_features] of a weight that is
+        stored for products of int8, None of another."""
+        stored = self._stored_name(name)
+        tensor = None if stored is None else self._tensors[stored]
+        return tensor.int8() if isinstance(tensor, QuantizedTensor) else None
 
     def _adds_nothing(self, name: str) -> bool:
         """A bias of zeros beside a quantised weight: packers add one where the model has none."""

@@ -5,14 +5,18 @@ in bytes; `pack-quantized` stores `weight_packed` [out_features, ceil(in_feature
 word)], whose codes count up from -2 ** (bits - 1), and `weight_shape`. `weight_scale` (and
 `weight_zero_point`, packed by rows where weights are) has a number for the tensor, each row, each
 group of columns in each row, or each block; `weight_g_idx` is each column's group where these are
-ordered by activations. How activations are quantised does not change a weight.
+ordered by activations. How activations are quantised does not change a weight; where they are to be
+int8 by the token, symmetric and with scales that are found as they come, int8 weights are meant for
+products of int8 (W8A8).
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +50,7 @@ class _Scheme:
     symmetric: bool
     ordered: bool  # by activations: there is a weight_g_idx
     strategy: str
+    int8_products: bool
     group_size: int = 0
     block: tuple[int, int] = (0, 0)
 
@@ -136,6 +141,7 @@ class CompressedTensors:
             None if scheme.symmetric else _zeros(module, scheme, grid),
             block_rows,
             groups,
+            scheme.int8_products,
         )
 
     def _scheme_of(self, module: Module) -> _Scheme:
@@ -190,8 +196,19 @@ def _scheme(group: Settings, settings: Settings) -> _Scheme:
         symmetric,
         ordered,
         strategy,
+        not packed and kind == "int" and _by_token(group.values.get("input_activations")),
         weights.size("group_size") if strategy == "group" else 0,
         weights.sizes("block_structure") if strategy == "block" else (0, 0),
+    )
+
+
+def _by_token(activations: Any) -> bool:
+    """Whether they are quantised to int8 as products do it."""
+    wanted = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
+    return (
+        isinstance(activations, Mapping)
+        and all(activations.get(key) == value for key, value in wanted.items())
+        and activations.get("symmetric", True) is True
     )
 
 

@@ -123,6 +123,10 @@ class QuantizedTensor:
         here, there = self.module.parts, other.module.parts
         return here.keys() == there.keys() and all(here[p].equals(there[p]) for p in here)
 
+    def int8(self) -> tuple[NDArray[np.int8], NDArray[np.float32]] | None:
+        """As `QuantizedWeight.int8`, of a weight [out_features, in_features]."""
+        return None if self.transposed else self.stored().int8()
+
     def numbers(self, name: str, dtype: str) -> NDArray[Any]:
         """The dequantised values, always fp32: a 16-bit `dtype` is rounded to once, later."""
         return self.float32(name)

@@ -67,6 +67,18 @@ class QuantizedWeight:
     zeros: NDArray[np.float32] | None  # as scales
     block_rows: int
     groups: NDArray[np.int64]  # [columns]: each column's group
+    # Whether what it is multiplied with is to be rounded too: to int8, each row by itself.
+    int8_products: bool = False
+
+    def int8(self) -> tuple[NDArray[np.int8], NDArray[np.float32]] | None:
+        """Integers [rows, columns], as they are stored, and scales [rows], for products of int8;
+        None where it is not meant for them, or has other numbers."""
+        one_scale_a_row = self.zeros is None and self.scales.shape[1] == 1
+        if not self.int8_products or not one_scale_a_row or self.codes.words.itemsize != 1:
+            return None
+        rows, columns = self.codes.shape
+        numbers = self.codes.words.view(np.int8).reshape(rows, columns)
+        return numbers, self.scales[np.arange(rows) // self.block_rows, 0]
 
     def dequantized(self) -> NDArray[np.float32]:
         """The weight [rows, columns], rounded to fp32 once."""
