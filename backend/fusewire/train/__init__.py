@@ -2,14 +2,18 @@
 
 from fusewire.train.adam import Adam
 from fusewire.train.cross_entropy import CrossEntropy, cross_entropy
+from fusewire.train.int8 import Int8Linear, int8_layers, save_int8
 from fusewire.train.packing import PackingCollator, TokenBudgetSampler
 from fusewire.train.replace import replace
 
 __all__ = [
     "Adam",
     "CrossEntropy",
+    "Int8Linear",
     "PackingCollator",
     "TokenBudgetSampler",
     "cross_entropy",
+    "int8_layers",
     "replace",
+    "save_int8",
 ]

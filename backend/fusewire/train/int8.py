@@ -1,0 +1,128 @@
+"""Quantisation-aware training: layers compute with the integers that are served, and are saved as
+these.
+
+A product rounds its weight and the rows of x to int8 as serving does, by the kernel that serves.
+Gradients are those of the product of the rounded matrices, as if rounding were no step
+(straight-through estimator; Jacob et al. 2018, Quantization and Training of Neural Networks).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fusewire import kernels
+from fusewire.errors import ConfigurationError
+from fusewire.train.torch_tensors import view
+
+_LARGEST = 127
+_OF_A_LAYER = re.compile(r"\.\d+\.")  # in a list of modules
+
+
+class Int8Linear(nn.Linear):
+    """A linear layer on the CPU whose weight and rows of x are rounded to int8."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        product: Tensor = _Product.apply(input, self.weight, self.bias)
+        return product
+
+
+def int8_layers(model: nn.Module, skip: Collection[str] = ()) -> nn.Module:
+    """The model, on the CPU and in fp32, whose layers' `nn.Linear` modules are Int8Linear from now
+    on, with their parameters, but for those that `skip` names. ConfigurationError where it has
+    none, as GPT-2, whose layers have Conv1D, or where `skip` names another module."""
+    found = {
+        name: module
+        for name, module in model.named_modules()
+        if type(module) is nn.Linear and _OF_A_LAYER.search(name)
+    }
+    unknown = sorted(set(skip) - found.keys())
+    if unknown or not found:
+        got = f"{unknown[0]!r} to skip" if unknown else f"a {type(model).__name__} without any"
+        raise ConfigurationError(
+            f"int8_layers: got {got}, wanted nn.Linear modules of layers; correct the names, or "
+            "take a model that has them"
+        )
+    for name, module in found.items():
+        if name not in skip:
+            module.__class__ = Int8Linear
+    return model
+
+
+def save_int8(model: Any, folder: Path | str) -> None:
+    """The transformers model as a folder whose Int8Linear modules are stored as integers with a
+    scale for each output (compressed-tensors, W8A8): what is served gives the model's results. The
+    tokenizer is not saved."""
+    folder = Path(folder)
+    state = model.state_dict()
+    for name, module in model.named_modules():
+        if isinstance(module, Int8Linear):
+            integers, scales = _integers(module.weight.detach())
+            state[f"{name}.weight"] = integers
+            # Rows of zeros have no scale of their own, and folders want one.
+            state[f"{name}.weight_scale"] = torch.where(scales > 0, scales, 1.0)
+    model.save_pretrained(folder, state_dict=state)
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config["quantization_config"] = _quantization(model)
+    path.write_text(json.dumps(config, indent=2))
+
+
+def _quantization(model: nn.Module) -> dict[str, Any]:
+    others = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and not isinstance(module, Int8Linear)
+    ]
+    numbers = {"num_bits": 8, "type": "int", "symmetric": True}
+    group = {
+        "targets": ["Linear"],
+        "weights": numbers | {"strategy": "channel", "dynamic": False},
+        "input_activations": numbers | {"strategy": "token", "dynamic": True},
+    }
+    return {
+        "quant_method": "compressed-tensors",
+        "format": "int-quantized",
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": others,
+    }
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        rows = x.detach().reshape(-1, x.shape[-1]).contiguous()
+        out = rows.new_empty(rows.shape[0], weight.shape[0])
+        there = None if bias is None else view(bias)
+        linear = kernels.Linear(view(weight), there, format="int8")
+        kernels.linear(view(out), view(rows), linear, "none")
+        ctx.save_for_backward(x, weight)
+        ctx.biased = bias is not None
+        return out.reshape(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        (dout,) = gradients
+        x, weight = ctx.saved_tensors
+        dx = dout @ _rounded(weight)
+        flat = dout.reshape(-1, dout.shape[-1])
+        dweight = flat.T @ _rounded(x.reshape(-1, x.shape[-1]))
+        return dx, dweight, flat.sum(0) if ctx.biased else None
+
+
+def _integers(matrix: Tensor) -> tuple[Tensor, Tensor]:
+    """As a packed weight has them: int8 [rows, columns], and fp32 scales [rows, 1]."""
+    scales = matrix.abs().amax(1, keepdim=True) / _LARGEST
+    return torch.round(matrix / torch.where(scales > 0, scales, 1.0)).to(torch.int8), scales
+
+
+def _rounded(matrix: Tensor) -> Tensor:
+    integers, scales = _integers(matrix)
+    return integers * scales

@@ -1,0 +1,111 @@
+"""What quantisation-aware training computes is what is served, and training goes on through it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fusewire.errors import ConfigurationError
+from fusewire.models import load_decoder, load_model
+from fusewire.placement import Placement
+from fusewire.train import Adam, Int8Linear, int8_layers, save_int8
+from torch import nn
+
+from tests.models.oracle import fusewire_answers, random_sequences, transformers_answers
+from tests.models.paged_texts import logits_in_pieces
+from tests.models.tiny_decoders import random_ids, tiny_decoder, transformers_logits
+from tests.ops import int8
+from tests.reference import tiny_checkpoint
+from tests.tolerance import MODEL_FP32
+
+SEQUENCES = random_ids((9, 1, 33))
+
+
+def dequantised(rounded: int8.Rounded) -> np.ndarray:
+    return rounded.numbers * rounded.scales[:, None].astype(np.float64)
+
+
+@torch.enable_grad()
+def test_a_product_is_the_served_one_and_its_gradients_those_of_rounded_matrices() -> None:
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"layers": nn.ModuleList([nn.Sequential(nn.Linear(45, 70))])})
+    with torch.no_grad():
+        model["layers"][0][0].weight[3] = 0
+    linear = int8_layers(model)["layers"][0][0]
+    assert isinstance(linear, Int8Linear)
+    x = torch.randn(2, 5, 45, requires_grad=True)
+    out, dout = linear(x), torch.randn(2, 5, 70)
+    out.backward(dout)
+    rows = int8.rounded_rows(x.detach().reshape(-1, 45).numpy())
+    weight = int8.rounded_weight(linear.weight.detach().numpy())
+    expected = int8.product(rows, weight, linear.bias.detach().numpy())
+    np.testing.assert_array_equal(out.detach().reshape(-1, 70).numpy(), expected)
+    flat = dout.reshape(-1, 70).double().numpy()
+    for gradient, wanted in (
+        (x.grad.reshape(-1, 45), flat @ dequantised(weight)),
+        (linear.weight.grad, flat.T @ dequantised(rows)),
+        (linear.bias.grad, flat.sum(0)),
+    ):
+        np.testing.assert_allclose(gradient.numpy(), wanted, rtol=0, atol=1e-4)
+
+
+@torch.enable_grad()
+def test_a_decoder_learns_and_is_served_as_it_was_trained(tmp_path: Path) -> None:
+    model = int8_layers(tiny_decoder(tmp_path / "before", "llama", num_hidden_layers=1))
+    before = np.concatenate(transformers_logits(model, SEQUENCES))
+    optimizer = Adam(model.parameters(), lr=1e-3)
+    ids = torch.tensor([SEQUENCES[2]])
+    losses = []
+    for _ in range(20):
+        loss = model(ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0] - 0.1
+    save_int8(model, tmp_path / "after")
+    place = Placement("cpu")
+    served = load_decoder(tmp_path / "after", place)
+    assert set(place.formats.values()) == {"int8"}
+    assert len(place.formats) == 4
+    expected = np.concatenate(transformers_logits(model, SEQUENCES))
+    off = np.abs(np.concatenate(logits_in_pieces(served, SEQUENCES, None)) - expected).max(1)
+    # In some rows an activation at the edge of two integers takes the other.
+    assert np.median(off) <= MODEL_FP32
+    assert off.max() < 0.1 * np.abs(expected - before).max()
+
+
+def test_an_encoder_keeps_what_is_skipped_and_its_head_in_fp32(tmp_path: Path) -> None:
+    model = tiny_checkpoint(tmp_path / "before", "bert", "classify", num_hidden_layers=1)
+    skip = "bert.encoder.layer.0.output.dense"
+    int8_layers(model, skip=[skip])
+    with torch.no_grad():
+        model.bert.encoder.layer[0].intermediate.dense.weight[3] = 0
+    save_int8(model, tmp_path / "after")
+    place = Placement("cpu")
+    served = load_model(tmp_path / "after", "classify", place)
+    layer = "encoder.layer.0."
+    assert place.formats == {
+        f"{layer}attention.self.query": "int8",
+        f"{layer}attention.output.dense": "int8",
+        f"{layer}intermediate.dense": "int8",
+        f"{layer}output.dense": "float32",
+    }
+    sequences = random_sequences(served, (5, 1, 17, 33, 9))
+    ours, theirs = (
+        np.stack([answer["logits"] for answer in answers])
+        for answers in (
+            fusewire_answers(served, sequences, "classify"),
+            transformers_answers(model, served, sequences),
+        )
+    )
+    assert np.median(np.abs(ours - theirs).max(1)) <= MODEL_FP32
+
+
+def test_what_has_no_such_layers_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="int8_layers: got a GPT2LMHeadModel without any"):
+        int8_layers(tiny_decoder(tmp_path, "gpt2", num_hidden_layers=1))
+    with pytest.raises(ConfigurationError, match=r"got .lm_head. to skip, wanted nn"):
+        int8_layers(tiny_decoder(tmp_path, "llama", num_hidden_layers=1), skip=["lm_head"])
