@@ -174,7 +174,7 @@ class Placement:
         return self._packed(weight, bias, name, stored)
 
     def multiplies_int8(self, name: str, shape: tuple[int, ...]) -> bool:
-        """Whether a layer's matrix that is stored as integers is to be an `int8_linear`: on the
+        """Whether a matrix that is stored as integers is to be an `int8_linear`: on the
         CPU, whatever `quantize` is."""
         return self.device == "cpu" and self._chosen(name, shape, "int8") == "int8"
 

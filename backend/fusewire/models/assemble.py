@@ -91,9 +91,12 @@ class Weights:
 
     def vocabulary_linear(self, dense: Dense) -> kernels.Linear:
         """As `linear`, of a head with an output for each token: in the placement's format of these.
-        One whose weight is a table (tied embeddings) shares its memory where it can."""
-        place, bias, name = self._place, self._bias(dense), dense.names[0]
+        One whose weight is a table (tied embeddings) shares its memory where it can; another's own
+        integers stay as those of `layer_linear`."""
         tied = self._words.get(self._origin(dense))
+        if tied is None and (own := self._of_integers(dense)) is not None:
+            return own
+        place, bias, name = self._place, self._bias(dense), dense.names[0]
         quantized = place.quantizes(name, (dense.outputs, dense.inputs))
         if tied is not None and isinstance(tied, kernels.Linear) == quantized:
             return place.linear_of(tied, bias, name)
@@ -104,11 +107,18 @@ class Weights:
         """As `linear`, of a layer: in the placement's format of these, by the first of its names.
         Integers that a checkpoint has for products of int8 stay as they are where the placement
         multiplies them."""
-        integers = self._integers(dense)
-        if integers is not None and self._place.multiplies_int8(dense.names[0], integers[0].shape):
-            return self._place.int8_linear(*integers, self._bias(dense), dense.names[0])
+        own = self._of_integers(dense)
+        if own is not None:
+            return own
         weight = self._stacked(dense, "weight", self._place.dtype)
         return self._place.layer_linear(weight, self._bias(dense), dense.names[0])
+
+    def _of_integers(self, dense: Dense) -> kernels.Linear | None:
+        """None where the checkpoint has none for products of int8, or the placement takes none."""
+        integers, name = self._integers(dense), dense.names[0]
+        if integers is None or not self._place.multiplies_int8(name, integers[0].shape):
+            return None
+        return self._place.int8_linear(*integers, self._bias(dense), name)
 
     def _integers(self, dense: Dense) -> tuple[NDArray[np.int8], NDArray[np.float32]] | None:
         """Of all names, and their scales; None where one has none, or they are changed."""

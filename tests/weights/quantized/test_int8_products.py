@@ -89,6 +89,19 @@ def test_logits_are_those_of_the_integers(tmp_path, model_type):
     assert off.max() < np.median(np.abs(dequantised - expected).max(1))
 
 
+def test_a_head_may_be_stored_so_too(tmp_path):
+    reference = tiny_decoder(tmp_path, "llama", num_hidden_layers=1)
+    form = w8a8()
+    quantise(tmp_path, reference, Format(form.write, form.config | {"ignore": []}), plain=())
+    place = Placement("cpu")
+    model = load_decoder(tmp_path, place)
+    assert place.formats["lm_head"] == "int8"
+    computes_in_int8(reference, tmp_path)
+    expected = np.concatenate(transformers_logits(reference, SEQUENCES))
+    got = np.concatenate(logits_in_pieces(model, SEQUENCES, None))
+    assert np.median(np.abs(got - expected).max(1)) <= MODEL_FP32
+
+
 def test_an_encoder_computes_in_them_alike_in_any_batch(tmp_path):
     reference = tiny_checkpoint(tmp_path, "bert", "classify", num_hidden_layers=1)
     quantise(tmp_path, reference, w8a8(), plain=("pooler.dense", "classifier"))
