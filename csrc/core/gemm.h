@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/activation.h"
+#include "core/norm.h"
 #include "core/stream.h"
 #include "core/weight.h"
 
@@ -69,6 +70,14 @@ struct GemmKernels {
   void (*run)(const GemmArguments& a, const Stream& stream);
   // The most rows that are computed as m are, which was measured; null: all are computed alike.
   int64_t (*bucket)(int64_t m);
+  // Products of rows that are made just before, where the kernels quantise these as they are made;
+  // null: they are made by an op of their own. `run_normed` fills norm.out, of which a.x is the
+  // address: LayerNorm, or RMSNorm unless `centered`. `run_activated` multiplies activation(x), or
+  // activation(x) times the columns from k on if `gated`, and may leave it in the place of x.
+  void (*run_normed)(const GemmArguments& a, const NormArguments& norm, bool centered,
+                     const Stream& stream) = nullptr;
+  void (*run_activated)(const GemmArguments& a, Activation activation, bool gated,
+                        const Stream& stream) = nullptr;
 };
 
 template <size_t kCount>

@@ -13,22 +13,12 @@
 #include "core/device.h"
 #include "core/dtype.h"
 #include "core/gemm.h"
+#include "core/norm.h"
 #include "core/patches.h"
 #include "core/pooling.h"
 #include "core/stream.h"
 
 namespace fusewire {
-
-// out = norm(x) * weight [+ bias] [+ residual], by rows. bias and residual may be null; one is.
-struct NormArguments {
-  void* out;
-  const void* x;
-  const void* residual;
-  const void* weight;
-  const void* bias;
-  int64_t out_stride, x_stride, residual_stride, rows, cols;
-  float eps;
-};
 
 // embed: row t of out = word[ids[t]] * scale + position[positions[t]].
 // embed_layer_norm: layer_norm(word[ids[t]] + position[positions[t]] + token_type[types[t]]).

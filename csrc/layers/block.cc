@@ -1,5 +1,7 @@
 #include "layers/block.h"
 
+#include <utility>
+
 #include "ops/ops.h"
 
 namespace fusewire::layers {
@@ -19,28 +21,47 @@ void Norm::apply(const Tensor& out, const Tensor& x, const Stream& stream) const
   }
 }
 
+void Norm::project(const Tensor& out, const Tensor& normed, const Tensor& x, const Linear& linear,
+                   Activation activation, const Stream& stream) const {
+  ops::norm_linear(out, normed, x, weight, bias ? &*bias : nullptr, eps, kind == Kind::kLayerNorm,
+                   linear, activation, stream);
+}
+
 void Pass::project(const Tensor& out, const Norm* norm, const Linear& linear,
-                   Activation activation) const {
-  if (!norm) return ops::linear(out, x, linear, activation, stream);
+                   Activation activation) {
+  const Norm* last = std::exchange(pending, nullptr);
+  if (!norm) {
+    return last ? last->project(out, x, x, linear, activation, stream)
+                : ops::linear(out, x, linear, activation, stream);
+  }
+  if (last) last->apply(x, x, stream);
   const Matrix normed = matrix(x.shape[1]);
-  norm->apply(normed, x, stream);
-  ops::linear(out, normed, linear, activation, stream);
+  norm->project(out, normed, x, linear, activation, stream);
+}
+
+void Sublayer::finish(const Tensor& out, const Tensor& inner, const Tensor* residual,
+                      const Stream& stream) const {
+  if (residual) {
+    ops::linear_add(out, inner, output(), *residual, stream);
+  } else {
+    ops::linear(out, inner, output(), Activation::kNone, stream);
+  }
 }
 
 void Block::compute(const Tensor& inner, Pass& pass) const {
   sublayer->compute(inner, input_norm ? &*input_norm : nullptr, pass);
 }
 
-void Block::add(const Tensor& inner, const Pass& pass) const {
+void Block::add(const Tensor& inner, Pass& pass) const {
   const Tensor& x = pass.x;
   if (output_norm) {
     const Matrix result = pass.matrix(x.shape[1]);
-    ops::linear(result, inner, sublayer->output(), Activation::kNone, pass.stream);
+    sublayer->finish(result, inner, nullptr, pass.stream);
     ops::rms_norm_add(x, result, x, output_norm->weight, output_norm->eps, pass.stream);
   } else {
-    ops::linear_add(x, inner, sublayer->output(), x, pass.stream);
+    sublayer->finish(x, inner, &x, pass.stream);
   }
-  if (residual_norm) residual_norm->apply(x, x, pass.stream);
+  if (residual_norm) pass.pending = &*residual_norm;
 }
 
 }  // namespace fusewire::layers

@@ -25,6 +25,9 @@ struct Norm {
   float eps;
 
   void apply(const Tensor& out, const Tensor& x, const Stream& stream) const;
+  // normed = norm(x), which may be x, and out = activation(normed W^T + b).
+  void project(const Tensor& out, const Tensor& normed, const Tensor& x, const Linear& linear,
+               Activation activation, const Stream& stream) const;
 };
 
 // layer_norm or rms_norm; Error for another name, and for an rms_norm that is `biased`.
@@ -71,11 +74,13 @@ struct Pass {
   Scratch& scratch;
   const Stream& stream;
   const Outputs* outputs = nullptr;  // that attention is computed for; null: every token
+  // What x still has to become, by the norm behind its last sum: the product that reads x first
+  // does that too. Null: nothing.
+  const Norm* pending = nullptr;
 
   Matrix matrix(int64_t width) const { return {scratch, x.shape[0], width, x.dtype, stream}; }
   // out = activation(norm(x) W^T + b). norm may be null.
-  void project(const Tensor& out, const Norm* norm, const Linear& linear,
-               Activation activation) const;
+  void project(const Tensor& out, const Norm* norm, const Linear& linear, Activation activation);
 };
 
 // output(inner(x)): its last matrix product is the block's, which fuses it with the residual.
@@ -86,13 +91,16 @@ class Sublayer {
   // Fills inner[tokens, inner_width], or inner[outputs, inner_width] where attention has outputs,
   // from norm(pass.x), of which norm may be null.
   virtual void compute(const Tensor& inner, const Norm* norm, Pass& pass) const = 0;
+  // out = output(inner) + residual, which may be null or out.
+  virtual void finish(const Tensor& out, const Tensor& inner, const Tensor* residual,
+                      const Stream& stream) const;
+  virtual int64_t inner_width() const { return output_->in_features(); }
   // Columns of the one temporary matrix of `compute`, beside norm(x); 0: it has none.
   virtual int64_t scratch_width() const = 0;
   // Whether a token's output depends on other tokens.
   virtual bool attends() const = 0;
 
   const Linear& output() const { return *output_; }
-  int64_t inner_width() const { return output_->in_features(); }
 
  protected:
   explicit Sublayer(std::shared_ptr<const Linear> output) : output_(std::move(output)) {}
@@ -107,8 +115,8 @@ struct Block {
 
   // Fills inner[tokens, inner_width] from x, which stays.
   void compute(const Tensor& inner, Pass& pass) const;
-  // Adds what is made of inner to x.
-  void add(const Tensor& inner, const Pass& pass) const;
+  // Adds what is made of inner to x, and leaves the residual_norm pending.
+  void add(const Tensor& inner, Pass& pass) const;
 };
 
 }  // namespace fusewire::layers

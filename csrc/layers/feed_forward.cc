@@ -16,10 +16,17 @@ FeedForward::FeedForward(std::shared_ptr<const Linear> intermediate,
 }
 
 void FeedForward::compute(const Tensor& inner, const Norm* norm, Pass& pass) const {
+  if (activated_late()) return pass.project(inner, norm, *intermediate_, Activation::kNone);
   if (!gated_) return pass.project(inner, norm, *intermediate_, activation_);
   const Matrix both = pass.matrix(intermediate_->out_features());
   pass.project(both, norm, *intermediate_, Activation::kNone);
   ops::gate(inner, both, activation_, pass.stream);
+}
+
+void FeedForward::finish(const Tensor& out, const Tensor& inner, const Tensor* residual,
+                         const Stream& stream) const {
+  if (!activated_late()) return Sublayer::finish(out, inner, residual, stream);
+  ops::activated_linear(out, inner, activation_, gated_, output(), residual, stream);
 }
 
 }  // namespace fusewire::layers

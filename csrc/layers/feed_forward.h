@@ -13,10 +13,22 @@ class FeedForward : public Sublayer {
               Activation activation, bool gated);
 
   void compute(const Tensor& inner, const Norm* norm, Pass& pass) const override;
-  int64_t scratch_width() const override { return gated_ ? intermediate_->out_features() : 0; }
+  void finish(const Tensor& out, const Tensor& inner, const Tensor* residual,
+              const Stream& stream) const override;
+  int64_t inner_width() const override {
+    return activated_late() ? intermediate_->out_features() : output().in_features();
+  }
+  int64_t scratch_width() const override {
+    return gated_ && !activated_late() ? intermediate_->out_features() : 0;
+  }
   bool attends() const override { return false; }
 
  private:
+  // inner is the intermediate as it is, which the output activates as it reads it.
+  bool activated_late() const {
+    return output().activates() && (gated_ || activation_ != Activation::kNone);
+  }
+
   std::shared_ptr<const Linear> intermediate_;
   Activation activation_;
   bool gated_;

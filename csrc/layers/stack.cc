@@ -37,12 +37,17 @@ Layer::Layer(std::vector<Block> blocks, bool parallel)
   temporaries_ = shared_address(std::move(temporaries));
 }
 
-int64_t Layer::forward(const Tensor& x, const StackInputs& inputs, int64_t attention,
-                       Workspace& workspace, const Stream& stream) const {
+const Norm* Layer::last_norm() const {
+  const auto& norm = blocks_.back().residual_norm;
+  return norm ? &*norm : nullptr;
+}
+
+int64_t Layer::forward(const Tensor& x, const Norm* pending, const StackInputs& inputs,
+                       int64_t attention, Workspace& workspace, const Stream& stream) const {
   int64_t next = attention;
   const WorkspaceKey key{temporaries_, x.shape[0], static_cast<int64_t>(x.dtype), 0};
   workspace.run(key, stream, [&](Scratch& scratch, const Stream& s) {
-    Pass pass{x, inputs, attention, scratch, s};
+    Pass pass{x, inputs, attention, scratch, s, nullptr, pending};
     run(pass, pass);
     next = pass.attention;
   });
@@ -50,8 +55,8 @@ int64_t Layer::forward(const Tensor& x, const StackInputs& inputs, int64_t atten
 }
 
 void Layer::forward_outputs(const Tensor& out, const Outputs& outputs, const Tensor& x,
-                            const StackInputs& inputs, int64_t attention, Workspace& workspace,
-                            const Stream& stream) const {
+                            const Norm* pending, const StackInputs& inputs, int64_t attention,
+                            Workspace& workspace, const Stream& stream) const {
   for (size_t i = 0; i < blocks_.size(); ++i) {
     if (blocks_[i].sublayer->attends() != (i == 0)) {
       fail("Layer: outputs: got block ", i, i ? " that attends" : " that does not attend",
@@ -60,9 +65,11 @@ void Layer::forward_outputs(const Tensor& out, const Outputs& outputs, const Ten
   }
   const WorkspaceKey key{temporaries_, x.shape[0], static_cast<int64_t>(x.dtype), out.shape[0]};
   workspace.run(key, stream, [&](Scratch& scratch, const Stream& s) {
+    if (pending) pending->apply(x, x, s);
     ops::gather_rows(out, x, outputs.tokens, s);
     Pass all{x, inputs, attention, scratch, s, &outputs}, pass{out, inputs, attention, scratch, s};
     run(all, pass);
+    if (pass.pending) pass.pending->apply(out, out, s);
   });
 }
 
@@ -83,9 +90,12 @@ void Layer::run(Pass& all, Pass& pass) const {
 void Stack::forward(const Tensor& x, const StackInputs& inputs, Workspace& workspace,
                     const Stream& stream) const {
   int64_t attention = 0;
+  const Norm* pending = nullptr;
   for (const auto& layer : layers_) {
-    attention = layer->forward(x, inputs, attention, workspace, stream);
+    attention = layer->forward(x, pending, inputs, attention, workspace, stream);
+    pending = layer->last_norm();
   }
+  if (pending) pending->apply(x, x, stream);
   if (final_norm_) final_norm_->apply(x, x, stream);
 }
 
@@ -94,10 +104,12 @@ void Stack::forward_outputs(const Tensor& out, const Outputs& outputs, const Ten
                             const Stream& stream) const {
   if (layers_.empty()) fail("Stack: layers: got none, wanted 1 or more, the last for its outputs");
   int64_t attention = 0;
+  const Norm* pending = nullptr;
   for (size_t i = 0; i + 1 < layers_.size(); ++i) {
-    attention = layers_[i]->forward(x, inputs, attention, workspace, stream);
+    attention = layers_[i]->forward(x, pending, inputs, attention, workspace, stream);
+    pending = layers_[i]->last_norm();
   }
-  layers_.back()->forward_outputs(out, outputs, x, inputs, attention, workspace, stream);
+  layers_.back()->forward_outputs(out, outputs, x, pending, inputs, attention, workspace, stream);
   if (final_norm_) final_norm_->apply(out, out, stream);
 }
 

@@ -13,16 +13,20 @@ class Layer {
   // without a block, for an output_norm that is no RMSNorm, or a residual_norm in a parallel layer.
   Layer(std::vector<Block> blocks, bool parallel);
 
-  // Replaces x[tokens, hidden] by the layer's output. `attention` is the number of its first one in
+  // Replaces x[tokens, hidden] by the layer's output, but for its last norm. `pending`, or null, is
+  // that of the layer before, which x still lacks. `attention` is the number of its first one in
   // the stack; returns that of the next layer's.
-  int64_t forward(const Tensor& x, const StackInputs& inputs, int64_t attention,
-                  Workspace& workspace, const Stream& stream) const;
+  int64_t forward(const Tensor& x, const Norm* pending, const StackInputs& inputs,
+                  int64_t attention, Workspace& workspace, const Stream& stream) const;
 
-  // Fills out[outputs, hidden] with the layer's output for these tokens of x, which stays. Error
-  // for a layer whose first block alone does not attend, or an attention that has no outputs.
+  // Fills out[outputs, hidden] with the layer's output for these tokens of x, whole. Error for a
+  // layer whose first block alone does not attend, or an attention that has no outputs.
   void forward_outputs(const Tensor& out, const Outputs& outputs, const Tensor& x,
-                       const StackInputs& inputs, int64_t attention, Workspace& workspace,
-                       const Stream& stream) const;
+                       const Norm* pending, const StackInputs& inputs, int64_t attention,
+                       Workspace& workspace, const Stream& stream) const;
+
+  // The norm of its last sum, or null.
+  const Norm* last_norm() const;
 
  private:
   // Attention reads `all`, every other step reads and updates `pass`.

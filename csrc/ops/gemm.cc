@@ -2,6 +2,7 @@
 #include "core/runtime.h"
 #include "ops/dispatch.h"
 #include "ops/ops.h"
+#include "ops/product.h"
 
 namespace fusewire {
 
@@ -76,6 +77,7 @@ Linear::Linear(const Tensor& weight, const Tensor* bias, const Stream& stream, b
 
   const CurrentDevice current(stream.device);
   const GemmKernels& gemm = gemm_of(weight_, dtype_of(weight), check, stream);
+  activates_ = gemm.run_activated != nullptr;
   CachingAllocator& allocator = default_allocator(stream.device);
   const bool aligned = reinterpret_cast<uintptr_t>(weight.data) % kWeightAlignment == 0;
   if (source.device.type != DeviceType::kCpu && weight.owner && aligned && gemm.packing_copies) {
@@ -163,10 +165,9 @@ std::vector<int64_t> rows_to_tune(int64_t max_rows, DType dtype, const Stream& s
 }
 
 namespace ops {
-namespace {
 
-void multiply(Check& check, const Tensor& out, const Tensor& x, const Linear& linear,
-              Activation activation, const Tensor* residual, const Stream& stream) {
+Product product(Check& check, const Tensor& out, const Tensor& x, const Linear& linear,
+                Activation activation, const Tensor* residual, const Stream& stream) {
   Dim tokens("tokens"), in("in_features", linear.in_features());
   Dim out_features("out_features", linear.out_features());
   check.floats("x", x, {&tokens, &in});
@@ -198,21 +199,23 @@ void multiply(Check& check, const Tensor& out, const Tensor& x, const Linear& li
     a.residual_stride = residual->row_stride;
   }
   check_features(*gemm, a, stream.device);
-  dispatch(check, stream, tokens.size, [&](const Kernels&) { gemm->run(a, stream); });
+  return {gemm, a};
 }
-
-}  // namespace
 
 void linear(const Tensor& out, const Tensor& x, const Linear& linear, Activation activation,
             const Stream& stream) {
   Check check("linear", stream);
-  multiply(check, out, x, linear, activation, nullptr, stream);
+  const Product p = product(check, out, x, linear, activation, nullptr, stream);
+  dispatch(check, stream, p.arguments.m,
+           [&](const Kernels&) { p.kernels->run(p.arguments, stream); });
 }
 
 void linear_add(const Tensor& out, const Tensor& x, const Linear& linear, const Tensor& residual,
                 const Stream& stream) {
   Check check("linear_add", stream);
-  multiply(check, out, x, linear, Activation::kNone, &residual, stream);
+  const Product p = product(check, out, x, linear, Activation::kNone, &residual, stream);
+  dispatch(check, stream, p.arguments.m,
+           [&](const Kernels&) { p.kernels->run(p.arguments, stream); });
 }
 
 }  // namespace ops

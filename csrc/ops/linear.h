@@ -37,6 +37,9 @@ class Linear {
   size_t bytes() const { return bytes_; }
   const Weight& weight() const { return weight_; }
   const void* bias() const { return bias_.get(); }
+  // Whether its products activate rows as they quantise them, so that the product that makes these
+  // should not.
+  bool activates() const { return activates_; }
 
  private:
   void fill(const Tensor& weight, const Tensor* scales, const Stream& stream);
@@ -44,6 +47,7 @@ class Linear {
 
   Weight weight_;
   std::shared_ptr<void> bias_;
+  bool activates_ = false;
   bool packed_ = false;  // else the memory is that of the tensor it was made with
   size_t bytes_ = 0;
 };

@@ -1,8 +1,8 @@
 #include "ops/dispatch.h"
+#include "ops/norm_arguments.h"
 #include "ops/ops.h"
 
 namespace fusewire::ops {
-namespace {
 
 NormArguments norm_arguments(Check& check, const Tensor& out, const Tensor& x,
                              const Tensor* residual, const Tensor& weight, const Tensor* bias,
@@ -27,6 +27,8 @@ NormArguments norm_arguments(Check& check, const Tensor& out, const Tensor& x,
           cols.size,
           eps};
 }
+
+namespace {
 
 // Fills in where the rows of words are, and binds the sizes of their table.
 void take_words(EmbedArguments& a, const Check& check, const Table& word, Dim& vocabulary,

@@ -17,6 +17,7 @@ from tests.ops import (
     dropout,
     gemm,
     linear_gradients,
+    made_rows,
     norm_gradients,
     norms,
     optimizer,
@@ -32,6 +33,7 @@ from tests.ops.case import Case
 
 CASES: dict[str, Case] = {
     **gemm.CASES,
+    **made_rows.CASES,
     **norms.CASES,
     **activations.CASES,
     **attention.CASES,

@@ -11,12 +11,14 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from fusewire import kernels as k
 
 from tests.ops.attention import Attention, window
 from tests.ops.beam_forks import Forks
 from tests.ops.beams import Groups
 from tests.ops.cached_attention import Added
 from tests.ops.case import Arrays, Operands
+from tests.ops.gemm import packed
 from tests.ops.paged import Paged, decoding
 
 Ours = Callable[[Operands, Arrays, Any], np.ndarray]
@@ -131,6 +133,9 @@ def rows(shape: Any) -> Wrong:
 LINEAR = (15, 31, 65, "relu")
 PLAIN = (113, 100, 97, "none")
 NORM = (3, 33)
+NORMED = (33, 31, 97, True, "none")
+ACTIVATED = (33, 31, 97, "gelu_erf", False)
+GATED = (33, 31, 97, "silu", True)
 HEADS = (40, 8, 80)
 ATTENTION = Attention((300, 17), 2, 128, **window(64))
 NARROW_WINDOW = Attention((513, 90), 2, 20, **window(3))
@@ -160,6 +165,24 @@ WRONG: dict[str, Wrong] = {
         "no bias": (PLAIN, inputs(bias=dropped)),
         "no residual": (PLAIN, inputs(residual=dropped)),
         "the residual of the next row": (PLAIN, inputs(residual=other_row)),
+    },
+    "norm_linear": {
+        **rows(NORMED),
+        "no bias of the norm": (NORMED, inputs(norm_bias=dropped)),
+        "no bias of the product": (NORMED, inputs(bias=dropped)),
+        "an RMSNorm": (NORMED, settings((33, 31, 97, False, "none"))),
+        "the rows as they are": (
+            NORMED,
+            lambda ours: (
+                lambda o, a, s: o.result(k.linear, (s[0], s[2]), o.rows(a["x"]), packed(o, a), s[4])
+            ),
+        ),
+    },
+    "activated_linear": {
+        **rows(ACTIVATED),
+        "no activation": (ACTIVATED, settings((33, 31, 97, "none", False))),
+        "no residual": (ACTIVATED, inputs(residual=dropped)),
+        "halves swapped": (GATED, inputs(x=lambda x: np.roll(x, 31, 1))),
     },
     "layer_norm": {
         **rows(NORM),

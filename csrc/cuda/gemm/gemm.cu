@@ -1,7 +1,8 @@
 // Matrix products by the implementation that was fastest when they were timed (gemm_choice.h).
 // A weight serves as it is stored, with k innermost or, transposed, n: packing is a copy. Our own
 // kernels want k innermost; what is transposed is cuBLASLt's. A weight of float8_e4m3 is multiplied
-// by rows that are quantised just before (quantize_rows.h), both with a scale a row.
+// by rows that are quantised just before (quantize_rows.h), or as they are made, both with a scale
+// a row.
 #include <algorithm>
 #include <memory>
 #include <type_traits>
@@ -106,15 +107,36 @@ void pack_float8(const PackArguments& a, const Stream& stream) {
   check(cudaStreamSynchronize(handle(stream)), "pack");
 }
 
-template <class T>
-void run_float8(const GemmArguments& product, const Stream& stream) {
+// Of the rows that quantize(arguments) makes.
+template <class T, class Quantize>
+void multiply_float8(const GemmArguments& product, const Stream& stream, Quantize&& quantize) {
   GemmArguments a = product;
   a.k = float8_columns(product.k);
   const QuantizedRows rows = quantized_rows_of(stream, a.m, a.k);
-  quantize_rows<T>({rows.data, rows.scales, a.x.data, a.x.stride, a.m, product.k, a.k}, stream);
+  quantize({rows.data, rows.scales, a.x.data, a.x.stride, a.m, product.k, a.k});
   a.x = {rows.data, a.k, false, rows.scales};
   a.weight.stride = a.k;
   run<T>(a, stream);
+}
+
+template <class T>
+void run_float8(const GemmArguments& a, const Stream& stream) {
+  multiply_float8<T>(a, stream, [&](const QuantizeArguments& q) { quantize_rows<T>(q, stream); });
+}
+
+template <class T>
+void run_normed_float8(const GemmArguments& a, const NormArguments& norm, bool centered,
+                       const Stream& stream) {
+  multiply_float8<T>(
+      a, stream, [&](const QuantizeArguments& q) { quantize_norm<T>(q, norm, centered, stream); });
+}
+
+template <class T>
+void run_activated_float8(const GemmArguments& a, Activation activation, bool gated,
+                          const Stream& stream) {
+  multiply_float8<T>(a, stream, [&](const QuantizeArguments& q) {
+    quantize_activated<T>(q, activation, gated, stream);
+  });
 }
 
 template <class T>
@@ -136,7 +158,9 @@ constexpr GemmKernels kFloat8 = {Format::kFloat8E4M3,
                                  packed_float8_bytes,
                                  pack_float8<T>,
                                  run_float8<T>,
-                                 gemm_bucket};
+                                 gemm_bucket,
+                                 run_normed_float8<T>,
+                                 run_activated_float8<T>};
 
 // Tensor cores of Ada have e4m3, too, but no library kernel takes scales by row there.
 bool hopper() {

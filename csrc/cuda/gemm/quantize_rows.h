@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "core/activation.h"
+#include "core/norm.h"
 #include "core/stream.h"
 
 namespace fusewire::cuda {
@@ -27,6 +29,17 @@ struct QuantizeArguments {
 
 template <class T>
 void quantize_rows(const QuantizeArguments& a, const Stream& stream);
+
+// The same of activation(x), or of activation(x) times the columns from cols on if `gated`: in one
+// pass where registers hold a row, else x is activated in place first. Same bits either way.
+template <class T>
+void quantize_activated(const QuantizeArguments& a, Activation activation, bool gated,
+                        const Stream& stream);
+
+// The same of what the norm writes, which is q.x: LayerNorm, or RMSNorm unless `centered`.
+template <class T>
+void quantize_norm(const QuantizeArguments& q, const NormArguments& norm, bool centered,
+                   const Stream& stream);
 
 struct QuantizedRows {
   uint8_t* data;

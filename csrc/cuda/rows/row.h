@@ -128,8 +128,8 @@ bool with_row_layout(int64_t cols, bool vectors, Body&& body) {
   }
   return fits(RowLayout<n, e, 32>{}) || fits(RowLayout<n, 2 * e, 32>{}) ||
          fits(RowLayout<n, 3 * e, 32>{}) || fits(RowLayout<n, 4 * e, 32>{}) ||
-         fits(RowLayout<n, 2 * e, 128>{}) || fits(RowLayout<n, 4 * e, 128>{}) ||
-         fits(RowLayout<n, 4 * e, 512>{});
+         fits(RowLayout<n, 2 * e, 128>{}) || fits(RowLayout<n, 3 * e, 128>{}) ||
+         fits(RowLayout<n, 4 * e, 128>{}) || fits(RowLayout<n, 4 * e, 512>{});
 }
 
 // Wide rows -------------------------------------------------------------------------------------
