@@ -7,10 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
+import transformers
 from fusewire import kernels
 from fusewire.errors import ConfigurationError
 from fusewire.models import load_decoder, load_model
 from fusewire.placement import Placement
+from transformers.pytorch_utils import Conv1D
 
 from tests.models.oracle import fusewire_answers, random_sequences
 from tests.models.paged_texts import PagedTexts
@@ -37,6 +39,31 @@ def cosines(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     return products / np.linalg.norm(one, axis=-1) / np.linalg.norm(other, axis=-1)
 
 
+def rounded_by_torch(folder, texts) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Each text's logits by transformers, and with rows and layers' weights rounded to e4m3: what
+    the format itself costs."""
+
+    def rounded(x: torch.Tensor) -> torch.Tensor:
+        top = x.abs().amax(-1, keepdim=True).clamp_min(1e-30)
+        return (x * (448 / top)).to(torch.float8_e4m3fn).float() * (top / 448)
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+    def logits() -> list[np.ndarray]:
+        with torch.no_grad():
+            return [model(torch.tensor([text])).logits[0].numpy() for text in texts]
+
+    exact = logits()
+    for name, module in model.named_modules():
+        if name == "lm_head" or not isinstance(module, torch.nn.Linear | Conv1D):
+            continue
+        turned = isinstance(module, Conv1D)
+        weight = module.weight.data.T if turned else module.weight.data
+        module.weight.data = rounded(weight).T if turned else rounded(weight)
+        module.register_forward_pre_hook(lambda _, args: (rounded(args[0]), *args[1:]))
+    return list(zip(exact, logits(), strict=True))
+
+
 @ON_GPUS
 @pytest.mark.parametrize("architecture", ["bert", "modernbert"])
 def test_an_encoder_answers_nearly_as_in_16_bits(tmp_path, architecture, place, float8):
@@ -57,17 +84,22 @@ def test_recorded_steps_of_a_decoder_are_the_launched_ones(tmp_path, model_type,
     tiny_decoder(tmp_path, model_type)
     exact, quantized = (load_decoder(tmp_path, each) for each in (place, float8))
 
+    texts_of: dict[int, list[int]] = {}
+
     def steps(model, record: bool) -> list[np.ndarray]:
         rng, texts = np.random.default_rng(0), PagedTexts(model, 12)
+        texts_of.clear()
 
-        def ids(count: int) -> list[int]:
-            return rng.integers(0, model.vocab_size, count).tolist()
+        def ids(i: int, count: int) -> tuple[int, list[int]]:
+            new = rng.integers(0, model.vocab_size, count).tolist()
+            texts_of.setdefault(i, []).extend(new)
+            return i, new
 
         if record:
             model.record_steps(texts.cache, 12, max_tokens=40)
-        answers = texts.step([(i, ids(1 + i)) for i in range(12)])
+        answers = texts.step([ids(i, 1 + i) for i in range(12)])
         for _ in range(6):
-            answers += texts.step([(i, ids(1)) for i in range(12)])
+            answers += texts.step([ids(i, 1) for i in range(12)])
         assert not record or model._replays.hits > 0
         return answers
 
@@ -75,7 +107,8 @@ def test_recorded_steps_of_a_decoder_are_the_launched_ones(tmp_path, model_type,
     for one, other in zip(launched, recorded, strict=True):
         np.testing.assert_array_equal(one, other)
     found = [cosines(*pair).mean() for pair in zip(steps(exact, False), launched, strict=True)]
-    assert np.mean(found) >= LEAST_COSINE
+    usual = [cosines(*pair).mean() for pair in rounded_by_torch(tmp_path, texts_of.values())]
+    assert 1 - np.mean(found) <= 2 * (1 - np.mean(usual))
 
 
 @ON_GPUS
