@@ -90,6 +90,10 @@ __device__ __forceinline__ void consume(const LargeShared<Shape>& shared, const 
       named_barrier_sync(3 + group, 256);
     }
     float d[kBlocks][kTokens / 2];
+    // Of e4m3: sums since the last promotion, of two stages. The warpgroups promote in turn, so
+    // that one's products run meanwhile.
+    [[maybe_unused]] float part[kPromoted<Element> ? kTokens / 2 : 1];
+    [[maybe_unused]] bool fresh = true;
     if constexpr (kPromoted<Element>) {
       static_assert(kBlocks == 1, "registers hold one block's sums twice");
 #pragma unroll
@@ -101,7 +105,13 @@ __device__ __forceinline__ void consume(const LargeShared<Shape>& shared, const 
       const uint64_t weight = k_major_descriptor(at + first_channel * 128);
       const uint64_t tokens = k_major_descriptor(at + Shape::kWeightBytes);
       if constexpr (kPromoted<Element>) {
-        promote_stage<kTokens>(d[0], weight, tokens);
+        multiply_stage<kTokens>(part, weight, tokens, fresh);
+        fresh = (k + group) % 2 != 0 || k + 1 == p.k_blocks;
+        if (fresh) {
+          promote<kTokens>(d[0], part);
+        } else {
+          wgmma_wait<1>();
+        }
       } else {
         wgmma_fence();
 #pragma unroll

@@ -250,7 +250,9 @@ __global__ void __launch_bounds__(Shape::kThreads)
     const uint64_t weight = k_major_descriptor(at + group * 8192);
     const uint64_t tokens = k_major_descriptor(at + Shape::kWeightBytes);
     if constexpr (kPromoted<Element>) {
-      promote_stage<Shape::kTokens>(d, weight, tokens);
+      float part[Shape::kTokens / 2];
+      multiply_stage<Shape::kTokens>(part, weight, tokens, true);
+      promote<Shape::kTokens>(d, part);
     } else {
       wgmma_fence();
 #pragma unroll

@@ -13,22 +13,26 @@ namespace fusewire::cuda::sm90 {
 template <class Element>
 constexpr int kStageColumns = 128 / static_cast<int>(sizeof(Element));
 
-// Tensor cores keep some 14 bits of a sum of e4m3 products, so that a stage's are added to fp32
-// sums outside.
+// Tensor cores keep some 14 bits of a sum of e4m3 products, so that those of a stage, or two, are
+// added to fp32 sums outside.
 template <class Element>
 constexpr bool kPromoted = std::is_same_v<Element, __nv_fp8_e4m3>;
 
-// d += one stage of e4m3, and waits for it; the other warpgroups' products run meanwhile.
+// part += one stage of e4m3, or = if it is the first since the last promotion.
 template <int kTokens>
-__device__ __forceinline__ void promote_stage(float (&d)[kTokens / 2], uint64_t weight,
-                                              uint64_t tokens) {
-  float part[kTokens / 2];
+__device__ __forceinline__ void multiply_stage(float (&part)[kTokens / 2], uint64_t weight,
+                                               uint64_t tokens, bool first) {
   wgmma_fence();
 #pragma unroll
   for (int step = 0; step < 4; ++step) {
-    wgmma<kTokens, __nv_fp8_e4m3>(part, weight + 2 * step, tokens + 2 * step, step != 0);
+    wgmma<kTokens, __nv_fp8_e4m3>(part, weight + 2 * step, tokens + 2 * step, !first || step != 0);
   }
   wgmma_commit();
+}
+
+// Waits for all stages in part, and d += part; the other warpgroups' products run meanwhile.
+template <int kTokens>
+__device__ __forceinline__ void promote(float (&d)[kTokens / 2], float (&part)[kTokens / 2]) {
   wgmma_wait<0>();
   wgmma_results(part);
 #pragma unroll
