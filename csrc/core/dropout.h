@@ -18,6 +18,13 @@ namespace fusewire {
 struct Dropout {
   float probability = 0;  // less than 1; rounded to a multiple of 2^-16; 0: none
   int64_t seed = 0, offset = 0;
+  // Where kernels find a number that is added to `seed`, or null: a recorded graph reads it at
+  // every replay, so each can have a mask of its own.
+  const int64_t* added = nullptr;
+
+  constexpr uint64_t key() const {
+    return static_cast<uint64_t>(seed) + (added ? static_cast<uint64_t>(*added) : 0);
+  }
 
   // Not 1 as a whole, whatever the rounding: 2^16 would drop everything.
   uint32_t threshold() const {

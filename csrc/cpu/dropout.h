@@ -52,7 +52,7 @@ FUSEWIRE_INLINE void multiply_wide(UintVec x, uint32_t factor, UintVec& low, Uin
 FUSEWIRE_INLINE void dropout_words(const Dropout& dropout, UintVec row, UintVec group,
                                    UintVec (&x)[4]) {
   const uint64_t offset = static_cast<uint64_t>(dropout.offset);
-  const uint64_t seed = static_cast<uint64_t>(dropout.seed);
+  const uint64_t seed = dropout.key();
   x[0] = group;
   x[1] = row;
   x[2] = UintVec{} + static_cast<uint32_t>(offset);

@@ -120,9 +120,18 @@ py::dict stats_of(const Stack& stack) {
                   "worst_ratio"_a = stats.worst_ratio, "plans_recorded"_a = stats.plans_recorded);
 }
 
+// The owner of a block, for Python to hold.
+struct Memory {
+  std::shared_ptr<void> block;
+};
+
 void register_stack(py::module_& m) {
+  py::class_<Memory>(m, "Memory", "Memory that stays as long as this does.");
   py::class_<Activations>(m, "Activations", "What a forward saved for its backward.")
-      .def_property_readonly("spent", &Activations::spent);
+      .def_property_readonly("spent", &Activations::spent)
+      .def_property_readonly(
+          "memory", [](const Activations& a) { return Memory{a.memory()}; },
+          "Keeps the memory of forward and backward, which a captured graph of them needs.");
   py::class_<Stack>(m, "Stack", "Layers, and a norm at their end, that train.")
       .def(py::init<std::vector<std::vector<Block>>, NormOrNone, bool>(), "layers"_a,
            "final_norm"_a = py::none(), "parallel"_a = false,
@@ -134,9 +143,9 @@ void register_stack(py::module_& m) {
              const SequenceBatch& batch, std::optional<Tensor> positions,
              std::optional<std::pair<Tensor, SequenceBatch>> source, std::vector<Tensor> biases,
              int64_t first_trained, std::string_view recompute, std::optional<int64_t> dropout_seed,
-             uint64_t version, const Stream& stream) {
+             std::optional<Tensor> added_seed, uint64_t version, const Stream& stream) {
             const ForwardOptions options{first_trained, recompute_named(recompute), dropout_seed,
-                                         version};
+                                         std::move(added_seed), version};
             std::optional<Source> read;
             if (source) read = Source{source->first, source->second};
             py::gil_scoped_release release;
@@ -145,8 +154,8 @@ void register_stack(py::module_& m) {
           },
           "out"_a, "x"_a, "parameters"_a, "batch"_a, py::kw_only(), "positions"_a = py::none(),
           "source"_a = py::none(), "biases"_a = std::vector<Tensor>(), "first_trained"_a = 0,
-          "recompute"_a = "none", "dropout_seed"_a = py::none(), "version"_a = 0,
-          py::arg_v("stream", Stream{}, "Stream()"),
+          "recompute"_a = "none", "dropout_seed"_a = py::none(), "added_seed"_a = py::none(),
+          "version"_a = 0, py::arg_v("stream", Stream{}, "Stream()"),
           "Fills out[tokens, hidden] with the stack's output for x[tokens, hidden]. parameters: "
           "the flat buffer in the element type of x (float32 on the CPU), of which another version "
           "is packed anew. source: of cross attentions, "
@@ -154,7 +163,9 @@ void register_stack(py::module_& m) {
           "has. biases: of attentions with a position_bias, float32[heads, 2 L - 1] by distance, "
           "which have to stay too. Backward stops below the layer "
           "first_trained; for the number of layers none follows, and the result is None. "
-          "recompute: none, norm, activation or layer. dropout_seed None: nothing is dropped.")
+          "recompute: none, norm, activation or layer. dropout_seed None: nothing is dropped. "
+          "added_seed int64[1]: "
+          "added to it when kernels run, so that replays of a graph drop different numbers.")
       .def(
           "backward",
           [](const Stack& stack, Activations& activations, const Tensor& gradient,

@@ -51,7 +51,7 @@ void Block::add(const Tensor& sum, const Tensor& x, BlockActivations& a, const P
   const Tensor& inner = *a.sublayer.inner;
   if (dropout.probability > 0) {
     sublayer_->output().forward(sum, inner, Activation::kNone, pass);
-    ops::dropout_add(sum, sum, &x, dropout.probability, dropout.seed, dropout.offset, pass.stream);
+    ops::drop_and_add(sum, sum, &x, dropout, pass.stream);
   } else {
     sublayer_->output().forward_add(sum, inner, x, pass);
   }
@@ -99,8 +99,7 @@ void Block::backward(const Tensor& d, const Tensor& dout, const Tensor& x, Block
   }
   if (const Dropout dropout = pass.dropout_after(dropout_); dropout.probability > 0) {
     dz = Value(pass.matrix(d.shape[1]));
-    ops::dropout_add(dz, dout, nullptr, dropout.probability, dropout.seed, dropout.offset,
-                     pass.stream);
+    ops::drop_and_add(dz, dout, nullptr, dropout, pass.stream);
   }
   if (!input_norm_) {
     sublayer_->backward(std::move(dz), x, std::move(a.sublayer), &d, pass);

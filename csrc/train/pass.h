@@ -69,9 +69,10 @@ struct Pass {
   const Source* source;     // for cross attentions; null: none
   // Of attentions that have one, in common or of their own: float32[heads, 2 L - 1], by distance.
   const std::vector<Tensor>& biases;
-  Tensor parameters;            // the flat buffer, in the element type of activations
-  uint64_t version;             // of what is in it
-  std::optional<int64_t> seed;  // of all dropouts; none: nothing is dropped
+  Tensor parameters;                    // the flat buffer, in the element type of activations
+  uint64_t version;                     // of what is in it
+  std::optional<int64_t> seed;          // of all dropouts; none: nothing is dropped
+  const int64_t* added_seed = nullptr;  // as Dropout.added
   Recompute recompute = Recompute::kNone;
   bool saves = false;     // whether a backward follows
   int64_t block = 0;      // the running one's number in the stack
@@ -92,7 +93,7 @@ struct Pass {
  private:
   Dropout dropout(float probability, int64_t place) const {
     if (!seed || probability == 0) return {};
-    return {probability, *seed, 2 * block + place};
+    return {probability, *seed, 2 * block + place, added_seed};
   }
 };
 

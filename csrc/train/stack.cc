@@ -63,6 +63,10 @@ std::unique_ptr<Activations> Stack::forward(
     check.is("biases", bias, DType::kFloat32, {&heads, &width});
     check.contiguous("biases", bias);
   }
+  if (options.added_seed) {
+    Dim one("seed", 1);
+    check.is("added_seed", *options.added_seed, DType::kInt64, {&one});
+  }
   for (const Block& block : blocks_) block.expect_within(parameters);
   if (final_norm_) final_norm_->expect_within(parameters);
 
@@ -153,7 +157,8 @@ Pass Stack::pass_of(const Activations& a, const Tensor& parameters) const {
             a.biases,
             parameters,
             a.options.version,
-            a.options.dropout_seed};
+            a.options.dropout_seed,
+            a.options.added_seed ? a.options.added_seed->as<int64_t>() : nullptr};
   pass.recompute = a.options.recompute;
   return pass;
 }

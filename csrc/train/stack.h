@@ -15,6 +15,7 @@ struct ForwardOptions {
   int64_t first_trained = 0;
   Recompute recompute = Recompute::kNone;
   std::optional<int64_t> dropout_seed;  // none: nothing is dropped
+  std::optional<Tensor> added_seed;     // int64[1] of the device, added to it when kernels run
   uint64_t version = 0;  // of the parameters: another one, and weights are packed anew
 };
 
@@ -22,6 +23,8 @@ struct ForwardOptions {
 class Activations {
  public:
   bool spent() const { return spent_; }
+  // What a captured forward and its backward write to; null when the backward is done.
+  std::shared_ptr<void> memory() const { return tape ? tape->block() : nullptr; }
 
  private:
   friend class Stack;

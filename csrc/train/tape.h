@@ -27,6 +27,8 @@ class Tape {
 
   Scratch& scratch() { return scratch_; }
   const Stream& stream() const { return stream_; }  // recording in a dry run
+  // For those who replay what was captured: its memory has to stay.
+  const std::shared_ptr<void>& block() const { return block_; }
   // Error when not all that was planned has been created and released.
   void finish() const { scratch_.finish(); }
   std::shared_ptr<const WorkspaceProgram> take_recorded();

@@ -12,9 +12,10 @@ from torch.autograd.function import once_differentiable
 from fusewire.errors import ConfigurationError
 from fusewire.models.blueprint import Layer, Norm
 from fusewire.train.flat import FlatParameters
+from fusewire.train.kept import keep_memory
 from fusewire.train.packed import Packed
 from fusewire.train.parts import Dropouts, Parts
-from fusewire.train.torch_tensors import computed_in, stream_of, view
+from fusewire.train.torch_tensors import capturing, computed_in, stream_of, view
 
 _LARGEST_SEED = 2**63 - 1
 _BEFORE_BIASES = 10  # arguments of _Run.forward
@@ -133,11 +134,15 @@ class Segment:
             self._version += 1
         return self._version
 
-    def seed(self, training: bool) -> int | None:
-        """Of all dropouts of a forward, from torch's generator; None where nothing is dropped."""
+    def seeds(self, training: bool, device: torch.device) -> tuple[int | None, torch.Tensor | None]:
+        """Of all dropouts of a forward, from torch's generator, and what kernels add to it: where
+        the forward is captured, a number of the device's generator, which every replay draws anew.
+        None where nothing is dropped."""
         if not training or not self._drops:
-            return None
-        return int(torch.randint(_LARGEST_SEED, (), dtype=torch.int64))
+            return None, None
+        if capturing(device):
+            return 0, torch.randint(_LARGEST_SEED, (1,), dtype=torch.int64, device=device)
+        return int(torch.randint(_LARGEST_SEED, (), dtype=torch.int64)), None
 
 
 class _Run(Function):
@@ -162,6 +167,7 @@ class _Run(Function):
         biases = biases_and_parameters[:bias_count]
         ctx.segment = segment
         ctx.version = segment.version()
+        seed, added = segment.seeds(training, x.device)
         ctx.activations = segment.stack.forward(
             view(out),
             view(x),
@@ -172,10 +178,12 @@ class _Run(Function):
             biases=[view(bias) for bias in biases],
             first_trained=first_trained,
             recompute=recompute,
-            dropout_seed=segment.seed(training),
+            dropout_seed=seed,
+            added_seed=None if added is None else view(added),
             version=ctx.version,
             stream=stream_of(x.device),
         )
+        keep_memory(ctx.activations)
         ctx.save_for_backward(x, source, *biases)  # so that torch says when somebody wrote to it
         return out
 

@@ -22,6 +22,11 @@ def stream_of(device: torch.device) -> Stream:
     return _stream(str(device), torch.cuda.current_stream(device).cuda_stream)
 
 
+def capturing(device: torch.device) -> bool:
+    """Whether torch's current stream there is captured into a graph."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
 def computed_in(device: torch.device) -> torch.dtype:
     """Autocast's dtype where it is on for a GPU, else fp32."""
     if device.type == "cpu" or not torch.is_autocast_enabled(device.type):

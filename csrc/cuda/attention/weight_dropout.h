@@ -8,6 +8,7 @@ namespace fusewire::cuda {
 
 struct WeightDropout {
   uint64_t seed, offset;
+  const int64_t* added;  // to the seed; may be null
   uint32_t threshold;
   float factor;  // of a weight that is kept
   bool any;
@@ -15,6 +16,7 @@ struct WeightDropout {
   explicit WeightDropout(const Dropout& d)
       : seed(static_cast<uint64_t>(d.seed)),
         offset(static_cast<uint64_t>(d.offset)),
+        added(d.added),
         threshold(d.threshold()),
         factor(d.factor()),
         any(d.probability > 0) {}
@@ -22,8 +24,9 @@ struct WeightDropout {
   // Of a row of the mask and 8 neighbouring columns: word w holds the numbers of columns 2w, in the
   // low half, and 2w + 1.
   __device__ __forceinline__ PhiloxWords words(uint32_t row, uint32_t group) const {
+    const uint64_t key = added ? seed + static_cast<uint64_t>(__ldg(added)) : seed;
     return philox(
-        seed, {{group, row, static_cast<uint32_t>(offset), static_cast<uint32_t>(offset >> 32)}});
+        key, {{group, row, static_cast<uint32_t>(offset), static_cast<uint32_t>(offset >> 32)}});
   }
 
   __device__ __forceinline__ float factor_of(uint32_t number) const {

@@ -13,7 +13,8 @@ namespace {
 struct DropoutArguments {
   void* out;
   const void *x, *residual;
-  int64_t out_stride, x_stride, residual_stride, rows, cols, seed, offset;
+  int64_t out_stride, x_stride, residual_stride, rows, cols;
+  Dropout dropout;
   uint32_t threshold;
   float factor;
 };
@@ -28,7 +29,7 @@ __global__ void __launch_bounds__(256) dropout_elements(DropoutArguments a) {
   wait_for_inputs();
   const int64_t group = tile_access<1>(0), first = group * kDropoutGroup;
   if (first >= a.cols) return;
-  const uint64_t offset = static_cast<uint64_t>(a.offset);
+  const uint64_t key = a.dropout.key(), offset = static_cast<uint64_t>(a.dropout.offset);
   for (int64_t row = tile_row(); row < a.rows; row += tile_row_step()) {
     const T* x = static_cast<const T*>(a.x) + row * a.x_stride + first;
     const T* residual = static_cast<const T*>(a.residual) + row * a.residual_stride + first;
@@ -41,9 +42,8 @@ __global__ void __launch_bounds__(256) dropout_elements(DropoutArguments a) {
       if (a.residual) more[i] = *reinterpret_cast<const P*>(residual + i * kWidth);
     }
     const PhiloxWords words =
-        philox(static_cast<uint64_t>(a.seed),
-               {{static_cast<uint32_t>(group), static_cast<uint32_t>(row),
-                 static_cast<uint32_t>(offset), static_cast<uint32_t>(offset >> 32)}});
+        philox(key, {{static_cast<uint32_t>(group), static_cast<uint32_t>(row),
+                      static_cast<uint32_t>(offset), static_cast<uint32_t>(offset >> 32)}});
 #pragma unroll
     for (int i = 0; i < n; ++i) {
       if (first + i * kWidth >= a.cols) continue;
@@ -66,18 +66,9 @@ template <class T>
 void dropout_add(void* out, int64_t out_stride, const void* x, int64_t x_stride,
                  const void* residual, int64_t residual_stride, int64_t rows, int64_t cols,
                  const Dropout& dropout, const Stream& stream) {
-  const DropoutArguments a = {out,
-                              x,
-                              residual,
-                              out_stride,
-                              x_stride,
-                              residual_stride,
-                              rows,
-                              cols,
-                              dropout.seed,
-                              dropout.offset,
-                              dropout.threshold(),
-                              dropout.factor()};
+  const DropoutArguments a = {
+      out,  x,    residual, out_stride,          x_stride,        residual_stride,
+      rows, cols, dropout,  dropout.threshold(), dropout.factor()};
   const bool vectors = cols % Vector<T>::kSize == 0 && vectors_fit<T>(x, x_stride) &&
                        vectors_fit<T>(out, out_stride) && vectors_fit<T>(residual, residual_stride);
   const Tiles tiles = tiles_of<1>(rows, (cols + kDropoutGroup - 1) / kDropoutGroup);
