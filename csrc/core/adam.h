@@ -8,8 +8,12 @@ namespace fusewire {
 // Adam (Kingma & Ba 2015, algorithm 1), with the decay of weights inside of the gradient or, if
 // `decoupled`, beside it (Loshchilov & Hutter 2019, "Decoupled weight decay regularization",
 // algorithm 2). Arrays are [count]; segment i, from segments[i] to segments[i + 1], has its own
-// rate and decay. The gradient is that of the array times gradient_scale. shadow may be null: the
-// new parameters, rounded to the element type of the kernels.
+// rate and decay. shadow may be null: the new parameters, rounded to the element type of the
+// kernels.
+//
+// What changes from step to step is in the memory of the device, so that nothing waits for it:
+// factors[3] = what gradients are multiplied by, 1 / (1 - beta1^step), 1 / sqrt(1 - beta2^step).
+// Where the first of them is NaN the step is skipped: nothing is written.
 struct AdamArguments {
   float *parameters, *exp_avg, *exp_avg_sq;
   const float* gradients;
@@ -17,8 +21,7 @@ struct AdamArguments {
   const float *rates, *decays;
   int64_t segment_count, count;  // count = segments[segment_count]
   double beta1, beta2, eps;      // 1 - 0.999 in float is off by 1e-5 of itself
-  int64_t step;                  // from 1 on
-  float gradient_scale;
+  const float* factors;
   bool decoupled;
   void* shadow;
 };

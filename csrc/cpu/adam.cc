@@ -22,17 +22,15 @@ struct Step {
 
 Step step_of(const AdamArguments& a, int64_t segment) {
   const double rate = a.rates[segment], decay = a.decays[segment];
-  const double first = 1.0 - std::pow(a.beta1, static_cast<double>(a.step));
-  const double second = 1.0 - std::pow(a.beta2, static_cast<double>(a.step));
   return {static_cast<float>(1.0 - a.beta1),
           static_cast<float>(a.beta2),
           static_cast<float>(1.0 - a.beta2),
-          static_cast<float>(rate / first),
-          static_cast<float>(1.0 / std::sqrt(second)),
+          static_cast<float>(rate * a.factors[1]),
+          a.factors[2],
           static_cast<float>(a.eps),
           a.decoupled ? static_cast<float>(1.0 - rate * decay) : 1.0f,
           a.decoupled ? 0.0f : static_cast<float>(decay),
-          a.gradient_scale};
+          a.factors[0]};
 }
 
 FUSEWIRE_INLINE Vec square_root(Vec x) {
@@ -74,6 +72,7 @@ int64_t segment_at(const AdamArguments& a, int64_t element) {
 }  // namespace
 
 void adam(const AdamArguments& a, const Stream&) {
+  if (std::isnan(a.factors[0])) return;
   parallel_for(a.count, kGrain, [&](int64_t begin, int64_t end, int) {
     for (int64_t segment = segment_at(a, begin); begin < end; ++segment) {
       const int64_t border = a.segments[segment + 1], stop = border < end ? border : end;

@@ -38,8 +38,8 @@ void gradient_norm(const Tensor& out, const Tensor& gradients, const Stream& str
 
 void adam(const Tensor& parameters, const Tensor& gradients, const Tensor& exp_avg,
           const Tensor& exp_avg_sq, const Tensor& segments, const Tensor& rates,
-          const Tensor& decays, double beta1, double beta2, double eps, int64_t step,
-          float gradient_scale, bool decoupled, const Tensor* shadow, const Stream& stream) {
+          const Tensor& decays, double beta1, double beta2, double eps, const Tensor& factors,
+          bool decoupled, const Tensor* shadow, const Stream& stream) {
   Check check("adam", stream);
   Dim count("n"), borders("segments + 1"), segment_count("segments");
   if (shadow) check.floats("shadow", *shadow, {&count});
@@ -61,7 +61,8 @@ void adam(const Tensor& parameters, const Tensor& gradients, const Tensor& exp_a
   fraction("beta1", beta1);
   fraction("beta2", beta2);
   check.require(eps >= 0, "eps: got ", eps, ", wanted 0 or more");
-  check.require(step >= 1, "step: got ", step, ", wanted 1 for the first one, or more");
+  Dim three("factors", 3);
+  check.is("factors", factors, DType::kFloat32, {&three});
   dispatch_training(check, stream, count.size, [&](const TrainingKernels& kernels) {
     const int64_t* at = segments.as<int64_t>();
     if (stream.device.type == DeviceType::kCpu)
@@ -69,7 +70,7 @@ void adam(const Tensor& parameters, const Tensor& gradients, const Tensor& exp_a
     kernels.adam(
         {parameters.as<float>(), exp_avg.as<float>(), exp_avg_sq.as<float>(), gradients.as<float>(),
          at, rates.as<float>(), decays.as<float>(), segment_count.size, count.size, beta1, beta2,
-         eps, step, gradient_scale, decoupled, shadow ? shadow->data : nullptr},
+         eps, factors.as<float>(), decoupled, shadow ? shadow->data : nullptr},
         stream);
   });
 }

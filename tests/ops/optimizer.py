@@ -65,13 +65,19 @@ def stepped(o: Operands, a: Arrays, step: Step) -> np.ndarray:
     shadow = o.floats(np.full_like(a["parameters"], np.nan)) if step.shadow else None
     segments = o.int64(np.cumsum([0, *step.lengths]))
     rates, decays = o.fp32(a["rates"]), o.fp32(a["decays"])
+    factors = o.fp32(factors_of(step))
     k.adam(
-        parameters, gradients, *state, segments, rates, decays, *step[3:6], step.step,
-        step.gradient_scale, step.decoupled, shadow, o.place.stream,
+        parameters, gradients, *state, segments, rates, decays, *step[3:6], factors,
+        step.decoupled, shadow, o.place.stream,
     )  # fmt: skip
     if shadow:
         np.testing.assert_array_equal(o.place.numpy(shadow), casted(o, o.place.numpy(parameters)))
     return np.stack([o.place.numpy(each).copy() for each in (parameters, *state)])
+
+
+def factors_of(step: Step) -> np.ndarray:
+    rest = [1 - beta**step.step for beta in (step.beta1, step.beta2)]
+    return np.float32([step.gradient_scale, 1 / rest[0], rest[1] ** -0.5])
 
 
 def casted(o: Operands, x: np.ndarray) -> np.ndarray:

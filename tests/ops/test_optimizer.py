@@ -9,7 +9,7 @@ from fusewire import kernels as k
 from fusewire.placement import Placement
 
 from tests.ops.case import Operands, normal
-from tests.ops.optimizer import Step, casted, make_step, norm, stepped
+from tests.ops.optimizer import Step, casted, factors_of, make_step, norm, stepped
 from tests.places import CPU_TARGETS, GPU, GPU_FP32, rounded
 from tests.tolerance import allowed_error
 
@@ -45,11 +45,20 @@ def test_many_steps_follow_torch(decoupled: bool, place: Placement):
     for step, gradient in enumerate(gradients, 1):
         k.adam(
             ours, tensor(gradient), *state, segments, tensor(rates), tensor(decays),
-            0.9, 0.999, 1e-8, step, 1.0, decoupled, None, place.stream,
+            0.9, 0.999, 1e-8, tensor(factors_of(Step((), step))), decoupled, None, place.stream,
         )  # fmt: skip
     allowed = allowed_error(of_torch(torch.float64), of_torch(torch.float32), "float32", 1)
     excess = allowed.excess(place.numpy(ours))
     assert not excess, excess
+
+
+@AND_GPU
+def test_a_step_whose_scale_is_nan_writes_nothing(place: Placement):
+    o, step = Operands(place, "dense"), Step((50_000, 3), step=2, gradient_scale=np.nan)
+    arrays = make_step(np.random.default_rng(1), step._replace(shadow=False))
+    found = stepped(o, arrays, step._replace(shadow=False))
+    for got, name in zip(found, ("parameters", "exp_avg", "exp_avg_sq"), strict=True):
+        np.testing.assert_array_equal(got, arrays[name])
 
 
 @EVERY_TARGET
@@ -100,11 +109,13 @@ def test_arguments_that_make_no_sense_are_refused():
     five, rates = np.zeros(5, np.float32), np.float32([1e-3, 1e-3])
     tensor = k.Tensor.from_numpy
 
-    def adam(segments=(0, 2, 5), beta1=0.9, beta2=0.999, eps=1e-8, step=1, gradients=five):
+    def adam(
+        segments=(0, 2, 5), beta1=0.9, beta2=0.999, eps=1e-8, factors=(1, 10, 30), gradients=five
+    ):
         k.adam(
             tensor(five), tensor(gradients), tensor(five.copy()), tensor(five.copy()),
-            tensor(np.array(segments)), tensor(rates), tensor(rates), beta1, beta2, eps, step,
-            1.0, True, None,
+            tensor(np.array(segments)), tensor(rates), tensor(rates), beta1, beta2, eps,
+            tensor(np.float32(factors)), True, None,
         )  # fmt: skip
 
     adam()
@@ -116,7 +127,7 @@ def test_arguments_that_make_no_sense_are_refused():
         ({"beta1": 1.0}, "beta1: got 1, wanted 0 or more, and less than 1"),
         ({"beta2": -0.5}, "beta2: got -0.5, wanted 0 or more, and less than 1"),
         ({"eps": -1.0}, "eps: got -1, wanted 0 or more"),
-        ({"step": 0}, "step: got 0, wanted 1 for the first one, or more"),
+        ({"factors": (1, 10)}, r"factors: got float32\[2\] on cpu, wanted float32\[factors=3\]"),
         ({"gradients": five[:4]}, r"gradients: got float32\[4\] on cpu, wanted .*n=5"),
     ):
         with pytest.raises(k.Error, match=f"adam: {message}"):

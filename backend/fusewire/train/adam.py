@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,12 +12,11 @@ import torch
 from fusewire import kernels
 from fusewire.errors import ConfigurationError
 from fusewire.train.runs import MOMENTS, Run, Update, follows, runs
-from fusewire.train.torch_tensors import stream_of, view
+from fusewire.train.step_factors import StepFactors
+from fusewire.train.torch_tensors import stream_of
 
 # What torch's optimizers of this name can do and this one cannot, in their own words.
 _LACKS = ("amsgrad", "maximize", "differentiable")
-# torch's clip_grad_norm_ divides by the norm and this.
-_CLIP_EPS = 1e-6
 
 
 class Adam(torch.optim.Optimizer):
@@ -32,9 +32,9 @@ class Adam(torch.optim.Optimizer):
 
     A step whose gradients have NaN or Inf, or a norm beyond fp32, changes nothing and is counted in
     `skipped_steps`. `gradient_norm` is the last step's, before clipping; a skipped one has it too.
-    A GradScaler hands its scale to `step`, which divides by it. On a GPU `step` waits once for the
-    gradients' norm. `state_dict` is that of torch's
-    optimizers: checkpoints load either way.
+    A GradScaler hands its scale to `step`, which divides by it. On a GPU `step` waits for nothing;
+    who reads `skipped_steps` or `gradient_norm` waits for the steps so far. `state_dict` is that of
+    torch's optimizers: checkpoints load either way.
 
     Adam: Kingma and Ba 2015, algorithm 1; AdamW: Loshchilov and Hutter 2019, algorithm 2. Raises
     ConfigurationError for settings out of range and parameters that it cannot update.
@@ -59,8 +59,8 @@ class Adam(torch.optim.Optimizer):
                 f"max_grad_norm: got {max_grad_norm}, wanted a number above 0, or None"
             )
         self.max_grad_norm = max_grad_norm
-        self.skipped_steps = 0
-        self.gradient_norm = math.nan
+        self._norm = torch.tensor(math.nan, dtype=torch.float64)
+        self._skipped = torch.tensor(0.0, dtype=torch.float64)
         self._forget_runs()
         defaults = {
             "lr": lr,
@@ -84,6 +84,22 @@ class Adam(torch.optim.Optimizer):
         _check(self.param_groups[-1])
         self._forget_runs()
 
+    @property
+    def gradient_norm(self) -> float:
+        """Of the last step's gradients, before clipping; NaN before the first."""
+        return float(self._norm)
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps that changed nothing, for their gradients were not finite."""
+        return int(self._skipped)
+
+    def read_rates(self) -> None:
+        """Takes the groups' learning rates and decays as they are now. `step` does; who replays a
+        recorded step calls it before."""
+        for run in self._runs:
+            run.read_rates()
+
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
         """One step over all parameters that have a gradient; what `closure` returned."""
@@ -92,19 +108,19 @@ class Adam(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         current = self._current_runs()
-        scale = getattr(self, "grad_scale", None)
-        unscale = 1.0 if scale is None else 1.0 / float(scale)
-        gradients = [run.gradients() for run in current]
-        square = _square_norm(current, gradients)
-        self.gradient_norm = math.sqrt(square) * unscale
-        found_inf = getattr(self, "found_inf", None)
-        if not math.isfinite(square) or (found_inf is not None and float(found_inf) > 0):
-            self.skipped_steps += 1
+        if not current:
             return loss
-        if self.max_grad_norm is not None:
-            unscale *= min(1.0, self.max_grad_norm / (self.gradient_norm + _CLIP_EPS))
-        for run, gradient in zip(current, gradients, strict=True):
-            self._update(run, gradient, unscale)
+        assert self._factors is not None
+        gradients = [run.gradients() for run in current]
+        factors = self._factors.of_step(
+            gradients,
+            self.max_grad_norm,
+            getattr(self, "grad_scale", None),
+            getattr(self, "found_inf", None),
+        )
+        self.read_rates()
+        for each in zip(current, gradients, factors, strict=True):
+            _update(*each)
         return loss
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -125,7 +141,7 @@ class Adam(torch.optim.Optimizer):
                 state[name] = torch.as_tensor(value, dtype=torch.float32).clone()
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = ("max_grad_norm", "skipped_steps", "gradient_norm")
+        kept = ("max_grad_norm", "_norm", "_skipped")
         return super().__getstate__() | {name: getattr(self, name) for name in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -134,6 +150,7 @@ class Adam(torch.optim.Optimizer):
 
     def _forget_runs(self) -> None:
         self._runs: list[Run] = []
+        self._factors: StepFactors | None = None
         self._seen: list[Any] = []
 
     def _current_runs(self) -> list[Run]:
@@ -155,48 +172,52 @@ class Adam(torch.optim.Optimizer):
                     self.state[p]["step"] = torch.tensor(0.0)
                     for name in MOMENTS:
                         self.state[p][name] = torch.zeros_like(p)
-            self._runs = list(runs(members, self._update_of, self.state))
+            taken = _numbers([self.state[p]["step"] for p, _ in members])
+            steps = {p: int(one) for (p, _), one in zip(members, taken, strict=True)}
+            update_of = partial(_update_of, steps)
+            self._runs = list(runs(members, update_of, self.state))
+            if self._runs:
+                self._factors = StepFactors(self._runs, self.state, self._norm, self._skipped)
+                self._norm, self._skipped = self._factors.norm, self._factors.skipped
             self._seen = seen
         return self._runs
 
-    def _update_of(self, p: torch.Tensor, group: dict[str, Any]) -> Update:
-        beta1, beta2 = group["betas"]
-        decoupled = bool(group["decoupled_weight_decay"])
-        return beta1, beta2, group["eps"], decoupled, int(self.state[p]["step"])
 
-    def _update(self, run: Run, gradients: kernels.Tensor, gradient_scale: float) -> None:
-        beta1, beta2, eps, decoupled, steps = run.update
-        run.update = beta1, beta2, eps, decoupled, steps + 1
-        run.read_rates()
-        kernels.adam(
-            run.values,
-            gradients,
-            run.exp_avg,
-            run.exp_avg_sq,
-            run.segments,
-            run.rates,
-            run.decays,
-            beta1,
-            beta2,
-            eps,
-            steps + 1,
-            gradient_scale,
-            decoupled,
-            None,
-            stream_of(run.device),
-        )
-        run.steps += 1.0
+def _update_of(taken: dict[torch.Tensor, int], p: torch.Tensor, group: dict[str, Any]) -> Update:
+    beta1, beta2 = group["betas"]
+    return beta1, beta2, group["eps"], bool(group["decoupled_weight_decay"]), taken[p]
 
 
-def _square_norm(current: list[Run], gradients: list[kernels.Tensor]) -> float:
-    """Of all gradients together; not finite where one is not. Waits once for each device."""
-    found: dict[torch.device, list[torch.Tensor]] = {}
-    for run, gradient in zip(current, gradients, strict=True):
-        out = torch.empty(2, dtype=torch.float32, device=run.device)
-        kernels.gradient_norm(view(out), gradient, stream_of(run.device))
-        found.setdefault(run.device, []).append(out)
-    pairs = [pair for outs in found.values() for pair in torch.stack(outs).tolist()]
-    return math.nan if any(bad for _, bad in pairs) else sum(square for square, _ in pairs)
+def _numbers(scalars: list[torch.Tensor]) -> list[float]:
+    """Their values, with one wait for each device."""
+    found: dict[int, float] = {}
+    by_device: dict[torch.device, list[int]] = {}
+    for number, scalar in enumerate(scalars):
+        by_device.setdefault(scalar.device, []).append(number)
+    for numbers in by_device.values():
+        values = torch.stack([scalars[number] for number in numbers]).tolist()
+        found.update(zip(numbers, values, strict=True))
+    return [found[number] for number in range(len(scalars))]
+
+
+def _update(run: Run, gradients: kernels.Tensor, factors: kernels.Tensor) -> None:
+    beta1, beta2, eps, decoupled, _ = run.update
+    kernels.adam(
+        run.values,
+        gradients,
+        run.exp_avg,
+        run.exp_avg_sq,
+        run.segments,
+        run.rates,
+        run.decays,
+        beta1,
+        beta2,
+        eps,
+        factors,
+        decoupled,
+        None,
+        stream_of(run.device),
+    )
 
 
 def _layout(parameters: list[torch.Tensor]) -> list[Any]:

@@ -22,7 +22,7 @@ class Run:
     moments are each one fp32 array [elements] in memory.
 
     `state`: an optimizer's, by parameter; moments that are not one array yet become views of new
-    ones, and so do numbers of steps. `update`: betas, eps, whether decay is decoupled, and how many
+    ones. `update`: betas, eps, whether decay is decoupled, and how many
     steps were taken: one of each for all parameters of a run.
     """
 
@@ -38,10 +38,6 @@ class Run:
         self._settings = torch.empty(2, len(members), dtype=torch.float32, device=self.device)
         self._known: list[list[float]] = []  # that are in _settings
         self.rates, self.decays = map(view, self._settings)
-        # Taken, by parameter; whatever torch's default dtype is.
-        self.steps = torch.full((len(members),), float(update[4]), dtype=torch.float32)
-        for p, taken in zip(self.parameters, self.steps, strict=True):
-            state[p]["step"] = taken
         self.values = _array(self.parameters)
         self.exp_avg, self.exp_avg_sq = (self._moment(name, state) for name in MOMENTS)
 
@@ -54,7 +50,7 @@ class Run:
         now = [[float(group[name]) for group in self._groups] for name in ("lr", "weight_decay")]
         if now != self._known:
             self._known = now
-            self._settings.copy_(torch.tensor(now, dtype=torch.float32))
+            self._settings.copy_(torch.tensor(now, dtype=torch.float32), non_blocking=True)
 
     def _moment(self, name: str, state: Any) -> kernels.Tensor:
         tensors = [state[p][name] for p in self.parameters]

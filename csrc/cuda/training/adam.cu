@@ -13,11 +13,6 @@ namespace {
 
 constexpr int kAdamBlock = 256;
 
-struct Corrections {
-  double first_inverse;  // 1 / (1 - beta1^step)
-  float second;          // 1 / sqrt(1 - beta2^step)
-};
-
 // The last segment that begins at `element` or before it.
 __device__ __forceinline__ int64_t segment_at(const AdamArguments& a, int64_t element) {
   int64_t first = 0, beyond = a.segment_count;
@@ -33,12 +28,11 @@ struct Segment {
   int64_t at, end;
   float step_size, shrink, decay;  // shrink: of the parameter; decay: of the gradient
 
-  __device__ __forceinline__ void load(const AdamArguments& a, const Corrections& corrections,
-                                       int64_t segment) {
+  __device__ __forceinline__ void load(const AdamArguments& a, float correction, int64_t segment) {
     at = segment;
     end = segment + 1 < a.segment_count ? a.segments[segment + 1] : a.count;
     const double rate = a.rates[segment], weight_decay = a.decays[segment];
-    step_size = static_cast<float>(rate * corrections.first_inverse);
+    step_size = static_cast<float>(rate * correction);
     shrink = a.decoupled ? static_cast<float>(1.0 - rate * weight_decay) : 1.0f;
     decay = a.decoupled ? 0.0f : static_cast<float>(weight_decay);
   }
@@ -47,10 +41,11 @@ struct Segment {
 // kWidth neighbouring elements to a thread, n times. They are on their way while the segment of the
 // first one is looked for.
 template <class T, int kWidth, int n>
-__global__ void __launch_bounds__(kAdamBlock)
-    adam_elements(AdamArguments a, Corrections corrections) {
+__global__ void __launch_bounds__(kAdamBlock) adam_elements(AdamArguments a) {
   using P = Pack<float, kWidth>;
   wait_for_inputs();
+  const float scale = a.factors[0], first_correction = a.factors[1];
+  const float second_correction = a.factors[2];
   const float beta1_rest = static_cast<float>(1.0 - a.beta1), beta2 = static_cast<float>(a.beta2);
   const float beta2_rest = static_cast<float>(1.0 - a.beta2), eps = static_cast<float>(a.eps);
   const int64_t first = (static_cast<int64_t>(blockIdx.x) * n * kAdamBlock + threadIdx.x) * kWidth;
@@ -64,9 +59,9 @@ __global__ void __launch_bounds__(kAdamBlock)
     averages[i] = *reinterpret_cast<const P*>(a.exp_avg + e);
     squares[i] = *reinterpret_cast<const P*>(a.exp_avg_sq + e);
   }
-  if (first >= a.count) return;
+  if (first >= a.count || isnan(scale)) return;
   Segment segment;
-  segment.load(a, corrections, segment_at(a, first));
+  segment.load(a, first_correction, segment_at(a, first));
 #pragma unroll
   for (int i = 0; i < n; ++i) {
     const int64_t e = first + i * kAdamBlock * kWidth;
@@ -75,13 +70,13 @@ __global__ void __launch_bounds__(kAdamBlock)
 #pragma unroll
     for (int j = 0; j < kWidth; ++j) {
       while (e + j >= segment.end && segment.at + 1 < a.segment_count) {
-        segment.load(a, corrections, segment.at + 1);
+        segment.load(a, first_correction, segment.at + 1);
       }
       const float before = parameters[i].at[j];
-      const float gradient = gradients[i].at[j] * a.gradient_scale + before * segment.decay;
+      const float gradient = gradients[i].at[j] * scale + before * segment.decay;
       const float old = averages[i].at[j], average = old + (gradient - old) * beta1_rest;
       const float square = squares[i].at[j] * beta2 + gradient * gradient * beta2_rest;
-      const float deviation = sqrtf(square) * corrections.second + eps;
+      const float deviation = sqrtf(square) * second_correction + eps;
       const float after = before * segment.shrink - average * segment.step_size / deviation;
       parameters[i].at[j] = after;
       averages[i].at[j] = average;
@@ -126,19 +121,14 @@ unsigned blocks_for(int64_t count, int64_t of_a_thread) {
 
 template <class T>
 void adam(const AdamArguments& a, const Stream& stream) {
-  const double step = static_cast<double>(a.step);
-  const Corrections corrections = {
-      1.0 / (1.0 - std::pow(a.beta1, step)),
-      static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(a.beta2, step)))};
   constexpr int n = 2;
   const bool fours = a.count % kFour == 0 && fours_fit<float>(a.parameters) &&
                      fours_fit<float>(a.gradients) && fours_fit<float>(a.exp_avg) &&
                      fours_fit<float>(a.exp_avg_sq) && fours_fit<T>(a.shadow);
   if (fours) {
-    launch(adam_elements<T, kFour, n>, blocks_for(a.count, kFour * n), kAdamBlock, 0, stream, a,
-           corrections);
+    launch(adam_elements<T, kFour, n>, blocks_for(a.count, kFour * n), kAdamBlock, 0, stream, a);
   } else {
-    launch(adam_elements<T, 1, n>, blocks_for(a.count, n), kAdamBlock, 0, stream, a, corrections);
+    launch(adam_elements<T, 1, n>, blocks_for(a.count, n), kAdamBlock, 0, stream, a);
   }
   end_weights(stream);
 }
