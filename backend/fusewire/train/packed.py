@@ -3,20 +3,23 @@ read, and back."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
 
 from fusewire.errors import InvalidInput
 from fusewire.kernels import SequenceBatch
-from fusewire.train.torch_tensors import stream_of, view
+from fusewire.train.torch_tensors import capturing, stream_of, view
 
 # What DataCollatorWithFlattening hands over beside input_ids, labels and position_ids.
 FLATTENING = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
 
 
 _CPU = torch.device("cpu")
+_PREPARED: ContextVar[Packed | None] = ContextVar("prepared", default=None)
 
 
 class Packed:
@@ -44,20 +47,18 @@ class Packed:
                 f"{side}input_ids", f"shape {list(shape)}", "a token", "leave empty batches out"
             )
         self._index: torch.Tensor | None = None
+        self.rows_begin = True  # with a token in their first place
         if mask is not None:
-            there = _checked(mask, shape, side)
-            lengths = there.sum(1).cpu()
-            if int(lengths.min()) < 1:
-                row = int(lengths.argmin())
-                raise InvalidInput(
-                    f"{side}attention_mask",
-                    f"row {row} of zeros alone",
-                    "a token in every row",
-                    "leave the row out",
-                )
+            there, lengths = tokens_of(mask, shape, side)
+            self.rows_begin = bool(there[:, 0].all())
             if int(lengths.sum()) < rows * length:
-                self._index = there.flatten().nonzero().squeeze(1)
+                index = there.flatten().nonzero().squeeze(1)
+                self._index = index.to(device, non_blocking=True)
             cu_seqlens = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        elif cu_seqlens is None and capturing(device):
+            offsets = torch.arange(rows + 1, dtype=torch.int32, device=device) * length
+            self.batch = SequenceBatch.bucket(view(offsets), rows * length, length)
+            return
         elif cu_seqlens is None:
             cu_seqlens = torch.arange(rows + 1) * length
         offsets = cu_seqlens.to(device="cpu", dtype=torch.int32).contiguous()
@@ -100,8 +101,11 @@ def packed(
     """Of a model's arguments. Without a mask, a row with `cu_seq_lens_q` holds several sequences,
     and so does each row whose `position_ids` (of decoders) begin anew, as in transformers.
 
-    Raises InvalidInput for a mask that does not fit, and for one beside `cu_seq_lens_q`.
+    Raises InvalidInput for a mask that does not fit, and for one beside `cu_seq_lens_q`. In a
+    `prepared` block what that was given.
     """
+    if (known := _PREPARED.get()) is not None:
+        return known
     cu_seqlens = flattening.get("cu_seq_lens_q")
     if attention_mask is not None:
         if cu_seqlens is not None:
@@ -117,6 +121,33 @@ def packed(
     return Packed(shape, None, cu_seqlens, device)
 
 
+@contextmanager
+def prepared(tokens: Packed) -> Iterator[None]:
+    """Models that are called meanwhile take these tokens, whatever mask they are given."""
+    before = _PREPARED.set(tokens)
+    try:
+        yield
+    finally:
+        _PREPARED.reset(before)
+
+
+def tokens_of(
+    mask: torch.Tensor, shape: tuple[int, int], side: str = ""
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """On the CPU: where there are tokens, bool [rows, length], and how many a row has. Waits for a
+    mask on a GPU, once. Raises InvalidInput as Packed does."""
+    there = _checked(mask, shape, side)
+    lengths = there.sum(1)
+    if int(lengths.min()) < 1:
+        raise InvalidInput(
+            f"{side}attention_mask",
+            f"row {int(lengths.argmin())} of zeros alone",
+            "a token in every row",
+            "leave the row out",
+        )
+    return there, lengths
+
+
 def _checked(mask: torch.Tensor, shape: tuple[int, int], side: str) -> torch.Tensor:
     name = f"{side}attention_mask"
     if tuple(mask.shape) != shape:
@@ -126,6 +157,7 @@ def _checked(mask: torch.Tensor, shape: tuple[int, int], side: str) -> torch.Ten
             f"{list(shape)} as {side}input_ids",
             "pass the tokenizer's mask",
         )
+    mask = mask.cpu()
     there = mask == 1
     if not bool((there | (mask == 0)).all()):
         raise InvalidInput(name, "other values", "0 or 1", "pass the tokenizer's mask")

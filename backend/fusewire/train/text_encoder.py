@@ -32,11 +32,7 @@ def forward(
     given = ids_or_embeddings(input_ids, inputs_embeds)
     tokens = packed((given.shape[0], given.shape[1]), attention_mask, None, kwargs, given.device)
     pooler = getattr(self, "pooler", None)
-    if (
-        pooler is not None
-        and attention_mask is not None
-        and bool((attention_mask[:, 0] == 0).any())
-    ):
+    if pooler is not None and not tokens.rows_begin:
         raise InvalidInput(
             "attention_mask",
             "padding in the first place of a row, which is pooled",
