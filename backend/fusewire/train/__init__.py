@@ -5,12 +5,14 @@ from fusewire.train.cross_entropy import CrossEntropy, cross_entropy
 from fusewire.train.int8 import Int8Linear, int8_layers, save_int8
 from fusewire.train.packing import PackingCollator, TokenBudgetSampler
 from fusewire.train.replace import replace
+from fusewire.train.step import Step
 
 __all__ = [
     "Adam",
     "CrossEntropy",
     "Int8Linear",
     "PackingCollator",
+    "Step",
     "TokenBudgetSampler",
     "cross_entropy",
     "int8_layers",

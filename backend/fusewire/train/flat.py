@@ -166,6 +166,12 @@ class FlatParameters:
         """Says that parameters (by default all) were written without torch's knowledge."""
         increment_version([slot.parameter for slot in self._named(names)])
 
+    def forget_nodes(self) -> None:
+        """Lets go of torch's nodes that accumulate gradients: those of the next forward belong to
+        the stream that is current then."""
+        for slot in self._named(None):
+            slot.forget_node()
+
     def begin_backward(self, names: Sequence[str]) -> GradientPlace:
         """Where the backward that runs writes the gradients of these parameters.
 

@@ -40,7 +40,7 @@ class TrainedLayers:
         count = len(stack.layers)
         if not 1 <= segments <= count:
             raise ConfigurationError(f"segments: got {segments}, wanted 1 to {count}, the layers")
-        self._flat = flat
+        self.flat = flat
         self.modules = modules
         bounds = [count * i // segments for i in range(segments + 1)]
         self.segments = [
@@ -66,7 +66,7 @@ class TrainedLayers:
         """x [tokens, hidden] -> the hidden states behind the layers. positions int32 [tokens], for
         rotary angles. `layers`: transformers' own, whose gradient_checkpointing counts. `source`:
         what cross attentions read."""
-        self._flat.relink()
+        self.flat.relink()
         training = self.modules.training
         checkpointing = any(getattr(layer, "gradient_checkpointing", False) for layer in layers)
         recompute = "layer" if checkpointing else self.recompute

@@ -81,6 +81,9 @@ class Slot:
             first.data = slice_
         self.parameter, self._edge = first, None
 
+    def forget_node(self) -> None:
+        self._edge = None
+
     def needs_own_memory(self, gradients: torch.Tensor) -> bool:
         """Whether the gradient that is computed now may not be written to the slice:
         torch.autograd.grad returns it, a hook waits for it, a pass holds the slice (it wrote there,
