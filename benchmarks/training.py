@@ -8,7 +8,8 @@ they are, and through torch.compile. Systems first take the same steps without d
 the same losses, then take turns, so that the machine's noise meets all of them. Compared are
 medians of seconds, and the least seconds that the cores worked, which other processes disturb less.
 
-Adds rows to bench-results/training.jsonl (one JSON object each).
+Adds rows to bench-results/training.jsonl (one JSON object each). `--device cuda` measures on a GPU
+(`benchmarks/training_gpu.py`).
 """
 
 from __future__ import annotations
@@ -73,15 +74,25 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=3, help="turns of each system")
     parser.add_argument("--runs", type=int, default=BATCHES, help="timed steps of a turn")
-    parser.add_argument("--models", nargs="+", default=list(CASES), choices=list(SHAPES))
+    parser.add_argument(
+        "--models", nargs="+", choices=list(SHAPES), help="by default those of docs"
+    )
     parser.add_argument("--texts", type=int, nargs="+", help="of a batch")
-    parser.add_argument("--systems", nargs="+", default=list(SYSTEMS), choices=list(SYSTEMS))
+    parser.add_argument("--systems", nargs="+", help="by default all")
     parser.add_argument("--out", type=Path, default=records.RESULTS)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
     options = parser.parse_args()
-    names = list(dict.fromkeys([OURS, "transformers", *options.systems]))
+    if options.device == "cuda":
+        from benchmarks import training_gpu
+
+        models = options.models or list(training_gpu.CASES)
+        systems = options.systems or training_gpu.SYSTEMS
+        training_gpu.run(models, options.texts, systems, options.rounds, options.out)
+        return
+    names = list(dict.fromkeys([OURS, "transformers", *(options.systems or SYSTEMS)]))
     arena.pin(options.threads)
     found: records.Rows = []
-    for model in options.models:
+    for model in options.models or CASES:
         with contextlib.ExitStack() as stack:
             systems = [stack.enter_context(System(n, model, options.threads)) for n in names]
             check(systems, model)

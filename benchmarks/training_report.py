@@ -20,6 +20,24 @@ def goals(rows: Rows) -> list[Goal]:
     return found
 
 
+def gpu_table(rows: Rows) -> str:
+    """A line a case: milliseconds of each system, and how many times those of our step."""
+    systems = list(dict.fromkeys(row["system"] for row in rows))
+    found = {(row["model"], row["case"], row["system"]): row for row in rows}
+    lines = [
+        "A step of training, median ms (times `Step`'s):",
+        "",
+        f"| | tokens, padded | {' | '.join(systems)} |",
+        "|---" * (len(systems) + 2) + "|",
+    ]
+    for model, case in dict.fromkeys((row["model"], row["case"]) for row in rows):
+        of_case = [found[model, case, system] for system in systems]
+        cells = [f"{of_case[0]['tokens']}, {of_case[0]['padded_tokens']}"]
+        cells += [f"{row['median_ms']:.2f} ({row['times_step']:.2f})" for row in of_case]
+        lines.append(f"| {model}, {case} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def table(rows: Rows) -> str:
     """A line a case; without where and when it was measured."""
     systems = list(dict.fromkeys(row["system"] for row in rows))

@@ -17,6 +17,7 @@ LEARNING_RATE = 5e-5
 SHAPES: dict[str, dict[str, Any]] = {
     "BERT-base": {"kind": "bert"},
     "GPT, 4 layers of 256": {"kind": "gpt2", "n_layer": 4, "n_embd": 256, "n_head": 8},
+    "GPT-2 124M": {"kind": "gpt2"},
     "BERT, tiny": {
         "kind": "bert",
         "hidden_size": 32,

@@ -1,0 +1,157 @@
+"""Speed of training on a GPU beside transformers on torch, in one run: `python -m
+benchmarks.training --device cuda`.
+
+Steps under bf16 autocast, with dropout 0.1: forward, loss, backward, clipping to a norm of 1 and
+AdamW (torch's is the fused one), of batches that the host has, ragged and padded to their longest
+text. Rivals are transformers' models as they are (their attention is torch's SDPA), and through
+torch.compile, with dynamic shapes, in its default mode and as "reduce-overhead", which records CUDA
+graphs. Systems take turns of all batches after warm-ups with each; compared are medians of
+milliseconds, by the host's clock, until the device is done.
+
+Adds rows to bench-results/training_gpu.jsonl (one JSON object each).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from benchmarks import records, training_report
+from benchmarks.training_rivals import LEARNING_RATE, batch_of, make
+
+CASES = {"BERT-base": (8, 32, 128), "GPT-2 124M": (8,)}
+OURS, STEP, EAGER = "fusewire", "fusewire, Step", "transformers"
+COMPILED, GRAPHS = "transformers, compiled", "transformers, reduce-overhead"
+SYSTEMS = (STEP, OURS, EAGER, COMPILED, GRAPHS)
+BATCHES, WARM_UPS = 8, 3  # rounds over all batches that are not timed
+# Of the first losses, in bf16 and without dropout, beside transformers'.
+LOSS_TOLERANCE = 2e-2
+
+Batch = dict[str, Any]
+
+
+def stepping(system: str, shape: str) -> tuple[Any, Callable[[Batch], Any]]:
+    """A model on the GPU, and a step with a batch that gives its loss and waits for nothing."""
+    import torch
+
+    model = make(shape).cuda().train()
+    if system in (OURS, STEP):
+        from fusewire.train import Adam, Step, replace
+
+        model = replace(model)
+        ours = Adam(model.parameters(), lr=LEARNING_RATE, max_grad_norm=1.0)
+        if system == STEP:
+            return model, Step(model, ours, dtype=torch.bfloat16)
+        optimizer: Any = ours
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
+    call = model
+    if system in (COMPILED, GRAPHS):
+        mode = "reduce-overhead" if system == GRAPHS else None
+        call = torch.compile(model, dynamic=True, mode=mode)
+
+    def step(batch: Batch) -> Any:
+        there = {name: value.cuda(non_blocking=True) for name, value in batch.items()}
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = call(**there).loss
+        loss.backward()
+        if system != OURS:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return model, step
+
+
+def round_ms(step: Callable[[Batch], Any], batches: Sequence[Batch]) -> float:
+    """Of one step, the mean of a round over all batches."""
+    import torch
+
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for batch in batches:
+        step(batch)
+    torch.cuda.synchronize()
+    return 1e3 * (time.perf_counter() - begin) / len(batches)
+
+
+def made(shape: str, texts: int, seed: int = 1) -> list[Batch]:
+    import torch
+
+    rng = np.random.default_rng(seed)
+    batches = [batch_of(shape, texts, rng) for _ in range(BATCHES)]
+    return [{k: torch.from_numpy(v).pin_memory() for k, v in b.items()} for b in batches]
+
+
+def tokens_of(batches: Sequence[Batch]) -> tuple[int, int]:
+    """Tokens, and places that padding makes of them, in the mean."""
+    masks = [batch.get("attention_mask", batch["input_ids"] >= 0) for batch in batches]
+    return round(np.mean([int(m.sum()) for m in masks])), round(np.mean([m.numel() for m in masks]))
+
+
+def check(models: dict[str, tuple[Any, Callable[[Batch], Any]]], batch: Batch) -> None:
+    """SystemExit where a system has another loss than transformers without dropout."""
+    found = {}
+    for system, (model, step) in models.items():
+        model.eval()
+        found[system] = float(step(batch))
+        model.train()
+    for system, loss in found.items():
+        if not abs(loss / found[EAGER] - 1) <= LOSS_TOLERANCE:
+            raise SystemExit(f"{system}: got loss {loss}, wanted {found[EAGER]}, as transformers")
+
+
+def run(
+    models: Sequence[str],
+    texts: Sequence[int] | None,
+    systems: Sequence[str],
+    rounds: int,
+    out: Path,
+) -> None:
+    from benchmarks.gpu.facts import where
+
+    found: records.Rows = []
+    facts = where("fusewire", "torch", "transformers")
+    for shape in models:
+        contenders = {system: stepping(system, shape) for system in systems}
+        check(contenders, made(shape, 4, seed=time.time_ns() % 2**32)[0])
+        for count in texts or CASES.get(shape, (8,)):
+            batches = made(shape, count)
+            turns = {s: partial(round_ms, step, batches) for s, (_, step) in contenders.items()}
+            for turn in turns.values():
+                for _ in range(WARM_UPS):
+                    turn()
+            ms: dict[str, list[float]] = {system: [] for system in turns}
+            for _ in range(rounds):
+                for system, turn in turns.items():
+                    ms[system].append(turn())
+            tokens, padded = tokens_of(batches)
+            own = median(ms.get(STEP) or ms[systems[0]])
+            rows = [
+                {
+                    "benchmark": "training_gpu",
+                    "model": shape,
+                    "case": f"{count} texts",
+                    "system": system,
+                    "texts": count,
+                    "tokens": tokens,
+                    "padded_tokens": padded,
+                    "median_ms": round(median(each), 3),
+                    "least_ms": round(min(each), 3),
+                    "tokens_per_s": round(1e3 * tokens / median(each)),
+                    "times_step": round(median(each) / own, 2),
+                    **facts,
+                }
+                for system, each in ms.items()
+            ]
+            found += rows
+            records.append(out / "training_gpu.jsonl", rows)
+            print(training_report.gpu_table(rows), flush=True)
+    print(training_report.gpu_table(found))
