@@ -27,8 +27,8 @@ void fork_beams(const Tensor& ids, const Tensor& beam_scores, const Tensor& bloc
   check.is("groups", groups, DType::kInt32, {&count, &columns});
   check.is("fresh", fresh, DType::kInt32, {&rows});
   check.is("ends", ends, DType::kInt32, {&count, &most_ends});
-  for (const Tensor* each : {&block_table, &copies, &scores, &beams, &tokens, &parent_table,
-                             &groups, &ends})
+  for (const Tensor* each :
+       {&block_table, &copies, &scores, &beams, &tokens, &parent_table, &groups, &ends})
     check.contiguous("tables", *each);
   check.require(most.size <= 4 * kMostBeams, "most: got ", most.size, ", wanted at most ",
                 4 * kMostBeams, ", the width of scores");
