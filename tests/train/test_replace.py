@@ -175,10 +175,16 @@ def adamw_rate(name: str) -> float:
     return 5e-5 if "Gemma" in name else 1e-4 if "T5" in name else 5e-4
 
 
+def sgd_rate(name: str) -> float:
+    """Likewise. transformers' own curve of mT5 leaves that of fp64 by 1.2e-4 at 2e-3, where ours is
+    within 2e-5 of it."""
+    return 5e-4 if "MT5" in name and "UMT5" not in name else 2e-3
+
+
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.AdamW])
 def test_200_steps_follow_the_same_curve(name: str, optimizer: type) -> None:
-    lr = adamw_rate(name) if optimizer is torch.optim.AdamW else 2e-3
+    lr = (adamw_rate if optimizer is torch.optim.AdamW else sgd_rate)(name)
     curves = []
     for model in both(name):
         steps = optimizer(model.parameters(), lr=lr)
