@@ -81,7 +81,7 @@ class Recordings(ABC, Generic[Key, Static]):
         inputs, work = self._prepare(key)
         work()
         self._drop_stale()
-        with _no_collection():
+        with no_collection():
             graph = kernels.capture(self._place.stream, work)
         self.recorded[key] = inputs, graph
         while len(self.recorded) > MOST_RECORDINGS:
@@ -126,8 +126,8 @@ class BlockRecordings(Recordings[Key, Inputs]):
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
-    """Another model that is collected now would wait for its work, which breaks a recording."""
+def no_collection() -> Iterator[None]:
+    """What is collected now, such as a model, waits for its work, which breaks a recording."""
     usual = gc.isenabled()
     gc.disable()
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -11,6 +10,7 @@ from typing import Any
 import torch
 
 from fusewire.errors import ConfigurationError, InvalidInput, Unsupported
+from fusewire.models.recordings import no_collection
 from fusewire.train.adam import Adam
 from fusewire.train.arguments import refuse_flattened
 from fusewire.train.bucket import PackedBucket, bucket_of
@@ -156,7 +156,7 @@ class Step:
         for flat in self._flats:
             flat.written()  # so that copies of weights are made in the graph
         graph = torch.cuda.CUDAGraph()
-        with keeping() as recorded.memory, _no_collection():
+        with keeping() as recorded.memory, no_collection():
             graph.capture_begin(self._pool, capture_error_mode="relaxed")
             try:
                 recorded.loss = self._compute(recorded)
@@ -211,15 +211,3 @@ class _Recorded:
                 to = to[:, :length]
             to.copy_(value, non_blocking=True)
         self.packed.write(there, lengths)
-
-
-@contextmanager
-def _no_collection() -> Any:
-    """Memory that is collected now would be waited for, which breaks a recording."""
-    usual = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if usual:
-            gc.enable()
