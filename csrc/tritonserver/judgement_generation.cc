@@ -11,6 +11,14 @@ namespace {
 
 constexpr double rounding_s = 1e-6;
 
+// Of counts, none negative: floor() and ceil() would bring libm along with some compilers.
+double rounded_down(double count) {
+  return static_cast<double>(static_cast<int64_t>(count));
+}
+double rounded_up(double count) {
+  return rounded_down(count) + (rounded_down(count) < count);
+}
+
 // Valid as far as is told before a request is judged.
 bool is_plain(const Block& block, const Asked& asked) {
   const uint64_t longest = static_cast<uint64_t>(block.whole(max_length));
@@ -67,14 +75,15 @@ std::string judged_generation(const Block& block, const Asked& asked, double at)
 
   const double own_tokens = static_cast<double>(asked.prompt_tokens);
   const double text_tokens =
-      floor(static_cast<double>(asked.prompt_characters) / block.real(characters_of_token)) + 1;
+      rounded_down(static_cast<double>(asked.prompt_characters) / block.real(characters_of_token)) +
+      1;
   const double tokens = asked.prompt_characters
                             ? std::min(text_tokens, static_cast<double>(block.whole(max_length)))
                             : own_tokens;
   const double new_tokens =
       std::max(1.0, block.real(share) * static_cast<double>(asked.new_tokens));
-  const double page = block.real(page_size), shared = floor(tokens / page);
-  const double own_pages = ceil((tokens - shared * page + new_tokens) / page);
+  const double page = block.real(page_size), shared = rounded_down(tokens / page);
+  const double own_pages = rounded_up((tokens - shared * page + new_tokens) / page);
   const double wanted_pages = std::min(shared + own_pages, block.real(pages));
 
   const double wait_s = begin_of(block, asked.priority, wanted_pages) - at;
