@@ -33,8 +33,9 @@ bool is_plain(const Block& block, const Asked& asked) {
          asked.largest_id < block.whole(vocabulary);
 }
 
-// Forecast.begin of engine/forecast.py, for one slot. 0: it is not known.
-double begin_of(const Block& block, int64_t priority, double wanted_pages) {
+// Forecasts.begin of engine/forecast.py, for one slot. 0: it is not known, as for one that goes
+// before others of its priority.
+double begin_of(const Block& block, int64_t priority, double deadline, double wanted_pages) {
   const size_t count = std::min<size_t>(block.whole(forecasts), most_forecasts);
   size_t forecast = 0;
   for (size_t place = 0; place < count; ++place) {
@@ -42,6 +43,10 @@ double begin_of(const Block& block, int64_t priority, double wanted_pages) {
     if (block.whole(at + of_priority) <= priority) forecast = at;
   }
   if (forecast == 0) return 0;
+  if (block.whole(forecast + of_priority) == priority &&
+      deadline < block.real(forecast + last_deadline)) {
+    return 0;
+  }
   double at = block.real(forecast + begins), room = block.real(forecast + free_pages);
   double slots = static_cast<double>(block.whole(forecast + free_slots));
   const int64_t count_of_ends = block.whole(forecast + ends);
@@ -86,7 +91,7 @@ std::string judged_generation(const Block& block, const Asked& asked, double at)
   const double own_pages = rounded_up((tokens - shared * page + new_tokens) / page);
   const double wanted_pages = std::min(shared + own_pages, block.real(pages));
 
-  const double wait_s = begin_of(block, asked.priority, wanted_pages) - at;
+  const double wait_s = begin_of(block, asked.priority, at + left_s, wanted_pages) - at;
   if (wait_s <= rounding_s) return {};
   const double run_s = block.real(s_of_prompt_token) * tokens + new_tokens * block.real(step_s);
   const double end_s = wait_s + run_s;

@@ -5,6 +5,7 @@ from __future__ import annotations
 from fusewire.engine.admission import Admission, Place
 from fusewire.engine.costs import CostTable
 from fusewire.engine.generation_sequence import GenerationSequence, State
+from fusewire.errors import Overloaded
 
 STEP_S, TOKEN_S = 0.02, 1e-4
 
@@ -45,14 +46,26 @@ class Machine:
         self.begun: dict[Place, float] = {}
         self.ended: dict[Place, float] = {}
 
-    def ask(self, *, within: float | None, most: int, new: int, tokens=16, priority=0) -> Place:
+    def ask(
+        self, *, within: float | None, most: int, new: int, tokens=16, priority=0, tenant=""
+    ) -> Place:
         deadline = None if within is None else self.clock.now + within
-        place = self.admission.take(1, deadline, tokens=tokens, most_new=most, priority=priority)
+        asked = {"priority": priority, "tenant": tenant}
+        place = self.admission.take(1, deadline, tokens=tokens, most_new=most, **asked)
         place.sequence = GenerationSequence([0] * tokens, tokens + most, priority=priority)
         place.begun = tokens
         self.waiting.append((place, new))
-        self.waiting.sort(key=lambda each: each[0].priority)
+        self.waiting.sort(key=lambda each: (each[0].priority, each[0].deadline))
         return place
+
+    def fill(self, within: float, **asked: int) -> list[Place]:
+        """Equal ones, until one is refused."""
+        places = []
+        while True:
+            try:
+                places.append(self.ask(within=within, most=100, new=50, **asked))
+            except Overloaded:
+                return places
 
     def step(self) -> None:
         tokens = going_on = len(self.running)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
+from math import inf
 
 import pytest
 from fusewire.engine.admission import KEPT_S, Admission, Place
 from fusewire.engine.generation_sequence import GenerationSequence, State
 from fusewire.errors import Overloaded, QueueFull
 
+from benchmarks.overload_arrivals import fair_rates, jain
 from tests.engine.generation_machine import STEP_S, Machine, steps
 
 
@@ -49,7 +52,7 @@ def test_the_predicted_wait_is_right_on_average_where_texts_end_anywhere():
 def test_who_would_wait_and_end_too_late_is_refused_and_told_when_to_come_back():
     machine = Machine().seen()
     for _ in range(12):
-        machine.ask(within=None, most=100, new=50)
+        machine.ask(within=None, most=100, new=50, priority=-1)
     machine.step()
     asked = Place(1, 16, 100)
     wait = machine.admission._wait_s(asked)
@@ -168,15 +171,101 @@ def test_texts_run_on_when_the_first_of_them_has_ended(first):
 
 def test_a_higher_priority_waits_for_its_own():
     machine = Machine().seen()
-    for _ in range(40):
-        machine.ask(within=None, most=100, new=50, priority=1)
+    machine.fill(within=12.0, priority=1)
     machine.step()
     with pytest.raises(Overloaded):
-        machine.ask(within=2.0, most=100, new=50, priority=1)
+        machine.ask(within=12.0, most=100, new=50, priority=1)
     place = machine.ask(within=2.5, most=100, new=50, priority=0)
     due = machine.clock.now + 2.5
     machine.run()
     assert machine.ended[place] <= due
+
+
+def test_an_earlier_deadline_goes_before_a_later_one_and_makes_it_not_late():
+    machine, due = Machine().seen(), {}
+    for within in [30.0] * 40 + [2.5, 30.0, 2.5, 3.0]:
+        place = machine.ask(within=within, most=100, new=50)
+        due[place] = machine.clock.now + within
+    machine.run()
+    assert all(machine.ended[place] <= due[place] for place in due)
+
+
+def test_an_earlier_deadline_that_would_make_a_later_one_late_is_refused():
+    machine = Machine().seen()
+    due = {place: machine.clock.now + 12.0 for place in machine.fill(within=12.0)}
+    refused = 0
+    for _ in range(6):
+        try:
+            place = machine.ask(within=4.0, most=100, new=50)
+        except Overloaded as error:
+            refused += "that comes before other requests" in str(error)
+        else:
+            due[place] = machine.clock.now + 4.0
+    assert refused >= 5
+    machine.run()
+    late = [place for place in due if machine.ended.get(place, inf) > due[place]]
+    assert len(late) <= 1
+
+
+@pytest.mark.parametrize("load", [2.0, 3.0])
+@pytest.mark.parametrize("seed", range(3))
+def test_what_is_taken_of_any_deadlines_ends_in_time(load, seed):
+    """A chat's within 3 s, and a job's within 20 s, which have equal shares."""
+    rng, machine = random.Random(seed), Machine(slots=8).seen(most=70, new=70)
+    each_s = 70 * steps().seconds(8, 0.0) / 8
+    due: dict[Place, float] = {}
+    tokens = Counter[str]()
+    next_at, began = machine.clock.now, machine.clock.now
+    while machine.clock.now < began + 90:
+        while next_at <= machine.clock.now:
+            next_at += rng.expovariate(load / each_s)
+            tenant, within = rng.choices([("chat", 3.0), ("job", 20.0)], [0.5 / load, 1.0])[0]
+            new = rng.randint(20, 120)
+            try:
+                place = machine.ask(within=within, most=new, new=new, tenant=tenant)
+            except Overloaded:
+                continue
+            tokens[tenant] += new
+            due[place] = machine.clock.now + within
+        machine.step()
+    stopped = machine.clock.now
+    machine.run()
+    known = [place for place in due if due[place] < stopped]
+    late = [place for place in known if machine.ended.get(place, stopped * 2) > due[place]]
+    assert len(late) < 0.03 * len(known)
+    assert tokens["chat"] > 0.3 * 70 * 90 / each_s
+    assert sum(tokens.values()) > 0.85 * 70 * 90 / each_s
+
+
+@pytest.mark.parametrize("load", [2.0, 3.0])
+@pytest.mark.parametrize("seed", range(2))
+def test_tenants_get_equal_shares_though_one_sends_ten_times_as_much(load, seed):
+    rng, machine = random.Random(seed), Machine(slots=8).seen(most=70, new=70)
+    each_s, within = 70 * steps().seconds(8, 0.0) / 8, 6.0
+    tenants, weights = ["greedy", "a", "b", "c", "d"], [10, 1, 1, 1, 1]
+    asked, good = Counter[str](), Counter[str]()
+    due: dict[Place, float] = {}
+    next_at, began = machine.clock.now, machine.clock.now
+    while machine.clock.now < began + 120:
+        while next_at <= machine.clock.now:
+            next_at += rng.expovariate(load / each_s)
+            (tenant,) = rng.choices(tenants, weights)
+            new = rng.randint(20, 120)
+            asked[tenant] += new
+            try:
+                place = machine.ask(within=within, most=new, new=new, tenant=tenant)
+            except Overloaded:
+                continue
+            due[place] = machine.clock.now + within
+        machine.step()
+    machine.run()
+    for place, by in due.items():
+        if machine.ended.get(place, inf) <= by:
+            good[place.tenant] += place.most_new
+    seconds = machine.clock.now - began
+    fair = fair_rates({name: tokens / seconds for name, tokens in asked.items()}, 70 / each_s)
+    assert jain([good[name] / seconds / rate for name, rate in fair.items()]) > 0.95
+    assert sum(good.values()) * each_s > 0.85 * 70 * seconds
 
 
 @pytest.mark.parametrize(("before", "now"), [(8.0, 1.0), (1.0, 4.0)])
@@ -217,7 +306,7 @@ def test_however_many_are_refused_the_queue_is_gone_through_once_in_a_while(monk
     walk = machine.admission._forecast
     monkeypatch.setattr(machine.admission, "_forecast", lambda now: walks.append(now) or walk(now))
     for _ in range(200):
-        machine.ask(within=None, most=100, new=50)
+        machine.ask(within=None, most=100, new=50, priority=-1)
     for _ in range(1000):
         for priority in (0, 1):
             with pytest.raises(Overloaded):
@@ -243,7 +332,7 @@ def test_who_is_taken_meanwhile_is_in_front_of_the_next():
 def test_when_nobody_waits_any_more_nobody_is_refused():
     """Though a moment ago many had to."""
     machine = Machine(slots=1).seen()
-    places = [machine.ask(within=None, most=100, new=50) for _ in range(9)]
+    places = [machine.ask(within=None, most=100, new=50, priority=-1) for _ in range(9)]
     with pytest.raises(Overloaded):
         machine.ask(within=1.0, most=100, new=50)
     for place in places:

@@ -149,7 +149,7 @@ class BeamEngine(Engine):
         for row, history in zip(forks.block_table, beams.histories, strict=True):
             self.memory.expect(row[: position // size + 1], group.pages, history, position)
 
-    def _check(self, step, running, waiting, single):
+    def _check(self, step, running, waiting, single, returning):
         """As the parent's of the others; here of groups."""
         rows = sum(group.rows.tokens.size for group in step.groups)
         chunks = {sequence: tokens for sequence, _, tokens in step.chunks}

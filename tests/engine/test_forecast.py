@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from heapq import heappop, heappush
+from math import inf
 
 import pytest
 from fusewire.engine.forecast import End, Forecast, Forecasts, Need
@@ -53,11 +54,11 @@ def test_each_priority_is_behind_its_own_and_higher_ones(
 ):
     forecasts, alone = Forecasts(Forecast(NOW, SLOTS, PAGES)), Forecast(NOW, SLOTS, PAGES)
     for of, each in waiting:
-        forecasts.wait(of, each)
+        forecasts.wait(of, inf, inf, each)
         if of <= priority:
             alone.wait(each)
-    forecast = forecasts.of(priority)
-    assert forecast.begin(need.slots, need.pages) == alone.begin(need.slots, need.pages)
+    begin = forecasts.begin(priority, inf, need)
+    assert begin == alone.begin(need.slots, need.pages)
 
 
 @given(waiting, needs)
@@ -67,11 +68,52 @@ def test_more_in_front_is_never_a_shorter_wait_for_a_whole_machine(
     """All slots and pages: behind everything."""
     forecasts = Forecasts(Forecast(NOW, SLOTS, PAGES))
     before = NOW
+    whole = Need(SLOTS, 0.0, 0.0, 0.0)
     for priority, each in waiting:
-        forecasts.wait(priority, each)
-        begin = forecasts.of(2).begin(SLOTS, 0.0)
+        forecasts.wait(priority, inf, inf, each)
+        begin = forecasts.begin(2, inf, whole)
         assert begin >= before - 1e-9
         before = begin
+
+
+ONE = Need(1, 1.0, 0.1, 5.0, 0.1 + 5.0 / SLOTS)
+
+
+@given(st.lists(st.floats(1, 100), max_size=20), st.floats(1, 100))
+def test_one_begins_when_the_first_was_to_that_it_goes_before(
+    deadlines: list[float], deadline: float
+):
+    """Equal ones begin one after the other, whatever the order in which they come."""
+    forecasts, begins = Forecasts(Forecast(NOW, 1, PAGES)), [NOW]
+    alone = Need(1, 1.0, 0.0, 5.0, 5.0)
+    for place, each in enumerate(sorted(deadlines)):
+        forecasts.wait(0, each, each, alone)
+        begins.append(NOW + 5.0 * (place + 1))
+    before = sum(each <= deadline for each in deadlines)
+    assert forecasts.begin(0, deadline, alone) == pytest.approx(begins[before])
+    slack = [each - begins[place] for place, each in enumerate(sorted(deadlines))][before:]
+    assert forecasts.slack_s(0, deadline) == pytest.approx(min(slack, default=inf))
+
+
+@given(st.lists(st.floats(1, 100), unique=True, max_size=20))
+def test_the_order_in_which_they_come_changes_nothing(deadlines: list[float]):
+    alone = Need(1, 1.0, 0.0, 5.0, 5.0)
+    found = []
+    for order in (deadlines, sorted(deadlines)):
+        forecasts = Forecasts(Forecast(NOW, 1, PAGES))
+        for each in order:
+            forecasts.wait(0, each, each, alone)
+        found.append([each.begins for level in forecasts.levels for each in level.waiting])
+    assert found[0] == pytest.approx(found[1])
+
+
+def test_a_lower_priority_begins_later_for_one_of_a_higher():
+    forecasts = Forecasts(Forecast(NOW, 1, PAGES))
+    forecasts.wait(1, 50.0, NOW + 7.0, ONE)
+    assert forecasts.slack_s(1, 1.0) == pytest.approx(7.0)
+    forecasts.wait(0, 90.0, inf, ONE)
+    assert forecasts.slack_s(1, 1.0) == pytest.approx(7.0 - ONE.cost_s)
+    assert forecasts.slack_s(0, 99.0) == forecasts.slack_s(-1, 1.0) == inf
 
 
 def test_asking_changes_nothing():

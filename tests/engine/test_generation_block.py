@@ -141,11 +141,12 @@ def test_the_front_foresees_nearly_all_refusals():
 
 
 def overloaded(limits: GenerationLimits = LIMITS) -> tuple[Front, Machine]:
+    """By what has a higher priority."""
     machine = Machine().seen()
     front = Front(limits)
     machine.admission.show_in(front.block, inf)
     for _ in range(40):
-        machine.ask(within=None, most=100, new=50)
+        machine.ask(within=None, most=100, new=50, priority=-1)
     with pytest.raises(Overloaded):
         machine.ask(within=1.0, most=100, new=50)
     return front, machine

@@ -10,12 +10,16 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 from fusewire.engine import generation
+from fusewire.engine.continuation import Delta
 from fusewire.engine.generation import GenerationEngine
+from fusewire.engine.generation_loop import Event
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.errors import ConfigurationError, InvalidInput, Overloaded, QueueFull, Unavailable
+from fusewire.generation.request import GenerationRequest
 from tokenizers import processors
 
 from tests.engine.generating import (
@@ -242,7 +246,7 @@ def test_who_could_not_begin_in_time_is_refused_by_what_steps_cost(held):
     assert engine.counts().used_pages == 0
     ask(engine, [1, 2, 3], max_new_tokens=5, ignore_eos=True)[0].finish()  # all that it may
     go.clear()
-    endless = {"max_new_tokens": 100, "ignore_eos": True}
+    endless = {"max_new_tokens": 100, "ignore_eos": True, "priority": -1}
     answers = [ask(engine, [1, 2, 3], **endless)[0] for _ in range(3)]
     step_s = engine._admission.costs.seconds(2, 0.0)
     with pytest.raises(Overloaded, match="got a predicted wait of"):
@@ -251,6 +255,25 @@ def test_who_could_not_begin_in_time_is_refused_by_what_steps_cost(held):
     go.set()
     for answer in answers:
         answer.finish()
+
+
+def test_tenants_without_deadlines_take_turns(tmp_path):
+    ended: list[str] = []
+
+    def note(event: Event, tenant: str) -> None:
+        assert isinstance(event, Delta)
+        if event.finish_reason:
+            ended.append(tenant)
+
+    with tiny_engine(tmp_path, max_sequences=1) as engine:
+        engine.measure_costs()
+        asked = engine.parameters(max_new_tokens=20, ignore_eos=True)
+        for tenant in ["blue"] * 6 + ["green"] * 2:
+            request = GenerationRequest([5, 6], asked, tenant=tenant)
+            engine.submit(request, None, partial(note, tenant=tenant))
+        until(lambda: len(ended) == 8)
+    assert ended.index("green") <= 3
+    assert ended[:5].count("green") == 2
 
 
 def test_what_is_refused_or_over_leaves_its_place_to_others(held):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from math import inf
 
 import pytest
 from fusewire.engine.generation_scheduler import (
@@ -54,8 +55,9 @@ class Engine:
         self.now += 1
         running, waiting = self.those(State.RUNNING), self.those(State.WAITING)
         single = [sequence for sequence in running if sequence.left == 1]
+        returning = [sequence for sequence in waiting if sequence.started]
         step = self.scheduler.plan(self.now)
-        self._check(step, running, waiting, single)
+        self._check(step, running, waiting, single, returning)
         self.compute(step)
         return step
 
@@ -83,6 +85,15 @@ class Engine:
         for sequence, first, tokens in chunks:
             self.memory.write(sequence.pages, sequence.token_ids, first, tokens, everyone)
 
+    @staticmethod
+    def timed(sequence: GenerationSequence, returning: set[GenerationSequence]) -> bool:
+        return sequence in returning or sequence.deadline is not None
+
+    def turn(self, sequence: GenerationSequence, returning: set[GenerationSequence]) -> tuple:
+        """In which order those wait that are timed, or of one tenant."""
+        due = -inf if sequence in returning else sequence.deadline or inf
+        return sequence.priority, due, sequence.rank
+
     def sample(self, sequence: GenerationSequence) -> None:
         sequence.token_ids.append(hash((*sequence.token_ids, sequence.branch)) % 2)
         if len(sequence.token_ids) == sequence.most_tokens:
@@ -99,7 +110,7 @@ class Engine:
             self.step()
         raise AssertionError(f"still busy after {most} steps")
 
-    def _check(self, step, running, waiting, single):
+    def _check(self, step, running, waiting, single, returning):
         chunks = {sequence: tokens for sequence, _, tokens in step.chunks}
         assert len(chunks) == len(step.chunks) <= self.slots
         assert step.tokens <= self.budget
@@ -125,11 +136,14 @@ class Engine:
         prompts = sorted((s for s in stayed if s not in single), key=lambda s: s.rank)
         admitted = [s for s in self.those(State.RUNNING) if s not in running]
         short = False  # somebody got less than they could have used: nothing is left for the next
-        for sequence in prompts + sorted(admitted, key=lambda s: s.rank):
+        for sequence in prompts + [s for s, _, _ in step.prompts if s in admitted]:
             assert not short or sequence not in chunks
             short |= chunks.get(sequence, 0) < sequence.left
         still = self.those(State.WAITING)
-        assert all(first.rank < other.rank for first in admitted for other in still)
+        ahead = {s for s in waiting if s in returning} | {*step.preempted}
+        for first, other in product(admitted, still):
+            if self.timed(first, ahead) or self.timed(other, ahead) or first.tenant == other.tenant:
+                assert self.turn(first, ahead) < self.turn(other, ahead)
         assert step.chunks or step.encodes or not self.those(State.RUNNING) + still
         # Sources are encoded when their sequences begin, unless they are there: then, or never.
         assert set(step.encodes) <= set(admitted)
@@ -488,7 +502,7 @@ def test_what_is_cancelled_between_plan_and_done_stays_so():
 
 def test_a_deadline_ends_the_wait_but_not_what_has_begun():
     engine = Engine(pages=6, page_size=4, max_sequences=2)
-    begun = engine.add([1] * 7, 10)
+    begun = engine.add([1] * 7, 10, deadline=1.5)
     pre_empted = engine.add([2] * 7, 10, deadline=2.0)
     late, later = engine.add([3], deadline=2.0), engine.add([4], deadline=3.0)
     expired = [engine.step().expired for _ in range(7)]
@@ -570,6 +584,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         wait=st.sampled_from([None, None, None, 1, 5]),
         continuations=st.sampled_from([1, 1, 2, 3]),
         source=st.none() | SOURCES,
+        tenant=st.sampled_from(["", "", "blue"]),
+        cost_s=st.floats(0, 3),
     )
     def add(self, prompts, new_tokens, wait, continuations, source, **wishes):
         for engine, prompt in product(self.engines, prompts):

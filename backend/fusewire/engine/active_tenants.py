@@ -44,6 +44,9 @@ class ActiveTenants:
             self._silent += oldest in requests
         return len(asked) + self._silent
 
+    def __contains__(self, tenant: str) -> bool:
+        return tenant in self._asked or tenant in self._requests
+
     @property
     def known(self) -> tuple[int, float]:
         """(how many are active as soon as one asks that has work here, if that is before the first

@@ -10,11 +10,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from math import ceil, inf
+from operator import attrgetter
 
 from fusewire.engine.admission_block import GenerationBlock, GenerationTerms
 from fusewire.engine.costs import CostTable
 from fusewire.engine.forecast import End, Forecast, Forecasts, Need
 from fusewire.engine.generation_sequence import GenerationSequence, State
+from fusewire.engine.tenant_shares import TenantShares
 from fusewire.errors import Overloaded, QueueFull
 
 # Of tokens that were allowed and generated, what is remembered of the sequences before the last.
@@ -27,6 +29,8 @@ _SURELY = 0.8
 CHARACTERS_OF_TOKEN = 4
 # What runs and what waits are gone through at most so often, however many ask.
 KEPT_S = 0.05
+# A tenant that asked is active for so long, where there is no longest wait.
+_ACTIVE_S = 10.0
 
 
 @dataclass(eq=False)
@@ -37,8 +41,12 @@ class Place:
     tokens: float  # of its prompt, and of its source
     most_new: int  # tokens that each of its sequences may generate
     priority: int = 0  # lower runs first
+    tenant: str = ""
+    deadline: float = inf
     # When it has to run to end in time; None: it need not wait, or has all time.
     begin_by: float | None = None
+    cost_s: float = 0.0  # predicted, of the whole machine
+    is_shared: bool = False  # among those of which each tenant has its share
     sequence: GenerationSequence | None = None  # its first, once the scheduler has it
     begun: int = 0  # tokens of that at first
 
@@ -60,9 +68,10 @@ class Admission:
     How long one would wait is predicted by going through what runs and what waits before it, by
     the measured costs of steps and prompts: a sequence ends when it has generated, of the tokens
     that it may, the share that others did; then its slot and its pages are free for the next. One
-    that would wait has to end before its deadline, by the same share; one that would not is taken
-    in any case, as its text may be short. None is refused before one has ended, as nothing is known
-    then of that share.
+    that would wait has to end before its deadline, by the same share, make none late that it would
+    go before (they run by priority, then by deadline), and leave other tenants their shares; one
+    that would not is taken in any case, as its text may be short. None is refused before one has
+    ended, as nothing is known then of that share.
 
     What was found so is kept for a moment, in which those that are taken are added to it: who is
     refused costs O(1), however many wait.
@@ -97,6 +106,7 @@ class Admission:
         # sequences cost alone.
         self._between_s = self._steps_s = 0.0
         self._refused: Counter[str] = Counter()  # in front, since the last call of `refused`
+        self._tenants = TenantShares(_ACTIVE_S if max_queue_s == inf else max_queue_s)
         self._lock = threading.Lock()
         self._block: GenerationBlock | None = None
         # All that changes what is refused; the block has it at the end.
@@ -119,10 +129,12 @@ class Admission:
         tokens: float = 0,
         most_new: int = 1,
         priority: int = 0,
+        tenant: str = "",
     ) -> Place:
         """A request's sequences, all or none: QueueFull; Overloaded where they would wait too long,
-        or wait and end after the deadline (time.monotonic())."""
-        place = Place(sequences, tokens, most_new, priority)
+        wait and end after the deadline (time.monotonic()), or go before others that then would."""
+        due = inf if deadline is None else deadline
+        place = Place(sequences, tokens, most_new, priority, tenant, due)
         with self._lock, self._changing:
             if self._block is not None and deadline is not None:
                 self._block.silent = False
@@ -133,32 +145,51 @@ class Admission:
                     f"{self._max_waiting}; try again later, or raise max_waiting"
                 )
             # A deadline that has passed is answered as late, not as too much.
-            left_s = inf if deadline is None else deadline - self._clock()
+            left_s = due - self._clock()
             if min(left_s if left_s > 0 else inf, self._max_queue_s) < inf:
-                wait_s = self._wait_s(place)
-                if wait_s > self._max_queue_s:
-                    raise Overloaded(
-                        f"queue: got a predicted wait of {wait_s:.2f} s, wanted at most "
-                        f"{self._max_queue_s:.2f} s",
-                        wait_s - self._max_queue_s,
-                    )
-                run_s = self._run_s(place)
-                end_s = wait_s + run_s
-                if deadline is not None and wait_s > 0:
-                    place.begin_by = deadline - _SURELY * run_s
-                if wait_s > 0 and end_s > left_s > 0:
-                    raise Overloaded(
-                        f"queue: got a predicted wait of {wait_s:.2f} s, and {end_s:.2f} s until "
-                        f"the last token, wanted at most {left_s:.2f} s; allow it more, or ask for "
-                        "fewer tokens",
-                        min(wait_s, end_s - left_s),
-                    )
+                self._judge(place, left_s if left_s > 0 else inf)
             self._taken += sequences
             self._places[place] = None
+            place.cost_s = self._need(place).cost_s
             if self._forecasts is not None:
-                self._forecasts.wait(priority, self._need(place))
+                self._wait(self._forecasts, place)
                 self._show()
         return place
+
+    def _judge(self, place: Place, left_s: float) -> None:
+        """Overloaded where it is not to be taken, with so much time left."""
+        now = self._clock()
+        active = self._tenants.ask(place.tenant, now)
+        wait_s = self._wait_s(place)
+        if wait_s > self._max_queue_s:
+            raise Overloaded(
+                f"queue: got a predicted wait of {wait_s:.2f} s, wanted at most "
+                f"{self._max_queue_s:.2f} s",
+                wait_s - self._max_queue_s,
+            )
+        run_s = self._run_s(place)
+        if wait_s > 0:
+            end_s, cost_s = wait_s + run_s, self._need(place).cost_s
+            if end_s > left_s:
+                raise Overloaded(
+                    f"queue: got a predicted wait of {wait_s:.2f} s, and {end_s:.2f} s until "
+                    f"the last token, wanted at most {left_s:.2f} s; allow it more, or ask for "
+                    "fewer tokens",
+                    min(wait_s, end_s - left_s),
+                )
+            slack_s = self._fresh(now).slack_s(place.priority, place.deadline)
+            if slack_s < cost_s:
+                raise Overloaded(
+                    f"queue: got {cost_s:.2f} s of work that comes before other requests, wanted "
+                    f"at most {max(slack_s, 0.0):.2f} s to end those in time",
+                    wait_s,
+                )
+            room_s = min(left_s - run_s, self._max_queue_s)
+            self._tenants.judge(place.tenant, cost_s, room_s, now, active)
+            if left_s < inf:
+                place.begin_by = place.deadline - _SURELY * run_s
+        place.is_shared = True
+        self._tenants.begin(place.tenant, self._need(place).cost_s, now)
 
     def stepped(self, sequences: int, seconds: float) -> None:
         """Sequences that ran got their next token, so long after the one before."""
@@ -173,14 +204,22 @@ class Admission:
         with self._lock, self._changing:
             self._taken -= sequences
             place.slots -= sequences
-            if place.slots <= 0:
-                self._places.pop(place, None)
+            if place.slots <= 0 and place in self._places:
+                del self._places[place]
+                if place.is_shared:
+                    self._tenants.end(place.tenant)
             if self._taken < self._max_sequences:  # none need wait, and few are gone through
                 self._forecasts = None
                 self._show()
             if generated is not None:
                 self._generated = _DECAY * self._generated + generated
                 self._allowed = _DECAY * self._allowed + place.most_new
+
+    @property
+    def backlog_s(self) -> float:
+        """Until all that waits could begin, as it was predicted when it came."""
+        with self._lock:
+            return sum(place.cost_s for place in self._places if not place.runs)
 
     def refused(self) -> Counter[str]:
         """Requests that the front has refused since the last call, by tenant."""
@@ -199,8 +238,8 @@ class Admission:
         if not self._allowed:
             return 0.0
         now = self._clock()
-        forecast = self._fresh(now).of(asked.priority)
-        return max(0.0, forecast.begin(asked.slots, self._pages_of(asked)) - now)
+        begin = self._fresh(now).begin(asked.priority, asked.deadline, self._need(asked))
+        return max(0.0, begin - now)
 
     def _fresh(self, now: float) -> Forecasts:
         if self._forecasts is None or now - self._forecast_at > KEPT_S:
@@ -219,14 +258,23 @@ class Admission:
             else:
                 waiting.append(place)
         forecasts = Forecasts(running)
-        for place in sorted(waiting, key=lambda each: each.priority):
-            forecasts.wait(place.priority, self._need(place))
+        self._tenants.forget_waiting()
+        for place in sorted(waiting, key=attrgetter("priority", "deadline")):
+            self._wait(forecasts, place)
         return forecasts
+
+    def _wait(self, forecasts: Forecasts, place: Place) -> None:
+        """It waits behind, and before, those that are in them."""
+        begin_by = place.deadline - self._run_s(place)
+        forecasts.wait(place.priority, place.deadline, begin_by, self._need(place))
+        if place.is_shared:
+            self._tenants.wait(place.tenant, place.cost_s)
 
     def _need(self, place: Place) -> Need:
         prompt_s = self.costs.share(place.tokens, 0.0)
-        run_s = self._left(place) * self._step_s()
-        return Need(place.slots, self._pages_of(place), prompt_s, run_s)
+        run_s, pages = self._left(place) * self._step_s(), self._pages_of(place)
+        part = max(place.slots / self._max_sequences, pages / self._pages)
+        return Need(place.slots, pages, prompt_s, run_s, prompt_s + part * run_s)
 
     def _run_s(self, place: Place) -> float:
         """From when it begins to run until its last sequence ends."""
@@ -241,7 +289,7 @@ class Admission:
 
     def _left(self, place: Place) -> float:
         """Tokens that each of its sequences still generates, by what others did."""
-        share = self._generated / self._allowed
+        share = self._generated / self._allowed if self._allowed else 1.0
         return max(1.0, share * (place.most_new - place.generated))
 
     def _pages_of(self, place: Place) -> float:
@@ -253,7 +301,9 @@ class Admission:
     def _hear(self) -> None:
         """What was refused in front."""
         if self._block is not None:
+            now = self._clock()
             for (tenant, counts), requests in self._block.take_refused().items():
+                self._tenants.ask(tenant, now)
                 if counts:
                     self._refused[tenant] += requests
 

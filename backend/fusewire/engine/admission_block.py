@@ -21,7 +21,7 @@ from fusewire.engine.due_slots import REGION_WORDS, Region
 from fusewire.engine.forecast import Forecasts
 
 # Of the layouts.
-ENCODER, GENERATION = 0x6675736577010003, 0x6675736577020001
+ENCODER, GENERATION = 0x6675736577010003, 0x6675736577020002
 
 _SEQUENCE, _INSTANCES, _MODEL_VERSION = 1, 2, 3
 _LIMITS = 4  # of requests, as `Limits` or `GenerationLimits`
@@ -33,9 +33,10 @@ _LEVELS, _PRIORITIES, _REGIONS = 96, 97, 105
 _TENANTS, _MOST_TENANTS, _MOST_PRIORITIES = 128, 64, 8
 _TEXT_WORDS = 64  # 128 characters
 _TENANT_WORDS = 1 + _TEXT_WORDS + 1 + 2 * _MOST_PRIORITIES  # length, name, pairs, the pairs
-# Of generation: levels, each its priority, its slots, pages and time, how many ends, and the first.
+# Of generation: levels, each its priority, its slots, pages and time, the last deadline of those
+# that wait, how many ends, and the first.
 _FORECASTS, _MOST_FORECASTS, _MOST_ENDS = 96, 8, 128
-_FORECAST_WORDS = 5 + 3 * _MOST_ENDS
+_FORECAST_WORDS = 6 + 3 * _MOST_ENDS
 _RING, _RING_WORDS, _RING_ENTRIES = 5504, 1 + _TEXT_WORDS, 256
 _WORK = 22528  # a multiple of 512: a page
 _MOST_REGIONS = 9
@@ -263,12 +264,13 @@ class GenerationBlock(Block):
         """Within `with`. None: nothing is refused for lack of time."""
         levels = [] if forecasts is None else forecasts.levels[:_MOST_FORECASTS]
         whole, real, first = self._whole, self._real, _FORECASTS + 1
-        for priority, forecast in levels:
-            shown = forecast.ends[:_MOST_ENDS]
+        for level in levels:
+            priority, forecast = level.priority, level.behind
             whole[first] = _HIGHEST if priority == -inf else int(priority)
             whole[first + 1], real[first + 2] = forecast.slots, forecast.pages
-            real[first + 3], whole[first + 4] = forecast.begins, len(forecast.ends)
-            flat = array("d", chain.from_iterable(shown))
-            real[first + 5 : first + 5 + len(flat)] = memoryview(flat)
+            real[first + 3], real[first + 4] = forecast.begins, level.last_deadline
+            whole[first + 5] = len(forecast.ends)
+            flat = array("d", chain.from_iterable(forecast.ends[:_MOST_ENDS]))
+            real[first + 6 : first + 6 + len(flat)] = memoryview(flat)
             first += _FORECAST_WORDS
         whole[_FORECASTS] = len(levels)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
+from dataclasses import dataclass, field
 from math import inf
+from operator import attrgetter
 from typing import NamedTuple
 
 
@@ -14,6 +16,7 @@ class Need(NamedTuple):
     pages: float
     prompt_s: float  # for which all wait, once it begins
     run_s: float  # from then on, until it ends
+    cost_s: float = 0.0  # of the whole machine: how much later others begin for it
 
 
 class End(NamedTuple):
@@ -49,12 +52,13 @@ class Forecast:
         self.slots, self.pages = self.slots - end.slots, self.pages - end.pages
         insort(self.ends, end)
 
-    def wait(self, need: Need) -> None:
-        """One that waits, behind all others."""
+    def wait(self, need: Need) -> float:
+        """One that waits, behind all others; returns when it begins."""
         at, free, room, ended = self._room(need.slots, need.pages)
         del self.ends[:ended]
         self.begins, self.slots, self.pages = at + need.prompt_s, free, room
         self.run(End(self.begins + need.run_s, need.slots, need.pages))
+        return at
 
     def _room(self, slots: int, pages: float) -> tuple[float, int, float, int]:
         """(when there is, slots and pages that are free then, how many have ended by then)."""
@@ -67,24 +71,73 @@ class Forecast:
         return at, free, room, ended
 
 
+_priority = attrgetter("priority")
+_deadline = attrgetter("deadline")
+
+
+@dataclass
+class Waiting:
+    """One that waits."""
+
+    deadline: float
+    begin_by: float  # in order to end by then
+    begins: float
+
+
+@dataclass
+class Level:
+    """What waits of one priority."""
+
+    priority: float
+    behind: Forecast  # all of it, and of higher ones
+    waiting: list[Waiting] = field(default_factory=list)  # the earliest deadline first
+
+    @property
+    def last_deadline(self) -> float:
+        return self.waiting[-1].deadline if self.waiting else -inf
+
+    def place(self, deadline: float) -> int:
+        return bisect_right(self.waiting, deadline, key=_deadline)
+
+    def later(self, deadline: float) -> list[Waiting]:
+        """Those that one of this deadline goes before."""
+        return self.waiting[self.place(deadline) :]
+
+
 class Forecasts:
-    """Of each priority: one that waits is behind those of its own and of higher ones (lower
-    numbers)."""
+    """Of each priority: one that waits is behind those of higher ones (lower numbers), and of its
+    own behind those whose deadline is not later. Behind the last of its own it begins as predicted
+    exactly, before others about when the first of them was to."""
 
     def __init__(self, running: Forecast) -> None:
-        self.levels: list[tuple[float, Forecast]] = [(-inf, running)]  # the highest first
+        self.levels = [Level(-inf, running)]  # the highest priority first
 
-    def of(self, priority: float) -> Forecast:
-        return self.levels[bisect_right(self.levels, priority, key=_priority) - 1][1]
+    def begin(self, priority: float, deadline: float, need: Need) -> float:
+        level = self._of(priority)
+        later = level.later(deadline) if level.priority == priority else []
+        return later[0].begins if later else level.behind.begin(need.slots, need.pages)
 
-    def wait(self, priority: float, need: Need) -> None:
+    def slack_s(self, priority: float, deadline: float) -> float:
+        """How much later those of its priority may begin that it would go before."""
+        level = self._of(priority)
+        later = level.later(deadline) if level.priority == priority else []
+        return min([each.begin_by - each.begins for each in later], default=inf)
+
+    def wait(self, priority: float, deadline: float, begin_by: float, need: Need) -> None:
         """One more waits. To those of lower priorities it is as if it were the last of them."""
         place = bisect_left(self.levels, priority, key=_priority)
-        if place == len(self.levels) or self.levels[place][0] != priority:
-            self.levels.insert(place, (priority, self.levels[place - 1][1].copy()))
-        for _, forecast in self.levels[place:]:
-            forecast.wait(need)
+        if place == len(self.levels) or self.levels[place].priority != priority:
+            self.levels.insert(place, Level(priority, self.levels[place - 1].behind.copy()))
+        own, *lower = self.levels[place:]
+        begins, later = own.behind.wait(need), own.later(deadline)
+        if later:
+            begins = later[0].begins
+        own.waiting.insert(own.place(deadline), Waiting(deadline, begin_by, begins))
+        for level in lower:
+            level.behind.wait(need)
+            later = later + level.waiting
+        for each in later:
+            each.begins += need.cost_s
 
-
-def _priority(level: tuple[float, Forecast]) -> float:
-    return level[0]
+    def _of(self, priority: float) -> Level:
+        return self.levels[bisect_right(self.levels, priority, key=_priority) - 1]

@@ -199,7 +199,7 @@ class GenerationEngine:
         prompt, field = request.prompt, request.prompt_field
         if not isinstance(prompt, (Prompt, str)):  # ids need no tokenising
             prompt = read_prompt(prompt, parameters, self.tokenizer, self.limits, field)
-        place = self._place(prompt, parameters, deadline)
+        place = self._place(prompt, parameters, request.tenant, deadline)
         try:
             if not isinstance(prompt, Prompt):
                 prompt = read_prompt(prompt, parameters, self.tokenizer, self.limits, field)
@@ -210,7 +210,11 @@ class GenerationEngine:
             raise
 
     def _place(
-        self, prompt: Prompt | str, parameters: GenerationParameters, deadline: float | None
+        self,
+        prompt: Prompt | str,
+        parameters: GenerationParameters,
+        tenant: str,
+        deadline: float | None,
     ) -> Place:
         """Before a text is tokenised: by about how many tokens it has."""
         if isinstance(prompt, Prompt):
@@ -224,6 +228,7 @@ class GenerationEngine:
             tokens=tokens,
             most_new=most,
             priority=parameters.priority,
+            tenant=tenant,
         )
 
     def refuse_in_front(self, block: GenerationBlock) -> None:
@@ -288,6 +293,8 @@ class GenerationEngine:
             priority=parameters.priority,
             deadline=deadline,
             begin_by=place.begin_by,
+            tenant=place.tenant,
+            cost_s=place.cost_s,
             continuations=1 if parameters.searches else parameters.sequences,
             beams=parameters.num_beams if parameters.searches else 0,
             to_score=0 if scores is None else len(ids) - 1,
@@ -325,11 +332,14 @@ class GenerationEngine:
         return EngineCounts(
             running=scheduler.running,
             waiting=scheduler.waiting,
+            backlog_seconds=self._admission.backlog_s,
             used_pages=self.cache.used,
             pages=self.cache.pages,
             page_bytes=PAGE_SIZE * self.model.bytes_per_token,
             live_tokens=self.cache.live_tokens,
             tokens=self._loop.progress.tokens,
+            step_seconds=self._loop.step_seconds,
+            predicted_seconds=self._loop.predicted_seconds,
             preemptions=scheduler.preemptions,
             prefix_hit_tokens=self.cache.prefix_hit_tokens,
             graph_hits=hits,

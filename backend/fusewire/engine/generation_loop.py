@@ -158,18 +158,22 @@ class Owners:
 
 @dataclass(frozen=True)
 class EngineCounts:
-    """An engine at one moment. Sequences run or wait; pages are of keys and values, those in use of
-    `page_bytes` each hold `live_tokens` (one that sequences share counts for each); tokens were
-    computed, of sources, prompts and answers, or found with `prefix_hit_tokens`. Steps replayed a
-    recorded one, with `padding_tokens`, or found none that they could have replayed."""
+    """An engine at one moment. Sequences run or wait, for `backlog_seconds` of work; pages are of
+    keys and values, those in use of `page_bytes` each hold `live_tokens` (one that sequences share
+    counts for each); tokens were computed, of sources, prompts and answers, or found with
+    `prefix_hit_tokens`. Steps took `step_seconds` where `predicted_seconds` were predicted, and
+    replayed a recorded one, with `padding_tokens`, or found none that they could have replayed."""
 
     running: int
     waiting: int
+    backlog_seconds: float
     used_pages: int
     pages: int
     page_bytes: int
     live_tokens: int
     tokens: int
+    step_seconds: float
+    predicted_seconds: float
     preemptions: int
     prefix_hit_tokens: int
     graph_hits: int
@@ -204,6 +208,7 @@ class GenerationLoop:
         self._admission = admission
         self._look_ahead = look_ahead
         self.costs = costs
+        self.step_seconds = self.predicted_seconds = 0.0  # of all steps
         self._computed_at = 0.0  # the last step
         # When the last step ended, by time.perf_counter(), and how many it left running.
         self._left: tuple[float, int] | None = None
@@ -271,7 +276,10 @@ class GenerationLoop:
                 self._look_ahead.drop_ended()
             # What alignments took says nothing about the next step of so many tokens.
             ended = time.perf_counter()
-            self.costs.observe(tokens, 0.0, ended - began - self._aligning_s)
+            took_s = ended - began - self._aligning_s
+            self.predicted_seconds += self.costs.seconds(tokens, 0.0)
+            self.step_seconds += took_s
+            self.costs.observe(tokens, 0.0, took_s)
             # Those that run wait for all that is done from one step to the next.
             if self._left is not None and self._left[1]:
                 self._admission.stepped(self._left[1], ended - self._left[0] - self._aligning_s)

@@ -1,38 +1,97 @@
-"""Sequences that wait to run: by rank, each until it can no longer end by its deadline."""
+"""Sequences that wait to run: whose turn it is, each until it can no longer end by its deadline."""
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
+from collections.abc import Iterator
 from math import inf
+from operator import attrgetter
 
-from fusewire.engine.generation_sequence import GenerationSequence, Ranked, State
+from fusewire.engine.generation_sequence import RANK, GenerationSequence, State
+from fusewire.engine.tenant_queues import TenantQueues
 
 
-class GenerationQueue(Ranked):
-    """Waiting sequences by rank. No deadline touches those that ran before and were
-    preempted."""
+class GenerationQueue:
+    """By priority; of a priority those that were preempted come first, by rank, which no deadline
+    touches any more; then those with a deadline, the earliest first; then, as tenants have their
+    turns, those without."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self._timed: list[GenerationSequence] = []  # and those that were preempted
+        self._untimed: TenantQueues[GenerationSequence] = TenantQueues(attrgetter("tenant"), RANK)
+        self._first: GenerationSequence | None = None  # as long as it is known
         self._next_deadline = inf  # no sequence here has an earlier one
+
+    def __len__(self) -> int:
+        return len(self._timed) + len(self._untimed)
+
+    def __iter__(self) -> Iterator[GenerationSequence]:
+        yield from self._timed
+        yield from self._untimed
+
+    @property
+    def first(self) -> GenerationSequence:
+        """Of one or more: who runs next."""
+        if self._first is None:
+            heads = [queue[0] for queue in self._untimed.queues.values()]
+            served = self._untimed.served
+            self._first = min(
+                self._timed[:1] + heads,
+                key=lambda each: (
+                    each.priority,
+                    not _is_timed(each),
+                    served.get(each.tenant, 0.0),
+                    each.arrival,
+                ),
+            )
+        return self._first
 
     def add(self, sequence: GenerationSequence) -> None:
         sequence.state = State.WAITING
+        self._first = None
         last = _begin_by(sequence)
         if last is not None:
             self._next_deadline = min(self._next_deadline, last)
-        super().add(sequence)
+        if _is_timed(sequence):
+            insort(self._timed, sequence, key=_order)
+        else:
+            self._untimed.add(sequence)
+
+    def begin(self, sequence: GenerationSequence) -> None:
+        """It runs from here on; of one that was preempted its tenant had the seconds before."""
+        if not _is_timed(sequence):
+            self._untimed.charge(sequence, sequence.cost_s)
+        self.remove(sequence)
+
+    def remove(self, sequence: GenerationSequence) -> None:
+        self._first = None
+        if _is_timed(sequence):
+            place = bisect_left(self._timed, _order(sequence), key=_order)
+            assert self._timed[place] is sequence
+            del self._timed[place]
+        else:
+            self._untimed.remove(sequence)
 
     def expire(self, now: float) -> list[GenerationSequence]:
-        """Takes out those that never ran and now would run too late, best rank first. Looks at the
-        queue only when such a time has passed."""
+        """Takes out those that never ran and now would run too late, the first by rank first. Looks
+        at the queue only when such a time has passed."""
         if now < self._next_deadline:
             return []
         limited = [(last, s) for s in self if (last := _begin_by(s)) is not None]
-        expired = [sequence for last, sequence in limited if last <= now]
+        expired = sorted([each for last, each in limited if last <= now], key=RANK)
         self._next_deadline = min((last for last, _ in limited if last > now), default=inf)
         for sequence in expired:
             self.remove(sequence)
         return expired
+
+
+def _is_timed(sequence: GenerationSequence) -> bool:
+    return sequence.started or sequence.deadline is not None
+
+
+def _order(sequence: GenerationSequence) -> tuple[int, float, tuple[int, int, int]]:
+    due = -inf if sequence.started or sequence.deadline is None else sequence.deadline
+    return sequence.priority, due, sequence.rank
 
 
 def _begin_by(sequence: GenerationSequence) -> float | None:

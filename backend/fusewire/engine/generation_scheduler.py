@@ -103,10 +103,11 @@ class GenerationScheduler:
 
     Invariants. A step has at most `max_batch_tokens` tokens of at most `max_sequences` sequences,
     each beam counted as one. A running sequence with one token left gets it in every step, and so
-    do the beams of a group. All else goes by rank (priority, then arrival): budget for prompts,
-    admission (the first in the queue is never overtaken), and preemption (always the last of the
-    running). So the first by rank moves in every step once it runs, and as long as anything runs or
-    waits, a step has a chunk, a source or beams, or resumes a group. Same calls, same plans.
+    do the beams of a group. Admission is in the queue's order (generation_queue), whose first is
+    never overtaken. All else goes by rank (priority, then arrival): budget for prompts, and
+    preemption (always the last of the running). So the first by rank moves in every step once it
+    runs, and as long as anything runs or waits, a step has a chunk, a source or beams, or resumes a
+    group. Same calls, same plans.
     """
 
     def __init__(self, cache: KvCache, max_batch_tokens: int, max_sequences: int) -> None:
@@ -406,7 +407,7 @@ class GenerationScheduler:
             except OutOfPages as error:
                 self._refused = (sequence, error.wanted)
                 return
-            self._waiting.remove(sequence)
+            self._waiting.begin(sequence)
             for kind in self._kinds(sequence):
                 kind.add(sequence)
             self._slots = slots

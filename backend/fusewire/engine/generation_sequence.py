@@ -35,6 +35,8 @@ class GenerationSequence:
     priority: int = 0  # lower runs first
     deadline: float | None = None  # seconds on `plan`'s clock
     begin_by: float | None = None  # expires unless it ran by then; None: by the deadline
+    tenant: str = ""  # who shares the machine fairly with others
+    cost_s: float = 0.0  # predicted seconds of the machine, all alone
     continuations: int = 1  # sequences that go on from the prompt, this one included
     to_score: int = 0  # prompt tokens whose logits are wanted, from the first on
     source: Source | None = None  # of all its forks

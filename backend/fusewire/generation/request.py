@@ -15,9 +15,10 @@ class GenerationRequest:
     """One prompt and how it is continued. A Prompt has been checked; a text or ids are checked
     where they are submitted. `prompt_field`: what errors of the prompt name. `tells`:
     what the events are of: each of the tokens when it comes; a text when it has ended, if not
-    before; or then its ids without the text."""
+    before; or then its ids without the text. `tenant`: who shares the engine fairly with others."""
 
     prompt: str | Sequence[int] | Prompt
     parameters: GenerationParameters
     prompt_field: str = ""
     tells: Literal["tokens", "text", "ids"] = field(default="tokens", kw_only=True)
+    tenant: str = field(default="", kw_only=True)

@@ -14,7 +14,7 @@ from fusewire.serving.instance.series import End
 from tests.serving.instance.test_metrics import Families
 
 
-def counts(**values: int) -> EngineCounts:
+def counts(**values: float) -> EngineCounts:
     nothing = dict.fromkeys(EngineCounts.__dataclass_fields__, 0)
     return EngineCounts(**{**nothing, "pages": 8, **values})
 
@@ -57,6 +57,9 @@ def test_gauges_hold_the_last_and_counters_add_up() -> None:
             preemptions=1,
             prefix_hit_tokens=16,
             padding_tokens=3,
+            backlog_seconds=0.5,
+            step_seconds=4.0,
+            predicted_seconds=3.0,
         ),
     )
     metrics.first_token(2.0)
@@ -65,6 +68,7 @@ def test_gauges_hold_the_last_and_counters_add_up() -> None:
         "waiting": 0,
         "kv_pages_used_ratio": 0.25,
         "kv_bytes_per_live_token": 8.0,
+        "backlog_seconds": 0.5,
     }
     for name, value in gauges.items():
         assert families.value(name, model="m", task="generate", instance="m_0_0") == value, name
@@ -73,6 +77,8 @@ def test_gauges_hold_the_last_and_counters_add_up() -> None:
         "preemptions_total": 1,
         "prefix_hit_tokens_total": 16,
         "padding_tokens_total": 3,
+        "step_seconds_total": 4.0,
+        "predicted_seconds_total": 3.0,
         "graph_hits_total": 0,
         "model_reloads": 1,
         "time_to_first_token_seconds": 2.0,

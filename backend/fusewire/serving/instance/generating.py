@@ -78,7 +78,9 @@ class Generating:
         parameters = dict(request.parameters)
         if request.priority:
             parameters.setdefault("priority", request.priority)
-        wanted = read(request.inputs, parameters, engine.limits, engine.defaults, self._chat)
+        limits, defaults = engine.limits, engine.defaults
+        wanted = read(request.inputs, parameters, limits, defaults, self._chat)
+        wanted = replace(wanted, tenant=request.tenant)
         if wanted.parameters.timeout_seconds is not None:
             timeout = arrived + wanted.parameters.timeout_seconds
             deadline = timeout if deadline is None else min(deadline, timeout)

@@ -42,6 +42,10 @@ class GenerationMetrics(ModelSeries):
         gauges = {
             "running": ("running", "Sequences running"),
             "waiting": ("waiting", "Sequences in the queue"),
+            "backlog_seconds": (
+                "backlog_seconds",
+                "Predicted seconds of the work that waits",
+            ),
             "used": ("kv_pages_used_ratio", "Share of the KV pages in use"),
             "live_bytes": (
                 "kv_bytes_per_live_token",
@@ -60,6 +64,11 @@ class GenerationMetrics(ModelSeries):
             "prefix_hit_tokens": (
                 "prefix_hit_tokens_total",
                 "Prompt tokens found in the prefix cache",
+            ),
+            "step_seconds": ("step_seconds_total", "Time spent computing steps"),
+            "predicted_seconds": (
+                "predicted_seconds_total",
+                "What the cost table predicted for the computing",
             ),
             **REPLAYS,
         }

@@ -19,7 +19,7 @@ from fusewire.serving.instance.series import (
 _COSTS = {
     "predicted_seconds": (
         "predicted_seconds_total",
-        "What the cost table predicted for compute_seconds",
+        "What the cost table predicted for the computing",
     )
 }
 _TOKENS_BUCKETS = [float(1 << power) for power in range(3, 16)]
