@@ -1,15 +1,18 @@
 """What a server does with more requests than it can answer: `python -m benchmarks.overload`.
 
-MiniLM-L6 on the CPU behind the real embedded Triton. Its capacity is measured in a closed loop;
-then requests arrive as a Poisson process (open loop: nobody waits for an answer before sending the
-next) at a share of it, each with a deadline. Goodput is what was answered within the deadline.
+MiniLM-L6 on the CPU behind the real embedded Triton. Its capacity is measured in a closed loop,
+before and after; between the two requests arrive as a Poisson process (open loop: nobody waits for
+an answer before sending the next) at a share of it, each with a deadline. Goodput is what was
+answered within the deadline.
 
 Systems: `fusewire` (admission by predicted cost; clients tell their deadline), `fifo` (every
 request is taken, in order of arrival), `triton` (Triton's queue policy: REJECT beyond
 `max_queue_size`), `count` (at most so many requests under way, as gateways limit them).
 Loads: texts of 48 words; `lengths`, 5 to 500 tokens; `bursts`; `tenants`, of which one sends ten
 times what each of the others does; `retries`, clients that try again until their deadline;
-`answers`, which a small GPT generates, of mixed lengths, with a deadline on the whole answer.
+`answers`, which a small GPT generates, of mixed lengths, with a deadline on the whole answer;
+`tenants' answers`, of which one asks for ten times as many. What a server that knew every cost and
+had no work with refusals would answer stands beside goodput (`possible`).
 
 `--server-cores 0,1 --driver-cores 2-7` gives server and clients cores of their own; `--copy 0/3` is
 the first of three such benchmarks at the same time, each on its third of the cores. `--minutes 8`
@@ -89,22 +92,32 @@ class Bench:
         asks = way, f"{at.reachable}:{port}", MODEL, model.texts[load]
         with Drivers(given.drivers, load, *asks) as drivers:
             drivers.capacity(kind.deadline_s, *loop)  # warm
-            capacity = 0.0
+            before = drivers.capacity(given.pace.capacity_s, *loop)
             for cell in chosen:
                 if time.monotonic() + overload_plan.cell_s(cell, given.pace) > self.ends:
                     self.left_out.append(cell)
                     continue
-                if not (capacity and given.pace.once):
-                    # Each time anew where others use the cores too: what they leave changes.
-                    capacity = drivers.capacity(given.pace.capacity_s, *loop)
-                self.rows.append(self._row(server, drivers, model, cell, capacity))
+                seen, row = self._offered(server, drivers, model, cell, before)
+                # What a core gives changes with what others do on it: before and after count.
+                after = drivers.capacity(given.pace.capacity_s, *loop)
+                found = statistics(
+                    seen,
+                    given.pace.seconds,
+                    (before + after) / 2,
+                    row["deadline_s"],
+                    model.tokens[load],
+                )
+                row["capacity"] = [round(before, 2), round(after, 2)]
+                self.rows.append(row | found)
+                before = after
                 records.append(given.out, self.rows[-1:])
                 print(line(self.rows[-1]), flush=True)
                 time.sleep(overload_plan.PAUSE_S)
 
-    def _row(
+    def _offered(
         self, server: Server, drivers: Drivers, model: Given, cell: Cell, capacity: float
-    ) -> records.Row:
+    ) -> tuple[list[Seen], records.Row]:
+        """What became of requests at a share of the capacity, and what they were."""
         given, kind, system = self.given, LOADS[cell.load], SYSTEMS[cell.system]
         seconds = given.pace.seconds
         load = Load(
@@ -116,7 +129,7 @@ class Bench:
             kind.retries,
         )
         seen, about = measured(server, drivers, load, given.parts)
-        return {
+        return seen, {
             **machine.facts(*PACKAGES),
             "benchmark": BENCHMARK,
             "case": f"{cell.load}, {cell.protocol}, {cell.system}, {cell.share:g} x",
@@ -128,9 +141,7 @@ class Bench:
             "drivers": given.drivers,
             "seconds": seconds,
             "deadline_s": load.deadline_s,
-            "capacity": round(capacity, 2),
             **about,
-            **statistics(seen, seconds, capacity, load.deadline_s, model.tokens[cell.load]),
         }
 
 

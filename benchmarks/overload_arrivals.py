@@ -83,7 +83,10 @@ def statistics(
     good = [each for each in seen if each.outcome == OK and each.seconds <= deadline]
     during = [each.arrival for each in good if each.arrival.at + each.seconds <= seconds]
     goodput = len(during) / seconds
-    work = sum(tokens[each.text] for each in during) / (sum(tokens) / len(tokens)) / seconds
+    mean = sum(tokens) / len(tokens)
+    costs = [each / mean / capacity for each in tokens]  # seconds of the closed loop
+    work = sum(costs[each.text] for each in during) / seconds
+    arrivals = sorted((each.arrival for each in seen), key=lambda arrival: arrival.at)
     counts = {
         f"{outcome}_requests": sum(each.outcome == outcome for each in seen)
         for outcome in (OK, REFUSED, EXPIRED, FAILED)
@@ -93,14 +96,31 @@ def statistics(
         **counts,
         "goodput_per_s": round(goodput, 2),
         "goodput_of_capacity": round(goodput / capacity, 4),
-        "goodput_tokens_of_capacity": round(work / capacity, 4),
+        "goodput_tokens_of_capacity": round(work, 4),
+        "possible_of_capacity": round(possible(arrivals, seconds, deadline, costs), 4),
         "goodput_of_offered": round(len(good) / max(len(seen), 1), 4),
         **_percentiles("accepted_ms", [each.seconds for each in seen if each.outcome == OK]),
         **_percentiles("first_ms", [each.first for each in seen if each.first is not None]),
         **_percentiles("refused_ms", [taken for each in seen for taken in each.refusals]),
         **_percentiles("client_lag_ms", [each.lag for each in seen]),
-        "jain": round(jain(_shares(seen, good, seconds, capacity)), 4),
+        "jain": round(jain(_shares(seen, good, seconds, costs)), 4),
     }
+
+
+def possible(
+    arrivals: Sequence[Arrival], seconds: float, deadline: float, costs: Sequence[float]
+) -> float:
+    """The share of the time in which a server works that answers one after the other, in order,
+    what it can answer in time. Of equal requests none answers more (Moore, 1968). `costs`: seconds
+    of each text."""
+    free = worked = 0.0
+    for arrival in arrivals:
+        cost = costs[arrival.text]
+        end = max(free, arrival.at) + cost
+        if end <= arrival.at + deadline:
+            free = end
+            worked += cost if end <= seconds else 0.0
+    return worked / seconds
 
 
 def fair_rates(demands: Mapping[str, float], capacity: float) -> dict[str, float]:
@@ -121,16 +141,17 @@ def jain(shares: Sequence[float]) -> float:
 
 
 def _shares(
-    seen: Sequence[Seen], good: Sequence[Seen], seconds: float, capacity: float
+    seen: Sequence[Seen], good: Sequence[Seen], seconds: float, costs: Sequence[float]
 ) -> list[float]:
-    """What each tenant got of its fair rate."""
-    asked: dict[str, int] = {}
-    got: dict[str, int] = {}
+    """What each tenant got of its fair rate, in work."""
+    asked: dict[str, float] = {}
+    got: dict[str, float] = {}
     for found, all_of in ((asked, seen), (got, good)):
         for each in all_of:
-            found[each.arrival.tenant] = found.get(each.arrival.tenant, 0) + 1
-    fair = fair_rates({name: count / seconds for name, count in asked.items()}, capacity)
-    return [got.get(name, 0) / seconds / rate for name, rate in fair.items()]
+            tenant, cost = each.arrival.tenant, costs[each.arrival.text]
+            found[tenant] = found.get(tenant, 0.0) + cost / seconds
+    fair = fair_rates(asked, 1.0)
+    return [got.get(name, 0.0) / rate for name, rate in fair.items()]
 
 
 def _percentiles(name: str, seconds: Sequence[float]) -> dict[str, float]:

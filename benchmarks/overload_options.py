@@ -46,7 +46,7 @@ def options(about: str, arguments: list[str] | None = None) -> Options:
         parts = cores.part(number, of, 2, cores.usable())
         first_port = _FIRST_PORT + _PORTS_EACH * number
     cores.checked(parts, cores.usable())
-    pace = Pace(given.seconds, given.capacity_seconds, bool(parts.server))
+    pace = Pace(given.seconds, given.capacity_seconds)
     asked = overload_plan.cells(given.systems, given.loads, given.protocols, given.shares)
     limit_s = 60 * given.minutes
     if not asked:

@@ -32,12 +32,10 @@ def client_of(cell: Cell) -> tuple[str, str, str]:
 
 
 class Pace(NamedTuple):
-    """`seconds` of arrivals in a cell; `capacity_s` of the closed loop before each cell, or `once`
-    for all shares of a load."""
+    """`seconds` of arrivals in a cell; `capacity_s` of the closed loop before and after it."""
 
     seconds: float
     capacity_s: float
-    once: bool
 
 
 def cells(
@@ -65,9 +63,8 @@ def cell_s(cell: Cell, pace: Pace) -> float:
     endless = cell.protocol == "http" and cell.system == "fifo"
     recovery = max(0.0, cell.share - 1) * pace.seconds if endless else 0.0
     within = LOADS[cell.load].deadline_s
-    capacity = 0.0 if pace.once else pace.capacity_s + within
     recovery += within + _RECOVERY_S
-    return pace.seconds + capacity + recovery + PAUSE_S
+    return pace.seconds + pace.capacity_s + within + recovery + PAUSE_S
 
 
 def predicted_s(chosen: Iterable[Cell], pace: Pace) -> float:
@@ -77,7 +74,7 @@ def predicted_s(chosen: Iterable[Cell], pace: Pace) -> float:
         seconds += START_S
         for (_, load, _), of_client in groupby(of_server, client_of):
             ramps = 3 * LOADS[load].deadline_s  # twice before it counts, and to be warm
-            seconds += _CLIENTS_S + ramps + (pace.capacity_s if pace.once else 0.0)
+            seconds += _CLIENTS_S + ramps + pace.capacity_s
             seconds += sum(cell_s(cell, pace) for cell in of_client)
     return seconds
 

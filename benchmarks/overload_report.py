@@ -8,6 +8,8 @@ from typing import Any
 
 from benchmarks.records import Row, Rows
 
+_GOODPUT, _POSSIBLE = "goodput_tokens_of_capacity", "possible_of_capacity"
+_CLEARLY = 0.95
 LATE_MS = 10.0  # p99 of how late clients sent: more, and it was not the server that was measured
 
 
@@ -15,9 +17,11 @@ def line(row: Row) -> str:
     accepted = f"{row.get('accepted_ms_p50', '-')} p99 {row.get('accepted_ms_p99', '-')} ms"
     refused = f"refused {row['refused_requests']} p99 {row.get('refused_ms_p99', '-')} ms"
     return (
-        f"{row['case']} of {row['capacity']}/s: goodput {row['goodput_per_s']:.1f}/s = "
+        f"{row['case']} of {row['capacity'][0]}/s, {row['capacity'][1]}/s after: "
+        f"goodput {row['goodput_per_s']:.1f}/s = "
         f"{row['goodput_of_capacity']:.1%} of capacity, {row['goodput_tokens_of_capacity']:.1%} of "
-        f"its tokens ({row['goodput_of_offered']:.1%} of offered); accepted p50 {accepted}"
+        f"its tokens ({row['possible_of_capacity']:.1%} possible, "
+        f"{row['goodput_of_offered']:.1%} of offered); accepted p50 {accepted}"
         f"{_first(row)}, {refused}, expired {row['expired_requests']}, "
         f"failed {row['failed_requests']}; recovered "
         f"{row['recovered_s']} s; Jain {row['jain']}; {row['resident_mib_before']} -> "
@@ -39,10 +43,21 @@ def late(rows: Rows) -> list[str]:
 
 
 def table(rows: Rows) -> str:
-    """Goodput by load and system, in tokens: of texts that are alike, the same as in requests."""
+    """Goodput by load and system, in tokens: of texts that are alike, the same as in requests.
+    What is possible stands below those of a load where it is clearly less than what is offered."""
     shares = sorted({row["share"] for row in rows})
     header = ["load", "protocol", "system", *(f"{share:g} x" for share in shares)]
-    lines = [[*kind, *(_goodput(rows, kind, share) for share in shares)] for kind in _kinds(rows)]
+    lines = []
+    for load in dict.fromkeys(row["load"] for row in rows):
+        of_load = [row for row in rows if row["load"] == load]
+        lines += [
+            [*kind, *(_median(of_load, _GOODPUT, kind, share) for share in shares)]
+            for kind in _kinds(of_load)
+        ]
+        if any(row[_POSSIBLE] < _CLEARLY * min(1.0, row["share"]) for row in of_load):
+            lines.append(
+                [load, "", "possible", *(_median(of_load, _POSSIBLE, None, s) for s in shares)]
+            )
     return _markdown(header, lines)
 
 
@@ -101,9 +116,10 @@ def _kind(row: Row) -> tuple[str, ...]:
     return row["load"], row["protocol"], row["system"]
 
 
-def _goodput(rows: Rows, kind: tuple[str, ...], share: float) -> str:
-    of = [row for row in rows if _kind(row) == kind and row["share"] == share]
-    return f"{median(row['goodput_tokens_of_capacity'] for row in of):.1%}" if of else ""
+def _median(rows: Rows, key: str, kind: tuple[str, ...] | None, share: float) -> str:
+    """`kind`: None: of all."""
+    of = [row for row in rows if kind in (None, _kind(row)) and row["share"] == share]
+    return f"{median(row[key] for row in of):.1%}" if of else ""
 
 
 def _number(key: str) -> Callable[[Row], str]:

@@ -48,6 +48,9 @@ LOADS = {
     "tenants": Kind(50, 50, overload_arrivals.tenants),
     "retries": Kind(50, 50, overload_arrivals.poisson, retries=True),
     "answers": Kind(0, 0, overload_arrivals.poisson, under_way=32, generates=True, deadline_s=5.0),
+    "tenants' answers": Kind(
+        0, 0, overload_arrivals.tenants, under_way=32, generates=True, deadline_s=5.0
+    ),
 }
 
 

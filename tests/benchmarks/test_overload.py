@@ -87,6 +87,15 @@ def test_each_refusal_of_a_client_that_tries_again_counts() -> None:
     assert (found["refused_requests"], found["refused_ms_p50"]) == (0, 20.0)
 
 
+def test_what_is_possible_is_what_a_server_that_knows_all_does() -> None:
+    at_once = [arrivals.Arrival(0.0, 0, "a")] * 10
+    assert arrivals.possible(at_once, 4.0, 1.0, [0.25]) == pytest.approx(1.0 / 4)
+    steady = [arrivals.Arrival(0.1 * number, 0, "a") for number in range(40)]
+    assert arrivals.possible(steady, 4.0, 1.0, [0.25]) == pytest.approx(1.0)
+    rare = steady[::5]
+    assert arrivals.possible(rare, 4.0, 1.0, [0.25]) == pytest.approx(0.5)
+
+
 def test_a_tenant_that_gets_nothing_of_its_share_lowers_the_index() -> None:
     one, other = [seen(OK, 0.1, "a")] * 10, [seen(OK, 0.1, "b")] * 10
     assert arrivals.statistics(one + other, 1.0, 20.0, 1.0, tokens=[50])["jain"] == 1.0
@@ -195,17 +204,28 @@ def test_the_first_token_counts_from_when_the_request_was_due() -> None:
 def test_the_table_has_a_line_for_each_system() -> None:
     row = {"load": "48 words", "protocol": "grpc", "system": "fifo", "share": 1.0}
     goodput = "goodput_tokens_of_capacity"
+    row["possible_of_capacity"] = 1.0
     rows = [row | {goodput: 0.5}, row | {"share": 3.0, goodput: 0.01}]
     rows.append(row | {"system": "fusewire", "share": 3.0, goodput: 0.97})
     lines = overload_report.table(rows).splitlines()
     assert lines[0] == "| load | protocol | system | 1 x | 3 x |"
     assert lines[2:] == ["| 48 words | grpc | fifo | 50.0% | 1.0% |",
                          "| 48 words | grpc | fusewire |  | 97.0% |"]  # fmt: skip
+    rows[0]["possible_of_capacity"] = 0.9
+    assert overload_report.table(rows).splitlines()[-1] == (
+        "| 48 words |  | possible | 90.0% | 100.0% |"
+    )
 
 
 def row(system: str, share: float, **changes: object) -> dict[str, object]:
     """Of a run whose server had two cores."""
-    numbers = {"goodput_tokens_of_capacity": 0.5, "jain": 1.0, "recovered_s": 0.62, "requests": 100}
+    numbers = {
+        "goodput_tokens_of_capacity": 0.5,
+        "possible_of_capacity": 1.0,
+        "jain": 1.0,
+        "recovered_s": 0.62,
+        "requests": 100,
+    }
     numbers |= {"expired_requests": 25, "resident_mib_before": 280.0, "resident_mib_after": 281.0}
     where = {"load": "48 words", "protocol": "grpc", "system": system, "share": share}
     run = {"model": "MiniLM-L6", "server_cores": [0, 1], "seconds": 16.0, "deadline_s": 1.0}

@@ -10,7 +10,7 @@ from benchmarks import overload_plan as plan
 from benchmarks.overload_options import options
 from benchmarks.overload_plan import Cell, Pace
 
-PACE = Pace(seconds=16.0, capacity_s=8.0, once=True)
+PACE = Pace(seconds=16.0, capacity_s=8.0)
 
 
 def test_each_list_is_in_the_order_of_importance() -> None:
@@ -44,14 +44,12 @@ def test_a_server_that_computes_the_dead_takes_longer_to_recover() -> None:
     over_http = [plan.cell_s(Cell(s, "48 words", "http", 3.0), PACE) for s in ("fifo", "fusewire")]
     assert over_http[0] - over_http[1] == pytest.approx(2 * 16.0)
     assert plan.cell_s(Cell("fifo", "48 words", "grpc", 3.0), PACE) == over_http[1]
-    anew = PACE._replace(once=False)
-    assert plan.cell_s(Cell("fifo", "48 words", "grpc", 3.0), anew) > over_http[1] + 8.0
 
 
 def test_the_matrix_of_one_load_takes_the_time_that_its_arrivals_and_servers_do() -> None:
     systems = ["fusewire", "fifo", "triton", "count"]
     ordered = plan.cells(systems, ["48 words"], ["grpc"], [3.0, 0.7, 1.0, 2.0])
-    least = 16 * 16.0 + 4 * 8.0
+    least = 16 * (16.0 + 8.0) + 4 * 8.0
     assert least < plan.predicted_s(ordered, PACE) < 2 * least
 
 
@@ -63,10 +61,9 @@ def test_options_choose_cells_and_cores(monkeypatch: pytest.MonkeyPatch, tmp_pat
     assert given.parts == ((8, 9), (10, 11))
     assert given.first_port == 18020
     assert given.threads == 2
-    assert given.pace.once
     assert 0 < len(given.cells) < given.asked
     plain = options("about", [])
-    assert (plain.parts.all, plain.first_port, plain.pace.once) == ((), 0, False)
+    assert (plain.parts.all, plain.first_port) == ((), 0)
     assert len(plain.cells) == plain.asked == 20
     with pytest.raises(SystemExit, match="wanted enough for one cell"):
         options("about", ["--minutes", "0.1"])
