@@ -54,8 +54,14 @@ def generated(random: bool) -> Iterator[Given]:
         # In a process of its own, which takes torch with it.
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             name, prompts = pool.submit(_write, Path(root)).result()
-        tokens = {"answers": [each.new for each in prompts]}
-        yield Given(f"{name} (random weights)", Path(root), {"answers": prompts}, tokens)
+        loads = [load for load, kind in LOADS.items() if kind.generates]
+        tokens = [each.new for each in prompts]
+        yield Given(
+            f"{name} (random weights)",
+            Path(root),
+            dict.fromkeys(loads, prompts),
+            dict.fromkeys(loads, tokens),
+        )
 
 
 def _write(root: Path) -> tuple[str, list[Prompt]]:
