@@ -25,8 +25,8 @@ constexpr size_t encoder_bytes = 8 * (work + most_regions * region_words);
 constexpr size_t generation_bytes = 8 * work;
 
 // Of generation, in the place of an encoder's levels: forecasts, each of a priority and all higher
-// ones. The slots and pages that are free at a time, the last deadline of those of the priority that
-// wait, and ends after that time: time, slots, pages.
+// ones. The slots and pages that are free at a time, the last deadline of those of the priority
+// that wait, and ends after that time: time, slots, pages.
 constexpr size_t forecasts = 96, most_forecasts = 8, most_ends = 128;
 constexpr size_t forecast_words = 6 + 3 * most_ends;
 enum ForecastWord : size_t {
@@ -38,6 +38,10 @@ enum ForecastWord : size_t {
   ends,
   first_end,
 };
+
+// And the tenants above their share: how many, and of each the length of its name, what it was
+// given, and that name.
+constexpr size_t above = 3328, most_above = 32, above_words = 2 + text_words;
 
 enum Word : size_t {
   layout,
@@ -92,6 +96,12 @@ enum GenerationWord : size_t {
   page_size,
   characters_of_token,
   kept_until,
+  active_tenants,
+  first_asked,
+  active_window_s,
+  fair,
+  waiting_s,
+  above_parts,
 };
 enum Takes : int64_t {
   texts = 1,

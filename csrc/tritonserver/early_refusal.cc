@@ -421,10 +421,12 @@ fusewire_refusal(void* block, double now, double chance, const char* tenant, int
 }
 
 // For tests, of a block of generation: as `fusewire_refusal`.
-extern "C" __attribute__((visibility("default"))) size_t fusewire_generation_refusal(
-    void* block, double now, int64_t priority, double timeout_s, uint64_t characters,
-    uint64_t tokens, int64_t largest_id, uint64_t new_tokens, char* words, size_t most) {
+extern "C" __attribute__((visibility("default"))) size_t
+fusewire_generation_refusal(void* block, double now, const char* tenant, int64_t priority,
+                            double timeout_s, uint64_t characters, uint64_t tokens,
+                            int64_t largest_id, uint64_t new_tokens, char* words, size_t most) {
   admission::Asked asked;
+  asked.tenant = tenant;
   asked.priority = priority;
   asked.timeout_s = timeout_s;
   asked.prompt_characters = characters;

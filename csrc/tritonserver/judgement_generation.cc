@@ -60,6 +60,29 @@ double begin_of(const Block& block, int64_t priority, double deadline, double wa
   return at;
 }
 
+// What its tenant was given, where that is above its share. 0: it is not, or that is not known.
+double given_above(const Block& block, const std::string& tenant) {
+  const size_t count = std::min<size_t>(block.whole(above), most_above);
+  for (size_t place = 0; place < count; ++place) {
+    const size_t first = above + 1 + place * above_words;
+    if (block.whole(first) == static_cast<int64_t>(tenant.size()) &&
+        memcmp(block.text(first + 2), tenant.data(), tenant.size()) == 0) {
+      return block.real(first + 1);
+    }
+  }
+  return 0;
+}
+
+// TenantShares.judge of engine/tenant_shares.py.
+bool has_its_share(const Block& block, double given, double cost_s, double room_s, double at) {
+  const double active = block.real(active_tenants);
+  const bool are_known =
+      active >= 2 && at - block.real(first_asked) < block.real(active_window_s) - rounding_s;
+  return are_known && given > block.real(fair) &&
+         block.real(waiting_s) + cost_s >
+             block.real(above_parts) * (room_s - room_s / active) + rounding_s;
+}
+
 }  // namespace
 
 std::string judged_generation(const Block& block, const Asked& asked, double at) {
@@ -107,7 +130,17 @@ std::string judged_generation(const Block& block, const Asked& asked, double at)
              wait_s, end_s, left_s);
     retry_s = std::min(wait_s, end_s - left_s);
   } else {
-    return {};
+    const double part = std::max(1 / block.real(max_sequences), wanted_pages / block.real(pages));
+    const double prompt_s = block.real(s_of_prompt_token) * tokens;
+    const double cost_s = prompt_s + part * new_tokens * block.real(step_s);
+    const double room_s = std::min(left_s - run_s, longest_s);
+    const double given = given_above(block, asked.tenant);
+    if (!has_its_share(block, given, cost_s, room_s, at)) return {};
+    snprintf(words, sizeof words,
+             "got a tenant with %.1f times the work of the last minute that the %.0f which ask had "
+             "on average, wanted at most 1.0 while others wait",
+             given / block.real(fair), block.real(active_tenants));
+    retry_s = block.real(waiting_s);
   }
   char whole[400];
   snprintf(whole, sizeof whole, "queue: %s; try again in %.1f s", words, std::max(retry_s, 0.1));

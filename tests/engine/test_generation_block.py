@@ -55,11 +55,13 @@ class Front:
         characters: int = 0,
         largest_id: int = 0,
         priority: int = 0,
+        tenant: str = "",
     ) -> str:
         words = ctypes.create_string_buffer(1000)
         size = _PRELOAD.fusewire_generation_refusal(
             self._address,
             ctypes.c_double(now),
+            ctypes.c_char_p(tenant.encode()),
             ctypes.c_int64(priority),
             ctypes.c_double(within),
             ctypes.c_uint64(characters),
@@ -80,12 +82,9 @@ class Fronted(Machine):
         self.front = Front()
         self.admission.show_in(self.front.block, slo_s)
         self.slo_s = slo_s
-        self.foreseen = self.same_words = self.refused = 0
+        self.foreseen = self.same_words = self.refused = self.above_share = 0
 
-    def come(
-        self, *, within: float | None, most: int, new: int, tokens: int, priority: int
-    ) -> None:
-        asked = {"most": most, "tokens": tokens, "priority": priority}
+    def come(self, *, within: float | None, new: int, **asked: Any) -> None:
         words = self.front.refusal(self.clock.now, within or 0.0, **asked)
         has = self.slo_s if within is None and self.slo_s < inf else within
         try:
@@ -93,6 +92,7 @@ class Fronted(Machine):
         except (Overloaded, QueueFull) as error:
             self.refused += 1
             self.foreseen += bool(words)
+            self.above_share += "times the work of the last minute" in words
             self.same_words += said(words) == said(str(error))
         else:
             assert not words
@@ -123,6 +123,7 @@ def test_the_front_refuses_nothing_that_admission_takes(
             new=new,
             tokens=rng.randint(1, 60),
             priority=rng.choice([0, 0, -1, 5]),
+            tenant=rng.choice(["", "", "", "blue", "green"]),
         )
         for _ in range(rng.choice([0, 0, 1, 5])):
             machine.step()
@@ -136,6 +137,20 @@ def test_the_front_foresees_nearly_all_refusals():
             machine.come(within=6.0, most=new, new=new, tokens=16, priority=rng.choice([0, 1]))
         machine.step()
     assert machine.refused > 300
+    assert machine.foreseen > 0.9 * machine.refused
+    assert machine.same_words > 0.9 * machine.foreseen
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_front_refuses_whom_has_more_than_its_share(seed: int):
+    rng, machine = random.Random(seed), Fronted(slots=8).seen(most=70, new=70)
+    while machine.clock.now < 130:
+        for _ in range(rng.choice([0, 20])):
+            new = rng.randint(20, 120)
+            (tenant,) = rng.choices(["greedy", "blue", "grün"], [10, 1, 1])
+            machine.come(within=6.0, most=new, new=new, tokens=16, priority=0, tenant=tenant)
+        machine.step()
+    assert machine.above_share > 300
     assert machine.foreseen > 0.9 * machine.refused
     assert machine.same_words > 0.9 * machine.foreseen
 
@@ -241,7 +256,7 @@ def test_a_model_says_nothing_before_a_request_has_a_time():
     machine.admission.show_in(front.block, inf)
     for _ in range(40):
         machine.ask(within=None, most=100, new=50)
-    assert set(memoryview(front.memory).cast("d")[16:29]) == {0.0}
+    assert set(memoryview(front.memory).cast("d")[16:35]) == {0.0}
 
 
 MODEL = ModelLimits(vocab_size=1000, max_length=1024, max_request_tokens=4096, max_sequences=64)

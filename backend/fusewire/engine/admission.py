@@ -13,6 +13,7 @@ from math import ceil, inf
 from operator import attrgetter
 
 from fusewire.engine.admission_block import GenerationBlock, GenerationTerms
+from fusewire.engine.backlog import ABOVE_SHARE
 from fusewire.engine.costs import CostTable
 from fusewire.engine.forecast import End, Forecast, Forecasts, Need
 from fusewire.engine.generation_sequence import GenerationSequence, State
@@ -185,7 +186,7 @@ class Admission:
                     wait_s,
                 )
             room_s = min(left_s - run_s, self._max_queue_s)
-            self._tenants.judge(place.tenant, cost_s, room_s, now, active)
+            self._tenants.judge(place.tenant, cost_s, room_s, active)
             if left_s < inf:
                 place.begin_by = place.deadline - _SURELY * run_s
         place.is_shared = True
@@ -309,10 +310,11 @@ class Admission:
 
     def _show(self) -> None:
         if self._block is not None and not self._block.silent:
-            self._block.show(self._forecasts)
+            self._block.show(self._forecasts, self._tenants.above())
 
     def _terms(self) -> GenerationTerms:
         known = self._allowed > 0
+        active, oldest_asked = self._tenants.known
         return GenerationTerms(
             now=self._clock(),
             taken=self._taken,
@@ -327,4 +329,10 @@ class Admission:
             page_size=self._page_size,
             characters_of_token=CHARACTERS_OF_TOKEN,
             kept_until=self._forecast_at + KEPT_S,
+            active=active,
+            oldest_asked=oldest_asked,
+            window_s=self._tenants.window_s,
+            fair=self._tenants.fair,
+            waiting_s=self._tenants.waiting_s,
+            above_share=ABOVE_SHARE,
         )

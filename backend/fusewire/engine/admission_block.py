@@ -37,6 +37,9 @@ _TENANT_WORDS = 1 + _TEXT_WORDS + 1 + 2 * _MOST_PRIORITIES  # length, name, pair
 # that wait, how many ends, and the first.
 _FORECASTS, _MOST_FORECASTS, _MOST_ENDS = 96, 8, 128
 _FORECAST_WORDS = 6 + 3 * _MOST_ENDS
+# And the tenants above their share: how many, and of each the length of its name, what it was
+# given, and the name.
+_ABOVE, _MOST_ABOVE, _ABOVE_WORDS = 3328, 32, 2 + _TEXT_WORDS
 _RING, _RING_WORDS, _RING_ENTRIES = 5504, 1 + _TEXT_WORDS, 256
 _WORK = 22528  # a multiple of 512: a page
 _MOST_REGIONS = 9
@@ -120,6 +123,12 @@ class GenerationTerms(NamedTuple):
     page_size: int
     characters_of_token: int
     kept_until: float  # what is shown of the queue
+    active: int  # tenants; 0: not known
+    oldest_asked: float  # when the first of them did, the last time
+    window_s: float  # for so long one that asked is active
+    fair: float  # what they were given on average
+    waiting_s: float  # of the whole machine
+    above_share: float
 
 
 class Block:
@@ -255,13 +264,14 @@ class AdmissionBlock(Block):
 
 
 class GenerationBlock(Block):
-    """Of a model that generates: beside its terms when there is room, for each priority. Its memory
-    is GENERATION_BYTES."""
+    """Of a model that generates: beside its terms when there is room, for each priority, and which
+    tenants are above their share. Its memory is GENERATION_BYTES."""
 
     layout = GENERATION
 
-    def show(self, forecasts: Forecasts | None) -> None:
-        """Within `with`. None: nothing is refused for lack of time."""
+    def show(self, forecasts: Forecasts | None, above: Sequence[tuple[str, float]]) -> None:
+        """Within `with`. None: nothing is refused for lack of time. `above`: of more tenants than
+        there is room for nothing is said, and they are not refused for their share."""
         levels = [] if forecasts is None else forecasts.levels[:_MOST_FORECASTS]
         whole, real, first = self._whole, self._real, _FORECASTS + 1
         for level in levels:
@@ -274,3 +284,10 @@ class GenerationBlock(Block):
             real[first + 6 : first + 6 + len(flat)] = memoryview(flat)
             first += _FORECAST_WORDS
         whole[_FORECASTS] = len(levels)
+        first = _ABOVE + 1
+        for tenant, given in above[:_MOST_ABOVE]:
+            name = tenant.encode()[: 8 * _TEXT_WORDS]
+            whole[first], real[first + 1] = len(name), given
+            self._bytes[8 * (first + 2) : 8 * (first + 2) + len(name)] = name
+            first += _ABOVE_WORDS
+        whole[_ABOVE] = len(above[:_MOST_ABOVE])

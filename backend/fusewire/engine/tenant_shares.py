@@ -26,23 +26,48 @@ class TenantShares:
 
     def __init__(self, window_s: float) -> None:
         """`window_s`: for so long one that asked is active."""
+        self.window_s = window_s
+        self.waiting_s = 0.0  # of all
         self._active = ActiveTenants(window_s)
         self._waiting_s: defaultdict[str, float] = defaultdict(float)
-        self._given_s: dict[str, float] = {}
-        self._given_at = 0.0
+        # In seconds at `_since`: later ones count more, which is as if earlier ones were forgotten.
+        self._given: dict[str, float] = {}
+        self._since = 0.0
+
+    @property
+    def known(self) -> tuple[int, float]:
+        """See ActiveTenants."""
+        return self._active.known
+
+    @property
+    def fair(self) -> float:
+        """What the active tenants were given on average, as `above` has it."""
+        return sum(self._given.values()) / max(1, len(self._given))
+
+    def above(self) -> list[tuple[str, float]]:
+        """What those of which something waits were given, who are above their share."""
+        fair = self.fair
+        return [
+            (tenant, given)
+            for tenant, given in self._given.items()
+            if given > fair and self._waiting_s.get(tenant, 0.0) > 0
+        ]
 
     def ask(self, tenant: str, now: float) -> int:
         """It asks; returns how many are active."""
         active = self._active.ask(tenant, now)
-        if tenant not in self._given_s:
-            self._age(now)
-            self._given_s[tenant] = min(self._given_s.values(), default=0.0)
+        if tenant not in self._given or len(self._given) != active:
+            self._given = {t: given for t, given in self._given.items() if t in self._active}
+            self._given.setdefault(tenant, min(self._given.values(), default=0.0))
         return active
 
     def begin(self, tenant: str, seconds: float, now: float) -> None:
         """A request of it, which has asked, is here, and is given so much."""
-        self._age(now)
-        self._given_s[tenant] += seconds
+        age = (now - self._since) / _REMEMBERED_S
+        if age > 1.0:
+            self._given = {t: given * exp(-age) for t, given in self._given.items()}
+            self._since, age = now, 0.0
+        self._given[tenant] += seconds * exp(age)
         self._active.begin(tenant)
 
     def end(self, tenant: str) -> None:
@@ -51,29 +76,22 @@ class TenantShares:
     def wait(self, tenant: str, seconds: float) -> None:
         """So much more waits."""
         self._waiting_s[tenant] += seconds
+        self.waiting_s += seconds
 
     def forget_waiting(self) -> None:
         """What waits is told anew."""
         self._waiting_s.clear()
+        self.waiting_s = 0.0
 
-    def judge(self, tenant: str, seconds: float, room_s: float, now: float, active: int) -> None:
+    def judge(self, tenant: str, seconds: float, room_s: float, active: int) -> None:
         """Overloaded where one of `active` tenants, which has asked, is not to have so many seconds
         more that begin within `room_s`."""
-        self._age(now)
-        own_s, fair_s = self._waiting_s.get(tenant, 0.0), sum(self._given_s.values()) / active
-        if active < 2 or not own_s or self._given_s[tenant] <= fair_s:
+        given, fair = self._given[tenant], self.fair
+        if active < 2 or not self._waiting_s.get(tenant, 0.0) or given <= fair:
             return
-        most_s = ABOVE_SHARE * (room_s - room_s / active)
-        if sum(self._waiting_s.values()) + seconds > most_s:
+        if self.waiting_s + seconds > ABOVE_SHARE * (room_s - room_s / active):
             raise Overloaded(
-                f"queue: got a tenant with {self._given_s[tenant]:.2f} s of work in the last "
-                f"minute, wanted at most {fair_s:.2f} s, as the {active} that ask had on average; "
-                "allow it more",
-                own_s,
+                f"queue: got a tenant with {given / fair:.1f} times the work of the last minute "
+                f"that the {active} which ask had on average, wanted at most 1.0 while others wait",
+                self.waiting_s,
             )
-
-    def _age(self, now: float) -> None:
-        """Forgets those that do not ask any more, and of the others what is long ago."""
-        left, self._given_at = exp((self._given_at - now) / _REMEMBERED_S), now
-        given = self._given_s.items()
-        self._given_s = {name: left * seconds for name, seconds in given if name in self._active}
