@@ -123,6 +123,15 @@ def test_who_can_no_longer_end_in_time_does_not_begin():
     assert machine.admission._taken == 0
 
 
+def test_what_is_late_when_it_comes_is_taken_however_much_waits():
+    """To be answered so."""
+    machine = Machine(max_queue_s=2.0).seen()
+    machine.fill(within=60.0)
+    late = machine.ask(within=-1.0, most=100, new=50)
+    assert late in machine.admission._places
+    assert late.begin_by is None
+
+
 def test_nothing_waits_longer_than_max_queue():
     machine = Machine(max_queue_s=2.0).seen()
     asked: list[tuple[Place, float]] = []

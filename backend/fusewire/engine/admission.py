@@ -147,8 +147,8 @@ class Admission:
                 )
             # A deadline that has passed is answered as late, not as too much.
             left_s = due - self._clock()
-            if min(left_s if left_s > 0 else inf, self._max_queue_s) < inf:
-                self._judge(place, left_s if left_s > 0 else inf)
+            if left_s > 0 and min(left_s, self._max_queue_s) < inf:
+                self._judge(place, left_s)
             self._taken += sequences
             self._places[place] = None
             place.cost_s = self._need(place).cost_s
