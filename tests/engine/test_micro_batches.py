@@ -7,6 +7,7 @@ import pytest
 from fusewire.engine.encoder import EncoderEngine, Request
 from fusewire.errors import ComputeFailed
 from fusewire.settings import EngineSettings
+from safetensors.numpy import load_file, save_file
 
 from tests.engine.counting import CountingModel, answered, engine, request
 from tests.reference import SENTENCES, tiny_checkpoint
@@ -38,6 +39,23 @@ def events(monkeypatch):
 
 def texts(*values: str) -> Request:
     return Request({"text_input": np.array([[value.encode()] for value in values], object)})
+
+
+@pytest.mark.parametrize("task", ["hidden", "embed", "classify", "tag", "fill"])
+def test_results_that_are_not_finite_are_an_error_of_their_request_alone(tmp_path, task):
+    tiny_checkpoint(tmp_path, "bert", task)
+    tensors = load_file(tmp_path / "model.safetensors")
+    (words,) = (name for name in tensors if "word_embeddings" in name)
+    tensors[words][100] = np.nan
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    got = EncoderEngine(tmp_path, task)
+    mask = got._task.tokenizer.mask_id
+    asked = [Request({"input_ids": np.array([[7, token, mask]])}) for token in (99, 100, 101)]
+    sound, spoilt, other = got.answer(asked)
+    assert isinstance(spoilt, ComputeFailed)
+    assert "NaN or infinite" in str(spoilt)
+    assert isinstance(sound, dict)
+    assert isinstance(other, dict)
 
 
 def test_texts_are_tokenised_while_the_device_computes_those_before(tmp_path, events):

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fusewire.errors import ConfigurationError
+from fusewire.errors import ConfigurationError, Unsupported
 from fusewire.models import load_decoder, load_model
 from fusewire.placement import Placement
-from fusewire.train import Adam, Int8Linear, int8_layers, save_int8
+from fusewire.train import Adam, Int8Linear, int8_layers, replace, save_int8
 from torch import nn
 
 from tests.models.oracle import fusewire_answers, random_sequences, transformers_answers
@@ -109,3 +109,35 @@ def test_what_has_no_such_layers_is_refused(tmp_path: Path) -> None:
         int8_layers(tiny_decoder(tmp_path, "gpt2", num_hidden_layers=1))
     with pytest.raises(ConfigurationError, match=r"got .lm_head. to skip, wanted nn"):
         int8_layers(tiny_decoder(tmp_path, "llama", num_hidden_layers=1), skip=["lm_head"])
+
+
+def test_what_cannot_train_in_int8_is_refused(tmp_path: Path) -> None:
+    def fresh() -> nn.Module:
+        return tiny_decoder(tmp_path, "llama", num_hidden_layers=1)
+
+    with pytest.raises(ConfigurationError, match="wanted transformers' own; leave `replace` out"):
+        int8_layers(replace(fresh()))
+    with pytest.raises(Unsupported, match="a Int8Linear"):
+        replace(int8_layers(fresh()))
+    with pytest.raises(ConfigurationError, match=r"torch\.bfloat16 on cpu, wanted float32"):
+        int8_layers(fresh().bfloat16())
+    with pytest.raises(ConfigurationError, match="without Int8Linear modules"):
+        save_int8(fresh(), tmp_path / "saved")
+    model = int8_layers(int8_layers(fresh()), skip="model.layers.0.mlp.down_proj")
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight[0, 0] = np.nan
+    with pytest.raises(ConfigurationError, match=r"got NaN or Inf in .*up_proj"):
+        save_int8(model, tmp_path / "saved")
+    assert not (tmp_path / "saved").exists()
+
+
+def test_modules_that_change_their_class_after_replace_are_refused(tmp_path: Path) -> None:
+    model = replace(tiny_decoder(tmp_path, "llama", num_hidden_layers=1))
+    model.model.layers[0].mlp.up_proj.__class__ = Int8Linear
+    with pytest.raises(Unsupported, match="a Int8Linear"):
+        model(torch.tensor([[1, 2, 3]]))
+
+
+def test_no_rows_give_none(tmp_path: Path) -> None:
+    model = nn.ModuleDict({"layers": nn.ModuleList([nn.Sequential(nn.Linear(45, 70))])})
+    assert int8_layers(model)["layers"][0][0](torch.zeros(0, 45)).shape == (0, 70)

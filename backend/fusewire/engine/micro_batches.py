@@ -17,10 +17,13 @@ from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from fusewire.engine.costs import CostTable
 from fusewire.engine.progress import Progress
 from fusewire.engine.request import Counts, Work, failure
 from fusewire.engine.scheduler import halves, plan
+from fusewire.errors import ComputeFailed
 from fusewire.tasks.task import Task
 
 if TYPE_CHECKING:
@@ -28,6 +31,11 @@ if TYPE_CHECKING:
     from fusewire.models.task_heads import TaskHead
 
 _log = logging.getLogger(__name__)
+
+_NOT_FINITE = (
+    "compute: got results that are NaN or infinite, wanted finite ones; use another dtype or other "
+    "inputs, or report the model"
+)
 
 Member = tuple[Work, int]  # one sequence: whose, and which of its items
 
@@ -134,6 +142,8 @@ class MicroBatches:
             found = self._head(given.hidden, given.batch, options)
             for (work, place), result in zip(given.members, found, strict=True):
                 work.results[place] = result
+                if not _is_finite(result):
+                    work.answer = work.answer or ComputeFailed(_NOT_FINITE)
         except Exception as error:
             self._failed(error, given.members, given.retry)
             return
@@ -166,3 +176,9 @@ class MicroBatches:
         for work, _ in members:
             if work.answer is None:
                 work.answer = copy(failed)
+
+
+def _is_finite(result: Any) -> bool:
+    """Of what a head gives for a sequence: an array, or several."""
+    arrays = result if isinstance(result, tuple) else (result,)
+    return all(np.isfinite(array).all() for array in arrays)

@@ -120,12 +120,15 @@ class LikeliestTokens:
     ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """Of the tokens at `rows`, [rows, k]."""
         place = self._model.place
+        # Probabilities of NaN are as good as any: they would hide it.
+        finite = np.isfinite(place.numpy(hidden)[rows]).all(axis=1)
         logits = self._model.fill_logits(hidden, rows)
         kernels.softmax(logits, logits, place.stream)
         scores = place.empty(len(rows), k)
         tokens = place.empty(len(rows), k, dtype="int64")
         kernels.top_k(scores, tokens, logits, place.stream)
-        return place.numpy(tokens).copy(), place.numpy(scores).copy()
+        found = np.where(finite[:, None], place.numpy(scores), np.nan)
+        return place.numpy(tokens).copy(), found
 
 
 def _of_each(values: NDArray[np.float32], batch: Batch) -> list[NDArray[np.float32]]:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from fusewire import kernels
 from fusewire.errors import ConfigurationError
+from fusewire.train.layers import TrainedLayers
 from fusewire.train.torch_tensors import view
 
 _LARGEST = 127
@@ -36,13 +37,23 @@ class Int8Linear(nn.Linear):
 def int8_layers(model: nn.Module, skip: Collection[str] = ()) -> nn.Module:
     """The model, on the CPU and in fp32, whose layers' `nn.Linear` modules are Int8Linear from now
     on, with their parameters, but for those that `skip` names. ConfigurationError where it has
-    none, as GPT-2, whose layers have Conv1D, or where `skip` names another module."""
+    none, as GPT-2, whose layers have Conv1D, where they are not fp32 on the CPU, where `skip` names
+    another module, and for a model whose layers `replace` trains."""
+    skip = {skip} if isinstance(skip, str) else set(skip)
     found = {
         name: module
         for name, module in model.named_modules()
-        if type(module) is nn.Linear and _OF_A_LAYER.search(name)
+        if type(module) in (nn.Linear, Int8Linear) and _OF_A_LAYER.search(name)
     }
-    unknown = sorted(set(skip) - found.keys())
+    owned = (module.__dict__.get("fusewire") for module in model.modules())
+    if any(isinstance(each, TrainedLayers) for each in owned):
+        raise ConfigurationError(
+            "int8_layers: got a model whose layers `replace` trains, in fp32, wanted transformers' "
+            "own; leave `replace` out"
+        )
+    for name, module in found.items():
+        _check(module.weight, f"int8_layers: {name}")
+    unknown = sorted(skip - found.keys())
     if unknown or not found:
         got = f"{unknown[0]!r} to skip" if unknown else f"a {type(model).__name__} without any"
         raise ConfigurationError(
@@ -58,20 +69,41 @@ def int8_layers(model: nn.Module, skip: Collection[str] = ()) -> nn.Module:
 def save_int8(model: Any, folder: Path | str) -> None:
     """The transformers model as a folder whose Int8Linear modules are stored as integers with a
     scale for each output (compressed-tensors, W8A8): what is served gives the model's results. The
-    tokenizer is not saved."""
+    tokenizer, and a processor of images, are not saved. ConfigurationError where no module is an
+    Int8Linear, and where a parameter is not fp32 on the CPU or not finite."""
     folder = Path(folder)
     state = model.state_dict()
-    for name, module in model.named_modules():
-        if isinstance(module, Int8Linear):
-            integers, scales = _integers(module.weight.detach())
-            state[f"{name}.weight"] = integers
-            # Rows of zeros have no scale of their own, and folders want one.
-            state[f"{name}.weight_scale"] = torch.where(scales > 0, scales, 1.0)
+    for name, parameter in model.named_parameters():
+        _check(parameter, f"save_int8: {name}")
+        if not torch.isfinite(parameter).all():  # rounded, it would be numbers
+            raise ConfigurationError(
+                f"save_int8: got NaN or Inf in {name}, wanted finite numbers; train with a lower "
+                "learning rate, or go back to a checkpoint"
+            )
+    found = {n: module for n, module in model.named_modules() if isinstance(module, Int8Linear)}
+    if not found:
+        raise ConfigurationError(
+            "save_int8: got a model without Int8Linear modules, wanted one that int8_layers gave "
+            "them; call it, or save_pretrained"
+        )
+    for name, module in found.items():
+        integers, scales = _integers(module.weight.detach())
+        state[f"{name}.weight"] = integers
+        # Rows of zeros have no scale of their own, and folders want one.
+        state[f"{name}.weight_scale"] = torch.where(scales > 0, scales, 1.0)
     model.save_pretrained(folder, state_dict=state)
     path = folder / "config.json"
     config = json.loads(path.read_text())
     config["quantization_config"] = _quantization(model)
     path.write_text(json.dumps(config, indent=2))
+
+
+def _check(parameter: Tensor, what: str) -> None:
+    if parameter.dtype != torch.float32 or parameter.device.type != "cpu":
+        raise ConfigurationError(
+            f"{what}: got {parameter.dtype} on {parameter.device}, wanted float32 on the CPU; "
+            'convert it with model.float().to("cpu")'
+        )
 
 
 def _quantization(model: nn.Module) -> dict[str, Any]:
@@ -102,10 +134,11 @@ class _Product(torch.autograd.Function):
         out = rows.new_empty(rows.shape[0], weight.shape[0])
         there = None if bias is None else view(bias)
         linear = kernels.Linear(view(weight), there, format="int8")
-        kernels.linear(view(out), view(rows), linear, "none")
+        if len(rows):
+            kernels.linear(view(out), view(rows), linear, "none")
         ctx.save_for_backward(x, weight)
         ctx.biased = bias is not None
-        return out.reshape(*x.shape[:-1], -1)
+        return out.reshape(*x.shape[:-1], len(weight))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -37,7 +37,10 @@ class LayerModules:
             self._roots.append((root, module))
         self._refuse_other_parameters(set(names))
         every = [module for _, root in self._roots for module in root.modules()]
-        self._modules = [(module, list(module._modules.values())) for module in every]
+        for module in every:
+            if not type(module).__module__.startswith(("torch.", "transformers.")):
+                self._refuse(self._name(module), f"a {type(module).__name__}", "transformers' own")
+        self._modules = [(each, type(each), list(each._modules.values())) for each in every]
         self._drops: list[tuple[Module, str, float]] = []
         for module in every:
             table = module.__dict__
@@ -63,8 +66,10 @@ class LayerModules:
         for name, root in self._roots:
             if self._base._modules.get(name) is not root:
                 self._refuse(name, "another module", "that of `replace`")
-        for module, children in self._modules:
+        for module, kind, children in self._modules:
             table = module.__dict__
+            if type(module) is not kind:
+                self._refuse(self._name(module), f"a {type(module).__name__}", "that of `replace`")
             if list(table["_modules"].values()) != children:
                 self._refuse(self._name(module), "other modules in it", "those of `replace`")
             if (

@@ -41,13 +41,24 @@ def test_a_repository_is_taken_as_it_is(folder: Path, tmp_path: Path) -> None:
     assert found.models == ["m", "tiny"]
 
 
+def test_settings_that_nothing_would_have_are_refused(folder: Path, tmp_path: Path) -> None:
+    repository = tmp_path / "repository"
+    import_folder(folder, repository, name="m", deployment=Deployment(device="cpu"))
+    given = source_of(repository, {"slo_ms": 500.0}, Deployment(device="cpu"))
+    wanted = r"^slo_ms, device: got settings for the repository .*config\.pbtxt$"
+    with pytest.raises(ConfigurationError, match=wanted):
+        collect([given], tmp_path / "imported")
+    beside = source_of(folder, {"slo_ms": 500.0})
+    assert collect([given, beside], tmp_path / "imported").models == ["m", "tiny"]
+
+
 def test_a_repository_whose_path_a_shell_would_split_is_refused(
     folder: Path, tmp_path: Path
 ) -> None:
     repository = tmp_path / "my models"
     import_folder(folder, repository, name="m", deployment=Deployment(device="cpu"))
     with pytest.raises(ConfigurationError, match=r"^model repository: got .* without ' '"):
-        collected(tmp_path, repository)
+        collect([source_of(repository)], tmp_path / "imported")
 
 
 def test_a_name_is_served_once(folder: Path, tmp_path: Path) -> None:

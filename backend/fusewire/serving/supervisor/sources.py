@@ -65,7 +65,7 @@ class Collected(NamedTuple):
 def collect(sources: Sequence[Source], imported: Path) -> Collected:
     """Checks the sources; folders and ids become linked entries of the new repository `imported`,
     with their settings. ConfigurationError, CheckpointError."""
-    found = Collected([], [], [])
+    found, unused = Collected([], [], []), dict[Path, list[str]]()
     for source in sources:
         name, path = _named(source)
         if name is None:
@@ -73,6 +73,8 @@ def collect(sources: Sequence[Source], imported: Path) -> Collected:
             if not names and not empty:
                 raise CheckpointError(f"{no_model_in(path)}, or a model repository")
             check_path("model repository", path.resolve())
+            if given := source.settings | source.deployment.model_dump(exclude_unset=True):
+                unused[path] = [*given]
             found.repositories.append(path.resolve())
             found.left_out.extend(empty)
         else:
@@ -85,6 +87,12 @@ def collect(sources: Sequence[Source], imported: Path) -> Collected:
         found.models.extend(names)
         if name is not None:
             _import(source, path, imported, name)
+    if unused and not imported.is_dir():  # beside folders, which have them, they may be meant so
+        path, settings = next(iter(unused.items()))
+        raise ConfigurationError(
+            f"{', '.join(settings)}: got settings for the repository {path}, wanted those of a "
+            "model folder; set them in each model's config.pbtxt"
+        )
     if imported.is_dir():
         repository.check(imported)
         found.repositories.append(imported)
