@@ -212,6 +212,11 @@ class Placement:
         self.formats[name] = self.precision.weights if skipped else quantized
         return self.formats[name]
 
+    @property
+    def described(self) -> str:
+        """The precision, with the formats that matrices of loaded models are stored in."""
+        return self.precision.with_weights([self.precision.weights, *self.formats.values()])
+
     def check_skipped(self) -> None:
         """After models were loaded: ConfigurationError where quantize_skip names no matrix of
         theirs."""

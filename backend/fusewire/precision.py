@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fusewire.errors import ConfigurationError
@@ -61,8 +62,11 @@ class Precision:
     @property
     def described(self) -> str:
         """As `serve` prints it: `float32`, or with the formats of weights that differ from it."""
-        formats = dict.fromkeys([self.weights, self.layers])
-        stored = " and ".join(each for each in formats if each != self.dtype)
+        return self.with_weights([self.weights, self.layers])
+
+    def with_weights(self, formats: Iterable[str]) -> str:
+        """As `described`, where weights are stored in these."""
+        stored = " and ".join(each for each in dict.fromkeys(formats) if each != self.dtype)
         return f"{self.dtype} ({stored} weights)" if stored else self.dtype
 
 

@@ -47,8 +47,8 @@ class Attempts:
         remaining = self._deadline - self._clock()
         if remaining <= 0:
             raise DeadlineExceeded(
-                f"timeout_s: got no answer in {self._timeout_s} s, {self._failed} attempts failed; "
-                "wait longer or look at the server's load"
+                f"timeout: got no answer within {self._timeout_s:g} s, {self._failed} attempts "
+                "failed; wait longer, or look at the server's load"
             )
         return remaining
 

@@ -65,7 +65,10 @@ def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
 
 
 def _late(timeout_s: float) -> DeadlineExceeded:
-    return DeadlineExceeded(f"timeout_s: got no answer in {timeout_s:.3f} s")
+    return DeadlineExceeded(
+        f"timeout: got no answer within {timeout_s:.3g} s; wait longer, or look at the server's "
+        "load"
+    )
 
 
 class GrpcTransport:

@@ -67,6 +67,11 @@ def from_grpc(code: str, message: str) -> ClientError:
     # Triton answers UNAVAILABLE where HTTP answers 403; waiting would not help.
     if code == "UNAVAILABLE" and "protocol is restricted" in message:
         return PermissionDenied(message, code)
+    if message == "Deadline Exceeded":  # gRPC's own
+        message = (
+            "timeout: got no answer within the call's time; wait longer, or look at the server's "
+            "load"
+        )
     return _error(_BY_GRPC_CODE.get(code, ServerError), message, code)
 
 

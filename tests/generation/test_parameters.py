@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fusewire.errors import CheckpointError, InvalidInput
 from fusewire.generation.checks import read_parameters
@@ -96,6 +97,11 @@ def test_a_temperature_in_the_folder_alone_does_not_draw(folder: Callable[..., P
     defaults = generation_defaults(folder(temperature=0.6))
     assert parse(defaults).greedy
     assert parse(defaults, top_p=0.9).temperature == 0.6
+
+
+def test_numbers_of_numpy_are_taken() -> None:
+    asked = read_parameters({"num_beams": np.int64(4), "length_penalty": np.float32(0.5)}, LIMITS)
+    assert (asked.num_beams, asked.length_penalty) == (4, 0.5)
 
 
 def test_top_k_is_off_as_zero_or_minus_one() -> None:

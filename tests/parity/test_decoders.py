@@ -86,8 +86,10 @@ class InHalf:
 
     def __init__(self, folder: Path, dtype: str, share: float) -> None:
         self._exact = load_decoder(folder, Placement("cpu", "float32"))
-        precision = SimpleNamespace(stores_exactly=True, described=dtype)
-        self.place = SimpleNamespace(dtype=dtype, precision=precision, numpy=lambda logits: logits)
+        precision = SimpleNamespace(stores_exactly=True)
+        self.place = SimpleNamespace(
+            dtype=dtype, described=dtype, precision=precision, numpy=lambda logits: logits
+        )
         self.max_length, self.vocab_size = self._exact.max_length, self._exact.vocab_size
         self.new_cache = self._exact.new_cache
         self._share = share

@@ -69,6 +69,7 @@ def test_a_decoder_learns_and_is_served_as_it_was_trained(tmp_path: Path) -> Non
     place = Placement("cpu")
     served = load_decoder(tmp_path / "after", place)
     assert set(place.formats.values()) == {"int8"}
+    assert place.described == "float32 (int8 weights)"
     assert len(place.formats) == 4
     expected = np.concatenate(transformers_logits(model, SEQUENCES))
     off = np.abs(np.concatenate(logits_in_pieces(served, SEQUENCES, None)) - expected).max(1)

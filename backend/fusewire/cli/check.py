@@ -192,4 +192,4 @@ def _verdict(found: Parity) -> str:
         return "\n".join(f"DIFFERENT: {failure}" for failure in found.failures)
     if found.floors.given:
         return "as good as asked for"
-    return "equal within the tolerance" if found.allowed else "measured; nothing was asked for"
+    return "equal within the tolerance" if found.allowed else "measured, as no bound was given"

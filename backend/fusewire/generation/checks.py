@@ -7,6 +7,8 @@ from itertools import chain
 from math import floor, gcd
 from typing import Any, NoReturn
 
+import numpy as np
+
 from fusewire.errors import InvalidInput
 from fusewire.generation.limits import GenerationLimits
 from fusewire.generation.no_effect import without_no_effect
@@ -26,8 +28,15 @@ def read_parameters(
     defaults: Mapping[str, Any] | None = None,
 ) -> GenerationParameters:
     """A request's values, checked and completed by `defaults`, as `generation_defaults` makes them:
-    those that fit neither the values nor the limits give way. InvalidInput."""
-    given = without_no_effect({name: value for name, value in values.items() if value is not None})
+    those that fit neither the values nor the limits give way. Numbers of numpy are taken as
+    Python's. InvalidInput."""
+    given = without_no_effect(
+        {
+            name: value.item() if isinstance(value, np.generic) else value
+            for name, value in values.items()
+            if value is not None
+        }
+    )
     named = layer(given)
     others = {"do_sample": False, **(defaults or {})}
     parameters = GenerationParameters(

@@ -116,7 +116,7 @@ def parity(
     return Parity(
         reference.architecture or (config.get("architectures") or [config["model_type"]])[0],
         task,
-        compared.place.precision.described,
+        compared.place.described,
         against,
         compared.sequences,
         compared.tokens,

@@ -15,6 +15,11 @@ from fusewire.weights.quantized.weight import QuantizedWeight
 KEYS = ("quantization_config", "compression_config")
 
 
+def quant_method(config: Mapping[str, Any]) -> str | None:
+    """As the config.json of a folder names it, that loaded; None: its weights are not quantised."""
+    return next((config[key].get("quant_method") for key in KEYS if config.get(key)), None)
+
+
 class Method(Protocol):
     """One format, as a folder's settings have it."""
 
