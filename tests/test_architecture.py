@@ -61,7 +61,9 @@ MAY_IMPORT = {
         "engine.due_slots",
     },
     "engine.expectation": {"errors", "tasks", "engine.request"},
-    "engine.ready_queue": {"engine.request"},
+    "engine.tenant_queues": set(),
+    "engine.tenant_shares": {"errors", "engine.active_tenants", "engine.backlog"},
+    "engine.ready_queue": {"engine.request", "engine.tenant_queues"},
     "engine.next_batch": {"engine.costs", "engine.request", "engine.scheduler"},
     "engine.encoder_admission": {
         "engine.admission_block",
@@ -82,14 +84,16 @@ MAY_IMPORT = {
         "engine.source_pages",
     },
     "engine.generation_sequence": {"engine.beam_rows", "engine.kv_cache"},
-    "engine.generation_queue": {"engine.generation_sequence"},
+    "engine.generation_queue": {"engine.generation_sequence", "engine.tenant_queues"},
     "engine.forecast": set(),
     "engine.admission": {
         "errors",
         "engine.admission_block",
+        "engine.backlog",
         "engine.costs",
         "engine.forecast",
         "engine.generation_sequence",
+        "engine.tenant_shares",
     },
     "engine.step_costs": {
         "models",

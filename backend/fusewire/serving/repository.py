@@ -28,6 +28,7 @@ from fusewire.serving.served_files import descriptions, served_files
 from fusewire.tasks.contract import GENERATE, GENERATING, contract
 from fusewire.text.tokenizer_files import WANTED, tokenizer_file
 from fusewire.weights import open_folder
+from fusewire.weights.quantized.methods import quant_method
 from fusewire.weights.tensorflow.conversion import converted, tensorflow_weights_in
 
 _log = logging.getLogger(__name__)
@@ -180,6 +181,11 @@ def versions(entry: Path) -> list[Path]:
     """The version folders of an entry that hold a model, oldest first."""
     folders = [path for path in entry.iterdir() if path.name.isdigit() and is_checkpoint(path)]
     return sorted(folders, key=lambda path: int(path.name))
+
+
+def quantized_as(folder: Path) -> str | None:
+    """The quant_method of a model folder, None where its weights are not quantised."""
+    return quant_method(read_config(folder))
 
 
 def served_version(entry: Path) -> Path | None:

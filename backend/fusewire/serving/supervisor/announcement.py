@@ -9,14 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from fusewire import __version__
-from fusewire.models.config import read_config
 from fusewire.precision import Precision
 from fusewire.serving import model_config, repository
 from fusewire.serving.probe import Probe, stored_probe
 from fusewire.serving.supervisor.server import Server
 from fusewire.tasks.contract import GENERATING
 from fusewire.text.tokenizer_files import tokenizer_file
-from fusewire.weights.quantized.methods import quant_method
 
 _PROMPT = "Once upon a time"
 _TEXTS = ("text_input", "text_pair")
@@ -82,7 +80,7 @@ def _served(server: Server, model: str) -> Served:
     precision = Precision.of(device, settings.dtype, settings.quantize)
     stored = [precision.weights, precision.layers]
     if folder := repository.served_version(server.entry(model)):
-        stored += [quant_method(read_config(folder)) or precision.weights]
+        stored += [repository.quantized_as(folder) or precision.weights]
     return Served(model, settings.task, device, precision.with_weights(stored))
 
 
