@@ -13,6 +13,7 @@ from fusewire.models.registry import (
     IMAGE_ENCODERS,
     SEQ2SEQ,
     SEQ2SEQ_ENCODERS,
+    SPEECH,
     tasks_of,
 )
 from fusewire.tasks.sentence_dense import ACTIVATIONS
@@ -47,6 +48,7 @@ def test_the_table_of_architectures_is_the_registry() -> None:
     assert written == [
         *((name, f"{row.classes}…") for name, row in ARCHITECTURES.items()),
         *((name, row.causal_class) for name, row in SEQ2SEQ.items()),
+        *((name, row.causal_class) for name, row in SPEECH.items()),
         *((name, row.causal_class) for name, row in DECODERS.items()),
     ]
 

@@ -12,7 +12,13 @@ import pytest
 import yaml
 from fusewire import __main__, __version__, cli, devices
 from fusewire.errors import ConfigurationError
-from fusewire.models.registry import ARCHITECTURES, DECODERS, IMAGE_ENCODERS, SEQ2SEQ_ENCODERS
+from fusewire.models.registry import (
+    ARCHITECTURES,
+    DECODERS,
+    IMAGE_ENCODERS,
+    SEQ2SEQ_ENCODERS,
+    SPEECH,
+)
 from fusewire.serving.asking import read_parameters
 from fusewire.serving.config import (
     Deployment,
@@ -332,7 +338,7 @@ def test_models_lists_the_architectures(
     text = capsys.readouterr().out
     assert run(monkeypatch, "models", "--json") == 0
     rows = json.loads(capsys.readouterr().out)
-    names = [*ARCHITECTURES, *SEQ2SEQ_ENCODERS, *DECODERS, *IMAGE_ENCODERS]
+    names = [*ARCHITECTURES, *SEQ2SEQ_ENCODERS, *SPEECH, *DECODERS, *IMAGE_ENCODERS]
     assert [row["model_type"] for row in rows] == names
     assert all(name in text for name in names)
     assert {tuple(row["tasks"]) for row in rows if row["model_type"] in DECODERS} == {("generate",)}

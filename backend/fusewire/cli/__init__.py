@@ -164,6 +164,7 @@ def models(as_json: Json = False) -> None:
         IMAGE_ENCODERS,
         SEQ2SEQ,
         SEQ2SEQ_ENCODERS,
+        SPEECH,
         tasks_served,
     )
 
@@ -173,6 +174,7 @@ def models(as_json: Json = False) -> None:
             (name, row.causal_class, tasks_served(row) + tasks_served(SEQ2SEQ_ENCODERS[name]))
             for name, row in SEQ2SEQ.items()
         ),
+        *((name, row.causal_class, tasks_served(row)) for name, row in SPEECH.items()),
         *((name, row.causal_class, tasks_served(row)) for name, row in DECODERS.items()),
         *((name, f"{row.classes}*", tasks_served(row)) for name, row in IMAGE_ENCODERS.items()),
     ]

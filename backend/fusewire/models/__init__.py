@@ -14,7 +14,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from fusewire.errors import ConfigurationError
-from fusewire.models.blueprint import Blueprint
+from fusewire.models.blueprint import Blueprint, Frames
 from fusewire.models.config import Config, read_config
 from fusewire.models.decoder import DecoderModel
 from fusewire.models.encoder import EncoderModel
@@ -39,6 +39,7 @@ from fusewire.models.registry import (
     tasks_of,
 )
 from fusewire.models.seq2seq_model import Seq2SeqModel, SourceBatch
+from fusewire.models.speech_model import SpeechModel
 from fusewire.models.text_tower import TextTower
 from fusewire.placement import Placement
 from fusewire.weights import Checkpoint, open_folder
@@ -53,6 +54,7 @@ __all__ = [
     "PagedTexts",
     "Seq2SeqModel",
     "SourceBatch",
+    "SpeechModel",
     "TextTower",
     "blueprint_of",
     "build_decoder",
@@ -177,7 +179,9 @@ def _check_unquantised(config: Mapping[str, Any]) -> None:
 
 
 def _decoder_class(blueprint: Blueprint) -> type[DecoderModel]:
-    return DecoderModel if blueprint.encoder is None else Seq2SeqModel
+    if blueprint.encoder is None:
+        return DecoderModel
+    return SpeechModel if isinstance(blueprint.encoder.embeddings, Frames) else Seq2SeqModel
 
 
 def _as_generated(folder: Path | str, blueprint: Blueprint) -> Blueprint:

@@ -149,9 +149,15 @@ class Weights:
         factor = dense.weight_scale if kind == "weight" else dense.bias_scale
         if dense.averaged or dense.row_scale or factor != 1:
             dtype = "float32"  # rounded once, after what follows
-        parts = [self._checkpoint.take(f"{name}.{kind}", dtype) for name in dense.names]
+        without = dense.unbiased if kind == "bias" else ()
+        stored = [name for name in dense.names if name not in without]
+        parts = [self._checkpoint.take(f"{name}.{kind}", dtype) for name in stored]
         if len({part.dtype for part in parts}) > 1:
-            parts = [self._checkpoint.take(f"{name}.{kind}") for name in dense.names]
+            parts = [self._checkpoint.take(f"{name}.{kind}") for name in stored]
+        if without:
+            biases = dict(zip(stored, parts, strict=True))
+            none = np.zeros(dense.outputs // len(dense.names), parts[0].dtype)
+            parts = [biases.get(name, none) for name in dense.names]
         if dense.averaged and kind == "weight":
             whole = np.concatenate(parts, axis=1) / np.float32(len(parts))
         elif dense.averaged:

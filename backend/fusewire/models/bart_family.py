@@ -59,15 +59,15 @@ def bart_family(
             embeddings=Embeddings(
                 Table(f"{side}.embed_tokens.weight", vocabulary, hidden),
                 position[side],
-                norm=_norm(config, f"{side}.layernorm_embedding") if embedding_norm else None,
+                norm=norm_of(config, f"{side}.layernorm_embedding") if embedding_norm else None,
                 scale=math.sqrt(hidden) if config.flag("scale_embedding", scaled) else 1.0,
                 padding_index=padding_index if side == "encoder" else None,
             ),
             layers=tuple(
-                _layer(config, side, index, pre_norm)
+                layer_of(config, side, index, pre_norm=pre_norm)
                 for index in range(config.size(f"{side}_layers", most=4096))
             ),
-            final_norm=_norm(config, f"{side}.layer_norm") if pre_norm else None,
+            final_norm=norm_of(config, f"{side}.layer_norm") if pre_norm else None,
         )
         for side, vocabulary in vocabularies.items()
     }
@@ -109,16 +109,25 @@ def fixed_positions(config: Config) -> dict[str, Table | Sinusoids]:
     return dict.fromkeys(("encoder", "decoder"), Sinusoids(rows, hidden))
 
 
-def _layer(config: Config, side: str, index: int, pre_norm: bool) -> Layer:
+def layer_of(
+    config: Config, side: str, index: int, *, pre_norm: bool, unbiased: tuple[str, ...] = ()
+) -> Layer:
+    """One of "encoder" or "decoder". `unbiased`: projections of its attentions without a bias."""
     root = f"{side}.layers.{index}"
     hidden, heads = config.width("d_model", f"{side}_attention_heads")
     inner = config.size(f"{side}_ffn_dim")
 
     def dense(*names: str, inputs: int = hidden, outputs: int = hidden) -> Dense:
-        return Dense(tuple(f"{root}.{name}" for name in names), inputs, outputs * len(names))
+        without = tuple(f"{root}.{name}" for name in names if name.endswith(unbiased))
+        return Dense(
+            tuple(f"{root}.{name}" for name in names),
+            inputs,
+            outputs * len(names),
+            unbiased=without,
+        )
 
     def block(part: Attention | CrossAttention | FeedForward, norm: str) -> Block:
-        made = _norm(config, f"{root}.{norm}")
+        made = norm_of(config, f"{root}.{norm}")
         return Block(part, made) if pre_norm else Block(part, residual_norm=made)
 
     attention = Attention(
@@ -148,5 +157,5 @@ def _layer(config: Config, side: str, index: int, pre_norm: bool) -> Layer:
     )
 
 
-def _norm(config: Config, name: str) -> Norm:
+def norm_of(config: Config, name: str) -> Norm:
     return Norm(name, config.size("d_model"), _EPS)

@@ -83,7 +83,8 @@ class Dense:
     so many heads together, q | k | v within a head (GPT-NeoX). `averaged`: x is the inputs of all
     names side by side, y the mean of what each gives (DeiT). `row_scale`: the tensor with a factor
     for each output (DINOv2), empty for none. `weight_scale` and `bias_scale`: factors of what is
-    stored. `bias_row`: the bias is this tensor [1, outputs] (BART's final_logits_bias).
+    stored. `bias_row`: the bias is this tensor [1, outputs] (BART's final_logits_bias). `unbiased`:
+    names that have no bias beside others that have one (Whisper's keys).
     """
 
     names: tuple[str, ...]
@@ -100,6 +101,7 @@ class Dense:
     weight_scale: float = 1.0
     bias_scale: float = 1.0
     bias_row: str = ""
+    unbiased: tuple[str, ...] = ()
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
         count = len(self.names)
@@ -111,7 +113,7 @@ class Dense:
         for name, count in zip(self.names, rows, strict=True):
             shape = (count, inputs)
             shapes[f"{name}.weight"] = shape[::-1] if self.transposed else shape
-            if self.bias and not self.bias_row:
+            if self.bias and not self.bias_row and name not in self.unbiased:
                 shapes[f"{name}.bias"] = (count,)
         if self.bias_row:
             shapes[self.bias_row] = (1, self.outputs)
@@ -158,6 +160,28 @@ class Patches:
     leading: tuple[Values, ...]
     position: Values
     norm: Norm | None = None
+
+
+@dataclass(frozen=True)
+class Convolution:
+    """gelu(y) of a convolution over time: weight [outputs, inputs, 3] and its bias. Of the frames
+    every `stride`th is the middle of a window, in front of the first and behind the last are
+    zeros."""
+
+    weight: Values
+    bias: Values
+    stride: int = 1
+
+
+@dataclass(frozen=True)
+class Frames:
+    """The convolutions, one after the other, + position: the input block of sound, whose `frames`
+    have `bins` numbers each. As many rows come out of it as `position` has."""
+
+    frames: int
+    bins: int
+    convolutions: tuple[Convolution, ...]
+    position: Table
 
 
 @dataclass(frozen=True)
@@ -259,7 +283,7 @@ class Stack:
 
     hidden_size: int
     max_length: int  # positions
-    embeddings: Embeddings | Patches
+    embeddings: Embeddings | Patches | Frames
     layers: tuple[Layer, ...]
     final_norm: Norm | None = None
     outgrows_float16: bool = False

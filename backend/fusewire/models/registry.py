@@ -32,6 +32,7 @@ from fusewire.models import (
     siglip,
     t5,
     vit,
+    whisper,
 )
 from fusewire.models.blueprint import Blueprint
 from fusewire.models.config import Config
@@ -103,6 +104,11 @@ SEQ2SEQ: dict[str, DecoderRow] = {
     "umt5": DecoderRow("UMT5ForConditionalGeneration", t5.umt5),
 }
 
+# Those that read sound.
+SPEECH: dict[str, DecoderRow] = {
+    "whisper": DecoderRow("WhisperForConditionalGeneration", whisper.blueprint),
+}
+
 DECODERS: dict[str, DecoderRow] = {
     "gpt2": DecoderRow("GPT2LMHeadModel", gpt2.blueprint),
     "gpt_neox": DecoderRow("GPTNeoXForCausalLM", gpt_neox.blueprint),
@@ -115,6 +121,8 @@ DECODERS: dict[str, DecoderRow] = {
     "gemma3_text": DecoderRow("Gemma3ForCausalLM", gemma3.blueprint),
     "phi3": DecoderRow("Phi3ForCausalLM", phi3.blueprint),
 }
+
+_WITH_ENCODER = {**SEQ2SEQ, **SPEECH}
 
 # The encoders of encoder-decoder models, by themselves or in a folder of the whole.
 _HEADLESS = tuple(task for task, head in TASK_HEADS.items() if head is None)
@@ -175,9 +183,9 @@ def architecture(config: Mapping[str, Any], task: str) -> Row:
 def decoder(config: Mapping[str, Any]) -> DecoderRow:
     """The row of a config.json of a decoder, with an encoder or without; CheckpointError when there
     is none, or when it is not causal."""
-    row = _row({**DECODERS, **SEQ2SEQ}, config)
+    row = _row({**DECODERS, **_WITH_ENCODER}, config)
     _held(config, "is_causal", True)  # transformers reads it in every decoder
-    _held(config, "is_encoder_decoder", config["model_type"] in SEQ2SEQ)
+    _held(config, "is_encoder_decoder", config["model_type"] in _WITH_ENCODER)
     return row
 
 
@@ -189,6 +197,11 @@ def image_encoder(config: Mapping[str, Any]) -> Row:
 def reads_images(config: Mapping[str, Any]) -> bool:
     """Whether this config.json is of an encoder of images."""
     return config.get("model_type") in IMAGE_ENCODERS
+
+
+def reads_speech(config: Mapping[str, Any]) -> bool:
+    """Whether this config.json is of a model that writes what was said."""
+    return config.get("model_type") in SPEECH
 
 
 def encoder_of_texts(config: Mapping[str, Any]) -> Row:
@@ -229,13 +242,17 @@ def tasks_of(config: Mapping[str, Any]) -> str:
 
 def tasks_served(row: Row | DecoderRow) -> list[str]:
     """Every task that checkpoints of the architecture can be loaded for by the row."""
-    return list(row.tasks) if isinstance(row, Row) else ["generate"]
+    return list(row.tasks) if isinstance(row, Row) else [_task_of(row)]
+
+
+def _task_of(row: DecoderRow) -> str:
+    return "transcribe" if row in SPEECH.values() else "generate"
 
 
 def _task_classes(row: Row | DecoderRow) -> tuple[dict[str, str], dict[str, str]]:
     """Class name -> task: the architecture's own, and those with a head more than is needed."""
     if isinstance(row, DecoderRow):
-        return {row.causal_class: "generate"}, {}
+        return {row.causal_class: _task_of(row)}, {}
     if not row.classes:
         return {}, {}
     of_images = row in IMAGE_ENCODERS.values()
@@ -256,6 +273,7 @@ def _rows(config: Mapping[str, Any]) -> list[Row | DecoderRow]:
         ARCHITECTURES,
         SEQ2SEQ,
         SEQ2SEQ_ENCODERS,
+        SPEECH,
         DECODERS,
         IMAGE_ENCODERS,
     )
@@ -269,6 +287,6 @@ def _row(rows: Mapping[str, _AnyRow], config: Mapping[str, Any]) -> _AnyRow:
     row = rows.get(model_type) if isinstance(model_type, str) else None
     if row is None:
         raise Config.fault("model_type", model_type, f"one of {', '.join(rows)}")
-    if model_type not in SEQ2SEQ_ENCODERS:
+    if model_type not in _WITH_ENCODER:
         _held(config, "is_encoder_decoder", False)
     return row

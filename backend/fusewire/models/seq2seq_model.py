@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 from fusewire import kernels
 from fusewire.errors import CheckpointError, InvalidInput
 from fusewire.models.assemble import Weights
-from fusewire.models.blueprint import Blueprint, CrossAttention, Dense, Embeddings
+from fusewire.models.blueprint import Blueprint, CrossAttention, Dense, Embeddings, Stack
 from fusewire.models.decoder import DecoderModel, within
 from fusewire.models.decoder_cache import DecoderCache
+from fusewire.models.inputs import Inputs, NamedTensors
 from fusewire.models.positions import text_positions
 from fusewire.models.stack import BuiltStack
 from fusewire.models.step_batch import SourceTable, StepBatch, paged, upload
@@ -37,9 +38,10 @@ _ALIGNMENT_PAGE = 16  # positions
 class SourceBatch:
     """Whole sources, packed one after the other; a step finds them by a `SourceTable`."""
 
-    input_ids: NDArray[np.int64]  # [tokens]
+    input_ids: NDArray[np.int64]  # [tokens]; of sound 0, 1, 2, ... in place of ids
     cu_seqlens: NDArray[np.int32]  # [sources + 1]
     block_table: NDArray[np.int32]  # [sources, pages of the longest]
+    features: NDArray[np.float32] | None = None  # of sound [sources, frames, bins]
 
 
 class Seq2SeqModel(DecoderModel):
@@ -61,10 +63,8 @@ class Seq2SeqModel(DecoderModel):
         encoder, target = blueprint.encoder, blueprint.target
         assert encoder is not None
         assert target is not None
-        assert isinstance(encoder.embeddings, Embeddings)
         self.max_source_length = encoder.max_length
-        self.source_vocab_size = encoder.embeddings.word.rows
-        self._padding_index = encoder.embeddings.padding_index
+        self._describe_sources(encoder)
         self.decoder_start_token_id = self._target_token("decoder_start_token_id", target.first)
         self.forced_bos_token_id = target.forced_bos and self._target_token(
             "forced_bos_token_id", target.forced_bos
@@ -72,6 +72,11 @@ class Seq2SeqModel(DecoderModel):
         self.forced_eos_token_id = tuple(
             self._target_token("forced_eos_token_id", token) for token in target.forced_eos
         )
+
+    def _describe_sources(self, encoder: Stack) -> None:
+        assert isinstance(encoder.embeddings, Embeddings)
+        self.source_vocab_size = encoder.embeddings.word.rows
+        self._padding_index = encoder.embeddings.padding_index
 
     def _load_head(self, blueprint: Blueprint, head: str | None, weights: Weights) -> None:
         super()._load_head(blueprint, head, weights)
@@ -161,9 +166,7 @@ class Seq2SeqModel(DecoderModel):
         self._check_sources(sources, lengths)
         step = StepBatch(
             input_ids=sources.input_ids,
-            positions=text_positions(
-                sources.input_ids, sources.cu_seqlens, lengths, self._padding_index
-            ),
+            positions=self._positions(sources, lengths),
             cu_seqlens=sources.cu_seqlens,
             context_lengths=lengths,
             block_table=sources.block_table,
@@ -171,8 +174,16 @@ class Seq2SeqModel(DecoderModel):
         )
         inputs = upload(step, self.place)
         hidden = self.place.empty(step.tokens, self.hidden_size)
-        self._encoder.forward(hidden, inputs, inputs.sequences(sources.cu_seqlens))
+        named = self._read_by_encoder(sources, inputs)
+        self._encoder.forward(hidden, named, inputs.sequences(sources.cu_seqlens))
         return self._store(hidden, paged(inputs, step, cache.page_size).batch, cache)
+
+    def _positions(self, sources: SourceBatch, lengths: NDArray[np.int32]) -> NDArray[np.int32]:
+        return text_positions(sources.input_ids, sources.cu_seqlens, lengths, self._padding_index)
+
+    def _read_by_encoder(self, sources: SourceBatch, inputs: Inputs) -> NamedTensors:
+        """The tensors of its input block; `inputs` are what was uploaded of them."""
+        return inputs
 
     def _store(
         self, hidden: kernels.Tensor, batch: kernels.PagedBatch, cache: DecoderCache
@@ -192,8 +203,13 @@ class Seq2SeqModel(DecoderModel):
         super().tune(cache, max_sequences, max_tokens)
         rows = self.place.rows_to_tune(max_tokens)
         with self.place.tuning():
-            for step in warm_up_prompts(rows, self.max_source_length, 0, cache):
-                self.encode(SourceBatch(step.input_ids, step.cu_seqlens, step.block_table), cache)
+            for sources in self._warm_up_sources(rows, cache):
+                self.encode(sources, cache)
+
+    def _warm_up_sources(self, sizes: list[int], cache: DecoderCache) -> Iterator[SourceBatch]:
+        """Batches of so many tokens each."""
+        for step in warm_up_prompts(sizes, self.max_source_length, 0, cache):
+            yield SourceBatch(step.input_ids, step.cu_seqlens, step.block_table)
 
     def _warm_up(
         self, sizes: list[int], max_logit_rows: int, cache: DecoderCache
@@ -262,4 +278,6 @@ def _together(attentions: list[CrossAttention]) -> Dense:
     """Keys and values of all layers as one matrix, k | v of the first, k | v of the second, …"""
     first = attentions[0].kv
     names = tuple(name for attention in attentions for name in attention.kv.names)
-    return replace(first, names=names, outputs=first.outputs * len(attentions))
+    unbiased = tuple(name for attention in attentions for name in attention.kv.unbiased)
+    outputs = first.outputs * len(attentions)
+    return replace(first, names=names, outputs=outputs, unbiased=unbiased)

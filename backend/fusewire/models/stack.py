@@ -18,6 +18,7 @@ from fusewire.models.blueprint import (
     CrossAttention,
     Embeddings,
     FeedForward,
+    Frames,
     Layer,
     Patches,
     PositionBias,
@@ -25,6 +26,7 @@ from fusewire.models.blueprint import (
     Stack,
 )
 from fusewire.models.buckets import MOST_TOKENS
+from fusewire.models.frames import BuiltFrames
 from fusewire.models.inputs import NamedTensors
 from fusewire.models.patches import BuiltPatches
 from fusewire.models.positions import relative_buckets, sinusoids, tensor2tensor_sinusoids
@@ -41,9 +43,11 @@ class BuiltStack:
     ) -> None:
         self._stream = place.stream
         self._workspace = workspace
-        self.input_block: BuiltEmbeddings | BuiltPatches
+        self.input_block: BuiltEmbeddings | BuiltPatches | BuiltFrames
         if isinstance(stack.embeddings, Patches):
             self.input_block = BuiltPatches(stack.embeddings, weights, place)
+        elif isinstance(stack.embeddings, Frames):
+            self.input_block = BuiltFrames(stack.embeddings, weights, place)
         else:
             self.input_block = BuiltEmbeddings(stack.embeddings, weights, place)
         builder = _LayerBuilder(stack.max_length, weights, place)
