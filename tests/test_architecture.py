@@ -38,6 +38,7 @@ MAY_IMPORT = {
     "passed_errors": {"errors"},
     "weights": {"errors"},
     "images": {"errors", "weights", "worker_processes"},
+    "audio": {"errors", "weights"},
     "worker_processes": {"errors", "import_path", "parent_death", "passed_errors"},
     "weights.tensorflow": {"errors", "import_path", "parent_death", "weights"},
     "hub": {"errors", "hub_errors", "models", "weights"},

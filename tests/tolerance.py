@@ -12,6 +12,11 @@ from numpy.typing import NDArray
 # fp32 hidden states and logits against transformers eager, max abs difference.
 MODEL_FP32 = 1e-4
 
+# Log-mel features against transformers' extractor in numpy, which computes in float64 and gives
+# float32, and in torch, which computes in float32: sounds far below the loudest have few digits.
+LOG_MEL = 1e-6
+LOG_MEL_FLOAT32 = 1e-4
+
 # The same request, alone and inside a batch: fp32 on the CPU is bit-equal.
 BATCHED_VERSUS_ALONE = 0.0
 

@@ -1,0 +1,80 @@
+"""Log-mel features of sound, in float64: what Whisper's encoder reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Slaney's scale: linear below, logarithmic above.
+_BREAK_HZ, _BREAK_MELS = 1000.0, 15.0
+_MELS_PER_LOG = 27.0 / np.log(6.4)
+_HIGHEST_HZ = 8000.0
+_LEAST_POWER = 1e-10
+_RANGE = 8.0  # powers of ten below the loudest
+
+
+@dataclass(frozen=True)
+class LogMel:
+    """`bins` features of each window of `n_fft` samples, `hop_length` apart, of `seconds` of sound
+    with silence behind it."""
+
+    bins: int
+    sampling_rate: int  # Hz
+    n_fft: int
+    hop_length: int
+    seconds: int
+
+    @property
+    def most_samples(self) -> int:
+        return self.seconds * self.sampling_rate
+
+    @property
+    def frames(self) -> int:
+        return self.most_samples // self.hop_length
+
+    def features(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
+        """[frames, bins] of samples [n], at most `most_samples`: log10 of the power in each band,
+        at most 8 below the loudest, plus 4, divided by 4."""
+        padded = np.zeros(self.most_samples)
+        padded[: samples.size] = samples
+        mirrored = np.pad(padded, self.n_fft // 2, mode="reflect")
+        windows = np.lib.stride_tricks.sliding_window_view(mirrored, self.n_fft)
+        heard = min(self.frames, (samples.size + self.n_fft // 2) // self.hop_length + 1)
+        windows = windows[:: self.hop_length][:heard]
+        spectrum = np.fft.rfft(windows * self._window, axis=-1)
+        power = np.zeros((self.frames, self.bins))  # of silence behind what is heard
+        power[:heard] = (spectrum.real**2 + spectrum.imag**2) @ self._filters
+        log = np.log10(np.maximum(power, _LEAST_POWER))
+        log = np.maximum(log, log.max() - _RANGE)
+        return ((log + 4) / 4).astype(np.float32)
+
+    @cached_property
+    def _window(self) -> NDArray[np.float64]:
+        """Hann's, periodic."""
+        return np.hanning(self.n_fft + 1)[:-1]
+
+    @cached_property
+    def _filters(self) -> NDArray[np.float64]:
+        """[n_fft / 2 + 1, bins]: triangles over the bands, of equal area (Slaney's Auditory
+        Toolbox, 1998)."""
+        edges = _hertz(np.linspace(0, _mels(_HIGHEST_HZ), self.bins + 2))
+        centres = np.linspace(0, self.sampling_rate // 2, self.n_fft // 2 + 1)[:, None]
+        rising = (centres - edges[:-2]) / np.diff(edges)[:-1]
+        falling = (edges[2:] - centres) / np.diff(edges)[1:]
+        triangles = np.maximum(0, np.minimum(rising, falling))
+        return triangles * (2 / (edges[2:] - edges[:-2]))
+
+
+def _mels(hertz: float) -> float:
+    if hertz < _BREAK_HZ:
+        return hertz * _BREAK_MELS / _BREAK_HZ
+    return float(_BREAK_MELS + np.log(hertz / _BREAK_HZ) * _MELS_PER_LOG)
+
+
+def _hertz(mels: NDArray[np.float64]) -> NDArray[np.float64]:
+    linear = mels * (_BREAK_HZ / _BREAK_MELS)
+    logarithmic = _BREAK_HZ * np.exp((mels - _BREAK_MELS) / _MELS_PER_LOG)
+    return np.where(mels < _BREAK_MELS, linear, logarithmic)
