@@ -253,6 +253,9 @@ REFUSED: list[tuple[str, list[Any]]] = [
     ("alignment", [True, 1, "yes"]),  # true: the model has no encoder
     ("target_prefix", ["a", "", 5, "x" * (LONGEST_PREFIX + 1)]),  # "a": the model has no encoder
     ("decoder_input_ids", [[5], 5, [True], [-1], [1] * (MOST_PREFIX_TOKENS + 1)]),
+    ("language", ["de", "", 5, "x" * 65]),  # "de": the model reads no speech
+    ("task", ["transcribe", "sing", "", 5]),
+    ("return_timestamps", [True, 1, "yes"]),
     ("add_special_tokens", [1]),
     ("skip_special_tokens", [1]),
     ("include_stop_str_in_output", [0]),
@@ -283,7 +286,7 @@ def test_a_wrong_value_is_refused_by_its_name(name: str, value: Any) -> None:
     with pytest.raises(InvalidInput, match=rf"^{name}: got .+, wanted .+; .+$") as caught:
         parse(**{name: value})
     assert caught.value.field == name
-    assert len(str(caught.value)) < 800  # with the names of all
+    assert len(str(caught.value)) < 900  # with the names of all
 
 
 def test_every_parameter_is_refused_somewhere() -> None:

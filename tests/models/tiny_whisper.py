@@ -11,8 +11,12 @@ import numpy as np
 import torch
 import transformers
 from numpy.typing import NDArray
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from tests.reference import randomise
+
+# Two thread pools that wait for each other's cores are slower than one thread on tiny models.
+torch.set_num_threads(1)
 
 SECONDS = 1
 POSITIONS = 50 * SECONDS
@@ -75,7 +79,8 @@ def tiny_whisper(folder: Path | str, *, seed: int = 0, **sizes: Any) -> Any:
     made = transformers.WhisperForConditionalGeneration._from_config
     model = made(config, attn_implementation="eager").float().eval()
     randomise(model, seed)
-    model.generation_config.update(**GENERATION)
+    for key, value in GENERATION.items():
+        setattr(model.generation_config, key, value)
     model.save_pretrained(folder)
     return model
 
@@ -106,3 +111,24 @@ def teacher_forced_logits(
             )
         answers.append(output.logits[0].float().cpu().numpy())
     return answers
+
+
+def tiny_whisper_folder(folder: Path, **sizes: Any) -> Any:
+    """As `tiny_whisper`, with the files that sound and text need: a letter for each word."""
+    model = tiny_whisper(folder, **sizes)
+    extractor = transformers.WhisperFeatureExtractor(
+        feature_size=model.config.num_mel_bins, chunk_length=SECONDS
+    )
+    extractor.save_pretrained(folder)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[:WORDS]
+    backend = Tokenizer(models.BPE(vocab={word: n for n, word in enumerate(alphabet)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    special = ["endoftext", "startoftranscript", "en", "de", "fr", "translate", "transcribe"]
+    special += ["startoflm", "startofprev", "nospeech", "notimestamps"]
+    backend.add_special_tokens([f"<|{name}|>" for name in special])
+    stamps = [f"<|{0.02 * place:.2f}|>" for place in range(POSITIONS + 1)]
+    backend.add_tokens([AddedToken(stamp, normalized=False, special=False) for stamp in stamps])
+    assert backend.get_vocab_size() == VOCABULARY
+    backend.save(str(folder / "tokenizer.json"))
+    return model

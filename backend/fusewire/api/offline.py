@@ -54,7 +54,7 @@ def answers(
                     prompt, (checked, parameters) = prompts[pending.index], work[pending.index]
                     text = prompt if isinstance(prompt, str) else None
                     found[pending.index] = _output(
-                        engine, text, checked.token_ids, parameters, pending
+                        engine, text, [*checked.token_ids], parameters, pending
                     )
                     inputs += len(checked.token_ids)
                     outputs += ticket.num_output_tokens()

@@ -40,7 +40,8 @@ class Delta:
     are the prompt's whose keys and values came from the prefix cache. `prompt_logprobs`, where they
     were asked for, come with the first Delta of a request. `score`, of the last one of a text that
     beam search found: cumulative_logprob / num_output_tokens ** length_penalty. `alignment`, of the
-    last one of a text, where it was asked for.
+    last one of a text, where it was asked for. `language`: of what was said, to a model that
+    knows several.
     """
 
     index: int
@@ -57,6 +58,7 @@ class Delta:
     score: float | None = None
     alignment: Alignment | None = None
     before: Sequence[int] = ()
+    language: str | None = None
 
     @property
     def token_ids(self) -> list[int]:

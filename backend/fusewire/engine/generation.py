@@ -15,12 +15,13 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from fusewire import kernels
+from fusewire.audio import read_log_mel
 from fusewire.engine.admission import CHARACTERS_OF_TOKEN, Admission, Place
 from fusewire.engine.admission_block import GenerationBlock
 from fusewire.engine.beam_groups import MOST_CANDIDATES, BeamGroup, BeamGroups
@@ -39,22 +40,33 @@ from fusewire.engine.generation_memory import PAGE_SIZE, limits_of, pages_for
 from fusewire.engine.generation_scheduler import GenerationScheduler, GenerationSequence
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.engine.kv_cache import KvCache, Source
+from fusewire.engine.language_detection import LanguageDetection
 from fusewire.engine.look_ahead import LookAhead
 from fusewire.engine.progress import Progress
 from fusewire.engine.prompt_logprobs import PromptLogprobs, PromptScorer
 from fusewire.engine.request import CLOSED, failure
 from fusewire.engine.sampling import Sampler, SamplingState
 from fusewire.engine.seeds import seed_of
+from fusewire.engine.spoken import Spoken, timestamps_of, with_language
 from fusewire.engine.step_costs import measure_steps
-from fusewire.errors import ConfigurationError, InvalidInput, Unavailable
+from fusewire.engine.token_masks import OneOf, TokenMask
+from fusewire.errors import CheckpointError, ConfigurationError, InvalidInput, Unavailable
 from fusewire.generation.bad_words import BadWords
 from fusewire.generation.checks import read_parameters
 from fusewire.generation.defaults import generation_config, generation_defaults
 from fusewire.generation.parameters import GenerationParameters
-from fusewire.generation.prompt import Prompt, max_new_tokens, read_prefix, read_prompt
+from fusewire.generation.prompt import (
+    Prompt,
+    Sound,
+    max_new_tokens,
+    read_prefix,
+    read_prompt,
+    read_sound,
+)
 from fusewire.generation.request import GenerationRequest
+from fusewire.generation.speech import SpeechTokens, read_speech_tokens
 from fusewire.generation.stop_strings import StopMatcher, StopStrings
-from fusewire.models import Seq2SeqModel, load_decoder
+from fusewire.models import Seq2SeqModel, SpeechModel, load_decoder
 from fusewire.placement import Placement
 from fusewire.text.detokenizer import Detokenizer
 from fusewire.text.tokenizer import Tokenizer, limit_tokenizer_threads
@@ -103,10 +115,14 @@ class GenerationEngine:
         limit_tokenizer_threads(settings.threads)
         self.model = model or _loaded(folder, settings, device)
         self.tokenizer = tokenizer = Tokenizer.required(Path(folder))
-        self._detokenizer = Detokenizer(tokenizer)
+        self.speech = _speech_tokens(self.model, self.folder)
+        timestamps = (
+            range(self.speech.timestamp_begin, self.model.vocab_size) if self.speech else ()
+        )
+        self._detokenizer = Detokenizer(tokenizer, timestamps)
         self._target_tokenizer = Tokenizer.load_target(Path(folder)) or tokenizer
         self._bad_words = BadWords(self._target_tokenizer)
-        self.limits = limits_of(self.model, settings)
+        self.limits = limits_of(self.model, settings, self.speech)
         self.defaults = self._defaults()
         pages = self._pages()
         # Its error says if there is too little.
@@ -167,7 +183,7 @@ class GenerationEngine:
         generation_config.json; InvalidInput."""
         return read_parameters(asked, self.limits, self.defaults)
 
-    def generate(self, prompt: str | Sequence[int], /, **asked: Any) -> Deltas:
+    def generate(self, prompt: str | Sequence[int] | Sound, /, **asked: Any) -> Deltas:
         """Takes a request, as `submit` does, and returns its deltas, as they come; `asked` as for
         `parameters`. Leaving the iterator cancels what has not ended."""
         parameters = self.parameters(**asked)
@@ -197,17 +213,75 @@ class GenerationEngine:
         if deadline is None and self.settings.slo_ms is not None:
             deadline = time.monotonic() + self.settings.slo_ms / 1000
         prompt, field = request.prompt, request.prompt_field
+        if isinstance(prompt, Sound) or self.speech is not None:
+            return self._submit_sound(prompt, request, deadline, callback)
         if not isinstance(prompt, (Prompt, str)):  # ids need no tokenising
             prompt = read_prompt(prompt, parameters, self.tokenizer, self.limits, field)
+        return self._take_place(prompt, request, deadline, callback)
+
+    def _take_place(
+        self,
+        prompt: Prompt | str,
+        request: GenerationRequest,
+        deadline: float | None,
+        callback: Callable[[Event], None],
+        spoken: Spoken | None = None,
+    ) -> Ticket:
+        parameters, field = request.parameters, request.prompt_field
         place = self._place(prompt, parameters, request.tenant, deadline)
         try:
             if not isinstance(prompt, Prompt):
                 prompt = read_prompt(prompt, parameters, self.tokenizer, self.limits, field)
             place.tokens, place.most_new = len(prompt.token_ids), prompt.max_new_tokens
-            return self._submit(prompt, request, deadline, callback, place)
+            return self._submit(prompt, request, deadline, callback, place, spoken)
         except BaseException:
             self._admission.leave(place, parameters.sequences)
             raise
+
+    def _submit_sound(
+        self,
+        sound: object,
+        request: GenerationRequest,
+        deadline: float | None,
+        callback: Callable[[Event], None],
+    ) -> Ticket:
+        """To a model of speech, which hears the language first where the request names none."""
+        speech, model, parameters = self.speech, self.model, request.parameters
+        if speech is None or not isinstance(model, SpeechModel) or not isinstance(sound, Sound):
+            got, wanted = ("a text", "sound") if speech else ("sound", "a text or ids")
+            field = request.prompt_field or ("audio" if speech is None else "text_input")
+            of = "a model of speech" if speech else "a model that reads no speech"
+            raise InvalidInput(field, got, f"{wanted} for {of}", f"send {wanted}")
+        model.check_features(sound.features)
+        start = model.decoder_start_token_id
+
+        def begin(language: str | None) -> tuple[Prompt, Spoken]:
+            timestamps = parameters.return_timestamps
+            ids = [start, *speech.begin(language, parameters.task, timestamps=timestamps)]
+            prompt = read_sound(sound, parameters, self.limits, len(ids))
+            return prompt, Spoken(ids, timestamps_of(speech) if timestamps else None)
+
+        def submit(language: str | None) -> Ticket:
+            prompt, spoken = begin(language)
+            told = callback if language is None else with_language(callback, language)
+            return self._take_place(prompt, request, deadline, told, spoken)
+
+        if not speech.languages:
+            return submit(None)
+        if parameters.language is not None:
+            return submit(speech.known(parameters.language))
+        begin(next(iter(speech.languages)))  # refused now, if at all
+        one = {"max_new_tokens": 1, "priority": parameters.priority}
+        asked = read_parameters(one, self.limits)
+        detection = LanguageDetection(lambda token: submit(speech.language_of(token)), callback)
+        prompt = read_sound(sound, asked, self.limits, 1)
+        detecting = GenerationRequest(prompt, asked, tells="ids")
+        spoken = Spoken([start], OneOf(speech.languages.values()))
+        first = self._take_place(prompt, detecting, deadline, detection.heard, spoken)
+        detection.begun(first)
+        return replace(
+            first, cancel=detection.cancel, num_output_tokens=detection.num_output_tokens
+        )
 
     def _place(
         self,
@@ -271,13 +345,14 @@ class GenerationEngine:
         deadline: float | None,
         callback: Callable[[Event], None],
         place: Place,
+        spoken: Spoken | None = None,
     ) -> Ticket:
         parameters = request.parameters
         ids, source, most = list(prompt.token_ids), None, prompt.max_new_tokens
         forced: Forced = {}
         if isinstance(self.model, Seq2SeqModel):
-            ids, bos = self._begin(self.model, parameters)
-            source = Source(prompt.token_ids)
+            ids, bos = (spoken.begin, None) if spoken else self._begin(self.model, parameters)
+            source = Source(prompt.token_ids, prompt.features)
             if len(ids) > 1:
                 room = max_new_tokens(parameters, len(source), self.limits, len(ids))
                 most = min(most, room)
@@ -303,9 +378,12 @@ class GenerationEngine:
         self._loop.scheduler.check(sequence)
         if parameters.alignment and source is not None:
             self._check_alignment(parameters, len(ids) + most - 1, len(source))
-        read = () if source is None else source.token_ids
+        read = () if source is None or spoken else source.token_ids
+        mask = spoken.mask if spoken else None
         place.sequence, place.begun = sequence, len(ids)
-        generation = self._generation(ids, read, request, most, forced, callback, scores, place)
+        generation = self._generation(
+            ids, read, request, most, forced, callback, scores, place, mask
+        )
         if generation.beams is not None:
             sequence.histories = generation.beams.histories
         with self._submit_lock:  # what is put before closing is done before the loop ends
@@ -393,6 +471,7 @@ class GenerationEngine:
         callback: Callable[[Event], None],
         scores: PromptLogprobs | None,
         place: Place,
+        mask: TokenMask | None,
     ) -> Generation:
         parameters = request.parameters
         # What every text of the decoder begins with is no part of it; the source even less.
@@ -406,7 +485,9 @@ class GenerationEngine:
             *parameters.bad_words_ids,
         ]
         seed = parameters.seed if parameters.seed is not None else secrets.randbits(63)
-        first = SamplingState(parameters, ids, stop_tokens, seed, bad_words, forced, source_ids)
+        first = SamplingState(
+            parameters, ids, stop_tokens, seed, bad_words, forced, source_ids, mask
+        )
         writes = request.tells != "ids" or parameters.stop
         # A stop string is looked for behind each token; log-probabilities come with theirs.
         scored = parameters.logprobs is not None or scores is not None
@@ -499,11 +580,12 @@ class GenerationEngine:
         if not parameters.searches:
             return
         encoder = isinstance(self.model, Seq2SeqModel)
+        shortest_source = self.limits.source.max_length if self.limits.source and self.speech else 1
         shortest = GenerationSequence(
             token_ids=[0],
             most_tokens=1 + max_new_tokens(parameters, 1, self.limits),
             beams=parameters.num_beams,
-            source=Source([0]) if encoder else None,
+            source=Source([0] * shortest_source) if encoder else None,
         )
         try:
             scheduler.check(shortest)
@@ -522,7 +604,24 @@ class GenerationEngine:
             "forced_bos_token_id": model.forced_bos_token_id,
             "forced_eos_token_id": model.forced_eos_token_id or None,
         }
-        return {**forced, **generation_defaults(self.folder, encoder_decoder=True)}
+        defaults = generation_defaults(self.folder, encoder_decoder=True, speech=self.speech)
+        return {**forced, **defaults}
+
+
+def _speech_tokens(model: DecoderModel, folder: Path) -> SpeechTokens | None:
+    """None of a model that reads no speech; CheckpointError where the folder does not have them, or
+    asks for sound of another length than the model's."""
+    if not isinstance(model, SpeechModel):
+        return None
+    sound = read_log_mel(folder)
+    if (sound.frames, sound.bins) != model.features_shape:
+        frames, bins = model.features_shape
+        raise CheckpointError(
+            f"preprocessor_config.json: got features of {sound.frames} frames x {sound.bins} bins, "
+            f"wanted {frames} x {bins}, as the model's config.json says; download both again"
+        )
+    seconds = sound.seconds / model.max_source_length
+    return read_speech_tokens(folder, model.vocab_size, seconds, model.eos_token_ids[0])
 
 
 def _loaded(folder: Path | str, settings: GenerationSettings, device: str) -> DecoderModel:

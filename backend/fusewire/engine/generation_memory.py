@@ -8,7 +8,9 @@ from fusewire import kernels
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.errors import ConfigurationError
 from fusewire.generation.limits import GenerationLimits, SourceLimits
+from fusewire.generation.speech import SpeechTokens
 from fusewire.models.seq2seq_model import Seq2SeqModel
+from fusewire.models.speech_model import SpeechModel
 
 if TYPE_CHECKING:
     from fusewire.models.decoder import DecoderModel
@@ -22,8 +24,11 @@ MOST_FULL_SEQUENCES = 8
 FREE_SHARE = {"cpu": 0.25, "cuda": 0.9}
 
 
-def limits_of(model: DecoderModel, settings: GenerationSettings) -> GenerationLimits:
-    """ConfigurationError when the settings ask for more positions than the model has."""
+def limits_of(
+    model: DecoderModel, settings: GenerationSettings, speech: SpeechTokens | None = None
+) -> GenerationLimits:
+    """ConfigurationError when the settings ask for more positions than the model has, or for less
+    than the sound that a model of `speech` reads."""
     longest, wanted = model.max_length, settings.max_length
     if wanted is not None and wanted > longest:
         raise ConfigurationError(
@@ -32,8 +37,24 @@ def limits_of(model: DecoderModel, settings: GenerationSettings) -> GenerationLi
         )
     longest = wanted or longest
     tokens = longest * MOST_FULL_SEQUENCES
-    source = _source_limits(model, settings) if isinstance(model, Seq2SeqModel) else None
-    return GenerationLimits(model.vocab_size, longest, tokens, settings.max_sequences, source)
+    source = None
+    if isinstance(model, SpeechModel):
+        source = _sound_limits(model, settings)
+    elif isinstance(model, Seq2SeqModel):
+        source = _source_limits(model, settings)
+    sequences = settings.max_sequences
+    return GenerationLimits(model.vocab_size, longest, tokens, sequences, source, speech)
+
+
+def _sound_limits(model: SpeechModel, settings: GenerationSettings) -> SourceLimits:
+    if settings.max_batch_tokens < model.max_source_length:
+        raise ConfigurationError(
+            f"max_batch_tokens: got {settings.max_batch_tokens}, wanted at least "
+            f"{model.max_source_length}, the positions of the model's encoder, which reads a sound "
+            "in one step; raise or remove it"
+        )
+    reason = "the positions of the model's encoder"
+    return SourceLimits(model.source_vocab_size, model.max_source_length, reason)
 
 
 def _source_limits(model: Seq2SeqModel, settings: GenerationSettings) -> SourceLimits:

@@ -201,13 +201,17 @@ def pack_sources(step: Step) -> SourceBatch:
     """The sources that the step encodes, one or more."""
     ids: list[int] = []
     ends = [0]
+    features: list[NDArray[np.float32]] = []
     for pages in step.sources:
         ids += pages.source.token_ids
         ends.append(len(ids))
+        if pages.source.features is not None:
+            features.append(pages.source.features)
     return SourceBatch(
         input_ids=np.array(ids, np.int64),
         cu_seqlens=np.array(ends, np.int32),
         block_table=_block_table([pages.table for pages in step.sources]),
+        features=np.stack(features) if features else None,
     )
 
 

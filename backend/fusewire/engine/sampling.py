@@ -24,6 +24,7 @@ from fusewire.placement import Placement
 __all__ = ["Draws", "Sampler", "SamplingRows", "SamplingState"]
 
 _NAMES = {np.dtype(name): name for name in ("float32", "int32", "int64")}
+_ALONE = np.zeros(1, np.int32)  # the parent of one row
 _DRAW = [(_NAMES[dtype], at) for dtype, at, *_ in (DRAW.fields or {}).values()]
 
 
@@ -52,6 +53,7 @@ class SamplingRows:
         self.ranked = any([state.logprobs is not None for state in states])
         self.tops = {row: state.logprobs for row, state in enumerate(states) if state.logprobs}
         self.forced = [row for row, state in enumerate(states) if state.forced]
+        self.masked = [row for row, state in enumerate(states) if state.mask is not None]
         self.seeds = np.array([state.seed for state in states], np.int64)
         draws = np.frombuffer(b"".join([state.draw for state in states]), np.int32)
         self.draws = np.ascontiguousarray(draws.reshape(len(states), len(_DRAW)).T)
@@ -71,6 +73,7 @@ class SamplingRows:
         both.ranked |= others.ranked
         both.tops = self.tops | {first + row: count for row, count in others.tops.items()}
         both.forced = self.forced + [first + row for row in others.forced]
+        both.masked = self.masked + [first + row for row in others.masked]
         both.seeds = np.concatenate([self.seeds, others.seeds])
         both.draws = np.concatenate([self.draws, others.draws], axis=1)
         both.penalties = np.concatenate([self.penalties, others.penalties], axis=1)
@@ -83,6 +86,10 @@ class SamplingRows:
                 state.new_tokens += 1
         if self.changes_logits:
             kernels.append_tokens(self.histories, tokens)
+        for row in self.masked:
+            mask = self.states[row].mask
+            if mask is not None and tokens[row] >= 0:
+                mask.advance(_ALONE, np.array(tokens[row : row + 1], np.int64))
 
 
 class PendingDraws:
@@ -180,19 +187,64 @@ class Sampler:
         self._bias(rows, kernels.token_biases(histories))
         self._penalize_sources(rows, states)
         self._penalize(rows, _penalties(states), kernels.seen_tokens(histories))
+        self._mask(rows, states)
 
     def _change(self, logits: kernels.Tensor, rows: SamplingRows) -> kernels.Tensor:
         """Biases, bans and penalties. Returns the logits as they were before."""
         biases = kernels.token_biases(rows.histories)
         seen = kernels.seen_tokens(rows.histories)
         sources = any([len(state.source_tokens) for state in rows.states])
-        if not len(biases[0]) and not len(seen[1]) and not sources:
+        if not len(biases[0]) and not len(seen[1]) and not sources and not rows.masked:
             return logits
         raw = self._rows(logits, np.arange(len(rows.states)))
         self._bias(logits, biases)
         self._penalize_sources(logits, rows.states)
         self._penalize(logits, rows.penalties, seen)
+        if rows.masked:
+            self._mask(logits, rows.states)
         return raw
+
+    def _mask(self, logits: kernels.Tensor, states: Sequence[SamplingState]) -> None:
+        """What masks forbid, and all words where timestamps are likelier together than any of
+        them."""
+        ends = list(accumulate([state.history.rows for state in states], initial=0))
+        masks = [
+            (state.mask, begin, end)
+            for state, begin, end in zip(states, ends, ends[1:], strict=False)
+            if state.mask is not None
+        ]
+        if not masks:
+            return
+        forbidden = np.zeros((ends[-1], self._vocab_size), bool)
+        firsts = np.zeros(ends[-1], np.int64)  # timestamps of each row begin so; 0: it has none
+        for mask, begin, end in masks:
+            forbidden[begin:end] = mask.forbidden(self._vocab_size)
+            firsts[begin:end] = mask.timestamp_begin
+        self._forbid(logits, *forbidden.nonzero())
+        for first in {mask.timestamp_begin for mask, *_ in masks if mask.timestamp_begin}:
+            likelier = (firsts == first) & self._timestamps_are_likelier(logits, first)
+            rows = likelier.nonzero()[0]
+            self._forbid(logits, rows.repeat(first), np.tile(np.arange(first), len(rows)))
+
+    def _timestamps_are_likelier(self, logits: kernels.Tensor, first: int) -> NDArray[np.bool_]:
+        """[rows]: whether the tokens from `first` on are, together, than each before them."""
+        rows, stream = logits.shape[0], self._place.stream
+        together = self._place.empty(rows, dtype="float32")
+        best = self._place.empty(rows, 1, dtype=logits.dtype)
+        at = self._place.empty(rows, 1, dtype="int64")
+        timestamps = logits.columns(first, self._vocab_size - first)
+        kernels.log_sum_exp(together, timestamps, stream)
+        kernels.top_k(best, at, logits.columns(0, first), stream)
+        likelier: NDArray[np.bool_] = self._place.numpy(together) > self._place.numpy(best)[:, 0]
+        return likelier
+
+    def _forbid(
+        self, logits: kernels.Tensor, rows: NDArray[np.int64], tokens: NDArray[np.int64]
+    ) -> None:
+        if len(rows):
+            values = np.full(len(rows), -np.inf, np.float32)
+            where = self.together(rows.astype(np.int32), tokens.astype(np.int32), values)
+            kernels.bias_logits(logits, *where, self._place.stream)
 
     def _bias(
         self,

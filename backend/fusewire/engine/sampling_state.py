@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusewire import kernels
+from fusewire.engine.token_masks import TokenMask
 
 # How a row is drawn: columns of `kernels.sample`, of 4 bytes each.
 DRAW = np.dtype(
@@ -80,12 +81,14 @@ class SamplingState:
         bad_words_ids: Sequence[Sequence[int]] = (),
         forced: Mapping[int, Sequence[int]] | None = None,
         source_ids: Sequence[int] = (),
+        mask: TokenMask | None = None,
     ) -> None:
         """`stop_token_ids` are forbidden until `min_new_tokens` are there, and allowed even where
         they are a bad word (as in Hugging Face). `seed`: any integer, of which 64 bits count.
         `forced`: new tokens that no logits decide, by how many there are before them; one of each
         list, in ascending order, as likely as the others.
-        `source_ids`: what the encoder of an encoder-decoder model reads."""
+        `source_ids`: what the encoder of an encoder-decoder model reads. `mask`: what else is
+        forbidden, behind all of that."""
         self.parameters = parameters
         self.draw = _draw(parameters)
         self.penalties = _penalties(parameters)
@@ -117,7 +120,9 @@ class SamplingState:
             or begin_suppressed
             or len(liked)
             or any(looks_back.values())
+            or mask
         )
+        self.mask = mask
         self.history = kernels.TokenHistories(
             prompt_ids=prompt_ids if any(looks_back.values()) else (),
             source_ids=source_ids if parameters.encoder_no_repeat_ngram_size else (),
@@ -134,6 +139,7 @@ class SamplingState:
         fork = copy(self)
         fork.seed = _in_64_bits(seed)
         fork.history = self.history.fork()
+        fork.mask = None if self.mask is None else self.mask.fork()
         return fork
 
     def advance(self, parents: NDArray[np.int32], tokens: NDArray[np.int64]) -> None:
@@ -141,6 +147,8 @@ class SamplingState:
         self.new_tokens += 1
         if self.changes_logits:
             self.history.advance(parents, tokens)
+        if self.mask is not None:
+            self.mask.advance(parents, tokens)
 
     def forced_token(self) -> int | None:
         """The next one, where no logits decide it."""

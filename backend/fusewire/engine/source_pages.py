@@ -13,6 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
+import numpy as np
+from numpy.typing import NDArray
+
 from fusewire.engine.page_pool import PagePool
 
 _NAME_BYTES = 32
@@ -20,12 +23,18 @@ _NAME_BYTES = 32
 
 class Source:
     """The tokens that an encoder reads for a sequence, and their `name`, BLAKE2b-256 of the ids as
-    int64: pages of its own are named by it, and those of the decoder's tokens start from it."""
+    int64, or of the `features` of sound: pages of its own are named by it, and those of the
+    decoder's tokens start from it."""
 
-    def __init__(self, token_ids: Sequence[int]) -> None:
+    def __init__(
+        self, token_ids: Sequence[int], features: NDArray[np.float32] | None = None
+    ) -> None:
         self.token_ids = token_ids
-        ids = array("q", token_ids).tobytes()
-        self.name = blake2b(ids, digest_size=_NAME_BYTES, person=b"source").digest()
+        self.features = features
+        read, person = array("q", token_ids).tobytes(), b"source"
+        if features is not None:
+            read, person = features.tobytes(), b"sound"
+        self.name = blake2b(read, digest_size=_NAME_BYTES, person=person).digest()
 
     def __len__(self) -> int:
         return len(self.token_ids)

@@ -121,6 +121,7 @@ def _check(p: GenerationParameters, limits: GenerationLimits) -> None:
                 wanted = f"ids 0..{limits.vocab_size - 1}, the model's vocabulary"
                 refuse(name, f"id {token}", wanted, "use this model's tokenizer")
     _check_source_options(p, limits, refuse)
+    _check_speech_options(p, limits, refuse)
     if p.max_new_tokens == 0 and p.prompt_logprobs is None:
         wanted = "at least 1 without prompt_logprobs, as nothing would be answered"
         refuse("max_new_tokens", 0, wanted, "raise it, or ask for prompt_logprobs")
@@ -226,3 +227,38 @@ def _check_source_options(
     if limits.source is not None and p.prompt_logprobs is not None:
         wanted = "null for an encoder-decoder model, which reads the prompt and predicts none of it"
         refuse("prompt_logprobs", p.prompt_logprobs, wanted, "remove it")
+
+
+def _check_speech_options(
+    p: GenerationParameters, limits: GenerationLimits, refuse: Callable[..., NoReturn]
+) -> None:
+    """Those that only models of speech take, or that none of them does."""
+    speech = limits.speech
+    if speech is None:
+        for name in ("language", "task", "return_timestamps"):
+            if getattr(p, name):
+                wanted = "null for a model that reads no speech"
+                refuse(name, getattr(p, name), wanted, "remove it")
+        return
+    of_texts = {
+        "encoder_repetition_penalty": 1,
+        "encoder_no_repeat_ngram_size": 0,
+        "forced_bos_token_id": None,
+        "source_lang": None,
+        "target_lang": None,
+        "target_prefix": None,
+        "decoder_input_ids": (),
+        "alignment": False,
+    }
+    for name, off in of_texts.items():
+        if getattr(p, name) != off:
+            wanted = "null for a model of speech, whose source is no text"
+            refuse(name, getattr(p, name), wanted, "remove it")
+    if not speech.languages:
+        for name in ("language", "task"):
+            if getattr(p, name) is not None:
+                wanted = "null for a model that transcribes one language alone"
+                refuse(name, getattr(p, name), wanted, "remove it")
+    elif p.language is not None and speech.known(p.language) is None:
+        wanted = f"one of {', '.join(speech.languages)}"
+        refuse("language", repr(p.language), wanted, "choose one, or leave it out")

@@ -21,6 +21,7 @@ from fusewire.errors import CheckpointError, InvalidInput
 from fusewire.generation.checks import read_parameters
 from fusewire.generation.limits import GenerationLimits, SourceLimits
 from fusewire.generation.no_effect import HUGGING_FACE, has_no_effect, spelled
+from fusewire.generation.speech import SpeechTokens, speech_defaults
 from fusewire.weights import read_json
 
 FILE = "generation_config.json"
@@ -74,8 +75,11 @@ _ANY = GenerationLimits(sys.maxsize, sys.maxsize, sys.maxsize, sys.maxsize)
 _ANY_WITH_SOURCE = replace(_ANY, source=SourceLimits(sys.maxsize, sys.maxsize, ""))
 
 
-def generation_defaults(folder: Path, *, encoder_decoder: bool = False) -> dict[str, Any]:
-    """The `defaults` of `read_parameters`; CheckpointError."""
+def generation_defaults(
+    folder: Path, *, encoder_decoder: bool = False, speech: SpeechTokens | None = None
+) -> dict[str, Any]:
+    """The `defaults` of `read_parameters`; CheckpointError. `speech`: of a model of speech, whose
+    lengths count what is generated."""
     config, file = generation_config(folder)
     for key, harmless in {**HUGGING_FACE, **_OF_SOURCES}.items():
         if encoder_decoder and (key in _TARGET_LENGTHS or key in _OF_SOURCES):
@@ -88,8 +92,11 @@ def generation_defaults(folder: Path, *, encoder_decoder: bool = False) -> dict[
             )
     taken = {field: config[key] for key, field in _TAKEN.items() if config.get(key) is not None}
     if encoder_decoder:
-        taken = {**_target_lengths(config, file), **taken}
+        taken = {**_target_lengths(config, file, 0 if speech else 1), **taken}
     limits = _ANY_WITH_SOURCE if encoder_decoder else _ANY
+    if speech is not None:
+        taken |= speech_defaults(config, speech)
+        limits = replace(limits, speech=speech)
     try:
         # A folder samples where it says so, not where it names a temperature.
         read_parameters({"do_sample": False, **taken}, limits)
@@ -106,7 +113,8 @@ def generation_config(folder: Path) -> tuple[Mapping[str, Any], str]:
     return read_json(folder, OLDER_FILE) or {}, OLDER_FILE
 
 
-def _target_lengths(config: Mapping[str, Any], file: str) -> dict[str, int]:
+def _target_lengths(config: Mapping[str, Any], file: str, begun: int) -> dict[str, int]:
+    """`begun`: tokens of the lengths that are not generated."""
     lengths = {}
     for key, field in _TARGET_LENGTHS.items():
         length = config.get(key)
@@ -117,5 +125,5 @@ def _target_lengths(config: Mapping[str, Any], file: str) -> dict[str, int]:
             raise CheckpointError(
                 f"{file}: {key}: got {got}, wanted a number of tokens; download the file again"
             )
-        lengths[field] = max(length - 1, 0 if key == "min_length" else 1)
+        lengths[field] = max(length - begun, 0 if key == "min_length" else 1)
     return lengths

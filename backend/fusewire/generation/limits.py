@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fusewire.generation.speech import SpeechTokens
+
 
 @dataclass(frozen=True)
 class SourceLimits:
@@ -24,6 +26,7 @@ class GenerationLimits:
     max_request_tokens: int  # generated tokens of one request, over all of its sequences
     max_sequences: int  # that run at once
     source: SourceLimits | None = None  # of an encoder-decoder model
+    speech: SpeechTokens | None = None  # of one whose sources are sound
 
     def longest_prompt(self, max_new_tokens: int | None) -> int:
         """In tokens: it leaves room for a new one, unless none is wanted."""

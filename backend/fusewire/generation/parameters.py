@@ -249,6 +249,21 @@ class GenerationParameters(BaseModel):
         "Face's: decoder_start_token_id is put in front where it is not the first, and "
         "forced_bos_token_id has no effect behind a longer beginning.",
     )
+    language: Annotated[Text, Field(max_length=LONGEST_LANGUAGE)] | None = Field(
+        default=None,
+        description="Of a model of speech: the language that is spoken, by its code or its English "
+        "name (`de`, `german`). Default: the folder's, else the one that the model hears.",
+    )
+    task: Literal["transcribe", "translate"] | None = Field(
+        default=None,
+        description="Of a model of speech: `transcribe` what is said, or `translate` it into "
+        "English. Default: the folder's, else `transcribe`.",
+    )
+    return_timestamps: Flag = Field(
+        default=False,
+        description="Of a model of speech: find when each part of the text begins and ends. "
+        "Default: the folder's.",
+    )
     add_special_tokens: Flag = Field(
         default=True,
         description="Let the tokenizer add its special tokens to a text prompt. false: for a text "

@@ -4,8 +4,11 @@ an encoder-decoder model it is what the encoder reads."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import index
+
+import numpy as np
+from numpy.typing import NDArray
 
 from fusewire.errors import InvalidInput
 from fusewire.generation.limits import GenerationLimits
@@ -14,12 +17,22 @@ from fusewire.text.least_tokens import WORTH_WHILE
 from fusewire.text.tokenizer import Tokenizer, TokenizerFault
 
 
+@dataclass(frozen=True, eq=False)
+class Sound:
+    """What the encoder of a model of speech reads in place of tokens: its features, float32
+    [frames, bins]."""
+
+    features: NDArray[np.float32]
+
+
 @dataclass(frozen=True)
 class Prompt:
-    """Ids that a model knows, with room behind them for what is generated."""
+    """Ids that a model knows, with room behind them for what is generated. Of sound they are 0, 1,
+    2, ... as far as the encoder's rows go, beside its features."""
 
-    token_ids: list[int]
+    token_ids: Sequence[int]
     max_new_tokens: int  # of each sequence
+    features: NDArray[np.float32] | None = field(default=None, compare=False)
 
 
 def read_prompt(
@@ -51,6 +64,17 @@ def read_prompt(
         wanted = f"ids 0..{limits.prompt_vocab_size - 1}, the model's vocabulary"
         raise InvalidInput(field, f"id {wrong}", wanted, "use this model's tokenizer and tokens")
     return Prompt(token_ids, max_new_tokens(parameters, len(token_ids), limits))
+
+
+def read_sound(
+    sound: Sound, parameters: GenerationParameters, limits: GenerationLimits, decoder_tokens: int
+) -> Prompt:
+    """Of features that the model takes; InvalidInput where there is no room behind the
+    `decoder_tokens` that a text begins with."""
+    assert limits.source is not None
+    length = limits.source.max_length
+    most = max_new_tokens(parameters, length, limits, decoder_tokens)
+    return Prompt(range(length), most, sound.features)
 
 
 def read_prefix(text: str, tokenizer: Tokenizer, limits: GenerationLimits) -> list[int]:

@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from fusewire.generation.parameters import GenerationParameters
-from fusewire.generation.prompt import Prompt
+from fusewire.generation.prompt import Prompt, Sound
 
 
 @dataclass(frozen=True)
 class GenerationRequest:
-    """One prompt and how it is continued. A Prompt has been checked; a text or ids are checked
-    where they are submitted. `prompt_field`: what errors of the prompt name. `tells`:
+    """One prompt and how it is continued. A Prompt has been checked; a text, ids or sound are
+    checked where they are submitted. `prompt_field`: what errors of the prompt name. `tells`:
     what the events are of: each of the tokens when it comes; a text when it has ended, if not
     before; or then its ids without the text. `tenant`: who shares the engine fairly with others."""
 
-    prompt: str | Sequence[int] | Prompt
+    prompt: str | Sequence[int] | Prompt | Sound
     parameters: GenerationParameters
     prompt_field: str = ""
     tells: Literal["tokens", "text", "ids"] = field(default="tokens", kw_only=True)

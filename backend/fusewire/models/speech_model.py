@@ -34,6 +34,10 @@ class SpeechModel(Seq2SeqModel):
         assert isinstance(block, BuiltFrames)
         return block
 
+    def check_features(self, features: NDArray[np.float32]) -> None:
+        """InvalidInput unless they are those [frames, bins] of a source."""
+        self._frames.check(features[None])
+
     def source_batch(
         self, features: Sequence[NDArray[np.float32]], block_table: NDArray[np.int32]
     ) -> SourceBatch:

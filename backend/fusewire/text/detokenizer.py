@@ -22,7 +22,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import cache
 from typing import Any, Protocol
 
@@ -53,8 +53,11 @@ _BYTE_OF = _byte_of_character()
 class Detokenizer:
     """A tokenizer's way from ids to text. CheckpointError where its decoder has no exact stream."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, also_special: Collection[int] = ()) -> None:
+        """`also_special`: ids that are skipped as special tokens are, though the tokenizer has them
+        as others (Whisper's timestamps)."""
         self._tokenizer = tokenizer
+        self._special = tokenizer.special_ids.union(also_special)
         steps = [] if tokenizer.joining else _steps(tokenizer.backend.decoder)
         self._joins_bytes = [step["type"] for step in steps] == ["ByteLevel"]
         self._has_byte_tokens = any(step["type"] == "ByteFallback" for step in steps)
@@ -65,7 +68,7 @@ class Detokenizer:
 
     def start(self, prompt: Sequence[int] = (), *, skip_special_tokens: bool = True) -> TextStream:
         """The text of one sequence after the ids of `prompt`, which decide about a first space."""
-        skipped = self._tokenizer.special_ids if skip_special_tokens else frozenset()
+        skipped = self._special if skip_special_tokens else frozenset()
 
         def piece(token: int) -> str | None:
             """As the vocabulary spells it; None where decoding passes over it."""

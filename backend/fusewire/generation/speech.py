@@ -1,0 +1,147 @@
+"""What a model of speech writes around words: the tokens that a text begins with, by language, task
+and whether it has timestamps; and what timestamps say, as Whisper has them (Radford et al., 2022).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fusewire.errors import CheckpointError, shown
+from fusewire.generation.speech_languages import code_of
+from fusewire.weights import read_json
+
+FILE = "generation_config.json"
+TASKS = ("transcribe", "translate")
+
+
+@dataclass(frozen=True)
+class Segment:
+    """What was said from `start` on until `end`, in seconds; None where no timestamp says so."""
+
+    start: float | None
+    end: float | None
+    token_ids: Sequence[int]
+
+
+@dataclass(frozen=True)
+class SpeechTokens:
+    """Of one model. `languages` are by code, and empty where it knows one alone; so are `tasks`.
+    Timestamps are the last tokens of the vocabulary, from `timestamp_begin` on, one for each
+    position of the encoder, `seconds_per_position` apart; a text begins within the first
+    `max_initial_timestamp`, None: within all."""
+
+    languages: Mapping[str, int]
+    tasks: Mapping[str, int]
+    no_timestamps: int
+    max_initial_timestamp: int | None
+    seconds_per_position: float
+    eos: int
+
+    @property
+    def timestamp_begin(self) -> int:
+        return self.no_timestamps + 1
+
+    def language_of(self, token: int) -> str:
+        return next(code for code, each in self.languages.items() if each == token)
+
+    def known(self, language: str) -> str | None:
+        """The code of a language that the model knows, by code, by token or by its English name;
+        None for another."""
+        code = code_of(language.lower().removeprefix("<|").removesuffix("|>"))
+        return code if code in self.languages else None
+
+    def begin(self, language: str | None, task: str | None, *, timestamps: bool) -> list[int]:
+        """The tokens behind the one that a decoder starts with."""
+        of_language = [] if language is None else [self.languages[language]]
+        of_task = [self.tasks[task or TASKS[0]]] if self.tasks else []
+        return [*of_language, *of_task, *([] if timestamps else [self.no_timestamps])]
+
+    def segments(self, token_ids: Sequence[int]) -> Iterator[Segment]:
+        """Of a text with timestamps; a text without has one, with neither."""
+        start, words = None, []
+        for token in token_ids:
+            if token < self.timestamp_begin:
+                words += [token] * (token < self.eos)  # others are special
+                continue
+            seconds = round((token - self.timestamp_begin) * self.seconds_per_position, 6)
+            if words:
+                yield Segment(start, seconds, words)
+                start, words = None, []
+            else:
+                start = seconds
+        if words:
+            yield Segment(start, None, words)
+
+
+def read_speech_tokens(
+    folder: Path | str, vocab_size: int, seconds_per_position: float, eos: int
+) -> SpeechTokens:
+    """CheckpointError where generation_config.json does not say them."""
+    values = read_json(folder, FILE)
+    if values is None:
+        raise CheckpointError(
+            f"{FILE}: got no such file, wanted it to know the tokens of languages and timestamps; "
+            "download it into the model's folder"
+        )
+
+    def token(key: str, value: Any) -> int:
+        if type(value) is not int or not 0 <= value < vocab_size:
+            raise _fault(key, value, f"a token in 0..{vocab_size - 1}")
+        return value
+
+    multilingual = values.get("is_multilingual", True) is not False
+    languages = _tokens("lang_to_id", values, token) if multilingual else {}
+    tasks = _tokens("task_to_id", values, token) if multilingual else {}
+    if multilingual and not tasks.keys() >= {*TASKS}:
+        raise _fault("task_to_id", values.get("task_to_id"), f"tokens of {' and '.join(TASKS)}")
+    first = values.get("max_initial_timestamp_index")
+    if first is not None and (type(first) is not int or first < 0):
+        raise _fault("max_initial_timestamp_index", first, "a number of timestamps")
+    return SpeechTokens(
+        {code.removeprefix("<|").removesuffix("|>"): each for code, each in languages.items()},
+        tasks,
+        token("no_timestamps_token_id", values.get("no_timestamps_token_id")),
+        first,
+        seconds_per_position,
+        eos,
+    )
+
+
+def speech_defaults(values: Mapping[str, Any], tokens: SpeechTokens) -> dict[str, Any]:
+    """The parameters that generation_config.json sets, with these values: language, task and
+    return_timestamps. CheckpointError. In older folders `forced_decoder_ids` name the first two."""
+    found = {key: values[key] for key in ("language", "task") if values.get(key) is not None}
+    forced = values.get("forced_decoder_ids")
+    if not found and isinstance(forced, list):
+        ids = {each[1] for each in forced if isinstance(each, list) and len(each) == 2}
+        for key, known in (("language", tokens.languages), ("task", tokens.tasks)):
+            for name in [name for name, token in known.items() if token in ids]:
+                found[key] = name
+    if "language" in found:
+        language = found["language"]
+        code = tokens.known(language) if isinstance(language, str) else None
+        if code is None:
+            raise _fault("language", language, f"one of {', '.join(tokens.languages) or 'none'}")
+        found["language"] = code
+    if values.get("return_timestamps") is not None:
+        found["return_timestamps"] = values["return_timestamps"]
+    return found
+
+
+def _tokens(
+    key: str, values: Mapping[str, Any], token: Callable[[str, Any], int]
+) -> dict[str, int]:
+    found = values.get(key)
+    if not isinstance(found, dict) or not found:
+        wanted = "an object of tokens, as multilingual models have it"
+        raise _fault(key, found, wanted)
+    return {name: token(key, value) for name, value in found.items()}
+
+
+def _fault(key: str, got: object, wanted: str) -> CheckpointError:
+    return CheckpointError(
+        f"{FILE}: {key}: got {shown(got)}, wanted {wanted}; download the file again"
+    )
