@@ -47,7 +47,7 @@ MAY_IMPORT = {
     "settings": {"errors"},
     "models": {"batch", "errors", "kernels", "placement", "weights"},
     "text": {"errors", "weights"},
-    "generation": {"errors", "text", "weights"},
+    "generation": {"audio", "errors", "text", "weights"},
     "engine": set(),
     "engine.scheduler": {"errors"},
     "engine.costs": set(),
@@ -112,6 +112,7 @@ MAY_IMPORT = {
         "engine.kv_cache",
     },
     "tasks": {
+        "audio",
         "batch",
         "errors",
         "generation",
@@ -237,6 +238,7 @@ MAY_IMPORT = {
         "batch",
     },
     "api": {
+        "audio",
         "engine",
         "errors",
         "generation",

@@ -76,6 +76,7 @@ def test_the_table_of_classes_says_which_task_a_class_is_served_for() -> None:
                 "ForConditionalGeneration": ("mbart", "MBart"),
                 "MTModel": ("marian", "Marian"),
                 "EncoderModel": ("t5", "T5"),
+                "WhisperForConditionalGeneration": ("whisper", ""),
             }.get(ending, ("bert", "Bert"))
             config = {"model_type": model, "architectures": [prefix + ending]}
             assert tasks_of(config) == code(task)[0]

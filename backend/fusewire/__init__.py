@@ -25,6 +25,7 @@ __all__ = [
     "QueueFull",
     "Reranker",
     "SamplingParams",
+    "Transcriber",
     "Unavailable",
     "Unsupported",
     "ZeroShotImageClassifier",
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from fusewire.api.outputs import IncompleteOutputs
     from fusewire.api.reranker import Reranker
     from fusewire.api.sampling_params import SamplingParams
+    from fusewire.api.transcriber import Transcriber
     from fusewire.api.zero_shot_image_classifier import ZeroShotImageClassifier
     from fusewire.errors import (
         Cancelled,
@@ -81,6 +83,7 @@ _MODULES = {
     "QueueFull": "errors",
     "Reranker": "api.reranker",
     "SamplingParams": "api.sampling_params",
+    "Transcriber": "api.transcriber",
     "Unavailable": "errors",
     "Unsupported": "errors",
     "ZeroShotImageClassifier": "api.zero_shot_image_classifier",

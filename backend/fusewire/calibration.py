@@ -28,6 +28,7 @@ from fusewire.models import (
     load_model,
     read_config,
     reads_images,
+    reads_speech,
 )
 from fusewire.placement import Placement
 from fusewire.text.tokenizer import Tokenizer
@@ -81,12 +82,13 @@ def calibrate(
     MOST_TEXTS that are not empty are read; None: random ids. Texts are cut to MOST_TOKENS. A matrix
     that causes an error beyond `most_error`, or one that is no number, is left in `dtype`. `done`
     gets the number of matrices measured, and of all. Takes a forward pass for each matrix, and the
-    memory of the model in both formats. ConfigurationError for a model of images, whose towers have
-    matrices of the same names."""
+    memory of the model in both formats. ConfigurationError for a model of speech, and for one of
+    images, whose towers have matrices of the same names."""
     config = read_config(folder)
-    if reads_images(config):
+    if reads_images(config) or reads_speech(config):
+        of = "images" if reads_images(config) else "speech"
         raise ConfigurationError(
-            f"calibrate: got a model of images ({config['model_type']}), wanted one of texts; "
+            f"calibrate: got a model of {of} ({config['model_type']}), wanted one of texts; "
             "leave it out"
         )
     place = _Trials("cpu", dtype, quantize)

@@ -11,6 +11,7 @@ from .answers import (
     ModelInfo,
     ModelStatistics,
     Ranked,
+    Segment,
     Usage,
 )
 from .async_client import AsyncClient
@@ -58,6 +59,7 @@ __all__ = [
     "PermissionDenied",
     "QueueFull",
     "Ranked",
+    "Segment",
     "ServerError",
     "Unavailable",
     "Usage",

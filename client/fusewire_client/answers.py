@@ -91,6 +91,15 @@ class Alignment:
 
 
 @dataclass(frozen=True)
+class Segment:
+    """What was said from `start` on until `end`, in seconds; None where no timestamp says so."""
+
+    start: float | None
+    end: float | None
+    text: str
+
+
+@dataclass(frozen=True)
 class Generated:
     """A generated text, or a piece of it as it comes.
 
@@ -99,7 +108,9 @@ class Generated:
     each token, by token id, where requested; `prompt_logprobs` of each token of the
     prompt, None for the first, with the first piece. `index`: which of n texts. `score`, of texts
     that beam search found, with their last piece: cumulative_logprob / tokens ** length_penalty.
-    `alignment`, of encoder-decoder models, with the last piece where it was asked for.
+    `alignment`, of encoder-decoder models, with the last piece where it was asked for. Of sound
+    `segments`, with the last piece where timestamps were asked for, and the `language`, of a model
+    that knows several.
     """
 
     text: str
@@ -111,6 +122,8 @@ class Generated:
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     score: float | None = None
     alignment: Alignment | None = None
+    segments: list[Segment] | None = None
+    language: str | None = None
 
 
 # The output that tells which task a model does.
@@ -139,6 +152,8 @@ class ModelInfo:
         tasks = [TASK_OF_OUTPUT[name] for name in self.outputs if name in TASK_OF_OUTPUT]
         if tasks == ["classify"] and "image" in self.inputs:
             return "label"
+        if tasks == ["generate"] and "audio" in self.inputs:
+            return "transcribe"
         return tasks[0] if len(tasks) == 1 else None
 
 

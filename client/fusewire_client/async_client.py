@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from types import TracebackType
 from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar, cast
 
-from . import encoding, extraction, generation, plans, rewriting
+from . import encoding, extraction, generation, plans, rewriting, speech
 from .base import Base
 from .calls import Call, Infer, Plan
 from .errors import ClientError, NotFound, Overloaded, Unavailable
@@ -59,6 +59,7 @@ class AsyncClient(Base[AsyncTransport]):
 
     translate = _awaiting(rewriting.translate)
     summarise = _awaiting(rewriting.summarise)
+    transcribe = _awaiting(speech.transcribe)
 
     generate: AsyncGenerate = cast(Any, _awaiting(generation.generate))
     chat: AsyncChat = cast(Any, _awaiting(generation.chat))

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, ClassVar, Concatenate, ParamSpec, Self, TypeVar, cast
 
-from . import encoding, extraction, generation, plans, rewriting
+from . import encoding, extraction, generation, plans, rewriting, speech
 from .base import Base
 from .calls import Call, Infer, Plan
 from .errors import ClientError, NotFound, Overloaded, Unavailable
@@ -64,6 +64,7 @@ class Client(Base[Transport]):
 
     translate = _blocking(rewriting.translate)
     summarise = _blocking(rewriting.summarise)
+    transcribe = _blocking(speech.transcribe)
 
     generate: Generate = cast(Any, _blocking(generation.generate))
     chat: Chat = cast(Any, _blocking(generation.chat))

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import replies
-from .answers import Alignment, Generated, Logprob, Usage
+from .answers import Alignment, Generated, Logprob, Segment, Usage
 from .calls import Infer, Plan
 from .errors import InvalidArgument, ServerError
 from .plans import Arrays, Settings, answers_of, model_for
@@ -24,6 +24,7 @@ _DETAILS = (
     "num_output_tokens",
 )
 _SCORES = "sequences_scores"  # with the last response of beams alone
+_AT_TIMES = (_SCORES, "segments")
 
 
 class Asked(NamedTuple):
@@ -35,12 +36,15 @@ class Asked(NamedTuple):
     version: str
     timeout_s: float | None
     parameters: dict[str, Any]
+    sound: bool = False  # in place of prompts
 
     @property
     def outputs(self) -> tuple[str, ...]:
         """Those wanted beside the text."""
         if not self.details:
             return ()
+        if self.sound:
+            return (*_DETAILS, _SCORES, "segments", "language")
         scored = self.parameters.get("prompt_logprobs") is not None
         aligned = self.parameters.get("alignment")
         more = ("prompt_logprobs",) * scored + ("alignment",) * bool(aligned)
@@ -109,12 +113,12 @@ def generate(
         ClientError: With the server's message.
     """
     inputs, several = prompt_inputs(prompt, ids)
-    asked = _asked(
+    asked = asked_for(
         details, stream, model, version, timeout_s, parameters,
         max_new_tokens=max_new_tokens, n=n, temperature=temperature, top_p=top_p, top_k=top_k,
         stop=stop, seed=seed, logprobs=logprobs,
     )  # fmt: skip
-    return (yield from _generated(settings, inputs, several, asked))
+    return (yield from generated(settings, inputs, several, asked))
 
 
 def chat(
@@ -151,15 +155,15 @@ def chat(
     Raises:
         ClientError: With the server's message.
     """
-    asked = _asked(
+    asked = asked_for(
         details, stream, model, version, timeout_s, parameters,
         max_new_tokens=max_new_tokens, n=n, temperature=temperature, top_p=top_p, top_k=top_k,
         stop=stop, seed=seed, logprobs=logprobs, chat_template_kwargs=chat_template_kwargs,
     )  # fmt: skip
-    return (yield from _generated(settings, [messages_input(messages)], False, asked))
+    return (yield from generated(settings, [messages_input(messages)], False, asked))
 
 
-def _asked(
+def asked_for(
     details: bool,
     stream: bool,
     model: str | None,
@@ -172,7 +176,7 @@ def _asked(
     return Asked(details, stream, model, version, timeout_s, {**given, **parameters})
 
 
-def _generated(
+def generated(
     settings: Settings, inputs: Sequence[Arrays], several: bool, asked: Asked
 ) -> Plan[Any]:
     if asked.stream:
@@ -196,12 +200,17 @@ def _calls(settings: Settings, inputs: Sequence[Arrays], asked: Asked) -> Plan[l
     if not inputs:
         return []
     encoded = json_text("parameters", asked.parameters).encode()
-    name = yield from model_for(settings, asked.model, "generate", asked.timeout_s)
-    flags = {"stream": asked.stream, "exclude_input_in_output": True}
+    task = "transcribe" if asked.sound else "generate"
+    name = yield from model_for(settings, asked.model, task, asked.timeout_s)
+    flags = {"stream": asked.stream}
+    if not asked.sound:
+        flags["exclude_input_in_output"] = True
     flags |= {f"return_{detail}": True for detail in asked.outputs}
+    if asked.sound and "return_timestamps" not in asked.parameters:
+        flags.pop("return_segments", None)  # which would look for timestamps
     common = {flag: np.array([value]) for flag, value in flags.items()}
     common["sampling_parameters"] = np.array([encoded], np.object_)
-    outputs = (_TEXT, *asked.outputs)
+    outputs = (_TEXT, *(name for name in asked.outputs if f"return_{name}" in flags))
     return [
         Infer(name, {**each, **common}, outputs, {}, asked.version, "", asked.timeout_s, True)
         for each in inputs
@@ -219,7 +228,7 @@ def pieces(outputs: Arrays, asked: Asked) -> Iterator[Generated]:
         for index, text in enumerate(found.reshape(-1)):
             yield Generated(text.decode(), None, Usage(0, 0), 0.0, index=index)
         return
-    wanted = [name for name in asked.outputs if name != _SCORES or name in outputs]
+    wanted = [name for name in asked.outputs if name not in _AT_TIMES or name in outputs]
     if missing := [name for name in wanted if name not in outputs]:
         raise ServerError(
             f"details: got none of {', '.join(missing)}, wanted all; is it an older server, or "
@@ -246,6 +255,10 @@ def pieces(outputs: Arrays, asked: Asked) -> Iterator[Generated]:
             replies.parsed(flat["alignment"][index], "alignment", _alignment)
             if "alignment" in flat
             else None,
+            replies.parsed(flat["segments"][index], "segments", _segments)
+            if "segments" in flat
+            else None,
+            (flat["language"][0].decode() or None) if "language" in flat else None,
         )
 
 
@@ -269,6 +282,12 @@ def _alignment(record: dict[str, Any] | None) -> Alignment | None:
         return None
     weights = np.array(record["weights"], np.float32)
     return Alignment(record["source_ids"], record["token_ids"], weights)
+
+
+def _segments(records: list[dict[str, Any]] | None) -> list[Segment] | None:
+    if records is None:
+        return None
+    return [Segment(one["start"], one["end"], one["text"]) for one in records]
 
 
 def _by_id(entry: dict[str, dict[str, Any]]) -> dict[int, Logprob]:

@@ -40,12 +40,16 @@ def encode(call: Call) -> HttpRequest:
     return HttpRequest("GET", path, {})
 
 
+# The inputs of models that generate which have any number of values.
+_LISTS = ("input_ids", "samples")
+
+
 def encode_stream(call: Infer) -> HttpRequest:
     """The request of a call whose responses come as events."""
     body: dict[str, Any] = {}
     for name, array in call.inputs.items():
         values = [v.decode() if isinstance(v, bytes) else v for v in array.reshape(-1).tolist()]
-        body[name] = values if name == "input_ids" else values[0]
+        body[name] = values if name in _LISTS else values[0]
     body |= call.parameters
     return HttpRequest(
         "POST",

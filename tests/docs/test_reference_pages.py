@@ -11,6 +11,7 @@ from fusewire.tasks.contract import (
     ENCODER_TASKS,
     GENERATE,
     IMAGE_TASKS,
+    TRANSCRIBE,
     TensorContract,
     contract,
 )
@@ -73,6 +74,7 @@ def test_the_tensors_are_those_of_the_contract() -> None:
         for tensor in contract(task, images=True)[1]
     ]
     assert [(row[0], *read(*row[1:4])) for row in rows("image-outputs")] == outputs
-    for marker, tensors in zip(("inputs", "outputs"), contract(GENERATE), strict=True):
-        wanted = [said(tensor, batched=False) for tensor in tensors]
-        assert [read(*row[:3]) for row in rows(f"generate-{marker}")] == wanted
+    for task in (GENERATE, TRANSCRIBE):
+        for marker, tensors in zip(("inputs", "outputs"), contract(task), strict=True):
+            wanted = [said(tensor, batched=False) for tensor in tensors]
+            assert [read(*row[:3]) for row in rows(f"{task}-{marker}")] == wanted

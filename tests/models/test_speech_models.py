@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fusewire.errors import CheckpointError, InvalidInput
+from fusewire.calibration import calibrate
+from fusewire.errors import CheckpointError, ConfigurationError, InvalidInput
 from fusewire.models import SpeechModel, check_folder, load_decoder, tasks_of
 from fusewire.models.config import read_config
+from fusewire.parity import parity
 from fusewire.placement import Placement
 from numpy.typing import NDArray
 
@@ -171,3 +173,36 @@ def test_a_bias_of_keys_is_refused(tmp_path):
     edit_weights(tmp_path, lambda tensors: tensors.update({name: np.ones(48, np.float32)}))
     with pytest.raises(CheckpointError, match=r"unexpected: 'encoder.layers.0.self_attn.k_proj"):
         load_decoder(tmp_path)
+
+
+@everywhere
+def test_check_compares_logits_and_greedy_tokens(tmp_path, place: Placement):
+    tiny_whisper(tmp_path)
+    measured = parity(tmp_path, device=place.device, dtype=place.dtype, sequences=4)
+    assert measured.task == "transcribe"
+    assert measured.architecture == "WhisperForConditionalGeneration"
+    assert measured.tokens > 4 * POSITIONS
+    assert measured.greedy_equal == measured.greedy_tokens == 4 * 16
+    assert measured.passed, measured
+
+
+def test_check_reads_no_texts(tmp_path):
+    tiny_whisper(tmp_path)
+    texts = tmp_path / "texts.txt"
+    texts.write_text("some text\n")
+    with pytest.raises(ConfigurationError, match="texts: got a model of speech"):
+        parity(tmp_path, texts=texts)
+
+
+def test_quantising_is_not_measured_by_texts(tmp_path):
+    tiny_whisper(tmp_path)
+    with pytest.raises(ConfigurationError, match="calibrate: got a model of speech"):
+        calibrate(tmp_path, "transcribe", "int8")
+
+
+@pytest.mark.parametrize("quantize", ["none", "int8"])
+def test_weights_in_fewer_bits_are_near(tmp_path, quantize):
+    reference = tiny_whisper(tmp_path)
+    place = Placement("cpu", "auto" if quantize == "int8" else "bfloat16", quantize)
+    off = difference(reference, loaded(tmp_path, place), None)
+    assert MODEL_FP32 < off < 1.0  # of logits that spread over 20

@@ -20,7 +20,7 @@ from fusewire.engine.prompt_logprobs import PromptLogprobs
 from fusewire.errors import FusewireError, InvalidInput, QueueFull
 from fusewire.generation.parameters import GenerationParameters
 from fusewire.generation.prompt import Prompt as CheckedPrompt
-from fusewire.generation.prompt import read_prompt
+from fusewire.generation.prompt import Sound, read_prompt
 from fusewire.generation.request import GenerationRequest
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
@@ -28,7 +28,7 @@ Prompt = str | Sequence[int] | Mapping[str, Any]
 
 def answers(
     engine: GenerationEngine,
-    prompts: Sequence[str | Sequence[int]],
+    prompts: Sequence[str | Sequence[int] | Sound],
     requested: Sequence[dict[str, Any]],
     *,
     shown: bool,
@@ -53,10 +53,9 @@ def answers(
                         continue
                     prompt, (checked, parameters) = prompts[pending.index], work[pending.index]
                     text = prompt if isinstance(prompt, str) else None
-                    found[pending.index] = _output(
-                        engine, text, [*checked.token_ids], parameters, pending
-                    )
-                    inputs += len(checked.token_ids)
+                    ids = [*_ids(checked, engine)]
+                    found[pending.index] = _output(engine, text, ids, parameters, pending)
+                    inputs += len(ids)
                     outputs += ticket.num_output_tokens()
                 live = 0
                 if shown:
@@ -75,15 +74,18 @@ def _checked(
     prompts: Sequence[Any],
     requested: Sequence[dict[str, Any]],
     field: str,
-) -> list[tuple[CheckedPrompt, GenerationParameters]]:
+) -> list[tuple[CheckedPrompt | Sound, GenerationParameters]]:
     """Prompts and their parameters; the error of the first that cannot be answered is raised."""
     made: dict[int, GenerationParameters] = {}  # of one object, which prompts share
-    work = []
+    work: list[tuple[CheckedPrompt | Sound, GenerationParameters]] = []
     for index, (prompt, each) in enumerate(zip(prompts, requested, strict=True)):
         try:
             if id(each) not in made:
                 made[id(each)] = engine.parameters(**each)
             parameters = made[id(each)]
+            if isinstance(prompt, Sound):
+                work.append((prompt, parameters))
+                continue
             checked = read_prompt(prompt, parameters, engine.tokenizer, engine.limits, field)
             if parameters.prompt_logprobs is not None:
                 PromptLogprobs(checked.token_ids, parameters.prompt_logprobs)  # is it too much?
@@ -93,9 +95,16 @@ def _checked(
     return work
 
 
+def _ids(prompt: CheckedPrompt | Sound, engine: GenerationEngine) -> Sequence[int]:
+    """Of sound the rows that the encoder makes of it."""
+    if isinstance(prompt, CheckedPrompt):
+        return prompt.token_ids
+    return range(0 if engine.limits.source is None else engine.limits.source.max_length)
+
+
 def _give(
     engine: GenerationEngine,
-    work: Sequence[tuple[CheckedPrompt, GenerationParameters]],
+    work: Sequence[tuple[CheckedPrompt | Sound, GenerationParameters]],
     given: int,
     running: dict[int, tuple[Ticket, Pending]],
     finished: Finished,
@@ -151,4 +160,5 @@ def _output(
         texts,
         pending.deltas[-1].num_cached_tokens,
         None if scored is None else prompt_logprobs(scored, spell),
+        pending.deltas[-1].language,
     )

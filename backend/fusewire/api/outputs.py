@@ -97,13 +97,15 @@ class Usage:
 class RequestOutput:
     """A prompt and what was generated for it: `n` texts. `prompt` is None where it was given as ids
     or messages; `num_cached_tokens` of it came from the prefix cache. `prompt_logprobs`: of each of
-    its tokens but the first, whose entry is None, by token id, where requested."""
+    its tokens but the first, whose entry is None, by token id, where requested. Of sound the prompt
+    is what the encoder makes of it, and `language` the one that is spoken."""
 
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     num_cached_tokens: int = 0
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    language: str | None = None
 
     @property
     def usage(self) -> Usage:

@@ -16,7 +16,7 @@ def ask(
         typer.Argument(
             metavar="TASK",
             help="embed, rerank, classify, tag, answer, fill, hidden, label, generate, chat, "
-            "translate or summarise.",
+            "translate, summarise or transcribe.",
         ),
     ],
     texts: Annotated[
@@ -25,7 +25,7 @@ def ask(
             metavar="TEXT",
             help="Texts. answer: the question. rerank: the query, then documents. generate: "
             "prompts. chat: messages, each of a conversation of its own. label, and embed with "
-            "--images: files of images.",
+            "--images: files of images. transcribe: WAV files.",
         ),
     ],
     second: Annotated[

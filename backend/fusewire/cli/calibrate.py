@@ -14,7 +14,7 @@ from fusewire import devices
 from fusewire.calibration import MOST_ERROR, Calibration, calibrate
 from fusewire.cli.console import err, out
 from fusewire.errors import ConfigurationError
-from fusewire.models import read_config, reads_images, tasks_of
+from fusewire.models import read_config, reads_images, reads_speech, tasks_of
 from fusewire.precision import Precision
 from fusewire.weights.tensorflow.conversion import tensorflow_weights_in
 
@@ -23,8 +23,8 @@ def calibrated(
     folder: Path, settings: Mapping[str, Any], device: str, file: Path | None
 ) -> Calibration | None:
     """Of a folder that is imported with `settings`; None where they quantise nothing or name
-    themselves what to skip, for fp8 and for models of images, of which nothing is measured.
-    ConfigurationError for TensorFlow weights, which are not safetensors yet."""
+    themselves what to skip, for fp8 and for models of images and speech, of which nothing is
+    measured. ConfigurationError for TensorFlow weights, which are not safetensors yet."""
     quantize, dtype = settings.get("quantize", "none"), settings.get("dtype", "auto")
     named = "quantize_skip" in settings
     if quantize == "none" or named:
@@ -50,7 +50,7 @@ def calibrated(
             "measure; import the folder without --quantize, then what was written with it"
         )
     config = read_config(folder)
-    if file is None and reads_images(config):
+    if file is None and (reads_images(config) or reads_speech(config)):
         return None
     task = settings.get("task") or tasks_of(config)
     with Progress(console=err, transient=True, disable=not err.is_terminal) as progress:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from fusewire import kernels
-from fusewire.audio import read_log_mel
+from fusewire.audio import LogMel
 from fusewire.engine.admission import CHARACTERS_OF_TOKEN, Admission, Place
 from fusewire.engine.admission_block import GenerationBlock
 from fusewire.engine.beam_groups import MOST_CANDIDATES, BeamGroup, BeamGroups
@@ -50,7 +50,7 @@ from fusewire.engine.seeds import seed_of
 from fusewire.engine.spoken import Spoken, timestamps_of, with_language
 from fusewire.engine.step_costs import measure_steps
 from fusewire.engine.token_masks import OneOf, TokenMask
-from fusewire.errors import CheckpointError, ConfigurationError, InvalidInput, Unavailable
+from fusewire.errors import ConfigurationError, InvalidInput, Unavailable
 from fusewire.generation.bad_words import BadWords
 from fusewire.generation.checks import read_parameters
 from fusewire.generation.defaults import generation_config, generation_defaults
@@ -64,7 +64,7 @@ from fusewire.generation.prompt import (
     read_sound,
 )
 from fusewire.generation.request import GenerationRequest
-from fusewire.generation.speech import SpeechTokens, read_speech_tokens
+from fusewire.generation.speech import SpeechTokens, read_speech
 from fusewire.generation.stop_strings import StopMatcher, StopStrings
 from fusewire.models import Seq2SeqModel, SpeechModel, load_decoder
 from fusewire.placement import Placement
@@ -115,7 +115,7 @@ class GenerationEngine:
         limit_tokenizer_threads(settings.threads)
         self.model = model or _loaded(folder, settings, device)
         self.tokenizer = tokenizer = Tokenizer.required(Path(folder))
-        self.speech = _speech_tokens(self.model, self.folder)
+        self.sound, self.speech = _of_speech(self.model, self.folder)
         timestamps = (
             range(self.speech.timestamp_begin, self.model.vocab_size) if self.speech else ()
         )
@@ -275,7 +275,7 @@ class GenerationEngine:
         asked = read_parameters(one, self.limits)
         detection = LanguageDetection(lambda token: submit(speech.language_of(token)), callback)
         prompt = read_sound(sound, asked, self.limits, 1)
-        detecting = GenerationRequest(prompt, asked, tells="ids")
+        detecting = GenerationRequest(prompt, asked, tells="ids", tenant=request.tenant)
         spoken = Spoken([start], OneOf(speech.languages.values()))
         first = self._take_place(prompt, detecting, deadline, detection.heard, spoken)
         detection.begun(first)
@@ -608,20 +608,13 @@ class GenerationEngine:
         return {**forced, **defaults}
 
 
-def _speech_tokens(model: DecoderModel, folder: Path) -> SpeechTokens | None:
-    """None of a model that reads no speech; CheckpointError where the folder does not have them, or
-    asks for sound of another length than the model's."""
+def _of_speech(model: DecoderModel, folder: Path) -> tuple[LogMel | None, SpeechTokens | None]:
+    """The features that a model of speech reads, and its tokens; None of another. CheckpointError
+    where the folder does not say them, or other features than the model's."""
     if not isinstance(model, SpeechModel):
-        return None
-    sound = read_log_mel(folder)
-    if (sound.frames, sound.bins) != model.features_shape:
-        frames, bins = model.features_shape
-        raise CheckpointError(
-            f"preprocessor_config.json: got features of {sound.frames} frames x {sound.bins} bins, "
-            f"wanted {frames} x {bins}, as the model's config.json says; download both again"
-        )
-    seconds = sound.seconds / model.max_source_length
-    return read_speech_tokens(folder, model.vocab_size, seconds, model.eos_token_ids[0])
+        return None, None
+    sizes = model.features_shape, model.max_source_length, model.vocab_size
+    return read_speech(folder, *sizes, model.eos_token_ids)
 
 
 def _loaded(folder: Path | str, settings: GenerationSettings, device: str) -> DecoderModel:

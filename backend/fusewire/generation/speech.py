@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fusewire.audio import LogMel, read_log_mel
 from fusewire.errors import CheckpointError, shown
 from fusewire.generation.speech_languages import code_of
 from fusewire.weights import read_json
@@ -76,10 +77,32 @@ class SpeechTokens:
             yield Segment(start, None, words)
 
 
-def read_speech_tokens(
+def read_speech(
+    folder: Path | str,
+    features_shape: tuple[int, int],
+    positions: int,
+    vocab_size: int,
+    eos_token_ids: Sequence[int],
+) -> tuple[LogMel, SpeechTokens]:
+    """The features that a model with so many `positions` of its encoder reads, and its tokens;
+    CheckpointError where the folder does not say them, or other features than the model's, [frames,
+    bins]."""
+    sound = read_log_mel(folder)
+    if (sound.frames, sound.bins) != features_shape:
+        frames, bins = features_shape
+        raise CheckpointError(
+            f"preprocessor_config.json: got features of {sound.frames} frames x {sound.bins} bins, "
+            f"wanted {frames} x {bins}, as the model's config.json says; download both again"
+        )
+    if len(eos_token_ids) != 1:
+        raise _fault("eos_token_id", list(eos_token_ids), "one token, as timestamps have it")
+    seconds = sound.seconds / positions
+    return sound, _read_tokens(folder, vocab_size, seconds, eos_token_ids[0])
+
+
+def _read_tokens(
     folder: Path | str, vocab_size: int, seconds_per_position: float, eos: int
 ) -> SpeechTokens:
-    """CheckpointError where generation_config.json does not say them."""
     values = read_json(folder, FILE)
     if values is None:
         raise CheckpointError(

@@ -36,6 +36,7 @@ from fusewire.models.registry import (
     architecture,
     decoder,
     reads_images,
+    reads_speech,
     tasks_of,
 )
 from fusewire.models.seq2seq_model import Seq2SeqModel, SourceBatch
@@ -68,6 +69,7 @@ __all__ = [
     "load_text_tower",
     "read_config",
     "reads_images",
+    "reads_speech",
     "tasks_of",
 ]
 

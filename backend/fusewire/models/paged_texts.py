@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fusewire.models.decoder import DecoderCache, DecoderModel
 from fusewire.models.seq2seq_model import Seq2SeqModel, SourceBatch
+from fusewire.models.speech_model import SpeechModel
 from fusewire.models.step_batch import SourceTable, StepBatch
 
 _PAGE_SIZE = 16
 
 Ids = NDArray[np.int64]
+Features = NDArray[np.float32]  # [frames, bins], of sound
 
 
 class PagedTexts:
@@ -21,13 +24,20 @@ class PagedTexts:
     are read here."""
 
     def __init__(
-        self, model: DecoderModel, most_tokens: Sequence[int], sources: Sequence[Ids]
+        self,
+        model: DecoderModel,
+        most_tokens: Sequence[int],
+        sources: Sequence[Ids] | Sequence[Features],
     ) -> None:
         self._model = model
         self._contexts = np.zeros(len(most_tokens), np.int32)
         each = -(-max(most_tokens) // _PAGE_SIZE)
         self._table = np.arange(len(most_tokens) * each, dtype=np.int32).reshape(-1, each)
-        lengths = np.array([source.size for source in sources], np.int32)
+        sound: list[Any] = [each for each in sources if each.dtype == np.float32]
+        texts: list[Any] = [each for each in sources if each.dtype != np.float32]
+        lengths = np.array([source.size for source in texts], np.int32)
+        if isinstance(model, SpeechModel):
+            lengths = np.full(len(sound), model.max_source_length, np.int32)
         source_each = -(-int(lengths.max(initial=0)) // _PAGE_SIZE)
         pages = self._table.size + len(sources) * source_each
         self._cache: DecoderCache = model.new_cache(pages, _PAGE_SIZE)
@@ -35,8 +45,12 @@ class PagedTexts:
         if isinstance(model, Seq2SeqModel):
             table = np.arange(self._table.size, pages, dtype=np.int32).reshape(-1, source_each)
             self._sources = SourceTable(lengths, table)
-            offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-            model.encode(SourceBatch(np.concatenate(sources), offsets, table), self._cache)
+            if isinstance(model, SpeechModel):
+                batch = model.source_batch(sound, table)
+            else:
+                offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+                batch = SourceBatch(np.concatenate(texts), offsets, table)
+            model.encode(batch, self._cache)
 
     def step(self, new: Sequence[Ids], places: int) -> NDArray[np.float32]:
         """Reads new tokens of each text. Logits at the last `places` of each, which it has at

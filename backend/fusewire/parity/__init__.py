@@ -158,7 +158,7 @@ def _opened(
                 "texts: got a model that reads images, wanted one of texts; leave them out"
             )
         return ComparedImages.random(folder, task, place, sequences, random)
-    if task == "generate":
+    if task in ("generate", "transcribe"):
         if lines is not None:
             return ComparedDecoder.of_texts(folder, place, lines)
         return ComparedDecoder.random(folder, place, sequences, random)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusewire.errors import ConfigurationError
-from fusewire.models import DecoderModel, PagedTexts, Seq2SeqModel, load_decoder
+from fusewire.models import DecoderModel, PagedTexts, Seq2SeqModel, SpeechModel, load_decoder
 from fusewire.parity.agreement import Results
 from fusewire.parity.text_files import Line
 from fusewire.parity.tokens import LONGEST, ragged, tokenized
@@ -36,7 +36,7 @@ class ComparedDecoder:
     folder: Path
     texts: list[Ids]
     following: list[Ids]  # [places] of each text: what stands, or was written, after them
-    sources: list[Ids]  # of each text, of an encoder-decoder model
+    sources: list[Any]  # of each text, of an encoder-decoder model: ids, or features of sound
     tokens: int  # that were given or drawn
     written: NDArray[np.float32] | None = None  # logits that ours wrote by, of each text
 
@@ -50,8 +50,11 @@ class ComparedDecoder:
         written = min(_WRITTEN, longest - 1)
         lengths = ragged(longest - written, count, random)
         prompts = [random.integers(0, model.vocab_size, length) for length in lengths]
-        sources: list[Ids] = []
-        if isinstance(model, Seq2SeqModel):
+        sources: list[Any] = []
+        if isinstance(model, SpeechModel):
+            shape = model.features_shape
+            sources = [random.normal(0, 0.6, shape).astype(np.float32) for _ in range(count)]
+        elif isinstance(model, Seq2SeqModel):
             source_lengths = ragged(min(model.max_source_length, LONGEST), count, random)
             sources = [random.integers(0, model.source_vocab_size, n) for n in source_lengths]
             # Transformers does not count padding in a text that it is given whole (M2M-100).
@@ -65,6 +68,10 @@ class ComparedDecoder:
     def of_texts(folder: Path, place: Placement, lines: list[Line]) -> ComparedDecoder:
         """Given texts; those of an encoder-decoder model are sources, after which it writes."""
         model = load_decoder(folder, place)
+        if isinstance(model, SpeechModel):
+            raise ConfigurationError(
+                "texts: got a model of speech, wanted one that reads texts; leave them out"
+            )
         if isinstance(model, Seq2SeqModel):
             longest, vocab_size = model.max_source_length, model.source_vocab_size
         else:
@@ -100,6 +107,8 @@ class ComparedDecoder:
     @property
     def transformers_class(self) -> tuple[str, bool]:
         """That the folder is opened with, and False: all of it is compared."""
+        if isinstance(self.model, SpeechModel):
+            return "AutoModelForSpeechSeq2Seq", False
         sourced = isinstance(self.model, Seq2SeqModel)
         return "AutoModelForSeq2SeqLM" if sourced else "AutoModelForCausalLM", False
 
@@ -118,10 +127,15 @@ class ComparedDecoder:
         import torch
 
         for index, text in enumerate(self.texts):
-            given = {"input_ids": text}
-            if self.sources:
+            given: dict[str, NDArray[Any]] = {"input_ids": text}
+            if isinstance(self.model, SpeechModel):
+                features = np.ascontiguousarray(self.sources[index].T)
+                given = {"input_features": features, "decoder_input_ids": text}
+            elif self.sources:
                 given = {"input_ids": self.sources[index], "decoder_input_ids": text}
-            inputs = {name: torch.from_numpy(ids)[None] for name, ids in given.items()}
+            inputs = {name: torch.from_numpy(each)[None] for name, each in given.items()}
+            if "input_features" in inputs:
+                inputs["input_features"] = inputs["input_features"].to(model.dtype)
             logits = model(**inputs, use_cache=False).logits[0, -self.following[index].size :]
             yield {"logits": logits.float().numpy()}
 
@@ -132,7 +146,7 @@ class ComparedDecoder:
 
 
 def _after_prompts(
-    model: DecoderModel, folder: Path, prompts: list[Ids], written: int, sources: list[Ids]
+    model: DecoderModel, folder: Path, prompts: list[Ids], written: int, sources: list[Any]
 ) -> ComparedDecoder:
     """Texts of prompts and the likeliest tokens after them, all prompts in the same steps."""
     pages = PagedTexts(model, [prompt.size + written for prompt in prompts], sources)
@@ -143,7 +157,11 @@ def _after_prompts(
         new = list(tokens[-1][:, None])
     added = np.stack(tokens, 1)
     texts = [np.concatenate([p, each[:-1]]) for p, each in zip(prompts, added, strict=True)]
-    given = sum(each.size for each in (*prompts, *sources))
+    given = sum(each.size for each in prompts)
+    if isinstance(model, SpeechModel):
+        given += len(sources) * model.max_source_length
+    else:
+        given += sum(each.size for each in sources)
     return ComparedDecoder(
         model, folder, texts, list(added), sources, given, np.stack(logits, axis=1)
     )

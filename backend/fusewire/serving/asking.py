@@ -217,6 +217,11 @@ def _generated(
         record = {"text": text, "output": outputs if found is several else outputs[0]}
         if scores:
             record["sequences_scores"] = scores
+        if several[0].language is not None:
+            record["language"] = several[0].language
+        if several[0].segments is not None:
+            said = [[vars(segment) for segment in one.segments] for one in several]
+            record["segments"] = said if found is several else said[0]
         records.append(record)
     return lines, records
 
@@ -242,11 +247,16 @@ def _summarise(client: Any, text: str, **arguments: Any) -> Any:
     return client.summarise(text, **arguments)
 
 
+def _transcribe(client: Any, path: str, **arguments: Any) -> Any:
+    return client.transcribe(path, **arguments)
+
+
 STREAMED: dict[str, Callable[..., Any]] = {
     "generate": _generate,
     "chat": _chat,
     "translate": _translate,
     "summarise": _summarise,
+    "transcribe": _transcribe,
 }
 _TASKS: dict[str, Callable[[Any, list[str], list[str], dict[str, Any]], Shown]] = {
     "embed": _embed,

@@ -33,8 +33,9 @@ _MODEL: JsonDict = {"group": "model"}
 _BATCHING: JsonDict = {"group": "batching"}
 
 _TASK = (
-    "embed, hidden, classify, tag, answer, fill, label or generate; translate and summarise are "
-    "generate of encoder-decoder models. Default: by `architectures` in the model's config.json."
+    "embed, hidden, classify, tag, answer, fill, label, generate or transcribe; translate and "
+    "summarise are generate of encoder-decoder models. Default: by `architectures` in the model's "
+    "config.json."
 )
 
 
@@ -98,7 +99,7 @@ class ModelSettings(_Served, EngineSettings):
 class GeneratorSettings(_Served, GenerationSettings):
     """The `parameters` of the config.pbtxt of one model that generates."""
 
-    task: Literal["generate", "translate", "summarise"] = Field(
+    task: Literal["generate", "translate", "summarise", "transcribe"] = Field(
         description=_TASK, json_schema_extra=_MODEL
     )
 

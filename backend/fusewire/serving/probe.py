@@ -12,7 +12,7 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from fusewire.tasks.contract import ENCODER_INPUTS, GENERATING, contract
+from fusewire.tasks.contract import ENCODER_INPUTS, GENERATING, TRANSCRIBE, contract
 
 WARMUP = "warmup"  # the folder of an entry with the warm-up request, which is the probe
 # One step, before those that wait: a model that has much to do is no model that hangs.
@@ -30,7 +30,7 @@ _CHANNELS = 3
 @dataclass(frozen=True)
 class ProbeTensor:
     """One input of the probe, without the batch dimension of one that an encoder's has. Texts, ids,
-    or the pixel values of a square image."""
+    samples of sound, or the pixel values of a square image."""
 
     name: str
     values: tuple[str, ...] | tuple[int, ...] | tuple[float, ...]
@@ -61,7 +61,7 @@ class ProbeTensor:
     @property
     def dims(self) -> list[int]:
         """Without the batch dimension."""
-        if self.dtype != "TYPE_FP32":
+        if self.name != "pixel_values":
             return [len(self.values)]
         side = math.isqrt(len(self.values) // _CHANNELS)
         return [_CHANNELS, side, side]
@@ -115,7 +115,10 @@ def stored_probe(entry: Path, task: str) -> list[ProbeTensor]:
 
 
 def without_tokenizer(task: str) -> list[ProbeTensor]:
-    """The probe of a model by token ids; empty where the task takes texts alone."""
+    """The probe of a model by token ids, or by a sample of sound; empty where the task takes texts
+    alone."""
+    if task == TRANSCRIBE:
+        return [ProbeTensor("samples", (0.0,)), ProbeTensor("sampling_parameters", (_ONE_STEP,))]
     if task in GENERATING:
         return [ProbeTensor("input_ids", (0,)), ProbeTensor("sampling_parameters", (_ONE_STEP,))]
     return [] if task in ("answer", "fill", "label") else [ProbeTensor("input_ids", (0,))]

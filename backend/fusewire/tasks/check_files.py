@@ -8,11 +8,14 @@ from typing import Any
 
 from fusewire.errors import ConfigurationError
 from fusewire.generation.defaults import generation_defaults
+from fusewire.generation.speech import read_speech
 from fusewire.models import blueprint_of, image_folders, reads_images
+from fusewire.models.blueprint import Frames
 from fusewire.models.config import Config
-from fusewire.models.registry import encoder_of_texts
+from fusewire.models.generation_config import eos_token_ids
+from fusewire.models.registry import encoder_of_texts, reads_speech
 from fusewire.tasks.classify import default_function
-from fusewire.tasks.contract import GENERATE, GENERATING, SOURCE_TASKS
+from fusewire.tasks.contract import GENERATE, GENERATING, SOURCE_TASKS, TRANSCRIBE
 from fusewire.tasks.registry import task_type
 from fusewire.tasks.sentence_files import SentenceFiles
 from fusewire.text.chat_template import ChatTemplate
@@ -28,6 +31,15 @@ def check_files(folder: Path, config: Mapping[str, Any], task: str) -> Tokenizer
     config.json."""
     if reads_images(config):
         return _check_image_files(folder, config, task)
+    if reads_speech(config) != (task == TRANSCRIBE):
+        of = "speech" if reads_speech(config) else "texts"
+        wanted = TRANSCRIBE if of == "speech" else "another task"
+        raise ConfigurationError(
+            f"task: got {task} for {config['model_type']}, a model of {of}, wanted {wanted}; "
+            "choose it"
+        )
+    if task == TRANSCRIBE:
+        return _check_speech_files(folder, config)
     if task in GENERATING:
         tokenizer = Tokenizer.required(folder)
         Detokenizer(tokenizer)
@@ -48,6 +60,20 @@ def check_files(folder: Path, config: Mapping[str, Any], task: str) -> Tokenizer
     if found is not None and task_type(task, images=False).needs_offsets:
         found.require_offsets(task)
     return found
+
+
+def _check_speech_files(folder: Path, config: Mapping[str, Any]) -> Tokenizer:
+    blueprint = blueprint_of(config, TRANSCRIBE)
+    encoder, words = blueprint.encoder, blueprint.task_heads["generate"].chain[-1].outputs
+    assert encoder is not None
+    assert isinstance(encoder.embeddings, Frames)
+    shape = encoder.embeddings.frames, encoder.embeddings.bins
+    eos = eos_token_ids(folder, blueprint.eos_token_ids)
+    _, tokens = read_speech(folder, shape, encoder.max_length, words, eos)
+    generation_defaults(folder, encoder_decoder=True, speech=tokens)
+    tokenizer = Tokenizer.required(folder)
+    Detokenizer(tokenizer)
+    return tokenizer
 
 
 def _check_image_files(folder: Path, config: Mapping[str, Any], task: str) -> Tokenizer | None:

@@ -77,7 +77,9 @@ ENCODER_INPUTS = tuple(dict.fromkeys([*_INPUTS, *_IMAGE_INPUTS["label"]]))
 GENERATE = "generate"
 # The same of an encoder-decoder model, which writes a text after a text.
 SOURCE_TASKS = ("translate", "summarise")
-GENERATING = (GENERATE, *SOURCE_TASKS)
+# What is said in a sound: a text after sound, in place of a text.
+TRANSCRIBE = "transcribe"
+GENERATING = (GENERATE, *SOURCE_TASKS, TRANSCRIBE)
 # Each of these inputs adds the output of its name to every response; sequences_scores to the last
 # one of a request that beam search answers.
 RETURNED = (
@@ -91,6 +93,10 @@ RETURNED = (
     "prompt_logprobs",
     "alignment",
 )
+
+
+# Of a sound: nothing is scored or aligned before the text.
+TRANSCRIBE_RETURNED = (*RETURNED[:-2], "segments", "language")
 
 
 def _one(name: str, dtype: str) -> TensorContract:
@@ -119,6 +125,19 @@ _GENERATE_OUTPUTS = (
     TensorContract("alignment", "TYPE_STRING", (-1,)),
 )
 
+_TRANSCRIBE_INPUTS = (
+    _one("audio", "TYPE_STRING"),
+    TensorContract("samples", "TYPE_FP32", (-1,), optional=True),
+    _one("stream", "TYPE_BOOL"),
+    _one("sampling_parameters", "TYPE_STRING"),
+    *(_one(f"return_{name}", "TYPE_BOOL") for name in TRANSCRIBE_RETURNED),
+)
+_TRANSCRIBE_OUTPUTS = (
+    *_GENERATE_OUTPUTS[:-2],
+    TensorContract("segments", "TYPE_STRING", (-1,)),
+    TensorContract("language", "TYPE_STRING", (1,)),
+)
+
 TASKS = (*dict.fromkeys([*ENCODER_TASKS, *IMAGE_TASKS]), *GENERATING)
 
 
@@ -128,6 +147,8 @@ Contract = tuple[tuple[TensorContract, ...], tuple[TensorContract, ...]]
 def contract(task: str, *, images: bool = False) -> Contract:
     """(inputs, outputs) of a task, of a folder of texts or of one of images; an unknown task is a
     ConfigurationError."""
+    if task == TRANSCRIBE:
+        return _TRANSCRIBE_INPUTS, _TRANSCRIBE_OUTPUTS
     if task in GENERATING:
         return _GENERATE_INPUTS, _GENERATE_OUTPUTS
     if task not in TASKS:

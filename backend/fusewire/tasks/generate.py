@@ -9,7 +9,7 @@ over HTTP), or both: then those of the tensor hold.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,10 +59,10 @@ def read(
     for name in inputs:
         if name not in _INPUTS:
             raise InvalidInput(name, "an unknown tensor", f"one of {', '.join(_INPUTS)}", "drop it")
-    values = _parameters(inputs, parameters)
+    values = sent_parameters(inputs, parameters)
     field = _prompt_field(inputs)
     prompt = _prompt(field, inputs, values, chat)
-    stream = _flag(inputs, "stream", False)
+    stream = flag(inputs, "stream", False)
     asked = read_parameters(values, limits, defaults)
     # The prompt leads the text unless it is streamed: so vllm_backend has it.
     alone = (
@@ -74,11 +74,11 @@ def read(
         if limits.source is not None
         else ""
     )
-    exclude = _flag(inputs, _EXCLUDE, bool(alone))
+    exclude = flag(inputs, _EXCLUDE, bool(alone))
     if not exclude and alone:
         raise InvalidInput(_EXCLUDE, "false", f"true {alone}", "leave it out, or send true")
-    returned = frozenset(name for name in RETURNED if _flag(inputs, f"return_{name}", False))
-    if asked.alignment and "alignment" not in returned:  # it is not for nothing
+    wanted = returned(inputs, RETURNED)
+    if asked.alignment and "alignment" not in wanted:  # it is not for nothing
         asked = asked.model_copy(update={"alignment": False})
     return GenerateRequest(
         prompt,
@@ -86,8 +86,13 @@ def read(
         field,
         stream,
         prompt if isinstance(prompt, str) and not exclude else "",
-        returned,
+        wanted,
     )
+
+
+def returned(inputs: Mapping[str, NDArray[Any]], names: Iterable[str]) -> frozenset[str]:
+    """The outputs of these that a request wants."""
+    return frozenset(name for name in names if flag(inputs, f"return_{name}", False))
 
 
 def _prompt_field(inputs: Mapping[str, NDArray[Any]]) -> str:
@@ -104,10 +109,10 @@ def _prompt(
 ) -> str | list[int]:
     """Takes the parameters of the chat template out of `values`, where there are messages."""
     if field == "text_input":
-        return decoded("text_input", _single(inputs, "text_input"), "")
+        return decoded("text_input", single(inputs, "text_input"), "")
     if field == MESSAGES:
         assert chat is not None
-        text = _single(inputs, MESSAGES)
+        text = single(inputs, MESSAGES)
         return chat.prompt(
             read_messages(text.encode() if isinstance(text, str) else text),
             add_generation_prompt=_template_flag(values, "add_generation_prompt", True),
@@ -121,7 +126,7 @@ def _prompt(
     return [int(token) for token in ids]
 
 
-def _parameters(
+def sent_parameters(
     inputs: Mapping[str, NDArray[Any]], parameters: Mapping[str, Value]
 ) -> dict[str, Any]:
     """Those of the tensor, and of the request's own those that it does not name. A null names
@@ -129,7 +134,7 @@ def _parameters(
     own = read_object("parameters", json.dumps(parameters).encode())
     if FIELD not in inputs:
         return own
-    text = decoded(FIELD, _single(inputs, FIELD), "").encode()
+    text = decoded(FIELD, single(inputs, FIELD), "").encode()
     values = {name: value for name, value in read_object(FIELD, text).items() if value is not None}
     named = {canonical(name) for name in values}
     return {**{n: v for n, v in own.items() if canonical(n) not in named}, **values}
@@ -142,11 +147,13 @@ def _template_flag(values: dict[str, Any], name: str, default: bool) -> bool:
     return value
 
 
-def _flag(inputs: Mapping[str, NDArray[Any]], name: str, default: bool) -> bool:
-    return bool(_single(inputs, name)) if name in inputs else default
+def flag(inputs: Mapping[str, NDArray[Any]], name: str, default: bool) -> bool:
+    """Of an input; InvalidInput unless it is one value."""
+    return bool(single(inputs, name)) if name in inputs else default
 
 
-def _single(inputs: Mapping[str, NDArray[Any]], name: str) -> Any:
+def single(inputs: Mapping[str, NDArray[Any]], name: str) -> Any:
+    """The value of an input that has one; InvalidInput."""
     array = inputs[name]
     if array.size != 1:
         raise InvalidInput(name, f"shape {list(array.shape)}", "shape [1]", "send one value")

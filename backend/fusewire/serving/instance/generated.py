@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -27,9 +27,13 @@ class Generated:
     """
 
     def __init__(
-        self, request: GenerateRequest, num_input_tokens: int, spell: Callable[[int], str]
+        self,
+        request: GenerateRequest,
+        num_input_tokens: int,
+        spell: Callable[[int], str],
+        segments: Callable[[Sequence[int]], list[dict[str, Any]]] = lambda token_ids: [],
     ) -> None:
-        """`spell`: a token's text, for log-probabilities."""
+        """`spell`: a token's text, for log-probabilities. `segments`: of all tokens of a text."""
         count = request.parameters.n
         self._request = request
         self._num_input_tokens = num_input_tokens
@@ -43,6 +47,10 @@ class Generated:
         self._cumulative = [0.0] * count
         self._scores: dict[int, float] = {}  # of the texts that beam search has found
         self._alignments = ["null"] * count  # with the last piece of each
+        self._of_segments = segments
+        self._said: list[list[int]] = [[] for _ in range(count)]  # tokens, where segments are asked
+        self._segments = ["null"] * count  # as alignments
+        self._language = ""
         self._pending: set[int] = set()  # of which texts there is something to send
         self._open = set(range(count))
         self.ready = False  # there is a response to send
@@ -66,6 +74,11 @@ class Generated:
             self._scores[index] = delta.score
         if delta.alignment is not None and "alignment" in self._request.returned:
             self._alignments[index] = _alignment_json(delta.alignment)
+        self._language = delta.language or ""
+        if "segments" in self._request.returned:
+            self._said[index] += delta.token_ids
+            if delta.finish_reason is not None:
+                self._segments[index] = json.dumps(self._of_segments(self._said[index]))
         if delta.token is not None:
             self._tokens[index] += 1
             if "logprobs" in self._request.returned:
@@ -91,11 +104,14 @@ class Generated:
             "num_output_tokens": np.array(self._tokens, np.uint32),
             "prompt_logprobs": _strings([self._prompt_logprobs]),
             "alignment": _strings(self._alignments),
+            "segments": _strings(self._segments),
+            "language": _strings([self._language]),
         }
         count = len(self._texts)
         self._texts, self._tokens = [""] * count, [0] * count
         self._logprobs = [[] for _ in range(count)]
         self._prompt_logprobs, self._alignments = "null", ["null"] * count
+        self._segments = ["null"] * count
         self._pending.clear()
         self.ready = False
         returned = self._request.returned

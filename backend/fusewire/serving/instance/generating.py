@@ -1,12 +1,13 @@
 """How a request for generated text is read, and what its client gets.
 
 The server's thread reads and submits a request; threads of their own those with long texts, and
-those with messages, which a worker process renders.
+those with messages, which a worker process renders, and those with sound.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,12 @@ from fusewire.serving.instance.generated import Generated
 from fusewire.serving.instance.generation_metrics import GenerationMetrics
 from fusewire.serving.instance.response import Incoming, Response
 from fusewire.tasks.generate import GenerateRequest, read
+from fusewire.tasks.transcribe import read as read_transcription
 from fusewire.text.work_queue import LONG_CHARACTERS, WorkQueue
 from fusewire.text_workers.workers import TextWorkers
+
+# The features of a sound take some 0.1 s, mostly without the interpreter's lock.
+_HEARING_THREADS = 4
 
 
 def load(folder: Path, settings: GenerationSettings, device: str) -> GenerationEngine:
@@ -48,6 +53,9 @@ class Generating:
         self._metrics.watch_engine(engine)
         self._long_texts = WorkQueue()
         self._chats = WorkQueue("queue: got messages", engine.settings.max_waiting)
+        self._sounds = WorkQueue(
+            "queue: got sound", engine.settings.max_waiting, threads=_HEARING_THREADS
+        )
         self._workers = TextWorkers(engine.folder, max_length=engine.limits.max_length)
         self._chat = Chat(self._conversation_ids)
 
@@ -56,12 +64,13 @@ class Generating:
         arrived = time.monotonic()
         request = incoming.read()
         response.tenant = request.tenant  # also of one that is refused where it waits
+        heard = self._engine.sound is not None
         long = request.characters > LONG_CHARACTERS
-        if long or MESSAGES in request.inputs:
+        if heard or long or MESSAGES in request.inputs:
             # The server takes its tensors back; texts were copied as they were decoded.
             inputs = {name: array.copy() for name, array in request.inputs.items()}
             later, deadline = replace(request, inputs=inputs), incoming.deadline
-            waiting = self._long_texts if long else self._chats
+            waiting = self._sounds if heard else self._long_texts if long else self._chats
             waiting.take(lambda: self._begin_later(later, deadline, response, arrived))
         else:
             self._begin(request, incoming.deadline, response, arrived)
@@ -69,6 +78,7 @@ class Generating:
     def close(self) -> None:
         self._long_texts.close()
         self._chats.close()
+        self._sounds.close()
         self._workers.close()
 
     def _begin(
@@ -78,8 +88,11 @@ class Generating:
         parameters = dict(request.parameters)
         if request.priority:
             parameters.setdefault("priority", request.priority)
-        limits, defaults = engine.limits, engine.defaults
-        wanted = read(request.inputs, parameters, limits, defaults, self._chat)
+        given = request.inputs, parameters, engine.limits, engine.defaults
+        if engine.sound is None:
+            wanted = read(*given, self._chat)
+        else:
+            wanted = read_transcription(*given, engine.sound)
         wanted = replace(wanted, tenant=request.tenant)
         if wanted.parameters.timeout_seconds is not None:
             timeout = arrived + wanted.parameters.timeout_seconds
@@ -127,7 +140,21 @@ class Texts:
             self._request,
             ticket.num_input_tokens,
             lambda token: self._engine.tokenizer.decode([token]),
+            self._segments,
         )
+
+    def _segments(self, token_ids: Sequence[int]) -> list[dict[str, Any]]:
+        """What was said when, of a text that has ended."""
+        if self._engine.speech is None:
+            return []
+        return [
+            {
+                "start": segment.start,
+                "end": segment.end,
+                "text": self._engine.tokenizer.decode(list(segment.token_ids)),
+            }
+            for segment in self._engine.speech.segments(token_ids)
+        ]
 
     @property
     def ready(self) -> bool:

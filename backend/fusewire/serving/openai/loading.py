@@ -31,7 +31,7 @@ from fusewire.serving.openai.served import (
     Served,
 )
 from fusewire.settings import EngineSettings
-from fusewire.tasks.contract import GENERATE, GENERATING
+from fusewire.tasks.contract import GENERATE, GENERATING, TRANSCRIBE
 from fusewire.tasks.rerank import score_function
 from fusewire.tasks.sentence_files import SentenceFiles
 from fusewire.text_workers.workers import TextWorkers
@@ -78,6 +78,8 @@ def _served(name: str, source: ModelSource, chat_template: Path | None) -> Serve
     if config.backend != model_config.BACKEND:
         return None
     settings = model_config.check(config, name)
+    if settings.task == TRANSCRIBE:
+        return None
     if settings.task in GENERATING:
         _check_outputs(config, name)
         return _generator(name, source.folder, settings.max_length, chat_template)

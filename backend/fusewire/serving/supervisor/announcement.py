@@ -13,7 +13,7 @@ from fusewire.precision import Precision
 from fusewire.serving import model_config, repository
 from fusewire.serving.probe import Probe, stored_probe
 from fusewire.serving.supervisor.server import Server
-from fusewire.tasks.contract import GENERATING
+from fusewire.tasks.contract import GENERATING, TRANSCRIBE
 from fusewire.text.tokenizer_files import tokenizer_file
 
 _PROMPT = "Once upon a time"
@@ -99,7 +99,9 @@ def _commands(server: Server, asked: Served, *, only: bool) -> Iterator[str]:
     question = Probe(asked.task, tuple(stored_probe(server.entry(asked.name), asked.task)))
     texts = [str(each.values[0]) for each in question.tensors if each.name in _TEXTS]
     body: dict[str, object] | None = question.json()
-    if asked.task in GENERATING and folder and tokenizer_file(folder) is not None:
+    if asked.task == TRANSCRIBE:
+        texts, body = ["speech.wav"], None
+    elif asked.task in GENERATING and folder and tokenizer_file(folder) is not None:
         texts = [_PROMPT]
         body = {"text_input": _PROMPT, "parameters": {"max_new_tokens": 20}}
     if any(each.name == "pixel_values" for each in question.tensors):

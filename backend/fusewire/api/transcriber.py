@@ -1,0 +1,177 @@
+"""`Transcriber`: sounds to texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fusewire.api.offline import answers
+from fusewire.api.outputs import RequestOutput
+from fusewire.audio import LogMel, checked_samples, decode_wave
+from fusewire.engine.generation import GenerationEngine
+from fusewire.engine.generation_settings import GenerationSettings
+from fusewire.errors import CheckpointError, InvalidInput
+from fusewire.generation.prompt import Sound
+from fusewire.hub import model_folder
+
+Audio = bytes | str | Path | NDArray[np.float32]
+_FIELD = "audio"
+
+
+@dataclass(frozen=True, slots=True)
+class SpokenSegment:
+    """What was said from `start` on until `end`, in seconds; None where no timestamp says so."""
+
+    start: float | None
+    end: float | None
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """What was said in a sound. `language`: its code, of a model that knows several. `segments`:
+    where timestamps were asked for. `output`: the same with tokens and log-probabilities, and all
+    texts where `n` asks for several."""
+
+    text: str
+    language: str | None
+    segments: list[SpokenSegment] | None
+    output: RequestOutput
+
+
+class Transcriber:
+    """Writes what is said, with a folder of Whisper or a Hugging Face id, many sounds at a time.
+
+    All sounds of a call run in one engine with continuous batching. A context manager: on exit the
+    model's memory is freed. Threads may share a Transcriber.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        device: str = "auto",
+        dtype: Literal["auto", "float32", "float16", "bfloat16"] = "auto",
+        quantize: Literal["none", "int8", "fp8"] = "none",
+        revision: str | None = None,
+        max_sequences: int | None = None,
+        kv_cache_mib: int | None = None,
+        threads: int = 0,
+    ) -> None:
+        """Loads the model and allocates the KV cache.
+
+        Args:
+            model: A model folder, or an id on Hugging Face.
+            device: As for `LLM`.
+            dtype: As for `LLM`.
+            quantize: As for `LLM`.
+            revision: Branch, tag or commit of a Hugging Face id.
+            max_sequences: Sounds that are written down at the same time. Default: 64.
+            kv_cache_mib: Memory of the KV cache. Default: as for `LLM`.
+            threads: CPU threads; 0: one for each core.
+
+        Raises:
+            CheckpointError: The folder cannot be read, or its model reads no speech.
+            ConfigurationError: There is no such device, dtype or format here, or a value is out of
+                range.
+        """
+        given = {
+            "dtype": dtype,
+            "quantize": quantize,
+            "max_sequences": max_sequences,
+            "kv_cache_mib": kv_cache_mib,
+            "threads": threads,
+        }
+        settings = GenerationSettings(**{name: v for name, v in given.items() if v is not None})
+        self.engine = GenerationEngine(model_folder(model, revision=revision), settings, device)
+        if self.engine.sound is None:
+            self.engine.close()
+            raise CheckpointError(
+                "config.json: model_type: got a model of texts, wanted one of speech (whisper); "
+                "use LLM"
+            )
+        self._sound: LogMel = self.engine.sound
+
+    def transcribe(
+        self,
+        audio: Audio | Sequence[Audio],
+        *,
+        language: str | None = None,
+        task: Literal["transcribe", "translate"] | None = None,
+        return_timestamps: bool | None = None,
+        use_tqdm: bool = True,
+        **parameters: Any,
+    ) -> list[Transcript]:
+        """Writes down sounds, in their order.
+
+        Args:
+            audio: A WAV file of PCM (its path or its bytes), or float32 samples [n] between -1 and
+                1, up to 30 s at 16 kHz; or a list of these.
+            language: That is spoken, by its code or English name. Default: the folder's, else the
+                one that is heard in each.
+            task: `transcribe`, or `translate` into English.
+            return_timestamps: Find when each part of a text was said.
+            use_tqdm: Show progress and tokens/s on a terminal.
+            **parameters: Further parameters of generation: `num_beams=5`, …
+
+        Returns:
+            A Transcript for each sound.
+
+        Raises:
+            InvalidInput: A sound or a parameter is out of range. Raised before anything is
+                computed, and names the sound's index.
+            IncompleteOutputs: Some failed while computing; it holds the outputs of the others.
+        """
+        many = [audio] if isinstance(audio, (bytes, str, Path, np.ndarray)) else audio
+        named = {"language": language, "task": task, "return_timestamps": return_timestamps}
+        asked = {**parameters, **{name: v for name, v in named.items() if v is not None}}
+        sounds = []
+        for index, one in enumerate(many):
+            try:
+                sounds.append(Sound(self._sound.features(self._samples(one))))
+            except InvalidInput as error:
+                raise error.at(f"{_FIELD}[{index}]") from None
+        requested = [asked] * len(sounds)
+        timed = self.engine.parameters(**asked).return_timestamps
+        outputs = answers(self.engine, sounds, requested, shown=use_tqdm, field=_FIELD)
+        return [self._transcript(output, timed=timed) for output in outputs]
+
+    def close(self) -> None:
+        """Ends what runs and frees the KV cache."""
+        self.engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def _samples(self, audio: object) -> NDArray[np.float32]:
+        limits = self._sound.sampling_rate, self._sound.most_samples
+        if isinstance(audio, (str, Path)):
+            try:
+                audio = Path(audio).read_bytes()
+            except OSError as error:
+                reason = error.strerror or error
+                got, wanted = f"{reason}: {audio!s}", "a WAV file"
+                raise InvalidInput(_FIELD, got, wanted, "correct the path") from None
+        if isinstance(audio, bytes):
+            return decode_wave(audio, *limits, _FIELD)
+        if not isinstance(audio, np.ndarray):
+            wanted = "a WAV file (bytes or a path), or samples (numpy)"
+            raise InvalidInput(_FIELD, type(audio).__name__, wanted, "convert it")
+        return checked_samples(audio, *limits, _FIELD)
+
+    def _transcript(self, output: RequestOutput, *, timed: bool) -> Transcript:
+        best, speech, decode = output.outputs[0], self.engine.speech, self.engine.tokenizer.decode
+        assert speech is not None
+        segments = [
+            SpokenSegment(each.start, each.end, decode(list(each.token_ids)))
+            for each in speech.segments(best.token_ids)
+        ]
+        return Transcript(best.text, output.language, segments if timed else None, output)

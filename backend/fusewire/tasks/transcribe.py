@@ -1,0 +1,83 @@
+"""A request for what is said in a sound: what its tensors say, checked, and the sound's features.
+
+The contract is that of `generate`, with a WAV file or samples in place of a prompt.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fusewire.audio import LogMel, checked_samples, decode_wave
+from fusewire.errors import InvalidInput
+from fusewire.generation.checks import read_parameters
+from fusewire.generation.limits import GenerationLimits
+from fusewire.generation.prompt import Sound
+from fusewire.tasks.contract import TRANSCRIBE, TRANSCRIBE_RETURNED, contract
+from fusewire.tasks.generate import GenerateRequest, flag, returned, sent_parameters, single
+from fusewire.tasks.parameters import Value
+
+_INPUTS = tuple(tensor.name for tensor in contract(TRANSCRIBE)[0])
+_SOUNDS = ("audio", "samples")
+_WAVE = b"RIFF"  # a file begins so, and no base64 of one does
+
+
+@dataclass(frozen=True)
+class TranscribeRequest(GenerateRequest):
+    """Its prompt is a Sound."""
+
+
+def read(
+    inputs: Mapping[str, NDArray[Any]],
+    parameters: Mapping[str, Value],
+    limits: GenerationLimits,
+    defaults: Mapping[str, Any],
+    sound: LogMel,
+) -> TranscribeRequest:
+    """A request from its tensors and its parameters; InvalidInput names what is wrong. Segments are
+    of timestamps, which are looked for where the request does not say otherwise. Takes some 0.1 s
+    for 30 s of sound."""
+    for name in inputs:
+        if name not in _INPUTS:
+            raise InvalidInput(name, "an unknown tensor", f"one of {', '.join(_INPUTS)}", "drop it")
+    given = [name for name in _SOUNDS if name in inputs]
+    if len(given) != 1:
+        got = " and ".join(given) or "no sound"
+        raise InvalidInput(given[0] if given else "audio", got, "audio or samples", "send one")
+    wanted = returned(inputs, TRANSCRIBE_RETURNED)
+    values = sent_parameters(inputs, parameters)
+    if "segments" in wanted and values.get("return_timestamps") is None:
+        values["return_timestamps"] = True
+    asked = read_parameters(values, limits, defaults)
+    samples = read_sound(given[0], inputs[given[0]], sound)
+    return TranscribeRequest(
+        Sound(sound.features(samples)),
+        asked,
+        given[0],
+        flag(inputs, "stream", False),
+        "",
+        wanted,
+    )
+
+
+def read_sound(field: str, array: NDArray[Any], sound: LogMel) -> NDArray[np.float32]:
+    """The samples of a tensor: a file, as it is or in base64, or numbers. InvalidInput."""
+    if field == "samples":
+        return checked_samples(array, sound.sampling_rate, sound.most_samples, field)
+    data = single({field: array}, field)
+    if isinstance(data, str):
+        data = data.encode(errors="replace")
+    if not isinstance(data, bytes):
+        got = type(data).__name__
+        raise InvalidInput(field, got, "bytes of a WAV file", "send a file, or samples")
+    if not data.startswith(_WAVE):
+        with contextlib.suppress(binascii.Error):  # neither: the file's error says what is wanted
+            data = base64.b64decode(data, validate=True)
+    return decode_wave(data, sound.sampling_rate, sound.most_samples, field)

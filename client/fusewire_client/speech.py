@@ -1,0 +1,95 @@
+"""Plans for what is said in sounds."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .calls import Plan
+from .errors import InvalidArgument
+from .generation import asked_for, generated
+from .plans import Arrays, Settings
+
+Audio = bytes | str | Path | np.ndarray
+
+
+def transcribe(
+    settings: Settings,
+    /,
+    audio: Audio | Sequence[Audio],
+    *,
+    language: str | None = None,
+    task: str | None = None,
+    return_timestamps: bool | None = None,
+    details: bool = False,
+    stream: bool = False,
+    max_new_tokens: int | None = None,
+    model: str | None = None,
+    version: str = "",
+    timeout_s: float | None = None,
+    **parameters: Any,
+) -> Plan[Any]:
+    """Writes what is said in a sound, or in each of several.
+
+    Args:
+        audio: A WAV file of PCM (its path or its bytes), or float32 samples [n] between -1 and 1,
+            up to 30 s at 16 kHz; or a list of these, which run concurrently, answered in order.
+        language: That is spoken, by its code or English name. Default: the one that is heard.
+        task: `transcribe`, or `translate` into English.
+        return_timestamps: Find when each part of the text was said; with `details` in `segments`.
+        details: Return `Generated` with `language` and `segments` instead of texts.
+        stream: As for `generate`, of one sound.
+        max_new_tokens: Maximum number of tokens of each text. Default: the model's.
+        model: Its name; default: the server's only model that transcribes.
+        version: Of the model; default: the server's choice.
+        timeout_s: Of this call, or of each sound of a list; default: the client's.
+        **parameters: Further parameters of generation (num_beams, temperature, …), checked by the
+            server.
+
+    Returns:
+        As `generate`.
+
+    Raises:
+        ClientError: With the server's message.
+    """
+    several = not isinstance(audio, (*_ONE, np.ndarray))
+    sounds: Sequence[Any] = audio if several else [audio]  # type: ignore[assignment]
+    inputs = [
+        _input(sound, f"audio[{i}]" if several else "audio") for i, sound in enumerate(sounds)
+    ]
+    asked = asked_for(
+        details, stream, model, version, timeout_s, parameters,
+        language=language, task=task, return_timestamps=return_timestamps,
+        max_new_tokens=max_new_tokens,
+    )  # fmt: skip
+    return (yield from generated(settings, inputs, several, asked._replace(sound=True)))
+
+
+_ONE = (bytes, bytearray, str, Path)
+
+
+def _input(sound: object, name: str) -> Arrays:
+    """A file goes as base64, which HTTP's JSON can hold."""
+    if isinstance(sound, np.ndarray):
+        if sound.ndim != 1 or sound.dtype.kind != "f":
+            got = f"{sound.dtype} of shape {list(sound.shape)}"
+            wanted = "float32 samples [n] of one channel, between -1 and 1"
+            raise InvalidArgument(f"{name}: got {got}, wanted {wanted}; convert it")
+        return {"samples": sound.astype(np.float32)}
+    if isinstance(sound, (str, Path)):
+        try:
+            data = Path(sound).read_bytes()
+        except OSError as error:
+            got = f"{error.strerror or error}"
+            raise InvalidArgument(f"{name}: got '{got}' for {sound}, wanted a file") from None
+    elif isinstance(sound, (bytes, bytearray)):
+        data = bytes(sound)
+    else:
+        got = type(sound).__name__
+        wanted = "a WAV file (bytes or a path), or samples (numpy)"
+        raise InvalidArgument(f"{name}: got {got}, wanted {wanted}; convert it")
+    return {"audio": np.array([base64.b64encode(data)], np.object_)}

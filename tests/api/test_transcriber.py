@@ -1,0 +1,83 @@
+"""`Transcriber` writes what the engine writes, of files and samples, in the order of a list."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import fusewire
+import numpy as np
+import pytest
+from fusewire.api.transcriber import Transcriber
+from fusewire.errors import CheckpointError, InvalidInput
+from fusewire.generation.prompt import Sound
+
+from tests.audio.waves import spoken
+from tests.engine.generating import ask, tiny_folder
+from tests.models.tiny_whisper import POSITIONS, tiny_whisper_folder
+
+RATE = 16000
+ASKED = {"max_new_tokens": 16, "repetition_penalty": 1.6, "no_repeat_ngram_size": 3}
+
+
+def sounds(count: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    return list(rng.normal(0, 0.1, (count, RATE // 2)).astype(np.float32))
+
+
+@pytest.fixture(scope="module")
+def transcriber(tmp_path_factory) -> Iterator[Transcriber]:
+    folder = tmp_path_factory.mktemp("whisper")
+    tiny_whisper_folder(folder, seed=2)
+    with fusewire.Transcriber(folder, device="cpu", kv_cache_mib=1, max_sequences=4) as made:
+        yield made
+
+
+def test_a_list_is_answered_in_order(transcriber):
+    many = sounds(6)
+    found = transcriber.transcribe(many, return_timestamps=True, use_tqdm=False, **ASKED)
+    engine = transcriber.engine
+    for sound, one in zip(many, found, strict=True):
+        alone = ask(engine, Sound(engine.sound.features(sound)), return_timestamps=True, **ASKED)[
+            0
+        ].finish()
+        assert one.text == alone.text()
+        assert one.language == alone.deltas[-1].language
+        assert "".join(segment.text for segment in one.segments) == one.text
+        assert one.segments[0].start is not None
+        assert one.output.usage.prompt_tokens == POSITIONS
+    assert len({one.text for one in found}) > 1
+
+
+def test_a_file_its_path_and_its_samples_are_the_same(transcriber, tmp_path: Path):
+    data = spoken(sounds(1)[0])
+    path = tmp_path / "speech.wav"
+    path.write_bytes(data)
+    samples = np.frombuffer(data[44:], "<i2").astype(np.float32) / 32768
+    options = {"language": "english", "use_tqdm": False, **ASKED}
+    found = [*transcriber.transcribe([data, path, str(path), samples], **options)]
+    found += transcriber.transcribe(data, **options)
+    assert len({one.text for one in found}) == 1
+    assert {one.language for one in found} == {"en"}
+    assert found[0].segments is None
+
+
+@pytest.mark.parametrize(
+    ("audio", "options", "message"),
+    [
+        ([np.zeros(9, np.float32), b"no"], {}, r"audio\[1\]: audio: got 2 bytes that are none"),
+        (["missing.wav"], {}, r"audio\[0\]: audio: got No such file or directory: missing.wav"),
+        ([5], {}, r"audio\[0\]: audio: got int, wanted a WAV file"),
+        ([np.zeros(RATE + 1, np.float32)], {}, r"audio\[0\]: audio: got 16001 samples"),
+        ([np.zeros(9, np.float32)], {"language": "tlh"}, "language: got 'tlh'"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_heard_is_refused(transcriber, audio, options, message):
+    with pytest.raises(InvalidInput, match=message):
+        transcriber.transcribe(audio, use_tqdm=False, **options)
+
+
+def test_a_model_of_texts_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match="got a model of texts, wanted one of speech"):
+        fusewire.Transcriber(tiny_folder(tmp_path), device="cpu")

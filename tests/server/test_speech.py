@@ -1,0 +1,206 @@
+"""A real server with a Whisper folder: sounds in, texts out, whole and streamed."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fusewire_client
+import numpy as np
+import pytest
+import torch
+from fusewire.errors import ConfigurationError
+from fusewire.serving.asking import ask
+from fusewire.serving.config import Deployment, ServerSettings
+from fusewire.serving.repository import import_folder
+from fusewire.serving.supervisor.server import Server
+from transformers import WhisperFeatureExtractor
+
+from tests.audio.waves import spoken
+from tests.models.tiny_whisper import EOS, POSITIONS, SECONDS, TIMESTAMPS, tiny_whisper_folder
+from tests.server.streaming import generate, generate_stream
+from tests.tolerance import PIPELINE_SCORE
+
+RATE = 16000
+ASKED: dict[str, Any] = {
+    "max_new_tokens": 16,
+    "repetition_penalty": 1.6,
+    "no_repeat_ngram_size": 3,
+    "language": "de",
+}
+
+
+def sounds() -> list[np.ndarray]:
+    rng = np.random.default_rng(0)
+    seconds = np.arange(RATE) / RATE
+    tones = [np.sin(2 * np.pi * pitch * seconds) for pitch in (200, 900, 3000)]
+    made = [0.3 * tone + rng.normal(0, 0.05, RATE) for tone in tones]
+    # As a file of 16 bits has them.
+    return [np.round(sound * 32767).astype(np.float32)[: RATE - 99] / 32768 for sound in made]
+
+
+def files() -> list[bytes]:
+    return [spoken(np.round(sound * 32768) / 32767) for sound in sounds()]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("whisper")
+
+
+@pytest.fixture(scope="module")
+def model(folder: Path) -> Any:
+    return tiny_whisper_folder(folder, seed=2)
+
+
+@pytest.fixture(scope="module")
+def transcripts(folder: Path, model: Any) -> list[list[int]]:
+    """Of transformers, with timestamps."""
+    extractor = WhisperFeatureExtractor.from_pretrained(folder)
+    found = []
+    for sound in sounds():
+        features = extractor(sound, sampling_rate=RATE, return_tensors="pt").input_features
+        with torch.no_grad():
+            made = model.generate(
+                features,
+                task="transcribe",
+                return_timestamps=True,
+                force_unique_generate_call=True,
+                return_dict_in_generate=True,
+                **ASKED,
+            )
+        found.append([token for token in made.sequences[0, 3:].tolist() if token != EOS])
+    return found
+
+
+@pytest.fixture(scope="module")
+def server(
+    folder: Path, model: Any, tmp_path_factory: pytest.TempPathFactory, device: str
+) -> Iterator[Server]:
+    root = tmp_path_factory.mktemp("repository")
+    settings = {"dtype": "float32", "max_sequences": 8}
+    deployment = Deployment(device=device)
+    import_folder(folder, root, name="whisper", settings=settings, deployment=deployment)
+    ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "openai_port": 0}
+    watched = ServerSettings(watch_interval_s=1, exit_timeout_s=2, **ports)
+    with Server([root], watched, report=print) as server:
+        yield server
+
+
+@pytest.fixture(params=["grpc", "http"])
+def client(request: pytest.FixtureRequest, server: Server) -> Iterator[fusewire_client.Client]:
+    at = server.endpoint
+    port = at.grpc_port if request.param == "grpc" else at.http_port
+    with fusewire_client.Client(f"{at.reachable}:{port}", protocol=request.param) as client:
+        yield client
+
+
+def words(tokens: list[int], folder: Path) -> str:
+    import tokenizers
+
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    text: str = tokenizer.decode([token for token in tokens if token < EOS])
+    return text
+
+
+def test_what_is_said_is_what_transformers_writes(client, transcripts, folder) -> None:
+    found = client.transcribe(files(), return_timestamps=True, details=True, **ASKED)
+    for one, tokens in zip(found, transcripts, strict=True):
+        assert one.text == words(tokens, folder)
+        assert one.language == "de"
+        assert one.usage.prompt_tokens == POSITIONS
+        stamps = [token for token in tokens if token >= TIMESTAMPS]
+        assert one.segments[0].start == pytest.approx(
+            (stamps[0] - TIMESTAMPS) * SECONDS / POSITIONS, PIPELINE_SCORE
+        )
+        assert "".join(segment.text for segment in one.segments) == one.text
+    assert len({one.text for one in found}) > 1
+
+
+def test_samples_files_and_paths_are_the_same_sound(client, tmp_path) -> None:
+    path = tmp_path / "speech.wav"
+    path.write_bytes(files()[1])
+    texts = [client.transcribe(each, **ASKED) for each in (files()[1], path, sounds()[1])]
+    assert texts[0]
+    assert len(set(texts)) == 1
+
+
+def test_a_text_comes_in_pieces_and_its_segments_with_the_last(client) -> None:
+    options = {"return_timestamps": True, "details": True, **ASKED}
+    pieces = list(client.transcribe(files()[0], stream=True, **options))
+    whole = client.transcribe(files()[0], **options)
+    assert "".join(piece.text for piece in pieces) == whole.text
+    assert [piece.segments for piece in pieces] == [*[None] * (len(pieces) - 1), whole.segments]
+
+
+def test_beams_samples_and_the_language_that_is_heard(client) -> None:
+    asked = {name: value for name, value in ASKED.items() if name != "language"}
+    found = client.transcribe(files()[0], num_beams=3, n=2, details=True, **asked)
+    assert len(found) == 2
+    assert found[0].score >= found[1].score
+    assert found[0].language in ("en", "de", "fr")
+    assert found[0].segments is None
+    sampled = {"temperature": 1.0, "seed": 5, **asked}
+    assert client.transcribe(files()[0], **sampled) == client.transcribe(files()[0], **sampled)
+
+
+def test_a_file_goes_as_base64_and_segments_come_as_json(server, transcripts, folder) -> None:
+    body = {"audio": base64.b64encode(files()[0]).decode(), "return_segments": True}
+    body |= {"return_language": True, "parameters": ASKED}
+    status, found = generate(server, "whisper", body)
+    assert (status, found["language"]) == (200, "de")
+    assert found["text_output"] == words(transcripts[0], folder)
+    assert {*json.loads(found["segments"])[0]} == {"start", "end", "text"}
+    body |= {"stream": True, "return_segments": False, "return_language": False}
+    assert "".join(event["text_output"] for event in generate_stream(server, "whisper", body))
+
+
+def test_the_command_line_transcribes(server, tmp_path, transcripts, folder) -> None:
+    path = tmp_path / "speech.wav"
+    path.write_bytes(files()[0])
+    address = f"{server.endpoint.reachable}:{server.endpoint.grpc_port}"
+    asked = {"return_timestamps": True, **ASKED}
+    lines, records = ask("transcribe", [str(path)], [], address, "grpc", None, asked)
+    assert lines == [words(transcripts[0], folder)]
+    assert records[0]["language"] == "de"
+    assert records[0]["segments"][0].keys() == {"start", "end", "text"}
+
+
+@pytest.mark.parametrize(
+    ("audio", "options", "message"),
+    [
+        (b"ID3 no wave", {}, "audio: got .* that are none .*ffmpeg"),
+        (b"", {}, "audio: got 0 bytes"),
+        (spoken(np.zeros(9, np.float32), rate=8000), {}, "audio: got sound at 8000 Hz"),
+        (np.zeros(RATE + 1, np.float32), {}, "samples: got 16001 samples, 1.0 s, wanted at most"),
+        (np.zeros(0, np.float32), {}, "samples: got"),
+        (np.full(9, np.nan, np.float32), {}, "samples: got a number that is not finite"),
+        (np.zeros(9, np.float32), {"language": "tlh"}, "language: got 'tlh', wanted one of"),
+        (np.zeros(9, np.float32), {"num_beams": 0}, "num_beams: got 0"),
+    ],
+    ids=str,
+)
+def test_bad_sound_is_refused_and_leaves_others_alone(server, audio, options, message) -> None:
+    address = f"{server.endpoint.reachable}:{server.endpoint.grpc_port}"
+    with fusewire_client.Client(address) as client:
+        before = client.transcribe(files()[2], **ASKED)
+        with pytest.raises(fusewire_client.InvalidArgument, match=message):
+            client.transcribe(audio, **options)
+        assert client.transcribe(files()[2], **ASKED) == before
+
+
+def test_a_sound_is_not_asked_of_a_model_of_texts(folder, model, tmp_path) -> None:
+    with pytest.raises(ConfigurationError, match="task: got generate for whisper, a model of spee"):
+        import_folder(folder, tmp_path, name="w", settings={"task": "generate"})
+
+
+def test_the_openai_endpoint_has_no_route_for_it(server) -> None:
+    import openai
+
+    assert server.openai is not None
+    url = f"http://{server.openai.address}/v1"
+    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
+        assert [model.id for model in client.models.list()] == []
