@@ -54,9 +54,10 @@ def table(rows: Rows) -> str:
             [*kind, *(_median(of_load, _GOODPUT, kind, share) for share in shares)]
             for kind in _kinds(of_load)
         ]
-        if any(row[_POSSIBLE] < _CLEARLY * min(1.0, row["share"]) for row in of_load):
+        known = [row for row in of_load if _POSSIBLE in row]  # older ones do not say
+        if any(row[_POSSIBLE] < _CLEARLY * min(1.0, row["share"]) for row in known):
             lines.append(
-                [load, "", "possible", *(_median(of_load, _POSSIBLE, None, s) for s in shares)]
+                [load, "", "possible", *(_median(known, _POSSIBLE, None, s) for s in shares)]
             )
     return _markdown(header, lines)
 
