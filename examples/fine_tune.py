@@ -2,16 +2,19 @@
 
     pip install 'fusewire[train]' matplotlib
     python examples/fine_tune.py FOLDER [--steps STEPS] [--compare]
+    torchrun --nproc-per-node 2 examples/fine_tune.py FOLDER   # or by two processes
     fusewire serve reviews=FOLDER
 
 The texts are made here: what is said last counts. FOLDER gets the model, its tokenizer and the
 curve of the loss, loss.png. --compare trains the same model on transformers' own layers as well,
-from the same weights on the same batches, and prints how long both took.
+from the same weights on the same batches, and prints how long both took. Of several processes each
+has its part of every batch and of Adam's moments.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import random
 
 import fusewire
@@ -20,12 +23,14 @@ import transformers as hf
 from fusewire.train import Adam, replace
 from matplotlib.figure import Figure
 from tokenizers import BertWordPieceTokenizer
+from torch import distributed
 
 THINGS = ["film", "meal", "hotel", "book", "concert", "lecture", "journey", "garden"]
 COMPLAINT = ["awful", "dull", "cold", "noisy", "slow", "sad", "broken", "wrong"]
 PRAISE = ["superb", "bright", "warm", "calm", "quick", "joyful", "clever", "right"]
 WORDS = {"complaint": COMPLAINT, "praise": PRAISE}
 HELD_OUT = 200  # texts that are not trained on
+ROWS = 32  # of a batch
 
 
 def review(last: str) -> str:
@@ -63,20 +68,8 @@ def trainer_of(
     optimizer: torch.optim.Optimizer,
     rows: list[dict],
     tokenizer: hf.PreTrainedTokenizerFast,
-    folder: str,
-    steps: int,
-    max_grad_norm: float,
+    arguments: hf.TrainingArguments,
 ) -> hf.Trainer:
-    arguments = hf.TrainingArguments(
-        folder,
-        max_steps=steps,
-        max_grad_norm=max_grad_norm,
-        per_device_train_batch_size=32,
-        logging_steps=10,
-        save_strategy="no",
-        report_to=[],
-        use_cpu=True,
-    )
     pad = hf.DataCollatorWithPadding(tokenizer)  # padded here, packed by the model
     return hf.Trainer(model, arguments, pad, rows[HELD_OUT:], optimizers=(optimizer, None))
 
@@ -87,19 +80,34 @@ def main(folder: str, steps: int, compare: bool) -> None:
     tokenizer = train_tokenizer([text for text, _ in texts])
     rows = [{**tokenizer(text), "labels": number} for text, number in texts]
 
-    model = replace(untrained(len(tokenizer)))
-    optimizer = Adam(model.parameters(), lr=1e-3, max_grad_norm=1.0)  # clips: the Trainer need not
-    trainer = trainer_of(model, optimizer, rows, tokenizer, folder, steps, max_grad_norm=0)
-    ours = trainer.train()
+    arguments = hf.TrainingArguments(
+        folder,
+        max_steps=steps,
+        max_grad_norm=0,  # Adam clips
+        average_tokens_across_devices=False,  # this head gives means
+        logging_steps=10,
+        save_strategy="no",
+        report_to=[],
+        use_cpu=True,
+    )
+    arguments.per_device_train_batch_size = ROWS // arguments.world_size
+    group = distributed.group.WORLD if arguments.world_size > 1 else None
+    model = replace(untrained(len(tokenizer)), segments=2 if group else 1)
+    optimizer = Adam(model.parameters(), lr=1e-3, max_grad_norm=1.0, process_group=group)
+    trainer = trainer_of(model, optimizer, rows, tokenizer, arguments)
+    runs = {"fusewire": trainer.train()}
     if compare:
         eager = untrained(len(tokenizer))
         adamw = torch.optim.AdamW(eager.parameters(), lr=1e-3)
-        theirs = trainer_of(eager, adamw, rows, tokenizer, folder, steps, max_grad_norm=1).train()
-        for name, run in (("fusewire", ours), ("transformers", theirs)):
-            seconds = run.metrics["train_runtime"]
-            print(f"{name:12}  {seconds:.1f} s  mean loss {run.training_loss:.6f}")
+        clipping = dataclasses.replace(arguments, max_grad_norm=1.0)
+        runs["transformers"] = trainer_of(eager, adamw, rows, tokenizer, clipping).train()
 
-    answers = trainer.predict(rows[:HELD_OUT])
+    answers = trainer.predict(rows[:HELD_OUT])  # by all processes
+    if not trainer.is_world_process_zero():
+        return
+    for name, run in runs.items():
+        seconds = run.metrics["train_runtime"]
+        print(f"{name:12}  {seconds:.1f} s  mean loss {run.training_loss:.6f}")
     accuracy = (answers.predictions.argmax(1) == answers.label_ids).mean()
     print(f"accuracy {accuracy:.3f} on {HELD_OUT} held out texts")
     model.save_pretrained(folder)

@@ -192,6 +192,25 @@ def test_a_classifier_learns_the_same_without_fusewire(trained: Any) -> None:
     assert losses[0] == pytest.approx(losses[1], rel=TRAINED_VERSUS_EAGER)
 
 
+def test_two_processes_learn_what_one_does(trained: Any, tmp_path: Path) -> None:
+    """By torchrun, with the moments of Adam shared out: batches, clipping and updates are the same
+    but for rounding."""
+    loss = r"fusewire +\d+\.\d s  mean loss (\d\.\d+)"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    done = subprocess.run(
+        [*torchrun, "--nproc-per-node=2", EXAMPLES / "fine_tune.py", tmp_path, "--steps=200"],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert number_in(done.stdout, loss) == pytest.approx(
+        number_in(trained("reviews")[1], loss), rel=TRAINED_VERSUS_EAGER
+    )
+    assert done.stdout.endswith(f"fusewire serve reviews={tmp_path}\n")
+
+
 def test_a_trained_gpt_predicts_what_it_has_not_seen(trained: Any) -> None:
     """Better than by the shares that tokens have of the text, which is what is learnt first."""
     folder, printed = trained("writer")

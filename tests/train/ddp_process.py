@@ -1,4 +1,4 @@
-"""One of two processes that train a replaced model together: RANK FOLDER.
+"""One of the processes that train a replaced model together: RANK COUNT FOLDER.
 
 Each has its half of every batch; a step accumulates two of them. What its gradients were before the
 first update, and its weights in the end, goes to FOLDER/RANK.pt.
@@ -14,24 +14,22 @@ from fusewire.train import Adam, replace
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.train.processes import meet
 from tests.train.tiny_classifier import batch, classifier, examples
 
-PROCESSES, HALF, ACCUMULATED, STEPS = 2, 4, 2, 2
+HALF, ACCUMULATED, STEPS = 4, 2, 2
 
 
-def main(rank: int, folder: Path) -> None:
-    torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=PROCESSES
-    )
+def main(rank: int, count: int, folder: Path) -> None:
+    meet(rank, count, folder)
     model = replace(classifier(), segments=2)
     parallel = DistributedDataParallel(model)
     optimizer = Adam(model.parameters(), lr=1e-3)
-    every = iter(examples(PROCESSES * HALF * ACCUMULATED * STEPS))
+    every = iter(examples(count * HALF * ACCUMULATED * STEPS))
     seen: dict[str, torch.Tensor] = {}
     for step in range(STEPS):
         for last in (False, True):
-            joined = [next(every) for _ in range(PROCESSES * HALF)]
+            joined = [next(every) for _ in range(count * HALF)]
             own = batch(joined[rank * HALF : (rank + 1) * HALF])
             parallel.require_backward_grad_sync = last  # as no_sync() sets it
             (parallel(**own).loss / ACCUMULATED).backward()
@@ -44,4 +42,4 @@ def main(rank: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

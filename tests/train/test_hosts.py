@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,8 @@ from fusewire.train.segment import Segment
 from torch.nn.utils import clip_grad_norm_
 
 from tests.tolerance import MODEL_FP32, TRAINED_VERSUS_EAGER
-from tests.train.ddp_process import ACCUMULATED, HALF, PROCESSES
+from tests.train.ddp_process import ACCUMULATED, HALF
+from tests.train.processes import run
 from tests.train.tiny_classifier import batch, classifier, examples
 
 STEPS = 8
@@ -204,19 +203,11 @@ def test_checkpointing_of_gradients_computes_layers_again_and_changes_nothing(
 
 
 def test_two_processes_are_one_with_the_joined_batch(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.train.ddp_process"]
-    running = [
-        subprocess.Popen([*command, str(rank), tmp_path], stderr=subprocess.PIPE, text=True)
-        for rank in range(PROCESSES)
-    ]
-    for process in running:
-        _, errors = process.communicate(timeout=300)
-        assert process.returncode == 0, errors
-    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(PROCESSES))
+    first, second = run("tests.train.ddp_process", 2, tmp_path)
     for kind in ("gradients", "weights"):
         assert all(map(torch.equal, first[kind].values(), second[kind].values()))
     model = classifier()
-    joined = PROCESSES * HALF
+    joined = 2 * HALF
     for number in range(ACCUMULATED):
         inputs = batch(examples(joined * ACCUMULATED)[number * joined :][:joined])
         (model(**inputs).loss / ACCUMULATED).backward()

@@ -8,10 +8,12 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import distributed
 
 from fusewire import kernels
 from fusewire.errors import ConfigurationError
-from fusewire.train.runs import MOMENTS, Run, Update, follows, runs
+from fusewire.train.runs import MOMENTS, Member, Run, Update, layout, runs
+from fusewire.train.shards import Shards, State, by_parameter
 from fusewire.train.step_factors import StepFactors
 from fusewire.train.torch_tensors import stream_of
 
@@ -36,6 +38,13 @@ class Adam(torch.optim.Optimizer):
     who reads `skipped_steps` or `gradient_norm` waits for the steps so far. `state_dict` is that of
     torch's optimizers: checkpoints load either way.
 
+    `process_group`, as torch.distributed.group.WORLD: its processes, whose gradients are equal
+    (DistributedDataParallel makes them so), share the work. Each updates its part of the
+    parameters, of about the same size, has the moments of that part alone, and takes the other
+    values from the others. Clipping is by the norm of all gradients, and all processes skip a step
+    or none. `step` waits for all of them, and so does `consolidate_state_dict`, which has to be
+    called before `state_dict`. By default each process has everything.
+
     Adam: Kingma and Ba 2015, algorithm 1; AdamW: Loshchilov and Hutter 2019, algorithm 2. Raises
     ConfigurationError for settings out of range and parameters that it cannot update.
     """
@@ -53,12 +62,18 @@ class Adam(torch.optim.Optimizer):
         *,
         adamw: bool = True,
         max_grad_norm: float | None = None,
+        process_group: distributed.ProcessGroup | None = None,
     ) -> None:
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise ConfigurationError(
                 f"max_grad_norm: got {max_grad_norm}, wanted a number above 0, or None"
             )
         self.max_grad_norm = max_grad_norm
+        self.process_group = process_group
+        # Made by the first step: where parameters are may change until then. Of an optimizer with
+        # a group _consolidated has the state before, and again once it was gathered.
+        self._shards: Shards | None = None
+        self._consolidated: State | None = {}
         self._norm = torch.tensor(math.nan, dtype=torch.float64)
         self._skipped = torch.tensor(0.0, dtype=torch.float64)
         self._forget_runs()
@@ -80,6 +95,11 @@ class Adam(torch.optim.Optimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As torch's; checks the group."""
+        if self._shards is not None:
+            raise ConfigurationError(
+                "param_groups: got another one when the parameters were shared out to processes, "
+                "wanted all before the first step; make an optimizer anew"
+            )
         super().add_param_group(param_group)
         _check(self.param_groups[-1])
         self._forget_runs()
@@ -108,9 +128,8 @@ class Adam(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         current = self._current_runs()
-        if not current:
+        if self._factors is None or not (current or self._shards):
             return loss
-        assert self._factors is not None
         gradients = [run.gradients() for run in current]
         factors = self._factors.of_step(
             gradients,
@@ -121,7 +140,31 @@ class Adam(torch.optim.Optimizer):
         self.read_rates()
         for each in zip(current, gradients, factors, strict=True):
             _update(*each)
+        if self._shards is not None:
+            self._shards.gather_values()
+            self._consolidated = None
         return loss
+
+    def consolidate_state_dict(self, to: int = 0) -> None:
+        """Gathers the state of all processes in process `to`, whose `state_dict` has it until the
+        next step. All processes of the group have to call it. (The name is that of torch's
+        ZeroRedundancyOptimizer.) Nothing to do without a group."""
+        if self._shards is not None:
+            self._consolidated = self._shards.consolidated(self.state, to)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's. ConfigurationError where other processes have a part of it."""
+        found: dict[str, Any] = super().state_dict()
+        if self.process_group is None:
+            return found
+        if self._consolidated is None:
+            raise ConfigurationError(
+                "state_dict: got a part of the moments, as others are in other processes, wanted "
+                "all; call consolidate_state_dict() in every process before, and state_dict() in "
+                "process 0"
+            )
+        whole = {i: self._consolidated.get(p) for i, p in enumerate(self._parameters())}
+        return found | {"state": {i: state for i, state in whole.items() if state is not None}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """As torch's, of this class or of torch's Adam and AdamW. The state is copied; whether
@@ -133,6 +176,10 @@ class Adam(torch.optim.Optimizer):
                         f"{name}: got a checkpoint of an optimizer with it, wanted one without; go "
                         "on with torch's optimizer"
                     )
+        if self.process_group is not None:
+            self._shards = None
+            self._consolidated = by_parameter(state_dict, self._parameters())
+            state_dict = state_dict | {"state": {}}
         super().load_state_dict(state_dict)
         for group in self.param_groups:
             group["decoupled_weight_decay"] = self.defaults["decoupled_weight_decay"]
@@ -141,7 +188,12 @@ class Adam(torch.optim.Optimizer):
                 state[name] = torch.as_tensor(value, dtype=torch.float32).clone()
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = ("max_grad_norm", "_norm", "_skipped")
+        if self.process_group is not None:
+            raise ConfigurationError(
+                "process_group: got an optimizer to copy whose other parts are in other processes, "
+                "wanted one without; copy its state_dict"
+            )
+        kept = ("max_grad_norm", "process_group", "_shards", "_norm", "_skipped")
         return super().__getstate__() | {name: getattr(self, name) for name in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -156,36 +208,61 @@ class Adam(torch.optim.Optimizer):
     def _current_runs(self) -> list[Run]:
         """Those of the last step, where nothing moved since but gradients as a whole run, or none
         that a run holds together."""
-        members = [
+        given = [
             (p, group)
             for group in self.param_groups
             for p in group["params"]
             if p.grad is not None and p.numel() > 0
         ]
-        for p, _ in members:
+        for p, _ in given:
             _check_gradient(p)
-        seen = _layout([p for p, _ in members])
+        seen = layout([p for p, _ in given])
         seen += [(*group["betas"], group["eps"]) for group in self.param_groups]
         if seen != self._seen:
-            for p, _ in members:
+            members = self._members(given)
+            for member in members:
+                p = member.parameter
                 if not self.state[p]:
                     self.state[p]["step"] = torch.tensor(0.0)
                     for name in MOMENTS:
-                        self.state[p][name] = torch.zeros_like(p)
-            taken = _numbers([self.state[p]["step"] for p, _ in members])
-            steps = {p: int(one) for (p, _), one in zip(members, taken, strict=True)}
-            update_of = partial(_update_of, steps)
-            self._runs = list(runs(members, update_of, self.state))
-            if self._runs:
-                self._factors = StepFactors(self._runs, self.state, self._norm, self._skipped)
+                        self.state[p][name] = torch.zeros_like(member.part_of(p))
+            taken = _numbers([self.state[member.parameter]["step"] for member in members])
+            steps = {m.parameter: int(one) for m, one in zip(members, taken, strict=True)}
+            self._runs = list(runs(members, partial(_update_of, steps), self.state))
+            if self._runs or self._shards:
+                home = self._runs[0].device if self._runs else self._parameters()[0].device
+                self._factors = StepFactors(
+                    self._runs, self.state, self._norm, self._skipped, home, self._shards
+                )
                 self._norm, self._skipped = self._factors.norm, self._factors.skipped
             self._seen = seen
         return self._runs
 
+    def _members(self, given: list[tuple[torch.Tensor, dict[str, Any]]]) -> list[Member]:
+        """What of these parameters is updated here."""
+        if self.process_group is None:
+            return [Member(p, group, 0, p.numel()) for p, group in given]
+        shards = self._sharded()
+        shards.check_places()
+        members = [Member(p, group, *shards.range(p)) for p, group in given]
+        return [member for member in members if member.begin < member.end]
 
-def _update_of(taken: dict[torch.Tensor, int], p: torch.Tensor, group: dict[str, Any]) -> Update:
-    beta1, beta2 = group["betas"]
-    return beta1, beta2, group["eps"], bool(group["decoupled_weight_decay"]), taken[p]
+    def _sharded(self) -> Shards:
+        assert self.process_group is not None
+        if self._shards is None:
+            assert self._consolidated is not None
+            self._shards = Shards(self._parameters(), self.process_group)
+            self.state.update(self._shards.parts_of(self._consolidated))
+        return self._shards
+
+    def _parameters(self) -> list[torch.Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+
+def _update_of(taken: dict[torch.Tensor, int], member: Member) -> Update:
+    beta1, beta2 = member.group["betas"]
+    decoupled = bool(member.group["decoupled_weight_decay"])
+    return beta1, beta2, member.group["eps"], decoupled, taken[member.parameter]
 
 
 def _numbers(scalars: list[torch.Tensor]) -> list[float]:
@@ -218,20 +295,6 @@ def _update(run: Run, gradients: kernels.Tensor, factors: kernels.Tensor) -> Non
         None,
         stream_of(run.device),
     )
-
-
-def _layout(parameters: list[torch.Tensor]) -> list[Any]:
-    """Where parameters are, in the order of their addresses, and which gradients follow one
-    another: torch allocates some anew in each step. Equal layouts have the same runs."""
-    found: list[Any] = []
-    before: torch.Tensor | None = None
-    for p in sorted(parameters, key=torch.Tensor.data_ptr):
-        gradient = p.grad
-        assert gradient is not None
-        joined = before is not None and follows(before, gradient)
-        found.append((p.data_ptr(), joined, gradient.is_contiguous()))
-        before = gradient
-    return found
 
 
 def _check(group: dict[str, Any]) -> None:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.nn import Parameter
 
 from fusewire import kernels
 from fusewire.train.torch_tensors import view
@@ -17,33 +16,49 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 Update = tuple[float, float, float, bool, int]  # beta1, beta2, eps, decoupled, steps taken
 
 
+class Member(NamedTuple):
+    """A parameter of a group of an optimizer, of which the elements [begin, end) are updated."""
+
+    parameter: torch.Tensor
+    group: dict[str, Any]
+    begin: int
+    end: int
+
+    def part_of(self, whole: torch.Tensor) -> torch.Tensor:
+        """Of a tensor of the parameter's shape: the tensor itself where it is all of it."""
+        if self.end - self.begin == self.parameter.numel():
+            return whole
+        return whole.view_as(self.parameter).reshape(-1)[self.begin : self.end]
+
+
 class Run:
     """Some parameters, of one or several groups of an optimizer, whose values, gradients and
-    moments are each one fp32 array [elements] in memory.
+    moments are each one fp32 array [elements] in memory. Of the first and the last one it may be
+    a part.
 
     `state`: an optimizer's, by parameter; moments that are not one array yet become views of new
     ones. `update`: betas, eps, whether decay is decoupled, and how many
     steps were taken: one of each for all parameters of a run.
     """
 
-    def __init__(
-        self, members: list[tuple[Parameter, dict[str, Any]]], update: Update, state: Any
-    ) -> None:
-        self.parameters: list[torch.Tensor] = [p for p, _ in members]
+    def __init__(self, members: list[Member], update: Update, state: Any) -> None:
+        self.parameters = [member.parameter for member in members]
         self.update = update
-        self._groups = [group for _, group in members]
+        self._members = members
+        self._groups = [member.group for member in members]
         self.device = self.parameters[0].device
-        ends = np.cumsum([0, *(p.numel() for p in self.parameters)], dtype=np.int64)
+        self._sizes = [member.end - member.begin for member in members]
+        ends = np.cumsum([0, *self._sizes], dtype=np.int64)
         self.segments = view(torch.from_numpy(ends).to(self.device))
         self._settings = torch.empty(2, len(members), dtype=torch.float32, device=self.device)
         self._known: list[list[float]] = []  # that are in _settings
         self.rates, self.decays = map(view, self._settings)
-        self.values = _array(self.parameters)
+        self.values = self._part_of(self.parameters)
         self.exp_avg, self.exp_avg_sq = (self._moment(name, state) for name in MOMENTS)
 
     def gradients(self) -> kernels.Tensor:
         """As they are now. Not kept: torch frees gradients between steps, and reuses memory."""
-        return _array([p.grad for p in self.parameters if p.grad is not None])
+        return self._part_of([p.grad for p in self.parameters if p.grad is not None])
 
     def read_rates(self) -> None:
         """Takes learning rates and decays as they are now."""
@@ -55,40 +70,58 @@ class Run:
     def _moment(self, name: str, state: Any) -> kernels.Tensor:
         tensors = [state[p][name] for p in self.parameters]
         if not all(follows(*pair) for pair in pairwise(tensors)):
-            joined = torch.cat([tensor.reshape(-1) for tensor in tensors])
-            pieces = joined.split([p.numel() for p in self.parameters])
-            tensors = [piece.view_as(p) for piece, p in zip(pieces, self.parameters, strict=True)]
+            joined = torch.cat([tensor.reshape(-1) for tensor in tensors]).split(self._sizes)
+            tensors = [piece.view_as(old) for piece, old in zip(joined, tensors, strict=True)]
             for p, tensor in zip(self.parameters, tensors, strict=True):
                 state[p][name] = tensor
-        return _array(tensors)
+        return view(array(tensors))
+
+    def _part_of(self, tensors: list[torch.Tensor]) -> kernels.Tensor:
+        begin = self._members[0].begin
+        return view(array(tensors)[begin : begin + sum(self._sizes)])
 
 
 def runs(
-    members: list[tuple[Parameter, dict[str, Any]]],
-    update_of: Callable[[Parameter, dict[str, Any]], Update],
+    members: list[Member],
+    update_of: Callable[[Member], Update],
     state: Any,
 ) -> Iterator[Run]:
     """The fewest runs of these parameters, each of which has a gradient.
 
     A gradient that is not contiguous is replaced by one that is.
     """
-    run: list[tuple[Parameter, dict[str, Any]]] = []
+    run: list[Member] = []
     last: Update | None = None
-    for p, group in sorted(members, key=lambda member: member[0].data_ptr()):
+    for member in sorted(members, key=lambda member: member.parameter.data_ptr()):
+        p = member.parameter
         if p.grad is not None and not p.grad.is_contiguous():
             p.grad = p.grad.contiguous()
-        update = update_of(p, group)
-        if run and (update != last or not _continues(run[-1][0], p)):
+        update = update_of(member)
+        if run and (update != last or not _continues(run[-1].parameter, p)):
             assert last is not None
             yield Run(run, last, state)
             run = []
-        run.append((p, group))
+        run.append(member)
         last = update
     if last is not None:
         yield Run(run, last, state)
 
 
-def _continues(before: Parameter, after: Parameter) -> bool:
+def layout(parameters: list[torch.Tensor]) -> list[Any]:
+    """Where parameters are, in the order of their addresses, and which gradients follow one
+    another: torch allocates some anew in each step. Equal layouts have the same runs."""
+    found: list[Any] = []
+    before: torch.Tensor | None = None
+    for p in sorted(parameters, key=torch.Tensor.data_ptr):
+        gradient = p.grad
+        assert gradient is not None
+        joined = before is not None and follows(before, gradient)
+        found.append((p.data_ptr(), joined, gradient.is_contiguous()))
+        before = gradient
+    return found
+
+
+def _continues(before: torch.Tensor, after: torch.Tensor) -> bool:
     assert before.grad is not None
     assert after.grad is not None
     return follows(before, after) and follows(before.grad, after.grad)
@@ -102,8 +135,8 @@ def follows(before: torch.Tensor, after: torch.Tensor) -> bool:
     )
 
 
-def _array(tensors: list[torch.Tensor]) -> kernels.Tensor:
+def array(tensors: list[torch.Tensor]) -> torch.Tensor:
     """Tensors that follow each other, as fp32 [elements]: their memory, not a copy."""
     elements = sum(tensor.numel() for tensor in tensors)
     first = tensors[0].detach()
-    return view(first.as_strided((elements,), (1,), first.storage_offset()))
+    return first.as_strided((elements,), (1,), first.storage_offset())

@@ -75,6 +75,11 @@ class Step:
                 f"optimizer: got {type(optimizer).__name__}, wanted fusewire.train.Adam, which "
                 "waits for nothing; or write the step yourself"
             )
+        if optimizer.process_group is not None:
+            raise ConfigurationError(
+                "optimizer: got an Adam with a process_group, wanted one of a single process; call "
+                "backward() and optimizer.step() yourself"
+            )
         self._model, self._optimizer, self._dtype = model, optimizer, dtype
         self._loss = loss or (lambda model, batch: model(**batch).loss)
         self._device = next(iter(self._flats)).values.device

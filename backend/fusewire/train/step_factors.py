@@ -11,6 +11,7 @@ import torch
 
 from fusewire import kernels
 from fusewire.train.runs import Run
+from fusewire.train.shards import Shards
 from fusewire.train.torch_tensors import stream_of, view
 
 # torch's clip_grad_norm_ divides by the norm and this.
@@ -18,18 +19,24 @@ _CLIP_EPS = 1e-6
 
 
 class StepFactors:
-    """Of runs that step together, from the gradients of all of them.
+    """Of runs that step together, from the gradients of all of them, in the other processes of
+    `shards` too.
 
     `norm` is that of the last step's gradients, before clipping; `skipped` counts the steps whose
-    gradients were not finite. Both are fp64 on the device of the first run, and so is, in fp32, the
-    number of steps taken, which `state` has by parameter.
+    gradients were not finite. Both are fp64 on the device `home`, and so is, in fp32, the number of
+    steps taken, which `state` has by parameter.
     """
 
     def __init__(
-        self, runs: list[Run], state: Any, norm: torch.Tensor, skipped: torch.Tensor
+        self,
+        runs: list[Run],
+        state: Any,
+        norm: torch.Tensor,
+        skipped: torch.Tensor,
+        home: torch.device,
+        shards: Shards | None,
     ) -> None:
-        home = runs[0].device
-        self._runs = runs
+        self._runs, self._shards = runs, shards
         self.norm, self.skipped = norm.to(home), skipped.to(home)
         # Sum of squares and count of numbers that are not finite, by run.
         self._squares = {
@@ -37,7 +44,7 @@ class StepFactors:
             for device in dict.fromkeys(run.device for run in runs)
         }
         betas = [run.update[:2] for run in runs]
-        self._betas = torch.tensor(betas, dtype=torch.float64).to(home)
+        self._betas = torch.tensor(betas, dtype=torch.float64).reshape(-1, 2).to(home)
         # A number for each parameter, as torch's checkpoints have it; those of a run are equal.
         members = [(p, float(run.update[4])) for run in runs for p in run.parameters]
         self._steps = torch.tensor([taken for _, taken in members], dtype=torch.float32).to(home)
@@ -60,15 +67,19 @@ class StepFactors:
             kernels.gradient_norm(view(out), gradient, stream_of(run.device))
         home = self.norm.device
         sums = [squares.sum(0, dtype=torch.float64).to(home) for squares in self._squares.values()]
-        square, broken = sums[0] if len(sums) == 1 else torch.stack(sums).sum(0)
+        none = torch.zeros(0, 2, dtype=torch.float64, device=home)
+        total = sums[0] if len(sums) == 1 else torch.stack(sums).sum(0) if sums else none.sum(0)
+        if found_inf is not None:
+            total[1].add_(torch.as_tensor(found_inf, device=home))
+        if self._shards is not None:
+            self._shards.add_up(total)
+        square, broken = total
         norm = square.sqrt()
         unscale: Any = 1.0
         good = square.isfinite() & (broken == 0)
         if scale is not None:
             unscale = 1.0 / torch.as_tensor(scale, dtype=torch.float64, device=home)
             norm = norm * unscale
-        if found_inf is not None:
-            good = good & (torch.as_tensor(found_inf, device=home) == 0)
         self.norm.copy_(norm)
         self.skipped.add_(~good)
         factor = torch.ones_like(norm) if max_norm is None else _clip(norm, max_norm)

@@ -1,0 +1,173 @@
+"""Parameters of which each process updates a part, and has the moments of that part alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import distributed
+
+from fusewire.errors import ConfigurationError
+from fusewire.train.runs import MOMENTS, array, follows
+
+# Torch's name for it from 2.13 on, which warns at the one before.
+_all_gather = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+
+Block = list[torch.Tensor]  # parameters that follow each other in memory
+State = dict[torch.Tensor, dict[str, torch.Tensor]]  # step and moments, by parameter
+
+
+class Shards:
+    """An optimizer's parameters, cut into as many parts as a group has processes.
+
+    Parameters that follow each other in memory, as FlatParameters lays them out, are cut as one
+    array into equal parts (what is left over is the last process's), so that their new values are
+    gathered by one call; a cut may go through a parameter. Every process has to call the same.
+
+    ZeRO's first stage: Rajbhandari et al. 2020, section 5.1. Raises ConfigurationError where the
+    processes have not the same parameters in the same order.
+    """
+
+    def __init__(self, parameters: Sequence[torch.Tensor], group: distributed.ProcessGroup) -> None:
+        self._group = group
+        self._rank, self._processes = distributed.get_rank(group), group.size()
+        self._parameters = parameters
+        self._blocks = blocks(parameters)
+        self._ranges: dict[torch.Tensor, tuple[int, int]] = {}
+        for block in self._blocks:
+            begin, end = self._own(sum(p.numel() for p in block))
+            for p, at in _places(block):
+                cut = [min(max(border - at, 0), p.numel()) for border in (begin, end)]
+                self._ranges[p] = cut[0], cut[1]
+        self._check_others()
+
+    def range(self, parameter: torch.Tensor) -> tuple[int, int]:
+        """Its elements [begin, end) are this process's: none where they are equal."""
+        return self._ranges.get(parameter, (0, 0))
+
+    def check_places(self) -> None:
+        """Raises ConfigurationError where parameters follow others than before."""
+        now = [[id(p) for p in block] for block in blocks(self._parameters)]
+        if now != [[id(p) for p in block] for block in self._blocks]:
+            raise ConfigurationError(
+                "params: got parameters that lie in memory otherwise than at the first step, when "
+                "they were cut, wanted them as they were; call replace(model) before"
+            )
+
+    def add_up(self, own: torch.Tensor) -> None:
+        """Makes it the sum of all processes'."""
+        distributed.all_reduce(own, group=self._group)
+
+    def gather_values(self) -> None:
+        """Takes over what the others wrote to their parts of the parameters."""
+        for block in self._blocks:
+            self._gather(array(block))
+
+    def parts_of(self, whole: State) -> State:
+        """Of the state of an optimizer, by parameter, what is this process's, on the parameters'
+        devices."""
+        parts = {}
+        for p, state in whole.items():
+            begin, end = self.range(p)
+            if begin < end:
+                moments = {name: state[name].reshape(-1)[begin:end] for name in MOMENTS}
+                parts[p] = {
+                    name: tensor.to(p.device, torch.float32, copy=True)
+                    for name, tensor in ({"step": state["step"]} | moments).items()
+                }
+        return parts
+
+    def consolidated(self, state: State, to: int) -> State | None:
+        """What `parts_of` gave to all processes, joined again, on the CPU; None in other processes
+        than `to`. A moment of one block at a time is in the device's memory."""
+        device = self._parameters[0].device
+        taken = torch.tensor(
+            [float(state[p]["step"]) if p in state else -1.0 for p in self._parameters],
+            device=device,
+        )
+        distributed.all_reduce(taken, distributed.ReduceOp.MAX, group=self._group)
+        whole: State = {
+            p: {"step": torch.tensor(steps)}
+            for p, steps in zip(self._parameters, taken.tolist(), strict=True)
+            if steps >= 0
+        }
+        for name in MOMENTS:
+            for p, moment in self._whole(name, state):
+                if p in whole and self._rank == to:
+                    whole[p][name] = moment
+        return whole if self._rank == to else None
+
+    def _whole(self, name: str, state: State) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for block in self._blocks:
+            joined = torch.zeros(sum(p.numel() for p in block), device=block[0].device)
+            pieces = joined.split([p.numel() for p in block])
+            for p, piece in zip(block, pieces, strict=True):
+                if p in state:
+                    begin, end = self._ranges[p]
+                    piece[begin:end] = state[p][name].reshape(-1)
+            self._gather(joined)
+            pieces = joined.cpu().split([p.numel() for p in block])
+            yield from ((p, piece.view_as(p)) for p, piece in zip(block, pieces, strict=True))
+
+    def _own(self, elements: int) -> tuple[int, int]:
+        size = elements // self._processes
+        last = self._rank == self._processes - 1
+        return self._rank * size, elements if last else (self._rank + 1) * size
+
+    def _gather(self, whole: torch.Tensor) -> None:
+        """Writes the others' parts of an array of which the own one is right."""
+        size = len(whole) // self._processes
+        even, rest = whole[: size * self._processes], whole[size * self._processes :]
+        if size:
+            own = even[self._rank * size :][:size]
+            _all_gather(even, own, group=self._group)
+        if len(rest):
+            last = distributed.get_global_rank(self._group, self._processes - 1)
+            distributed.broadcast(rest, last, group=self._group)
+
+    def _check_others(self) -> None:
+        own = [[p.numel() for p in block] for block in self._blocks]
+        every: list[Any] = [None] * self._processes
+        distributed.all_gather_object(every, own, group=self._group)
+        for rank, other in enumerate(every):
+            if other != own:
+                raise ConfigurationError(
+                    f"params: got other sizes, or another order in memory, in process {rank} than "
+                    f"in process {self._rank}, wanted the same; make models and optimizers alike"
+                )
+
+
+def by_parameter(state_dict: dict[str, Any], parameters: Sequence[torch.Tensor]) -> State:
+    """The state in an optimizer's state_dict, copied, on the CPU."""
+    keys = [key for group in state_dict["param_groups"] for key in group["params"]]
+    return {
+        p: {
+            name: torch.as_tensor(state_dict["state"][key][name]).to("cpu", copy=True)
+            for name in ("step", *MOMENTS)
+        }
+        for key, p in zip(keys, parameters, strict=False)  # their number is for torch to check
+        if key in state_dict["state"]
+    }
+
+
+def blocks(parameters: Sequence[torch.Tensor]) -> list[Block]:
+    """In an order that does not depend on addresses, which differ between processes."""
+    by_storage: dict[int, Block] = {}
+    for p in parameters:
+        if p.numel() > 0:
+            by_storage.setdefault(p.untyped_storage().data_ptr(), []).append(p)
+    found: list[Block] = []
+    for block in by_storage.values():
+        for p in sorted(block, key=torch.Tensor.data_ptr):
+            if found and follows(found[-1][-1], p):
+                found[-1].append(p)
+            else:
+                found.append([p])
+    return found
+
+
+def _places(block: Block) -> Iterator[tuple[torch.Tensor, int]]:
+    """Its parameters, and where in it each begins."""
+    return zip(block, accumulate((p.numel() for p in block[:-1]), initial=0), strict=True)
