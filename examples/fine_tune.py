@@ -77,9 +77,6 @@ def trainer_of(
 def main(folder: str, steps: int, compare: bool) -> None:
     random.seed(0)
     texts = [(review(label), number) for _ in range(1000) for number, label in enumerate(WORDS)]
-    tokenizer = train_tokenizer([text for text, _ in texts])
-    rows = [{**tokenizer(text), "labels": number} for text, number in texts]
-
     arguments = hf.TrainingArguments(
         folder,
         max_steps=steps,
@@ -90,6 +87,12 @@ def main(folder: str, steps: int, compare: bool) -> None:
         report_to=[],
         use_cpu=True,
     )
+    with arguments.main_process_first():  # the others read what it writes
+        if arguments.process_index == 0:
+            train_tokenizer([text for text, _ in texts]).save_pretrained(folder)
+    tokenizer = hf.BertTokenizerFast.from_pretrained(folder)
+    rows = [{**tokenizer(text), "labels": number} for text, number in texts]
+
     arguments.per_device_train_batch_size = ROWS // arguments.world_size
     group = distributed.group.WORLD if arguments.world_size > 1 else None
     model = replace(untrained(len(tokenizer)), segments=2 if group else 1)
@@ -111,7 +114,6 @@ def main(folder: str, steps: int, compare: bool) -> None:
     accuracy = (answers.predictions.argmax(1) == answers.label_ids).mean()
     print(f"accuracy {accuracy:.3f} on {HELD_OUT} held out texts")
     model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
     losses = {row["step"]: row["loss"] for row in trainer.state.log_history if "loss" in row}
     (figure := Figure()).subplots(subplot_kw={"xlabel": "step", "ylabel": "loss"}).plot(
         losses.keys(), losses.values()

@@ -1,4 +1,4 @@
-"""One of the processes that train a replaced model together: RANK COUNT FOLDER.
+"""One of the processes that train a replaced model together: RANK COUNT FOLDER KIND.
 
 Each has its half of every batch; a step accumulates two of them. What its gradients were before the
 first update, and its weights in the end, goes to FOLDER/RANK.pt.
@@ -15,17 +15,17 @@ from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.train.processes import meet
-from tests.train.tiny_classifier import batch, classifier, examples
+from tests.train.tiny_hosted import batch, examples, model_of
 
 HALF, ACCUMULATED, STEPS = 4, 2, 2
 
 
-def main(rank: int, count: int, folder: Path) -> None:
+def main(rank: int, count: int, folder: Path, kind: str) -> None:
     meet(rank, count, folder)
-    model = replace(classifier(), segments=2)
+    model = replace(model_of(kind), segments=2)
     parallel = DistributedDataParallel(model)
     optimizer = Adam(model.parameters(), lr=1e-3)
-    every = iter(examples(count * HALF * ACCUMULATED * STEPS))
+    every = iter(examples(count * HALF * ACCUMULATED * STEPS, kind))
     seen: dict[str, torch.Tensor] = {}
     for step in range(STEPS):
         for last in (False, True):
@@ -42,4 +42,4 @@ def main(rank: int, count: int, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])

@@ -11,12 +11,12 @@ import torch
 from torch import distributed
 
 
-def run(module: str, count: int, folder: Path) -> list[dict[str, Any]]:
-    """What each process of `python -m module RANK COUNT FOLDER` left in FOLDER/RANK.pt."""
+def run(module: str, count: int, folder: Path, *others: str) -> list[dict[str, Any]]:
+    """What each process of `python -m module RANK COUNT FOLDER ...` left in FOLDER/RANK.pt."""
     command = [sys.executable, "-m", module]
     running = [
         subprocess.Popen(
-            [*command, str(rank), str(count), folder], stderr=subprocess.PIPE, text=True
+            [*command, str(rank), str(count), folder, *others], stderr=subprocess.PIPE, text=True
         )
         for rank in range(count)
     ]

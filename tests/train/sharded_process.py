@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.train.processes import meet
 from tests.train.test_adam import groups, network
-from tests.train.tiny_classifier import batch, classifier, examples
+from tests.train.tiny_hosted import batch, classifier, examples
 
 ROWS, BEGUN, STEPS = 12, 2, 4
 CLIP = 0.1  # below the norms of all steps

@@ -17,9 +17,10 @@ from torch.nn.utils import clip_grad_norm_
 from tests.tolerance import MODEL_FP32, TRAINED_VERSUS_EAGER
 from tests.train.ddp_process import ACCUMULATED, HALF
 from tests.train.processes import run
-from tests.train.tiny_classifier import batch, classifier, examples
+from tests.train.tiny_hosted import KINDS, batch, classifier, examples, model_of
 
 STEPS = 8
+OF_EACH_KIND = pytest.mark.parametrize("kind", KINDS)
 
 
 def arguments(folder: Path, **settings: Any) -> transformers.TrainingArguments:
@@ -39,14 +40,15 @@ def arguments(folder: Path, **settings: Any) -> transformers.TrainingArguments:
 
 def with_its_own(folder: Path, model: Any, **settings: Any) -> transformers.Trainer:
     """A Trainer with the optimizer that it makes."""
-    given = {"args": arguments(folder, **settings), "train_dataset": examples(64)}
+    (kind,) = (kind for kind, name in KINDS.items() if name == type(model).__name__)
+    given = {"args": arguments(folder, **settings), "train_dataset": examples(64, kind)}
     return transformers.Trainer(model=model, **given)
 
 
 def trainer(folder: Path, model: Any, **settings: Any) -> transformers.Trainer:
     """With our optimizer, over groups as the Trainer makes them, for a replaced model."""
     made = with_its_own(folder, model, **settings)
-    if hasattr(model.base_model, "fusewire"):
+    if any(hasattr(module, "fusewire") for module in model.modules()):
         groups = made.create_optimizer().param_groups
         kept = [{name: group[name] for name in ("params", "weight_decay")} for group in groups]
         made.optimizer = Adam(kept, lr=1e-3)
@@ -70,12 +72,13 @@ def assert_close(got: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) 
         assert (got[name] - gradient).norm() <= TRAINED_VERSUS_EAGER * scale, name
 
 
+@OF_EACH_KIND
 @pytest.mark.parametrize("accumulated", [1, 2])
 def test_the_trainer_learns_as_with_transformers_own_layers(
-    accumulated: int, tmp_path: Path
+    accumulated: int, kind: str, tmp_path: Path
 ) -> None:
-    ours = trainer(tmp_path, replace(classifier()), gradient_accumulation_steps=accumulated)
-    theirs = trainer(tmp_path, classifier(), gradient_accumulation_steps=accumulated)
+    ours = trainer(tmp_path, replace(model_of(kind)), gradient_accumulation_steps=accumulated)
+    theirs = trainer(tmp_path, model_of(kind), gradient_accumulation_steps=accumulated)
     for made in (ours, theirs):
         made.train()
     assert len(losses(ours)) == STEPS
@@ -93,12 +96,13 @@ def test_the_trainer_may_keep_its_own_optimizer(tmp_path: Path) -> None:
     assert losses(ours) == pytest.approx(losses(theirs), rel=TRAINED_VERSUS_EAGER)
 
 
-def test_a_run_resumed_from_a_checkpoint_is_bit_equal(tmp_path: Path) -> None:
+@OF_EACH_KIND
+def test_a_run_resumed_from_a_checkpoint_is_bit_equal(kind: str, tmp_path: Path) -> None:
     """With dropout: masks come from torch's generator, which checkpoints restore."""
     settings = {"save_strategy": "steps", "save_steps": STEPS // 2}
-    whole = trainer(tmp_path, replace(classifier(0.1)), **settings)
+    whole = trainer(tmp_path, replace(model_of(kind, 0.1)), **settings)
     whole.train()
-    resumed = trainer(tmp_path, replace(classifier(0.1)), **settings)
+    resumed = trainer(tmp_path, replace(model_of(kind, 0.1)), **settings)
     resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{STEPS // 2}"))
     assert losses(resumed) == losses(whole)
     assert all(map(torch.equal, resumed.model.parameters(), whole.model.parameters()))
@@ -130,11 +134,12 @@ def test_evaluation_has_logits(tmp_path: Path) -> None:
     )
 
 
-def test_accelerate_trains_as_a_loop_of_ones_own() -> None:
-    every = examples(16)
+@OF_EACH_KIND
+def test_accelerate_trains_as_a_loop_of_ones_own(kind: str) -> None:
+    every = examples(16, kind)
 
     def loop(host: accelerate.Accelerator | None) -> list[torch.Tensor]:
-        model = replace(classifier())
+        model = replace(model_of(kind))
         optimizer = Adam(model.parameters(), lr=1e-3)
         loader = torch.utils.data.DataLoader(every, batch_size=4, collate_fn=batch)
         if host is not None:
@@ -159,12 +164,13 @@ def test_accelerate_trains_as_a_loop_of_ones_own() -> None:
     assert all(map(torch.equal, theirs, loop(None)))
 
 
-def test_a_grad_scaler_changes_nothing_but_skipped_steps() -> None:
+@OF_EACH_KIND
+def test_a_grad_scaler_changes_nothing_but_skipped_steps(kind: str) -> None:
     def loop(scaler: torch.amp.GradScaler) -> tuple[torch.nn.Module, Adam]:
-        model = replace(classifier())
+        model = replace(model_of(kind))
         optimizer = Adam(model.parameters(), lr=1e-3, max_grad_norm=1.0)
         for number in range(4):
-            loss = model(**batch(examples(4 * (number + 1))[-4:])).loss
+            loss = model(**batch(examples(4 * (number + 1), kind)[-4:])).loss
             overflow = float("inf") if scaler.is_enabled() and number == 1 else 1.0
             if number != 1 or scaler.is_enabled():
                 scaler.scale(loss * overflow).backward()
@@ -202,13 +208,16 @@ def test_checkpointing_of_gradients_computes_layers_again_and_changes_nothing(
     assert all(map(torch.equal, gradients(kept).values(), gradients(computed).values()))
 
 
-def test_two_processes_are_one_with_the_joined_batch(tmp_path: Path) -> None:
-    first, second = run("tests.train.ddp_process", 2, tmp_path)
-    for kind in ("gradients", "weights"):
-        assert all(map(torch.equal, first[kind].values(), second[kind].values()))
-    model = classifier()
-    joined = 2 * HALF
-    for number in range(ACCUMULATED):
-        inputs = batch(examples(joined * ACCUMULATED)[number * joined :][:joined])
-        (model(**inputs).loss / ACCUMULATED).backward()
+@OF_EACH_KIND
+def test_two_processes_are_one_with_the_joined_batch(kind: str, tmp_path: Path) -> None:
+    """Whose loss is the mean of that of both halves: they have not as many tokens."""
+    first, second = run("tests.train.ddp_process", 2, tmp_path, kind)
+    for each in ("gradients", "weights"):
+        assert all(map(torch.equal, first[each].values(), second[each].values()))
+    model = model_of(kind)
+    halves = 2 * ACCUMULATED
+    rows = examples(HALF * halves, kind)
+    for number in range(halves):
+        half = batch(rows[number * HALF :][:HALF])
+        (model(**half).loss / halves).backward()
     assert_close(first["gradients"], gradients(model))

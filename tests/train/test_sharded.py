@@ -16,7 +16,7 @@ from tests.tolerance import TRAINED_WEIGHT
 from tests.train.processes import run
 from tests.train.sharded_process import BEGUN, CLIP, STEPS, adam, bytes_of_moments, train
 from tests.train.test_adam import network
-from tests.train.tiny_classifier import classifier
+from tests.train.tiny_hosted import classifier
 
 Seen = list[dict[str, Any]]
 
