@@ -23,6 +23,7 @@ from fusewire_client import Client
 from tests.engine.generating import END, byte_tokenizer
 from tests.reference import tiny_checkpoint
 from tests.tolerance import TRAINED_VERSUS_EAGER
+from tests.train.processes import TORCHRUN
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 # The scripts of this environment before others: custom_repository.sh runs `fusewire`.
@@ -198,9 +199,8 @@ def test_a_classifier_learns_the_same_without_fusewire(trained: Any) -> None:
 
 def test_two_processes_share_the_work(tmp_path: Path) -> None:
     """By torchrun, with the moments of Adam shared out; it clips as the Trainer does."""
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
-        [*torchrun, EXAMPLES / "fine_tune.py", tmp_path, "--steps=200", "--compare"],
+        [*TORCHRUN, "2", EXAMPLES / "fine_tune.py", tmp_path, "--steps=200", "--compare"],
         env=ENVIRONMENT,
         capture_output=True,
         text=True,

@@ -1,4 +1,4 @@
-"""One of the processes that train a replaced model together: RANK COUNT FOLDER KIND.
+"""One of the processes that train a replaced model together: FOLDER KIND.
 
 Each has its half of every batch; a step accumulates two of them. What its gradients were before the
 first update, and its weights in the end, goes to FOLDER/RANK.pt.
@@ -20,8 +20,8 @@ from tests.train.tiny_hosted import batch, examples, model_of
 HALF, ACCUMULATED, STEPS = 4, 2, 2
 
 
-def main(rank: int, count: int, folder: Path, kind: str) -> None:
-    meet(rank, count, folder)
+def main(folder: Path, kind: str) -> None:
+    rank, count = meet()
     model = replace(model_of(kind), segments=2)
     parallel = DistributedDataParallel(model)
     optimizer = Adam(model.parameters(), lr=1e-3)
@@ -42,4 +42,4 @@ def main(rank: int, count: int, folder: Path, kind: str) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]), sys.argv[4])
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -1,4 +1,4 @@
-"""One of several processes that share the moments of Adam: RANK COUNT FOLDER.
+"""One of several processes that share the moments of Adam: FOLDER.
 
 Each has its part of every batch. FOLDER has a checkpoint of two steps in begun.pt. Weights after
 STEPS steps, of runs that are to be alike, and what was seen of them, go to FOLDER/RANK.pt.
@@ -51,8 +51,8 @@ def bytes_of_moments(optimizer: Adam) -> int:
     return sum(storages.values())
 
 
-def main(rank: int, count: int, folder: Path) -> None:
-    meet(rank, count, folder)
+def main(folder: Path) -> None:
+    rank, count = meet()
     seen: dict[str, Any] = {}
 
     def parallel(segments: int = 2) -> tuple[nn.Module, nn.Module]:
@@ -132,4 +132,4 @@ def _error(call: Any) -> str:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    main(Path(sys.argv[1]))

@@ -221,3 +221,11 @@ def test_two_processes_are_one_with_the_joined_batch(kind: str, tmp_path: Path) 
         half = batch(rows[number * HALF :][:HALF])
         (model(**half).loss / halves).backward()
     assert_close(first["gradients"], gradients(model))
+
+
+def test_a_trainers_processes_go_on_from_a_checkpoint_bit_equal(tmp_path: Path) -> None:
+    """With the moments of Adam shared out: the Trainer saves and loads those of all."""
+    seen = run("tests.train.trainer_process", 2, tmp_path)
+    for one in seen:
+        assert all(map(torch.equal, one["resumed"], one["whole"]))
+        assert all(map(torch.equal, one["whole"], seen[0]["whole"]))
