@@ -21,6 +21,7 @@ BENCHMARKS = (
     "generation",
     "seq2seq",
     "training",
+    "training_memory",
     "memory",
     "served",
     "python_api",

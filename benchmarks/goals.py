@@ -111,6 +111,7 @@ _GOALS = {
     generation_curves.BENCHMARK: generation_curves.goals,
     "seq2seq": seq2seq_report.goals,
     training_report.BENCHMARK: training_report.goals,
+    training_report.MEMORY: training_report.memory_goals,
     "memory": _memory,
     "served": _served,
     "python_api": _python_api,

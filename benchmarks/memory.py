@@ -46,6 +46,17 @@ def timed(call: Callable[[], Any]) -> float:
     return (time.perf_counter() - start) * 1e3
 
 
+def live_bytes(call: Callable[[], Any]) -> np.ndarray:
+    """What torch had lent on the CPU during a call more than before it, after each change."""
+    from torch.profiler import ProfilerActivity, profile
+
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
+        call()
+    events = [e for e in trace.profiler.kineto_results.events() if e.name() == "[memory]"]
+    changes = [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]
+    return np.cumsum(changes, dtype=np.int64)
+
+
 def fusewire(folder: Path, threads: int) -> tuple[dict[str, Any], list[Program]]:
     from fusewire import kernels
     from fusewire.batch import Batch, Sequence
@@ -91,18 +102,14 @@ def fusewire(folder: Path, threads: int) -> tuple[dict[str, Any], list[Program]]
 
 def torch_eager(folder: Path, threads: int) -> dict[str, Any]:
     import torch
-    from torch.profiler import ProfilerActivity, profile
 
     run = rivals.transformers_eager(folder, threads)
     sequences = workload(rivals.vocabulary(folder))
 
     def profiled(sequence: np.ndarray) -> tuple[int, int]:
         """Highest live bytes and number of allocations of one request."""
-        with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
-            run([sequence])
-        events = [e for e in trace.profiler.kineto_results.events() if e.name() == "[memory]"]
-        changes = [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]
-        return int(np.cumsum(changes).max()), sum(change > 0 for change in changes)
+        live = live_bytes(lambda: run([sequence]))
+        return int(live.max()), int((np.diff(live, prepend=0) > 0).sum())
 
     peaks, calls = zip(*map(profiled, sequences), strict=True)
     return {

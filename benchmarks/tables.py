@@ -197,6 +197,7 @@ TABLES: dict[str, Callable[[Rows], str]] = {
     "overload": lambda rows: overload_report.tables(rows, _where(rows, rows[0]["versions"])),
     turbo_report.BENCHMARK: _above(turbo_report.table),
     training_report.BENCHMARK: _above(training_report.table),
+    training_report.MEMORY: _above(training_report.memory_table),
     chaos_report.CHAOS: chaos_report.chaos_table,
     chaos_report.SOAK: chaos_report.soak_table,
     "memory": _memory_table,

@@ -175,7 +175,7 @@ SECTIONS = (
         "which pad a batch to its longest text. [Training](training.md) says how.",
         (("cpu", "training"),),
     ),
-    Section("Memory", "", (("gpu", "memory"), ("cpu", "memory"))),
+    Section("Memory", "", (("gpu", "memory"), ("cpu", "memory"), ("cpu", "training_memory"))),
     Section(
         "Single kernels",
         "",
@@ -209,6 +209,7 @@ encoder` runs one of them. With a GPU:
 | requests that arrive at random | `python -m benchmarks.generation_poisson --device cuda \
 --model llama-8b --seconds 5 --shares 0.1 0.2 0.3 0.5 0.7 0.9 --sequences 32` |
 | batches of requests of many lengths | `python -m benchmarks.turbo`, `--device cuda` |
+| memory of a training step | `python -m benchmarks.training_memory` |
 | faults; memory over 200,000 requests | `python -m tests.chaos`, `python -m tests.chaos.soak` |
 
 Overload needs cores for the server and others for its clients: `python -m benchmarks.overload \

@@ -7,9 +7,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fusewire import kernels
 
 from benchmarks import goals, tables
 from benchmarks.training import System, check
+from benchmarks.training_memory import SYSTEMS, measured
+from benchmarks.training_report import MEMORY
 from benchmarks.training_rivals import batch_of
 
 TINY = "BERT, tiny"
@@ -55,3 +58,21 @@ def test_goals_and_tables_are_read_from_rows() -> None:
     assert (compiled.measured, compiled.reached) == ("0.90", False)
     table = tables.TABLES["training"](rows)
     assert "| BERT-base, 8 texts | 360, 900 | 100 / 190 | 200 / 380 | 90 / 171 |" in table
+
+
+@pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")
+def test_memory_is_less_the_more_is_computed_again() -> None:
+    rows = [
+        {"benchmark": MEMORY, "model": TINY, "case": "batch 8", "system": system, "cpu": "a CPU"}
+        | {"threads": 2, "dtype": "float32", "time": "2026-11-26", "versions": {}}
+        | measured(system, TINY, 8, kernels.num_threads())
+        for system in SYSTEMS
+    ]
+    peaks = [row["peak_mib"] for row in rows]
+    planned = [row["planned_mib"] for row in rows if "planned_mib" in row]
+    assert planned[0] > planned[1] >= planned[2] > planned[3]
+    assert max(peaks[: len(planned)]) < min(peaks[len(planned) :])
+    (goal,) = goals._GOALS[MEMORY](rows)
+    assert goal.reached
+    line = f"| {rows[3]['system']} | {peaks[3]:.1f} | {planned[3]:.1f} |"
+    assert line in tables.TABLES[MEMORY](rows)

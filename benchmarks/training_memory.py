@@ -1,0 +1,114 @@
+"""Memory of a training step by what is computed again, beside transformers on torch: `python -m
+benchmarks.training_memory`.
+
+The batches and models of `benchmarks.training`, fp32, dropout 0.1, each system in a process of its
+own, in its second step of forward and backward, whose gradients are added to those of the first.
+Counted is what lives at once beyond parameters and gradients:
+
+- fusewire: the highest that its allocator had lent during the step beyond what it keeps between
+  steps, and the highest of torch (embeddings, head), though they need not meet. What it keeps on
+  CPUs is copies of weights in the order that kernels read them. The plan is of the layers: forward
+  and backward, beside the liveness bound, which no order of the same tensors in memory goes below.
+- transformers: the highest of torch, as its profiler counts, and with its gradient checkpointing.
+
+Writes bench-results/training_memory.jsonl, one JSON object a row.
+"""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import encoder_report, records, training_report
+from benchmarks.memory import MIB, alone, live_bytes
+from benchmarks.training_report import MEMORY, OURS
+from benchmarks.training_rivals import SHAPES, batch_of, make
+
+CASES = {"BERT-base": 32, "GPT, 4 layers of 256": 8}
+SYSTEMS = {
+    **{f"{OURS}, recompute {mode}": mode for mode in ("none", "norm", "activation", "layer")},
+    "transformers": "none",
+    "transformers, checkpointing": "layer",
+}
+
+
+def measured(system: str, shape: str, texts: int, threads: int) -> dict[str, Any]:
+    import torch
+    from fusewire import kernels
+    from fusewire.train import replace
+
+    torch.set_num_threads(threads)
+    kernels.set_num_threads(threads)
+    model = make(shape).train()
+    mode = SYSTEMS[system]
+    if system.startswith(OURS):
+        model = replace(model, recompute=mode)
+    elif mode == "layer":
+        model.gradient_checkpointing_enable()
+    numbers = batch_of(shape, texts, np.random.default_rng(0))
+    batch = {name: torch.from_numpy(value) for name, value in numbers.items()}
+
+    def step() -> None:
+        model(**batch).loss.backward()
+
+    step()
+    allocator = kernels.default_allocator()
+    kept = allocator.stats()["allocated_bytes"]
+    allocator.reset_peaks()
+    of_torch = int(live_bytes(step).max())
+    own = allocator.stats()["peak_allocated_bytes"] - kept
+    row = {
+        "tokens": int(numbers.get("attention_mask", numbers["input_ids"] >= 0).sum()),
+        "padded_tokens": numbers["input_ids"].size,
+        "peak_mib": (own + of_torch) / MIB,
+        "kept_mib": kept / MIB,
+        "version": torch.__version__,
+    }
+    layers = [module.fusewire for module in model.modules() if hasattr(module, "fusewire")]
+    if layers:
+        (stats,) = (segment.stack.stats() for each in layers for segment in each.segments)
+        row |= {
+            "planned_mib": stats["peak_bytes"] / MIB,
+            "bound_mib": stats["lower_bound_bytes"] / MIB,
+            "worst_peak_over_bound": stats["worst_ratio"],
+        }
+    return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=list(CASES))
+    parser.add_argument("--texts", type=int, help="of a batch, by default those of docs")
+    parser.add_argument("--out", type=Path, default=records.RESULTS)
+    options = parser.parse_args()
+    rows = []
+    for shape in options.models:
+        texts = options.texts or CASES[shape]
+        facts = {
+            "benchmark": MEMORY,
+            "model": shape,
+            "case": f"batch {texts}",
+            "dtype": "float32",
+            "threads": options.threads,
+            "cpu": encoder_report.cpu_name(),
+            "python": platform.python_version(),
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        }
+        for system in SYSTEMS:
+            print(f"{shape}, {texts}: {system}", flush=True)
+            found = alone(measured, system, shape, texts, options.threads)
+            versions = {"torch": found.pop("version")}
+            rows.append({**facts, "system": system, "versions": versions, **found})
+    records.append(options.out / f"{MEMORY}.jsonl", rows)
+    print(f"\n{training_report.memory_table(rows)}")
+    print(f"rows added to {options.out / f'{MEMORY}.jsonl'}")
+
+
+if __name__ == "__main__":
+    main()
