@@ -11,9 +11,9 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from fusewire.engine.branches import Event
 from fusewire.engine.continuation import Delta
 from fusewire.engine.generation import GenerationEngine, Ticket
-from fusewire.engine.generation_loop import Event
 from fusewire.errors import FusewireError
 from fusewire.generation.parameters import GenerationParameters
 from fusewire.generation.request import GenerationRequest

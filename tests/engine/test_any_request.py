@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from fusewire.engine.generation import GenerationEngine
-from fusewire.engine.generation_loop import FORBIDDEN
+from fusewire.engine.generation_errors import FORBIDDEN
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.errors import FusewireError, InvalidInput
 from fusewire.generation.request import GenerationRequest

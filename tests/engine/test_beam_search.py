@@ -476,7 +476,7 @@ def test_a_failed_step_frees_its_searches(engine, monkeypatch):
     def fail(*_: object) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("fusewire.engine.beam_groups.kernels.fork_pages", fail)
+    monkeypatch.setattr("fusewire.engine.beam_forks.kernels.fork_pages", fail)
     with pytest.raises(ComputeFailed):
         ask(engine, [20] * 5, num_beams=3, max_new_tokens=9)[0].finish()
     assert engine.cache.used == engine.cache.reserved == engine.cache.live_tokens == 0

@@ -14,9 +14,9 @@ from functools import partial
 
 import pytest
 from fusewire.engine import generation
+from fusewire.engine.branches import Event
 from fusewire.engine.continuation import Delta
 from fusewire.engine.generation import GenerationEngine
-from fusewire.engine.generation_loop import Event
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.errors import ConfigurationError, InvalidInput, Overloaded, QueueFull, Unavailable
 from fusewire.generation.request import GenerationRequest

@@ -9,7 +9,7 @@ import fusewire_client as client
 import pytest
 from fusewire import kernels
 from fusewire.engine.admission import Admission
-from fusewire.engine.generation_loop import TOO_LATE
+from fusewire.engine.generation_errors import TOO_LATE
 from fusewire.engine.request import CANCELLED, CLOSED, failure
 from fusewire.errors import (
     Cancelled,

@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 from fusewire import kernels
 from fusewire.placement import Placement
 
+# Of a group and step: `kernels.beam_candidates` sorts no more.
+MOST_CANDIDATES = 2048
 _ALIGNMENT = 8  # bytes
 
 

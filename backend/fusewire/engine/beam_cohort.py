@@ -16,7 +16,7 @@ from fusewire.engine.kv_cache import SequencePages
 from fusewire.placement import Placement
 
 if TYPE_CHECKING:
-    from fusewire.engine.beam_groups import BeamGroup
+    from fusewire.engine.beam_group import BeamGroup
 
 
 class BeamCohort:

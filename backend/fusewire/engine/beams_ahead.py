@@ -22,7 +22,7 @@ from fusewire.engine.packing import pack_forked, sources_of
 
 if TYPE_CHECKING:
     from fusewire.engine.beam_cohort import BeamCohort
-    from fusewire.engine.beam_groups import BeamGroup
+    from fusewire.engine.beam_group import BeamGroup
     from fusewire.models.decoder import DecoderModel
     from fusewire.models.decoder_cache import DecoderCache
 

@@ -24,18 +24,16 @@ from fusewire import kernels
 from fusewire.audio import LogMel
 from fusewire.engine.admission import CHARACTERS_OF_TOKEN, Admission, Place
 from fusewire.engine.admission_block import GenerationBlock
-from fusewire.engine.beam_groups import MOST_CANDIDATES, BeamGroup, BeamGroups
+from fusewire.engine.beam_candidates import MOST_CANDIDATES
+from fusewire.engine.beam_group import BeamGroup
+from fusewire.engine.beam_groups import BeamGroups
 from fusewire.engine.beams_ahead import BeamsAhead
+from fusewire.engine.branches import Branch, Event, Generation
 from fusewire.engine.continuation import Continuation
 from fusewire.engine.costs import CostTable
 from fusewire.engine.deltas import Deltas
-from fusewire.engine.generation_loop import (
-    Branch,
-    EngineCounts,
-    Event,
-    Generation,
-    GenerationLoop,
-)
+from fusewire.engine.engine_counts import EngineCounts
+from fusewire.engine.generation_loop import GenerationLoop
 from fusewire.engine.generation_memory import PAGE_SIZE, limits_of, pages_for
 from fusewire.engine.generation_scheduler import GenerationScheduler, GenerationSequence
 from fusewire.engine.generation_settings import GenerationSettings

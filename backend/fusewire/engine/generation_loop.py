@@ -4,26 +4,28 @@ A step: the scheduler says which sequences run and how many of their tokens; pag
 sharing ends; an encoder pass over the sources that are new; one forward pass over all of it; tokens
 are sampled for all sequences that are due; each becomes text and an event; a sequence that has
 ended frees its slot and pages at once. On a GPU the next step may be under way before tokens are
-read (`look_ahead`). Beams go on in the same step; what all texts that can still
-win begin with becomes text and events at once, the rest when their search is done.
+read (`look_ahead`). Beams go on in the same step; what all texts that can still win begin with
+becomes text and events at once, the rest when their search is done.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from itertools import count
 from typing import TYPE_CHECKING
 
-from fusewire.engine.admission import Admission, Place
-from fusewire.engine.beam_groups import BeamGroup, BeamGroups
+from fusewire.engine.admission import Admission
+from fusewire.engine.aligner import Aligner
+from fusewire.engine.beam_group import BeamGroup
+from fusewire.engine.beam_groups import BeamGroups
 from fusewire.engine.beams_ahead import FoundBeams
-from fusewire.engine.continuation import Alignment, Continuation, Delta
+from fusewire.engine.branches import Branch, Generation
 from fusewire.engine.costs import CostTable
+from fusewire.engine.generation_errors import FORBIDDEN, NOT_FINITE, TOO_LATE
 from fusewire.engine.generation_scheduler import (
     Chunk,
     GenerationScheduler,
@@ -33,9 +35,11 @@ from fusewire.engine.generation_scheduler import (
 from fusewire.engine.look_ahead import Ahead, LookAhead
 from fusewire.engine.packing import pack, pack_sources
 from fusewire.engine.progress import Progress
-from fusewire.engine.prompt_logprobs import PromptLogprobs, PromptRows, PromptScorer
+from fusewire.engine.prompt_logprobs import PromptRows, PromptScorer
 from fusewire.engine.request import CANCELLED, failure
-from fusewire.engine.sampling import Draws, PendingDraws, Sampler, SamplingRows, SamplingState
+from fusewire.engine.row_owners import Owners
+from fusewire.engine.sampling import Draws, PendingDraws, Sampler, SamplingRows
+from fusewire.engine.search_answers import delta_of_beams, deltas_of_search
 from fusewire.errors import Cancelled, ComputeFailed, DeadlineExceeded, FusewireError, InvalidInput
 from fusewire.models.seq2seq_model import Seq2SeqModel
 from fusewire.models.step_batch import StepBatch
@@ -47,138 +51,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-TOO_LATE = (
-    "timeout_seconds: got more work than fits into this time, wanted the last token within it; "
-    "allow more time, or try again later"
-)
-
-NOT_FINITE = (
-    "compute: got logits that are NaN or infinite, wanted finite ones; use another dtype, or "
-    "report the model"
-)
-
-FORBIDDEN = (
-    "sampling_parameters",
-    "constraints that forbid every possible next token",
-    "at least one allowed token",
-    "relax no_repeat_ngram_size, bad_words, suppress_tokens or min_new_tokens, or ask for fewer",
-)
-
 # Of no step: the next ones say what steps cost now.
 _QUIET_S = 10.0
-
-# An event of a request: what a step added, or the error that ends it.
-Event = Delta | FusewireError
-
-
-@dataclass(eq=False)
-class Branch:
-    """One continuation of a request, as each part of the engine knows it."""
-
-    continuation: Continuation
-    sampling: SamplingState
-    quiet: bool = False  # nothing is told before its end
-    sequence: GenerationSequence | None = None  # of all but the first: once the prompt is stored
-    open: bool = True
-    places: int = 1  # that it has of the admission's
-    untold: list[float] = field(default_factory=list)  # log-probabilities of tokens, while quiet
-
-    @property
-    def num_output_tokens(self) -> int:
-        return self.continuation.num_output_tokens + len(self.untold)
-
-    @property
-    def most_left(self) -> int:
-        """Tokens until it is as long as it may be."""
-        return self.continuation.max_new_tokens - self.num_output_tokens
-
-    def ends(self, token: int) -> bool:
-        """Whether the last of its tokens, which is untold, does."""
-        return self.continuation.ends(token, self.num_output_tokens)
-
-
-@dataclass(eq=False)
-class Generation:
-    """A running request: its branches, and the callback for their events, which must return at
-    once. Of a beam search the branches are its best hypotheses, which end together; the sequence
-    of the first is that of all."""
-
-    branches: list[Branch]
-    on_event: Callable[[Event], None]
-    place: Place  # that it has of the admission's
-    beams: BeamGroup | None = None
-    prompt_logprobs: PromptLogprobs | None = None  # where requested, until the first event has them
-    # What the decoder begins with, where texts are to be aligned with their source.
-    decoder_ids: Sequence[int] = ()
-    open: int = field(init=False)  # branches that have not ended
-
-    def __post_init__(self) -> None:
-        self.open = len(self.branches)
-
-
-class Owners:
-    """Those to whom a step's rows of logits belong, in order; of sequences that take one token each
-    for as many steps as these stay the same. What is done for the quiet ones in a step is but a
-    note of the token."""
-
-    def __init__(self, owners: Sequence[tuple[Generation, Branch]]) -> None:
-        self.all = owners
-        self.sampling = SamplingRows([branch.sampling for _, branch in owners])
-        self.told = [row for row, (_, branch) in enumerate(owners) if not branch.quiet]
-        self.quiet = [row for row, (_, branch) in enumerate(owners) if branch.quiet]
-        quiet = [owners[row][1] for row in self.quiet]
-        self._token_ids = [branch.sequence.token_ids for branch in quiet if branch.sequence]
-        self._untold = [branch.untold for branch in quiet]
-        self._stop_tokens = {t for each in quiet for t in each.continuation.stop_tokens}
-        # Steps until one of them is as long as it may be, and one of all.
-        self._steps_left = min([each.most_left for each in quiet], default=0)
-        self.most_left = min([branch.most_left for _, branch in owners], default=0)
-
-    @property
-    def all_run(self) -> bool:
-        """Whether none has ended since; others may run in their place."""
-        return all([branch.sequence is not None for _, branch in self.all])
-
-    def note(self, tokens: list[int], logprobs: list[float]) -> set[int]:
-        """Takes the tokens of the quiet rows; returns which rows these have ended."""
-        if self.told:
-            tokens = [tokens[row] for row in self.quiet]
-            logprobs = [logprobs[row] for row in self.quiet]
-        for ids, untold, token, logprob in zip(
-            self._token_ids, self._untold, tokens, logprobs, strict=True
-        ):
-            ids.append(token)
-            untold.append(logprob)
-        self._steps_left -= 1
-        if self._steps_left > 0 and self._stop_tokens.isdisjoint(tokens):
-            return set()
-        rows = zip(self.quiet, tokens, strict=True)
-        return {row for row, token in rows if self.all[row][1].ends(token)}
-
-
-@dataclass(frozen=True)
-class EngineCounts:
-    """An engine at one moment. Sequences run or wait, for `backlog_seconds` of work; pages are of
-    keys and values, those in use of `page_bytes` each hold `live_tokens` (one that sequences share
-    counts for each); tokens were computed, of sources, prompts and answers, or found with
-    `prefix_hit_tokens`. Steps took `step_seconds` where `predicted_seconds` were predicted, and
-    replayed a recorded one, with `padding_tokens`, or found none that they could have replayed."""
-
-    running: int
-    waiting: int
-    backlog_seconds: float
-    used_pages: int
-    pages: int
-    page_bytes: int
-    live_tokens: int
-    tokens: int
-    step_seconds: float
-    predicted_seconds: float
-    preemptions: int
-    prefix_hit_tokens: int
-    graph_hits: int
-    graph_misses: int
-    padding_tokens: int
 
 
 class GenerationLoop:
@@ -204,6 +78,7 @@ class GenerationLoop:
         self._cache = cache
         self._sampler = sampler
         self._beam_groups = beam_groups
+        self._aligner = Aligner(model, scheduler.max_batch_tokens)
         self._scorer = scorer
         self._admission = admission
         self._look_ahead = look_ahead
@@ -212,7 +87,6 @@ class GenerationLoop:
         self._computed_at = 0.0  # the last step
         # When the last step ended, by time.perf_counter(), and how many it left running.
         self._left: tuple[float, int] | None = None
-        self._aligning_s = 0.0  # of this step
         self._owners: dict[GenerationSequence, tuple[Generation, Branch]] = {}
         self._deadlines: list[tuple[float, int, Generation]] = []  # a heap
         self._order = count()
@@ -265,7 +139,7 @@ class GenerationLoop:
         self._computed_at = now
         try:
             began = time.perf_counter()
-            tokens, self._aligning_s = step.tokens, 0.0
+            tokens, aligned_s = step.tokens, self._aligner.took_s
             if ahead:
                 if self._left is not None:  # the device began it no later
                     began = self._left[0]
@@ -275,14 +149,14 @@ class GenerationLoop:
             if self._look_ahead:
                 self._look_ahead.drop_ended()
             # What alignments took says nothing about the next step of so many tokens.
-            ended = time.perf_counter()
-            took_s = ended - began - self._aligning_s
+            ended, aligning_s = time.perf_counter(), self._aligner.took_s - aligned_s
+            took_s = ended - began - aligning_s
             self.predicted_seconds += self.costs.seconds(tokens, 0.0)
             self.step_seconds += took_s
             self.costs.observe(tokens, 0.0, took_s)
             # Those that run wait for all that is done from one step to the next.
             if self._left is not None and self._left[1]:
-                self._admission.stepped(self._left[1], ended - self._left[0] - self._aligning_s)
+                self._admission.stepped(self._left[1], ended - self._left[0] - aligning_s)
             self._left = ended, self.scheduler.running
         except Exception as error:
             self._left = None
@@ -469,31 +343,13 @@ class GenerationLoop:
     def _answer_settled(self, generation: Generation, settled: Sequence[tuple[int, float]]) -> None:
         for token, logprob in settled:
             for branch in generation.branches:
-                generation.on_event(_delta_of_beams(generation, branch, token, logprob))
+                generation.on_event(delta_of_beams(generation, branch, token, logprob))
 
     def _answer_search(self, generation: Generation, group: BeamGroup) -> None:
-        hypotheses = group.search.hypotheses()
-        # Where nothing changes log-probabilities, no token is left of logits at -inf alone.
-        if group.search.broken or not (hypotheses or group.changes_logits):
-            raise ComputeFailed(NOT_FINITE)
-        if not hypotheses:
-            raise InvalidInput(*FORBIDDEN)
-        if len(hypotheses) < len(generation.branches):
-            wanted = f"at most {len(hypotheses)}, the texts that this search has found"
-            raise InvalidInput("n", len(generation.branches), wanted, "ask for fewer")
-        deltas: list[Delta] = []
-        for branch, found in zip(generation.branches, hypotheses, strict=False):
-            settled = branch.continuation.num_output_tokens
-            log_probs = found.log_probs[settled:].tolist()
-            tokens = found.tokens[settled:].tolist()
-            if branch.quiet:
-                branch.continuation.pass_over(tokens[:-1], log_probs[:-1])
-                tokens, log_probs = tokens[-1:], log_probs[-1:]
-            for token, logprob in zip(tokens, log_probs, strict=True):
-                deltas.append(_delta_of_beams(generation, branch, token, logprob))
-            deltas[-1].score = found.score
+        deltas = deltas_of_search(generation, group)
         if generation.decoder_ids:
-            self._align(generation, [found.tokens.tolist() for found in hypotheses], deltas)
+            texts = [found.tokens.tolist() for found in group.search.hypotheses()]
+            self._aligner.align(generation, texts, deltas)
         for branch in generation.branches:
             self._end(generation, branch)
         for delta in deltas:
@@ -567,30 +423,11 @@ class GenerationLoop:
         delta.prompt_logprobs, generation.prompt_logprobs = generation.prompt_logprobs, None
         if delta.finish_reason is not None:
             if generation.decoder_ids:
-                self._align(generation, [sequence.token_ids[-delta.num_output_tokens :]], [delta])
+                self._aligner.align(
+                    generation, [sequence.token_ids[-delta.num_output_tokens :]], [delta]
+                )
             self._end(generation, branch)
         generation.on_event(delta)
-
-    def _align(
-        self, generation: Generation, texts: Sequence[list[int]], deltas: Sequence[Delta]
-    ) -> None:
-        """Gives the last delta of each text, of which there may be more, its alignment: reads the
-        texts and their source once more, while all else waits."""
-        lasts = [delta for delta in deltas if delta.finish_reason is not None]
-        sequence = next(each.sequence for each in generation.branches if each.sequence)
-        source = sequence.source
-        assert source is not None
-        assert isinstance(self._model, Seq2SeqModel)
-        begin = generation.decoder_ids
-        read = [[*begin, *tokens[:-1]] for tokens in texts[: len(lasts)]]
-        began = time.perf_counter()
-        most = self.scheduler.max_batch_tokens
-        try:
-            found = self._model.alignments(source.token_ids, read, most)
-        finally:
-            self._aligning_s += time.perf_counter() - began
-        for delta, tokens, weights in zip(lasts, texts, found, strict=False):
-            delta.alignment = Alignment(source.token_ids, tokens, weights[len(begin) - 1 :])
 
     def _own(self, generation: Generation, branch: Branch, sequence: GenerationSequence) -> None:
         branch.sequence = sequence
@@ -622,12 +459,3 @@ class GenerationLoop:
                 generation.on_event(copy(error))
             except Exception:  # it may be what raised before; others go on
                 _log.exception("a callback failed")
-
-
-def _delta_of_beams(generation: Generation, branch: Branch, token: int, logprob: float) -> Delta:
-    """The next token of one of a search's texts."""
-    sequence = generation.branches[0].sequence
-    assert sequence is not None
-    delta = branch.continuation.accept(token, logprob)
-    delta.num_cached_tokens = sequence.cached_tokens or 0
-    return delta

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import numpy as np
-from fusewire.engine.generation_loop import EngineCounts
+from fusewire.engine.engine_counts import EngineCounts
 from fusewire.engine.progress import Progress
 from fusewire.errors import Cancelled, InvalidInput, QueueFull
 from fusewire.serving.instance.generation_metrics import GenerationMetrics

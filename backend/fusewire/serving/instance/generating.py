@@ -14,9 +14,9 @@ from typing import Any
 
 from fusewire import kernels
 from fusewire.engine.best_of import BestOf
+from fusewire.engine.branches import Event
 from fusewire.engine.continuation import Delta
 from fusewire.engine.generation import GenerationEngine, Ticket
-from fusewire.engine.generation_loop import Event
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.engine.request import CANCELLED, Answer, Request, failure
 from fusewire.errors import Cancelled, ConfigurationError, FusewireError

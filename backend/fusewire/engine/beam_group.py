@@ -1,0 +1,114 @@
+"""The beams of one request, between steps: scores, histories, and which pages they have.
+
+What they search by is `kernels.BeamSearch`; diverse groups are parts of it, each with beams and a
+history of its own.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fusewire import kernels
+from fusewire.engine.beam_cohort import BeamCohort
+from fusewire.engine.sampling import SamplingState
+
+
+class BeamPart:
+    """Beams that search by themselves: a diverse group, or all of a request without these."""
+
+    def __init__(self, sampling: SamplingState) -> None:
+        self.sampling = sampling  # with the histories of all of them
+        self.first = 0  # of their rows among the request's
+        self._scores = np.zeros(1, np.float32)
+        self._cohort: tuple[BeamCohort, int] | None = None
+
+    @property
+    def scores(self) -> NDArray[np.float32]:
+        """Of the beams; first of the prompt."""
+        if self._cohort is None:
+            return self._scores
+        cohort, row = self._cohort
+        return cohort.scores[slice(*cohort.offsets[row : row + 2].tolist())]
+
+    def join(self, cohort: BeamCohort, row: int) -> None:
+        """The cohort has the scores from here on."""
+        self._cohort = cohort, row
+
+    def go_on(
+        self,
+        first: int,
+        scores: NDArray[np.float32],
+        parents: NDArray[np.int32],
+        tokens: NDArray[np.int64],
+    ) -> None:
+        """The beams that run on, if any."""
+        self.first, self._scores, self._cohort = first, scores, None
+        if len(tokens):
+            self.sampling.advance(parents, tokens)
+
+    def force(self, candidates: NDArray[np.int32]) -> None:
+        """Where the next token is forced, the candidates [4, most] are that of each beam, or those
+        of a list; unless the logits were not finite."""
+        tokens = self.sampling.forced.get(self.sampling.new_tokens)
+        scores = candidates[0].view(np.float32)
+        if tokens is None or np.isnan(scores[0]):
+            return
+        beams = len(self.scores)
+        count = min(beams * len(tokens), scores.size)
+        candidates[2:], scores[:] = -1, -np.inf
+        scores[:count] = self.scores.repeat(len(tokens))[:count]
+        candidates[1, :count] = 0  # the bits of 0.0 too
+        candidates[2, :count] = np.arange(beams).repeat(len(tokens))[:count]
+        candidates[3, :count] = np.tile(tokens, beams)[:count]
+
+
+class BeamGroup:
+    """The beams of one request."""
+
+    def __init__(
+        self,
+        search: kernels.BeamSearch,
+        sampling: SamplingState,
+        *,
+        renormalizes: bool = False,
+        diversity_penalty: float = 0.0,
+    ) -> None:
+        """`sampling`: what changes log-probabilities, before the first token; `renormalizes`:
+        whether they are normalised again after that. `diversity_penalty`: of a token for each time
+        that groups before chose it in the same step (Vijayakumar et al., 2018)."""
+        self.search = search
+        self.renormalizes = renormalizes
+        self.diversity_penalty = diversity_penalty
+        self.pages: kernels.BeamPages | None = None  # once the prompt is stored
+        self.parts = [BeamPart(sampling)]
+        if search.groups > 1:
+            sampling.changes_logits = True
+            self.parts = [BeamPart(sampling.fork(0)) for _ in range(search.groups)]
+
+    def penalize(self, index: int) -> None:
+        """A part is about to take its step: what those before it chose costs it."""
+        if index:
+            chosen = self.search.chosen_before(index)
+            self.parts[index].sampling.history.penalize_once(chosen, self.diversity_penalty)
+
+    def histories(self) -> list[list[int]]:
+        """The tokens that each running beam has generated."""
+        running = sum(len(part.scores) for part in self.parts)
+        return [self.search.history(beam).tolist() for beam in range(running)]
+
+    @property
+    def plain(self) -> bool:
+        """Whether the model alone decides, but for tokens that are forced, and nothing is reused
+        of a step but its scores."""
+        return self.search.groups == 1 and not self.changes_logits
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether anything does but the model."""
+        return self.parts[0].sampling.changes_logits
+
+    @property
+    def rows(self) -> int:
+        """Of the coming step: one, the prompt's, before the first."""
+        return sum(len(part.scores) for part in self.parts) if self.pages else 1

@@ -1,0 +1,62 @@
+"""A running request and its branches, the continuations that it has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from fusewire.engine.admission import Place
+from fusewire.engine.beam_group import BeamGroup
+from fusewire.engine.continuation import Continuation, Delta
+from fusewire.engine.generation_sequence import GenerationSequence
+from fusewire.engine.prompt_logprobs import PromptLogprobs
+from fusewire.engine.sampling_state import SamplingState
+from fusewire.errors import FusewireError
+
+# An event of a request: what a step added, or the error that ends it.
+Event = Delta | FusewireError
+
+
+@dataclass(eq=False)
+class Branch:
+    """One continuation of a request, as each part of the engine knows it."""
+
+    continuation: Continuation
+    sampling: SamplingState
+    quiet: bool = False  # nothing is told before its end
+    sequence: GenerationSequence | None = None  # of all but the first: once the prompt is stored
+    open: bool = True
+    places: int = 1  # that it has of the admission's
+    untold: list[float] = field(default_factory=list)  # log-probabilities of tokens, while quiet
+
+    @property
+    def num_output_tokens(self) -> int:
+        return self.continuation.num_output_tokens + len(self.untold)
+
+    @property
+    def most_left(self) -> int:
+        """Tokens until it is as long as it may be."""
+        return self.continuation.max_new_tokens - self.num_output_tokens
+
+    def ends(self, token: int) -> bool:
+        """Whether the last of its tokens, which is untold, does."""
+        return self.continuation.ends(token, self.num_output_tokens)
+
+
+@dataclass(eq=False)
+class Generation:
+    """A running request: its branches, and the callback for their events, which must return at
+    once. Of a beam search the branches are its best hypotheses, which end together; the sequence
+    of the first is that of all."""
+
+    branches: list[Branch]
+    on_event: Callable[[Event], None]
+    place: Place  # that it has of the admission's
+    beams: BeamGroup | None = None
+    prompt_logprobs: PromptLogprobs | None = None  # where requested, until the first event has them
+    # What the decoder begins with, where texts are to be aligned with their source.
+    decoder_ids: Sequence[int] = ()
+    open: int = field(init=False)  # branches that have not ended
+
+    def __post_init__(self) -> None:
+        self.open = len(self.branches)

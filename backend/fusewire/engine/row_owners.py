@@ -1,0 +1,48 @@
+"""Whose the rows of a step's logits are, for as many steps as these stay the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fusewire.engine.branches import Branch, Generation
+from fusewire.engine.sampling import SamplingRows
+
+
+class Owners:
+    """Those to whom a step's rows of logits belong, in order; of sequences that take one token each
+    for as many steps as these stay the same. What is done for the quiet ones in a step is but a
+    note of the token."""
+
+    def __init__(self, owners: Sequence[tuple[Generation, Branch]]) -> None:
+        self.all = owners
+        self.sampling = SamplingRows([branch.sampling for _, branch in owners])
+        self.told = [row for row, (_, branch) in enumerate(owners) if not branch.quiet]
+        self.quiet = [row for row, (_, branch) in enumerate(owners) if branch.quiet]
+        quiet = [owners[row][1] for row in self.quiet]
+        self._token_ids = [branch.sequence.token_ids for branch in quiet if branch.sequence]
+        self._untold = [branch.untold for branch in quiet]
+        self._stop_tokens = {t for each in quiet for t in each.continuation.stop_tokens}
+        # Steps until one of them is as long as it may be, and one of all.
+        self._steps_left = min([each.most_left for each in quiet], default=0)
+        self.most_left = min([branch.most_left for _, branch in owners], default=0)
+
+    @property
+    def all_run(self) -> bool:
+        """Whether none has ended since; others may run in their place."""
+        return all([branch.sequence is not None for _, branch in self.all])
+
+    def note(self, tokens: list[int], logprobs: list[float]) -> set[int]:
+        """Takes the tokens of the quiet rows; returns which rows these have ended."""
+        if self.told:
+            tokens = [tokens[row] for row in self.quiet]
+            logprobs = [logprobs[row] for row in self.quiet]
+        for ids, untold, token, logprob in zip(
+            self._token_ids, self._untold, tokens, logprobs, strict=True
+        ):
+            ids.append(token)
+            untold.append(logprob)
+        self._steps_left -= 1
+        if self._steps_left > 0 and self._stop_tokens.isdisjoint(tokens):
+            return set()
+        rows = zip(self.quiet, tokens, strict=True)
+        return {row for row, token in rows if self.all[row][1].ends(token)}
