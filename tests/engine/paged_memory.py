@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from fusewire.engine.kv_cache import SequencePages, SourcePages
+from fusewire.engine.sequence_pages import SequencePages
+from fusewire.engine.source_pages import SourcePages
 
 Stored = tuple[object, ...]
 

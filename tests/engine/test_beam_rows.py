@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from fusewire.engine.beam_rows import BeamRows, StepRows
-from fusewire.engine.generation_scheduler import GenerationSequence, Step
+from fusewire.engine.generation_sequence import GenerationSequence
+from fusewire.engine.generation_step import Step
 from fusewire.engine.kv_cache import Source
 from fusewire.engine.packing import pack
 from fusewire.models.step_batch import StepBatch

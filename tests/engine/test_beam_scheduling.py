@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from fusewire import kernels
 from fusewire.engine.beam_pasts import pasts_of
-from fusewire.engine.generation_scheduler import Chunk, GenerationSequence, State, Step
-from fusewire.engine.generation_sequence import BeamRows
-from fusewire.engine.kv_cache import SequencePages, Source
+from fusewire.engine.generation_sequence import BeamRows, GenerationSequence, State
+from fusewire.engine.generation_step import Chunk, Step
+from fusewire.engine.kv_cache import Source
+from fusewire.engine.sequence_pages import SequencePages
 from fusewire.errors import InvalidInput
 from hypothesis import settings
 from hypothesis import strategies as st

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from fusewire.engine.decode_rows import DecodeRows
 from fusewire.engine.generation_sequence import GenerationSequence
-from fusewire.engine.kv_cache import PageNames, SequencePages
+from fusewire.engine.sequence_pages import PageNames, SequencePages
 from hypothesis import given
 from hypothesis import strategies as st
 

@@ -6,14 +6,11 @@ from itertools import product
 from math import inf
 
 import pytest
-from fusewire.engine.generation_scheduler import (
-    Chunk,
-    GenerationScheduler,
-    GenerationSequence,
-    State,
-    Step,
-)
-from fusewire.engine.kv_cache import KvCache, SequencePages, Source
+from fusewire.engine.generation_scheduler import GenerationScheduler
+from fusewire.engine.generation_sequence import GenerationSequence, State
+from fusewire.engine.generation_step import Chunk, Step
+from fusewire.engine.kv_cache import KvCache, Source
+from fusewire.engine.sequence_pages import SequencePages
 from fusewire.errors import ConfigurationError, InvalidInput
 from hypothesis import settings
 from hypothesis import strategies as st

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-from fusewire.engine.kv_cache import KvCache, OutOfPages, SequencePages, Source
+from fusewire.engine.kv_cache import KvCache, OutOfPages, Source
+from fusewire.engine.sequence_pages import SequencePages
 from fusewire.errors import ConfigurationError
 from hypothesis import given, settings
 from hypothesis import strategies as st

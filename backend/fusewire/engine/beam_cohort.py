@@ -12,7 +12,7 @@ from fusewire import kernels
 from fusewire.engine.beam_candidates import BeamCandidates
 from fusewire.engine.beam_rows import StepRows
 from fusewire.engine.generation_sequence import GenerationSequence
-from fusewire.engine.kv_cache import SequencePages
+from fusewire.engine.sequence_pages import SequencePages
 from fusewire.placement import Placement
 
 if TYPE_CHECKING:

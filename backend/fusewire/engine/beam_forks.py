@@ -16,7 +16,8 @@ from fusewire import kernels
 from fusewire.engine.beam_group import BeamGroup
 from fusewire.engine.beam_pasts import pasts_of
 from fusewire.engine.generation_sequence import BeamRows, GenerationSequence
-from fusewire.engine.kv_cache import KvCache, SequencePages
+from fusewire.engine.kv_cache import KvCache
+from fusewire.engine.sequence_pages import SequencePages
 
 if TYPE_CHECKING:
     from fusewire.models.decoder_cache import DecoderCache

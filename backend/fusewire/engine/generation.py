@@ -35,7 +35,8 @@ from fusewire.engine.deltas import Deltas
 from fusewire.engine.engine_counts import EngineCounts
 from fusewire.engine.generation_loop import GenerationLoop
 from fusewire.engine.generation_memory import PAGE_SIZE, limits_of, pages_for
-from fusewire.engine.generation_scheduler import GenerationScheduler, GenerationSequence
+from fusewire.engine.generation_scheduler import GenerationScheduler
+from fusewire.engine.generation_sequence import GenerationSequence
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.engine.kv_cache import KvCache, Source
 from fusewire.engine.language_detection import LanguageDetection

@@ -26,12 +26,9 @@ from fusewire.engine.beams_ahead import FoundBeams
 from fusewire.engine.branches import Branch, Generation
 from fusewire.engine.costs import CostTable
 from fusewire.engine.generation_errors import FORBIDDEN, NOT_FINITE, TOO_LATE
-from fusewire.engine.generation_scheduler import (
-    Chunk,
-    GenerationScheduler,
-    GenerationSequence,
-    Step,
-)
+from fusewire.engine.generation_scheduler import GenerationScheduler
+from fusewire.engine.generation_sequence import GenerationSequence
+from fusewire.engine.generation_step import Chunk, Step
 from fusewire.engine.look_ahead import Ahead, LookAhead
 from fusewire.engine.packing import pack, pack_sources
 from fusewire.engine.progress import Progress

@@ -21,75 +21,17 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from itertools import count
-from operator import itemgetter
-from typing import NamedTuple
 
 from fusewire.engine.beam_pasts import pasts_of
-from fusewire.engine.decode_rows import DecodeRows, Decodes
+from fusewire.engine.capacity import check_capacity
+from fusewire.engine.decode_rows import DecodeRows
 from fusewire.engine.generation_queue import GenerationQueue
 from fusewire.engine.generation_sequence import RANK, GenerationSequence, Ranked, State
-from fusewire.engine.kv_cache import KvCache, OutOfPages, SequencePages, SourcePages
-from fusewire.errors import ConfigurationError, InvalidInput
-
-__all__ = ["Chunk", "GenerationScheduler", "GenerationSequence", "State", "Step"]
-
-
-class Chunk(NamedTuple):
-    """Tokens first to first + tokens - 1 of a sequence are computed and stored in this step."""
-
-    sequence: GenerationSequence
-    first: int
-    tokens: int
-
-
-@dataclass(eq=False)
-class Step:
-    """What to do: the copies (no page is both source and target), then an encoder pass over
-    `sources`, then all chunks (decodes, then prompts), and the rows of all groups, at once."""
-
-    decodes: Decodes = field(default_factory=Decodes.none)
-    prompts: list[Chunk] = field(default_factory=list)  # of the others
-    copies: list[tuple[int, int]] = field(default_factory=list)  # pages (from, to)
-    encodes: list[GenerationSequence] = field(default_factory=list)  # whose sources are encoded
-    sources: list[SourcePages] = field(
-        default_factory=list
-    )  # theirs, and of others with equal ones
-    groups: list[GenerationSequence] = field(default_factory=list)  # whose beams go on
-    beams: int = 0  # of these
-    # Of a step of groups that is planned ahead, pages to reserve for each one's fork behind it.
-    reserved: list[int] = field(default_factory=list)
-    resumed: list[GenerationSequence] = field(default_factory=list)  # whose beams then can again
-    preempted: list[GenerationSequence] = field(default_factory=list)  # waiting again
-    expired: list[GenerationSequence] = field(default_factory=list)  # finished, never ran
-
-    @property
-    def chunks(self) -> list[Chunk]:
-        """Of decodes and prompts, in order."""
-        decodes = zip(self.decodes.rows.sequences, self.decodes.positions.tolist(), strict=True)
-        return [*(Chunk(sequence, first, 1) for sequence, first in decodes), *self.prompts]
-
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing to compute, nor to resume."""
-        some = self.decodes.rows.sequences or self.prompts or self.encodes
-        return not (some or self.groups or self.resumed)
-
-    @property
-    def tokens(self) -> int:
-        """Of chunks, sources and beams."""
-        encoded = sum(len(each.source) for each in self.sources)
-        of_prompts = sum(map(itemgetter(2), self.prompts))
-        return len(self.decodes.rows.sequences) + of_prompts + encoded + self.beams
-
-    @property
-    def sequences(self) -> list[GenerationSequence]:
-        """Those of which something is computed."""
-        chunks = [*self.decodes.rows.sequences, *(chunk.sequence for chunk in self.prompts)]
-        running = dict.fromkeys(each.search or each for each in chunks)
-        groups = dict.fromkeys(self.groups + self.resumed)
-        return list(running | dict.fromkeys(self.encodes) | groups)
+from fusewire.engine.generation_step import Chunk, Step
+from fusewire.engine.kv_cache import KvCache, OutOfPages
+from fusewire.engine.sequence_pages import SequencePages
+from fusewire.errors import ConfigurationError
 
 
 class GenerationScheduler:
@@ -152,35 +94,7 @@ class GenerationScheduler:
 
     def check(self, sequence: GenerationSequence) -> None:
         """InvalidInput when the sequence could never run, however empty the cache is."""
-        if not sequence.token_ids:
-            raise InvalidInput("prompt", "no tokens", "at least one", "send a longer prompt")
-        source = sequence.source
-        if source is not None and not 1 <= len(source) <= self.max_batch_tokens:
-            raise InvalidInput(
-                "source",
-                f"{len(source)} tokens",
-                f"1 to {self.max_batch_tokens} (max_batch_tokens), as a source is encoded whole",
-                "shorten it, or raise max_batch_tokens",
-            )
-        longest = max(sequence.most_tokens, len(sequence.token_ids))
-        if self._cache.pages_for(longest, source) > self._cache.pages:
-            room = self._cache.pages * self._cache.page_size
-            beside = "" if source is None else f" beside the {len(source)} of the source"
-            raise InvalidInput(
-                "max_tokens",
-                f"{longest} tokens with the prompt{beside}",
-                f"at most {room}, the capacity of the KV cache",
-                "shorten the prompt or lower it",
-            )
-        if not 1 <= sequence.slots <= self._max_sequences:
-            raise InvalidInput(
-                "num_beams" if sequence.beams else "n",
-                sequence.slots,
-                f"1 to {self._max_sequences}, the sequences that run at once",
-                "ask for fewer",
-            )
-        if sequence.beams:
-            self._check_pages_of_beams(sequence)
+        check_capacity(sequence, self._cache, self.max_batch_tokens, self._max_sequences)
 
     def add(self, sequence: GenerationSequence) -> None:
         """Puts a new sequence into the queue. InvalidInput as `check` says."""
@@ -506,19 +420,6 @@ class GenerationScheduler:
         """Whether all that its beams had stored is stored after this step, and was not before."""
         planned = {chunk.sequence: chunk.tokens for chunk in step.prompts}
         return all(past.left == planned.get(past, 0) for past in group.returning)
-
-    def _check_pages_of_beams(self, sequence: GenerationSequence) -> None:
-        prompt = len(sequence.token_ids)
-        wanted = self._cache.pages_for(prompt, sequence.source)
-        wanted += self._cache.pages_for_beams(prompt, sequence.most_tokens, sequence.beams)
-        if wanted > self._cache.pages:
-            raise InvalidInput(
-                "num_beams",
-                f"{sequence.beams} beams of up to {sequence.most_tokens} tokens, which can need "
-                f"{wanted} pages",
-                f"at most {self._cache.pages} pages, the capacity of the KV cache",
-                "lower it or max_tokens, or raise kv_cache_mib",
-            )
 
 
 def _to_store(sequence: GenerationSequence) -> list[GenerationSequence]:

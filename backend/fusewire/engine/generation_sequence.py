@@ -10,7 +10,8 @@ from enum import Enum
 from operator import attrgetter
 
 from fusewire.engine.beam_rows import BeamRows, BeamRowsOf
-from fusewire.engine.kv_cache import PageNames, SequencePages, Source
+from fusewire.engine.sequence_pages import PageNames, SequencePages
+from fusewire.engine.source_pages import Source
 
 __all__ = ["BeamRows", "GenerationSequence", "Ranked", "State"]
 

@@ -23,7 +23,8 @@ from typing import TYPE_CHECKING
 
 from fusewire.engine.beam_groups import BeamGroups
 from fusewire.engine.beams_ahead import FoundBeams
-from fusewire.engine.generation_scheduler import GenerationScheduler, Step
+from fusewire.engine.generation_scheduler import GenerationScheduler
+from fusewire.engine.generation_step import Step
 from fusewire.engine.packing import pack_ahead
 from fusewire.engine.sampling import PendingDraws, Sampler, SamplingRows
 

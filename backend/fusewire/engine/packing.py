@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from fusewire.engine.beam_rows import BeamRowsOf, StepRows
 from fusewire.engine.decode_rows import Decodes
-from fusewire.engine.generation_scheduler import Chunk, GenerationSequence, Step
+from fusewire.engine.generation_sequence import GenerationSequence
+from fusewire.engine.generation_step import Chunk, Step
 from fusewire.kernels import Tensor
 from fusewire.models.seq2seq_model import SourceBatch
 from fusewire.models.step_batch import SourceTable, StepBatch

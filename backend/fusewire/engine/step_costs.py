@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fusewire.engine.costs import CostTable, measure
-from fusewire.engine.generation_scheduler import GenerationScheduler, GenerationSequence
+from fusewire.engine.generation_scheduler import GenerationScheduler
+from fusewire.engine.generation_sequence import GenerationSequence
 from fusewire.engine.kv_cache import Source
 from fusewire.engine.packing import pack, pack_sources
 from fusewire.models.seq2seq_model import Seq2SeqModel
