@@ -133,10 +133,9 @@ def test_an_alignment_that_could_be_too_large_is_refused(
     model, monkeypatch, weights, tokens, message
 ):
     _, engine = model
-    monkeypatch.setattr("fusewire.engine.generation._MOST_WEIGHTS", weights)
+    monkeypatch.setattr("fusewire.engine.request_preparation._MOST_WEIGHTS", weights)
     if tokens is not None:
-        settings = engine.settings.model_copy(update={"max_batch_tokens": tokens})
-        monkeypatch.setattr(engine, "settings", settings)
+        monkeypatch.setattr(engine._preparation, "_max_batch_tokens", tokens)
     asked = {"max_tokens": 16, "min_new_tokens": 16}
     if message is None:
         found = ask(engine, [30] * 5, **asked, alignment=True)[0].finish().deltas[-1].alignment

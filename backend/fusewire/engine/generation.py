@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import logging
 import queue
-import secrets
 import threading
 import time
 from collections import Counter
@@ -24,12 +23,9 @@ from fusewire import kernels
 from fusewire.audio import LogMel
 from fusewire.engine.admission import CHARACTERS_OF_TOKEN, Admission, Place
 from fusewire.engine.admission_block import GenerationBlock
-from fusewire.engine.beam_candidates import MOST_CANDIDATES
-from fusewire.engine.beam_group import BeamGroup
 from fusewire.engine.beam_groups import BeamGroups
 from fusewire.engine.beams_ahead import BeamsAhead
-from fusewire.engine.branches import Branch, Event, Generation
-from fusewire.engine.continuation import Continuation
+from fusewire.engine.branches import Event
 from fusewire.engine.costs import CostTable
 from fusewire.engine.deltas import Deltas
 from fusewire.engine.engine_counts import EngineCounts
@@ -42,15 +38,14 @@ from fusewire.engine.kv_cache import KvCache, Source
 from fusewire.engine.language_detection import LanguageDetection
 from fusewire.engine.look_ahead import LookAhead
 from fusewire.engine.progress import Progress
-from fusewire.engine.prompt_logprobs import PromptLogprobs, PromptScorer
+from fusewire.engine.prompt_logprobs import PromptScorer
 from fusewire.engine.request import CLOSED, failure
-from fusewire.engine.sampling import Sampler, SamplingState
-from fusewire.engine.seeds import seed_of
+from fusewire.engine.request_preparation import RequestPreparation
+from fusewire.engine.sampling import Sampler
 from fusewire.engine.spoken import Spoken, timestamps_of, with_language
 from fusewire.engine.step_costs import measure_steps
-from fusewire.engine.token_masks import OneOf, TokenMask
+from fusewire.engine.token_masks import OneOf
 from fusewire.errors import ConfigurationError, InvalidInput, Unavailable
-from fusewire.generation.bad_words import BadWords
 from fusewire.generation.checks import read_parameters
 from fusewire.generation.defaults import generation_config, generation_defaults
 from fusewire.generation.parameters import GenerationParameters
@@ -58,13 +53,11 @@ from fusewire.generation.prompt import (
     Prompt,
     Sound,
     max_new_tokens,
-    read_prefix,
     read_prompt,
     read_sound,
 )
 from fusewire.generation.request import GenerationRequest
 from fusewire.generation.speech import SpeechTokens, read_speech
-from fusewire.generation.stop_strings import StopMatcher, StopStrings
 from fusewire.models import Seq2SeqModel, SpeechModel, load_decoder
 from fusewire.placement import Placement
 from fusewire.text.detokenizer import Detokenizer
@@ -76,9 +69,6 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 # Far more than any step takes: a device that has hung must not hang the program's end.
 _LONGEST_STEP_S = 60.0
-# Weights of a text's alignment, of which the answer has a number each: target x source tokens.
-_MOST_WEIGHTS = 1 << 22
-Forced = dict[int, tuple[int, ...]]  # by the place of new tokens: one of these
 _FORKED = "engine: got a request in a forked process, wanted it where it was loaded; load it here"
 
 
@@ -118,9 +108,6 @@ class GenerationEngine:
         timestamps = (
             range(self.speech.timestamp_begin, self.model.vocab_size) if self.speech else ()
         )
-        self._detokenizer = Detokenizer(tokenizer, timestamps)
-        self._target_tokenizer = Tokenizer.load_target(Path(folder)) or tokenizer
-        self._bad_words = BadWords(self._target_tokenizer)
         self.limits = limits_of(self.model, settings, self.speech)
         self.defaults = self._defaults()
         pages = self._pages()
@@ -129,6 +116,15 @@ class GenerationEngine:
         self.cache = KvCache(pages, PAGE_SIZE, settings.prefix_caching)
         scheduler = GenerationScheduler(
             self.cache, settings.max_batch_tokens, settings.max_sequences
+        )
+        self._preparation = RequestPreparation(
+            self.folder,
+            self.model,
+            tokenizer,
+            Detokenizer(tokenizer, timestamps),
+            self.limits,
+            settings.max_batch_tokens,
+            scheduler.check,
         )
         self._check_folders_beams(scheduler)
         max_queue_s = inf if settings.max_queue_ms is None else settings.max_queue_ms / 1000
@@ -346,45 +342,9 @@ class GenerationEngine:
         place: Place,
         spoken: Spoken | None = None,
     ) -> Ticket:
-        parameters = request.parameters
-        ids, source, most = list(prompt.token_ids), None, prompt.max_new_tokens
-        forced: Forced = {}
-        if isinstance(self.model, Seq2SeqModel):
-            ids, bos = (spoken.begin, None) if spoken else self._begin(self.model, parameters)
-            source = Source(prompt.token_ids, prompt.features)
-            if len(ids) > 1:
-                room = max_new_tokens(parameters, len(source), self.limits, len(ids))
-                most = min(most, room)
-            eos, suppressed = parameters.forced_eos_token_id, parameters.suppress_tokens
-            forced = _forced(bos, eos, most, suppressed)
-        scores = None
-        if parameters.prompt_logprobs is not None:
-            k = min(parameters.prompt_logprobs, self.model.vocab_size)
-            scores = PromptLogprobs(ids, k)
-        sequence = GenerationSequence(
-            token_ids=ids,
-            most_tokens=len(ids) + most,
-            priority=parameters.priority,
-            deadline=deadline,
-            begin_by=place.begin_by,
-            tenant=place.tenant,
-            cost_s=place.cost_s,
-            continuations=1 if parameters.searches else parameters.sequences,
-            beams=parameters.num_beams if parameters.searches else 0,
-            to_score=0 if scores is None else len(ids) - 1,
-            source=source,
+        generation, sequence = self._preparation.prepare(
+            prompt, request, deadline, callback, place, spoken
         )
-        self._loop.scheduler.check(sequence)
-        if parameters.alignment and source is not None:
-            self._check_alignment(parameters, len(ids) + most - 1, len(source))
-        read = () if source is None or spoken else source.token_ids
-        mask = spoken.mask if spoken else None
-        place.sequence, place.begun = sequence, len(ids)
-        generation = self._generation(
-            ids, read, request, most, forced, callback, scores, place, mask
-        )
-        if generation.beams is not None:
-            sequence.histories = generation.beams.histories
         with self._submit_lock:  # what is put before closing is done before the loop ends
             if self._closing:
                 raise Unavailable(CLOSED)
@@ -460,118 +420,6 @@ class GenerationEngine:
             self._asked.get()()
             wait = False
 
-    def _generation(
-        self,
-        ids: list[int],
-        source_ids: Sequence[int],
-        request: GenerationRequest,
-        most: int,
-        forced: Forced,
-        callback: Callable[[Event], None],
-        scores: PromptLogprobs | None,
-        place: Place,
-        mask: TokenMask | None,
-    ) -> Generation:
-        parameters = request.parameters
-        # What every text of the decoder begins with is no part of it; the source even less.
-        encodes = isinstance(self.model, Seq2SeqModel)
-        shown, prefix = ((), ids[1:]) if encodes else (ids, [])
-        eos = () if parameters.ignore_eos else self.model.eos_token_ids
-        stop_tokens = frozenset((*eos, *parameters.stop_token_ids))
-        strings = StopStrings(parameters.stop)
-        bad_words = [
-            *self._bad_words.token_ids(parameters.bad_words),
-            *parameters.bad_words_ids,
-        ]
-        seed = parameters.seed if parameters.seed is not None else secrets.randbits(63)
-        first = SamplingState(
-            parameters, ids, stop_tokens, seed, bad_words, forced, source_ids, mask
-        )
-        writes = request.tells != "ids" or parameters.stop
-        # A stop string is looked for behind each token; log-probabilities come with theirs.
-        scored = parameters.logprobs is not None or scores is not None
-        quiet = not (request.tells == "tokens" or parameters.stop or scored)
-        branches = [
-            Branch(
-                Continuation(
-                    index,
-                    self._detokenizer.start(
-                        shown, skip_special_tokens=parameters.skip_special_tokens
-                    )
-                    if writes
-                    else self._detokenizer.silent(),
-                    prefix,
-                    StopMatcher(strings, include_stop=parameters.include_stop_str_in_output),
-                    stop_tokens,
-                    parameters.min_new_tokens,
-                    most,
-                    forced_end=most - 1 in forced,
-                ),
-                first.fork(seed_of(seed, index)) if index else first,
-                quiet,
-            )
-            for index in range(parameters.answers)
-        ]
-        beams = None
-        if parameters.searches:
-            branches[0].places = 1 + parameters.num_beams - parameters.answers
-            search = kernels.BeamSearch(
-                beams=parameters.num_beams,
-                max_tokens=most,
-                # Others cannot come; a folder may name one that its model's vocabulary has not.
-                eos_token_ids=sorted(t for t in stop_tokens if t < self.model.vocab_size),
-                length_penalty=parameters.length_penalty,
-                early_stopping=parameters.early_stopping,
-                groups=parameters.num_beam_groups,
-                n=parameters.n,
-                patience=parameters.patience,
-            )
-            if search.candidates > MOST_CANDIDATES:
-                most_beams = MOST_CANDIDATES * parameters.num_beams // search.candidates
-                wanted = f"at most {most_beams} with {len(stop_tokens)} tokens that end a text"
-                name = parameters.named("num_beams")
-                raise InvalidInput(name, parameters.num_beams, wanted, "lower it")
-            beams = BeamGroup(
-                search,
-                first,
-                renormalizes=parameters.renormalize_logits,
-                diversity_penalty=parameters.diversity_penalty,
-            )
-        decoder_ids = ids[:] if parameters.alignment else ()
-        return Generation(branches, callback, place, beams, scores, decoder_ids)
-
-    def _check_alignment(self, parameters: GenerationParameters, target: int, source: int) -> None:
-        """InvalidInput where texts of up to `target` tokens are longer than one pass may be, or
-        attend to their source by too many numbers: both stop all other requests."""
-        longest = self.settings.max_batch_tokens
-        name = parameters.named("max_new_tokens")
-        wanted, remedy = f"at most {longest} (max_batch_tokens), read at once", f"lower {name}"
-        if target <= longest:
-            if target * source <= _MOST_WEIGHTS:
-                return
-            wanted = f"at most {_MOST_WEIGHTS} weights, one for each pair of tokens"
-            remedy += " or shorten the source"
-        got = f"true for texts of up to {target} tokens with a source of {source}"
-        raise InvalidInput("alignment", got, wanted, remedy)
-
-    def _begin(
-        self, model: Seq2SeqModel, parameters: GenerationParameters
-    ) -> tuple[list[int], int | None]:
-        """What the decoder begins with, of which the first token is not shown, and the next one
-        where that is forced."""
-        start, bos = model.decoder_start_token_id, parameters.forced_bos_token_id
-        if parameters.target_lang is not None:
-            chosen = self.tokenizer.languages.target_start(parameters.target_lang, start)
-            start = chosen.get("decoder_start_token_id", start)
-            bos = chosen.get("forced_bos_token_id", bos)
-        given = list(parameters.decoder_input_ids)
-        if parameters.target_prefix is not None:
-            prefix = read_prefix(parameters.target_prefix, self._target_tokenizer, self.limits)
-            given = prefix if bos is None else [bos, *prefix]
-        if given[:1] != [start] or parameters.target_prefix is not None:
-            given = [start, *given]
-        return given, bos if len(given) == 1 else None
-
     def _check_folders_beams(self, scheduler: GenerationScheduler) -> None:
         """ConfigurationError where the folder asks for a search that has no room behind the
         shortest prompt, so that each request would be refused that does not ask for another."""
@@ -624,19 +472,3 @@ def _loaded(folder: Path | str, settings: GenerationSettings, device: str) -> De
         raise ConfigurationError(f"{place.device}: {error}") from None
     place.check_skipped()
     return model
-
-
-def _forced(
-    bos: int | None, eos: Sequence[int] | None, most: int, suppressed: Sequence[int]
-) -> Forced:
-    """Tokens by their place among `most` new ones. Of a single one transformers forces the end.
-    InvalidInput where they are all `suppressed`, as transformers refuses it."""
-    wanted = {} if bos is None else {0: [bos]}
-    if eos:
-        wanted[most - 1] = [*eos]
-    forced = {place: tuple(sorted({*ids}.difference(suppressed))) for place, ids in wanted.items()}
-    for place, ids in forced.items():
-        if not ids:
-            got = f"{wanted[place][0]}, which is forced"
-            raise InvalidInput("suppress_tokens", got, "others than those", "remove it")
-    return forced

@@ -7,8 +7,8 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
+from fusewire.engine.branches import Event
 from fusewire.engine.continuation import Delta
-from fusewire.engine.generation_loop import Event
 from fusewire.engine.request import failure
 from fusewire.errors import FusewireError
 

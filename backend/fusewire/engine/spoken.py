@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from fusewire.engine.branches import Event
 from fusewire.engine.continuation import Delta
-from fusewire.engine.generation_loop import Event
 from fusewire.engine.token_masks import Timestamps, TokenMask
 from fusewire.generation.speech import SpeechTokens
 

@@ -1,0 +1,252 @@
+"""What a request becomes before it runs: a sequence for the scheduler, and a generation with its
+branches."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fusewire import kernels
+from fusewire.engine.admission import Place
+from fusewire.engine.beam_candidates import MOST_CANDIDATES
+from fusewire.engine.beam_group import BeamGroup
+from fusewire.engine.branches import Branch, Event, Generation
+from fusewire.engine.continuation import Continuation
+from fusewire.engine.generation_sequence import GenerationSequence
+from fusewire.engine.prompt_logprobs import PromptLogprobs
+from fusewire.engine.sampling_state import SamplingState
+from fusewire.engine.seeds import seed_of
+from fusewire.engine.source_pages import Source
+from fusewire.engine.spoken import Spoken
+from fusewire.engine.token_masks import TokenMask
+from fusewire.errors import InvalidInput
+from fusewire.generation.bad_words import BadWords
+from fusewire.generation.limits import GenerationLimits
+from fusewire.generation.parameters import GenerationParameters
+from fusewire.generation.prompt import Prompt, max_new_tokens, read_prefix
+from fusewire.generation.request import GenerationRequest
+from fusewire.generation.stop_strings import StopMatcher, StopStrings
+from fusewire.models import Seq2SeqModel
+from fusewire.text.detokenizer import Detokenizer
+from fusewire.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from fusewire.models.decoder import DecoderModel
+
+# Weights of a text's alignment, of which the answer has a number each: target x source tokens.
+_MOST_WEIGHTS = 1 << 22
+Forced = dict[int, tuple[int, ...]]  # by the place of new tokens: one of these
+
+
+class RequestPreparation:
+    """For one model folder, in any thread."""
+
+    def __init__(
+        self,
+        folder: Path,
+        model: DecoderModel,
+        tokenizer: Tokenizer,
+        detokenizer: Detokenizer,
+        limits: GenerationLimits,
+        max_batch_tokens: int,
+        check: Callable[[GenerationSequence], None],
+    ) -> None:
+        """`check`: InvalidInput for a sequence that could never run."""
+        self._model = model
+        self._tokenizer = tokenizer
+        self._limits = limits
+        self._max_batch_tokens = max_batch_tokens
+        self._check = check
+        self._detokenizer = detokenizer
+        self._target_tokenizer = Tokenizer.load_target(folder) or tokenizer
+        self._bad_words = BadWords(self._target_tokenizer)
+
+    def prepare(
+        self,
+        prompt: Prompt,
+        request: GenerationRequest,
+        deadline: float | None,
+        callback: Callable[[Event], None],
+        place: Place,
+        spoken: Spoken | None = None,
+    ) -> tuple[Generation, GenerationSequence]:
+        """InvalidInput where it could never run, or asks for what the model cannot do."""
+        parameters = request.parameters
+        ids, source, most = list(prompt.token_ids), None, prompt.max_new_tokens
+        forced: Forced = {}
+        if isinstance(self._model, Seq2SeqModel):
+            ids, bos = (spoken.begin, None) if spoken else self._begin(self._model, parameters)
+            source = Source(prompt.token_ids, prompt.features)
+            if len(ids) > 1:
+                room = max_new_tokens(parameters, len(source), self._limits, len(ids))
+                most = min(most, room)
+            eos, suppressed = parameters.forced_eos_token_id, parameters.suppress_tokens
+            forced = _forced(bos, eos, most, suppressed)
+        scores = None
+        if parameters.prompt_logprobs is not None:
+            k = min(parameters.prompt_logprobs, self._model.vocab_size)
+            scores = PromptLogprobs(ids, k)
+        sequence = GenerationSequence(
+            token_ids=ids,
+            most_tokens=len(ids) + most,
+            priority=parameters.priority,
+            deadline=deadline,
+            begin_by=place.begin_by,
+            tenant=place.tenant,
+            cost_s=place.cost_s,
+            continuations=1 if parameters.searches else parameters.sequences,
+            beams=parameters.num_beams if parameters.searches else 0,
+            to_score=0 if scores is None else len(ids) - 1,
+            source=source,
+        )
+        self._check(sequence)
+        if parameters.alignment and source is not None:
+            self._check_alignment(parameters, len(ids) + most - 1, len(source))
+        read = () if source is None or spoken else source.token_ids
+        mask = spoken.mask if spoken else None
+        place.sequence, place.begun = sequence, len(ids)
+        generation = self._generation(
+            ids, read, request, most, forced, callback, scores, place, mask
+        )
+        if generation.beams is not None:
+            sequence.histories = generation.beams.histories
+        return generation, sequence
+
+    def _generation(
+        self,
+        ids: list[int],
+        source_ids: Sequence[int],
+        request: GenerationRequest,
+        most: int,
+        forced: Forced,
+        callback: Callable[[Event], None],
+        scores: PromptLogprobs | None,
+        place: Place,
+        mask: TokenMask | None,
+    ) -> Generation:
+        parameters = request.parameters
+        # What every text of the decoder begins with is no part of it; the source even less.
+        encodes = isinstance(self._model, Seq2SeqModel)
+        shown, prefix = ((), ids[1:]) if encodes else (ids, [])
+        eos = () if parameters.ignore_eos else self._model.eos_token_ids
+        stop_tokens = frozenset((*eos, *parameters.stop_token_ids))
+        strings = StopStrings(parameters.stop)
+        bad_words = [
+            *self._bad_words.token_ids(parameters.bad_words),
+            *parameters.bad_words_ids,
+        ]
+        seed = parameters.seed if parameters.seed is not None else secrets.randbits(63)
+        first = SamplingState(
+            parameters, ids, stop_tokens, seed, bad_words, forced, source_ids, mask
+        )
+        writes = request.tells != "ids" or parameters.stop
+        # A stop string is looked for behind each token; log-probabilities come with theirs.
+        scored = parameters.logprobs is not None or scores is not None
+        quiet = not (request.tells == "tokens" or parameters.stop or scored)
+        branches = [
+            Branch(
+                Continuation(
+                    index,
+                    self._detokenizer.start(
+                        shown, skip_special_tokens=parameters.skip_special_tokens
+                    )
+                    if writes
+                    else self._detokenizer.silent(),
+                    prefix,
+                    StopMatcher(strings, include_stop=parameters.include_stop_str_in_output),
+                    stop_tokens,
+                    parameters.min_new_tokens,
+                    most,
+                    forced_end=most - 1 in forced,
+                ),
+                first.fork(seed_of(seed, index)) if index else first,
+                quiet,
+            )
+            for index in range(parameters.answers)
+        ]
+        beams = None
+        if parameters.searches:
+            branches[0].places = 1 + parameters.num_beams - parameters.answers
+            beams = self._beams(parameters, most, stop_tokens, first)
+        decoder_ids = ids[:] if parameters.alignment else ()
+        return Generation(branches, callback, place, beams, scores, decoder_ids)
+
+    def _beams(
+        self,
+        parameters: GenerationParameters,
+        most: int,
+        stop_tokens: Collection[int],
+        sampling: SamplingState,
+    ) -> BeamGroup:
+        search = kernels.BeamSearch(
+            beams=parameters.num_beams,
+            max_tokens=most,
+            # Others cannot come; a folder may name one that its model's vocabulary has not.
+            eos_token_ids=sorted(t for t in stop_tokens if t < self._model.vocab_size),
+            length_penalty=parameters.length_penalty,
+            early_stopping=parameters.early_stopping,
+            groups=parameters.num_beam_groups,
+            n=parameters.n,
+            patience=parameters.patience,
+        )
+        if search.candidates > MOST_CANDIDATES:
+            most_beams = MOST_CANDIDATES * parameters.num_beams // search.candidates
+            wanted = f"at most {most_beams} with {len(stop_tokens)} tokens that end a text"
+            name = parameters.named("num_beams")
+            raise InvalidInput(name, parameters.num_beams, wanted, "lower it")
+        return BeamGroup(
+            search,
+            sampling,
+            renormalizes=parameters.renormalize_logits,
+            diversity_penalty=parameters.diversity_penalty,
+        )
+
+    def _check_alignment(self, parameters: GenerationParameters, target: int, source: int) -> None:
+        """InvalidInput where texts of up to `target` tokens are longer than one pass may be, or
+        attend to their source by too many numbers: both stop all other requests."""
+        longest = self._max_batch_tokens
+        name = parameters.named("max_new_tokens")
+        wanted, remedy = f"at most {longest} (max_batch_tokens), read at once", f"lower {name}"
+        if target <= longest:
+            if target * source <= _MOST_WEIGHTS:
+                return
+            wanted = f"at most {_MOST_WEIGHTS} weights, one for each pair of tokens"
+            remedy += " or shorten the source"
+        got = f"true for texts of up to {target} tokens with a source of {source}"
+        raise InvalidInput("alignment", got, wanted, remedy)
+
+    def _begin(
+        self, model: Seq2SeqModel, parameters: GenerationParameters
+    ) -> tuple[list[int], int | None]:
+        """What the decoder begins with, of which the first token is not shown, and the next one
+        where that is forced."""
+        start, bos = model.decoder_start_token_id, parameters.forced_bos_token_id
+        if parameters.target_lang is not None:
+            chosen = self._tokenizer.languages.target_start(parameters.target_lang, start)
+            start = chosen.get("decoder_start_token_id", start)
+            bos = chosen.get("forced_bos_token_id", bos)
+        given = list(parameters.decoder_input_ids)
+        if parameters.target_prefix is not None:
+            prefix = read_prefix(parameters.target_prefix, self._target_tokenizer, self._limits)
+            given = prefix if bos is None else [bos, *prefix]
+        if given[:1] != [start] or parameters.target_prefix is not None:
+            given = [start, *given]
+        return given, bos if len(given) == 1 else None
+
+
+def _forced(
+    bos: int | None, eos: Sequence[int] | None, most: int, suppressed: Sequence[int]
+) -> Forced:
+    """Tokens by their place among `most` new ones. Of a single one transformers forces the end.
+    InvalidInput where they are all `suppressed`, as transformers refuses it."""
+    wanted = {} if bos is None else {0: [bos]}
+    if eos:
+        wanted[most - 1] = [*eos]
+    forced = {place: tuple(sorted({*ids}.difference(suppressed))) for place, ids in wanted.items()}
+    for place, ids in forced.items():
+        if not ids:
+            got = f"{wanted[place][0]}, which is forced"
+            raise InvalidInput("suppress_tokens", got, "others than those", "remove it")
+    return forced
