@@ -16,8 +16,9 @@ from benchmarks import (
     turbo_report,
     weight_formats_report,
 )
+from benchmarks.case_table import case_table, systems_of
 from benchmarks.machine import DISTURBED
-from benchmarks.records import Rows, latest
+from benchmarks.records import Row, Rows, latest
 
 
 def markdown(results: Path) -> str:
@@ -41,23 +42,18 @@ def _where(rows: Rows, versions: dict[str, str]) -> str:
 
 
 def _encoder_table(rows: Rows) -> str:
-    systems = list(dict.fromkeys(row["system"] for row in rows))
-    found = {(row["model"], row["case"], row["system"]): row for row in rows}
+    systems = systems_of(rows)
+
+    def cells(of_case: dict[str, Row]) -> list[str]:
+        found = map(of_case.get, systems)
+        ratio = of_case["fusewire"]["times_best_rival"]
+        return [*(f"{row['median_ms']:.1f}" if row else "" for row in found), f"{ratio:.2f}"]
+
     lines = [
         "Encoders, median ms (last hidden state; mixed: 32 sequences of 5 to 128 tokens):",
         "",
-        f"| | {' | '.join(systems)} | speedup over the fastest other |",
-        "|---" * (len(systems) + 2) + "|",
+        *case_table([*systems, "speedup over the fastest other"], rows, cells, between=" "),
     ]
-    for model, case in dict.fromkeys((row["model"], row["case"]) for row in rows):
-        cells = [
-            f"{found[model, case, system]['median_ms']:.1f}"
-            if (model, case, system) in found
-            else ""
-            for system in systems
-        ]
-        ratio = found[model, case, "fusewire"]["times_best_rival"]
-        lines.append(f"| {model} {case} | {' | '.join(cells)} | {ratio:.2f} |")
     versions = {row["system"]: row["version"] for row in rows}
     return "\n".join([*lines, "", _where(rows, versions)])
 
@@ -81,7 +77,7 @@ def _encode_table(rows: Rows) -> str:
 
 def _generation_table(rows: Rows) -> str:
     """A line a case; of each system the step, of ours the prompt pass too."""
-    systems = list(dict.fromkeys(row["system"] for row in rows))
+    systems = systems_of(rows)
     found = {(row["case"], row["system"]): row for row in rows}
     lines = [
         f"Generation, {rows[0]['model']}, greedy, {rows[0]['new_tokens']} tokens after each "

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from benchmarks.case_table import case_table, systems_of
 from benchmarks.goal import Goal
-from benchmarks.records import Rows
+from benchmarks.records import Row, Rows
 from tests.tolerance import PEAK_OVER_BOUND
 
 BENCHMARK, MEMORY, OURS = "training", "training_memory", "fusewire"
@@ -52,41 +53,35 @@ def memory_table(rows: Rows) -> str:
 
 def gpu_table(rows: Rows) -> str:
     """A line a case: milliseconds of each system, and how many times those of our step."""
-    systems = list(dict.fromkeys(row["system"] for row in rows))
-    found = {(row["model"], row["case"], row["system"]): row for row in rows}
-    lines = [
-        "A step of training, median ms (times `Step`'s):",
-        "",
-        f"| | tokens, padded | {' | '.join(systems)} |",
-        "|---" * (len(systems) + 2) + "|",
-    ]
-    for model, case in dict.fromkeys((row["model"], row["case"]) for row in rows):
-        of_case = [found[model, case, system] for system in systems]
-        cells = [f"{of_case[0]['tokens']}, {of_case[0]['padded_tokens']}"]
-        cells += [f"{row['median_ms']:.2f} ({row['times_step']:.2f})" for row in of_case]
-        lines.append(f"| {model}, {case} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+    systems = systems_of(rows)
+
+    def cells(of_case: dict[str, Row]) -> list[str]:
+        found = [of_case[system] for system in systems]
+        return [
+            _tokens(found[0]),
+            *(f"{r['median_ms']:.2f} ({r['times_step']:.2f})" for r in found),
+        ]
+
+    lines = case_table(["tokens, padded", *systems], rows, cells)
+    return "\n".join(["A step of training, median ms (times `Step`'s):", "", *lines])
 
 
 def table(rows: Rows) -> str:
     """A line a case; without where and when it was measured."""
-    systems = list(dict.fromkeys(row["system"] for row in rows))
-    found = {(row["model"], row["case"], row["system"]): row for row in rows}
+    systems = systems_of(rows)
     rivals = [system for system in systems if system != OURS]
-    ratios = [f"times ours, {rival}" for rival in rivals]
-    lines = [
-        "A step of training, median ms / ms that the cores worked:",
-        "",
-        f"| | tokens, padded | {' | '.join([*systems, *ratios])} |",
-        "|---" * (len(systems) + len(ratios) + 2) + "|",
-    ]
-    for model, case in dict.fromkeys((row["model"], row["case"]) for row in rows):
-        own = found[model, case, OURS]
-        cells = [f"{own['tokens']}, {own['padded_tokens']}"]
-        of_case = [found.get((model, case, system)) for system in systems]
-        cells += [f"{r['median_ms']:.0f} / {r['least_cpu_ms']:.0f}" if r else "" for r in of_case]
-        of_rivals = [found.get((model, case, rival)) for rival in rivals]
+
+    def cells(of_case: dict[str, Row]) -> list[str]:
+        own, others = (list(map(of_case.get, names)) for names in (systems, rivals))
+        ms = [f"{r['median_ms']:.0f} / {r['least_cpu_ms']:.0f}" if r else "" for r in own]
         keys = "times_fusewire", "cpu_times_fusewire"
-        cells += [" / ".join(f"{r[key]:.2f}" for key in keys) if r else "" for r in of_rivals]
-        lines.append(f"| {model}, {case} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        times = [" / ".join(f"{r[key]:.2f}" for key in keys) if r else "" for r in others]
+        return [_tokens(of_case[OURS]), *ms, *times]
+
+    ratios = [f"times ours, {rival}" for rival in rivals]
+    lines = case_table(["tokens, padded", *systems, *ratios], rows, cells)
+    return "\n".join(["A step of training, median ms / ms that the cores worked:", "", *lines])
+
+
+def _tokens(row: Row) -> str:
+    return f"{row['tokens']}, {row['padded_tokens']}"

@@ -18,6 +18,7 @@ import torch
 from fusewire import kernels
 from torch import Tensor
 
+from benchmarks.case_table import case_table
 from benchmarks.gpu import own, rivals
 from benchmarks.gpu.generation_models import Past, own_model, transformers_model
 from benchmarks.gpu.generation_own import Pages, Step
@@ -176,13 +177,12 @@ def _product(model: str, m: int, n: int, k: int, stream: kernels.Stream, compile
 
 def table(rows: Rows) -> str:
     """A line a case: medians in ms, and how many times faster than fp16 fp8 is."""
-    lines = ["| | fp16 | fp8 | times | rivals | cosine |", "|---|---|---|---|---|---|"]
-    for model, case in dict.fromkeys((row["model"], row["case"]) for row in rows):
-        of_case = {r["system"]: r for r in rows if (r["model"], r["case"]) == (model, case)}
-        fp16, fp8 = (of_case.pop(name) for name in FORMATS)
-        others = ", ".join(f"{name} {row['ms']}" for name, row in of_case.items())
-        lines.append(
-            f"| {model} {case} | {fp16['ms']} | {fp8['ms']} | {fp8['times_fp16']} | {others} | "
-            f"{fp8['cosine']} |"
-        )
-    return "\n".join(lines)
+
+    def cells(of_case: dict[str, Row]) -> list[object]:
+        others = [f"{name} {row['ms']}" for name, row in of_case.items() if name not in FORMATS]
+        fp16, fp8 = (of_case[name] for name in FORMATS)
+        return [fp16["ms"], fp8["ms"], fp8["times_fp16"], ", ".join(others), fp8["cosine"]]
+
+    return "\n".join(
+        case_table(["fp16", "fp8", "times", "rivals", "cosine"], rows, cells, between=" ")
+    )
