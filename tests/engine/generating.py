@@ -8,10 +8,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from itertools import count
 from pathlib import Path
 from threading import Event
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 import transformers
 from fusewire import kernels
@@ -23,6 +25,9 @@ from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.errors import Cancelled, FusewireError
 from fusewire.generation.parameters import GenerationParameters
 from fusewire.generation.request import GenerationRequest
+from fusewire.models.decoder_cache import DecoderCache
+from fusewire.models.step_batch import StepBatch
+from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 ANSWER_TIMEOUT_S = 60
@@ -156,6 +161,34 @@ def held(engine: GenerationEngine) -> Iterator[None]:
 
 def _wait(go: Event) -> None:
     assert go.wait(ANSWER_TIMEOUT_S)
+
+
+@contextmanager
+def spoiled(
+    engine: GenerationEngine, spoil: Callable[[NDArray[np.float32]], None], at: int | None = None
+) -> Iterator[None]:
+    """The logits [rows, vocab] of step `at`, counted from 1, are what `spoil` makes of them; None:
+    those of every step."""
+    steps, step = count(1), engine.model.step
+
+    def spoiling(batch: StepBatch, cache: DecoderCache) -> kernels.Tensor:
+        logits = step(batch, cache)
+        if at not in (None, next(steps)):
+            return logits
+        numbers = np.array(engine.model.place.numpy(logits))
+        spoil(numbers)
+        return engine.model.place.floats(numbers)
+
+    engine.model.step = spoiling  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        engine.model.step = step  # type: ignore[method-assign]
+
+
+def first_row_nan(logits: NDArray[np.float32]) -> None:
+    """As a model gives them that is broken for one of its rows."""
+    logits[0] = np.nan
 
 
 class Cancelling:

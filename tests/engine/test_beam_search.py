@@ -28,6 +28,7 @@ from tests.engine.generating import (
     byte_tokenizer,
     held,
     pass_steps,
+    spoiled,
 )
 from tests.engine.test_seq2seq_generation import ENDS, LONGEST, WORDS, seq2seq_folder
 from tests.models.tiny_decoders import tiny_decoder
@@ -433,21 +434,15 @@ def test_more_candidates_than_a_step_sorts_are_refused(engine):
     assert engine._admission._taken == 0
 
 
-def test_logits_that_are_not_finite_end_the_search_alone(engine, reference, monkeypatch):
+def test_logits_that_are_not_finite_end_the_search_alone(engine, reference):
     chosen = random.Random(6)
     prompts = [random_prompt(chosen, 30) for _ in range(2)]
-    step = engine.model.step
 
-    def broken(batch, cache):
-        logits = step(batch, cache)
-        values = logits.numpy()
-        values[-1, 3] = np.nan
-        return logits
+    def one_nan(logits):
+        logits[-1, 3] = np.nan
 
-    monkeypatch.setattr(engine.model, "step", broken)
-    with pytest.raises(ComputeFailed, match="NaN"):
+    with spoiled(engine, one_nan), pytest.raises(ComputeFailed, match="NaN"):
         ask(engine, prompts[0], num_beams=3, max_new_tokens=9)[0].finish()
-    monkeypatch.undo()
     assert engine.cache.used == engine.cache.reserved == 0
     answer, _ = ask(engine, prompts[1], num_beams=3, max_new_tokens=9)
     expect(answer.finish(), reference.search(prompts[1], 3, max_new_tokens=9))
@@ -455,18 +450,14 @@ def test_logits_that_are_not_finite_end_the_search_alone(engine, reference, monk
 
 @pytest.mark.parametrize("options", [{}, {"repetition_penalty": 1.5}])
 @pytest.mark.parametrize("beams", [1, 3])
-def test_logits_that_leave_no_token_are_the_models_fault(engine, monkeypatch, beams, options):
+def test_logits_that_leave_no_token_are_the_models_fault(engine, beams, options):
     """With and without beams; so are they where what a request forbids would be another's."""
-    step = engine.model.step
 
-    def nothing(batch, cache):
-        logits = step(batch, cache)
-        logits.numpy()[:] = -np.inf
-        return logits
+    def nothing(logits):
+        logits[:] = -np.inf
 
-    monkeypatch.setattr(engine.model, "step", nothing)
     asked = {"num_beams": beams, "max_new_tokens": 9, "forced_bos_token_id": None, **options}
-    with pytest.raises(ComputeFailed, match="NaN or infinite"):
+    with spoiled(engine, nothing), pytest.raises(ComputeFailed, match="NaN or infinite"):
         # The first token of the folder is forced, the second is not.
         ask(engine, [20] * 5, **asked)[0].finish()
     assert engine.cache.used == engine.cache.reserved == 0

@@ -17,8 +17,10 @@ from tests.engine.generating import (
     Cancelling,
     ask,
     between_steps,
+    first_row_nan,
     held,
     pass_steps,
+    spoiled,
     tiny_folder,
 )
 from tests.engine.test_look_ahead import told
@@ -168,24 +170,16 @@ def test_a_search_that_is_cancelled_ends_while_its_next_step_is_under_way(engine
 
 def test_a_step_is_computed_again_where_fewer_beams_run_on(engines):
     """As the device took as many to run on. A model that allows one token leaves each beam one."""
+
+    def narrow(logits):
+        logits[1:] = -np.inf
+        logits[0, 3:] = -np.inf
+
     found = []
     for engine in engines:
-        step, steps = engine.model.step, []
-
-        def narrow(batch, cache, engine=engine, step=step, steps=steps):
-            logits = step(batch, cache)
-            steps.append(batch)
-            if len(steps) == 6:
-                numbers = np.array(logits.numpy())
-                numbers[1:] = -np.inf
-                numbers[0, 3:] = -np.inf
-                return engine.model.place.floats(numbers)
-            return logits
-
-        engine.model.step = narrow
-        answer = ask(engine, [5], num_beams=4, max_new_tokens=20, ignore_eos=True)[0]
-        found.append(told(answer.finish()))
-        engine.model.step = step
+        with spoiled(engine, narrow, at=6):
+            answer = ask(engine, [5], num_beams=4, max_new_tokens=20, ignore_eos=True)[0]
+            found.append(told(answer.finish()))
         assert between_steps(engine, lambda engine=engine: engine.cache._pool.reserved) == 0
     assert found[0] == found[1]
     assert engines[1].dropped == 1
@@ -194,27 +188,15 @@ def test_a_step_is_computed_again_where_fewer_beams_run_on(engines):
 def test_a_search_with_nan_ends_and_no_other(engines):
     found = []
     for engine in engines:
-        step, steps = engine.model.step, []
-
-        def spoiled(batch, cache, engine=engine, step=step, steps=steps):
-            logits = step(batch, cache)
-            steps.append(batch)
-            if len(steps) == 5:
-                numbers = np.array(logits.numpy())
-                numbers[0] = np.nan
-                return engine.model.place.floats(numbers)
-            return logits
-
-        engine.model.step = spoiled
-        with held(engine):
-            bad, other = (
-                ask(engine, [5 + i], num_beams=2, max_new_tokens=20, ignore_eos=True)[0]
-                for i in range(2)
-            )
-        with pytest.raises(ComputeFailed, match="NaN"):
-            bad.finish()
-        found.append(told(other.finish()))
-        engine.model.step = step
+        with spoiled(engine, first_row_nan, at=5):
+            with held(engine):
+                bad, other = (
+                    ask(engine, [5 + i], num_beams=2, max_new_tokens=20, ignore_eos=True)[0]
+                    for i in range(2)
+                )
+            with pytest.raises(ComputeFailed, match="NaN"):
+                bad.finish()
+            found.append(told(other.finish()))
     assert found[0] == found[1]
 
 

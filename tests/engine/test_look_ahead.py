@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 import pytest
 from fusewire.engine.generation import GenerationEngine
 from fusewire.engine.generation_settings import GenerationSettings
@@ -18,8 +17,10 @@ from tests.engine.generating import (
     ShortOfPages,
     ask,
     between_steps,
+    first_row_nan,
     held,
     pass_steps,
+    spoiled,
     tiny_folder,
 )
 from tests.places import CPU, GPU_FP32
@@ -172,25 +173,13 @@ def test_a_row_without_a_token_ends_its_request_and_no_other(engines):
     found = []
     for engine in engines:
         good = ask(engine, [5, 6], max_new_tokens=20, ignore_eos=True)[0].finish()
-        steps, step = [], engine.model.step
-
-        def spoiled(batch, cache, engine=engine, steps=steps, step=step):
-            logits = step(batch, cache)
-            steps.append(batch)
-            if len(steps) == 4:
-                numbers = np.array(logits.numpy())
-                numbers[0] = np.nan
-                return engine.model.place.floats(numbers)
-            return logits
-
-        engine.model.step = spoiled
-        with held(engine):
-            bad = ask(engine, [9], max_new_tokens=20, ignore_eos=True)[0]
-            other = ask(engine, [5, 6], max_new_tokens=20, ignore_eos=True)[0]
-        with pytest.raises(ComputeFailed, match="NaN"):
-            bad.finish()
-        assert len(bad.tokens()) == 3
-        assert other.finish().tokens() == good.tokens()
-        engine.model.step = step
+        with spoiled(engine, first_row_nan, at=4):
+            with held(engine):
+                bad = ask(engine, [9], max_new_tokens=20, ignore_eos=True)[0]
+                other = ask(engine, [5, 6], max_new_tokens=20, ignore_eos=True)[0]
+            with pytest.raises(ComputeFailed, match="NaN"):
+                bad.finish()
+            assert len(bad.tokens()) == 3
+            assert other.finish().tokens() == good.tokens()
         found.append(told(other))
     assert found[0] == found[1]
