@@ -36,12 +36,15 @@ def few_pages(folder, *, prefix_caching: bool = True, **place: str) -> Few:
 
 
 def preempting(engine: GenerationEngine, seed: int) -> None:
-    """Between its steps now and then one that runs gives way, whether there are pages or not."""
+    """Before it plans a step, now and then one that runs gives way, whether there are pages or
+    not. Nobody does for a step that is begun already."""
     chosen, step, scheduler = random.Random(seed), engine._loop.step, engine._loop.scheduler
 
     def disturbed(now: float) -> None:
         running = [*scheduler._running, *scheduler._groups]
-        if running and chosen.random() < 0.3:
+        ahead = engine._loop._look_ahead
+        begun = ahead is not None and ahead._ahead is not None
+        if running and not begun and chosen.random() < 0.3:
             scheduler._preempt(chosen.choice(running))
         step(now)
 

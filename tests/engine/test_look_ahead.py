@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
 
 import pytest
 from fusewire.engine.generation import GenerationEngine
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.errors import ComputeFailed
+from fusewire.models import Seq2SeqModel
+from fusewire.models.step_batch import StepBatch
 
 from tests.engine.generating import (
     LONGEST,
@@ -23,6 +27,7 @@ from tests.engine.generating import (
     spoiled,
     tiny_folder,
 )
+from tests.engine.test_seq2seq_generation import WORDS, random_sources, seq2seq_folder
 from tests.places import CPU, GPU_FP32
 
 # Every kind of parameters that a step ahead goes on with or ends by, and of those it waits for.
@@ -34,10 +39,15 @@ GOES_ON: tuple[dict[str, object], ...] = (
     {"temperature": 1.5, "top_p": 0.9, "seed": 6, "logprobs": 0},
     {"temperature": 1.1, "top_k": 20, "seed": 7, "n": 2},
     {"stop": ["e", "\x00"]},
-    {"stop_token_ids": list(range(0, 257, 9))},
+    {"stop_token_ids": list(range(0, WORDS, 9))},
+    {"bad_words_ids": [[5], [6]], "logit_bias": {7: 2.5}, "ignore_eos": True},
+    {"min_new_tokens": 9, "max_new_tokens": 30, "stop_token_ids": list(range(0, WORDS, 2))},
+    {"begin_suppress_tokens": list(range(0, WORDS, 2)), "temperature": 1.3, "seed": 8},
+    {"suppress_tokens": list(range(0, WORDS, 3)), "min_new_tokens": 4, "max_new_tokens": 20},
 )
 WAITS: tuple[dict[str, object], ...] = (
     {"logprobs": 2},
+    {"bad_words_ids": [[5, 6], [7]]},
     {"repetition_penalty": 1.3},
     {"no_repeat_ngram_size": 2},
     {"num_beams": 2},
@@ -61,18 +71,27 @@ class Both(ShortOfPages):
             look_ahead.begin = counted  # type: ignore[method-assign, assignment]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return tiny_folder(tmp_path_factory.mktemp("gpt2"))
+@pytest.fixture(scope="module", params=["gpt2", "bart", "marian"])
+def folder(request, tmp_path_factory):
+    """BART forces the first token and the last; so Marian the last one, and bans the padding."""
+    folder = tmp_path_factory.mktemp(request.param)
+    if request.param == "gpt2":
+        return tiny_folder(folder)
+    own = {"forced_bos_token_id": 7} if request.param == "bart" else {"bad_words_ids": [[1]]}
+    seq2seq_folder(folder, request.param, forced_eos_token_id=2, **own)
+    return folder
+
+
+def pair(folder, place=None) -> list[Both]:
+    device = "cpu" if place is None else place.device
+    settings = GenerationSettings(max_batch_tokens=24, max_sequences=8, dtype="float32")
+    return [Both(folder, settings, device, look_ahead=ahead) for ahead in (False, True)]
 
 
 @pytest.fixture
 def engines(folder, request) -> Iterator[list[Both]]:
     """One that reads the tokens of every step before the next, and one that looks ahead."""
-    place = getattr(request, "param", None)
-    device = "cpu" if place is None else place.device
-    settings = GenerationSettings(max_batch_tokens=24, max_sequences=8, dtype="float32")
-    both = [Both(folder, settings, device, look_ahead=ahead) for ahead in (False, True)]
+    both = pair(folder, getattr(request, "param", None))
     yield both
     for engine in both:
         engine.close()
@@ -83,8 +102,9 @@ def answered(
 ) -> list[list[object]]:
     """What 60 requests of these kinds are told that come at any time; all get 1 to 50 tokens."""
     chosen, asked = random.Random(seed), []
-    for _ in range(60):
-        prompt = [chosen.randrange(256) for _ in range(chosen.randint(1, LONGEST - 60))]
+    encodes = isinstance(engine.model, Seq2SeqModel)
+    longest = engine.settings.max_batch_tokens if encodes else LONGEST - 60
+    for prompt in random_sources(60, seed, longest):
         parameters = {"max_new_tokens": chosen.randint(1, 50), **chosen.choice(kinds)}
         asked.append((parameters.get("n", 1), ask(engine, prompt, **parameters)[0]))
         pass_steps(engine, chosen.choice((0, 0, 0, 24)))
@@ -148,24 +168,78 @@ def test_a_request_that_is_cancelled_ends_while_its_next_step_is_under_way(engin
         assert between_steps(engine, lambda engine=engine: engine.counts().live_tokens) == 0
 
 
-def test_a_step_that_could_not_be_begun_fails_behind_the_tokens_before_it(engines):
-    _, engine = engines
-    steps, step = [], engine.model.step
+@contextmanager
+def failing(engine: GenerationEngine, fails: Callable[[int, StepBatch], bool]) -> Iterator[None]:
+    """Steps of the model raise where it `fails`, asked with their number, from 1 on."""
+    steps, step = count(1), engine.model.step
 
-    def failing(batch, cache):
-        steps.append(batch)
-        if len(steps) >= 5:
+    def run(batch, cache):
+        if fails(next(steps), batch):
             raise RuntimeError("no room")
         return step(batch, cache)
 
-    engine.model.step = failing
-    answer, _ = ask(engine, [7], max_new_tokens=20, ignore_eos=True)
-    with pytest.raises(ComputeFailed, match="RuntimeError"):
-        answer.finish()
-    assert len(answer.tokens()) == 4
-    assert [batch.sampled is None for batch in steps] == [True, True, False, False, False, True]
+    engine.model.step = run
+    yield
     engine.model.step = step
+
+
+def test_a_step_that_could_not_be_begun_is_computed_behind_the_tokens_before_it(engines, caplog):
+    """Which is said, and so is each of the next ones."""
+    found = []
+    for engine in engines:
+        with failing(engine, lambda number, batch: number > 4 and batch.sampled is not None):
+            asked = [ask(engine, [i + 1], max_new_tokens=20, ignore_eos=True)[0] for i in range(2)]
+            found.append([told(answer.finish()) for answer in asked])
+        assert between_steps(engine, lambda engine=engine: engine.counts().live_tokens) == 0
+    assert found[0] == found[1]
+    (warning,) = (each for each in caplog.records if each.name == "fusewire.engine.look_ahead")
+    assert "got RuntimeError: no room; it is computed behind them" in warning.message
+    assert warning.levelname == "WARNING"
+    before = engines[1].ahead
+    assert ask(engines[1], [7], max_new_tokens=9)[0].finish().tokens()
+    assert engines[1].ahead == before
+
+
+def test_a_step_that_fails_again_behind_the_tokens_before_it_ends_its_requests(engines):
+    _, engine = engines
+    with failing(engine, lambda number, batch: number >= 5):
+        answer, _ = ask(engine, [7], max_new_tokens=20, ignore_eos=True)
+        with pytest.raises(ComputeFailed, match="RuntimeError"):
+            answer.finish()
+        assert len(answer.tokens()) == 4
     assert len(ask(engine, [7], max_new_tokens=9, ignore_eos=True)[0].finish().tokens()) == 9
+
+
+def test_who_waits_for_pages_beside_a_free_slot_keeps_no_step_from_being_begun_ahead(tmp_path):
+    tokens = []
+    for engine in (both := pair(tiny_folder(tmp_path))):
+        with held(engine):
+            asked = [
+                ask(engine, [i + 1] * length, max_new_tokens=30, ignore_eos=True)[0]
+                for i, length in enumerate((60, 70, 80, 90))
+            ]
+        tokens.append([answer.finish().tokens() for answer in asked])
+        assert engine.counts().preemptions == 0
+        engine.close()
+    assert tokens[0] == tokens[1]
+    # The last one waits for pages until another has ended: 28 steps are begun while it runs alone.
+    assert both[1].ahead >= 28 + 20
+
+
+def test_a_source_that_waits_for_budget_keeps_no_step_from_being_begun_ahead(tmp_path):
+    seq2seq_folder(tmp_path, "bart", forced_eos_token_id=2)
+    tokens = []
+    for engine in (both := pair(tmp_path)):
+        longest = engine.settings.max_batch_tokens
+        with held(engine):
+            asked = [
+                ask(engine, [i + 3] * length, max_new_tokens=40, ignore_eos=True)[0]
+                for i, length in enumerate((5, 6, longest))
+            ]
+        tokens.append([answer.finish().tokens() for answer in asked])
+        engine.close()
+    assert tokens[0] == tokens[1]
+    assert both[1].ahead >= 38 + 38
 
 
 def test_a_row_without_a_token_ends_its_request_and_no_other(engines):

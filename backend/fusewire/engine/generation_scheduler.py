@@ -125,7 +125,8 @@ class GenerationScheduler:
         where others are to run too, or pages are short: read the tokens, and `plan`."""
         if self._prompts or not self._rows.are(step.decodes.rows):
             return None
-        if self._waiting and self._slots + self._waiting.first.slots <= self._max_sequences:
+        budget = self.max_batch_tokens - len(step.decodes.rows.sequences) - self._beams
+        if self._waiting and not self._must_wait(budget):
             return None
         if self._groups:
             return self._plan_groups_ahead(step, now)
@@ -303,28 +304,17 @@ class GenerationScheduler:
         """Lets the first in the queue run while there are budget, slots and pages: all that their
         tokens need, their sources and the next forks of their beams, and beyond that one for each
         running sequence and beam, so that none is preempted soon after."""
-        while self._waiting and budget:
+        while self._waiting and budget and not self._must_wait(budget):
             sequence = self._waiting.first
-            slots = self._slots + sequence.slots
-            if slots > self._max_sequences:
-                return
-            spare = slots - sequence.beams if self.running else 0
-            if self._refused is not None:
-                refused, wanted = self._refused
-                if refused is sequence and self._cache.available - spare < wanted:
-                    return
-            source = sequence.source
-            if source is not None and len(source) > budget and not self._cache.has(source):
-                return
             try:
-                pages = self._give_pages(sequence, spare)
+                pages = self._give_pages(sequence, self._spare(sequence))
             except OutOfPages as error:
                 self._refused = (sequence, error.wanted)
                 return
             self._waiting.begin(sequence)
             for kind in self._kinds(sequence):
                 kind.add(sequence)
-            self._slots = slots
+            self._slots += sequence.slots
             self._beams += sequence.beams
             if sequence.cached_tokens is None:  # preempted, it would find its own answer too
                 found = 0 if pages.source is None else pages.source.tokens
@@ -341,6 +331,23 @@ class GenerationScheduler:
                 if tokens:
                     self._put(step, each, tokens)
                     budget -= tokens
+
+    def _must_wait(self, budget: int) -> bool:
+        """Whether it is known of the first in the queue that it cannot run in a step with so much
+        of its budget left: slots, pages or budget are short."""
+        sequence = self._waiting.first
+        if self._slots + sequence.slots > self._max_sequences:
+            return True
+        if self._refused is not None:
+            refused, wanted = self._refused
+            if refused is sequence and self._cache.available - self._spare(sequence) < wanted:
+                return True
+        source = sequence.source
+        return source is not None and len(source) > budget and not self._cache.has(source)
+
+    def _spare(self, sequence: GenerationSequence) -> int:
+        """Pages that are to be available still when it is admitted."""
+        return self._slots + sequence.slots - sequence.beams if self.running else 0
 
     def _give_pages(self, sequence: GenerationSequence, spare: int) -> SequencePages:
         """Pages for all that it stores before it goes on; OutOfPages, and no change."""

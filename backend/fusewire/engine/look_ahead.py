@@ -10,15 +10,16 @@ pages that others get only by work that is given to the device later.
 The same holds for searches that the model alone decides, whose beams the device forks by itself
 (`beams_ahead`).
 
-All else (joins, prompts, beams beside others, what looks back at tokens, pages that are short,
-sequences at their greatest length) waits for the tokens, as every step does on a CPU, which
-computes in the thread that would read them.
+All else (joins, prompts, beams beside others, penalties and bans that look back at tokens, the step
+behind a token that is forced, pages that are short, sequences at their greatest length) waits for
+the tokens, as every step does on a CPU, which computes in the thread that would read them.
 """
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
+from math import inf
 from typing import TYPE_CHECKING
 
 from fusewire.engine.beam_groups import BeamGroups
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from fusewire.models.decoder_cache import DecoderCache
 
 _log = logging.getLogger(__name__)
+# Behind a step that could not be begun: every step waits for the tokens before it.
+_PAUSE_S = 60.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,11 +63,12 @@ class LookAhead:
         self._sampler = sampler
         self._beam_groups = beam_groups
         self._ahead: Ahead | None = None
+        self._paused_until = -inf  # on the clock of deadlines
 
     def begin(self, step: Step, draws: PendingDraws, sampling: SamplingRows, now: float) -> Step:
         """Behind a step of decodes alone that is `done`, whose draws are not read: gives the device
         the next one where that can be known. Returns it, or an empty one."""
-        if sampling.looks_back or sampling.tops:
+        if now < self._paused_until or sampling.tops or not sampling.draws_ahead:
             return Step()
         step = self._scheduler.plan_ahead(step, now) or Step()
         if step.empty:
@@ -73,15 +77,13 @@ class LookAhead:
         try:
             logits = self._model.step(batch, self._cache)
             self._ahead = Ahead(step, self._sampler.begin(logits, sampling, unread=1))
-        except Exception:
-            # The tokens may be at fault (a CPU refuses the id of a row that has none), or it fails
-            # again when it is planned behind them, and ends whom it concerns.
-            _log.debug("a step was not begun ahead", exc_info=True)
+        except Exception as error:
+            self._pause(error, now)
         return step
 
     def begin_beams(self, step: Step, found: FoundBeams, now: float) -> Step:
         """The same behind a step of groups alone, what it found for whom is not read."""
-        if not self._beam_groups.forks_alone(found):
+        if now < self._paused_until or not self._beam_groups.forks_alone(found):
             return Step()
         step = self._scheduler.plan_ahead(step, now) or Step()
         if step.empty:
@@ -89,9 +91,23 @@ class LookAhead:
         try:
             ahead = self._beam_groups.begin_ahead(found, step.reserved)
             self._ahead = Ahead(step, ahead) if ahead else None
-        except Exception:
-            _log.debug("a step of beams was not begun ahead", exc_info=True)
+        except Exception as error:
+            self._pause(error, now)
         return step
+
+    def _pause(self, error: Exception, now: float) -> None:
+        """No request ends by it: the step is planned again behind the tokens before it, which may
+        be at fault (a CPU refuses the id of a row that has none), and ends whom it concerns if it
+        fails then. Nor is each of the next steps tried twice."""
+        self._paused_until = now + _PAUSE_S
+        _log.warning(
+            "a step could not be begun ahead of the tokens before it, got %s: %s; it is computed "
+            "behind them, and so is each step for %g s",
+            type(error).__name__,
+            error,
+            _PAUSE_S,
+            exc_info=error,
+        )
 
     def take(self) -> Ahead | None:
         """The step whose turn it is; None where it is still to be planned."""

@@ -54,15 +54,16 @@ class SamplingRows:
         self.tops = {row: state.logprobs for row, state in enumerate(states) if state.logprobs}
         self.forced = [row for row, state in enumerate(states) if state.forced]
         self.masked = [row for row, state in enumerate(states) if state.mask is not None]
+        self.read_first = [row for row, each in enumerate(states) if not each.always_draws_ahead]
         self.seeds = np.array([state.seed for state in states], np.int64)
         draws = np.frombuffer(b"".join([state.draw for state in states]), np.int32)
         self.draws = np.ascontiguousarray(draws.reshape(len(states), len(_DRAW)).T)
         self.penalties = _penalties(states)
 
     @property
-    def looks_back(self) -> bool:
-        """Whether a draw asks more of the tokens before it than how many there are."""
-        return self.changes_logits or bool(self.forced)
+    def draws_ahead(self) -> bool:
+        """Whether all can be drawn for behind their next tokens, which nobody has read."""
+        return all([self.states[row].draws_ahead for row in self.read_first])
 
     def followed_by(self, others: SamplingRows) -> SamplingRows:
         """The rows of both."""
@@ -74,6 +75,7 @@ class SamplingRows:
         both.tops = self.tops | {first + row: count for row, count in others.tops.items()}
         both.forced = self.forced + [first + row for row in others.forced]
         both.masked = self.masked + [first + row for row in others.masked]
+        both.read_first = self.read_first + [first + row for row in others.read_first]
         both.seeds = np.concatenate([self.seeds, others.seeds])
         both.draws = np.concatenate([self.draws, others.draws], axis=1)
         both.penalties = np.concatenate([self.penalties, others.penalties], axis=1)
@@ -147,7 +149,7 @@ class Sampler:
 
     def begin(self, logits: kernels.Tensor, rows: SamplingRows, unread: int = 0) -> PendingDraws:
         """As `sample`, but returns before the draws are there. `unread`: so many draws for the same
-        rows were begun before and not read; rows that look back cannot have any."""
+        rows were begun before and not read; rows that do not `draws_ahead` cannot have any."""
         count, stream = len(rows.states), self._place.stream
         raw = self._change(logits, rows) if rows.changes_logits else logits
         tops = self._tops(raw, rows.tops)

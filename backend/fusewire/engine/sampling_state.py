@@ -113,16 +113,22 @@ class SamplingState:
         # Those that encoder_repetition_penalty concerns, each once.
         liked = source_ids if parameters.encoder_repetition_penalty != 1 else ()
         self.source_tokens = np.unique(np.array(liked, np.int32))
-        # Whether there may be biases, bans or penalties.
-        self.changes_logits = bool(
-            biases
-            or parameters.min_new_tokens
-            or begin_suppressed
-            or len(liked)
-            or any(looks_back.values())
-            or mask
-        )
         self.mask = mask
+        # Whether there may be biases, bans or penalties; and whether any depends on the tokens so
+        # far, or all on how many these are.
+        self.looks_back = any(looks_back.values()) or mask is not None
+        self.changes_logits = bool(
+            biases or parameters.min_new_tokens or begin_suppressed or len(liked) or self.looks_back
+        )
+        begin = next(place for place in count() if place not in self.forced)
+        # Places of new tokens, by how many there are before them, behind which nothing can be drawn
+        # until they are read: a forced token is the host's to give, and bans of some places begin
+        # and end there.
+        self._read_first = {*self.forced}
+        if parameters.min_new_tokens:
+            self._read_first.add(parameters.min_new_tokens - 1)
+        if begin_suppressed:
+            self._read_first |= {begin - 1, begin}
         self.history = kernels.TokenHistories(
             prompt_ids=prompt_ids if any(looks_back.values()) else (),
             source_ids=source_ids if parameters.encoder_no_repeat_ngram_size else (),
@@ -130,7 +136,7 @@ class SamplingState:
             stop_token_ids=sorted(stops),
             min_new_tokens=parameters.min_new_tokens,
             begin_suppress_tokens=begin_suppressed,
-            begin=next(place for place in count() if place not in self.forced),
+            begin=begin,
             **looks_back,
         )
 
@@ -149,6 +155,17 @@ class SamplingState:
             self.history.advance(parents, tokens)
         if self.mask is not None:
             self.mask.advance(parents, tokens)
+
+    @property
+    def always_draws_ahead(self) -> bool:
+        """Whether `draws_ahead` at every place."""
+        return not (self.looks_back or self._read_first)
+
+    @property
+    def draws_ahead(self) -> bool:
+        """Whether the draw behind the next token, which nobody has read, asks no more of the tokens
+        before it than how many there are."""
+        return not self.looks_back and self.new_tokens not in self._read_first
 
     def forced_token(self) -> int | None:
         """The next one, where no logits decide it."""
