@@ -170,6 +170,7 @@ MAY_IMPORT = {
         "engine.beam_group",
         "engine.beam_rows",
         "engine.generation_sequence",
+        "engine.sampling",
         "engine.sequence_pages",
     },
     "engine.beam_group": {"kernels", "engine.beam_cohort", "engine.sampling"},

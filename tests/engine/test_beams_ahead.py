@@ -36,12 +36,20 @@ BEAMS = (
     {"num_beams": 2, "stop_token_ids": list(range(0, WORDS, 3))},
     {"num_beams": 4, "patience": 2.0, "max_new_tokens": 40},
 )
+# Changes that are the same in every step: of all, they keep none from being begun ahead.
+FIXED = (
+    {"num_beams": 3, "bad_words_ids": [[5], [6]]},
+    {"num_beams": 4, "logit_bias": {7: 2.5, 8: -1.0}, "n": 2},
+    {"num_beams": 2, "suppress_tokens": list(range(1, WORDS, 3)), "ignore_eos": True},
+)
 OTHERS = (
     {},
     {"temperature": 1.2, "seed": 3},
     {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.5},
     {"num_beams": 3, "no_repeat_ngram_size": 2},
     {"num_beams": 2, "repetition_penalty": 1.3},
+    {"num_beams": 3, "bad_words_ids": [[5], [6]], "renormalize_logits": True},
+    {"num_beams": 2, "min_new_tokens": 3, "max_new_tokens": 30},
 )
 
 
@@ -78,12 +86,14 @@ def pair(folder, place=None) -> list[Ahead]:
     return [Ahead(folder, settings, device, look_ahead=ahead) for ahead in (False, True)]
 
 
-@pytest.fixture(scope="module", params=["gpt2", "bart", "t5"])
+@pytest.fixture(scope="module", params=["gpt2", "bart", "t5", "marian"])
 def folder(request, tmp_path_factory):
+    """Marian bans the padding, as its folders do."""
     folder = tmp_path_factory.mktemp(request.param)
     if request.param == "gpt2":
         return tiny_folder(folder)
-    seq2seq_folder(folder, request.param)
+    bans = {"bad_words_ids": [[1]]} if request.param == "marian" else {}
+    seq2seq_folder(folder, request.param, **bans)
     return folder
 
 
@@ -97,17 +107,28 @@ def engines(folder, request) -> Iterator[list[Ahead]]:
 
 
 def answered(engine: GenerationEngine, seed: int, kinds) -> list[list[object]]:
-    """What 40 requests of these kinds are told that come at any time."""
+    """What 40 requests of these kinds are told: 12 come at once, for which there are too few pages,
+    the others at any time."""
     chosen, asked = random.Random(seed), []
-    for prompt in random_sources(40, seed, longest=LONGEST - 70):
+
+    def submit(prompt: list[int]) -> None:
         parameters = {"max_new_tokens": chosen.randint(1, 40), **chosen.choice(kinds)}
         asked.append((parameters.get("n", 1), ask(engine, prompt, **parameters)[0]))
+
+    prompts = random_sources(40, seed, longest=LONGEST - 70)
+    with held(engine):
+        for prompt in prompts[:12]:
+            submit(prompt)
+    for prompt in prompts[12:]:
+        submit(prompt)
         pass_steps(engine, chosen.choice((0, 0, 8, 24)))
     return [told(answer.finish(count)) for count, answer in asked]
 
 
 @pytest.mark.parametrize(
-    ("kinds", "begun"), [(BEAMS, 100), ((*BEAMS, *OTHERS), 20)], ids=["beams", "any"]
+    ("kinds", "begun"),
+    [(BEAMS, 100), (FIXED, 100), ((*BEAMS, *FIXED, *OTHERS), 10)],
+    ids=["beams", "fixed", "any"],
 )
 def test_answers_are_those_of_an_engine_that_reads_every_step_first(engines, kinds, begun):
     first, ahead = engines
@@ -169,16 +190,19 @@ def test_a_search_that_is_cancelled_ends_while_its_next_step_is_under_way(engine
 
 
 def test_a_step_is_computed_again_where_fewer_beams_run_on(engines):
-    """As the device took as many to run on. A model that allows one token leaves each beam one."""
+    """As the device took as many to run on. Of a model that allows three tokens behind one beam,
+    and behind the others but one that ends them, no more than three do."""
+    end = 4
 
     def narrow(logits):
-        logits[1:] = -np.inf
         logits[0, 3:] = -np.inf
+        logits[1:, :end] = logits[1:, end + 1 :] = -np.inf
 
     found = []
     for engine in engines:
         with spoiled(engine, narrow, at=6):
-            answer = ask(engine, [5], num_beams=4, max_new_tokens=20, ignore_eos=True)[0]
+            asked = {"max_new_tokens": 20, "ignore_eos": True, "stop_token_ids": [end]}
+            answer = ask(engine, [5], num_beams=4, **asked)[0]
             found.append(told(answer.finish()))
         assert between_steps(engine, lambda engine=engine: engine.cache._pool.reserved) == 0
     assert found[0] == found[1]

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fusewire import kernels
 from fusewire.engine.beam_candidates import BeamCandidates
-from fusewire.engine.beam_group import BeamGroup, BeamPart
+from fusewire.engine.beam_group import BeamGroup, BeamPart, StepKind
 from fusewire.engine.sampling import Sampler
 from fusewire.placement import Placement
 
@@ -35,12 +35,13 @@ class BeamChoice:
         groups: Sequence[BeamGroup],
     ) -> None:
         """Chooses for part `index` of the groups, whose rows of logits begin at `begins`."""
-        types: dict[tuple[bool, bool], list[BeamGroup]] = {}
+        kinds: dict[StepKind, list[BeamGroup]] = {}
         for group in groups:
             processed = group.parts[index].sampling.changes_logits
-            types.setdefault((processed, processed and not group.renormalizes), []).append(group)
+            kind = StepKind(processed, processed and not group.renormalizes)
+            kinds.setdefault(kind, []).append(group)
         found = {}
-        for (processed, normalized), some in types.items():
+        for (processed, normalized), some in kinds.items():
             parts = [group.parts[index] for group in some]
             firsts = [begins[group] + group.parts[index].first for group in some]
             rows = [
@@ -79,9 +80,17 @@ class BeamChoice:
         kernels.gather_rows(part, logits, where, self._place.stream)
         return part
 
-    def _processed(self, logits: kernels.Tensor, parts: Sequence[BeamPart]) -> kernels.Tensor:
-        """Log-probabilities, float32, with biases, bans and penalties."""
+    def log_probs(self, logits: kernels.Tensor) -> kernels.Tensor:
+        """Float32."""
         log_probs = self._place.empty(*logits.shape, dtype="float32")
         kernels.log_softmax(log_probs, logits, self._place.stream)
+        return log_probs
+
+    def _processed(self, logits: kernels.Tensor, parts: Sequence[BeamPart]) -> kernels.Tensor:
+        """Log-probabilities with biases, bans and penalties, of the beams of the parts."""
+        for part in parts:
+            if part.sampling.fixed:  # its beams may have gone on without it
+                part.sampling.spread(len(part.scores))
+        log_probs = self.log_probs(logits)
         self._sampler.constrain(log_probs, [part.sampling for part in parts])
         return log_probs

@@ -1,5 +1,6 @@
-"""Searches that take their steps together, and of which nothing but the model changes
-log-probabilities: what a step needs of each, in arrays of all, so that it takes Python little."""
+"""Searches that take their steps together and in the same way, of which nothing but the model
+decides, and what is the same in every step: what a step needs of each, in arrays of all, so that it
+takes Python little."""
 
 from __future__ import annotations
 
@@ -7,11 +8,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fusewire import kernels
 from fusewire.engine.beam_candidates import BeamCandidates
 from fusewire.engine.beam_rows import StepRows
 from fusewire.engine.generation_sequence import GenerationSequence
+from fusewire.engine.sampling import Sampler
 from fusewire.engine.sequence_pages import SequencePages
 from fusewire.placement import Placement
 
@@ -26,6 +29,10 @@ class BeamCohort:
         self, sequences: Sequence[GenerationSequence], groups: Sequence[BeamGroup]
     ) -> None:
         self.groups = list(groups)
+        kind = groups[0].kind
+        assert kind is not None  # and that of all
+        self.kind = kind
+        self._biases: tuple[NDArray[np.int32], list[kernels.Tensor]] | None = None  # of offsets
         self.parts = [group.parts[0] for group in groups]
         self.searches = [group.search for group in groups]
         self.wanted = np.array([search.candidates for search in self.searches], np.int32)
@@ -65,6 +72,16 @@ class BeamCohort:
             return False
         samplings = [self.parts[row].sampling for row in self.forced]
         return not any([each.new_tokens in each.forced for each in samplings])
+
+    def biases(self, sampler: Sampler) -> list[kernels.Tensor]:
+        """Of the rows, which are the same as long as there are as many of each group."""
+        made = self._biases
+        if made is None or (made[0] != self.offsets).any():
+            for part, beams in zip(self.parts, np.diff(self.offsets).tolist(), strict=True):
+                part.sampling.spread(beams)
+            there = sampler.biases([part.sampling.history for part in self.parts])
+            made = self._biases = self.offsets, there
+        return made[1]
 
     def next_candidates(self, place: Placement) -> BeamCandidates:
         """Memory for those of the next step."""

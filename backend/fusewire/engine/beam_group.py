@@ -6,12 +6,21 @@ history of its own.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
 from fusewire import kernels
 from fusewire.engine.beam_cohort import BeamCohort
 from fusewire.engine.sampling import SamplingState
+
+
+class StepKind(NamedTuple):
+    """How logits become candidates."""
+
+    processed: bool  # log-probabilities are changed
+    normalized: bool  # and these taken as they are then
 
 
 class BeamPart:
@@ -98,10 +107,12 @@ class BeamGroup:
         return [self.search.history(beam).tolist() for beam in range(running)]
 
     @property
-    def plain(self) -> bool:
-        """Whether the model alone decides, but for tokens that are forced, and nothing is reused
-        of a step but its scores."""
-        return self.search.groups == 1 and not self.changes_logits
+    def kind(self) -> StepKind | None:
+        """Of its steps, where nothing of one is reused in the next but scores: the model alone
+        decides, but for tokens that are forced and changes that are the same in every step."""
+        if self.search.groups > 1 or not self.parts[0].sampling.fixed:
+            return None
+        return StepKind(self.changes_logits, self.changes_logits and not self.renormalizes)
 
     @property
     def changes_logits(self) -> bool:

@@ -1,15 +1,17 @@
 """Beam search, a step of all groups at once: logits become candidates, these the beams that run on,
 and pages are copied where beams fork.
 
-Where the model alone decides, as in most searches, what a step needs of each is kept from step to
-step (beam_cohort.py), and the device may be ahead (beams_ahead.py). Where parameters have a say,
-each step begins anew (beam_choice.py). Which candidates run on, which are finished and when a
+Where the model alone decides, but for biases and bans that are the same in every step, as in most
+searches, what a step needs of each is kept from step to step (beam_cohort.py), and the device may
+be ahead (beams_ahead.py). Where parameters have more to say, each step begins anew
+(beam_choice.py). Which candidates run on, which are finished and when a
 search is done: `kernels.BeamSearch`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate, islice
 
 import numpy as np
@@ -41,6 +43,7 @@ class BeamGroups:
         ahead: BeamsAhead,
     ) -> None:
         self._place = place
+        self._sampler = sampler
         self._choice = BeamChoice(place, vocab_size, sampler)
         self._forks = BeamForks(pages, memory)
         self._pages = pages
@@ -62,9 +65,10 @@ class BeamGroups:
         block_table: NDArray[np.int32],
     ) -> FoundBeams | None:
         """Begins to take the groups a step on, as `advance`, which `finish` ends; `block_table`: of
-        the step's rows, of which theirs are the last. None where not the model alone decides."""
+        the step's rows, of which theirs are the last. None where a step depends on more than the
+        scores of the one before, or they differ in kind."""
         if self._cohort is None or not self._cohort.goes_on(sequences, groups):
-            if not all([group.plain for group in groups]):
+            if len(kinds := {group.kind for group in groups}) > 1 or None in kinds:
                 return None
             self.forget()
             self._forks.begin(sequences, groups)
@@ -73,7 +77,8 @@ class BeamGroups:
         count = len(cohort.scores)
         rows = self._choice.rows(logits, np.arange(first, first + count)) if first else logits
         candidates = cohort.next_candidates(self._place)
-        values = candidates.begin(rows, cohort.scores)
+        rows = self._processed(rows, cohort)
+        values = candidates.begin(rows, cohort.scores, normalized=cohort.kind.normalized)
         return FoundBeams(sequences, groups, candidates, values, block_table[-count:])
 
     def forks_alone(self, found: FoundBeams) -> bool:
@@ -89,7 +94,8 @@ class BeamGroups:
         fresh = self._forks.give_pages(cohort.pages, cohort.offsets, cohort.taken)
         self._pages.reserve_for_beams(cohort.taken, reserved)
         found.prepared = True
-        ahead = self._ahead.begin(found, cohort, fresh)
+        process = partial(self._processed, cohort=cohort)
+        ahead = self._ahead.begin(found, cohort, fresh, process)
         found.forked = ahead is not None
         return ahead
 
@@ -131,6 +137,14 @@ class BeamGroups:
         """Of a group that was preempted all that its beams had stored is stored again: gives it the
         `rows` that it had."""
         self._forks.resume(sequence, group)
+
+    def _processed(self, logits: kernels.Tensor, cohort: BeamCohort) -> kernels.Tensor:
+        """What candidates are taken of."""
+        if not cohort.kind.processed:
+            return logits
+        log_probs = self._choice.log_probs(logits)
+        self._sampler.bias(log_probs, cohort.biases(self._sampler))
+        return log_probs
 
     def _still(self, found: FoundBeams) -> list[int]:
         """Which of the sequences run."""

@@ -8,7 +8,7 @@ searches are done, what is certain. A search that is done has rows in one step i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -52,11 +52,15 @@ class BeamsAhead:
         self._place = model.place
 
     def begin(
-        self, found: FoundBeams, cohort: BeamCohort, fresh: NDArray[np.int32]
+        self,
+        found: FoundBeams,
+        cohort: BeamCohort,
+        fresh: NDArray[np.int32],
+        process: Callable[[kernels.Tensor], kernels.Tensor],
     ) -> FoundBeams | None:
         """Gives the device the next step of the cohort, searches of those that were `found`;
-        `fresh`: pages to write to, as `kernels.give_pages` has them. None where its tables would
-        grow."""
+        `fresh`: pages to write to, as `kernels.give_pages` has them. `process`: of its logits, what
+        candidates are taken of. None where its tables would grow."""
         places = (cohort.rows.positions + 1) // self._memory.page_size
         sources = sources_of(cohort.rows, cohort.beams)
         width = self._model.table_width(
@@ -86,7 +90,8 @@ class BeamsAhead:
         )
         self._memory.copy(copies)
         batch = pack_forked(cohort.rows, cohort.beams, ids, table)
-        values = candidates.begin_there(self._model.step(batch, self._memory))
+        logits = process(self._model.step(batch, self._memory))
+        values = candidates.begin_there(logits, normalized=cohort.kind.normalized)
         return FoundBeams(cohort.rows.sequences, cohort.groups, candidates, values, table)
 
     def _table(

@@ -7,8 +7,8 @@ it is given to the device first and runs meanwhile. A sequence that ends by a to
 later has a row in it that nobody reads: what the row stores lies behind the sequence's tokens, in
 pages that others get only by work that is given to the device later.
 
-The same holds for searches that the model alone decides, whose beams the device forks by itself
-(`beams_ahead`).
+The same holds for searches that the model alone decides, but for biases and bans that are the same
+in every step: the device forks their beams by itself (`beams_ahead`).
 
 All else (joins, prompts, beams beside others, penalties and bans that look back at tokens, the step
 behind a token that is forced, pages that are short, sequences at their greatest length) waits for

@@ -186,7 +186,7 @@ class Sampler:
         """Biases, bans and penalties on rows [rows, vocab] of logits or log-probabilities: of each
         state as many as its history has."""
         histories = [state.history for state in states]
-        self._bias(rows, kernels.token_biases(histories))
+        self.bias(rows, self.biases(histories))
         self._penalize_sources(rows, states)
         self._penalize(rows, _penalties(states), kernels.seen_tokens(histories))
         self._mask(rows, states)
@@ -199,7 +199,7 @@ class Sampler:
         if not len(biases[0]) and not len(seen[1]) and not sources and not rows.masked:
             return logits
         raw = self._rows(logits, np.arange(len(rows.states)))
-        self._bias(logits, biases)
+        self.bias(logits, self._known(biases))
         self._penalize_sources(logits, rows.states)
         self._penalize(logits, rows.penalties, seen)
         if rows.masked:
@@ -246,18 +246,23 @@ class Sampler:
         if len(rows):
             values = np.full(len(rows), -np.inf, np.float32)
             where = self.together(rows.astype(np.int32), tokens.astype(np.int32), values)
-            kernels.bias_logits(logits, *where, self._place.stream)
+            self.bias(logits, where)
 
-    def _bias(
-        self,
-        logits: kernels.Tensor,
-        biases: tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]],
-    ) -> None:
+    def biases(self, histories: Sequence[kernels.TokenHistories]) -> list[kernels.Tensor]:
+        """Biases and bans of their next tokens, on the device, for `bias`."""
+        return self._known(kernels.token_biases(histories))
+
+    def bias(self, logits: kernels.Tensor, biases: Sequence[kernels.Tensor]) -> None:
+        """Adds them to logits or log-probabilities [rows, vocab]."""
+        kernels.bias_logits(logits, *biases, self._place.stream)
+
+    def _known(
+        self, biases: tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.float32]]
+    ) -> list[kernels.Tensor]:
         rows, tokens, values = biases
         # A folder may name a stop token that its model's vocabulary has not.
         known = (tokens >= 0) & (tokens < self._vocab_size)
-        where = self.together(rows[known], tokens[known], values[known])
-        kernels.bias_logits(logits, *where, self._place.stream)
+        return self.together(rows[known], tokens[known], values[known])
 
     def _penalize_sources(self, logits: kernels.Tensor, states: Sequence[SamplingState]) -> None:
         """encoder_repetition_penalty, which is the reciprocal of one for repetition."""

@@ -120,6 +120,9 @@ class SamplingState:
         self.changes_logits = bool(
             biases or parameters.min_new_tokens or begin_suppressed or len(liked) or self.looks_back
         )
+        # Whether there is nothing but biases that are the same at every place, behind any tokens.
+        bounded = parameters.min_new_tokens or begin_suppressed
+        self.fixed = not (self.looks_back or bounded or len(liked))
         begin = next(place for place in count() if place not in self.forced)
         # Places of new tokens, by how many there are before them, behind which nothing can be drawn
         # until they are read: a forced token is the host's to give, and bans of some places begin
@@ -155,6 +158,11 @@ class SamplingState:
             self.history.advance(parents, tokens)
         if self.mask is not None:
             self.mask.advance(parents, tokens)
+
+    def spread(self, beams: int) -> None:
+        """Biases that are `fixed` are from here on those of so many beams, whichever they are."""
+        if self.history.rows != beams:
+            self.history.advance(np.zeros(beams, np.int32), np.zeros(beams, np.int64))
 
     @property
     def always_draws_ahead(self) -> bool:
