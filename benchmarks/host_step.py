@@ -44,6 +44,7 @@ DEVICE = (
     "gather_columns",
     "gather_rows",
     "linear",
+    "log_softmax",
     "log_sum_exp",
     "penalize",
     "rank_columns",
