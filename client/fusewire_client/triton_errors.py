@@ -49,7 +49,7 @@ _BY_WORDS: tuple[tuple[str, type[ClientError]], ...] = (
     (r"queue: got .*; try again in [\d.]+ s$", Overloaded),
     (r"queue: got ", QueueFull),
     (r"text_input: got over \d+ characters while ", QueueFull),
-    (r"timeout_seconds: got more work", Expired),
+    (r"timeout: got more work", Expired),
     (r"timeout: got a request whose time", Expired),
     (r"[\w ]+: got a request while it stops", Unavailable),
     (r"cancelled: ", Cancelled),

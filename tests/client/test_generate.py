@@ -131,7 +131,7 @@ def test_leaving_a_stream_cancels_it(writer: Writer, server: Server) -> None:
     [
         ({"top_p": 7}, InvalidArgument, "top_p: got 7"),
         ({"temprature": 1}, InvalidArgument, "temprature: got 1"),
-        ({"timeout_seconds": 1e-6}, Unavailable, "timeout_seconds: got more work"),
+        ({"timeout_seconds": 1e-6}, Unavailable, "timeout: got more work"),
         ({"model": "nobody"}, NotFound, "model: got 'nobody', wanted one of writer; correct"),
         ({"seed": object()}, InvalidArgument, "parameters: "),
     ],

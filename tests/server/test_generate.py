@@ -320,7 +320,7 @@ def test_a_request_out_of_time_fails(server: Server) -> None:
     given = {"max_new_tokens": LONG, "ignore_eos": True, "timeout_seconds": 0.2}
     status, answer = generate(server, "slow", asked("Late", **given))
     assert status == ANY_ERROR
-    assert answer["error"].startswith("timeout_seconds: ")
+    assert answer["error"].startswith("timeout: ")
 
 
 def test_an_unloaded_model_finishes_what_it_began(server: Server) -> None:

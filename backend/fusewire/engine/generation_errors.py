@@ -1,7 +1,7 @@
 """What a request for generation is told that ends without its answer."""
 
 TOO_LATE = (
-    "timeout_seconds: got more work than fits into this time, wanted the last token within it; "
+    "timeout: got more work than fits into this time, wanted the last token within it; "
     "allow more time, or try again later"
 )
 

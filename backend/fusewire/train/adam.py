@@ -32,8 +32,8 @@ class Adam(torch.optim.Optimizer):
     `max_grad_norm`: gradients are scaled to at most this norm, all together (Pascanu et al. 2013);
     leave the host's own clipping off. The gradients themselves are not changed.
 
-    A step whose gradients have NaN or Inf, or a norm beyond fp32, changes nothing and is counted in
-    `skipped_steps`. `gradient_norm` is the last step's, before clipping; a skipped one has it too.
+    A step whose gradients have NaN or Inf, or squares beyond fp32, changes nothing, and is counted
+    in `skipped_steps`. `gradient_norm` is the last step's, before clipping; of a skipped one too.
     A GradScaler hands its scale to `step`, which divides by it. On a GPU `step` waits for nothing;
     who reads `skipped_steps` or `gradient_norm` waits for the steps so far. `state_dict` is that of
     torch's optimizers: checkpoints load either way.

@@ -191,7 +191,7 @@ def test_a_model_that_fails_its_probe_twice_is_loaded_again_once(watching: Any) 
     [
         ("queue: got 9 sequences waiting", 0),
         ("timeout: got a request whose time has passed", 0),
-        ("timeout_seconds: got more work", 0),
+        ("timeout: got more work", 0),
         ("server: got a …", 1),
     ],
 )

@@ -13,7 +13,7 @@ def process_died(message: str) -> bool:
 def no_room(message: str) -> bool:
     """Whether a model that generates had no room or no time: `generate` answers 400 to every error
     of one."""
-    return message.startswith(("queue: ", "timeout: ", "timeout_seconds: "))
+    return message.startswith(("queue: ", "timeout: "))
 
 
 def reason_in_words(reason: str) -> str:
