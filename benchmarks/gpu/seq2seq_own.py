@@ -122,7 +122,7 @@ def watched(engine: GenerationEngine) -> Iterator[Steps]:
             (groups, "finish", timed("bookkeeping", groups.finish)),
             (groups, "begin_ahead", timed("forks", groups.begin_ahead)),
             (BeamCandidates, "begin_there", method("candidates", BeamCandidates.begin_there)),
-            (groups, "_fork", timed("forks", groups._fork)),
+            (groups._forks, "fork", timed("forks", groups._forks.fork)),
             (loop._sampler, "begin", timed("draws", loop._sampler.begin)),
             (kernels.Readback, "wait", method("device_wait", kernels.Readback.wait)),
             (loop, "_answer_search", timed("answers", loop._answer_search)),
