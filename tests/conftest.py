@@ -33,7 +33,8 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _torch_computes_in_the_precision_it_is_asked_for() -> None:
-    torch.set_float32_matmul_precision("highest")  # no TF32
+    torch.set_float32_matmul_precision("highest")  # no TF32, nor in convolutions
+    torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
