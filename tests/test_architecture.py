@@ -119,6 +119,7 @@ MAY_IMPORT = {
     "engine.generation_scheduler": {
         "errors",
         "engine.beam_pasts",
+        "engine.beam_rows",
         "engine.capacity",
         "engine.decode_rows",
         "engine.generation_queue",
@@ -169,10 +170,12 @@ MAY_IMPORT = {
         "engine.beam_candidates",
         "engine.beam_group",
         "engine.beam_rows",
+        "engine.fork_memory",
         "engine.generation_sequence",
         "engine.sampling",
         "engine.sequence_pages",
     },
+    "engine.fork_memory": {"kernels", "models", "placement"},
     "engine.beam_group": {"kernels", "engine.beam_cohort", "engine.sampling"},
     "engine.beam_forks": {
         "kernels",

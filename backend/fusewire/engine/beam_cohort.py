@@ -5,6 +5,7 @@ takes Python little."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from fusewire import kernels
 from fusewire.engine.beam_candidates import BeamCandidates
 from fusewire.engine.beam_rows import StepRows
+from fusewire.engine.fork_memory import ForkMemory
 from fusewire.engine.generation_sequence import GenerationSequence
 from fusewire.engine.sampling import Sampler
 from fusewire.engine.sequence_pages import SequencePages
@@ -37,7 +39,8 @@ class BeamCohort:
         self.searches = [group.search for group in groups]
         self.wanted = np.array([search.candidates for search in self.searches], np.int32)
         self.candidates: BeamCandidates | None = None  # of the last step
-        self.forced = [row for row, part in enumerate(self.parts) if part.sampling.forced]
+        self._forced = [part.sampling for part in self.parts if part.sampling.forced]
+        self._until_forced = self._steps_until_forced()
         scores = [part.scores for part in self.parts]
         self.offsets = np.cumsum([0, *map(len, scores)], dtype=np.int32)
         self.scores = np.concatenate(scores)  # of the rows
@@ -51,7 +54,9 @@ class BeamCohort:
         self.prompts = np.array([each.length for each in self.taken], np.int32)
         stored = [search.length - 1 for search in self.searches]
         self.rows = StepRows(sequences, (self.prompts + stored).tolist())
-        self.beams = np.array([each.beams for each in sequences], np.int32)  # at most
+        self.beams = self.rows.beams
+        self._full = np.cumsum([0, *self.beams], dtype=np.int32)  # offsets where none has fewer
+        self._forks: ForkMemory | None = None
         # Tokens that end a text, [searches, most of one], -1 in what is left.
         ends = [search.eos_token_ids for search in self.searches]
         self.ends = np.full((len(ends), max(map(len, ends))), -1, np.int32)
@@ -68,10 +73,31 @@ class BeamCohort:
     def forks_alone(self) -> bool:
         """Whether candidates alone say how the beams of all go on from the step whose candidates
         come next: none has fewer than it may have, and no token is forced."""
-        if (np.diff(self.offsets) != self.beams).any():
-            return False
-        samplings = [self.parts[row].sampling for row in self.forced]
-        return not any([each.new_tokens in each.forced for each in samplings])
+        return not self.forces and self.is_full(self.offsets)
+
+    @property
+    def forces(self) -> bool:
+        """Whether the token whose candidates come next is forced, of any of them."""
+        return self._until_forced == 0
+
+    def is_full(self, offsets: NDArray[np.int32]) -> bool:
+        """Whether each has as many beams as it may, by the offsets of their rows."""
+        return not (offsets != self._full).any()
+
+    def needs_pages(self, page_size: int) -> bool:
+        """Whether their next fork may: a page begins with it, or some are reserved for it."""
+        begins = not ((self.rows.positions + 1) % page_size).all()
+        return begins or any([each.reserved for each in self.taken])
+
+    @property
+    def all_run(self) -> bool:
+        return None not in [each.pages for each in self.rows.sequences]
+
+    def fork_memory(self, place: Placement, width: int) -> ForkMemory:
+        """Of forks of all beams, in block tables so wide."""
+        if self._forks is None or self._forks.width != width:
+            self._forks = ForkMemory(place, self._full, self.ends, width)
+        return self._forks
 
     def biases(self, sampler: Sampler) -> list[kernels.Tensor]:
         """Of the rows, which are the same as long as there are as many of each group."""
@@ -93,11 +119,19 @@ class BeamCohort:
         """Every search has taken a step; one that is done has no rows from here on."""
         self.offsets, self.scores = step.offsets, step.scores
         self.rows.go_on(step.offsets, step.tokens, table)
-        for row in self.forced:  # of others nobody counts
-            self.parts[row].sampling.new_tokens += 1
+        for sampling in self._forced:  # of others nobody counts
+            sampling.new_tokens += 1
+        self._until_forced -= 1
+        if self._until_forced < 0:
+            self._until_forced = self._steps_until_forced()
         if not self.rows.counts.all():
             for row in np.flatnonzero(self.rows.counts == 0).tolist():
                 self.rows.sequences[row].rows = None
+
+    def _steps_until_forced(self) -> float:
+        """Infinite where no token is from here on."""
+        left = [at - each.new_tokens for each in self._forced for at in each.forced]
+        return min([steps for steps in left if steps >= 0], default=inf)
 
     @property
     def stored(self) -> list[int]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from itertools import accumulate, islice
+from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,24 +75,30 @@ class BeamGroups:
             self._cohort = BeamCohort(sequences, groups)
         cohort = self._cohort
         count = len(cohort.scores)
-        rows = self._choice.rows(logits, np.arange(first, first + count)) if first else logits
+        own = self._choice.rows(logits, np.arange(first, first + count)) if first else logits
         candidates = cohort.next_candidates(self._place)
-        rows = self._processed(rows, cohort)
-        values = candidates.begin(rows, cohort.scores, normalized=cohort.kind.normalized)
-        return FoundBeams(sequences, groups, candidates, values, block_table[-count:])
+        own = self._processed(own, cohort)
+        values = candidates.begin(own, cohort.scores, normalized=cohort.kind.normalized)
+        rows = cohort.rows
+        return FoundBeams(rows.sequences, cohort.groups, candidates, values, block_table[-count:])
 
     def forks_alone(self, found: FoundBeams) -> bool:
         """Whether the device knows how the searches go on from what is `found`, those that still
         run."""
-        return bool(self._still(found)) and self._cohort_of(found).forks_alone
+        cohort = self._cohort_of(found)
+        return cohort is not None and cohort.forks_alone
 
     def begin_ahead(self, found: FoundBeams, reserved: Sequence[int]) -> FoundBeams | None:
         """Gives the device the step behind the one that is `found`, of those that still run, before
-        anybody reads that; `reserved`: pages for each one's fork behind it. None where it cannot
-        be: then `finish` what is found, and plan the step."""
+        anybody reads that; `reserved`: pages for each one's fork behind it, or none at all. None
+        where it cannot be: then `finish` what is found, and plan the step."""
         cohort = self._cohort_of(found)
-        fresh = self._forks.give_pages(cohort.pages, cohort.offsets, cohort.taken)
-        self._pages.reserve_for_beams(cohort.taken, reserved)
+        assert cohort is not None  # it forks alone
+        fresh = None
+        if cohort.needs_pages(self._pages.page_size):
+            fresh = self._forks.give_pages(cohort.pages, cohort.offsets, cohort.taken)
+        if reserved:
+            self._pages.reserve_for_beams(cohort.taken, reserved)
         found.prepared = True
         process = partial(self._processed, cohort=cohort)
         ahead = self._ahead.begin(found, cohort, fresh, process)
@@ -103,22 +109,21 @@ class BeamGroups:
         """Waits for what is found, and gives each of the sequences that still run its next `rows`,
         none where its search is done. As `advance`."""
         values: NDArray[np.int32] = found.values.wait().numpy()
-        still = self._still(found)
-        if not still:
-            return {}
         cohort = self._cohort_of(found)
-        if len(still) < len(found.groups):
-            values = np.ascontiguousarray(values[:, still])
-        for row in cohort.forced:
-            sampling = cohort.parts[row].sampling
-            if sampling.new_tokens in sampling.forced:
-                cohort.parts[row].force(values[:, row])
+        if cohort is None:
+            return {}
+        if len(cohort.groups) < len(found.groups):
+            values = np.ascontiguousarray(values[:, self._still(found)])
+        if cohort.forces:
+            for row, part in enumerate(cohort.parts):
+                part.force(values[:, row])
         scores, log_probs = (values[row].view(np.float32) for row in (0, 1))
         kernels.advance_beams(cohort.searches, scores, log_probs, values[2], values[3])
         step = kernels.running_beams(cohort.searches)
-        counts = np.diff(step.offsets)
-        # Elsewhere the device has not forked as follows here: what it computed then is of no use.
-        found.forked &= not ((counts != cohort.beams) & (counts != 0)).any()
+        if not cohort.is_full(step.offsets):
+            counts = np.diff(step.offsets)
+            # The device has not forked as follows here: what it computed then is of no use.
+            found.forked &= not ((counts != cohort.beams) & (counts != 0)).any()
         table = self._forks.fork(
             step.offsets,
             step.parents,
@@ -150,13 +155,16 @@ class BeamGroups:
         """Which of the sequences run."""
         return [at for at, each in enumerate(found.sequences) if each.pages is not None]
 
-    def _cohort_of(self, found: FoundBeams) -> BeamCohort:
-        """Those of them that still run, one or more."""
+    def _cohort_of(self, found: FoundBeams) -> BeamCohort | None:
+        """Those of them that still run; None where none does."""
+        cohort = self._cohort
+        if cohort is not None and found.groups is cohort.groups and cohort.all_run:
+            return cohort
         still = self._still(found)
         groups = [found.groups[at] for at in still]
-        if self._cohort is None or self._cohort.groups != groups:
-            self._cohort = BeamCohort([found.sequences[at] for at in still], groups)
-        return self._cohort
+        if groups and (cohort is None or cohort.groups != groups):
+            cohort = self._cohort = BeamCohort([found.sequences[at] for at in still], groups)
+        return cohort if groups else None
 
     def advance(
         self,
@@ -208,8 +216,13 @@ class BeamGroups:
 def _settled(
     step: kernels.BeamStep, groups: Sequence[BeamGroup]
 ) -> dict[BeamGroup, list[tuple[int, float]]]:
+    """Of those that somebody asks for."""
     if not step.settled_tokens.size:
         return {}
-    news = zip(step.settled_tokens.tolist(), step.settled_log_probs.tolist(), strict=True)
-    counts = np.diff(step.settled_offsets)
-    return {groups[at]: list(islice(news, counts[at])) for at in counts.nonzero()[0]}
+    tokens, log_probs = step.settled_tokens.tolist(), step.settled_log_probs.tolist()
+    ends = step.settled_offsets.tolist()
+    return {
+        group: list(zip(tokens[begin:end], log_probs[begin:end], strict=True))
+        for group, begin, end in zip(groups, ends, ends[1:], strict=False)
+        if begin < end and not group.quiet
+    }

@@ -35,6 +35,8 @@ class StepRows:
         for sequence, rows in zip(sequences, self.of_each, strict=True):
             sequence.rows = rows
         self.positions = np.array(positions, np.int32)  # of the next tokens of each
+        self.most_tokens = np.array([each.most_tokens for each in sequences], np.int32)
+        self.beams = np.array([each.beams for each in sequences], np.int32)  # at most
         self.offsets = np.zeros(len(sequences) + 1, np.int32)
         self.counts = np.zeros(len(sequences), np.int32)  # of rows
         self.tokens = np.zeros(0, np.int64)

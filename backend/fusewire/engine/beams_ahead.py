@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from fusewire import kernels
 from fusewire.engine.beam_candidates import BeamCandidates
 from fusewire.engine.generation_sequence import GenerationSequence
-from fusewire.engine.packing import pack_forked, sources_of
+from fusewire.engine.packing import pack_behind, pack_forked, sources_of
+from fusewire.models.step_batch import StepBatch
 
 if TYPE_CHECKING:
     from fusewire.engine.beam_cohort import BeamCohort
@@ -37,6 +38,8 @@ class FoundBeams:
     values: kernels.Readback
     # Of the step's rows, [rows, pages]: on the host, or where the device made it, there.
     block_table: NDArray[np.int32] | kernels.Tensor
+    # The step's own, where it was begun ahead.
+    batch: StepBatch | None = None
     # Whether pages for the fork behind the step are given, and those for the next one reserved.
     prepared: bool = False
     # Whether the device has made the fork, and begun the step behind it.
@@ -55,12 +58,12 @@ class BeamsAhead:
         self,
         found: FoundBeams,
         cohort: BeamCohort,
-        fresh: NDArray[np.int32],
+        fresh: NDArray[np.int32] | None,
         process: Callable[[kernels.Tensor], kernels.Tensor],
     ) -> FoundBeams | None:
         """Gives the device the next step of the cohort, searches of those that were `found`;
-        `fresh`: pages to write to, as `kernels.give_pages` has them. `process`: of its logits, what
-        candidates are taken of. None where its tables would grow."""
+        `fresh`: pages to write to, as `kernels.give_pages` has them; None: there are none.
+        `process`: of its logits, what candidates are taken of. None where its tables would grow."""
         places = (cohort.rows.positions + 1) // self._memory.page_size
         sources = sources_of(cohort.rows, cohort.beams)
         width = self._model.table_width(
@@ -69,30 +72,24 @@ class BeamsAhead:
         parents = self._table(found.block_table, width)
         if parents is None:
             return None
-        rows, stream = int(cohort.offsets[-1]), self._place.stream
         candidates = cohort.next_candidates(self._place)
-        ids = self._place.empty(rows, dtype="int64")
-        table = self._place.empty(rows, width, dtype="int32")
-        copies = self._place.empty(2, rows, dtype="int64")
-        index = {group: at for at, group in enumerate(found.groups)}
-        searches = np.array([index[group] for group in cohort.groups], np.int32)
-        begins = found.candidates.offsets[searches]
-        groups = np.stack([searches, begins, cohort.offsets[:-1], cohort.beams, places], axis=1)
-        kernels.fork_beams(
-            ids,
-            candidates.scores,
-            table,
-            copies,
-            *found.candidates.found,
-            parents,
-            *self._together(groups.astype(np.int32), fresh, cohort.ends),
-            stream,
-        )
-        self._memory.copy(copies)
-        batch = pack_forked(cohort.rows, cohort.beams, ids, table)
+        forks = cohort.fork_memory(self._place, width)
+        goes_on = found.groups is cohort.groups
+        searches, begins = None, cohort.offsets[:-1]
+        if not goes_on:
+            index = {group: at for at, group in enumerate(found.groups)}
+            searches = [index[group] for group in cohort.groups]
+            begins = found.candidates.offsets[searches]
+        forks.tell(found.groups, searches, begins, places, fresh)
+        table = forks.fork(candidates.scores, found.candidates.found, parents)
+        self._memory.copy(*forks.copies)
+        if goes_on and found.batch is not None:
+            batch = pack_behind(found.batch, forks.ids, table)
+        else:
+            batch = pack_forked(cohort.rows, cohort.beams, forks.ids, table)
         logits = process(self._model.step(batch, self._memory))
         values = candidates.begin_there(logits, normalized=cohort.kind.normalized)
-        return FoundBeams(cohort.rows.sequences, cohort.groups, candidates, values, table)
+        return FoundBeams(cohort.rows.sequences, cohort.groups, candidates, values, table, batch)
 
     def _table(
         self, table: NDArray[np.int32] | kernels.Tensor, width: int
@@ -104,12 +101,3 @@ class BeamsAhead:
         shared = min(width, table.shape[1])
         wide[:, :shared] = table[:, :shared]
         return self._place.exact(wide, np.int32)
-
-    def _together(self, *arrays: NDArray[np.int32]) -> list[kernels.Tensor]:
-        """By one copy."""
-        ends = np.cumsum([0, *(array.size for array in arrays)]).tolist()
-        there = self._place.exact(np.concatenate([each.reshape(-1) for each in arrays]), np.int32)
-        return [
-            there.section(4 * begin, list(array.shape), "int32")
-            for array, begin in zip(arrays, ends, strict=False)
-        ]

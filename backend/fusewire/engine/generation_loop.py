@@ -312,16 +312,17 @@ class GenerationLoop:
         groups: Sequence[BeamGroup],
         settled: Mapping[BeamGroup, Sequence[tuple[int, float]]],
     ) -> None:
-        for sequence, group in zip(sequences, groups, strict=True):
+        both = zip(sequences, groups, strict=True)
+        for sequence, group in [one for one in both if one[0].rows is None or one[1] in settled]:
             if sequence not in self._owners:  # it has ended since
                 continue
             generation = self._owners[sequence][0]
-            if generation in self._broken or (sequence.rows is not None and group not in settled):
+            if generation in self._broken:
                 continue
             try:
                 if sequence.rows is None:
                     self._answer_search(generation, group)
-                elif not generation.branches[0].quiet:
+                else:
                     self._settled.append((generation, settled[group]))
             except Exception as error:
                 self._fail(generation, failure(error))

@@ -24,6 +24,7 @@ from collections.abc import Iterable, Sequence
 from itertools import count
 
 from fusewire.engine.beam_pasts import pasts_of
+from fusewire.engine.beam_rows import BeamRowsOf, StepRows
 from fusewire.engine.capacity import check_capacity
 from fusewire.engine.decode_rows import DecodeRows
 from fusewire.engine.generation_queue import GenerationQueue
@@ -145,17 +146,17 @@ class GenerationScheduler:
         """The same of a step of groups alone; pages for the forks behind it are not reserved yet,
         as those for the forks before it are not taken."""
         groups = [*self._groups]
-        # Whether beams go on behind the step: not those of one that waits for what they had stored.
-        go_on = [
-            group.rows is not None and group.rows.position + 2 < group.most_tokens
-            for group in groups
-        ]
-        if step.decodes.rows.sequences or not all(go_on):
+        first = groups[0].rows
+        # All as one step left them, and their beams go on behind this one.
+        if step.decodes.rows.sequences or not isinstance(first, BeamRowsOf):
             return None
-        reserved = self._for_forks(groups, ahead=1)
+        rows = first.step
+        if not rows.are_of(groups) or (rows.positions + 2 >= rows.most_tokens).any():
+            return None
+        reserved = self._for_forks_ahead(rows)
         if sum(reserved) > self._cache.available:
             return None
-        beams = sum([group.beams for group in groups])
+        beams = int(rows.beams.sum())
         expired = self._expire(now)
         return Step(
             self._rows.decodes(), groups=groups, beams=beams, reserved=reserved, expired=expired
@@ -406,14 +407,25 @@ class GenerationScheduler:
         self._waiting.add(sequence)
         self.preemptions += 1
 
-    def _for_forks(self, groups: Iterable[GenerationSequence], ahead: int = 0) -> list[int]:
-        """Pages to reserve for the fork behind each group's step, or behind one so much later; one
-        in which its prompt or its pasts are stored has them."""
+    def _for_forks_ahead(self, rows: StepRows) -> list[int]:
+        """Pages to reserve for the fork behind the step behind each group's next one; empty where
+        there are none."""
+        begins = (rows.positions + 2) % self._cache.page_size == 0
+        if not begins.any():
+            return []
+        # No beam goes on from the last position.
+        begins &= rows.positions + 3 < rows.most_tokens
+        pages: list[int] = (begins * rows.beams).tolist()
+        return pages
+
+    def _for_forks(self, groups: Iterable[GenerationSequence]) -> list[int]:
+        """Pages to reserve for the fork behind each group's step; one in which its prompt or its
+        pasts are stored has them."""
         known: dict[tuple[int, int], int] = {}
         found = []
         for group in groups:
             rows = group.rows
-            position = group.most_tokens if rows is None else rows.position + ahead
+            position = group.most_tokens if rows is None else rows.position
             if position + 2 >= group.most_tokens:  # no beam goes on
                 found.append(0)
                 continue

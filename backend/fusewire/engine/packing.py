@@ -46,7 +46,23 @@ def pack_forked(
     unread = np.zeros(len(positions), np.int64)
     table = np.zeros(block_table.shape, np.int32)
     batch = _one_each(unread, positions, table, sources_of(rows, counts))
-    return replace(batch, sampled=tokens, forked=block_table)
+    return replace(batch, sampled=tokens, forked=block_table, rows=rows)
+
+
+def pack_behind(batch: StepBatch, tokens: Tensor, block_table: Tensor) -> StepBatch:
+    """The step behind one of `pack_forked`, of the same rows."""
+    return StepBatch(
+        input_ids=batch.input_ids,
+        positions=batch.context_lengths,
+        cu_seqlens=batch.cu_seqlens,
+        context_lengths=batch.context_lengths + 1,
+        block_table=batch.block_table,
+        logit_rows=batch.logit_rows,
+        sources=batch.sources,
+        sampled=tokens,
+        forked=block_table,
+        rows=batch.rows,
+    )
 
 
 def pack(step: Step) -> Packed:

@@ -169,7 +169,7 @@ class RequestPreparation:
         beams = None
         if parameters.searches:
             branches[0].places = 1 + parameters.num_beams - parameters.answers
-            beams = self._beams(parameters, most, stop_tokens, first)
+            beams = self._beams(parameters, most, stop_tokens, first, quiet)
         decoder_ids = ids[:] if parameters.alignment else ()
         return Generation(branches, callback, place, beams, scores, decoder_ids)
 
@@ -179,6 +179,7 @@ class RequestPreparation:
         most: int,
         stop_tokens: Collection[int],
         sampling: SamplingState,
+        quiet: bool,
     ) -> BeamGroup:
         search = kernels.BeamSearch(
             beams=parameters.num_beams,
@@ -201,6 +202,7 @@ class RequestPreparation:
             sampling,
             renormalizes=parameters.renormalize_logits,
             diversity_penalty=parameters.diversity_penalty,
+            quiet=quiet,
         )
 
     def _check_alignment(self, parameters: GenerationParameters, target: int, source: int) -> None:

@@ -202,7 +202,8 @@ class DecoderModel(Model):
             got = "none" if step.sources is None else "some for a model without an encoder"
             wanted = "one for each sequence" if step.sources is None else "none"
             raise InvalidInput("sources", got, wanted, "give those that `encode` stored")
-        within("input_ids", step.input_ids, self.vocab_size, "use the tokenizer of this model")
+        if step.sampled is None:
+            within("input_ids", step.input_ids, self.vocab_size, "use the tokenizer of this model")
         within("positions", step.positions, self.max_length, "end the sequence")
         if step.logit_rows.size:
             within("logit_rows", step.logit_rows, step.tokens, "name rows of the step")

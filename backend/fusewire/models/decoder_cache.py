@@ -58,10 +58,10 @@ class DecoderCache:
         """Copies page source[i] to destination[i] in every layer. No page stands on both sides."""
         if len(source) == 0 and len(destination) == 0:
             return
-        self.copy(self._place.exact(np.array([source, destination]), np.int64))
+        both = self._place.exact(np.array([source, destination]), np.int64)
+        count = both.shape[1]
+        self.copy(*(both.section(8 * count * side, [count], "int64") for side in (0, 1)))
 
-    def copy(self, pages: kernels.Tensor) -> None:
-        """The same of pages [2, n] that are on the device; -1 on both sides: none."""
-        count = pages.shape[1]
-        begin, end = (pages.section(8 * count * side, [count], "int64") for side in (0, 1))
-        kernels.copy_pages(self.planes, begin, end, self._place.stream)
+    def copy(self, source: kernels.Tensor, destination: kernels.Tensor) -> None:
+        """The same of pages that are on the device; -1 on both sides: none."""
+        kernels.copy_pages(self.planes, source, destination, self._place.stream)

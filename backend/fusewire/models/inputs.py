@@ -81,9 +81,14 @@ class Inputs:
 
     def write(self, name: str, rows: kernels.Tensor, place: Placement) -> None:
         """The first rows of an array, as wide as it is, from the device itself."""
+        to = self.rows(name, rows.shape[0])
+        assert rows.shape == to.shape
+        kernels.write(to, rows, place.stream)
+
+    def rows(self, name: str, count: int) -> kernels.Tensor:
+        """The first rows of an array."""
         begin, dtype, shape = self.layout.places[name]
-        assert rows.shape[1:] == shape[1:]
-        kernels.write(self.block.section(begin, list(rows.shape), dtype), rows, place.stream)
+        return self.block.section(begin, [count, *shape[1:]], dtype)
 
     def sequences(self, cu_seqlens: NDArray[np.int32]) -> kernels.SequenceBatch:
         """For kernels that read the offsets from the block; `cu_seqlens` is what was packed, into a

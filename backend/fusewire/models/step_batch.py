@@ -44,6 +44,9 @@ class StepBatch:
     sampled: kernels.Tensor | None = None
     # Likewise the block table, of the same shape.
     forked: kernels.Tensor | None = None
+    # Steps that name the same have the same sequences of one token each, with the same sources, and
+    # ids and block tables on the device: nothing else differs but positions and contexts.
+    rows: object | None = None
 
     @property
     def tokens(self) -> int:
@@ -57,7 +60,8 @@ class StepBatch:
     def arrays(self) -> dict[str, NDArray[Any]]:
         """What `step_layout` has room for."""
         arrays = {**vars(self)}
-        del arrays["sources"], arrays["sampled"], arrays["forked"]
+        for name in ("sources", "sampled", "forked", "rows"):
+            del arrays[name]
         if self.sources is not None:
             arrays["source_lengths"] = self.sources.lengths
             arrays["source_table"] = self.sources.block_table
@@ -92,9 +96,10 @@ def step_layout(
     return Layout(
         input_ids=(tokens,),
         logit_rows=(logit_rows,),
+        # Neighbours: of steps with the same `rows` these alone are written.
         positions=(tokens,),
-        cu_seqlens=(sequences + 1,),
         context_lengths=(sequences,),
+        cu_seqlens=(sequences + 1,),
         block_table=(sequences, pages),
         **(sources if source_pages else {}),
     )

@@ -13,6 +13,7 @@ from fusewire.models.decoder_cache import DecoderCache
 from fusewire.models.inputs import Inputs
 from fusewire.models.recordings import BlockRecordings
 from fusewire.models.step_batch import PagedStep, StepBatch, paged_bucket, step_layout
+from fusewire.models.step_there import StepThere
 from fusewire.placement import Placement
 
 # Beyond this a step keeps the device busy for longer than its launches take. Decoders of
@@ -61,17 +62,31 @@ class StepReplays(BlockRecordings[StepBucket]):
         self.max_sequences = min(max_sequences, MOST_WITH_SOURCES if sources else MOST_SEQUENCES)
         self._sources = sources
         self.padding_tokens = 0  # computed by replays so far
+        # What the last step has left in the block of its recording, where others may go on from it.
+        self._there: StepThere | None = None
         self._rooms = [place.matrix(_rounded(self.max_sequences), width) for width in widths]
 
     def run(self, step: StepBatch) -> kernels.Tensor | None:
         """Logits [sequences, vocabulary] that hold until the next run, or None for a step that is
         not to be replayed: with more than one token of a sequence, or with tokens whose logits
         no one reads; too large; or the first of its bucket."""
-        bucket = self.bucket(step)
-        if bucket is None or self.replay(bucket, step.arrays, step.there) is None:
-            return None
+        there, self._there = self._there, None
+        if there is not None and there.goes_on(step) and self._holds(there):
+            there.replay(step, self._place)
+            self._there, bucket = there, there.bucket
+        else:
+            found = self.bucket(step)
+            if found is None or self.replay(found, step.arrays, step.there) is None:
+                return None
+            bucket = found
+            if step.rows is not None:
+                self._there = StepThere(bucket, self.recorded[bucket], step)
         self.padding_tokens += bucket.sequences - step.sequences
         return self._rooms[-1].first(step.sequences)
+
+    def _holds(self, there: StepThere) -> bool:
+        """Whether its recording is there still."""
+        return self.find(there.bucket) is there.recording
 
     def bucket(self, step: StepBatch) -> StepBucket | None:
         count = step.sequences

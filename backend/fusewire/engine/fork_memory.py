@@ -1,0 +1,97 @@
+"""What the device is told of the forks of searches that go on together, and what it makes of them:
+memory that is taken once for as many steps as they stay the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fusewire import kernels
+from fusewire.models.step_batch import StepBatch
+from fusewire.placement import Placement
+
+_COLUMNS = 5  # of a search: its candidates, first parent and first child, its beams, its page
+
+
+class ForkMemory:
+    """Of searches whose beams have the rows offsets[i] to offsets[i + 1], in block tables of one
+    width."""
+
+    def __init__(
+        self,
+        place: Placement,
+        offsets: NDArray[np.int32],
+        ends: NDArray[np.int32],
+        width: int,
+    ) -> None:
+        """`ends`: tokens that end a text, [searches, most of one], -1 in what is left."""
+        searches, rows = len(offsets) - 1, int(offsets[-1])
+        self.width = width
+        self._place = place
+        places = np.cumsum([0, _COLUMNS * searches, rows, ends.size]).tolist()
+        host = np.zeros(places[-1], np.int32)
+        groups, self._fresh, given = (host[begin:end] for begin, end in pairwise(places))
+        self._groups = groups.reshape(searches, _COLUMNS)
+        self._groups[:, 2], self._groups[:, 3] = offsets[:-1], np.diff(offsets)
+        given[:] = ends.reshape(-1)
+        self._fresh[:] = -1
+        self._given = False  # whether a page is fresh
+        self._host = kernels.Tensor.from_numpy(host)
+        self._there = place.empty(host.size, dtype="int32")
+        shapes: list[list[int]] = [[searches, _COLUMNS], [rows], [*ends.shape]]
+        self._inputs = [
+            self._there.section(4 * begin, shape, "int32")
+            for begin, shape in zip(places, shapes, strict=False)
+        ]
+        self._of: object = None  # the searches that the candidates are of
+        self.ids = place.empty(rows, dtype="int64")
+        # The last fork's, which the next one reads, and room for its own.
+        self._tables = [place.empty(rows, width, dtype="int32") for _ in range(2)]
+        self._copies = place.empty(2, rows, dtype="int64")
+        self.copies = [self._copies.section(8 * rows * side, [rows], "int64") for side in (0, 1)]
+        self.batch: StepBatch | None = None  # of the last step
+
+    def tell(
+        self,
+        of: object,
+        searches: Sequence[int] | None,
+        begins: NDArray[np.int32],
+        pages: NDArray[np.int32],
+        fresh: NDArray[np.int32] | None,
+    ) -> None:
+        """Of the next fork. `of` stands for those whose candidates there are: of each of ours,
+        where it is other than in the last step, its place in `searches` (None: all, in order) and
+        its first row in `begins`. `pages`: where in its table the page that each is to write to
+        lies. `fresh`: the pages that rows write to, as `kernels.give_pages` has them; None: their
+        parents'."""
+        if of is not self._of:
+            self._groups[:, 0] = range(len(self._groups)) if searches is None else searches
+            self._groups[:, 1] = begins
+            self._of = of
+        self._groups[:, 4] = pages
+        if fresh is not None or self._given:
+            self._fresh[:] = -1 if fresh is None else fresh
+        self._given = fresh is not None
+        kernels.write(self._there, self._host, self._place.stream)
+
+    def fork(
+        self, scores: kernels.Tensor, found: Sequence[kernels.Tensor], parents: kernels.Tensor
+    ) -> kernels.Tensor:
+        """By what was `found`, and the block table of the `parents`: fills `ids`, `copies` and the
+        beams' `scores`. The next step's block table."""
+        first, second = self._tables
+        table = second if parents is first else first
+        kernels.fork_beams(
+            self.ids,
+            scores,
+            table,
+            self._copies,
+            *found,
+            parents,
+            *self._inputs,
+            self._place.stream,
+        )
+        return table
