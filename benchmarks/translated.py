@@ -15,15 +15,19 @@ Tokens = Sequence[Sequence[int]]
 
 
 class Answers(NamedTuple):
-    """Best texts, the log-probability of each of their tokens, and seconds until the last one."""
+    """Best texts, the log-probability of each of their tokens where it was told, and seconds until
+    the last one."""
 
     tokens: list[list[int]]
     log_probs: list[list[float]]
     seconds: float
 
 
-def translated(engine: GenerationEngine, sources: Tokens, beams: int, new: int) -> Answers:
-    """All sources given at once."""
+def translated(
+    engine: GenerationEngine, sources: Tokens, beams: int, new: int, *, streamed: bool = False
+) -> Answers:
+    """All sources given at once. A text is told when it has ended, or `streamed`: each of its
+    tokens with its log-probability."""
     events: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
     parameters = engine.parameters(
         num_beams=beams, max_new_tokens=new, temperature=0.0, ignore_eos=True
@@ -32,12 +36,15 @@ def translated(engine: GenerationEngine, sources: Tokens, beams: int, new: int) 
     log_probs: list[list[float]] = [[] for _ in sources]
     began = time.perf_counter()
     for row, source in enumerate(sources):
-        request = GenerationRequest(source, parameters)
+        request = GenerationRequest(source, parameters, tells="tokens" if streamed else "ids")
         engine.submit(request, None, lambda event, row=row: events.put((row, event)))
-    for _ in range(len(sources) * new):
+    left = len(sources)
+    while left:
         row, delta = events.get()
         if isinstance(delta, FusewireError):
             raise delta
-        tokens[row].append(delta.token)
-        log_probs[row].append(delta.logprob)
+        tokens[row] += delta.token_ids
+        if streamed:
+            log_probs[row].append(delta.logprob)
+        left -= delta.finish_reason is not None
     return Answers(tokens, log_probs, time.perf_counter() - began)

@@ -105,7 +105,7 @@ def _check(
     transformers by more than that."""
     beams, new = CHECKED_BEAMS, 16
     sources = _sources(shape, CHECKED, CHECKED_LENGTH, seed=9)
-    found = translated(engine, sources, beams, new)
+    found = translated(engine, sources, beams, new, streamed=True)
     exact = copy.deepcopy(theirs).float()
     given = torch.tensor(sources, device=place.device)
     other = usual.translated(theirs, given, beams, new).tolist()
