@@ -139,7 +139,8 @@ MAY_IMPORT = {
         "text",
         "weights",
     },
-    "engine.sampling": {"kernels", "placement", "engine.sampling_state"},
+    "engine.draw_memory": {"kernels", "placement", "engine.sampling", "engine.sampling_state"},
+    "engine.sampling": {"kernels", "placement", "engine.draw_memory", "engine.sampling_state"},
     "engine.sampling_state": {"kernels", "engine.token_masks"},
     "engine.token_masks": set(),
     "engine.spoken": {

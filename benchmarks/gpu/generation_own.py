@@ -107,7 +107,7 @@ class Step:
         graph = self._recording()
         if graph is None and place.stream.can_capture:
             raise kernels.Error("step: got no recording of it, wanted one; see what was logged")
-        draws = greedy_draws(model, self._sampler, logits, self._rows)
+        draws = greedy_draws(model, logits, self._rows)
 
         def work() -> None:
             if graph is None:
@@ -125,19 +125,15 @@ class Step:
         return None if found is None else found[1]
 
 
-def greedy_draws(
-    model: DecoderModel, sampler: Sampler, logits: kernels.Tensor, rows: SamplingRows
-) -> Contender:
+def greedy_draws(model: DecoderModel, logits: kernels.Tensor, rows: SamplingRows) -> Contender:
     """What the sampler launches for a row of logits each."""
-    place, count = model.place, len(rows.states)
-    tokens = place.empty(count, dtype="int64")
-    chosen, total = (place.empty(count, dtype="float32") for _ in range(2))
-    settings = sampler._settings(rows)
+    place, memory = model.place, rows.memory(model.place)
+    memory.tell(np.zeros(len(rows.states), np.int64))
 
     def draw() -> None:
-        kernels.sample(tokens, logits, *settings, place.stream)
-        kernels.gather_columns(chosen, logits, tokens, place.stream)
-        kernels.log_sum_exp(total, logits, place.stream)
+        kernels.sample(memory.tokens, logits, *memory.settings, place.stream)
+        kernels.gather_columns(memory.chosen, logits, memory.tokens, place.stream)
+        kernels.log_sum_exp(memory.total, logits, place.stream)
 
     return launches("draws", place.stream, [draw])
 

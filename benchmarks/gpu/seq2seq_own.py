@@ -194,7 +194,7 @@ class DeviceStep:
         if case.beams == 1:
             greedy = GenerationParameters(ignore_eos=True)
             rows = SamplingRows([SamplingState(greedy, [0]) for _ in range(case.batch)])
-            return greedy_draws(self._model, sampler, self._logits, rows)
+            return greedy_draws(self._model, self._logits, rows)
         count = 2 * case.beams
         offsets = np.arange(case.batch + 1, dtype=np.int32) * case.beams
         scores = np.random.default_rng(0).normal(-20.0, 0.1, case.rows).astype(np.float32)

@@ -73,7 +73,7 @@ class LookAhead:
         step = self._scheduler.plan_ahead(step, now) or Step()
         if step.empty:
             return step
-        batch = replace(pack_ahead(step.decodes), sampled=draws.tokens)
+        batch = replace(pack_ahead(step.decodes), sampled=draws.tokens, rows=step.decodes.rows)
         try:
             logits = self._model.step(batch, self._cache)
             self._ahead = Ahead(step, self._sampler.begin(logits, sampling, unread=1))

@@ -137,7 +137,9 @@ class RequestPreparation:
             *self._bad_words.token_ids(parameters.bad_words),
             *parameters.bad_words_ids,
         ]
-        seed = parameters.seed if parameters.seed is not None else secrets.randbits(63)
+        seed = 0 if parameters.seed is None else parameters.seed
+        if parameters.seed is None and not parameters.greedy:  # others draw nothing
+            seed = secrets.randbits(63)
         first = SamplingState(
             parameters, ids, stop_tokens, seed, bad_words, forced, source_ids, mask
         )

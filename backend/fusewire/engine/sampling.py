@@ -18,14 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusewire import kernels
-from fusewire.engine.sampling_state import DRAW, SamplingState
+from fusewire.engine.draw_memory import DrawMemory
+from fusewire.engine.sampling_state import SamplingState
 from fusewire.placement import Placement
 
 __all__ = ["Draws", "Sampler", "SamplingRows", "SamplingState"]
 
 _NAMES = {np.dtype(name): name for name in ("float32", "int32", "int64")}
 _ALONE = np.zeros(1, np.int32)  # the parent of one row
-_DRAW = [(_NAMES[dtype], at) for dtype, at, *_ in (DRAW.fields or {}).values()]
 
 
 class Draws(NamedTuple):
@@ -55,19 +55,24 @@ class SamplingRows:
         self.forced = [row for row, state in enumerate(states) if state.forced]
         self.masked = [row for row, state in enumerate(states) if state.mask is not None]
         self.read_first = [row for row, each in enumerate(states) if not each.always_draws_ahead]
-        self.seeds = np.array([state.seed for state in states], np.int64)
-        draws = np.frombuffer(b"".join([state.draw for state in states]), np.int32)
-        self.draws = np.ascontiguousarray(draws.reshape(len(states), len(_DRAW)).T)
         self.penalties = _penalties(states)
+        self._memory: DrawMemory | None = None
 
     @property
     def draws_ahead(self) -> bool:
         """Whether all can be drawn for behind their next tokens, which nobody has read."""
         return all([self.states[row].draws_ahead for row in self.read_first])
 
+    def memory(self, place: Placement) -> DrawMemory:
+        """Of their draws."""
+        if self._memory is None:
+            self._memory = DrawMemory(place, self)
+        return self._memory
+
     def followed_by(self, others: SamplingRows) -> SamplingRows:
         """The rows of both."""
         both, first = copy(self), len(self.states)
+        both._memory = None
         both.states = [*self.states, *others.states]
         both.histories = self.histories + others.histories
         both.changes_logits |= others.changes_logits
@@ -76,8 +81,6 @@ class SamplingRows:
         both.forced = self.forced + [first + row for row in others.forced]
         both.masked = self.masked + [first + row for row in others.masked]
         both.read_first = self.read_first + [first + row for row in others.read_first]
-        both.seeds = np.concatenate([self.seeds, others.seeds])
-        both.draws = np.concatenate([self.draws, others.draws], axis=1)
         both.penalties = np.concatenate([self.penalties, others.penalties], axis=1)
         return both
 
@@ -150,20 +153,18 @@ class Sampler:
     def begin(self, logits: kernels.Tensor, rows: SamplingRows, unread: int = 0) -> PendingDraws:
         """As `sample`, but returns before the draws are there. `unread`: so many draws for the same
         rows were begun before and not read; rows that do not `draws_ahead` cannot have any."""
-        count, stream = len(rows.states), self._place.stream
+        stream = self._place.stream
         raw = self._change(logits, rows) if rows.changes_logits else logits
         tops = self._tops(raw, rows.tops)
 
-        out = self._place.empty(20 * count, dtype="uint8")  # read in one piece
-        tokens = out.section(0, [count], "int64")
-        chosen, total = (out.section(at * count, [count], "float32") for at in (8, 12))
-        ranks = out.section(16 * count, [count], "int32")
-        kernels.sample(tokens, logits, *self._settings(rows, unread), stream)
-        kernels.gather_columns(chosen, raw, tokens, stream)
-        kernels.log_sum_exp(total, raw, stream)
+        memory = rows.memory(self._place)
+        memory.tell(np.array([state.new_tokens for state in rows.states], np.int64) + unread)
+        kernels.sample(memory.tokens, logits, *memory.settings, stream)
+        kernels.gather_columns(memory.chosen, raw, memory.tokens, stream)
+        kernels.log_sum_exp(memory.total, raw, stream)
         if rows.ranked:
-            kernels.rank_columns(ranks, raw, tokens, stream)
-        return PendingDraws(tokens, rows, self._place.readback(out), tops)
+            kernels.rank_columns(memory.ranks, raw, memory.tokens, stream)
+        return PendingDraws(memory.tokens, rows, self._place.readback(memory.out), tops)
 
     def together(self, *arrays: NDArray[Any]) -> list[kernels.Tensor]:
         """Vectors on the device, by one copy."""
@@ -314,19 +315,6 @@ class Sampler:
             row: list(zip(ids[:count], logits[:count], strict=True))
             for (row, count), (ids, logits) in zip(wanted.items(), pairs, strict=True)
         }
-
-    def _settings(self, sampled: SamplingRows, unread: int = 0) -> list[kernels.Tensor]:
-        """The arguments of `kernels.sample` after the logits."""
-        rows = len(sampled.states)
-        counts = np.array([state.new_tokens for state in sampled.states], np.int64) + unread
-        columns = sampled.seeds.tobytes() + counts.tobytes() + sampled.draws.tobytes()
-        there = self._place.exact(np.frombuffer(columns, np.uint8), np.uint8)
-        seeds, steps = (there.section(at * rows, [rows], "int64") for at in (0, 8))
-        return [
-            *(there.section((16 + at) * rows, [rows], dtype) for dtype, at in _DRAW),
-            seeds,
-            steps,
-        ]
 
 
 def _penalties(states: Sequence[SamplingState]) -> NDArray[np.float32]:

@@ -45,7 +45,7 @@ class StepBatch:
     # Likewise the block table, of the same shape.
     forked: kernels.Tensor | None = None
     # Steps that name the same have the same sequences of one token each, with the same sources, and
-    # ids and block tables on the device: nothing else differs but positions and contexts.
+    # their ids on the device.
     rows: object | None = None
 
     @property
@@ -96,10 +96,10 @@ def step_layout(
     return Layout(
         input_ids=(tokens,),
         logit_rows=(logit_rows,),
+        cu_seqlens=(sequences + 1,),
         # Neighbours: of steps with the same `rows` these alone are written.
         positions=(tokens,),
         context_lengths=(sequences,),
-        cu_seqlens=(sequences + 1,),
         block_table=(sequences, pages),
         **(sources if source_pages else {}),
     )

@@ -1,7 +1,8 @@
 """Inputs of a recorded step that stay where they are for the steps behind it.
 
-Of searches that go on together a step differs from the one before it in little: ids and block
-tables, which the device has made itself, and positions and contexts.
+Where the same sequences go on by one token each, a step differs from the one before it in little:
+ids, which the device has made itself, positions and contexts; and block tables where a page begins,
+or where beams fork.
 """
 
 from __future__ import annotations
@@ -28,34 +29,43 @@ class StepThere:
     ) -> None:
         self.bucket = bucket
         self.recording = recording
-        inputs, self._graph = recording
         self._rows = step.rows
-        self._width = step.block_table.shape[1]
-        begin, _, _ = inputs.layout.places["positions"]
-        middle, _, (room,) = inputs.layout.places["context_lengths"]
-        middle -= begin
-        block = np.zeros(middle + 4 * room, np.uint8)
-        count = step.sequences
-        self._positions = block[: 4 * count].view(np.int32)
-        self._contexts = block[middle : middle + 4 * count].view(np.int32)
-        self._host = kernels.Tensor.from_numpy(block)
-        self._numbers = inputs.block.section(begin, [block.size], "uint8")
+        inputs, self._graph = recording
+        places, count = inputs.layout.places, step.sequences
+        begin, middle, table = (
+            places[name][0] for name in ("positions", "context_lengths", "block_table")
+        )
+        _, _, (rows, pages) = places["block_table"]
+        # As the block has it from the positions on: contexts, block table.
+        host = np.zeros(table - begin + 4 * rows * pages, np.uint8)
+        self._positions = host[: 4 * count].view(np.int32)
+        self._contexts = host[middle - begin :][: 4 * count].view(np.int32)
+        whole = host[table - begin :].view(np.int32).reshape(rows, pages)
+        self._table = whole[:count, : step.block_table.shape[1]]
+        self._table[:] = step.block_table
+        numbers, both = table - begin, host.size
+        self._numbers, self._with_table = (
+            (inputs.block.section(begin, [size], "uint8"), kernels.Tensor.from_numpy(host[:size]))
+            for size in (numbers, both)
+        )
         self._ids = inputs.rows("input_ids", count)
-        self._table = inputs.rows("block_table", count)
+        self._table_there = inputs.rows("block_table", count)
 
     def goes_on(self, step: StepBatch) -> bool:
         """Whether nothing else differs between the step that was written and this one."""
-        return step.rows is self._rows and step.block_table.shape[1] == self._width
+        return step.rows is self._rows and step.block_table.shape == self._table.shape
 
     def replay(self, step: StepBatch, place: Placement) -> None:
         """Writes what differs, and replays the recording."""
-        assert step.sampled is not None
-        assert step.forked is not None
         self._positions[:], self._contexts[:] = step.positions, step.context_lengths
-        for to, source in (
-            (self._numbers, self._host),
-            (self._ids, step.sampled),
-            (self._table, step.forked),
-        ):
-            kernels.write(to, source, place.stream)
+        if step.forked is not None:
+            kernels.write(*self._numbers, place.stream)
+            kernels.write(self._table_there, step.forked, place.stream)
+        elif (self._table != step.block_table).any():
+            self._table[:] = step.block_table
+            kernels.write(*self._with_table, place.stream)
+        else:
+            kernels.write(*self._numbers, place.stream)
+        assert step.sampled is not None
+        kernels.write(self._ids, step.sampled, place.stream)
         self._graph.replay(place.stream)
