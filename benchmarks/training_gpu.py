@@ -30,22 +30,31 @@ OURS, STEP, EAGER = "fusewire", "fusewire, Step", "transformers"
 COMPILED, GRAPHS = "transformers, compiled", "transformers, reduce-overhead"
 SYSTEMS = (STEP, OURS, EAGER, COMPILED, GRAPHS)
 BATCHES, WARM_UPS = 8, 3  # rounds over all batches that are not timed
+SEGMENTS = 4  # of layers, whose gradients are sent while others are computed
 # Of the first losses, in bf16 and without dropout, beside transformers'.
 LOSS_TOLERANCE = 2e-2
 
 Batch = dict[str, Any]
 
 
-def stepping(system: str, shape: str) -> tuple[Any, Callable[[Batch], Any]]:
-    """A model on the GPU, and a step with a batch that gives its loss and waits for nothing."""
-    import torch
+def stepping(
+    system: str, shape: str, device: str = "cuda", group: Any = None
+) -> tuple[Any, Callable[[Batch], Any]]:
+    """A model on the GPU, and a step with a batch that gives its loss and waits for nothing.
 
-    model = make(shape).cuda().train()
+    `group`: processes that train it together, under DistributedDataParallel; Adam's moments are
+    shared out to them. On a CPU in fp32.
+    """
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+
+    model = make(shape).to(device).train()
     if system in (OURS, STEP):
         from fusewire.train import Adam, Step, replace
 
-        model = replace(model)
-        ours = Adam(model.parameters(), lr=LEARNING_RATE, max_grad_norm=1.0)
+        segments = 1 if group is None else min(SEGMENTS, model.config.num_hidden_layers)
+        model = replace(model, segments=segments)
+        ours = Adam(model.parameters(), lr=LEARNING_RATE, max_grad_norm=1.0, process_group=group)
         if system == STEP:
             return model, Step(model, ours, dtype=torch.bfloat16)
         optimizer: Any = ours
@@ -55,10 +64,12 @@ def stepping(system: str, shape: str) -> tuple[Any, Callable[[Batch], Any]]:
     if system in (COMPILED, GRAPHS):
         mode = "reduce-overhead" if system == GRAPHS else None
         call = torch.compile(model, dynamic=True, mode=mode)
+    if group is not None:
+        call = DistributedDataParallel(model, process_group=group)
 
     def step(batch: Batch) -> Any:
-        there = {name: value.cuda(non_blocking=True) for name, value in batch.items()}
-        with torch.autocast("cuda", torch.bfloat16):
+        there = {name: value.to(device, non_blocking=True) for name, value in batch.items()}
+        with torch.autocast("cuda", torch.bfloat16, enabled=device == "cuda"):
             loss = call(**there).loss
         loss.backward()
         if system != OURS:
@@ -70,24 +81,33 @@ def stepping(system: str, shape: str) -> tuple[Any, Callable[[Batch], Any]]:
     return model, step
 
 
-def round_ms(step: Callable[[Batch], Any], batches: Sequence[Batch]) -> float:
+def round_ms(step: Callable[[Batch], Any], batches: Sequence[Batch], device: str = "cuda") -> float:
     """Of one step, the mean of a round over all batches."""
-    import torch
-
-    torch.cuda.synchronize()
+    _settle(device)
     begin = time.perf_counter()
     for batch in batches:
         step(batch)
-    torch.cuda.synchronize()
+    _settle(device)
     return 1e3 * (time.perf_counter() - begin) / len(batches)
 
 
-def made(shape: str, texts: int, seed: int = 1) -> list[Batch]:
+def _settle(device: str) -> None:
+    import torch
+
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def made(shape: str, texts: int, seed: int = 1, device: str = "cuda") -> list[Batch]:
+    """Where a GPU takes them from without a wait."""
     import torch
 
     rng = np.random.default_rng(seed)
-    batches = [batch_of(shape, texts, rng) for _ in range(BATCHES)]
-    return [{k: torch.from_numpy(v).pin_memory() for k, v in b.items()} for b in batches]
+    numbers = [batch_of(shape, texts, rng) for _ in range(BATCHES)]
+    batches = [{k: torch.from_numpy(v) for k, v in b.items()} for b in numbers]
+    if device == "cpu":
+        return batches
+    return [{k: v.pin_memory() for k, v in b.items()} for b in batches]
 
 
 def tokens_of(batches: Sequence[Batch]) -> tuple[int, int]:

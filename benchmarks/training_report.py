@@ -7,7 +7,9 @@ from benchmarks.goal import Goal
 from benchmarks.records import Row, Rows
 from tests.tolerance import PEAK_OVER_BOUND
 
-BENCHMARK, MEMORY, OURS = "training", "training_memory", "fusewire"
+BENCHMARK, MEMORY, DDP, OURS = "training", "training_memory", "training_ddp", "fusewire"
+# Of tokens/s of one process, times their number.
+EFFICIENCY = {2: 0.95, 4: 0.92}
 
 
 def goals(rows: Rows) -> list[Goal]:
@@ -64,6 +66,32 @@ def gpu_table(rows: Rows) -> str:
 
     lines = case_table(["tokens, padded", *systems], rows, cells)
     return "\n".join(["A step of training, median ms (times `Step`'s):", "", *lines])
+
+
+def ddp_goals(rows: Rows) -> list[Goal]:
+    """Processes that cost each other little."""
+    found = []
+    for row in rows:
+        if row["system"] == OURS and row["processes"] in EFFICIENCY:
+            wanted = EFFICIENCY[row["processes"]]
+            what = f"{row['model']}, {row['case']}: {row['processes']} processes, of {OURS}"
+            reached = row["efficiency"] >= wanted
+            found.append(Goal(what, f">= {wanted:.0%}", f"{row['efficiency']:.1%}", reached))
+    return found
+
+
+def ddp_table(rows: Rows) -> str:
+    """A line a case: tokens/s of all processes, and of them what one process has of its own."""
+    systems = systems_of(rows)
+
+    def cells(of_case: dict[str, Row]) -> list[str]:
+        found = [of_case[system] for system in systems]
+        rates = [f"{row['tokens_per_s']} ({row['efficiency']:.1%})" for row in found]
+        return [str(found[0]["processes"]), _tokens(found[0]), *rates]
+
+    lines = case_table(["processes", "tokens, padded", *systems], rows, cells)
+    head = "Training by several processes, tokens/s of all (of one process alone, times as many):"
+    return "\n".join([head, "", *lines])
 
 
 def table(rows: Rows) -> str:

@@ -17,7 +17,15 @@ LEARNING_RATE = 5e-5
 SHAPES: dict[str, dict[str, Any]] = {
     "BERT-base": {"kind": "bert"},
     "GPT, 4 layers of 256": {"kind": "gpt2", "n_layer": 4, "n_embd": 256, "n_head": 8},
-    "GPT-2 124M": {"kind": "gpt2"},
+    "GPT-2 124M": {"kind": "gpt2", "length": 1024},
+    "GPT-2, tiny": {
+        "kind": "gpt2",
+        "length": 16,
+        "n_layer": 2,
+        "n_embd": 32,
+        "n_head": 2,
+        "vocab_size": 99,
+    },
     "BERT, tiny": {
         "kind": "bert",
         "hidden_size": 32,
@@ -94,6 +102,7 @@ def make(shape: str) -> Any:
     transformers.logging.set_verbosity_error()
     torch.manual_seed(0)
     sizes = dict(SHAPES[shape])
+    sizes.pop("length", None)
     if sizes.pop("kind") == "bert":
         return transformers.BertForSequenceClassification(transformers.BertConfig(**sizes))
     return transformers.GPT2LMHeadModel(transformers.GPT2Config(use_cache=False, **sizes))
@@ -101,10 +110,10 @@ def make(shape: str) -> Any:
 
 def batch_of(shape: str, texts: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Padded. Lengths of GLUE's kind: from 8 tokens on, 45 in the mean, seldom more than 128; a GPT
-    gets rows of 128 tokens, all of them labels."""
+    gets rows of `length` tokens (128), all of them labels."""
     sizes = SHAPES[shape]
     if sizes["kind"] == "gpt2":
-        ids = rng.integers(0, 50257, (texts, 128))
+        ids = rng.integers(0, sizes.get("vocab_size", 50257), (texts, sizes.get("length", 128)))
         return {"input_ids": ids, "labels": ids}
     lengths = np.clip(rng.gamma(2.0, 18.5, texts) + 8, 8, 128).astype(int)
     ids = rng.integers(5, sizes.get("vocab_size", 30522), (texts, lengths.max()))

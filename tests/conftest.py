@@ -12,8 +12,10 @@ from tests import places
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("gpu") and (reason := places.why_no_gpu()):
-        pytest.skip(f"needs a GPU: {reason}")
+    for marker in item.iter_markers("gpu"):
+        count = marker.kwargs.get("count", 1)
+        if reason := places.why_no_gpu(count):
+            pytest.skip(f"needs {'a GPU' if count == 1 else f'{count} GPUs'}: {reason}")
 
 
 @pytest.fixture(params=places.EVERYWHERE)

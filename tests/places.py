@@ -50,14 +50,16 @@ EVERYWHERE = [*CPU_TARGETS, *GPU]
 
 
 @cache
-def why_no_gpu() -> str:
-    """Why tests marked gpu cannot run here; empty where they can."""
+def why_no_gpu(count: int = 1) -> str:
+    """Why tests marked gpu(count=...) cannot run here; empty where they can."""
     if not kernels.cuda_built():
         return "this build has no CUDA kernels (FUSEWIRE_CUDA=ON)"
     if "cuda:0" not in dict(kernels.devices()):
         return "this machine shows no GPU"
     if not torch.cuda.is_available():
         return "torch, the reference, sees no GPU: install its CUDA build"
+    if torch.cuda.device_count() < count:
+        return f"this machine shows {torch.cuda.device_count()}"
     return ""
 
 

@@ -202,7 +202,8 @@ encoder` runs one of them. With a GPU:
 | image classifiers, ViT-B/16 and L/14 | `python -m benchmarks.images`, `--device cuda` |
 | images served by Triton | `python -m benchmarks.served_images --device cuda` |
 | translation with beams | `python -m benchmarks.seq2seq`, `python -m benchmarks.gpu seq2seq` |
-| steps of training | `python -m benchmarks.training` |
+| steps of training | `python -m benchmarks.training`, `--device cuda` |
+| steps of training by several GPUs | `python -m benchmarks.training_ddp` |
 | weights in fewer bits, beside others' | `python -m benchmarks.weight_formats`, `--device cuda` |
 | generation beside vLLM | `python -m benchmarks.gpu.generation_vllm --vllm-python PATH` |
 | generation served by Triton | `python -m benchmarks.generation_served --device cuda` |

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,10 +12,10 @@ import numpy as np
 import pytest
 from fusewire import kernels
 
-from benchmarks import goals, tables
+from benchmarks import goals, records, tables, training_report
 from benchmarks.training import System, check
 from benchmarks.training_memory import SYSTEMS, measured
-from benchmarks.training_report import MEMORY
+from benchmarks.training_report import DDP, MEMORY
 from benchmarks.training_rivals import batch_of
 
 TINY = "BERT, tiny"
@@ -58,6 +61,27 @@ def test_goals_and_tables_are_read_from_rows() -> None:
     assert (compiled.measured, compiled.reached) == ("0.90", False)
     table = tables.TABLES["training"](rows)
     assert "| BERT-base, 8 texts | 360, 900 | 100 / 190 | 200 / 380 | 90 / 171 |" in table
+
+
+def test_processes_are_compared_with_one_of_them_alone(tmp_path: Path) -> None:
+    models = ["BERT, tiny", "GPT-2, tiny"]
+    options = "--processes", "2", "--texts", "2", "--rounds", "1", "--out", str(tmp_path)
+    command = [sys.executable, "-m", "benchmarks.training_ddp", "--device", "cpu", *options]
+    done = subprocess.run([*command, "--models", *models], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    rows = records.read(tmp_path / f"{DDP}.jsonl")
+    assert [(r["model"], r["system"]) for r in rows] == [
+        (model, system) for model in models for system in ("fusewire", "transformers")
+    ]
+    for row in rows:
+        assert row["processes"] == 2
+        assert row["efficiency"] == pytest.approx(
+            row["tokens_per_s"] / (2 * row["alone_tokens_per_s"]), abs=2e-3
+        )
+    rows[0]["efficiency"] = 0.951
+    assert [goal.reached for goal in training_report.ddp_goals(rows[:1])] == [True]
+    assert [goal.measured for goal in training_report.ddp_goals(rows[:2])] == ["95.1%"]
+    assert f"({rows[1]['efficiency']:.1%}) |" in training_report.ddp_table(rows)
 
 
 @pytest.mark.filterwarnings("ignore:.*gradient_checkpointing_enable:FutureWarning")

@@ -1,4 +1,4 @@
-"""One of the processes that train a replaced model together: FOLDER KIND.
+"""One of the processes that train a replaced model together: FOLDER DEVICE KIND.
 
 Each has its half of every batch; a step accumulates two of them. What its gradients were before the
 first update, and its weights in the end, goes to FOLDER/RANK.pt.
@@ -20,9 +20,9 @@ from tests.train.tiny_hosted import batch, examples, model_of
 HALF, ACCUMULATED, STEPS = 4, 2, 2
 
 
-def main(folder: Path, kind: str) -> None:
-    rank, count = meet()
-    model = replace(model_of(kind), segments=2)
+def main(folder: Path, device: str, kind: str) -> None:
+    rank, count, own_device = meet(device)
+    model = replace(model_of(kind).to(own_device), segments=2)
     parallel = DistributedDataParallel(model)
     optimizer = Adam(model.parameters(), lr=1e-3)
     every = iter(examples(count * HALF * ACCUMULATED * STEPS, kind))
@@ -30,7 +30,7 @@ def main(folder: Path, kind: str) -> None:
     for step in range(STEPS):
         for last in (False, True):
             joined = [next(every) for _ in range(count * HALF)]
-            own = batch(joined[rank * HALF : (rank + 1) * HALF])
+            own = batch(joined[rank * HALF : (rank + 1) * HALF], own_device)
             parallel.require_backward_grad_sync = last  # as no_sync() sets it
             (parallel(**own).loss / ACCUMULATED).backward()
         if step == 0:
@@ -42,4 +42,4 @@ def main(folder: Path, kind: str) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), *sys.argv[2:])

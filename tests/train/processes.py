@@ -2,27 +2,37 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import distributed
 
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
+# Where processes train together, each on a GPU of its own.
+EACH_DEVICE = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu(count=2))]
 
 
-def run(module: str, count: int, folder: Path, *others: str) -> list[dict[str, Any]]:
-    """What each process of `python -m module FOLDER ...` left in FOLDER/RANK.pt."""
-    command = [*TORCHRUN, str(count), "-m", module, folder, *others]
-    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=300)
+def run(module: str, count: int, folder: Path, device: str, *others: str) -> list[dict[str, Any]]:
+    """What each process of `python -m module FOLDER DEVICE ...` left in FOLDER/RANK.pt."""
+    command = [*TORCHRUN, str(count), "-m", module, folder, device, *others]
+    environment = os.environ | {"NCCL_NVLS_ENABLE": "0"}  # docs/training.md says why
+    done = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=300, env=environment)
     assert done.returncode == 0, done.stderr
-    return [torch.load(folder / f"{rank}.pt") for rank in range(count)]
+    return [torch.load(folder / f"{rank}.pt", map_location="cpu") for rank in range(count)]
 
 
-def meet() -> tuple[int, int]:
-    """The number of this process, and how many there are."""
+def meet(device: str) -> tuple[int, int, torch.device]:
+    """The number of this process, how many there are, and where this one trains: on "cpu" all do,
+    on "cuda" each on its GPU."""
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo")
-    return distributed.get_rank(), distributed.get_world_size()
+    rank = int(os.environ["LOCAL_RANK"])
+    own = torch.device(device, rank) if device == "cuda" else torch.device(device)
+    if own.type == "cuda":
+        torch.cuda.set_device(own)
+    distributed.init_process_group("nccl" if own.type == "cuda" else "gloo")
+    return rank, distributed.get_world_size(), own

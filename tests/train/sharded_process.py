@@ -1,4 +1,4 @@
-"""One of several processes that share the moments of Adam: FOLDER.
+"""One of several processes that share the moments of Adam: FOLDER DEVICE.
 
 Each has its part of every batch. FOLDER has a checkpoint of two steps in begun.pt. Weights after
 STEPS steps, of runs that are to be alike, and what was seen of them, go to FOLDER/RANK.pt.
@@ -36,13 +36,32 @@ def train(
 ) -> list[float]:
     """The norms of its gradients, over the same batches for any number of processes."""
     norms = []
+    device = next(model.parameters()).device
     for step in steps:
         rows = examples(ROWS * (step + 1))[ROWS * step :][rank::count]
-        model(**batch(rows)).loss.backward()
+        model(**batch(rows, device)).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         norms.append(optimizer.gradient_norm)
     return norms
+
+
+def train_loose(model: nn.Module, optimizer: Adam) -> None:
+    """One whose parameters have memory of their own, and not all of them a gradient in each step;
+    the same batches in every process."""
+    device = next(model.parameters()).device
+    for step in range(STEPS):
+        x = torch.randn(7, 16, generator=torch.Generator().manual_seed(step))
+        model(x.to(device)).square().sum().backward()
+        if step == 1:
+            model[2].bias.grad = None
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def loose(device: str | torch.device) -> nn.Sequential:
+    """Some parameters have fewer elements than there are processes."""
+    return nn.Sequential(network(False), nn.LayerNorm(5), nn.Linear(5, 1)).to(device)
 
 
 def bytes_of_moments(optimizer: Adam) -> int:
@@ -51,12 +70,12 @@ def bytes_of_moments(optimizer: Adam) -> int:
     return sum(storages.values())
 
 
-def main(folder: Path) -> None:
-    rank, count = meet()
+def main(folder: Path, device: str) -> None:
+    rank, count, own_device = meet(device)
     seen: dict[str, Any] = {}
 
     def parallel(segments: int = 2) -> tuple[nn.Module, nn.Module]:
-        model = replace(classifier(), segments=segments)
+        model = replace(classifier().to(own_device), segments=segments)
         return model, DistributedDataParallel(model)
 
     def keep(name: str, model: nn.Module) -> None:
@@ -86,7 +105,7 @@ def main(folder: Path) -> None:
     keep("sharded", model)
 
     model, wrapped = parallel()
-    weights, state = torch.load(folder / "begun.pt")
+    weights, state = torch.load(folder / "begun.pt", map_location="cpu")
     model.load_state_dict(weights)
     optimizer = adam(model, process_group=distributed.group.WORLD)
     optimizer.load_state_dict(state)
@@ -96,7 +115,7 @@ def main(folder: Path) -> None:
     model, wrapped = parallel()
     optimizer = adam(model, process_group=distributed.group.WORLD)
     train(wrapped, optimizer, range(1), rank, count)
-    wrapped(**batch(examples(ROWS))).loss.backward()
+    wrapped(**batch(examples(ROWS), own_device)).loss.backward()
     if rank == 0:  # in its own part: what others have is finite
         model.bert.embeddings.word_embeddings.weight.grad.fill_(math.nan)
     optimizer.step()
@@ -105,19 +124,11 @@ def main(folder: Path) -> None:
     train(wrapped, optimizer, range(1, STEPS), rank, count)
     keep("went on", model)
 
-    # Parameters of their own memory, some of fewer elements than there are processes.
-    loose = nn.Sequential(network(False), nn.LayerNorm(5), nn.Linear(5, 1))
-    optimizer = adam(loose, process_group=distributed.group.WORLD)
-    for step in range(STEPS):
-        x = torch.randn(7, 16, generator=torch.Generator().manual_seed(step))
-        loose(x).square().sum().backward()
-        if step == 1:
-            loose[2].bias.grad = None
-        optimizer.step()
-        optimizer.zero_grad()
-    keep("loose", loose)
-    other = nn.Linear(3, 2 + rank)
-    other(torch.ones(3)).sum().backward()
+    model = loose(own_device)
+    train_loose(model, adam(model, process_group=distributed.group.WORLD))
+    keep("loose", model)
+    other = nn.Linear(3, 2 + rank).to(own_device)
+    other(torch.ones(3, device=own_device)).sum().backward()
     seen["unlike"] = _error(adam(other, process_group=distributed.group.WORLD).step)
     torch.save(seen, folder / f"{rank}.pt")
     distributed.destroy_process_group()
@@ -132,4 +143,4 @@ def _error(call: Any) -> str:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -15,8 +15,8 @@ from fusewire.train.segment import Segment
 from torch.nn.utils import clip_grad_norm_
 
 from tests.tolerance import MODEL_FP32, TRAINED_VERSUS_EAGER
-from tests.train.ddp_process import ACCUMULATED, HALF
-from tests.train.processes import run
+from tests.train.processes import EACH_DEVICE, run
+from tests.train.test_replace import gradients
 from tests.train.tiny_hosted import KINDS, batch, classifier, examples, model_of
 
 STEPS = 8
@@ -57,19 +57,6 @@ def trainer(folder: Path, model: Any, **settings: Any) -> transformers.Trainer:
 
 def losses(made: transformers.Trainer) -> list[float]:
     return [entry["loss"] for entry in made.state.log_history if "loss" in entry]
-
-
-def gradients(model: torch.nn.Module) -> dict[str, torch.Tensor]:
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-
-
-def assert_close(got: dict[str, torch.Tensor], wanted: dict[str, torch.Tensor]) -> None:
-    assert got.keys() == wanted.keys()
-    largest = max(gradient.norm() for gradient in wanted.values())
-    for name, gradient in wanted.items():
-        # A key's bias has no gradient but rounding: softmax does not see it.
-        scale = max(gradient.norm(), 1e-3 * largest)
-        assert (got[name] - gradient).norm() <= TRAINED_VERSUS_EAGER * scale, name
 
 
 @OF_EACH_KIND
@@ -201,31 +188,17 @@ def test_checkpointing_of_gradients_computes_layers_again_and_changes_nothing(
     monkeypatch.setattr(Segment, "__call__", watched)
     kept, computed = replace(classifier()), replace(classifier())
     computed.gradient_checkpointing_enable()
-    for model in (kept, computed):
-        model.train()
-        model(**batch(examples(8))).loss.backward()
+    of_each = [gradients(model.train(), batch(examples(8)))[1] for model in (kept, computed)]
     assert asked == ["none", "layer"]
-    assert all(map(torch.equal, gradients(kept).values(), gradients(computed).values()))
+    assert all(map(torch.equal, *(found.values() for found in of_each)))
 
 
-@OF_EACH_KIND
-def test_two_processes_are_one_with_the_joined_batch(kind: str, tmp_path: Path) -> None:
-    """Whose loss is the mean of that of both halves: they have not as many tokens."""
-    first, second = run("tests.train.ddp_process", 2, tmp_path, kind)
-    for each in ("gradients", "weights"):
-        assert all(map(torch.equal, first[each].values(), second[each].values()))
-    model = model_of(kind)
-    halves = 2 * ACCUMULATED
-    rows = examples(HALF * halves, kind)
-    for number in range(halves):
-        half = batch(rows[number * HALF :][:HALF])
-        (model(**half).loss / halves).backward()
-    assert_close(first["gradients"], gradients(model))
-
-
-def test_a_trainers_processes_go_on_from_a_checkpoint_bit_equal(tmp_path: Path) -> None:
+@pytest.mark.parametrize("device", EACH_DEVICE)
+def test_a_trainers_processes_go_on_from_a_checkpoint_bit_equal(
+    device: str, tmp_path: Path
+) -> None:
     """With the moments of Adam shared out: the Trainer saves and loads those of all."""
-    seen = run("tests.train.trainer_process", 2, tmp_path)
+    seen = run("tests.train.trainer_process", 2, tmp_path, device)
     for one in seen:
         assert all(map(torch.equal, one["resumed"], one["whole"]))
         assert all(map(torch.equal, one["whole"], seen[0]["whole"]))

@@ -12,24 +12,40 @@ import torch
 from fusewire.train import replace
 from torch import nn
 
+from tests.places import why_no_gpu
 from tests.tolerance import TRAINED_WEIGHT
-from tests.train.processes import run
-from tests.train.sharded_process import BEGUN, CLIP, STEPS, adam, bytes_of_moments, train
-from tests.train.test_adam import network
+from tests.train.processes import EACH_DEVICE, run
+from tests.train.sharded_process import (
+    BEGUN,
+    CLIP,
+    STEPS,
+    adam,
+    bytes_of_moments,
+    loose,
+    train,
+    train_loose,
+)
 from tests.train.tiny_hosted import classifier
 
 Seen = list[dict[str, Any]]
 
 
+@pytest.fixture(scope="module", params=EACH_DEVICE)
+def device(request: pytest.FixtureRequest) -> str:
+    """Of two processes and, where there are three GPUs, of three."""
+    found: str = request.param
+    return found
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory, device: str) -> Path:
     return tmp_path_factory.mktemp("sharded")
 
 
 @pytest.fixture(scope="module")
-def alone(folder: Path) -> tuple[nn.Module, Any, list[float]]:
+def alone(folder: Path, device: str) -> tuple[nn.Module, Any, list[float]]:
     """The model, its optimizer and its norms, trained by one process; a checkpoint is left."""
-    model = replace(classifier())
+    model = replace(classifier().to(device))
     optimizer = adam(model)
     norms = train(model, optimizer, range(BEGUN))
     (folder / "2").mkdir()
@@ -38,28 +54,30 @@ def alone(folder: Path) -> tuple[nn.Module, Any, list[float]]:
 
 
 @pytest.fixture(scope="module")
-def two(folder: Path, alone: Any) -> Seen:
+def two(folder: Path, device: str, alone: Any) -> Seen:
     """They go on from a checkpoint of one process, and leave one."""
-    return run("tests.train.sharded_process", 2, folder / "2")
+    return run("tests.train.sharded_process", 2, folder / "2", device)
 
 
 @pytest.fixture(scope="module")
-def three(folder: Path, two: Seen) -> Seen:
+def three(folder: Path, device: str, two: Seen) -> Seen:
     """They go on from the checkpoint of two."""
+    if device == "cuda" and (reason := why_no_gpu(3)):
+        pytest.skip(f"needs 3 GPUs: {reason}")
     (folder / "3").mkdir()
     copyfile(folder / "2" / "left.pt", folder / "3" / "begun.pt")
-    return run("tests.train.sharded_process", 3, folder / "3")
+    return run("tests.train.sharded_process", 3, folder / "3", device)
 
 
 @pytest.fixture(params=["two", "three"])
-def seen(request: pytest.FixtureRequest) -> Seen:
+def seen(request: pytest.FixtureRequest, device: str) -> Seen:
     found: Seen = request.getfixturevalue(request.param)
     return found
 
 
 def assert_close(got: list[torch.Tensor], wanted: Any) -> None:
     for one, other in zip(got, wanted, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=TRAINED_WEIGHT)
+        torch.testing.assert_close(one.cpu(), other.cpu(), rtol=0, atol=TRAINED_WEIGHT)
 
 
 @pytest.mark.parametrize("run", ["whole", "sharded", "resumed", "went on"])
@@ -97,21 +115,14 @@ def test_all_skip_a_step_that_one_has_nan_gradients_in(seen: Seen) -> None:
     assert [one["skipped"] for one in seen] == [1] * len(seen)
 
 
-def test_parameters_of_their_own_memory_are_shared_too(seen: Seen) -> None:
-    loose = nn.Sequential(network(False), nn.LayerNorm(5), nn.Linear(5, 1))
-    optimizer = adam(loose)
-    for step in range(STEPS):
-        x = torch.randn(7, 16, generator=torch.Generator().manual_seed(step))
-        loose(x).square().sum().backward()
-        if step == 1:
-            loose[2].bias.grad = None
-        optimizer.step()
-        optimizer.zero_grad()
-    assert_close(seen[0]["loose"], loose.parameters())
+def test_parameters_of_their_own_memory_are_shared_too(seen: Seen, device: str) -> None:
+    model = loose(device)
+    train_loose(model, adam(model))
+    assert_close(seen[0]["loose"], model.parameters())
 
 
 def test_a_checkpoint_of_several_processes_is_that_of_one(
-    seen: Seen, folder: Path, alone: Any
+    seen: Seen, folder: Path, device: str, alone: Any
 ) -> None:
     weights, state = torch.load(folder / str(len(seen)) / "left.pt")
     _, of_one = torch.load(folder / "2" / "begun.pt")
@@ -120,7 +131,7 @@ def test_a_checkpoint_of_several_processes_is_that_of_one(
     for key, moments in of_one["state"].items():
         assert state["state"][key].keys() == moments.keys()
         assert all(state["state"][key][name].shape == moments[name].shape for name in moments)
-    model = replace(classifier())
+    model = replace(classifier().to(device))
     model.load_state_dict(weights)
     optimizer = adam(model)
     optimizer.load_state_dict(state)

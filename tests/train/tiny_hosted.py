@@ -56,5 +56,7 @@ def examples(count: int, kind: str = "encoder") -> list[dict[str, Any]]:
     return made
 
 
-def batch(every: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
-    return {name: torch.stack([one[name] for one in every]) for name in every[0]}
+def batch(
+    every: list[dict[str, Any]], device: str | torch.device = "cpu"
+) -> dict[str, torch.Tensor]:
+    return {name: torch.stack([one[name] for one in every]).to(device) for name in every[0]}

@@ -1,5 +1,5 @@
 """One of the processes of a Trainer that saves, and of one that goes on from what the first saved:
-FOLDER. The weights of both, in the end, go to FOLDER/RANK.pt."""
+FOLDER DEVICE. The weights of both, in the end, go to FOLDER/RANK.pt."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Consolidate(transformers.TrainerCallback):
     on_epoch_end = on_step_end
 
 
-def train(folder: Path, begun: Path | None = None) -> list[torch.Tensor]:
+def train(folder: Path, device: str, begun: Path | None = None) -> list[torch.Tensor]:
     arguments = transformers.TrainingArguments(
         output_dir=str(folder),
         max_steps=STEPS,
@@ -38,11 +38,11 @@ def train(folder: Path, begun: Path | None = None) -> list[torch.Tensor]:
         per_device_train_batch_size=4,
         max_grad_norm=0,
         report_to=[],
-        use_cpu=True,
+        use_cpu=device == "cpu",
         disable_tqdm=True,
         dataloader_pin_memory=False,
     )
-    model = replace(model_of(KIND, dropout=0.1), segments=2)
+    model = replace(model_of(KIND, dropout=0.1).to(device), segments=2)
     group = distributed.group.WORLD
     optimizer = Adam(model.parameters(), lr=1e-3, max_grad_norm=0.5, process_group=group)
     trainer = transformers.Trainer(
@@ -57,13 +57,13 @@ def train(folder: Path, begun: Path | None = None) -> list[torch.Tensor]:
     return [p.detach().clone() for p in model.parameters()]
 
 
-def main(folder: Path) -> None:
-    rank, _ = meet()
-    whole = train(folder)
-    resumed = train(folder, folder / f"checkpoint-{SAVED}")
+def main(folder: Path, device: str) -> None:
+    rank, _, _ = meet(device)
+    whole = train(folder, device)
+    resumed = train(folder, device, folder / f"checkpoint-{SAVED}")
     torch.save({"whole": whole, "resumed": resumed}, folder / f"{rank}.pt")
     distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2])
