@@ -14,7 +14,14 @@ from fusewire.errors import ConfigurationError, InvalidInput, Unsupported
 from tests.tolerance import TRAINED_VERSUS_EAGER
 from tests.train.tiny_models import eager, ragged
 
-NAMES = ["BertForSequenceClassification", "BertForMaskedLM", "GPT2LMHeadModel", "LlamaForCausalLM"]
+PAIRS = ["BartForConditionalGeneration", "MarianMTModel", "T5ForConditionalGeneration"]
+NAMES = [
+    "BertForSequenceClassification",
+    "BertForMaskedLM",
+    "GPT2LMHeadModel",
+    "LlamaForCausalLM",
+    *PAIRS,
+]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 ON_EACH = pytest.mark.parametrize("device", DEVICES)
 
@@ -23,8 +30,32 @@ LENGTHS = (7, 12, 1, 9), (33, 5, 8, 2), (3, 4, 5, 6)
 
 
 def batches(name: str, count: int = 12) -> list[dict[str, Any]]:
-    """Three batches, over and over: ragged, of different lengths."""
-    return [ragged(name, LENGTHS[seed % 3], seed % 3) for seed in range(count)]
+    """Three batches, over and over: ragged, of different lengths; targets have those of others."""
+    made = []
+    for seed in range(count):
+        batch = ragged(name, LENGTHS[seed % 3], seed % 3)
+        if name in PAIRS:
+            batch["labels"] = ragged(name, LENGTHS[(seed + 1) % 3], seed % 3)["labels"]
+        made.append(batch)
+    return made
+
+
+def joined(several: list[dict[str, Any]]) -> dict[str, Any]:
+    """All rows in one batch."""
+
+    def padded(name: str, value: torch.Tensor, length: int) -> torch.Tensor:
+        filled = -100 if name == "labels" else 0
+        more = torch.full((len(value), length - value.shape[1]), filled, dtype=value.dtype)
+        return torch.cat([value, more], 1)
+
+    found = {}
+    for name, first in several[0].items():
+        values = [batch[name] for batch in several]
+        if first.ndim > 1:
+            longest = max(value.shape[1] for value in values)
+            values = [padded(name, value, longest) for value in values]
+        found[name] = torch.cat(values)
+    return found
 
 
 def prepare(name: str, device: str, **more: Any) -> tuple[Any, Any]:
@@ -65,6 +96,88 @@ def test_steps_are_those_by_hand(name: str, device: str) -> None:
 
 
 @ON_EACH
+@pytest.mark.parametrize("name", NAMES)
+def test_several_batches_make_the_step_of_all_their_rows(name: str, device: str) -> None:
+    """However many labels each has, and with single batches in between."""
+    model, optimizer = prepare(name, device)
+    twin, other = prepare(name, device)
+    step, every = train.Step(model, optimizer), batches(name)
+    for begin, end in ((0, 2), (2, 5), (5, 6), (6, 8), (8, 11), (11, 12), (0, 2), (2, 5)):
+        several = every[begin:end]
+        got = step(several if len(several) > 1 else several[0])
+        wanted = by_hand(twin, other, joined(several), device)
+        torch.testing.assert_close(got, wanted, rtol=TRAINED_VERSUS_EAGER, atol=0)
+        assert optimizer.gradient_norm == pytest.approx(other.gradient_norm, rel=1e-3)
+    # Three buckets and the update, each computed as it is once.
+    assert step.replays == (0 if device == "cpu" else 17 + 8 - 3 - 1)
+    assert all(p.grad is None for p in model.parameters())
+
+
+@ON_EACH
+def test_parameters_that_no_loss_reaches_are_left_alone(device: str) -> None:
+    name = "BertForPreTraining"
+    model, optimizer = prepare(name, device)
+    before = copy.deepcopy(model)
+    model.bert.embeddings.requires_grad_(False)
+
+    def loss(model: Any, batch: Any) -> torch.Tensor:
+        return model(**batch).prediction_logits.square().mean()
+
+    step = train.Step(model, optimizer, loss=loss, items=lambda batch: batch["labels"].numel())
+    for _ in range(3):
+        step([ragged(name, seed=seed) for seed in range(2)])
+    changed = {
+        name
+        for (name, p), old in zip(model.named_parameters(), before.parameters(), strict=True)
+        if not torch.equal(p, old)
+    }
+    assert changed == {
+        name
+        for name, _ in model.named_parameters()
+        if "embeddings" not in name and "pooler" not in name and "seq_relationship" not in name
+    }
+
+
+@ON_EACH
+@pytest.mark.parametrize("count", [1, 2], ids=["single", "accumulated"])
+def test_a_grad_scaler_scales_skips_and_grows_as_by_hand(count: int, device: str) -> None:
+    """In float16 on a GPU."""
+    name = "BertForSequenceClassification"
+    dtype = torch.float16 if device == "cuda" else torch.float32
+    (model, optimizer), (twin, other) = prepare(name, device), prepare(name, device)
+    factor = torch.tensor(1.0, device=device)
+    scalers = [
+        torch.amp.GradScaler(device, init_scale=2.0**10, growth_interval=3) for _ in range(2)
+    ]
+    step = train.Step(
+        model,
+        optimizer,
+        loss=lambda model, batch: model(**batch).loss * factor,
+        dtype=dtype,
+        scaler=scalers[0],
+    )
+    scales = []
+    for number in range(9):
+        factor.fill_(math.inf if number == 4 else 1.0)
+        several = batches(name)[number % 3 :][:count]
+        got = step(several if count > 1 else several[0])
+        there = {key: value.to(device) for key, value in joined(several).items()}
+        with torch.autocast(device, dtype, enabled=device == "cuda"):
+            wanted = twin(**there).loss * factor
+        scalers[1].scale(wanted).backward()
+        scalers[1].step(other)
+        scalers[1].update()
+        other.zero_grad()
+        rel = TRAINED_VERSUS_EAGER if device == "cpu" else 0.02
+        assert float(got) == pytest.approx(float(wanted.detach()), rel=rel)
+        scales.append(scalers[0].get_scale())
+        assert scales[-1] == scalers[1].get_scale()
+    assert scales == [2.0**n for n in (10, 10, 11, 11, 10, 10, 10, 11, 11)]
+    assert optimizer.skipped_steps == other.skipped_steps == 1
+    assert step.replays == (0 if device == "cpu" else 6 if count == 1 else 18 + 9 - 3 - 1)
+
+
+@ON_EACH
 def test_dropout_draws_anew_and_from_torchs_seed(device: str) -> None:
     batch = ragged("BertForSequenceClassification", seed=1)
 
@@ -101,16 +214,15 @@ def test_a_batch_with_nan_gradients_changes_nothing(device: str) -> None:
 
 
 @pytest.mark.gpu
-def test_a_replay_is_bit_equal_to_the_step_that_it_records() -> None:
-    name = "BertForSequenceClassification"
+@pytest.mark.parametrize("name", ["BertForSequenceClassification", *PAIRS])
+def test_a_replay_is_bit_equal_to_the_step_that_it_records(name: str) -> None:
     model, optimizer = prepare(name, "cuda")
     twin, other = prepare(name, "cuda")
     twin.load_state_dict(model.state_dict())
     step, uncaptured = train.Step(model, optimizer), train.Step(twin, other)
-    uncaptured._record = None  # it would be called
     for batch in batches(name):
-        for recorded in uncaptured._recorded.values():
-            recorded.seen = False
+        for bucket in uncaptured._recorded.values():
+            bucket.step.seen = False
         assert torch.equal(step(batch), uncaptured(batch))
     assert step.replays == 9
     assert uncaptured.replays == 0
@@ -132,6 +244,17 @@ def test_what_it_cannot_do_is_refused() -> None:
     for _ in range(3):
         with pytest.raises(InvalidInput, match="padding in the first place of a row"):
             step(left)
-    bart, optimizer = prepare("BartForConditionalGeneration", "cpu")
-    with pytest.raises(Unsupported, match="an encoder or a decoder alone"):
-        train.Step(bart, optimizer)
+    with pytest.raises(InvalidInput, match="batches: got none"):
+        step([])
+    unlabelled = {name: value for name, value in batch.items() if name != "labels"}
+    with pytest.raises(InvalidInput, match="labels: got none, wanted some, by whose number"):
+        step([unlabelled, unlabelled])
+    with pytest.raises(InvalidInput, match="labels: got none but -100"):
+        step([{**batch, "labels": torch.full_like(batch["labels"], -100)}] * 2)
+    name = "BartForConditionalGeneration"
+    bart = train.Step(*prepare(name, "cpu"))
+    batch = ragged(name, seed=1)
+    with pytest.raises(InvalidInput, match=r"labels: got none, wanted .* a target for each source"):
+        bart({name: value for name, value in batch.items() if name != "labels"})
+    with pytest.raises(InvalidInput, match="as decoder_input_ids"):
+        bart({**batch, "decoder_input_ids": batch["labels"][:, 1:].clamp(min=0)})

@@ -8,7 +8,8 @@ their names and shapes, and are views.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -171,6 +172,24 @@ class FlatParameters:
         the stream that is current then."""
         for slot in self._named(None):
             slot.forget_node()
+
+    @contextmanager
+    def holding_gradients(self, parameters: Container[torch.Tensor] | None) -> Iterator[None]:
+        """`.grad` of these parameters (None: of all that train) is their slice of `gradients`
+        meanwhile, to which backwards add, and None behind it."""
+        slots = [
+            slot
+            for slot in self._named(None)
+            if slot.parameter.requires_grad and (parameters is None or slot.parameter in parameters)
+        ]
+        _, gradients = self._buffers()
+        for slot in slots:
+            slot.parameter.grad = slot.view(gradients)
+        try:
+            yield
+        finally:
+            for slot in slots:
+                slot.parameter.grad = None
 
     def begin_backward(self, names: Sequence[str]) -> GradientPlace:
         """Where the backward that runs writes the gradients of these parameters.

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ FLATTENING = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", 
 
 
 _CPU = torch.device("cpu")
-_PREPARED: ContextVar[Packed | None] = ContextVar("prepared", default=None)
+_PREPARED: ContextVar[Mapping[str, Packed]] = ContextVar("prepared", default=MappingProxyType({}))
 
 
 class Packed:
@@ -97,6 +98,7 @@ def packed(
     position_ids: torch.Tensor | None,
     flattening: Mapping[str, Any],
     device: torch.device,
+    side: str = "",
 ) -> Packed:
     """Of a model's arguments. Without a mask, a row with `cu_seq_lens_q` holds several sequences,
     and so does each row whose `position_ids` (of decoders) begin anew, as in transformers.
@@ -104,7 +106,7 @@ def packed(
     Raises InvalidInput for a mask that does not fit, and for one beside `cu_seq_lens_q`. In a
     `prepared` block what that was given.
     """
-    if (known := _PREPARED.get()) is not None:
+    if (known := _PREPARED.get().get(side)) is not None:
         return known
     cu_seqlens = flattening.get("cu_seq_lens_q")
     if attention_mask is not None:
@@ -112,19 +114,20 @@ def packed(
             raise InvalidInput(
                 "attention_mask", "one beside cu_seq_lens_q", "either", "leave one of them out"
             )
-        return Packed(shape, attention_mask, device=device)
+        return Packed(shape, attention_mask, device=device, side=side)
     if cu_seqlens is None and position_ids is not None:
         begins = torch.ones(shape, dtype=torch.bool, device=position_ids.device)
         begins[:, 1:] = position_ids.diff() != 1
         end = begins.new_tensor([shape[0] * shape[1]], dtype=torch.int64)
         cu_seqlens = torch.cat([begins.flatten().nonzero().squeeze(1), end])
-    return Packed(shape, None, cu_seqlens, device)
+    return Packed(shape, None, cu_seqlens, device, side)
 
 
 @contextmanager
-def prepared(tokens: Packed) -> Iterator[None]:
-    """Models that are called meanwhile take these tokens, whatever mask they are given."""
-    before = _PREPARED.set(tokens)
+def prepared(by_side: Mapping[str, Packed]) -> Iterator[None]:
+    """Models that are called meanwhile take these tokens, of a `side` each, whatever mask they are
+    given."""
+    before = _PREPARED.set(by_side)
     try:
         yield
     finally:

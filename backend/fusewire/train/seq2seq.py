@@ -15,10 +15,9 @@ from transformers.utils.generic import can_return_tuple
 
 from fusewire.errors import InvalidInput, Unsupported
 from fusewire.train.arguments import ids_or_embeddings, refuse, refuse_flattened
-from fusewire.train.packed import Packed
+from fusewire.train.packed import Packed, packed
 from fusewire.train.segment import Source
-
-_NO_LABEL = -100  # of transformers' criterion
+from fusewire.train.targets import target_mask
 
 
 @can_return_tuple
@@ -67,21 +66,11 @@ def mask_targets(
     mask, what is behind the last label of its row is padding. No label sees it: what a token of a
     target becomes depends on those before it. Raises InvalidInput for labels of another length than
     `decoder_input_ids`."""
-    labels = kwargs.get("labels")
     targets = args[2] if len(args) > 2 else kwargs.get("decoder_input_ids")
-    if labels is not None and targets is not None and labels.shape != targets.shape:
-        raise InvalidInput(
-            "labels",
-            f"shape {list(labels.shape)}",
-            f"{list(targets.shape)} as decoder_input_ids",
-            "pad both to one length, or leave decoder_input_ids out",
-        )
-    masked = len(args) > 3 or kwargs.get("decoder_attention_mask") is not None
-    if labels is None or masked or labels.ndim != 2 or labels.shape[1] < 1:
+    mask = target_mask(kwargs.get("labels"), targets)
+    if mask is None or len(args) > 3 or kwargs.get("decoder_attention_mask") is not None:
         return None
-    mask = (labels != _NO_LABEL).flip(1).cumsum(1).flip(1) > 0
-    mask[:, 0] = True  # a target without a label has one token
-    return args, {**kwargs, "decoder_attention_mask": mask.long()}
+    return args, {**kwargs, "decoder_attention_mask": mask}
 
 
 def _refuse(model: Any, arguments: dict[str, Any]) -> None:
@@ -107,7 +96,7 @@ def _inputs(
     """The tokens, and what the first layer reads: [tokens, hidden]."""
     given = ids_or_embeddings(input_ids, inputs_embeds)
     shape = (given.shape[0], given.shape[1])
-    tokens = Packed(shape, attention_mask, device=given.device, side=side)
+    tokens = packed(shape, attention_mask, None, {}, given.device, side)
     x = tokens.pack(given) if input_ids is None else stack.embed_tokens(tokens.pack(given)[None])[0]
     x = x * scale + _positions(stack, tokens, input_ids, given).view_as(x)
     if hasattr(stack, "layernorm_embedding"):
@@ -142,5 +131,6 @@ def source_of(
             f"[{rows}, source length, hidden], a source for each target",
             "pass the output of the encoder",
         )
-    packed = Packed((hidden.shape[0], hidden.shape[1]), attention_mask, device=hidden.device)
-    return Source(packed.pack(hidden), packed)
+    shape = (hidden.shape[0], hidden.shape[1])
+    tokens = packed(shape, attention_mask, None, {}, hidden.device)
+    return Source(tokens.pack(hidden), tokens)

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 
-from fusewire.errors import ConfigurationError, InvalidInput, Unsupported
-from fusewire.models.recordings import no_collection
+from fusewire.errors import ConfigurationError, InvalidInput
 from fusewire.train.adam import Adam
-from fusewire.train.arguments import refuse_flattened
-from fusewire.train.bucket import PackedBucket, bucket_of
+from fusewire.train.bucket_inputs import Batch, BucketInputs, Sides, key_of, sides_of
 from fusewire.train.flat import FlatParameters
-from fusewire.train.kept import keeping
-from fusewire.train.packed import prepared, tokens_of
+from fusewire.train.packed import prepared
+from fusewire.train.recording import Recording
+from fusewire.train.targets import labels_of
+from fusewire.train.torch_tensors import capturing
 
 # Of steps that are kept, least recently used out: each has memory of its own for its launches.
 _MOST_RECORDED = 128
-_IGNORED_LABEL = -100  # torch's, of places that are padding
-
-Batch = Mapping[str, torch.Tensor]
 
 
 class Step:
@@ -36,17 +34,26 @@ class Step:
     On a GPU the step of a bucket of sizes (rows, length, tokens) is computed as it is the first
     time, and recorded as one CUDA graph the second: from then on it is one launch. Batches are
     rounded up to their bucket, tokens by 1 in 16 at most. Rows and places must be 2-dimensional
-    `input_ids`, other tensors as the model takes them; padding is 0 and of labels -100.
+    `input_ids`, other tensors as the model takes them; padding is 0 and of labels -100. Targets of
+    encoder-decoder models are `labels` or `decoder_input_ids`, with a bucket of their own.
+
+    `step([batch, ...])` accumulates the gradients of several batches for one update. Their losses
+    are weighed by `items(batch)`, of how many a batch's loss is the mean: by default its labels
+    other than -100 (of causal models those that something predicts). So the step is that of all
+    rows in one batch. Each batch is then a launch, and the update another; gradients are added in
+    the buffer of `replace`, which is cleared before, and from the first list on single batches are
+    computed so too.
 
     `optimizer`: an Adam, whose learning rates and decays may change between steps; `max_grad_norm`
     and betas may not. A step whose gradients are not finite is skipped and counted by it. Dropout
     draws anew in every step from torch's generators. `loss(model, batch)` computes
     what is minimised, by default `model(**batch).loss`; it must not wait for the device. `dtype`:
-    autocast's, float32 without. Gradients are those of one batch, and `.grad` is None after a step.
+    autocast's, float32 without. `scaler`: a torch.amp.GradScaler, for float16: its scale, which
+    grows and is halved as torch does it, is on the device. `.grad` is None after a step.
 
     On the CPU each step is computed as it is. Raises ConfigurationError for a model that was not
-    replaced and another optimizer, Unsupported for encoder-decoder models and flattened batches,
-    InvalidInput for a batch without input_ids.
+    replaced and another optimizer, Unsupported for flattened batches, InvalidInput for a batch
+    without input_ids or without targets, and for a list that is empty or has no labels.
     """
 
     def __init__(
@@ -56,19 +63,14 @@ class Step:
         *,
         loss: Callable[[Any, Batch], torch.Tensor] | None = None,
         dtype: torch.dtype | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+        items: Callable[[Batch], int] | None = None,
     ) -> None:
         modules: list[Any] = [each for each in model.modules() if hasattr(each, "fusewire")]
         self._flats: set[FlatParameters] = {each.fusewire.flat for each in modules}
         if not self._flats:
             raise ConfigurationError(
                 f"model: got {type(model).__name__}, wanted one that fusewire.train.replace changed"
-            )
-        if getattr(modules[0].config, "is_encoder_decoder", False):
-            raise Unsupported(
-                "Step",
-                type(model).__name__,
-                "an encoder or a decoder alone",
-                "call backward() and optimizer.step() yourself",
             )
         if not isinstance(optimizer, Adam):
             raise ConfigurationError(
@@ -81,93 +83,137 @@ class Step:
                 "backward() and optimizer.step() yourself"
             )
         self._model, self._optimizer, self._dtype = model, optimizer, dtype
+        self._scaler = scaler or torch.amp.GradScaler(enabled=False)
         self._loss = loss or (lambda model, batch: model(**batch).loss)
+        self._items = items or (lambda batch: labels_of(model, batch))
+        self._pairs = len(modules) > 1  # an encoder, and the decoder that reads it
         self._device = next(iter(self._flats)).values.device
-        self._recorded: OrderedDict[Any, _Recorded] = OrderedDict()
         self._stream = None if self._device.type == "cpu" else torch.cuda.Stream(self._device)
         self._pool = None if self._stream is None else torch.cuda.graph_pool_handle()
+        self._recorded: OrderedDict[Any, _Bucket] = OrderedDict()
+        self._accumulates = False  # from the first list of batches on
+        self._trained: set[torch.Tensor] = set()
+        self._update = self._recording(self._apply)
         self.replays = 0
         for flat in self._flats:
             flat.forget_nodes()
 
-    def __call__(self, batch: Batch) -> torch.Tensor:
-        """The loss of a batch before the step that it makes, without its graph."""
-        key, there, lengths = self._bucket(batch)
+    def __call__(self, batch: Batch | Sequence[Batch]) -> torch.Tensor:
+        """The loss of a batch, or of several as one, before the step that it makes, without its
+        graph."""
+        several = isinstance(batch, Sequence)
+        batches = list(batch) if isinstance(batch, Sequence) else [batch]
+        if not batches:
+            raise InvalidInput("batches", "none", "one or more", "leave empty lists out")
+        sides = [sides_of(self._model, each, pairs=self._pairs) for each in batches]
+        shares = self._shares(batches)
         with self._on_stream():
-            recorded = self._recorded.get(key)
-            if recorded is None:
-                recorded = self._recorded[key] = _Recorded(key, batch, self._device)
-                if len(self._recorded) > _MOST_RECORDED:
-                    self._recorded.popitem(last=False)
-            self._recorded.move_to_end(key)
-            recorded.write(batch, there, lengths)
             self._optimizer.read_rates()
-            return self._run(recorded)
-
-    def _bucket(self, batch: Batch) -> tuple[Any, torch.Tensor, torch.Tensor]:
-        ids = batch.get("input_ids")
-        if ids is None or ids.ndim != 2 or min(ids.shape) < 1:
-            raise InvalidInput(
-                "input_ids",
-                "none" if ids is None else f"shape {list(ids.shape)}",
-                "[batch, length]",
-                "write the step yourself for other inputs",
-            )
-        refuse_flattened(self._model, batch)
-        rows, length = ids.shape
-        mask = batch.get("attention_mask")
-        if mask is None:
-            if batch.get("position_ids") is not None:
-                raise InvalidInput(
-                    "position_ids",
-                    "some without an attention_mask",
-                    "a mask, or none of either",
-                    "pass the mask: rows may hold several sequences without one",
-                )
-            mask = torch.ones(rows, length, dtype=torch.int64)
-        there, lengths = tokens_of(mask, (rows, length))
-        bucket = bucket_of(rows, length, int(lengths.sum()))
-        others = tuple(
-            (name, value.dtype, None if value.shape[:2] == ids.shape else value.shape)
-            for name, value in sorted(batch.items())
-        )
-        pooled = bool(there[:, 0].all())  # heads refuse others, not in a replay
-        return (bucket, others, pooled, self._model.training), there, lengths
-
-    def _run(self, recorded: _Recorded) -> torch.Tensor:
-        if self._stream is None or not recorded.seen:
-            loss = self._compute(recorded)
-            recorded.seen = True
+            if several and not self._accumulates:
+                # Adam finds gradients elsewhere than in the steps that were recorded until now.
+                self._recorded.clear()
+                self._accumulates = True
+            if not self._accumulates:
+                return self._run(self._bucket(batches[0], sides[0]).step, updates=True)
+            for flat in self._flats:
+                flat.gradients.zero_()
+            loss = torch.zeros((), device=self._device)
+            for each, of_each, share in zip(batches, sides, shares, strict=True):
+                bucket = self._bucket(each, of_each)
+                bucket.share.fill_(share)
+                loss = loss + self._run(bucket.step)
+            self._run(self._update, updates=True)
             return loss
-        if recorded.graph is None:
-            self._record(recorded)
-        assert recorded.graph is not None
-        recorded.graph.replay()
-        self.replays += 1
-        for flat in self._flats:
-            flat.written()
-        return recorded.loss.clone()
 
-    def _compute(self, recorded: _Recorded) -> torch.Tensor:
+    def _shares(self, batches: Sequence[Batch]) -> list[float]:
+        """Of each batch in the loss of all."""
+        if len(batches) == 1:
+            return [1.0]
+        counts = [self._items(batch) for batch in batches]
+        if sum(counts) < 1:
+            raise InvalidInput(
+                "labels", "none but -100", "one or more in all", "leave these batches out"
+            )
+        return [count / sum(counts) for count in counts]
+
+    def _bucket(self, batch: Batch, sides: Sides) -> _Bucket:
+        """The batch's, with the batch in it."""
+        key = key_of(batch, sides), self._model.training
+        bucket = self._recorded.get(key)
+        if bucket is None:
+            inputs = BucketInputs(batch, sides, self._device)
+            share = torch.ones((), device=self._device)
+            if self._accumulates:
+                step = self._recording(partial(self._accumulate, inputs, share))
+            else:
+                step = self._recording(partial(self._whole, inputs))
+            bucket = self._recorded[key] = _Bucket(inputs, share, step)
+            if len(self._recorded) > _MOST_RECORDED:
+                self._recorded.popitem(last=False)
+        self._recorded.move_to_end(key)
+        bucket.inputs.write(batch, sides)
+        return bucket
+
+    def _recording(self, compute: Callable[[], torch.Tensor]) -> Recording:
+        # So that the copies that kernels have of weights are made in the graph.
+        return Recording(compute, self._pool, self._weights_were_written)
+
+    def _run(self, recording: Recording, *, updates: bool = False) -> torch.Tensor:
+        replayed = recording.is_next_replayed
+        result = recording()
+        if replayed:
+            self.replays += 1
+            if updates:  # which torch did not see
+                self._weights_were_written()
+        return result
+
+    def _whole(self, inputs: BucketInputs) -> torch.Tensor:
         self._optimizer.zero_grad(set_to_none=True)
-        with prepared(recorded.packed), self._autocast():
-            loss = self._loss(self._model, recorded.batch)
-        loss.backward()
-        self._optimizer.step()
+        loss = self._forward(inputs)
+        self._scaler.scale(loss).backward()
+        self._scaler.step(self._optimizer)
+        self._scaler.update()
         self._optimizer.zero_grad(set_to_none=True)
         return loss.detach()
 
-    def _record(self, recorded: _Recorded) -> None:
+    def _accumulate(self, inputs: BucketInputs, share: torch.Tensor) -> torch.Tensor:
+        """Adds to the gradients in the buffers."""
+        loss = self._forward(inputs) * share
+        if not capturing(self._device):
+            self._find_trained(loss)
+        with self._holding(None):
+            self._scaler.scale(loss).backward()
+        return loss.detach()
+
+    def _apply(self) -> torch.Tensor:
+        """Makes the step that they are the gradients of."""
+        with self._holding(self._trained):
+            self._scaler.step(self._optimizer)
+            self._scaler.update()
+        return torch.empty(0, device=self._device)
+
+    def _forward(self, inputs: BucketInputs) -> torch.Tensor:
+        with prepared(inputs.packed), self._autocast():
+            return self._loss(self._model, inputs.batch)
+
+    def _find_trained(self, loss: torch.Tensor) -> None:
+        """Parameters that no loss reaches have zeros in the buffers: Adam leaves them alone."""
+        found = leaves_of(loss)
+        if not found <= self._trained:
+            self._trained |= found
+            self._update = self._recording(self._apply)
+
+    @contextmanager
+    def _holding(self, parameters: set[torch.Tensor] | None) -> Iterator[None]:
+        """Their `.grad`, or that of all, is in the buffers meanwhile."""
+        with ExitStack() as stack:
+            for flat in self._flats:
+                stack.enter_context(flat.holding_gradients(parameters))
+            yield
+
+    def _weights_were_written(self) -> None:
         for flat in self._flats:
-            flat.written()  # so that copies of weights are made in the graph
-        graph = torch.cuda.CUDAGraph()
-        with keeping() as recorded.memory, no_collection():
-            graph.capture_begin(self._pool, capture_error_mode="relaxed")
-            try:
-                recorded.loss = self._compute(recorded)
-            finally:
-                graph.capture_end()
-        recorded.graph = graph
+            flat.written()
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self._dtype is None or self._dtype == torch.float32:
@@ -175,7 +221,7 @@ class Step:
         return torch.autocast(self._device.type, self._dtype, cache_enabled=False)
 
     @contextmanager
-    def _on_stream(self) -> Any:
+    def _on_stream(self) -> Iterator[None]:
         """On a stream of the step's own, as capture wants, in the order of torch's current one."""
         if self._stream is None:
             yield
@@ -187,32 +233,26 @@ class Step:
         current.wait_stream(self._stream)
 
 
-class _Recorded:
-    """The inputs of a bucket, where they stay, and the graph that reads them once there is one."""
+class _Bucket(NamedTuple):
+    """What batches of one bucket of sizes are computed by: `share` is the batch's in the loss of
+    all that are accumulated."""
 
-    def __init__(self, key: Any, batch: Batch, device: torch.device) -> None:
-        rows, length, tokens = key[0]
-        self.packed = PackedBucket(rows, length, tokens, device)
-        self.seen = False
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.loss = torch.empty(0)
-        self.memory: list[Any] = []
-        shape = batch["input_ids"].shape
-        self.batch = {
-            name: torch.empty(
-                (rows, length, *value.shape[2:]) if value.shape[:2] == shape else value.shape,
-                dtype=value.dtype,
-                device=device,
-            )
-            for name, value in batch.items()
-        }
+    inputs: BucketInputs
+    share: torch.Tensor
+    step: Recording
 
-    def write(self, batch: Batch, there: torch.Tensor, lengths: torch.Tensor) -> None:
-        length = batch["input_ids"].shape[1]
-        for name, value in batch.items():
-            to = self.batch[name]
-            if to.shape != value.shape:
-                to[:, length:] = _IGNORED_LABEL if name == "labels" else 0
-                to = to[:, :length]
-            to.copy_(value, non_blocking=True)
-        self.packed.write(there, lengths)
+
+def leaves_of(loss: torch.Tensor) -> set[torch.Tensor]:
+    """Those that its backward gives gradients to."""
+    found: set[torch.Tensor] = set()
+    nodes: list[Any] = [loss.grad_fn]
+    seen: set[Any] = set()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if hasattr(node, "variable"):
+            found.add(node.variable)
+        nodes += [following for following, _ in node.next_functions]
+    return found

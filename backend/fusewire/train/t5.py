@@ -10,7 +10,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttenti
 from transformers.utils.generic import can_return_tuple
 
 from fusewire.train.arguments import ids_or_embeddings, refuse, refuse_flattened
-from fusewire.train.packed import Packed
+from fusewire.train.packed import packed
 from fusewire.train.seq2seq import source_of
 
 
@@ -34,7 +34,7 @@ def forward(
     given = ids_or_embeddings(input_ids, inputs_embeds)
     shape = (given.shape[0], given.shape[1])
     side = "decoder_" if self.is_decoder else ""
-    tokens = Packed(shape, attention_mask, device=given.device, side=side)
+    tokens = packed(shape, attention_mask, None, {}, given.device, side)
     x = tokens.pack(given)
     if input_ids is not None:
         x = self.embed_tokens(x[None])[0]

@@ -1,0 +1,136 @@
+"""Batches of one bucket of sizes, at places that stay: what a recorded step reads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from fusewire.errors import InvalidInput
+from fusewire.train.arguments import refuse_flattened
+from fusewire.train.bucket import PackedBucket, bucket_of
+from fusewire.train.packed import tokens_of
+from fusewire.train.targets import NO_LABEL, target_mask
+
+Batch = Mapping[str, torch.Tensor]
+SOURCE, TARGET = "", "decoder_"  # what the names of a model's arguments begin with
+
+
+class Side(NamedTuple):
+    """Of a padded batch the rows of one kind, on the CPU: which places [rows, length] are tokens,
+    and how many each row has."""
+
+    there: torch.Tensor
+    lengths: torch.Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.there.shape
+
+    def bucket(self, spare: int) -> tuple[int, int, int]:
+        rows, length = self.shape
+        return bucket_of(rows, length, int(self.lengths.sum()) + spare)
+
+
+Sides = dict[str, Side]  # by what the names of arguments begin with
+
+
+def sides_of(model: torch.nn.Module, batch: Batch, *, pairs: bool) -> Sides:
+    """The sequences of a batch, and in `pairs` their targets, of an encoder-decoder model.
+
+    Raises InvalidInput for a batch without input_ids [batch, length], positions without a mask, and
+    targets that are not there; Unsupported for a flattened one.
+    """
+    ids = batch.get("input_ids")
+    if ids is None or ids.ndim != 2 or min(ids.shape) < 1:
+        raise InvalidInput(
+            "input_ids",
+            "none" if ids is None else f"shape {list(ids.shape)}",
+            "[batch, length]",
+            "write the step yourself for other inputs",
+        )
+    refuse_flattened(model, batch)
+    mask = batch.get("attention_mask")
+    if mask is None and batch.get("position_ids") is not None:
+        raise InvalidInput(
+            "position_ids",
+            "some without an attention_mask",
+            "a mask, or none of either",
+            "pass the mask: rows may hold several sequences without one",
+        )
+    sides = {SOURCE: _side(ids, mask, SOURCE)}
+    if pairs:
+        labels, targets = batch.get("labels"), batch.get("decoder_input_ids")
+        given = labels if targets is None else targets
+        if given is None or given.ndim != 2 or given.shape[0] != ids.shape[0]:
+            raise InvalidInput(
+                "labels",
+                "none" if given is None else f"shape {list(given.shape)}",
+                f"[{ids.shape[0]}, length], or decoder_input_ids: a target for each source",
+                "write the step yourself for other inputs",
+            )
+        of_labels = target_mask(labels, targets)
+        mask = batch.get("decoder_attention_mask")
+        sides[TARGET] = _side(given, of_labels if mask is None else mask, TARGET)
+    return sides
+
+
+def _side(ids: torch.Tensor, mask: torch.Tensor | None, side: str) -> Side:
+    rows, length = ids.shape
+    if mask is None:
+        mask = torch.ones(rows, length, dtype=torch.int64)
+    return Side(*tokens_of(mask, (rows, length), side))
+
+
+def key_of(batch: Batch, sides: Sides) -> Any:
+    """Equal for batches that are computed at the same places by the same kernels."""
+    others = tuple(
+        (name, value.dtype, side, value.shape[2:] if side is not None else value.shape)
+        for name, value, side in _sorted(batch, sides)
+    )
+    pooled = bool(sides[SOURCE].there[:, 0].all())  # heads refuse others, not in a replay
+    return _buckets(sides), others, pooled
+
+
+def _buckets(sides: Sides) -> tuple[tuple[int, int, int], ...]:
+    # A target reads the source of its number: those of missing tokens are there on both sides.
+    spare = len(sides) - 1
+    return tuple(side.bucket(spare) for side in sides.values())
+
+
+class BucketInputs:
+    """`batch`: tensors of a bucket's sizes on a device; `packed`: their tokens, by side."""
+
+    def __init__(self, batch: Batch, sides: Sides, device: torch.device) -> None:
+        self.packed = {
+            name: PackedBucket(*bucket, device)
+            for name, bucket in zip(sides, _buckets(sides), strict=True)
+        }
+        self.batch = {
+            name: torch.empty(
+                value.shape if side is None else (*self.packed[side].shape, *value.shape[2:]),
+                dtype=value.dtype,
+                device=device,
+            )
+            for name, value, side in _sorted(batch, sides)
+        }
+
+    def write(self, batch: Batch, sides: Sides) -> None:
+        for name, value in batch.items():
+            to = self.batch[name]
+            if to.shape != value.shape:
+                length = value.shape[1]
+                to[:, length:] = NO_LABEL if name == "labels" else 0
+                to = to[:, :length]
+            to.copy_(value, non_blocking=True)
+        for name, side in sides.items():
+            self.packed[name].write(side.there, side.lengths)
+
+
+def _sorted(batch: Batch, sides: Sides) -> Iterable[tuple[str, torch.Tensor, str | None]]:
+    """Names, tensors and the side whose places [rows, length] a tensor has; None: of neither."""
+    for name, value in sorted(batch.items()):
+        of_targets = TARGET in sides and (name.startswith(TARGET) or name == "labels")
+        wanted = [TARGET] if of_targets else list(sides)
+        yield name, value, next((s for s in wanted if value.shape[:2] == sides[s].shape), None)

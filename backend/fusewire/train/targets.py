@@ -1,0 +1,53 @@
+"""Where the targets of encoder-decoder models end, and how many labels a loss is the mean of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from fusewire.errors import InvalidInput
+
+NO_LABEL = -100  # of transformers' criterion, and torch's
+
+# Of classes whose loss compares what a place predicts with the label of the next one.
+_SHIFTS = ("LMHeadModel", "ForCausalLM")
+
+
+def target_mask(
+    labels: torch.Tensor | None, decoder_input_ids: torch.Tensor | None
+) -> torch.Tensor | None:
+    """int64 [batch, length] of `labels`: 0 behind the last label of a row, but a target without a
+    label has one token. None without labels by token. Raises InvalidInput for labels of another
+    shape than `decoder_input_ids`."""
+    if labels is None:
+        return None
+    if decoder_input_ids is not None and labels.shape != decoder_input_ids.shape:
+        raise InvalidInput(
+            "labels",
+            f"shape {list(labels.shape)}",
+            f"{list(decoder_input_ids.shape)} as decoder_input_ids",
+            "pad both to one length, or leave decoder_input_ids out",
+        )
+    if labels.ndim != 2 or labels.shape[1] < 1:
+        return None
+    mask = (labels != NO_LABEL).flip(1).cumsum(1).flip(1) > 0
+    mask[:, 0] = True
+    return mask.long()
+
+
+def labels_of(model: torch.nn.Module, batch: Mapping[str, torch.Tensor]) -> int:
+    """How many labels the loss that transformers computes of a batch is the mean of. Waits for
+    labels on a GPU. Raises InvalidInput where there are none."""
+    labels = batch.get("labels")
+    if labels is None:
+        raise InvalidInput(
+            "labels",
+            "none",
+            "some, by whose number the losses of several batches are weighed",
+            "pass Step `items`, which says of how many a batch's loss is the mean",
+        )
+    shifts = any(base.__name__.endswith(_SHIFTS) for base in type(model).__mro__)
+    if labels.ndim == 2 and shifts:
+        labels = labels[:, 1:]
+    return int((labels != NO_LABEL).sum())
