@@ -15,6 +15,9 @@ namespace {
 constexpr int kThreads = 256, kTile = 32;
 constexpr int kRowLanes = kThreads / kTile;          // that share a row of a result
 constexpr int kRowsEach = kTile * kTile / kThreads;  // queries of a thread's scores, of one key
+// Columns of a head that are one chain of multiply-adds: a score's error is a relative one of its
+// weight, and in the gradients weights are multiplied by numbers that cancel each other out.
+constexpr int kChain = 32;
 
 template <int kDim>
 struct Memory {
@@ -96,12 +99,20 @@ __device__ __forceinline__ void differentiate_tile(Memory<kDim>& m,
   const AttentionShape& shape = g.forward;
   const int key = threadIdx.x % kTile, row = threadIdx.x / kTile * kRowsEach;
   float products[kRowsEach] = {}, dweights[kRowsEach] = {};
-  for (int d = 0; d < kDim; d += 4) {
-    const float4 k = at(m.k + key * kStride + d), v = at(m.v + key * kStride + d);
+  for (int begin = 0; begin < kDim; begin += kChain) {
+    float product[kRowsEach] = {}, dweight[kRowsEach] = {};
+    for (int d = begin; d < begin + kChain; d += 4) {
+      const float4 k = at(m.k + key * kStride + d), v = at(m.v + key * kStride + d);
+#pragma unroll
+      for (int i = 0; i < kRowsEach; ++i) {
+        product[i] = add_dot(product[i], at(m.q + (row + i) * kStride + d), k);
+        dweight[i] = add_dot(dweight[i], at(m.dout + (row + i) * kStride + d), v);
+      }
+    }
 #pragma unroll
     for (int i = 0; i < kRowsEach; ++i) {
-      products[i] = add_dot(products[i], at(m.q + (row + i) * kStride + d), k);
-      dweights[i] = add_dot(dweights[i], at(m.dout + (row + i) * kStride + d), v);
+      products[i] += product[i];
+      dweights[i] += dweight[i];
     }
   }
   const bool real = first_key + key < of.keys;
