@@ -26,7 +26,15 @@ from benchmarks import arena, machine, records, training_report
 from benchmarks.machine import DISTURBED
 from benchmarks.seq2seq import Turn, measure, rows_of_case
 from benchmarks.training_report import BENCHMARK, OURS
-from benchmarks.training_rivals import SHAPES, SYSTEMS, Asked, batch_of, stepping
+from benchmarks.training_rivals import (
+    SHAPES,
+    SYSTEMS,
+    Asked,
+    batch_of,
+    counted,
+    stepping,
+    token_mask,
+)
 from benchmarks.worker import Worker
 from tests.tolerance import TRAINED_VERSUS_EAGER
 
@@ -77,7 +85,9 @@ def main() -> None:
     parser.add_argument(
         "--models", nargs="+", choices=list(SHAPES), help="by default those of docs"
     )
-    parser.add_argument("--texts", type=int, nargs="+", help="of a batch")
+    parser.add_argument(
+        "--texts", type=int, nargs="+", help="of a batch; target tokens of a translator"
+    )
     parser.add_argument("--systems", nargs="+", help="by default all")
     parser.add_argument("--out", type=Path, default=records.RESULTS)
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
@@ -99,13 +109,13 @@ def main() -> None:
             for texts in options.texts or CASES.get(model, (8,)):
                 rng = np.random.default_rng(1)
                 batches = [batch_of(model, texts, rng) for _ in range(BATCHES)]
-                masks = [each.get("attention_mask", each["input_ids"] >= 0) for each in batches]
+                masks = [token_mask(each) for each in batches]
                 tokens = round(np.mean([mask.sum() for mask in masks]))
                 turns = measure(systems, batches, options.rounds, options.runs)
                 facts = {
                     "benchmark": BENCHMARK,
                     "model": model,
-                    "case": f"{texts} texts",
+                    "case": f"{texts} {counted(model)}",
                     "threads": options.threads,
                     "texts": texts,
                     "tokens": tokens,

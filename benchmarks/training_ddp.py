@@ -29,13 +29,14 @@ from benchmarks.training_gpu import (
     OURS,
     WARM_UPS,
     check,
+    few,
     made,
     round_ms,
     stepping,
     tokens_of,
 )
 from benchmarks.training_report import DDP
-from benchmarks.training_rivals import SHAPES
+from benchmarks.training_rivals import SHAPES, counted
 
 CASES = {"BERT-base": (32, 128), "GPT-2 124M": (16,)}
 SYSTEMS = (OURS, EAGER)
@@ -70,7 +71,7 @@ def run(options: argparse.Namespace) -> None:
         together = {system: stepping(system, shape, device, group) for system in SYSTEMS}
         alone = {system: stepping(system, shape, device) for system in SYSTEMS}
         if rank == 0:
-            check(alone, made(shape, 4, seed=0, device=device)[0])
+            check(alone, few(shape, seed=0, device=device))
         for texts in options.texts or CASES.get(shape, (8,)):
             batches = made(shape, texts, device=device)
             ms: dict[tuple[str, bool], list[float]] = {}
@@ -113,7 +114,7 @@ def _rows(
             {
                 "benchmark": DDP,
                 "model": shape,
-                "case": f"{texts} texts a process",
+                "case": f"{texts} {counted(shape)} a process",
                 "system": system,
                 "processes": processes,
                 "texts": texts,

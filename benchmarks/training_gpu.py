@@ -6,7 +6,8 @@ AdamW (torch's is the fused one), of batches that the host has, ragged and padde
 text. Rivals are transformers' models as they are (their attention is torch's SDPA), and through
 torch.compile, with dynamic shapes, in its default mode and as "reduce-overhead", which records CUDA
 graphs. Systems take turns of all batches after warm-ups with each; compared are medians of
-milliseconds, by the host's clock, until the device is done.
+milliseconds, by the host's clock, until the device is done. A system whose step does not fit into
+the GPU's memory beside the others is left out.
 
 Adds rows to bench-results/training_gpu.jsonl (one JSON object each).
 """
@@ -23,13 +24,20 @@ from typing import Any
 import numpy as np
 
 from benchmarks import records, training_report
-from benchmarks.training_rivals import LEARNING_RATE, batch_of, make
+from benchmarks.training_rivals import LEARNING_RATE, batch_of, counted, make, token_mask
 
-CASES = {"BERT-base": (8, 32, 128), "GPT-2 124M": (8,)}
+CASES = {
+    "BERT-base": (8, 32, 128, 256),
+    "BERT-large": (32,),
+    "Transformer-big, 6 + 6 layers": (512, 4096, 15000),
+    "GPT-2 124M": (8, 64),
+}
 OURS, STEP, EAGER = "fusewire", "fusewire, Step", "transformers"
 COMPILED, GRAPHS = "transformers, compiled", "transformers, reduce-overhead"
 SYSTEMS = (STEP, OURS, EAGER, COMPILED, GRAPHS)
-BATCHES, WARM_UPS = 8, 3  # rounds over all batches that are not timed
+# Of a case: graphs have memory of their own for every batch whose sizes are others.
+MOST_BATCHES, MOST_TOKENS = 8, 40_000
+WARM_UPS = 3  # rounds over all batches that are not timed
 SEGMENTS = 4  # of layers, whose gradients are sent while others are computed
 # Of the first losses, in bf16 and without dropout, beside transformers'.
 LOSS_TOLERANCE = 2e-2
@@ -56,7 +64,7 @@ def stepping(
         model = replace(model, segments=segments)
         ours = Adam(model.parameters(), lr=LEARNING_RATE, max_grad_norm=1.0, process_group=group)
         if system == STEP:
-            return model, Step(model, ours, dtype=torch.bfloat16)
+            return model, Step(model, ours, dtype=torch.bfloat16 if device == "cuda" else None)
         optimizer: Any = ours
     else:
         optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
@@ -103,16 +111,23 @@ def made(shape: str, texts: int, seed: int = 1, device: str = "cuda") -> list[Ba
     import torch
 
     rng = np.random.default_rng(seed)
-    numbers = [batch_of(shape, texts, rng) for _ in range(BATCHES)]
+    first = batch_of(shape, texts, rng)
+    count = min(max(MOST_TOKENS // int(token_mask(first).sum()), 1), MOST_BATCHES)
+    numbers = [first, *(batch_of(shape, texts, rng) for _ in range(count - 1))]
     batches = [{k: torch.from_numpy(v) for k, v in b.items()} for b in numbers]
     if device == "cpu":
         return batches
     return [{k: v.pin_memory() for k, v in b.items()} for b in batches]
 
 
+def few(shape: str, seed: int, device: str = "cuda") -> Batch:
+    """One small batch."""
+    return made(shape, 4 if counted(shape) == "texts" else 100, seed, device)[0]
+
+
 def tokens_of(batches: Sequence[Batch]) -> tuple[int, int]:
     """Tokens, and places that padding makes of them, in the mean."""
-    masks = [batch.get("attention_mask", batch["input_ids"] >= 0) for batch in batches]
+    masks = [token_mask(batch) for batch in batches]
     return round(np.mean([int(m.sum()) for m in masks])), round(np.mean([m.numel() for m in masks]))
 
 
@@ -135,30 +150,38 @@ def run(
     rounds: int,
     out: Path,
 ) -> None:
+    import torch
+    from fusewire.kernels import OutOfMemory
+
     from benchmarks.gpu.facts import where
 
     found: records.Rows = []
     facts = where("fusewire", "torch", "transformers")
     for shape in models:
         contenders = {system: stepping(system, shape) for system in systems}
-        check(contenders, made(shape, 4, seed=time.time_ns() % 2**32)[0])
+        check(contenders, few(shape, seed=time.time_ns() % 2**32))
         for count in texts or CASES.get(shape, (8,)):
             batches = made(shape, count)
             turns = {s: partial(round_ms, step, batches) for s, (_, step) in contenders.items()}
-            for turn in turns.values():
-                for _ in range(WARM_UPS):
-                    turn()
+            for system in list(turns):
+                try:
+                    for _ in range(WARM_UPS):
+                        turns[system]()
+                except (torch.OutOfMemoryError, OutOfMemory) as error:
+                    print(f"{shape}, {count}: {system} is left out: {str(error).splitlines()[0]}")
+                    del turns[system]
+                    torch.cuda.empty_cache()
             ms: dict[str, list[float]] = {system: [] for system in turns}
             for _ in range(rounds):
                 for system, turn in turns.items():
                     ms[system].append(turn())
             tokens, padded = tokens_of(batches)
-            own = median(ms.get(STEP) or ms[systems[0]])
+            own = median(ms.get(STEP) or next(iter(ms.values())))
             rows = [
                 {
                     "benchmark": "training_gpu",
                     "model": shape,
-                    "case": f"{count} texts",
+                    "case": f"{count} {counted(shape)}",
                     "system": system,
                     "texts": count,
                     "tokens": tokens,

@@ -27,7 +27,7 @@ import numpy as np
 from benchmarks import encoder_report, records, training_report
 from benchmarks.memory import MIB, alone, live_bytes
 from benchmarks.training_report import MEMORY, OURS
-from benchmarks.training_rivals import SHAPES, batch_of, make
+from benchmarks.training_rivals import SHAPES, batch_of, make, token_mask
 
 CASES = {"BERT-base": 32, "GPT, 4 layers of 256": 8}
 SYSTEMS = {
@@ -63,8 +63,8 @@ def measured(system: str, shape: str, texts: int, threads: int) -> dict[str, Any
     of_torch = int(live_bytes(step).max())
     own = allocator.stats()["peak_allocated_bytes"] - kept
     row = {
-        "tokens": int(numbers.get("attention_mask", numbers["input_ids"] >= 0).sum()),
-        "padded_tokens": numbers["input_ids"].size,
+        "tokens": int(token_mask(numbers).sum()),
+        "padded_tokens": token_mask(numbers).size,
         "peak_mib": (own + of_torch) / MIB,
         "kept_mib": kept / MIB,
         "version": torch.__version__,

@@ -14,6 +14,20 @@ from benchmarks.worker import Handler
 
 SYSTEMS = ("fusewire", "transformers", "transformers, compiled")
 LEARNING_RATE = 5e-5
+# Their models and configurations in transformers.
+KINDS = {
+    "bert": ("BertForSequenceClassification", "BertConfig"),
+    "gpt2": ("GPT2LMHeadModel", "GPT2Config"),
+    "marian": ("MarianMTModel", "MarianConfig"),
+}
+_TRANSFORMER = {
+    "kind": "marian",
+    "activation_function": "relu",
+    "pad_token_id": 0,
+    "decoder_start_token_id": 0,
+    "eos_token_id": 2,
+    "forced_eos_token_id": None,
+}
 SHAPES: dict[str, dict[str, Any]] = {
     "BERT-base": {"kind": "bert"},
     "GPT, 4 layers of 256": {"kind": "gpt2", "n_layer": 4, "n_embd": 256, "n_head": 8},
@@ -25,6 +39,36 @@ SHAPES: dict[str, dict[str, Any]] = {
         "n_embd": 32,
         "n_head": 2,
         "vocab_size": 99,
+    },
+    "GPT-2 large": {"kind": "gpt2", "length": 1024, "n_layer": 36, "n_embd": 1280, "n_head": 20},
+    "BERT-large": {
+        "kind": "bert",
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "intermediate_size": 4096,
+    },
+    "Transformer-big, 6 + 6 layers": {
+        **_TRANSFORMER,
+        "vocab_size": 40480,
+        "d_model": 1024,
+        "encoder_layers": 6,
+        "decoder_layers": 6,
+        "encoder_attention_heads": 16,
+        "decoder_attention_heads": 16,
+        "encoder_ffn_dim": 4096,
+        "decoder_ffn_dim": 4096,
+    },
+    "Transformer, tiny": {
+        **_TRANSFORMER,
+        "vocab_size": 99,
+        "d_model": 32,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2,
+        "encoder_ffn_dim": 48,
+        "decoder_ffn_dim": 48,
     },
     "BERT, tiny": {
         "kind": "bert",
@@ -103,15 +147,31 @@ def make(shape: str) -> Any:
     torch.manual_seed(0)
     sizes = dict(SHAPES[shape])
     sizes.pop("length", None)
-    if sizes.pop("kind") == "bert":
-        return transformers.BertForSequenceClassification(transformers.BertConfig(**sizes))
-    return transformers.GPT2LMHeadModel(transformers.GPT2Config(use_cache=False, **sizes))
+    model, config = (getattr(transformers, name) for name in KINDS[sizes.pop("kind")])
+    return model(config(use_cache=False, **sizes))
+
+
+def counted(shape: str) -> str:
+    """What a batch has so many of: translators' batches are by tokens."""
+    return "target tokens" if SHAPES[shape]["kind"] == "marian" else "texts"
+
+
+def token_mask(batch: Any) -> Any:
+    """[rows, length], of a batch in numpy or torch: which places are tokens; of targets, where
+    there are some."""
+    if "attention_mask" in batch and batch["labels"].ndim == 2:
+        return batch["labels"] != -100
+    return batch.get("attention_mask", batch["input_ids"] >= 0) > 0
 
 
 def batch_of(shape: str, texts: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """Padded. Lengths of GLUE's kind: from 8 tokens on, 45 in the mean, seldom more than 128; a GPT
-    gets rows of `length` tokens (128), all of them labels."""
+    gets rows of `length` tokens (128), all of them labels. A translator gets targets with so many
+    tokens together, of 28 in the mean over batches and of like lengths in each, as its samplers
+    group them, and sources about as long."""
     sizes = SHAPES[shape]
+    if sizes["kind"] == "marian":
+        return _pairs(sizes["vocab_size"], texts, rng)
     if sizes["kind"] == "gpt2":
         ids = rng.integers(0, sizes.get("vocab_size", 50257), (texts, sizes.get("length", 128)))
         return {"input_ids": ids, "labels": ids}
@@ -119,3 +179,19 @@ def batch_of(shape: str, texts: int, rng: np.random.Generator) -> dict[str, np.n
     ids = rng.integers(5, sizes.get("vocab_size", 30522), (texts, lengths.max()))
     mask = (np.arange(lengths.max()) < lengths[:, None]).astype(np.int64)
     return {"input_ids": ids * mask, "attention_mask": mask, "labels": rng.integers(0, 2, texts)}
+
+
+def _pairs(vocabulary: int, tokens: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    longest = min(8 + rng.gamma(3.0, 8.0), 100.0)
+    ends = np.cumsum(np.ceil(longest * rng.uniform(0.75, 1.0, tokens)).astype(int))
+    rows = int(np.searchsorted(ends, tokens)) + 1
+    targets = np.diff(np.minimum(ends[:rows], tokens), prepend=0)
+    sources = np.ceil(targets * rng.uniform(0.8, 1.25, rows)).astype(int)
+
+    def padded(lengths: np.ndarray, filled: int) -> tuple[np.ndarray, np.ndarray]:
+        mask = np.arange(lengths.max()) < lengths[:, None]
+        return np.where(mask, rng.integers(5, vocabulary, mask.shape), filled), mask
+
+    ids, mask = padded(sources, 0)
+    labels, _ = padded(targets, -100)
+    return {"input_ids": ids, "attention_mask": mask.astype(np.int64), "labels": labels}

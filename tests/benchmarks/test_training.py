@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from fusewire import kernels
 
-from benchmarks import goals, records, tables, training_report
+from benchmarks import goals, records, tables, training_gpu, training_report
 from benchmarks.training import System, check
 from benchmarks.training_memory import SYSTEMS, measured
 from benchmarks.training_report import DDP, MEMORY
-from benchmarks.training_rivals import batch_of
+from benchmarks.training_rivals import batch_of, token_mask
 
 TINY = "BERT, tiny"
 
@@ -63,9 +63,28 @@ def test_goals_and_tables_are_read_from_rows() -> None:
     assert "| BERT-base, 8 texts | 360, 900 | 100 / 190 | 200 / 380 | 90 / 171 |" in table
 
 
+@pytest.mark.parametrize("shape", [TINY, "GPT-2, tiny", "Transformer, tiny"])
+def test_steps_for_a_gpu_have_the_losses_of_transformers(shape: str) -> None:
+    systems = (training_gpu.STEP, training_gpu.OURS, training_gpu.EAGER)
+    contenders = {system: training_gpu.stepping(system, shape, "cpu") for system in systems}
+    batch = training_gpu.few(shape, 0, "cpu")
+    training_gpu.check(contenders, batch)
+    assert all(training_gpu.round_ms(step, [batch], "cpu") > 0 for _, step in contenders.values())
+
+
+def test_batches_of_a_translator_are_by_target_tokens() -> None:
+    batch = batch_of("Transformer, tiny", 512, np.random.default_rng(0))
+    lengths = token_mask(batch).sum(1)
+    assert lengths.sum() == 512
+    assert lengths[:-1].min() >= 0.7 * lengths.max()
+    assert batch["labels"].shape == (len(lengths), lengths.max())
+    assert batch["input_ids"].shape == batch["attention_mask"].shape
+    assert not batch["input_ids"][batch["attention_mask"] == 0].any()
+
+
 def test_processes_are_compared_with_one_of_them_alone(tmp_path: Path) -> None:
-    models = ["BERT, tiny", "GPT-2, tiny"]
-    options = "--processes", "2", "--texts", "2", "--rounds", "1", "--out", str(tmp_path)
+    models = ["BERT, tiny", "Transformer, tiny"]
+    options = "--processes", "2", "--texts", "9", "--rounds", "1", "--out", str(tmp_path)
     command = [sys.executable, "-m", "benchmarks.training_ddp", "--device", "cpu", *options]
     done = subprocess.run([*command, "--models", *models], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
