@@ -108,6 +108,9 @@ def test_several_batches_make_the_step_of_all_their_rows(name: str, device: str)
         wanted = by_hand(twin, other, joined(several), device)
         torch.testing.assert_close(got, wanted, rtol=TRAINED_VERSUS_EAGER, atol=0)
         assert optimizer.gradient_norm == pytest.approx(other.gradient_norm, rel=1e-3)
+        with torch.no_grad():  # each step is compared by itself: Adam makes much of small gradients
+            for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+                theirs.copy_(ours)
     # Three buckets and the update, each computed as it is once.
     assert step.replays == (0 if device == "cpu" else 17 + 8 - 3 - 1)
     assert all(p.grad is None for p in model.parameters())
