@@ -179,7 +179,7 @@ def run(
             own = median(ms.get(STEP) or next(iter(ms.values())))
             rows = [
                 {
-                    "benchmark": "training_gpu",
+                    "benchmark": training_report.GPU,
                     "model": shape,
                     "case": f"{count} {counted(shape)}",
                     "system": system,
@@ -195,6 +195,6 @@ def run(
                 for system, each in ms.items()
             ]
             found += rows
-            records.append(out / "training_gpu.jsonl", rows)
+            records.append(out / f"{training_report.GPU}.jsonl", rows)
             print(training_report.gpu_table(rows), flush=True)
     print(training_report.gpu_table(found))
