@@ -2,8 +2,9 @@
 `python -m benchmarks.training_ddp`.
 
 The steps of `benchmarks.training --device cuda` under bf16 autocast, of as many processes as there
-are GPUs: DistributedDataParallel over NCCL and, of fusewire, Adam with its moments shared out
-(torch's is the fused one, whole in each process). First one process takes the steps alone, without
+are GPUs: whole steps, whose Adam has a process group, and loops under DistributedDataParallel over
+NCCL, with Adam's moments shared out where it is ours (torch's is the fused one, whole in each
+process). First one process takes the steps alone, without
 either, while the others wait, then all do, in turns. Each process has a batch of as many texts as
 the one alone has, of the same lengths, as a sampler by tokens gives: what is compared is what the
 processes cost each other. The efficiency is tokens/s of all, by those of one times their number.
@@ -27,6 +28,7 @@ from benchmarks import machine, records, training_report
 from benchmarks.training_gpu import (
     EAGER,
     OURS,
+    STEP,
     WARM_UPS,
     check,
     few,
@@ -39,7 +41,7 @@ from benchmarks.training_report import DDP
 from benchmarks.training_rivals import SHAPES, counted
 
 CASES = {"BERT-base": (32, 128), "GPT-2 124M": (16,)}
-SYSTEMS = (OURS, EAGER)
+SYSTEMS = (STEP, OURS, EAGER)
 
 
 def run(options: argparse.Namespace) -> None:

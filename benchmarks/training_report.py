@@ -73,9 +73,11 @@ def ddp_goals(rows: Rows) -> list[Goal]:
     """Processes that cost each other little."""
     found = []
     for row in rows:
-        if row["system"] == OURS and row["processes"] in EFFICIENCY:
+        if row["system"].startswith(OURS) and row["processes"] in EFFICIENCY:
             wanted = EFFICIENCY[row["processes"]]
-            what = f"{row['model']}, {row['case']}: {row['processes']} processes, of {OURS}"
+            what = (
+                f"{row['model']}, {row['case']}: {row['processes']} processes, of {row['system']}"
+            )
             reached = row["efficiency"] >= wanted
             found.append(Goal(what, f">= {wanted:.0%}", f"{row['efficiency']:.1%}", reached))
     return found

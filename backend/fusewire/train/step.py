@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch import distributed
 
 from fusewire.errors import ConfigurationError, InvalidInput
 from fusewire.train.adam import Adam
@@ -44,6 +45,11 @@ class Step:
     the buffer of `replace`, which is cleared before, and from the first list on single batches are
     computed so too.
 
+    With a `process_group` of its Adam the processes of the group, started by torchrun, take a step
+    together: that of all rows that all of them give. Each gives as many batches as it likes, one or
+    more; their losses are weighed in the same way. Gradients are added up between the last batch
+    and the update, which is not recorded then. The loss is that of all.
+
     `optimizer`: an Adam, whose learning rates and decays may change between steps; `max_grad_norm`
     and betas may not. A step whose gradients are not finite is skipped and counted by it. Dropout
     draws anew in every step from torch's generators. `loss(model, batch)` computes
@@ -77,11 +83,6 @@ class Step:
                 f"optimizer: got {type(optimizer).__name__}, wanted fusewire.train.Adam, which "
                 "waits for nothing; or write the step yourself"
             )
-        if optimizer.process_group is not None:
-            raise ConfigurationError(
-                "optimizer: got an Adam with a process_group, wanted one of a single process; call "
-                "backward() and optimizer.step() yourself"
-            )
         self._model, self._optimizer, self._dtype = model, optimizer, dtype
         self._scaler = scaler or torch.amp.GradScaler(enabled=False)
         self._loss = loss or (lambda model, batch: model(**batch).loss)
@@ -91,9 +92,11 @@ class Step:
         self._stream = None if self._device.type == "cpu" else torch.cuda.Stream(self._device)
         self._pool = None if self._stream is None else torch.cuda.graph_pool_handle()
         self._recorded: OrderedDict[Any, _Bucket] = OrderedDict()
-        self._accumulates = False  # from the first list of batches on
+        self._group = optimizer.process_group
+        # Of one process from the first list of batches on.
+        self._accumulates = self._group is not None
         self._trained: set[torch.Tensor] = set()
-        self._update = self._recording(self._apply)
+        self._update = self._recording_of_update()
         self.replays = 0
         for flat in self._flats:
             flat.forget_nodes()
@@ -106,7 +109,7 @@ class Step:
         if not batches:
             raise InvalidInput("batches", "none", "one or more", "leave empty lists out")
         sides = [sides_of(self._model, each, pairs=self._pairs) for each in batches]
-        shares = self._shares(batches)
+        counts = self._counts(batches)
         with self._on_stream():
             self._optimizer.read_rates()
             if several and not self._accumulates:
@@ -118,23 +121,32 @@ class Step:
             for flat in self._flats:
                 flat.gradients.zero_()
             loss = torch.zeros((), device=self._device)
-            for each, of_each, share in zip(batches, sides, shares, strict=True):
+            total = self._of_all(torch.full((), float(sum(counts)), device=self._device))
+            for each, of_each, count in zip(batches, sides, counts, strict=True):
                 bucket = self._bucket(each, of_each)
-                bucket.share.fill_(share)
+                torch.div(count, total, out=bucket.share)
                 loss = loss + self._run(bucket.step)
+            for flat in self._flats:
+                self._of_all(flat.gradients)
             self._run(self._update, updates=True)
-            return loss
+            return self._of_all(loss)
 
-    def _shares(self, batches: Sequence[Batch]) -> list[float]:
-        """Of each batch in the loss of all."""
-        if len(batches) == 1:
-            return [1.0]
+    def _counts(self, batches: Sequence[Batch]) -> list[int]:
+        """What the loss of each batch is the mean of so many of."""
+        if len(batches) == 1 and self._group is None:
+            return [1]
         counts = [self._items(batch) for batch in batches]
         if sum(counts) < 1:
             raise InvalidInput(
                 "labels", "none but -100", "one or more in all", "leave these batches out"
             )
-        return [count / sum(counts) for count in counts]
+        return counts
+
+    def _of_all(self, own: torch.Tensor) -> torch.Tensor:
+        """Makes it the sum of all processes'."""
+        if self._group is not None:
+            distributed.all_reduce(own, group=self._group)
+        return own
 
     def _bucket(self, batch: Batch, sides: Sides) -> _Bucket:
         """The batch's, with the batch in it."""
@@ -157,6 +169,11 @@ class Step:
     def _recording(self, compute: Callable[[], torch.Tensor]) -> Recording:
         # So that the copies that kernels have of weights are made in the graph.
         return Recording(compute, self._pool, self._weights_were_written)
+
+    def _recording_of_update(self) -> Recording:
+        """Not recorded where processes wait for each other in it."""
+        pool = None if self._group is not None else self._pool
+        return Recording(self._apply, pool, self._weights_were_written)
 
     def _run(self, recording: Recording, *, updates: bool = False) -> torch.Tensor:
         replayed = recording.is_next_replayed
@@ -201,7 +218,7 @@ class Step:
         found = leaves_of(loss)
         if not found <= self._trained:
             self._trained |= found
-            self._update = self._recording(self._apply)
+            self._update = self._recording_of_update()
 
     @contextmanager
     def _holding(self, parameters: set[torch.Tensor] | None) -> Iterator[None]:
