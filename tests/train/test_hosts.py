@@ -10,6 +10,7 @@ import fusewire
 import pytest
 import torch
 import transformers
+from fusewire.errors import Unsupported
 from fusewire.train import Adam, replace
 from fusewire.train.segment import Segment
 from torch.nn.utils import clip_grad_norm_
@@ -93,6 +94,33 @@ def test_a_run_resumed_from_a_checkpoint_is_bit_equal(kind: str, tmp_path: Path)
     resumed.train(resume_from_checkpoint=str(tmp_path / f"checkpoint-{STEPS // 2}"))
     assert losses(resumed) == losses(whole)
     assert all(map(torch.equal, resumed.model.parameters(), whole.model.parameters()))
+
+
+@OF_EACH_KIND
+def test_a_compiled_model_learns_as_it_does_uncompiled(kind: str, tmp_path: Path) -> None:
+    """What is around the layers is compiled: the head, and the loss."""
+    settings = {"torch_compile": True, "torch_compile_backend": "aot_eager"}
+    compiled = trainer(tmp_path, replace(model_of(kind)), **settings)
+    plain = trainer(tmp_path, replace(model_of(kind)))
+    for made in (compiled, plain):
+        made.train()
+    assert losses(compiled) == pytest.approx(losses(plain), rel=TRAINED_VERSUS_EAGER)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"bf16": True}, "got autocast, wanted fp32; .* of a Trainer bf16 and fp16"),
+        ({"neftune_noise_alpha": 5.0}, r"neftune_noise_alpha.*: got 5.0, wanted none"),
+    ],
+    ids=["bf16", "neftune"],
+)
+def test_what_a_trainer_asks_for_in_vain_is_refused(
+    settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    made = trainer(tmp_path, replace(classifier()), **settings)
+    with pytest.raises(Unsupported, match=message):
+        made.train()
 
 
 def test_what_is_saved_is_what_was_trained(tmp_path: Path) -> None:

@@ -189,10 +189,22 @@ class Forward:
         self._module = module
         self._family = type(module).__name__
 
+    @torch.compiler.disable  # which sees no kernels: it compiles what is around the layers
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.is_autocast_enabled("cpu"):
             raise Unsupported(
-                f"{self._family}.forward", "autocast", "fp32", "leave torch.autocast for this model"
+                f"{self._family}.forward",
+                "autocast",
+                "fp32",
+                "leave torch.autocast for this model, and of a Trainer bf16 and fp16",
+            )
+        embeddings = self._module.get_input_embeddings()
+        if self._module.training and hasattr(embeddings, "neftune_noise_alpha"):
+            raise Unsupported(
+                f"{self._family}.neftune_noise_alpha",
+                str(embeddings.neftune_noise_alpha),
+                "none: its noise is by the length of a row, and rows are packed",
+                "leave it out, or train with transformers itself",
             )
         self._module.fusewire.modules.check()
         return FAMILIES[self._family].forward(self._module, *args, **kwargs)
