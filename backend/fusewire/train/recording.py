@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -52,6 +53,9 @@ class Recording:
             graph.capture_begin(self._pool, capture_error_mode="relaxed")
             try:
                 self._result = self._compute()
-            finally:
-                graph.capture_end()
+            except BaseException:
+                with suppress(RuntimeError):  # of a capture that failed for what is raised here
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         self._graph = graph
