@@ -202,6 +202,24 @@ def test_dropout_is_the_same_on_a_cpu_and_a_gpu() -> None:
     expect_equal(found[1], found[0])
 
 
+@pytest.mark.parametrize(
+    "name", ["BertForSequenceClassification", "GPTNeoXForCausalLM", "T5ForConditionalGeneration"]
+)
+def test_a_replaced_model_may_be_moved(name: str) -> None:
+    """To a GPU, as the Trainer does, and back; an optimizer that was made before goes along."""
+    theirs, ours = both(name)
+    optimizer = train.Adam(ours.parameters(), lr=1e-3)
+    gradients(ours, ragged(name))
+    ours.cuda()
+    expect_equal(gradients(ours, batch_of(name)), truth(theirs.cuda(), batch_of(name)))
+    optimizer.step()
+    assert all(p.device.type == "cuda" for p in ours.parameters())
+    theirs.load_state_dict(ours.state_dict())
+    expect_equal(gradients(ours, batch_of(name)), truth(theirs, batch_of(name)))
+    ours.cpu()
+    expect_equal(gradients(ours, ragged(name)), truth(theirs.cpu(), ragged(name)))
+
+
 def test_what_it_saves_is_what_transformers_reads(tmp_path: Any) -> None:
     theirs, ours = pair("BertForSequenceClassification")
     ours.save_pretrained(tmp_path)
@@ -212,10 +230,11 @@ def test_what_it_saves_is_what_transformers_reads(tmp_path: Any) -> None:
 
 
 class TestRefusals:
-    def test_a_model_that_is_moved_after(self) -> None:
+    def test_a_model_of_which_a_part_is_moved(self) -> None:
         _, ours = both("BertModel")
+        ours.encoder.cuda()
         with pytest.raises(ConfigurationError, match="on cuda:0, wanted cpu as when its module"):
-            loss_of(ours.cuda(), batch_of("BertModel"))
+            loss_of(ours, ragged("BertModel"))
 
     def test_hidden_states_of_another_device(self) -> None:
         _, ours = pair("BertModel")

@@ -13,6 +13,7 @@ import torch
 from fusewire import train
 from fusewire.errors import ConfigurationError, FusewireError, InvalidInput, Unsupported
 from fusewire.models import load_decoder
+from fusewire.train.flat import FlatParameters
 from fusewire.train.packed import Packed
 from transformers import DataCollatorWithFlattening
 
@@ -242,6 +243,30 @@ def test_eval_and_no_grad_save_nothing_and_eval_drops_nothing() -> None:
     there = batch["attention_mask"].bool()
     assert torch.allclose(logits[there], theirs(**batch).logits[there], atol=MODEL_FP32)
     expect_equal(gradients(ours, batch), gradients(theirs, batch))  # of a model in eval mode
+
+
+@pytest.mark.parametrize(
+    "name", ["BertForMaskedLM", "GPTNeoXForCausalLM", "T5ForConditionalGeneration"]
+)
+def test_layers_are_built_anew_where_the_parameters_went(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As to another device, which this machine may not have."""
+    theirs, ours = both(name, segments=2)
+    optimizer, batch = train.Adam(ours.parameters(), lr=1e-3), ragged(name)
+    before = gradients(ours, batch)
+    flat = next(m.fusewire.flat for m in ours.modules() if hasattr(m, "fusewire"))
+    with monkeypatch.context() as patch:
+        patch.setattr(FlatParameters, "_are_elsewhere", lambda *_: True)
+        for parameter in ours.parameters():
+            parameter.data = parameter.detach().clone()
+        expect_equal(gradients(ours, batch), before)
+    assert flat.layouts == 2
+    optimizer.step()
+    theirs.load_state_dict(ours.state_dict())
+    expect_equal(gradients(ours, batch), gradients(theirs, batch))
+    assert gradients(ours, batch)[0] != before[0]
+    assert flat.layouts == 2
 
 
 @pytest.mark.parametrize("segments", [1, 2, 3])

@@ -56,6 +56,7 @@ class FlatParameters:
         flat = FlatParameters(model, groups=[[query.weight, key.weight, value.weight]])
         flat.relink()                 # at the start of each forward
         flat.values, flat.gradients   # fp32 [elements]
+        flat.layouts                  # how often they were made anew: what is built of them is old
 
     `groups`: parameters that follow each other in this order without a gap, so that kernels take
     them as one matrix. The others follow in the module's order, those whose size is no multiple of
@@ -80,6 +81,7 @@ class FlatParameters:
                     f"{type(module).__name__} once at most; pass its own"
                 )
         self._groups = [[names[id(p)] for p in group] for group in groups]
+        self._relinks = self.layouts = 0
         self._lay_out()
 
     @property
@@ -136,11 +138,12 @@ class FlatParameters:
         return self._slot(name).view(self.gradients)
 
     def relink(self) -> None:
-        """Moves parameters back that left the buffer, with their values.
+        """Moves parameters back that left the buffer, with their values; where all of them are on
+        another device now, the buffers are laid out there.
 
         `.to`, `load_state_dict(assign=True)`, deepcopy and pickle move parameters. Raises
-        ConfigurationError where one has another shape, dtype or device than before, or where
-        parameters are no longer, or newly, tied.
+        ConfigurationError where one has another shape or dtype than before, or another device than
+        others, or where parameters are no longer, or newly, tied.
         """
         values, _ = self._buffers()
         between = torch._C._current_graph_task_id() == NO_PASS
@@ -149,19 +152,22 @@ class FlatParameters:
             if between:
                 slot.written_in = NO_PASS
             if not slot.is_linked(values):
+                if self._are_elsewhere(values.device):
+                    self._lay_out()
+                    return
                 self._refuse_newly_tied(slot)
                 slot.link(values)
                 moved = True
         self._relinks += moved
 
-    def version(self, names: Iterable[str] | None = None) -> tuple[int, int]:
+    def version(self, names: Iterable[str] | None = None) -> tuple[int, int, int]:
         """Another than before if any of these parameters (by default all) was written since, by
         torch's count.
 
         Writes that torch does not count (through `.data` or `.numpy()`) need a call of `written`.
         """
         slots = self._named(names)
-        return self._relinks, sum(slot.parameter._version for slot in slots)
+        return self.layouts, self._relinks, sum(slot.parameter._version for slot in slots)
 
     def written(self, names: Iterable[str] | None = None) -> None:
         """Says that parameters (by default all) were written without torch's knowledge."""
@@ -222,6 +228,7 @@ class FlatParameters:
         # The module may not be complete yet: laid out on first use. Where a part of it was copied,
         # nobody else has the whole.
         module, self._groups = state["module"], state["groups"]
+        self._relinks = self.layouts = 0
         self._module = lambda: module
         self._laid_out: tuple[torch.Tensor, torch.Tensor] | None = None
 
@@ -251,10 +258,10 @@ class FlatParameters:
             self._slots.append(Slot(by_first[name], places[name], end))
             end += sizes[name]
         self._by_name = {name: slot for slot in self._slots for name in slot.names}
-        self._relinks = 0
+        self.layouts += 1
         device = self._slots[0].parameter.device if self._slots else torch.device("cpu")
         values = torch.empty(end, dtype=torch.float32, device=device)  # whatever the default is
-        self._rounded: dict[torch.dtype, tuple[torch.Tensor, tuple[int, int] | None]] = {}
+        self._rounded: dict[torch.dtype, tuple[torch.Tensor, tuple[int, int, int] | None]] = {}
         for slot in self._slots:
             slot.link(values)
         self._laid_out = values, torch.zeros(end, dtype=torch.float32, device=device)
@@ -271,6 +278,10 @@ class FlatParameters:
                 f"parameter: got {name!r}, wanted a name of {type(self.module).__name__}; see names"
             )
         return self._by_name[name]
+
+    def _are_elsewhere(self, device: torch.device) -> bool:
+        devices = {parameter.device for parameter in self.module.parameters()}
+        return len(devices) == 1 and device not in devices
 
     def _refuse_newly_tied(self, slot: Slot) -> None:
         for other in self._slots:

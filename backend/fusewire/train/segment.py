@@ -57,7 +57,8 @@ class Segment:
         apart = {bias.name for bias in self._biases}
         every = (name for names in (*self._by_layer, self._last) for name in names)
         self.names = [name for name in every if name not in apart]  # with gradients in the buffer
-        self._seen: tuple[int, int] | None = None
+        self._seen: tuple[int, int, int] | None = None
+        self._layout = self.flat.layouts
         self._version = 0
 
     def __getstate__(self) -> dict[str, Any]:
@@ -83,7 +84,7 @@ class Segment:
         positions [tokens]: of rotary angles. source: of cross attentions. recompute: none, norm,
         activation or layer.
         """
-        if self.stack is None:
+        if self.stack is None or self._layout != self.flat.layouts:
             self._build()
         parameters = [self.flat.parameter(name) for name in self.names]
         biases = [bias() for bias in self._biases]

@@ -62,7 +62,7 @@ class Slot:
         if first.device != values.device:
             raise ConfigurationError(
                 f"{self.names[0]}: got it on {first.device}, wanted {values.device} as when its "
-                "module was replaced; move the model before"
+                "module was replaced; move the whole model"
             )
         for (table, name), other in zip(self.places, found, strict=True):
             if other is not first:
