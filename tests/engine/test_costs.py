@@ -33,10 +33,8 @@ class Machine:
         squares = sum(length**2 for length in lengths)
         self.now += self.seconds(sum(lengths), squares) + self.first_s * first
 
-    def measured(
-        self, max_tokens: int = 16384, max_length: int = 512, length: int | None = None
-    ) -> CostTable:
-        return measure(self.run, max_tokens, max_length, clock=lambda: self.now, length=length)
+    def measured(self, max_tokens: int = 16384, max_length: int = 512, **given: int) -> CostTable:
+        return measure(self.run, max_tokens, max_length, clock=lambda: self.now, **given)
 
 
 @pytest.mark.parametrize("first_s", [0.0, 0.005])
@@ -149,6 +147,17 @@ def test_each_size_is_corrected_by_its_own_batches():
         assert costs.seconds(tokens, 100.0) == pytest.approx(wanted, rel=0.03)
 
 
+def test_steps_of_few_sequences_say_nothing_of_those_of_many():
+    machine = Machine(0.005, 1e-4, 0.0)
+    costs = machine.measured(512, fewest=1)
+    assert [tokens for tokens, _ in costs.points][:5] == [1, 2, 4, 8, 16]
+    for _ in range(300):
+        costs.observe(16, 0.0, 2 * machine.seconds(16, 0.0))
+    for _ in range(300):
+        costs.observe(1, 0.0, machine.seconds(1, 0.0))
+    assert costs.seconds(16, 0.0) == pytest.approx(2 * machine.seconds(16, 0.0), rel=0.01)
+
+
 @given(POINTS, st.lists(st.tuples(st.integers(1, 10_000), st.floats(1e-6, 10.0)), max_size=20))
 def test_corrected_by_whatever_more_tokens_never_cost_less(points, batches):
     costs = CostTable(points, 1e-9)
@@ -171,4 +180,4 @@ def test_images_are_measured_as_they_come(image_s):
 
 def test_an_image_of_more_tokens_than_a_batch_is_measured_alone():
     machine = Machine(2e-4, 1e-5, 0.0)
-    assert [tokens for tokens, _ in machine.measured(500, 577, 577).points] == [577]
+    assert [tokens for tokens, _ in machine.measured(500, 577, length=577).points] == [577]

@@ -194,11 +194,12 @@ def measure(
     clock: Callable[[], float] = time.perf_counter,
     *,
     length: int | None = None,
+    fewest: int = _FEWEST_TOKENS,
 ) -> CostTable:
-    """Times batches of doubling size until `max_tokens` or until `budget_s` would be exceeded, and
-    one long sequence, which shows what squares cost. `run`: computes a batch of sequences of these
-    lengths and returns when it is done. `length`: that all sequences have, as images; then squares
-    grow with the tokens, and cost nothing of their own."""
+    """Times batches of doubling size, from `fewest` tokens on, until `max_tokens` or until
+    `budget_s` would be exceeded, and one long sequence, which shows what squares cost. `run`:
+    computes a batch of sequences of these lengths and returns when it is done. `length`: that all
+    sequences have, as images; then squares grow with the tokens, and cost nothing of their own."""
     began = clock()
 
     def timed(lengths: Sequence[int]) -> float:
@@ -214,7 +215,7 @@ def measure(
     unit = length or 1  # one sequence runs alone, however long it is
     most = max(max_tokens // unit, 1) * unit
     short = length or min(_SHORT, max_length)
-    tokens = length or min(_FEWEST_TOKENS, max_tokens)
+    tokens = length or min(fewest, max_tokens)
     run([min(tokens, max_length)])  # weights are read for the first time
     found: dict[int, tuple[float, int]] = {}  # tokens -> (seconds, squares)
     while True:

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 # Prompts are measured in parts of so many tokens; what larger ones cost shows in their steps.
 _LONGEST = 64
 _MOST_TOKENS = 512
+# Steps of few sequences cost less than those of many, and correct only what such steps cost.
+_FEWEST_TOKENS = 1
+_BUDGET_S = 0.6
 
 
 def measure_steps(
@@ -70,7 +73,7 @@ def measure_steps(
     most = min(max_tokens, _MOST_TOKENS, longest * max_sequences)
     if encoder is not None:  # room for the token that each decoder begins with
         most = max(1, most - most // longest - 1)
-    return measure(run, most, longest, clock=time.perf_counter)
+    return measure(run, most, longest, _BUDGET_S, time.perf_counter, fewest=_FEWEST_TOKENS)
 
 
 def _any_source(sequences: int) -> SourceTable:
