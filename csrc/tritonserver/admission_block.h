@@ -8,7 +8,7 @@
 
 namespace admission {
 
-constexpr uint64_t encoder = 0x6675736577010003, generation = 0x6675736577020002;  // of layouts
+constexpr uint64_t encoder = 0x6675736577010003, generation = 0x6675736577020003;  // of layouts
 
 constexpr size_t name_bytes = 48, name = 49, most_name_bytes = 8 * (96 - name);
 constexpr size_t levels = 96, priorities = 97, regions = 105, most_levels = 8;
@@ -26,15 +26,16 @@ constexpr size_t generation_bytes = 8 * work;
 
 // Of generation, in the place of an encoder's levels: forecasts, each of a priority and all higher
 // ones. The slots and pages that are free at a time, the last deadline of those of the priority
-// that wait, and ends after that time: time, slots, pages.
+// that wait, since when there has been no room, and ends after that time: time, slots, pages.
 constexpr size_t forecasts = 96, most_forecasts = 8, most_ends = 128;
-constexpr size_t forecast_words = 6 + 3 * most_ends;
+constexpr size_t forecast_words = 7 + 3 * most_ends;
 enum ForecastWord : size_t {
   of_priority,
   free_slots,
   free_pages,
   begins,
   last_deadline,
+  full_since,
   ends,
   first_end,
 };
@@ -102,6 +103,11 @@ enum GenerationWord : size_t {
   fair,
   waiting_s,
   above_parts,
+  generation_due_factor,
+  generation_forget_s,
+  generation_unseen_s,
+  generation_unseen_share,
+  standing_share,
 };
 enum Takes : int64_t {
   texts = 1,

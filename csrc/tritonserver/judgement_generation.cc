@@ -33,16 +33,21 @@ bool is_plain(const Block& block, const Asked& asked) {
          asked.largest_id < block.whole(vocabulary);
 }
 
-// Forecasts.begin of engine/forecast.py, for one slot. 0: it is not known, as for one that goes
-// before others of its priority.
-double begin_of(const Block& block, int64_t priority, double deadline, double wanted_pages) {
+// Of the priority, or of the next higher one; 0: there is none.
+size_t forecast_of(const Block& block, int64_t priority) {
   const size_t count = std::min<size_t>(block.whole(forecasts), most_forecasts);
   size_t forecast = 0;
   for (size_t place = 0; place < count; ++place) {
     const size_t at = forecasts + 1 + place * forecast_words;
     if (block.whole(at + of_priority) <= priority) forecast = at;
   }
-  if (forecast == 0) return 0;
+  return forecast;
+}
+
+// Forecasts.begin of engine/forecast.py, for one slot. 0: it is not known, as for one that goes
+// before others of its priority.
+double begin_of(const Block& block, size_t forecast, int64_t priority, double deadline,
+                double wanted_pages) {
   if (block.whole(forecast + of_priority) == priority &&
       deadline < block.real(forecast + last_deadline)) {
     return 0;
@@ -60,7 +65,15 @@ double begin_of(const Block& block, int64_t priority, double deadline, double wa
   return at;
 }
 
-// What its tenant was given, where that is above its share. 0: it is not, or that is not known.
+// What there is of so much time, DueTimes.due of engine/due_times.py, or more: it falls meanwhile.
+double planned_of(const Block& block, double left_s, double at) {
+  const double unseen = block.real(generation_unseen_share) * left_s;
+  const double planned = left_s - std::min(block.real(generation_unseen_s), unseen);
+  const double age = std::max(0.0, at - block.real(now)) / block.real(generation_forget_s);
+  return planned / (1 + (block.real(generation_due_factor) - 1) * std::max(0.0, 1 - age));
+}
+
+// What its tenant was given, where that is its share or more. 0: it is not, or that is not known.
 double given_above(const Block& block, const std::string& tenant) {
   const size_t count = std::min<size_t>(block.whole(above), most_above);
   for (size_t place = 0; place < count; ++place) {
@@ -97,8 +110,8 @@ std::string judged_generation(const Block& block, const Asked& asked, double at)
     return words;
   }
   const double left_s = asked.timeout_s > 0 ? asked.timeout_s : block.real(objective_s);
-  const double longest_s = block.real(longest_queue_s);
-  if (std::min(left_s, longest_s) == INFINITY || !(block.real(share) > 0)) return {};
+  const double configured_s = block.real(longest_queue_s);
+  if (std::min(left_s, configured_s) == INFINITY || !(block.real(share) > 0)) return {};
   if (at > block.real(kept_until) - rounding_s) return {};  // it looks at the queue again
 
   const double own_tokens = static_cast<double>(asked.prompt_tokens);
@@ -114,8 +127,17 @@ std::string judged_generation(const Block& block, const Asked& asked, double at)
   const double own_pages = rounded_up((tokens - shared * page + new_tokens) / page);
   const double wanted_pages = std::min(shared + own_pages, block.real(pages));
 
-  const double wait_s = begin_of(block, asked.priority, at + left_s, wanted_pages) - at;
+  const size_t forecast = forecast_of(block, asked.priority);
+  if (forecast == 0) return {};
+  const double begin = begin_of(block, forecast, asked.priority, at + left_s, wanted_pages);
+  const double wait_s = begin - at;
   if (wait_s <= rounding_s) return {};
+  const double given = given_above(block, asked.tenant);
+  const bool stands = given > 0 && given >= block.real(fair) &&
+                      at - block.real(forecast + full_since) > left_s + rounding_s;
+  const double longest_s =
+      stands ? std::min(configured_s, block.real(standing_share) * left_s) : configured_s;
+  const double planned_s = planned_of(block, left_s, at);
   const double run_s = block.real(s_of_prompt_token) * tokens + new_tokens * block.real(step_s);
   const double end_s = wait_s + run_s;
   double retry_s;
@@ -123,18 +145,17 @@ std::string judged_generation(const Block& block, const Asked& asked, double at)
     snprintf(words, sizeof words, "got a predicted wait of %.2f s, wanted at most %.2f s", wait_s,
              longest_s);
     retry_s = wait_s - longest_s;
-  } else if (end_s > left_s + rounding_s) {
+  } else if (end_s > planned_s + rounding_s) {
     snprintf(words, sizeof words,
              "got a predicted wait of %.2f s, and %.2f s until the last token, wanted at most %.2f "
              "s; allow it more, or ask for fewer tokens",
-             wait_s, end_s, left_s);
-    retry_s = std::min(wait_s, end_s - left_s);
+             wait_s, end_s, planned_s);
+    retry_s = std::min(wait_s, end_s - planned_s);
   } else {
     const double part = std::max(1 / block.real(max_sequences), wanted_pages / block.real(pages));
     const double prompt_s = block.real(s_of_prompt_token) * tokens;
     const double cost_s = prompt_s + part * new_tokens * block.real(step_s);
-    const double room_s = std::min(left_s - run_s, longest_s);
-    const double given = given_above(block, asked.tenant);
+    const double room_s = std::min(planned_s - run_s, longest_s);
     if (!has_its_share(block, given, cost_s, room_s, at)) return {};
     snprintf(words, sizeof words,
              "got a tenant with %.1f times the work of the last minute that the %.0f which ask had "

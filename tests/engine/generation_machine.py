@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from fusewire.engine.admission import Admission, Place
+from fusewire.engine.admission import Admission
 from fusewire.engine.costs import CostTable
 from fusewire.engine.generation_sequence import GenerationSequence, State
+from fusewire.engine.place import Place
 from fusewire.errors import Overloaded
 
 STEP_S, TOKEN_S = 0.02, 1e-4

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections import Counter
 from math import inf
 
 import pytest
-from fusewire.engine.admission import KEPT_S, Admission, Place
+from fusewire.engine.admission import KEPT_S, Admission
+from fusewire.engine.due_times import UNSEEN_S
+from fusewire.engine.forecast import STANDING_SHARE
 from fusewire.engine.generation_sequence import GenerationSequence, State
+from fusewire.engine.place import Place
 from fusewire.errors import Overloaded, QueueFull
 
 from benchmarks.overload_arrivals import fair_rates, jain
@@ -63,7 +67,7 @@ def test_who_would_wait_and_end_too_late_is_refused_and_told_when_to_come_back()
         Overloaded, match=r"predicted wait of .* until the last token, wanted"
     ) as no:
         machine.ask(within=end - 0.5, most=100, new=50)
-    assert no.value.retry_after_s == pytest.approx(0.5, abs=0.01)
+    assert no.value.retry_after_s == pytest.approx(0.5 + UNSEEN_S, abs=0.01)
     place = machine.ask(within=end + 0.5, most=100, new=50)
     due = machine.clock.now + end + 0.5
     machine.ask(within=-1, most=100, new=50)  # answered as late
@@ -100,6 +104,84 @@ def test_what_is_taken_under_overload_ends_in_time_and_the_machine_is_full(load,
     assert sum(news[place] for place in good) > 0.85 * capacity
 
 
+def overload(machine: Machine, load: float, seconds: float, rest_s: float = 0.0) -> list[Place]:
+    """Texts of 70 tokens, as asked, within 6 s; or bursts of so much in as many seconds as there
+    are between them. Returns those that were taken."""
+    rng, taken = random.Random(3), []
+    rate = load * machine.slots / (70 * machine.ratio * steps().seconds(machine.slots, 0.0))
+    began = next_at = machine.clock.now
+    while machine.clock.now < began + seconds:
+        while next_at <= machine.clock.now:
+            next_at += rng.expovariate(rate)
+            if rest_s and (machine.clock.now - began) % (2 * rest_s) > rest_s:
+                continue
+            with contextlib.suppress(Overloaded):
+                taken.append(machine.ask(within=6.0, most=70, new=70))
+        machine.step()
+    machine.run()
+    return taken
+
+
+def waited(machine: Machine, place: Place) -> float:
+    return machine.begun[place] - place.taken_at
+
+
+def test_where_a_queue_stands_nobody_waits_long_and_the_machine_is_full():
+    machine = Machine(slots=8).seen(most=70, new=70)
+    began = machine.clock.now
+    taken = overload(machine, 3.0, 60.0)
+    late = [place for place in taken if place.taken_at > began + 15.0]
+    assert max(waited(machine, place) for place in late) < 6.0 * STANDING_SHARE + 4 * STEP_S
+    assert 70 * len(late) > 0.93 * 8 * 45.0 / steps().seconds(8, 0.0)
+
+
+def test_bursts_are_taken_up_by_as_much_of_a_queue_as_there_is_time_for():
+    machine = Machine(slots=8).seen(most=70, new=70)
+    taken = overload(machine, 3.0, 60.0, rest_s=3.0)
+    assert max(waited(machine, place) for place in taken) > 2.0
+    assert 70 * len(taken) > 0.8 * 8 * 60.0 / steps().seconds(8, 0.0)
+
+
+def test_a_queue_that_emptied_long_ago_does_not_stand():
+    machine = Machine(slots=8).seen(most=70, new=70)
+    overload(machine, 3.0, 20.0)
+    machine.clock.now += 60.0
+    assert max(waited(machine, place) for place in overload(machine, 3.0, 5.0)) > 2.0
+
+
+def test_where_steps_become_slower_fewer_are_late_than_were():
+    """The first promises are broken, and the next ones are made of less time."""
+    machine = Machine(slots=8).seen(most=70, new=70)
+    overload(machine, 3.0, 20.0)
+    taken = []
+    for turn in range(40):
+        machine.ratio = 1.0 + 0.5 * (turn % 2)  # while what waits was taken at the other
+        taken.append(overload(machine, 3.0, 4.0))
+    late = [[machine.ended.get(p, inf) > p.deadline for p in each] for each in taken]
+    assert sum(map(sum, late[20:])) <= max(1, 0.03 * sum(map(len, late[20:])))
+
+
+def test_what_its_deadline_ended_says_nothing_of_how_long_texts_are():
+    machine = Machine(max_queue_s=4.0).seen()
+    share = machine.admission.times.share
+    for by, generated in ((1.0, 3), (0.999, 4)):  # told by the server, or by who asked
+        place = machine.admission.take(1, machine.clock.now + 1.0, tokens=5, most_new=100)
+        machine.clock.now += by
+        machine.admission.leave(place, generated=generated)
+    assert machine.admission.times.share == share
+
+
+def test_where_texts_are_as_long_as_they_may_be_none_begins_that_cannot_end():
+    machine = Machine(slots=1).seen(most=50, new=50)
+    machine.ask(within=None, most=50, new=50)
+    machine.step()
+    wait, run = (
+        of(Place(1, 16, 50)) for of in (machine.admission._wait_s, machine.admission._run_s)
+    )
+    place = machine.ask(within=wait + run + UNSEEN_S + 0.1, most=50, new=50)
+    assert place.begin_by == pytest.approx(place.deadline - run, abs=0.05)
+
+
 def test_who_need_not_wait_is_taken_though_its_text_may_be_long():
     machine = Machine().seen()
     place = machine.ask(within=0.5, most=100, new=10)
@@ -116,7 +198,7 @@ def test_who_can_no_longer_end_in_time_does_not_begin():
     wait, run = (
         of(Place(1, 16, 100)) for of in (machine.admission._wait_s, machine.admission._run_s)
     )
-    late = machine.ask(within=wait + run + 0.1, most=100, new=50)
+    late = machine.ask(within=wait + run + UNSEEN_S + 0.1, most=100, new=50)
     machine.ratio = 2.0  # what runs takes longer than predicted
     machine.run()
     assert late not in machine.begun
@@ -173,7 +255,7 @@ def test_texts_run_on_when_the_first_of_them_has_ended(first):
     if first is State.FINISHED:
         machine.admission.leave(place, generated=20)
     wait_s = machine.admission._wait_s(Place(4, 16, 50, priority=-1))
-    left = machine.admission._left(place)
+    left = machine.admission.times.left(place)
     running = min(machine.admission._taken, 4)
     assert wait_s == pytest.approx(left * steps().seconds(running, 0.0), rel=1e-6)
 
@@ -203,7 +285,7 @@ def test_an_earlier_deadline_that_would_make_a_later_one_late_is_refused():
     machine = Machine().seen()
     due = {place: machine.clock.now + 12.0 for place in machine.fill(within=12.0)}
     refused = 0
-    for _ in range(6):
+    for _ in range(12):
         try:
             place = machine.ask(within=4.0, most=100, new=50)
         except Overloaded as error:
@@ -300,11 +382,11 @@ def test_after_an_hour_of_quiet_a_burst_is_judged_by_what_steps_cost_now(before,
 
 def test_what_was_refused_after_all_says_nothing_of_the_others():
     machine = Machine(max_queue_s=4.0).seen()
-    share = machine.admission._generated / machine.admission._allowed
+    share = machine.admission.times.share
     for _ in range(20):
         place = machine.admission.take(1, tokens=5, most_new=100)
         machine.admission.leave(place)
-    assert machine.admission._generated / machine.admission._allowed == share
+    assert machine.admission.times.share == share
     assert not machine.admission._places
     assert machine.admission._taken == 0
 

@@ -6,7 +6,7 @@ from heapq import heappop, heappush
 from math import inf
 
 import pytest
-from fusewire.engine.forecast import End, Forecast, Forecasts, Need
+from fusewire.engine.forecast import STANDING_SHARE, End, Forecast, Forecasts, Need
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -114,6 +114,44 @@ def test_a_lower_priority_begins_later_for_one_of_a_higher():
     forecasts.wait(0, 90.0, inf, ONE)
     assert forecasts.slack_s(1, 1.0) == pytest.approx(7.0 - ONE.cost_s)
     assert forecasts.slack_s(0, 99.0) == forecasts.slack_s(-1, 1.0) == inf
+
+
+def full(ends_at: float, waiting: int = 0) -> Forecasts:
+    """All slots are taken until then; so many wait, of priority 1."""
+    running = Forecast(NOW, SLOTS, PAGES)
+    for _ in range(SLOTS):
+        running.run(End(ends_at, 1, 1.0))
+    queue = Forecasts(running)
+    for _ in range(waiting):
+        queue.wait(1, inf, inf, Need(1, 1.0, 0.0, 1.0))
+    return queue
+
+
+def test_behind_a_queue_that_stands_longer_than_one_has_time_none_waits_long():
+    before = Forecasts(Forecast(NOW, SLOTS, PAGES))
+    for at in range(8):
+        queue = full(NOW + at + 1.0)
+        queue.go_on(before, NOW + at, refusing=False)
+        before = queue
+    assert queue.longest_wait_s(0, 6.0, NOW + 7.0) == pytest.approx(STANDING_SHARE * 6.0)
+    assert queue.longest_wait_s(0, 8.0, NOW + 7.0) == inf
+    for refusing, longest in (
+        (True, STANDING_SHARE * 6.0),
+        (False, inf),
+    ):  # who would have filled it
+        empty = Forecasts(Forecast(NOW + 8.0, SLOTS, PAGES))
+        empty.go_on(queue, NOW + 8.0, refusing=refusing)
+        assert empty.longest_wait_s(0, 6.0, NOW + 8.0) == pytest.approx(longest)
+
+
+def test_what_has_no_deadline_or_a_lower_priority_is_no_queue_that_stands():
+    def stood(queue: Forecasts) -> Forecasts:
+        queue.go_on(Forecasts(Forecast(NOW, SLOTS, PAGES)), NOW, refusing=False)
+        return queue
+
+    queue = stood(full(NOW, waiting=3 * SLOTS))
+    assert queue.longest_wait_s(1, 6.0, NOW + 7.0) == inf  # before those without
+    assert queue.longest_wait_s(0, 6.0, NOW + 7.0) == inf
 
 
 def test_asking_changes_nothing():

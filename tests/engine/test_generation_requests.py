@@ -241,14 +241,14 @@ def test_who_could_not_begin_in_time_is_refused_by_what_steps_cost(held):
     engine, go = held
     go.set()
     engine.measure_costs()
-    assert len(engine._admission.costs.points) > 1
-    assert engine._loop.costs is engine._admission.costs
+    assert len(engine._admission.times.costs.points) > 1
+    assert engine._loop.costs is engine._admission.times.costs
     assert engine.counts().used_pages == 0
     ask(engine, [1, 2, 3], max_new_tokens=5, ignore_eos=True)[0].finish()  # all that it may
     go.clear()
     endless = {"max_new_tokens": 100, "ignore_eos": True, "priority": -1}
     answers = [ask(engine, [1, 2, 3], **endless)[0] for _ in range(3)]
-    step_s = engine._admission.costs.seconds(2, 0.0)
+    step_s = engine._admission.times.costs.seconds(2, 0.0)
     with pytest.raises(Overloaded, match="got a predicted wait of"):
         ask(engine, [1], max_new_tokens=1, timeout_seconds=20 * step_s)
     answers.append(ask(engine, [1], max_new_tokens=1, timeout_seconds=1000.0)[0])

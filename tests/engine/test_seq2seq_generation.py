@@ -89,7 +89,7 @@ def engine(folder, reference) -> Iterator[GenerationEngine]:
 def test_what_steps_over_sources_cost_is_measured(engine):
     used = engine.counts().used_pages
     engine.measure_costs()
-    assert engine._admission.costs.seconds(16, 0.0) > 0
+    assert engine._admission.times.costs.seconds(16, 0.0) > 0
     counts = engine.counts()
     assert (counts.used_pages, counts.running, counts.waiting) == (used, 0, 0)
 

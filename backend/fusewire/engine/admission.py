@@ -8,58 +8,31 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from math import ceil, inf
+from math import inf
 from operator import attrgetter
 
 from fusewire.engine.admission_block import GenerationBlock, GenerationTerms
 from fusewire.engine.backlog import ABOVE_SHARE
 from fusewire.engine.costs import CostTable
-from fusewire.engine.forecast import End, Forecast, Forecasts, Need
-from fusewire.engine.generation_sequence import GenerationSequence, State
+from fusewire.engine.due_times import FORGET_S, UNSEEN_S, UNSEEN_SHARE, DueTimes, planned_s
+from fusewire.engine.forecast import STANDING_SHARE, End, Forecast, Forecasts, Need
+from fusewire.engine.place import Place
+from fusewire.engine.sequence_times import SequenceTimes
 from fusewire.engine.tenant_shares import TenantShares
 from fusewire.errors import Overloaded, QueueFull
 
-# Of tokens that were allowed and generated, what is remembered of the sequences before the last.
-_DECAY = 0.95
-# Of the times between steps, what is remembered of those before the last.
-_PACE_DECAY = 0.98
-# Of what a sequence takes once it runs: with less time left it is not begun. Others may end early.
+# Of what a sequence takes once it runs: with less time left it is not begun. Where some generate
+# less than they may, it may end earlier.
 _SURELY = 0.8
 # Of English; what it has is known once it is tokenised.
 CHARACTERS_OF_TOKEN = 4
 # What runs and what waits are gone through at most so often, however many ask.
 KEPT_S = 0.05
+# For so long after one was refused others may be.
+_REFUSING_S = 2.0
+_NOTHING = Forecasts(Forecast(-inf, 0, 0.0))
 # A tenant that asked is active for so long, where there is no longest wait.
 _ACTIVE_S = 10.0
-
-
-@dataclass(eq=False)
-class Place:
-    """A request's, from when it is taken until its last sequence has ended."""
-
-    slots: int  # of its sequences that have not ended
-    tokens: float  # of its prompt, and of its source
-    most_new: int  # tokens that each of its sequences may generate
-    priority: int = 0  # lower runs first
-    tenant: str = ""
-    deadline: float = inf
-    # When it has to run to end in time; None: it need not wait, or has all time.
-    begin_by: float | None = None
-    cost_s: float = 0.0  # predicted, of the whole machine
-    is_shared: bool = False  # among those of which each tenant has its share
-    sequence: GenerationSequence | None = None  # its first, once the scheduler has it
-    begun: int = 0  # tokens of that at first
-
-    @property
-    def runs(self) -> bool:
-        """Its first sequence may have ended before others."""
-        return self.sequence is not None and self.sequence.state is not State.WAITING
-
-    @property
-    def generated(self) -> int:
-        """Of its first sequence; of a beam search 0 until it ends."""
-        return 0 if self.sequence is None else len(self.sequence.token_ids) - self.begun
 
 
 class Admission:
@@ -71,8 +44,10 @@ class Admission:
     that it may, the share that others did; then its slot and its pages are free for the next. One
     that would wait has to end before its deadline, by the same share, make none late that it would
     go before (they run by priority, then by deadline), and leave other tenants their shares; one
-    that would not is taken in any case, as its text may be short. None is refused before one has
-    ended, as nothing is known then of that share.
+    that would not is taken in any case, as its text may be short. Where a queue stands, none waits
+    long (forecast.py), but for tenants that are yet to get their share. Where too many end late,
+    less of the time is planned with (due_times.py). None is refused before one has ended, as
+    nothing is known then of that share.
 
     What was found so is kept for a moment, in which those that are taken are added to it: who is
     refused costs O(1), however many wait.
@@ -95,18 +70,15 @@ class Admission:
         self._max_waiting = max_waiting
         self._max_queue_s = max_queue_s
         self._clock = clock
-        self.costs = costs or CostTable()
-        self._pages = pages
-        self._page_size = page_size
+        self.times = SequenceTimes(costs or CostTable(), max_sequences, pages, page_size)
         self._taken = 0
         self._places: dict[Place, None] = {}  # as they came
         self._forecasts: Forecasts | None = None
         self._forecast_at = -inf
-        self._generated = self._allowed = 0.0
-        # The times between steps, prompts and the host's work among them, and what steps of so many
-        # sequences cost alone.
-        self._between_s = self._steps_s = 0.0
+        self._before = _NOTHING  # the last ones
+        self._refused_at = -inf
         self._refused: Counter[str] = Counter()  # in front, since the last call of `refused`
+        self._due_times = DueTimes()
         self._tenants = TenantShares(_ACTIVE_S if max_queue_s == inf else max_queue_s)
         self._lock = threading.Lock()
         self._block: GenerationBlock | None = None
@@ -146,9 +118,16 @@ class Admission:
                     f"{self._max_waiting}; try again later, or raise max_waiting"
                 )
             # A deadline that has passed is answered as late, not as too much.
-            left_s = due - self._clock()
+            place.taken_at = self._clock()
+            left_s = due - place.taken_at
+            if not self._taken and not self._is_refusing(place.taken_at):
+                self._before = _NOTHING
             if left_s > 0 and min(left_s, self._max_queue_s) < inf:
-                self._judge(place, left_s)
+                try:
+                    self._judge(place, left_s)
+                except Overloaded:
+                    self._refused_at = place.taken_at
+                    raise
             self._taken += sequences
             self._places[place] = None
             place.cost_s = self._need(place).cost_s
@@ -162,43 +141,46 @@ class Admission:
         now = self._clock()
         active = self._tenants.ask(place.tenant, now)
         wait_s = self._wait_s(place)
-        if wait_s > self._max_queue_s:
-            raise Overloaded(
-                f"queue: got a predicted wait of {wait_s:.2f} s, wanted at most "
-                f"{self._max_queue_s:.2f} s",
-                wait_s - self._max_queue_s,
-            )
-        run_s = self._run_s(place)
         if wait_s > 0:
+            run_s, planned = self._run_s(place), self._due_times.due(now, place.deadline) - now
             end_s, cost_s = wait_s + run_s, self._need(place).cost_s
-            if end_s > left_s:
+            queue = self._fresh(now)
+            longest_s = self._max_queue_s
+            if self._tenants.has_its_share(place.tenant, active):
+                longest_s = min(longest_s, queue.longest_wait_s(place.priority, left_s, now))
+            if wait_s > longest_s:
+                raise Overloaded(
+                    f"queue: got a predicted wait of {wait_s:.2f} s, wanted at most "
+                    f"{longest_s:.2f} s",
+                    wait_s - longest_s,
+                )
+            if end_s > planned:
                 raise Overloaded(
                     f"queue: got a predicted wait of {wait_s:.2f} s, and {end_s:.2f} s until "
-                    f"the last token, wanted at most {left_s:.2f} s; allow it more, or ask for "
+                    f"the last token, wanted at most {planned:.2f} s; allow it more, or ask for "
                     "fewer tokens",
-                    min(wait_s, end_s - left_s),
+                    min(wait_s, end_s - planned),
                 )
-            slack_s = self._fresh(now).slack_s(place.priority, place.deadline)
+            slack_s = queue.slack_s(place.priority, place.deadline)
             if slack_s < cost_s:
                 raise Overloaded(
                     f"queue: got {cost_s:.2f} s of work that comes before other requests, wanted "
                     f"at most {max(slack_s, 0.0):.2f} s to end those in time",
                     wait_s,
                 )
-            room_s = min(left_s - run_s, self._max_queue_s)
+            room_s = min(planned - run_s, longest_s)
             self._tenants.judge(place.tenant, cost_s, room_s, active)
             if left_s < inf:
-                place.begin_by = place.deadline - _SURELY * run_s
+                place.begin_by = place.deadline - max(_SURELY, self.times.share) * run_s
         place.is_shared = True
         self._tenants.begin(place.tenant, self._need(place).cost_s, now)
 
     def stepped(self, sequences: int, seconds: float) -> None:
         """Sequences that ran got their next token, so long after the one before."""
-        alone_s = self.costs.seconds(sequences, 0.0)
+        alone_s = self.times.costs.seconds(sequences, 0.0)
         with self._lock, self._changing:
             self._hear()
-            self._between_s = _PACE_DECAY * self._between_s + seconds
-            self._steps_s = _PACE_DECAY * self._steps_s + alone_s
+            self.times.stepped(alone_s, seconds)
 
     def leave(self, place: Place, sequences: int = 1, generated: int | None = None) -> None:
         """Some of its sequences have ended, with so many tokens each; None: they never ran."""
@@ -209,12 +191,25 @@ class Admission:
                 del self._places[place]
                 if place.is_shared:
                     self._tenants.end(place.tenant)
+                self._ended(place, generated is not None)
             if self._taken < self._max_sequences:  # none need wait, and few are gone through
                 self._forecasts = None
                 self._show()
-            if generated is not None:
-                self._generated = _DECAY * self._generated + generated
-                self._allowed = _DECAY * self._allowed + place.most_new
+            if generated is not None and not self._is_late(place):
+                self.times.ended(place.most_new, generated)
+
+    def _ended(self, place: Place, ran: bool) -> None:
+        """Of one that waited: whether it was answered in time, or would have been."""
+        if place.begin_by is not None:
+            now = self._clock()
+            if not ran and now >= place.begin_by:
+                now += self._run_s(place)
+            if ran or now > place.deadline:
+                self._due_times.ended(place.taken_at, place.deadline, now)
+
+    def _is_late(self, place: Place) -> bool:
+        """It is ended by its deadline, or by its client's: it might have generated more."""
+        return self._clock() > place.taken_at + planned_s(place.deadline - place.taken_at)
 
     @property
     def backlog_s(self) -> float:
@@ -236,7 +231,7 @@ class Admission:
 
     def _wait_s(self, asked: Place) -> float:
         """Until there are a slot for each of its sequences and pages."""
-        if not self._allowed:
+        if not self.times.known:
             return 0.0
         now = self._clock()
         begin = self._fresh(now).begin(asked.priority, asked.deadline, self._need(asked))
@@ -244,18 +239,23 @@ class Admission:
 
     def _fresh(self, now: float) -> Forecasts:
         if self._forecasts is None or now - self._forecast_at > KEPT_S:
-            self._forecasts, self._forecast_at = self._forecast(now), now
+            found = self._forecast(now)
+            found.go_on(self._before, now, refusing=self._is_refusing(now))
+            self._forecasts, self._forecast_at, self._before = found, now, found
             self._show()
         return self._forecasts
 
+    def _is_refusing(self, now: float) -> bool:
+        return now - self._refused_at < _REFUSING_S
+
     def _forecast(self, now: float) -> Forecasts:
-        step_s = self._step_s()
-        running = Forecast(now, self._max_sequences, self._pages)
+        times, step_s = self.times, self.times.step_s(self._taken)
+        running = Forecast(now, self._max_sequences, times.pages)
         waiting = []
         for place in self._places:
             if place.runs:
-                end = now + self._left(place) * step_s
-                running.run(End(end, place.slots, self._pages_of(place)))
+                end = now + times.left(place) * step_s
+                running.run(End(end, place.slots, times.pages_of(place)))
             else:
                 waiting.append(place)
         forecasts = Forecasts(running)
@@ -272,32 +272,10 @@ class Admission:
             self._tenants.wait(place.tenant, place.cost_s)
 
     def _need(self, place: Place) -> Need:
-        prompt_s = self.costs.share(place.tokens, 0.0)
-        run_s, pages = self._left(place) * self._step_s(), self._pages_of(place)
-        part = max(place.slots / self._max_sequences, pages / self._pages)
-        return Need(place.slots, pages, prompt_s, run_s, prompt_s + part * run_s)
+        return self.times.need(place, self._taken)
 
     def _run_s(self, place: Place) -> float:
-        """From when it begins to run until its last sequence ends."""
-        if not self._allowed:
-            return 0.0
-        return self.costs.share(place.tokens, 0.0) + self._left(place) * self._step_s(place.slots)
-
-    def _step_s(self, more: int = 0) -> float:
-        """Between two tokens of a sequence, where `more` run than were taken."""
-        alone_s = self.costs.seconds(min(self._taken + more, self._max_sequences), 0.0)
-        return alone_s * max(1.0, self._between_s / self._steps_s if self._steps_s else 1.0)
-
-    def _left(self, place: Place) -> float:
-        """Tokens that each of its sequences still generates, by what others did."""
-        share = self._generated / self._allowed if self._allowed else 1.0
-        return max(1.0, share * (place.most_new - place.generated))
-
-    def _pages_of(self, place: Place) -> float:
-        """That it needs until it ends: its prompt's, which its sequences share, and theirs."""
-        shared, rest = divmod(place.tokens, self._page_size)
-        each = ceil((rest + place.generated + self._left(place)) / self._page_size)
-        return min(shared + place.slots * each, self._pages)
+        return self.times.run_s(place, self._taken + place.slots)
 
     def _hear(self) -> None:
         """What was refused in front."""
@@ -305,6 +283,7 @@ class Admission:
             now = self._clock()
             for (tenant, counts), requests in self._block.take_refused().items():
                 self._tenants.ask(tenant, now)
+                self._refused_at = now
                 if counts:
                     self._refused[tenant] += requests
 
@@ -313,20 +292,21 @@ class Admission:
             self._block.show(self._forecasts, self._tenants.above())
 
     def _terms(self) -> GenerationTerms:
-        known = self._allowed > 0
+        times = self.times
         active, oldest_asked = self._tenants.known
+        now = self._clock()
         return GenerationTerms(
-            now=self._clock(),
+            now=now,
             taken=self._taken,
             max_sequences=self._max_sequences,
             max_waiting=self._max_waiting,
             max_queue_s=self._max_queue_s,
             slo_s=self._slo_s,
-            share=self._generated / self._allowed if known else 0.0,
-            s_of_token=self.costs.rates[0],
-            step_s=self._step_s(1) if known else 0.0,
-            pages=self._pages,
-            page_size=self._page_size,
+            share=times.share if times.known else 0.0,
+            s_of_token=times.costs.rates[0],
+            step_s=times.step_s(self._taken + 1) if times.known else 0.0,
+            pages=times.pages,
+            page_size=times.page_size,
             characters_of_token=CHARACTERS_OF_TOKEN,
             kept_until=self._forecast_at + KEPT_S,
             active=active,
@@ -335,4 +315,9 @@ class Admission:
             fair=self._tenants.fair,
             waiting_s=self._tenants.waiting_s,
             above_share=ABOVE_SHARE,
+            due_factor=self._due_times.factor(now),
+            forget_s=FORGET_S,
+            unseen_s=UNSEEN_S,
+            unseen_share=UNSEEN_SHARE,
+            standing_share=STANDING_SHARE,
         )

@@ -21,7 +21,7 @@ from fusewire.engine.due_slots import REGION_WORDS, Region
 from fusewire.engine.forecast import Forecasts
 
 # Of the layouts.
-ENCODER, GENERATION = 0x6675736577010003, 0x6675736577020002
+ENCODER, GENERATION = 0x6675736577010003, 0x6675736577020003
 
 _SEQUENCE, _INSTANCES, _MODEL_VERSION = 1, 2, 3
 _LIMITS = 4  # of requests, as `Limits` or `GenerationLimits`
@@ -34,9 +34,9 @@ _TENANTS, _MOST_TENANTS, _MOST_PRIORITIES = 128, 64, 8
 _TEXT_WORDS = 64  # 128 characters
 _TENANT_WORDS = 1 + _TEXT_WORDS + 1 + 2 * _MOST_PRIORITIES  # length, name, pairs, the pairs
 # Of generation: levels, each its priority, its slots, pages and time, the last deadline of those
-# that wait, how many ends, and the first.
+# that wait, since when it is full, how many ends, and the first.
 _FORECASTS, _MOST_FORECASTS, _MOST_ENDS = 96, 8, 128
-_FORECAST_WORDS = 6 + 3 * _MOST_ENDS
+_FORECAST_WORDS = 7 + 3 * _MOST_ENDS
 # And the tenants above their share: how many, and of each the length of its name, what it was
 # given, and the name.
 _ABOVE, _MOST_ABOVE, _ABOVE_WORDS = 3328, 32, 2 + _TEXT_WORDS
@@ -129,6 +129,11 @@ class GenerationTerms(NamedTuple):
     fair: float  # what they were given on average
     waiting_s: float  # of the whole machine
     above_share: float
+    due_factor: float
+    forget_s: float
+    unseen_s: float
+    unseen_share: float
+    standing_share: float
 
 
 class Block:
@@ -279,9 +284,10 @@ class GenerationBlock(Block):
             whole[first] = _HIGHEST if priority == -inf else int(priority)
             whole[first + 1], real[first + 2] = forecast.slots, forecast.pages
             real[first + 3], real[first + 4] = forecast.begins, level.last_deadline
-            whole[first + 5] = len(forecast.ends)
+            real[first + 5] = level.full_since
+            whole[first + 6] = len(forecast.ends)
             flat = array("d", chain.from_iterable(forecast.ends[:_MOST_ENDS]))
-            real[first + 6 : first + 6 + len(flat)] = memoryview(flat)
+            real[first + 7 : first + 7 + len(flat)] = memoryview(flat)
             first += _FORECAST_WORDS
         whole[_FORECASTS] = len(levels)
         first = _ABOVE + 1

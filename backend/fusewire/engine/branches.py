@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from fusewire.engine.admission import Place
 from fusewire.engine.beam_group import BeamGroup
 from fusewire.engine.continuation import Continuation, Delta
 from fusewire.engine.generation_sequence import GenerationSequence
+from fusewire.engine.place import Place
 from fusewire.engine.prompt_logprobs import PromptLogprobs
 from fusewire.engine.sampling_state import SamplingState
 from fusewire.errors import FusewireError

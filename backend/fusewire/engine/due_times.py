@@ -40,14 +40,14 @@ class DueTimes:
 
     def due(self, now: float, deadline: float) -> float:
         """When what is taken now is to end by what is predicted, to meet its deadline."""
-        return now + _planned(deadline - now) / self.factor(now)
+        return now + planned_s(deadline - now) / self.factor(now)
 
     def ended(self, taken_at: float, deadline: float, now: float) -> None:
         """What was taken then was answered now, or too late to be."""
         with self._lock:
             if taken_at < self._raised[1]:
                 return
-            stretch = (now - taken_at) / _planned(deadline - taken_at)
+            stretch = (now - taken_at) / planned_s(deadline - taken_at)
             self._late += _LATELY * ((stretch > 1.0) - self._late)
             if stretch > 1.0 and self._late > _LATE_SHARE:
                 self._raise(self.factor(now) * min(stretch, _MOST_AT_ONCE), now)
@@ -72,5 +72,6 @@ class DueTimes:
         self._raised, self._late = (min(factor, _MOST_FACTOR), now), 0.0
 
 
-def _planned(window_s: float) -> float:
+def planned_s(window_s: float) -> float:
+    """What there is of a request's time for all that predictions see."""
     return window_s - min(UNSEEN_S, UNSEEN_SHARE * window_s)

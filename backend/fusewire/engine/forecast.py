@@ -8,6 +8,9 @@ from math import inf
 from operator import attrgetter
 from typing import NamedTuple
 
+# Of its time, how long a request waits at most where there was no room for longer than all of it.
+STANDING_SHARE = 0.05
+
 
 class Need(NamedTuple):
     """Of a request, by what is known of it now."""
@@ -71,6 +74,8 @@ class Forecast:
         return at, free, room, ended
 
 
+_ANY = Need(1, 1.0, 0.0, 0.0)  # the least that has no room where a queue is
+_LATER_THAN_ALL = 1e300  # deadlines; what has none is behind
 _priority = attrgetter("priority")
 _deadline = attrgetter("deadline")
 
@@ -91,6 +96,7 @@ class Level:
     priority: float
     behind: Forecast  # all of it, and of higher ones
     waiting: list[Waiting] = field(default_factory=list)  # the earliest deadline first
+    full_since: float = inf  # there has been no room since
 
     @property
     def last_deadline(self) -> float:
@@ -123,11 +129,32 @@ class Forecasts:
         later = level.later(deadline) if level.priority == priority else []
         return min([each.begin_by - each.begins for each in later], default=inf)
 
+    def go_on(self, before: Forecasts, now: float, *, refusing: bool) -> None:
+        """Notes since when there has been no room, by what was found before; room that is there as
+        others are refused is none."""
+        for level in self.levels:
+            since = before._of(level.priority).full_since
+            if self.begin(level.priority, _LATER_THAN_ALL, _ANY) > now:
+                level.full_since = min(since, now)
+            elif refusing:
+                level.full_since = since
+
+    def longest_wait_s(self, priority: float, left_s: float, now: float) -> float:
+        """That a request may have with so much time left. A queue that empties again takes bursts
+        up. One that stands longer than requests have is there because more comes than can be
+        answered: its length answers no more of it, everybody waits, and only short answers fit in
+        behind it (Nichols and Jacobson, Controlling Queue Delay, 2012)."""
+        stands = now - self._of(priority).full_since > left_s
+        return STANDING_SHARE * left_s if stands else inf
+
     def wait(self, priority: float, deadline: float, begin_by: float, need: Need) -> None:
         """One more waits. To those of lower priorities it is as if it were the last of them."""
         place = bisect_left(self.levels, priority, key=_priority)
         if place == len(self.levels) or self.levels[place].priority != priority:
-            self.levels.insert(place, Level(priority, self.levels[place - 1].behind.copy()))
+            above = self.levels[place - 1]
+            self.levels.insert(
+                place, Level(priority, above.behind.copy(), full_since=above.full_since)
+            )
         own, *lower = self.levels[place:]
         begins, later = own.behind.wait(need), own.later(deadline)
         if later:

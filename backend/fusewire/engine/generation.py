@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from fusewire import kernels
 from fusewire.audio import LogMel
-from fusewire.engine.admission import CHARACTERS_OF_TOKEN, Admission, Place
+from fusewire.engine.admission import CHARACTERS_OF_TOKEN, Admission
 from fusewire.engine.admission_block import GenerationBlock
 from fusewire.engine.beam_groups import BeamGroups
 from fusewire.engine.beams_ahead import BeamsAhead
@@ -37,6 +37,7 @@ from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.engine.kv_cache import KvCache, Source
 from fusewire.engine.language_detection import LanguageDetection
 from fusewire.engine.look_ahead import LookAhead
+from fusewire.engine.place import Place
 from fusewire.engine.progress import Progress
 from fusewire.engine.prompt_logprobs import PromptScorer
 from fusewire.engine.request import CLOSED, failure
@@ -320,7 +321,7 @@ class GenerationEngine:
                 tokens = min(self.settings.max_batch_tokens, room)
                 most = tokens, self.settings.max_sequences
                 costs = measure_steps(self.model, self._memory, self._loop.scheduler, *most)
-                self._loop.costs = self._admission.costs = costs
+                self._loop.costs = self._admission.times.costs = costs
                 ended.put(None)
             except Exception as error:
                 ended.put(error)

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fusewire import kernels
-from fusewire.engine.admission import Place
 from fusewire.engine.beam_candidates import MOST_CANDIDATES
 from fusewire.engine.beam_group import BeamGroup
 from fusewire.engine.branches import Branch, Event, Generation
 from fusewire.engine.continuation import Continuation
 from fusewire.engine.generation_sequence import GenerationSequence
+from fusewire.engine.place import Place
 from fusewire.engine.prompt_logprobs import PromptLogprobs
 from fusewire.engine.sampling_state import SamplingState
 from fusewire.engine.seeds import seed_of

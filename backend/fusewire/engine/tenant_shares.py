@@ -45,12 +45,12 @@ class TenantShares:
         return sum(self._given.values()) / max(1, len(self._given))
 
     def above(self) -> list[tuple[str, float]]:
-        """What those of which something waits were given, who are above their share."""
+        """What those of which something waits were given, who have their share or more."""
         fair = self.fair
         return [
             (tenant, given)
             for tenant, given in self._given.items()
-            if given > fair and self._waiting_s.get(tenant, 0.0) > 0
+            if given >= fair and self._waiting_s.get(tenant, 0.0) > 0
         ]
 
     def ask(self, tenant: str, now: float) -> int:
@@ -82,6 +82,10 @@ class TenantShares:
         """What waits is told anew."""
         self._waiting_s.clear()
         self.waiting_s = 0.0
+
+    def has_its_share(self, tenant: str, active: int) -> bool:
+        """Whether one of `active` tenants, which has asked, was given its share, or is alone."""
+        return active < 2 or self._given[tenant] >= self.fair
 
     def judge(self, tenant: str, seconds: float, room_s: float, active: int) -> None:
         """Overloaded where one of `active` tenants, which has asked, is not to have so many seconds
