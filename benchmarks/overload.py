@@ -36,12 +36,13 @@ from benchmarks import cores, machine, overload_arrivals, overload_plan, records
 from benchmarks.machine import DISTURBED
 from benchmarks.overload_arrivals import Seen, statistics
 from benchmarks.overload_client import Load
-from benchmarks.overload_drivers import Drivers
-from benchmarks.overload_models import TEXTS, Given, encoded, generated
+from benchmarks.overload_drivers import Drivers, requests_per_s
+from benchmarks.overload_models import TEXTS, Given, encoded, generated, prompt_weight
 from benchmarks.overload_options import Options, options
 from benchmarks.overload_plan import Cell, client_of, server_of
 from benchmarks.overload_report import LATE_MS, late, line, table
 from benchmarks.overload_systems import LOADS, MODEL, SYSTEMS, Limits, serving
+from benchmarks.overload_ways import Prompt
 
 BENCHMARK = "overload"
 PACKAGES = ("fusewire", "nvidia-pytriton", "tritonclient", "aiohttp", "grpcio")
@@ -89,30 +90,50 @@ class Bench:
         loop = kind.under_way, kind.deadline_s
         port = at.grpc_port if protocol == "grpc" else at.http_port
         way = "stream" if kind.generates else protocol
-        asks = way, f"{at.reachable}:{port}", MODEL, model.texts[load]
-        with Drivers(given.drivers, load, *asks) as drivers:
-            drivers.capacity(kind.deadline_s, *loop)  # warm
-            before = drivers.capacity(given.pace.capacity_s, *loop)
+        asks = way, f"{at.reachable}:{port}", MODEL
+        with Drivers(given.drivers, load, *asks, model.texts[load]) as drivers:
+            drivers.saturate(kind.deadline_s, *loop)  # warm
+            seconds = given.pace.capacity_s
+            answered = drivers.saturate(seconds, *loop)
+            weight = 0.0
+            if kind.generates:
+                answers_per_s = requests_per_s(answered, model.tokens[load], seconds)
+                weight = self._prompt_weight(model.texts[load], answers_per_s, *asks)
+            work = model.work(load, weight)
+            before = requests_per_s(answered, work, seconds)
             for cell in chosen:
                 if time.monotonic() + overload_plan.cell_s(cell, given.pace) > self.ends:
                     self.left_out.append(cell)
                     continue
                 seen, row = self._offered(server, drivers, model, cell, before)
                 # What a core gives changes with what others do on it: before and after count.
-                after = drivers.capacity(given.pace.capacity_s, *loop)
+                after = requests_per_s(drivers.saturate(seconds, *loop), work, seconds)
                 found = statistics(
                     seen,
                     given.pace.seconds,
                     (before + after) / 2,
                     row["deadline_s"],
-                    model.tokens[load],
+                    work,
                 )
+                if kind.generates:
+                    row["prompt_weight"] = round(weight, 3)
                 row["capacity"] = [round(before, 2), round(after, 2)]
                 self.rows.append(row | found)
                 before = after
                 records.append(given.out, self.rows[-1:])
                 print(line(self.rows[-1]), flush=True)
                 time.sleep(overload_plan.PAUSE_S)
+
+    def _prompt_weight(
+        self, prompts: list[Prompt], answers_per_s: float, way: str, address: str, model: str
+    ) -> float:
+        alone = [each._replace(new=1) for each in prompts]
+        lengths = [len(each.ids) for each in prompts]
+        seconds, under_way = self.given.pace.capacity_s, LOADS["answers"].under_way
+        with Drivers(self.given.drivers, "prompts", way, address, model, alone) as drivers:
+            answered = drivers.saturate(seconds, under_way, overload_plan.RAMP_S)
+        prompts_per_s = requests_per_s(answered, lengths, seconds)
+        return prompt_weight(prompts, answers_per_s, prompts_per_s)
 
     def _offered(
         self, server: Server, drivers: Drivers, model: Given, cell: Cell, capacity: float

@@ -74,18 +74,18 @@ def statistics(
     seconds: float,
     capacity: float,
     deadline: float,
-    tokens: Sequence[int],
+    tokens: Sequence[float],
 ) -> dict[str, Any]:
     """Of all arrivals of so many seconds. `capacity`: requests/s that the server can answer.
     `tokens`: of each text, as a server that prefers short ones answers more of them.
     Goodput is of the answers in these seconds: those that come after them were computed with time
-    beyond them, up to a deadline of it."""
+    beyond them, up to a deadline of it. In tokens it has what came of them until then."""
     good = [each for each in seen if each.outcome == OK and each.seconds <= deadline]
     during = [each.arrival for each in good if each.arrival.at + each.seconds <= seconds]
     goodput = len(during) / seconds
     mean = sum(tokens) / len(tokens)
     costs = [each / mean / capacity for each in tokens]  # seconds of the closed loop
-    work = sum(costs[each.text] for each in during) / seconds
+    work = sum(costs[each.arrival.text] * _part_by(each, seconds) for each in good) / seconds
     arrivals = sorted((each.arrival for each in seen), key=lambda arrival: arrival.at)
     counts = {
         f"{outcome}_requests": sum(each.outcome == outcome for each in seen)
@@ -105,6 +105,14 @@ def statistics(
         **_percentiles("client_lag_ms", [each.lag for each in seen]),
         "jain": round(jain(_shares(seen, good, seconds, costs)), 4),
     }
+
+
+def _part_by(each: Seen, seconds: float) -> float:
+    """Of a good answer: how much had come by then. Tokens come evenly."""
+    left = seconds - each.arrival.at
+    if left >= each.seconds or each.first is None:
+        return float(left >= each.seconds)
+    return max(0.0, (left - each.first) / (each.seconds - each.first))
 
 
 def possible(
@@ -143,15 +151,16 @@ def jain(shares: Sequence[float]) -> float:
 def _shares(
     seen: Sequence[Seen], good: Sequence[Seen], seconds: float, costs: Sequence[float]
 ) -> list[float]:
-    """What each tenant got of its fair rate, in work."""
+    """What each tenant got of its fair rate, in work; of what all got together, as capacities are
+    known less well, and how much a server does is another question."""
     asked: dict[str, float] = {}
     got: dict[str, float] = {}
     for found, all_of in ((asked, seen), (got, good)):
         for each in all_of:
             tenant, cost = each.arrival.tenant, costs[each.arrival.text]
             found[tenant] = found.get(tenant, 0.0) + cost / seconds
-    fair = fair_rates(asked, 1.0)
-    return [got.get(name, 0.0) / rate for name, rate in fair.items()]
+    fair = fair_rates(asked, sum(got.values()))
+    return [got.get(name, 0.0) / rate if rate else 0.0 for name, rate in fair.items()]
 
 
 def _percentiles(name: str, seconds: Sequence[float]) -> dict[str, float]:

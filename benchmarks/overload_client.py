@@ -38,8 +38,8 @@ class Load:
 
 @dataclass(frozen=True)
 class Saturation:
-    """A closed loop, for the server's capacity: the rate of the answers that come within `window`.
-    It works from now on, so that the server is busy when that begins."""
+    """A closed loop, for the server's capacity: the texts whose answers come within `window`. It
+    works from now on, so that the server is busy when that begins."""
 
     window: Window
     under_way: int
@@ -52,7 +52,7 @@ class Outcome:
 
 
 def clients(protocol: str, address: str, model: str, texts: list[Any]) -> Handler:
-    """The setup of a Worker: answers a Load with an Outcome, a Saturation with requests/s."""
+    """The setup of a Worker: answers a Load with an Outcome, a Saturation with texts."""
     loop = asyncio.new_event_loop()
     asyncio.set_event_loop(loop)
 
@@ -71,25 +71,26 @@ def clients(protocol: str, address: str, model: str, texts: list[Any]) -> Handle
     return answer
 
 
-async def _capacity(way: Way, asked: Saturation, texts: int) -> float:
-    """Requests/s where so many are always under way."""
+async def _capacity(way: Way, asked: Saturation, texts: int) -> list[int]:
+    """Those that were answered where so many are always under way."""
     window = asked.window
     numbers = itertools.cycle((window.first + index) % texts for index in range(texts))
-    done = 0
+    done: list[int] = []
 
     async def one_after_another() -> None:
-        nonlocal done
         while time.perf_counter() < window.end:
-            answer = await way.send(next(numbers), 60.0, {})
+            text = next(numbers)
+            answer = await way.send(text, 60.0, {})
             if answer.outcome == REFUSED:  # it keeps a share for tenants of the load before
                 await asyncio.sleep(_RETRY_S)
                 continue
             if answer.outcome != OK:
                 raise RuntimeError(f"capacity: {answer.outcome}: {answer.message}")
-            done += window.begin <= time.perf_counter() < window.end
+            if window.begin <= time.perf_counter() < window.end:
+                done.append(text)
 
     await asyncio.gather(*(one_after_another() for _ in range(asked.under_way)))
-    return done / (window.end - window.begin)
+    return done
 
 
 async def _offered(way: Way, load: Load) -> Outcome:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from benchmarks.overload_client import Load, Outcome, Saturation, clients
 from benchmarks.served_sides import Window
@@ -19,7 +20,7 @@ class Drivers:
     """Each sends every n-th arrival, and the first asks afterwards until the server answers."""
 
     def __init__(
-        self, count: int, name: str, protocol: str, address: str, model: str, texts: list[str]
+        self, count: int, name: str, protocol: str, address: str, model: str, texts: list[Any]
     ) -> None:
         self._texts = len(texts)
         self._stack = ExitStack()
@@ -45,16 +46,17 @@ class Drivers:
     def pids(self) -> list[int]:
         return [worker.pid for worker in self._workers]
 
-    def capacity(self, seconds: float, under_way: int, ramp_s: float) -> float:
-        """Requests/s of a closed loop with so many under way, at least one of each process.
-        `ramp_s`: until it counts; as long as an answer takes, or the short ones count twice."""
+    def saturate(self, seconds: float, under_way: int, ramp_s: float) -> list[int]:
+        """The texts that are answered in a closed loop with so many under way, at least one of each
+        process. `ramp_s`: until it counts; as long as an answer takes, or the short ones count
+        twice."""
         begin = time.perf_counter() + ramp_s
         shares = parts_of(under_way, len(self._workers))
         for index, worker in enumerate(self._workers):
             first = index * self._texts // len(self._workers)
             window = Window(begin, begin + seconds, first)
             worker.send(Saturation(window, max(1, shares[index])))
-        found = sum(worker.receive() for worker in self._workers)
+        found: list[int] = [text for worker in self._workers for text in worker.receive()]
         if not found:
             raise RuntimeError(
                 f"capacity: got no answer in {seconds:g} s, wanted some; give it longer"
@@ -79,6 +81,13 @@ class Drivers:
             worker.send(own)
         found: list[Outcome] = [worker.receive() for worker in self._workers]
         return Outcome([each for one in found for each in one.seen], found[0].recovered_s)
+
+
+def requests_per_s(texts: Sequence[int], tokens: Sequence[float], seconds: float) -> float:
+    """Of so many that were answered in these seconds. `tokens`: of each text; those that were
+    answered count as so many of the mean."""
+    mean = sum(tokens) / len(tokens)
+    return sum(tokens[text] for text in texts) / mean / seconds
 
 
 def parts_of(whole: int, count: int) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import multiprocessing
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,6 +27,26 @@ class Given(NamedTuple):
     folder: Path
     texts: dict[str, list[Any]]  # by load
     tokens: dict[str, list[int]]  # of each: of the text, or of the answer
+
+    def work(self, load: str, weight: float) -> list[float]:
+        """Of each, in tokens: those of its prompt, if it has one, count as so much."""
+        texts, tokens = self.texts[load], self.tokens[load]
+        if not LOADS[load].generates:
+            return [float(each) for each in tokens]
+        return [new + weight * len(each.ids) for each, new in zip(texts, tokens, strict=True)]
+
+
+def prompt_weight(prompts: Sequence[Prompt], answers_per_s: float, prompts_per_s: float) -> float:
+    """What a token of a prompt takes, of one that is generated. `answers_per_s`: of the mean, in a
+    closed loop; `prompts_per_s`: where each prompt is answered by one token."""
+    new = sum(each.new for each in prompts)
+    read = sum(len(each.ids) for each in prompts)
+    if prompts_per_s <= answers_per_s:
+        raise RuntimeError(
+            f"prompts: got {prompts_per_s:.1f}/s, wanted more than of whole answers, "
+            f"{answers_per_s:.1f}/s; give the closed loop longer"
+        )
+    return new / read * answers_per_s / (prompts_per_s - answers_per_s)
 
 
 @contextmanager

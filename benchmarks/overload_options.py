@@ -93,7 +93,7 @@ def _parser(about: str) -> argparse.ArgumentParser:
     parser.add_argument("--driver-cores", type=cores.parsed, default=(), help="such as 2-7")
     parser.add_argument("--drivers", type=int, default=1, help="client processes")
     parser.add_argument("--random-weights", action="store_true", help="MiniLM's shape alone")
-    parser.add_argument("--deadline-s", type=float, help="default: 1, of generated answers 5")
+    parser.add_argument("--deadline-s", type=float, help="default: 1, of generated answers 10")
     parser.add_argument("--count", type=int, default=64, help="requests of rivals that count")
     parser.add_argument("--max-batch-size", type=int, default=128, help="of Triton")
     parser.add_argument("--threads", type=int, help="default: the server's cores, or 2")

@@ -10,6 +10,7 @@ from benchmarks.overload_systems import LOADS, SYSTEMS, possible
 
 START_S = 15.0  # of a server with its model, and its end
 PAUSE_S = 1.5  # after each load
+RAMP_S = 2.0  # until prompts alone count
 _CLIENTS_S = 1.0  # until their processes run
 _RECOVERY_S = 0.5  # beside a deadline, of a server that computes nothing dead: gRPC cancels it
 
@@ -75,6 +76,8 @@ def predicted_s(chosen: Iterable[Cell], pace: Pace) -> float:
         for (_, load, _), of_client in groupby(of_server, client_of):
             ramps = 3 * LOADS[load].deadline_s  # twice before it counts, and to be warm
             seconds += _CLIENTS_S + ramps + pace.capacity_s
+            if LOADS[load].generates:
+                seconds += _CLIENTS_S + RAMP_S + pace.capacity_s
             seconds += sum(cell_s(cell, pace) for cell in of_client)
     return seconds
 

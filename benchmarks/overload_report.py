@@ -104,9 +104,11 @@ def _of_model(rows: Rows) -> list[str]:
         f"{first['model']} on a CPU, the server on {cores}; requests arrive for "
         f"{first['seconds']:g} s at so many times the rate that this server answers in a "
         f"closed loop, each with a deadline of {first['deadline_s']:g} s. Tokens answered "
-        "within the deadline, of the closed loop's rate:"
+        "within the deadline, of the closed loop's rate"
     )
-    return [f"{goodput}\n\n{table(rows)}", f"The same runs:\n\n{_markdown(header, lines)}"]
+    if "prompt_weight" in first:
+        goodput += f" (a token of a prompt counts as {first['prompt_weight']:.2f})"
+    return [f"{goodput}:\n\n{table(rows)}", f"The same runs:\n\n{_markdown(header, lines)}"]
 
 
 def _kinds(rows: Rows) -> list[tuple[str, ...]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 
 import pytest
 
@@ -11,8 +12,9 @@ from benchmarks import overload_arrivals as arrivals
 from benchmarks import overload_client, overload_report, overload_ways
 from benchmarks.overload_arrivals import EXPIRED, FAILED, OK, REFUSED, Arrival, Seen
 from benchmarks.overload_client import Load, Saturation
-from benchmarks.overload_drivers import parts_of
-from benchmarks.overload_ways import Answer
+from benchmarks.overload_drivers import parts_of, requests_per_s
+from benchmarks.overload_models import Given, prompt_weight
+from benchmarks.overload_ways import Answer, Prompt
 from benchmarks.served_sides import Window
 
 
@@ -173,12 +175,32 @@ def test_clients_that_try_again_do_so_until_they_are_answered() -> None:
 
 
 def test_a_closed_loop_counts_the_answers_within_its_window() -> None:
-    async def measured() -> float:
+    async def measured() -> list[int]:
         begin = time.perf_counter() + 0.4
         asked = Saturation(Window(begin, begin + 0.2), under_way=4)
         return await overload_client._capacity(Slow(0.05), asked, texts=3)
 
-    assert asyncio.run(measured()) == pytest.approx(80, rel=0.5)
+    answered = asyncio.run(measured())
+    assert len(answered) / 0.2 == pytest.approx(80, rel=0.5)
+    assert set(answered) == {0, 1, 2}
+
+
+def test_a_closed_loop_counts_what_it_answered_by_how_much_that_was() -> None:
+    assert requests_per_s([0, 0, 1], tokens=[10, 40], seconds=2.0) == 60 / 25 / 2
+    prompts = [Prompt([0] * 20, 80), Prompt([0] * 60, 40)]
+    # A token of an answer takes 10 ms, one of a prompt 5: 0.8 s of the mean, 0.2 s of its prompt.
+    assert prompt_weight(prompts, 1 / 0.8, 1 / 0.2) == pytest.approx(0.5)
+    given = Given("GPT", Path(), {"answers": prompts}, {"answers": [80, 40]})
+    assert given.work("answers", 0.5) == [90, 70]
+
+
+def test_of_an_answer_that_comes_after_the_arrivals_counts_what_came_before() -> None:
+    half = Seen(Arrival(0.0, 0, "a"), OK, seconds=3.0, first=1.0)
+    none = Seen(Arrival(1.5, 0, "a"), OK, seconds=2.0, first=1.0)
+    late = Seen(Arrival(0.0, 0, "a"), OK, seconds=5.0, first=1.0)
+    found = arrivals.statistics([half, none, late], 2.0, 1.0, 4.0, tokens=[50])
+    assert found["goodput_tokens_of_capacity"] == 0.25
+    assert found["goodput_of_capacity"] == 0.0
 
 
 def test_what_is_split_over_processes_stays_whole() -> None:
