@@ -106,8 +106,8 @@ def _of_model(rows: Rows) -> list[str]:
         f"closed loop, each with a deadline of {first['deadline_s']:g} s. Tokens answered "
         "within the deadline, of the closed loop's rate"
     )
-    if "prompt_weight" in first:
-        goodput += f" (a token of a prompt counts as {first['prompt_weight']:.2f})"
+    if weights := [row["prompt_weight"] for row in rows if "prompt_weight" in row]:
+        goodput += f" (a token of a prompt counts as about {median(weights):.1f})"
     return [f"{goodput}:\n\n{table(rows)}", f"The same runs:\n\n{_markdown(header, lines)}"]
 
 
