@@ -109,7 +109,8 @@ class Generated:
     prompt, None for the first, with the first piece. `index`: which of n texts. `score`, of texts
     that beam search found, with their last piece: cumulative_logprob / tokens ** length_penalty.
     `alignment`, of encoder-decoder models, with the last piece where it was asked for. Of sound
-    `segments`, with the last piece where timestamps were asked for, and the `language`, of a model
+    `segments` where timestamps were asked for, with the last piece or, of long sound, with those
+    that complete them, and the `language`, of a model
     that knows several.
     """
 

@@ -37,13 +37,14 @@ def transcribe(
 
     Args:
         audio: A WAV file of PCM (its path or its bytes), or float32 samples [n] between -1 and 1,
-            up to 30 s at 16 kHz; or a list of these, which run concurrently, answered in order.
+            at 16 kHz; or a list of these, which run concurrently, answered in order.
         language: That is spoken, by its code or English name. Default: the one that is heard.
         task: `transcribe`, or `translate` into English.
         return_timestamps: Find when each part of the text was said; with `details` in `segments`.
         details: Return `Generated` with `language` and `segments` instead of texts.
-        stream: As for `generate`, of one sound.
-        max_new_tokens: Maximum number of tokens of each text. Default: the model's.
+        stream: As for `generate`, of one sound; of one of more than 30 s a piece for each window.
+        max_new_tokens: Maximum number of tokens of each text, or of each window of 30 s.
+            Default: the model's.
         model: Its name; default: the server's only model that transcribes.
         version: Of the model; default: the server's choice.
         timeout_s: Of this call, or of each sound of a list; default: the client's.

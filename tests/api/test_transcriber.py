@@ -29,7 +29,8 @@ def sounds(count: int) -> list[np.ndarray]:
 def transcriber(tmp_path_factory) -> Iterator[Transcriber]:
     folder = tmp_path_factory.mktemp("whisper")
     tiny_whisper_folder(folder, seed=2)
-    with fusewire.Transcriber(folder, device="cpu", kv_cache_mib=1, max_sequences=4) as made:
+    options = {"kv_cache_mib": 1, "max_sequences": 4, "max_audio_seconds": 3}
+    with fusewire.Transcriber(folder, device="cpu", **options) as made:
         yield made
 
 
@@ -47,6 +48,20 @@ def test_a_list_is_answered_in_order(transcriber):
         assert one.segments[0].start is not None
         assert one.output.usage.prompt_tokens == POSITIONS
     assert len({one.text for one in found}) > 1
+
+
+def test_long_sounds_have_segments_to_their_end(transcriber):
+    """More of them than are heard at once."""
+    [noise] = sounds(1)
+    many = [np.tile(noise, 5 + index % 2) for index in range(12)]
+    found = transcriber.transcribe(many, language="de", use_tqdm=False, **ASKED)
+    assert {one.text for one in found[::2]} == {found[0].text}
+    assert {one.segments for one in found} == {None}
+    [one] = transcriber.transcribe(many[0], language="de", return_timestamps=True, **ASKED)
+    assert one.text == found[0].text == "".join(segment.text for segment in one.segments)
+    assert one.segments[-1].start > 1
+    assert one.output.usage.prompt_tokens == 5 * POSITIONS // 2
+    assert one.output.usage.completion_tokens == len(one.output.outputs[0].token_ids)
 
 
 def test_a_file_its_path_and_its_samples_are_the_same(transcriber, tmp_path: Path):
@@ -68,7 +83,7 @@ def test_a_file_its_path_and_its_samples_are_the_same(transcriber, tmp_path: Pat
         ([np.zeros(9, np.float32), b"no"], {}, r"audio\[1\]: audio: got 2 bytes that are none"),
         (["missing.wav"], {}, r"audio\[0\]: audio: got No such file or directory: missing.wav"),
         ([5], {}, r"audio\[0\]: audio: got int, wanted a WAV file"),
-        ([np.zeros(RATE + 1, np.float32)], {}, r"audio\[0\]: audio: got 16001 samples"),
+        ([np.zeros(3 * RATE + 1, np.float32)], {}, r"audio\[0\]: audio: got 48001 samples"),
         ([np.zeros(9, np.float32)], {"language": "tlh"}, "language: got 'tlh'"),
     ],
     ids=str,

@@ -47,6 +47,18 @@ def test_features_equal_transformers(tmp_path, name, bins):
     np.testing.assert_allclose(got.T, called, rtol=0, atol=LOG_MEL_FLOAT32)
 
 
+@pytest.mark.parametrize("samples", [30 * RATE + 1, 45 * RATE + 37, 60 * RATE, 61 * RATE + 159])
+def test_long_sound_has_features_as_long_as_it_is(tmp_path, samples):
+    theirs = transformers.WhisperFeatureExtractor()
+    theirs.save_pretrained(tmp_path)
+    rng = np.random.default_rng(samples)
+    sound = (rng.normal(0, 0.1, samples) * np.linspace(0, 1, samples)).astype(np.float32)
+    got = read_log_mel(tmp_path).features(sound)
+    assert got.shape == (samples // 160, 80)
+    [exact] = theirs._np_extract_fbank_features(sound[None], "cpu")
+    np.testing.assert_allclose(got.T, exact, rtol=0, atol=LOG_MEL)
+
+
 def test_a_file_with_other_sizes_is_read(tmp_path):
     theirs = transformers.WhisperFeatureExtractor(
         feature_size=40, n_fft=512, hop_length=256, chunk_length=2

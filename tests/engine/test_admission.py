@@ -437,3 +437,19 @@ def test_a_full_queue_takes_nobody():
     admission.take(3)
     with pytest.raises(QueueFull, match="got 2 sequences waiting, wanted fewer than 2"):
         admission.take(1)
+
+
+def test_what_goes_on_is_taken_and_was_counted_with_what_it_goes_on_from():
+    machine = Machine().seen(most=100, new=50)
+    alone = machine.admission._run_s(Place(1, 16, 100))
+    with_more = machine.admission._run_s(Place(1, 16, 100, later_tokens=48, later_new=300))
+    assert with_more == pytest.approx(4 * alone, rel=0.01)
+    admission = Admission(1, 1)
+    for _ in range(2):
+        admission.take(1)
+    with pytest.raises(QueueFull):
+        admission.take(1)
+    place = admission.take(1, goes_on=True)
+    admission.leave(place)
+    with pytest.raises(QueueFull):
+        admission.take(1)

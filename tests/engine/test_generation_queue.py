@@ -31,13 +31,13 @@ def run(queue: GenerationQueue) -> list[GenerationSequence]:
 def test_priority_comes_first_then_what_ran_before_then_the_deadline_then_the_rest():
     first = sequence(priority=-1)
     untimed, late, early = sequence(), sequence(deadline=9.0), sequence(deadline=3.0)
-    preempted = sequence()
+    preempted, next_window = sequence(), sequence(deadline=5.0, goes_on=True)
     preempted.started = True
     last = sequence(priority=1, deadline=1.0)
     queue = GenerationQueue()
-    for each in (untimed, late, early, last, first, preempted):
+    for each in (untimed, late, early, last, first, next_window, preempted):
         queue.add(each)
-    assert run(queue) == [first, preempted, early, late, untimed, last]
+    assert run(queue) == [first, preempted, next_window, early, late, untimed, last]
 
 
 @given(st.lists(st.floats(0.1, 10), min_size=1, max_size=30), st.integers(2, 30))

@@ -113,11 +113,15 @@ def teacher_forced_logits(
     return answers
 
 
-def tiny_whisper_folder(folder: Path, **sizes: Any) -> Any:
-    """As `tiny_whisper`, with the files that sound and text need: a letter for each word."""
+def tiny_whisper_folder(folder: Path, *, seconds: int = SECONDS, **sizes: Any) -> Any:
+    """As `tiny_whisper`, with the files that sound and text need: a letter for each word. It hears
+    so many seconds."""
+    positions = POSITIONS // SECONDS * seconds
+    vocabulary = TIMESTAMPS + positions + 1
+    sizes = {"max_source_positions": positions, "vocab_size": vocabulary, **sizes}
     model = tiny_whisper(folder, **sizes)
     extractor = transformers.WhisperFeatureExtractor(
-        feature_size=model.config.num_mel_bins, chunk_length=SECONDS
+        feature_size=model.config.num_mel_bins, chunk_length=seconds
     )
     extractor.save_pretrained(folder)
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())[:WORDS]
@@ -127,8 +131,8 @@ def tiny_whisper_folder(folder: Path, **sizes: Any) -> Any:
     special = ["endoftext", "startoftranscript", "en", "de", "fr", "translate", "transcribe"]
     special += ["startoflm", "startofprev", "nospeech", "notimestamps"]
     backend.add_special_tokens([f"<|{name}|>" for name in special])
-    stamps = [f"<|{0.02 * place:.2f}|>" for place in range(POSITIONS + 1)]
+    stamps = [f"<|{0.02 * place:.2f}|>" for place in range(positions + 1)]
     backend.add_tokens([AddedToken(stamp, normalized=False, special=False) for stamp in stamps])
-    assert backend.get_vocab_size() == VOCABULARY
+    assert backend.get_vocab_size() == vocabulary
     backend.save(str(folder / "tokenizer.json"))
     return model

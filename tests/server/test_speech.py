@@ -81,7 +81,7 @@ def server(
     folder: Path, model: Any, tmp_path_factory: pytest.TempPathFactory, device: str
 ) -> Iterator[Server]:
     root = tmp_path_factory.mktemp("repository")
-    settings = {"dtype": "float32", "max_sequences": 8}
+    settings = {"dtype": "float32", "max_sequences": 8, "max_audio_seconds": 4}
     deployment = Deployment(device=device)
     import_folder(folder, root, name="whisper", settings=settings, deployment=deployment)
     ports = {"http_port": 0, "grpc_port": 0, "metrics_port": 0, "openai_port": 0}
@@ -136,6 +136,28 @@ def test_a_text_comes_in_pieces_and_its_segments_with_the_last(client) -> None:
     assert [piece.segments for piece in pieces] == [*[None] * (len(pieces) - 1), whole.segments]
 
 
+def test_long_sound_comes_window_by_window(client, model, folder) -> None:
+    sound = np.concatenate([*sounds(), *sounds()[:1]])
+    extractor = WhisperFeatureExtractor.from_pretrained(folder)
+    features = extractor(
+        sound, sampling_rate=RATE, return_tensors="pt", truncation=False, padding="longest"
+    ).input_features
+    with torch.no_grad():
+        tokens = model.generate(
+            features, task="transcribe", return_timestamps=True, num_beams=1, **ASKED
+        )
+    found = client.transcribe(sound, return_timestamps=True, details=True, **ASKED)
+    assert found.text == words(tokens[0].tolist(), folder)
+    assert found.usage.prompt_tokens == (len(sound) // 160 + 1) // 2
+    assert found.usage.completion_tokens == tokens.shape[1]
+    pieces = list(client.transcribe(sound, stream=True, details=True, **ASKED))
+    assert len(pieces) > 2
+    assert "".join(piece.text for piece in pieces) == found.text
+    options = {"return_timestamps": True, "details": True, **ASKED}
+    pieces = list(client.transcribe(sound, stream=True, **options))
+    assert [each for piece in pieces for each in piece.segments] == found.segments
+
+
 def test_beams_samples_and_the_language_that_is_heard(client) -> None:
     asked = {name: value for name, value in ASKED.items() if name != "language"}
     found = client.transcribe(files()[0], num_beams=3, n=2, details=True, **asked)
@@ -175,7 +197,11 @@ def test_the_command_line_transcribes(server, tmp_path, transcripts, folder) -> 
         (b"ID3 no wave", {}, "audio: got .* that are none .*ffmpeg"),
         (b"", {}, "audio: got 0 bytes"),
         (spoken(np.zeros(9, np.float32), rate=8000), {}, "audio: got sound at 8000 Hz"),
-        (np.zeros(RATE + 1, np.float32), {}, "samples: got 16001 samples, 1.0 s, wanted at most"),
+        (
+            np.zeros(4 * RATE + 1, np.float32),
+            {},
+            "samples: got 64001 samples, 4.0 s, wanted at most",
+        ),
         (np.zeros(0, np.float32), {}, "samples: got"),
         (np.full(9, np.nan, np.float32), {}, "samples: got a number that is not finite"),
         (np.zeros(9, np.float32), {"language": "tlh"}, "language: got 'tlh', wanted one of"),

@@ -19,7 +19,7 @@ from tests.audio.waves import wave_file
 
 SOUND = LogMel(20, 16000, 400, 160, 1)
 SPEECH = SpeechTokens({"en": 51, "de": 52}, {"transcribe": 53, "translate": 54}, 59, 5, 0.02, 50)
-LIMITS = GenerationLimits(110, 64, 512, 8, SourceLimits(0, 50, ""), SPEECH)
+LIMITS = GenerationLimits(110, 64, 512, 8, SourceLimits(0, 50, ""), SPEECH, 2)
 PCM = (np.arange(-800, 800) * 20).astype("<i2")
 WAVE = wave_file(PCM.tobytes())
 

@@ -53,7 +53,7 @@ def answers(
                         continue
                     prompt, (checked, parameters) = prompts[pending.index], work[pending.index]
                     text = prompt if isinstance(prompt, str) else None
-                    ids = [*_ids(checked, engine)]
+                    ids = [*_ids(checked, ticket)]
                     found[pending.index] = _output(engine, text, ids, parameters, pending)
                     inputs += len(ids)
                     outputs += ticket.num_output_tokens()
@@ -95,11 +95,11 @@ def _checked(
     return work
 
 
-def _ids(prompt: CheckedPrompt | Sound, engine: GenerationEngine) -> Sequence[int]:
+def _ids(prompt: CheckedPrompt | Sound, ticket: Ticket) -> Sequence[int]:
     """Of sound the rows that the encoder makes of it."""
     if isinstance(prompt, CheckedPrompt):
         return prompt.token_ids
-    return range(0 if engine.limits.source is None else engine.limits.source.max_length)
+    return range(ticket.num_input_tokens)
 
 
 def _give(

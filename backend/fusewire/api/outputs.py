@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from fusewire.engine.continuation import Alignment, Delta, FinishReason
 from fusewire.engine.prompt_logprobs import PromptLogprobs
 from fusewire.errors import FusewireError
+from fusewire.generation.speech import Segment
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ class CompletionOutput:
     an end-of-sequence token, a stop token or a stop string, `length` at max_new_tokens or where the
     model's positions end. `logprobs`: of each token, by token id, where requested. `score`: of beam
     search, cumulative_logprob / number of tokens ** length_penalty. `alignment`: with its source,
-    where requested.
+    where requested. `segments`, of sound: what was said when.
     """
 
     index: int
@@ -39,6 +41,7 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None = None
     score: float | None = None
     alignment: Alignment | None = None
+    segments: list[Segment] | None = None
 
     @staticmethod
     def of(
@@ -47,6 +50,7 @@ class CompletionOutput:
         """From all deltas of one text; `spell` gives a token's text, where log-probabilities
         were asked for."""
         last = deltas[-1]
+        said = [delta.segments for delta in deltas if delta.segments is not None]
         return CompletionOutput(
             index,
             "".join([delta.text for delta in deltas]),
@@ -58,6 +62,7 @@ class CompletionOutput:
             else None,
             last.score,
             last.alignment,
+            [*chain(*said)] if said else None,
         )
 
 

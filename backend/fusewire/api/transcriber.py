@@ -61,6 +61,7 @@ class Transcriber:
         revision: str | None = None,
         max_sequences: int | None = None,
         kv_cache_mib: int | None = None,
+        max_audio_seconds: int | None = None,
         threads: int = 0,
     ) -> None:
         """Loads the model and allocates the KV cache.
@@ -73,6 +74,7 @@ class Transcriber:
             revision: Branch, tag or commit of a Hugging Face id.
             max_sequences: Sounds that are written down at the same time. Default: 64.
             kv_cache_mib: Memory of the KV cache. Default: as for `LLM`.
+            max_audio_seconds: Longest sound. Default: 3600.
             threads: CPU threads; 0: one for each core.
 
         Raises:
@@ -85,6 +87,7 @@ class Transcriber:
             "quantize": quantize,
             "max_sequences": max_sequences,
             "kv_cache_mib": kv_cache_mib,
+            "max_audio_seconds": max_audio_seconds,
             "threads": threads,
         }
         settings = GenerationSettings(**{name: v for name, v in given.items() if v is not None})
@@ -111,7 +114,7 @@ class Transcriber:
 
         Args:
             audio: A WAV file of PCM (its path or its bytes), or float32 samples [n] between -1 and
-                1, up to 30 s at 16 kHz; or a list of these.
+                1, at 16 kHz; or a list of these.
             language: That is spoken, by its code or English name. Default: the folder's, else the
                 one that is heard in each.
             task: `transcribe`, or `translate` into English.
@@ -152,7 +155,8 @@ class Transcriber:
         self.close()
 
     def _samples(self, audio: object) -> NDArray[np.float32]:
-        limits = self._sound.sampling_rate, self._sound.most_samples
+        rate = self._sound.sampling_rate
+        limits = rate, self.engine.limits.max_audio_seconds * rate
         if isinstance(audio, (str, Path)):
             try:
                 audio = Path(audio).read_bytes()
@@ -168,10 +172,9 @@ class Transcriber:
         return checked_samples(audio, *limits, _FIELD)
 
     def _transcript(self, output: RequestOutput, *, timed: bool) -> Transcript:
-        best, speech, decode = output.outputs[0], self.engine.speech, self.engine.tokenizer.decode
-        assert speech is not None
+        best, decode = output.outputs[0], self.engine.tokenizer.decode
         segments = [
             SpokenSegment(each.start, each.end, decode(list(each.token_ids)))
-            for each in speech.segments(best.token_ids)
+            for each in best.segments or ()
         ]
         return Transcript(best.text, output.language, segments if timed else None, output)

@@ -19,7 +19,7 @@ _RANGE = 8.0  # powers of ten below the loudest
 @dataclass(frozen=True)
 class LogMel:
     """`bins` features of each window of `n_fft` samples, `hop_length` apart, of `seconds` of sound
-    with silence behind it."""
+    with silence behind it, or of longer sound as long as it is."""
 
     bins: int
     sampling_rate: int  # Hz
@@ -36,20 +36,38 @@ class LogMel:
         return self.most_samples // self.hop_length
 
     def features(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
-        """[frames, bins] of samples [n], at most `most_samples`: log10 of the power in each band,
-        at most 8 below the loudest, plus 4, divided by 4."""
-        padded = np.zeros(self.most_samples)
-        padded[: samples.size] = samples
-        mirrored = np.pad(padded, self.n_fft // 2, mode="reflect")
+        """[frames, bins] of samples [n]: log10 of the power in each band, at most 8 below the
+        loudest, plus 4, divided by 4. Of more than `most_samples` all frames that are whole, n //
+        hop_length. Takes memory for the result, and for the spectrum of `most_samples`."""
+        if samples.size <= self.most_samples:
+            heard = min(self.frames, (samples.size + self.n_fft // 2) // self.hop_length + 1)
+            padded = np.zeros(self.most_samples, np.float32)
+            padded[: samples.size] = samples
+            samples, frames = padded, self.frames
+        else:
+            heard = frames = samples.size // self.hop_length
+        # Of silence behind what is heard.
+        log = np.full((frames, self.bins), np.log10(_LEAST_POWER))
+        for begin in range(0, heard, self.frames):
+            part = log[begin : min(begin + self.frames, heard)]
+            windows = self._windows(samples, begin, len(part))
+            spectrum = np.fft.rfft(windows * self._window, axis=-1)
+            power = (spectrum.real**2 + spectrum.imag**2) @ self._filters
+            np.log10(np.maximum(power, _LEAST_POWER), out=part)
+        np.maximum(log, log.max() - _RANGE, out=log)
+        log += 4
+        log /= 4
+        return log.astype(np.float32)
+
+    def _windows(self, samples: NDArray[np.float32], first: int, count: int) -> NDArray[np.float32]:
+        """[count, n_fft] of the frames from `first` on; the sound is mirrored at its ends."""
+        half = self.n_fft // 2
+        begin = first * self.hop_length - half
+        end = begin + (count - 1) * self.hop_length + self.n_fft
+        piece = samples[max(0, begin) : end]
+        mirrored = np.pad(piece, (max(0, -begin), max(0, end - samples.size)), mode="reflect")
         windows = np.lib.stride_tricks.sliding_window_view(mirrored, self.n_fft)
-        heard = min(self.frames, (samples.size + self.n_fft // 2) // self.hop_length + 1)
-        windows = windows[:: self.hop_length][:heard]
-        spectrum = np.fft.rfft(windows * self._window, axis=-1)
-        power = np.zeros((self.frames, self.bins))  # of silence behind what is heard
-        power[:heard] = (spectrum.real**2 + spectrum.imag**2) @ self._filters
-        log = np.log10(np.maximum(power, _LEAST_POWER))
-        log = np.maximum(log, log.max() - _RANGE)
-        return ((log + 4) / 4).astype(np.float32)
+        return windows[:: self.hop_length]
 
     @cached_property
     def _window(self) -> NDArray[np.float64]:

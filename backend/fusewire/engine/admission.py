@@ -103,16 +103,21 @@ class Admission:
         most_new: int = 1,
         priority: int = 0,
         tenant: str = "",
+        goes_on: bool = False,
+        later_tokens: float = 0,
+        later_new: int = 0,
     ) -> Place:
         """A request's sequences, all or none: QueueFull; Overloaded where they would wait too long,
-        wait and end after the deadline (time.monotonic()), or go before others that then would."""
+        wait and end after the deadline (time.monotonic()), or go before others that then would.
+        `goes_on`: from one that has just ended and counted this one's tokens as later ones, so that
+        it is taken in any case."""
         due = inf if deadline is None else deadline
-        place = Place(sequences, tokens, most_new, priority, tenant, due)
+        place = Place(sequences, tokens, most_new, priority, tenant, due, later_tokens, later_new)
         with self._lock, self._changing:
             if self._block is not None and deadline is not None:
                 self._block.silent = False
             waiting = self._taken - self._max_sequences
-            if waiting >= self._max_waiting:
+            if waiting >= self._max_waiting and not goes_on:
                 raise QueueFull(
                     f"queue: got {waiting} sequences waiting, wanted fewer than "
                     f"{self._max_waiting}; try again later, or raise max_waiting"
@@ -122,7 +127,7 @@ class Admission:
             left_s = due - place.taken_at
             if not self._taken and not self._is_refusing(place.taken_at):
                 self._before = _NOTHING
-            if left_s > 0 and min(left_s, self._max_queue_s) < inf:
+            if left_s > 0 and min(left_s, self._max_queue_s) < inf and not goes_on:
                 try:
                     self._judge(place, left_s)
                 except Overloaded:
@@ -254,7 +259,7 @@ class Admission:
         waiting = []
         for place in self._places:
             if place.runs:
-                end = now + times.left(place) * step_s
+                end = now + times.left(place) * step_s + times.later_s(place, step_s)
                 running.run(End(end, place.slots, times.pages_of(place)))
             else:
                 waiting.append(place)

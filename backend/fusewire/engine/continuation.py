@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusewire.engine.prompt_logprobs import PromptLogprobs
+from fusewire.generation.speech import Segment
 from fusewire.generation.stop_strings import StopMatcher
 from fusewire.text.detokenizer import TextStream
 
@@ -41,7 +42,8 @@ class Delta:
     were asked for, come with the first Delta of a request. `score`, of the last one of a text that
     beam search found: cumulative_logprob / num_output_tokens ** length_penalty. `alignment`, of the
     last one of a text, where it was asked for. `language`: of what was said, to a model that
-    knows several.
+    knows several. `segments`, of a model of speech: what was said when, with the last one of a
+    text, or of what it adds to the text of a sound that is longer than the model hears at once.
     """
 
     index: int
@@ -59,6 +61,7 @@ class Delta:
     alignment: Alignment | None = None
     before: Sequence[int] = ()
     language: str | None = None
+    segments: Sequence[Segment] | None = None
 
     @property
     def token_ids(self) -> list[int]:

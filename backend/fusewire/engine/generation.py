@@ -14,7 +14,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -35,18 +34,18 @@ from fusewire.engine.generation_scheduler import GenerationScheduler
 from fusewire.engine.generation_sequence import GenerationSequence
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.engine.kv_cache import KvCache, Source
-from fusewire.engine.language_detection import LanguageDetection
 from fusewire.engine.look_ahead import LookAhead
 from fusewire.engine.place import Place
 from fusewire.engine.progress import Progress
 from fusewire.engine.prompt_logprobs import PromptScorer
-from fusewire.engine.request import CLOSED, failure
+from fusewire.engine.request import CANCELLED, CLOSED, failure
 from fusewire.engine.request_preparation import RequestPreparation
 from fusewire.engine.sampling import Sampler
-from fusewire.engine.spoken import Spoken, timestamps_of, with_language
+from fusewire.engine.speech_requests import SpeechRequests
+from fusewire.engine.spoken import Spoken
 from fusewire.engine.step_costs import measure_steps
-from fusewire.engine.token_masks import OneOf
-from fusewire.errors import ConfigurationError, InvalidInput, Unavailable
+from fusewire.engine.ticket import Ticket
+from fusewire.errors import Cancelled, ConfigurationError, InvalidInput, Unavailable
 from fusewire.generation.checks import read_parameters
 from fusewire.generation.defaults import generation_config, generation_defaults
 from fusewire.generation.parameters import GenerationParameters
@@ -55,7 +54,6 @@ from fusewire.generation.prompt import (
     Sound,
     max_new_tokens,
     read_prompt,
-    read_sound,
 )
 from fusewire.generation.request import GenerationRequest
 from fusewire.generation.speech import SpeechTokens, read_speech
@@ -71,16 +69,6 @@ _log = logging.getLogger(__name__)
 # Far more than any step takes: a device that has hung must not hang the program's end.
 _LONGEST_STEP_S = 60.0
 _FORKED = "engine: got a request in a forked process, wanted it where it was loaded; load it here"
-
-
-@dataclass(frozen=True)
-class Ticket:
-    """A request that was taken."""
-
-    num_input_tokens: int
-    deadline: float | None  # see protocol.py
-    cancel: Callable[[], None]  # from any thread; what has not ended ends within a step
-    num_output_tokens: Callable[[], int]  # so far, from any thread; of a search what is certain
 
 
 class GenerationEngine:
@@ -118,15 +106,21 @@ class GenerationEngine:
         scheduler = GenerationScheduler(
             self.cache, settings.max_batch_tokens, settings.max_sequences
         )
+        detokenizer = Detokenizer(tokenizer, timestamps)
         self._preparation = RequestPreparation(
             self.folder,
             self.model,
             tokenizer,
-            Detokenizer(tokenizer, timestamps),
+            detokenizer,
             self.limits,
             settings.max_batch_tokens,
             scheduler.check,
         )
+        self._hearing = None
+        if isinstance(self.model, SpeechModel) and self.speech is not None:
+            self._hearing = SpeechRequests(
+                self.model, self.speech, self.limits, detokenizer, self._take_place
+            )
         self._check_folders_beams(scheduler)
         max_queue_s = inf if settings.max_queue_ms is None else settings.max_queue_ms / 1000
         costs = CostTable(max_batch_tokens=settings.max_batch_tokens)
@@ -163,7 +157,7 @@ class GenerationEngine:
         )
         self._asked: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._submit_lock = threading.Lock()
-        self._closing = False
+        self._closing = self._cancelling = False
         self._thread = threading.Thread(target=self._run, name="generate", daemon=True)
         self._thread.start()
         atexit.register(self.close)  # before Python takes its threads away in the middle of a step
@@ -209,8 +203,14 @@ class GenerationEngine:
         if deadline is None and self.settings.slo_ms is not None:
             deadline = time.monotonic() + self.settings.slo_ms / 1000
         prompt, field = request.prompt, request.prompt_field
-        if isinstance(prompt, Sound) or self.speech is not None:
-            return self._submit_sound(prompt, request, deadline, callback)
+        if self._hearing is not None:
+            if not isinstance(prompt, Sound):
+                wanted = "sound for a model of speech"
+                raise InvalidInput(field or "text_input", "a text", wanted, "send sound")
+            return self._hearing.submit(prompt, request, deadline, callback)
+        if isinstance(prompt, Sound):
+            wanted = "a text or ids for a model that reads no speech"
+            raise InvalidInput(field or "audio", "sound", wanted, "send a text or ids")
         if not isinstance(prompt, (Prompt, str)):  # ids need no tokenising
             prompt = read_prompt(prompt, parameters, self.tokenizer, self.limits, field)
         return self._take_place(prompt, request, deadline, callback)
@@ -224,7 +224,7 @@ class GenerationEngine:
         spoken: Spoken | None = None,
     ) -> Ticket:
         parameters, field = request.parameters, request.prompt_field
-        place = self._place(prompt, parameters, request.tenant, deadline)
+        place = self._place(prompt, parameters, request.tenant, deadline, spoken)
         try:
             if not isinstance(prompt, Prompt):
                 prompt = read_prompt(prompt, parameters, self.tokenizer, self.limits, field)
@@ -234,57 +234,13 @@ class GenerationEngine:
             self._admission.leave(place, parameters.sequences)
             raise
 
-    def _submit_sound(
-        self,
-        sound: object,
-        request: GenerationRequest,
-        deadline: float | None,
-        callback: Callable[[Event], None],
-    ) -> Ticket:
-        """To a model of speech, which hears the language first where the request names none."""
-        speech, model, parameters = self.speech, self.model, request.parameters
-        if speech is None or not isinstance(model, SpeechModel) or not isinstance(sound, Sound):
-            got, wanted = ("a text", "sound") if speech else ("sound", "a text or ids")
-            field = request.prompt_field or ("audio" if speech is None else "text_input")
-            of = "a model of speech" if speech else "a model that reads no speech"
-            raise InvalidInput(field, got, f"{wanted} for {of}", f"send {wanted}")
-        model.check_features(sound.features)
-        start = model.decoder_start_token_id
-
-        def begin(language: str | None) -> tuple[Prompt, Spoken]:
-            timestamps = parameters.return_timestamps
-            ids = [start, *speech.begin(language, parameters.task, timestamps=timestamps)]
-            prompt = read_sound(sound, parameters, self.limits, len(ids))
-            return prompt, Spoken(ids, timestamps_of(speech) if timestamps else None)
-
-        def submit(language: str | None) -> Ticket:
-            prompt, spoken = begin(language)
-            told = callback if language is None else with_language(callback, language)
-            return self._take_place(prompt, request, deadline, told, spoken)
-
-        if not speech.languages:
-            return submit(None)
-        if parameters.language is not None:
-            return submit(speech.known(parameters.language))
-        begin(next(iter(speech.languages)))  # refused now, if at all
-        one = {"max_new_tokens": 1, "priority": parameters.priority}
-        asked = read_parameters(one, self.limits)
-        detection = LanguageDetection(lambda token: submit(speech.language_of(token)), callback)
-        prompt = read_sound(sound, asked, self.limits, 1)
-        detecting = GenerationRequest(prompt, asked, tells="ids", tenant=request.tenant)
-        spoken = Spoken([start], OneOf(speech.languages.values()))
-        first = self._take_place(prompt, detecting, deadline, detection.heard, spoken)
-        detection.begun(first)
-        return replace(
-            first, cancel=detection.cancel, num_output_tokens=detection.num_output_tokens
-        )
-
     def _place(
         self,
         prompt: Prompt | str,
         parameters: GenerationParameters,
         tenant: str,
         deadline: float | None,
+        spoken: Spoken | None,
     ) -> Place:
         """Before a text is tokenised: by about how many tokens it has."""
         if isinstance(prompt, Prompt):
@@ -299,6 +255,9 @@ class GenerationEngine:
             most_new=most,
             priority=parameters.priority,
             tenant=tenant,
+            goes_on=spoken is not None and spoken.goes_on,
+            later_tokens=spoken.later_tokens if spoken else 0,
+            later_new=spoken.later_new if spoken else 0,
         )
 
     def refuse_in_front(self, block: GenerationBlock) -> None:
@@ -346,8 +305,11 @@ class GenerationEngine:
         generation, sequence = self._preparation.prepare(
             prompt, request, deadline, callback, place, spoken
         )
+        goes_on = spoken is not None and spoken.goes_on
         with self._submit_lock:  # what is put before closing is done before the loop ends
-            if self._closing:
+            if goes_on and self._cancelling:
+                raise Cancelled(CANCELLED)
+            if self._closing and not goes_on:
                 raise Unavailable(CLOSED)
             if not self._thread.is_alive():
                 raise Unavailable(_FORKED)
@@ -394,7 +356,9 @@ class GenerationEngine:
         atexit.unregister(self.close)
         self._asked.put(lambda: None)
         self._thread.join(drain_seconds)
-        self._asked.put(self._loop.cancel_all)
+        with self._submit_lock:  # of what goes on until then it has the last
+            self._cancelling = True
+            self._asked.put(self._loop.cancel_all)
         self._thread.join(_LONGEST_STEP_S)
         if self._thread.is_alive():
             _log.error(

@@ -42,8 +42,15 @@ def limits_of(
         source = _sound_limits(model, settings)
     elif isinstance(model, Seq2SeqModel):
         source = _source_limits(model, settings)
-    sequences = settings.max_sequences
-    return GenerationLimits(model.vocab_size, longest, tokens, sequences, source, speech)
+    return GenerationLimits(
+        model.vocab_size,
+        longest,
+        tokens,
+        settings.max_sequences,
+        source,
+        speech,
+        settings.max_audio_seconds,
+    )
 
 
 def _sound_limits(model: SpeechModel, settings: GenerationSettings) -> SourceLimits:

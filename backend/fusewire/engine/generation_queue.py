@@ -13,8 +13,8 @@ from fusewire.engine.tenant_queues import TenantQueues
 
 class GenerationQueue:
     """By priority; of a priority those that were preempted come first, by rank, which no deadline
-    touches any more; then those with a deadline, the earliest first; then, as tenants have their
-    turns, those without."""
+    touches any more, and those that go on from one that ended; then those with a deadline, the
+    earliest first; then, as tenants have their turns, those without."""
 
     def __init__(self) -> None:
         self._timed: list[GenerationSequence] = []  # and those that were preempted
@@ -86,11 +86,17 @@ class GenerationQueue:
 
 
 def _is_timed(sequence: GenerationSequence) -> bool:
-    return sequence.started or sequence.deadline is not None
+    return _is_on_its_way(sequence) or sequence.deadline is not None
+
+
+def _is_on_its_way(sequence: GenerationSequence) -> bool:
+    return sequence.started or sequence.goes_on
 
 
 def _order(sequence: GenerationSequence) -> tuple[int, float, tuple[int, int, int]]:
-    due = -inf if sequence.started or sequence.deadline is None else sequence.deadline
+    due = sequence.deadline
+    if _is_on_its_way(sequence) or due is None:
+        due = -inf
     return sequence.priority, due, sequence.rank
 
 

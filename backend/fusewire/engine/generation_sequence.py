@@ -36,6 +36,7 @@ class GenerationSequence:
     priority: int = 0  # lower runs first
     deadline: float | None = None  # seconds on `plan`'s clock
     begin_by: float | None = None  # expires unless it ran by then; None: by the deadline
+    goes_on: bool = False  # from one that has just ended, before those that wait
     tenant: str = ""  # who shares the machine fairly with others
     cost_s: float = 0.0  # predicted seconds of the machine, all alone
     continuations: int = 1  # sequences that go on from the prompt, this one included

@@ -53,3 +53,12 @@ class GenerationSettings(Settings):
         description="Reuse the KV pages of earlier prompts that begin with the same tokens.",
         json_schema_extra={"group": "generation"},
     )
+    max_audio_seconds: int = Field(
+        default=3600,
+        ge=1,
+        le=86400,
+        description="transcribe: longest sound. An hour takes 115 to 185 MB of memory until it is "
+        "written down, and several times as much while it is decoded. Sounds that run and wait are "
+        "at most eight times as long together; further ones are rejected.",
+        json_schema_extra={"group": "generation"},
+    )

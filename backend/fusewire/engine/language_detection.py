@@ -3,39 +3,25 @@ makes of the sound for both."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
-from typing import Protocol
 
 from fusewire.engine.branches import Event
 from fusewire.engine.continuation import Delta
 from fusewire.engine.request import failure
+from fusewire.engine.request_chain import Link, RequestChain
 from fusewire.errors import FusewireError
-
-
-class _Ticket(Protocol):
-    @property
-    def cancel(self) -> Callable[[], None]: ...
-    @property
-    def num_output_tokens(self) -> Callable[[], int]: ...
 
 
 class LanguageDetection:
     """Takes the events of the first request; the second one's go to the callback."""
 
-    def __init__(self, go_on: Callable[[int], _Ticket], callback: Callable[[Event], None]) -> None:
+    def __init__(self, go_on: Callable[[int], Link], callback: Callable[[Event], None]) -> None:
         """`go_on`: submits the second request, once the token of the language is known."""
         self._go_on = go_on
         self._callback = callback
-        self._lock = threading.Lock()
-        self._tickets: list[_Ticket] = []
-        self._second: _Ticket | None = None
-        self._cancelled = False
-
-    def begun(self, first: _Ticket) -> None:
-        """Before the first request's ticket is given away; its events may have come."""
-        with self._lock:
-            self._tickets.append(first)
+        self._chain = RequestChain()
+        self._heard = False
+        self.begun, self.cancel = self._chain.begun, self._chain.cancel
 
     def heard(self, event: Event) -> None:
         """In the engine's thread."""
@@ -43,26 +29,14 @@ class LanguageDetection:
             self._callback(event)
             return
         assert isinstance(event, Delta)
-        assert event.token is not None
+        token = event.token
+        assert token is not None
         try:
-            second = self._go_on(event.token)
+            self._chain.follow(lambda: self._go_on(token))
+            self._heard = True
         except Exception as error:
             self._callback(failure(error))
-            return
-        with self._lock:
-            self._second = second
-            cancelled = self._cancelled
-        if cancelled:
-            second.cancel()
-
-    def cancel(self) -> None:
-        """From any thread; whichever of the two requests runs ends."""
-        with self._lock:
-            self._cancelled = True
-            tickets = [*self._tickets, *([] if self._second is None else [self._second])]
-        for ticket in tickets:
-            ticket.cancel()
 
     def num_output_tokens(self) -> int:
         """Of the second request."""
-        return 0 if self._second is None else self._second.num_output_tokens()
+        return self._chain.num_output_tokens() if self._heard else 0

@@ -18,6 +18,10 @@ class Place:
     priority: int = 0  # lower runs first
     tenant: str = ""
     deadline: float = inf
+    # Of requests that go on from it with its slots: tokens of their prompts and sources, and those
+    # that each of their sequences may generate.
+    later_tokens: float = 0
+    later_new: int = 0
     taken_at: float = -inf
     # When it has to run to end in time; None: it need not wait, or has all time.
     begin_by: float | None = None

@@ -94,6 +94,7 @@ class RequestPreparation:
             priority=parameters.priority,
             deadline=deadline,
             begin_by=place.begin_by,
+            goes_on=spoken is not None and spoken.goes_on,
             tenant=place.tenant,
             cost_s=place.cost_s,
             continuations=1 if parameters.searches else parameters.sequences,

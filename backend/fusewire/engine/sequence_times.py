@@ -68,7 +68,8 @@ class SequenceTimes:
     def need(self, place: Place, sequences: int) -> Need:
         """Of one that waits, where so many are here."""
         prompt_s = self.costs.share(place.tokens, 0.0)
-        run_s, pages = self.left(place) * self.step_s(sequences), self.pages_of(place)
+        step_s, pages = self.step_s(sequences), self.pages_of(place)
+        run_s = self.left(place) * step_s + self.later_s(place, step_s)
         part = max(place.slots / self.max_sequences, pages / self.pages)
         return Need(place.slots, pages, prompt_s, run_s, prompt_s + part * run_s)
 
@@ -76,4 +77,11 @@ class SequenceTimes:
         """From when it begins to run until its last sequence ends, where so many are here."""
         if not self.known:
             return 0.0
-        return self.costs.share(place.tokens, 0.0) + self.left(place) * self.step_s(sequences)
+        step_s = self.step_s(sequences)
+        begun_s = self.costs.share(place.tokens, 0.0) + self.left(place) * step_s
+        return begun_s + self.later_s(place, step_s)
+
+    def later_s(self, place: Place, step_s: float) -> float:
+        """That those take which go on from it."""
+        new = self.share * place.later_new
+        return self.costs.share(place.later_tokens, 0.0) + new * step_s

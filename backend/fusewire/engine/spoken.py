@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,6 +16,11 @@ from fusewire.generation.speech import SpeechTokens
 class Spoken:
     begin: list[int]  # what the decoder begins with
     mask: TokenMask | None
+    goes_on: bool = False  # with the place of a request of the same sound that has just ended
+    # Of the requests of the same sound behind it: positions that they read, and tokens that each of
+    # their sequences may generate.
+    later_tokens: int = 0
+    later_new: int = 0
 
 
 def timestamps_of(speech: SpeechTokens) -> Timestamps:
@@ -27,6 +33,22 @@ def with_language(callback: Callable[[Event], None], language: str) -> Callable[
     def told(event: Event) -> None:
         if isinstance(event, Delta):
             event.language = language
+        callback(event)
+
+    return told
+
+
+def with_segments(
+    callback: Callable[[Event], None], speech: SpeechTokens
+) -> Callable[[Event], None]:
+    """The last Delta of each text has its segments."""
+    said: defaultdict[int, list[int]] = defaultdict(list)
+
+    def told(event: Event) -> None:
+        if isinstance(event, Delta):
+            said[event.index] += event.token_ids
+            if event.finish_reason is not None:
+                event.segments = [*speech.segments(said.pop(event.index))]
         callback(event)
 
     return told

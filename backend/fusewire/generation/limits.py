@@ -27,6 +27,7 @@ class GenerationLimits:
     max_sequences: int  # that run at once
     source: SourceLimits | None = None  # of an encoder-decoder model
     speech: SpeechTokens | None = None  # of one whose sources are sound
+    max_audio_seconds: int = 0  # of such a source
 
     def longest_prompt(self, max_new_tokens: int | None) -> int:
         """In tokens: it leaves room for a new one, unless none is wanted."""

@@ -43,7 +43,7 @@ def read(
 ) -> TranscribeRequest:
     """A request from its tensors and its parameters; InvalidInput names what is wrong. Segments are
     of timestamps, which are looked for where the request does not say otherwise. Takes some 0.1 s
-    for 30 s of sound."""
+    for each 30 s of sound."""
     for name in inputs:
         if name not in _INPUTS:
             raise InvalidInput(name, "an unknown tensor", f"one of {', '.join(_INPUTS)}", "drop it")
@@ -56,7 +56,8 @@ def read(
     if "segments" in wanted and values.get("return_timestamps") is None:
         values["return_timestamps"] = True
     asked = read_parameters(values, limits, defaults)
-    samples = read_sound(given[0], inputs[given[0]], sound)
+    most_samples = limits.max_audio_seconds * sound.sampling_rate
+    samples = read_sound(given[0], inputs[given[0]], sound.sampling_rate, most_samples)
     return TranscribeRequest(
         Sound(sound.features(samples)),
         asked,
@@ -67,10 +68,12 @@ def read(
     )
 
 
-def read_sound(field: str, array: NDArray[Any], sound: LogMel) -> NDArray[np.float32]:
+def read_sound(
+    field: str, array: NDArray[Any], sampling_rate: int, most_samples: int
+) -> NDArray[np.float32]:
     """The samples of a tensor: a file, as it is or in base64, or numbers. InvalidInput."""
     if field == "samples":
-        return checked_samples(array, sound.sampling_rate, sound.most_samples, field)
+        return checked_samples(array, sampling_rate, most_samples, field)
     data = single({field: array}, field)
     if isinstance(data, str):
         data = data.encode(errors="replace")
@@ -80,4 +83,4 @@ def read_sound(field: str, array: NDArray[Any], sound: LogMel) -> NDArray[np.flo
     if not data.startswith(_WAVE):
         with contextlib.suppress(binascii.Error):  # neither: the file's error says what is wanted
             data = base64.b64decode(data, validate=True)
-    return decode_wave(data, sound.sampling_rate, sound.most_samples, field)
+    return decode_wave(data, sampling_rate, most_samples, field)

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from fusewire.engine.continuation import Alignment, Delta
 from fusewire.engine.prompt_logprobs import PromptLogprobs
+from fusewire.generation.speech import Segment
 from fusewire.tasks.generate import GenerateRequest
 
 Outputs = dict[str, NDArray[Any]]
@@ -31,9 +32,9 @@ class Generated:
         request: GenerateRequest,
         num_input_tokens: int,
         spell: Callable[[int], str],
-        segments: Callable[[Sequence[int]], list[dict[str, Any]]] = lambda token_ids: [],
+        decode: Callable[[Sequence[int]], str] = lambda token_ids: "",
     ) -> None:
-        """`spell`: a token's text, for log-probabilities. `segments`: of all tokens of a text."""
+        """`spell`: a token's text, for log-probabilities. `decode`: that of a segment's tokens."""
         count = request.parameters.n
         self._request = request
         self._num_input_tokens = num_input_tokens
@@ -47,9 +48,9 @@ class Generated:
         self._cumulative = [0.0] * count
         self._scores: dict[int, float] = {}  # of the texts that beam search has found
         self._alignments = ["null"] * count  # with the last piece of each
-        self._of_segments = segments
-        self._said: list[list[int]] = [[] for _ in range(count)]  # tokens, where segments are asked
-        self._segments = ["null"] * count  # as alignments
+        self._decode = decode
+        # With the piece that completes them; None of one that completes none.
+        self._segments: list[list[dict[str, Any]] | None] = [None] * count
         self._language = ""
         self._pending: set[int] = set()  # of which texts there is something to send
         self._open = set(range(count))
@@ -75,14 +76,12 @@ class Generated:
         if delta.alignment is not None and "alignment" in self._request.returned:
             self._alignments[index] = _alignment_json(delta.alignment)
         self._language = delta.language or ""
-        if "segments" in self._request.returned:
-            self._said[index] += delta.token_ids
-            if delta.finish_reason is not None:
-                self._segments[index] = json.dumps(self._of_segments(self._said[index]))
-        if delta.token is not None:
-            self._tokens[index] += 1
-            if "logprobs" in self._request.returned:
-                self._logprobs[index].append(self._alternatives(delta.token, delta))
+        if delta.segments is not None and "segments" in self._request.returned:
+            said = [self._segment(each) for each in delta.segments]
+            self._segments[index] = [*(self._segments[index] or []), *said]
+        self._tokens[index] += len(delta.token_ids)
+        if delta.token is not None and "logprobs" in self._request.returned:
+            self._logprobs[index].append(self._alternatives(delta.token, delta))
         if delta.prompt_logprobs is not None and "prompt_logprobs" in self._request.returned:
             self._prompt_logprobs = self._prompt_json(delta.prompt_logprobs)
         if delta.finish_reason is not None:
@@ -104,14 +103,14 @@ class Generated:
             "num_output_tokens": np.array(self._tokens, np.uint32),
             "prompt_logprobs": _strings([self._prompt_logprobs]),
             "alignment": _strings(self._alignments),
-            "segments": _strings(self._segments),
+            "segments": _strings([json.dumps(each) for each in self._segments]),
             "language": _strings([self._language]),
         }
         count = len(self._texts)
         self._texts, self._tokens = [""] * count, [0] * count
         self._logprobs = [[] for _ in range(count)]
         self._prompt_logprobs, self._alignments = "null", ["null"] * count
-        self._segments = ["null"] * count
+        self._segments = [None] * count
         self._pending.clear()
         self.ready = False
         returned = self._request.returned
@@ -123,6 +122,10 @@ class Generated:
             return {}
         scores = [self._scores[index] for index in range(len(self._texts))]
         return {"sequences_scores": np.array(scores, np.float32)}
+
+    def _segment(self, segment: Segment) -> dict[str, Any]:
+        text = self._decode(segment.token_ids)
+        return {"start": segment.start, "end": segment.end, "text": text}
 
     def _json(self, tokens: list[dict[int, dict[str, Any]]]) -> str:
         return "null" if self._request.parameters.logprobs is None else json.dumps(tokens)

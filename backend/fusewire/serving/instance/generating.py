@@ -7,7 +7,6 @@ those with messages, which a worker process renders, and those with sound.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -140,21 +139,8 @@ class Texts:
             self._request,
             ticket.num_input_tokens,
             lambda token: self._engine.tokenizer.decode([token]),
-            self._segments,
+            lambda token_ids: self._engine.tokenizer.decode(list(token_ids)),
         )
-
-    def _segments(self, token_ids: Sequence[int]) -> list[dict[str, Any]]:
-        """What was said when, of a text that has ended."""
-        if self._engine.speech is None:
-            return []
-        return [
-            {
-                "start": segment.start,
-                "end": segment.end,
-                "text": self._engine.tokenizer.decode(list(segment.token_ids)),
-            }
-            for segment in self._engine.speech.segments(token_ids)
-        ]
 
     @property
     def ready(self) -> bool:

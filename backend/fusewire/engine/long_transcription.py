@@ -1,0 +1,116 @@
+"""A sound that is longer than the model hears at once: a request for each window of it, which
+begins where the text of the one before ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fusewire.engine.branches import Event
+from fusewire.engine.continuation import Delta
+from fusewire.engine.request import failure
+from fusewire.engine.request_chain import Link, RequestChain
+from fusewire.errors import FusewireError
+from fusewire.generation.speech import SpeechTokens
+from fusewire.generation.speech_windows import segments_at, window_of
+from fusewire.text.detokenizer import TextStream
+
+
+@dataclass(frozen=True)
+class LongSound:
+    """Features [frames, bins], of which the model hears `window` frames at once."""
+
+    features: NDArray[np.float32]
+    window: int
+    frames_per_position: int
+
+    @property
+    def frames(self) -> int:
+        return len(self.features)
+
+    @property
+    def positions(self) -> int:
+        """That the encoder makes of it."""
+        return -(-self.frames // self.frames_per_position)
+
+    def at(self, frame: int) -> NDArray[np.float32]:
+        """The window from there on; what is missing behind the end is 0, as transformers has it."""
+        heard = self.features[frame : frame + self.window]
+        return np.pad(heard, ((0, self.window - len(heard)), (0, 0)))
+
+    def windows_from(self, frame: int) -> int:
+        """At least, to its end."""
+        return -(-(self.frames - frame) // self.window)
+
+
+@dataclass
+class LongTranscription:
+    """Takes the events of its requests, whose text is not wanted, and gives one Delta for each
+    window: what is kept of its tokens, with their text and segments."""
+
+    sound: LongSound
+    speech: SpeechTokens
+    text: TextStream
+    # Submits the request for a window that begins at a frame; `heard` gets its events.
+    write: Callable[[int], Link]
+    callback: Callable[[Event], None]
+
+    chain: RequestChain = field(init=False, default_factory=RequestChain)
+    _frame: int = field(init=False, default=0)  # where the window that is heard begins
+    _tokens: list[int] = field(init=False, default_factory=list)  # of that window
+    _kept: int = field(init=False, default=0)  # tokens of those before
+    _cached: int = field(init=False, default=0)  # positions
+    _logprob: float = field(init=False, default=0.0)
+
+    def heard(self, event: Event) -> None:
+        """In the engine's thread."""
+        if isinstance(event, FusewireError):
+            self.callback(event)
+            return
+        self._tokens += event.token_ids
+        if event.finish_reason is None:
+            return
+        delta = self._ended(event)
+        self.callback(delta)
+        if delta.finish_reason is None:
+            try:
+                self.chain.follow(lambda: self.write(self._frame))
+            except Exception as error:
+                self.callback(failure(error))
+
+    def num_output_tokens(self) -> int:
+        return self._kept + self.chain.num_output_tokens()
+
+    def _ended(self, last: Delta) -> Delta:
+        """What a window adds; the next one begins behind it."""
+        sound, speech = self.sound, self.speech
+        window, self._tokens = window_of(self._tokens, speech), []
+        kept = window.token_ids
+        seconds_per_frame = speech.seconds_per_position / sound.frames_per_position
+        frames = min(sound.window, sound.frames - self._frame)
+        segments = segments_at(
+            window, self._frame * seconds_per_frame, frames * seconds_per_frame, speech
+        )
+        if window.advance is not None:
+            frames = sound.frames_per_position * window.advance
+        self._frame += frames
+        self._kept += len(kept)
+        self._cached = min(self._cached + last.num_cached_tokens, sound.positions)
+        self._logprob += last.cumulative_logprob
+        over = self._frame >= sound.frames
+        return Delta(
+            index=0,
+            text=self.text.steps(kept) + (self.text.flush() if over else ""),
+            token=kept[-1] if kept else None,
+            logprob=0.0,
+            top_logprobs=(),
+            cumulative_logprob=self._logprob,
+            num_output_tokens=self._kept,
+            finish_reason=last.finish_reason if over else None,
+            num_cached_tokens=self._cached,
+            before=kept[:-1],
+            segments=segments,
+        )

@@ -1,0 +1,213 @@
+"""Requests for what is said in a sound, as the requests for texts that they become: one, one that
+hears the language in front of it, and one for each window of a long sound."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Protocol
+
+from fusewire.engine.branches import Event
+from fusewire.engine.held_sound import HeldSound
+from fusewire.engine.language_detection import LanguageDetection
+from fusewire.engine.long_transcription import LongSound, LongTranscription
+from fusewire.engine.spoken import Spoken, timestamps_of, with_language, with_segments
+from fusewire.engine.ticket import Ticket
+from fusewire.engine.token_masks import OneOf
+from fusewire.errors import InvalidInput
+from fusewire.generation.checks import read_parameters
+from fusewire.generation.limits import GenerationLimits
+from fusewire.generation.parameters import GenerationParameters
+from fusewire.generation.prompt import Prompt, Sound, read_sound
+from fusewire.generation.request import GenerationRequest
+from fusewire.generation.speech import SpeechTokens
+from fusewire.models import SpeechModel
+from fusewire.text.detokenizer import Detokenizer
+
+# What a text in parts has not -> what it may be.
+_OF_ONE_WINDOW = {"n": 1, "best_of": None, "stop": (), "stop_token_ids": (), "logprobs": None}
+
+
+# Sounds of the greatest length that run and wait at once.
+_MOST_HELD = 8
+
+
+class TakePlace(Protocol):
+    def __call__(
+        self,
+        prompt: Prompt,
+        request: GenerationRequest,
+        deadline: float | None,
+        callback: Callable[[Event], None],
+        spoken: Spoken,
+    ) -> Ticket: ...
+
+
+class SpeechRequests:
+    """To one model. From any thread."""
+
+    def __init__(
+        self,
+        model: SpeechModel,
+        speech: SpeechTokens,
+        limits: GenerationLimits,
+        detokenizer: Detokenizer,
+        take_place: TakePlace,
+    ) -> None:
+        """`take_place`: submits one to the engine."""
+        self._model = model
+        self._speech = speech
+        self._limits = limits
+        self._detokenizer = detokenizer
+        self._take_place = take_place
+        self._held = HeldSound(_MOST_HELD * limits.max_audio_seconds)
+
+    def submit(
+        self,
+        sound: Sound,
+        request: GenerationRequest,
+        deadline: float | None,
+        callback: Callable[[Event], None],
+    ) -> Ticket:
+        """As the engine's. Of a model that knows several languages it hears the language first
+        where the request names none."""
+        parameters, window = request.parameters, self._model.features_shape[0]
+        long = LongSound(sound.features, window, window // self._model.max_source_length)
+        if sound.features.ndim != 2 or long.frames <= window:
+            self._model.check_features(sound.features)
+            return self._submit_checked(sound, None, request, deadline, callback)
+        seconds = long.frames * self._speech.seconds_per_position / long.frames_per_position
+        self._check_long(parameters, long, seconds)
+        self._held.take(seconds)
+        told = self._held.until_the_end(seconds, callback)
+        try:
+            return self._submit_checked(Sound(long.at(0)), long, request, deadline, told)
+        except BaseException:
+            self._held.leave(seconds)
+            raise
+
+    def _submit_checked(
+        self,
+        first: Sound,
+        long: LongSound | None,
+        request: GenerationRequest,
+        deadline: float | None,
+        callback: Callable[[Event], None],
+    ) -> Ticket:
+        """`first`: the window that a sound begins with, which is all of it unless it is `long`."""
+        speech, parameters = self._speech, request.parameters
+
+        def submit(language: str | None, *, goes_on: bool = False) -> Ticket:
+            told = callback if language is None else with_language(callback, language)
+            if long is not None:
+                return self._submit_long(long, language, request, deadline, told, goes_on)
+            prompt, spoken = self._begin(first, language, parameters, goes_on=goes_on)
+            told = with_segments(told, speech)
+            return self._take_place(prompt, request, deadline, told, spoken)
+
+        if not speech.languages:
+            return submit(None)
+        if parameters.language is not None:
+            return submit(speech.known(parameters.language))
+        # Refused now, if at all.
+        prompt, _ = self._begin(first, next(iter(speech.languages)), parameters)
+        windows = 1 if long is None else long.windows_from(0)
+        asked = read_parameters(
+            {"max_new_tokens": 1, "priority": parameters.priority}, self._limits
+        )
+        spoken = Spoken(
+            [self._model.decoder_start_token_id],
+            OneOf(speech.languages.values()),
+            later_tokens=(windows - 1) * self._model.max_source_length,
+            later_new=windows * prompt.max_new_tokens,
+        )
+        detection = LanguageDetection(
+            lambda token: submit(speech.language_of(token), goes_on=True), callback
+        )
+        hearing = GenerationRequest(first, asked, tells="ids", tenant=request.tenant)
+        heard = read_sound(first, asked, self._limits, 1)
+        ticket = self._take_place(heard, hearing, deadline, detection.heard, spoken)
+        detection.begun(ticket)
+        prompt_tokens = ticket.num_input_tokens if long is None else long.positions
+        return replace(
+            ticket,
+            num_input_tokens=prompt_tokens,
+            cancel=detection.cancel,
+            num_output_tokens=detection.num_output_tokens,
+        )
+
+    def _submit_long(
+        self,
+        sound: LongSound,
+        language: str | None,
+        request: GenerationRequest,
+        deadline: float | None,
+        callback: Callable[[Event], None],
+        goes_on: bool,
+    ) -> Ticket:
+        parameters = request.parameters.model_copy(update={"return_timestamps": True})
+        asked = replace(request, parameters=parameters, tells="ids")
+
+        def write(frame: int) -> Ticket:
+            prompt, spoken = self._begin(
+                Sound(sound.at(frame)),
+                language,
+                parameters,
+                goes_on=goes_on or frame > 0,
+                windows_behind=sound.windows_from(frame) - 1,
+            )
+            return self._take_place(prompt, asked, deadline, transcription.heard, spoken)
+
+        text = self._detokenizer.start(skip_special_tokens=parameters.skip_special_tokens)
+        transcription = LongTranscription(sound, self._speech, text, write, callback)
+        first = write(0)
+        transcription.chain.begun(first)
+        return Ticket(
+            sound.positions,
+            deadline,
+            transcription.chain.cancel,
+            transcription.num_output_tokens,
+        )
+
+    def _begin(
+        self,
+        sound: Sound,
+        language: str | None,
+        parameters: GenerationParameters,
+        *,
+        goes_on: bool = False,
+        windows_behind: int = 0,
+    ) -> tuple[Prompt, Spoken]:
+        speech, timestamps = self._speech, parameters.return_timestamps
+        begin = speech.begin(language, parameters.task, timestamps=timestamps)
+        ids = [self._model.decoder_start_token_id, *begin]
+        prompt = read_sound(sound, parameters, self._limits, len(ids))
+        return prompt, Spoken(
+            ids,
+            timestamps_of(speech) if timestamps else None,
+            goes_on,
+            windows_behind * self._model.max_source_length,
+            windows_behind * prompt.max_new_tokens,
+        )
+
+    def _check_long(
+        self, parameters: GenerationParameters, sound: LongSound, seconds: float
+    ) -> None:
+        """InvalidInput where there is too much of it, features are wrong, or the request asks for
+        what only one window has."""
+        most = self._limits.max_audio_seconds
+        if seconds > most:
+            wanted = f"at most {most} s (max_audio_seconds)"
+            raise InvalidInput("audio", f"{seconds:.1f} s of sound", wanted, "send it in parts")
+        for frame in range(0, sound.frames, sound.window):
+            self._model.check_features(sound.at(frame))
+        longest = f"{sound.window * seconds / sound.frames:g} s"
+        remedy = f"leave it out, or cut the sound into parts of {longest}"
+        if "return_timestamps" in parameters.model_fields_set and not parameters.return_timestamps:
+            wanted = f"true for sound of more than {longest}, whose parts begin at timestamps"
+            raise InvalidInput("return_timestamps", "false", wanted, remedy)
+        for name, off in _OF_ONE_WINDOW.items():
+            if getattr(parameters, name) != off:
+                wanted = f"{'1' if name == 'n' else 'none'} for sound of more than {longest}"
+                named = parameters.named(name)
+                raise InvalidInput(named, getattr(parameters, name), wanted, remedy)

@@ -1,0 +1,261 @@
+"""Sound of many windows is written down as transformers' sequential decoding has it, whatever runs
+beside it."""
+
+from __future__ import annotations
+
+import queue
+import random
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from fusewire.engine.branches import Event
+from fusewire.engine.continuation import Delta
+from fusewire.engine.generation import GenerationEngine
+from fusewire.engine.generation_settings import GenerationSettings
+from fusewire.errors import DeadlineExceeded, InvalidInput, QueueFull, Unavailable
+from fusewire.generation.prompt import Sound
+from fusewire.generation.request import GenerationRequest
+from numpy.typing import NDArray
+
+from tests.engine.generating import (
+    ANSWER_TIMEOUT_S,
+    Answer,
+    Cancelling,
+    ask,
+    between_steps,
+    held,
+    pass_steps,
+)
+from tests.models.tiny_whisper import BINS, EOS, as_transformers, tiny_whisper_folder
+from tests.places import CPU, GPU_FP32
+
+LIVELY: dict[str, Any] = {"repetition_penalty": 1.6, "no_repeat_ngram_size": 3}
+ASKED: dict[str, Any] = {"language": "de", "task": "transcribe", "max_new_tokens": 24, **LIVELY}
+SEED = 2
+WINDOW = 100  # frames of a second, which the model hears
+
+
+def settings(**more: Any) -> GenerationSettings:
+    return GenerationSettings(**{"max_sequences": 8, "kv_cache_mib": 1, **more})
+
+
+def sounds(lengths: list[int], seed: int = 0) -> list[NDArray[np.float32]]:
+    """[frames, bins] each."""
+    rng = np.random.default_rng(seed)
+    return [rng.normal(0, 0.6, (frames, BINS)).astype(np.float32) for frames in lengths]
+
+
+def written_by(model: Any, features: NDArray[np.float32], **options: Any) -> tuple[Any, list[int]]:
+    """Segments and tokens of transformers."""
+    device = next(model.parameters()).device
+    with torch.no_grad():
+        out = model.generate(
+            as_transformers(features, device),
+            return_timestamps=True,
+            return_segments=True,
+            do_sample=False,
+            **{"num_beams": 1, **options},
+        )
+    return out["segments"][0], out["sequences"][0].tolist()
+
+
+def tokens_of(answer: Answer) -> list[int]:
+    return [token for delta in answer.deltas for token in delta.token_ids]
+
+
+def times_of(answer: Answer) -> list[tuple[float | None, float | None]]:
+    return [(each.start, each.end) for delta in answer.deltas for each in delta.segments or ()]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    found: Path = tmp_path_factory.mktemp("whisper")
+    tiny_whisper_folder(found, seed=SEED)
+    return found
+
+
+@pytest.fixture(scope="module")
+def engine(folder) -> Iterator[GenerationEngine]:
+    with GenerationEngine(folder, settings()) as engine:
+        yield engine
+
+
+@pytest.mark.parametrize("place", [CPU, GPU_FP32], indirect=True)
+@pytest.mark.parametrize("num_beams", [1, 3])
+def test_texts_are_those_of_transformers(tmp_path, num_beams, place):
+    """Of many windows, arriving at any time, in languages that are named and heard, some of them
+    cancelled in one of their windows."""
+    reference = tiny_whisper_folder(tmp_path, seed=SEED).to(place.device)
+    chosen = random.Random(num_beams)
+    lengths = [chosen.randint(WINDOW + 1, 7 * WINDOW) for _ in range(6)]
+    with GenerationEngine(tmp_path, settings(dtype=place.dtype), place.device) as engine:
+        cancelling = Cancelling(engine)
+        asked = []
+        for features in sounds(lengths):
+            options = {
+                **ASKED,
+                "language": chosen.choice([None, "de", "fr"]),
+                "task": chosen.choice(["transcribe", "translate"]),
+                "num_beams": num_beams,
+            }
+            asked.append((features, options, ask(engine, Sound(features), **options)[0]))
+            cancelling.ask(chosen.randint(1, 60), Sound(sounds([500], 9)[0]), **options)
+            pass_steps(engine, chosen.randint(1, 4))
+        for features, options, answer in asked:
+            answer.finish()
+            segments, tokens = written_by(reference, features, **options)
+            assert tokens_of(answer) == tokens
+            assert len(answer.deltas) >= 2
+            assert answer.text() == engine.tokenizer.decode([t for t in tokens if t < EOS])
+            theirs = [(float(each["start"]), float(each["end"])) for each in segments]
+            ours = times_of(answer)
+            assert len(ours) == len([each for each in segments if (each["tokens"] < EOS).any()])
+            # Of a window without a pair of timestamps they begin where it begins.
+            assert {*np.round(theirs, 6)[:, 1]} >= {end for _, end in ours}
+        assert between_steps(engine, lambda: engine.cache.used) == 0
+        assert engine._hearing._held.seconds == pytest.approx(0)
+
+
+def test_thirty_seconds_are_heard_at_once(tmp_path):
+    """As of the published models."""
+    reference = tiny_whisper_folder(tmp_path, seed=4, seconds=30, max_target_positions=96)
+    with GenerationEngine(tmp_path, settings(kv_cache_mib=8)) as engine:
+        options = {**ASKED, "max_new_tokens": 60}
+        for features in sounds([3500, 9000]):
+            answer = ask(engine, Sound(features), **options)[0].finish()
+            _, tokens = written_by(reference, features, **options)
+            assert tokens_of(answer) == tokens
+            assert len(answer.deltas) > 1
+
+
+def test_a_text_comes_window_by_window(engine):
+    [features] = sounds([450])
+    answer, ticket = ask(engine, Sound(features), **ASKED)
+    answer.finish()
+    assert len(answer.deltas) >= 5
+    assert [delta.finish_reason for delta in answer.deltas[:-1]] == [None] * (
+        len(answer.deltas) - 1
+    )
+    assert ticket.num_input_tokens == 225
+    assert answer.deltas[-1].num_output_tokens == len(tokens_of(answer))
+    starts = [start for start, _ in times_of(answer)]
+    assert starts == sorted(starts)
+    assert starts[-1] > 3
+    assert {delta.language for delta in answer.deltas} == {"de"}
+
+
+def test_a_sound_keeps_its_turn_until_it_ends(folder):
+    """Its windows go before requests that came later; it is refused at once or not at all."""
+    ended: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def submit(engine: GenerationEngine, name: str, frames: int) -> None:
+        def note(event: Event) -> None:
+            assert isinstance(event, Delta)
+            if event.finish_reason is not None:
+                ended.put(name)
+
+        request = GenerationRequest(Sound(sounds([frames])[0]), engine.parameters(**ASKED))
+        engine.submit(request, None, note)
+
+    with GenerationEngine(folder, settings(max_sequences=1, max_waiting=2)) as engine:
+        with held(engine):
+            submit(engine, "long", 450)
+            submit(engine, "short", WINDOW)
+            submit(engine, "longer", 700)
+            with pytest.raises(QueueFull):
+                submit(engine, "another", 450)
+        names = [ended.get(timeout=ANSWER_TIMEOUT_S) for _ in range(3)]
+        assert names == ["long", "short", "longer"]
+        assert between_steps(engine, lambda: engine._admission._taken) == 0
+
+
+def test_cancelling_ends_the_window_that_is_heard_and_what_follows(engine):
+    with held(engine):
+        answer, ticket = ask(engine, Sound(sounds([700])[0]), **ASKED)
+    answer.next()
+    ticket.cancel()
+    assert answer.finish().cancelled
+    assert len(answer.deltas) < 7
+    assert between_steps(engine, lambda: engine.cache.used) == 0
+    assert engine._hearing._held.seconds == 0
+
+
+def test_the_deadline_is_that_of_all_windows(engine):
+    asked = engine.parameters(**{**ASKED, "timeout_seconds": 1e-9})
+    answer = Answer(asked)
+    request = GenerationRequest(Sound(sounds([700])[0]), asked)
+    engine.submit(request, None, answer.events.put)
+    with pytest.raises(DeadlineExceeded):
+        answer.finish()
+    asked = engine.parameters(**ASKED)
+    answer = Answer(asked)
+    with held(engine):
+        engine.submit(
+            GenerationRequest(Sound(sounds([3000])[0]), asked),
+            time.monotonic() + 0.2,
+            answer.events.put,
+        )
+    with pytest.raises(DeadlineExceeded):
+        answer.finish()
+
+
+def test_a_sound_is_written_down_to_its_end_while_the_engine_closes(folder):
+    engine = GenerationEngine(folder, settings())
+    answer = ask(engine, Sound(sounds([450])[0]), **ASKED)[0]
+    engine.close(drain_seconds=30)
+    assert answer.finish().finish_reason() is not None
+    with pytest.raises(Unavailable):
+        ask(engine, Sound(sounds([450])[0]), **ASKED)
+
+
+def test_closing_without_a_drain_ends_it(folder):
+    engine = GenerationEngine(folder, settings())
+    with held(engine):
+        answer = ask(engine, Sound(sounds([3000])[0]), **ASKED)[0]
+    answer.next()
+    engine.close()
+    assert answer.finish().cancelled
+
+
+NOTHING = sounds([250])[0]
+NAN_AT_LAST = NOTHING.copy()
+NAN_AT_LAST[-1, -1] = np.nan
+
+
+@pytest.mark.parametrize(
+    ("features", "parameters", "message"),
+    [
+        (NOTHING, {"return_timestamps": False}, "return_timestamps: got false, wanted true for"),
+        (NOTHING, {"n": 2, "temperature": 1}, "n: got 2, wanted 1 for sound of more than 1 s"),
+        (NOTHING, {"best_of": 2, "temperature": 1}, "best_of: got 2, wanted none for sound"),
+        (NOTHING, {"stop": "a"}, "stop: got .*wanted none for sound of more than 1 s"),
+        (NOTHING, {"stop_token_ids": [5]}, "stop_token_ids: got"),
+        (NOTHING, {"logprobs": 1}, "logprobs: got 1, wanted none"),
+        (NOTHING, {"max_new_tokens": 62}, "max_new_tokens: got 62, wanted at most 61"),
+        (NOTHING[:, 1:], {}, r"features: got float32 of shape \[1, 100, 19\]"),
+        (NAN_AT_LAST, {}, "features: got a number that is not finite"),
+        (sounds([401])[0], {}, r"audio: got 4\.0 s of sound, wanted at most 4 s \(max_audio_sec"),
+    ],
+    ids=lambda value: str(value)[:40] if isinstance(value, (dict, str)) else "",
+)
+def test_what_has_no_windows_is_refused_by_name(folder, features, parameters, message):
+    with GenerationEngine(folder, settings(max_audio_seconds=4)) as engine:
+        with pytest.raises(InvalidInput, match=message):
+            ask(engine, Sound(features), **{**ASKED, **parameters})
+        assert engine._admission._taken == 0
+        assert engine._hearing._held.seconds == 0
+
+
+def test_sounds_are_refused_that_would_take_too_much_memory_together(folder):
+    with GenerationEngine(folder, settings(max_audio_seconds=4)) as engine:
+        with held(engine):
+            asked = [ask(engine, Sound(sounds([400])[0]), **ASKED)[0] for _ in range(8)]
+            with pytest.raises(QueueFull, match=r"queue: got 36 s of sound .* at most 32 s"):
+                ask(engine, Sound(sounds([400])[0]), **ASKED)
+        assert len({tuple(tokens_of(each.finish())) for each in asked}) == 1
+        assert ask(engine, Sound(sounds([400])[0]), **ASKED)[0].finish().text()
