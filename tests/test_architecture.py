@@ -446,6 +446,8 @@ ONLY_IN = {
     "transformers": {"parity", "train"},
     "huggingface_hub": {"hub", "hub_errors"},
     "PIL": {"images"},
+    "soundfile": {"audio"},
+    "soxr": {"audio"},
     "fastapi": {"serving.openai"},
     "starlette": {"serving.openai"},
     "uvicorn": {"serving.openai"},

@@ -36,7 +36,7 @@ def transcribe(
     """Writes what is said in a sound, or in each of several.
 
     Args:
-        audio: A WAV file of PCM (its path or its bytes), or float32 samples [n] between -1 and 1,
+        audio: A file of sound (its path or its bytes), or float32 samples [n] between -1 and 1
             at 16 kHz; or a list of these, which run concurrently, answered in order.
         language: That is spoken, by its code or English name. Default: the one that is heard.
         task: `transcribe`, or `translate` into English.
@@ -91,6 +91,6 @@ def _input(sound: object, name: str) -> Arrays:
         data = bytes(sound)
     else:
         got = type(sound).__name__
-        wanted = "a WAV file (bytes or a path), or samples (numpy)"
+        wanted = "a file of sound (bytes or a path), or samples (numpy)"
         raise InvalidArgument(f"{name}: got {got}, wanted {wanted}; convert it")
     return {"audio": np.array([base64.b64encode(data)], np.object_)}

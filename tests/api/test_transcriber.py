@@ -82,7 +82,7 @@ def test_a_file_its_path_and_its_samples_are_the_same(transcriber, tmp_path: Pat
     [
         ([np.zeros(9, np.float32), b"no"], {}, r"audio\[1\]: audio: got 2 bytes that are none"),
         (["missing.wav"], {}, r"audio\[0\]: audio: got No such file or directory: missing.wav"),
-        ([5], {}, r"audio\[0\]: audio: got int, wanted a WAV file"),
+        ([5], {}, r"audio\[0\]: audio: got int, wanted a file of sound"),
         ([np.zeros(3 * RATE + 1, np.float32)], {}, r"audio\[0\]: audio: got 48001 samples"),
         ([np.zeros(9, np.float32)], {"language": "tlh"}, "language: got 'tlh'"),
     ],

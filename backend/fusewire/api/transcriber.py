@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fusewire.api.offline import answers
 from fusewire.api.outputs import RequestOutput
-from fusewire.audio import LogMel, checked_samples, decode_wave
+from fusewire.audio import LogMel, checked_samples, decode_sound
 from fusewire.engine.generation import GenerationEngine
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.errors import CheckpointError, InvalidInput
@@ -113,8 +113,8 @@ class Transcriber:
         """Writes down sounds, in their order.
 
         Args:
-            audio: A WAV file of PCM (its path or its bytes), or float32 samples [n] between -1 and
-                1, at 16 kHz; or a list of these.
+            audio: A file of sound (its path or its bytes), or float32 samples [n] between -1 and 1
+                at 16 kHz; or a list of these.
             language: That is spoken, by its code or English name. Default: the folder's, else the
                 one that is heard in each.
             task: `transcribe`, or `translate` into English.
@@ -162,12 +162,12 @@ class Transcriber:
                 audio = Path(audio).read_bytes()
             except OSError as error:
                 reason = error.strerror or error
-                got, wanted = f"{reason}: {audio!s}", "a WAV file"
+                got, wanted = f"{reason}: {audio!s}", "a file of sound"
                 raise InvalidInput(_FIELD, got, wanted, "correct the path") from None
         if isinstance(audio, bytes):
-            return decode_wave(audio, *limits, _FIELD)
+            return decode_sound(audio, *limits, _FIELD)
         if not isinstance(audio, np.ndarray):
-            wanted = "a WAV file (bytes or a path), or samples (numpy)"
+            wanted = "a file of sound (bytes or a path), or samples (numpy)"
             raise InvalidInput(_FIELD, type(audio).__name__, wanted, "convert it")
         return checked_samples(audio, *limits, _FIELD)
 

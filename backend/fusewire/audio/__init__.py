@@ -1,8 +1,9 @@
 """Sound in, log-mel features out, as transformers' feature extractor of Whisper computes them; no
 kernels, no model."""
 
+from fusewire.audio.decode import decode_sound
 from fusewire.audio.feature_config import read_log_mel
 from fusewire.audio.log_mel import LogMel
-from fusewire.audio.samples import checked_samples, decode_wave
+from fusewire.audio.samples import checked_samples
 
-__all__ = ["LogMel", "checked_samples", "decode_wave", "read_log_mel"]
+__all__ = ["LogMel", "checked_samples", "decode_sound", "read_log_mel"]

@@ -25,7 +25,7 @@ def ask(
             metavar="TEXT",
             help="Texts. answer: the question. rerank: the query, then documents. generate: "
             "prompts. chat: messages, each of a conversation of its own. label, and embed with "
-            "--images: files of images. transcribe: WAV files.",
+            "--images: files of images. transcribe: files of sound.",
         ),
     ],
     second: Annotated[

@@ -1,6 +1,6 @@
 """A request for what is said in a sound: what its tensors say, checked, and the sound's features.
 
-The contract is that of `generate`, with a WAV file or samples in place of a prompt.
+The contract is that of `generate`, with a file of sound or samples in place of a prompt.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fusewire.audio import LogMel, checked_samples, decode_wave
+from fusewire.audio import LogMel, checked_samples, decode_sound
 from fusewire.errors import InvalidInput
 from fusewire.generation.checks import read_parameters
 from fusewire.generation.limits import GenerationLimits
@@ -26,7 +26,8 @@ from fusewire.tasks.parameters import Value
 
 _INPUTS = tuple(tensor.name for tensor in contract(TRANSCRIBE)[0])
 _SOUNDS = ("audio", "samples")
-_WAVE = b"RIFF"  # a file begins so, and no base64 of one does
+# Files begin with one of these, and no base64 of one does.
+_FILES = (b"RIFF", b"fLaC", b"OggS", b"ID3", b"\xff")
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,8 @@ def read_sound(
         data = data.encode(errors="replace")
     if not isinstance(data, bytes):
         got = type(data).__name__
-        raise InvalidInput(field, got, "bytes of a WAV file", "send a file, or samples")
-    if not data.startswith(_WAVE):
+        raise InvalidInput(field, got, "bytes of a file of sound", "send a file, or samples")
+    if not data.startswith(_FILES):
         with contextlib.suppress(binascii.Error):  # neither: the file's error says what is wanted
             data = base64.b64decode(data, validate=True)
-    return decode_wave(data, sampling_rate, most_samples, field)
+    return decode_sound(data, sampling_rate, most_samples, field)

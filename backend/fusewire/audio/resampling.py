@@ -1,0 +1,33 @@
+"""Sound at another rate, by soxr: its only user."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fusewire.audio.recording import REMEDY
+from fusewire.errors import InvalidInput
+
+
+class Resampler:
+    """Of one channel, a block after the other."""
+
+    def __init__(self, rate: int, wanted: int, field: str) -> None:
+        """From `rate` to the `wanted` one, in Hz. InvalidInput where soxr is missing."""
+        try:
+            import soxr
+        except ImportError:
+            got, allowed = f"sound at {rate} Hz", f"{wanted} Hz without soxr, which resamples"
+            remedy = f"run pip install 'fusewire[audio]' on the server, or {REMEDY}"
+            raise InvalidInput(field, got, allowed, remedy) from None
+        self._stream = soxr.ResampleStream(rate, wanted, 1, dtype="float32")
+
+    def next(self, block: NDArray[np.float32]) -> NDArray[np.float32]:
+        """What is certain of it and those before."""
+        resampled: NDArray[np.float32] = self._stream.resample_chunk(block)
+        return resampled
+
+    def end(self) -> NDArray[np.float32]:
+        """The rest."""
+        rest: NDArray[np.float32] = self._stream.resample_chunk(np.zeros(0, np.float32), last=True)
+        return rest

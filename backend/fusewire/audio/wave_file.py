@@ -1,0 +1,56 @@
+"""WAV files of PCM, by Python's own reader."""
+
+from __future__ import annotations
+
+import io
+import wave
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fusewire.audio.recording import REMEDY, Recording
+from fusewire.errors import InvalidInput
+
+# Bytes of a sample -> how numpy reads it, and what is silence and full scale. Three bytes become
+# the upper ones of four.
+_PCM = {1: ("u1", 128, 1 << 7), 2: ("<i2", 0, 1 << 15), 3: ("<i4", 0, 1 << 31)}
+_PCM[4] = _PCM[3]
+_BLOCK = 1 << 16  # frames
+
+
+def open_wave(data: bytes, field: str) -> Recording:
+    """InvalidInput for what is no such file. wave.Error, with its reason, is raised for a format
+    that is not PCM."""
+    try:
+        file = wave.open(io.BytesIO(data))  # noqa: SIM115  of memory alone
+    except (EOFError, RuntimeError) as error:
+        got = f"{len(data)} bytes that are none ({str(error) or 'they end early'})"
+        raise InvalidInput(field, got, "a WAV file of PCM", REMEDY) from None
+    header = file.getparams()
+    if header.sampwidth not in _PCM:
+        got = f"{header.sampwidth} bytes a sample"
+        raise InvalidInput(field, got, "1 to 4", REMEDY)
+    return Recording(
+        header.framerate, header.nchannels, header.nframes, _blocks(file, header.nframes, field)
+    )
+
+
+def _blocks(file: wave.Wave_read, frames: int, field: str) -> Iterator[NDArray[np.float32]]:
+    channels, width = file.getnchannels(), file.getsampwidth()
+    dtype, silence, scale = _PCM[width]
+    for begin in range(0, frames, _BLOCK):
+        wanted = min(_BLOCK, frames - begin)
+        try:
+            pcm = file.readframes(wanted)
+        except (wave.Error, EOFError, RuntimeError):
+            pcm = b""
+        if len(pcm) != wanted * channels * width:
+            got = "a file that ends before its sound does"
+            raise InvalidInput(field, got, "a whole WAV file", "send all of it")
+        if width == 3:
+            padded = np.zeros((len(pcm) // 3, 4), np.uint8)
+            padded[:, 1:] = np.frombuffer(pcm, np.uint8).reshape(-1, 3)
+            pcm = padded.tobytes()
+        numbers = np.frombuffer(pcm, dtype).reshape(-1, channels).astype(np.float64)
+        yield ((numbers - silence) / scale).astype(np.float32)
