@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import fusewire_client
+import httpx2
 import numpy as np
+import openai
 import pytest
 import soundfile
 import soxr
@@ -188,9 +190,101 @@ def test_a_file_goes_as_base64_and_segments_come_as_json(server, transcripts, fo
     status, found = generate(server, "whisper", body)
     assert (status, found["language"]) == (200, "de")
     assert found["text_output"] == words(transcripts[0], folder)
-    assert {*json.loads(found["segments"])[0]} == {"start", "end", "text"}
+    assert {*json.loads(found["segments"])[0]} == {"start", "end", "text", "tokens"}
     body |= {"stream": True, "return_segments": False, "return_language": False}
     assert "".join(event["text_output"] for event in generate_stream(server, "whisper", body))
+
+
+@pytest.fixture(scope="module")
+def door(server: Server) -> Iterator[openai.OpenAI]:
+    assert server.openai is not None
+    base = f"http://{server.openai.address}/v1"
+    with openai.OpenAI(base_url=base, api_key="none", max_retries=0) as client:
+        yield client
+
+
+ASKED_AS_FORM: dict[str, Any] = {
+    "model": "whisper",
+    "language": "de",
+    "extra_body": {name: value for name, value in ASKED.items() if name != "language"},
+}
+
+
+def test_openais_client_transcribes_and_translates(door, client, transcripts, folder) -> None:
+    path = folder / "speech.wav"
+    path.write_bytes(files()[0])
+    with path.open("rb") as file:
+        found = door.audio.transcriptions.create(file=file, **ASKED_AS_FORM)
+    whole = client.transcribe(files()[0], task="transcribe", **ASKED)
+    assert found.text == whole.strip() != ""
+    assert found.usage.seconds == pytest.approx((RATE - 99) / RATE, abs=1e-3)
+    asked = {name: value for name, value in ASKED_AS_FORM.items() if name != "language"}
+    english = door.audio.translations.create(file=("a.wav", files()[0]), **asked)
+    heard = {name: value for name, value in ASKED.items() if name != "language"}
+    assert english.text == client.transcribe(files()[0], task="translate", **heard).strip()
+    verbose = door.audio.transcriptions.create(
+        file=("a.wav", files()[0]),
+        response_format="verbose_json",
+        timestamp_granularities=["segment"],
+        **ASKED_AS_FORM,
+    )
+    assert verbose.text == words(transcripts[0], folder).strip()
+    assert (verbose.language, verbose.segments[0].id) == ("german", 0)
+    stamped = [token for token in transcripts[0] if token < EOS]
+    assert [token for segment in verbose.segments for token in segment.tokens] == stamped
+
+
+def test_subtitles_come_as_text(door) -> None:
+    sound = np.concatenate([*sounds(), *sounds()[:1]])
+    wave = spoken(np.round(sound * 32768) / 32767)
+    for form, begin in (("srt", "1\n00:00:00,"), ("vtt", "WEBVTT\n\n00:00:00."), ("text", "")):
+        text = door.audio.transcriptions.create(
+            file=("a.wav", wave), response_format=form, **ASKED_AS_FORM
+        )
+        assert isinstance(text, str)
+        assert text.startswith(begin)
+        assert text.endswith("\n")
+    assert "00:00:03" in door.audio.transcriptions.create(
+        file=("a.wav", wave), response_format="srt", **ASKED_AS_FORM
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "options", "status", "message"),
+    [
+        (b"MThd.", {}, 400, "file: got 5 bytes that are none"),
+        (b"", {}, 400, "file: got 0 bytes that are none"),
+        (spoken(np.zeros(9, np.float32)), {"model": "other"}, 404, "model: got 'other'"),
+        (spoken(np.zeros(9, np.float32)), {"language": "tlh"}, 400, "language: got 'tlh'"),
+        (spoken(np.zeros(9, np.float32)), {"prompt": "Once"}, 400, "prompt: got a text"),
+        (
+            spoken(np.zeros(9, np.float32)),
+            {"extra_body": {"hat": "1"}},
+            400,
+            "hat: got",
+        ),
+        (spoken(np.zeros(5 * RATE, np.float32)), {}, 400, "file: got 80000 samples, 5.0 s"),
+        (bytes(26 << 20), {}, 413, "file: got a body of over"),
+    ],
+    ids=["other", "empty", "model", "language", "prompt", "unknown", "long", "large"],
+)
+def test_openais_client_is_told_what_is_wrong(door, file, options, status, message) -> None:
+    with pytest.raises(openai.APIStatusError, match=message) as error:
+        door.audio.transcriptions.create(file=("a.wav", file), **{**ASKED_AS_FORM, **options})
+    assert error.value.status_code == status
+    assert door.audio.transcriptions.create(file=("a.wav", files()[0]), **ASKED_AS_FORM).text
+
+
+def test_another_body_than_a_form_is_refused(server, door) -> None:
+    url = f"http://{server.openai.address}/v1/audio/transcriptions"
+    refused = httpx2.post(url, json={"model": "whisper"})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["message"].startswith("Content-Type: got application/json")
+    page = {"Origin": "http://evil.example"}
+    wave = {"file": ("a.wav", files()[0])}
+    foreign = httpx2.post(url, headers=page, files=wave, data={"model": "whisper"})
+    assert foreign.status_code == 403
+    assert [model.id for model in door.models.list()] == ["whisper"]
 
 
 def test_the_command_line_transcribes(server, tmp_path, transcripts, folder) -> None:
@@ -234,12 +328,3 @@ def test_bad_sound_is_refused_and_leaves_others_alone(server, audio, options, me
 def test_a_sound_is_not_asked_of_a_model_of_texts(folder, model, tmp_path) -> None:
     with pytest.raises(ConfigurationError, match="task: got generate for whisper, a model of spee"):
         import_folder(folder, tmp_path, name="w", settings={"task": "generate"})
-
-
-def test_the_openai_endpoint_has_no_route_for_it(server) -> None:
-    import openai
-
-    assert server.openai is not None
-    url = f"http://{server.openai.address}/v1"
-    with openai.OpenAI(base_url=url, api_key="none", max_retries=0, timeout=60) as client:
-        assert [model.id for model in client.models.list()] == []

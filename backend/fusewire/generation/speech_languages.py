@@ -32,15 +32,18 @@ _ALIASES = {
     "sinhalese": "si",
     "valencian": "ca",
 }
-_CODES = {
-    **{
-        name.replace("_", " "): code
-        for code, name in (each.split("=") for each in _CODE_AND_NAME.split())
-    },
-    **_ALIASES,
+_NAMES = {
+    code: name.replace("_", " ")
+    for code, name in (each.split("=") for each in _CODE_AND_NAME.split())
 }
+_CODES = {**{name: code for code, name in _NAMES.items()}, **_ALIASES}
 
 
 def code_of(language: str) -> str:
     """By its name in lower case; else as it is."""
     return _CODES.get(language, language)
+
+
+def name_of(code: str) -> str:
+    """In English, in lower case; another code as it is."""
+    return _NAMES.get(code, code)

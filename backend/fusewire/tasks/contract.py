@@ -96,7 +96,7 @@ RETURNED = (
 
 
 # Of a sound: nothing is scored or aligned before the text.
-TRANSCRIBE_RETURNED = (*RETURNED[:-2], "segments", "language")
+TRANSCRIBE_RETURNED = (*RETURNED[:-2], "segments", "language", "duration")
 
 
 def _one(name: str, dtype: str) -> TensorContract:
@@ -136,6 +136,7 @@ _TRANSCRIBE_OUTPUTS = (
     *_GENERATE_OUTPUTS[:-2],
     TensorContract("segments", "TYPE_STRING", (-1,)),
     TensorContract("language", "TYPE_STRING", (1,)),
+    TensorContract("duration", "TYPE_FP32", (1,)),  # seconds
 )
 
 TASKS = (*dict.fromkeys([*ENCODER_TASKS, *IMAGE_TASKS]), *GENERATING)

@@ -32,7 +32,9 @@ _FILES = (b"RIFF", b"fLaC", b"OggS", b"ID3", b"\xff")
 
 @dataclass(frozen=True)
 class TranscribeRequest(GenerateRequest):
-    """Its prompt is a Sound."""
+    """Its prompt is a Sound, of so many seconds."""
+
+    duration: float = 0.0
 
 
 def read(
@@ -66,6 +68,7 @@ def read(
         flag(inputs, "stream", False),
         "",
         wanted,
+        duration=samples.size / sound.sampling_rate,
     )
 
 

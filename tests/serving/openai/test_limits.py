@@ -78,6 +78,7 @@ def test_bodies_share_memory_which_short_ones_do_not_need() -> None:
     "words",
     [
         f"size of a body | {reading.MOST_BODY_BYTES >> 20} MiB |",
+        f"a form with sound | {reading.MOST_UPLOAD_BYTES >> 10} KiB |",
         f"token ids, entries of lists, …) | {bounded_json.MOST_VALUES:,} |",
         f"members of objects in a body | {bounded_json.MOST_MEMBERS:,} |",
         f"without its texts | {bounded_json.MOST_BYTES:,} characters |",

@@ -19,10 +19,10 @@ def entry(outputs: set[str]) -> Any:
 def test_an_entry_may_lack_outputs_that_are_never_asked_for():
     outputs = {output.name for output in contract(GENERATE)[1]}
     assert set(OUTPUTS) < outputs
-    _check_outputs(entry(outputs - {"alignment"}), "m")
+    _check_outputs(entry(outputs - {"alignment"}), "m", OUTPUTS)
 
 
 @pytest.mark.parametrize("missing", OUTPUTS)
 def test_an_entry_without_an_output_that_is_asked_for_is_refused(missing):
     with pytest.raises(ConfigurationError, match=rf"^m/.*got no output {missing}, .* --replace"):
-        _check_outputs(entry(set(OUTPUTS) - {missing}), "m")
+        _check_outputs(entry(set(OUTPUTS) - {missing}), "m", OUTPUTS)

@@ -14,6 +14,7 @@ from fusewire.engine.continuation import Alignment, Delta
 from fusewire.engine.prompt_logprobs import PromptLogprobs
 from fusewire.generation.speech import Segment
 from fusewire.tasks.generate import GenerateRequest
+from fusewire.tasks.transcribe import TranscribeRequest
 
 Outputs = dict[str, NDArray[Any]]
 
@@ -52,6 +53,7 @@ class Generated:
         # With the piece that completes them; None of one that completes none.
         self._segments: list[list[dict[str, Any]] | None] = [None] * count
         self._language = ""
+        self._duration = request.duration if isinstance(request, TranscribeRequest) else 0.0
         self._pending: set[int] = set()  # of which texts there is something to send
         self._open = set(range(count))
         self.ready = False  # there is a response to send
@@ -105,6 +107,7 @@ class Generated:
             "alignment": _strings(self._alignments),
             "segments": _strings([json.dumps(each) for each in self._segments]),
             "language": _strings([self._language]),
+            "duration": np.array([self._duration], np.float32),
         }
         count = len(self._texts)
         self._texts, self._tokens = [""] * count, [0] * count
@@ -125,7 +128,12 @@ class Generated:
 
     def _segment(self, segment: Segment) -> dict[str, Any]:
         text = self._decode(segment.token_ids)
-        return {"start": segment.start, "end": segment.end, "text": text}
+        return {
+            "start": segment.start,
+            "end": segment.end,
+            "text": text,
+            "tokens": list(segment.token_ids),
+        }
 
     def _json(self, tokens: list[dict[int, dict[str, Any]]]) -> str:
         return "null" if self._request.parameters.logprobs is None else json.dumps(tokens)

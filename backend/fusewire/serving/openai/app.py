@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse
 from fusewire_client import AsyncClient
 from fusewire_client.errors import ClientError
 from fusewire_client.transports import AsyncGrpcTransport
+from pydantic import ValidationError
 from starlette.types import ASGIApp
 
 from fusewire import __version__
@@ -36,7 +37,7 @@ from fusewire.serving.openai.in_flight import InFlight
 from fusewire.serving.openai.limits import Limits
 from fusewire.serving.openai.loading import Models
 from fusewire.serving.openai.ranking import RerankRequest, ScoreRequest, rerank, score
-from fusewire.serving.openai.reading import BoundedRoute
+from fusewire.serving.openai.reading import BoundedRequest, BoundedRoute
 from fusewire.serving.openai.sender import TENANT_HEADER, sender
 from fusewire.serving.openai.served import Generator
 from fusewire.serving.openai.tokenization import (
@@ -45,6 +46,7 @@ from fusewire.serving.openai.tokenization import (
     detokenize,
     tokenize,
 )
+from fusewire.serving.openai.transcriptions import SpeechBody, answer, transcribed, usage
 from fusewire.text.work_queue import MOST_WAITING
 
 # Of one call for embeddings or scores that names no `timeout_seconds`: a client that leaves ends it
@@ -100,6 +102,9 @@ class Api:
             app.post(path)(self.rerank)
         for path in ("/v1/score", "/score"):
             app.post(path)(self.score)
+        form = {"requestBody": {"content": SpeechBody.form(), "required": True}}
+        for task in ("transcriptions", "translations"):
+            app.post(f"/v1/audio/{task}", openapi_extra=form)(getattr(self, task))
         app.post("/tokenize")(self.tokenize)
         app.post("/detokenize")(self.detokenize)
         app.get(HEALTH)(self.health)
@@ -211,6 +216,30 @@ class Api:
         work = score(self._client, model, body, body.options(sender(request)))
         names = {"text_input": "text_1", "text_pair": "text_2", **body.names_used()}
         return await _computed(request, work, names)
+
+    async def transcriptions(self, request: Request) -> Response:
+        """What is said in a file of sound."""
+        return await self._speech(request, "transcribe")
+
+    async def translations(self, request: Request) -> Response:
+        """What is said in a file of sound, in English."""
+        return await self._speech(request, "translate")
+
+    async def _speech(self, request: Request, task: str) -> Response:
+        assert isinstance(request, BoundedRequest)
+        try:
+            body = SpeechBody.of(await request.upload())
+        except ValidationError as error:
+            raise errors.invalid(error) from None
+        model = self._catalog.transcriber(body.model, request)
+        parameters = body.parameters(task, model)
+        work = transcribed(self._streams, model, body, parameters, sender(request))
+        try:
+            outputs = await answering.unless_gone(request, work)
+        except ClientError as error:
+            raise errors.of(error, body.names_used()) from None
+        request.state.call.usage = usage(outputs)
+        return answer(outputs, body, task)
 
     async def tokenize(self, body: TokenizeRequest, request: Request) -> Response:
         """The token ids of a prompt, or of messages."""

@@ -18,8 +18,9 @@ from fusewire.serving.openai.served import (
     Generator,
     ImageEncoder,
     Served,
+    Transcriber,
 )
-from fusewire.tasks.contract import GENERATE
+from fusewire.tasks.contract import GENERATE, TRANSCRIBE
 
 Kind = TypeVar("Kind", bound=Served)
 
@@ -50,6 +51,10 @@ class Catalog:
     def generator(self, name: str, request: Request) -> Generator:
         """A model that generates."""
         return self._found(name, request, Generator, GENERATE)
+
+    def transcriber(self, name: str, request: Request) -> Transcriber:
+        """A model that reads speech."""
+        return self._found(name, request, Transcriber, TRANSCRIBE)
 
     def embedder(self, name: str, request: Request) -> Encoder | ImageEncoder:
         """A model that embeds texts or images."""

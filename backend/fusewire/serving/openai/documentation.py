@@ -62,8 +62,10 @@ def _routes(schema: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def _fields(schema: Mapping[str, Any], operation: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     if "requestBody" not in operation:
         return
-    reference = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
-    body = schema["components"]["schemas"][reference.rsplit("/", 1)[-1]]
+    [content] = operation["requestBody"]["content"].values()
+    body = content["schema"]
+    if "$ref" in body:
+        body = schema["components"]["schemas"][body["$ref"].rsplit("/", 1)[-1]]
     required = body.get("required", [])
     first = sorted(body["properties"], key=lambda name: name not in required)
     for name in first:

@@ -147,6 +147,14 @@ def not_json(kind: str) -> str:
     )
 
 
+def no_form(kind: str) -> str:
+    """The words for a body of another type where a form with a file is wanted."""
+    return (
+        f"Content-Type: got {kind[:_SHOWN_CHARACTERS]}, wanted multipart/form-data; send the file "
+        "as a form does (curl: -F file=@speech.wav -F model=NAME)"
+    )
+
+
 def shown(value: Any) -> str:
     """The beginning of a value of any size, as Python writes it."""
     return _REPR.repr(value)[:_SHOWN_CHARACTERS]

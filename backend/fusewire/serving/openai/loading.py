@@ -7,7 +7,7 @@ served.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,9 @@ from fusewire.serving.openai.served import (
     Generator,
     ImageEncoder,
     Served,
+    Transcriber,
 )
+from fusewire.serving.openai.transcriptions import OUTPUTS as OF_SOUND
 from fusewire.settings import EngineSettings
 from fusewire.tasks.contract import GENERATE, GENERATING, TRANSCRIBE
 from fusewire.tasks.rerank import score_function
@@ -38,7 +40,7 @@ from fusewire.text_workers.workers import TextWorkers
 
 
 class Models:
-    """The models that generate, embed or classify, by name, each with its text workers."""
+    """The models that generate, transcribe, embed or classify, by name, with text workers each."""
 
     def __init__(self, sources: Mapping[str, ModelSource], chat_template: Path | None) -> None:
         """`chat_template`: a file in place of the folders' own. Loads what can be."""
@@ -79,9 +81,10 @@ def _served(name: str, source: ModelSource, chat_template: Path | None) -> Serve
         return None
     settings = model_config.check(config, name)
     if settings.task == TRANSCRIBE:
-        return None
+        _check_outputs(config, name, OF_SOUND)
+        return _transcriber(name, source.folder, settings.max_length)
     if settings.task in GENERATING:
-        _check_outputs(config, name)
+        _check_outputs(config, name, OUTPUTS)
         return _generator(name, source.folder, settings.max_length, chat_template)
     if settings.task in (EMBED, CLASSIFY):
         assert isinstance(settings, ModelSettings)
@@ -101,6 +104,14 @@ def _generator(name: str, folder: Path, max_length: int | None, file: Path | Non
         draws = False  # it searches
     workers = TextWorkers(folder, max_length=longest, chat_template=file)
     return Generator(name, GENERATE, _ready(workers), longest, draws, encoder is not None)
+
+
+def _transcriber(name: str, folder: Path, max_length: int | None) -> Transcriber:
+    longest = max_length or blueprint_of(read_config(folder), GENERATE).max_length
+    config, _ = generation_config(folder)
+    workers = _ready(TextWorkers(folder, max_length=longest))
+    multilingual = config.get("is_multilingual", True) is not False
+    return Transcriber(name, TRANSCRIBE, workers, longest, multilingual)
 
 
 def _encoder(name: str, task: str, folder: Path, settings: EngineSettings) -> Encoder:
@@ -137,10 +148,10 @@ def _ready(workers: TextWorkers) -> TextWorkers:
     return workers
 
 
-def _check_outputs(config: Any, name: str) -> None:
+def _check_outputs(config: Any, name: str, outputs: Sequence[str]) -> None:
     """An entry written by an earlier version has fewer outputs than are asked for here."""
     there = {output.name for output in config.output}
-    missing = [output for output in OUTPUTS if output not in there]
+    missing = [output for output in outputs if output not in there]
     if missing:
         raise ConfigurationError(
             f"{name}/{repository.CONFIG}: got no output {missing[0]}, wanted the outputs of this "

@@ -17,11 +17,14 @@ from fusewire.errors import InvalidInput
 from fusewire.serving.openai import answering, errors, memory
 from fusewire.serving.openai.connections import Connection
 from fusewire.serving.openai.errors import ApiError
+from fusewire.serving.openai.forms import form_fields
 from fusewire.text.bounded_json import read_object
 from fusewire.text.chat_template import MOST_NESTING
 
 # A conversation as long as a template takes, or two thousand texts to embed.
 MOST_BODY_BYTES = 1 << 24
+# A file of sound, as OpenAI takes it, and the fields beside it.
+MOST_UPLOAD_BYTES = (25 << 20) + (1 << 16)
 # Checked within a millisecond, so at once: changing to a thread and back would take as long.
 SHORT_BYTES = 1 << 16
 # Of all requests in flight together. Short bodies do not count, so that large ones keep none out.
@@ -34,6 +37,10 @@ LEAST_BYTES_PER_S = 1 << 16
 _PARSERS = ThreadPoolExecutor(2, "large-body")
 _TOO_LARGE = (
     f"body: got over {MOST_BODY_BYTES} bytes, wanted at most as many; send several requests"
+)
+_UPLOAD_TOO_LARGE = (
+    f"file: got a body of over {MOST_UPLOAD_BYTES} bytes, wanted at most as many; compress the "
+    "sound, send it in parts, or send it to Triton"
 )
 _TOO_MANY = (
     f"body: got one for which there is no room, wanted at most {MOST_TOTAL_BYTES} bytes of bodies "
@@ -83,7 +90,7 @@ class BoundedRoute(APIRoute):
         async def handle_bounded(request: Request) -> Response:
             call = request.state.call = request.app.state.in_flight.begin()
             try:
-                bounded = _BoundedRequest(request, model)
+                bounded = BoundedRequest(request, model)
                 return await call.unless_ended(lambda: handle(bounded))
             except answering.ClientGone:
                 return Response(status_code=499)
@@ -91,8 +98,9 @@ class BoundedRoute(APIRoute):
         return handle_bounded
 
 
-class _BoundedRequest(Request):
-    """Reads JSON as strictly as a model reads its parameters, and no more of it than it may."""
+class BoundedRequest(Request):
+    """Reads JSON as strictly as a model reads its parameters, or a form with a file, and no more of
+    it than it may."""
 
     def __init__(self, request: Request, model: type[BaseModel] | None) -> None:
         """`model`: of the route's bodies."""
@@ -102,14 +110,11 @@ class _BoundedRequest(Request):
 
     async def body(self) -> bytes:
         """Its first byte: FastAPI only looks whether there is one, and would keep the whole."""
-        self._check_headers()
-        connection: Connection = self.state.connection
-        with connection.body():
-            try:
-                await self._receive_all()
-            except BaseException:
-                self._received.clear()  # the error's traceback would keep it
-                raise
+        kind, main, sub = self._kind()
+        if main != "application" or not (sub == "json" or sub.endswith("+json")):
+            # Browsers send anything else for any page, without asking the endpoint first.
+            raise ApiError(400, errors.not_json(kind))
+        await self._receive_all(MOST_BODY_BYTES, _TOO_LARGE)
         if not self._received:
             raise ApiError(400, errors.NO_OBJECT)
         return bytes(self._received[:1])
@@ -125,17 +130,38 @@ class _BoundedRequest(Request):
         except ValidationError as error:
             raise errors.invalid(error) from None
 
-    def _check_headers(self) -> None:
+    async def upload(self) -> list[tuple[str, str | bytes]]:
+        """The fields of a form, and the bytes of its file. A page of another origin could send one
+        without asking, too: what `Hosts` says of it holds."""
+        kind, main, sub = self._kind()
+        if (main, sub) != ("multipart", "form-data"):
+            raise ApiError(400, errors.no_form(kind))
+        await self._receive_all(MOST_UPLOAD_BYTES, _UPLOAD_TOO_LARGE)
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(_PARSERS, form_fields, self.headers, self._received)
+        finally:
+            self._received.clear()
+
+    def _kind(self) -> tuple[str, str, str]:
+        """The type of the body: as it is written, and its two parts."""
         kind = self.headers.get("content-type", "none")
         main, _, sub = kind.partition(";")[0].strip().lower().partition("/")
-        if main != "application" or not (sub == "json" or sub.endswith("+json")):
-            # Browsers send anything else for any page, without asking the endpoint first.
-            raise ApiError(400, errors.not_json(kind))
-        length = self.headers.get("content-length", "")
-        if length.isdecimal() and int(length) > MOST_BODY_BYTES:
-            raise ApiError(413, _TOO_LARGE, code="request_too_large")
+        return kind, main, sub
 
-    async def _receive_all(self) -> None:
+    async def _receive_all(self, most_bytes: int, too_large: str) -> None:
+        length = self.headers.get("content-length", "")
+        if length.isdecimal() and int(length) > most_bytes:
+            raise ApiError(413, too_large, code="request_too_large")
+        connection: Connection = self.state.connection
+        with connection.body():
+            try:
+                await self._receive_within_time(most_bytes, too_large)
+            except BaseException:
+                self._received.clear()  # the error's traceback would keep it
+                raise
+
+    async def _receive_within_time(self, most_bytes: int, too_large: str) -> None:
         take: Callable[[int], None] = self.state.take_bytes
         began = asyncio.get_running_loop().time()
         try:
@@ -143,8 +169,8 @@ class _BoundedRequest(Request):
                 async for chunk in self.stream():
                     take(len(chunk))
                     self._received += chunk
-                    if len(self._received) > MOST_BODY_BYTES:
-                        raise ApiError(413, _TOO_LARGE, code="request_too_large")
+                    if len(self._received) > most_bytes:
+                        raise ApiError(413, too_large, code="request_too_large")
                     more_s = len(self._received) / LEAST_BYTES_PER_S
                     limit.reschedule(began + BODY_TIMEOUT_S + more_s)
         except TimeoutError:

@@ -137,6 +137,13 @@ class Generator(Served):
 
 
 @dataclass(frozen=True)
+class Transcriber(Served):
+    """A model that writes what is said."""
+
+    multilingual: bool = True  # else it knows neither languages nor tasks
+
+
+@dataclass(frozen=True)
 class Encoder(Served):
     """A model that embeds or classifies."""
 

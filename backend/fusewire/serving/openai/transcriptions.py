@@ -1,0 +1,171 @@
+"""/v1/audio/transcriptions and /v1/audio/translations: what is said in a file of sound."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from fusewire_client.calls import Infer
+from fusewire_client.transports import AsyncTransport
+from pydantic import AfterValidator, ConfigDict, Field
+
+from fusewire.errors import ComputeFailed, InvalidInput
+from fusewire.generation.speech_languages import name_of
+from fusewire.serving.openai.bodies import Body, check_size
+from fusewire.serving.openai.sender import TENANT_HEADER
+from fusewire.serving.openai.served import Transcriber
+from fusewire.serving.openai.subtitles import Said, srt, vtt
+
+_OUTPUTS = ("text_output", "num_input_tokens", "num_output_tokens", "language", "duration")
+# All that a model is asked for.
+OUTPUTS = (*_OUTPUTS, "segments")
+# The model ends requests by their own `timeout_seconds`; this only has to be no shorter.
+_LONGEST_S = 2 * 86400.0
+Outputs = Mapping[str, np.ndarray]
+
+
+def _segments_alone(value: list[str]) -> list[str]:
+    for granularity in value:
+        if granularity != "segment":
+            got, wanted = repr(granularity[:80]), "segment, as no words are aligned with the sound"
+            raise InvalidInput("timestamp_granularities", got, wanted, "remove it")
+    return value
+
+
+class SpeechBody(Body):
+    """The fields of the form, whose values are texts. Others are the model's parameters."""
+
+    model_config = ConfigDict(strict=False, extra="allow")
+
+    file: bytes = Field(description="A WAV, FLAC, MP3 or Ogg file.", repr=False)
+    language: str | None = Field(
+        default=None, description="That is spoken, by its code or English name."
+    )
+    prompt: str = Field(default="", description="Not supported: refused unless it is empty.")
+    response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = "json"
+    temperature: float | None = Field(
+        default=None, ge=0, le=100, description="Above 0: sample. Default: the model's."
+    )
+    timestamp_granularities: Annotated[list[str], AfterValidator(_segments_alone)] = Field(
+        default=[], description="`segment` alone, with verbose_json, which has segments anyway."
+    )
+    stream: Literal["false", "False", False] = False
+
+    @classmethod
+    def of(cls, fields: Sequence[tuple[str, str | bytes]]) -> SpeechBody:
+        """Of a form; ValidationError, InvalidInput."""
+        values: dict[str, Any] = {}
+        for name, value in fields:
+            own = name.removesuffix("[]")
+            if isinstance(value, bytes) != (own == "file"):
+                got = "a file" if isinstance(value, bytes) else "a text"
+                wanted = "a file, with its name" if own == "file" else "a text"
+                raise InvalidInput(own[:64], got, wanted, "correct the form")
+            if name != own:
+                values.setdefault(own, []).append(value)
+            elif own in values:
+                raise InvalidInput(own[:64], "it twice", "it once", "remove one")
+            else:
+                values[own] = value
+        return cls.model_validate(values)
+
+    @classmethod
+    def form(cls) -> dict[str, Any]:
+        """As an OpenAPI schema has it."""
+        schema = cls.model_json_schema()
+        schema["properties"]["file"] = {
+            **schema["properties"]["file"],
+            "type": "string",
+            "format": "binary",
+        }
+        return {"multipart/form-data": {"schema": schema}}
+
+    def names_used(self) -> dict[str, str]:
+        """The model's names -> those the client used."""
+        return {"audio": "file", "tenant": TENANT_HEADER}
+
+    @property
+    def timed(self) -> bool:
+        """Whether the answer says when something is said."""
+        return self.response_format in ("srt", "verbose_json", "vtt")
+
+    def parameters(self, task: str, model: Transcriber) -> dict[str, Any]:
+        """Of the model's generation; InvalidInput."""
+        if self.prompt.strip():
+            got, wanted = "a text", "none, as the model's text does not go on from one"
+            raise InvalidInput("prompt", got, wanted, "remove it")
+        if self.timestamp_granularities and self.response_format != "verbose_json":
+            got, wanted = f"it with response_format {self.response_format}", "it with verbose_json"
+            raise InvalidInput("timestamp_granularities", got, wanted, "change one of them")
+        asked: dict[str, Any] = {**self.given()}
+        for name, value in (("language", self.language), ("temperature", self.temperature)):
+            if value not in (None, ""):
+                asked[name] = value
+        if model.multilingual or task == "translate":  # one that knows no tasks refuses it
+            asked["task"] = task
+        if self.timed:
+            asked["return_timestamps"] = True
+        check_size(asked)
+        return asked
+
+
+async def transcribed(
+    transport: AsyncTransport,
+    model: Transcriber,
+    body: SpeechBody,
+    parameters: Mapping[str, Any],
+    sender: Mapping[str, str],
+) -> Outputs:
+    """The model's outputs. Leaving early cancels it. `sender`: the request parameters that say who
+    sent it."""
+    wanted = OUTPUTS if body.timed else _OUTPUTS  # segments ask for timestamps
+    inputs = {
+        "audio": np.array([body.file], np.object_),
+        "sampling_parameters": np.array([json.dumps(parameters).encode()], np.object_),
+        **{f"return_{name}": np.array([True]) for name in wanted[1:]},
+    }
+    stream = transport.stream(Infer(model.name, inputs, wanted, sender), _LONGEST_S)
+    async with contextlib.aclosing(stream) as responses:
+        async for outputs in responses:
+            return outputs
+    raise ComputeFailed("server: got no answer of the model, wanted one; its log has the details")
+
+
+def usage(outputs: Outputs) -> dict[str, Any]:
+    """Of the log; an answer has the seconds of the sound, as OpenAI's."""
+    prompt, completion = (int(outputs[f"num_{each}_tokens"][0]) for each in ("input", "output"))
+    return {"prompt_tokens": prompt, "completion_tokens": completion}
+
+
+def answer(outputs: Outputs, body: SpeechBody, task: str) -> Response:
+    text = outputs["text_output"][0].decode().strip()
+    duration = round(float(outputs["duration"][0]), 3)
+    seconds = {"type": "duration", "seconds": duration}
+    if body.response_format == "text":
+        return PlainTextResponse(f"{text}\n")
+    if body.response_format == "json":
+        return JSONResponse({"text": text, "usage": seconds})
+    segments = json.loads(outputs["segments"][0]) or []
+    said = [Said(each["start"], each["end"], each["text"]) for each in segments]
+    if body.response_format == "srt":
+        return PlainTextResponse(srt(said, duration))
+    if body.response_format == "vtt":
+        return PlainTextResponse(vtt(said, duration), media_type="text/vtt")
+    language = outputs["language"][0].decode()
+    return JSONResponse(
+        {
+            "task": "translate" if task == "translate" else "transcribe",
+            "language": name_of(language) if language else "english",
+            "duration": duration,
+            "text": text,
+            "segments": [
+                {"id": index, **each, "temperature": body.temperature or 0.0}
+                for index, each in enumerate(segments)
+            ],
+            "usage": seconds,
+        }
+    )

@@ -1,0 +1,197 @@
+"""Forms with sound at the OpenAI endpoint, and the formats of transcripts, without a server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx2
+import numpy as np
+import pytest
+from fusewire.errors import InvalidInput
+from fusewire.serving.openai.errors import ApiError, invalid
+from fusewire.serving.openai.forms import form_fields
+from fusewire.serving.openai.served import Transcriber
+from fusewire.serving.openai.subtitles import Said, srt, vtt
+from fusewire.serving.openai.transcriptions import SpeechBody, answer, transcribed
+from fusewire_client.calls import Infer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from starlette.datastructures import Headers
+
+KNOWS_TASKS: Any = Transcriber("whisper", "transcribe", None, 64)  # type: ignore[arg-type]
+ENGLISH: Any = Transcriber("whisper", "transcribe", None, 64, False)  # type: ignore[arg-type]
+FIELDS: list[tuple[str, str | bytes]] = [("file", b"RIFF"), ("model", "whisper")]
+
+
+def parsed(content: bytes, kind: str) -> list[tuple[str, str | bytes]]:
+    return form_fields(Headers({"content-type": kind}), bytearray(content))
+
+
+def form(fields: dict[str, Any], files: Any) -> tuple[bytes, str]:
+    request = httpx2.Request("POST", "http://there", data=fields, files=files)
+    return request.read(), request.headers["content-type"]
+
+
+def test_a_form_has_its_fields_and_the_bytes_of_its_file():
+    sound = bytes(range(256)) * 1000
+    body, kind = form({"model": "w", "language": "français"}, {"file": ("a.wav", sound)})
+    assert dict(parsed(body, kind)) == {"model": "w", "language": "français", "file": sound}
+
+
+@pytest.mark.parametrize(
+    ("fields", "files", "message"),
+    [
+        ({}, [("file", ("a", b"a")), ("file", ("b", b"b"))], "Too many files"),
+        ({f"f{i}": "a" for i in range(129)}, {"file": ("a", b"a")}, "Too many fields"),
+        ({"prompt": "a" * 70000}, {"file": ("a", b"a")}, "Part exceeded maximum size"),
+    ],
+)
+def test_too_much_of_a_form_is_refused(fields, files, message):
+    with pytest.raises(ApiError) as refused:
+        parsed(*form(fields, files))
+    assert refused.value.status_code == 400
+    assert message in refused.value.body["error"]["message"]
+
+
+@settings(deadline=None)
+@given(st.data())
+def test_any_bytes_are_a_form_or_refused(data):
+    body, kind = form({"model": "w"}, {"file": ("a.wav", b"RIFF" * 9)})
+    damaged = bytearray(body)
+    for _ in range(data.draw(st.integers(0, 4))):
+        at = data.draw(st.integers(0, len(damaged)))
+        damaged[at : at + data.draw(st.integers(0, 9))] = data.draw(st.binary(max_size=9))
+    kind = data.draw(st.sampled_from([kind, kind.partition(";")[0], "multipart/form-data"]))
+    try:
+        found = parsed(bytes(damaged), kind)
+    except ApiError:
+        return
+    assert all(isinstance(value, (str, bytes)) for _, value in found)
+
+
+def test_the_fields_become_the_models_parameters():
+    more = [("language", "de"), ("temperature", "0.2"), ("num_beams", "3"), ("user", "me")]
+    body = SpeechBody.of([*FIELDS, *more])
+    asked = {"language": "de", "temperature": 0.2, "num_beams": "3", "task": "transcribe"}
+    assert body.parameters("transcribe", KNOWS_TASKS) == asked
+    plain = SpeechBody.of(FIELDS)
+    assert plain.parameters("transcribe", ENGLISH) == {}
+    assert plain.parameters("translate", ENGLISH) == {"task": "translate"}
+    timed = [("response_format", "verbose_json"), ("timestamp_granularities[]", "segment")]
+    assert SpeechBody.of([*FIELDS, *timed]).parameters("transcribe", ENGLISH) == {
+        "return_timestamps": True
+    }
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (FIELDS[1:], "file: not set, but required"),
+        (FIELDS[:1], "model: not set, but required"),
+        (
+            [*FIELDS, ("response_format", "xml")],
+            "response_format: got 'xml', wanted 'json', ",
+        ),
+        ([*FIELDS, ("temperature", "hot")], "temperature: got 'hot', wanted number"),
+        ([*FIELDS, ("temperature", "nan")], "temperature: got 'nan'"),
+        ([*FIELDS, ("timestamp_granularities[]", "word")], "timestamp_granularities: got 'word'"),
+        (
+            [*FIELDS, ("timestamp_granularities[]", "segment")],
+            "timestamp_granularities: got it with response_format json, wanted it with verbose",
+        ),
+        ([*FIELDS, ("prompt", "Once upon")], "prompt: got a text, wanted none"),
+        ([*FIELDS, ("stream", "true")], "stream: got 'true'"),
+        ([*FIELDS, ("model", "w")], "model: got it twice, wanted it once"),
+        ([("file", "text"), *FIELDS[1:]], "file: got a text, wanted a file, with its name"),
+        ([*FIELDS, ("prompt", b"file")], "prompt: got a file, wanted a text"),
+    ],
+    ids=str,
+)
+def test_what_is_wrong_is_refused_by_name(fields, message):
+    assert re.match(message, refusal(fields))
+
+
+def refusal(fields: list[tuple[str, str | bytes]]) -> str:
+    try:
+        SpeechBody.of(fields).parameters("transcribe", KNOWS_TASKS)
+    except ValidationError as error:
+        return str(invalid(error).body["error"]["message"])
+    except InvalidInput as error:
+        return str(error)
+    return ""
+
+
+SAID = [Said(0.0, 1.5, " Hello."), Said(1.5, None, " So --> long\n\nso"), Said(3661.2, 3662.0, "x")]
+
+
+def test_subtitles_have_a_number_a_time_and_a_text():
+    assert srt(SAID, 4000.0) == (
+        "1\n00:00:00,000 --> 00:00:01,500\nHello.\n\n"
+        "2\n00:00:01,500 --> 01:01:01,200\nSo -> long\nso\n\n"
+        "3\n01:01:01,200 --> 01:01:02,000\nx\n\n"
+    )
+    assert vtt(SAID[:1], 4000.0) == "WEBVTT\n\n00:00:00.000 --> 00:00:01.500\nHello.\n\n"
+    assert vtt([], 1.0) == "WEBVTT\n\n"
+    assert srt([Said(None, None, "a")], 2.5).startswith("1\n00:00:00,000 --> 00:00:02,500\na")
+
+
+class Writes:
+    """A transport to a model that has heard two segments."""
+
+    def __init__(self) -> None:
+        self.calls: list[Infer] = []
+
+    async def stream(self, call: Infer, timeout_s: float) -> AsyncIterator[dict[str, np.ndarray]]:
+        self.calls.append(call)
+        segments = [
+            {"start": 0.0, "end": 1.0, "text": " One", "tokens": [1]},
+            {"start": 1.0, "end": 2.0, "text": " two.", "tokens": [2]},
+        ]
+        yield {
+            "text_output": np.array([b" One two."], np.object_),
+            "segments": np.array([json.dumps(segments).encode()], np.object_),
+            "language": np.array([b"de"], np.object_),
+            "duration": np.array([2.25], np.float32),
+            "num_input_tokens": np.array([1500]),
+            "num_output_tokens": np.array([4]),
+        }
+
+
+def answered(**fields: str) -> Any:
+    body = SpeechBody.of([*FIELDS, *fields.items()])
+    transport: Any = Writes()
+    parameters = body.parameters("transcribe", KNOWS_TASKS)
+    outputs = asyncio.run(transcribed(transport, KNOWS_TASKS, body, parameters, {"tenant": "a"}))
+    [call] = transport.calls
+    assert call.inputs["audio"][0] == b"RIFF"
+    assert call.parameters == {"tenant": "a"}
+    return answer(outputs, body, "transcribe")
+
+
+def test_answers_have_the_format_that_is_asked_for():
+    usage = {"type": "duration", "seconds": 2.25}
+    assert json.loads(answered().body) == {"text": "One two.", "usage": usage}
+    plain = answered(response_format="text")
+    assert (plain.body, plain.media_type) == (b"One two.\n", "text/plain")
+    assert b"00:00:01,000 --> 00:00:02,000\ntwo." in answered(response_format="srt").body
+    vtt_file = answered(response_format="vtt")
+    assert (vtt_file.body[:6], vtt_file.media_type) == (b"WEBVTT", "text/vtt")
+    verbose = json.loads(answered(response_format="verbose_json", temperature="0.5").body)
+    assert (
+        verbose.items()
+        >= {
+            "task": "transcribe",
+            "language": "german",
+            "duration": 2.25,
+            "text": "One two.",
+            "usage": usage,
+        }.items()
+    )
+    assert [each["id"] for each in verbose["segments"]] == [0, 1]
+    assert verbose["segments"][1].items() >= {"start": 1.0, "end": 2.0, "text": " two."}.items()
+    assert verbose["segments"][0]["temperature"] == 0.5
