@@ -31,7 +31,14 @@ from tests.engine.generating import (
     held,
     pass_steps,
 )
-from tests.models.tiny_whisper import BINS, EOS, as_transformers, tiny_whisper_folder
+from tests.models.tiny_whisper import (
+    BINS,
+    EOS,
+    NO_TIMESTAMPS,
+    PREVIOUS,
+    as_transformers,
+    tiny_whisper_folder,
+)
 from tests.places import CPU, GPU_FP32
 
 LIVELY: dict[str, Any] = {"repetition_penalty": 1.6, "no_repeat_ngram_size": 3}
@@ -119,6 +126,41 @@ def test_texts_are_those_of_transformers(tmp_path, num_beams, place):
             assert {*np.round(theirs, 6)[:, 1]} >= {end for _, end in ours}
         assert between_steps(engine, lambda: engine.cache.used) == 0
         assert engine._hearing._held.seconds == pytest.approx(0)
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+@pytest.mark.parametrize("conditioned", [False, True])
+@pytest.mark.parametrize("prompt_ids", [(), (PREVIOUS, 11, 23, 42)])
+def test_text_before_a_window_stands_before_it(folder, engine, num_beams, conditioned, prompt_ids):
+    """The request's, and that of the windows before."""
+    reference = tiny_whisper_folder(folder, seed=SEED)
+    options = {**ASKED, "num_beams": num_beams, "condition_on_prev_tokens": conditioned}
+    plain = {**ASKED, "num_beams": num_beams}
+    for features in sounds([350, 620], seed=4):
+        answer = ask(engine, Sound(features), prompt_ids=prompt_ids, **options)[0].finish()
+        theirs = {"prompt_ids": torch.tensor(prompt_ids)} if prompt_ids else {}
+        _, tokens = written_by(reference, features, **options, **theirs)
+        assert tokens_of(answer) == tokens
+        assert answer.text() == engine.tokenizer.decode([t for t in tokens if t < EOS])
+        without = ask(engine, Sound(features), **plain)[0].finish()
+        assert (tokens_of(without) == tokens) == (not conditioned and not prompt_ids)
+
+
+def test_a_prompt_stands_before_one_window_too(folder, engine):
+    reference = tiny_whisper_folder(folder, seed=SEED)
+    [features] = sounds([WINDOW], seed=5)
+    options = {**ASKED, "return_timestamps": False}
+    answer = ask(engine, Sound(features), prompt_ids=[11, 23, 42], **options)[0].finish()
+    with torch.no_grad():
+        out = reference.generate(
+            as_transformers(features),
+            prompt_ids=torch.tensor([PREVIOUS, 11, 23, 42]),
+            force_unique_generate_call=True,
+            **options,
+        )[0].tolist()
+    written = out[out.index(NO_TIMESTAMPS) + 1 :]
+    assert answer.tokens() == written
+    assert answer.text() == engine.tokenizer.decode([t for t in written if t < EOS])
 
 
 def test_thirty_seconds_are_heard_at_once(tmp_path):
@@ -237,6 +279,12 @@ NAN_AT_LAST[-1, -1] = np.nan
         (NOTHING, {"stop_token_ids": [5]}, "stop_token_ids: got"),
         (NOTHING, {"logprobs": 1}, "logprobs: got 1, wanted none"),
         (NOTHING, {"max_new_tokens": 62}, "max_new_tokens: got 62, wanted at most 61"),
+        (
+            NOTHING,
+            {"condition_on_prev_tokens": True, "max_new_tokens": 40},
+            "max_new_tokens: got 40, wanted at most 29",
+        ),
+        (NOTHING, {"prompt_ids": [EOS]}, f"prompt_ids: got id {EOS}, wanted ids of words"),
         (NOTHING[:, 1:], {}, r"features: got float32 of shape \[1, 100, 19\]"),
         (NAN_AT_LAST, {}, "features: got a number that is not finite"),
         (sounds([401])[0], {}, r"audio: got 4\.0 s of sound, wanted at most 4 s \(max_audio_sec"),

@@ -256,6 +256,8 @@ REFUSED: list[tuple[str, list[Any]]] = [
     ("language", ["de", "", 5, "x" * 65]),  # "de": the model reads no speech
     ("task", ["transcribe", "sing", "", 5]),
     ("return_timestamps", [True, 1, "yes"]),
+    ("condition_on_prev_tokens", [True, 1, "yes"]),
+    ("prompt_ids", [[5], "5", [1.5], [0] * 4097]),
     ("add_special_tokens", [1]),
     ("skip_special_tokens", [1]),
     ("include_stop_str_in_output", [0]),

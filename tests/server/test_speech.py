@@ -234,6 +234,19 @@ def test_openais_client_transcribes_and_translates(door, client, transcripts, fo
     assert [token for segment in verbose.segments for token in segment.tokens] == stamped
 
 
+def test_a_prompt_stands_before_the_text(door, client, folder) -> None:
+    found = door.audio.transcriptions.create(
+        file=("a.wav", files()[1]), prompt="!! #", **ASKED_AS_FORM
+    )
+    import tokenizers
+
+    tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    ids = tokenizer.encode(" !! #", add_special_tokens=False).ids
+    options = {"task": "transcribe", **ASKED}
+    assert found.text == client.transcribe(files()[1], prompt_ids=ids, **options).strip()
+    assert found.text != client.transcribe(files()[1], **options).strip()
+
+
 def test_subtitles_come_as_text(door) -> None:
     sound = np.concatenate([*sounds(), *sounds()[:1]])
     wave = spoken(np.round(sound * 32768) / 32767)
@@ -256,7 +269,12 @@ def test_subtitles_come_as_text(door) -> None:
         (b"", {}, 400, "file: got 0 bytes that are none"),
         (spoken(np.zeros(9, np.float32)), {"model": "other"}, 404, "model: got 'other'"),
         (spoken(np.zeros(9, np.float32)), {"language": "tlh"}, 400, "language: got 'tlh'"),
-        (spoken(np.zeros(9, np.float32)), {"prompt": "Once"}, 400, "prompt: got a text"),
+        (
+            spoken(np.zeros(9, np.float32)),
+            {"prompt": "a<|de|>"},
+            400,
+            "prompt: got id 83, wanted ids of words",
+        ),
         (
             spoken(np.zeros(9, np.float32)),
             {"extra_body": {"hat": "1"}},

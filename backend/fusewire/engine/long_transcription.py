@@ -3,7 +3,7 @@ begins where the text of the one before ends."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -54,14 +54,16 @@ class LongTranscription:
     sound: LongSound
     speech: SpeechTokens
     text: TextStream
-    # Submits the request for a window that begins at a frame; `heard` gets its events.
-    write: Callable[[int], Link]
+    # Submits the request for a window that begins at a frame, behind the tokens of those before;
+    # `heard` gets its events.
+    write: Callable[[int, Sequence[int]], Link]
     callback: Callable[[Event], None]
 
     chain: RequestChain = field(init=False, default_factory=RequestChain)
     _frame: int = field(init=False, default=0)  # where the window that is heard begins
     _tokens: list[int] = field(init=False, default_factory=list)  # of that window
     _kept: int = field(init=False, default=0)  # tokens of those before
+    _written: list[int] = field(init=False, default_factory=list)  # the same, as text goes on
     _cached: int = field(init=False, default=0)  # positions
     _logprob: float = field(init=False, default=0.0)
 
@@ -77,7 +79,7 @@ class LongTranscription:
         self.callback(delta)
         if delta.finish_reason is None:
             try:
-                self.chain.follow(lambda: self.write(self._frame))
+                self.chain.follow(lambda: self.write(self._frame, self._written))
             except Exception as error:
                 self.callback(failure(error))
 
@@ -98,6 +100,8 @@ class LongTranscription:
             frames = sound.frames_per_position * window.advance
         self._frame += frames
         self._kept += len(kept)
+        # Of the timestamps that end a part and begin the next one.
+        self._written += kept if window.advance is None else kept[:-1]
         self._cached = min(self._cached + last.num_cached_tokens, sound.positions)
         self._logprob += last.cumulative_logprob
         over = self._frame >= sound.frames

@@ -75,9 +75,15 @@ class RequestPreparation:
         """InvalidInput where it could never run, or asks for what the model cannot do."""
         parameters = request.parameters
         ids, source, most = list(prompt.token_ids), None, prompt.max_new_tokens
+        begun: list[int] = []  # of the text
         forced: Forced = {}
         if isinstance(self._model, Seq2SeqModel):
-            ids, bos = (spoken.begin, None) if spoken else self._begin(self._model, parameters)
+            if spoken:
+                begun, bos = spoken.begin, None
+                ids = [*spoken.previous, *begun]
+            else:
+                ids, bos = self._begin(self._model, parameters)
+                begun = ids
             source = Source(prompt.token_ids, prompt.features)
             if len(ids) > 1:
                 room = max_new_tokens(parameters, len(source), self._limits, len(ids))
@@ -109,7 +115,7 @@ class RequestPreparation:
         mask = spoken.mask if spoken else None
         place.sequence, place.begun = sequence, len(ids)
         generation = self._generation(
-            ids, read, request, most, forced, callback, scores, place, mask
+            ids, begun, read, request, most, forced, callback, scores, place, mask
         )
         if generation.beams is not None:
             sequence.histories = generation.beams.histories
@@ -118,6 +124,7 @@ class RequestPreparation:
     def _generation(
         self,
         ids: list[int],
+        begun: Sequence[int],
         source_ids: Sequence[int],
         request: GenerationRequest,
         most: int,
@@ -130,7 +137,7 @@ class RequestPreparation:
         parameters = request.parameters
         # What every text of the decoder begins with is no part of it; the source even less.
         encodes = isinstance(self._model, Seq2SeqModel)
-        shown, prefix = ((), ids[1:]) if encodes else (ids, [])
+        shown, prefix = ((), begun[1:]) if encodes else (ids, begun)
         eos = () if parameters.ignore_eos else self._model.eos_token_ids
         stop_tokens = frozenset((*eos, *parameters.stop_token_ids))
         strings = StopStrings(parameters.stop)

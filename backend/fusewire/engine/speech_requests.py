@@ -3,7 +3,7 @@ hears the language in front of it, and one for each window of a long sound."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -148,11 +148,12 @@ class SpeechRequests:
         parameters = request.parameters.model_copy(update={"return_timestamps": True})
         asked = replace(request, parameters=parameters, tells="ids")
 
-        def write(frame: int) -> Ticket:
+        def write(frame: int, written: Sequence[int]) -> Ticket:
             prompt, spoken = self._begin(
                 Sound(sound.at(frame)),
                 language,
                 parameters,
+                written=written,
                 goes_on=goes_on or frame > 0,
                 windows_behind=sound.windows_from(frame) - 1,
             )
@@ -160,7 +161,7 @@ class SpeechRequests:
 
         text = self._detokenizer.start(skip_special_tokens=parameters.skip_special_tokens)
         transcription = LongTranscription(sound, self._speech, text, write, callback)
-        first = write(0)
+        first = write(0, ())
         transcription.chain.begun(first)
         return Ticket(
             sound.positions,
@@ -175,20 +176,42 @@ class SpeechRequests:
         language: str | None,
         parameters: GenerationParameters,
         *,
+        written: Sequence[int] = (),
         goes_on: bool = False,
         windows_behind: int = 0,
     ) -> tuple[Prompt, Spoken]:
+        """`written`: of the windows before."""
         speech, timestamps = self._speech, parameters.return_timestamps
         begin = speech.begin(language, parameters.task, timestamps=timestamps)
         ids = [self._model.decoder_start_token_id, *begin]
-        prompt = read_sound(sound, parameters, self._limits, len(ids))
+        previous = self._previous(parameters, written)
+        if windows_behind and parameters.condition_on_prev_tokens:  # refused now, if at all
+            read_sound(sound, parameters, self._limits, len(ids) + 1 + self._most_previous)
+        prompt = read_sound(sound, parameters, self._limits, len(ids) + len(previous))
         return prompt, Spoken(
             ids,
             timestamps_of(speech) if timestamps else None,
+            previous,
             goes_on,
             windows_behind * self._model.max_source_length,
             windows_behind * prompt.max_new_tokens,
         )
+
+    def _previous(self, parameters: GenerationParameters, written: Sequence[int]) -> list[int]:
+        """What stands before a window's text: as transformers has it, the request's `prompt_ids`
+        before each, or before the text so far where that is wanted."""
+        token = self._speech.previous
+        given = [each for each in parameters.prompt_ids if each != token]
+        if parameters.condition_on_prev_tokens:
+            given += written
+        if token is None or not given:
+            return []
+        return [token, *given[-self._most_previous :]]
+
+    @property
+    def _most_previous(self) -> int:
+        """Tokens, of which there are half of the model's positions with the one before them."""
+        return self._model.max_length // 2 - 1
 
     def _check_long(
         self, parameters: GenerationParameters, sound: LongSound, seconds: float

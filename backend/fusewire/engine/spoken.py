@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fusewire.engine.branches import Event
 from fusewire.engine.continuation import Delta
@@ -16,6 +16,7 @@ from fusewire.generation.speech import SpeechTokens
 class Spoken:
     begin: list[int]  # what the decoder begins with
     mask: TokenMask | None
+    previous: list[int] = field(default_factory=list)  # and what stands before that
     goes_on: bool = False  # with the place of a request of the same sound that has just ended
     # Of the requests of the same sound behind it: positions that they read, and tokens that each of
     # their sequences may generate.

@@ -235,7 +235,8 @@ def _check_speech_options(
     """Those that only models of speech take, or that none of them does."""
     speech = limits.speech
     if speech is None:
-        for name in ("language", "task", "return_timestamps"):
+        of_speech = ("language", "task", "return_timestamps", "condition_on_prev_tokens")
+        for name in (*of_speech, "prompt_ids"):
             if getattr(p, name):
                 wanted = "null for a model that reads no speech"
                 refuse(name, getattr(p, name), wanted, "remove it")
@@ -254,6 +255,14 @@ def _check_speech_options(
         if getattr(p, name) != off:
             wanted = "null for a model of speech, whose source is no text"
             refuse(name, getattr(p, name), wanted, "remove it")
+    for name in ("condition_on_prev_tokens", "prompt_ids"):
+        if getattr(p, name) and speech.previous is None:
+            wanted = "none for a model whose generation_config.json has no prev_sot_token_id"
+            refuse(name, getattr(p, name), wanted, "remove it, or add that")
+    for token in p.prompt_ids:
+        if not 0 <= token < speech.eos and token != speech.previous:
+            wanted = f"ids of words, 0..{speech.eos - 1}"
+            refuse("prompt_ids", f"id {token}", wanted, "use this model's tokenizer")
     if not speech.languages:
         for name in ("language", "task"):
             if getattr(p, name) is not None:

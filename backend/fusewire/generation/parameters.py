@@ -264,6 +264,18 @@ class GenerationParameters(BaseModel):
         description="Of a model of speech: find when each part of the text begins and ends. "
         "Default: the folder's.",
     )
+    condition_on_prev_tokens: Flag = Field(
+        default=False,
+        description="Of a model of speech, and sound of several windows: what was written before "
+        "a window stands before its text, as far as half of the model's positions go. Default: "
+        "the folder's.",
+    )
+    prompt_ids: Annotated[tuple[Whole, ...], Field(max_length=MOST_PREFIX_TOKENS)] = Field(
+        default=(),
+        description="Of a model of speech: tokens of a text that stands before that of each "
+        "window, or, with condition_on_prev_tokens, before that of the first: names, spelling, "
+        "style. The last ones count, as far as half of the model's positions go.",
+    )
     add_special_tokens: Flag = Field(
         default=True,
         description="Let the tokenizer add its special tokens to a text prompt. false: for a text "

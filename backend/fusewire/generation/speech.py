@@ -40,6 +40,7 @@ class SpeechTokens:
     max_initial_timestamp: int | None
     seconds_per_position: float
     eos: int
+    previous: int | None = None  # in front of a text that stands before the one to be written
 
     @property
     def timestamp_begin(self) -> int:
@@ -123,6 +124,7 @@ def _read_tokens(
     first = values.get("max_initial_timestamp_index")
     if first is not None and (type(first) is not int or first < 0):
         raise _fault("max_initial_timestamp_index", first, "a number of timestamps")
+    previous = values.get("prev_sot_token_id")
     return SpeechTokens(
         {code.removeprefix("<|").removesuffix("|>"): each for code, each in languages.items()},
         tasks,
@@ -130,12 +132,14 @@ def _read_tokens(
         first,
         seconds_per_position,
         eos,
+        None if previous is None else token("prev_sot_token_id", previous),
     )
 
 
 def speech_defaults(values: Mapping[str, Any], tokens: SpeechTokens) -> dict[str, Any]:
-    """The parameters that generation_config.json sets, with these values: language, task and
-    return_timestamps. CheckpointError. In older folders `forced_decoder_ids` name the first two."""
+    """The parameters that generation_config.json sets, with these values: language, task,
+    return_timestamps and condition_on_prev_tokens. CheckpointError. In older folders
+    `forced_decoder_ids` name the first two."""
     found = {key: values[key] for key in ("language", "task") if values.get(key) is not None}
     forced = values.get("forced_decoder_ids")
     if not found and isinstance(forced, list):
@@ -149,9 +153,10 @@ def speech_defaults(values: Mapping[str, Any], tokens: SpeechTokens) -> dict[str
         if code is None:
             raise _fault("language", language, f"one of {', '.join(tokens.languages) or 'none'}")
         found["language"] = code
-    if values.get("return_timestamps") is not None:
-        found["return_timestamps"] = values["return_timestamps"]
-    return found
+    flags = ["return_timestamps"]
+    if tokens.previous is not None:
+        flags.append("condition_on_prev_tokens")
+    return found | {key: values[key] for key in flags if values.get(key) is not None}
 
 
 def _tokens(

@@ -232,7 +232,7 @@ class Api:
         except ValidationError as error:
             raise errors.invalid(error) from None
         model = self._catalog.transcriber(body.model, request)
-        parameters = body.parameters(task, model)
+        parameters = await body.parameters(task, model)
         work = transcribed(self._streams, model, body, parameters, sender(request))
         try:
             outputs = await answering.unless_gone(request, work)

@@ -45,7 +45,9 @@ class SpeechBody(Body):
     language: str | None = Field(
         default=None, description="That is spoken, by its code or English name."
     )
-    prompt: str = Field(default="", description="Not supported: refused unless it is empty.")
+    prompt: str = Field(
+        default="", description="A text that stands before what is said: names, spelling, style."
+    )
     response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = "json"
     temperature: float | None = Field(
         default=None, ge=0, le=100, description="Above 0: sample. Default: the model's."
@@ -86,18 +88,15 @@ class SpeechBody(Body):
 
     def names_used(self) -> dict[str, str]:
         """The model's names -> those the client used."""
-        return {"audio": "file", "tenant": TENANT_HEADER}
+        return {"audio": "file", "prompt_ids": "prompt", "tenant": TENANT_HEADER}
 
     @property
     def timed(self) -> bool:
         """Whether the answer says when something is said."""
         return self.response_format in ("srt", "verbose_json", "vtt")
 
-    def parameters(self, task: str, model: Transcriber) -> dict[str, Any]:
+    async def parameters(self, task: str, model: Transcriber) -> dict[str, Any]:
         """Of the model's generation; InvalidInput."""
-        if self.prompt.strip():
-            got, wanted = "a text", "none, as the model's text does not go on from one"
-            raise InvalidInput("prompt", got, wanted, "remove it")
         if self.timestamp_granularities and self.response_format != "verbose_json":
             got, wanted = f"it with response_format {self.response_format}", "it with verbose_json"
             raise InvalidInput("timestamp_granularities", got, wanted, "change one of them")
@@ -109,6 +108,9 @@ class SpeechBody(Body):
             asked["task"] = task
         if self.timed:
             asked["return_timestamps"] = True
+        if prompt := self.prompt.strip():
+            # As words stand behind others; special tokens of such a text are refused by the model.
+            asked["prompt_ids"] = await model.ids("prompt", f" {prompt}", special_tokens=False)
         check_size(asked)
         return asked
 
