@@ -88,9 +88,10 @@ def ddp_table(rows: Rows) -> str:
     systems = systems_of(rows)
 
     def cells(of_case: dict[str, Row]) -> list[str]:
-        found = [of_case[system] for system in systems]
-        rates = [f"{row['tokens_per_s']} ({row['efficiency']:.1%})" for row in found]
-        return [str(found[0]["processes"]), _tokens(found[0]), *rates]
+        some = next(iter(of_case.values()))
+        found = [of_case.get(system) for system in systems]
+        rates = [f"{r['tokens_per_s']} ({r['efficiency']:.1%})" if r else "" for r in found]
+        return [str(some["processes"]), _tokens(some), *rates]
 
     lines = case_table(["processes", "tokens, padded", *systems], rows, cells)
     head = "Training by several processes, tokens/s of all (of one process alone, times as many):"
