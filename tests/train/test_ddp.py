@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -37,26 +36,21 @@ def test_two_processes_are_one_with_the_joined_batch(
     expect_equal_gradients(first["gradients"], theirs)
 
 
-@pytest.fixture(scope="module", params=EACH_DEVICE)
-def passes(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Where, and what happened in a backward pass of each of two processes there."""
-    folder = tmp_path_factory.mktemp("overlap")
-    return request.param, run("tests.train.overlap_process", 2, folder, request.param)
-
-
-def test_gradients_are_handed_over_before_lower_segments_are_computed(passes: Any) -> None:
-    for entries in passes[1]:
+@ON_EACH
+def test_gradients_are_handed_over_before_lower_segments_are_computed(
+    device: str, tmp_path: Path
+) -> None:
+    for entries in run("tests.train.overlap_process", 2, tmp_path, device):
         order = [(event, number) for event, number, _ in entries if event in ("computes", "sends")]
         before = [order[: order.index(("computes", s))] for s in range(SEGMENTS)]
         handed = [sum(event == "sends" for event, _ in each) for each in before]
         assert handed[0] > handed[1] > handed[2] > 0  # from the lowest segment up
 
 
-def test_on_gpus_gradients_travel_while_lower_segments_are_computed(passes: Any) -> None:
-    device, of_each = passes
-    if device == "cpu":
-        pytest.skip("whose threads share the cores: when one of them runs says nothing")
-    for entries in of_each:
+@pytest.mark.gpu(count=2)  # threads on CPUs share the cores: when one of them runs says nothing
+@pytest.mark.alone
+def test_on_gpus_gradients_travel_while_lower_segments_are_computed(tmp_path: Path) -> None:
+    for entries in run("tests.train.overlap_process", 2, tmp_path, "cuda"):
         assert len(overlapping(entries)) >= 2
 
 
