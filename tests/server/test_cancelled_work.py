@@ -65,9 +65,11 @@ def test_what_is_late_is_not_computed(asker: Asker) -> None:
 
 def test_cancelled_work_stops_at_the_next_micro_batch(asker: Asker) -> None:
     answered, executed = outcomes(asker, "ok"), executions(asker)  # warm-up
+    before = asker.metric("fusewire_tokens_total", model="slow") + len(SHORT)
     alone = asker.ask("slow", ids(SHORT))["embedding"]
     until(lambda: outcomes(asker, "ok") == answered + 1)
-    before = asker.metric("fusewire_tokens_total", model="slow")
+    # The metric follows the answers.
+    until(lambda: asker.metric("fusewire_tokens_total", model="slow") == before)
     events: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
     def ask(inputs: Any) -> Any:
@@ -89,5 +91,5 @@ def test_cancelled_work_stops_at_the_next_micro_batch(asker: Asker) -> None:
     def computed() -> float:
         return asker.metric("fusewire_tokens_total", model="slow") - before - 2 * len(SHORT)
 
-    until(lambda: computed() % LENGTH == 0)  # whole micro-batches; the metric follows the answers
+    until(lambda: computed() % LENGTH == 0)  # whole micro-batches
     assert 0 < computed() < ROWS * LENGTH / 2

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import signal
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,11 +13,16 @@ from fusewire.serving.config import ServerSettings
 from fusewire.serving.supervisor.control import Control
 from fusewire.serving.supervisor.embedded import EmbeddedServer, LogLine
 
+_log = logging.getLogger(__name__)
 Loading = Callable[[set[str], Sequence[str]], None]  # loaded so far, all
 
 
 class ServerFailed(FusewireError):
     """The server did not start, or did not stay alive."""
+
+
+class _Aborted(ServerFailed):
+    """By tritonserver itself."""
 
 
 class Starter:
@@ -41,8 +48,18 @@ class Starter:
     def start(self, models: Sequence[str], loading: Loading = lambda loaded, models: None) -> None:
         """Starts the process and waits until it has tried to load these models, and answers.
 
-        ServerFailed where it does not. Which models are ready then is the caller's question.
+        ServerFailed where it does not; one that aborts is started once more. Which models are ready
+        then is the caller's question.
         """
+        try:
+            self._start(models, loading)
+        except _Aborted as error:
+            # Rarely a lock in the memory that it shares with a model cannot be taken, an exception
+            # that it does not catch.
+            _log.warning("%s\nit is started once more", error)
+            self._start(models, loading)
+
+    def _start(self, models: Sequence[str], loading: Loading) -> None:
         process, timeout_s = self._process, self._settings.start_timeout_s
         self.serving = False
         self._starting = self._settings.log_level in ("error", "warning")
@@ -50,7 +67,8 @@ class Starter:
         deadline = time.monotonic() + timeout_s
         while not self._control.live():
             if not process.running():
-                raise ServerFailed(
+                aborted = process.exit_code() == -signal.SIGABRT
+                raise (_Aborted if aborted else ServerFailed)(
                     "tritonserver exited while starting; the end of its output:\n"
                     + "\n".join([line for line in process.last_lines if line][-8:])
                 )

@@ -1,0 +1,61 @@
+"""A server that ends while it starts."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fusewire.serving.config import ServerSettings
+from fusewire.serving.supervisor.starter import ServerFailed, Starter
+
+
+class Process:
+    """Of each start how it ends, None: it serves."""
+
+    def __init__(self, *ends: int | None) -> None:
+        self._ends = iter(ends)
+        self._end: int | None = None
+        self.starts = 0
+        self.loaded: set[str] = set()
+        self.last_lines = ["last words"]
+
+    def start(self, repositories: Sequence[Path], models: Sequence[str], log: Any) -> None:
+        self.starts += 1
+        self._end = next(self._ends)
+
+    def running(self) -> bool:
+        return self._end is None
+
+    def exit_code(self) -> int | None:
+        return self._end
+
+    def live(self) -> bool:
+        """In place of its control."""
+        return self.running()
+
+
+def starter(process: Any) -> Starter:
+    return Starter(process, process, [], ServerSettings(), lambda level, line: None)
+
+
+def test_one_that_aborts_is_started_once_more(caplog: pytest.LogCaptureFixture) -> None:
+    process = Process(-signal.SIGABRT, None)
+    starter(process).start(["m"])
+    assert process.starts == 2
+    assert "last words\nit is started once more" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("ends", "starts"),
+    [((-signal.SIGABRT, -signal.SIGABRT), 2), ((1,), 1), ((-signal.SIGKILL,), 1)],
+    ids=["aborts again", "exits", "is killed"],
+)
+def test_another_end_is_an_error_with_its_last_words(ends: tuple[int, ...], starts: int) -> None:
+    process = Process(*ends)
+    of = starter(process)
+    with pytest.raises(ServerFailed, match=r"(?s)exited while starting.*last words"):
+        of.start(["m"])
+    assert (process.starts, of.serving) == (starts, False)
