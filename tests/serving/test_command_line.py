@@ -273,6 +273,7 @@ def test_serve_names_the_folder_at_fault(
         ),
         (["ask", "chat", "Who?", "--second=x"], "second: got a text, wanted none for chat"),
         (["ask", "embed", "x", "--parameter", "truncate"], "wanted KEY=VALUE"),
+        (["ask", "generate", "x", "--parameter", "stream=true"], "got stream, wanted one of"),
         *(
             (["ask", "embed", "x", "--address=127.0.0.1:9", protocol], "no server that is ready at")
             for protocol in ("--protocol=grpc", "--protocol=http")

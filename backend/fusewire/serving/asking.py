@@ -280,6 +280,11 @@ def read_parameters(pairs: Sequence[str]) -> dict[str, Any]:
             raise ConfigurationError(
                 f"parameter: got {pair!r}, wanted KEY=VALUE; for example truncate=true"
             )
+        if key in ("details", "stream"):
+            raise ConfigurationError(
+                f"parameter: got {key}, wanted one of the model's, as `ask` streams by itself, and "
+                "shows all that came with --json; leave it out"
+            )
         try:
             parameters[key] = json.loads(value)
         except ValueError:

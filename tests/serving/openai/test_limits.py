@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import APIRouter, FastAPI, Request
 from fusewire.serving.openai import connections, reading
+from fusewire.serving.openai.bodies import Body
 from fusewire.serving.openai.errors import ApiError
 from fusewire.serving.openai.limits import Limits
 from fusewire.serving.openai.reading import SHORT_BYTES, Bodies
@@ -72,6 +75,56 @@ def test_bodies_share_memory_which_short_ones_do_not_need() -> None:
             take(SHORT_BYTES + 1000)
 
     asyncio.run(share())
+
+
+class Calls:
+    """In flight, none of which is ended."""
+
+    def begin(self) -> Calls:
+        return self
+
+    async def unless_ended(self, handle: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
+        return await handle()
+
+
+@pytest.mark.parametrize("kind", ["application/json", "multipart/form-data; boundary=a"])
+def test_a_client_that_leaves_within_its_body_is_no_error(kind: str) -> None:
+    app, router = FastAPI(), APIRouter(route_class=reading.BoundedRoute)
+    app.state.in_flight = Calls()
+
+    @router.post("/json")
+    async def read_json(body: Body) -> None:
+        raise AssertionError(body)
+
+    @router.post("/form")
+    async def read_form(request: Request) -> None:
+        raise AssertionError(await request.upload())  # type: ignore[attr-defined]
+
+    app.include_router(router)
+    messages = iter([{"type": "http.request", "body": b"{", "more_body": True}, {}])
+    statuses = []
+
+    async def receive() -> Any:
+        return next(messages) or {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        statuses.append(message.get("status"))
+
+    class Reads(Connection):
+        def body(self) -> contextlib.AbstractContextManager[None]:
+            return contextlib.nullcontext()
+
+    path = "/json" if "json" in kind else "/form"
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": path,
+        "query_string": b"",
+        "headers": [(b"content-type", kind.encode())],
+        "state": {"connection": Reads(refused=False), "take_bytes": lambda size: None},
+    }
+    asyncio.run(app(scope, receive, send))
+    assert statuses[0] == 499
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from fusewire.errors import InvalidInput
 from fusewire.serving.openai.errors import ApiError, invalid
 from fusewire.serving.openai.forms import form_fields
 from fusewire.serving.openai.served import Transcriber
-from fusewire.serving.openai.subtitles import Said, srt, vtt
+from fusewire.serving.openai.subtitles import Said, spans, srt, vtt
 from fusewire.serving.openai.transcriptions import SpeechBody, answer, transcribed
 from fusewire_client.calls import Infer
 from hypothesis import given, settings
@@ -143,6 +143,12 @@ def test_subtitles_have_a_number_a_time_and_a_text():
     assert srt([Said(None, None, "a")], 2.5).startswith("1\n00:00:00,000 --> 00:00:02,500\na")
 
 
+def test_every_part_has_a_beginning_and_an_end():
+    assert spans(SAID, 4000.0) == [(0.0, 1.5), (1.5, 3661.2), (3661.2, 3662.0)]
+    assert spans([Said(None, None, "a")], 2.5) == [(0.0, 2.5)]
+    assert spans([Said(3.0, None, "a")], 2.5) == [(3.0, 3.0)]  # said behind the end
+
+
 class Writes:
     """A transport to a model that has heard two segments."""
 
@@ -153,7 +159,7 @@ class Writes:
         self.calls.append(call)
         segments = [
             {"start": 0.0, "end": 1.0, "text": " One", "tokens": [1]},
-            {"start": 1.0, "end": 2.0, "text": " two.", "tokens": [2]},
+            {"start": 1.0, "end": None, "text": " two.", "tokens": [2]},
         ]
         yield {
             "text_output": np.array([b" One two."], np.object_),
@@ -181,7 +187,7 @@ def test_answers_have_the_format_that_is_asked_for():
     assert json.loads(answered().body) == {"text": "One two.", "usage": usage}
     plain = answered(response_format="text")
     assert (plain.body, plain.media_type) == (b"One two.\n", "text/plain")
-    assert b"00:00:01,000 --> 00:00:02,000\ntwo." in answered(response_format="srt").body
+    assert b"00:00:01,000 --> 00:00:02,250\ntwo." in answered(response_format="srt").body
     vtt_file = answered(response_format="vtt")
     assert (vtt_file.body[:6], vtt_file.media_type) == (b"WEBVTT", "text/vtt")
     verbose = json.loads(answered(response_format="verbose_json", temperature="0.5").body)
@@ -196,5 +202,5 @@ def test_answers_have_the_format_that_is_asked_for():
         }.items()
     )
     assert [each["id"] for each in verbose["segments"]] == [0, 1]
-    assert verbose["segments"][1].items() >= {"start": 1.0, "end": 2.0, "text": " two."}.items()
+    assert verbose["segments"][1].items() >= {"start": 1.0, "end": 2.25, "text": " two."}.items()
     assert verbose["segments"][0]["temperature"] == 0.5

@@ -12,6 +12,7 @@ from typing import Any
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect
 
 from fusewire.errors import InvalidInput
 from fusewire.serving.openai import answering, errors, memory
@@ -89,11 +90,14 @@ class BoundedRoute(APIRoute):
 
         async def handle_bounded(request: Request) -> Response:
             call = request.state.call = request.app.state.in_flight.begin()
+            bounded = BoundedRequest(request, model)
             try:
-                bounded = BoundedRequest(request, model)
                 return await call.unless_ended(lambda: handle(bounded))
-            except answering.ClientGone:
-                return Response(status_code=499)
+            except Exception as error:
+                # FastAPI makes an error of its own of one that a body is read with.
+                if isinstance(error, answering.ClientGone) or bounded.client_left:
+                    return Response(status_code=499)
+                raise
 
         return handle_bounded
 
@@ -107,6 +111,7 @@ class BoundedRequest(Request):
         super().__init__(request.scope, request.receive)
         self._model = model
         self._received = bytearray()
+        self.client_left = False  # before all of its body was here
 
     async def body(self) -> bytes:
         """Its first byte: FastAPI only looks whether there is one, and would keep the whole."""
@@ -173,6 +178,9 @@ class BoundedRequest(Request):
                         raise ApiError(413, too_large, code="request_too_large")
                     more_s = len(self._received) / LEAST_BYTES_PER_S
                     limit.reschedule(began + BODY_TIMEOUT_S + more_s)
+        except ClientDisconnect:
+            self.client_left = True
+            raise
         except TimeoutError:
             took_s = asyncio.get_running_loop().time() - began
             message = _TOO_SLOW.format(len(self._received), took_s)

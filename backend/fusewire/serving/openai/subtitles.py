@@ -32,16 +32,24 @@ def vtt(said: Sequence[Said], duration: float) -> str:
     return "\n".join(["WEBVTT\n", *cues]) + "\n"
 
 
-def _cues(said: Sequence[Said], duration: float) -> list[tuple[float, float, str]]:
-    cues, before = [], 0.0
+def spans(said: Sequence[Said], duration: float) -> list[tuple[float, float]]:
+    """From when until when each is said, in a sound so long."""
+    found, before = [], 0.0
     for place, each in enumerate(said):
         start = before if each.start is None else each.start
         follows = said[place + 1].start if place + 1 < len(said) else None
         end = each.end if each.end is not None else follows if follows is not None else duration
         before = max(start, end)
+        found.append((start, before))
+    return found
+
+
+def _cues(said: Sequence[Said], duration: float) -> list[tuple[float, float, str]]:
+    cues = []
+    for (start, end), each in zip(spans(said, duration), said, strict=True):
         # An arrow would begin a cue of its own, an empty line end this one.
         text = "\n".join(filter(None, map(str.strip, each.text.splitlines())))
-        cues.append((start, before, text.replace("-->", "->")))
+        cues.append((start, end, text.replace("-->", "->")))
     return cues
 
 

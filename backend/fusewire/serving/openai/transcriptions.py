@@ -18,7 +18,7 @@ from fusewire.generation.speech_languages import name_of
 from fusewire.serving.openai.bodies import Body, check_size
 from fusewire.serving.openai.sender import TENANT_HEADER
 from fusewire.serving.openai.served import Transcriber
-from fusewire.serving.openai.subtitles import Said, srt, vtt
+from fusewire.serving.openai.subtitles import Said, spans, srt, vtt
 
 _OUTPUTS = ("text_output", "num_input_tokens", "num_output_tokens", "language", "duration")
 # All that a model is asked for.
@@ -158,6 +158,7 @@ def answer(outputs: Outputs, body: SpeechBody, task: str) -> Response:
     if body.response_format == "vtt":
         return PlainTextResponse(vtt(said, duration), media_type="text/vtt")
     language = outputs["language"][0].decode()
+    timed, temperature = zip(segments, spans(said, duration), strict=True), body.temperature or 0.0
     return JSONResponse(
         {
             "task": "translate" if task == "translate" else "transcribe",
@@ -165,8 +166,8 @@ def answer(outputs: Outputs, body: SpeechBody, task: str) -> Response:
             "duration": duration,
             "text": text,
             "segments": [
-                {"id": index, **each, "temperature": body.temperature or 0.0}
-                for index, each in enumerate(segments)
+                {"id": index, **each, "start": start, "end": end, "temperature": temperature}
+                for index, (each, (start, end)) in enumerate(timed)
             ],
             "usage": seconds,
         }
