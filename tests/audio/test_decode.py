@@ -52,6 +52,17 @@ def test_every_width_has_the_same_full_scale():
         np.testing.assert_array_equal(got, wanted)
 
 
+@pytest.mark.parametrize("size", [0, 0xFFFFFFFF])
+def test_a_file_that_was_written_into_a_pipe_goes_on_to_its_end(size):
+    pcm = np.arange(-500, 500, dtype="<i2").tobytes()
+    whole, unknown = wave_file(pcm), size.to_bytes(4, "little")
+    begin = whole.index(b"data")
+    more = b"LIST" + (3).to_bytes(4, "little") + b"abc\0"  # chunks begin at even places
+    piped = whole[:4] + unknown + whole[8:begin] + more + b"data" + unknown + pcm
+    np.testing.assert_array_equal(decoded(piped), decoded(whole))
+    np.testing.assert_array_equal(decoded(piped + b"\1"), decoded(whole))  # half a sample
+
+
 def test_channels_are_averaged():
     pcm = np.array([[1 << 14, 0], [-(1 << 14), -(1 << 14)]], "<i2").tobytes()
     np.testing.assert_array_equal(decoded(wave_file(pcm, channels=2)), [0.25, -0.5])

@@ -39,7 +39,8 @@ def decode_sound(
     for block in recording.blocks:
         frames += len(block)
         check_length(frames, rate, most_seconds, field)
-        mono = block.mean(axis=1, dtype=np.float64).astype(np.float32)
+        with np.errstate(invalid="ignore", over="ignore"):  # what is not finite is refused below
+            mono = block.mean(axis=1, dtype=np.float64).astype(np.float32)
         parts.append(mono if resampler is None else resampler.next(mono))
     check_length(frames, rate, most_seconds, field)
     if resampler is not None:

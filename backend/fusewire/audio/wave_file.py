@@ -17,13 +17,14 @@ from fusewire.errors import InvalidInput
 _PCM = {1: ("u1", 128, 1 << 7), 2: ("<i2", 0, 1 << 15), 3: ("<i4", 0, 1 << 31)}
 _PCM[4] = _PCM[3]
 _BLOCK = 1 << 16  # frames
+_UNSIZED = (0, 0xFFFFFFFF)
 
 
 def open_wave(data: bytes, field: str) -> Recording:
     """InvalidInput for what is no such file. wave.Error, with its reason, is raised for a format
     that is not PCM."""
     try:
-        file = wave.open(io.BytesIO(data))  # noqa: SIM115  of memory alone
+        file = wave.open(io.BytesIO(_with_sizes(data)))  # noqa: SIM115  of memory alone
     except (EOFError, RuntimeError) as error:
         got = f"{len(data)} bytes that are none ({str(error) or 'they end early'})"
         raise InvalidInput(field, got, "a WAV file of PCM", REMEDY) from None
@@ -34,6 +35,21 @@ def open_wave(data: bytes, field: str) -> Recording:
     return Recording(
         header.framerate, header.nchannels, header.nframes, _blocks(file, header.nframes, field)
     )
+
+
+def _with_sizes(data: bytes) -> bytes:
+    """A file that was written into a pipe has sizes of 0 or all ones: it goes on to its end."""
+    if int.from_bytes(data[4:8], "little") not in _UNSIZED:
+        return data
+    begin = 12
+    while begin + 8 <= len(data):
+        size = int.from_bytes(data[begin + 4 : begin + 8], "little")
+        if data[begin : begin + 4] == b"data":
+            there = len(data) - begin - 8
+            sizes = [each.to_bytes(4, "little") for each in (len(data) - 8, there)]
+            return b"".join([data[:4], sizes[0], data[8 : begin + 4], sizes[1], data[begin + 8 :]])
+        begin += 8 + size + size % 2
+    return data
 
 
 def _blocks(file: wave.Wave_read, frames: int, field: str) -> Iterator[NDArray[np.float32]]:
