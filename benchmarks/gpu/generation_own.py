@@ -10,7 +10,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -201,13 +200,12 @@ class Answers:
             left -= delta.finish_reason is not None
         self.seconds = time.perf_counter() - began
 
-    def step_seconds(self) -> float:
-        """The median between two tokens while all requests ran."""
+    def step_gaps_s(self) -> list[float]:
+        """Between two tokens of a sequence while all requests ran; none where they never did."""
         begin, end = max(times[0] for times in self.times), min(times[-1] for times in self.times)
-        gaps = [
+        return [
             later - earlier
             for times in self.times
             for earlier, later in pairwise(times)
             if begin <= earlier and later <= end
         ]
-        return median(gaps)
