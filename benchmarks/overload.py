@@ -1,9 +1,9 @@
 """What a server does with more requests than it can answer: `python -m benchmarks.overload`.
 
 MiniLM-L6 on the CPU behind the real embedded Triton. Its capacity is measured in a closed loop,
-before and after; between the two requests arrive as a Poisson process (open loop: nobody waits for
-an answer before sending the next) at a share of it, each with a deadline. Goodput is what was
-answered within the deadline.
+before and after each of several turns, as a machine's speed changes. In a turn requests arrive as a
+Poisson process (open loop: nobody waits for an answer before sending the next) at a share of it,
+each with a deadline. Goodput is what was answered within the deadline.
 
 Systems: `fusewire` (admission by predicted cost; clients tell their deadline), `fifo` (every
 request is taken, in order of arrival), `triton` (Triton's queue policy: REJECT beyond
@@ -26,19 +26,22 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from fusewire.serving.supervisor.server import Server
 
 from benchmarks import cores, machine, overload_arrivals, overload_plan, records
 from benchmarks.machine import DISTURBED
-from benchmarks.overload_arrivals import Seen, statistics
+from benchmarks.overload_arrivals import Seen
 from benchmarks.overload_client import Load
 from benchmarks.overload_drivers import Drivers, requests_per_s
 from benchmarks.overload_models import TEXTS, Given, encoded, generated, prompt_weight
 from benchmarks.overload_options import Options, options
+from benchmarks.overload_outcome import Turn, statistics
 from benchmarks.overload_plan import Cell, client_of, server_of
 from benchmarks.overload_report import LATE_MS, late, line, table
 from benchmarks.overload_systems import LOADS, MODEL, SYSTEMS, Limits, serving
@@ -105,24 +108,13 @@ class Bench:
                 if time.monotonic() + overload_plan.cell_s(cell, given.pace) > self.ends:
                     self.left_out.append(cell)
                     continue
-                seen, row = self._offered(server, drivers, model, cell, before)
-                # What a core gives changes with what others do on it: before and after count.
-                after = requests_per_s(drivers.saturate(seconds, *loop), work, seconds)
-                found = statistics(
-                    seen,
-                    given.pace.seconds,
-                    (before + after) / 2,
-                    row["deadline_s"],
-                    work,
-                )
+                row = self._row(server, drivers, model, cell, work, before)
                 if kind.generates:
                     row["prompt_weight"] = round(weight, 3)
-                row["capacity"] = [round(before, 2), round(after, 2)]
-                self.rows.append(row | found)
-                before = after
+                before = row["capacity"][-1]
+                self.rows.append(row)
                 records.append(given.out, self.rows[-1:])
                 print(line(self.rows[-1]), flush=True)
-                time.sleep(overload_plan.PAUSE_S)
 
     def _prompt_weight(
         self, prompts: list[Prompt], answers_per_s: float, way: str, address: str, model: str
@@ -135,22 +127,29 @@ class Bench:
         prompts_per_s = requests_per_s(answered, lengths, seconds)
         return prompt_weight(prompts, answers_per_s, prompts_per_s)
 
-    def _offered(
-        self, server: Server, drivers: Drivers, model: Given, cell: Cell, capacity: float
-    ) -> tuple[list[Seen], records.Row]:
-        """What became of requests at a share of the capacity, and what they were."""
-        given, kind, system = self.given, LOADS[cell.load], SYSTEMS[cell.system]
-        seconds = given.pace.seconds
-        load = Load(
-            kind.arrivals(cell.share * capacity, seconds, TEXTS, given.seed),
-            given.deadline_s or kind.deadline_s,
-            system.tell_deadline,
-            system.tell_deadline and kind.arrivals is overload_arrivals.tenants,
-            given.count if system.count else None,
-            kind.retries,
-        )
-        seen, about = measured(server, drivers, load, given.parts)
-        return seen, {
+    def _row(
+        self,
+        server: Server,
+        drivers: Drivers,
+        model: Given,
+        cell: Cell,
+        work: Sequence[float],
+        before: float,
+    ) -> records.Row:
+        """Of a cell, `before` which the server answered so many requests/s in a closed loop."""
+        given, kind, pace = self.given, LOADS[cell.load], self.given.pace
+        capacity, turns, abouts = [before], [], []
+        deadline_s = given.deadline_s or kind.deadline_s
+        for turn in range(pace.turns):
+            load = self._load(cell, capacity[-1], deadline_s, given.seed + turn)
+            seen, about = measured(server, drivers, load, given.parts)
+            abouts.append(about)
+            answered = drivers.saturate(pace.capacity_s, kind.under_way, kind.deadline_s)
+            capacity.append(requests_per_s(answered, work, pace.capacity_s))
+            # What a core gives changes with what others do on it: before and after count.
+            turns.append(Turn(seen, fmean(capacity[-2:])))
+            time.sleep(overload_plan.PAUSE_S)
+        return {
             **machine.facts(*PACKAGES),
             "benchmark": BENCHMARK,
             "case": f"{cell.load}, {cell.protocol}, {cell.system}, {cell.share:g} x",
@@ -160,10 +159,23 @@ class Bench:
             "server_cores": given.parts.server,
             "client_cores": given.parts.clients,
             "drivers": given.drivers,
-            "seconds": seconds,
-            "deadline_s": load.deadline_s,
-            **about,
+            "seconds": pace.seconds,
+            "deadline_s": deadline_s,
+            "capacity": [round(each, 2) for each in capacity],
+            **of_turns(abouts),
+            **statistics(turns, pace.seconds, deadline_s, work),
         }
+
+    def _load(self, cell: Cell, capacity: float, deadline_s: float, seed: int) -> Load:
+        given, kind, system = self.given, LOADS[cell.load], SYSTEMS[cell.system]
+        return Load(
+            kind.arrivals(cell.share * capacity, given.pace.seconds, TEXTS, seed),
+            deadline_s,
+            system.tell_deadline,
+            system.tell_deadline and kind.arrivals is overload_arrivals.tenants,
+            given.count if system.count else None,
+            kind.retries,
+        )
 
 
 def measured(
@@ -187,6 +199,19 @@ def measured(
         "server_busy_cores": round(busy[0], 2),
         "clients_busy_cores": round(busy[1], 2),
         "disturbed": watch.disturbed(),
+    }
+
+
+def of_turns(abouts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The worst of what several turns were, the mean of how busy they were, and memory before the
+    first and after the last."""
+    last, worst = abouts[-1], ("recovered_s", "disturbed")
+    means = ("server_busy_cores", "clients_busy_cores")
+    return {
+        **abouts[0],
+        "resident_mib_after": last["resident_mib_after"],
+        **{key: max(about[key] for about in abouts) for key in worst},
+        **{key: round(fmean(about[key] for about in abouts), 2) for key in means},
     }
 
 

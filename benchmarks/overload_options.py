@@ -46,7 +46,7 @@ def options(about: str, arguments: list[str] | None = None) -> Options:
         parts = cores.part(number, of, 2, cores.usable())
         first_port = _FIRST_PORT + _PORTS_EACH * number
     cores.checked(parts, cores.usable())
-    pace = Pace(given.seconds, given.capacity_seconds)
+    pace = Pace(given.seconds, given.capacity_seconds, given.turns)
     asked = overload_plan.cells(given.systems, given.loads, given.protocols, given.shares)
     limit_s = 60 * given.minutes
     if not asked:
@@ -83,8 +83,11 @@ def _parser(about: str) -> argparse.ArgumentParser:
     parser.add_argument("--loads", nargs="+", choices=list(LOADS), default=["48 words"])
     parser.add_argument("--protocols", nargs="+", choices=["grpc", "http"], default=["grpc"])
     parser.add_argument("--shares", type=float, nargs="+", default=SHARES, help="of the capacity")
-    parser.add_argument("--seconds", type=float, default=30.0, help="of arrivals at each share")
-    parser.add_argument("--capacity-seconds", type=float, default=5.0, help="of the closed loop")
+    parser.add_argument("--turns", type=int, default=3, help="at each share")
+    parser.add_argument("--seconds", type=float, default=10.0, help="of arrivals in each turn")
+    parser.add_argument(
+        "--capacity-seconds", type=float, default=5.0, help="of the closed loop around each turn"
+    )
     parser.add_argument(
         "--minutes", type=float, default=math.inf, help="leave out what does not fit"
     )

@@ -33,10 +33,12 @@ def client_of(cell: Cell) -> tuple[str, str, str]:
 
 
 class Pace(NamedTuple):
-    """`seconds` of arrivals in a cell; `capacity_s` of the closed loop before and after it."""
+    """Of a cell: `seconds` of arrivals in each of its turns, `capacity_s` of the closed loop before
+    and after each."""
 
     seconds: float
     capacity_s: float
+    turns: int = 1
 
 
 def cells(
@@ -65,7 +67,7 @@ def cell_s(cell: Cell, pace: Pace) -> float:
     recovery = max(0.0, cell.share - 1) * pace.seconds if endless else 0.0
     within = LOADS[cell.load].deadline_s
     recovery += within + _RECOVERY_S
-    return pace.seconds + pace.capacity_s + within + recovery + PAUSE_S
+    return pace.turns * (pace.seconds + pace.capacity_s + within + recovery + PAUSE_S)
 
 
 def predicted_s(chosen: Iterable[Cell], pace: Pace) -> float:

@@ -17,7 +17,7 @@ def line(row: Row) -> str:
     accepted = f"{row.get('accepted_ms_p50', '-')} p99 {row.get('accepted_ms_p99', '-')} ms"
     refused = f"refused {row['refused_requests']} p99 {row.get('refused_ms_p99', '-')} ms"
     return (
-        f"{row['case']} of {row['capacity'][0]}/s, {row['capacity'][1]}/s after: "
+        f"{row['case']} of {', '.join(map(str, row['capacity']))}/s: "
         f"goodput {row['goodput_per_s']:.1f}/s = "
         f"{row['goodput_of_capacity']:.1%} of capacity, {row['goodput_tokens_of_capacity']:.1%} of "
         f"its tokens ({row['possible_of_capacity']:.1%} possible, "
@@ -101,14 +101,19 @@ def _of_model(rows: Rows) -> list[str]:
     first = rows[0]
     cores = f"{len(first['server_cores'])} cores" if first["server_cores"] else "the same cores"
     goodput = (
-        f"{first['model']} on a CPU, the server on {cores}; requests arrive for "
+        f"{first['model']} on a CPU, the server on {cores}; requests arrive {_times(rows)} "
         f"{first['seconds']:g} s at so many times the rate that this server answers in a "
-        f"closed loop, each with a deadline of {first['deadline_s']:g} s. Tokens answered "
-        "within the deadline, of the closed loop's rate"
+        f"closed loop before and after, each with a deadline of {first['deadline_s']:g} s. Tokens "
+        "answered within the deadline, of the closed loop's rate"
     )
     if weights := [row["prompt_weight"] for row in rows if "prompt_weight" in row]:
         goodput += f" (a token of a prompt counts as about {median(weights):.1f})"
     return [f"{goodput}:\n\n{table(rows)}", f"The same runs:\n\n{_markdown(header, lines)}"]
+
+
+def _times(rows: Rows) -> str:
+    turns = sorted({len(row["capacity"]) - 1 for row in rows})
+    return "for" if turns == [1] else f"{' or '.join(map(str, turns))} times for"
 
 
 def _kinds(rows: Rows) -> list[tuple[str, ...]]:

@@ -14,6 +14,7 @@ from benchmarks.overload_arrivals import EXPIRED, FAILED, OK, REFUSED, Arrival, 
 from benchmarks.overload_client import Load, Saturation
 from benchmarks.overload_drivers import parts_of, requests_per_s
 from benchmarks.overload_models import Given, prompt_weight
+from benchmarks.overload_outcome import Turn, fair_rates, jain, possible, statistics
 from benchmarks.overload_ways import Answer, Prompt
 from benchmarks.served_sides import Window
 
@@ -43,15 +44,15 @@ def test_one_tenant_sends_ten_times_what_each_other_does() -> None:
 
 
 def test_what_a_tenant_leaves_is_shared_by_those_who_ask_for_more() -> None:
-    fair = arrivals.fair_rates({"greedy": 100.0, "small": 5.0, "middle": 30.0}, 60.0)
+    fair = fair_rates({"greedy": 100.0, "small": 5.0, "middle": 30.0}, 60.0)
     assert fair == {"small": 5.0, "middle": 27.5, "greedy": 27.5}
-    assert arrivals.fair_rates({"one": 3.0}, 60.0) == {"one": 3.0}
+    assert fair_rates({"one": 3.0}, 60.0) == {"one": 3.0}
 
 
 def test_jains_index_is_one_where_all_have_the_same_and_a_share_where_one_has_all() -> None:
-    assert arrivals.jain([2.0, 2.0, 2.0]) == pytest.approx(1)
-    assert arrivals.jain([1.0, 0.0, 0.0, 0.0]) == pytest.approx(0.25)
-    assert arrivals.jain([0.0]) == 0
+    assert jain([2.0, 2.0, 2.0]) == pytest.approx(1)
+    assert jain([1.0, 0.0, 0.0, 0.0]) == pytest.approx(0.25)
+    assert jain([0.0]) == 0
 
 
 def seen(outcome: str, seconds: float, tenant: str = "a", at: float = 0.0) -> Seen:
@@ -61,7 +62,7 @@ def seen(outcome: str, seconds: float, tenant: str = "a", at: float = 0.0) -> Se
 
 def test_goodput_is_what_came_within_the_deadline() -> None:
     all_of = [seen(OK, 0.1), seen(OK, 0.3), seen(OK, 1.5), seen(REFUSED, 0.01), seen(EXPIRED, 1.0)]
-    found = arrivals.statistics(all_of, seconds=2.0, capacity=4.0, deadline=1.0, tokens=[50])
+    found = statistics([Turn(all_of, 4.0)], 2.0, 1.0, tokens=[50])
     assert (found["goodput_per_s"], found["goodput_of_capacity"]) == (1.0, 0.25)
     assert found["goodput_of_offered"] == 0.4
     assert (found["ok_requests"], found["refused_requests"], found["expired_requests"]) == (3, 1, 1)
@@ -69,40 +70,49 @@ def test_goodput_is_what_came_within_the_deadline() -> None:
     assert found["refused_ms_p99"] == 10.0
 
 
+def test_turns_weigh_by_what_the_machine_could_do_in_them() -> None:
+    slow, fast = Turn([seen(OK, 0.1)] * 2, capacity=1.0), Turn([seen(OK, 0.1)] * 4, capacity=3.0)
+    found = statistics([slow, fast], 2.0, 1.0, tokens=[50])
+    assert (found["goodput_per_s"], found["goodput_of_capacity"]) == (1.5, 0.75)
+    assert found["goodput_tokens_of_capacity"] == 0.75
+    # Of those that come at once, the slow machine answers one within the deadline, the fast three.
+    assert found["possible_of_capacity"] == (1 / 2 + 3 / 2) / (1.0 + 3.0)
+
+
 def test_answers_after_the_arrivals_are_in_time_but_no_goodput_of_theirs() -> None:
     all_of = [seen(OK, 0.5, at=1.0), seen(OK, 0.5, at=1.8)]
-    found = arrivals.statistics(all_of, seconds=2.0, capacity=1.0, deadline=1.0, tokens=[50])
+    found = statistics([Turn(all_of, 1.0)], 2.0, 1.0, tokens=[50])
     assert (found["goodput_per_s"], found["goodput_of_offered"]) == (0.5, 1.0)
 
 
 def test_a_server_that_answers_the_short_ones_has_done_little() -> None:
     short, long = (Seen(Arrival(0.0, text, "a"), OK, 0.1) for text in (0, 1))
     for all_of, work in ([[short, short], 0.2], [[short, long], 1.0], [[long, long], 1.8]):
-        found = arrivals.statistics(all_of, 2.0, 1.0, 1.0, tokens=[10, 90])
+        found = statistics([Turn(all_of, 1.0)], 2.0, 1.0, tokens=[10, 90])
         assert found["goodput_of_capacity"] == 1.0
         assert found["goodput_tokens_of_capacity"] == work
 
 
 def test_each_refusal_of_a_client_that_tries_again_counts() -> None:
     patient = Seen(Arrival(0.0, 0, "a"), OK, 0.9, refusals=[0.01, 0.03])
-    found = arrivals.statistics([patient], seconds=2.0, capacity=1.0, deadline=1.0, tokens=[50])
+    found = statistics([Turn([patient], 1.0)], 2.0, 1.0, tokens=[50])
     assert (found["refused_requests"], found["refused_ms_p50"]) == (0, 20.0)
 
 
 def test_what_is_possible_is_what_a_server_that_knows_all_does() -> None:
     at_once = [arrivals.Arrival(0.0, 0, "a")] * 10
-    assert arrivals.possible(at_once, 4.0, 1.0, [0.25]) == pytest.approx(1.0 / 4)
+    assert possible(at_once, 4.0, 1.0, [0.25]) == pytest.approx(1.0 / 4)
     steady = [arrivals.Arrival(0.1 * number, 0, "a") for number in range(40)]
-    assert arrivals.possible(steady, 4.0, 1.0, [0.25]) == pytest.approx(1.0)
+    assert possible(steady, 4.0, 1.0, [0.25]) == pytest.approx(1.0)
     rare = steady[::5]
-    assert arrivals.possible(rare, 4.0, 1.0, [0.25]) == pytest.approx(0.5)
+    assert possible(rare, 4.0, 1.0, [0.25]) == pytest.approx(0.5)
 
 
 def test_a_tenant_that_gets_nothing_of_its_share_lowers_the_index() -> None:
     one, other = [seen(OK, 0.1, "a")] * 10, [seen(OK, 0.1, "b")] * 10
-    assert arrivals.statistics(one + other, 1.0, 20.0, 1.0, tokens=[50])["jain"] == 1.0
+    assert statistics([Turn(one + other, 20.0)], 1.0, 1.0, tokens=[50])["jain"] == 1.0
     starved = one + [seen(REFUSED, 0.1, "b")] * 10
-    assert arrivals.statistics(starved, 1.0, 20.0, 1.0, tokens=[50])["jain"] == 0.5
+    assert statistics([Turn(starved, 20.0)], 1.0, 1.0, tokens=[50])["jain"] == 0.5
 
 
 class Slow:
@@ -198,7 +208,7 @@ def test_of_an_answer_that_comes_after_the_arrivals_counts_what_came_before() ->
     half = Seen(Arrival(0.0, 0, "a"), OK, seconds=3.0, first=1.0)
     none = Seen(Arrival(1.5, 0, "a"), OK, seconds=2.0, first=1.0)
     late = Seen(Arrival(0.0, 0, "a"), OK, seconds=5.0, first=1.0)
-    found = arrivals.statistics([half, none, late], 2.0, 1.0, 4.0, tokens=[50])
+    found = statistics([Turn([half, none, late], 1.0)], 2.0, 4.0, tokens=[50])
     assert found["goodput_tokens_of_capacity"] == 0.25
     assert found["goodput_of_capacity"] == 0.0
 
@@ -219,7 +229,7 @@ def test_what_the_server_took_and_let_expire_is_no_refusal() -> None:
 def test_the_first_token_counts_from_when_the_request_was_due() -> None:
     found = offered(Slow(0.1), Load(ARRIVALS, 1.0, True, True, None, False))
     assert all(each.first is not None and 0.1 <= each.first <= each.seconds for each in found)
-    ms = arrivals.statistics(found, 1.0, 10.0, 1.0, tokens=[50])["first_ms_p50"]
+    ms = statistics([Turn(found, 10.0)], 1.0, 1.0, tokens=[50])["first_ms_p50"]
     assert 100 <= ms < 300
 
 
@@ -251,13 +261,14 @@ def row(system: str, share: float, **changes: object) -> dict[str, object]:
     numbers |= {"expired_requests": 25, "resident_mib_before": 280.0, "resident_mib_after": 281.0}
     where = {"load": "48 words", "protocol": "grpc", "system": system, "share": share}
     run = {"model": "MiniLM-L6", "server_cores": [0, 1], "seconds": 16.0, "deadline_s": 1.0}
+    run["capacity"] = [90.0, 100.0, 95.0, 98.0]
     return {"case": f"{system}, {share:g} x", **where, **run, **numbers, **changes}
 
 
 def test_the_documentation_has_the_rest_at_the_least_and_at_the_highest_load() -> None:
     rows = [row("fifo", 0.7, accepted_ms_p99=120.4), row("fifo", 3.0, accepted_ms_p99=99.96)]
     text = overload_report.tables([*rows, row("fusewire", 3.0, refused_ms_p99=8.04)])
-    assert "the server on 2 cores" in text
+    assert "the server on 2 cores; requests arrive 3 times for 16 s" in text
     lines = text.split("The same runs:\n\n")[1].splitlines()
     assert lines[2:] == [
         "| 48 words | grpc | fifo | 120 | 100 | none | 25% | 1.00 | 0.6 | 280 → 281 |",

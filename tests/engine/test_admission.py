@@ -15,7 +15,7 @@ from fusewire.engine.generation_sequence import GenerationSequence, State
 from fusewire.engine.place import Place
 from fusewire.errors import Overloaded, QueueFull
 
-from benchmarks.overload_arrivals import fair_rates, jain
+from benchmarks.overload_outcome import fair_rates, jain
 from tests.engine.generation_machine import STEP_S, Machine, steps
 
 
