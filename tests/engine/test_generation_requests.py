@@ -276,6 +276,19 @@ def test_tenants_without_deadlines_take_turns(tmp_path):
     assert ended[:5].count("green") == 2
 
 
+def test_how_long_requests_waited_is_kept_until_it_is_taken(tmp_path):
+    with tiny_engine(tmp_path, max_sequences=1) as engine:
+        began = time.monotonic()
+        first, second = (ask(engine, [5, 6], max_new_tokens=20)[0] for _ in range(2))
+        first.finish()
+        between = time.monotonic() - began
+        second.finish()
+        at_once, waited = engine.take_queue_seconds()
+        assert 0 <= at_once < waited
+        assert between / 2 < waited < time.monotonic() - began
+        assert engine.take_queue_seconds() == []
+
+
 def test_what_is_refused_or_over_leaves_its_place_to_others(held):
     engine, go = held
     go.set()

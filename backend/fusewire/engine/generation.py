@@ -347,6 +347,12 @@ class GenerationEngine:
             padding_tokens=padding_tokens,
         )
 
+    def take_queue_seconds(self) -> list[float]:
+        """Of the requests that began since the last call, or the last of them: how long each had
+        waited since it was taken. One thread calls it."""
+        waits = self._loop.queue_seconds
+        return [waits.popleft() for _ in range(len(waits))]
+
     def close(self, drain_seconds: float = 0.0) -> None:
         """Takes no more requests, lets running ones continue for so long, cancels the rest, and
         returns when each has its last event."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from heapq import heapify, heappop, heappush
@@ -50,6 +51,8 @@ _log = logging.getLogger(__name__)
 
 # Of no step: the next ones say what steps cost now.
 _QUIET_S = 10.0
+# Kept until somebody takes them; of more the last ones.
+_MOST_WAITS = 1024
 
 
 class GenerationLoop:
@@ -81,6 +84,9 @@ class GenerationLoop:
         self._look_ahead = look_ahead
         self.costs = costs
         self.step_seconds = self.predicted_seconds = 0.0  # of all steps
+        # Of requests that began: how long each had waited since it was taken. Whoever shows them
+        # takes them away.
+        self.queue_seconds: deque[float] = deque(maxlen=_MOST_WAITS)
         self._computed_at = 0.0  # the last step
         # When the last step ended, by time.perf_counter(), and how many it left running.
         self._left: tuple[float, int] | None = None
@@ -134,6 +140,9 @@ class GenerationLoop:
         if now - self._computed_at > _QUIET_S:
             self.costs.forget()
         self._computed_at = now
+        for sequence in step.begun:
+            if not sequence.goes_on:
+                self.queue_seconds.append(now - self._owners[sequence][0].place.taken_at)
         try:
             began = time.perf_counter()
             tokens, aligned_s = step.tokens, self._aligner.took_s

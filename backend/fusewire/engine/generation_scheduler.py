@@ -317,6 +317,8 @@ class GenerationScheduler:
                 kind.add(sequence)
             self._slots += sequence.slots
             self._beams += sequence.beams
+            if not sequence.started:
+                step.begun.append(sequence)
             if sequence.cached_tokens is None:  # preempted, it would find its own answer too
                 found = 0 if pages.source is None else pages.source.tokens
                 sequence.cached_tokens = pages.length + found

@@ -35,6 +35,7 @@ class Step:
     # Of a step of groups that is planned ahead, pages to reserve for each one's fork behind it.
     reserved: list[int] = field(default_factory=list)
     resumed: list[GenerationSequence] = field(default_factory=list)  # whose beams then can again
+    begun: list[GenerationSequence] = field(default_factory=list)  # that never ran before
     preempted: list[GenerationSequence] = field(default_factory=list)  # waiting again
     expired: list[GenerationSequence] = field(default_factory=list)  # finished, never ran
 

@@ -21,11 +21,12 @@ def counts(**values: float) -> EngineCounts:
 
 def looked(families: Families, *looks: EngineCounts) -> GenerationMetrics:
     metrics = GenerationMetrics(families, "m", reloads=1, instance="m_0_0")
-    left = list(looks)
+    left, waits = list(looks), [0.25, 0.5]
     engine = SimpleNamespace(
         counts=lambda: left.pop(0) if left[1:] else left[0],
         progress=Progress(),
         refused_in_front=lambda: {},
+        take_queue_seconds=lambda: [waits.pop()] if waits else [],
     )
     metrics.watch_engine(engine)  # type: ignore[arg-type]
     for _ in looks:
@@ -82,6 +83,7 @@ def test_gauges_hold_the_last_and_counters_add_up() -> None:
         "graph_hits_total": 0,
         "model_reloads": 1,
         "time_to_first_token_seconds": 2.0,
+        "queue_seconds": 0.75,
     }.items():
         assert families.value(name, model="m", task="generate") == value, name
     assert all(families.value(name, model="m") == 0 for name in gauges)
@@ -108,6 +110,7 @@ def test_what_the_front_refuses_is_counted_as_the_instances_own() -> None:
         counts=counts,
         progress=Progress(),
         refused_in_front=lambda: refused.pop() if refused else {},
+        take_queue_seconds=list,
     )
     metrics.watch_engine(engine)  # type: ignore[arg-type]
     metrics._look()

@@ -7,6 +7,7 @@ from typing import Any
 
 from fusewire.engine.generation import GenerationEngine
 from fusewire.serving.instance.series import (
+    QUEUE_SECONDS,
     REPLAYS,
     SECONDS_BUCKETS,
     ModelSeries,
@@ -29,6 +30,7 @@ class GenerationMetrics(ModelSeries):
     ) -> None:
         super().__init__(family, model, "generate", reloads, device, instance, tenants)
         self._engine: GenerationEngine | None = None
+        self._queue = self._histogram(*QUEUE_SECONDS)
         self._first = self._histogram(
             "time_to_first_token_seconds",
             "From a request's arrival to its first token",
@@ -80,7 +82,7 @@ class GenerationMetrics(ModelSeries):
             metric.increment(0)
         for metric in self._gauges.values():
             metric.set(0)
-        self._times = Sample()  # between tokens
+        self._times, self._waits = Sample(), Sample()  # between tokens; in the queue
         self._thread.start()
 
     def watch_engine(self, engine: GenerationEngine) -> None:
@@ -99,6 +101,9 @@ class GenerationMetrics(ModelSeries):
         if self._engine is None:
             return
         self._count(rejections(self._engine.refused_in_front(), self._tenants))
+        for seconds in self._engine.take_queue_seconds():
+            self._waits.add(seconds)
+        self._waits.send(self._queue)
         counts = self._engine.counts()
         now = {
             **vars(counts),

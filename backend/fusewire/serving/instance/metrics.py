@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from fusewire.engine.encoder import Counts
 from fusewire.serving.instance.series import (
+    QUEUE_SECONDS,
     REPLAYS,
     SECONDS_BUCKETS,
     ModelSeries,
@@ -61,11 +62,7 @@ class ServingMetrics(ModelSeries):
         self._batch_tokens = self._histogram(
             "batch_tokens", "Tokens of a batch, packed", _TOKENS_BUCKETS
         )
-        self._queue = self._histogram(
-            "queue_seconds",
-            "From a request's arrival to its first row computed; a random sample under load",
-            SECONDS_BUCKETS,
-        )
+        self._queue = self._histogram(*QUEUE_SECONDS)
         self._waits = Sample()
         self._backlog = self._gauge(
             "backlog_seconds", "Predicted seconds of the work that waits", instance=instance

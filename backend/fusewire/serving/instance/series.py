@@ -31,6 +31,13 @@ _POLL_S = 0.25
 _kept: list[Any] = []
 ctypes.pythonapi.Py_IncRef(ctypes.py_object(_kept))
 
+# One family of encoders and of generation.
+QUEUE_SECONDS = (
+    "queue_seconds",
+    "From a request's arrival to its first row computed, of one that generates from when it is "
+    "taken to its first step; a random sample under load",
+    SECONDS_BUCKETS,
+)
 # Of recorded work, by the fields of either engine's counts.
 REPLAYS = {
     "padding_tokens": ("padding_tokens_total", "Padding tokens computed"),
