@@ -18,6 +18,7 @@ from fusewire.errors import FusewireError, InvalidInput, status_of
 from fusewire.serving import instance_group
 from fusewire.serving.config import GeneratorSettings
 from fusewire.serving.installation import check_numpy
+from fusewire.serving.instance.cancellations import Cancellations
 from fusewire.serving.instance.generating import Generating
 from fusewire.serving.instance.generating import load as load_generation
 from fusewire.serving.instance.generation_metrics import GenerationMetrics
@@ -57,6 +58,7 @@ class TritonPythonModel:
             version = int(args["model_version"])
             count = instances_of(config["instance_group"])
             self._published = PublishedBlock(name, version, args["model_instance_name"], count)
+            cancelled = Cancellations().count
             engine: EncoderEngine | GenerationEngine
             self._decoupled = isinstance(settings, GeneratorSettings)
             if isinstance(settings, GeneratorSettings):
@@ -64,7 +66,7 @@ class TritonPythonModel:
                 if (shown := self._published.of_generation(engine)) is not None:
                     engine.refuse_in_front(shown)
                 counts = GenerationMetrics(pb_utils.MetricFamily, name, *about)
-                self._role = Role(engine, counts, Generating(engine, counts))
+                self._role = Role(engine, counts, Generating(engine, counts), cancelled)
             else:
                 engine = EncoderEngine(folder, settings.task, settings.engine(), device=device)
                 engine.measure_costs()
@@ -72,7 +74,7 @@ class TritonPythonModel:
                 block = self._published.of(engine, config["max_batch_size"])
                 loop = EncoderLoop(engine, metrics.record, block)
                 metrics.watch_engine(loop)
-                self._role = Role(loop, metrics)
+                self._role = Role(loop, metrics, cancelled=cancelled)
             # Later collections do not walk what stays: that took longer than a step.
             gc.collect()
             gc.freeze()

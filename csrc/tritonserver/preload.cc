@@ -12,6 +12,8 @@
 // there.
 // - Overload: a request that its model would refuse for lack of time is refused at once
 //   (early_refusal.cc). Models' processes keep the variable that says where: they need it, too.
+// - Clients that leave: cancelled requests are counted where models' processes see it
+//   (cancellations.cc). They keep the variable that says where.
 // - The end of the supervisor, however it comes: standard input ends, and with it the whole process
 //   group. PR_SET_PDEATHSIG would leave the children, and ends with a thread of the supervisor.
 // - Shared memory: the Python backend opens its mode to all after it was made, whatever the umask.
@@ -34,6 +36,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "tritonserver/cancellations.h"
 #include "tritonserver/early_refusal.h"
 #include "tritonserver/stopping.h"
 
@@ -111,6 +114,8 @@ __attribute__((constructor)) void prepare(int argc, char** argv, char**) {
     free(folder);
   }
   early_refusal::watch(getenv("FUSEWIRE_ADMISSION_BLOCKS"));
+  const char* const number = "FUSEWIRE_CANCELLATIONS";
+  if (!cancellations::count_in(getenv(number))) unsetenv(number);
   start_following();
 }
 

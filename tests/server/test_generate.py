@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,6 +21,7 @@ from fusewire.serving.config import Deployment, ServerSettings
 from fusewire.serving.repository import import_folder
 from fusewire.serving.supervisor import processes
 from fusewire.serving.supervisor.server import Server
+from fusewire.serving.supervisor.workplace import SHARED_MEMORY
 from tritonclient.utils import InferenceServerException
 
 from tests.engine.generating import END, tiny_folder, tiny_gpt2
@@ -217,12 +219,18 @@ def cancelled(asker: Asker, model: str = "slow") -> float:
     return asker.metric("fusewire_requests_total", model=model, outcome="cancelled")
 
 
+def counted(server: Server) -> int:
+    """Cancelled requests, as the server shows them to its models."""
+    file = SHARED_MEMORY / f"{server.process._region_prefix}cancellations"
+    return int.from_bytes(file.read_bytes(), sys.byteorder)
+
+
 def tokens(asker: Asker) -> float:
     return asker.metric("fusewire_tokens_total", model="slow")
 
 
 def test_a_cancelled_stream_gives_its_pages_back(server: Server, asker: Asker) -> None:
-    before, computed = cancelled(asker), tokens(asker)
+    before, computed, known = cancelled(asker), tokens(asker), counted(server)
     with Stream(server, "slow", "On and on", max_new_tokens=LONG, ignore_eos=True) as stream:
         responses = iter(stream)
         next(responses)
@@ -230,18 +238,20 @@ def test_a_cancelled_stream_gives_its_pages_back(server: Server, asker: Asker) -
         until(lambda: asker.metric("fusewire_kv_bytes_per_live_token", model="slow") > 0)
         stream.cancel()
         until(lambda: cancelled(asker) == before + 1)
+    assert counted(server) > known
     until(lambda: nothing_runs(asker, "slow"))
     assert 0 < tokens(asker) - computed < LONG / 2
 
 
 def test_a_closed_connection_cancels_its_stream(server: Server, asker: Asker) -> None:
-    before, computed = cancelled(asker), tokens(asker)
+    before, computed, known = cancelled(asker), tokens(asker), counted(server)
     body = asked("Away", max_new_tokens=LONG, ignore_eos=True) | {"return_num_output_tokens": True}
     events = generate_stream(server, "slow", body)
     assert next(events)["num_output_tokens"] < LONG / 2  # pieces come while the text is made
     until(lambda: asker.metric("fusewire_running", model="slow") == 1)
     events.close()  # type: ignore[attr-defined]
     until(lambda: cancelled(asker) == before + 1)
+    assert counted(server) > known
     until(lambda: nothing_runs(asker, "slow"))
     assert 0 < tokens(asker) - computed < LONG / 2
 

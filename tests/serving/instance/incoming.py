@@ -20,6 +20,7 @@ class Client:
         self.ended = threading.Event()
         self.deadline: float | None = None
         self.gone = gone
+        self.asked = 0  # how often whether it has left
         self._fails = fails
         self._request: Request | FusewireError
 
@@ -33,6 +34,7 @@ class Client:
         return self._request
 
     def cancelled(self) -> bool:
+        self.asked += 1
         return self.gone
 
     def sender(self) -> Client:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +37,9 @@ def request(prompt: str, **parameters: Any) -> Request:
     return Request(inputs, {"max_new_tokens": 20, "ignore_eos": True, **parameters})
 
 
-def role_of(engine: GenerationEngine) -> Role:
+def role_of(engine: GenerationEngine, **more: Any) -> Role:
     metrics = GenerationMetrics(Families(), "m", reloads=0)
-    return Role(engine, metrics, Generating(engine, metrics))
+    return Role(engine, metrics, Generating(engine, metrics), **more)
 
 
 @pytest.fixture
@@ -149,6 +151,33 @@ def test_who_leaves_is_noticed_while_a_response_is_sent(
     assert client.ended.wait(ANSWER_TIMEOUT_S)
     assert isinstance(client.answers[-1], Cancelled)
     assert len(steps) == 2  # the second ran when its client left
+
+
+def test_while_nobody_is_cancelled_none_is_asked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roles, "_ASK_S", inf)
+    cancelled, go = [0], threading.Event()
+    engine = tiny_engine(tmp_path, max_sequences=SLOTS, max_waiting=PLACES)
+    step = engine.model.step
+    monkeypatch.setattr(engine.model, "step", lambda *args: step(*args) if go.wait() else None)
+    role = role_of(engine, cancelled=lambda: cancelled[0])
+    clients = [Client(), Client()]
+    for client in clients:
+        take(role, request("On", max_new_tokens=100), client)
+    until(lambda: all(response.asked for response in role._in_flight))
+    gone, stays = clients
+    before = gone.asked, stays.asked
+    gone.gone = True
+    time.sleep(5 * roles._POLL_S)
+    assert (gone.asked, stays.asked) == before
+    cancelled[0] += 1
+    until(lambda: (gone.asked, stays.asked) == (before[0] + 1, before[1] + 1))
+    go.set()
+    assert gone.ended.wait(ANSWER_TIMEOUT_S)
+    assert isinstance(gone.answer(), Cancelled)
+    assert stays.text()
+    role.close()
 
 
 def test_long_prompts_are_read_one_by_one_while_others_are_answered(

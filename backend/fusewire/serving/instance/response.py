@@ -95,6 +95,7 @@ class Response:
         self._sender: Sender | None = None
         self._ticket: Ticket | None = None
         self.tenant = ""  # known once it was read
+        self.asked = False  # the server was, whether its client has left, since it was submitted
         self._final_lock = threading.Lock()  # over `_open`: no call of the sender after the last
         self._lock = threading.RLock()  # over the content, and which way it goes
         self._open = True
@@ -175,10 +176,14 @@ class Response:
     def check_cancelled(self) -> None:
         """Cancels the request if its client has left. Also while a response is sent, as one nearly
         always is where tokens are streamed; not the final one."""
+        self.asked = False
         if self._final_lock.acquire(blocking=False):
             try:
-                if self._open and self._sender is not None and self._sender.cancelled():
-                    self._give_up()
+                submitted = self._ticket is not None
+                if self._open and self._sender is not None:
+                    if self._sender.cancelled():
+                        self._give_up()
+                    self.asked = submitted
             finally:
                 self._final_lock.release()
 

@@ -2,8 +2,8 @@
 
 The server's thread reads and submits requests, and returns the answers that are there by then. The
 others are sent as they come: the engine puts the events of all requests into one queue; one thread
-empties it and sends; one polls, a hundred times a second, which requests were cancelled: Triton has
-no callback for it.
+empties it and sends; one looks, a hundred times a second, whether requests were cancelled, and asks
+which: Triton has no callback for it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 from fusewire.engine.protocol import Engine
@@ -23,9 +23,12 @@ from fusewire.serving.instance.series import ModelSeries
 
 _log = logging.getLogger(__name__)
 
-# Between polls, each a message to the server for every request; where a poll takes longer, as long
-# as that.
+# Between looks at the number of requests that the server has cancelled. Where there are more, or the
+# number is not known, it is asked for each request, which is a message; where that takes longer, the
+# next look is as long after it.
 _POLL_S = 0.01
+# It is asked at least as often, for what is not in the number: an ensemble cancels its own steps.
+_ASK_S = 1.0
 # For requests still in flight when the model is unloaded; the server has waited for it as well.
 _DRAIN_S = 5.0
 # For a response that is being sent then.
@@ -45,10 +48,16 @@ class Role:
     """Answers requests by an engine, until closed."""
 
     def __init__(
-        self, engine: Engine[Any, Any], metrics: ModelSeries, begin: Begin | None = None
+        self,
+        engine: Engine[Any, Any],
+        metrics: ModelSeries,
+        begin: Begin | None = None,
+        cancelled: Callable[[], int | None] = lambda: None,
     ) -> None:
-        """`begin`: of a model whose responses are all sent later (Triton's decoupled models)."""
+        """`begin`: of a model whose responses are all sent later (Triton's decoupled models).
+        `cancelled`: how many requests the server has cancelled so far, also of others."""
         self.engine = engine
+        self._cancelled = cancelled
         self._metrics = metrics
         self._metrics.watch(engine.progress)
         self._begins = begin
@@ -147,12 +156,17 @@ class Role:
                     _log.exception("a response could not be sent")
 
     def _poll(self) -> None:
-        took = 0.0
+        took = asked_at = 0.0
+        known: int | None = None
         while not self._closed.wait(max(_POLL_S, took)):
             began = time.monotonic()
+            count = self._cancelled()  # who is cancelled after this changes it
+            every = count is None or count != known or began - asked_at >= _ASK_S
+            if every:
+                known, asked_at = count, began
             with self._lock:
-                asked = list(self._in_flight)
-                if not asked:
+                asked = [response for response in self._in_flight if every or not response.asked]
+                if not self._in_flight:
                     self._some.clear()
             for response in asked:
                 try:

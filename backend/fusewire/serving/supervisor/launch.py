@@ -100,7 +100,8 @@ def _environment(folder: Path, control_key: str, libraries: Sequence[Path]) -> d
     environment["LD_LIBRARY_PATH"] = os.pathsep.join(paths)
     environment["PYTHONUNBUFFERED"] = "1"
     environment["TMPDIR"] = str(folder / _TEMPORARY)
-    prefix = f"{workplace.region_prefix(folder)}admission_"
-    environment["FUSEWIRE_ADMISSION_BLOCKS"] = str(workplace.SHARED_MEMORY / prefix)
+    shared = str(workplace.SHARED_MEMORY / workplace.region_prefix(folder))
+    environment["FUSEWIRE_ADMISSION_BLOCKS"] = f"{shared}admission_"
+    environment["FUSEWIRE_CANCELLATIONS"] = f"{shared}cancellations"
     environment["FUSEWIRE_TEMPORARY_FOLDERS"] = str(folder / workplace.RECORDED)
     return environment | tritonserver_command.secrets(control_key)
