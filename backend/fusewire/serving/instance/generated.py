@@ -38,6 +38,8 @@ class Generated:
         """`spell`: a token's text, for log-probabilities. `decode`: that of a segment's tokens."""
         count = request.parameters.n
         self._request = request
+        wanted = {"text_output"} | request.returned
+        self._makes = [(name, make) for name, make in _OUTPUTS.items() if name in wanted]
         self._num_input_tokens = num_input_tokens
         self._num_cached_tokens = 0
         self._spell = cache(spell)
@@ -93,22 +95,10 @@ class Generated:
 
     def take(self) -> Outputs:
         """The response of all that was added since the last."""
-        made: Outputs = {
-            "text_output": _strings(self._texts),
-            # Of a text that goes on: Python's None, as vllm_backend sends it.
-            "finish_reason": _strings([str(reason) for reason in self._reasons]),
-            "cumulative_logprob": np.array(self._cumulative, np.float32),
-            **self._sequences_scores(),
-            "logprobs": _strings([self._json(each) for each in self._logprobs]),
-            "num_input_tokens": np.array([self._num_input_tokens], np.uint32),
-            "num_cached_tokens": np.array([self._num_cached_tokens], np.uint32),
-            "num_output_tokens": np.array(self._tokens, np.uint32),
-            "prompt_logprobs": _strings([self._prompt_logprobs]),
-            "alignment": _strings(self._alignments),
-            "segments": _strings([json.dumps(each) for each in self._segments]),
-            "language": _strings([self._language]),
-            "duration": np.array([self._duration], np.float32),
-        }
+        made: Outputs = {}
+        for name, make in self._makes:
+            if (array := make(self)) is not None:
+                made[name] = array
         count = len(self._texts)
         self._texts, self._tokens = [""] * count, [0] * count
         self._logprobs = [[] for _ in range(count)]
@@ -116,15 +106,14 @@ class Generated:
         self._segments = [None] * count
         self._pending.clear()
         self.ready = False
-        returned = self._request.returned
-        return {name: made[name] for name in made if name == "text_output" or name in returned}
+        return made
 
-    def _sequences_scores(self) -> Outputs:
+    def _sequences_scores(self) -> NDArray[Any] | None:
         """None before the end of a search, nor without one."""
         if len(self._scores) < len(self._texts):
-            return {}
+            return None
         scores = [self._scores[index] for index in range(len(self._texts))]
-        return {"sequences_scores": np.array(scores, np.float32)}
+        return np.array(scores, np.float32)
 
     def _segment(self, segment: Segment) -> dict[str, Any]:
         text = self._decode(segment.token_ids)
@@ -170,3 +159,22 @@ def _strings(texts: list[str]) -> NDArray[Any]:
     array = np.empty(len(texts), object)
     array[:] = [text.encode() for text in texts]
     return array
+
+
+# How each output is made of what was added since the last response; None: it is not in this one.
+_OUTPUTS: dict[str, Callable[[Generated], NDArray[Any] | None]] = {
+    "text_output": lambda its: _strings(its._texts),
+    # Of a text that goes on: Python's None, as vllm_backend sends it.
+    "finish_reason": lambda its: _strings([str(reason) for reason in its._reasons]),
+    "cumulative_logprob": lambda its: np.array(its._cumulative, np.float32),
+    "sequences_scores": lambda its: its._sequences_scores(),
+    "logprobs": lambda its: _strings([its._json(each) for each in its._logprobs]),
+    "num_input_tokens": lambda its: np.array([its._num_input_tokens], np.uint32),
+    "num_cached_tokens": lambda its: np.array([its._num_cached_tokens], np.uint32),
+    "num_output_tokens": lambda its: np.array(its._tokens, np.uint32),
+    "prompt_logprobs": lambda its: _strings([its._prompt_logprobs]),
+    "alignment": lambda its: _strings(its._alignments),
+    "segments": lambda its: _strings([json.dumps(each) for each in its._segments]),
+    "language": lambda its: _strings([its._language]),
+    "duration": lambda its: np.array([its._duration], np.float32),
+}
