@@ -26,6 +26,8 @@ T = TypeVar("T")
 Computed = tuple[Any, int]
 _HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 _DONE = "data: [DONE]\n\n"
+_END = "}\n\n"  # of an event
+_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 class Form(Protocol):
@@ -109,15 +111,19 @@ async def _rest(first: str, events: AsyncGenerator[str], call: Call) -> AsyncGen
 async def _events(
     head: dict[str, Any], generation: Generation, form: Form, options: StreamOptions, call: Call
 ) -> AsyncGenerator[str]:
-    usage: dict[str, Any] = {}
-    async with contextlib.aclosing(generation.pieces()) as pieces:
-        async for piece in pieces:
-            call.usage = generation.usage
-            if options.include_usage:  # OpenAI's chunks have null in all but the last
-                usage = {"usage": call.usage if options.continuous_usage_stats else None}
-            yield _event({**head, "choices": [form.streamed(piece)], **usage})
+    begin, usage = _event(head).removesuffix(_END) + ',"choices":', ""  # of all, written once
+    try:
+        async with contextlib.aclosing(generation.pieces()) as pieces:
+            async for piece in pieces:
+                if options.include_usage:  # OpenAI's chunks have null in all but the last
+                    now = generation.usage if options.continuous_usage_stats else None
+                    usage = f',"usage":{_json(now)}'
+                yield f"{begin}[{_json(form.streamed(piece))}]{usage}{_END}"
+    finally:  # also of an answer that has not ended, but not of one that did not begin
+        if (so_far := generation.usage)["prompt_tokens"]:
+            call.usage = so_far
     if options.include_usage:
-        yield _event({**head, "choices": [], "usage": generation.usage})
+        yield f'{begin}[],"usage":{_json(generation.usage)}{_END}'
     yield _DONE
 
 
@@ -132,7 +138,7 @@ def beginning(model: str, prefix: str, kind: str) -> dict[str, Any]:
 
 
 def _event(body: dict[str, Any]) -> str:
-    return f"data: {json.dumps(body, ensure_ascii=False, separators=(',', ':'))}\n\n"
+    return f"data: {_json(body)}\n\n"
 
 
 async def _gone(request: Request) -> None:
