@@ -6,7 +6,7 @@ import gc
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +93,9 @@ class TritonPythonModel:
         if self._decoupled:
             return None
         return [
-            None if answer is None else _response(request.requested_output_names(), answer)
+            None
+            if answer is None
+            else _response(request.requested_output_names(), answer, pb_utils.Tensor)
             for request, answer in zip(requests, answers, strict=True)
         ]
 
@@ -143,10 +145,19 @@ class _Sender:
     def __init__(self, request: Any) -> None:
         self._wanted = request.requested_output_names()
         self._sender = request.get_response_sender()
+        self._packed: dict[str, tuple[Any, Any]] = {}  # output -> its last array, and the tensor
 
     def send(self, answer: Any, final: bool) -> None:
         flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
-        self._sender.send(_response(self._wanted, answer), flags)
+        self._sender.send(_response(self._wanted, answer, self._tensor), flags)
+
+    def _tensor(self, name: str, array: Any) -> Any:
+        """An array that was in the last response is a tensor in shared memory already."""
+        last, tensor = self._packed.get(name, (None, None))
+        if array is not last:
+            tensor = pb_utils.Tensor(name, array)
+            self._packed[name] = array, tensor
+        return tensor
 
     def cancelled(self) -> bool:
         return bool(self._sender.is_cancelled())
@@ -164,11 +175,11 @@ def instances_of(instance_groups: list[dict[str, Any]]) -> int:
     )
 
 
-def _response(wanted: Sequence[str], answer: Any) -> Any:
+def _response(wanted: Sequence[str], answer: Any, tensor: Callable[[str, Any], Any]) -> Any:
     if isinstance(answer, FusewireError):
         return _failure(str(answer), status_of(type(answer)).triton)
     return pb_utils.InferenceResponse(
-        [pb_utils.Tensor(name, array) for name, array in answer.items() if name in wanted]
+        [tensor(name, array) for name, array in answer.items() if name in wanted]
     )
 
 

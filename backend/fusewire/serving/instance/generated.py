@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -161,17 +161,28 @@ def _strings(texts: list[str]) -> NDArray[Any]:
     return array
 
 
+# What most responses say again is the same array, which their senders have packed already.
+@lru_cache
+def _counts(counts: tuple[int, ...]) -> NDArray[np.uint32]:
+    return np.array(counts, np.uint32)
+
+
+@lru_cache
+def _reasons(reasons: tuple[str | None, ...]) -> NDArray[Any]:
+    return _strings([str(reason) for reason in reasons])
+
+
 # How each output is made of what was added since the last response; None: it is not in this one.
 _OUTPUTS: dict[str, Callable[[Generated], NDArray[Any] | None]] = {
     "text_output": lambda its: _strings(its._texts),
     # Of a text that goes on: Python's None, as vllm_backend sends it.
-    "finish_reason": lambda its: _strings([str(reason) for reason in its._reasons]),
+    "finish_reason": lambda its: _reasons(tuple(its._reasons)),
     "cumulative_logprob": lambda its: np.array(its._cumulative, np.float32),
     "sequences_scores": lambda its: its._sequences_scores(),
     "logprobs": lambda its: _strings([its._json(each) for each in its._logprobs]),
-    "num_input_tokens": lambda its: np.array([its._num_input_tokens], np.uint32),
-    "num_cached_tokens": lambda its: np.array([its._num_cached_tokens], np.uint32),
-    "num_output_tokens": lambda its: np.array(its._tokens, np.uint32),
+    "num_input_tokens": lambda its: _counts((its._num_input_tokens,)),
+    "num_cached_tokens": lambda its: _counts((its._num_cached_tokens,)),
+    "num_output_tokens": lambda its: _counts(tuple(its._tokens)),
     "prompt_logprobs": lambda its: _strings([its._prompt_logprobs]),
     "alignment": lambda its: _strings(its._alignments),
     "segments": lambda its: _strings([json.dumps(each) for each in its._segments]),
