@@ -28,6 +28,7 @@ class Branch:
     open: bool = True
     places: int = 1  # that it has of the admission's
     untold: list[float] = field(default_factory=list)  # log-probabilities of tokens, while quiet
+    first_at: float | None = None  # when the first of these came, by time.monotonic()
 
     @property
     def num_output_tokens(self) -> int:

@@ -32,7 +32,8 @@ class Alignment:
 @dataclass(slots=True)
 class Delta:
     """What a step added to continuation `index` of a request; `text` may be empty. Where no tokens
-    are streamed, those `before` came with earlier steps.
+    are streamed, those `before` came with earlier steps, the first of all at `first_at`, by
+    time.monotonic().
 
     `token` is None where a continuation ended without one (cancelled, or none was asked for).
     `rank` is the token's in the vocabulary, 1 for the likeliest, where `logprobs` were asked for
@@ -60,6 +61,7 @@ class Delta:
     score: float | None = None
     alignment: Alignment | None = None
     before: Sequence[int] = ()
+    first_at: float | None = None
     language: str | None = None
     segments: Sequence[Segment] | None = None
 

@@ -403,6 +403,8 @@ class GenerationLoop:
             return False
         sequence.token_ids.append(token)
         if branch.quiet:
+            if not branch.untold:
+                branch.first_at = time.monotonic()
             branch.untold.append(draws.logprobs[row])
             return branch.ends(token)
         return True
@@ -426,6 +428,7 @@ class GenerationLoop:
             draws.ranks[row],
             draws.top_logprobs.get(row, ()),
         )
+        delta.first_at = branch.first_at
         delta.num_cached_tokens = sequence.cached_tokens or 0
         delta.prompt_logprobs, generation.prompt_logprobs = generation.prompt_logprobs, None
         if delta.finish_reason is not None:

@@ -87,6 +87,8 @@ def read(
         stream,
         prompt if isinstance(prompt, str) and not exclude else "",
         wanted,
+        # What a search is certain of says when its first token came.
+        tells="tokens" if stream or asked.searches else "text",
     )
 
 

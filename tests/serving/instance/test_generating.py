@@ -19,6 +19,7 @@ from fusewire.errors import Cancelled, FusewireError, InvalidInput, QueueFull, U
 from fusewire.serving.instance import role as roles
 from fusewire.serving.instance.generating import Generating
 from fusewire.serving.instance.generation_metrics import GenerationMetrics
+from fusewire.serving.instance.response import Response
 from fusewire.serving.instance.role import Role
 from fusewire.serving.instance.series import End
 from fusewire.text.work_queue import LONG_CHARACTERS, MOST_WAITING
@@ -69,6 +70,31 @@ def test_each_gets_its_own_text(role: Role) -> None:
         deltas = role.engine.generate(prompt, max_new_tokens=20, ignore_eos=True)
         assert text == "".join(delta.text for delta in deltas)
     until(lambda: not role._in_flight)
+
+
+def test_of_a_text_that_is_answered_whole_nothing_is_told_before_its_end(
+    role: Role, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[Any] = []
+    add = Response.add
+    monkeypatch.setattr(Response, "add", lambda *its: told.append(its[1]) or add(*its))
+    first: list[float] = []
+    between: list[float] = []
+    monkeypatch.setattr(role._metrics, "first_token", first.append)
+    monkeypatch.setattr(role._metrics, "next_token", between.append)
+    whole = request("Prompt")
+    whole.inputs["stream"][:] = False
+    began = time.monotonic()
+    take(role, whole, client := Client())
+    text = client.text()
+    took_s = time.monotonic() - began
+    take(role, request("Prompt"), streamed := Client())
+    assert text == "Prompt" + streamed.text()
+    assert told[0].num_output_tokens == 20
+    assert [event.num_output_tokens for event in told[1:]] == [*range(1, 21)]
+    assert len(first) == 2
+    assert len(between) == 1 + 19
+    assert 0 < first[0] < first[0] + 19 * between[0] <= took_s
 
 
 def test_the_texts_of_beams_are_one_response(role: Role) -> None:

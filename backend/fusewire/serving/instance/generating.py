@@ -162,11 +162,15 @@ class Texts:
         return self._generated.take() if self._failed is None else self._failed
 
     def _note(self, delta: Delta) -> None:
-        now = time.monotonic()
+        now, tokens = time.monotonic(), len(delta.before) + 1
         if self._request.parameters.searches and self._last:
             return  # several at once, or none for a while: no time between tokens
-        if delta.index in self._last:
-            self._metrics.next_token(now - self._last[delta.index])
-        elif not self._last:
-            self._metrics.first_token(now - self._arrived)
+        last = self._last.get(delta.index)
+        if last is None:
+            last = now if delta.first_at is None else delta.first_at
+            tokens -= 1
+            if not self._last:
+                self._metrics.first_token(last - self._arrived)
+        if tokens:
+            self._metrics.next_token((now - last) / tokens)
         self._last[delta.index] = now
