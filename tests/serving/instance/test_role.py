@@ -163,6 +163,24 @@ def test_who_has_left_is_not_read(
     until(lambda: families.total("requests_total", outcome="cancelled") == 1)
 
 
+def test_the_server_is_asked_only_behind_a_cancelled_request(
+    engine: EncoderEngine, families: Families, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = [3]
+    loop = EncoderLoop(engine)
+    role = Role(loop, ServingMetrics(families, "m", "embed", 0), cancelled=lambda: number[0])
+    try:
+        gone = Client(gone=True).asks(request("a cat"))
+        assert isinstance(role.execute([gone])[0], dict)
+        number[0] += 1
+        assert isinstance(role.execute([gone])[0], Cancelled)
+        assert isinstance(role.execute([gone])[0], Cancelled)
+        monkeypatch.setattr(roles, "_QUEUED_S", 0.0)
+        assert isinstance(role.execute([gone])[0], dict)
+    finally:
+        role.close()
+
+
 def test_who_leaves_while_waiting_is_not_read(
     role: Role, engine: EncoderEngine, go: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:

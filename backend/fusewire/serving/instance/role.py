@@ -23,12 +23,14 @@ from fusewire.serving.instance.series import ModelSeries
 
 _log = logging.getLogger(__name__)
 
-# Between looks at the number of requests that the server has cancelled. Where there are more, or the
-# number is not known, it is asked for each request, which is a message; where that takes longer, the
-# next look is as long after it.
+# Between looks at the number of requests that the server has cancelled. Where there are more, or
+# the number is not known, it is asked for each request, which is a message; where that takes
+# longer, the next look is as long after it.
 _POLL_S = 0.01
 # It is asked at least as often, for what is not in the number: an ensemble cancels its own steps.
 _ASK_S = 1.0
+# What comes has not waited in the server for longer: instances take what is there at once.
+_QUEUED_S = 10.0
 # For requests still in flight when the model is unloaded; the server has waited for it as well.
 _DRAIN_S = 5.0
 # For a response that is being sent then.
@@ -58,6 +60,8 @@ class Role:
         `cancelled`: how many requests the server has cancelled so far, also of others."""
         self.engine = engine
         self._cancelled = cancelled
+        self._known = cancelled()  # the number as it was seen last, and when it had changed
+        self._left_at = -_QUEUED_S
         self._metrics = metrics
         self._metrics.watch(engine.progress)
         self._begins = begin
@@ -114,7 +118,7 @@ class Role:
                 response.later()
                 self._begins.begin(incoming, response)
                 self._some.set()
-            elif incoming.cancelled():
+            elif self._some_left() and incoming.cancelled():
                 raise Cancelled(CANCELLED)
             else:
                 request = incoming.read()
@@ -123,6 +127,15 @@ class Role:
         except Exception as error:
             response.fail(failure(error))
         return response
+
+    def _some_left(self) -> bool:
+        """Whether a request that comes now may have been cancelled while it was in the server."""
+        count, now = self._cancelled(), time.monotonic()
+        if count is None:
+            return True
+        if count != self._known:
+            self._known, self._left_at = count, now
+        return now - self._left_at < _QUEUED_S
 
     def _ended(self, response: Response, answer: Answer) -> None:
         self._metrics.ended([response.end(answer)])
