@@ -184,7 +184,9 @@ def measured(
     """What one load made of a server."""
     pids = cores.tree(server.process.pid)
     before, began = resident_mib(pids), time.perf_counter()
-    watch = machine.Watch(*drivers.pids, *pids, cpus=parts.all)
+    # Clients that had too little of their cores say so by their lag.
+    own = pids if parts.server else [*pids, *drivers.pids]
+    watch = machine.Watch(*own, cpus=parts.server)
     worked = [sum(map(machine.cpu_s, side)) for side in (pids, drivers.pids)]
     outcome = drivers.offer(load)
     took = time.perf_counter() - began
