@@ -143,9 +143,10 @@ MAY_IMPORT = {
         "text",
         "weights",
     },
-    "engine.draw_memory": {"kernels", "placement", "engine.sampling", "engine.sampling_state"},
+    "engine.draw_memory": {"kernels", "placement", "engine.sampling", "engine.sampling_rules"},
     "engine.sampling": {"kernels", "placement", "engine.draw_memory", "engine.sampling_state"},
-    "engine.sampling_state": {"kernels", "engine.token_masks"},
+    "engine.sampling_rules": {"kernels"},
+    "engine.sampling_state": {"kernels", "engine.sampling_rules", "engine.token_masks"},
     "engine.token_masks": set(),
     "engine.spoken": {
         "generation",
@@ -302,6 +303,7 @@ MAY_IMPORT = {
         "text",
         "engine",
     },
+    "engine.request_rules": {"generation", "models", "text", "engine.sampling_rules"},
     "engine.request_preparation": {
         "errors",
         "generation",

@@ -19,6 +19,7 @@ from fusewire.engine.generation import GenerationEngine
 from fusewire.engine.generation_memory import PAGE_SIZE
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.engine.sampling import Sampler, SamplingRows, SamplingState
+from fusewire.engine.sampling_rules import SamplingRules
 from fusewire.errors import FusewireError
 from fusewire.generation.parameters import GenerationParameters
 from fusewire.generation.request import GenerationRequest
@@ -84,7 +85,8 @@ class Step:
         for _ in range(2):  # a step longer than those is recorded when it comes again
             model.step(self._batch, cache)
         greedy = GenerationParameters(ignore_eos=True)
-        self._rows = SamplingRows([SamplingState(greedy, [0]) for _ in range(pages.case.batch)])
+        rules = SamplingRules(greedy)
+        self._rows = SamplingRows([SamplingState(rules, [0]) for _ in range(pages.case.batch)])
         self._sampler = Sampler(model.place, model.vocab_size)
 
     def forward(self) -> None:

@@ -20,6 +20,7 @@ from fusewire.engine import generation_loop
 from fusewire.engine.beam_candidates import BeamCandidates
 from fusewire.engine.generation import GenerationEngine
 from fusewire.engine.sampling import SamplingRows, SamplingState
+from fusewire.engine.sampling_rules import SamplingRules
 from fusewire.generation.parameters import GenerationParameters
 from fusewire.models.step_batch import StepBatch
 
@@ -193,7 +194,8 @@ class DeviceStep:
         case, place, sampler = self._case, self._model.place, self._loop._sampler
         if case.beams == 1:
             greedy = GenerationParameters(ignore_eos=True)
-            rows = SamplingRows([SamplingState(greedy, [0]) for _ in range(case.batch)])
+            rules = SamplingRules(greedy)
+            rows = SamplingRows([SamplingState(rules, [0]) for _ in range(case.batch)])
             return greedy_draws(self._model, self._logits, rows)
         count = 2 * case.beams
         offsets = np.arange(case.batch + 1, dtype=np.int32) * case.beams

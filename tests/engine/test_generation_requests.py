@@ -26,6 +26,7 @@ from tests.engine.generating import (
     ANSWER_TIMEOUT_S,
     END,
     LONGEST,
+    Answer,
     ask,
     is_greedy,
     tiny_engine,
@@ -63,6 +64,34 @@ def test_an_iterator_gives_the_text_as_it_comes_and_leaving_it_cancels(engine):
         way()
         ask(engine, [1], max_new_tokens=1)[0].finish()  # behind the cancellation
         assert engine.cache.used == 0
+
+
+@pytest.mark.parametrize(
+    "wishes",
+    [
+        {"repetition_penalty": 1.3, "presence_penalty": 0.5},
+        {"no_repeat_ngram_size": 2, "bad_words_ids": [[7, 70]]},
+        {"min_new_tokens": 9, "logit_bias": {END: 50.0, 7: 3.0}},
+        {"begin_suppress_tokens": [170, 9]},
+        {"stop": ["e", "o"], "logprobs": 2},
+        {"temperature": 0.9, "seed": 5, "n": 2},
+        {"num_beams": 3, "n": 2, "suppress_tokens": [7]},
+        {"num_beams": 4, "num_beam_groups": 2, "diversity_penalty": 0.7},
+    ],
+)
+def test_requests_that_share_their_parameters_are_answered_as_those_with_their_own(engine, wishes):
+    prompts = [[7, 70, 170], [70], [3, 1, 4, 1, 5], [7, 70, 170, 9]]
+    parameters = engine.parameters(**wishes, max_new_tokens=24)
+    shared = [Answer(parameters) for _ in prompts]
+    for prompt, answer in zip(prompts, shared, strict=True):
+        engine.submit(GenerationRequest(prompt, parameters), None, answer.events.put)
+    for prompt, answer in zip(prompts, shared, strict=True):
+        answer.finish(parameters.n)
+        own = ask(engine, prompt, **wishes, max_new_tokens=24)[0].finish(parameters.n)
+        for index in range(parameters.n):
+            assert answer.tokens(index) == own.tokens(index)
+            assert answer.text(index) == own.text(index)
+            assert answer.finish_reason(index) == own.finish_reason(index)
 
 
 def test_a_request_that_is_left_takes_part_in_no_step_that_begins_later(engine, monkeypatch):

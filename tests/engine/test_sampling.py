@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from fusewire.engine.sampling import Sampler, SamplingRows, SamplingState
+from fusewire.engine.sampling_rules import SamplingRules
 from fusewire.placement import Placement
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
@@ -53,14 +54,8 @@ class Sequence:
     source: list[int] = field(default_factory=list)
 
     def state(self) -> SamplingState:
-        state = SamplingState(
-            self.parameters,
-            self.prompt,
-            self.stops,
-            self.seed,
-            self.bad_words,
-            source_ids=self.source,
-        )
+        rules = SamplingRules(self.parameters, self.stops, self.bad_words)
+        state = SamplingState(rules, self.prompt, self.seed, source_ids=self.source)
         for token in self.answer:
             SamplingRows([state]).append([token])
         return state

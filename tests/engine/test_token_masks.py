@@ -11,6 +11,7 @@ import pytest
 import torch
 from fusewire import kernels
 from fusewire.engine.sampling import Sampler, SamplingState
+from fusewire.engine.sampling_rules import SamplingRules
 from fusewire.engine.token_masks import OneOf, Timestamps
 from fusewire.generation.parameters import GenerationParameters
 from fusewire.placement import Placement
@@ -67,7 +68,8 @@ def test_timestamps_come_where_they_are_likelier_together_than_any_word():
         beams = 3 if length else 1
         rows = [written(chosen, length) for _ in range(beams)]
         logits = rng.normal(0, 3, (beams, VOCABULARY)).astype(np.float32)
-        state = SamplingState(GenerationParameters(), PROMPT, mask=Timestamps(BEGIN, EOS, 5))
+        rules = SamplingRules(GenerationParameters())
+        state = SamplingState(rules, PROMPT, mask=Timestamps(BEGIN, EOS, 5))
         for at, tokens in enumerate(zip(*rows, strict=True)):
             parents = np.arange(beams) if at else np.zeros(beams)
             state.advance(parents.astype(np.int32), np.array(tokens, np.int64))

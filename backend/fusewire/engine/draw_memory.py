@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusewire import kernels
-from fusewire.engine.sampling_state import DRAW
+from fusewire.engine.sampling_rules import DRAW
 from fusewire.placement import Placement
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class DrawMemory:
         host = np.zeros((16 + DRAW.itemsize) * count, np.uint8)
         self._counts = host[8 * count : 16 * count].view(np.int64)
         host[: 8 * count].view(np.int64)[:] = [state.seed for state in rows.states]
-        draws = np.frombuffer(b"".join([state.draw for state in rows.states]), np.int32)
+        draws = np.frombuffer(b"".join([state.rules.draw for state in rows.states]), np.int32)
         host[16 * count :].view(np.int32)[:] = draws.reshape(count, len(_DRAW)).T.reshape(-1)
         self._host = kernels.Tensor.from_numpy(host)
         self._there = place.empty(host.size, dtype="uint8")

@@ -4,7 +4,7 @@ branches."""
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,20 +16,20 @@ from fusewire.engine.continuation import Continuation
 from fusewire.engine.generation_sequence import GenerationSequence
 from fusewire.engine.place import Place
 from fusewire.engine.prompt_logprobs import PromptLogprobs
+from fusewire.engine.request_rules import RequestRules, RulesOfRequests
 from fusewire.engine.sampling_state import SamplingState
 from fusewire.engine.seeds import seed_of
 from fusewire.engine.source_pages import Source
 from fusewire.engine.spoken import Spoken
 from fusewire.engine.token_masks import TokenMask
 from fusewire.errors import InvalidInput
-from fusewire.generation.bad_words import BadWords
 from fusewire.generation.limits import GenerationLimits
 from fusewire.generation.parameters import GenerationParameters
-from fusewire.generation.prompt import Prompt, max_new_tokens, read_prefix
+from fusewire.generation.prompt import Prompt, max_new_tokens
 from fusewire.generation.request import GenerationRequest
-from fusewire.generation.stop_strings import StopMatcher, StopStrings
+from fusewire.generation.stop_strings import StopMatcher
 from fusewire.models import Seq2SeqModel
-from fusewire.text.detokenizer import Detokenizer
+from fusewire.text.detokenizer import Detokenizer, Silence
 from fusewire.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -55,13 +55,11 @@ class RequestPreparation:
     ) -> None:
         """`check`: InvalidInput for a sequence that could never run."""
         self._model = model
-        self._tokenizer = tokenizer
         self._limits = limits
         self._max_batch_tokens = max_batch_tokens
         self._check = check
         self._detokenizer = detokenizer
-        self._target_tokenizer = Tokenizer.load_target(folder) or tokenizer
-        self._bad_words = BadWords(self._target_tokenizer)
+        self._rules = RulesOfRequests(folder, model, tokenizer, limits)
 
     def prepare(
         self,
@@ -74,22 +72,22 @@ class RequestPreparation:
     ) -> tuple[Generation, GenerationSequence]:
         """InvalidInput where it could never run, or asks for what the model cannot do."""
         parameters = request.parameters
-        ids, source, most = list(prompt.token_ids), None, prompt.max_new_tokens
-        begun: list[int] = []  # of the text
+        rules = self._rules.of(parameters)
+        begun, bos = rules.begun, rules.bos  # of the text
+        ids, source, most = [*begun], None, prompt.max_new_tokens
         forced: Forced = {}
         if isinstance(self._model, Seq2SeqModel):
             if spoken:
                 begun, bos = spoken.begin, None
                 ids = [*spoken.previous, *begun]
-            else:
-                ids, bos = self._begin(self._model, parameters)
-                begun = ids
             source = Source(prompt.token_ids, prompt.features)
             if len(ids) > 1:
                 room = max_new_tokens(parameters, len(source), self._limits, len(ids))
                 most = min(most, room)
             eos, suppressed = parameters.forced_eos_token_id, parameters.suppress_tokens
             forced = _forced(bos, eos, most, suppressed)
+        else:
+            ids = [*prompt.token_ids]
         scores = None
         if parameters.prompt_logprobs is not None:
             k = min(parameters.prompt_logprobs, self._model.vocab_size)
@@ -115,7 +113,7 @@ class RequestPreparation:
         mask = spoken.mask if spoken else None
         place.sequence, place.begun = sequence, len(ids)
         generation = self._generation(
-            ids, begun, read, request, most, forced, callback, scores, place, mask
+            rules, ids, begun, read, request, most, forced, callback, scores, place, mask
         )
         if generation.beams is not None:
             sequence.histories = generation.beams.histories
@@ -123,6 +121,7 @@ class RequestPreparation:
 
     def _generation(
         self,
+        rules: RequestRules,
         ids: list[int],
         begun: Sequence[int],
         source_ids: Sequence[int],
@@ -138,19 +137,10 @@ class RequestPreparation:
         # What every text of the decoder begins with is no part of it; the source even less.
         encodes = isinstance(self._model, Seq2SeqModel)
         shown, prefix = ((), begun[1:]) if encodes else (ids, begun)
-        eos = () if parameters.ignore_eos else self._model.eos_token_ids
-        stop_tokens = frozenset((*eos, *parameters.stop_token_ids))
-        strings = StopStrings(parameters.stop)
-        bad_words = [
-            *self._bad_words.token_ids(parameters.bad_words),
-            *parameters.bad_words_ids,
-        ]
         seed = 0 if parameters.seed is None else parameters.seed
         if parameters.seed is None and not parameters.greedy:  # others draw nothing
             seed = secrets.randbits(63)
-        first = SamplingState(
-            parameters, ids, stop_tokens, seed, bad_words, forced, source_ids, mask
-        )
+        first = SamplingState(rules.sampling, ids, seed, forced, source_ids, mask)
         writes = request.tells != "ids" or parameters.stop
         # A stop string is looked for behind each token; log-probabilities come with theirs.
         scored = parameters.logprobs is not None or scores is not None
@@ -163,10 +153,10 @@ class RequestPreparation:
                         shown, skip_special_tokens=parameters.skip_special_tokens
                     )
                     if writes
-                    else self._detokenizer.silent(),
+                    else Silence(),
                     prefix,
-                    StopMatcher(strings, include_stop=parameters.include_stop_str_in_output),
-                    stop_tokens,
+                    StopMatcher(rules.strings, include_stop=parameters.include_stop_str_in_output),
+                    rules.stop_tokens,
                     parameters.min_new_tokens,
                     most,
                     forced_end=most - 1 in forced,
@@ -179,23 +169,18 @@ class RequestPreparation:
         beams = None
         if parameters.searches:
             branches[0].places = 1 + parameters.num_beams - parameters.answers
-            beams = self._beams(parameters, most, stop_tokens, first, quiet)
+            beams = self._beams(rules, most, first, quiet)
         decoder_ids = ids[:] if parameters.alignment else ()
         return Generation(branches, callback, place, beams, scores, decoder_ids)
 
     def _beams(
-        self,
-        parameters: GenerationParameters,
-        most: int,
-        stop_tokens: Collection[int],
-        sampling: SamplingState,
-        quiet: bool,
+        self, rules: RequestRules, most: int, sampling: SamplingState, quiet: bool
     ) -> BeamGroup:
+        parameters = rules.parameters
         search = kernels.BeamSearch(
             beams=parameters.num_beams,
             max_tokens=most,
-            # Others cannot come; a folder may name one that its model's vocabulary has not.
-            eos_token_ids=sorted(t for t in stop_tokens if t < self._model.vocab_size),
+            eos_token_ids=rules.eos,
             length_penalty=parameters.length_penalty,
             early_stopping=parameters.early_stopping,
             groups=parameters.num_beam_groups,
@@ -204,7 +189,7 @@ class RequestPreparation:
         )
         if search.candidates > MOST_CANDIDATES:
             most_beams = MOST_CANDIDATES * parameters.num_beams // search.candidates
-            wanted = f"at most {most_beams} with {len(stop_tokens)} tokens that end a text"
+            wanted = f"at most {most_beams} with {len(rules.stop_tokens)} tokens that end a text"
             name = parameters.named("num_beams")
             raise InvalidInput(name, parameters.num_beams, wanted, "lower it")
         return BeamGroup(
@@ -228,24 +213,6 @@ class RequestPreparation:
             remedy += " or shorten the source"
         got = f"true for texts of up to {target} tokens with a source of {source}"
         raise InvalidInput("alignment", got, wanted, remedy)
-
-    def _begin(
-        self, model: Seq2SeqModel, parameters: GenerationParameters
-    ) -> tuple[list[int], int | None]:
-        """What the decoder begins with, of which the first token is not shown, and the next one
-        where that is forced."""
-        start, bos = model.decoder_start_token_id, parameters.forced_bos_token_id
-        if parameters.target_lang is not None:
-            chosen = self._tokenizer.languages.target_start(parameters.target_lang, start)
-            start = chosen.get("decoder_start_token_id", start)
-            bos = chosen.get("forced_bos_token_id", bos)
-        given = list(parameters.decoder_input_ids)
-        if parameters.target_prefix is not None:
-            prefix = read_prefix(parameters.target_prefix, self._target_tokenizer, self._limits)
-            given = prefix if bos is None else [bos, *prefix]
-        if given[:1] != [start] or parameters.target_prefix is not None:
-            given = [start, *given]
-        return given, bos if len(given) == 1 else None
 
 
 def _forced(

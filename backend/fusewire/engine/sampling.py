@@ -50,8 +50,9 @@ class SamplingRows:
         self.states = states
         self.histories = [state.history for state in states]
         self.changes_logits = any([state.changes_logits for state in states])
-        self.ranked = any([state.logprobs is not None for state in states])
-        self.tops = {row: state.logprobs for row, state in enumerate(states) if state.logprobs}
+        wished = [state.parameters.logprobs for state in states]
+        self.ranked = any([count is not None for count in wished])
+        self.tops = {row: count for row, count in enumerate(wished) if count}
         self.forced = [row for row, state in enumerate(states) if state.forced]
         self.masked = [row for row, state in enumerate(states) if state.mask is not None]
         self.read_first = [row for row, each in enumerate(states) if not each.always_draws_ahead]
@@ -319,7 +320,7 @@ class Sampler:
 
 def _penalties(states: Sequence[SamplingState]) -> NDArray[np.float32]:
     """[3, rows]: for repetition, presence and frequency."""
-    of_each = np.frombuffer(b"".join([state.penalties for state in states]), np.float32)
+    of_each = np.frombuffer(b"".join([state.rules.penalties for state in states]), np.float32)
     return of_each.reshape(-1, 3).T.repeat([state.history.rows for state in states], axis=1)
 
 

@@ -91,10 +91,6 @@ class Detokenizer:
         window = _Window(self._decode, self._is_byte, anchor)
         return TextStream(piece, window, self._tokenizer.cleans_spaces)
 
-    def silent(self) -> TextStream:
-        """Of a sequence whose text nobody wants: always empty."""
-        return TextStream(lambda token: None, _Bytes(self._bytes), cleans_spaces=False)
-
     def _decode(self, ids: list[int]) -> str:
         return self._tokenizer.decode_as_spelled(ids)
 
@@ -128,6 +124,22 @@ class TextStream:
         """At the end: what was held back, U+FFFD for bytes that are no character."""
         text = self._source.flush()
         return self._tightening.feed(text) + self._tightening.flush() if self._tightening else text
+
+
+class Silence(TextStream):
+    """Of a sequence whose text nobody wants: always empty."""
+
+    def __init__(self) -> None:
+        pass
+
+    def step(self, token: int) -> str:
+        return ""
+
+    def steps(self, tokens: Sequence[int]) -> str:
+        return ""
+
+    def flush(self) -> str:
+        return ""
 
 
 class _Source(Protocol):

@@ -1,0 +1,94 @@
+"""What the parameters of a request mean for one model folder: the same for all requests that have
+them, so that it is found once for many that come together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fusewire.engine.sampling_rules import SamplingRules
+from fusewire.generation.bad_words import BadWords
+from fusewire.generation.limits import GenerationLimits
+from fusewire.generation.parameters import GenerationParameters
+from fusewire.generation.prompt import read_prefix
+from fusewire.generation.stop_strings import StopStrings
+from fusewire.models import Seq2SeqModel
+from fusewire.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from fusewire.models.decoder import DecoderModel
+
+
+@dataclass(frozen=True, eq=False)
+class RequestRules:
+    """Nothing here ever changes."""
+
+    parameters: GenerationParameters
+    # Of a model that encodes texts: what its decoder begins with, and the next token where that is
+    # forced.
+    begun: Sequence[int]
+    bos: int | None
+    stop_tokens: frozenset[int]
+    eos: list[int]  # those of them that the model may write, ascending
+    strings: StopStrings
+    sampling: SamplingRules
+
+
+class RulesOfRequests:
+    """For one model folder, in any thread."""
+
+    def __init__(
+        self, folder: Path, model: DecoderModel, tokenizer: Tokenizer, limits: GenerationLimits
+    ) -> None:
+        self._model = model
+        self._tokenizer = tokenizer
+        self._limits = limits
+        self._target_tokenizer = Tokenizer.load_target(folder) or tokenizer
+        self._bad_words = BadWords(self._target_tokenizer)
+        self._last: RequestRules | None = None
+
+    def of(self, parameters: GenerationParameters) -> RequestRules:
+        """InvalidInput where they ask for what the tokenizer cannot write."""
+        last = self._last
+        if last is None or last.parameters is not parameters:
+            last = self._last = self._made(parameters)
+        return last
+
+    def _made(self, parameters: GenerationParameters) -> RequestRules:
+        begun, bos = self._begin(parameters)
+        eos = () if parameters.ignore_eos else self._model.eos_token_ids
+        stop_tokens = frozenset((*eos, *parameters.stop_token_ids))
+        bad_words = [
+            *self._bad_words.token_ids(parameters.bad_words),
+            *parameters.bad_words_ids,
+        ]
+        return RequestRules(
+            parameters,
+            begun,
+            bos,
+            stop_tokens,
+            # A folder may name one that its model's vocabulary has not.
+            sorted(token for token in stop_tokens if token < self._model.vocab_size),
+            StopStrings(parameters.stop),
+            SamplingRules(parameters, stop_tokens, bad_words),
+        )
+
+    def _begin(self, parameters: GenerationParameters) -> tuple[list[int], int | None]:
+        """What the decoder begins with, of which the first token is not shown, and the next one
+        where that is forced; without an encoder nothing."""
+        if not isinstance(self._model, Seq2SeqModel):
+            return [], None
+        start, bos = self._model.decoder_start_token_id, parameters.forced_bos_token_id
+        if parameters.target_lang is not None:
+            chosen = self._tokenizer.languages.target_start(parameters.target_lang, start)
+            start = chosen.get("decoder_start_token_id", start)
+            bos = chosen.get("forced_bos_token_id", bos)
+        given = list(parameters.decoder_input_ids)
+        if parameters.target_prefix is not None:
+            prefix = read_prefix(parameters.target_prefix, self._target_tokenizer, self._limits)
+            given = prefix if bos is None else [bos, *prefix]
+        if given[:1] != [start] or parameters.target_prefix is not None:
+            given = [start, *given]
+        return given, bos if len(given) == 1 else None
