@@ -57,8 +57,7 @@ class PastTree:
 
     def share(self, pool: PagePool) -> None:
         """The pages that were found have one owner more: nobody evicts them from here on."""
-        for page in self._found.values():
-            pool.share(page)
+        pool.share(self._found.values())
 
     def take(self, pool: PagePool) -> list[list[int]]:
         """The table of each past, with new pages beside those found, which are shared before."""
@@ -67,10 +66,8 @@ class PastTree:
         for each in self.branches:
             for name in each.names:
                 if name not in pages:
-                    pages[name] = pool.take()
-            tables.append([pages[name] for name in each.names])
-            if each.partial:
-                tables[-1].append(pool.take())
+                    (pages[name],) = pool.take(1)
+            tables.append([pages[name] for name in each.names] + pool.take(each.partial))
         return tables
 
 

@@ -12,7 +12,7 @@ is stored of it depends on the source, so the names of its pages start from the 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from fusewire.engine.beam_pasts import past_tree
 from fusewire.engine.page_pool import OutOfPages, PagePool
@@ -129,17 +129,15 @@ class KvCache:
         """
         most = len(token_ids) - 1
         found = self._find(token_ids, names, most if reusable is None else min(reusable, most))
-        revived = sum(not self._pool.owners(page) for page in found)
         more = max(0, self._pages_for(room) - len(found))
         of_source, wanted = self._source_wants(source)
-        wanted += revived + more + for_beams
+        wanted += self._pool.idle_among(found) + more + for_beams
         if wanted > self.available - spare:
             raise OutOfPages(wanted, self.available - spare)
-        for page in found:
-            self._pool.share(page)
+        self._pool.share(found)
         # Those that were found are nobody's to take from here on.
         source_pages = None if source is None else self._sources.admit(source, of_source)
-        table = array("i", found + [self._pool.take() for _ in range(more)])
+        table = array("i", found + self._pool.take(more))
         length = len(found) * self.page_size
         found_tokens = length + (0 if source_pages is None else source_pages.tokens)
         self.live_tokens += found_tokens
@@ -165,12 +163,12 @@ class KvCache:
         more = max(0, self._pages_for(length) - len(sequence.table))
         if more + copies > self.available:
             raise OutOfPages(more + copies, self.available)
-        sequence.table.extend([self._pool.take() for _ in range(more)])
+        sequence.table.extend(self._pool.take(more))
         if not copies:
             return []
         place = sequence.length // self.page_size
-        shared, own = sequence.table[place], self._pool.take()
-        self._pool.release(shared)
+        shared, (own,) = sequence.table[place], self._pool.take(1)
+        self._pool.release([shared])
         sequence.table[place] = own
         return [(shared, own)]
 
@@ -200,8 +198,7 @@ class KvCache:
         """A second sequence with the same stored tokens in the same pages; each `reserve`s before
         it writes. Pages reserved but empty stay with the first; a source is of both."""
         table = sequence.table[: self._pages_for(sequence.length)]
-        for page in table:
-            self._pool.share(page)
+        self._pool.share(table)
         self.live_tokens += sequence.length
         if sequence.source is not None:
             sequence.source.readers += 1
@@ -238,16 +235,15 @@ class KvCache:
             self._pool.reserved -= sequence.reserved
             sequence.reserved = 0
             if count:
-                own = [self._pool.take() for _ in range(count)]
+                own = self._pool.take(count)
                 sequence.beam_pages.update(own)
                 taken += own
         return taken
 
-    def release_of_beams(self, sequence: SequencePages, pages: Iterable[int]) -> None:
+    def release_of_beams(self, sequence: SequencePages, pages: Sequence[int]) -> None:
         """Pages that its beams have and need no more."""
-        for page in pages:
-            sequence.beam_pages.remove(page)
-            self._pool.release(page)
+        sequence.beam_pages.difference_update(pages)
+        self._pool.release(pages)
 
     def suspend_beams(
         self,
@@ -269,9 +265,7 @@ class KvCache:
                     name = names.name(place, past)
                     if self._pool.find(name) is None:
                         self._pool.name(page, name)
-        for page in sorted(places, key=places.__getitem__, reverse=True):
-            sequence.beam_pages.remove(page)
-            self._pool.release(page)
+        self.release_of_beams(sequence, sorted(places, key=places.__getitem__, reverse=True))
 
     def readmit(
         self,
@@ -301,7 +295,7 @@ class KvCache:
         for_fork = beams - tree.partial
         of_source, wanted = self._source_wants(source)
         wanted += tree.to_take + for_fork
-        wanted += sum(not self._pool.owners(page) for page in tree.found)
+        wanted += self._pool.idle_among(tree.found)
         if wanted > self.available - spare:
             raise OutOfPages(wanted, self.available - spare)
         tree.share(self._pool)
@@ -341,13 +335,11 @@ class KvCache:
         """Frees the sequence's pages and its beams'; it is empty afterwards. Full pages stay
         findable until others need the room; the later ones of a sequence are evicted before the
         earlier."""
-        for page in sequence.beam_pages:
-            self._pool.release(page)
+        self._pool.release(sequence.beam_pages)
         self._pool.reserved -= sequence.reserved
         self.advance_beams(sequence, 0)
         sequence.beam_pages, sequence.reserved = set(), 0
-        for page in reversed(sequence.table):
-            self._pool.release(page)
+        self._pool.release(reversed(sequence.table))
         self.live_tokens -= sequence.length
         sequence.table, sequence.length = array("i"), 0
         if sequence.source is not None:
@@ -360,8 +352,7 @@ class KvCache:
         if source is None or self._sources.coming(source):
             return [], 0
         found = self._sources.find(source)
-        revived = sum(not self._pool.owners(page) for page in found)
-        return found, revived if found else self._sources.pages_for(source)
+        return found, self._pool.idle_among(found) if found else self._sources.pages_for(source)
 
     def _find(self, token_ids: Sequence[int], names: PageNames, most: int) -> list[int]:
         found: list[int] = []

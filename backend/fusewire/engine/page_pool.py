@@ -2,12 +2,13 @@
 
 Pure bookkeeping, no memory. A page is free, owned (by one or more sequences) or idle: without
 owner, yet still findable by its name, the hash of what it holds. Pages are allocated from the free
-ones, then from the idle one that was released longest ago. Every call takes constant time.
+ones, then from the idle one that was released longest ago. Every call takes constant time a page.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 
 from fusewire.errors import FusewireError
 
@@ -57,41 +58,56 @@ class PagePool:
     def owners(self, page: int) -> int:
         return self._owners[page]
 
+    def idle_among(self, pages: Iterable[int]) -> int:
+        """How many of them `share` takes from what is available."""
+        return sum([not self._owners[page] for page in pages])
+
     def find(self, name: bytes) -> int | None:
         """The page of that name, owned or idle."""
         return self._by_name.get(name)
 
-    def take(self) -> int:
-        """A page without name, now with one owner. OutOfPages when none is available."""
-        if self._free:
-            page = self._free.pop()
-        elif self._idle:
-            page, _ = self._idle.popitem(last=False)
-            name = self._names[page]
-            assert name is not None
-            del self._by_name[name]
-            self._names[page] = None
-            self.evictions += 1
-        else:
-            raise OutOfPages(1, 0)
-        self._owners[page] = 1
+    def take(self, count: int) -> list[int]:
+        """So many pages without names, each with one owner now. OutOfPages when there are fewer,
+        reserved ones included."""
+        there = len(self._free)
+        if count > there + len(self._idle):
+            raise OutOfPages(count, there + len(self._idle))
+        begin = max(0, there - count)
+        pages = self._free[begin:][::-1]
+        del self._free[begin:]
+        while len(pages) < count:
+            pages.append(self._evict())
+        for page in pages:
+            self._owners[page] = 1
+        return pages
+
+    def _evict(self) -> int:
+        page, _ = self._idle.popitem(last=False)
+        name = self._names[page]
+        assert name is not None
+        del self._by_name[name]
+        self._names[page] = None
+        self.evictions += 1
         return page
 
-    def share(self, page: int) -> None:
-        """One owner more, for an owned or idle page."""
-        if not self._owners[page]:
-            del self._idle[page]
-        self._owners[page] += 1
+    def share(self, pages: Iterable[int]) -> None:
+        """One owner more of each, owned or idle."""
+        for page in pages:
+            if not self._owners[page]:
+                del self._idle[page]
+            self._owners[page] += 1
 
-    def release(self, page: int) -> None:
-        """One owner less; without owners a named page is idle, any other free."""
-        self._owners[page] -= 1
-        if self._owners[page]:
-            return
-        if self._names[page] is None:
-            self._free.append(page)
-        else:
-            self._idle[page] = None
+    def release(self, pages: Iterable[int]) -> None:
+        """One owner less of each; without owners a named page is idle, any other free."""
+        owners, names = self._owners, self._names
+        for page in pages:
+            owners[page] -= 1
+            if owners[page]:
+                continue
+            if names[page] is None:
+                self._free.append(page)
+            else:
+                self._idle[page] = None
 
     def name(self, page: int, name: bytes) -> int:
         """Names an owned page, unless another has that name already: then the owner gets a share of
@@ -100,6 +116,6 @@ class PagePool:
         if known == page:
             self._names[page] = name
         else:
-            self.share(known)
-            self.release(page)
+            self.share([known])
+            self.release([page])
         return known

@@ -93,9 +93,8 @@ class SourceCache:
         if (coming := self._coming.get(source.name)) is not None:
             coming.readers += 1
             return coming
-        for page in found:
-            self._pool.share(page)
-        table = found or [self._pool.take() for _ in range(self.pages_for(source))]
+        self._pool.share(found)
+        table = found or self._pool.take(self.pages_for(source))
         pages = SourcePages(source, array("i", table), stored=bool(found))
         if self._prefix_caching and not found:
             self._coming[source.name] = pages
@@ -119,5 +118,4 @@ class SourceCache:
         if not pages.readers:
             if self._coming.get(pages.source.name) is pages:
                 del self._coming[pages.source.name]
-            for page in pages.table:
-                self._pool.release(page)
+            self._pool.release(pages.table)
