@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,6 +13,26 @@ from fusewire.placement import Placement
 # Of a group and step: `kernels.beam_candidates` sorts no more.
 MOST_CANDIDATES = 2048
 _ALIGNMENT = 8  # bytes
+
+
+def forced(
+    candidates: NDArray[np.int32], scores: NDArray[np.float32], tokens: Sequence[int]
+) -> NDArray[np.int32]:
+    """In place of candidates [4, searches, most], of searches whose beams have these scores
+    [searches, beams]: each of the tokens behind each beam. A search whose logits were not finite
+    keeps its own."""
+    beams = scores.shape[1]
+    count = min(beams * len(tokens), candidates.shape[2])
+    found = np.full(candidates.shape, -1, np.int32)
+    of_scores = found[0].view(np.float32)
+    of_scores[:] = -np.inf
+    of_scores[:, :count] = scores.repeat(len(tokens), axis=1)[:, :count]
+    found[1] = 0  # the bits of 0.0 too
+    found[2, :, :count] = np.arange(beams).repeat(len(tokens))[:count]
+    found[3, :, :count] = np.tile(tokens, beams)[:count]
+    broken = np.isnan(candidates[0].view(np.float32)[:, 0])
+    found[:, broken] = candidates[:, broken]
+    return found
 
 
 class BeamCandidates:

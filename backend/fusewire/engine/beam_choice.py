@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusewire import kernels
-from fusewire.engine.beam_candidates import BeamCandidates
+from fusewire.engine.beam_candidates import BeamCandidates, forced
 from fusewire.engine.beam_group import BeamGroup, BeamPart, StepKind
 from fusewire.engine.sampling import Sampler
 from fusewire.placement import Placement
@@ -66,7 +66,10 @@ class BeamChoice:
         together[:2].view(np.float32)[:] = -np.inf
         for row, group in enumerate(groups):
             together[:, row, : found[group].shape[1]] = found[group]
-            group.parts[index].force(together[:, row])
+            part = group.parts[index]
+            if part.forced is not None:
+                own = together[:, row : row + 1]
+                own[:] = forced(own, part.scores[None], part.forced)
         scores, log_probs = (together[row].view(np.float32) for row in (0, 1))
         searches = [group.search for group in groups]
         kernels.advance_beams(searches, scores, log_probs, together[2], together[3], index)

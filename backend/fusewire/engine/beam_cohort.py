@@ -4,6 +4,7 @@ takes Python little."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from math import inf
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusewire import kernels
-from fusewire.engine.beam_candidates import BeamCandidates
+from fusewire.engine.beam_candidates import BeamCandidates, forced
 from fusewire.engine.beam_rows import StepRows
 from fusewire.engine.fork_memory import ForkMemory
 from fusewire.engine.generation_sequence import GenerationSequence
@@ -79,6 +80,16 @@ class BeamCohort:
     def forces(self) -> bool:
         """Whether the token whose candidates come next is forced, of any of them."""
         return self._until_forced == 0
+
+    def force(self, candidates: NDArray[np.int32]) -> None:
+        """Those [4, searches, most] of searches whose next token is forced are that alone."""
+        alike: defaultdict[tuple[int, tuple[int, ...]], list[int]] = defaultdict(list)
+        for row, beams in enumerate(np.diff(self.offsets).tolist()):
+            if (tokens := self.parts[row].forced) is not None:
+                alike[beams, tuple(tokens)].append(row)
+        for (beams, one_of), rows in alike.items():
+            scores = self.scores[self.offsets[rows][:, None] + np.arange(beams)]
+            candidates[:, rows] = forced(candidates[:, rows], scores, one_of)
 
     def is_full(self, offsets: NDArray[np.int32]) -> bool:
         """Whether each has as many beams as it may, by the offsets of their rows."""

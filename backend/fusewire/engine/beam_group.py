@@ -6,6 +6,7 @@ history of its own.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -56,20 +57,10 @@ class BeamPart:
         if len(tokens):
             self.sampling.advance(parents, tokens)
 
-    def force(self, candidates: NDArray[np.int32]) -> None:
-        """Where the next token is forced, the candidates [4, most] are that of each beam, or those
-        of a list; unless the logits were not finite."""
-        tokens = self.sampling.forced.get(self.sampling.new_tokens)
-        scores = candidates[0].view(np.float32)
-        if tokens is None or np.isnan(scores[0]):
-            return
-        beams = len(self.scores)
-        count = min(beams * len(tokens), scores.size)
-        candidates[2:], scores[:] = -1, -np.inf
-        scores[:count] = self.scores.repeat(len(tokens))[:count]
-        candidates[1, :count] = 0  # the bits of 0.0 too
-        candidates[2, :count] = np.arange(beams).repeat(len(tokens))[:count]
-        candidates[3, :count] = np.tile(tokens, beams)[:count]
+    @property
+    def forced(self) -> Sequence[int] | None:
+        """The next token of each beam, or a list of which one comes, where it is forced."""
+        return self.sampling.forced.get(self.sampling.new_tokens)
 
 
 class BeamGroup:

@@ -115,8 +115,7 @@ class BeamGroups:
         if len(cohort.groups) < len(found.groups):
             values = np.ascontiguousarray(values[:, self._still(found)])
         if cohort.forces:
-            for row, part in enumerate(cohort.parts):
-                part.force(values[:, row])
+            cohort.force(values)
         scores, log_probs = (values[row].view(np.float32) for row in (0, 1))
         kernels.advance_beams(cohort.searches, scores, log_probs, values[2], values[3])
         step = kernels.running_beams(cohort.searches)
