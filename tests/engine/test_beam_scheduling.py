@@ -27,7 +27,7 @@ class Beams:
     def __init__(self, sequence: GenerationSequence) -> None:
         self.prompt = len(sequence.token_ids)
         self.histories: list[tuple[int, ...]] = [tuple(sequence.token_ids)]
-        self.random = Random(sequence.arrival)
+        self.random = Random(sequence.rank[1])
         self.pages: kernels.BeamPages | None = None
 
     def generated(self) -> list[tuple[int, ...]]:
@@ -279,7 +279,7 @@ def test_cancelling_a_group_frees_all_at_once():
 def test_what_can_never_run_is_refused_at_once(sequence, message):
     engine = BeamEngine(pages=15, page_size=4)
     with pytest.raises(InvalidInput, match=message):
-        engine.scheduler.add(sequence)
+        engine.scheduler.check(sequence)
     engine.add([1] * 5, 16, beams=3)
     engine.drain()
 

@@ -17,7 +17,7 @@ PAGE_SIZE = 4
 
 def running(arrival: int, priority: int, stored: int) -> GenerationSequence:
     sequence = GenerationSequence([7] * (stored + 1), 1000, priority)
-    sequence.arrival, sequence.stored = arrival, stored
+    sequence.rank, sequence.stored = (priority, arrival, 0), stored
     table = array("i", range(100 * arrival, 100 * arrival + stored // PAGE_SIZE + 1))
     sequence.pages = SequencePages(PageNames(PAGE_SIZE), table, stored)
     return sequence
@@ -27,7 +27,7 @@ def go_on(rows: DecodeRows, sequence: GenerationSequence) -> None:
     """A token is stored; a page is taken where one begins."""
     sequence.stored += 1
     if sequence.stored % PAGE_SIZE == 0:
-        sequence.pages.table.append(1000 * sequence.arrival + sequence.stored)
+        sequence.pages.table.append(1000 * sequence.rank[1] + sequence.stored)
         rows.refresh(sequence)
 
 

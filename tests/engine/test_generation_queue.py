@@ -14,7 +14,7 @@ _arrivals = count()
 
 def sequence(tenant: str = "", cost_s: float = 1.0, **wishes) -> GenerationSequence:
     made = GenerationSequence([1], 9, tenant=tenant, cost_s=cost_s, **wishes)
-    made.arrival = next(_arrivals)
+    made.rank = made.priority, next(_arrivals), 0
     return made
 
 

@@ -92,7 +92,7 @@ class Engine:
         return sequence.priority, due, sequence.rank
 
     def sample(self, sequence: GenerationSequence) -> None:
-        sequence.token_ids.append(hash((*sequence.token_ids, sequence.branch)) % 2)
+        sequence.token_ids.append(hash((*sequence.token_ids, sequence.rank[2])) % 2)
         if len(sequence.token_ids) == sequence.most_tokens:
             self.scheduler.finish(sequence)
 
@@ -528,7 +528,7 @@ def test_a_deadline_ends_the_wait_but_not_what_has_begun():
 def test_what_can_never_run_is_refused_at_once(sequence, message):
     engine = Engine(pages=3, page_size=4, max_sequences=2, max_batch_tokens=8)
     with pytest.raises(InvalidInput, match=message):
-        engine.scheduler.add(sequence)
+        engine.scheduler.check(sequence)
     engine.scheduler.check(GenerationSequence([1] * 5, 12, continuations=2))
     engine.scheduler.check(GenerationSequence([1], 8, source=Source([1] * 4)))
     engine.scheduler.check(GenerationSequence([1], 4, source=Source([1] * 8)))

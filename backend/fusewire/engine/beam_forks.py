@@ -59,7 +59,7 @@ class BeamForks:
         offsets = np.array([0, len(of_beams)], np.int32)
         table = self.fork(offsets, np.array(of_beams, np.int32), [group.pages], [sequence.pages])
         tokens = np.array([history[-1] for history in histories], np.int64)
-        sequence.rows, sequence.returning = BeamRows(tokens, position, table), []
+        sequence.rows, sequence.returning = BeamRows(tokens, position, table), ()
         stored = (position - sequence.pages.length) * len(tokens)
         self._pages.advance_beams(sequence.pages, stored)
 

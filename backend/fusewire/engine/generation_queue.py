@@ -25,6 +25,9 @@ class GenerationQueue:
     def __len__(self) -> int:
         return len(self._timed) + len(self._untimed)
 
+    def __bool__(self) -> bool:
+        return bool(self._timed or self._untimed.queues)
+
     def __iter__(self) -> Iterator[GenerationSequence]:
         yield from self._timed
         yield from self._untimed
@@ -41,7 +44,7 @@ class GenerationQueue:
                     each.priority,
                     not _is_timed(each),
                     served.get(each.tenant, 0.0),
-                    each.arrival,
+                    each.rank,
                 ),
             )
         return self._first

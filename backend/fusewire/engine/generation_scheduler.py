@@ -98,9 +98,8 @@ class GenerationScheduler:
         check_capacity(sequence, self._cache, self.max_batch_tokens, self._max_sequences)
 
     def add(self, sequence: GenerationSequence) -> None:
-        """Puts a new sequence into the queue. InvalidInput as `check` says."""
-        self.check(sequence)
-        sequence.arrival = next(self._arrivals)
+        """Puts a new sequence, one that `check` lets pass, into the queue."""
+        sequence.rank = sequence.priority, next(self._arrivals), 0
         sequence.names = self._cache.names(sequence.source)
         self._waiting.add(sequence)
 
@@ -187,7 +186,7 @@ class GenerationScheduler:
                 forked.append((sequence, [self.fork(sequence) for _ in range(more)]))
         for group in step.resumed:
             if group.pages is not None:
-                group.pasts = []
+                group.pasts = ()
                 self._cache.resume_beams(group.pages, len(group.token_ids))
         return forked
 
@@ -246,7 +245,7 @@ class GenerationScheduler:
         wanted += sum(self._for_forks(self._groups))
         if wanted <= self._cache.available:
             return None
-        return max((each.last for each in (self._running, self._groups) if len(each)), key=RANK)
+        return max((each[-1] for each in (self._running, self._groups) if each), key=RANK)
 
     def _grow(self) -> list[tuple[int, int]]:
         """Room for the next token of each row; returns the page copies to make."""
@@ -350,7 +349,7 @@ class GenerationScheduler:
 
     def _spare(self, sequence: GenerationSequence) -> int:
         """Pages that are to be available still when it is admitted."""
-        return self._slots + sequence.slots - sequence.beams if self.running else 0
+        return self._slots + sequence.slots - sequence.beams if self._slots else 0
 
     def _give_pages(self, sequence: GenerationSequence, spare: int) -> SequencePages:
         """Pages for all that it stores before it goes on; OutOfPages, and no change."""
@@ -389,7 +388,7 @@ class GenerationScheduler:
         sequence.pages, sequence.rows, sequence.stored = None, None, 0
         for past in sequence.returning:
             past.pages = None
-        sequence.returning = []
+        sequence.returning = ()
 
     def _kinds(self, sequence: GenerationSequence) -> list[Ranked]:
         """Where it is while it runs, beside the rows."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from operator import attrgetter
@@ -50,8 +50,8 @@ class GenerationSequence:
 
     rows: BeamRows | BeamRowsOf | None = field(init=False, default=None)  # once it is stored
     # Of a search that was preempted: what its beams had stored; and while it runs again, that.
-    pasts: list[list[int]] = field(init=False, default_factory=list)
-    returning: list[GenerationSequence] = field(init=False, default_factory=list)
+    pasts: Sequence[list[int]] = field(init=False, default=())
+    returning: Sequence[GenerationSequence] = field(init=False, default=())
     stored: int = field(init=False, default=0)  # tokens in the cache
     scored: int = field(init=False, default=0)  # tokens whose wanted logits were computed
     # Tokens of prompt and source that were in the prefix cache when it first ran; None until then.
@@ -60,16 +60,10 @@ class GenerationSequence:
     names: PageNames | None = field(init=False, default=None)
     state: State = field(init=False, default=State.WAITING)
     started: bool = field(init=False, default=False)  # has run at least once
-    arrival: int = field(
-        init=False, default=-1
-    )  # counted by the scheduler; forks have their first's
-    branch: int = field(init=False, default=0)  # forks: counted by the scheduler, from 1
-
-    @property
-    def rank(self) -> tuple[int, int, int]:
-        """Lowest first: by priority, then by arrival; a fork right after what it was forked from.
-        No two sequences of a scheduler have the same."""
-        return (self.priority, self.arrival, self.branch)
+    # Lowest first: by priority, then by arrival, which the scheduler counts; a fork, of which it
+    # counts the branches from 1 on, right after what it was forked from. No two sequences of a
+    # scheduler have the same.
+    rank: tuple[int, int, int] = field(init=False, default=(0, -1, 0))
 
     @property
     def slots(self) -> int:
@@ -92,11 +86,9 @@ class GenerationSequence:
         """Whether what its first tokens depend on is stored."""
         return self.after is None or self.after.left == 0
 
-    def return_with(
-        self, pages: Sequence[SequencePages], after: Sequence[int | None]
-    ) -> list[GenerationSequence]:
+    def return_with(self, pages: Sequence[SequencePages], after: Sequence[int | None]) -> None:
         """A sequence for each of the `pasts`, with its pages, each after another or after none."""
-        self.returning = []
+        returning: list[GenerationSequence] = []
         for past, of_past, before in zip(self.pasts, pages, after, strict=True):
             each = GenerationSequence(
                 past,
@@ -104,49 +96,32 @@ class GenerationSequence:
                 self.priority,
                 source=self.source,
                 search=self,
-                after=None if before is None else self.returning[before],
+                after=None if before is None else returning[before],
             )
-            each.arrival, each.branch, each.state = self.arrival, self.branch, State.RUNNING
+            each.rank, each.state = self.rank, State.RUNNING
             each.pages, each.stored = of_past, of_past.length
-            self.returning.append(each)
-        return self.returning
+            returning.append(each)
+        self.returning = returning
 
     def twin(self, pages: SequencePages, branch: int) -> GenerationSequence:
         """A sequence of the same type that goes on from here by itself, with `pages`."""
         twin = copy.copy(self)
         twin.token_ids = self.token_ids[:]
-        twin.pages, twin.names, twin.branch = pages, pages.names, branch
+        twin.pages, twin.names, twin.rank = pages, pages.names, (*self.rank[:2], branch)
         twin.continuations = 1
         return twin
 
 
-class Ranked:
+class Ranked(list[GenerationSequence]):
     """Sequences in the order of their rank, the first to run first."""
 
-    def __init__(self) -> None:
-        self._sequences: list[GenerationSequence] = []
-
-    def __len__(self) -> int:
-        return len(self._sequences)
-
-    def __iter__(self) -> Iterator[GenerationSequence]:
-        return iter(self._sequences)
-
-    @property
-    def first(self) -> GenerationSequence:
-        return self._sequences[0]
-
-    @property
-    def last(self) -> GenerationSequence:
-        return self._sequences[-1]
-
     def add(self, sequence: GenerationSequence) -> None:
-        insort(self._sequences, sequence, key=RANK)
+        insort(self, sequence, key=RANK)
 
     def remove(self, sequence: GenerationSequence) -> None:
-        place = bisect_left(self._sequences, sequence.rank, key=RANK)
-        assert self._sequences[place] is sequence
-        del self._sequences[place]
+        place = bisect_left(self, sequence.rank, key=RANK)
+        assert self[place] is sequence
+        del self[place]
 
 
 RANK = attrgetter("rank")
