@@ -61,3 +61,7 @@ class Generation:
 
     def __post_init__(self) -> None:
         self.open = len(self.branches)
+
+    def num_output_tokens(self) -> int:
+        """So far, of all branches, from any thread."""
+        return sum([branch.num_output_tokens for branch in self.branches])

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -313,12 +314,12 @@ class GenerationEngine:
                 raise Unavailable(CLOSED)
             if not self._thread.is_alive():
                 raise Unavailable(_FORKED)
-            self._asked.put(lambda: self._loop.add(generation, sequence))
+            self._asked.put(partial(self._loop.add, generation, sequence))
         return Ticket(
             len(prompt.token_ids),
             deadline,
-            lambda: self._asked.put(lambda: self._loop.cancel(generation)),
-            lambda: sum([branch.num_output_tokens for branch in generation.branches]),
+            partial(self._asked.put, partial(self._loop.cancel, generation)),
+            generation.num_output_tokens,
         )
 
     @property

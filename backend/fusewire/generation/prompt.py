@@ -143,7 +143,7 @@ def _tokenised(
 
 def _whole_numbers(ids: Sequence[int], field: str) -> list[int]:
     try:
-        return [] if isinstance(ids, bytes) else [index(token) for token in ids]
+        return [] if isinstance(ids, bytes) else list(map(index, ids))
     except TypeError:
         raise InvalidInput(field, "what is not a token id", "whole numbers", "send ids") from None
 
