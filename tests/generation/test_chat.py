@@ -11,6 +11,7 @@ import pytest
 from fusewire.errors import CheckpointError, InvalidInput
 from fusewire.generation.chat import MOST_BYTES, Chat
 from fusewire.generation.limits import GenerationLimits
+from fusewire.generation.parameter_reader import ParameterReader
 from fusewire.tasks.generate import GenerateRequest, read
 from fusewire.text.chat_template import FILE
 from fusewire.text.text_processor import TextProcessor
@@ -49,7 +50,7 @@ def asked(messages: Any, chat: Chat | None, **parameters: Any) -> GenerateReques
         "messages": np.array([text], object),
         "sampling_parameters": np.array([given], object),
     }
-    return read(inputs, {}, LIMITS, None, chat)
+    return read(inputs, {}, ParameterReader(LIMITS), chat)
 
 
 @pytest.mark.parametrize(
@@ -104,10 +105,10 @@ def test_what_is_wrong_is_named(chat: Chat, messages: Any, parameters: Any, word
 
 
 def test_the_parameters_of_a_template_want_messages(chat: Chat) -> None:
-    inputs = {"text_input": np.array([b"p"], object)}
-    assert read(inputs, {"add_generation_prompt": True}, LIMITS, None, chat).prompt == "p"
+    inputs, reader = {"text_input": np.array([b"p"], object)}, ParameterReader(LIMITS)
+    assert read(inputs, {"add_generation_prompt": True}, reader, chat).prompt == "p"
     with pytest.raises(InvalidInput, match="add_generation_prompt: got False, wanted true or null"):
-        read(inputs, {"add_generation_prompt": False}, LIMITS, None, chat)
+        read(inputs, {"add_generation_prompt": False}, reader, chat)
 
 
 def test_a_prompt_is_given_in_one_way(chat: Chat) -> None:
@@ -115,9 +116,9 @@ def test_a_prompt_is_given_in_one_way(chat: Chat) -> None:
     with pytest.raises(
         InvalidInput, match="text_input: got text_input and messages, wanted one of"
     ):
-        read(both, {}, LIMITS, None, chat)
+        read(both, {}, ParameterReader(LIMITS), chat)
     with pytest.raises(InvalidInput, match="text_input: got no prompt, wanted one of"):
-        read({}, {}, LIMITS, None, chat)
+        read({}, {}, ParameterReader(LIMITS), chat)
 
 
 def test_a_folder_without_a_template_says_so(tmp_path: Path) -> None:

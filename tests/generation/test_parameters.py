@@ -15,6 +15,7 @@ from fusewire.errors import CheckpointError, InvalidInput
 from fusewire.generation.checks import read_parameters
 from fusewire.generation.defaults import FILE, generation_defaults
 from fusewire.generation.limits import GenerationLimits
+from fusewire.generation.parameter_reader import ParameterReader
 from fusewire.generation.parameters import (
     FIELD,
     LONGEST_BAD_WORD,
@@ -597,3 +598,30 @@ def test_a_folder_that_searches_with_beams_may_name_a_temperature(
     assert parse(defaults, do_sample=True).num_beams == 1
     with pytest.raises(CheckpointError, match="num_beams 4"):
         generation_defaults(folder(num_beams=4, do_sample=True, temperature=0.7))
+
+
+def test_requests_that_say_the_same_share_what_is_read_of_it() -> None:
+    reader = ParameterReader(LIMITS, {"top_k": 5})
+    said = [
+        {"max_tokens": 7, "temperature": 0.5},
+        {"max_new_tokens": 7, "temperature": 0.5},
+        {"max_tokens": 7, "temperature": "0.5"},
+        {"max_tokens": 7, "temperature": 0.5, "stop": ["a", "b"]},
+        {"max_tokens": 7, "temperature": 0.5, "logit_bias": {"3": 1, "4": -2.5}},
+        {},
+    ]
+    for values in said:
+        found, wanted = reader.read(values), read_parameters(values, LIMITS, {"top_k": 5})
+        assert dict(found) == dict(wanted)
+        assert found.model_fields_set == wanted.model_fields_set
+        assert found.named("max_new_tokens") == wanted.named("max_new_tokens")
+        assert reader.read(dict(values)) is found
+    for _ in range(2):
+        with pytest.raises(InvalidInput, match="max_tokens: got -1"):
+            reader.read({"max_tokens": -1})
+
+
+def test_parameters_as_long_as_they_may_be_are_not_kept() -> None:
+    reader, long = ParameterReader(LIMITS), {"stop": ["x" * 256] * 16}
+    assert reader.read(long) is not reader.read(long)
+    assert dict(reader.read(long)) == dict(reader.read(long))

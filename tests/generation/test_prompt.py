@@ -11,6 +11,7 @@ import pytest
 from fusewire.errors import InvalidInput
 from fusewire.generation.checks import read_parameters
 from fusewire.generation.limits import GenerationLimits, SourceLimits
+from fusewire.generation.parameter_reader import ParameterReader
 from fusewire.generation.prompt import read_prompt
 from fusewire.tasks.generate import read
 from fusewire.text.tokenizer import Tokenizer
@@ -88,20 +89,20 @@ def test_a_source_has_a_length_and_a_vocabulary_of_its_own(tokenizer: Tokenizer)
 
 def test_a_source_never_leads_the_text() -> None:
     inputs: dict[str, Any] = {"text_input": np.array([b"source"], np.object_)}
-    assert read(inputs, {}, LIMITS).prefix == "source"
-    assert read(inputs, {}, SOURCES).prefix == ""
+    assert read(inputs, {}, ParameterReader(LIMITS)).prefix == "source"
+    assert read(inputs, {}, ParameterReader(SOURCES)).prefix == ""
     excluded = inputs | {"exclude_input_in_output": np.array([True])}
-    assert read(excluded, {}, SOURCES).prefix == ""
+    assert read(excluded, {}, ParameterReader(SOURCES)).prefix == ""
     with pytest.raises(
         InvalidInput, match="exclude_input_in_output: got false, wanted true for an encoder-decoder"
     ):
-        read(inputs | {"exclude_input_in_output": np.array([False])}, {}, SOURCES)
+        read(inputs | {"exclude_input_in_output": np.array([False])}, {}, ParameterReader(SOURCES))
 
 
 def test_a_folders_beams_are_those_of_streams_too() -> None:
     inputs: dict[str, Any] = {"text_input": np.array([b"text"], np.object_)}
     streamed = inputs | {"stream": np.array([True])}
     folder = {"num_beams": 4, "length_penalty": 2.0}
-    assert read(inputs, {}, LIMITS, folder).parameters.num_beams == 4
-    assert read(streamed, {}, LIMITS, folder).parameters.num_beams == 4
-    assert read(streamed, {"num_beams": 3}, LIMITS).stream
+    assert read(inputs, {}, ParameterReader(LIMITS, folder)).parameters.num_beams == 4
+    assert read(streamed, {}, ParameterReader(LIMITS, folder)).parameters.num_beams == 4
+    assert read(streamed, {"num_beams": 3}, ParameterReader(LIMITS)).stream

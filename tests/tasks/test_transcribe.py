@@ -11,6 +11,7 @@ import pytest
 from fusewire.audio import LogMel
 from fusewire.errors import InvalidInput
 from fusewire.generation.limits import GenerationLimits, SourceLimits
+from fusewire.generation.parameter_reader import ParameterReader
 from fusewire.generation.prompt import Sound
 from fusewire.generation.speech import SpeechTokens
 from fusewire.tasks.transcribe import TranscribeRequest, read
@@ -29,7 +30,7 @@ def asked(parameters: dict[str, Any] | None = None, **inputs: Any) -> Transcribe
         name: value if isinstance(value, np.ndarray) else np.array([value], object)
         for name, value in inputs.items()
     }
-    return read(arrays, parameters or {}, LIMITS, {}, SOUND)
+    return read(arrays, parameters or {}, ParameterReader(LIMITS), SOUND)
 
 
 def test_a_file_its_base64_and_its_samples_are_one_sound():

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from fusewire.errors import InvalidInput
 from fusewire.generation.chat import FIELD as MESSAGES
 from fusewire.generation.chat import Chat, read_messages
-from fusewire.generation.checks import read_parameters
-from fusewire.generation.limits import GenerationLimits
+from fusewire.generation.parameter_reader import ParameterReader
 from fusewire.generation.parameters import FIELD
 from fusewire.generation.request import GenerationRequest
 from fusewire.generation.spelling import canonical
@@ -47,14 +46,13 @@ class GenerateRequest(GenerationRequest):
 def read(
     inputs: Mapping[str, NDArray[Any]],
     parameters: Mapping[str, Value],
-    limits: GenerationLimits,
-    defaults: Mapping[str, Any] | None = None,
+    reader: ParameterReader,
     chat: Chat | None = None,
 ) -> GenerateRequest:
     """A request from its tensors and its parameters; InvalidInput names what is wrong.
 
-    `limits`, `defaults`: as `read_parameters` takes them. `chat`: for `messages`. The prompt is
-    checked where it is tokenised, by `read_prompt`.
+    `reader`: of the model's parameters. `chat`: for `messages`. The prompt is checked where it is
+    tokenised, by `read_prompt`.
     """
     for name in inputs:
         if name not in _INPUTS:
@@ -63,7 +61,7 @@ def read(
     field = _prompt_field(inputs)
     prompt = _prompt(field, inputs, values, chat)
     stream = flag(inputs, "stream", False)
-    asked = read_parameters(values, limits, defaults)
+    asked = reader.read(values)
     # The prompt leads the text unless it is streamed: so vllm_backend has it.
     alone = (
         "where the text is streamed"
@@ -71,7 +69,7 @@ def read(
         else "without text_input"
         if not isinstance(prompt, str)
         else "for an encoder-decoder model, whose text does not go on from its input"
-        if limits.source is not None
+        if reader.limits.source is not None
         else ""
     )
     exclude = flag(inputs, _EXCLUDE, bool(alone))

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from fusewire.audio import LogMel, checked_samples, decode_sound
 from fusewire.errors import InvalidInput
-from fusewire.generation.checks import read_parameters
-from fusewire.generation.limits import GenerationLimits
+from fusewire.generation.parameter_reader import ParameterReader
 from fusewire.generation.prompt import Sound
 from fusewire.tasks.contract import TRANSCRIBE, TRANSCRIBE_RETURNED, contract
 from fusewire.tasks.generate import GenerateRequest, flag, returned, sent_parameters, single
@@ -40,8 +39,7 @@ class TranscribeRequest(GenerateRequest):
 def read(
     inputs: Mapping[str, NDArray[Any]],
     parameters: Mapping[str, Value],
-    limits: GenerationLimits,
-    defaults: Mapping[str, Any],
+    reader: ParameterReader,
     sound: LogMel,
 ) -> TranscribeRequest:
     """A request from its tensors and its parameters; InvalidInput names what is wrong. Segments are
@@ -58,8 +56,8 @@ def read(
     values = sent_parameters(inputs, parameters)
     if "segments" in wanted and values.get("return_timestamps") is None:
         values["return_timestamps"] = True
-    asked = read_parameters(values, limits, defaults)
-    most_samples = limits.max_audio_seconds * sound.sampling_rate
+    asked = reader.read(values)
+    most_samples = reader.limits.max_audio_seconds * sound.sampling_rate
     samples = read_sound(given[0], inputs[given[0]], sound.sampling_rate, most_samples)
     return TranscribeRequest(
         Sound(sound.features(samples)),

@@ -12,6 +12,7 @@ from fusewire.engine.continuation import Alignment, Delta
 from fusewire.engine.prompt_logprobs import PromptLogprobs
 from fusewire.errors import InvalidInput
 from fusewire.generation.limits import GenerationLimits, SourceLimits
+from fusewire.generation.parameter_reader import ParameterReader
 from fusewire.generation.parameters import GenerationParameters
 from fusewire.generation.spelling import layer
 from fusewire.serving.instance.generated import Generated
@@ -138,8 +139,8 @@ def test_an_alignment_that_is_not_returned_is_not_computed(returned: bool | None
     inputs: dict[str, Any] = {"text_input": np.array([b"p"], object)}
     if returned is not None:
         inputs["return_alignment"] = np.array([returned])
-    limits = replace(LIMITS, source=SourceLimits(100, 50, "positions"))
-    parameters = read(inputs, {"alignment": True, "max_tokens": 7}, limits).parameters
+    reader = ParameterReader(replace(LIMITS, source=SourceLimits(100, 50, "positions")))
+    parameters = read(inputs, {"alignment": True, "max_tokens": 7}, reader).parameters
     assert parameters.alignment is bool(returned)
     assert parameters.max_new_tokens == 7
     assert parameters.named("max_new_tokens") == "max_tokens"
@@ -186,12 +187,12 @@ def text(value: str | bytes) -> np.ndarray:
 
 
 def test_the_prompt_leads_unless_streamed() -> None:
-    assert read({"text_input": text("p")}, {}, LIMITS).prefix == "p"
+    assert read({"text_input": text("p")}, {}, ParameterReader(LIMITS)).prefix == "p"
     streamed = {"text_input": text("p"), "stream": np.array([True])}
-    assert read(streamed, {}, LIMITS).prefix == ""
+    assert read(streamed, {}, ParameterReader(LIMITS)).prefix == ""
     without = {"text_input": text("p"), "exclude_input_in_output": np.array([True])}
-    assert read(without, {}, LIMITS).prefix == ""
-    assert read({"input_ids": np.array([1, 2])}, {}, LIMITS).prefix == ""
+    assert read(without, {}, ParameterReader(LIMITS)).prefix == ""
+    assert read({"input_ids": np.array([1, 2])}, {}, ParameterReader(LIMITS)).prefix == ""
 
 
 def test_parameters_of_the_tensor_go_before_those_of_the_request() -> None:
@@ -200,11 +201,11 @@ def test_parameters_of_the_tensor_go_before_those_of_the_request() -> None:
         "sampling_parameters": text('{"top_p": "0.5", "seed": null}'),
     }
     own = {"top_p": "0.9", "temperature": "0.7", "max_tokens": "5", "seed": 3}
-    parameters = read(inputs, own, LIMITS).parameters
+    parameters = read(inputs, own, ParameterReader(LIMITS)).parameters
     assert (parameters.top_p, parameters.temperature) == (0.5, 0.7)
     assert (parameters.max_new_tokens, parameters.seed) == (5, 3)
     inputs["sampling_parameters"] = text('{"max_new_tokens": 7}')  # the same one by its other name
-    assert read(inputs, own, LIMITS).parameters.max_new_tokens == 7
+    assert read(inputs, own, ParameterReader(LIMITS)).parameters.max_new_tokens == 7
 
 
 @pytest.mark.parametrize(
@@ -222,4 +223,4 @@ def test_parameters_of_the_tensor_go_before_those_of_the_request() -> None:
 )
 def test_what_is_wrong_is_named(inputs: dict[str, np.ndarray], words: str) -> None:
     with pytest.raises(InvalidInput, match=words):
-        read(inputs, {}, LIMITS)
+        read(inputs, {}, ParameterReader(LIMITS))

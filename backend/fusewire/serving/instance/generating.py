@@ -21,6 +21,7 @@ from fusewire.engine.request import CANCELLED, Answer, Request, failure
 from fusewire.errors import Cancelled, ConfigurationError, FusewireError
 from fusewire.generation.chat import FIELD as MESSAGES
 from fusewire.generation.chat import Chat
+from fusewire.generation.parameter_reader import ParameterReader
 from fusewire.serving.instance.generated import Generated
 from fusewire.serving.instance.generation_metrics import GenerationMetrics
 from fusewire.serving.instance.response import Incoming, Response
@@ -48,6 +49,7 @@ class Generating:
 
     def __init__(self, engine: GenerationEngine, metrics: GenerationMetrics) -> None:
         self._engine = engine
+        self._reader = ParameterReader(engine.limits, engine.defaults)
         self._metrics = metrics
         self._metrics.watch_engine(engine)
         self._long_texts = WorkQueue()
@@ -87,7 +89,7 @@ class Generating:
         parameters = dict(request.parameters)
         if request.priority:
             parameters.setdefault("priority", request.priority)
-        given = request.inputs, parameters, engine.limits, engine.defaults
+        given = request.inputs, parameters, self._reader
         if engine.sound is None:
             wanted = read(*given, self._chat)
         else:
