@@ -52,6 +52,7 @@ _BY_WORDS: tuple[tuple[str, type[ClientError]], ...] = (
     (r"timeout: got more work", Expired),
     (r"timeout: got a request whose time", Expired),
     (r"[\w ]+: got a request while it stops", Unavailable),
+    (r"\w+ process: got ", Unavailable),
     (r"cancelled: ", Cancelled),
     (r"memory: got ", OutOfMemory),
     (r"compute: got ", ServerError),

@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fusewire.errors import InvalidInput, Unavailable
-from fusewire.images import ImageWorkers, processes
+from fusewire.images import ImageWorkers
+from fusewire.images import workers as workers_module
 from fusewire.images.preprocess import Preprocessing
 from fusewire.images.processor_config import preprocessing_of
 from fusewire.worker_processes import process
@@ -89,7 +90,7 @@ def test_a_process_that_dies_of_an_image_answers_for_it_alone(workers, monkeypat
         f"c = program.Preprocessing.__call__; w = lambda s, d: 1 / 0 if len(d) == {len(bad)} else"
     )
     _before_the_program(monkeypatch, f"{harm} c(s, d); program.Preprocessing.__call__ = w")
-    with pytest.raises(Unavailable, match=r"^image: got exit status 1 of the process .*, twice"):
+    with pytest.raises(Unavailable, match=r"^image process: got exit status 1, twice"):
         workers.read([bad])
     assert len(workers.read([photo])) == 1
 
@@ -109,7 +110,9 @@ def test_an_image_is_not_blamed_where_no_process_starts(
     with monkeypatch.context() as patched:
         patched.setattr(process, "START_S", start_s)
         _before_the_program(patched, statement)
-        with pytest.raises(Unavailable, match=rf"\({got}\).*; try again later$"):
+        with pytest.raises(
+            Unavailable, match=rf"^image process: got none \({got}\).*; try again later$"
+        ):
             workers.read([photo])
     assert len(workers.read([photo])) == 1
 
@@ -133,7 +136,7 @@ def test_memory_of_an_image_is_bounded(workers, monkeypatch):
 def test_time_of_an_image_is_bounded(one_core, workers, monkeypatch):
     photo = files.photo(20, 20)
     workers.read([photo])
-    monkeypatch.setattr(processes, "DEADLINE_S", 0.05)
+    monkeypatch.setattr(workers_module, "DEADLINE_S", 0.05)
     for pid in pids(workers):
         os.kill(pid, signal.SIGSTOP)
     with pytest.raises(InvalidInput, match=r"cannot be read \(it takes over 0.05 s\)"):

@@ -25,6 +25,7 @@ from fusewire.errors import (
 )
 from fusewire.serving.openai import errors
 from fusewire.text.work_queue import WorkQueue
+from fusewire.worker_processes.of_threads import ProcessOfEachThread, Reads
 from fusewire_client.triton_errors import from_grpc, from_http, from_words
 
 Kind = type[Exception]
@@ -40,6 +41,11 @@ def long_texts_waiting() -> None:
     aside.take(lambda: None)
 
 
+def no_process() -> None:
+    reads = Reads("image process", "an image", "send a smaller image")
+    ProcessOfEachThread("no.program", {}, reads).call("image", {}, b"", 1.0)
+
+
 def raised(error: Exception) -> Callable[[], None]:
     def raises() -> None:
         raise error
@@ -51,6 +57,7 @@ CASES: list[Any] = [
     (raised(InvalidInput("top_k", 0, "1 or more", "raise it")), InvalidInput, "InvalidArgument"),
     (full_queue, QueueFull, "QueueFull"),
     (long_texts_waiting, QueueFull, "QueueFull"),
+    (no_process, Unavailable, "Unavailable"),
     (raised(Overloaded("queue: got 3 s of work waiting", 3.0)), Overloaded, "Overloaded"),
     (raised(DeadlineExceeded(TOO_LATE)), DeadlineExceeded, "Expired"),
     (raised(Cancelled(CANCELLED)), Cancelled, "Cancelled"),

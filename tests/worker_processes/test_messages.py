@@ -51,6 +51,14 @@ def test_bytes_behind_a_message_arrive_with_it(ends: Any, size: int) -> None:
     sending.join()
 
 
+def test_a_body_is_no_larger_than_its_reader_expects(ends: Any) -> None:
+    ours, theirs = ends
+    ours.sendall(encoded({"body_bytes": 5}) + b"abcde" + encoded({"body_bytes": 6}))
+    assert receive(theirs, None, 5)["body"].tobytes() == b"abcde"
+    with pytest.raises(BrokenMessage, match="a body of 6 bytes"):
+        receive(theirs, None, 5)
+
+
 @pytest.mark.parametrize(
     ("data", "words"),
     [

@@ -9,7 +9,7 @@ from PIL import Image
 
 from fusewire.images.decode import MOST_PIXELS
 from fusewire.images.preprocess import MOST_SIDE, Preprocessing
-from fusewire.worker_processes.program import Call, serve
+from fusewire.worker_processes.program import Loaded, serve
 
 # Memory of a call, beyond what the loaded worker has: 20 bytes a pixel while a lossless WebP is
 # decoded, 12 in pixel values (and their parts), and the file.
@@ -21,7 +21,7 @@ def main(owner: int) -> None:
     serve(owner, _load)
 
 
-def _load(configuration: Mapping[str, Any]) -> tuple[Mapping[str, Any], Call, int]:
+def _load(configuration: Mapping[str, Any]) -> Loaded:
     preprocessing = Preprocessing.of_values(configuration)
     Image.init()  # its modules are loaded while files may be opened
 
@@ -29,4 +29,4 @@ def _load(configuration: Mapping[str, Any]) -> tuple[Mapping[str, Any], Call, in
         pixels = preprocessing(message["body"].tobytes())
         return pixels.shape, pixels.data.cast("B")
 
-    return {}, call, CALL_BYTES
+    return Loaded({}, call, CALL_BYTES)

@@ -13,13 +13,16 @@ from numpy.typing import NDArray
 from PIL.Image import Image as PILImage
 
 from fusewire.errors import InvalidInput
-from fusewire.images.decode import MOST_PIXELS, open_image, rgb
+from fusewire.images.decode import FIELD, MOST_PIXELS, open_image, rgb
 from fusewire.images.preprocess import Preprocessing
-from fusewire.images.processes import ImageProcesses
+from fusewire.worker_processes.of_threads import ProcessOfEachThread, Reads
 
 # Each is a Python with Pillow and numpy. A server's model has as many again where very large images
 # come.
 MOST_PROCESSES = 8
+# Of one image, as the processor's time of a call is limited.
+DEADLINE_S = 60.0
+_READS = Reads("image process", "an image", "send a smaller image")
 
 
 class ImageWorkers:
@@ -37,7 +40,8 @@ class ImageWorkers:
         self._processes = None
         if apart:
             self.threads = min(self.threads, MOST_PROCESSES)
-            self._processes = ImageProcesses(preprocessing)
+            program = "fusewire.images.worker"
+            self._processes = ProcessOfEachThread(program, preprocessing.values(), _READS)
         self._pool = ThreadPoolExecutor(self.threads, "images")
 
     def read(self, images: Sequence[bytes | PILImage]) -> list[NDArray[np.float32]]:
@@ -81,7 +85,8 @@ class ImageWorkers:
     def _read(self, given: bytes | PILImage, pixels: int | None) -> NDArray[np.float32]:
         if self._processes is not None and isinstance(given, bytes):
             with self._room.for_pixels(_pixels(open_image(given)) if pixels is None else pixels):
-                return self._processes.read(given)
+                answer = self._processes.call(FIELD, {}, given, DEADLINE_S)
+            return answer["body"].view(np.float32).reshape(answer["result"])
         image = open_image(given) if isinstance(given, bytes) else given
         with self._room.for_pixels(_pixels(image)):
             return self._preprocessing.pixel_values(rgb(image))

@@ -10,7 +10,7 @@ from typing import Any
 from fusewire.errors import FusewireError
 from fusewire.text.text_processor import TextProcessor
 from fusewire.text.tokenizer_files import tokenizer_file
-from fusewire.worker_processes.program import Call, limit_memory, serve
+from fusewire.worker_processes.program import Loaded, limit_memory, serve
 
 METHODS = ("conversation", "count", "echo", "ids", "last_tokens", "pieces", "text")
 
@@ -28,7 +28,7 @@ def main(owner: int) -> None:
     serve(owner, _load)
 
 
-def _load(configuration: Mapping[str, Any]) -> tuple[Mapping[str, Any], Call, int]:
+def _load(configuration: Mapping[str, Any]) -> Loaded:
     folder = Path(configuration["folder"])
     name = tokenizer_file(folder)
     size = (folder / name).stat().st_size if name else 0
@@ -50,4 +50,4 @@ def _load(configuration: Mapping[str, Any]) -> tuple[Mapping[str, Any], Call, in
         return getattr(processor, method)(message["field"], **message["arguments"]), None
 
     call_bytes = max(CALL_BYTES, CALL_BYTES_PER_CHARACTER * processor.most_characters)
-    return processor.description(), call, call_bytes
+    return Loaded(processor.description(), call, call_bytes)

@@ -36,7 +36,9 @@ def encoded(message: Mapping[str, Any]) -> bytes:
     return _LENGTH.pack(len(data)) + data
 
 
-def receive(connection: socket.socket, deadline: float | None = None) -> Any:
+def receive(
+    connection: socket.socket, deadline: float | None = None, most_body_bytes: int = MOST_BYTES
+) -> Any:
     """The next message. TimeoutError at `deadline` (by time.monotonic()), BrokenMessage."""
     (size,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size, deadline))
     if size > MOST_BYTES:
@@ -46,12 +48,15 @@ def receive(connection: socket.socket, deadline: float | None = None) -> Any:
     except (ValueError, RecursionError):
         raise BrokenMessage("what is not JSON") from None
     if isinstance(message, dict) and "body_bytes" in message:
-        message["body"] = _body(connection, message.pop("body_bytes"), deadline)
+        size = message.pop("body_bytes")
+        message["body"] = _body(connection, size, deadline, most_body_bytes)
     return message
 
 
-def _body(connection: socket.socket, size: Any, deadline: float | None) -> NDArray[np.uint8]:
-    if not isinstance(size, int) or not 0 <= size <= MOST_BYTES:
+def _body(
+    connection: socket.socket, size: Any, deadline: float | None, most_bytes: int
+) -> NDArray[np.uint8]:
+    if not isinstance(size, int) or not 0 <= size <= most_bytes:
         raise BrokenMessage(f"a body of {size} bytes")
     body = np.empty(size, np.uint8)  # whose pages are taken when they are written
     view, got = body.data, 0

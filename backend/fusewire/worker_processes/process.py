@@ -16,7 +16,13 @@ from typing import Any
 
 from fusewire.import_path import import_path
 from fusewire.passed_errors import error_of
-from fusewire.worker_processes.messages import BrokenMessage, ConnectionClosed, encoded, receive
+from fusewire.worker_processes.messages import (
+    MOST_BYTES,
+    BrokenMessage,
+    ConnectionClosed,
+    encoded,
+    receive,
+)
 
 # To load a folder: tokenizers with hundreds of thousands of tokens take seconds.
 START_S = 30.0
@@ -96,14 +102,22 @@ class WorkerProcess:
         """What the worker says of itself, once it is loaded; CheckpointError, and as `call`."""
         return dict(self.call(encoded(self._configuration), START_S)["result"])
 
-    def call(self, message: bytes, timeout_s: float) -> Mapping[str, Any]:
-        """The worker's answer, its `result` and perhaps a `body`, or its error raised; WorkerLate
-        and WorkerDied, and then there is no process any more."""
+    def call(
+        self,
+        message: bytes,
+        timeout_s: float,
+        body: bytes | memoryview = b"",
+        most_body_bytes: int = MOST_BYTES,
+    ) -> Mapping[str, Any]:
+        """The worker's answer, its `result` and perhaps a `body` of at most so many bytes, or its
+        error raised; WorkerLate and WorkerDied, and then there is no process any more. `body`: that
+        of the message."""
         deadline = time.monotonic() + timeout_s
         try:
             self._connection.settimeout(timeout_s)
             self._connection.sendall(message)
-            answer = receive(self._connection, deadline)
+            self._connection.sendall(body)
+            answer = receive(self._connection, deadline, most_body_bytes)
             if "result" in answer:
                 return dict(answer)
             error = error_of(answer["error"])

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import resource
 import socket
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from fusewire.errors import FusewireError
 from fusewire.parent_death import die_with
@@ -19,14 +20,25 @@ from fusewire.passed_errors import as_values
 from fusewire.worker_processes.messages import BrokenMessage, encoded, receive
 from fusewire.worker_processes.process import OUT_OF_MEMORY
 
-# In one call, or to load, by all threads. The owner's deadline comes first, unless it is stopped.
-_CALL_CPU_S = 60
+# To load, by all threads. The owner's deadline comes first, unless it is stopped.
+_LOAD_CPU_S = 60
 _MOST_FILES = 32
 
 # A call's message -> its result, and the bytes of its body if it has one.
 Call = Callable[[Mapping[str, Any]], tuple[Any, memoryview | None]]
-# A configuration -> what the worker says of itself, the calls, and what a call may take of memory.
-Load = Callable[[Mapping[str, Any]], tuple[Any, Call, int]]
+
+
+class Loaded(NamedTuple):
+    """What a configuration becomes: what the worker says of itself, the calls, and what each may
+    take of memory beyond that, and of the processor by all threads."""
+
+    description: Any
+    call: Call
+    call_bytes: int
+    call_cpu_s: int = 60
+
+
+Load = Callable[[Mapping[str, Any]], Loaded]
 
 
 def serve(owner: int, load: Load) -> None:
@@ -34,13 +46,13 @@ def serve(owner: int, load: Load) -> None:
     die_with(owner)
     with socket.socket(fileno=os.dup(0)) as connection:
         try:
-            loaded: list[Call] = []
+            loaded: list[Loaded] = []
             configuration = receive(connection)
             _answer(connection, lambda: _loaded(load, configuration, loaded))
             while loaded:
-                message = receive(connection)
-                _limit_cpu()
-                _answer(connection, lambda: loaded[0](message))  # noqa: B023
+                message = receive(connection, most_body_bytes=sys.maxsize)  # memory has a limit
+                _limit_cpu(loaded[0].call_cpu_s)
+                _answer(connection, lambda: loaded[0].call(message))  # noqa: B023
                 del message
         except (BrokenMessage, OSError):
             return  # the owner has closed
@@ -55,19 +67,18 @@ def limit_memory(more_bytes: int) -> None:
 
 
 def _loaded(
-    load: Load, configuration: Mapping[str, Any], loaded: list[Call]
+    load: Load, configuration: Mapping[str, Any], loaded: list[Loaded]
 ) -> tuple[Any, memoryview | None]:
     _limit(resource.RLIMIT_CORE, 0)
     _limit(resource.RLIMIT_FSIZE, 0)
-    _limit_cpu()
-    description, call, call_bytes = load(configuration)
-    limit_memory(call_bytes)
+    _limit_cpu(_LOAD_CPU_S)
+    loaded.append(load(configuration))
+    limit_memory(loaded[0].call_bytes)
     _limit(resource.RLIMIT_NOFILE, _MOST_FILES)
     # From here on all words are answers: a panic of a library would fill the log.
     with open(os.devnull, "wb") as nowhere:
         os.dup2(nowhere.fileno(), 2)
-    loaded.append(call)
-    return description, None
+    return loaded[0].description, None
 
 
 def _answer(connection: socket.socket, work: Callable[[], tuple[Any, memoryview | None]]) -> None:
@@ -95,6 +106,6 @@ def _limit(kind: int, most: int) -> None:
     resource.setrlimit(kind, (soft, hard))
 
 
-def _limit_cpu() -> None:
+def _limit_cpu(more_s: int) -> None:
     used = resource.getrusage(resource.RUSAGE_SELF)
-    _limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + _CALL_CPU_S)
+    _limit(resource.RLIMIT_CPU, int(used.ru_utime + used.ru_stime) + more_s)
