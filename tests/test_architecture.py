@@ -38,7 +38,7 @@ MAY_IMPORT = {
     "passed_errors": {"errors"},
     "weights": {"errors"},
     "images": {"errors", "weights", "worker_processes"},
-    "audio": {"errors", "weights"},
+    "audio": {"errors", "weights", "worker_processes"},
     "worker_processes": {"errors", "import_path", "parent_death", "passed_errors"},
     "weights.tensorflow": {"errors", "import_path", "parent_death", "weights"},
     "hub": {"errors", "hub_errors", "models", "weights"},
@@ -378,6 +378,7 @@ MAY_IMPORT = {
         "weights",
     },
     "serving.instance": {
+        "audio",
         "engine",
         "errors",
         "generation",

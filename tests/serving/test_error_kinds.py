@@ -38,7 +38,7 @@ def full_queue() -> None:
 def long_texts_waiting() -> None:
     aside = WorkQueue(most_waiting=0)
     aside.close()
-    aside.take(lambda: None)
+    aside.take(lambda: None, print)
 
 
 def no_process() -> None:

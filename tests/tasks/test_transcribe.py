@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fusewire.audio import LogMel
+from fusewire.audio import LogMel, SoundReader
 from fusewire.errors import InvalidInput
 from fusewire.generation.limits import GenerationLimits, SourceLimits
 from fusewire.generation.parameter_reader import ParameterReader
@@ -30,7 +30,8 @@ def asked(parameters: dict[str, Any] | None = None, **inputs: Any) -> Transcribe
         name: value if isinstance(value, np.ndarray) else np.array([value], object)
         for name, value in inputs.items()
     }
-    return read(arrays, parameters or {}, ParameterReader(LIMITS), SOUND)
+    sound = SoundReader(SOUND, LIMITS.max_audio_seconds)
+    return read(arrays, parameters or {}, ParameterReader(LIMITS), sound)
 
 
 def test_a_file_its_base64_and_its_samples_are_one_sound():

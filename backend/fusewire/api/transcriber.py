@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fusewire.api.offline import answers
 from fusewire.api.outputs import RequestOutput
-from fusewire.audio import LogMel, checked_samples, decode_sound
+from fusewire.audio import Heard, SoundReader
 from fusewire.engine.generation import GenerationEngine
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.errors import CheckpointError, InvalidInput
@@ -98,7 +98,7 @@ class Transcriber:
                 "config.json: model_type: got a model of texts, wanted one of speech (whisper); "
                 "use LLM"
             )
-        self._sound: LogMel = self.engine.sound
+        self._reader = SoundReader(self.engine.sound, self.engine.limits.max_audio_seconds)
 
     def transcribe(
         self,
@@ -136,7 +136,7 @@ class Transcriber:
         sounds = []
         for index, one in enumerate(many):
             try:
-                sounds.append(Sound(self._sound.features(self._samples(one))))
+                sounds.append(Sound(self._heard(one).features))
             except InvalidInput as error:
                 raise error.at(f"{_FIELD}[{index}]") from None
         requested = [asked] * len(sounds)
@@ -154,9 +154,7 @@ class Transcriber:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _samples(self, audio: object) -> NDArray[np.float32]:
-        rate = self._sound.sampling_rate
-        limits = rate, self.engine.limits.max_audio_seconds * rate
+    def _heard(self, audio: object) -> Heard:
         if isinstance(audio, (str, Path)):
             try:
                 audio = Path(audio).read_bytes()
@@ -165,11 +163,11 @@ class Transcriber:
                 got, wanted = f"{reason}: {audio!s}", "a file of sound"
                 raise InvalidInput(_FIELD, got, wanted, "correct the path") from None
         if isinstance(audio, bytes):
-            return decode_sound(audio, *limits, _FIELD)
+            return self._reader.file(audio, _FIELD)
         if not isinstance(audio, np.ndarray):
             wanted = "a file of sound (bytes or a path), or samples (numpy)"
             raise InvalidInput(_FIELD, type(audio).__name__, wanted, "convert it")
-        return checked_samples(audio, *limits, _FIELD)
+        return self._reader.samples(audio, _FIELD)
 
     def _transcript(self, output: RequestOutput, *, timed: bool) -> Transcript:
         best, decode = output.outputs[0], self.engine.tokenizer.decode

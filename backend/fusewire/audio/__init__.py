@@ -4,6 +4,18 @@ kernels, no model."""
 from fusewire.audio.decode import decode_sound
 from fusewire.audio.feature_config import read_log_mel
 from fusewire.audio.log_mel import LogMel
+from fusewire.audio.processes import LongerSound, SoundProcesses
+from fusewire.audio.reader import Heard, ReadsSound, SoundReader
 from fusewire.audio.samples import checked_samples
 
-__all__ = ["LogMel", "checked_samples", "decode_sound", "read_log_mel"]
+__all__ = [
+    "Heard",
+    "LogMel",
+    "LongerSound",
+    "ReadsSound",
+    "SoundProcesses",
+    "SoundReader",
+    "checked_samples",
+    "decode_sound",
+    "read_log_mel",
+]

@@ -10,6 +10,14 @@ from numpy.typing import NDArray
 from fusewire.errors import InvalidInput
 
 
+class TooLong(InvalidInput):
+    """So many samples at a rate, where fewer are taken; with the length of the whole sound where a
+    header says it, else of what was read."""
+
+    samples: int
+    rate: int  # Hz
+
+
 def checked_samples(
     array: NDArray[Any], sampling_rate: int, most_samples: int, field: str
 ) -> NDArray[np.float32]:
@@ -26,13 +34,15 @@ def checked_samples(
 
 
 def check_length(samples: int, rate: int, most_seconds: int, field: str) -> None:
-    """InvalidInput for none, and for more than so many seconds at the rate."""
+    """InvalidInput for none, and (TooLong) for more than so many seconds at the rate."""
     if samples == 0:
         raise InvalidInput(field, "no samples", "at least 1", "send some sound")
     if samples > most_seconds * rate:
         got = f"{samples} samples, {samples / rate:.1f} s"
         wanted = f"at most {most_seconds * rate}, {most_seconds} s at {rate} Hz"
-        raise InvalidInput(field, got, wanted, "cut it where nobody speaks, and send the parts")
+        error = TooLong(field, got, wanted, "cut it where nobody speaks, and send the parts")
+        error.samples, error.rate = samples, rate
+        raise error
 
 
 def checked_finite(samples: NDArray[np.float32], field: str) -> NDArray[np.float32]:

@@ -58,7 +58,7 @@ class GenerationSettings(Settings):
         ge=1,
         le=86400,
         description="transcribe: longest sound. An hour takes 115 to 185 MB of memory until it is "
-        "written down, and several times as much while it is decoded. Sounds that run and wait are "
-        "at most eight times as long together; further ones are rejected.",
+        "written down, and several times as much while a process decodes it, two at a time. Sounds "
+        "that run and wait are at most eight times as long together; further ones are rejected.",
         json_schema_extra={"group": "generation"},
     )

@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
-from fusewire.audio import LogMel, checked_samples, decode_sound
+from fusewire.audio import Heard, ReadsSound
 from fusewire.errors import InvalidInput
 from fusewire.generation.parameter_reader import ParameterReader
 from fusewire.generation.prompt import Sound
@@ -40,11 +39,11 @@ def read(
     inputs: Mapping[str, NDArray[Any]],
     parameters: Mapping[str, Value],
     reader: ParameterReader,
-    sound: LogMel,
+    sound: ReadsSound,
 ) -> TranscribeRequest:
-    """A request from its tensors and its parameters; InvalidInput names what is wrong. Segments are
-    of timestamps, which are looked for where the request does not say otherwise. Takes some 0.1 s
-    for each 30 s of sound."""
+    """A request from its tensors and its parameters; InvalidInput names what is wrong, and the
+    errors of `sound`. Segments are of timestamps, which are looked for where the request does not
+    say otherwise."""
     for name in inputs:
         if name not in _INPUTS:
             raise InvalidInput(name, "an unknown tensor", f"one of {', '.join(_INPUTS)}", "drop it")
@@ -57,25 +56,22 @@ def read(
     if "segments" in wanted and values.get("return_timestamps") is None:
         values["return_timestamps"] = True
     asked = reader.read(values)
-    most_samples = reader.limits.max_audio_seconds * sound.sampling_rate
-    samples = read_sound(given[0], inputs[given[0]], sound.sampling_rate, most_samples)
+    heard = _heard(given[0], inputs[given[0]], sound)
     return TranscribeRequest(
-        Sound(sound.features(samples)),
+        Sound(heard.features),
         asked,
         given[0],
         flag(inputs, "stream", False),
         "",
         wanted,
-        duration=samples.size / sound.sampling_rate,
+        duration=heard.seconds,
     )
 
 
-def read_sound(
-    field: str, array: NDArray[Any], sampling_rate: int, most_samples: int
-) -> NDArray[np.float32]:
-    """The samples of a tensor: a file, as it is or in base64, or numbers. InvalidInput."""
+def _heard(field: str, array: NDArray[Any], reader: ReadsSound) -> Heard:
+    """The sound of a tensor: a file, as it is or in base64, or numbers. InvalidInput."""
     if field == "samples":
-        return checked_samples(array, sampling_rate, most_samples, field)
+        return reader.samples(array, field)
     data = single({field: array}, field)
     if isinstance(data, str):
         data = data.encode(errors="replace")
@@ -85,4 +81,4 @@ def read_sound(
     if not data.startswith(_FILES):
         with contextlib.suppress(binascii.Error):  # neither: the file's error says what is wanted
             data = base64.b64decode(data, validate=True)
-    return decode_sound(data, sampling_rate, most_samples, field)
+    return reader.file(data, field)

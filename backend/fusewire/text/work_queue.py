@@ -47,10 +47,17 @@ class WorkQueue:
         for thread in self._threads:
             thread.start()
 
-    def take(self, work: Callable[[], None]) -> None:
-        """Queues a task, which answers its request, errors included; QueueFull."""
+    def take(self, work: Callable[[], None], fail: Callable[[Exception], None]) -> None:
+        """Queues a task, whose error `fail` gets; QueueFull."""
+
+        def work_or_fail() -> None:
+            try:
+                work()
+            except Exception as error:
+                fail(error)
+
         self.reserve()
-        self.put(work)
+        self.put(work_or_fail)
 
     def reserve(self) -> None:
         """Takes a place, for `put` or `give_back`; QueueFull."""
@@ -58,7 +65,7 @@ class WorkQueue:
             raise QueueFull(self._full)
 
     def put(self, work: Callable[[], None]) -> None:
-        """Queues a task that has a place."""
+        """Queues a task that has a place, and answers its request, errors included."""
         self._works.put(work)
 
     def give_back(self) -> None:

@@ -1,7 +1,7 @@
 """How a request for generated text is read, and what its client gets.
 
 The server's thread reads and submits a request; threads of their own those with long texts, and
-those with messages, which a worker process renders, and those with sound.
+those with messages and with sound, which worker processes render and decode.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fusewire import kernels
+from fusewire.audio import ReadsSound
 from fusewire.engine.best_of import BestOf
 from fusewire.engine.branches import Event
 from fusewire.engine.continuation import Delta
@@ -24,14 +25,12 @@ from fusewire.generation.chat import Chat
 from fusewire.generation.parameter_reader import ParameterReader
 from fusewire.serving.instance.generated import Generated
 from fusewire.serving.instance.generation_metrics import GenerationMetrics
+from fusewire.serving.instance.hearing import Hearing
 from fusewire.serving.instance.response import Incoming, Response
 from fusewire.tasks.generate import GenerateRequest, read
 from fusewire.tasks.transcribe import read as read_transcription
 from fusewire.text.work_queue import LONG_CHARACTERS, WorkQueue
 from fusewire.text_workers.workers import TextWorkers
-
-# The features of a sound take some 0.1 s, mostly without the interpreter's lock.
-_HEARING_THREADS = 4
 
 
 def load(folder: Path, settings: GenerationSettings, device: str) -> GenerationEngine:
@@ -54,9 +53,10 @@ class Generating:
         self._metrics.watch_engine(engine)
         self._long_texts = WorkQueue()
         self._chats = WorkQueue("queue: got messages", engine.settings.max_waiting)
-        self._sounds = WorkQueue(
-            "queue: got sound", engine.settings.max_waiting, threads=_HEARING_THREADS
-        )
+        self._hearing = None
+        if engine.sound is not None:
+            most = engine.limits.max_audio_seconds, engine.settings.max_waiting
+            self._hearing = Hearing(engine.sound, *most)
         self._workers = TextWorkers(engine.folder, max_length=engine.limits.max_length)
         self._chat = Chat(self._conversation_ids)
 
@@ -65,51 +65,56 @@ class Generating:
         arrived = time.monotonic()
         request = incoming.read()
         response.tenant = request.tenant  # also of one that is refused where it waits
-        heard = self._engine.sound is not None
-        long = request.characters > LONG_CHARACTERS
-        if heard or long or MESSAGES in request.inputs:
-            # The server takes its tensors back; texts were copied as they were decoded.
-            inputs = {name: array.copy() for name, array in request.inputs.items()}
-            later, deadline = replace(request, inputs=inputs), incoming.deadline
-            waiting = self._sounds if heard else self._long_texts if long else self._chats
-            waiting.take(lambda: self._begin_later(later, deadline, response, arrived))
+        deadline, long = incoming.deadline, request.characters > LONG_CHARACTERS
+        if self._hearing is None and not long and MESSAGES not in request.inputs:
+            self._begin(request, deadline, response, arrived)
+            return
+        # The server takes its tensors back; texts were copied as they were decoded.
+        inputs = {name: array.copy() for name, array in request.inputs.items()}
+        later = replace(request, inputs=inputs)
+
+        def begin(sound: ReadsSound | None = None) -> None:
+            if response.cancelled():
+                raise Cancelled(CANCELLED)
+            self._begin(later, deadline, response, arrived, sound)
+
+        def fail(error: Exception) -> None:
+            response.fail(failure(error))
+
+        if self._hearing is not None:
+            self._hearing.take(begin, fail)
         else:
-            self._begin(request, incoming.deadline, response, arrived)
+            (self._long_texts if long else self._chats).take(begin, fail)
 
     def close(self) -> None:
         self._long_texts.close()
         self._chats.close()
-        self._sounds.close()
+        if self._hearing is not None:
+            self._hearing.close()
         self._workers.close()
 
     def _begin(
-        self, request: Request, deadline: float | None, response: Response, arrived: float
+        self,
+        request: Request,
+        deadline: float | None,
+        response: Response,
+        arrived: float,
+        sound: ReadsSound | None = None,
     ) -> None:
         engine = self._engine
         parameters = dict(request.parameters)
         if request.priority:
             parameters.setdefault("priority", request.priority)
         given = request.inputs, parameters, self._reader
-        if engine.sound is None:
-            wanted = read(*given, self._chat)
-        else:
-            wanted = read_transcription(*given, engine.sound)
+        wanted: GenerateRequest = (
+            read_transcription(*given, sound) if sound else read(*given, self._chat)
+        )
         wanted = replace(wanted, tenant=request.tenant)
         if wanted.parameters.timeout_seconds is not None:
             timeout = arrived + wanted.parameters.timeout_seconds
             deadline = timeout if deadline is None else min(deadline, timeout)
         response.content = Texts(wanted, engine, self._metrics, arrived)
         response.begin(engine, wanted, deadline)
-
-    def _begin_later(
-        self, request: Request, deadline: float | None, response: Response, arrived: float
-    ) -> None:
-        try:
-            if response.cancelled():
-                raise Cancelled(CANCELLED)
-            self._begin(request, deadline, response, arrived)
-        except Exception as error:
-            response.fail(failure(error))
 
     def _conversation_ids(self, field: str, **arguments: Any) -> list[int]:
         ids: list[int] = self._workers.submit("conversation", field, **arguments).result()

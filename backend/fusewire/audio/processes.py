@@ -1,0 +1,77 @@
+"""Sound of a server's requests is read in processes: decoders, and hours of work, harm only
+these."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fusewire.audio.log_mel import LogMel
+from fusewire.audio.reader import Heard
+from fusewire.audio.samples import checked_samples
+from fusewire.worker_processes.of_threads import ProcessOfEachThread, Reads
+
+_READS = Reads("sound", "sound", "cut it where nobody speaks, and send the parts")
+
+
+class LongerSound(Exception):
+    """Than these processes read, and no longer than a sound may be."""
+
+
+class SoundProcesses:
+    """As SoundReader, in a process of each thread that calls; LongerSound. Unavailable where no
+    process can read."""
+
+    def __init__(self, log_mel: LogMel, most_seconds: int, read_seconds: int) -> None:
+        """`most_seconds`: that a sound may have. `read_seconds`: that are read here, at most as
+        many."""
+        self._rate = log_mel.sampling_rate
+        self._most_seconds, self._read_seconds = most_seconds, read_seconds
+        self._most_body_bytes = 4 * log_mel.bins * max(
+            log_mel.frames, read_seconds * log_mel.sampling_rate // log_mel.hop_length
+        )  # fmt: skip
+        self._deadline_s = deadline_s(read_seconds)
+        configuration = {
+            "log_mel": asdict(log_mel),
+            "most_seconds": most_seconds,
+            "read_seconds": read_seconds,
+        }
+        self._processes = ProcessOfEachThread("fusewire.audio.worker", configuration, _READS)
+
+    def file(self, data: bytes, field: str) -> Heard:
+        return self._heard(field, data, decoded=False)
+
+    def samples(self, array: NDArray[Any], field: str) -> Heard:
+        samples = checked_samples(array, self._rate, self._most_seconds * self._rate, field)
+        if samples.size > self._read_seconds * self._rate:
+            raise LongerSound
+        return self._heard(field, np.ascontiguousarray(samples).data.cast("B"), decoded=True)
+
+    def kill(self) -> None:
+        """As ProcessOfEachThread."""
+        self._processes.kill()
+
+    def close(self) -> None:
+        """As ProcessOfEachThread."""
+        self._processes.close()
+
+    def _heard(self, field: str, body: bytes | memoryview, *, decoded: bool) -> Heard:
+        answer = self._processes.call(
+            field,
+            {"field": field, "decoded": decoded},
+            body,
+            self._deadline_s,
+            self._most_body_bytes,
+        )
+        if answer["result"] is None:
+            raise LongerSound
+        features = answer["body"].view(np.float32).reshape(answer["result"]["shape"])
+        return Heard(features, answer["result"]["samples"], self._rate)
+
+
+def deadline_s(seconds: int) -> int:
+    """To read so much sound: ten times what it takes, as others take the cores, too."""
+    return 60 + seconds // 10

@@ -1,0 +1,54 @@
+"""From sound as a request has it to what a model hears."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fusewire.audio.decode import decode_sound
+from fusewire.audio.log_mel import LogMel
+from fusewire.audio.samples import checked_samples
+
+
+@dataclass(frozen=True)
+class Heard:
+    """The features [frames, bins] of a sound of so many samples."""
+
+    features: NDArray[np.float32]
+    samples: int
+    sampling_rate: int  # Hz
+
+    @property
+    def seconds(self) -> float:
+        return self.samples / self.sampling_rate
+
+
+class ReadsSound(Protocol):
+    """`field`: what errors name."""
+
+    def file(self, data: bytes, field: str) -> Heard:
+        """Of a file; InvalidInput as `decode_sound`."""
+
+    def samples(self, array: NDArray[Any], field: str) -> Heard:
+        """Of samples; InvalidInput as `checked_samples`."""
+
+
+class SoundReader:
+    """Reads sound of at most so many seconds for one model, in the thread that calls: some 0.1 s
+    for each 30 s."""
+
+    def __init__(self, log_mel: LogMel, most_seconds: int) -> None:
+        self._log_mel = log_mel
+        self._limits = log_mel.sampling_rate, most_seconds * log_mel.sampling_rate
+
+    def file(self, data: bytes, field: str) -> Heard:
+        return self._heard(decode_sound(data, *self._limits, field))
+
+    def samples(self, array: NDArray[Any], field: str) -> Heard:
+        return self._heard(checked_samples(array, *self._limits, field))
+
+    def _heard(self, samples: NDArray[np.float32]) -> Heard:
+        return Heard(self._log_mel.features(samples), samples.size, self._limits[0])
