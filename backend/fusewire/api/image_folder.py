@@ -10,8 +10,8 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fusewire.api.opening import folder_for
 from fusewire.errors import InvalidInput
-from fusewire.hub import model_folder
 from fusewire.images import ImageWorkers, PILImage, read_preprocessing, upright
 from fusewire.models import load_image_model
 from fusewire.placement import Placement
@@ -53,7 +53,7 @@ class ImageFolder:
             CheckpointError: The folder cannot be read, or asks for something not supported.
             ConfigurationError: There is no such device, dtype or format here.
         """
-        self._folder = model_folder(model, revision=revision)
+        self._folder = folder_for(type(self), model, revision)
         self._model = load_image_model(self._folder, self._task, Placement(device, dtype, quantize))
         self._model.record_forwards(EngineSettings().max_batch_tokens)
         preprocessing = read_preprocessing(self._folder, self._model.config["model_type"])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from fusewire.api.offline import Prompt, answers
+from fusewire.api.opening import folder_for
 from fusewire.api.outputs import RequestOutput
 from fusewire.api.sampling_params import SamplingParams
 from fusewire.engine.generation import GenerationEngine
@@ -15,7 +16,6 @@ from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.errors import InvalidInput
 from fusewire.generation.chat import FIELD as MESSAGES
 from fusewire.generation.chat import Chat
-from fusewire.hub import model_folder
 from fusewire.text.chat_template import ChatTemplate
 from fusewire.text.text_processor import TextProcessor
 
@@ -87,7 +87,7 @@ class LLM:
             "graphs": graphs,
             "threads": threads,
         }
-        self._folder = model_folder(model, revision=revision)
+        self._folder = folder_for(type(self), model, revision)
         self.engine = GenerationEngine(
             self._folder,
             GenerationSettings(**{name: v for name, v in settings.items() if v is not None}),

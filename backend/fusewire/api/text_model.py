@@ -10,11 +10,11 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from fusewire.api.opening import folder_for
 from fusewire.api.progress import ProgressBar
 from fusewire.engine.encoder import EncoderEngine, Request
-from fusewire.errors import CheckpointError, FusewireError, InvalidInput
-from fusewire.hub import model_folder
-from fusewire.models import EncoderModel, read_config, reads_images
+from fusewire.errors import FusewireError, InvalidInput
+from fusewire.models import EncoderModel
 from fusewire.settings import EngineSettings
 from fusewire.tasks.parameters import Value
 
@@ -73,13 +73,7 @@ class TextModel:
         }
         if max_batch_tokens is not None:
             settings["max_batch_tokens"] = max_batch_tokens
-        self._folder = model_folder(model, revision=revision)
-        if reads_images(config := read_config(self._folder)):
-            raise CheckpointError(
-                f"config.json: model_type: got {config['model_type']!r}, which reads images, "
-                "wanted a model of texts; open it with ImageEmbedder, ImageClassifier or "
-                "ZeroShotImageClassifier"
-            )
+        self._folder = folder_for(type(self), model, revision)
         self._engine = EncoderEngine(
             self._folder, self._task, EngineSettings(**settings), device=device
         )

@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusewire.api.offline import answers
+from fusewire.api.opening import folder_for
 from fusewire.api.outputs import RequestOutput
 from fusewire.audio import Heard, SoundReader
 from fusewire.engine.generation import GenerationEngine
 from fusewire.engine.generation_settings import GenerationSettings
-from fusewire.errors import CheckpointError, InvalidInput
+from fusewire.errors import InvalidInput
 from fusewire.generation.prompt import Sound
-from fusewire.hub import model_folder
 
 Audio = bytes | str | Path | NDArray[np.float32]
 _FIELD = "audio"
@@ -91,13 +91,9 @@ class Transcriber:
             "threads": threads,
         }
         settings = GenerationSettings(**{name: v for name, v in given.items() if v is not None})
-        self.engine = GenerationEngine(model_folder(model, revision=revision), settings, device)
-        if self.engine.sound is None:
-            self.engine.close()
-            raise CheckpointError(
-                "config.json: model_type: got a model of texts, wanted one of speech (whisper); "
-                "use LLM"
-            )
+        folder = folder_for(type(self), model, revision)
+        self.engine = GenerationEngine(folder, settings, device)
+        assert self.engine.sound is not None  # of a model of speech
         self._reader = SoundReader(self.engine.sound, self.engine.limits.max_audio_seconds)
 
     def transcribe(

@@ -196,12 +196,26 @@ def image_encoder(config: Mapping[str, Any]) -> Row:
 
 def reads_images(config: Mapping[str, Any]) -> bool:
     """Whether this config.json is of an encoder of images."""
-    return config.get("model_type") in IMAGE_ENCODERS
+    return model_kind(config) == "images"
 
 
 def reads_speech(config: Mapping[str, Any]) -> bool:
     """Whether this config.json is of a model that writes what was said."""
-    return config.get("model_type") in SPEECH
+    return model_kind(config) == "speech"
+
+
+def model_kind(config: Mapping[str, Any]) -> str | None:
+    """What this config.json is of: encoder, decoder, encoder-decoder (of texts), images or speech;
+    None: of none that is known."""
+    model_type = config.get("model_type")
+    tables: dict[str, Mapping[str, Row | DecoderRow]] = {
+        "encoder": ARCHITECTURES,
+        "decoder": DECODERS,
+        "encoder-decoder": SEQ2SEQ,
+        "images": IMAGE_ENCODERS,
+        "speech": SPEECH,
+    }
+    return next((kind for kind, table in tables.items() if model_type in [*table]), None)
 
 
 def encoder_of_texts(config: Mapping[str, Any]) -> Row:

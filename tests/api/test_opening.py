@@ -1,0 +1,66 @@
+"""A folder that a class does not open is refused with the name of one that does."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from pathlib import Path
+
+import fusewire
+import pytest
+from fusewire.errors import CheckpointError
+from fusewire.models.registry import (
+    ARCHITECTURES,
+    DECODERS,
+    IMAGE_ENCODERS,
+    SEQ2SEQ,
+    SPEECH,
+)
+
+OF_TEXTS = ("Embedder", "Classifier", "Reranker")
+OF_IMAGES = ("ImageEmbedder", "ImageClassifier", "ZeroShotImageClassifier")
+CLASSES = (*OF_TEXTS, *OF_IMAGES, "LLM", "Transcriber")
+OPENED = {
+    **dict.fromkeys(ARCHITECTURES, OF_TEXTS),
+    **dict.fromkeys(DECODERS, ("LLM",)),
+    **dict.fromkeys(SEQ2SEQ, ("LLM", "Embedder")),
+    **dict.fromkeys(IMAGE_ENCODERS, OF_IMAGES),
+    **dict.fromkeys(SPEECH, ("Transcriber",)),
+}
+
+
+def refusal(opener: type, folder: Path) -> str:
+    with pytest.raises(CheckpointError) as refused:
+        opener(folder, device="cpu")
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(("name", "model_type"), [*product(CLASSES, OPENED)])
+def test_each_class_opens_its_own_kinds(tmp_path: Path, name: str, model_type: str) -> None:
+    """Of a folder that it opens it misses the rest."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    said = refusal(getattr(fusewire, name), tmp_path)
+    right = OPENED[model_type]
+    if name in right:
+        assert "open it with" not in said
+    else:
+        assert said.startswith(f"config.json: model_type: got {model_type!r}, which ")
+        assert said.endswith(f"; open it with {' or '.join(right)}")
+
+
+def test_a_class_of_ones_own_opens_what_its_base_does(tmp_path: Path) -> None:
+    class Own(fusewire.LLM):
+        pass
+
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "whisper"}))
+    assert refusal(Own, tmp_path) == (
+        "config.json: model_type: got 'whisper', which writes what is said in sound, wanted a "
+        "model that writes texts; open it with Transcriber"
+    )
+
+
+@pytest.mark.parametrize("model_type", ["mamba", 5, ["bert"], None])
+def test_what_no_class_opens_is_refused_by_its_type(tmp_path: Path, model_type: object) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    for name in CLASSES:
+        assert "open it with" not in refusal(getattr(fusewire, name), tmp_path)
