@@ -83,6 +83,8 @@ def test_the_fields_become_the_models_parameters():
     body = SpeechBody.of([*FIELDS, *more])
     asked = {"language": "de", "temperature": 0.2, "num_beams": "3", "task": "transcribe"}
     assert parameters_of(body, "transcribe", KNOWS_TASKS) == asked
+    nothing = [("n", "1"), ("logprobs", "false"), ("num_return_sequences", "1")]
+    assert parameters_of(SpeechBody.of([*FIELDS, *nothing]), "transcribe", ENGLISH) == {}
     plain = SpeechBody.of(FIELDS)
     assert parameters_of(plain, "transcribe", ENGLISH) == {}
     assert parameters_of(plain, "translate", ENGLISH) == {"task": "translate"}
@@ -109,6 +111,14 @@ def test_the_fields_become_the_models_parameters():
             "timestamp_granularities: got it with response_format json, wanted it with verbose",
         ),
         ([*FIELDS, ("stream", "true")], "stream: got 'true'"),
+        ([*FIELDS, ("n", "2")], "n: got '2', wanted none, as an answer of this endpoint is one te"),
+        ([*FIELDS, ("num_return_sequences", "2")], "num_return_sequences: got '2', wanted none"),
+        ([*FIELDS, ("logprobs", "5")], "logprobs: got '5', wanted none, .*; remove it, or ask"),
+        ([*FIELDS, ("logprobs", "0")], "logprobs: got '0'"),
+        ([*FIELDS, ("logprobs", "true")], "logprobs: got 'true'"),
+        ([*FIELDS, ("logprobs[]", "1")], r"logprobs: got \['1'\]"),
+        ([*FIELDS, ("logit_bias", '{"5": 1}')], "logit_bias: got .*, wanted none, as a field of a"),
+        ([*FIELDS, ("bad_words_ids[]", "[5]")], "bad_words_ids: got .*, wanted none, as a field"),
         ([*FIELDS, ("model", "w")], "model: got it twice, wanted it once"),
         ([("file", "text"), *FIELDS[1:]], "file: got a text, wanted a file, with its name"),
         ([*FIELDS, ("prompt", b"file")], "prompt: got a file, wanted a text"),

@@ -14,8 +14,10 @@ from fusewire_client.transports import AsyncTransport
 from pydantic import AfterValidator, ConfigDict, Field
 
 from fusewire.errors import ComputeFailed, InvalidInput
+from fusewire.generation.no_effect import has_no_effect
 from fusewire.generation.speech_languages import name_of
 from fusewire.serving.openai.bodies import Body, check_size
+from fusewire.serving.openai.errors import shown
 from fusewire.serving.openai.sender import TENANT_HEADER
 from fusewire.serving.openai.served import Transcriber
 from fusewire.serving.openai.subtitles import Said, spans, srt, vtt
@@ -25,6 +27,14 @@ _OUTPUTS = ("text_output", "num_input_tokens", "num_output_tokens", "language", 
 OUTPUTS = (*_OUTPUTS, "segments")
 # The model ends requests by their own `timeout_seconds`; this only has to be no shorter.
 _LONGEST_S = 2 * 86400.0
+# Parameters of generation that would change no answer here -> their values that ask for nothing.
+_NOT_ANSWERED: dict[str, tuple[Any, ...]] = {
+    "n": (1,),
+    "num_return_sequences": (1,),
+    "logprobs": (False,),
+}
+# Whose values no field of a form can hold.
+_OF_JSON = ("logit_bias", "bad_words_ids")
 Outputs = Mapping[str, np.ndarray]
 
 
@@ -100,7 +110,7 @@ class SpeechBody(Body):
         if self.timestamp_granularities and self.response_format != "verbose_json":
             got, wanted = f"it with response_format {self.response_format}", "it with verbose_json"
             raise InvalidInput("timestamp_granularities", got, wanted, "change one of them")
-        asked: dict[str, Any] = {**self.given()}
+        asked = _answered(self.given())
         for name, value in (("language", self.language), ("temperature", self.temperature)):
             if value not in (None, ""):
                 asked[name] = value
@@ -113,6 +123,20 @@ class SpeechBody(Body):
             asked["prompt_ids"] = await model.ids("prompt", f" {prompt}", special_tokens=False)
         check_size(asked)
         return asked
+
+
+def _answered(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters that an answer shows; InvalidInput for others."""
+    remedy = "remove it, or ask the KServe v2 endpoint"
+    for name, harmless in _NOT_ANSWERED.items():
+        if name in given and not has_no_effect(given[name], harmless):
+            wanted = "none, as an answer of this endpoint is one text without log-probabilities"
+            raise InvalidInput(name, shown(given[name]), wanted, remedy)
+    for name in _OF_JSON:
+        if name in given:
+            wanted = "none, as a field of a form has no such value"
+            raise InvalidInput(name, shown(given[name]), wanted, remedy)
+    return {name: value for name, value in given.items() if name not in _NOT_ANSWERED}
 
 
 async def transcribed(
