@@ -22,6 +22,21 @@ def shown(value: object) -> str:
     return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."
 
 
+def type_name(value: object, none: str = "None") -> str:
+    """The type of a value as messages name it. `none`: how None was written, null in JSON."""
+    return none if value is None else type(value).__name__
+
+
+_JSON_TYPES = {dict: "object", list: "list", str: "string", int: "number", float: "number"}
+
+
+def json_type(value: object) -> str:
+    """A value of JSON as messages name it."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return f"a JSON {_JSON_TYPES[type(value)]}"
+
+
 class FusewireError(Exception):
     """Base of all errors that fusewire raises deliberately. One that several requests get is copied
     for each: an error collects the tracebacks of all who raise it."""

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 
+def type_name(value: object) -> str:
+    """The type of a value as messages name it."""
+    return "None" if value is None else type(value).__name__
+
+
 class ClientError(Exception):
     """Base of all errors of this package. `message`: the server's message; `status`: its code."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from .errors import InvalidArgument
+from .errors import InvalidArgument, type_name
 from .tensors import Inputs, text_tensor
 
 Image = bytes | str | Path
@@ -74,7 +74,7 @@ def _read(image: Image, index: int) -> bytes:
         return image
     if not isinstance(image, (str, Path)):
         raise InvalidArgument(
-            f"images[{index}]: got {type(image).__name__}, wanted the bytes of a file or its path; "
+            f"images[{index}]: got {type_name(image)}, wanted the bytes of a file or its path; "
             "encode it as JPEG, PNG or WebP"
         )
     try:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .errors import InvalidArgument
+from .errors import InvalidArgument, type_name
 from .plans import Arrays
 
 Prompts = str | Sequence[str] | None
@@ -26,14 +26,14 @@ def prompt_inputs(prompt: Prompts, ids: Ids) -> tuple[list[Arrays], bool]:
     if isinstance(prompt, str):
         return [_string("text_input", "prompt", prompt)], False
     if not isinstance(prompt, Sequence) or isinstance(prompt, (bytes, bytearray)):
-        raise InvalidArgument(f"prompt: got {type(prompt).__name__}, wanted str; decode it")
+        raise InvalidArgument(f"prompt: got {type_name(prompt)}, wanted str; decode it")
     return [_string("text_input", f"prompt[{i}]", each) for i, each in enumerate(prompt)], True
 
 
 def messages_input(messages: Messages) -> Arrays:
     """The tensors of a conversation."""
     if isinstance(messages, (str, bytes, Mapping)) or not isinstance(messages, Sequence):
-        got = type(messages).__name__
+        got = type_name(messages)
         raise InvalidArgument(f"messages: got {got}, wanted a list of objects; give [{{…}}, …]")
     return _string("messages", "messages", json_text("messages", list(messages)))
 
@@ -48,7 +48,7 @@ def _ids(ids: Sequence[int] | np.ndarray) -> Arrays:
 
 def _string(tensor: str, name: str, text: object) -> Arrays:
     if not isinstance(text, str):
-        raise InvalidArgument(f"{name}: got {type(text).__name__}, wanted str; decode it")
+        raise InvalidArgument(f"{name}: got {type_name(text)}, wanted str; decode it")
     try:
         return {tensor: np.array([text.encode()], np.object_)}
     except UnicodeEncodeError as error:

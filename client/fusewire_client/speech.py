@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from .calls import Plan
-from .errors import InvalidArgument
+from .errors import InvalidArgument, type_name
 from .generation import asked_for, generated
 from .plans import Arrays, Settings
 
@@ -90,7 +90,7 @@ def _input(sound: object, name: str) -> Arrays:
     elif isinstance(sound, (bytes, bytearray)):
         data = bytes(sound)
     else:
-        got = type(sound).__name__
+        got = type_name(sound)
         wanted = "a file of sound (bytes or a path), or samples (numpy)"
         raise InvalidArgument(f"{name}: got {got}, wanted {wanted}; convert it")
     return {"audio": np.array([base64.b64encode(data)], np.object_)}

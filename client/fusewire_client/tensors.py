@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .errors import InvalidArgument
+from .errors import InvalidArgument, type_name
 
 Inputs = dict[str, np.ndarray]
 Ids = Sequence[Sequence[int]] | np.ndarray
@@ -95,7 +95,7 @@ def _check_texts(field: str, texts: Sequence[str]) -> None:
     for i, text in enumerate(texts):
         if not isinstance(text, str):
             raise InvalidArgument(
-                f"{field}[{i}]: got {type(text).__name__}, wanted str; convert or decode it"
+                f"{field}[{i}]: got {type_name(text)}, wanted str; convert or decode it"
             )
         try:
             text.encode()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from tritonclient.utils import np_to_triton_dtype, serialize_byte_tensor
 
-from .errors import InvalidArgument, ServerError
+from .errors import InvalidArgument, ServerError, type_name
 
 _RESERVED = {"sequence_id", "sequence_start", "sequence_end", "binary_data_output"}
 # Triton keeps these names for itself too; what takes their place here.
@@ -24,7 +24,7 @@ def check_parameters(parameters: Mapping[str, Any]) -> None:
             raise InvalidArgument(f"{name}: got a reserved parameter, wanted a model's; {remedy}")
         if not isinstance(value, (str, int, float, bool)):
             raise InvalidArgument(
-                f"{name}: got {type(value).__name__}, wanted str, int, float or bool; "
+                f"{name}: got {type_name(value)}, wanted str, int, float or bool; "
                 "leave it out for the model's default"
             )
         if isinstance(value, str) and not value.isascii():
@@ -48,7 +48,7 @@ def datatype_of(name: str, array: np.ndarray) -> str:
         np_to_triton_dtype(array.dtype) if isinstance(array, np.ndarray) else None
     )
     if datatype is None:
-        got = getattr(array, "dtype", type(array).__name__)
+        got = getattr(array, "dtype", type_name(array))
         raise InvalidArgument(f"{name}: got {got}, wanted a numpy array of a Triton type; convert")
     return datatype
 

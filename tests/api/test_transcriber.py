@@ -93,6 +93,11 @@ def test_what_cannot_be_heard_is_refused(transcriber, audio, options, message):
         transcriber.transcribe(audio, use_tqdm=False, **options)
 
 
+def test_sound_that_fails_while_computing_is_named(transcriber):
+    with pytest.raises(fusewire.IncompleteOutputs, match=r"^audio\[0\]: timeout: .*2 of 2 failed"):
+        transcriber.transcribe(sounds(2), timeout_seconds=1e-9, use_tqdm=False, **ASKED)
+
+
 def test_a_model_of_texts_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match=r"got .gpt2., which writes texts, .* with LLM$"):
         fusewire.Transcriber(tiny_folder(tmp_path), device="cpu")

@@ -193,7 +193,7 @@ def test_an_answer_that_is_not_ours_is_a_server_error(
         ({"ids": [[1, 2]], "attention_mask": [[1]]}, "attention_mask: got shapes"),
         ({"texts": ["a"], "attention_mask": [[1]]}, "attention_mask, token_type_ids"),
         ({"texts": ["a"], "priority": 3}, "priority: got a reserved"),
-        ({"texts": ["a"], "top_k": None}, "top_k: got NoneType"),
+        ({"texts": ["a"], "top_k": None}, "top_k: got None, wanted"),
         ({"texts": ["a"], "top_k": 2**63}, "top_k: got 9223372036854775808"),
         ({"texts": ["a"], "pooling": "\ud800"}, "pooling: got a lone surrogate"),
         ({"texts": ["a"], "timeout_s": 0}, "timeout_s: got 0"),

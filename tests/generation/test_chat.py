@@ -81,7 +81,7 @@ def test_flags_of_the_template_may_be_written_as_strings(chat: Chat) -> None:
     ("messages", "parameters", "words"),
     [
         ([], {}, "messages: got 0, wanted 1..4096 messages"),
-        ({"role": "user"}, {}, "messages: got a JSON dict, wanted a JSON list"),
+        ({"role": "user"}, {}, "messages: got a JSON object, wanted a JSON list"),
         (b"[", {}, "messages: got ill-formed JSON"),
         (b"[" * 40, {}, "messages: got deeper nesting"),
         (b" " * (MOST_BYTES + 1), {}, "messages: got 16777217 bytes, wanted at most"),

@@ -12,7 +12,8 @@ from fusewire.errors import InvalidInput
 from fusewire.generation.checks import read_parameters
 from fusewire.generation.limits import GenerationLimits, SourceLimits
 from fusewire.generation.parameter_reader import ParameterReader
-from fusewire.generation.prompt import read_prompt
+from fusewire.generation.parameters import GenerationParameters
+from fusewire.generation.prompt import max_new_tokens, read_prompt
 from fusewire.tasks.generate import read
 from fusewire.text.tokenizer import Tokenizer
 
@@ -85,6 +86,21 @@ def test_a_source_has_a_length_and_a_vocabulary_of_its_own(tokenizer: Tokenizer)
         "max_tokens: got 200, wanted at most 199, the context length of 200 less the token that "
         "the decoder begins with; lower it"
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"target_prefix": "x"}, "target_prefix: got 200 tokens that the decoder begins with"),
+        ({"decoder_input_ids": (1,)}, "decoder_input_ids: got 200 tokens that the decoder begins"),
+        ({"prompt_ids": (1,)}, "prompt_ids: got 200 tokens that the decoder begins with"),
+        ({}, "max_length: got 200 tokens .*, wanted at most 199, which leave room .*; raise it"),
+    ],
+    ids=str,
+)
+def test_what_leaves_no_room_is_named(given: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidInput, match=words):
+        max_new_tokens(GenerationParameters(**given), 1, SOURCES, 200)
 
 
 def test_a_source_never_leads_the_text() -> None:

@@ -8,7 +8,7 @@ from typing import Any, TypedDict
 import numpy as np
 
 from fusewire.api.text_model import TextModel
-from fusewire.errors import InvalidInput
+from fusewire.errors import InvalidInput, type_name
 from fusewire.settings import ScoreFunction
 from fusewire.tasks.parameters import Value
 
@@ -108,6 +108,6 @@ def _pair(text: Text) -> tuple[str, str | None]:
         return text
     if isinstance(text, Mapping) and {"text"} <= text.keys() <= {"text", "text_pair"}:
         return text["text"], text.get("text_pair")
-    got = f"{type(text).__name__} ({repr(text)[:40]})"
+    got = f"{type_name(text)} ({repr(text)[:40]})"
     wanted = "a str, a pair of them, or {'text': …, 'text_pair': …}"
     raise InvalidInput("texts", got, wanted, "give texts")

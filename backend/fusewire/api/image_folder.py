@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusewire.api.opening import folder_for
-from fusewire.errors import InvalidInput
+from fusewire.errors import InvalidInput, type_name
 from fusewire.images import ImageWorkers, PILImage, read_preprocessing, upright
 from fusewire.models import load_image_model
 from fusewire.placement import Placement
@@ -105,7 +105,7 @@ def _read(image: Image, index: int) -> bytes | PILImage:
         except InvalidInput as error:
             raise error.at(f"image {index}") from None
     if not isinstance(image, (str, Path)):
-        got, wanted = f"{type(image).__name__} at {index}", "a path, bytes of a file or a PIL image"
+        got, wanted = f"{type_name(image)} at {index}", "a path, bytes of a file or a PIL image"
         raise InvalidInput("images", got, wanted, "convert it: PIL.Image.fromarray(pixels)")
     try:
         return Path(image).read_bytes()

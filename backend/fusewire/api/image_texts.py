@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fusewire.errors import InvalidInput
+from fusewire.errors import InvalidInput, type_name
 from fusewire.models import load_text_tower
 from fusewire.placement import Placement
 from fusewire.text.tower_tokenizer import TowerTokenizer
@@ -29,6 +29,6 @@ class ImageTexts:
             raise InvalidInput("texts", "none", "1 or more", "give a text")
         for index, text in enumerate(texts):
             if not isinstance(text, str):
-                got = f"{type(text).__name__} at {index}"
+                got = f"{type_name(text)} at {index}"
                 raise InvalidInput("texts", got, "str", "give texts, or convert them")
         return self.tower.embeddings(self._tokenizer.ids(texts))

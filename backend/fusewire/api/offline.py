@@ -35,7 +35,7 @@ def answers(
     field: str = "",
 ) -> list[RequestOutput]:
     """Outputs in the order of `prompts`; `requested`: the parameters of each. InvalidInput before
-    anything is computed, which names `field`; IncompleteOutputs after all."""
+    anything is computed, and IncompleteOutputs after all, name `field` (default: the prompts)."""
     work = _checked(engine, prompts, requested, field)
     found: list[RequestOutput | None] = [None] * len(prompts)
     errors: dict[int, FusewireError] = {}
@@ -65,7 +65,7 @@ def answers(
         for ticket, _ in running.values():  # interrupted
             ticket.cancel()
     if errors:
-        raise IncompleteOutputs(found, errors)
+        raise IncompleteOutputs(found, errors, field or "prompts")
     return [output for output in found if output is not None]
 
 

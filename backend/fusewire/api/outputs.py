@@ -126,11 +126,15 @@ class IncompleteOutputs(FusewireError):
     """
 
     def __init__(
-        self, outputs: list[RequestOutput | None], errors: dict[int, FusewireError]
+        self,
+        outputs: list[RequestOutput | None],
+        errors: dict[int, FusewireError],
+        field: str = "prompts",
     ) -> None:
+        """`field`: of which there are several."""
         index, first = min(errors.items())
         super().__init__(
-            f"prompts[{index}]: {first} ({len(errors)} of {len(outputs)} prompts failed; "
+            f"{field}[{index}]: {first} ({len(errors)} of {len(outputs)} failed; "
             "`outputs` of this error has the others)"
         )
         self.outputs = outputs

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusewire.api.text_model import TextModel
-from fusewire.errors import InvalidInput
+from fusewire.errors import InvalidInput, type_name
 from fusewire.tasks.rerank import score_function
 
 
@@ -64,9 +64,9 @@ class Reranker(TextModel):
             many = [pairs]
         for index, pair in enumerate(many):
             if isinstance(pair, str) or not isinstance(pair, Sequence | np.ndarray):
-                raise _no_pair(type(pair).__name__, index)
+                raise _no_pair(type_name(pair), index)
             if len(pair) != 2:
-                raise _no_pair(f"{type(pair).__name__} of length {len(pair)}", index)
+                raise _no_pair(f"{type_name(pair)} of length {len(pair)}", index)
         if not many:
             return np.empty((0,) if self._labels == 1 else (0, self._labels), np.float32)
         scores = self._rows(
@@ -115,7 +115,7 @@ class Reranker(TextModel):
         if top_k is not None and top_k < 1:
             raise InvalidInput("top_k", top_k, "1 or more", "raise it or leave it out")
         if isinstance(documents, (str, bytes)):
-            got = f"one {type(documents).__name__}"
+            got = f"one {type_name(documents)}"
             raise InvalidInput("documents", got, "a list of texts", "write [text]")
         documents = list(documents)
         scores = np.atleast_1d(

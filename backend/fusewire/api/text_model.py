@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from fusewire.api.opening import folder_for
 from fusewire.api.progress import ProgressBar
 from fusewire.engine.encoder import EncoderEngine, Request
-from fusewire.errors import FusewireError, InvalidInput
+from fusewire.errors import FusewireError, InvalidInput, type_name
 from fusewire.models import EncoderModel
 from fusewire.settings import EngineSettings
 from fusewire.tasks.parameters import Value
@@ -191,7 +191,7 @@ def _check(texts: Sequence[str], pairs: Sequence[str] | None, batch_size: int | 
     for name, values in (("texts", texts), ("pairs", pairs or ())):
         for index, text in enumerate(values):
             if not isinstance(text, str):
-                got = f"{type(text).__name__} at {index}"
+                got = f"{type_name(text)} at {index}"
                 raise InvalidInput(name, got, "str", "give texts, or convert them")
     if batch_size is not None and (not isinstance(batch_size, int) or batch_size < 1):
         raise InvalidInput("batch_size", batch_size, "1 or more", "raise it or leave it out")

@@ -16,7 +16,7 @@ from fusewire.api.outputs import RequestOutput
 from fusewire.audio import Heard, SoundReader
 from fusewire.engine.generation import GenerationEngine
 from fusewire.engine.generation_settings import GenerationSettings
-from fusewire.errors import InvalidInput
+from fusewire.errors import InvalidInput, type_name
 from fusewire.generation.prompt import Sound
 
 Audio = bytes | str | Path | NDArray[np.float32]
@@ -162,7 +162,7 @@ class Transcriber:
             return self._reader.file(audio, _FIELD)
         if not isinstance(audio, np.ndarray):
             wanted = "a file of sound (bytes or a path), or samples (numpy)"
-            raise InvalidInput(_FIELD, type(audio).__name__, wanted, "convert it")
+            raise InvalidInput(_FIELD, type_name(audio), wanted, "convert it")
         return self._reader.samples(audio, _FIELD)
 
     def _transcript(self, output: RequestOutput, *, timed: bool) -> Transcript:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fusewire.errors import InvalidInput
+from fusewire.errors import InvalidInput, type_name
 from fusewire.text.bounded_json import read_list
 from fusewire.text.chat_template import MOST_NESTING
 
@@ -38,7 +38,7 @@ class Chat:
         with those that the template has written.
         """
         if not isinstance(chat_template_kwargs, Mapping | None):
-            got = type(chat_template_kwargs).__name__
+            got = type_name(chat_template_kwargs)
             raise InvalidInput("chat_template_kwargs", got, "a JSON object", "send {} or more")
         return self._conversation(
             FIELD,

@@ -104,9 +104,11 @@ def max_new_tokens(
     begun = limits.begun(prompt_tokens, decoder_tokens)
     room = limits.max_length - begun
     if room < 1 and limits.source is not None:
-        name = "decoder_input_ids" if parameters.decoder_input_ids else "target_prefix"
+        given = ("prompt_ids", "decoder_input_ids", "target_prefix")
+        name = next((each for each in given if getattr(parameters, each)), "max_length")
         wanted = f"at most {limits.max_length - 1}, which leave room for what is generated"
-        raise InvalidInput(name, f"{begun} tokens that the decoder begins with", wanted, "cut it")
+        remedy = "raise it" if name == "max_length" else "cut it"
+        raise InvalidInput(name, f"{begun} tokens that the decoder begins with", wanted, remedy)
     for name in ("max_new_tokens", "min_new_tokens"):
         tokens = getattr(parameters, name)
         if name in parameters.model_fields_set and tokens is not None and tokens > room:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fusewire.errors import InvalidInput
+from fusewire.errors import InvalidInput, type_name
 from fusewire.images import Preprocessing, open_image
 from fusewire.tasks.contract import contract
 from fusewire.tasks.inputs import decoded
@@ -57,7 +57,7 @@ class ImageInputs:
         in_files = given = 0
         for index, data in enumerate(_column("image", array, "an encoded image")):
             if not isinstance(data, bytes):
-                got = f"{type(data).__name__}{_where(index, array)}"
+                got = f"{type_name(data)}{_where(index, array)}"
                 raise InvalidInput("image", got, "bytes of a file", "send JPEG, PNG or WebP files")
             try:
                 image = open_image(data)

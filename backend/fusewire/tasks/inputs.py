@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fusewire.errors import InvalidInput
+from fusewire.errors import InvalidInput, type_name
 from fusewire.settings import EngineSettings
 from fusewire.tasks.contract import contract
 from fusewire.tasks.rows import IdRow, Query, TextRow
@@ -160,7 +160,7 @@ def _decoded(field: str, value: object, where: str) -> str:
     except UnicodeEncodeError as error:
         got = f"a lone surrogate at offset {error.start}{where}"
         raise InvalidInput(field, got, "text that UTF-8 can hold", "repair the text") from None
-    raise InvalidInput(field, f"{type(value).__name__}{where}", "bytes of UTF-8 text", "send texts")
+    raise InvalidInput(field, f"{type_name(value)}{where}", "bytes of UTF-8 text", "send texts")
 
 
 def _id_rows(inputs: Mapping[str, NDArray[Any]], rules: InputRules) -> list[IdRow]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from fusewire.errors import InvalidInput
+from fusewire.errors import InvalidInput, type_name
 from fusewire.tasks.inputs import decoded
 
 FIELD = "candidate_labels"
@@ -38,7 +38,7 @@ def sentences(labels: Sequence[str], template: str | None) -> list[str]:
         raise InvalidInput(FIELD, "none", "1 or more", "name the labels to choose from")
     for index, label in enumerate(labels):
         if not isinstance(label, str):
-            raise InvalidInput(FIELD, f"{type(label).__name__} at {index}", "str", "convert it")
+            raise InvalidInput(FIELD, f"{type_name(label)} at {index}", "str", "convert it")
         if not label.strip():
             got = f"an empty label at {index}"
             raise InvalidInput(FIELD, got, "a word or more", "leave it out")

@@ -15,7 +15,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from fusewire.audio import Heard, ReadsSound
-from fusewire.errors import InvalidInput
+from fusewire.errors import InvalidInput, type_name
 from fusewire.generation.parameter_reader import ParameterReader
 from fusewire.generation.prompt import Sound
 from fusewire.tasks.contract import TRANSCRIBE, TRANSCRIBE_RETURNED, contract
@@ -76,7 +76,7 @@ def _heard(field: str, array: NDArray[Any], reader: ReadsSound) -> Heard:
     if isinstance(data, str):
         data = data.encode(errors="replace")
     if not isinstance(data, bytes):
-        got = type(data).__name__
+        got = type_name(data)
         raise InvalidInput(field, got, "bytes of a file of sound", "send a file, or samples")
     if not data.startswith(_FILES):
         with contextlib.suppress(binascii.Error):  # neither: the file's error says what is wanted

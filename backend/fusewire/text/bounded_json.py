@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from fusewire.errors import InvalidInput
+from fusewire.errors import InvalidInput, json_type
 
 # Over ten times what the longest sensible parameters take: every list at its limit.
 MOST_BYTES = 1 << 18
@@ -37,8 +37,8 @@ def read_object(
     has not)."""
     value = _read(field, text, most_bytes, most_nesting)
     if not isinstance(value, dict):
-        got = f"a JSON {type(value).__name__}"
-        raise InvalidInput(field, got, "a JSON object", 'send {"name": value, ...}')
+        remedy = 'send {"name": value, ...}'
+        raise InvalidInput(field, json_type(value), "a JSON object", remedy)
     return value
 
 
@@ -46,7 +46,7 @@ def read_list(field: str, text: bytes, most_bytes: int, most_nesting: int) -> li
     """The list in `text`; InvalidInput as `read_object`."""
     value = _read(field, text, most_bytes, most_nesting)
     if not isinstance(value, list):
-        raise InvalidInput(field, f"a JSON {type(value).__name__}", "a JSON list", "send [...]")
+        raise InvalidInput(field, json_type(value), "a JSON list", "send [...]")
     return value
 
 

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from jinja2 import TemplateError, TemplateSyntaxError
 from jinja2.sandbox import SecurityError
 
-from fusewire.errors import CheckpointError, InvalidInput
+from fusewire.errors import CheckpointError, InvalidInput, type_name
 from fusewire.text.template_sandbox import TemplateSandbox
 from fusewire.text.tokenizer import CONFIG
 from fusewire.weights import file_in, read_json
@@ -173,7 +173,7 @@ def _text_of(folder: Path, config: Mapping[str, Any]) -> tuple[str, str] | None:
     if isinstance(value, list):
         value = _default_of(value, source)
     if not isinstance(value, str) or len(value) > MOST_TEMPLATE_BYTES:
-        got = f"{len(value)} characters" if isinstance(value, str) else type(value).__name__
+        got = f"{len(value)} characters" if isinstance(value, str) else type_name(value, "null")
         raise CheckpointError(
             f"{source}: chat_template: got {got}, wanted a template of at most "
             f"{MOST_TEMPLATE_BYTES} characters; correct or shorten it"
@@ -214,7 +214,8 @@ def _default_of(templates: list[Any], source: str) -> Any:
 def _checked(messages: object) -> list[dict[str, Any]]:
     """The messages without their nulls, which templates do not expect."""
     if not isinstance(messages, Sequence) or isinstance(messages, (str, bytes)):
-        raise InvalidInput("messages", type(messages).__name__, "a list", "send a conversation")
+        got = type_name(messages, "null")
+        raise InvalidInput("messages", got, "a list", "send a conversation")
     if not 1 <= len(messages) <= MOST_MESSAGES:
         wanted = f"1..{MOST_MESSAGES} messages"
         remedy = "send a shorter conversation" if messages else "send at least one"
@@ -223,12 +224,12 @@ def _checked(messages: object) -> list[dict[str, Any]]:
     for index, message in enumerate(messages):
         where = f" in message {index}"
         if not isinstance(message, Mapping):
-            got = f"{type(message).__name__}{where}"
+            got = f"{type_name(message, 'null')}{where}"
             raise InvalidInput("messages", got, "objects with role and content", "correct it")
         for name in ("role", "content"):
             value = message.get(name, None if name == "content" else 0)
             if not isinstance(value, str) and not (name == "content" and value is None):
-                got = f"{type(value).__name__}{where}" if name in message else f"none{where}"
+                got = f"{type_name(value, 'null') if name in message else 'none'}{where}"
                 raise InvalidInput(name, got, "a string", "send text")
         if message.get("content") is None and not _may_be_silent(message):
             got = f"null{where}" if "content" in message else f"none{where}"

@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fusewire.errors import CheckpointError
+from fusewire.errors import CheckpointError, json_type
 from fusewire.weights.formats import INDEX, WEIGHTS, not_a_model
 
 JSON_LIMIT_BYTES = 64 << 20
@@ -91,7 +91,7 @@ def read_json(folder: Path | str, name: str) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         raise CheckpointError(f"{name}: not valid JSON; download the file again") from None
     if not isinstance(value, dict):
-        raise CheckpointError(f"{name}: got a JSON {type(value).__name__}, wanted an object")
+        raise CheckpointError(f"{name}: got {json_type(value)}, wanted an object")
     return value
 
 

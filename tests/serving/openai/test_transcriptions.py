@@ -23,6 +23,14 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from starlette.datastructures import Headers
 
+
+class OfBytes(Transcriber):
+    """Whose tokens are characters."""
+
+    async def ids(self, field: str, text: str, *, special_tokens: bool) -> list[int]:
+        return [*text.encode()]
+
+
 KNOWS_TASKS: Any = Transcriber("whisper", "transcribe", None, 64)  # type: ignore[arg-type]
 ENGLISH: Any = Transcriber("whisper", "transcribe", None, 64, False)  # type: ignore[arg-type]
 FIELDS: list[tuple[str, str | bytes]] = [("file", b"RIFF"), ("model", "whisper")]
@@ -83,7 +91,12 @@ def test_the_fields_become_the_models_parameters():
     body = SpeechBody.of([*FIELDS, *more])
     asked = {"language": "de", "temperature": 0.2, "num_beams": "3", "task": "transcribe"}
     assert parameters_of(body, "transcribe", KNOWS_TASKS) == asked
-    nothing = [("n", "1"), ("logprobs", "false"), ("num_return_sequences", "1")]
+    nothing = [
+        ("n", "1"),
+        ("stream", "False"),
+        ("logprobs", "false"),
+        ("num_return_sequences", "1"),
+    ]
     assert parameters_of(SpeechBody.of([*FIELDS, *nothing]), "transcribe", ENGLISH) == {}
     plain = SpeechBody.of(FIELDS)
     assert parameters_of(plain, "transcribe", ENGLISH) == {}
@@ -92,6 +105,13 @@ def test_the_fields_become_the_models_parameters():
     assert parameters_of(SpeechBody.of([*FIELDS, *timed]), "transcribe", ENGLISH) == {
         "return_timestamps": True
     }
+
+
+def test_of_a_long_prompt_the_end_is_sent():
+    model: Any = OfBytes("whisper", "transcribe", None, 64)  # type: ignore[arg-type]
+    words = "a" * 9000 + "the end"
+    asked = parameters_of(SpeechBody.of([*FIELDS, ("prompt", words)]), "transcribe", model)
+    assert bytes(asked["prompt_ids"]) == words[-4096:].encode()
 
 
 @pytest.mark.parametrize(
@@ -110,7 +130,11 @@ def test_the_fields_become_the_models_parameters():
             [*FIELDS, ("timestamp_granularities[]", "segment")],
             "timestamp_granularities: got it with response_format json, wanted it with verbose",
         ),
-        ([*FIELDS, ("stream", "true")], "stream: got 'true'"),
+        (
+            [*FIELDS, ("stream", "true")],
+            "stream: got 'true', wanted false, as an answer of this endpoint comes whole; remove",
+        ),
+        ([*FIELDS, ("stream", "maybe")], "stream: got 'maybe', wanted false, as"),
         ([*FIELDS, ("n", "2")], "n: got '2', wanted none, as an answer of this endpoint is one te"),
         ([*FIELDS, ("num_return_sequences", "2")], "num_return_sequences: got '2', wanted none"),
         ([*FIELDS, ("logprobs", "5")], "logprobs: got '5', wanted none, .*; remove it, or ask"),

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-from fusewire.errors import InvalidInput
+from fusewire.errors import InvalidInput, type_name
 from fusewire.generation.no_effect import without_no_effect
 from fusewire.generation.parameters import MOST_LOGPROBS, MOST_SEQUENCES, GenerationParameters
 from fusewire.generation.spelling import ALIASES, BEAM_SEARCH
@@ -59,7 +59,7 @@ def _plain(messages: list[Any]) -> list[dict[str, Any]]:
 def _text(message: int, parts: list[Any]) -> str:
     texts = []
     for part in parts:
-        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+        kind = part.get("type") if isinstance(part, dict) else type_name(part, "null")
         if kind != "text" or not isinstance(part.get("text"), str):
             got = f"a part of type {str(kind)[:40]!r} in message {message}"
             raise InvalidInput("messages", got, "parts of type text", "send text alone")

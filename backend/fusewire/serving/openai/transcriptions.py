@@ -11,16 +11,18 @@ import numpy as np
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from fusewire_client.calls import Infer
 from fusewire_client.transports import AsyncTransport
-from pydantic import AfterValidator, ConfigDict, Field
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
 
 from fusewire.errors import ComputeFailed, InvalidInput
 from fusewire.generation.no_effect import has_no_effect
+from fusewire.generation.parameters import MOST_PREFIX_TOKENS
 from fusewire.generation.speech_languages import name_of
 from fusewire.serving.openai.bodies import Body, check_size
 from fusewire.serving.openai.errors import shown
 from fusewire.serving.openai.sender import TENANT_HEADER
 from fusewire.serving.openai.served import Transcriber
 from fusewire.serving.openai.subtitles import Said, spans, srt, vtt
+from fusewire.text.written import written_flag
 
 _OUTPUTS = ("text_output", "num_input_tokens", "num_output_tokens", "language", "duration")
 # All that a model is asked for.
@@ -46,6 +48,13 @@ def _segments_alone(value: list[str]) -> list[str]:
     return value
 
 
+def _not_streamed(value: object) -> object:
+    if written_flag(value) is not False:
+        wanted = "false, as an answer of this endpoint comes whole"
+        raise InvalidInput("stream", shown(value), wanted, "remove it")
+    return False
+
+
 class SpeechBody(Body):
     """The fields of the form, whose values are texts. Others are the model's parameters."""
 
@@ -65,7 +74,9 @@ class SpeechBody(Body):
     timestamp_granularities: Annotated[list[str], AfterValidator(_segments_alone)] = Field(
         default=[], description="`segment` alone, with verbose_json, which has segments anyway."
     )
-    stream: Literal["false", "False", False] = False
+    stream: Annotated[bool, BeforeValidator(_not_streamed)] = Field(
+        default=False, description="false: an answer comes whole."
+    )
 
     @classmethod
     def of(cls, fields: Sequence[tuple[str, str | bytes]]) -> SpeechBody:
@@ -120,7 +131,8 @@ class SpeechBody(Body):
             asked["return_timestamps"] = True
         if prompt := self.prompt.strip():
             # As words stand behind others; special tokens of such a text are refused by the model.
-            asked["prompt_ids"] = await model.ids("prompt", f" {prompt}", special_tokens=False)
+            ids = await model.ids("prompt", f" {prompt}", special_tokens=False)
+            asked["prompt_ids"] = ids[-MOST_PREFIX_TOKENS:]  # of which the model takes the last
         check_size(asked)
         return asked
 
