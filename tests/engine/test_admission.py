@@ -53,6 +53,20 @@ def test_the_predicted_wait_is_right_on_average_where_texts_end_anywhere():
     assert sum(wait for _, wait, _ in late) == pytest.approx(actual, rel=0.1)
 
 
+def test_ends_are_predicted_of_those_that_run_the_first_one_first():
+    machine = Machine().seen(most=50)
+    places = [machine.ask(within=None, most=50, new=50) for _ in range(3)]
+    machine.step()
+    places += [machine.ask(within=None, most=50, new=50)]
+    for _ in range(9):
+        machine.step()
+    asked, ends = machine.clock.now, machine.admission.ends_s()
+    assert len(ends) == len([place for place in places if place in machine.begun])
+    machine.run()
+    actual = sorted(machine.ended[place] - asked for place in places if place in machine.begun)
+    assert ends == pytest.approx(actual[: len(ends)], rel=0.1, abs=3 * STEP_S)
+
+
 def test_who_would_wait_and_end_too_late_is_refused_and_told_when_to_come_back():
     machine = Machine().seen()
     for _ in range(12):

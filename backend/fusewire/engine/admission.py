@@ -222,6 +222,14 @@ class Admission:
         with self._lock:
             return sum(place.cost_s for place in self._places if not place.runs)
 
+    def ends_s(self) -> list[float]:
+        """Until each of those that run has ended, and what goes on from it, as predicted; the
+        first one first."""
+        with self._lock:
+            step_s = self.times.step_s(self._taken)
+            running = [place for place in self._places if place.runs]
+            return sorted(self.times.left_s(place, step_s) for place in running)
+
     def refused(self) -> Counter[str]:
         """Requests that the front has refused since the last call, by tenant."""
         with self._lock, self._changing:
@@ -259,7 +267,7 @@ class Admission:
         waiting = []
         for place in self._places:
             if place.runs:
-                end = now + times.left(place) * step_s + times.later_s(place, step_s)
+                end = now + times.left_s(place, step_s)
                 running.run(End(end, place.slots, times.pages_of(place)))
             else:
                 waiting.append(place)

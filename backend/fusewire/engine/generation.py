@@ -120,7 +120,12 @@ class GenerationEngine:
         self._hearing = None
         if isinstance(self.model, SpeechModel) and self.speech is not None:
             self._hearing = SpeechRequests(
-                self.model, self.speech, self.limits, detokenizer, self._take_place
+                self.model,
+                self.speech,
+                self.limits,
+                detokenizer,
+                self._take_place,
+                lambda: self._admission.ends_s(),
             )
         self._check_folders_beams(scheduler)
         max_queue_s = inf if settings.max_queue_ms is None else settings.max_queue_ms / 1000

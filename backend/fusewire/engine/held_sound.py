@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from fusewire.engine.branches import Event
-from fusewire.errors import FusewireError, QueueFull
+from fusewire.errors import FusewireError, Overloaded, QueueFull
 
 
 class HeldSound:
     """The seconds of all sounds that run and wait. From any thread."""
 
-    def __init__(self, most_seconds: float) -> None:
+    def __init__(self, most_seconds: float, ends_s: Callable[[], Sequence[float]]) -> None:
+        """`ends_s`: the predicted seconds until each request that runs has ended, sorted."""
         self._most = most_seconds
+        self._ends_s = ends_s
         self._held = 0.0
         self._lock = threading.Lock()
 
@@ -22,15 +24,18 @@ class HeldSound:
         return self._held
 
     def take(self, seconds: float) -> None:
-        """QueueFull where they are too much beside the others."""
+        """Overloaded where they are too much beside the others, until enough of these have been
+        written down."""
         with self._lock:
-            if self._held + seconds > self._most:
-                raise QueueFull(
-                    f"queue: got {self._held + seconds:.0f} s of sound to write down at once, "
-                    f"wanted at most {self._most:.0f} s; try again later, or raise "
-                    "max_audio_seconds"
-                )
-            self._held += seconds
+            held = self._held
+            if held + seconds <= self._most:
+                self._held += seconds
+                return
+        raise Overloaded(
+            f"queue: got {held + seconds:.0f} s of sound to write down at once, wanted at most "
+            f"{self._most:.0f} s (raise max_audio_seconds for more)",
+            self._until_there_is_room_s((held + seconds - self._most) / held),
+        )
 
     def leave(self, seconds: float) -> None:
         with self._lock:
@@ -47,3 +52,10 @@ class HeldSound:
             callback(event)
 
         return told
+
+    def _until_there_is_room_s(self, share: float) -> float:
+        """Until this share of what runs has ended, as if all had sounds of one length."""
+        ends = self._ends_s()
+        if not ends:
+            return QueueFull.retry_after_s
+        return ends[min(int(share * len(ends)), len(ends) - 1)]

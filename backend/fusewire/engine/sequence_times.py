@@ -59,6 +59,10 @@ class SequenceTimes:
         """Tokens that each of its sequences still generates."""
         return max(1.0, self.share * (place.most_new - place.generated))
 
+    def left_s(self, place: Place, step_s: float) -> float:
+        """Until one that runs has ended, and those which go on from it."""
+        return self.left(place) * step_s + self.later_s(place, step_s)
+
     def pages_of(self, place: Place) -> float:
         """That it needs until it ends: its prompt's, which its sequences share, and theirs."""
         shared, rest = divmod(place.tokens, self.page_size)
@@ -69,7 +73,7 @@ class SequenceTimes:
         """Of one that waits, where so many are here."""
         prompt_s = self.costs.share(place.tokens, 0.0)
         step_s, pages = self.step_s(sequences), self.pages_of(place)
-        run_s = self.left(place) * step_s + self.later_s(place, step_s)
+        run_s = self.left_s(place, step_s)
         part = max(place.slots / self.max_sequences, pages / self.pages)
         return Need(place.slots, pages, prompt_s, run_s, prompt_s + part * run_s)
 
@@ -78,8 +82,7 @@ class SequenceTimes:
         if not self.known:
             return 0.0
         step_s = self.step_s(sequences)
-        begun_s = self.costs.share(place.tokens, 0.0) + self.left(place) * step_s
-        return begun_s + self.later_s(place, step_s)
+        return self.costs.share(place.tokens, 0.0) + self.left_s(place, step_s)
 
     def later_s(self, place: Place, step_s: float) -> float:
         """That those take which go on from it."""

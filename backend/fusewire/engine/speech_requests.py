@@ -53,14 +53,15 @@ class SpeechRequests:
         limits: GenerationLimits,
         detokenizer: Detokenizer,
         take_place: TakePlace,
+        ends_s: Callable[[], Sequence[float]],
     ) -> None:
-        """`take_place`: submits one to the engine."""
+        """`take_place`: submits one to the engine. `ends_s`: of HeldSound."""
         self._model = model
         self._speech = speech
         self._limits = limits
         self._detokenizer = detokenizer
         self._take_place = take_place
-        self._held = HeldSound(_MOST_HELD * limits.max_audio_seconds)
+        self._held = HeldSound(_MOST_HELD * limits.max_audio_seconds, ends_s)
 
     def submit(
         self,
