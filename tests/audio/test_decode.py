@@ -4,6 +4,7 @@ the remedy, and takes no memory."""
 from __future__ import annotations
 
 import io
+import re
 import struct
 import sys
 import tracemalloc
@@ -127,7 +128,7 @@ def flac_that_says(frames: int) -> bytes:
         (wave_file(b""), "no samples, wanted at least 1"),
         (wave_file(FULL + b"\0\0"), r"480001 samples, 30.0 s, wanted at most 480000, 30 s"),
         (wave_file(b"\0\0" * 8, frames=10**9), "1000000000 samples, 62500.0 s, wanted at most"),
-        (wave_file(b"\0\0" * 8, frames=9), "a file that ends before its sound does"),
+        (wave_file(b"\0\0" * 8, frames=9), "a file that ends before its sound does, after 8 of 9 "),
         (wave_file(b"\0" * 18, channels=9), "9 channels, wanted 1 to 8 channels"),
         (wave_file(b"\0\0" * 9, rate=999), "sound at 999 Hz, wanted 1000 to 192000 Hz"),
         (wave_file(b"\0\0" * 9, rate=192001), "sound at 192001 Hz, wanted 1000 to 192000 Hz"),
@@ -141,6 +142,55 @@ def flac_that_says(frames: int) -> bytes:
 def test_other_files_are_refused(data, message):
     with pytest.raises(InvalidInput, match=f"audio: got .*{message}"):
         decoded(data)
+
+
+@pytest.mark.parametrize("kind", ["MP3", "WAV"])
+@pytest.mark.parametrize("share", [0.3, 0.9])
+def test_a_file_that_was_cut_is_refused_with_what_there_is_and_was(kind, share):
+    rng = np.random.default_rng(0)
+    whole = written(rng.normal(0, 0.1, 10 * RATE), RATE, kind, "FLOAT" if kind == "WAV" else None)
+    assert decoded(whole).size == 10 * RATE
+    with pytest.raises(
+        InvalidInput, match=r"ends before its sound does, after \d+ of 160000"
+    ) as no:
+        decoded(whole[: int(len(whole) * share)])
+    there = int(re.findall(r"after (\d+) of", str(no.value))[0])
+    assert there == pytest.approx(share * 10 * RATE, abs=RATE / 2)
+
+
+def test_a_flac_file_that_was_cut_is_refused():
+    whole = written(np.random.default_rng(0).normal(0, 0.1, 10 * RATE), RATE, "FLAC")
+    for cut in (whole[: len(whole) // 2], flac_that_says(1601)):  # within a frame, and behind one
+        with pytest.raises(InvalidInput, match=r"bytes that are damaged \(.+\), wanted"):
+            decoded(cut)
+
+
+def mp3_without_header(mode: str) -> bytes:
+    """Of 10 s: without its first frame, in which LAME writes the length."""
+    noise = np.random.default_rng(0).normal(0, 1, 10 * RATE) * np.linspace(0, 0.3, 10 * RATE)
+    out = io.BytesIO()
+    options = {"bitrate_mode": mode, "compression_level": 0.5}  # neither counts alone
+    soundfile.write(out, noise, RATE, format="MP3", **options)
+    whole = out.getvalue()
+    assert whole[13:17] in (b"Xing", b"Info")
+    return whole[whole.index(whole[:2], 4) :]
+
+
+def test_what_does_not_say_its_length_is_heard_as_far_as_it_goes():
+    noise = np.random.default_rng(0).normal(0, 0.1, 10 * RATE)
+    for file in (mp3_without_header("CONSTANT"), written(noise, RATE, "OGG", "VORBIS")):
+        assert decoded(file).size == pytest.approx(10 * RATE, abs=RATE / 5)
+        assert decoded(file[: len(file) // 2]).size == pytest.approx(5 * RATE, abs=RATE)
+    assert decoded(mp3_without_header("VARIABLE")).size == pytest.approx(10 * RATE, abs=RATE / 5)
+
+
+def test_what_is_heard_in_part_is_refused():
+    """libsndfile guesses the length by the first frame's bit rate, and stops there."""
+    file = mp3_without_header("AVERAGE")
+    with pytest.raises(
+        InvalidInput, match=rf"a file without a length, of which \d+ bytes of {len(file)} are read"
+    ):
+        decoded(file)
 
 
 def test_a_flac_file_of_unknown_length_is_refused():

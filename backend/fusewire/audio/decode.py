@@ -43,6 +43,10 @@ def decode_sound(
             mono = block.mean(axis=1, dtype=np.float64).astype(np.float32)
         parts.append(mono if resampler is None else resampler.next(mono))
     check_length(frames, rate, most_seconds, field)
+    if frames < recording.least_frames:
+        there = f"{frames} of {recording.frames} samples"
+        got = f"a file that ends before its sound does, after {there}"
+        raise InvalidInput(field, got, "a whole file", "send all of it")
     if resampler is not None:
         parts.append(resampler.end())
     samples = np.concatenate(parts)[:most_samples]

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusewire.audio.recording import REMEDY, Recording
+from fusewire.audio.wave_file import whole_frames
 from fusewire.errors import InvalidInput
 
 # What a file of the format begins with -> libsndfile's names of it. It knows many more, which
@@ -24,7 +25,14 @@ _SIGNATURES = {
 }
 WANTED = "a WAV, FLAC, MP3 or Ogg file"
 _BLOCK = 1 << 16  # frames
+# Of a file that does not say its length; behind that there may be tags.
+_MOST_OF_FILE = 7 / 8
 _UNKNOWN = 1 << 62  # frames of a file that was written without knowing
+# That headers of some encoders say too many: two MPEG frames.
+_MORE_IN_MP3 = 2 * 1152
+# Where Xing's header, or LAME's, stands in the first frame of an MP3 file: behind 4 bytes and the
+# side information.
+_XING_WITHIN = 4 + 32 + 2 + 4  # with a checksum, and its own name
 
 
 def open_other(data: bytes, field: str) -> Recording:
@@ -32,17 +40,28 @@ def open_other(data: bytes, field: str) -> Recording:
     formats = next((of for begin, of in _SIGNATURES.items() if data.startswith(begin)), None)
     if formats is None:
         raise InvalidInput(field, f"{len(data)} bytes that are none", WANTED, REMEDY)
-    soundfile = _soundfile(field, formats[0])
+    soundfile, source = _soundfile(field, formats[0]), io.BytesIO(data)
     try:
-        file = soundfile.SoundFile(io.BytesIO(data))
+        file = soundfile.SoundFile(source)
     except (soundfile.LibsndfileError, ValueError, TypeError) as error:
         raise _damaged(data, error, field) from None
     if file.format not in formats:
         got = f"a {file.format} file that begins as {formats[0]}"
         raise InvalidInput(field, got, WANTED, REMEDY)
     frames = file.frames if 0 < file.frames < _UNKNOWN else None
+    least = 0 if frames is None else frames
+    if file.format in _SIGNATURES[b"ID3"]:
+        if not _says_its_length(data):
+            frames, least = None, 0
+        least -= _MORE_IN_MP3
+    elif file.format == "OGG":
+        least = 0  # the length is that of what is there
+    elif frames is not None and data.startswith(b"RIFF"):
+        frames = least = whole_frames(data, frames)
     blocks = _blocks(file, data, field, soundfile)
-    return Recording(file.samplerate, file.channels, frames, blocks)
+    if frames is None:
+        blocks = _to_the_end(blocks, source, len(data), field)
+    return Recording(file.samplerate, file.channels, frames, blocks, least)
 
 
 def _blocks(
@@ -57,6 +76,26 @@ def _blocks(
         if not len(block):
             return
         yield block
+
+
+def _says_its_length(data: bytes) -> bool:
+    """Of an MP3 file. Without such a header libsndfile guesses by the first frame's bit rate."""
+    begin = 0
+    if data.startswith(b"ID3"):  # ten bytes, and a size of seven bits a byte
+        size = data[6:10]
+        begin = 10 + sum(byte << 7 * place for place, byte in enumerate(reversed(size)))
+    first = data[begin : begin + _XING_WITHIN]
+    return b"Xing" in first or b"Info" in first
+
+
+def _to_the_end(
+    blocks: Iterator[NDArray[np.float32]], source: io.BytesIO, size: int, field: str
+) -> Iterator[NDArray[np.float32]]:
+    """InvalidInput where libsndfile stops long before it, as its guess of the length says."""
+    yield from blocks
+    if source.tell() < _MOST_OF_FILE * size:
+        got = f"a file without a length, of which {source.tell()} bytes of {size} are read"
+        raise InvalidInput(field, got, "one that says its length", REMEDY)
 
 
 def _soundfile(field: str, kind: str) -> ModuleType:

@@ -20,3 +20,4 @@ class Recording:
     channels: int
     frames: int | None  # None: the header does not say
     blocks: Iterable[NDArray[np.float32]]
+    least_frames: int = 0  # that a whole file has, as far as its header says

@@ -32,27 +32,44 @@ def open_wave(data: bytes, field: str) -> Recording:
     if header.sampwidth not in _PCM:
         got = f"{header.sampwidth} bytes a sample"
         raise InvalidInput(field, got, "1 to 4", REMEDY)
-    return Recording(
-        header.framerate, header.nchannels, header.nframes, _blocks(file, header.nframes, field)
-    )
+    frames = header.nframes
+    blocks = _blocks(file, frames)
+    return Recording(header.framerate, header.nchannels, frames, blocks, least_frames=frames)
 
 
 def _with_sizes(data: bytes) -> bytes:
     """A file that was written into a pipe has sizes of 0 or all ones: it goes on to its end."""
     if int.from_bytes(data[4:8], "little") not in _UNSIZED:
         return data
+    if (chunk := _samples(data)) is None:
+        return data
+    begin, _ = chunk
+    sizes = [each.to_bytes(4, "little") for each in (len(data) - 8, len(data) - begin)]
+    return b"".join([data[:4], sizes[0], data[8 : begin - 4], sizes[1], data[begin:]])
+
+
+def whole_frames(data: bytes, frames: int) -> int:
+    """How many a file has whose header was not cut off, where `frames` are there."""
+    if (chunk := _samples(data)) is None:
+        return frames
+    begin, size = chunk
+    there = len(data) - begin
+    return frames if size in _UNSIZED or size <= there else frames * size // max(there, 1)
+
+
+def _samples(data: bytes) -> tuple[int, int] | None:
+    """Where they begin, and how many bytes they are as the header says."""
     begin = 12
     while begin + 8 <= len(data):
         size = int.from_bytes(data[begin + 4 : begin + 8], "little")
         if data[begin : begin + 4] == b"data":
-            there = len(data) - begin - 8
-            sizes = [each.to_bytes(4, "little") for each in (len(data) - 8, there)]
-            return b"".join([data[:4], sizes[0], data[8 : begin + 4], sizes[1], data[begin + 8 :]])
+            return begin + 8, size
         begin += 8 + size + size % 2
-    return data
+    return None
 
 
-def _blocks(file: wave.Wave_read, frames: int, field: str) -> Iterator[NDArray[np.float32]]:
+def _blocks(file: wave.Wave_read, frames: int) -> Iterator[NDArray[np.float32]]:
+    """As far as the file goes."""
     channels, width = file.getnchannels(), file.getsampwidth()
     dtype, silence, scale = _PCM[width]
     for begin in range(0, frames, _BLOCK):
@@ -61,9 +78,9 @@ def _blocks(file: wave.Wave_read, frames: int, field: str) -> Iterator[NDArray[n
             pcm = file.readframes(wanted)
         except (wave.Error, EOFError, RuntimeError):
             pcm = b""
-        if len(pcm) != wanted * channels * width:
-            got = "a file that ends before its sound does"
-            raise InvalidInput(field, got, "a whole WAV file", "send all of it")
+        pcm = pcm[: len(pcm) - len(pcm) % (channels * width)]
+        if not pcm:
+            return
         if width == 3:
             padded = np.zeros((len(pcm) // 3, 4), np.uint8)
             padded[:, 1:] = np.frombuffer(pcm, np.uint8).reshape(-1, 3)
