@@ -11,6 +11,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -26,6 +27,7 @@ from fusewire.errors import ConfigurationError
 from fusewire.serving.config import Deployment
 from fusewire.serving.repository import import_folder
 from fusewire.serving.supervisor.server import Server
+from fusewire.serving.supervisor.workplace import Workplace
 from fusewire_client import Client
 from PIL import Image
 
@@ -447,8 +449,8 @@ def test_the_supervisor_loads_no_web_framework_tokenizer_or_template(
     assert not {"fastapi", "uvicorn", "starlette", "jinja2", "tokenizers"} & imported
 
 
-def test_no_process_outlives_a_killed_command(
-    serving: Callable[..., Serving], tiny: Callable[..., Path]
+def test_no_process_outlives_a_killed_command_and_the_next_start_removes_what_it_left(
+    serving: Callable[..., Serving], tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = serving(tiny("bert", "classify"), "--openai-port=0")
     server.event()
@@ -457,6 +459,11 @@ def test_no_process_outlives_a_killed_command(
     server.process.kill()
     server.process.wait()
     until(lambda: not server.processes(), 30)
+    assert server.traces()
+    monkeypatch.setenv("TMPDIR", str(server.temporary))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    Workplace().remove()
+    assert server.traces() == []
 
 
 def test_ids_are_fetched_and_served(
