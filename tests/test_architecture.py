@@ -353,7 +353,9 @@ MAY_IMPORT = {
     },
     "text_workers": {"errors", "text", "worker_processes"},
     "train": {"errors", "kernels", "models"},
-    "calibration": {"batch", "errors", "kernels", "models", "placement", "text"},
+    "calibration_texts": {"errors", "text"},
+    "calibration": {"batch", "calibration_texts", "errors", "kernels", "models", "placement"},
+    "smoothing": {"calibration_texts", "errors", "kernels", "models", "placement", "weights"},
     "parity": {
         "batch",
         "errors",
@@ -431,6 +433,7 @@ MAY_IMPORT = {
         "serving",
         "parity",
         "precision",
+        "smoothing",
     },
     "__main__": {"cli"},
 }

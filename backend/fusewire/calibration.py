@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from fusewire import kernels
 from fusewire.batch import Batch
 from fusewire.batch import Sequence as TokenSequence
+from fusewire.calibration_texts import Ids, calibration_texts
 from fusewire.errors import ConfigurationError
 from fusewire.models import (
     DecoderModel,
@@ -31,14 +31,8 @@ from fusewire.models import (
     reads_speech,
 )
 from fusewire.placement import Placement
-from fusewire.text.tokenizer import Tokenizer
 
 MOST_ERROR = 0.05  # of results, relative, that one quantised matrix may cause
-MOST_TEXTS = 64
-MOST_TOKENS = 128  # of a text
-_LONGEST_LINE = 1 << 14  # characters that are read of a line
-
-Ids = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -78,12 +72,11 @@ def calibrate(
     most_error: float = MOST_ERROR,
     done: Callable[[int, int], None] = lambda done, total: None,
 ) -> Calibration:
-    """Of a folder that is served for `task` on the CPU. `file`: one text a line, of which the first
-    MOST_TEXTS that are not empty are read; None: random ids. Texts are cut to MOST_TOKENS. A matrix
-    that causes an error beyond `most_error`, or one that is no number, is left in `dtype`. `done`
-    gets the number of matrices measured, and of all. Takes a forward pass for each matrix, and the
-    memory of the model in both formats. ConfigurationError for a model of speech, and for one of
-    images, whose towers have matrices of the same names."""
+    """Of a folder that is served for `task` on the CPU, with the texts of `file`, one a line, or
+    random ids (`calibration_texts`). A matrix that causes an error beyond `most_error`, or one that
+    is no number, is left in `dtype`. `done` gets the number of matrices measured, and of all. Takes
+    a forward pass for each matrix, and the memory of the model in both formats. ConfigurationError
+    for a model of speech, and for one of images, whose towers have matrices of the same names."""
     config = read_config(folder)
     if reads_images(config) or reads_speech(config):
         of = "images" if reads_images(config) else "speech"
@@ -98,7 +91,7 @@ def calibrate(
         else (lambda: load_model(folder, task, place))
     )
     exact = load()
-    texts = _random_ids(exact) if file is None else _ids_of(file, folder, exact)
+    texts = _texts(exact, folder, file)
     truth = _results(exact, texts)
     shapes, dtype = place.shapes, place.precision.weights
     del exact
@@ -153,36 +146,8 @@ def _results(model: DecoderModel | EncoderModel, texts: Sequence[Ids]) -> NDArra
     return PagedTexts(model, [ids.size for ids in texts], sources).step(texts, 1)
 
 
-def _limits(model: DecoderModel | EncoderModel) -> tuple[int, int]:
-    """Tokens of a text, and ids."""
+def _texts(model: DecoderModel | EncoderModel, folder: Path, file: Path | None) -> list[Ids]:
+    longest, vocab_size = model.max_length, model.vocab_size
     if isinstance(model, Seq2SeqModel):
-        longest = min(model.max_length, model.max_source_length)
-        return min(MOST_TOKENS, longest), model.source_vocab_size
-    return min(MOST_TOKENS, model.max_length), model.vocab_size
-
-
-def _random_ids(model: DecoderModel | EncoderModel) -> list[Ids]:
-    longest, vocab_size = _limits(model)
-    random = np.random.default_rng(0)
-    lengths = random.integers(1, longest + 1, MOST_TEXTS)
-    return [random.integers(0, vocab_size, length) for length in lengths]
-
-
-def _ids_of(file: Path, folder: Path, model: DecoderModel | EncoderModel) -> list[Ids]:
-    longest, _ = _limits(model)
-    try:
-        with open(file, encoding="utf-8") as lines:
-            read = iter(lambda: lines.readline(_LONGEST_LINE), "")
-            texts = list(islice(filter(None, map(str.strip, read)), MOST_TEXTS))
-    except UnicodeDecodeError as error:
-        raise ConfigurationError(
-            f"calibrate: {file}: got bytes that are no UTF-8 ({error.reason}), wanted a text a "
-            "line; convert the file"
-        ) from None
-    encoded = Tokenizer.required(folder).encode(list(texts), offsets=False) if texts else []
-    found = [np.array(each.ids[:longest], np.int64) for each in encoded if each.ids]
-    if not found:
-        raise ConfigurationError(
-            f"calibrate: {file}: got no text, wanted one a line; write some into it"
-        )
-    return found
+        longest, vocab_size = min(longest, model.max_source_length), model.source_vocab_size
+    return calibration_texts(folder, file, longest, vocab_size)

@@ -12,6 +12,8 @@ import pytest
 import torch
 import transformers
 from fusewire.parity import parity
+from fusewire.serving.served_files import descriptions
+from fusewire.smoothing import smoothed
 
 from tests.client.example_scripts import SCRIPTS, example
 from tests.tolerance import MODEL_FP32
@@ -67,16 +69,21 @@ def test_it_asks_for_a_folder_before_it_trains(
 @pytest.mark.sweep
 def test_int8_keeps_what_it_learned(tiny_gpt: ModuleType, tmp_path: Path) -> None:
     """Trained as the demo trains it, and asked on the text that it learned: layers, words and the
-    head that shares their table are int8."""
+    head that shares their table are int8; the same smoothed."""
     folder, texts = tmp_path / "model", tmp_path / "texts.txt"
     subprocess.run([sys.executable, str(SCRIPTS / "tiny_gpt.py"), str(folder)], check=True)
     texts.write_text("\n".join(tiny_gpt.prose().split("\n\n")[:200]))
-    found = parity(folder, texts=texts, against="fp32", quantize="int8")
-    assert found.greedy_tokens is not None
-    assert found.greedy_equal is not None
-    assert found.perplexity_ratio is not None
-    assert found.reference_perplexity is not None
-    assert found.reference_perplexity < 60  # it learned something
-    assert found.largest > 0
-    assert abs(found.perplexity_ratio - 1) < 0.01
-    assert found.greedy_equal > 0.95 * found.greedy_tokens
+    references = set()
+    with smoothed(folder, 0.5, descriptions(folder), tmp_path, texts) as changed:
+        for each in (folder, changed):
+            found = parity(each, texts=texts, against="fp32", quantize="int8")
+            assert found.greedy_tokens is not None
+            assert found.greedy_equal is not None
+            assert found.perplexity_ratio is not None
+            assert found.reference_perplexity is not None
+            assert found.reference_perplexity < 60  # it learned something
+            assert found.largest > 0
+            assert abs(found.perplexity_ratio - 1) < 0.01
+            assert found.greedy_equal > 0.95 * found.greedy_tokens
+            references.add(found.reference_perplexity)
+    assert len(references) == 1

@@ -11,17 +11,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.table import Table
 
 from fusewire import __version__
 from fusewire.cli.ask import ask
 from fusewire.cli.check import check
 from fusewire.cli.command import Command, PassingCommand
-from fusewire.cli.console import Json, Model, err, out
+from fusewire.cli.console import Json, Model, copying, err, out
 from fusewire.cli.doctor import doctor
 from fusewire.cli.serve import serve
-from fusewire.errors import FusewireError
+from fusewire.errors import ConfigurationError, FusewireError
 from fusewire.serving.config import (
     Deployment,
     GeneratorSettings,
@@ -101,6 +100,14 @@ def import_(
             "first 64. Default: random ids.",
         ),
     ] = None,
+    smooth: Annotated[
+        float | None,
+        typer.Option(
+            metavar="ALPHA",
+            help="With --quantize int8, of a decoder: move so much of the outliers of activations "
+            "into the weights first (SmoothQuant), 0 to 1; 0.5 is usual. Default: leave them.",
+        ),
+    ] = None,
     as_json: Json = False,
     **flags: Any,
 ) -> None:
@@ -112,40 +119,46 @@ def import_(
 
     With --quantize each matrix is quantised alone first, and those that change the model's results
     too much keep their dtype: prints a table of the errors, and sets quantize_skip. Models of
-    images are not measured.
+    images are not measured. With --smooth too, the weights that are written are the smoothed ones.
     """
     from fusewire.cli.calibrate import as_json as calibration_json
-    from fusewire.cli.calibrate import calibrated, show
+    from fusewire.cli.calibrate import show
+    from fusewire.cli.prepare import prepared
     from fusewire.hub import model_folder
-    from fusewire.serving.repository import import_folder
+    from fusewire.serving.repository import default_name, import_folder
 
     deployment = validated(Deployment, given(flags, Deployment))
     settings = given(flags, ModelSettings, GeneratorSettings)
+    if link and smooth is not None:
+        raise ConfigurationError(
+            f"smooth: got {smooth} and --link, wanted --copy, as weights are changed; remove one "
+            "of them"
+        )
     folder = model_folder(model)  # shows its own progress
-    found = calibrated(folder, settings, deployment.device, calibrate)
-    if found is not None:
-        settings["quantize_skip"] = ",".join(found.skipped)
-    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn()
-    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
-        bar = progress.add_task("copying", total=None)
+    making = prepared(folder, settings, deployment.device, calibrate, smooth, repository)
+    with making as ready, copying() as progress:
+        if ready.found is not None:
+            settings["quantize_skip"] = ",".join(ready.found.skipped)
         entry = import_folder(
-            folder,
+            ready.folder,
             repository,
-            name=name,
+            name=default_name(folder) if name is None else name,
             settings=settings,
             deployment=deployment,
             link=link,
             replace=replace,
-            progress=lambda file, done, total: progress.update(
-                bar, description=file, completed=done, total=total
-            ),
+            progress=progress,
         )
     if as_json:
-        facts = {"name": entry.name, "path": str(entry), **calibration_json(found)}
+        facts = {
+            "name": entry.name,
+            "path": str(entry),
+            **calibration_json(ready.found, ready.before),
+        }
         out.print_json(json.dumps(facts))
     else:
-        if found is not None:
-            show(found)
+        if ready.found is not None:
+            show(ready.found, ready.before)
         out.print(f"{entry.name} is in {repository}; serve it: fusewire serve {repository}")
 
 

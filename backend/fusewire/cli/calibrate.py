@@ -65,12 +65,21 @@ def calibrated(
         )
 
 
-def show(found: Calibration) -> None:
-    table = Table("matrix", "shape", "error", "format", box=None)
-    for each in found.matrices:
-        shape = f"{each.shape[0]} x {each.shape[1]}"
-        table.add_row(each.name, shape, f"{each.error:.4f}", each.format)
-    table.add_row("all", "", f"{found.error:.4f}", "")
+def show(found: Calibration, before: Calibration | None = None) -> None:
+    """`before`: what was measured of the model before it was smoothed."""
+    rows = [
+        (each.name, f"{each.shape[0]} x {each.shape[1]}", each.error, each.format)
+        for each in found.matrices
+    ]
+    rows.append(("all", "", found.error, ""))
+    errors = [[error] for _, _, error, _ in rows]
+    if before is not None:
+        earlier = [*(each.error for each in before.matrices), before.error]
+        errors = [[was, error] for was, [error] in zip(earlier, errors, strict=True)]
+    headings = ["error"] if before is None else ["error before", "smoothed"]
+    table = Table("matrix", "shape", *headings, "format", box=None)
+    for (name, shape, _, stored), each in zip(rows, errors, strict=True):
+        table.add_row(name, shape, *(f"{error:.4f}" for error in each), stored)
     out.print(table)
     out.print(
         f"errors of results on {found.texts} texts, {found.tokens} tokens, relative; beyond "
@@ -78,5 +87,12 @@ def show(found: Calibration) -> None:
     )
 
 
-def as_json(found: Calibration | None) -> dict[str, Any]:
-    return {} if found is None else {"calibration": {**asdict(found), "skipped": found.skipped}}
+def as_json(found: Calibration | None, before: Calibration | None = None) -> dict[str, Any]:
+    if found is None:
+        return {}
+    smoothed = {} if before is None else {"before_smoothing": _values(before)}
+    return {"calibration": _values(found) | smoothed}
+
+
+def _values(found: Calibration) -> dict[str, Any]:
+    return {**asdict(found), "skipped": found.skipped}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -20,3 +23,14 @@ Model = Annotated[
         show_default=False,
     ),
 ]
+
+
+@contextmanager
+def copying(what: str = "copying") -> Iterator[Callable[[str, int, int], None]]:
+    """A bar on the terminal, and what shows progress on it: file name, bytes done, bytes in all."""
+    columns = TextColumn("{task.description}"), BarColumn(), DownloadColumn()
+    with Progress(*columns, console=err, transient=True, disable=not err.is_terminal) as progress:
+        bar = progress.add_task(what, total=None)
+        yield lambda name, done, total: progress.update(
+            bar, description=name, completed=done, total=total
+        )

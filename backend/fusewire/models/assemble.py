@@ -81,6 +81,10 @@ class Weights:
     def fp32(self, name: str) -> NDArray[np.float32]:
         return self._checkpoint.take(name)
 
+    def matrix(self, dense: Dense) -> NDArray[Any]:
+        """The weight [outputs, inputs] that `linear` packs, in fp32."""
+        return self._stacked(dense, "weight", "float32")
+
     def linear(self, dense: Dense) -> kernels.Linear:
         """Prepacked; several names become one matrix, so that one product serves them all. A head
         whose weight is a table (tied embeddings) is a `vocabulary_linear`."""
@@ -181,3 +185,10 @@ def _regrouped(whole: NDArray[Any], dense: Dense) -> NDArray[Any]:
         return whole
     split = whole.reshape(dense.by_head, 3, -1, *whole.shape[1:])
     return split.swapaxes(0, 1).reshape(whole.shape)
+
+
+def in_stored_order(rows: NDArray[Any], dense: Dense) -> NDArray[Any]:
+    """Numbers of the outputs q | k | v, in the order in which these are stored."""
+    if not dense.by_head:
+        return rows
+    return rows.reshape(3, dense.by_head, -1).swapaxes(0, 1).reshape(rows.shape)

@@ -376,17 +376,18 @@ class Blueprint:
 def tensors_of(*roots: Any) -> dict[str, tuple[int, ...]]:
     """Every tensor of the parts below `roots`, with its shape."""
     shapes: dict[str, tuple[int, ...]] = {}
-    for part in _parts(roots):
+    for part in parts_of(roots):
         shapes.update(part.tensors())
     return shapes
 
 
-def _parts(node: Any) -> Iterator[Table | Norm | Dense | Values]:
+def parts_of(node: Any) -> Iterator[Table | Norm | Dense | Values]:
+    """Those below a part or a tuple of parts, as often as they are there."""
     if isinstance(node, (Table, Norm, Dense, Values)):
         yield node
     if isinstance(node, tuple):
         for item in node:
-            yield from _parts(item)
+            yield from parts_of(item)
     elif is_dataclass(node):
         for field in fields(node):
-            yield from _parts(getattr(node, field.name))
+            yield from parts_of(getattr(node, field.name))

@@ -50,7 +50,7 @@ class BuiltStack:
             self.input_block = BuiltFrames(stack.embeddings, weights, place)
         else:
             self.input_block = BuiltEmbeddings(stack.embeddings, weights, place)
-        builder = _LayerBuilder(stack.max_length, weights, place)
+        builder = LayerBuilder(stack.max_length, weights, place)
         built = {layer: builder.layer(layer) for layer in dict.fromkeys(stack.layers)}
         self._layers = kernels.Stack(
             [built[layer] for layer in stack.layers], weights.built_norm(stack.final_norm)
@@ -177,7 +177,7 @@ def _table(position: Sinusoids) -> NDArray[np.float32]:
     return table[position.skipped :]
 
 
-class _LayerBuilder:
+class LayerBuilder:
     """Layers share the tables of their angles and biases."""
 
     def __init__(self, max_length: int, weights: Weights, place: Placement) -> None:
@@ -190,7 +190,7 @@ class _LayerBuilder:
         self._source_queries: dict[CrossAttention, kernels.Linear] = {}
 
     def layer(self, layer: Layer) -> kernels.Layer:
-        blocks = self._blocks[layer] = [self._block(block) for block in layer.blocks]
+        blocks = self._blocks[layer] = [self.block(block) for block in layer.blocks]
         return kernels.Layer(blocks, parallel=layer.parallel)
 
     def queries(
@@ -205,7 +205,7 @@ class _LayerBuilder:
         norm = self._weights.built_norm(block.input_norm)
         return kernels.Stack([*below, before], None), norm, self._source_queries[block.sublayer]
 
-    def _block(self, block: Block) -> kernels.Block:
+    def block(self, block: Block) -> kernels.Block:
         return kernels.Block(
             self._sublayer(block.sublayer),
             input_norm=self._weights.built_norm(block.input_norm),

@@ -75,7 +75,7 @@ def import_folder(
             )
         beside = Path(repository)
         with (
-            _written(beside),
+            written(beside),
             converted(source, weights, descriptions(source), beside, progress) as folder,
         ):
             return import_folder(
@@ -112,7 +112,7 @@ def import_folder(
 
     entry = Path(repository) / name
     version = entry / str(deployment.version)
-    with _written(entry):
+    with written(entry):
         if not replace and _occupied(version):
             raise ConfigurationError(
                 f"{name}: version {deployment.version} exists already, wanted a new one; give "
@@ -227,7 +227,7 @@ def check(repository: Path) -> tuple[list[str], list[str]]:
 
 
 @contextmanager
-def _written(entry: Path) -> Iterator[None]:
+def written(entry: Path) -> Iterator[None]:
     """Removes a new entry after an error; an OSError becomes a ConfigurationError."""
     found = os.path.lexists(entry)
     try:

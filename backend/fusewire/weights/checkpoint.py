@@ -49,7 +49,7 @@ class Checkpoint:
         self._origins: dict[str, str | None] = {}
         self._tensors: dict[str, StoredTensor | QuantizedTensor] = {}
         for stored, tensor in tensors.items():
-            name = _normal(stored, prefix)
+            name = normal_name(stored, prefix)
             if name in self._tensors:
                 raise CheckpointError(
                     f"{source}: got two tensors for {name!r} (with and without {prefix!r}), "
@@ -202,7 +202,8 @@ class Checkpoint:
         return self._groups.get(name, (name,))
 
 
-def _normal(name: str, prefix: str) -> str:
+def normal_name(name: str, prefix: str) -> str:
+    """What a stored tensor is called here, beside the base model's `prefix`."""
     if prefix and name.startswith(prefix + "."):
         name = name[len(prefix) + 1 :]
     for old, new in _LEGACY.items():

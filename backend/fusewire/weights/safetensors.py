@@ -45,6 +45,7 @@ _DTYPES: dict[str, tuple[int, Any]] = {
     "F8_E4M3FNUZ": (1, None),
     "F8_E5M2FNUZ": (1, None),
 }
+ITEM_BYTES = {dtype: size for dtype, (size, _) in _DTYPES.items()}
 FLOATS = ("F32", "F16", "BF16", "F64")
 _HALVES = {"F16": "float16", "BF16": "bfloat16"}
 _COMPARED_BYTES = 1 << 24  # at once

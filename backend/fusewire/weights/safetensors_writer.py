@@ -10,9 +10,7 @@ from typing import Any, Protocol
 
 from numpy.typing import NDArray
 
-from fusewire.weights.safetensors import HEADER_LIMIT_BYTES
-
-_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+from fusewire.weights.safetensors import HEADER_LIMIT_BYTES, ITEM_BYTES
 
 
 class Described(Protocol):
@@ -32,7 +30,7 @@ class Written(Described, Protocol):
 
 def size_bytes(tensor: Described) -> int:
     """The size of its values."""
-    return math.prod(tensor.shape) * _ITEM_BYTES[tensor.dtype]
+    return math.prod(tensor.shape) * ITEM_BYTES[tensor.dtype]
 
 
 def write_safetensors(
@@ -42,7 +40,7 @@ def write_safetensors(
 
     Every tensor is aligned: wider types come first, and the header ends at a multiple of 8 bytes.
     """
-    names = sorted(tensors, key=lambda name: (-_ITEM_BYTES[tensors[name].dtype], name))
+    names = sorted(tensors, key=lambda name: (-ITEM_BYTES[tensors[name].dtype], name))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name in names:

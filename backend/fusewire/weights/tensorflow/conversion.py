@@ -5,11 +5,9 @@ from __future__ import annotations
 import glob
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +17,7 @@ from fusewire.errors import CheckpointError, ConfigurationError
 from fusewire.import_path import import_path
 from fusewire.weights.folder import file_in
 from fusewire.weights.formats import INDEX, WEIGHTS
+from fusewire.weights.staged_folder import staged_folder
 from fusewire.weights.tensorflow import keras_h5
 
 # Isolated from the working folder and from PYTHON* variables; imports what its owner imports.
@@ -68,13 +67,7 @@ def converted(
     `weights`: what `tensorflow_weights_in` found. CheckpointError for damaged or unknown weights,
     ConfigurationError where the extra is not installed or there is no room.
     """
-    beside.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=beside, prefix=".import-") as aside:
-        target = Path(aside) / folder.name
-        target.mkdir()
-        for name, path in others.items():
-            (target / name).parent.mkdir(exist_ok=True)
-            shutil.copyfile(path, target / name)
+    with staged_folder(folder.name, others, beside) as target:
         _run(folder, weights, target, progress)
         yield target
 

@@ -1,0 +1,48 @@
+"""The texts that a model is measured with before it is quantised."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fusewire.errors import ConfigurationError
+from fusewire.text.tokenizer import Tokenizer
+
+MOST_TEXTS = 64
+MOST_TOKENS = 128  # of a text
+_LONGEST_LINE = 1 << 14  # characters that are read of a line
+
+Ids = NDArray[np.int64]
+
+
+def calibration_texts(
+    folder: Path, file: Path | None, max_length: int, vocab_size: int
+) -> list[Ids]:
+    """The ids of the first MOST_TEXTS lines of `file` that are not empty, by the tokenizer of the
+    model in `folder`; without a file random ids in 0..vocab_size - 1, of random lengths. Each has
+    MOST_TOKENS or `max_length` tokens at most. ConfigurationError for a file without texts, or
+    whose bytes are no UTF-8."""
+    longest = min(MOST_TOKENS, max_length)
+    if file is None:
+        random = np.random.default_rng(0)
+        lengths = random.integers(1, longest + 1, MOST_TEXTS)
+        return [random.integers(0, vocab_size, length) for length in lengths]
+    try:
+        with open(file, encoding="utf-8") as lines:
+            read = iter(lambda: lines.readline(_LONGEST_LINE), "")
+            texts = list(islice(filter(None, map(str.strip, read)), MOST_TEXTS))
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(
+            f"calibrate: {file}: got bytes that are no UTF-8 ({error.reason}), wanted a text a "
+            "line; convert the file"
+        ) from None
+    encoded = Tokenizer.required(folder).encode(list(texts), offsets=False) if texts else []
+    found = [np.array(each.ids[:longest], np.int64) for each in encoded if each.ids]
+    if not found:
+        raise ConfigurationError(
+            f"calibrate: {file}: got no text, wanted one a line; write some into it"
+        )
+    return found
