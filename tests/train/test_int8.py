@@ -10,8 +10,9 @@ import torch
 from fusewire.errors import ConfigurationError, Unsupported
 from fusewire.models import load_decoder, load_model
 from fusewire.placement import Placement
-from fusewire.train import Adam, Int8Linear, int8_layers, replace, save_int8
+from fusewire.train import Adam, Int8Conv1D, Int8Linear, int8_layers, replace, save_int8
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from tests.models.oracle import fusewire_answers, random_sequences, transformers_answers
 from tests.models.paged_texts import logits_in_pieces
@@ -28,32 +29,43 @@ def dequantised(rounded: int8.Rounded) -> np.ndarray:
 
 
 @torch.enable_grad()
-def test_a_product_is_the_served_one_and_its_gradients_those_of_rounded_matrices() -> None:
+@pytest.mark.parametrize("kind", [Int8Linear, Int8Conv1D])
+def test_a_product_is_the_served_one_and_its_gradients_those_of_rounded_matrices(
+    kind: type[nn.Module],
+) -> None:
     torch.manual_seed(0)
-    model = nn.ModuleDict({"layers": nn.ModuleList([nn.Sequential(nn.Linear(45, 70))])})
+    conv1d = kind is Int8Conv1D
+    plain = Conv1D(70, 45) if conv1d else nn.Linear(45, 70)
+    model = nn.ModuleDict({"layers": nn.ModuleList([nn.Sequential(plain)])})
     with torch.no_grad():
-        model["layers"][0][0].weight[3] = 0
+        plain.bias.normal_()
+        (plain.weight.T if conv1d else plain.weight)[3] = 0
     linear = int8_layers(model)["layers"][0][0]
-    assert isinstance(linear, Int8Linear)
+    assert type(linear) is kind
     x = torch.randn(2, 5, 45, requires_grad=True)
     out, dout = linear(x), torch.randn(2, 5, 70)
     out.backward(dout)
     rows = int8.rounded_rows(x.detach().reshape(-1, 45).numpy())
-    weight = int8.rounded_weight(linear.weight.detach().numpy())
+    by_output, gradient = (
+        np.ascontiguousarray(each.numpy().T if conv1d else each.numpy())
+        for each in (linear.weight.detach(), linear.weight.grad)
+    )
+    weight = int8.rounded_weight(by_output)
     expected = int8.product(rows, weight, linear.bias.detach().numpy())
     np.testing.assert_array_equal(out.detach().reshape(-1, 70).numpy(), expected)
     flat = dout.reshape(-1, 70).double().numpy()
-    for gradient, wanted in (
-        (x.grad.reshape(-1, 45), flat @ dequantised(weight)),
-        (linear.weight.grad, flat.T @ dequantised(rows)),
-        (linear.bias.grad, flat.sum(0)),
+    for got, wanted in (
+        (x.grad.reshape(-1, 45).numpy(), flat @ dequantised(weight)),
+        (gradient, flat.T @ dequantised(rows)),
+        (linear.bias.grad.numpy(), flat.sum(0)),
     ):
-        np.testing.assert_allclose(gradient.numpy(), wanted, rtol=0, atol=1e-4)
+        np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-4)
 
 
 @torch.enable_grad()
-def test_a_decoder_learns_and_is_served_as_it_was_trained(tmp_path: Path) -> None:
-    model = int8_layers(tiny_decoder(tmp_path / "before", "llama", num_hidden_layers=1))
+@pytest.mark.parametrize("model_type", ["llama", "gpt2"])
+def test_a_decoder_learns_and_is_served_as_it_was_trained(tmp_path: Path, model_type: str) -> None:
+    model = int8_layers(tiny_decoder(tmp_path / "before", model_type, num_hidden_layers=1))
     before = np.concatenate(transformers_logits(model, SEQUENCES))
     optimizer = Adam(model.parameters(), lr=1e-3)
     ids = torch.tensor([SEQUENCES[2]])
@@ -106,8 +118,8 @@ def test_an_encoder_keeps_what_is_skipped_and_its_head_in_fp32(tmp_path: Path) -
 
 
 def test_what_has_no_such_layers_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="int8_layers: got a GPT2LMHeadModel without any"):
-        int8_layers(tiny_decoder(tmp_path, "gpt2", num_hidden_layers=1))
+    with pytest.raises(ConfigurationError, match="int8_layers: got a Embedding without any"):
+        int8_layers(nn.Embedding(3, 4))
     with pytest.raises(ConfigurationError, match=r"got .lm_head. to skip, wanted nn"):
         int8_layers(tiny_decoder(tmp_path, "llama", num_hidden_layers=1), skip=["lm_head"])
 
@@ -120,9 +132,11 @@ def test_what_cannot_train_in_int8_is_refused(tmp_path: Path) -> None:
         int8_layers(replace(fresh()))
     with pytest.raises(Unsupported, match="a Int8Linear"):
         replace(int8_layers(fresh()))
+    with pytest.raises(Unsupported, match="a Int8Conv1D"):
+        replace(int8_layers(tiny_decoder(tmp_path / "gpt2", "gpt2", num_hidden_layers=1)))
     with pytest.raises(ConfigurationError, match=r"torch\.bfloat16 on cpu, wanted float32"):
         int8_layers(fresh().bfloat16())
-    with pytest.raises(ConfigurationError, match="without Int8Linear modules"):
+    with pytest.raises(ConfigurationError, match="without modules in int8"):
         save_int8(fresh(), tmp_path / "saved")
     model = int8_layers(int8_layers(fresh()), skip="model.layers.0.mlp.down_proj")
     with torch.no_grad():

@@ -126,7 +126,7 @@ class Weights:
 
     def _integers(self, dense: Dense) -> tuple[NDArray[np.int8], NDArray[np.float32]] | None:
         """Of all names, and their scales; None where one has none, or they are changed."""
-        changed = dense.averaged or dense.row_scale or dense.transposed or dense.weight_scale != 1
+        changed = dense.averaged or dense.row_scale or dense.weight_scale != 1
         stored = (
             [] if changed else [self._checkpoint.int8(f"{name}.weight") for name in dense.names]
         )

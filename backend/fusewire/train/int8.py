@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from fusewire import kernels
 from fusewire.errors import ConfigurationError
@@ -29,21 +30,45 @@ _OF_A_LAYER = re.compile(r"\.\d+\.")  # in a list of modules
 class Int8Linear(nn.Linear):
     """A linear layer on the CPU whose weight and rows of x are rounded to int8."""
 
+    @property
+    def by_output(self) -> Tensor:
+        """The weight [out_features, in_features]."""
+        return self.weight
+
     def forward(self, input: Tensor) -> Tensor:
-        product: Tensor = _Product.apply(input, self.weight, self.bias)
+        product: Tensor = _Product.apply(input, self.by_output, self.bias)
         return product
+
+
+class Int8Conv1D(Conv1D):
+    """As Int8Linear, of GPT-2, whose weights are [in_features, out_features]."""
+
+    @property
+    def by_output(self) -> Tensor:
+        """The weight [out_features, in_features]."""
+        return self.weight.T
+
+    def forward(self, x: Tensor) -> Tensor:
+        product: Tensor = _Product.apply(x, self.by_output, self.bias)
+        return product
+
+
+_ROUNDED: dict[type[nn.Module], type[Int8Linear | Int8Conv1D]] = {
+    nn.Linear: Int8Linear,
+    Conv1D: Int8Conv1D,
+}
 
 
 def int8_layers(model: nn.Module, skip: Collection[str] = ()) -> nn.Module:
     """The model, on the CPU and in fp32, whose layers' `nn.Linear` modules are Int8Linear from now
-    on, with their parameters, but for those that `skip` names. ConfigurationError where it has
-    none, as GPT-2, whose layers have Conv1D, where they are not fp32 on the CPU, where `skip` names
-    another module, and for a model whose layers `replace` trains."""
+    on, and `Conv1D` modules (GPT-2) Int8Conv1D, with their parameters, but for those that `skip`
+    names. ConfigurationError where it has none, where they are not fp32 on the CPU, where `skip`
+    names another module, and for a model whose layers `replace` trains."""
     skip = {skip} if isinstance(skip, str) else set(skip)
     found = {
         name: module
         for name, module in model.named_modules()
-        if type(module) in (nn.Linear, Int8Linear) and _OF_A_LAYER.search(name)
+        if type(module) in (*_ROUNDED.keys(), *_ROUNDED.values()) and _OF_A_LAYER.search(name)
     }
     owned = (module.__dict__.get("fusewire") for module in model.modules())
     if any(isinstance(each, TrainedLayers) for each in owned):
@@ -57,20 +82,21 @@ def int8_layers(model: nn.Module, skip: Collection[str] = ()) -> nn.Module:
     if unknown or not found:
         got = f"{unknown[0]!r} to skip" if unknown else f"a {type(model).__name__} without any"
         raise ConfigurationError(
-            f"int8_layers: got {got}, wanted nn.Linear modules of layers; correct the names, or "
-            "take a model that has them"
+            f"int8_layers: got {got}, wanted nn.Linear or Conv1D modules of layers; correct the "
+            "names, or take a model that has them"
         )
     for name, module in found.items():
         if name not in skip:
-            module.__class__ = Int8Linear
+            module.__class__ = _ROUNDED.get(type(module), type(module))
     return model
 
 
 def save_int8(model: Any, folder: Path | str) -> None:
-    """The transformers model as a folder whose Int8Linear modules are stored as integers with a
-    scale for each output (compressed-tensors, W8A8): what is served gives the model's results. The
-    tokenizer, and a processor of images, are not saved. ConfigurationError where no module is an
-    Int8Linear, and where a parameter is not fp32 on the CPU or not finite."""
+    """The transformers model as a folder whose Int8Linear and Int8Conv1D modules are stored as
+    integers [out_features, in_features] with a scale for each output (compressed-tensors, W8A8):
+    what is served gives the model's results. The tokenizer, and a processor of images, are not
+    saved. ConfigurationError where no module is one of these, and where a parameter is not fp32 on
+    the CPU or not finite."""
     folder = Path(folder)
     state = model.state_dict()
     for name, parameter in model.named_parameters():
@@ -80,21 +106,35 @@ def save_int8(model: Any, folder: Path | str) -> None:
                 f"save_int8: got NaN or Inf in {name}, wanted finite numbers; train with a lower "
                 "learning rate, or go back to a checkpoint"
             )
-    found = {n: module for n, module in model.named_modules() if isinstance(module, Int8Linear)}
+    found = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, Int8Linear | Int8Conv1D)
+    }
     if not found:
         raise ConfigurationError(
-            "save_int8: got a model without Int8Linear modules, wanted one that int8_layers gave "
+            "save_int8: got a model without modules in int8, wanted one that int8_layers gave "
             "them; call it, or save_pretrained"
         )
     for name, module in found.items():
-        integers, scales = _integers(module.weight.detach())
+        integers, scales = _integers(module.by_output.detach().contiguous())
         state[f"{name}.weight"] = integers
         # Rows of zeros have no scale of their own, and folders want one.
         state[f"{name}.weight_scale"] = torch.where(scales > 0, scales, 1.0)
     model.save_pretrained(folder, state_dict=state)
     path = folder / "config.json"
     config = json.loads(path.read_text())
-    config["quantization_config"] = _quantization(model)
+    others = [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, tuple(_ROUNDED)) and name not in found
+    ]
+    kinds = {
+        plain.__name__
+        for plain, rounded in _ROUNDED.items()
+        if any(isinstance(module, rounded) for module in found.values())
+    }
+    config["quantization_config"] = _quantization(sorted(kinds), others)
     path.write_text(json.dumps(config, indent=2))
 
 
@@ -106,15 +146,11 @@ def _check(parameter: Tensor, what: str) -> None:
         )
 
 
-def _quantization(model: nn.Module) -> dict[str, Any]:
-    others = [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and not isinstance(module, Int8Linear)
-    ]
+def _quantization(targets: list[str], ignored: list[str]) -> dict[str, Any]:
+    """`targets`: classes of modules; `ignored`: names of those that are not quantised."""
     numbers = {"num_bits": 8, "type": "int", "symmetric": True}
     group = {
-        "targets": ["Linear"],
+        "targets": targets,
         "weights": numbers | {"strategy": "channel", "dynamic": False},
         "input_activations": numbers | {"strategy": "token", "dynamic": True},
     }
@@ -123,7 +159,7 @@ def _quantization(model: nn.Module) -> dict[str, Any]:
         "format": "int-quantized",
         "quantization_status": "compressed",
         "config_groups": {"group_0": group},
-        "ignore": others,
+        "ignore": ignored,
     }
 
 
@@ -133,7 +169,7 @@ class _Product(torch.autograd.Function):
         rows = x.detach().reshape(-1, x.shape[-1]).contiguous()
         out = rows.new_empty(rows.shape[0], weight.shape[0])
         there = None if bias is None else view(bias)
-        linear = kernels.Linear(view(weight), there, format="int8")
+        linear = kernels.Linear(view(weight.contiguous()), there, format="int8")
         if len(rows):
             kernels.linear(view(out), view(rows), linear, "none")
         ctx.save_for_backward(x, weight)

@@ -75,7 +75,7 @@ def test_a_product_is_that_of_the_files_integers_and_scales(tmp_path, strategy):
     np.testing.assert_array_equal(out.numpy(), int8.product(int8.rounded_rows(x), whole))
 
 
-@pytest.mark.parametrize("model_type", ["llama", "gpt_neox"])
+@pytest.mark.parametrize("model_type", ["llama", "gpt_neox", "gpt2"])
 def test_logits_are_those_of_the_integers(tmp_path, model_type):
     """In fp32 beside them, where an activation at the edge of two integers may take the other: in
     most rows none does."""

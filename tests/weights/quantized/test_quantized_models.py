@@ -73,11 +73,14 @@ def test_an_encoder(tmp_path, form):
     assert largest_difference(reference, model, "classify", RAGGED) <= MODEL_FP32
 
 
-def test_conv1d_is_packed_as_a_linear_layer(tmp_path):
+@pytest.mark.parametrize(
+    "form", [gptq(), int_quantized(), pack_quantized(act_order=True, symmetric=False)]
+)
+def test_conv1d_is_stored_as_a_linear_layer(tmp_path, form):
     """GPT-2 stores [in_features, out_features]; its attention's output projection is square, so
     that no shape tells."""
     reference = tiny_decoder(tmp_path, "gpt2", **ONE_LAYER)
-    quantise(tmp_path, reference, gptq())
+    quantise(tmp_path, reference, form)
     assert difference(reference, load_decoder(tmp_path)) <= MODEL_FP32
 
 

@@ -1,13 +1,13 @@
 """compressed-tensors (llm-compressor): weights in int8, FP8 E4M3 or packed into int32.
 
 `int-quantized`, `float-quantized` and `naive-quantized` store `weight` [out_features, in_features]
-in bytes; `pack-quantized` stores `weight_packed` [out_features, ceil(in_features / codes of a
-word)], whose codes count up from -2 ** (bits - 1), and `weight_shape`. `weight_scale` (and
-`weight_zero_point`, packed by rows where weights are) has a number for the tensor, each row, each
-group of columns in each row, or each block; `weight_g_idx` is each column's group where these are
-ordered by activations. How activations are quantised does not change a weight; where they are to be
-int8 by the token, symmetric and with scales that are found as they come, int8 weights are meant for
-products of int8 (W8A8).
+in bytes, of a Conv1D too; `pack-quantized` stores `weight_packed` [out_features, ceil(in_features /
+codes of a word)], whose codes count up from -2 ** (bits - 1), and `weight_shape`. `weight_scale`
+(and `weight_zero_point`, packed by rows where weights are) has a number for the tensor, each row,
+each group of columns in each row, or each block; `weight_g_idx` is each column's group where these
+are ordered by activations. How activations are quantised does not change a weight; where they are
+to be int8 by the token, symmetric and with scales that are found as they come, int8 weights are
+meant for products of int8 (W8A8).
 """
 
 from __future__ import annotations
@@ -82,7 +82,8 @@ class CompressedTensors:
         f"{of}_{what}" for of in ("input", "output") for what in ("scale", "zero_point")
     ) | frozenset(f"{of}_{what}" for of in "qkv" for what in ("scale", "zero_point"))
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, model_type: Any) -> None:
+        self._model_type = model_type
         settings.absent("transform_config")
         if settings.values.get("sparsity_config"):
             settings.section("sparsity_config").choice("format", ("dense", None))
@@ -95,7 +96,7 @@ class CompressedTensors:
             _check_pattern(pattern, settings)
 
     def transposed(self, module: Module) -> bool:
-        return False
+        return module.is_conv1d(self._model_type)
 
     def shape(self, module: Module) -> tuple[int, int]:
         """[out_features, in_features]; CheckpointError where parts lack or do not fit."""

@@ -24,8 +24,6 @@ from fusewire.weights.quantized.weight import (
 _I32 = ("I32",)
 # AWQ's column k of a word is in this nibble, counted from the lowest.
 _AWQ_LANES = (0, 4, 1, 5, 2, 6, 3, 7)
-# Conv1D of transformers: its weight is [in_features, out_features], packed as that of a linear.
-_CONV1D = {"gpt2": ("c_attn", "c_fc", "c_proj", "q_attn")}
 
 
 class Gptq:
@@ -45,10 +43,10 @@ class Gptq:
         self._less = 1 if version == "gptq" else 0  # qzeros hold the zero point less this
         settings.absent("rotation", "adapter", "is_marlin_format")
         _check_exceptions(settings)
-        self._conv1d = _CONV1D.get(model_type, ()) if isinstance(model_type, str) else ()
+        self._model_type = model_type
 
     def transposed(self, module: Module) -> bool:
-        return module.name.rpartition(".")[2] in self._conv1d
+        return module.is_conv1d(self._model_type)
 
     def shape(self, module: Module) -> tuple[int, int]:
         """[out_features, in_features]; CheckpointError where parts lack or do not fit."""

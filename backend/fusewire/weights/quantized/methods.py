@@ -70,7 +70,7 @@ def method_of(config: Mapping[str, Any]) -> Method | None:
     if name is None and key == "compression_config":
         name = "compressed-tensors"
     if name == "compressed-tensors":
-        return CompressedTensors(settings)
+        return CompressedTensors(settings, config.get("model_type"))
     if name == "auto-round":
         settings.choice("data_type", ("int",), "int")
         name = _PACKINGS[settings.choice("packing_format", tuple(_PACKINGS))]

@@ -15,6 +15,8 @@ from fusewire.weights.safetensors import StoredTensor
 
 SCALES = ("F16", "BF16", "F32")
 WHOLE = ("I32", "I64")
+# Conv1D of transformers: its weight is [in_features, out_features], quantised as that of a linear.
+_CONV1D = {"gpt2": ("c_attn", "c_fc", "c_proj", "q_attn")}
 _REMEDY = "download the folder again, or quantise the model again"
 
 
@@ -27,6 +29,11 @@ class Module:
 
     def __contains__(self, part: str) -> bool:
         return part in self.parts
+
+    def is_conv1d(self, model_type: Any) -> bool:
+        """Whether models of this `model_type` have a Conv1D here."""
+        names = _CONV1D.get(model_type, ()) if isinstance(model_type, str) else ()
+        return self.name.rpartition(".")[2] in names
 
     def part(
         self, name: str, dtypes: tuple[str, ...], *shapes: tuple[int, ...], dims: int = 2
@@ -124,8 +131,8 @@ class QuantizedTensor:
         return here.keys() == there.keys() and all(here[p].equals(there[p]) for p in here)
 
     def int8(self) -> tuple[NDArray[np.int8], NDArray[np.float32]] | None:
-        """As `QuantizedWeight.int8`, of a weight [out_features, in_features]."""
-        return None if self.transposed else self.stored().int8()
+        """As `QuantizedWeight.int8`: [out_features, in_features] of a transposed weight too."""
+        return self.stored().int8()
 
     def numbers(self, name: str, dtype: str) -> NDArray[Any]:
         """The dequantised values, always fp32: a 16-bit `dtype` is rounded to once, later."""
