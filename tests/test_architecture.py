@@ -283,7 +283,14 @@ MAY_IMPORT = {
         "engine.continuation",
         "engine.generation_errors",
     },
-    "engine.aligner": {"models", "engine.branches", "engine.continuation"},
+    "engine.token_times": {"generation", "models", "engine.source_pages"},
+    "engine.aligner": {
+        "models",
+        "engine.branches",
+        "engine.continuation",
+        "engine.generation_sequence",
+        "engine.token_times",
+    },
     "engine.generation_loop": {"errors", "kernels", "models", "engine"},
     "engine.generation_memory": {
         "errors",

@@ -13,6 +13,7 @@ from .answers import (
     Ranked,
     Segment,
     Usage,
+    Word,
 )
 from .async_client import AsyncClient
 from .client import Client
@@ -63,5 +64,6 @@ __all__ = [
     "ServerError",
     "Unavailable",
     "Usage",
+    "Word",
     "__version__",
 ]

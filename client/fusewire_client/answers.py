@@ -91,12 +91,24 @@ class Alignment:
 
 
 @dataclass(frozen=True)
+class Word:
+    """A word with the space and punctuation beside it, said from `start` on until `end`, in
+    seconds."""
+
+    word: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
 class Segment:
-    """What was said from `start` on until `end`, in seconds; None where no timestamp says so."""
+    """What was said from `start` on until `end`, in seconds; None where no timestamp says so.
+    `words`: where they were asked for."""
 
     start: float | None
     end: float | None
     text: str
+    words: list[Word] | None = None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import replies
-from .answers import Alignment, Generated, Logprob, Segment, Usage
+from .answers import Alignment, Generated, Logprob, Segment, Usage, Word
 from .calls import Infer, Plan
 from .errors import InvalidArgument, ServerError
 from .plans import Arrays, Settings, answers_of, model_for
@@ -287,7 +287,15 @@ def _alignment(record: dict[str, Any] | None) -> Alignment | None:
 def _segments(records: list[dict[str, Any]] | None) -> list[Segment] | None:
     if records is None:
         return None
-    return [Segment(one["start"], one["end"], one["text"]) for one in records]
+    return [
+        Segment(one["start"], one["end"], one["text"], _words(one.get("words"))) for one in records
+    ]
+
+
+def _words(records: list[dict[str, Any]] | None) -> list[Word] | None:
+    if records is None:
+        return None
+    return [Word(one["word"], one["start"], one["end"]) for one in records]
 
 
 def _by_id(entry: dict[str, dict[str, Any]]) -> dict[int, Logprob]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -24,7 +24,7 @@ def transcribe(
     *,
     language: str | None = None,
     task: str | None = None,
-    return_timestamps: bool | None = None,
+    return_timestamps: bool | Literal["word"] | None = None,
     details: bool = False,
     stream: bool = False,
     max_new_tokens: int | None = None,
@@ -40,7 +40,8 @@ def transcribe(
             at 16 kHz; or a list of these, which run concurrently, answered in order.
         language: That is spoken, by its code or English name. Default: the one that is heard.
         task: `transcribe`, or `translate` into English.
-        return_timestamps: Find when each part of the text was said; with `details` in `segments`.
+        return_timestamps: Find when each part of the text was said, with `details` in `segments`;
+            "word": each word too, in their `words`.
         details: Return `Generated` with `language` and `segments` instead of texts.
         stream: As for `generate`, of one sound; of one of more than 30 s a piece for each window.
         max_new_tokens: Maximum number of tokens of each text, or of each window of 30 s.

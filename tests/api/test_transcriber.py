@@ -50,6 +50,20 @@ def test_a_list_is_answered_in_order(transcriber):
     assert len({one.text for one in found}) > 1
 
 
+def test_words_make_up_their_segments(transcriber):
+    [noise] = sounds(1)
+    many = [noise, np.tile(noise, 5)]
+    found = transcriber.transcribe(many, return_timestamps="word", use_tqdm=False, **ASKED)
+    plain = transcriber.transcribe(many, return_timestamps=True, use_tqdm=False, **ASKED)
+    for sound, one, other in zip(many, found, plain, strict=True):
+        assert one.text == other.text
+        assert {segment.words for segment in other.segments} == {None}
+        words = [word for segment in one.segments for word in segment.words]
+        assert "".join(word.word for word in words) == one.text
+        assert all(word.start <= word.end for word in words)
+        assert len(sound) / RATE - 1 < words[-1].end <= len(sound) / RATE
+
+
 def test_long_sounds_have_segments_to_their_end(transcriber):
     """More of them than are heard at once."""
     [noise] = sounds(1)

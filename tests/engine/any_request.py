@@ -336,7 +336,7 @@ def _one_obeys(
     if not p.decoder_input_ids:  # which may end within a character
         stopped = reason == "stop" and not stopped_by_token
         _stop_strings_obeyed(p, deltas, len(given), text, stopped)
-    words = [word for word in engine._preparation._bad_words.token_ids(p.bad_words)]
+    words = [word for word in engine._preparation._rules._bad_words.token_ids(p.bad_words)]
     for end in range(1, len(tokens) + 1 - forced_end):
         so_far = ids + tokens[:end]
         for word in words:

@@ -256,7 +256,7 @@ REFUSED: list[tuple[str, list[Any]]] = [
     ("decoder_input_ids", [[5], 5, [True], [-1], [1] * (MOST_PREFIX_TOKENS + 1)]),
     ("language", ["de", "", 5, "x" * 65]),  # "de": the model reads no speech
     ("task", ["transcribe", "sing", "", 5]),
-    ("return_timestamps", [True, 1, "yes"]),
+    ("return_timestamps", [True, "word", "Word", 1, "yes"]),
     ("condition_on_prev_tokens", [True, 1, "yes"]),
     ("prompt_ids", [[5], "5", [1.5], [0] * 4097]),
     ("add_special_tokens", [1]),

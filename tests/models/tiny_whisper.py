@@ -49,6 +49,7 @@ GENERATION: dict[str, Any] = {
     "no_timestamps_token_id": NO_TIMESTAMPS,
     "max_initial_timestamp_index": 5,
     "prev_sot_token_id": PREVIOUS,
+    "alignment_heads": [[0, 1], [1, 0], [1, 2]],
     "return_timestamps": False,
     "max_length": 64,
 }

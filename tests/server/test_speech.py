@@ -173,6 +173,19 @@ def test_long_sound_comes_window_by_window(client, model, folder) -> None:
     assert [each for piece in pieces for each in piece.segments] == found.segments
 
 
+def test_words_have_times_where_they_are_asked_for(client) -> None:
+    sound = np.concatenate(sounds())
+    options = {"return_timestamps": "word", "details": True, **ASKED}
+    found = client.transcribe(sound, **options)
+    words = [word for segment in found.segments for word in segment.words]
+    assert "".join(word.word for word in words) == found.text
+    assert all(0 <= word.start <= word.end <= len(sound) / RATE for word in words)
+    pieces = list(client.transcribe(sound, stream=True, **options))
+    assert [each for piece in pieces for each in piece.segments] == found.segments
+    plain = client.transcribe(sound, **{**options, "return_timestamps": True})
+    assert {segment.words for segment in plain.segments} == {None}
+
+
 def test_beams_samples_and_the_language_that_is_heard(client) -> None:
     asked = {name: value for name, value in ASKED.items() if name != "language"}
     found = client.transcribe(files()[0], num_beams=3, n=2, details=True, **asked)

@@ -28,6 +28,7 @@ from safetensors.torch import load_file as load_torch
 from safetensors.torch import save_file as save_torch
 
 from tests.models.paged_texts import logits_in_pieces
+from tests.models.test_model_refusals import edit_weights, rename
 from tests.models.tiny_decoders import random_ids, tiny_decoder, transformers_logits
 from tests.models.tiny_seq2seq import tiny_seq2seq
 from tests.reference import edit_config, tiny_checkpoint
@@ -108,6 +109,19 @@ def test_shards_and_buffers_stay_where_they_are(tmp_path: Path) -> None:
         assert load_torch(changed / first)[mask].dtype == torch.uint8
         np.testing.assert_array_equal(logits(changed), truth)
     assert not list(tmp_path.glob(".import-*"))
+
+
+def test_tensors_are_found_without_the_prefix_of_the_base_model(tmp_path: Path) -> None:
+    """As GPT-2 is published."""
+    folder = tmp_path / "model"
+    outlier_decoder(folder, "gpt2")
+    edit_weights(
+        folder, lambda tensors: rename(tensors, lambda name: name.removeprefix("transformer."))
+    )
+    truth = logits(folder)
+    with smooth(folder) as changed:
+        np.testing.assert_array_equal(logits(changed), truth)
+        assert int8_error(changed, truth) < int8_error(folder, truth) / 5
 
 
 def test_a_model_without_outliers_keeps_its_quality(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from fusewire.engine.generation import GenerationEngine
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.errors import InvalidInput, type_name
 from fusewire.generation.prompt import Sound
+from fusewire.generation.speech_words import Word, timed_words
 
 Audio = bytes | str | Path | NDArray[np.float32]
 _FIELD = "audio"
@@ -25,11 +26,13 @@ _FIELD = "audio"
 
 @dataclass(frozen=True, slots=True)
 class SpokenSegment:
-    """What was said from `start` on until `end`, in seconds; None where no timestamp says so."""
+    """What was said from `start` on until `end`, in seconds; None where no timestamp says so.
+    `words`: where they were asked for."""
 
     start: float | None
     end: float | None
     text: str
+    words: list[Word] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +105,7 @@ class Transcriber:
         *,
         language: str | None = None,
         task: Literal["transcribe", "translate"] | None = None,
-        return_timestamps: bool | None = None,
+        return_timestamps: bool | Literal["word"] | None = None,
         use_tqdm: bool = True,
         **parameters: Any,
     ) -> list[Transcript]:
@@ -114,7 +117,7 @@ class Transcriber:
             language: That is spoken, by its code or English name. Default: the folder's, else the
                 one that is heard in each.
             task: `transcribe`, or `translate` into English.
-            return_timestamps: Find when each part of a text was said.
+            return_timestamps: Find when each part of a text was said; "word": each word too.
             use_tqdm: Show progress and tokens/s on a terminal.
             **parameters: Further parameters of generation: `num_beams=5`, …
 
@@ -132,11 +135,12 @@ class Transcriber:
         sounds = []
         for index, one in enumerate(many):
             try:
-                sounds.append(Sound(self._heard(one).features))
+                sound = self._heard(one)
+                sounds.append(Sound(sound.features, sound.frames))
             except InvalidInput as error:
                 raise error.at(f"{_FIELD}[{index}]") from None
         requested = [asked] * len(sounds)
-        timed = self.engine.parameters(**asked).return_timestamps
+        timed = bool(self.engine.parameters(**asked).return_timestamps)
         outputs = answers(self.engine, sounds, requested, shown=use_tqdm, field=_FIELD)
         return [self._transcript(output, timed=timed) for output in outputs]
 
@@ -166,9 +170,14 @@ class Transcriber:
         return self._reader.samples(audio, _FIELD)
 
     def _transcript(self, output: RequestOutput, *, timed: bool) -> Transcript:
-        best, decode = output.outputs[0], self.engine.tokenizer.decode
+        best, tokenizer = output.outputs[0], self.engine.tokenizer
         segments = [
-            SpokenSegment(each.start, each.end, decode(list(each.token_ids)))
+            SpokenSegment(
+                each.start,
+                each.end,
+                tokenizer.decode(list(each.token_ids)),
+                timed_words(each, output.language, tokenizer.decode_as_spelled),
+            )
             for each in best.segments or ()
         ]
         return Transcript(best.text, output.language, segments if timed else None, output)

@@ -35,6 +35,12 @@ class LogMel:
     def frames(self) -> int:
         return self.most_samples // self.hop_length
 
+    def heard(self, samples: int) -> int:
+        """Frames of the features of so many samples that begin in them, as the attention mask of
+        transformers' extractor has it."""
+        whole = samples > self.most_samples
+        return samples // self.hop_length if whole else -(-samples // self.hop_length)
+
     def features(self, samples: NDArray[np.float32]) -> NDArray[np.float32]:
         """[frames, bins] of samples [n]: log10 of the power in each band, at most 8 below the
         loudest, plus 4, divided by 4. Of more than `most_samples` all frames that are whole, n //

@@ -28,7 +28,7 @@ class SoundProcesses:
     def __init__(self, log_mel: LogMel, most_seconds: int, read_seconds: int) -> None:
         """`most_seconds`: that a sound may have. `read_seconds`: that are read here, at most as
         many."""
-        self._rate = log_mel.sampling_rate
+        self._rate, self._heard_frames = log_mel.sampling_rate, log_mel.heard
         self._most_seconds, self._read_seconds = most_seconds, read_seconds
         self._most_body_bytes = 4 * log_mel.bins * max(
             log_mel.frames, read_seconds * log_mel.sampling_rate // log_mel.hop_length
@@ -69,7 +69,8 @@ class SoundProcesses:
         if answer["result"] is None:
             raise LongerSound
         features = answer["body"].view(np.float32).reshape(answer["result"]["shape"])
-        return Heard(features, answer["result"]["samples"], self._rate)
+        samples = answer["result"]["samples"]
+        return Heard(features, self._heard_frames(samples), samples, self._rate)
 
 
 def deadline_s(seconds: int) -> int:

@@ -15,9 +15,11 @@ from fusewire.audio.samples import checked_samples
 
 @dataclass(frozen=True)
 class Heard:
-    """The features [frames, bins] of a sound of so many samples."""
+    """The features [frames, bins] of a sound of so many samples, and how many of the frames begin
+    in it; those behind are silence."""
 
     features: NDArray[np.float32]
+    frames: int
     samples: int
     sampling_rate: int  # Hz
 
@@ -51,4 +53,5 @@ class SoundReader:
         return self._heard(checked_samples(array, *self._limits, field))
 
     def _heard(self, samples: NDArray[np.float32]) -> Heard:
-        return Heard(self._log_mel.features(samples), samples.size, self._limits[0])
+        log_mel, size = self._log_mel, samples.size
+        return Heard(log_mel.features(samples), log_mel.heard(size), size, log_mel.sampling_rate)

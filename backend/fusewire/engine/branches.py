@@ -55,8 +55,10 @@ class Generation:
     place: Place  # that it has of the admission's
     beams: BeamGroup | None = None
     prompt_logprobs: PromptLogprobs | None = None  # where requested, until the first event has them
-    # What the decoder begins with, where texts are to be aligned with their source.
+    # What the decoder begins with, where texts are to be aligned with their source; and of sound
+    # how many of its positions tokens are aligned with.
     decoder_ids: Sequence[int] = ()
+    heard: int = 0
     open: int = field(init=False)  # branches that have not ended
 
     def __post_init__(self) -> None:

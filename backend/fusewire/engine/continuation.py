@@ -45,6 +45,8 @@ class Delta:
     last one of a text, where it was asked for. `language`: of what was said, to a model that
     knows several. `segments`, of a model of speech: what was said when, with the last one of a
     text, or of what it adds to the text of a sound that is longer than the model hears at once.
+    `token_ends`, with the last one of a text, where words are timed: seconds behind the beginning
+    of what was heard when each of its tokens has been said.
     """
 
     index: int
@@ -64,6 +66,7 @@ class Delta:
     first_at: float | None = None
     language: str | None = None
     segments: Sequence[Segment] | None = None
+    token_ends: Sequence[float] | None = None
 
     @property
     def token_ids(self) -> list[int]:

@@ -23,6 +23,7 @@ from fusewire import kernels
 from fusewire.audio import LogMel
 from fusewire.engine.admission import CHARACTERS_OF_TOKEN, Admission
 from fusewire.engine.admission_block import GenerationBlock
+from fusewire.engine.aligner import Aligner
 from fusewire.engine.beam_groups import BeamGroups
 from fusewire.engine.beams_ahead import BeamsAhead
 from fusewire.engine.branches import Event
@@ -46,6 +47,7 @@ from fusewire.engine.speech_requests import SpeechRequests
 from fusewire.engine.spoken import Spoken
 from fusewire.engine.step_costs import measure_steps
 from fusewire.engine.ticket import Ticket
+from fusewire.engine.token_times import TokenTimes
 from fusewire.errors import Cancelled, ConfigurationError, InvalidInput, Unavailable
 from fusewire.generation.checks import read_parameters
 from fusewire.generation.defaults import generation_config, generation_defaults
@@ -101,8 +103,10 @@ class GenerationEngine:
         self.limits = limits_of(self.model, settings, self.speech)
         self.defaults = self._defaults()
         pages = self._pages()
+        times_words = self.speech is not None and self.speech.alignment_heads
+        spare = -(-self.limits.max_length // PAGE_SIZE) if times_words else 0
         # Its error says if there is too little.
-        self._memory = memory = self.model.new_cache(pages, PAGE_SIZE)
+        self._memory = memory = self.model.new_cache(pages + spare, PAGE_SIZE)
         self.cache = KvCache(pages, PAGE_SIZE, settings.prefix_caching)
         scheduler = GenerationScheduler(
             self.cache, settings.max_batch_tokens, settings.max_sequences
@@ -127,6 +131,9 @@ class GenerationEngine:
                 self._take_place,
                 lambda: self._admission.ends_s(),
             )
+        times = None
+        if spare and isinstance(self.model, SpeechModel) and self.speech is not None:
+            times = TokenTimes(self.model, self.speech, memory, first_page=pages)
         self._check_folders_beams(scheduler)
         max_queue_s = inf if settings.max_queue_ms is None else settings.max_queue_ms / 1000
         costs = CostTable(max_batch_tokens=settings.max_batch_tokens)
@@ -157,6 +164,7 @@ class GenerationEngine:
             sampler,
             beam_groups,
             PromptScorer(self.model.place, self.model.vocab_size),
+            Aligner(self.model, settings.max_batch_tokens, times),
             self._admission,
             costs,
             LookAhead(self.model, memory, scheduler, sampler, beam_groups) if ahead else None,
@@ -438,7 +446,7 @@ def _of_speech(model: DecoderModel, folder: Path) -> tuple[LogMel | None, Speech
     if not isinstance(model, SpeechModel):
         return None, None
     sizes = model.features_shape, model.max_source_length, model.vocab_size
-    return read_speech(folder, *sizes, model.eos_token_ids)
+    return read_speech(folder, *sizes, model.eos_token_ids, model.decoder_heads)
 
 
 def _loaded(folder: Path | str, settings: GenerationSettings, device: str) -> DecoderModel:

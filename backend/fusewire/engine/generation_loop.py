@@ -66,6 +66,7 @@ class GenerationLoop:
         sampler: Sampler,
         beam_groups: BeamGroups,
         scorer: PromptScorer,
+        aligner: Aligner,
         admission: Admission,
         costs: CostTable,
         look_ahead: LookAhead | None = None,
@@ -78,7 +79,7 @@ class GenerationLoop:
         self._cache = cache
         self._sampler = sampler
         self._beam_groups = beam_groups
-        self._aligner = Aligner(model, scheduler.max_batch_tokens)
+        self._aligner = aligner
         self._scorer = scorer
         self._admission = admission
         self._look_ahead = look_ahead

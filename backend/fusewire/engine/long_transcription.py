@@ -41,6 +41,10 @@ class LongSound:
         heard = self.features[frame : frame + self.window]
         return np.pad(heard, ((0, self.window - len(heard)), (0, 0)))
 
+    def heard_from(self, frame: int) -> int:
+        """Frames of it in the window from there on."""
+        return min(self.window, self.frames - frame)
+
     def windows_from(self, frame: int) -> int:
         """At least, to its end."""
         return -(-(self.frames - frame) // self.window)
@@ -89,10 +93,10 @@ class LongTranscription:
     def _ended(self, last: Delta) -> Delta:
         """What a window adds; the next one begins behind it."""
         sound, speech = self.sound, self.speech
-        window, self._tokens = window_of(self._tokens, speech), []
+        window, self._tokens = window_of(self._tokens, speech, last.token_ends), []
         kept = window.token_ids
         seconds_per_frame = speech.seconds_per_position / sound.frames_per_position
-        frames = min(sound.window, sound.frames - self._frame)
+        frames = sound.heard_from(self._frame)
         segments = segments_at(
             window, self._frame * seconds_per_frame, frames * seconds_per_frame, speech
         )

@@ -115,6 +115,8 @@ class RequestPreparation:
         generation = self._generation(
             rules, ids, begun, read, request, most, forced, callback, scores, place, mask
         )
+        if parameters.alignment or (spoken and spoken.heard):
+            generation.decoder_ids, generation.heard = ids[:], spoken.heard if spoken else 0
         if generation.beams is not None:
             sequence.histories = generation.beams.histories
         return generation, sequence
@@ -170,8 +172,7 @@ class RequestPreparation:
         if parameters.searches:
             branches[0].places = 1 + parameters.num_beams - parameters.answers
             beams = self._beams(rules, most, first, quiet)
-        decoder_ids = ids[:] if parameters.alignment else ()
-        return Generation(branches, callback, place, beams, scores, decoder_ids)
+        return Generation(branches, callback, place, beams, scores)
 
     def _beams(
         self, rules: RequestRules, most: int, sampling: SamplingState, quiet: bool

@@ -146,12 +146,13 @@ class SpeechRequests:
         callback: Callable[[Event], None],
         goes_on: bool,
     ) -> Ticket:
-        parameters = request.parameters.model_copy(update={"return_timestamps": True})
+        timed = request.parameters.return_timestamps or True
+        parameters = request.parameters.model_copy(update={"return_timestamps": timed})
         asked = replace(request, parameters=parameters, tells="ids")
 
         def write(frame: int, written: Sequence[int]) -> Ticket:
             prompt, spoken = self._begin(
-                Sound(sound.at(frame)),
+                Sound(sound.at(frame), sound.heard_from(frame)),
                 language,
                 parameters,
                 written=written,
@@ -182,7 +183,7 @@ class SpeechRequests:
         windows_behind: int = 0,
     ) -> tuple[Prompt, Spoken]:
         """`written`: of the windows before."""
-        speech, timestamps = self._speech, parameters.return_timestamps
+        speech, timestamps = self._speech, bool(parameters.return_timestamps)
         begin = speech.begin(language, parameters.task, timestamps=timestamps)
         ids = [self._model.decoder_start_token_id, *begin]
         previous = self._previous(parameters, written)
@@ -196,7 +197,14 @@ class SpeechRequests:
             goes_on,
             windows_behind * self._model.max_source_length,
             windows_behind * prompt.max_new_tokens,
+            self._heard(sound) if parameters.times_words else 0,
         )
+
+    def _heard(self, sound: Sound) -> int:
+        """Positions of the encoder that hear sound, and not the silence behind it."""
+        frames_per_position = self._model.features_shape[0] // self._model.max_source_length
+        heard = sound.features.shape[0] if sound.heard is None else sound.heard
+        return max(1, heard // frames_per_position)
 
     def _previous(self, parameters: GenerationParameters, written: Sequence[int]) -> list[int]:
         """What stands before a window's text: as transformers has it, the request's `prompt_ids`

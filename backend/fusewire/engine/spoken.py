@@ -22,6 +22,7 @@ class Spoken:
     # their sequences may generate.
     later_tokens: int = 0
     later_new: int = 0
+    heard: int = 0  # positions of the sound with which tokens are aligned; 0: they are not
 
 
 def timestamps_of(speech: SpeechTokens) -> Timestamps:
@@ -49,7 +50,7 @@ def with_segments(
         if isinstance(event, Delta):
             said[event.index] += event.token_ids
             if event.finish_reason is not None:
-                event.segments = [*speech.segments(said.pop(event.index))]
+                event.segments = [*speech.segments(said.pop(event.index), event.token_ends)]
         callback(event)
 
     return told

@@ -259,6 +259,10 @@ def _check_speech_options(
         if getattr(p, name) and speech.previous is None:
             wanted = "none for a model whose generation_config.json has no prev_sot_token_id"
             refuse(name, getattr(p, name), wanted, "remove it, or add that")
+    if p.times_words and not speech.alignment_heads:
+        wanted = "true or false for a model whose generation_config.json names no alignment_heads"
+        remedy = "name there those heads of its decoder, as the published models of OpenAI do"
+        refuse("return_timestamps", p.return_timestamps, f"{wanted} that it has", remedy)
     for token in p.prompt_ids:
         if not 0 <= token < speech.eos and token != speech.previous:
             wanted = f"ids of words, 0..{speech.eos - 1}"

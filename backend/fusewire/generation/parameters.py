@@ -51,6 +51,8 @@ MOST_PREFIX_TOKENS = 4096
 # Alternatives a token: each costs a search of the vocabulary and a part of the reply.
 MOST_LOGPROBS = 20
 
+WORD = "word"  # timestamps of words
+
 Text = Annotated[str, Field(strict=True, min_length=1)]
 
 
@@ -58,6 +60,13 @@ def early_stopping_written(value: object) -> object:
     value = written_flag(value)
     if not isinstance(value, bool) and value != "never":
         raise ValueError('true, false or "never"')
+    return value
+
+
+def return_timestamps_written(value: object) -> object:
+    value = written_flag(value)
+    if not isinstance(value, bool) and value != WORD:
+        raise ValueError('true, false or "word"')
     return value
 
 
@@ -259,10 +268,12 @@ class GenerationParameters(BaseModel):
         description="Of a model of speech: `transcribe` what is said, or `translate` it into "
         "English. Default: the folder's, else `transcribe`.",
     )
-    return_timestamps: Flag = Field(
+    return_timestamps: Annotated[
+        bool | Literal["word"], BeforeValidator(return_timestamps_written)
+    ] = Field(
         default=False,
-        description="Of a model of speech: find when each part of the text begins and ends. "
-        "Default: the folder's.",
+        description="Of a model of speech: find when each part of the text begins and ends, or, "
+        '"word", each word of it too. Default: the folder\'s.',
     )
     condition_on_prev_tokens: Flag = Field(
         default=False,
@@ -425,6 +436,11 @@ class GenerationParameters(BaseModel):
     def searches(self) -> bool:
         """Whether by beam search."""
         return self.num_beams > 1
+
+    @property
+    def times_words(self) -> bool:
+        """Whether it is to be found when each token is said."""
+        return self.return_timestamps == WORD
 
     @property
     def answers(self) -> int:

@@ -20,9 +20,10 @@ from fusewire.text.tokenizer import Tokenizer, TokenizerFault
 @dataclass(frozen=True, eq=False)
 class Sound:
     """What the encoder of a model of speech reads in place of tokens: its features, float32
-    [frames, bins]."""
+    [frames, bins]. `heard`: frames of them that are sound, not silence behind it; None: all."""
 
     features: NDArray[np.float32]
+    heard: int | None = None
 
 
 @dataclass(frozen=True)

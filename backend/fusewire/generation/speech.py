@@ -5,12 +5,13 @@ and whether it has timestamps; and what timestamps say, as Whisper has them (Rad
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from fusewire.audio import LogMel, read_log_mel
 from fusewire.errors import CheckpointError, shown
+from fusewire.generation.speech_alignment import read_alignment
 from fusewire.generation.speech_languages import code_of
 from fusewire.weights import read_json
 
@@ -20,11 +21,13 @@ TASKS = ("transcribe", "translate")
 
 @dataclass(frozen=True)
 class Segment:
-    """What was said from `start` on until `end`, in seconds; None where no timestamp says so."""
+    """What was said from `start` on until `end`, in seconds; None where no timestamp says so.
+    `times`, where they were asked for: from when until when each of its tokens is said."""
 
     start: float | None
     end: float | None
     token_ids: Sequence[int]
+    times: Sequence[tuple[float, float]] | None = None
 
 
 @dataclass(frozen=True)
@@ -32,7 +35,9 @@ class SpeechTokens:
     """Of one model. `languages` are by code, and empty where it knows one alone; so are `tasks`.
     Timestamps are the last tokens of the vocabulary, from `timestamp_begin` on, one for each
     position of the encoder, `seconds_per_position` apart; a text begins within the first
-    `max_initial_timestamp`, None: within all."""
+    `max_initial_timestamp`, None: within all. `alignment_heads` (layer, head) of the decoder follow
+    what is heard, none where the folder names none that it has; their weights are smoothed over
+    `median_filter_width` positions."""
 
     languages: Mapping[str, int]
     tasks: Mapping[str, int]
@@ -41,6 +46,8 @@ class SpeechTokens:
     seconds_per_position: float
     eos: int
     previous: int | None = None  # in front of a text that stands before the one to be written
+    alignment_heads: Sequence[tuple[int, int]] = ()
+    median_filter_width: int = 7
 
     @property
     def timestamp_begin(self) -> int:
@@ -61,21 +68,30 @@ class SpeechTokens:
         of_task = [self.tasks[task or TASKS[0]]] if self.tasks else []
         return [*of_language, *of_task, *([] if timestamps else [self.no_timestamps])]
 
-    def segments(self, token_ids: Sequence[int]) -> Iterator[Segment]:
-        """Of a text with timestamps; a text without has one, with neither."""
+    def segments(
+        self, token_ids: Sequence[int], ends: Sequence[float] | None = None
+    ) -> Iterator[Segment]:
+        """Of a text with timestamps; a text without has one, with neither. `ends`: when each of the
+        tokens has been said, which is when the next one begins."""
+        spans = None if ends is None else list(zip([0.0, *ends], ends, strict=False))
+
+        def segment(start: float | None, end: float | None, words: Sequence[int]) -> Segment:
+            times = None if spans is None else [spans[place] for place in words]
+            return Segment(start, end, [token_ids[place] for place in words], times)
+
         start, words = None, []
-        for token in token_ids:
+        for place, token in enumerate(token_ids):
             if token < self.timestamp_begin:
-                words += [token] * (token < self.eos)  # others are special
+                words += [place] * (token < self.eos)  # others are special
                 continue
             seconds = round((token - self.timestamp_begin) * self.seconds_per_position, 6)
             if words:
-                yield Segment(start, seconds, words)
+                yield segment(start, seconds, words)
                 start, words = None, []
             else:
                 start = seconds
         if words:
-            yield Segment(start, None, words)
+            yield segment(start, None, words)
 
 
 def read_speech(
@@ -84,10 +100,11 @@ def read_speech(
     positions: int,
     vocab_size: int,
     eos_token_ids: Sequence[int],
+    decoder_heads: tuple[int, int],
 ) -> tuple[LogMel, SpeechTokens]:
     """The features that a model with so many `positions` of its encoder reads, and its tokens;
     CheckpointError where the folder does not say them, or other features than the model's, [frames,
-    bins]."""
+    bins]. `decoder_heads`: layers of the decoder, and heads of each."""
     sound = read_log_mel(folder)
     if (sound.frames, sound.bins) != features_shape:
         frames, bins = features_shape
@@ -98,7 +115,9 @@ def read_speech(
     if len(eos_token_ids) != 1:
         raise _fault("eos_token_id", list(eos_token_ids), "one token, as timestamps have it")
     seconds = sound.seconds / positions
-    return sound, _read_tokens(folder, vocab_size, seconds, eos_token_ids[0])
+    tokens = _read_tokens(folder, vocab_size, seconds, eos_token_ids[0])
+    heads, width = read_alignment(folder, *decoder_heads)
+    return sound, replace(tokens, alignment_heads=heads, median_filter_width=width)
 
 
 def _read_tokens(

@@ -46,6 +46,17 @@ class DecoderCache:
         )
         return first, second
 
+    def keys(self, layer: int, heads: int, pages: NDArray[np.int32]) -> NDArray[np.float32]:
+        """Those of a layer in some pages, on the host: [heads, len(pages) * page_size, width /
+        heads]."""
+        place, count = self._place, len(pages)
+        row = self.page_size * self._width
+        plane = self.keys_values(layer, heads)[0].section(0, [self.pages, row], place.dtype)
+        found = place.empty(count, row)
+        kernels.gather_rows(found, plane, place.exact(pages, np.int64), place.stream)
+        of_pages = place.numpy(found).reshape(count, heads, self.page_size, -1)
+        return of_pages.swapaxes(0, 1).reshape(heads, count * self.page_size, -1)
+
     @property
     def nbytes(self) -> int:
         return self.planes.nbytes

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from fusewire import kernels
 from fusewire.errors import CheckpointError, InvalidInput
 from fusewire.models.assemble import Weights
+from fusewire.models.attention_weights import head_weights, mean_weights
 from fusewire.models.blueprint import Blueprint, CrossAttention, Dense, Embeddings, Stack
 from fusewire.models.decoder import DecoderModel, within
 from fusewire.models.decoder_cache import DecoderCache
@@ -73,6 +74,11 @@ class Seq2SeqModel(DecoderModel):
             self._target_token("forced_eos_token_id", token) for token in target.forced_eos
         )
 
+    @property
+    def decoder_heads(self) -> tuple[int, int]:
+        """Layers, and heads of each that attend to sources."""
+        return len(self._attentions), self._heads
+
     def _describe_sources(self, encoder: Stack) -> None:
         assert isinstance(encoder.embeddings, Embeddings)
         self.source_vocab_size = encoder.embeddings.word.rows
@@ -125,9 +131,42 @@ class Seq2SeqModel(DecoderModel):
             sources = SourceTable(
                 np.full(len(some), length, np.int32), table.repeat(len(some), axis=0)
             )
-            for queries in self._source_queries(some, sources, source_pages, cache):
-                weights.append(_mean_weights(queries, keys, self._heads, self._source_scale))
+            last = [len(self._attentions) - 1]
+            for [queries] in self._source_queries(some, sources, source_pages, cache, last):
+                weights.append(mean_weights(queries, keys, self._heads, self._source_scale))
         return weights
+
+    def head_weights(
+        self,
+        target_ids: Sequence[int],
+        source: SourceTable,
+        cache: DecoderCache,
+        first_page: int,
+        heads: Sequence[tuple[int, int]],
+    ) -> NDArray[np.float32]:
+        """How single heads, (layer, head) each, spread their attention to the source while the
+        tokens of a target are read: [heads, tokens, source tokens], rows that sum to 1.
+
+        The cache has the one source, as `encode` stored it; the target is read whole, in pages of
+        the cache from `first_page` on. The last product is computed on the host. Raises
+        InvalidInput when an id or a length is out of range.
+        """
+        layers = sorted({layer for layer, _ in heads})
+        [queries] = self._source_queries([target_ids], source, first_page, cache, layers)
+        asked = dict(zip(layers, queries, strict=True))
+        length, pages = int(source.lengths[0]), source.block_table[0]
+        keys = {layer: cache.keys(layer, self._heads, pages)[:, :length] for layer in layers}
+        width = self._width // self._heads
+        return np.stack(
+            [
+                head_weights(
+                    asked[layer][:, head * width :][:, :width],
+                    keys[layer][head],
+                    self._source_scale,
+                )
+                for layer, head in heads
+            ]
+        )
 
     def _source_queries(
         self,
@@ -135,9 +174,11 @@ class Seq2SeqModel(DecoderModel):
         sources: SourceTable,
         first_page: int,
         cache: DecoderCache,
-    ) -> list[NDArray[np.float32]]:
-        """Of the last layer for each target, [tokens, width], read in pages from that one on."""
-        pages_of = list(map(_alignment_pages, targets))
+        layers: Sequence[int],
+    ) -> list[tuple[NDArray[np.float32], ...]]:
+        """For each target those of some layers in order, [tokens, width] each, read in pages from
+        that one on."""
+        pages_of = [-(-len(ids) // cache.page_size) for ids in targets]
         firsts = first_page + np.cumsum([0, *pages_of])
         tables = np.zeros((len(targets), max(pages_of)), np.int32)
         for row, first, count in zip(tables, firsts, pages_of, strict=False):
@@ -157,8 +198,9 @@ class Seq2SeqModel(DecoderModel):
         inputs = upload(step, self.place)
         x = self.place.empty(step.tokens, self.hidden_size)
         read = paged(inputs, step, cache.page_size)
-        queries = self.place.numpy(self._stack.source_queries(x, inputs, read, cache.planes))
-        return np.split(queries, ends[:-1])
+        found = self._stack.source_queries(x, inputs, read, cache.planes, layers)
+        of_layers = [np.split(self.place.numpy(queries), ends[:-1]) for queries in found]
+        return list(zip(*of_layers, strict=True))
 
     def _encode(self, sources: SourceBatch, cache: DecoderCache) -> kernels.Tensor:
         """Returns keys and values of all layers, [tokens, 2 * layers * width], k | v of each."""
@@ -259,19 +301,6 @@ def _passes(lengths: Sequence[int], most: int) -> list[slice]:
             tokens = 0
         tokens += length
     return [slice(*each) for each in pairwise([*begins, len(lengths)])]
-
-
-def _mean_weights(
-    queries: NDArray[np.float32], keys: NDArray[np.float32], heads: int, scale: float
-) -> NDArray[np.float32]:
-    """softmax(scale * queries keys^T) of each head, and their mean: [queries, keys]."""
-    of_heads = [each.reshape(len(each), heads, -1).swapaxes(0, 1) for each in (queries, keys)]
-    mean = np.zeros((len(queries), len(keys)), np.float32)
-    for q, k in zip(*of_heads, strict=True):
-        scores = q @ k.T * np.float32(scale)
-        scores = np.exp(scores - scores.max(-1, keepdims=True))
-        mean += scores / scores.sum(-1, keepdims=True) / np.float32(heads)
-    return mean
 
 
 def _together(attentions: list[CrossAttention]) -> Dense:

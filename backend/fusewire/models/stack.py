@@ -7,6 +7,9 @@ each layer updates in place; temporaries live in a workspace.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -52,13 +55,10 @@ class BuiltStack:
             self.input_block = BuiltEmbeddings(stack.embeddings, weights, place)
         builder = LayerBuilder(stack.max_length, weights, place)
         built = {layer: builder.layer(layer) for layer in dict.fromkeys(stack.layers)}
-        self._layers = kernels.Stack(
-            [built[layer] for layer in stack.layers], weights.built_norm(stack.final_norm)
-        )
-        self._queries = None
-        if stack.cross_attentions:
-            below = [built[layer] for layer in stack.layers[:-1]]
-            self._queries = builder.queries(below, stack.layers[-1])
+        self._built = [built[layer] for layer in stack.layers]
+        self._layers = kernels.Stack(self._built, weights.built_norm(stack.final_norm))
+        reads_sources = bool(stack.cross_attentions)
+        self._queries = [builder.queries(layer) for layer in stack.layers if reads_sources]
 
     def forward(
         self, x: kernels.Tensor, inputs: NamedTensors, batch: kernels.SequenceBatch
@@ -105,21 +105,62 @@ class BuiltStack:
         inputs: NamedTensors,
         step: PagedStep,
         planes: kernels.Tensor,
-    ) -> kernels.Tensor:
-        """As `forward_cached`, up to the last layer's attention to sources: what it asks them with,
-        [tokens, heads * head_dim]. Fills x with nothing of use. Cannot be recorded."""
-        assert self._queries is not None  # of decoders that read sources alone
-        below, norm, q = self._queries
+        layers: Sequence[int],
+    ) -> list[kernels.Tensor]:
+        """As `forward_cached`, up to the attention to sources of the last of these layers, which
+        are in order: what those of each ask sources with, [tokens, heads * head_dim]. Fills x with
+        nothing of use. Cannot be recorded."""
         self.input_block.forward(x, inputs)
-        positions = inputs["positions"]
-        below.forward_cached(
-            x, step.batch, planes, self._workspace, positions, self._stream, step.sources
+        found, first = [], 0
+        for layer in layers:
+            if layer > first:
+                between = kernels.Stack(self._built[first:layer], None)
+                self._run_cached(between, x, inputs, step, _planes_from(first, planes))
+                first = layer
+            before, norm, q = self._queries[layer]
+            asking = kernels.empty(list(x.shape), x.dtype, stream=self._stream)
+            kernels.write(asking, x, self._stream)
+            self._run_cached(before, asking, inputs, step, _planes_from(layer, planes))
+            if norm is not None:
+                norm.apply(asking, asking, self._stream)
+            queries = kernels.empty([x.shape[0], q.out_features], x.dtype, stream=self._stream)
+            kernels.linear(queries, asking, q, "none", self._stream)
+            found.append(queries)
+        return found
+
+    def _run_cached(
+        self,
+        layers: kernels.Stack,
+        x: kernels.Tensor,
+        inputs: NamedTensors,
+        step: PagedStep,
+        planes: kernels.Tensor,
+    ) -> None:
+        layers.forward_cached(
+            x,
+            step.batch,
+            planes,
+            self._workspace,
+            inputs["positions"],
+            self._stream,
+            step.sources,
         )
-        if norm is not None:
-            norm.apply(x, x, self._stream)
-        queries = kernels.empty([x.shape[0], q.out_features], x.dtype, stream=self._stream)
-        kernels.linear(queries, x, q, "none", self._stream)
-        return queries
+
+
+def _planes_from(layer: int, planes: kernels.Tensor) -> kernels.Tensor:
+    """Those of the layers from one on."""
+    count, *page = planes.shape
+    begin = planes.nbytes // count * 2 * layer
+    return planes.section(begin, [count - 2 * layer, *page], planes.dtype)
+
+
+class SourceQueries(NamedTuple):
+    """What stands in a layer in front of its attention to sources, and that attention's norm and
+    queries. They share the layer's weights."""
+
+    before: kernels.Stack
+    norm: kernels.Norm | None
+    q: kernels.Linear
 
 
 class BuiltEmbeddings:
@@ -188,27 +229,25 @@ class LayerBuilder:
         self._biases: dict[PositionBias, kernels.Tensor] = {}
         self._blocks: dict[Layer, list[kernels.Block]] = {}
         self._source_queries: dict[CrossAttention, kernels.Linear] = {}
+        self._input_norms: dict[Block, kernels.Norm | None] = {}
 
     def layer(self, layer: Layer) -> kernels.Layer:
         blocks = self._blocks[layer] = [self.block(block) for block in layer.blocks]
         return kernels.Layer(blocks, parallel=layer.parallel)
 
-    def queries(
-        self, below: list[kernels.Layer], last: Layer
-    ) -> tuple[kernels.Stack, kernels.Norm | None, kernels.Linear]:
-        """Of layers that were built: the stack that ends in front of the last one's attention to
-        sources, and that attention's norm and queries. They share the layers' weights."""
-        place = [isinstance(block.sublayer, CrossAttention) for block in last.blocks].index(True)
-        block = last.blocks[place]
+    def queries(self, layer: Layer) -> SourceQueries:
+        """Of a layer that was built."""
+        place = [isinstance(block.sublayer, CrossAttention) for block in layer.blocks].index(True)
+        block = layer.blocks[place]
         assert isinstance(block.sublayer, CrossAttention)
-        before = kernels.Layer(self._blocks[last][:place])
-        norm = self._weights.built_norm(block.input_norm)
-        return kernels.Stack([*below, before], None), norm, self._source_queries[block.sublayer]
+        before = kernels.Stack([kernels.Layer(self._blocks[layer][:place])], None)
+        return SourceQueries(before, self._input_norms[block], self._source_queries[block.sublayer])
 
     def block(self, block: Block) -> kernels.Block:
+        norm = self._input_norms[block] = self._weights.built_norm(block.input_norm)
         return kernels.Block(
             self._sublayer(block.sublayer),
-            input_norm=self._weights.built_norm(block.input_norm),
+            input_norm=norm,
             output_norm=self._weights.built_norm(block.output_norm),
             residual_norm=self._weights.built_norm(block.residual_norm),
         )

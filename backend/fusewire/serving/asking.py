@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -220,10 +221,17 @@ def _generated(
         if several[0].language is not None:
             record["language"] = several[0].language
         if several[0].segments is not None:
-            said = [[vars(segment) for segment in one.segments] for one in several]
+            said = [[_segment(each) for each in one.segments] for one in several]
             record["segments"] = said if found is several else said[0]
         records.append(record)
     return lines, records
+
+
+def _segment(segment: Any) -> dict[str, Any]:
+    record = asdict(segment)
+    if segment.words is None:
+        del record["words"]
+    return record
 
 
 def _generate(client: Any, prompt: str, **arguments: Any) -> Any:

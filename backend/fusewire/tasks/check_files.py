@@ -69,7 +69,9 @@ def _check_speech_files(folder: Path, config: Mapping[str, Any]) -> Tokenizer:
     assert isinstance(encoder.embeddings, Frames)
     shape = encoder.embeddings.frames, encoder.embeddings.bins
     eos = eos_token_ids(folder, blueprint.eos_token_ids)
-    _, tokens = read_speech(folder, shape, encoder.max_length, words, eos)
+    attentions = blueprint.stack.cross_attentions
+    heads = len(attentions), attentions[0].heads
+    _, tokens = read_speech(folder, shape, encoder.max_length, words, eos, heads)
     generation_defaults(folder, encoder_decoder=True, speech=tokens)
     tokenizer = Tokenizer.required(folder)
     Detokenizer(tokenizer)

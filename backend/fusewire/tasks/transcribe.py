@@ -58,7 +58,7 @@ def read(
     asked = reader.read(values)
     heard = _heard(given[0], inputs[given[0]], sound)
     return TranscribeRequest(
-        Sound(heard.features),
+        Sound(heard.features, heard.frames),
         asked,
         given[0],
         flag(inputs, "stream", False),

@@ -102,9 +102,13 @@ def test_the_fields_become_the_models_parameters():
     assert parameters_of(plain, "transcribe", ENGLISH) == {}
     assert parameters_of(plain, "translate", ENGLISH) == {"task": "translate"}
     timed = [("response_format", "verbose_json"), ("timestamp_granularities[]", "segment")]
-    assert parameters_of(SpeechBody.of([*FIELDS, *timed]), "transcribe", ENGLISH) == {
-        "return_timestamps": True
-    }
+    words = [*timed, ("timestamp_granularities[]", "word")]
+    for more, timestamps in ((timed, True), (words, "word")):
+        body = SpeechBody.of([*FIELDS, *more])
+        asked = {"return_timestamps": timestamps}
+        assert parameters_of(body, "transcribe", ENGLISH) == asked
+    # A model without alignment heads refuses it by the name that the client used.
+    assert body.names_used()["return_timestamps"] == "timestamp_granularities"
 
 
 def test_of_a_long_prompt_the_end_is_sent():
@@ -125,7 +129,10 @@ def test_of_a_long_prompt_the_end_is_sent():
         ),
         ([*FIELDS, ("temperature", "hot")], "temperature: got 'hot', wanted number"),
         ([*FIELDS, ("temperature", "nan")], "temperature: got 'nan'"),
-        ([*FIELDS, ("timestamp_granularities[]", "word")], "timestamp_granularities: got 'word'"),
+        (
+            [*FIELDS, ("timestamp_granularities[]", "line")],
+            r"timestamp_granularities\[0\]: got 'line', wanted 'word' or 'segment'",
+        ),
         (
             [*FIELDS, ("timestamp_granularities[]", "segment")],
             "timestamp_granularities: got it with response_format json, wanted it with verbose",
@@ -184,7 +191,7 @@ def test_every_part_has_a_beginning_and_an_end():
 
 
 class Writes:
-    """A transport to a model that has heard two segments."""
+    """A transport to a model that has heard two segments, with words where they are asked for."""
 
     def __init__(self) -> None:
         self.calls: list[Infer] = []
@@ -195,6 +202,9 @@ class Writes:
             {"start": 0.0, "end": 1.0, "text": " One", "tokens": [1]},
             {"start": 1.0, "end": None, "text": " two.", "tokens": [2]},
         ]
+        if b'"word"' in call.inputs["sampling_parameters"][0]:
+            segments[0]["words"] = [{"word": " One", "start": 0.1, "end": 0.8}]
+            segments[1]["words"] = [{"word": " two.", "start": 0.8, "end": 2.0}]
         yield {
             "text_output": np.array([b" One two."], np.object_),
             "segments": np.array([json.dumps(segments).encode()], np.object_),
@@ -205,8 +215,9 @@ class Writes:
         }
 
 
-def answered(**fields: str) -> Any:
-    body = SpeechBody.of([*FIELDS, *fields.items()])
+def answered(*granularities: str, **fields: str) -> Any:
+    named = [("timestamp_granularities[]", each) for each in granularities]
+    body = SpeechBody.of([*FIELDS, *fields.items(), *named])
     transport: Any = Writes()
     parameters = parameters_of(body, "transcribe", KNOWS_TASKS)
     outputs = asyncio.run(transcribed(transport, KNOWS_TASKS, body, parameters, {"tenant": "a"}))
@@ -238,3 +249,15 @@ def test_answers_have_the_format_that_is_asked_for():
     assert [each["id"] for each in verbose["segments"]] == [0, 1]
     assert verbose["segments"][1].items() >= {"start": 1.0, "end": 2.25, "text": " two."}.items()
     assert verbose["segments"][0]["temperature"] == 0.5
+    assert "words" not in verbose
+
+
+@pytest.mark.parametrize("granularities", [("word",), ("segment",), ("word", "segment")], ids=str)
+def test_words_and_segments_come_where_they_are_named(granularities):
+    verbose = json.loads(answered(*granularities, response_format="verbose_json").body)
+    assert {"words", "segments"} & verbose.keys() == {f"{each}s" for each in granularities}
+    assert all("words" not in each for each in verbose.get("segments", ()))
+    assert verbose.get("words", []) == [
+        {"word": "One", "start": 0.1, "end": 0.8},
+        {"word": "two.", "start": 0.8, "end": 2.0},
+    ] * ("word" in granularities)

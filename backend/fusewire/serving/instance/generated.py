@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from functools import cache, lru_cache
 from typing import Any
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from fusewire.engine.continuation import Alignment, Delta
 from fusewire.engine.prompt_logprobs import PromptLogprobs
 from fusewire.generation.speech import Segment
+from fusewire.generation.speech_words import timed_words
 from fusewire.tasks.generate import GenerateRequest
 from fusewire.tasks.transcribe import TranscribeRequest
 
@@ -34,8 +36,10 @@ class Generated:
         num_input_tokens: int,
         spell: Callable[[int], str],
         decode: Callable[[Sequence[int]], str] = lambda token_ids: "",
+        decode_word: Callable[[list[int]], str] = lambda token_ids: "",
     ) -> None:
-        """`spell`: a token's text, for log-probabilities. `decode`: that of a segment's tokens."""
+        """`spell`: a token's text, for log-probabilities. `decode`: that of a segment's tokens.
+        `decode_word`: the same of a word's, with all its spaces."""
         count = request.parameters.n
         self._request = request
         wanted = {"text_output"} | request.returned
@@ -52,6 +56,7 @@ class Generated:
         self._scores: dict[int, float] = {}  # of the texts that beam search has found
         self._alignments = ["null"] * count  # with the last piece of each
         self._decode = decode
+        self._decode_word = decode_word
         # With the piece that completes them; None of one that completes none.
         self._segments: list[list[dict[str, Any]] | None] = [None] * count
         self._language = ""
@@ -117,12 +122,14 @@ class Generated:
 
     def _segment(self, segment: Segment) -> dict[str, Any]:
         text = self._decode(segment.token_ids)
-        return {
+        record = {
             "start": segment.start,
             "end": segment.end,
             "text": text,
             "tokens": list(segment.token_ids),
         }
+        words = timed_words(segment, self._language or None, self._decode_word)
+        return record if words is None else {**record, "words": [*map(asdict, words)]}
 
     def _json(self, tokens: list[dict[int, dict[str, Any]]]) -> str:
         return "null" if self._request.parameters.logprobs is None else json.dumps(tokens)

@@ -147,6 +147,7 @@ class Texts:
             ticket.num_input_tokens,
             lambda token: self._engine.tokenizer.decode([token]),
             lambda token_ids: self._engine.tokenizer.decode(list(token_ids)),
+            self._engine.tokenizer.decode_as_spelled,
         )
 
     @property

@@ -11,7 +11,7 @@ import numpy as np
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from fusewire_client.calls import Infer
 from fusewire_client.transports import AsyncTransport
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field
+from pydantic import BeforeValidator, ConfigDict, Field
 
 from fusewire.errors import ComputeFailed, InvalidInput
 from fusewire.generation.no_effect import has_no_effect
@@ -40,14 +40,6 @@ _OF_JSON = ("logit_bias", "bad_words_ids")
 Outputs = Mapping[str, np.ndarray]
 
 
-def _segments_alone(value: list[str]) -> list[str]:
-    for granularity in value:
-        if granularity != "segment":
-            got, wanted = repr(granularity[:80]), "segment, as no words are aligned with the sound"
-            raise InvalidInput("timestamp_granularities", got, wanted, "remove it")
-    return value
-
-
 def _not_streamed(value: object) -> object:
     if written_flag(value) is not False:
         wanted = "false, as an answer of this endpoint comes whole"
@@ -71,8 +63,9 @@ class SpeechBody(Body):
     temperature: float | None = Field(
         default=None, ge=0, le=100, description="Above 0: sample. Default: the model's."
     )
-    timestamp_granularities: Annotated[list[str], AfterValidator(_segments_alone)] = Field(
-        default=[], description="`segment` alone, with verbose_json, which has segments anyway."
+    timestamp_granularities: list[Literal["word", "segment"]] = Field(
+        default=[],
+        description="With verbose_json, which has segments by default: `word`, `segment` or both.",
     )
     stream: Annotated[bool, BeforeValidator(_not_streamed)] = Field(
         default=False, description="false: an answer comes whole."
@@ -109,7 +102,14 @@ class SpeechBody(Body):
 
     def names_used(self) -> dict[str, str]:
         """The model's names -> those the client used."""
-        return {"audio": "file", "prompt_ids": "prompt", "tenant": TENANT_HEADER}
+        names = {"audio": "file", "prompt_ids": "prompt", "tenant": TENANT_HEADER}
+        if self.wants_words:
+            names["return_timestamps"] = "timestamp_granularities"
+        return names
+
+    @property
+    def wants_words(self) -> bool:
+        return "word" in self.timestamp_granularities
 
     @property
     def timed(self) -> bool:
@@ -128,7 +128,7 @@ class SpeechBody(Body):
         if model.multilingual or task == "translate":  # one that knows no tasks refuses it
             asked["task"] = task
         if self.timed:
-            asked["return_timestamps"] = True
+            asked["return_timestamps"] = "word" if self.wants_words else True
         if prompt := self.prompt.strip():
             # As words stand behind others; special tokens of such a text are refused by the model.
             ids = await model.ids("prompt", f" {prompt}", special_tokens=False)
@@ -194,17 +194,20 @@ def answer(outputs: Outputs, body: SpeechBody, task: str) -> Response:
     if body.response_format == "vtt":
         return PlainTextResponse(vtt(said, duration), media_type="text/vtt")
     language = outputs["language"][0].decode()
-    timed, temperature = zip(segments, spans(said, duration), strict=True), body.temperature or 0.0
-    return JSONResponse(
-        {
-            "task": "translate" if task == "translate" else "transcribe",
-            "language": name_of(language) if language else "english",
-            "duration": duration,
-            "text": text,
-            "segments": [
-                {"id": index, **each, "start": start, "end": end, "temperature": temperature}
-                for index, (each, (start, end)) in enumerate(timed)
-            ],
-            "usage": seconds,
-        }
-    )
+    verbose = {
+        "task": "translate" if task == "translate" else "transcribe",
+        "language": name_of(language) if language else "english",
+        "duration": duration,
+        "text": text,
+    }
+    words = [word for each in segments for word in each.pop("words", ())]
+    if body.wants_words:
+        verbose["words"] = [{**each, "word": each["word"].strip()} for each in words]
+    if body.timestamp_granularities != ["word"]:
+        timed = zip(segments, spans(said, duration), strict=True)
+        temperature = body.temperature or 0.0
+        verbose["segments"] = [
+            {"id": index, **each, "start": start, "end": end, "temperature": temperature}
+            for index, (each, (start, end)) in enumerate(timed)
+        ]
+    return JSONResponse({**verbose, "usage": seconds})
