@@ -259,6 +259,11 @@ REFUSED: list[tuple[str, list[Any]]] = [
     ("return_timestamps", [True, "word", "Word", 1, "yes"]),
     ("condition_on_prev_tokens", [True, 1, "yes"]),
     ("prompt_ids", [[5], "5", [1.5], [0] * 4097]),
+    # Those of a model of speech, which this one is not.
+    ("fallback_temperatures", [[0.2], 0.2, [-1], [101], [1e-4], [0.5] * 17, *NOT_NUMBERS]),
+    ("compression_ratio_threshold", [1.35, 0, -1, *NOT_NUMBERS]),
+    ("logprob_threshold", [-1.0, 0.0, 0.5, *NOT_NUMBERS]),
+    ("no_speech_threshold", [0.0, 0.6, 1.5, *NOT_NUMBERS]),
     ("add_special_tokens", [1]),
     ("skip_special_tokens", [1]),
     ("include_stop_str_in_output", [0]),
@@ -289,7 +294,7 @@ def test_a_wrong_value_is_refused_by_its_name(name: str, value: Any) -> None:
     with pytest.raises(InvalidInput, match=rf"^{name}: got .+, wanted .+; .+$") as caught:
         parse(**{name: value})
     assert caught.value.field == name
-    assert len(str(caught.value)) < 900  # with the names of all
+    assert len(str(caught.value)) < 1000  # with the names of all
 
 
 def test_every_parameter_is_refused_somewhere() -> None:

@@ -219,7 +219,10 @@ def door(server: Server) -> Iterator[openai.OpenAI]:
 ASKED_AS_FORM: dict[str, Any] = {
     "model": "whisper",
     "language": "de",
-    "extra_body": {name: value for name, value in ASKED.items() if name != "language"},
+    "extra_body": {
+        "do_sample": "false",  # no text of a random model is good
+        **{name: value for name, value in ASKED.items() if name != "language"},
+    },
 }
 
 

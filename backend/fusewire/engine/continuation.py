@@ -46,7 +46,8 @@ class Delta:
     knows several. `segments`, of a model of speech: what was said when, with the last one of a
     text, or of what it adds to the text of a sound that is longer than the model hears at once.
     `token_ends`, with the last one of a text, where words are timed: seconds behind the beginning
-    of what was heard when each of its tokens has been said.
+    of what was heard when each of its tokens has been said. `temperature`: at which a window was
+    decoded that may be decoded again.
     """
 
     index: int
@@ -67,6 +68,7 @@ class Delta:
     language: str | None = None
     segments: Sequence[Segment] | None = None
     token_ends: Sequence[float] | None = None
+    temperature: float | None = None
 
     @property
     def token_ids(self) -> list[int]:

@@ -14,6 +14,7 @@ from fusewire.engine.continuation import Delta
 from fusewire.engine.request import failure
 from fusewire.engine.request_chain import Link, RequestChain
 from fusewire.errors import FusewireError
+from fusewire.generation.fallback import TOO_HOT
 from fusewire.generation.speech import SpeechTokens
 from fusewire.generation.speech_windows import segments_at, window_of
 from fusewire.text.detokenizer import TextStream
@@ -62,6 +63,7 @@ class LongTranscription:
     # `heard` gets its events.
     write: Callable[[int, Sequence[int]], Link]
     callback: Callable[[Event], None]
+    temperature: float  # of its windows, unless they say another
 
     chain: RequestChain = field(init=False, default_factory=RequestChain)
     _frame: int = field(init=False, default=0)  # where the window that is heard begins
@@ -83,9 +85,13 @@ class LongTranscription:
         self.callback(delta)
         if delta.finish_reason is None:
             try:
-                self.chain.follow(lambda: self.write(self._frame, self._written))
+                self.chain.follow(self._write)
             except Exception as error:
                 self.callback(failure(error))
+
+    def _write(self) -> Link:
+        """The next window; what was drawn wildly is not gone on from."""
+        return self.write(self._frame, () if self.temperature >= TOO_HOT else self._written)
 
     def num_output_tokens(self) -> int:
         return self._kept + self.chain.num_output_tokens()
@@ -93,6 +99,8 @@ class LongTranscription:
     def _ended(self, last: Delta) -> Delta:
         """What a window adds; the next one begins behind it."""
         sound, speech = self.sound, self.speech
+        if last.temperature is not None:
+            self.temperature = last.temperature
         window, self._tokens = window_of(self._tokens, speech, last.token_ends), []
         kept = window.token_ids
         seconds_per_frame = speech.seconds_per_position / sound.frames_per_position
@@ -121,4 +129,5 @@ class LongTranscription:
             num_cached_tokens=self._cached,
             before=kept[:-1],
             segments=segments,
+            temperature=last.temperature,
         )

@@ -21,7 +21,6 @@ from fusewire.engine.sampling_state import SamplingState
 from fusewire.engine.seeds import seed_of
 from fusewire.engine.source_pages import Source
 from fusewire.engine.spoken import Spoken
-from fusewire.engine.token_masks import TokenMask
 from fusewire.errors import InvalidInput
 from fusewire.generation.limits import GenerationLimits
 from fusewire.generation.parameters import GenerationParameters
@@ -110,10 +109,9 @@ class RequestPreparation:
         if parameters.alignment and source is not None:
             self._check_alignment(parameters, len(ids) + most - 1, len(source))
         read = () if source is None or spoken else source.token_ids
-        mask = spoken.mask if spoken else None
         place.sequence, place.begun = sequence, len(ids)
         generation = self._generation(
-            rules, ids, begun, read, request, most, forced, callback, scores, place, mask
+            rules, ids, begun, read, request, most, forced, callback, scores, place, spoken
         )
         if parameters.alignment or (spoken and spoken.heard):
             generation.decoder_ids, generation.heard = ids[:], spoken.heard if spoken else 0
@@ -133,7 +131,7 @@ class RequestPreparation:
         callback: Callable[[Event], None],
         scores: PromptLogprobs | None,
         place: Place,
-        mask: TokenMask | None,
+        spoken: Spoken | None,
     ) -> Generation:
         parameters = request.parameters
         # What every text of the decoder begins with is no part of it; the source even less.
@@ -142,7 +140,15 @@ class RequestPreparation:
         seed = 0 if parameters.seed is None else parameters.seed
         if parameters.seed is None and not parameters.greedy:  # others draw nothing
             seed = secrets.randbits(63)
-        first = SamplingState(rules.sampling, ids, seed, forced, source_ids, mask)
+        first = SamplingState(
+            rules.sampling,
+            ids,
+            seed,
+            forced,
+            source_ids,
+            spoken.mask if spoken else None,
+            judged=spoken is not None and spoken.judged,
+        )
         writes = request.tells != "ids" or parameters.stop
         # A stop string is looked for behind each token; log-probabilities come with theirs.
         scored = parameters.logprobs is not None or scores is not None

@@ -2,8 +2,9 @@
 
 In the order of transformers' `generate`: biases and bans, penalties, then the draw (temperature,
 top_k, top_p, min_p, typical_p). Log-probabilities are those of the logits as the model gave them,
-as vLLM reports them. A draw depends on the row, the seed and how many tokens the sequence has, on
-nothing else in the batch.
+as vLLM reports them; of a row that is `judged` those of what it is drawn from, at temperature 1. A
+draw depends on the row, the seed and how many tokens the sequence has, on nothing else in the
+batch.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from itertools import accumulate
-from math import isfinite
+from math import inf, isfinite
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,6 +56,7 @@ class SamplingRows:
         self.tops = {row: count for row, count in enumerate(wished) if count}
         self.forced = [row for row, state in enumerate(states) if state.forced]
         self.masked = [row for row, state in enumerate(states) if state.mask is not None]
+        self.judged = [row for row, state in enumerate(states) if state.judged]
         self.read_first = [row for row, each in enumerate(states) if not each.always_draws_ahead]
         self.penalties = _penalties(states)
         self._memory: DrawMemory | None = None
@@ -81,6 +83,7 @@ class SamplingRows:
         both.tops = self.tops | {first + row: count for row, count in others.tops.items()}
         both.forced = self.forced + [first + row for row in others.forced]
         both.masked = self.masked + [first + row for row in others.masked]
+        both.judged = self.judged + [first + row for row in others.judged]
         both.read_first = self.read_first + [first + row for row in others.read_first]
         both.penalties = np.concatenate([self.penalties, others.penalties], axis=1)
         return both
@@ -123,7 +126,8 @@ class PendingDraws:
         of_rank = read[16 * count :].view(np.int32).tolist() if rows.ranked else [0] * count
         forbidden = set()
         if min(ids) < 0:
-            forbidden = {row for row in range(count) if ids[row] < 0 and isfinite(of_all[row])}
+            # Of a judged row the logits of nothing: -inf, where those of no distribution are NaN.
+            forbidden = {row for row in range(count) if ids[row] < 0 and of_all[row] < inf}
         for row in rows.forced:
             token = rows.states[row].forced_token()
             if token is not None and isfinite(of_all[row]):
@@ -194,7 +198,8 @@ class Sampler:
         self._mask(rows, states)
 
     def _change(self, logits: kernels.Tensor, rows: SamplingRows) -> kernels.Tensor:
-        """Biases, bans and penalties. Returns the logits as they were before."""
+        """Biases, bans and penalties. Returns the logits as they were before; of judged rows as
+        they are."""
         biases = kernels.token_biases(rows.histories)
         seen = kernels.seen_tokens(rows.histories)
         sources = any([len(state.source_tokens) for state in rows.states])
@@ -206,6 +211,11 @@ class Sampler:
         self._penalize(logits, rows.penalties, seen)
         if rows.masked:
             self._mask(logits, rows.states)
+        for row in rows.judged:
+            begin = row * raw.nbytes // raw.shape[0]
+            own = raw.section(begin, [1, self._vocab_size], raw.dtype)
+            changed = self._place.exact(np.array([row]), np.int64)
+            kernels.gather_rows(own, logits, changed, self._place.stream)
         return raw
 
     def _mask(self, logits: kernels.Tensor, states: Sequence[SamplingState]) -> None:

@@ -27,17 +27,21 @@ class SamplingState:
         forced: Mapping[int, Sequence[int]] | None = None,
         source_ids: Sequence[int] = (),
         mask: TokenMask | None = None,
+        *,
+        judged: bool = False,
     ) -> None:
         """`seed`: any integer, of which 64 bits count.
         `forced`: new tokens that no logits decide, by how many there are before them; one of each
         list, in ascending order, as likely as the others.
         `source_ids`: what the encoder of an encoder-decoder model reads. `mask`: what else is
-        forbidden, behind all of that."""
+        forbidden, behind all of that. `judged`: its log-probabilities are those behind biases, bans
+        and penalties."""
         self.rules, self.parameters = rules, rules.parameters
         self.seed = _in_64_bits(seed)
         self.new_tokens = 0
         self.forced = forced or {}
         self.mask = mask
+        self.judged = judged
         # Those that encoder_repetition_penalty concerns, each once.
         self.source_tokens = _NONE
         if self.parameters.encoder_repetition_penalty != 1 and len(source_ids):

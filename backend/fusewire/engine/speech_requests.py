@@ -4,18 +4,21 @@ hears the language in front of it, and one for each window of a long sound."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Protocol
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 from fusewire.engine.branches import Event
 from fusewire.engine.held_sound import HeldSound
 from fusewire.engine.language_detection import LanguageDetection
 from fusewire.engine.long_transcription import LongSound, LongTranscription
+from fusewire.engine.request_chain import Link, RequestChain
 from fusewire.engine.spoken import Spoken, timestamps_of, with_language, with_segments
 from fusewire.engine.ticket import Ticket
 from fusewire.engine.token_masks import OneOf
+from fusewire.engine.window_attempts import WindowAttempts
 from fusewire.errors import InvalidInput
 from fusewire.generation.checks import read_parameters
+from fusewire.generation.fallback import at_temperature, fallback_of
 from fusewire.generation.limits import GenerationLimits
 from fusewire.generation.parameters import GenerationParameters
 from fusewire.generation.prompt import Prompt, Sound, read_sound
@@ -26,6 +29,18 @@ from fusewire.text.detokenizer import Detokenizer
 
 # What a text in parts has not -> what it may be.
 _OF_ONE_WINDOW = {"n": 1, "best_of": None, "stop": (), "stop_token_ids": (), "logprobs": None}
+
+
+@dataclass(frozen=True)
+class HeardWindow:
+    """What is heard at once, behind what was `written` of the windows before, of which it may have
+    the place. So many windows are behind it, at least."""
+
+    sound: Sound
+    language: str | None
+    written: Sequence[int] = ()
+    goes_on: bool = False
+    windows_behind: int = 0
 
 
 # Sounds of the greatest length that run and wait at once.
@@ -102,32 +117,31 @@ class SpeechRequests:
             told = callback if language is None else with_language(callback, language)
             if long is not None:
                 return self._submit_long(long, language, request, deadline, told, goes_on)
-            prompt, spoken = self._begin(first, language, parameters, goes_on=goes_on)
-            told = with_segments(told, speech)
-            return self._take_place(prompt, request, deadline, told, spoken)
+            told, chain = with_segments(told, speech), RequestChain()
+            window = HeardWindow(first, language, goes_on=goes_on)
+            ticket = self._decode(window, request, deadline, chain.follow, told)
+            chain.begun(ticket)
+            return replace(ticket, cancel=chain.cancel, num_output_tokens=chain.num_output_tokens)
 
         if not speech.languages:
             return submit(None)
         if parameters.language is not None:
             return submit(speech.known(parameters.language))
         # Refused now, if at all.
-        prompt, _ = self._begin(first, next(iter(speech.languages)), parameters)
+        prompt, _ = self._begin(HeardWindow(first, next(iter(speech.languages))), parameters)
         windows = 1 if long is None else long.windows_from(0)
-        asked = read_parameters(
-            {"max_new_tokens": 1, "priority": parameters.priority}, self._limits
-        )
-        spoken = Spoken(
-            [self._model.decoder_start_token_id],
-            OneOf(speech.languages.values()),
-            later_tokens=(windows - 1) * self._model.max_source_length,
-            later_new=windows * prompt.max_new_tokens,
-        )
         detection = LanguageDetection(
             lambda token: submit(speech.language_of(token), goes_on=True), callback
         )
-        hearing = GenerationRequest(first, asked, tells="ids", tenant=request.tenant)
-        heard = read_sound(first, asked, self._limits, 1)
-        ticket = self._take_place(heard, hearing, deadline, detection.heard, spoken)
+        ticket = self._hear_token(
+            first,
+            OneOf(speech.languages.values()),
+            request,
+            deadline,
+            detection.heard,
+            later_tokens=(windows - 1) * self._model.max_source_length,
+            later_new=windows * prompt.max_new_tokens,
+        )
         detection.begun(ticket)
         prompt_tokens = ticket.num_input_tokens if long is None else long.positions
         return replace(
@@ -136,6 +150,24 @@ class SpeechRequests:
             cancel=detection.cancel,
             num_output_tokens=detection.num_output_tokens,
         )
+
+    def _hear_token(
+        self,
+        sound: Sound,
+        mask: OneOf,
+        request: GenerationRequest,
+        deadline: float | None,
+        callback: Callable[[Event], None],
+        **more: Any,
+    ) -> Ticket:
+        """Asks for one of some tokens, behind what every text begins with. `more`: of Spoken."""
+        asked = read_parameters(
+            {"max_new_tokens": 1, "priority": request.parameters.priority}, self._limits
+        )
+        spoken = Spoken([self._model.decoder_start_token_id], mask, **more)
+        prompt = read_sound(sound, asked, self._limits, len(spoken.previous) + 1)
+        hearing = GenerationRequest(sound, asked, tells="ids", tenant=request.tenant)
+        return self._take_place(prompt, hearing, deadline, callback, spoken)
 
     def _submit_long(
         self,
@@ -151,18 +183,19 @@ class SpeechRequests:
         asked = replace(request, parameters=parameters, tells="ids")
 
         def write(frame: int, written: Sequence[int]) -> Ticket:
-            prompt, spoken = self._begin(
+            window = HeardWindow(
                 Sound(sound.at(frame), sound.heard_from(frame)),
                 language,
-                parameters,
-                written=written,
-                goes_on=goes_on or frame > 0,
-                windows_behind=sound.windows_from(frame) - 1,
+                written,
+                goes_on or frame > 0,
+                sound.windows_from(frame) - 1,
             )
-            return self._take_place(prompt, asked, deadline, transcription.heard, spoken)
+            follow = transcription.chain.follow
+            return self._decode(window, asked, deadline, follow, transcription.heard)
 
         text = self._detokenizer.start(skip_special_tokens=parameters.skip_special_tokens)
-        transcription = LongTranscription(sound, self._speech, text, write, callback)
+        temperature = 0.0 if parameters.greedy else parameters.temperature
+        transcription = LongTranscription(sound, self._speech, text, write, callback, temperature)
         first = write(0, ())
         transcription.chain.begun(first)
         return Ticket(
@@ -172,21 +205,56 @@ class SpeechRequests:
             transcription.num_output_tokens,
         )
 
-    def _begin(
+    def _decode(
         self,
-        sound: Sound,
-        language: str | None,
-        parameters: GenerationParameters,
-        *,
-        written: Sequence[int] = (),
-        goes_on: bool = False,
-        windows_behind: int = 0,
+        window: HeardWindow,
+        request: GenerationRequest,
+        deadline: float | None,
+        follow: Callable[[Callable[[], Link]], None],
+        callback: Callable[[Event], None],
+    ) -> Ticket:
+        """Submits a window, and again where its text is no good. `follow`: see WindowAttempts."""
+        parameters, fallback = request.parameters, fallback_of(request.parameters)
+        if fallback is None:
+            prompt, spoken = self._begin(window, parameters)
+            return self._take_place(prompt, request, deadline, callback, spoken)
+        again = replace(window, goes_on=True)
+
+        def decode(attempt: int, heard: Callable[[Event], None]) -> Ticket:
+            asked = at_temperature(parameters, fallback.temperatures[attempt])
+            prompt, spoken = self._begin(again if attempt else window, asked)
+            judged = replace(spoken, judged=True)
+            return self._take_place(
+                prompt, replace(request, parameters=asked), deadline, heard, judged
+            )
+
+        def hear_silence(heard: Callable[[Event], None]) -> Ticket:
+            _, spoken = self._begin(again, parameters)
+            return self._hear_token(
+                again.sound,
+                OneOf([self._speech.no_speech]),
+                request,
+                deadline,
+                heard,
+                previous=spoken.previous,
+                goes_on=True,
+                later_tokens=spoken.later_tokens,
+                later_new=spoken.later_new,
+            )
+
+        attempts = WindowAttempts(
+            fallback, self._model.vocab_size, decode, hear_silence, follow, callback
+        )
+        return decode(0, attempts.decoded)
+
+    def _begin(
+        self, window: HeardWindow, parameters: GenerationParameters
     ) -> tuple[Prompt, Spoken]:
-        """`written`: of the windows before."""
         speech, timestamps = self._speech, bool(parameters.return_timestamps)
-        begin = speech.begin(language, parameters.task, timestamps=timestamps)
+        sound, windows_behind = window.sound, window.windows_behind
+        begin = speech.begin(window.language, parameters.task, timestamps=timestamps)
         ids = [self._model.decoder_start_token_id, *begin]
-        previous = self._previous(parameters, written)
+        previous = self._previous(parameters, window.written)
         if windows_behind and parameters.condition_on_prev_tokens:  # refused now, if at all
             read_sound(sound, parameters, self._limits, len(ids) + 1 + self._most_previous)
         prompt = read_sound(sound, parameters, self._limits, len(ids) + len(previous))
@@ -194,7 +262,7 @@ class SpeechRequests:
             ids,
             timestamps_of(speech) if timestamps else None,
             previous,
-            goes_on,
+            window.goes_on,
             windows_behind * self._model.max_source_length,
             windows_behind * prompt.max_new_tokens,
             self._heard(sound) if parameters.times_words else 0,

@@ -23,6 +23,8 @@ class Spoken:
     later_tokens: int = 0
     later_new: int = 0
     heard: int = 0  # positions of the sound with which tokens are aligned; 0: they are not
+    # Whether log-probabilities are those of the tokens that may come, by which a text is judged.
+    judged: bool = False
 
 
 def timestamps_of(speech: SpeechTokens) -> Timestamps:

@@ -16,6 +16,20 @@ from fusewire.generation.parameters import GenerationParameters
 from fusewire.generation.spelling import layer
 
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "do_sample")
+_FALLBACK = (
+    "fallback_temperatures",
+    "compression_ratio_threshold",
+    "logprob_threshold",
+    "no_speech_threshold",
+)
+_OF_SPEECH = (
+    "language",
+    "task",
+    "return_timestamps",
+    "condition_on_prev_tokens",
+    "prompt_ids",
+    *_FALLBACK,
+)
 _WITHOUT_BEAMS = ("best_of", "stop", "prompt_logprobs")
 
 # Below it logits could leave float32 when they are divided.
@@ -102,9 +116,14 @@ def _check(p: GenerationParameters, limits: GenerationLimits) -> None:
     def refuse(name: str, got: object, wanted: str, remedy: str) -> NoReturn:
         raise InvalidInput(p.named(name), got, wanted, remedy)
 
-    if 0 < p.temperature < SMALLEST_TEMPERATURE:
-        wanted = f"0 (greedy) or at least {SMALLEST_TEMPERATURE}"
-        refuse("temperature", p.temperature, wanted, "raise it, or send 0")
+    for name, temperatures in (
+        ("temperature", (p.temperature,)),
+        ("fallback_temperatures", p.fallback_temperatures),
+    ):
+        for temperature in temperatures:
+            if 0 < temperature < SMALLEST_TEMPERATURE:
+                wanted = f"0 (greedy) or at least {SMALLEST_TEMPERATURE}"
+                refuse(name, temperature, wanted, "raise it, or send 0")
     if p.top_k > limits.vocab_size:
         refuse("top_k", p.top_k, f"at most {limits.vocab_size}, the vocabulary", "lower it")
     named = p.model_fields_set  # a folder may name what its model's vocabulary has not
@@ -235,9 +254,8 @@ def _check_speech_options(
     """Those that only models of speech take, or that none of them does."""
     speech = limits.speech
     if speech is None:
-        of_speech = ("language", "task", "return_timestamps", "condition_on_prev_tokens")
-        for name in (*of_speech, "prompt_ids"):
-            if getattr(p, name):
+        for name in _OF_SPEECH:
+            if getattr(p, name) != GenerationParameters.model_fields[name].default:
                 wanted = "null for a model that reads no speech"
                 refuse(name, getattr(p, name), wanted, "remove it")
         return
@@ -259,6 +277,15 @@ def _check_speech_options(
         if getattr(p, name) and speech.previous is None:
             wanted = "none for a model whose generation_config.json has no prev_sot_token_id"
             refuse(name, getattr(p, name), wanted, "remove it, or add that")
+    if p.no_speech_threshold is not None and p.logprob_threshold is None:
+        wanted = "null without logprob_threshold, as a window is silence by both"
+        refuse("no_speech_threshold", p.no_speech_threshold, wanted, "set that too, or remove it")
+    judged = (p.compression_ratio_threshold, p.logprob_threshold) != (None, None)
+    for name, off in {"n": 1, "best_of": None}.items():
+        if judged and getattr(p, name) != off:
+            wanted = f"{'1' if off else 'none'} where a window may be decoded again"
+            remedy = "remove it, or compression_ratio_threshold and logprob_threshold"
+            refuse(name, getattr(p, name), wanted, remedy)
     if p.times_words and not speech.alignment_heads:
         wanted = "true or false for a model whose generation_config.json names no alignment_heads"
         remedy = "name there those heads of its decoder, as the published models of OpenAI do"

@@ -51,6 +51,7 @@ MOST_PREFIX_TOKENS = 4096
 # Alternatives a token: each costs a search of the vocabulary and a part of the reply.
 MOST_LOGPROBS = 20
 
+MOST_FALLBACKS = 16  # attempts at a window of sound
 WORD = "word"  # timestamps of words
 
 Text = Annotated[str, Field(strict=True, min_length=1)]
@@ -100,7 +101,35 @@ class GenerationParameters(BaseModel):
         default=1.0,
         ge=0,
         le=100,
-        description="Divides the logits before sampling. 0: greedy, even with do_sample.",
+        description="Divides the logits before sampling. 0: greedy, even with do_sample. Of a "
+        "model of speech also a list, as in transformers: the others are fallback_temperatures.",
+    )
+    fallback_temperatures: Annotated[
+        tuple[Annotated[Real, Field(ge=0, le=100)], ...], Field(max_length=MOST_FALLBACKS)
+    ] = Field(
+        default=(),
+        description="Of a model of speech: a window whose text is no good by a threshold is "
+        "decoded again at the next of these temperatures, until one is good or none is left.",
+    )
+    compression_ratio_threshold: Real | None = Field(
+        default=None,
+        gt=0,
+        description="Of a model of speech: a text is no good whose tokens zlib makes more than so "
+        "many times shorter, as it repeats itself. Default: the folder's.",
+    )
+    logprob_threshold: Real | None = Field(
+        default=None,
+        le=0,
+        description="Of a model of speech: a text is no good whose mean log-probability a token is "
+        "below. Default: the folder's.",
+    )
+    no_speech_threshold: Real | None = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="Of a model of speech: a window is silence, and has no text, where that of "
+        "no speech is more probable and the text is no good by logprob_threshold. Default: the "
+        "folder's.",
     )
     top_k: Annotated[Whole, BeforeValidator(minus_one_as_zero)] = Field(
         default=0,

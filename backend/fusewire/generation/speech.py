@@ -17,6 +17,7 @@ from fusewire.weights import read_json
 
 FILE = "generation_config.json"
 TASKS = ("transcribe", "translate")
+_THRESHOLDS = ("compression_ratio_threshold", "logprob_threshold", "no_speech_threshold")
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,11 @@ class SpeechTokens:
     @property
     def timestamp_begin(self) -> int:
         return self.no_timestamps + 1
+
+    @property
+    def no_speech(self) -> int:
+        """What a text of silence begins with, as OpenAI numbered it."""
+        return self.no_timestamps - 1
 
     def language_of(self, token: int) -> str:
         return next(code for code, each in self.languages.items() if each == token)
@@ -157,7 +163,8 @@ def _read_tokens(
 
 def speech_defaults(values: Mapping[str, Any], tokens: SpeechTokens) -> dict[str, Any]:
     """The parameters that generation_config.json sets, with these values: language, task,
-    return_timestamps and condition_on_prev_tokens. CheckpointError. In older folders
+    return_timestamps, condition_on_prev_tokens and the thresholds of a text that is no good.
+    CheckpointError. In older folders
     `forced_decoder_ids` name the first two."""
     found = {key: values[key] for key in ("language", "task") if values.get(key) is not None}
     forced = values.get("forced_decoder_ids")
@@ -172,7 +179,7 @@ def speech_defaults(values: Mapping[str, Any], tokens: SpeechTokens) -> dict[str
         if code is None:
             raise _fault("language", language, f"one of {', '.join(tokens.languages) or 'none'}")
         found["language"] = code
-    flags = ["return_timestamps"]
+    flags = ["return_timestamps", *_THRESHOLDS]
     if tokens.previous is not None:
         flags.append("condition_on_prev_tokens")
     return found | {key: values[key] for key in flags if values.get(key) is not None}

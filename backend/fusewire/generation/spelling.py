@@ -20,6 +20,9 @@ ALIASES = {
 # vLLM's flag: best_of or n are the beams.
 BEAM_SEARCH = "use_beam_search"
 
+# Transformers' list of temperatures: those behind the first.
+FALLBACK = "fallback_temperatures"
+
 # A request that sets one of these, and does not say `do_sample`, asks for sampling.
 _SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 
@@ -57,6 +60,7 @@ def layer(values: Mapping[str, Any]) -> dict[str, Any]:
                 raise InvalidInput(alias, f"{alias} and {name} together", "one of them", "drop one")
             given[name] = given.pop(alias)
     _take_beam_search(given)
+    _take_temperatures(given)
     if any(name in given for name in _SAMPLING):
         given.setdefault("do_sample", True)
     return given
@@ -75,11 +79,20 @@ def _take_beam_search(given: dict[str, Any]) -> None:
     given["num_beams"] = given.pop("best_of", given.get("n", 1)) if flag else 1
 
 
+def _take_temperatures(given: dict[str, Any]) -> None:
+    """Of several, as transformers has them, the first; the others are those to fall back to."""
+    temperatures = given.get("temperature")
+    if isinstance(temperatures, (list, tuple)) and len(temperatures) > 1 and FALLBACK not in given:
+        given["temperature"], *given[FALLBACK] = temperatures
+
+
 def names_given(values: Mapping[str, Any]) -> dict[str, str]:
     """Field -> the name under which a request gives it."""
     names = {canonical(name): name for name, value in values.items() if value is not None}
     if written_flag(values.get(BEAM_SEARCH, False)) is True and "num_beams" not in names:
         names["num_beams"] = names.pop("best_of", names.get("n", BEAM_SEARCH))
+    if isinstance(values.get("temperature"), (list, tuple)):
+        names[FALLBACK] = "temperature"
     return names
 
 

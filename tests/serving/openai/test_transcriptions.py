@@ -33,6 +33,7 @@ class OfBytes(Transcriber):
 
 KNOWS_TASKS: Any = Transcriber("whisper", "transcribe", None, 64)  # type: ignore[arg-type]
 ENGLISH: Any = Transcriber("whisper", "transcribe", None, 64, False)  # type: ignore[arg-type]
+GREEDY = ("do_sample", "false")
 FIELDS: list[tuple[str, str | bytes]] = [("file", b"RIFF"), ("model", "whisper")]
 
 
@@ -87,9 +88,9 @@ def parameters_of(body: SpeechBody, task: str, model: Transcriber) -> dict[str, 
 
 
 def test_the_fields_become_the_models_parameters():
-    more = [("language", "de"), ("temperature", "0.2"), ("num_beams", "3"), ("user", "me")]
+    more = [("language", "de"), ("temperature", "0.2"), ("top_k", "3"), ("user", "me")]
     body = SpeechBody.of([*FIELDS, *more])
-    asked = {"language": "de", "temperature": 0.2, "num_beams": "3", "task": "transcribe"}
+    asked = {"language": "de", "temperature": 0.2, "top_k": "3", "task": "transcribe"}
     assert parameters_of(body, "transcribe", KNOWS_TASKS) == asked
     nothing = [
         ("n", "1"),
@@ -97,15 +98,15 @@ def test_the_fields_become_the_models_parameters():
         ("logprobs", "false"),
         ("num_return_sequences", "1"),
     ]
-    assert parameters_of(SpeechBody.of([*FIELDS, *nothing]), "transcribe", ENGLISH) == {}
-    plain = SpeechBody.of(FIELDS)
-    assert parameters_of(plain, "transcribe", ENGLISH) == {}
-    assert parameters_of(plain, "translate", ENGLISH) == {"task": "translate"}
-    timed = [("response_format", "verbose_json"), ("timestamp_granularities[]", "segment")]
+    plain = SpeechBody.of([*FIELDS, GREEDY, *nothing])
+    asked = {"do_sample": "false"}
+    assert parameters_of(plain, "transcribe", ENGLISH) == asked
+    assert parameters_of(plain, "translate", ENGLISH) == {"task": "translate", **asked}
+    timed = [GREEDY, ("response_format", "verbose_json"), ("timestamp_granularities[]", "segment")]
     words = [*timed, ("timestamp_granularities[]", "word")]
     for more, timestamps in ((timed, True), (words, "word")):
         body = SpeechBody.of([*FIELDS, *more])
-        asked = {"return_timestamps": timestamps}
+        asked = {"do_sample": "false", "return_timestamps": timestamps}
         assert parameters_of(body, "transcribe", ENGLISH) == asked
     # A model without alignment heads refuses it by the name that the client used.
     assert body.names_used()["return_timestamps"] == "timestamp_granularities"
@@ -116,6 +117,25 @@ def test_of_a_long_prompt_the_end_is_sent():
     words = "a" * 9000 + "the end"
     asked = parameters_of(SpeechBody.of([*FIELDS, ("prompt", words)]), "transcribe", model)
     assert bytes(asked["prompt_ids"]) == words[-4096:].encode()
+
+
+def test_temperature_0_and_none_fall_back_to_higher_ones():
+    """As OpenAI's. What a client says of it holds."""
+    fallback = {
+        "temperature": 0.0,
+        "fallback_temperatures": [0.2, 0.4, 0.6, 0.8, 1.0],
+        "compression_ratio_threshold": 1.35,
+        "logprob_threshold": -1.0,
+        "no_speech_threshold": 0.6,
+    }
+    for more in ([], [("temperature", "0")]):
+        assert parameters_of(SpeechBody.of([*FIELDS, *more]), "transcribe", ENGLISH) == fallback
+    own = [("logprob_threshold", "-2"), ("fallback_temperatures[]", "0.5")]
+    asked = {**fallback, "logprob_threshold": "-2", "fallback_temperatures": ["0.5"]}
+    assert parameters_of(SpeechBody.of([*FIELDS, *own]), "transcribe", ENGLISH) == asked
+    for off in (GREEDY, ("temperature", "0.1")):
+        found = parameters_of(SpeechBody.of([*FIELDS, off]), "transcribe", ENGLISH)
+        assert "fallback_temperatures" not in found
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ class Generated:
             self._alignments[index] = _alignment_json(delta.alignment)
         self._language = delta.language or ""
         if delta.segments is not None and "segments" in self._request.returned:
-            said = [self._segment(each) for each in delta.segments]
+            said = [self._segment(each, delta.temperature) for each in delta.segments]
             self._segments[index] = [*(self._segments[index] or []), *said]
         self._tokens[index] += len(delta.token_ids)
         if delta.token is not None and "logprobs" in self._request.returned:
@@ -120,16 +120,20 @@ class Generated:
         scores = [self._scores[index] for index in range(len(self._texts))]
         return np.array(scores, np.float32)
 
-    def _segment(self, segment: Segment) -> dict[str, Any]:
+    def _segment(self, segment: Segment, temperature: float | None) -> dict[str, Any]:
         text = self._decode(segment.token_ids)
-        record = {
+        record: dict[str, Any] = {
             "start": segment.start,
             "end": segment.end,
             "text": text,
             "tokens": list(segment.token_ids),
         }
+        if temperature is not None:
+            record["temperature"] = temperature
         words = timed_words(segment, self._language or None, self._decode_word)
-        return record if words is None else {**record, "words": [*map(asdict, words)]}
+        if words is not None:
+            record["words"] = [*map(asdict, words)]
+        return record
 
     def _json(self, tokens: list[dict[int, dict[str, Any]]]) -> str:
         return "null" if self._request.parameters.logprobs is None else json.dumps(tokens)

@@ -27,6 +27,15 @@ from fusewire.text.written import written_flag
 _OUTPUTS = ("text_output", "num_input_tokens", "num_output_tokens", "language", "duration")
 # All that a model is asked for.
 OUTPUTS = (*_OUTPUTS, "segments")
+# What OpenAI does by itself: its model's temperatures, with thresholds as transformers has them.
+_FALLBACK = {
+    "temperature": 0.0,
+    "fallback_temperatures": [0.2, 0.4, 0.6, 0.8, 1.0],
+    "compression_ratio_threshold": 1.35,
+    "logprob_threshold": -1.0,
+    "no_speech_threshold": 0.6,
+}
+_WITHOUT_FALLBACK = frozenset(("do_sample", "best_of"))  # of the model's own parameters
 # The model ends requests by their own `timeout_seconds`; this only has to be no shorter.
 _LONGEST_S = 2 * 86400.0
 # Parameters of generation that would change no answer here -> their values that ask for nothing.
@@ -61,7 +70,11 @@ class SpeechBody(Body):
     )
     response_format: Literal["json", "text", "srt", "verbose_json", "vtt"] = "json"
     temperature: float | None = Field(
-        default=None, ge=0, le=100, description="Above 0: sample. Default: the model's."
+        default=None,
+        ge=0,
+        le=100,
+        description="Above 0: sample. 0, the default: decode greedily, and again at higher "
+        "temperatures where a text repeats itself or is unlikely.",
     )
     timestamp_granularities: list[Literal["word", "segment"]] = Field(
         default=[],
@@ -127,6 +140,8 @@ class SpeechBody(Body):
                 asked[name] = value
         if model.multilingual or task == "translate":  # one that knows no tasks refuses it
             asked["task"] = task
+        if not self.temperature and not _WITHOUT_FALLBACK & asked.keys():
+            asked = {**_FALLBACK, **asked}
         if self.timed:
             asked["return_timestamps"] = "word" if self.wants_words else True
         if prompt := self.prompt.strip():
@@ -207,7 +222,7 @@ def answer(outputs: Outputs, body: SpeechBody, task: str) -> Response:
         timed = zip(segments, spans(said, duration), strict=True)
         temperature = body.temperature or 0.0
         verbose["segments"] = [
-            {"id": index, **each, "start": start, "end": end, "temperature": temperature}
+            {"id": index, "temperature": temperature, **each, "start": start, "end": end}
             for index, (each, (start, end)) in enumerate(timed)
         ]
     return JSONResponse({**verbose, "usage": seconds})
