@@ -17,7 +17,7 @@ from fusewire.engine.branches import Event
 from fusewire.engine.continuation import Delta
 from fusewire.engine.generation import GenerationEngine
 from fusewire.engine.generation_settings import GenerationSettings
-from fusewire.errors import DeadlineExceeded, InvalidInput, QueueFull, Unavailable
+from fusewire.errors import ComputeFailed, DeadlineExceeded, InvalidInput, QueueFull, Unavailable
 from fusewire.generation.prompt import Sound
 from fusewire.generation.request import GenerationRequest
 from numpy.typing import NDArray
@@ -223,6 +223,15 @@ def test_cancelling_ends_the_window_that_is_heard_and_what_follows(engine):
     ticket.cancel()
     assert answer.finish().cancelled
     assert len(answer.deltas) < 7
+    assert between_steps(engine, lambda: engine.cache.used) == 0
+    assert engine._hearing._held.seconds == 0
+
+
+def test_what_fails_between_windows_ends_the_request(engine, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("fusewire.engine.long_transcription.segments_at", lambda *_: 1 / 0)
+        with pytest.raises(ComputeFailed):
+            ask(engine, Sound(sounds([450])[0]), **ASKED)[0].finish()
     assert between_steps(engine, lambda: engine.cache.used) == 0
     assert engine._hearing._held.seconds == 0
 

@@ -81,13 +81,13 @@ class LongTranscription:
         self._tokens += event.token_ids
         if event.finish_reason is None:
             return
-        delta = self._ended(event)
-        self.callback(delta)
-        if delta.finish_reason is None:
-            try:
+        try:
+            delta = self._ended(event)
+            self.callback(delta)
+            if delta.finish_reason is None:
                 self.chain.follow(self._write)
-            except Exception as error:
-                self.callback(failure(error))
+        except Exception as error:  # its request has ended: nobody else tells of it
+            self.callback(failure(error))
 
     def _write(self) -> Link:
         """The next window; what was drawn wildly is not gone on from."""
