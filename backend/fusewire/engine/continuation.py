@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -64,7 +64,7 @@ class Delta:
     score: float | None = None
     alignment: Alignment | None = None
     before: Sequence[int] = ()
-    first_at: float | None = None
+    first_at: float | None = field(default=None, compare=False)
     language: str | None = None
     segments: Sequence[Segment] | None = None
     token_ends: Sequence[float] | None = None
