@@ -8,7 +8,7 @@ from collections.abc import Callable
 from fusewire.audio import LogMel, LongerSound, ReadsSound, SoundProcesses
 from fusewire.text.work_queue import WorkQueue
 
-# Reading so much takes some 0.2 s; an hour takes some ten.
+# Reading so much takes some 0.2 s, and an hour sixty times as much.
 SHORT_SECONDS = 60
 # Each has a process.
 _SHORT_THREADS = 4
