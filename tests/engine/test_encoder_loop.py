@@ -508,7 +508,7 @@ def test_who_finds_no_place_to_be_read_displaces_none(slow, monkeypatch):
 
     def fill() -> None:
         while True:
-            lane.queue.take(held.wait)
+            lane.queue.take(held.wait, pytest.fail)
 
     try:
         with pytest.raises(QueueFull):

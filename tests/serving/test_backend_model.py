@@ -12,6 +12,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from fusewire import devices
 from fusewire.errors import Cancelled, ComputeFailed, InvalidInput, Unavailable
@@ -43,6 +44,7 @@ def model(monkeypatch: pytest.MonkeyPatch) -> Any:
     triton.TritonModelException = Failure  # type: ignore[attr-defined]
     triton.TritonError = TritonError  # type: ignore[attr-defined]
     triton.InferenceResponse = Response  # type: ignore[attr-defined]
+    triton.TRITONSERVER_RESPONSE_COMPLETE_FINAL = 1  # type: ignore[attr-defined]
     triton.Tensor = lambda name, array: name  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", triton)
     spec = importlib.util.spec_from_file_location("backend_model", _backend_model())
@@ -151,20 +153,41 @@ def test_instances_share_the_cores(model: Any, instances: list[int]) -> None:
     assert model.threads_of_an_instance(on_two_gpus) == max(1, cores // (2 * sum(instances)))
 
 
+def response(model: Any, answer: object) -> Any:
+    return model._response(["label"], answer, model.pb_utils.Tensor)
+
+
 def test_each_kind_of_answer_has_its_code(model: Any) -> None:
-    refused = model._response(["label"], InvalidInput("top_k", 0, "1 or more", "raise it"))
+    refused = response(model, InvalidInput("top_k", 0, "1 or more", "raise it"))
     assert refused.error.code == "invalid"
     assert refused.error.text == "top_k: got 0, wanted 1 or more; raise it"
-    assert model._response(["label"], ComputeFailed("memory: …")).error.code == "internal"
-    assert model._response(["label"], Unavailable("queue: …")).error.code == "unavailable"
-    assert model._response(["label"], Cancelled("cancelled: …")).error.code == "cancelled"
+    assert response(model, ComputeFailed("memory: …")).error.code == "internal"
+    assert response(model, Unavailable("queue: …")).error.code == "unavailable"
+    assert response(model, Cancelled("cancelled: …")).error.code == "cancelled"
 
 
 def test_only_requested_outputs_are_sent(model: Any) -> None:
-    import numpy as np
-
     answer = {"scores": np.zeros((1, 2), np.float32), "label": np.array([[b"x"]], object)}
-    assert model._response(["label"], answer).outputs == ["label"]
+    assert response(model, answer).outputs == ["label"]
+
+
+def test_an_array_that_a_stream_repeats_is_packed_once(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed: list[str] = []
+    monkeypatch.setattr(
+        model.pb_utils, "Tensor", lambda name, array: (packed.append(name), name)[1]
+    )
+    request = types.SimpleNamespace(
+        requested_output_names=lambda: ["label", "scores"],
+        get_response_sender=lambda: types.SimpleNamespace(send=lambda *answer: None),
+    )
+    sender = model._Sender(request)
+    label = np.array([b"x"], object)
+    for _ in range(3):
+        sender.send({"label": label, "scores": np.zeros(2, np.float32)}, False)
+    sender.send({"label": np.array([b"y"], object)}, True)
+    assert packed == ["label", "scores", "scores", "scores", "label"]
 
 
 def test_nothing_of_a_model_is_left_for_the_interpreters_end(model: Any) -> None:

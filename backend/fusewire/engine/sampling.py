@@ -126,8 +126,10 @@ class PendingDraws:
         of_rank = read[16 * count :].view(np.int32).tolist() if rows.ranked else [0] * count
         forbidden = set()
         if min(ids) < 0:
-            # Of a judged row the logits of nothing: -inf, where those of no distribution are NaN.
-            forbidden = {row for row in range(count) if ids[row] < 0 and of_all[row] < inf}
+            # A judged row of which all is forbidden has the logits of nothing: -inf.
+            found = {row for row in rows.judged if of_all[row] == -inf}
+            found |= {row for row in range(count) if isfinite(of_all[row])}
+            forbidden = {row for row in found if ids[row] < 0}
         for row in rows.forced:
             token = rows.states[row].forced_token()
             if token is not None and isfinite(of_all[row]):
