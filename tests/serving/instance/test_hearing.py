@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -80,6 +82,35 @@ def test_short_sound_is_answered_while_long_sound_is_decoded(role: Role, decoded
     assert not any(client.answers for client in many)
     decoded.touch()
     assert len({client.text() for client in many}) == 1
+
+
+class Sender:
+    """Of a client."""
+
+    def __init__(self, client: Client) -> None:
+        self.send, self.cancelled = client.send, client.cancelled
+
+
+class Sends(Client):
+    """Knows whether its sender is there still."""
+
+    def sender(self) -> Any:
+        self.made = weakref.ref(sender := Sender(self))
+        return sender
+
+
+def test_a_sender_is_let_go_with_the_last_answer(role: Role, decoded: Path) -> None:
+    """The server waits for all of them before it unloads a model, and not for Python's collector
+    of cycles."""
+    decoded.touch()
+    gc.disable()
+    try:
+        for asked in (sound(0.5), sound(2), sound(MOST_S + 1)):
+            take(role, asked, client := Sends())
+            client.answer()
+            until(lambda: client.made() is None)
+    finally:
+        gc.enable()
 
 
 def test_what_no_process_would_read_is_refused_at_once(role: Role) -> None:

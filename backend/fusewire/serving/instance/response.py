@@ -92,6 +92,7 @@ class Response:
         self._incoming: Incoming | None = incoming
         self._events = events
         self._ended = ended
+        self._is_later = False  # answered by the sender, which is let go with the last answer
         self._sender: Sender | None = None
         self._ticket: Ticket | None = None
         self.tenant = ""  # known once it was read
@@ -116,13 +117,13 @@ class Response:
         """From now on it is answered by the sender."""
         with self._lock:
             assert self._incoming is not None
-            self._sender = self._incoming.sender()
+            self._sender, self._is_later = self._incoming.sender(), True
             self._incoming = None  # its tensors are the server's again
 
     def now_or_later(self) -> Answer | None:
         """The answer, if there is one; else None, and it is sent later."""
         with self._lock:
-            if self._sender is not None:
+            if self._is_later:
                 return None
             if self.content.ended:
                 self._open = False
@@ -134,10 +135,10 @@ class Response:
     def fail(self, error: FusewireError) -> None:
         """Answers a request that was not submitted."""
         with self._lock:
-            if self._sender is None:
-                self.content.add(error)
-            else:
+            if self._is_later:
                 self._end(error)
+            else:
+                self.content.add(error)
 
     def add(self, event: Any) -> bool:
         """Takes an event of the engine; returns whether there is something to send."""
@@ -188,9 +189,9 @@ class Response:
                 self._final_lock.release()
 
     def _on_event(self, event: Any) -> None:
-        if self._sender is None:
+        if not self._is_later:
             with self._lock:
-                if self._sender is None:
+                if not self._is_later:
                     self.content.add(event)
                     return
         self._events.put((self, event))  # not behind `_lock`: a slow client holds it
@@ -200,8 +201,9 @@ class Response:
         try:
             with self._final_lock:
                 self._open = False
-                assert self._sender is not None
-                self._sender.send(answer, True)
+                sender, self._sender = self._sender, None  # the server waits for it to end a model
+                assert sender is not None
+                sender.send(answer, True)
         finally:
             self._ended(self, answer)
 
