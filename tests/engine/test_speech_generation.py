@@ -214,6 +214,11 @@ NOTHING = np.zeros((2 * POSITIONS, BINS), np.float32)
         (Sound(NOTHING), {"alignment": True}, "alignment: got True, wanted null"),
         (Sound(NOTHING), {"max_new_tokens": 61}, "max_new_tokens: got 61, wanted at most 60"),
         (Sound(NOTHING), {"num_beams": 17}, "num_beams: got 17, wanted at most 16"),
+        (
+            Sound(NOTHING),
+            {"stop": ["a"], "return_timestamps": True},
+            r"stop: got \['a'\], wanted none with timestamps",
+        ),
         ("some text", {}, "text_input: got a text, wanted sound for a model of speech"),
     ],
     ids=str,

@@ -255,6 +255,16 @@ except ConfigurationError as error:
     assert "got no module 'torch', wanted torch and transformers" in done.stdout, done.stderr
 
 
+def test_what_transformers_cannot_load_is_said_in_a_line(generator, monkeypatch):
+    def fails(*arguments, **options):
+        raise ImportError("This format needs `packer`:\n pip install packer")
+
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", fails)
+    message = r"check: transformers cannot load .*: This format needs `packer`:; .*--against fp32"
+    with pytest.raises(ConfigurationError, match=message):
+        parity(generator)
+
+
 class TestFloors:
     """Of a model one of whose weights is off."""
 

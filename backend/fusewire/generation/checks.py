@@ -290,6 +290,9 @@ def _check_speech_options(
         wanted = "true or false for a model whose generation_config.json names no alignment_heads"
         remedy = "name there those heads of its decoder, as the published models of OpenAI do"
         refuse("return_timestamps", p.return_timestamps, f"{wanted} that it has", remedy)
+    if p.return_timestamps and p.stop:
+        wanted = "none with timestamps, whose parts have all that is said"
+        refuse("stop", list(p.stop), wanted, "leave one of them out")
     for token in p.prompt_ids:
         if not 0 <= token < speech.eos and token != speech.previous:
             wanted = f"ids of words, 0..{speech.eos - 1}"

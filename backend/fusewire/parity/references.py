@@ -69,13 +69,20 @@ class Transformers:
         import transformers
 
         kind, encoder_alone = compared.transformers_class
-        model: Any = getattr(transformers, kind).from_pretrained(
-            compared.folder,
-            attn_implementation="eager",
-            dtype=getattr(torch, dtype),
-            local_files_only=True,
-            trust_remote_code=False,
-        )
+        try:
+            model: Any = getattr(transformers, kind).from_pretrained(
+                compared.folder,
+                attn_implementation="eager",
+                dtype=getattr(torch, dtype),
+                local_files_only=True,
+                trust_remote_code=False,
+            )
+        except ImportError as error:  # of a format that needs a package of its own
+            reason = str(error).strip().partition("\n")[0]
+            raise ConfigurationError(
+                f"check: transformers cannot load {compared.folder}: {reason}; install what it "
+                "needs, or compare with fusewire itself (--against fp32)"
+            ) from None
         model = (model.get_encoder() if encoder_alone else model).eval().requires_grad_(False)
         self.architecture = type(model).__name__
         yield from compared.theirs(model)

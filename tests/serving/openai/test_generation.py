@@ -65,6 +65,17 @@ def test_an_alignment_is_refused_with_where_to_get_it(aligned: Any) -> None:
     assert "num_beams" in described
 
 
+@pytest.mark.parametrize(
+    ("given", "near"),
+    [("max_new_token", "max_new_tokens or "), ("zzz", "those of /openapi.json"), ("x" * 10**7, "")],
+    ids=["near", "far", "long"],
+)
+def test_an_unknown_parameter_is_refused_with_those_that_are_near(given: str, near: str) -> None:
+    body = CompletionRequest(model="tiny", prompt="a", **{given: 1})
+    with pytest.raises(InvalidInput, match=f"wanted a supported parameter: {near}"):
+        body.parameters(None)
+
+
 class Answers:
     """A transport to a model that took a token of rank 3."""
 

@@ -5,6 +5,7 @@ The engine's parameters have OpenAI's names, or vLLM's where OpenAI has none.
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, ConfigDict, Field
@@ -115,7 +116,8 @@ class GenerationBody(Body):
             raise InvalidInput(_ALIGNMENT, shown(aligned), wanted, remedy)
         for name, value in given.items():
             if name not in _PARAMETERS:
-                wanted = f"a supported parameter ({', '.join(_PARAMETERS)})"
+                near = get_close_matches(name[:64], _PARAMETERS) or ["those of /openapi.json"]
+                wanted = f"a supported parameter: {' or '.join(near)}"
                 raise InvalidInput(name, shown(value), wanted, "remove it")
         check_size(given)
         given["n"] = self.n
