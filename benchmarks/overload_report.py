@@ -102,7 +102,7 @@ def _of_model(rows: Rows) -> list[str]:
     cores = f"{len(first['server_cores'])} cores" if first["server_cores"] else "the same cores"
     goodput = (
         f"{first['model']} on a CPU, the server on {cores}; requests arrive {_times(rows)} "
-        f"{first['seconds']:g} s at so many times the rate that this server answers in a "
+        "at so many times the rate that this server answers in a "
         f"closed loop before and after, each with a deadline of {first['deadline_s']:g} s. Tokens "
         "answered within the deadline, of the closed loop's rate"
     )
@@ -112,8 +112,8 @@ def _of_model(rows: Rows) -> list[str]:
 
 
 def _times(rows: Rows) -> str:
-    turns = sorted({len(row["capacity"]) - 1 for row in rows})
-    return "for" if turns == [1] else f"{' or '.join(map(str, turns))} times for"
+    turns = sorted({(len(row["capacity"]) - 1, row["seconds"]) for row in rows})
+    return " or ".join(f"{count} x {seconds:g} s" for count, seconds in turns)
 
 
 def _kinds(rows: Rows) -> list[tuple[str, ...]]:

@@ -268,7 +268,7 @@ def row(system: str, share: float, **changes: object) -> dict[str, object]:
 def test_the_documentation_has_the_rest_at_the_least_and_at_the_highest_load() -> None:
     rows = [row("fifo", 0.7, accepted_ms_p99=120.4), row("fifo", 3.0, accepted_ms_p99=99.96)]
     text = overload_report.tables([*rows, row("fusewire", 3.0, refused_ms_p99=8.04)])
-    assert "the server on 2 cores; requests arrive 3 times for 16 s" in text
+    assert "the server on 2 cores; requests arrive 3 x 16 s at" in text
     lines = text.split("The same runs:\n\n")[1].splitlines()
     assert lines[2:] == [
         "| 48 words | grpc | fifo | 120 | 100 | none | 25% | 1.00 | 0.6 | 280 → 281 |",
