@@ -122,7 +122,9 @@ class Case:
 
 STEPS = [
     *(Case("llama-8b", batch, 1024) for batch in (1, 16, 64)),
+    *(Case("llama-8b", batch, 192) for batch in (64, 256)),
     *(Case("gpt2", batch, 512) for batch in (1, 32)),
+    Case("gpt2", 64, 192),
     *(Case("gpt-1.3b", batch, 768) for batch in (4, 16)),
 ]
 PROMPTS = [Case("llama-8b", 4, 1024)]

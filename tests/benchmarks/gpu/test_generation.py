@@ -86,6 +86,8 @@ def test_cases_are_those_that_were_asked_for() -> None:
         "1 x 1024",
         "16 x 1024",
         "64 x 1024",
+        "64 x 192",
+        "256 x 192",
     ]
     assert {case.context for case in cases("context", [], [16])} == {1024 << at for at in range(6)}
     assert cases("prompt", ["gpt2"], []) == []
