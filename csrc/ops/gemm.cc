@@ -79,8 +79,10 @@ Linear::Linear(const Tensor& weight, const Tensor* bias, const Stream& stream, b
   const GemmKernels& gemm = gemm_of(weight_, dtype_of(weight), check, stream);
   activates_ = gemm.run_activated != nullptr;
   CachingAllocator& allocator = default_allocator(stream.device);
-  const bool aligned = reinterpret_cast<uintptr_t>(weight.data) % kWeightAlignment == 0;
-  if (source.device.type != DeviceType::kCpu && weight.owner && aligned && gemm.packing_copies) {
+  const auto lies_well = [](const Tensor& tensor) {
+    return tensor.owner && reinterpret_cast<uintptr_t>(tensor.data) % kWeightAlignment == 0;
+  };
+  if (source.device.type != DeviceType::kCpu && lies_well(weight) && gemm.packing_copies) {
     weight_.data = std::shared_ptr<void>(weight.owner, weight.data);
   } else {
     packed_ = true;
@@ -92,9 +94,12 @@ Linear::Linear(const Tensor& weight, const Tensor* bias, const Stream& stream, b
     weight_.scales = allocator.allocate(bytes, "weights", stream);
     bytes_ += bytes;
   }
-  if (bias) {
+  copies_bias_ = bias && (packed_ || !lies_well(*bias));
+  if (copies_bias_) {
     bias_ = allocator.allocate(bias->bytes(), "weights", stream);
     bytes_ += bias->bytes();
+  } else if (bias) {
+    bias_ = std::shared_ptr<void>(bias->owner, bias->data);
   }
   fill(weight, scales, stream);
   if (bias) fill_bias(*bias, stream);
@@ -108,6 +113,7 @@ Linear Linear::with_bias(const Tensor& bias, const Stream& stream) const {
   const CurrentDevice current(stream.device);
   Linear other = *this;
   other.bytes_ = bias.bytes();
+  other.copies_bias_ = true;
   other.bias_ = default_allocator(stream.device).allocate(other.bytes_, "weights", stream);
   other.fill_bias(bias, stream);
   return other;
@@ -120,12 +126,17 @@ void Linear::refresh(const Tensor& weight, const Tensor* bias, const Stream& str
   check_weight(check, weight, bias, weight_.transposed, out, in);
   check.require(!of_integers(weight), "weight: got uint8, wanted floats");
   gemm_of(weight_, weight.dtype, check, stream);
-  check.require(packed_ || weight.data == weight_.data.get(),
-                "weight: got another tensor than the Linear shares, wanted that one; write to it");
   check.require(!bias == !bias_, "bias: wanted one where the Linear was made with one, else none");
+  check.require(refreshes_from(weight, bias),
+                "weight: got other tensors than the Linear shares, wanted these; write to them");
   const CurrentDevice current(stream.device);
   fill(weight, nullptr, stream);
   if (bias) fill_bias(*bias, stream);
+}
+
+bool Linear::refreshes_from(const Tensor& weight, const Tensor* bias) const {
+  return (packed_ || weight.data == weight_.data.get()) &&
+         (!bias || copies_bias_ || bias->data == bias_.get());
 }
 
 void Linear::fill(const Tensor& weight, const Tensor* scales, const Stream& stream) {
@@ -141,6 +152,7 @@ void Linear::fill(const Tensor& weight, const Tensor* scales, const Stream& stre
 }
 
 void Linear::fill_bias(const Tensor& bias, const Stream& stream) {
+  if (!copies_bias_) return;
   Runtime& device = runtime(stream.device.type);
   if (bias.device.type == DeviceType::kCpu) {
     device.copy_in(bias_.get(), bias.data, bias.bytes(), stream);

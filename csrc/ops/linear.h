@@ -15,7 +15,7 @@ class Linear {
   // weight [out_features, in_features], bias [out_features] or null, both in the memory of the
   // stream's device or both in the host's, in the dtype that is computed in. They are copied, but
   // for a weight on the device that its GEMM reads as it lies: that is shared (an embedding that is
-  // also a head).
+  // also a head, parameters that are trained), and the bias with it.
   // `transposed`: the weight is stored as [in_features, out_features] (GPT-2's Conv1D; and of a
   // weight W[out, in] it is the product dy . W, the gradient of the input).
   // `format`: that the weight is packed in, the tensor's own if there is none. `scales`
@@ -27,6 +27,8 @@ class Linear {
   // Takes other numbers of the same shapes in the place of those there were, with scales of their
   // own. Nothing may be using them meanwhile.
   void refresh(const Tensor& weight, const Tensor* bias, const Stream& stream);
+  // Whether `refresh` may get them: what is shared is written where it is.
+  bool refreshes_from(const Tensor& weight, const Tensor* bias) const;
 
   // The same weight, in the same memory, with this bias.
   Linear with_bias(const Tensor& bias, const Stream& stream) const;
@@ -48,7 +50,8 @@ class Linear {
   Weight weight_;
   std::shared_ptr<void> bias_;
   bool activates_ = false;
-  bool packed_ = false;  // else the memory is that of the tensor it was made with
+  // Else the memory is that of the tensor it was made with.
+  bool packed_ = false, copies_bias_ = false;
   size_t bytes_ = 0;
 };
 

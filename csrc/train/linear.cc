@@ -49,10 +49,12 @@ const fusewire::Linear& Linear::packed(Packed& panels, bool bias, bool transpose
   if (rows_) {
     const Ordered& there = ordered(pass);
     weight.data = there.weight.get();
-    if (bias && bias_) biases.data = there.bias.get();
+    weight.owner = there.weight;
+    biases.data = there.bias.get();
+    biases.owner = there.bias;
   }
   const Tensor* const given = bias && bias_ ? &biases : nullptr;
-  if (known) {
+  if (known && panels.linear->refreshes_from(weight, given)) {
     panels.linear->refresh(weight, given, pass.stream);
   } else {
     panels.linear = std::make_unique<fusewire::Linear>(weight, given, pass.stream, transposed);

@@ -6,7 +6,7 @@ namespace fusewire::train {
 
 Tensor Parameter::of(const Tensor& flat) const {
   char* begin = flat.data ? flat.as<char>() + offset * size_of(flat.dtype) : nullptr;
-  return {begin, shape, flat.dtype, flat.device};
+  return {begin, shape, flat.dtype, flat.device, flat.owner};
 }
 
 void expect_within(const Parameter& parameter, const Tensor& flat) {
