@@ -25,7 +25,9 @@ BERT_TOKENS = (1, 7, 64, 129, 613)
 BERT_LINEARS = [(768, 2304, "none"), (768, 3072, "gelu_erf")]
 # A head: no bias, and a vocabulary that nothing divides.
 HEADS = [(768, 1003, "none", False), (1024, 515, "none", False)]
-BERT_RESIDUALS = [(768, 768, "none"), (3072, 768, "none")]
+# One whose last columns are a product by themselves.
+WIDE = [(64, 4101, "none"), (64, 4101, "none", False), (72, 8195, "gelu_erf")]
+BERT_RESIDUALS = [(768, 768, "none"), (3072, 768, "none"), (64, 4101, "none")]
 
 
 def make(rng: np.random.Generator, shape: tuple) -> Arrays:
@@ -54,7 +56,7 @@ CASES = {
         lambda t, s: ACTIVATIONS[s[3]](
             F.linear(t["x"], t["weight"], t["bias"] if biased(s) else None)
         ),
-        gpu_shapes=tuple((m, *sizes) for m in BERT_TOKENS for sizes in BERT_LINEARS + HEADS),
+        gpu_shapes=tuple((m, *sizes) for m in BERT_TOKENS for sizes in BERT_LINEARS + HEADS + WIDE),
     ),
     "linear_add": Case(
         LINEARS,

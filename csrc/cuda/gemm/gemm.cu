@@ -34,18 +34,50 @@ void pack(const PackArguments& a, const Stream& stream) {
 }
 
 template <class T>
-void run(const GemmArguments& product, const Stream& stream) {
-  GemmArguments a = product;
-  if (a.m == 1) {  // nobody steps to a second row: let no odd stride rule the fast kernels out
-    a.x.stride = static_cast<int64_t>(round_up(static_cast<size_t>(a.k), 16));
-    a.out_stride = a.residual_stride = static_cast<int64_t>(round_up(static_cast<size_t>(a.n), 16));
-  }
+void run_whole(const GemmArguments& a, const Stream& stream) {
   if (run_gemm<T>(a, choose_gemm<T>(a, stream), stream)) return;
   // What suits the bucket does not always suit each of its products, nor a neighbour's choice.
   for (const CublasltAlgorithm& algorithm : cublaslt_algorithms<T>(a, 1, Rounding::kOnce, stream)) {
     if (cublaslt_gemm<T>(a, algorithm, stream)) return;
   }
   plain_gemm<T>(a, stream);
+}
+
+// Tensor cores write vectors of 8 numbers. A vocabulary of another size is computed by kernels that
+// are several times slower, but for products of few rows without a bias, which our own take: so its
+// last columns are a product by themselves. The columns in front of them; n where all are together.
+template <class T>
+int64_t columns_together(const GemmArguments& a) {
+  constexpr int64_t kVector = 8, kWide = 4096, kFewRows = 64;
+  const bool splits = sizeof(T) == 2 && a.n > kWide && a.n % kVector != 0 &&
+                      a.out_stride % kVector == 0 && a.residual_stride % kVector == 0 &&
+                      !a.weight.transposed && !a.x.scales;
+  const bool own = a.m <= kFewRows && !a.bias && !a.residual;
+  return splits && !own ? a.n / kVector * kVector : a.n;
+}
+
+template <class T>
+void run(const GemmArguments& product, const Stream& stream) {
+  GemmArguments a = product;
+  if (a.m == 1) {  // nobody steps to a second row: let no odd stride rule the fast kernels out
+    a.x.stride = static_cast<int64_t>(round_up(static_cast<size_t>(a.k), 16));
+    a.out_stride = a.residual_stride = static_cast<int64_t>(round_up(static_cast<size_t>(a.n), 16));
+  }
+  const int64_t together = columns_together<T>(a);
+  if (together < a.n) {
+    GemmArguments last = a;
+    const auto behind = [&](const void* data, int64_t stride) {
+      return data ? static_cast<const T*>(data) + together * stride : nullptr;
+    };
+    last.n = a.n - together;
+    last.weight.data = behind(a.weight.data, a.weight.stride);
+    last.bias = behind(a.bias, 1);
+    last.residual = behind(a.residual, 1);
+    last.out = static_cast<T*>(a.out) + together;
+    a.n = together;
+    run_whole<T>(last, stream);
+  }
+  run_whole<T>(a, stream);
 }
 
 int64_t float8_columns(int64_t k) {
