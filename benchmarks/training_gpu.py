@@ -3,11 +3,12 @@ benchmarks.training --device cuda`.
 
 Steps under bf16 autocast, with dropout 0.1: forward, loss, backward, clipping to a norm of 1 and
 AdamW (torch's is the fused one), of batches that the host has, ragged and padded to their longest
-text. Rivals are transformers' models as they are (their attention is torch's SDPA), and through
-torch.compile, with dynamic shapes, in its default mode and as "reduce-overhead", which records CUDA
-graphs. Systems take turns of all batches after warm-ups with each; compared are medians of
-milliseconds, by the host's clock, until the device is done. A system whose step does not fit into
-the GPU's memory beside the others is left out.
+text. "fusewire, Step" computes the loss of a language model without its logits (`CrossEntropy`),
+"fusewire" as transformers does. Rivals are transformers' models as they are (their attention is
+torch's SDPA), and through torch.compile, with dynamic shapes, in its default mode and as
+"reduce-overhead", which records CUDA graphs. Systems take turns of all batches after warm-ups with
+each; compared are medians of milliseconds, by the host's clock, until the device is done. A system
+whose step does not fit into the GPU's memory beside the others is left out.
 
 Adds rows to bench-results/training_gpu.jsonl (one JSON object each).
 """
@@ -24,7 +25,15 @@ from typing import Any
 import numpy as np
 
 from benchmarks import records, training_report
-from benchmarks.training_rivals import LEARNING_RATE, batch_of, counted, make, token_mask
+from benchmarks.training_rivals import (
+    KINDS,
+    LEARNING_RATE,
+    SHAPES,
+    batch_of,
+    counted,
+    make,
+    token_mask,
+)
 
 CASES = {
     "BERT-base": (8, 32, 128, 256),
@@ -38,6 +47,8 @@ SYSTEMS = (STEP, OURS, EAGER, COMPILED, GRAPHS)
 # Of a case: graphs have memory of their own for every batch whose sizes are others.
 MOST_BATCHES, MOST_TOKENS = 8, 40_000
 WARM_UPS = 3  # rounds over all batches that are not timed
+# Whose loss our step computes without the logits of a whole batch.
+HEADED = ("GPT2LMHeadModel", "MarianMTModel")
 SEGMENTS = 4  # of layers, whose gradients are sent while others are computed
 # Of the first losses, in bf16 and without dropout, beside transformers'.
 LOSS_TOLERANCE = 2e-2
@@ -58,13 +69,16 @@ def stepping(
 
     model = make(shape).to(device).train()
     if system in (OURS, STEP):
-        from fusewire.train import Adam, Step, replace
+        from fusewire.train import Adam, CrossEntropy, Step, replace
 
         segments = 1 if group is None else min(SEGMENTS, model.config.num_hidden_layers)
         model = replace(model, segments=segments)
         ours = Adam(model.parameters(), lr=LEARNING_RATE, max_grad_norm=1.0, process_group=group)
         if system == STEP:
-            return model, Step(model, ours, dtype=torch.bfloat16 if device == "cuda" else None)
+            headed = KINDS[SHAPES[shape]["kind"]][0] in HEADED
+            loss = CrossEntropy().of_model if headed else None
+            dtype = torch.bfloat16 if device == "cuda" else None
+            return model, Step(model, ours, loss=loss, dtype=dtype)
         optimizer: Any = ours
     else:
         optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)

@@ -12,9 +12,6 @@ from fusewire.errors import FusewireError
 from fusewire.train.head_weight import HeadWeight
 from fusewire.train.torch_tensors import stream_of, view
 
-# Tensor cores take rows that begin at multiples of this many bytes.
-_ROW_BYTES = 128
-
 
 class Labelled(NamedTuple):
     """The rows that have a label."""
@@ -52,25 +49,25 @@ class ChunkedLoss(torch.autograd.Function):
         wanted = [criterion.gradients and need for need in ctx.needs_input_grad[:3]]
         x = hidden.contiguous() if rows is None else hidden.index_select(0, rows)
         # Written by the first chunk, where there is one.
-        new = torch.empty_like if len(labels) else torch.zeros_like
+        new = torch.empty if len(labels) else torch.zeros
+        classes, width = weight.shape[0], head.width
+        shapes = x.shape, (width, *weight.shape[1:]), (width,)
         dx, dw, db = (
-            new(tensor, memory_format=torch.contiguous_format)
-            if need and tensor is not None
-            else None
-            for tensor, need in zip((x, weight, bias), wanted, strict=True)
+            new(shape, dtype=tensor.dtype, device=x.device) if need and tensor is not None else None
+            for tensor, shape, need in zip((x, weight, bias), shapes, wanted, strict=True)
         )
         stream = stream_of(x.device)
-        logits = _Logits(min(criterion.chunk, len(labels)), weight.shape[0], x)
+        logits = x.new_empty(min(criterion.chunk, len(labels)), width)
         losses = torch.empty(len(labels), dtype=torch.float32, device=x.device)
         in_kernel = x.dtype == torch.float32
         factor = view(scale.float().reshape(1)) if in_kernel else None
         for begin in range(0, len(labels), criterion.chunk):
             part = slice(begin, begin + criterion.chunk)
-            x_part, z = view(x[part]), logits.rows(len(labels[part]))
+            x_part, z = view(x[part]), view(logits[: len(labels[part])])
             head.logits(z, x_part, stream)
             kernels.cross_entropy(
                 view(losses[part]),
-                z,
+                z.columns(0, classes),
                 view(labels[part]),
                 criterion.ignore_index,
                 criterion.label_smoothing,
@@ -86,6 +83,7 @@ class ChunkedLoss(torch.autograd.Function):
                 kernels.column_sums(view(db), z, begin > 0, stream)
         if dx is not None and rows is not None:
             dx = torch.zeros_like(hidden).index_copy_(0, rows, dx)
+        dw, db = (each if each is None else each[:classes] for each in (dw, db))
         ctx.gradients = dx, dw, db
         ctx.scale = None if in_kernel else scale.float()
         return (losses.sum(dtype=torch.float64) * scale).float()
@@ -105,19 +103,3 @@ class ChunkedLoss(torch.autograd.Function):
                 if gradient is not None:
                     gradient.mul_(factor)
         return *gradients, None, None, None
-
-
-class _Logits:
-    """Memory for the logits of a chunk, of `x`'s device and element type."""
-
-    def __init__(self, rows: int, classes: int, x: Tensor) -> None:
-        width = classes
-        if x.device.type != "cpu":
-            step = _ROW_BYTES // x.dtype.itemsize
-            width = (classes + step - 1) // step * step
-        self._classes = classes
-        self._whole = torch.empty(rows, width, dtype=x.dtype, device=x.device)
-
-    def rows(self, count: int) -> kernels.Tensor:
-        whole = view(self._whole[:count])
-        return whole.columns(0, self._classes) if self._classes < whole.shape[1] else whole

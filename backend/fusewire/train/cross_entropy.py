@@ -7,6 +7,7 @@ section 3.2). Rows without a label are left out, so masked language models compu
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -16,6 +17,8 @@ from fusewire.errors import ConfigurationError, InvalidInput
 from fusewire.kernels import cuda_built
 from fusewire.train.chunked_loss import ChunkedLoss, Criterion, Labelled
 from fusewire.train.head_weight import HeadWeight
+from fusewire.train.headed import head_inputs
+from fusewire.train.packed import in_step
 from fusewire.train.torch_tensors import computed_in
 
 # Of a chunk's logits. The weight's gradient is read and written once a chunk, which takes as long
@@ -77,12 +80,22 @@ class CrossEntropy(nn.Module):
 
         Labels on a GPU are waited for once, to count and check them; those on the CPU are not. A
         `num_items_in_batch` on a GPU is not checked: 0 gives a loss and gradients that are not
-        finite, with which `Adam` skips the step and counts it.
+        finite, with which `Adam` skips the step and counts it. In a `Step` on a GPU nothing is
+        waited for: rows without a label are computed too, and a label that is no class makes loss
+        and gradients NaN.
         """
         dtype = computed_in(hidden.device)
         _check(hidden, weight, labels, bias, dtype)
-        rows, count = self._labelled_rows(labels, weight.shape[0])
-        labelled = labels.reshape(-1) if rows is None else labels.reshape(-1)[rows]
+        if labels.device.type != "cpu" and in_step():
+            labelled = _all_rows(labels, self.ignore_index, num_items_in_batch)
+        else:
+            rows, count = self._labelled_rows(labels, weight.shape[0])
+            of_rows = labels.reshape(-1) if rows is None else labels.reshape(-1)[rows]
+            labelled = Labelled(
+                None if rows is None else rows.to(hidden.device, non_blocking=True),
+                of_rows.to(hidden.device, non_blocking=True).contiguous(),
+                _reciprocal(count, num_items_in_batch, hidden.device),
+            )
         settings = Criterion(
             self.ignore_index,
             self.label_smoothing,
@@ -93,14 +106,19 @@ class CrossEntropy(nn.Module):
             hidden.reshape(-1, hidden.shape[-1]).to(dtype),
             weight,
             bias,
-            Labelled(
-                None if rows is None else rows.to(hidden.device, non_blocking=True),
-                labelled.to(hidden.device, non_blocking=True).contiguous(),
-                _reciprocal(count, num_items_in_batch, hidden.device),
-            ),
+            labelled,
             settings,
             self._packed_as_now(weight, bias, dtype),
         )
+        return loss
+
+    def of_model(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
+        """The loss of a model of transformers with a language-model head, as `model(**batch).loss`
+        is, but for what is set here: a `loss` for `Step`. `batch` has `labels`; causal models are
+        shifted here. Raises Unsupported for a model whose logits are more than a projection of its
+        hidden states, InvalidInput for a batch without labels."""
+        hidden, weight, labels, bias = head_inputs(model, batch, self.ignore_index)
+        loss: Tensor = self(hidden, weight, labels, bias)
         return loss
 
     def __getstate__(self) -> dict[str, Any]:
@@ -149,6 +167,16 @@ def cross_entropy(
     criterion = CrossEntropy(label_smoothing=label_smoothing, ignore_index=ignore_index)
     loss: Tensor = criterion(hidden, weight, labels, bias, num_items_in_batch=num_items_in_batch)
     return loss
+
+
+def _all_rows(labels: Tensor, ignore_index: int, items: int | Tensor | None) -> Labelled:
+    """Of labels on a GPU, which nobody waits for."""
+    flat = labels.reshape(-1).contiguous()
+    if items is None:
+        count = (flat != ignore_index).sum().clamp(min=1)
+    else:
+        count = torch.as_tensor(items, device=flat.device).reshape(())
+    return Labelled(None, flat, count.double().reciprocal())
 
 
 def _reciprocal(count: int, items: int | Tensor | None, device: torch.device) -> Tensor:

@@ -10,17 +10,27 @@ from torch import Tensor
 from fusewire import kernels
 from fusewire.train.torch_tensors import stream_of, view, weights_were_written
 
+# Of a GPU's logits: 128 bytes of 16-bit numbers.
+_WHOLE_ROWS = 64
+
 
 class HeadWeight:
     """A weight fp32 [classes, features] and a bias fp32 [classes], computed with in `dtype`.
 
     Does not keep them alive. On the CPU both directions are packed; on a GPU both read the weight
-    as it lies, or in 16 bits one rounded copy of it.
+    as it lies, or one copy of it, in 16 bits rounded.
+
+    `width`: of a row of logits. Tensor cores take rows of whole vectors, and are many times slower
+    with others: on a GPU the copy of a vocabulary of another size has rows of zeros behind it, and
+    logits columns of zeros, which stay zeros in their gradients.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, dtype: torch.dtype) -> None:
         self.dtype = dtype
         self._parts = [weakref.ref(tensor) for tensor in (weight, bias) if tensor is not None]
+        classes = weight.shape[0]
+        on_cpu = weight.device.type == "cpu"
+        self.width = classes if on_cpu else -(-classes // _WHOLE_ROWS) * _WHOLE_ROWS
         self._copies: list[Tensor] = []
         self._hidden: kernels.Linear | None = None  # made when gradients are first wanted
         self._seen: list[tuple[int, int]] = []
@@ -79,14 +89,15 @@ class HeadWeight:
     def _views(self) -> list[kernels.Tensor]:
         """As they are now, in `dtype`."""
         tensors = [tensor.detach() for tensor in self._tensors()]
+        classes = tensors[0].shape[0]
         on_cpu = tensors[0].device.type == "cpu"
-        if on_cpu or (self.dtype == torch.float32 and all(t.is_contiguous() for t in tensors)):
+        lies_well = self.dtype == torch.float32 and all(t.is_contiguous() for t in tensors)
+        if on_cpu or (lies_well and self.width == classes):
             return [view(tensor.contiguous()) for tensor in tensors]
         if not self._copies:
-            dense = torch.contiguous_format
             self._copies = [
-                torch.empty_like(t, dtype=self.dtype, memory_format=dense) for t in tensors
+                t.new_zeros(self.width, *t.shape[1:], dtype=self.dtype) for t in tensors
             ]
         for copy, tensor in zip(self._copies, tensors, strict=True):
-            copy.copy_(tensor)
+            copy[:classes].copy_(tensor)
         return [view(copy) for copy in self._copies]

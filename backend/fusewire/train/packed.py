@@ -134,6 +134,11 @@ def prepared(by_side: Mapping[str, Packed]) -> Iterator[None]:
         _PREPARED.reset(before)
 
 
+def in_step() -> bool:
+    """Whether a `prepared` block is open: what runs there waits for nothing."""
+    return bool(_PREPARED.get())
+
+
 def tokens_of(
     mask: torch.Tensor, shape: tuple[int, int], side: str = ""
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import distributed
+from torch.autograd.graph import increment_version
 
 from fusewire.errors import ConfigurationError, InvalidInput
 from fusewire.train.adam import Adam
@@ -53,7 +54,8 @@ class Step:
     `optimizer`: an Adam, whose learning rates and decays may change between steps; `max_grad_norm`
     and betas may not. A step whose gradients are not finite is skipped and counted by it. Dropout
     draws anew in every step from torch's generators. `loss(model, batch)` computes
-    what is minimised, by default `model(**batch).loss`; it must not wait for the device. `dtype`:
+    what is minimised, by default `model(**batch).loss`; it must not wait for the device.
+    `CrossEntropy().of_model` is one that never has the logits of a whole batch. `dtype`:
     autocast's, float32 without. `scaler`: a torch.amp.GradScaler, for float16: its scale, which
     grows and is halved as torch does it, is on the device. `.grad` is None after a step.
 
@@ -83,6 +85,9 @@ class Step:
                 f"optimizer: got {type(optimizer).__name__}, wanted fusewire.train.Adam, which "
                 "waits for nothing; or write the step yourself"
             )
+        laid_out = {id(flat.parameter(name)) for flat in self._flats for name in flat.names}
+        given = [p for group in optimizer.param_groups for p in group["params"]]
+        self._others = [p for p in given if id(p) not in laid_out]
         self._model, self._optimizer, self._dtype = model, optimizer, dtype
         self._scaler = scaler or torch.amp.GradScaler(enabled=False)
         self._loss = loss or (lambda model, batch: model(**batch).loss)
@@ -231,6 +236,7 @@ class Step:
     def _weights_were_written(self) -> None:
         for flat in self._flats:
             flat.written()
+        increment_version(self._others)
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self._dtype is None or self._dtype == torch.float32:

@@ -1,0 +1,82 @@
+"""What a language-model head of transformers reads, and what its loss compares it with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from fusewire.errors import InvalidInput, Unsupported
+from fusewire.train.targets import NO_LABEL, target_mask
+
+# Classes whose logits are a projection of the base model's hidden states and nothing else.
+_CAUSAL = {
+    "GPT2LMHeadModel",
+    "GPTNeoXForCausalLM",
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+}
+_PAIRS = {
+    "BartForConditionalGeneration",
+    "BlenderbotForConditionalGeneration",
+    "M2M100ForConditionalGeneration",
+    "MBartForConditionalGeneration",
+    "MarianMTModel",
+    "PLBartForConditionalGeneration",
+    "PegasusForConditionalGeneration",
+}
+
+
+class HeadInputs(NamedTuple):
+    """Hidden states [batch, length, features], the head's weight [classes, features], labels
+    [batch, length] of the places that predict them, and the head's bias [classes]."""
+
+    hidden: Tensor
+    weight: Tensor
+    labels: Tensor
+    bias: Tensor | None
+
+
+def head_inputs(model: nn.Module, batch: Mapping[str, Tensor], ignore_index: int) -> HeadInputs:
+    """Runs the base model over a batch with `labels`. Raises Unsupported for a class whose logits
+    are made otherwise, InvalidInput for a batch without labels."""
+    names = {base.__name__ for base in type(model).__mro__}
+    if not names & (_CAUSAL | _PAIRS):
+        raise Unsupported(
+            type(model).__name__,
+            "it",
+            "a model with a language-model head alone: " + ", ".join(sorted(_CAUSAL | _PAIRS)),
+            "call CrossEntropy with its hidden states and its head",
+        )
+    inputs: dict[str, Any] = dict(batch)
+    labels = inputs.pop("labels", None)
+    if labels is None or labels.ndim != 2:
+        got = "none" if labels is None else f"shape {list(labels.shape)}"
+        raise InvalidInput("labels", got, "[batch, length]", "add the tokens to be predicted")
+    found: Any = model
+    if names & _PAIRS:
+        targets = inputs.get("decoder_input_ids")
+        if targets is None and inputs.get("decoder_inputs_embeds") is None:
+            inputs["decoder_input_ids"] = _starts(found, labels)
+            if inputs.get("decoder_attention_mask") is None:
+                inputs["decoder_attention_mask"] = target_mask(labels, None)
+    else:
+        labels = torch.nn.functional.pad(labels[:, 1:], (0, 1), value=ignore_index)
+    head = found.get_output_embeddings()
+    bias = head.bias if head.bias is not None else getattr(model, "final_logits_bias", None)
+    hidden = found.base_model(**inputs).last_hidden_state
+    return HeadInputs(hidden, head.weight, labels, None if bias is None else bias.reshape(-1))
+
+
+def _starts(model: Any, labels: Tensor) -> Tensor:
+    """What the decoder reads: labels [batch, length], one place on."""
+    if hasattr(model, "prepare_decoder_input_ids_from_labels"):
+        starts: Tensor = model.prepare_decoder_input_ids_from_labels(labels)
+        return starts
+    starts = labels.roll(1, dims=1)
+    starts[:, 0] = model.config.decoder_start_token_id
+    return starts.masked_fill(starts == NO_LABEL, model.config.pad_token_id)
