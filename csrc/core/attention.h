@@ -24,13 +24,21 @@ struct AttentionMask {
   bool full() const { return left >= kUnlimited && right >= kUnlimited; }
 };
 
+// What the numbers of a cache are: of the type that is computed in, or codes of float8 e4m3, a byte
+// each, of key / k_scale and value / v_scale. A number beyond 448 is stored as 448.
+struct CacheFormat {
+  bool float8 = false;
+  float k_scale = 1, v_scale = 1;
+};
+
 // What an attention is, apart from its tensors.
 struct AttentionSpec {
   int64_t heads;  // of q
   float scale;
   AttentionMask mask;
-  float soft_cap = 0;    // 0: none
-  Dropout dropout = {};  // of the weights, after the softmax
+  float soft_cap = 0;              // 0: none
+  Dropout dropout = {};            // of the weights, after the softmax
+  float k_scale = 1, v_scale = 1;  // of a cache in float8
 };
 
 // Rows of heads next to one another: head h of row r begins at data + r * stride + h * head_dim.
@@ -63,6 +71,7 @@ struct AttentionArguments {
   float* log_sum_exp;  // [heads, queries], log(sum(exp(s))) of each query; null: not wanted
   int64_t log_sum_exp_stride;
   Dropout dropout = {};
+  CacheFormat cache_format = {};
 
   // Whether queries and keys are the same sequences.
   bool self() const { return keys && keys->device_offsets() == queries->device_offsets(); }

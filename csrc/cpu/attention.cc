@@ -123,6 +123,7 @@ void attend(const AttentionArguments& a, const Scratch& s, const Sequence& of,
 }  // namespace
 
 const char* attention_lacks(const AttentionArguments& a) {
+  if (a.cache_format.float8) return "a cache in float8_e4m3";
   return a.dropout.probability > 0 && a.pages ? "dropout over pages" : nullptr;
 }
 

@@ -9,7 +9,7 @@
 
 namespace fusewire::FUSEWIRE_TARGET {
 
-void store_kv(void* keys, void* values, const HeadRows& k, const HeadRows& v,
+void store_kv(void* keys, void* values, const CacheFormat&, const HeadRows& k, const HeadRows& v,
               const PagedBatch& batch, int64_t kv_heads, int64_t head_dim, const Stream&) {
   const size_t bytes = static_cast<size_t>(head_dim) * sizeof(float);
   parallel_for(batch.sequences(), 1, [&](int64_t sequence, int64_t, int) {

@@ -14,6 +14,7 @@ struct AttentionOptions : HeadOptions {
   std::optional<Norm> q_norm, k_norm;  // RMSNorm of each head before it is rotated, [head_dim]
   std::optional<Rope> rope;
   std::optional<Tensor> position_bias;  // float32[heads, 2 L - 1], by distance
+  float k_scale = 1, v_scale = 1;       // of a cache in float8
 };
 
 class Attention : public Sublayer {
@@ -28,7 +29,8 @@ class Attention : public Sublayer {
 
  private:
   AttentionSpec spec() const {
-    return {options_.heads, options_.scale, options_.mask, options_.soft_cap};
+    return {options_.heads,   options_.scale,  options_.mask, options_.soft_cap, {},
+            options_.k_scale, options_.v_scale};
   }
   const Tensor* position_bias() const {
     return options_.position_bias ? &*options_.position_bias : nullptr;

@@ -1,4 +1,5 @@
 // The ops of a cache of keys and values: store them, attend to them, both at once; copy its pages.
+#include <cmath>
 #include <optional>
 
 #include "ops/attention_arguments.h"
@@ -9,22 +10,39 @@
 namespace fusewire::ops {
 namespace {
 
-// What the shapes of a layer's cache say.
+// What the tensors of a layer's cache say.
 struct Cache {
   int64_t pages, kv_heads, head_dim;
+  CacheFormat format;
 };
 
-Cache check_cache(Check& check, const Tensor& keys, const Tensor& values, const PagedBatch& batch) {
+Cache check_cache(Check& check, const Tensor& keys, const Tensor& values, const PagedBatch& batch,
+                  float k_scale, float v_scale) {
   check.on_device("batch", batch.batch().device());
   Dim pages("pages"), kv_heads("kv_heads"), page_size("page_size", batch.page_size());
   Dim head_dim("head_dim");
-  check.floats("keys", keys, {&pages, &kv_heads, &page_size, &head_dim});
-  check.floats("values", values, {&pages, &kv_heads, &page_size, &head_dim});
-  check.contiguous("keys", keys);
-  check.contiguous("values", values);
+  const bool float8 = keys.dtype == DType::kUInt8;
+  const auto plane = [&](const char* name, const Tensor& tensor) {
+    if (float8) {
+      check.is(name, tensor, DType::kUInt8, {&pages, &kv_heads, &page_size, &head_dim});
+    } else {
+      check.floats(name, tensor, {&pages, &kv_heads, &page_size, &head_dim});
+    }
+    check.contiguous(name, tensor);
+  };
+  plane("keys", keys);
+  plane("values", values);
   check.require(batch.pages_needed() <= pages.size, "batch: got page ", batch.pages_needed() - 1,
                 " in its table, wanted less than ", pages.size, ", the pages of keys");
-  return {pages.size, kv_heads.size, head_dim.size};
+  const auto scale = [&](const char* name, float value) {
+    check.require(std::isfinite(value) && value > 0, name, ": got ", value,
+                  ", wanted a finite number greater than 0");
+    return float8 ? value : 1.0f;
+  };
+  return {pages.size,
+          kv_heads.size,
+          head_dim.size,
+          {float8, scale("k_scale", k_scale), scale("v_scale", v_scale)}};
 }
 
 void expect_places(const Check& check, const PagedBatch& batch) {
@@ -46,6 +64,7 @@ AttentionArguments paged_arguments(Check& check, const Cache& cache, const Tenso
   a.key_cache = keys.data;
   a.value_cache = values.data;
   a.cache_pages = cache.pages;
+  a.cache_format = cache.format;
   expect_supported(check, a, stream);
   return a;
 }
@@ -53,17 +72,20 @@ AttentionArguments paged_arguments(Check& check, const Cache& cache, const Tenso
 }  // namespace
 
 void store_kv(const Tensor& keys, const Tensor& values, const Tensor& k, const Tensor& v,
-              const PagedBatch& batch, const Stream& stream) {
+              const PagedBatch& batch, float k_scale, float v_scale, const Stream& stream) {
   Check check("store_kv", stream);
-  const Cache cache = check_cache(check, keys, values, batch);
+  const Cache cache = check_cache(check, keys, values, batch, k_scale, v_scale);
   expect_places(check, batch);
   Dim tokens("tokens", batch.tokens());
   Dim width("kv_heads * head_dim", cache.kv_heads * cache.head_dim);
   check.floats("k", k, {&tokens, &width});
   check.floats("v", v, {&tokens, &width});
+  AttentionArguments stored{};
+  stored.cache_format = cache.format;
+  expect_supported(check, stored, stream);
   dispatch(check, stream, batch.tokens(), [&](const Kernels& kernels) {
-    kernels.store_kv(keys.data, values.data, {k.data, k.row_stride}, {v.data, v.row_stride}, batch,
-                     cache.kv_heads, cache.head_dim, stream);
+    kernels.store_kv(keys.data, values.data, cache.format, {k.data, k.row_stride},
+                     {v.data, v.row_stride}, batch, cache.kv_heads, cache.head_dim, stream);
   });
 }
 
@@ -71,7 +93,7 @@ void paged_attention(const Tensor& out, const Tensor& q, const Tensor& keys, con
                      const PagedBatch& batch, const AttentionSpec& spec, const Tensor* bias,
                      const Tensor* log_sum_exp, const Stream& stream) {
   Check check("paged_attention", stream);
-  const Cache cache = check_cache(check, keys, values, batch);
+  const Cache cache = check_cache(check, keys, values, batch, spec.k_scale, spec.v_scale);
   const AttentionArguments a =
       paged_arguments(check, cache, out, q, keys, values, batch, spec, bias, log_sum_exp, stream);
   dispatch(check, stream, batch.tokens(),
@@ -83,7 +105,7 @@ void cached_attention(const Tensor& out, const Tensor& qkv, const Tensor& keys,
                       const Tensor* bias, const Tensor* positions, const Tensor* cos,
                       const Tensor* sin, const Stream& stream) {
   Check check("cached_attention", stream);
-  const Cache cache = check_cache(check, keys, values, batch);
+  const Cache cache = check_cache(check, keys, values, batch, spec.k_scale, spec.v_scale);
   expect_places(check, batch);
   const int64_t q_width = spec.heads * cache.head_dim, kv_width = cache.kv_heads * cache.head_dim;
   Dim tokens("tokens", batch.tokens());
@@ -104,8 +126,8 @@ void cached_attention(const Tensor& out, const Tensor& qkv, const Tensor& keys,
     const RotaryArguments* const rotation = rotary ? &*rotary : nullptr;
     if (kernels.cached_attention(a, rotation, stream)) return;
     if (rotation) kernels.rotary(*rotation, stream);
-    kernels.store_kv(keys.data, values.data, a.k, a.v, batch, cache.kv_heads, cache.head_dim,
-                     stream);
+    kernels.store_kv(keys.data, values.data, cache.format, a.k, a.v, batch, cache.kv_heads,
+                     cache.head_dim, stream);
     kernels.paged_attention(a, stream);
   });
 }

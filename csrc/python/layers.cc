@@ -27,13 +27,16 @@ std::shared_ptr<Attention> new_attention(LinearPointer qkv, LinearPointer output
                                          std::optional<int64_t> right, float scale, float soft_cap,
                                          NormOrNone q_norm, NormOrNone k_norm,
                                          std::optional<std::pair<Tensor, Tensor>> rope,
-                                         std::optional<Tensor> position_bias) {
+                                         std::optional<Tensor> position_bias, float k_scale,
+                                         float v_scale) {
   const AttentionMask mask{left.value_or(kUnlimited), right.value_or(kUnlimited)};
   AttentionOptions options{{heads, kv_heads, mask, scale, soft_cap},
                            q_norm,
                            k_norm,
                            std::nullopt,
-                           std::move(position_bias)};
+                           std::move(position_bias),
+                           k_scale,
+                           v_scale};
   if (rope) options.rope = Rope{rope->first, rope->second};
   return std::make_shared<Attention>(std::move(qkv), std::move(output), std::move(options));
 }
@@ -53,10 +56,12 @@ void register_blocks(py::module_& m) {
           py::arg("output").none(false), "heads"_a, "kv_heads"_a = 0, "left"_a = py::none(),
           "right"_a = py::none(), "scale"_a = 0.0f, "soft_cap"_a = 0.0f, "q_norm"_a = py::none(),
           "k_norm"_a = py::none(), "rope"_a = py::none(), "position_bias"_a = py::none(),
+          "k_scale"_a = 1.0f, "v_scale"_a = 1.0f,
           "qkv: rows q | k | v. kv_heads 0: as many as heads; a token sees those up to left before "
           "and "
           "right behind it, None: all; scale 0: 1 / sqrt(head_dim); rope: "
-          "(cos, sin) float32[positions, rotary_dim / 2]; position_bias: float32[heads, 2 L - 1].");
+          "(cos, sin) float32[positions, rotary_dim / 2]; position_bias: float32[heads, 2 L - 1]; "
+          "k_scale and v_scale: what a cache in float8 stands for is times these.");
   py::class_<CrossAttention, Sublayer, std::shared_ptr<CrossAttention>>(
       m, "CrossAttention", "Attention to sources in a cache, behind the self-attention of a layer.")
       .def(py::init([](LinearPointer q, LinearPointer output, int64_t heads, float scale) {

@@ -105,15 +105,20 @@ void register_ops(py::module_& m) {
       m, "AttentionSpec",
       "What an attention is: query i sees key j when i - j <= left and j - i <= right. Everything "
       "by default; right 0: causal. soft_cap 0: none. dropout: the probability that a weight is "
-      "dropped, by Philox with the key dropout_seed from the counter dropout_offset on.")
+      "dropped, by Philox with the key dropout_seed from the counter dropout_offset on. k_scale "
+      "and v_scale: of "
+      "a cache in float8.")
       .def(py::init([](int64_t heads, float scale, int64_t left, int64_t right, float soft_cap,
-                       float dropout, int64_t dropout_seed, int64_t dropout_offset) {
+                       float dropout, int64_t dropout_seed, int64_t dropout_offset, float k_scale,
+                       float v_scale) {
              return AttentionSpec{
-                 heads, scale, {left, right}, soft_cap, {dropout, dropout_seed, dropout_offset}};
+                 heads,   scale,  {left, right}, soft_cap, {dropout, dropout_seed, dropout_offset},
+                 k_scale, v_scale};
            }),
            py::kw_only(), py::arg("heads"), py::arg("scale"), py::arg("left") = kUnlimited,
            py::arg("right") = kUnlimited, py::arg("soft_cap") = 0.0f, py::arg("dropout") = 0.0f,
-           py::arg("dropout_seed") = 0, py::arg("dropout_offset") = 0);
+           py::arg("dropout_seed") = 0, py::arg("dropout_offset") = 0, py::arg("k_scale") = 1.0f,
+           py::arg("v_scale") = 1.0f);
   py::class_<Linear, std::shared_ptr<Linear>>(
       m, "Linear",
       "weight[out_features, in_features] packed for the target, with its bias; both come from "

@@ -107,7 +107,7 @@ class CrossLayer:
         source_offsets = np.cumsum([0, *SOURCES])
         stored = self.batch(source_offsets, SOURCES, pages[len(TARGETS) :])
         k_rows, v_rows = (rows.columns(i * self.width, self.width) for i in (0, 1))
-        k.store_kv(keys, values, k_rows, v_rows, stored, place.stream)
+        k.store_kv(keys, values, k_rows, v_rows, stored, 1.0, 1.0, place.stream)
         stack, workspace = self.built(), k.Workspace(k.default_allocator(place.device))
         begins, done = np.cumsum([0, *TARGETS]), np.zeros(len(TARGETS), np.int32)
         for step in steps:

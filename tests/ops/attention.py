@@ -101,7 +101,7 @@ def make_attention(rng: np.random.Generator, shape: Attention) -> Arrays:
     return {**arrays, "kv": normal(rng, sum(shape.keys), 2 * shape.kv_width) * 2}
 
 
-def spec_of(shape: Any, **dropout: Any) -> k.AttentionSpec:
+def spec_of(shape: Any, **more: Any) -> k.AttentionSpec:
     """Of a shape that says heads, dim, left, right and soft_cap."""
     return k.AttentionSpec(
         heads=shape.heads,
@@ -109,7 +109,7 @@ def spec_of(shape: Any, **dropout: Any) -> k.AttentionSpec:
         left=shape.left,
         right=shape.right,
         soft_cap=shape.soft_cap,
-        **dropout,
+        **more,
     )
 
 

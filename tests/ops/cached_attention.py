@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from fusewire import kernels as k
 
-from tests.ops.attention import spec_of
 from tests.ops.case import Arrays, Case, Operands, Tensors
 from tests.ops.paged import Cache, Paged, attend, decoding, make_paged, prompts
 from tests.ops.rotary import rotate
@@ -65,9 +65,11 @@ def make_added(rng: np.random.Generator, shape: Added) -> Arrays:
 class Step:
     """A step on a cache of its own: at once, or part by part."""
 
-    def __init__(self, o: Operands, a: Arrays, shape: Added) -> None:
+    def __init__(
+        self, o: Operands, a: Arrays, shape: Added, cache: Callable[..., Cache] = Cache
+    ) -> None:
         self.o, self.shape = o, shape
-        self.cache = Cache(o, a, shape.paged)
+        self.cache = cache(o, a, shape.paged)
         self.qkv = o.rows(a["qkv"].copy())
         self.out = o.room(sum(shape.paged.added), shape.paged.heads * shape.paged.dim)
         tables = o.int32(a["positions"]), o.fp32(a["cos"]), o.fp32(a["sin"])
@@ -80,7 +82,7 @@ class Step:
             self.cache.keys,
             self.cache.values,
             self.cache.batch,
-            spec_of(self.shape.paged),
+            self.cache.spec,
             self.cache.bias,
             *self.rotary,
             self.o.place.stream,

@@ -92,6 +92,8 @@ def make_paged(rng: np.random.Generator, shape: Paged) -> Arrays:
 class Cache:
     """Pages in no order, with NaN wherever no position has been stored."""
 
+    scales = (1.0, 1.0)  # of keys and of values, in float8
+
     def __init__(self, o: Operands, a: Arrays, shape: Paged, seed: int = 1) -> None:
         self.o, self.shape = o, shape
         self.bias = o.fp32(a["bias"]) if shape.biased else None
@@ -117,6 +119,11 @@ class Cache:
             o.place.stream,
         )
 
+    @property
+    def spec(self) -> k.AttentionSpec:
+        k_scale, v_scale = self.scales
+        return spec_of(self.shape, k_scale=k_scale, v_scale=v_scale)
+
     def at(self, sequence: int, position: int) -> tuple:
         size = self.shape.page_size
         return self.table[sequence, position // size], slice(None), position % size
@@ -125,7 +132,7 @@ class Cache:
         s = self.shape
         q_width, width = s.heads * s.dim, s.kv_heads * s.dim
         new = qkv.columns(q_width, width), qkv.columns(q_width + width, width)
-        k.store_kv(self.keys, self.values, *new, self.batch, self.o.place.stream)
+        k.store_kv(self.keys, self.values, *new, self.batch, *self.scales, self.o.place.stream)
 
     def attend(self, out: k.Tensor, qkv: k.Tensor, log_sum_exp: k.Tensor | None = None) -> None:
         s = self.shape
@@ -135,7 +142,7 @@ class Cache:
             self.keys,
             self.values,
             self.batch,
-            spec_of(s),
+            self.spec,
             self.bias,
             log_sum_exp,
             self.o.place.stream,

@@ -320,12 +320,12 @@ def test_a_batch_that_does_not_fit_its_cache_is_refused():
     with pytest.raises(
         k.Error, match="store_kv: batch: got page 3 in its table, wanted less than 3"
     ):
-        k.store_kv(cache, cache, *kv, beyond)
+        k.store_kv(cache, cache, *kv, beyond, 1.0, 1.0)
     with pytest.raises(k.Error, match=r"keys: got float32\[3, 2, 4, 8\] .* page_size=8"):
-        k.store_kv(cache, cache, *kv, batch_of([3, 5], [[0], [1]], 8))
+        k.store_kv(cache, cache, *kv, batch_of([3, 5], [[0], [1]], 8), 1.0, 1.0)
     uncounted = batch_of([3, 1], [[0], [1]])  # of its two new tokens
     for call in (
-        lambda: k.store_kv(cache, cache, *kv, uncounted),
+        lambda: k.store_kv(cache, cache, *kv, uncounted, 1.0, 1.0),
         lambda: k.cached_attention(out, qkv, cache, cache, uncounted, four, None, None, None, None),
     ):
         with pytest.raises(k.Error, match="got a sequence of 1 more new tokens than its context"):

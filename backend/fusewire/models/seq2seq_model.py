@@ -237,7 +237,7 @@ class Seq2SeqModel(DecoderModel):
         for layer in range(len(self._attentions)):
             planes = cache.keys_values(layer, self._heads)
             k, v = (rows.columns((2 * layer + part) * width, width) for part in (0, 1))
-            kernels.store_kv(*planes, k, v, batch, stream)
+            kernels.store_kv(*planes, k, v, batch, 1.0, 1.0, stream)
         return rows
 
     def tune(self, cache: DecoderCache, max_sequences: int, max_tokens: int) -> None:

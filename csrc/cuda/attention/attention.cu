@@ -22,6 +22,7 @@ const char* attention_lacks(const AttentionArguments& a) {
   static_assert(kMaxHeadDim == 256);
   if (a.head_dim > kMaxHeadDim) return "a head_dim of more than 256";
   if (a.pages && a.log_sum_exp) return "log_sum_exp over pages";
+  if (a.cache_format.float8 && sizeof(T) == 4) return "a cache in float8_e4m3 with float32";
   return nullptr;
 }
 

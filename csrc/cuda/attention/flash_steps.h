@@ -27,7 +27,7 @@ struct FlashSteps {
         uint4 k[4];
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
-          k[n] = load_shared_16(Tile::key_at(key_lane, begin + n * 8, j * 4));
+          k[n] = Tile::load_keys(Tile::key_at(key_lane, begin + n * 8, j * 4));
         }
 #pragma unroll
         for (int n = 0; n < 4; ++n) {
@@ -77,7 +77,7 @@ struct FlashSteps {
       }
 #pragma unroll
       for (int chunk = 0; chunk < Tile::kChunks; chunk += 2) {
-        const uint4 v = load_transposed(Tile::value_at(value_lane, begin, chunk));
+        const uint4 v = Tile::load_values(Tile::value_at(value_lane, begin, chunk));
 #pragma unroll
         for (int r = 0; r < kRowTiles; ++r) multiply_add<T>(s.out[r][chunk], a[r], v.x, v.y);
 #pragma unroll

@@ -60,6 +60,13 @@ struct FlashTile {
   __device__ __forceinline__ static uint32_t value_at(uint32_t lane, int rows, int chunks) {
     return swizzled(lane, chunks) + rows * kValueStride;
   }
+  // Operands of the products from there: of 8 keys and 32 columns, of 16 values and 16 columns.
+  __device__ __forceinline__ static uint4 load_keys(uint32_t address) {
+    return load_shared_16(address);
+  }
+  __device__ __forceinline__ static uint4 load_values(uint32_t address) {
+    return load_transposed(address);
+  }
 
  private:
   __device__ __forceinline__ static uint32_t swizzled(uint32_t lane, int chunks) {

@@ -15,8 +15,9 @@ struct PagedShape {
   const int32_t *offsets, *contexts, *table;  // of the batch, in device memory
   int sequences, table_width, page_shift;
   int heads, kv_heads, group, head_dim;
-  int left, right;  // of the mask
-  float scale, soft_cap;
+  int left, right;         // of the mask
+  float scale, soft_cap;   // the first with that of the keys in it
+  float k_scale, v_scale;  // of codes in the cache; 1 of others
   const float* bias;
   int bias_span;
   bool vectors;  // whether all rows can be accessed by 16 bytes
@@ -36,8 +37,10 @@ struct PagedShape {
         head_dim(static_cast<int>(a.head_dim)),
         left(static_cast<int>(a.mask.left)),
         right(static_cast<int>(a.mask.right)),
-        scale(a.scale),
+        scale(a.scale * a.cache_format.k_scale),
         soft_cap(a.soft_cap),
+        k_scale(a.cache_format.k_scale),
+        v_scale(a.cache_format.v_scale),
         bias(a.bias),
         bias_span(static_cast<int>(a.bias_span)),
         vectors(vectors) {}

@@ -5,6 +5,7 @@
 #include "cuda/attention/query_tile.h"
 #include "cuda/kernels.h"
 #include "cuda/launch.h"
+#include "cuda/paged/stored.h"
 #include "cuda/rows/row.h"
 #include "cuda/rows/tile.h"
 
@@ -15,14 +16,16 @@ struct Cache {
   const int32_t *offsets, *contexts, *table;
   int sequences, table_width, page_shift;
   int kv_heads, head_dim;
+  float k_scale, v_scale;
 };
 
 // An access is kWidth columns of a kv head: of its key, and of its value.
-template <class T, int kWidth>
+template <class Stored, class T, int kWidth>
 __global__ void __launch_bounds__(256)
-    store_rows(T* keys, T* values, const T* k, int64_t k_stride, const T* v, int64_t v_stride,
-               Cache cache, int64_t tokens) {
-  using P = Pack<T, kWidth>;
+    store_rows(Stored* keys, Stored* values, const T* k, int64_t k_stride, const T* v,
+               int64_t v_stride, Cache cache, int64_t tokens) {
+  using From = Pack<T, kWidth>;
+  using To = Pack<Stored, kWidth>;
   let_next_start();
   const int per_head = cache.head_dim / kWidth;
   const int access = static_cast<int>(tile_access<1>(0));
@@ -45,8 +48,10 @@ __global__ void __launch_bounds__(256)
         (((int64_t{page} * cache.kv_heads + head) << cache.page_shift) + in_page) * cache.head_dim +
         c;
     const int column = head * cache.head_dim + c;
-    *reinterpret_cast<P*>(keys + to) = *reinterpret_cast<const P*>(k + row * k_stride + column);
-    *reinterpret_cast<P*>(values + to) = *reinterpret_cast<const P*>(v + row * v_stride + column);
+    const From key = *reinterpret_cast<const From*>(k + row * k_stride + column);
+    const From value = *reinterpret_cast<const From*>(v + row * v_stride + column);
+    *reinterpret_cast<To*>(keys + to) = stored<Stored>(key, cache.k_scale);
+    *reinterpret_cast<To*>(values + to) = stored<Stored>(value, cache.v_scale);
   }
 }
 
@@ -79,8 +84,9 @@ __global__ void __launch_bounds__(kCopyBlock)
 }  // namespace
 
 template <class T>
-void store_kv(void* keys, void* values, const HeadRows& k, const HeadRows& v,
-              const PagedBatch& batch, int64_t kv_heads, int64_t head_dim, const Stream& stream) {
+void store_kv(void* keys, void* values, const CacheFormat& format, const HeadRows& k,
+              const HeadRows& v, const PagedBatch& batch, int64_t kv_heads, int64_t head_dim,
+              const Stream& stream) {
   constexpr int n = Vector<T>::kSize;
   const Cache cache = {batch.batch().device_offsets(),
                        batch.device_context_lengths(),
@@ -89,13 +95,23 @@ void store_kv(void* keys, void* values, const HeadRows& k, const HeadRows& v,
                        static_cast<int>(batch.table_width()),
                        __builtin_ctzll(static_cast<uint64_t>(batch.page_size())),
                        static_cast<int>(kv_heads),
-                       static_cast<int>(head_dim)};
-  const auto run = [&](auto width) {
+                       static_cast<int>(head_dim),
+                       format.k_scale,
+                       format.v_scale};
+  const auto store = [&](auto* to_keys, auto* to_values, auto width) {
     constexpr int kWidth = decltype(width)::value;
     const Tiles tiles = tiles_of<1>(batch.tokens(), kv_heads * (head_dim / kWidth));
-    launch(store_rows<T, kWidth>, tiles.grid, tiles.block, 0, stream, static_cast<T*>(keys),
-           static_cast<T*>(values), static_cast<const T*>(k.data), k.stride,
+    launch(store_rows<std::remove_pointer_t<decltype(to_keys)>, T, kWidth>, tiles.grid, tiles.block,
+           0, stream, to_keys, to_values, static_cast<const T*>(k.data), k.stride,
            static_cast<const T*>(v.data), v.stride, cache, batch.tokens());
+  };
+  const auto run = [&](auto width) {
+    if constexpr (sizeof(T) == 2) {
+      if (format.float8) {
+        return store(static_cast<Float8*>(keys), static_cast<Float8*>(values), width);
+      }
+    }
+    store(static_cast<T*>(keys), static_cast<T*>(values), width);
   };
   if (head_dim % n == 0 && vectors_fit<T>(k.data, k.stride) && vectors_fit<T>(v.data, v.stride) &&
       vectors_fit<T>(keys, 0) && vectors_fit<T>(values, 0)) {
@@ -130,8 +146,8 @@ void copy_pages(void* cache, int64_t planes, int64_t pages, int64_t elements, co
 }
 
 #define INSTANTIATE(T)                                                                          \
-  template void store_kv<T>(void*, void*, const HeadRows&, const HeadRows&, const PagedBatch&,  \
-                            int64_t, int64_t, const Stream&);                                   \
+  template void store_kv<T>(void*, void*, const CacheFormat&, const HeadRows&, const HeadRows&, \
+                            const PagedBatch&, int64_t, int64_t, const Stream&);                \
   template void copy_pages<T>(void*, int64_t, int64_t, int64_t, const int64_t*, const int64_t*, \
                               int64_t, const Stream&);
 FUSEWIRE_FOR_EACH_FLOAT(INSTANTIATE)

@@ -155,6 +155,7 @@ struct Fp32Warp {
 template <int dim, int warps, int teams, int stages, int blocks>
 struct Fp32Tile {
   using T = float;
+  using Stored = float;
   using Warp = Fp32Warp<Fp32Tile>;
   static constexpr int kDim = dim, kWarps = warps, kTeams = teams, kStages = stages;
   static constexpr int kBlocks = blocks, kKeys = 32;
@@ -180,7 +181,7 @@ using Many = Fp32Tile<kDim, 4, 1, kStages, kBlocks>;
 }  // namespace
 
 void paged_fp32_attention(const AttentionArguments& a, const Stream& stream) {
-  const PagedShape shape(a, paged_vectors_fit<float>(a));
+  const PagedShape shape(a, paged_vectors_fit<float, float>(a));
   const auto run = [&](auto few, auto many) {
     launch_paged_tiles<decltype(few), decltype(many)>(a, shape, stream);
   };

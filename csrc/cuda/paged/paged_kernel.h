@@ -33,7 +33,7 @@ constexpr size_t paged_bytes() {
 template <class Tile>
 __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
     paged_kernel(PagedShape shape, PagedPlan plan, typename Tile::T* out, const typename Tile::T* q,
-                 const typename Tile::T* keys, const typename Tile::T* values,
+                 const typename Tile::Stored* keys, const typename Tile::Stored* values,
                  PagedScratch scratch) {
   constexpr int kStages = Tile::kStages, kTeams = Tile::kTeams, kKeys = Tile::kKeys;
   extern __shared__ __align__(128) char shared[];
@@ -80,13 +80,14 @@ template <class Tile>
 void launch_paged(const AttentionArguments& a, const PagedShape& shape, int above, int most,
                   const Stream& stream) {
   using T = typename Tile::T;
+  using Stored = typename Tile::Stored;
   const PagedGrid grid = paged_grid<Tile>(a, shape, above, most);
   if (grid.blocks == 0) return;
   constexpr size_t kBytes = paged_bytes<Tile>();
   allow_shared_memory<paged_kernel<Tile>>(kBytes, stream);
   launch(paged_kernel<Tile>, dim3(grid.blocks), dim3(Tile::kThreads), kBytes, stream, shape,
          grid.plan, static_cast<T*>(a.out), static_cast<const T*>(a.q.data),
-         static_cast<const T*>(a.key_cache), static_cast<const T*>(a.value_cache),
+         static_cast<const Stored*>(a.key_cache), static_cast<const Stored*>(a.value_cache),
          paged_scratch_of(stream));
 }
 
@@ -109,11 +110,11 @@ void launch_paged_tiles(const AttentionArguments& a, const PagedShape& shape,
   }
 }
 
-template <class T>
+template <class T, class Stored>
 bool paged_vectors_fit(const AttentionArguments& a) {
-  return a.head_dim % Vector<T>::kSize == 0 && vectors_fit<T>(a.q.data, a.q.stride) &&
-         vectors_fit<T>(a.out, a.out_stride) && vectors_fit<T>(a.key_cache, 0) &&
-         vectors_fit<T>(a.value_cache, 0);
+  return a.head_dim % Vector<Stored>::kSize == 0 && vectors_fit<T>(a.q.data, a.q.stride) &&
+         vectors_fit<T>(a.out, a.out_stride) && vectors_fit<Stored>(a.key_cache, 0) &&
+         vectors_fit<Stored>(a.value_cache, 0);
 }
 
 }  // namespace fusewire::cuda

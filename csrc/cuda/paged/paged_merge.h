@@ -70,7 +70,8 @@ __device__ __forceinline__ void merge_teams(const PagedTeams<Tile>& teams,
       add_scaled(total, *reinterpret_cast<const float4*>(&teams.out[team][row][column]), weight);
     }
     if (work.parts == 1) {
-      store_answer<Tile>(work.answer(out, row), column, work.shape, scaled(total, 1.0f / sum));
+      store_answer<Tile>(work.answer(out, row), column, work.shape,
+                         scaled(total, work.shape.v_scale / sum));
     } else {
       *reinterpret_cast<float4*>(scratch.sums<Tile>(slot, row) + column) = total;
       if (column == 0) *scratch.weight<Tile>(slot, row) = {top, sum};
@@ -130,7 +131,8 @@ __device__ __forceinline__ void merge_parts(const PagedWork<Tile>& work, typenam
       }
       top = highest;
     }
-    store_answer<Tile>(work.answer(out, row), column, work.shape, scaled(total, 1.0f / sum));
+    store_answer<Tile>(work.answer(out, row), column, work.shape,
+                       scaled(total, work.shape.v_scale / sum));
   }
 }
 

@@ -1,7 +1,7 @@
 // Chooses the tiles of the paged attention on tensor cores by the width of a head (padded with
 // zeros to the next compiled one).
 #include "cuda/paged/paged_kernel.h"
-#include "cuda/paged/paged_mma.h"
+#include "cuda/paged/paged_mma_float8.h"
 
 namespace fusewire::cuda {
 namespace {
@@ -12,12 +12,30 @@ using Few = PagedMmaTile<T, kDim, 1, kTeams, 32, kStages, kBlocks>;
 // Width; keys a step, blocks a multiprocessor.
 template <class T, int kDim, int kKeys, int kBlocks>
 using Many = PagedMmaTile<T, kDim, 4, 1, kKeys, 2, kBlocks>;
+template <class T, int kDim, int kTeams, int kStages, int kBlocks>
+using FewFloat8 = PagedMmaFloat8Tile<T, kDim, 1, kTeams, 32, kStages, kBlocks>;
+template <class T, int kDim, int kKeys, int kBlocks>
+using ManyFloat8 = PagedMmaFloat8Tile<T, kDim, 4, 1, kKeys, 2, kBlocks>;
+
+template <class T>
+void attend_float8(const AttentionArguments& a, const Stream& stream) {
+  const PagedShape shape(a, paged_vectors_fit<T, Float8>(a));
+  const auto run = [&](auto few, auto many) {
+    launch_paged_tiles<decltype(few), decltype(many)>(a, shape, stream);
+  };
+  if (a.head_dim <= 32) return run(FewFloat8<T, 32, 4, 2, 4>{}, ManyFloat8<T, 32, 64, 4>{});
+  if (a.head_dim <= 64) return run(FewFloat8<T, 64, 4, 2, 3>{}, ManyFloat8<T, 64, 64, 3>{});
+  if (a.head_dim <= 96) return run(FewFloat8<T, 96, 2, 2, 4>{}, ManyFloat8<T, 96, 64, 2>{});
+  if (a.head_dim <= 128) return run(FewFloat8<T, 128, 2, 2, 3>{}, ManyFloat8<T, 128, 64, 2>{});
+  run(FewFloat8<T, 256, 3, 1, 2>{}, ManyFloat8<T, 256, 32, 2>{});
+}
 
 }  // namespace
 
 template <class T>
 void paged_mma_attention(const AttentionArguments& a, const Stream& stream) {
-  const PagedShape shape(a, paged_vectors_fit<T>(a));
+  if (a.cache_format.float8) return attend_float8<T>(a, stream);
+  const PagedShape shape(a, paged_vectors_fit<T, T>(a));
   const auto run = [&](auto few, auto many) {
     launch_paged_tiles<decltype(few), decltype(many)>(a, shape, stream);
   };

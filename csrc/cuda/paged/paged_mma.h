@@ -50,8 +50,8 @@ struct MmaWarp {
     raised = direct ? 1.0f : scale;
     lowest = work.position(warp_row);
     highest = work.position(min(warp_row + 16, work.rows) - 1);
-    key_at = Tile::key_offset(lane / 4, lane % 4);
-    value_at = Tile::kKeyBytes + Tile::value_offset(lane % 16, lane / 16);
+    key_at = Tile::key_lane(lane);
+    value_at = Tile::kKeyBytes + Tile::value_lane(lane);
   }
 
   // Of the tile in `stage`, whose first key is at position `first`.
@@ -106,11 +106,10 @@ struct MmaWarp {
       float sum = state.sum[0][half];
       sum += __shfl_xor_sync(kWholeWarp, sum, 1);
       sum += __shfl_xor_sync(kWholeWarp, sum, 2);
-      float* to = teams.out[team][row] + 2 * t;
 #pragma unroll
-      for (int c = 0; c < Tile::kChunks; ++c) {
-        const float* pair = state.out[0][c] + 2 * half;
-        *reinterpret_cast<float2*>(to + 8 * c) = {pair[0], pair[1]};
+      for (int c = 0; c < Tile::kChunks; c += 2) {
+        const float *first = state.out[0][c] + 2 * half, *second = state.out[0][c + 1] + 2 * half;
+        Tile::put(teams.out[team][row] + 8 * c, t, {first[0], first[1]}, {second[0], second[1]});
       }
       if (t == 0) {
         teams.top[team][row] = state.top[0][half] * factor;
@@ -125,8 +124,22 @@ template <class Element, int dim, int warps, int teams, int keys, int stages, in
 struct PagedMmaTile : FlashTile<Element, dim, warps, 1, keys, blocks, FlashMode::kGeneral> {
   using Base = FlashTile<Element, dim, warps, 1, keys, blocks, FlashMode::kGeneral>;
   using Warp = MmaWarp<PagedMmaTile>;
+  using Stored = Element;
   static constexpr int kTeams = teams, kStages = stages, kThreads = 32 * warps * teams;
   static constexpr int kStageBytes = Base::kBiasAt;  // keys and values only
+
+  // Where a lane begins to read the keys and the values of a stage.
+  __device__ __forceinline__ static uint32_t key_lane(int lane) {
+    return Base::key_offset(lane / 4, lane % 4);
+  }
+  __device__ __forceinline__ static uint32_t value_lane(int lane) {
+    return Base::value_offset(lane % 16, lane / 16);
+  }
+  // The sums that lane t of a quad has of 16 columns, a pair of either product.
+  __device__ __forceinline__ static void put(float* to, int t, float2 first, float2 second) {
+    *reinterpret_cast<float2*>(to + 2 * t) = first;
+    *reinterpret_cast<float2*>(to + 8 + 2 * t) = second;
+  }
 };
 
 }  // namespace fusewire::cuda

@@ -16,13 +16,14 @@
 #include "cuda/element.h"
 #include "cuda/launch.h"
 #include "cuda/paged/paged_attention.h"
+#include "cuda/paged/stored.h"
 #include "cuda/reduce.h"
 
 namespace fusewire::cuda {
 namespace {
 
 constexpr int kDim = 64, kWarps = 4;
-constexpr int kElements = 8;                // of a lane: a vector
+constexpr int kElements = 8;                // of a lane: a vector of 16 bits each
 constexpr int kLanes = kDim / kElements;    // of a key
 constexpr int kAtOnce = 32 / kLanes;        // keys that a warp reads in one instruction
 constexpr int kReads = 8;                   // as many as lanes a key: their sums are shared out
@@ -39,6 +40,10 @@ struct NewRows {
   int64_t k_stride, v_stride;
 };
 
+// What a lane has of a key, in the numbers of a cache.
+template <class Stored>
+using Piece = std::conditional_t<sizeof(Stored) == 1, uint2, uint4>;
+
 template <class T>
 __device__ __forceinline__ void to_floats(const uint4& vector, float (&x)[kElements]) {
   const uint32_t pairs[4] = {vector.x, vector.y, vector.z, vector.w};
@@ -48,6 +53,12 @@ __device__ __forceinline__ void to_floats(const uint4& vector, float (&x)[kEleme
     x[2 * i] = pair.x;
     x[2 * i + 1] = pair.y;
   }
+}
+
+template <class T>
+__device__ __forceinline__ void to_floats(const uint2& codes, float (&x)[kElements]) {
+  const uint2 low = widen_four<__half>(codes.x), high = widen_four<__half>(codes.y);
+  to_floats<__half>(uint4{low.x, low.y, high.x, high.y}, x);
 }
 
 // Sums of kCount values over lanes that differ in `kFirst`, kFirst / 2, …: halves of the values go
@@ -89,10 +100,11 @@ __device__ __forceinline__ int sharing(const PagedShape& shape, int sequence) {
   return count;
 }
 
-template <class T, int kRows>
+template <class T, class Stored, int kRows>
 __global__ void __launch_bounds__(32 * kWarps, kRows == 1 ? 4 : 2)
-    paged_short_kernel(const __grid_constant__ PagedShape shape, T* out, const T* q, T* keys,
-                       T* values, const NewRows<T> added) {
+    paged_short_kernel(const __grid_constant__ PagedShape shape, T* out, const T* q, Stored* keys,
+                       Stored* values, const NewRows<T> added) {
+  using P = Piece<Stored>;
   let_next_start();
   const int lane = threadIdx.x % 32, of_key = lane / kLanes, column = lane % kLanes * kElements;
   const int number = static_cast<int>(blockIdx.x) * kWarps + threadIdx.x / 32;
@@ -111,7 +123,13 @@ __global__ void __launch_bounds__(32 * kWarps, kRows == 1 ? 4 : 2)
     return (((page * shape.heads + head) << shape.page_shift) + in_page) * kDim + column;
   };
 
-  uint4 k[kReads], v[kReads];
+  const auto new_row = [&](const T* rows, int64_t stride, float scale) {
+    const T* const from = rows + row * stride + head * kDim + column;
+    const auto piece = stored<Stored>(*reinterpret_cast<const Pack<T, kElements>*>(from), scale);
+    return reinterpret_cast<const P&>(piece);
+  };
+
+  P k[kReads], v[kReads];
   const auto fetch = [&](int first, bool newest_too) {
 #pragma unroll
     for (int i = 0; i < kReads; ++i) {
@@ -121,22 +139,20 @@ __global__ void __launch_bounds__(32 * kWarps, kRows == 1 ? 4 : 2)
         if (!newest_too) continue;
         const int64_t place = place_of(key);
         if (added.k) {
-          k[i] = *reinterpret_cast<const uint4*>(added.k + row * added.k_stride + head * kDim +
-                                                 column);
-          v[i] = *reinterpret_cast<const uint4*>(added.v + row * added.v_stride + head * kDim +
-                                                 column);
-          *reinterpret_cast<uint4*>(keys + place) = k[i];
-          *reinterpret_cast<uint4*>(values + place) = v[i];
+          k[i] = new_row(added.k, added.k_stride, shape.k_scale);
+          v[i] = new_row(added.v, added.v_stride, shape.v_scale);
+          *reinterpret_cast<P*>(keys + place) = k[i];
+          *reinterpret_cast<P*>(values + place) = v[i];
         } else {
-          k[i] = *reinterpret_cast<const uint4*>(keys + place);
-          v[i] = *reinterpret_cast<const uint4*>(values + place);
+          k[i] = *reinterpret_cast<const P*>(keys + place);
+          v[i] = *reinterpret_cast<const P*>(values + place);
         }
       } else if (!newest_too || first != 0) {
-        k[i] = v[i] = uint4{};  // what nobody sees enters no sum, whatever its memory holds
+        k[i] = v[i] = P{};  // what nobody sees enters no sum, whatever its memory holds
         if (wanted) {
           const int64_t place = place_of(key);
-          k[i] = *reinterpret_cast<const uint4*>(keys + place);
-          v[i] = *reinterpret_cast<const uint4*>(values + place);
+          k[i] = *reinterpret_cast<const P*>(keys + place);
+          v[i] = *reinterpret_cast<const P*>(values + place);
         }
       }
     }
@@ -224,19 +240,28 @@ __global__ void __launch_bounds__(32 * kWarps, kRows == 1 ? 4 : 2)
     float all = total[r];
 #pragma unroll
     for (int other = 16; other > 0; other /= 2) all += __shfl_xor_sync(kWholeWarp, all, other);
-    const float factor = all > 0.0f ? __fdividef(1.0f, all) : 0.0f;
+    const float factor = all > 0.0f ? __fdividef(shape.v_scale, all) : 0.0f;
     T* const to = out + (row + r) * shape.out_stride + head * kDim + mine;
     *reinterpret_cast<uint32_t*>(to) = pack<T>(sum[r][0] * factor, sum[r][1] * factor);
   }
 }
 
+template <class T, class Stored, int kRows>
+void launch_over(const AttentionArguments& a, const NewRows<T>& added, const Stream& stream) {
+  const int64_t warps = a.pages->sequences() * a.heads;
+  const auto blocks = static_cast<unsigned>((warps + kWarps - 1) / kWarps);
+  launch(paged_short_kernel<T, Stored, kRows>, dim3(blocks), dim3(32 * kWarps), 0, stream,
+         PagedShape(a, true), static_cast<T*>(a.out), static_cast<const T*>(a.q.data),
+         static_cast<Stored*>(a.key_cache), static_cast<Stored*>(a.value_cache), added);
+}
+
 template <class T, int kRows>
 void launch_short(const AttentionArguments& a, const NewRows<T>& added, const Stream& stream) {
-  const int64_t warps = a.pages->sequences() * a.heads;
-  launch(paged_short_kernel<T, kRows>, dim3(static_cast<unsigned>((warps + kWarps - 1) / kWarps)),
-         dim3(32 * kWarps), 0, stream, PagedShape(a, true), static_cast<T*>(a.out),
-         static_cast<const T*>(a.q.data), static_cast<T*>(a.key_cache),
-         static_cast<T*>(a.value_cache), added);
+  if (a.cache_format.float8) {
+    launch_over<T, Float8, kRows>(a, added, stream);
+  } else {
+    launch_over<T, T, kRows>(a, added, stream);
+  }
 }
 
 bool aligned(const void* data, int64_t stride) {

@@ -5,6 +5,7 @@
 #include "cuda/element.h"
 #include "cuda/mma.h"
 #include "cuda/paged/paged_schedule.h"
+#include "cuda/paged/stored.h"
 
 namespace fusewire::cuda {
 
@@ -81,18 +82,18 @@ __device__ __forceinline__ uint4 load_elements(const T* row, int column, int wid
 // Each warp of a team copies kWarpKeys of a tile's keys, and as many lanes look up where they are.
 template <class Tile>
 struct PageWalk {
-  using T = typename Tile::T;
+  using Stored = typename Tile::Stored;  // the cache's numbers
   static constexpr int kWarpKeys = Tile::kKeys / Tile::kWarps;
-  static constexpr int kSize = Vector<T>::kSize, kChunks = Tile::kDim / kSize;
+  static constexpr int kSize = Vector<Stored>::kSize, kChunks = Tile::kDim / kSize;
   static_assert(kWarpKeys <= 32 && kWarpKeys * kChunks % 32 == 0);
 
   const PagedWork<Tile>& work;
   const int32_t* table;  // of the sequence
-  const T *keys, *values;
+  const Stored *keys, *values;
   const int first_key;  // of the warp, in a tile
 
-  __device__ __forceinline__ PageWalk(const PagedWork<Tile>& work, const T* keys, const T* values,
-                                      int warp)
+  __device__ __forceinline__ PageWalk(const PagedWork<Tile>& work, const Stored* keys,
+                                      const Stored* values, int warp)
       : work(work), table(work.table()), keys(keys), values(values), first_key(warp * kWarpKeys) {}
 
   // The row of keys and values that this lane looks up for a tile, -1 where nobody sees it: entries

@@ -8,27 +8,31 @@ namespace {
 
 using sm90::PagedNew;
 using sm90::PagedTmaTile;
-using AnyTile = PagedTmaTile<__half, 64, 1, 2, 3>;  // for what all tiles have in common
+using AnyTile = PagedTmaTile<__half, __half, 64, 1, 2, 3>;  // for what all tiles have in common
 
 template <class Tile>
 void launch_tile(const AttentionArguments& a, const PagedShape& shape,
-                 const PagedNew<typename Tile::T>& added, const Stream& stream) {
+                 const PagedNew<typename Tile::Stored>& added, const Stream& stream) {
   using T = typename Tile::T;
   const PagedGrid grid = paged_grid<Tile>(a, shape, 0, Tile::kRows);
   if (grid.blocks == 0) return;
   constexpr auto kernel = sm90::paged_tma_kernel<Tile>;
   allow_shared_memory<kernel>(Tile::kSharedBytes, stream);
   const auto map = [&](const void* cache) {
-    const int64_t rows = a.cache_pages * a.kv_heads * a.pages->page_size();
-    return sm90::matrix_map(kDTypeOf<T>, cache, rows, a.head_dim, a.head_dim, Tile::kUnit, 64);
+    const int64_t keys = a.cache_pages * a.kv_heads * a.pages->page_size();
+    const int64_t width = Tile::kDim * Tile::kLineKeys;  // of lines that have several keys
+    return sm90::matrix_map(Tile::kFloat8 ? DType::kUInt8 : kDTypeOf<T>, cache,
+                            keys / Tile::kLineKeys, width, width, Tile::kUnit / Tile::kLineKeys,
+                            128 / int{sizeof(typename Tile::Stored)});
   };
   launch(kernel, dim3(grid.blocks), dim3(Tile::kThreads), Tile::kSharedBytes, stream, shape,
          grid.plan, map(a.key_cache), map(a.value_cache), static_cast<T*>(a.out),
          static_cast<const T*>(a.q.data), paged_scratch_of(stream), added);
 }
 
-template <class T>
-void attend(const AttentionArguments& a, const PagedNew<T>& added, const Stream& stream) {
+template <class T, class Stored>
+void attend(const AttentionArguments& a, const PagedNew<Stored>& added, const Stream& stream) {
+  constexpr int kMore = 2 / sizeof(Stored);  // stages for as many bytes in flight
   const PagedShape shape(a, true);
   const auto run = [&](auto few, auto some) {
     if (a.queries->max_seqlen() * shape.group <= 8) {
@@ -37,11 +41,27 @@ void attend(const AttentionArguments& a, const PagedNew<T>& added, const Stream&
       launch_tile<decltype(some)>(a, shape, added, stream);
     }
   };
-  if (a.head_dim == 64) return run(PagedTmaTile<T, 64, 1, 2, 3>{}, PagedTmaTile<T, 64, 2, 2, 3>{});
-  if (a.head_dim == 128) {
-    return run(PagedTmaTile<T, 128, 1, 1, 3>{}, PagedTmaTile<T, 128, 2, 1, 3>{});
+  if (a.head_dim == 64) {
+    return run(PagedTmaTile<T, Stored, 64, 1, 2 * kMore, 3>{},
+               PagedTmaTile<T, Stored, 64, 2, 2 * kMore, 3>{});
   }
-  run(PagedTmaTile<T, 256, 1, 1, 1>{}, PagedTmaTile<T, 256, 2, 1, 1>{});
+  if (a.head_dim == 128) {
+    return run(PagedTmaTile<T, Stored, 128, 1, kMore, 3>{},
+               PagedTmaTile<T, Stored, 128, 2, kMore, 3>{});
+  }
+  run(PagedTmaTile<T, Stored, 256, 1, kMore, 1>{}, PagedTmaTile<T, Stored, 256, 2, kMore, 1>{});
+}
+
+template <class Stored>
+PagedNew<Stored> new_tokens(const AttentionArguments& a, const RotaryArguments* rotary) {
+  PagedNew<Stored> added = {static_cast<Stored*>(a.key_cache), static_cast<Stored*>(a.value_cache)};
+  if (rotary) {
+    added.positions = rotary->positions;
+    added.cos = rotary->cos;
+    added.sin = rotary->sin;
+    added.angles = rotary->angles;
+  }
+  return added;
 }
 
 // New keys and values are read from where they lie behind the queries: rows of q | k | v.
@@ -76,7 +96,11 @@ bool sm90_paged_fits(const AttentionArguments& a) {
 
 template <class T>
 void sm90_paged_attention(const AttentionArguments& a, const Stream& stream) {
-  attend<T>(a, {}, stream);
+  if (a.cache_format.float8) {
+    attend<T, Float8>(a, {}, stream);
+  } else {
+    attend<T, T>(a, {}, stream);
+  }
 }
 
 template <class T>
@@ -85,14 +109,11 @@ bool sm90_cached_attention(const AttentionArguments& a, const RotaryArguments* r
   const bool whole = a.queries->max_seqlen() * (a.heads / a.kv_heads) <= AnyTile::kRows;
   if (!whole || !sm90_paged_fits(a) || !behind_queries<T>(a)) return false;
   if (rotary && !angles_fit(*rotary)) return false;
-  PagedNew<T> added = {static_cast<T*>(a.key_cache), static_cast<T*>(a.value_cache)};
-  if (rotary) {
-    added.positions = rotary->positions;
-    added.cos = rotary->cos;
-    added.sin = rotary->sin;
-    added.angles = rotary->angles;
+  if (a.cache_format.float8) {
+    attend<T, Float8>(a, new_tokens<Float8>(a, rotary), stream);
+  } else {
+    attend<T, T>(a, new_tokens<T>(a, rotary), stream);
   }
-  attend<T>(a, added, stream);
   return true;
 }
 

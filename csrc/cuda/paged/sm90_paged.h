@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(Tile::kThreads, Tile::kBlocks)
                      const __grid_constant__ CUtensorMap key_map,
                      const __grid_constant__ CUtensorMap value_map, typename Tile::T* out,
                      const typename Tile::T* q, const PagedScratch scratch,
-                     const __grid_constant__ PagedNew<typename Tile::T> added) {
+                     const __grid_constant__ PagedNew<typename Tile::Stored> added) {
   constexpr int kKeys = Tile::kKeys;
   extern __shared__ __align__(1024) char shared[];
   let_next_start();

@@ -11,9 +11,9 @@ namespace fusewire::cuda::sm90 {
 
 // keys null: the cache holds the new tokens already. cos null: nothing is rotated, or all is
 // already; else all of a head is.
-template <class T>
+template <class Stored>
 struct PagedNew {
-  T *keys, *values;          // of the cache
+  Stored *keys, *values;     // of the cache
   const int32_t* positions;  // of the packed tokens, in the tables
   const float *cos, *sin;    // [angles, head_dim / 2]
   int64_t angles;
@@ -38,8 +38,8 @@ __device__ __forceinline__ void rotate_pairs(uint32_t& first, uint32_t& second,
 }
 
 // cos and sin of two neighbouring elements: `row` of the tables, from column `column` on.
-template <class T>
-__device__ __forceinline__ void angles_of(const PagedNew<T>& added, int64_t row, int half,
+template <class Stored>
+__device__ __forceinline__ void angles_of(const PagedNew<Stored>& added, int64_t row, int half,
                                           int column, float2& cosine, float2& sine) {
   cosine = sine = {NAN, NAN};
   if (row < 0) return;
@@ -51,16 +51,17 @@ __device__ __forceinline__ void angles_of(const PagedNew<T>& added, int64_t row,
 template <class Tile>
 struct PagedNewToken {
   using T = typename Tile::T;
+  using Stored = typename Tile::Stored;
   static constexpr int kHalf = Tile::kDim / 2, kPairs = (kHalf + 63) / 64;  // of a lane
 
   const PagedWork<Tile>& work;
-  const PagedNew<T>& added;
+  const PagedNew<Stored>& added;
   int token = -1;  // among those that the step adds to the sequence; -1: none is this warp's
   uint32_t key[kPairs][2], value[kPairs][2];
   float2 cosine[kPairs], sine[kPairs];
 
-  __device__ __forceinline__ PagedNewToken(const PagedWork<Tile>& work, const PagedNew<T>& added,
-                                           int first_tile)
+  __device__ __forceinline__ PagedNewToken(const PagedWork<Tile>& work,
+                                           const PagedNew<Stored>& added, int first_tile)
       : work(work), added(added) {
     if (!added.keys) return;
     // New tokens lie in two tiles at most.
@@ -109,6 +110,7 @@ struct PagedNewToken {
 
   // To the cache, and to the tile that was fetched from there without it.
   __device__ __forceinline__ void put(char* keys, char* values, int first_key) {
+    using Pair = Pack<Stored, 2>;
     const int position = work.old + token, in_tile = position - first_key;
     const int64_t row = work.template cache_row<int64_t>(work.table(), position);
 #pragma unroll
@@ -118,12 +120,15 @@ struct PagedNewToken {
 #pragma unroll
       for (int side = 0; side < 2; ++side) {
         const int c = column(i) + side * kHalf;
-        const int at = c / 64 * Tile::kLineBytes + in_tile * 128 + (c / 8 % 8 ^ in_tile % 8) * 16 +
-                       c % 8 * int{sizeof(T)};
-        *reinterpret_cast<uint32_t*>(keys + at) = key[i][side];
-        *reinterpret_cast<uint32_t*>(values + at) = value[i][side];
-        *reinterpret_cast<uint32_t*>(added.keys + row * Tile::kDim + c) = key[i][side];
-        *reinterpret_cast<uint32_t*>(added.values + row * Tile::kDim + c) = value[i][side];
+        const int byte = c * int{sizeof(Stored)}, at = Tile::at(in_tile, byte / 16) + byte % 16;
+        const Pair k =
+            stored<Stored>(reinterpret_cast<const Pack<T, 2>&>(key[i][side]), work.shape.k_scale);
+        const Pair v =
+            stored<Stored>(reinterpret_cast<const Pack<T, 2>&>(value[i][side]), work.shape.v_scale);
+        *reinterpret_cast<Pair*>(keys + at) = k;
+        *reinterpret_cast<Pair*>(values + at) = v;
+        *reinterpret_cast<Pair*>(added.keys + row * Tile::kDim + c) = k;
+        *reinterpret_cast<Pair*>(added.values + row * Tile::kDim + c) = v;
       }
     }
   }

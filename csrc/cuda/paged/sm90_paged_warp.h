@@ -1,6 +1,10 @@
 // What one warp of Hopper's paged attention (sm90_paged.h) does: fetches tiles of keys and values,
 // and attends to them. The products are mma.sync's, turned over: keys are its 16 rows, and what
 // there is least of, queries, its 8 columns.
+//
+// Codes of float8 become numbers of 16 bits in registers. A matrix of 8 x 8 values of 16 bits holds
+// 8 x 16 of them, so a lane has other columns than of numbers of 16 bits: of keys four neighbouring
+// ones of 16, and of queries the same; of values, and so of the sums, two neighbouring ones.
 #pragma once
 
 #include "cuda/paged/paged_merge.h"
@@ -11,27 +15,69 @@ namespace fusewire::cuda::sm90 {
 
 // kHalves: 1 where no sequence has more than 8 rows a kv head, else 2. Of kStages tiles a warp the
 // keys and values are in flight. A multiprocessor should hold kBlocks blocks.
-template <class Element, int dim, int halves, int stages, int blocks>
+template <class Element, class StoredElement, int dim, int halves, int stages, int blocks>
 struct PagedTmaTile {
   using T = Element;
+  using Stored = StoredElement;  // the cache's numbers
   static constexpr int kDim = dim, kHalves = halves, kStages = stages, kBlocks = blocks;
   static constexpr int kRows = 16, kKeys = 32, kTeams = 4, kThreads = 32 * kTeams;
-  static constexpr int kUnit = 16;                       // keys of a fetch
-  static constexpr int kLines = kDim / 64;               // of 128 bytes in a key
-  static constexpr int kChunks = kDim / 8;               // of 16 bytes in a key
-  static constexpr int kLineBytes = kKeys * 128;         // a line of all keys of a tile
-  static constexpr int kKeyBytes = kLines * kLineBytes;  // keys of a tile; so many its values
-  static constexpr int kUnitBytes = kUnit * kDim * 2;    // of a fetch
+  static constexpr bool kFloat8 = sizeof(Stored) == 1;
+  static constexpr int kUnit = 16;                            // keys of a fetch
+  static constexpr int kRowBytes = kDim * sizeof(Stored);     // of a key
+  static constexpr int kChunks = kRowBytes / 16;              // of 16 bytes in a key
+  static constexpr int kLines = (kRowBytes + 127) / 128;      // of 128 bytes in a key
+  static constexpr int kLineKeys = kLines * 128 / kRowBytes;  // keys in a line
+  static constexpr int kKeyBytes = kKeys * kRowBytes;         // keys of a tile; so many its values
+  static constexpr int kLineBytes = kKeyBytes / kLines;       // a line of all keys of a tile
+  static constexpr int kUnitBytes = kUnit * kRowBytes;        // of a fetch
+  static constexpr int kMatrixBytes = 16 * 128 / kLineKeys;   // from 16 keys to the next, in a line
   static constexpr int kBarriersAt = kTeams * kStages * 2 * kKeyBytes;
   static constexpr int kSharedBytes = kBarriersAt + kTeams * kStages * 16;
   static_assert(sizeof(PagedTeams<PagedTmaTile>) <= kBarriersAt);
+
+  // Where a chunk of a tile's key lies: lines are swizzled (sm90_tma.h).
+  __device__ __forceinline__ static int at(int key, int chunk) {
+    const int line = key / kLineKeys, in_line = key % kLineKeys * kChunks + chunk % 8;
+    return chunk / 8 * kLineBytes + line * 128 + (in_line ^ line % 8) * 16;
+  }
 };
+
+// Operands of the products from four matrices: of numbers of 16 bits those of 16 columns, a step.
+template <class T>
+__device__ __forceinline__ void key_operands(const uint4& k, uint32_t (&a)[1][4]) {
+  a[0][0] = k.x, a[0][1] = k.y, a[0][2] = k.z, a[0][3] = k.w;
+}
+template <class T>
+__device__ __forceinline__ void value_operands(const uint4& v, uint32_t (&a)[1][4]) {
+  key_operands<T>(v, a);
+}
+// The same of codes: those of two steps.
+template <class T>
+__device__ __forceinline__ void key_operands(const uint4& k, uint32_t (&a)[2][4]) {
+  const uint32_t low[] = {k.x, k.z}, high[] = {k.y, k.w};  // keys 0 to 7 and 8 to 15
+#pragma unroll
+  for (int step = 0; step < 2; ++step) {
+    const uint2 x = widen_four<T>(low[step]), y = widen_four<T>(high[step]);
+    a[step][0] = x.x, a[step][1] = y.x, a[step][2] = x.y, a[step][3] = y.y;
+  }
+}
+template <class T>
+__device__ __forceinline__ void value_operands(const uint4& v, uint32_t (&a)[2][4]) {
+  const uint32_t low[] = {v.x, v.y}, high[] = {v.z, v.w};
+#pragma unroll
+  for (int step = 0; step < 2; ++step) {
+    const uint2 x = widen_columns<T>(low[step]), y = widen_columns<T>(high[step]);
+    a[step][0] = x.x, a[step][1] = x.y, a[step][2] = y.x, a[step][3] = y.y;
+  }
+}
 
 template <class Tile>
 struct PagedTmaWarp {
   using T = typename Tile::T;
+  using Stored = typename Tile::Stored;
   static constexpr int kDim = Tile::kDim, kKeys = Tile::kKeys, kHalves = Tile::kHalves;
   static constexpr int kSteps = kDim / 16, kKeyRows = kKeys / 16;
+  static constexpr int kAtOnce = Tile::kFloat8 ? 2 : 1;  // steps of four matrices
   static constexpr int kMine = 2 * kHalves;  // queries of a lane's sums: 2t, 2t + 1 of each half
 
   // [keys / 16][half]: keys g and g + 8, queries 2t and 2t + 1
@@ -43,9 +89,10 @@ struct PagedTmaWarp {
   char* const stages;      // in shared memory: keys of a tile, then its values
   uint64_t* const filled;  // barriers of a stage: of keys, of values
   uint32_t query[kSteps][kHalves][2];
-  float out[kSteps][kHalves][4] = {};  // columns g and g + 8 of 16, queries 2t and 2t + 1
-  float top[kMine], sum[kMine];        // the sum is of the lane's keys
-  int from[kMine], to[kMine];          // positions that they see, both included
+  // [..][half]: columns g and g + 8 of 16, of codes 2g and 2g + 1, for queries 2t and 2t + 1
+  float out[kSteps][kHalves][4] = {};
+  float top[kMine], sum[kMine];  // the sum is of the lane's keys
+  int from[kMine], to[kMine];    // positions that they see, both included
 
   __device__ __forceinline__ PagedTmaWarp(const PagedWork<Tile>& work, char* shared, int warp)
       : work(work),
@@ -81,7 +128,7 @@ struct PagedTmaWarp {
   }
 
   // Of the queries that this lane holds: their rows of the tables.
-  __device__ __forceinline__ void find_angles(const PagedNew<T>& added,
+  __device__ __forceinline__ void find_angles(const PagedNew<Stored>& added,
                                               int64_t (&angle_row)[kHalves]) const {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
@@ -100,25 +147,30 @@ struct PagedTmaWarp {
     barrier_expect(barrier, Tile::kUnitBytes);
 #pragma unroll
     for (int line = 0; line < Tile::kLines; ++line) {
-      tma_load(to + line * Tile::kLineBytes + lane * Tile::kUnit * 128, map, row, line * 64,
-               barrier);
+      tma_load(to + line * Tile::kLineBytes + lane * (Tile::kUnitBytes / Tile::kLines), map,
+               row / Tile::kLineKeys, line * (128 / int{sizeof(Stored)}), barrier);
     }
   }
 
+  // The first of the two columns in query[step][..][i].
+  __device__ __forceinline__ int query_column(int step, int i) const {
+    return step * 16 + (Tile::kFloat8 ? 4 * t + 2 * i : 2 * t + 8 * i);
+  }
+
   // angle_row: of the query of each half that this lane holds.
-  __device__ __forceinline__ void load_queries(const T* q, const PagedNew<T>& added,
+  __device__ __forceinline__ void load_queries(const T* q, const PagedNew<Stored>& added,
                                                const int64_t (&angle_row)[kHalves]) {
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       const int row = half * 8 + g;
       const bool there = row < work.rows;
-      const T* row_begin = work.query(q, there ? row : 0) + 2 * t;
+      const T* row_begin = work.query(q, there ? row : 0);
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           query[step][half][i] =
-              there ? *reinterpret_cast<const uint32_t*>(row_begin + step * 16 + i * 8) : 0;
+              there ? *reinterpret_cast<const uint32_t*>(row_begin + query_column(step, i)) : 0;
         }
       }
       if (!added.cos || !there) continue;
@@ -127,7 +179,7 @@ struct PagedTmaWarp {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
           float2 cosine, sine;
-          angles_of(added, angle_row[half], kDim / 2, step * 16 + i * 8 + 2 * t, cosine, sine);
+          angles_of(added, angle_row[half], kDim / 2, query_column(step, i), cosine, sine);
           rotate_pairs<T>(query[step][half][i], query[step + kSteps / 2][half][i], cosine, sine);
         }
       }
@@ -144,18 +196,22 @@ struct PagedTmaWarp {
 
   // Of the tile in `keys`, whose first key is at position `first`, in units of log2.
   __device__ __forceinline__ void multiply_keys(Scores& score, const char* keys, int first) const {
-    const uint32_t base = shared_address(keys) + lane % 16 * 128;
+    const uint32_t base = shared_address(keys);
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
-      const int chunk = step * 2 + lane / 16;
+    for (int step = 0; step < kSteps; step += kAtOnce) {
+      const int chunk = step * 2 / kAtOnce + lane / 16;
 #pragma unroll
       for (int m = 0; m < kKeyRows; ++m) {
-        const uint4 k = load_matrices(base + chunk / 8 * Tile::kLineBytes + m * 2048 +
-                                      (chunk % 8 ^ lane % 8) * 16);
+        uint32_t k[kAtOnce][4];
+        key_operands<T>(load_matrices(base + Tile::at(lane % 16, chunk) + m * Tile::kMatrixBytes),
+                        k);
 #pragma unroll
-        for (int half = 0; half < kHalves; ++half) {
-          const uint32_t* q = query[step][half];
-          multiply_add<T>(score[m][half], {k.x, k.y, k.z, k.w}, q[0], q[1]);
+        for (int i = 0; i < kAtOnce; ++i) {
+#pragma unroll
+          for (int half = 0; half < kHalves; ++half) {
+            const uint32_t* q = query[step + i][half];
+            multiply_add<T>(score[m][half], k[i], q[0], q[1]);
+          }
         }
       }
     }
@@ -227,8 +283,7 @@ struct PagedTmaWarp {
     if (key < work.begin || key >= work.end) {
 #pragma unroll
       for (int chunk = 0; chunk < Tile::kChunks; ++chunk) {
-        *reinterpret_cast<uint4*>(values + chunk / 8 * Tile::kLineBytes + lane * 128 +
-                                  chunk % 8 * 16) = uint4{};
+        *reinterpret_cast<uint4*>(values + Tile::at(lane, chunk)) = uint4{};
       }
     }
     fence_async_shared();
@@ -236,7 +291,7 @@ struct PagedTmaWarp {
   }
 
   __device__ __forceinline__ void multiply_values(const Scores& score, const char* values) {
-    const uint32_t base = shared_address(values) + (lane / 16 * 8 + lane % 8) * 128;
+    const uint32_t base = shared_address(values);
 #pragma unroll
     for (int m = 0; m < kKeyRows; ++m) {
       uint32_t weight[kHalves][2];
@@ -247,13 +302,16 @@ struct PagedTmaWarp {
         weight[half][1] = transpose_matrix(pack<T>(p[2], p[3]));
       }
 #pragma unroll
-      for (int step = 0; step < kSteps; ++step) {
-        const int chunk = step * 2 + lane / 8 % 2;
-        const uint4 v = load_transposed(base + chunk / 8 * Tile::kLineBytes + m * 2048 +
-                                        (chunk % 8 ^ lane % 8) * 16);
+      for (int step = 0; step < kSteps; step += kAtOnce) {
+        const int key = lane / 16 * 8 + lane % 8, chunk = step * 2 / kAtOnce + lane / 8 % 2;
+        uint32_t v[kAtOnce][4];
+        value_operands<T>(load_transposed(base + Tile::at(key, chunk) + m * Tile::kMatrixBytes), v);
 #pragma unroll
-        for (int half = 0; half < kHalves; ++half) {
-          multiply_add<T>(out[step][half], {v.x, v.y, v.z, v.w}, weight[half][0], weight[half][1]);
+        for (int i = 0; i < kAtOnce; ++i) {
+#pragma unroll
+          for (int half = 0; half < kHalves; ++half) {
+            multiply_add<T>(out[step + i][half], v[i], weight[half][0], weight[half][1]);
+          }
         }
       }
     }
@@ -270,8 +328,9 @@ struct PagedTmaWarp {
       }
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) {
-        teams.out[team][row][step * 16 + g] = out[step][i / 2][i % 2];
-        teams.out[team][row][step * 16 + 8 + g] = out[step][i / 2][2 + i % 2];
+        float* const to = teams.out[team][row] + step * 16;
+        to[Tile::kFloat8 ? 2 * g : g] = out[step][i / 2][i % 2];
+        to[Tile::kFloat8 ? 2 * g + 1 : g + 8] = out[step][i / 2][2 + i % 2];
       }
       if (g == 0) {
         teams.top[team][row] = top[i];
