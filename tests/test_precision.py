@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from fusewire.errors import ConfigurationError
-from fusewire.precision import Precision
+from fusewire.precision import Precision, check_kv_cache_dtype
 
 
 @pytest.mark.parametrize(
@@ -63,3 +63,16 @@ def test_what_is_computed_in_and_what_is_stored(device, dtype, quantize, precisi
 def test_what_a_device_cannot_is_refused(device, dtype, quantize, message):
     with pytest.raises(ConfigurationError, match=message):
         Precision.of(device, dtype, quantize)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "kv_cache_dtype", "message"),
+    [
+        ("cpu", "float32", "int8", "kv_cache_dtype: got 'int8', wanted one of auto, fp8"),
+        ("cpu", "float32", "fp8", "kv_cache_dtype: got 'fp8' on cpu, wanted auto, as only GPUs"),
+        ("cuda:0", "float32", "fp8", "kv_cache_dtype: got 'fp8' on cuda:0 with dtype float32"),
+    ],
+)
+def test_what_a_device_cannot_of_a_cache_is_refused(device, dtype, kv_cache_dtype, message):
+    with pytest.raises(ConfigurationError, match=message):
+        check_kv_cache_dtype(device, dtype, kv_cache_dtype)

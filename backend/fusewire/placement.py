@@ -20,9 +20,9 @@ from numpy.typing import NDArray
 from fusewire import kernels
 from fusewire.devices import one_device
 from fusewire.errors import ConfigurationError
-from fusewire.precision import Precision
+from fusewire.precision import Precision, check_kv_cache_dtype
 
-BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "uint8": 1}
 _PIECE = 1 << 20  # numbers that a thread converts at a time
 
 
@@ -35,19 +35,22 @@ class Placement:
         dtype: str = "auto",
         quantize: str = "none",
         quantize_skip: Collection[str] = (),
+        kv_cache_dtype: str = "auto",
     ) -> None:
         """`device` is auto (the first GPU, else the CPU), cpu, cuda, cuda:<index> or a
         torch.device; `dtype` "auto" is float32 on the CPU and float16 elsewhere, or bfloat16 for
         models that outgrow that; bfloat16 on the CPU stores matrices so and computes in float32.
         `quantize`: how the layers' matrices are stored, and in int8 those of the vocabulary, but
-        for those that `quantize_skip` names (`formats`). ConfigurationError when this build or
-        machine has no such device, or no kernels for the dtype or format there."""
+        for those that `quantize_skip` names (`formats`). `kv_cache_dtype`: of keys and values in a
+        cache, auto (the dtype) or fp8. ConfigurationError when this build or machine has no such
+        device, or no kernels for a dtype or format there."""
         try:
             self.stream = kernels.Stream(one_device(device))
         except kernels.Error as error:
             raise ConfigurationError(str(error)) from None
         self._any_dtype = dtype == "auto"
         self._quantize = quantize
+        self._kv_cache_dtype = kv_cache_dtype
         self.precision = self._precision(dtype)
         self._quantize_skip = frozenset(quantize_skip)
         self.formats: dict[str, str] = {}  # of the matrices so far that can be quantised, by name
@@ -60,6 +63,12 @@ class Placement:
     def dtype(self) -> str:
         """That is computed in."""
         return self.precision.dtype
+
+    @property
+    def cache_dtype(self) -> str:
+        """Of keys and values in a cache: that which is computed in, or uint8, codes of float8
+        e4m3."""
+        return "uint8" if self._kv_cache_dtype == "fp8" else self.dtype
 
     @property
     def overlaps(self) -> bool:
@@ -84,6 +93,7 @@ class Placement:
     def _precision(self, dtype: str) -> Precision:
         """ConfigurationError also for what this very device has no kernels for."""
         precision = Precision.of(self.device, dtype, self._quantize)
+        check_kv_cache_dtype(self.device, precision.dtype, self._kv_cache_dtype)
         known = kernels.weight_formats(precision.dtype, self.stream)
         if precision.layers not in known:
             raise ConfigurationError(

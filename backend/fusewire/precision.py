@@ -9,6 +9,7 @@ from fusewire.errors import ConfigurationError
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 QUANTIZATIONS = ("none", "int8", "fp8")
+KV_CACHE_DTYPES = ("auto", "fp8")
 _FORMATS = {"int8": "int8", "fp8": "float8_e4m3"}
 
 
@@ -68,6 +69,19 @@ class Precision:
         """As `described`, where weights are stored in these."""
         stored = " and ".join(each for each in dict.fromkeys(formats) if each != self.dtype)
         return f"{self.dtype} ({stored} weights)" if stored else self.dtype
+
+
+def check_kv_cache_dtype(device: str, dtype: str, kv_cache_dtype: str) -> None:
+    """On `device`, cpu or a GPU, for a model of this `dtype`: ConfigurationError for a cache that
+    it has no kernels for."""
+    _check("kv_cache_dtype", kv_cache_dtype, KV_CACHE_DTYPES)
+    on_cpu = device == "cpu"
+    if kv_cache_dtype == "fp8" and (on_cpu or dtype == "float32"):
+        where = "cpu" if on_cpu else f"{device} with dtype float32"
+        raise ConfigurationError(
+            f"kv_cache_dtype: got 'fp8' on {where}, wanted auto, as only GPUs have kernels for it, "
+            "that compute in float16 or bfloat16; leave it out, or choose these"
+        )
 
 
 def _check(name: str, got: str, known: tuple[str, ...]) -> None:

@@ -16,7 +16,7 @@ from fusewire import LLM, SamplingParams
 from fusewire.api.outputs import IncompleteOutputs
 from fusewire.engine.finished import Finished
 from fusewire.engine.generation_loop import GenerationLoop
-from fusewire.errors import InvalidInput
+from fusewire.errors import ConfigurationError, InvalidInput
 from fusewire.generation.spelling import canonical
 from fusewire.text.chat_template import ChatTemplate
 
@@ -242,6 +242,13 @@ def test_a_defect_of_the_engine_ends_the_call(folder: Path, monkeypatch: Any) ->
         monkeypatch.setattr(GenerationLoop, "step", broken)
         with pytest.raises(IncompleteOutputs, match="this is a defect"):
             llm.generate(PROMPTS[:2], max_new_tokens=3)
+
+
+def test_a_cache_without_kernels_is_refused(folder: Path) -> None:
+    with pytest.raises(ConfigurationError, match="kv_cache_dtype: got 'fp8' on cpu, wanted auto"):
+        LLM(folder, device="cpu", kv_cache_dtype="fp8")
+    with pytest.raises(ConfigurationError, match="kv_cache_dtype: got 'int8', wanted 'auto' or"):
+        LLM(folder, device="cpu", kv_cache_dtype="int8")  # type: ignore[arg-type]
 
 
 def test_sampling_params_are_those_of_requests() -> None:

@@ -103,11 +103,12 @@ def logits_in_pieces(
     most: int | None,
     seed: int = 0,
     sources: Sequence[Sequence[int]] = (),
+    page_size: int = 4,
 ) -> list[Logits]:
     """The logits of every token: prompts whole (`most` None), or in pieces of random lengths up to
     `most`, with the sequences in a random order and some of them left out at every step."""
     rng = np.random.default_rng(seed)
-    texts = PagedTexts(model, len(sequences), seed=seed, sources=sources)
+    texts = PagedTexts(model, len(sequences), page_size, seed=seed, sources=sources)
     found: list[list[Logits]] = [[] for _ in sequences]
     while left := [i for i, ids in enumerate(sequences) if texts.lengths[i] < len(ids)]:
         chosen = rng.permutation(left)

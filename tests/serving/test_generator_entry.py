@@ -46,6 +46,31 @@ def test_settings_come_back_as_they_were_given(folder: Path, tmp_path: Path) -> 
     assert isinstance(model_config.settings_of({"task": {"string_value": "embed"}}), ModelSettings)
 
 
+@pytest.mark.parametrize(
+    ("device", "dtype", "words"),
+    [
+        ("cpu", "auto", "kv_cache_dtype: got 'fp8' on cpu, wanted auto"),
+        ("cuda", "float32", "kv_cache_dtype: got 'fp8' on a GPU with dtype float32, wanted auto"),
+    ],
+)
+def test_a_cache_without_kernels_is_refused(
+    folder: Path, tmp_path: Path, gpus: list[int], device: str, dtype: str, words: str
+) -> None:
+    gpus.append(0)
+    settings = {"kv_cache_dtype": "fp8", "dtype": dtype}
+    with pytest.raises(ConfigurationError, match=words):
+        repository.import_folder(
+            folder, tmp_path, name="g", settings=settings, deployment=Deployment(device=device)
+        )
+    assert not list(tmp_path.iterdir())
+    settings = {"kv_cache_dtype": "fp8"}
+    entry = repository.import_folder(
+        folder, tmp_path, name="g", settings=settings, deployment=Deployment(device="cuda")
+    )
+    found = model_config.check(model_config.read(entry / "config.pbtxt"), "g")
+    assert found.engine() == GenerationSettings(kv_cache_dtype="fp8")
+
+
 @pytest.mark.parametrize(("task", "name"), [("generate", "pooling"), ("embed", "max_sequences")])
 def test_a_setting_of_other_tasks_is_refused(task: str, name: str) -> None:
     values = {"task": {"string_value": task}, name: {"string_value": "mean"}}

@@ -43,6 +43,7 @@ class LLM:
         max_batch_tokens: int | None = None,
         max_waiting: int | None = None,
         kv_cache_mib: int | None = None,
+        kv_cache_dtype: Literal["auto", "fp8"] = "auto",
         prefix_caching: bool = True,
         graphs: bool = True,
         threads: int = 0,
@@ -66,6 +67,8 @@ class LLM:
                 Default: 256.
             kv_cache_mib: Memory of the KV cache. Default: what max_sequences of max_length
                 need, at most nine tenths of a GPU's free memory or a quarter of the machine's.
+            kv_cache_dtype: Data type of the KV cache: `auto` (that of the computation), on GPUs
+                `fp8` (float8 e4m3, in half of the memory).
             prefix_caching: Reuse the KV pages of earlier prompts that begin with the same tokens.
             graphs: Capture steps as CUDA graphs and replay them; no effect on the CPU.
             threads: CPU threads; 0: one for each core.
@@ -83,6 +86,7 @@ class LLM:
             "max_batch_tokens": max_batch_tokens,
             "max_waiting": max_waiting,
             "kv_cache_mib": kv_cache_mib,
+            "kv_cache_dtype": kv_cache_dtype,
             "prefix_caching": prefix_caching,
             "graphs": graphs,
             "threads": threads,

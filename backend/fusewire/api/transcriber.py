@@ -64,6 +64,7 @@ class Transcriber:
         revision: str | None = None,
         max_sequences: int | None = None,
         kv_cache_mib: int | None = None,
+        kv_cache_dtype: Literal["auto", "fp8"] = "auto",
         max_audio_seconds: int | None = None,
         threads: int = 0,
     ) -> None:
@@ -77,6 +78,7 @@ class Transcriber:
             revision: Branch, tag or commit of a Hugging Face id.
             max_sequences: Sounds that are written down at the same time. Default: 64.
             kv_cache_mib: Memory of the KV cache. Default: as for `LLM`.
+            kv_cache_dtype: Data type of the KV cache, as for `LLM`.
             max_audio_seconds: Longest sound. Default: 3600.
             threads: CPU threads; 0: one for each core.
 
@@ -90,6 +92,7 @@ class Transcriber:
             "quantize": quantize,
             "max_sequences": max_sequences,
             "kv_cache_mib": kv_cache_mib,
+            "kv_cache_dtype": kv_cache_dtype,
             "max_audio_seconds": max_audio_seconds,
             "threads": threads,
         }

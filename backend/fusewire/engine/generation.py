@@ -450,7 +450,13 @@ def _of_speech(model: DecoderModel, folder: Path) -> tuple[LogMel | None, Speech
 
 
 def _loaded(folder: Path | str, settings: GenerationSettings, device: str) -> DecoderModel:
-    place = Placement(device, settings.dtype, settings.quantize, settings.quantize_skipped)
+    place = Placement(
+        device,
+        settings.dtype,
+        settings.quantize,
+        settings.quantize_skipped,
+        settings.kv_cache_dtype,
+    )
     try:
         model = load_decoder(folder, place)
     except kernels.Error as error:  # no room, or no kernels for this model on this device

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from fusewire.settings import Settings
+
+KvCacheDtype = Literal["auto", "fp8"]
 
 
 class GenerationSettings(Settings):
@@ -46,6 +50,12 @@ class GenerationSettings(Settings):
         ge=1,
         description="Memory of the KV cache in MiB. Default: enough for max_sequences of "
         "max_length, at most 90 % of a GPU's free memory or 25 % of the machine's memory.",
+        json_schema_extra={"group": "generation"},
+    )
+    kv_cache_dtype: KvCacheDtype = Field(
+        default="auto",
+        description="Data type of the KV cache. auto: that of the computation. fp8, on GPUs: "
+        "float8 e4m3, half of the memory of 16 bits; the computation stays in 16 bits.",
         json_schema_extra={"group": "generation"},
     )
     prefix_caching: bool = Field(

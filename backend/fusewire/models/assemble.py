@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusewire import kernels
-from fusewire.models.blueprint import Dense, Embeddings, Norm, Table
+from fusewire.models.blueprint import Attention, Dense, Embeddings, Norm, Table
 from fusewire.placement import Placement
 from fusewire.weights import Checkpoint
 
@@ -116,6 +116,15 @@ class Weights:
             return own
         weight = self._stacked(dense, "weight", self._place.dtype)
         return self._place.layer_linear(weight, self._bias(dense), dense.names[0])
+
+    def cache_scales(self, attention: Attention) -> dict[str, float]:
+        """The checkpoint's for its keys and values, by name, where the placement's cache is in
+        float8; none for another."""
+        if self._place.cache_dtype == self._place.dtype:
+            return {}
+        module = attention.qkv.names[0].rpartition(".")[0]
+        k_scale, v_scale = self._checkpoint.cache_scales.of(module)
+        return {"k_scale": k_scale, "v_scale": v_scale}
 
     def _of_integers(self, dense: Dense) -> kernels.Linear | None:
         """None where the checkpoint has none for products of int8, or the placement takes none."""

@@ -72,7 +72,7 @@ class DecoderModel(Model):
     def bytes_per_token(self) -> int:
         """Of keys and values, over all layers."""
         numbers = sum(2 * attention.kv_width for attention in self._attentions)
-        return numbers * BYTES[self.place.dtype]
+        return numbers * BYTES[self.place.cache_dtype]
 
     @property
     def replay_counts(self) -> tuple[int, int, int]:

@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusewire import kernels
-from fusewire.placement import Placement
+from fusewire.placement import BYTES, Placement
+from fusewire.weights.quantized.weight import float8_e4m3
 
 
 class DecoderCache:
@@ -34,27 +35,35 @@ class DecoderCache:
         self._width = width
         # Planes 2 i and 2 i + 1 are the keys and the values of layer i.
         shape = [2 * layers, pages, page_size * width]
-        self.planes = kernels.empty(shape, place.dtype, "kv_cache", place.stream)
+        self.planes = kernels.empty(shape, place.cache_dtype, "kv_cache", place.stream)
+        # A copy moves bytes, whatever they stand for.
+        shape[2] = shape[2] * BYTES[place.cache_dtype] // BYTES[place.dtype]
+        self._copied = self.planes.section(0, shape, place.dtype)
 
     def keys_values(self, layer: int, heads: int) -> tuple[kernels.Tensor, kernels.Tensor]:
         """Those of a layer, [pages, heads, page_size, width / heads] each."""
         shape = [self.pages, heads, self.page_size, self._width // heads]
         nbytes = self.nbytes // self.planes.shape[0]
         first, second = (
-            self.planes.section((2 * layer + part) * nbytes, shape, self._place.dtype)
+            self.planes.section((2 * layer + part) * nbytes, shape, self.planes.dtype)
             for part in (0, 1)
         )
         return first, second
 
     def keys(self, layer: int, heads: int, pages: NDArray[np.int32]) -> NDArray[np.float32]:
         """Those of a layer in some pages, on the host: [heads, len(pages) * page_size, width /
-        heads]."""
+        heads]; codes of float8 with a scale of 1, as keys of sources are stored."""
         place, count = self._place, len(pages)
-        row = self.page_size * self._width
+        row = self._copied.shape[2]
         plane = self.keys_values(layer, heads)[0].section(0, [self.pages, row], place.dtype)
         found = place.empty(count, row)
         kernels.gather_rows(found, plane, place.exact(pages, np.int64), place.stream)
-        of_pages = place.numpy(found).reshape(count, heads, self.page_size, -1)
+        if self.planes.dtype == place.dtype:
+            numbers = place.numpy(found)
+        else:
+            codes = found.section(0, [count, self.page_size * self._width], self.planes.dtype)
+            numbers = float8_e4m3()[place.numpy(codes)]
+        of_pages = numbers.reshape(count, heads, self.page_size, -1)
         return of_pages.swapaxes(0, 1).reshape(heads, count * self.page_size, -1)
 
     @property
@@ -75,4 +84,4 @@ class DecoderCache:
 
     def copy(self, source: kernels.Tensor, destination: kernels.Tensor) -> None:
         """The same of pages that are on the device; -1 on both sides: none."""
-        kernels.copy_pages(self.planes, source, destination, self._place.stream)
+        kernels.copy_pages(self._copied, source, destination, self._place.stream)

@@ -284,6 +284,7 @@ class LayerBuilder:
             k_norm=weights.built_norm(part.k_norm),
             rope=None if part.rope is None else self._rope(part.rope),
             position_bias=None if part.position_bias is None else self._bias(part.position_bias),
+            **weights.cache_scales(part),
         )
 
     def _rope(self, rope: Rope) -> tuple[kernels.Tensor, kernels.Tensor]:

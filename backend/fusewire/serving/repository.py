@@ -20,9 +20,14 @@ from pathlib import Path
 from fusewire import devices
 from fusewire.errors import CheckpointError, ConfigurationError
 from fusewire.models import check_folder, read_config, reads_images, tasks_of
-from fusewire.precision import Precision
+from fusewire.precision import Precision, check_kv_cache_dtype
 from fusewire.serving import model_config
-from fusewire.serving.config import NAME_PATTERN, Deployment, model_settings
+from fusewire.serving.config import (
+    NAME_PATTERN,
+    Deployment,
+    GeneratorSettings,
+    model_settings,
+)
 from fusewire.serving.probe import WARMUP
 from fusewire.serving.served_files import descriptions, served_files
 from fusewire.tasks.contract import GENERATE, GENERATING, contract
@@ -106,7 +111,10 @@ def import_folder(
     if checked.task in GENERATING:
         _check_batching(deployment)
     gpus = devices.gpus_of(deployment.device)
-    Precision.of("a GPU" if gpus else "cpu", checked.dtype, checked.quantize)
+    where = "a GPU" if gpus else "cpu"
+    precision = Precision.of(where, checked.dtype, checked.quantize)
+    if isinstance(checked, GeneratorSettings):
+        check_kv_cache_dtype(where, precision.dtype, checked.kv_cache_dtype)
     files = served_files(source, checked.task)
     question = probe(source, checked)
 

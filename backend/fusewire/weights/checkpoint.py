@@ -20,6 +20,8 @@ from fusewire.errors import CheckpointError
 from fusewire.weights.folder import file_in, open_folder, read_json, weight_files
 from fusewire.weights.formats import CONFIG
 from fusewire.weights.quantized import QuantizedTensor, method_of, with_weights
+from fusewire.weights.quantized.cache_scales import CacheScales, is_cache_scale
+from fusewire.weights.quantized.methods import settings_of
 from fusewire.weights.safetensors import FLOATS, StoredTensor, read_safetensors
 
 # Buffers that old transformers versions stored; they are recomputed, never read.
@@ -45,6 +47,7 @@ class Checkpoint:
         for tied, first in (aliases or {}).items():
             group = (*self._groups.get(first, (first,)), tied)
             self._groups.update(dict.fromkeys(group, group))
+        self.cache_scales = CacheScales(None, {})
         self._of_each_file: list[StoredTensor] = []  # any one tensor
         self._origins: dict[str, str | None] = {}
         self._tensors: dict[str, StoredTensor | QuantizedTensor] = {}
@@ -79,10 +82,15 @@ class Checkpoint:
             tensors.update(held)
             first_tensors += list(held.values())[:1]
         source = next(iter(files)) if len(files) == 1 else open_folder(folder).name
-        method = method_of(read_json(folder, CONFIG) or {})
+        config = read_json(folder, CONFIG) or {}
+        method = method_of(config)
         weights = tensors if method is None else with_weights(tensors, method)
         checkpoint = cls(weights, source, prefix, aliases)
         checkpoint._of_each_file = first_tensors
+        checkpoint.cache_scales = CacheScales(
+            settings_of(config),
+            {normal_name(n, prefix): each for n, each in tensors.items() if is_cache_scale(n)},
+        )
         return checkpoint
 
     @classmethod

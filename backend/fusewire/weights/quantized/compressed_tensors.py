@@ -88,7 +88,7 @@ class CompressedTensors:
         if settings.values.get("sparsity_config"):
             settings.section("sparsity_config").choice("format", ("dense", None))
         groups = settings.section("config_groups")
-        if not groups.values:
+        if not groups.values and not settings.values.get("kv_cache_scheme"):
             raise settings.fault("config_groups", "a group of modules")
         self._schemes = [_scheme(groups.section(key), settings) for key in groups.values]
         self._ignore = settings.names("ignore")

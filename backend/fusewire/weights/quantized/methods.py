@@ -59,13 +59,19 @@ _REFUSED = {
 _PACKINGS = {"auto_round:auto_gptq": "gptq", "auto_round:auto_awq": "awq"}
 
 
+def settings_of(config: Mapping[str, Any]) -> Settings | None:
+    """What a config.json says of its quantised weights; None: nothing."""
+    key = next((each for each in KEYS if config.get(each) is not None), None)
+    return None if key is None else Settings(config[key], key)
+
+
 def method_of(config: Mapping[str, Any]) -> Method | None:
     """The format that a config.json declares, None for plain weights; CheckpointError for one that
     is not read, by name and with what to do."""
-    key = next((each for each in KEYS if config.get(each) is not None), None)
-    if key is None:
+    settings = settings_of(config)
+    if settings is None:
         return None
-    settings = Settings(config[key], key)
+    key = settings.path
     name = settings.values.get("quant_method")
     if name is None and key == "compression_config":
         name = "compressed-tensors"
