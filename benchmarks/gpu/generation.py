@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from fusewire import kernels
+from fusewire.models.decoder import DecoderModel
 
 from benchmarks.gpu import generation_answers
 from benchmarks.gpu import generation_own as own
@@ -24,8 +25,8 @@ from benchmarks.gpu import generation_torch as rival
 from benchmarks.gpu import generation_transformers as usual
 from benchmarks.gpu.facts import matmul, matmul_tflops
 from benchmarks.gpu.generation_bench import Bench, Side, timed
-from benchmarks.gpu.generation_models import GPU, Past, Place
-from benchmarks.gpu.generation_workload import SHAPES, Case, cases
+from benchmarks.gpu.generation_models import GPU, Past, Place, own_model
+from benchmarks.gpu.generation_workload import BYTES, SHAPES, Case, cases
 from benchmarks.records import Rows
 
 WALL_TOKENS = 128  # of each answer, around the case's context
@@ -57,9 +58,10 @@ def _steps(
     for case in of_part:
         rows = _step(bench, case, bench.parts(), facts, "step")
         bench.forget()
-        rows[0]["wall_ms"] = round(_wall_ms(bench, case), 4)
+        rows[0]["wall_ms"] = round(_wall_ms(bench.own, bench, case), 4)
         yield rows
         bench.forget()
+        yield from _float8_cache(bench, case, facts, "step")
     if options.no_compiled_transformers:
         return
     # Last, and without the others: its graphs give back the workspaces of cuBLAS that graphs
@@ -93,16 +95,38 @@ def _contexts(
             rows[0]["bytes_times_shortest"] = round(bytes_now / bytes_then, 4)
         yield rows
         bench.release()
+        yield from _float8_cache(bench, case, facts, "context")
+    bench.forget()
+
+
+def _float8_cache(bench: Bench, case: Case, facts: dict[str, Any], part: str) -> Iterator[Rows]:
+    """Ours over keys and values in float8, where there are kernels for it."""
+    if bench.place.device == "cpu":
+        return
+    model = own_model(bench.usual, bench.place, kv_cache_dtype="fp8")
+    rows = _step(bench, case, None, facts, part, model)
+    if part == "step":
+        model._replays = None
+        bench.release()
+        rows[0]["wall_ms"] = round(_wall_ms(model, bench, case), 4)
+    yield rows
+    del model
     bench.forget()
 
 
 def _step(
-    bench: Bench, case: Case, parts: rival.Parts | None, facts: dict[str, Any], part: str
+    bench: Bench,
+    case: Case,
+    parts: rival.Parts | None,
+    facts: dict[str, Any],
+    part: str,
+    model: DecoderModel | None = None,
 ) -> Rows:
-    """Ours, and torch's in a graph where there are `parts` of it."""
-    past, ids = Past(case, bench.place), bench.ids(case, 1)
+    """Ours, and torch's in a graph where there are `parts` of it. `model`: another of ours than the
+    bench's, over a cache in float8."""
+    past, ids = Past(case, bench.place, float8=model is not None), bench.ids(case, 1)
     bounds = bench.bounds(past, ids)
-    pages = own.Pages(bench.own, case)
+    pages = own.Pages(model or bench.own, case)
     mine = own.Step(pages, past, ids)
     sides: list[Side] = [mine]
     if parts is not None:
@@ -113,7 +137,8 @@ def _step(
     except kernels.Error as error:  # the rest is worth having
         print(f"{case.model} {case.name}: the launches were not recorded: {error}", flush=True)
     found, ms = timed(sides, bounds, more)
-    rows = [_step_row(row, ms, case, facts, part) for row in found]
+    kv_bytes = 1 if past.float8 else BYTES
+    rows = [_step_row(row, ms, case, facts, part, kv_bytes) for row in found]
     rows[0]["replayed"] = mine.replayed
     for contender in more:
         rows[0]["with_host_ms"] = rows[0]["device_ms"]
@@ -126,9 +151,15 @@ def _step(
 
 
 def _step_row(
-    row: dict[str, Any], ms: dict[str, float], case: Case, facts: dict[str, Any], part: str
+    row: dict[str, Any],
+    ms: dict[str, float],
+    case: Case,
+    facts: dict[str, Any],
+    part: str,
+    kv_bytes: int = BYTES,
 ) -> dict[str, Any]:
-    floor = case.shape.step_bytes(case.batch, case.context) / facts["copy_tb_s"] * 1e-9
+    read = case.shape.step_bytes(case.batch, case.context, kv_bytes)
+    floor = read / facts["copy_tb_s"] * 1e-9
     row |= {"part": part, "model": case.shape.name, "case": f"{part} {case.name}"}
     row |= {"batch": case.batch, "context": case.context, "floor_ms": round(floor, 4)}
     if row["system"] in ms:
@@ -165,11 +196,11 @@ def _prompts(
         bench.forget()
 
 
-def _wall_ms(bench: Bench, case: Case) -> float:
+def _wall_ms(model: DecoderModel, bench: Bench, case: Case) -> float:
     """Of the engine, between two tokens of a sequence while all run, around the case's context."""
     new = min(WALL_TOKENS, case.context)
     length = max(1, min(case.context, case.shape.positions - new // 2) - new // 2)
-    with own.engine(bench.own, case.batch, length + new) as engine:
+    with own.engine(model, case.batch, length + new) as engine:
         own.Answers(engine, bench.ids(case, length, 1).tolist(), new)
         prompts = bench.ids(case, length, 2).tolist()
         for _ in range(WALL_ATTEMPTS):

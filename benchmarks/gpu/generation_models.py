@@ -82,13 +82,15 @@ def _restore_frequencies(model: nn.Module, config: Any) -> None:
         setattr(module, name.rpartition(".")[2], theta**-steps)
 
 
-def own_model(model: Any, place: Place = GPU, quantize: str = "none") -> DecoderModel:
+def own_model(
+    model: Any, place: Place = GPU, quantize: str = "none", kv_cache_dtype: str = "auto"
+) -> DecoderModel:
     """With the weights of a transformers model, taken where they are, or quantised from there."""
     config = model.config.to_dict() | {"architectures": [type(model).__name__]}
     blueprint = decoder(config).blueprint(Config(config))
     live = {name: _Live(tensor) for name, tensor in model.state_dict().items()}
     checkpoint = Checkpoint(live, "the model", blueprint.prefix, blueprint.aliases)  # type: ignore[arg-type]
-    there = _Direct(place.device, place.dtype, quantize)
+    there = _Direct(place.device, place.dtype, quantize, kv_cache_dtype=kv_cache_dtype)
     return DecoderModel(blueprint, checkpoint, there, config=config, folder=None)
 
 
@@ -143,6 +145,7 @@ class Past:
 
     case: Case
     place: Place = GPU
+    float8: bool = False  # numbers that e4m3 has, so that a cache in it holds the same
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
         """[batch, kv_heads, context, head_dim] each; the last position is the new token's, for a
@@ -151,7 +154,10 @@ class Past:
         generator = torch.Generator(self.place.device).manual_seed(1 + index)
         size = (2, case.batch, shape.kv_heads, case.context, shape.head_dim)
         both = torch.empty(size, device=self.place.device, dtype=self.place.torch_dtype)
-        keys, values = both.normal_(generator=generator).unbind(0)
+        both.normal_(generator=generator)
+        if self.float8:
+            both.copy_(both.to(torch.float8_e4m3fn))
+        keys, values = both.unbind(0)
         return keys, values
 
     def fill(self, layers: Sequence[tuple[Tensor, Tensor]]) -> None:

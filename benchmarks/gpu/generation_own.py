@@ -51,6 +51,8 @@ class Pages:
         for index, pair in enumerate(planes):
             for plane, source in zip(pair, past.layer(index), strict=True):
                 paged = source.unflatten(2, (-1, PAGE_SIZE)).transpose(1, 2).flatten(2)
+                if plane.dtype == torch.uint8:
+                    paged = paged.to(torch.float8_e4m3fn).view(torch.uint8)
                 plane[order.to(source.device)] = paged.flatten(0, 1)
         past.place.wait()
 
@@ -74,10 +76,9 @@ class Step:
     """A step of a case with greedy draws, as the engine's loop has it computed: recorded where the
     device can record."""
 
-    name = "fusewire"
-
     def __init__(self, pages: Pages, past: Past, ids: Tensor) -> None:
         model, cache = pages.model, pages.cache
+        self.name = "fusewire, fp8 KV" if past.float8 else "fusewire"
         self.stream = torch_stream(model.place.stream)
         self._pages, self._batch = pages, pages.batch(ids)
         model.record_steps(cache, pages.case.batch, max_tokens=1)
@@ -117,7 +118,7 @@ class Step:
                 graph.replay(place.stream)
             draws.run()
 
-        return Contender("fusewire, launched", work, self.stream)
+        return Contender(f"{self.name}, launched", work, self.stream)
 
     def _recording(self) -> kernels.Graph | None:
         replays = self._pages.model._replays

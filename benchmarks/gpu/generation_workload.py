@@ -70,12 +70,14 @@ class Shape:
         return of_layers + final + self.vocabulary * self.hidden
 
     @property
-    def kv_bytes_per_token(self) -> int:
-        return 2 * self.layers * self.kv_heads * self.head_dim * BYTES
+    def kv_numbers_per_token(self) -> int:
+        return 2 * self.layers * self.kv_heads * self.head_dim
 
-    def step_bytes(self, batch: int, context: int) -> int:
-        """Weights once, and the keys and values of `context` tokens of each sequence."""
-        return self.step_weights * BYTES + batch * context * self.kv_bytes_per_token
+    def step_bytes(self, batch: int, context: int, kv_bytes: int = BYTES) -> int:
+        """Weights once, and the keys and values of `context` tokens of each sequence, of so many
+        bytes a number."""
+        kv = batch * context * self.kv_numbers_per_token * kv_bytes
+        return self.step_weights * BYTES + kv
 
     def prompt_flops(self, lengths: list[int]) -> int:
         """Of the products over real tokens: a token attends to itself and those before it, and
@@ -117,7 +119,7 @@ class Case:
 
     @property
     def kv_bytes(self) -> int:
-        return self.batch * self.context * self.shape.kv_bytes_per_token
+        return self.batch * self.context * self.shape.kv_numbers_per_token * BYTES
 
 
 STEPS = [

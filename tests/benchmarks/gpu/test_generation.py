@@ -56,8 +56,10 @@ def test_a_token_leaves_keys_and_values_of_every_layer(model: str) -> None:
     with torch.device("meta"), torch.no_grad():
         cache = found(torch.zeros(1, 3, dtype=torch.int64), use_cache=True).past_key_values
     numbers = sum(layer.keys.numel() + layer.values.numel() for layer in cache.layers)
-    assert 3 * shape.kv_bytes_per_token == 2 * numbers
-    assert shape.step_bytes(5, 7) == 2 * shape.step_weights + 35 * shape.kv_bytes_per_token
+    assert 3 * shape.kv_numbers_per_token == numbers
+    for kv_bytes in (1, 2):
+        kv = 35 * kv_bytes * shape.kv_numbers_per_token
+        assert shape.step_bytes(5, 7, kv_bytes) == 2 * shape.step_weights + kv
 
 
 @pytest.mark.parametrize("model", TINY)
