@@ -59,14 +59,14 @@ def gpu_table(rows: Rows) -> str:
     systems = systems_of(rows)
 
     def cells(of_case: dict[str, Row]) -> list[str]:
-        found = [of_case[system] for system in systems]
-        return [
-            _tokens(found[0]),
-            *(f"{r['median_ms']:.2f} ({r['times_step']:.2f})" for r in found),
-        ]
+        some = next(iter(of_case.values()))
+        found = [of_case.get(system) for system in systems]
+        ms = [f"{r['median_ms']:.2f} ({r['times_step']:.2f})" if r else "" for r in found]
+        return [_tokens(some), f"{some['tokens_per_s']:,}", *ms]
 
-    lines = case_table(["tokens, padded", *systems], rows, cells)
-    return "\n".join(["A step of training, median ms (times `Step`'s):", "", *lines])
+    lines = case_table(["tokens, padded", "tokens/s", *systems], rows, cells)
+    head = "A step of training, median ms (times `Step`'s), and tokens/s of the first system:"
+    return "\n".join([head, "", *lines])
 
 
 def ddp_goals(rows: Rows) -> list[Goal]:
