@@ -4,6 +4,8 @@ out, as transformers has it."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,10 @@ from fusewire.engine.generation import GenerationEngine
 from fusewire.errors import ComputeFailed, InvalidInput
 from fusewire.generation.fallback import Fallback, compression_ratio
 from fusewire.generation.prompt import Sound
+from fusewire.generation.request import GenerationRequest
+from fusewire.generation.speech import DecodedWindow
 from numpy.typing import NDArray
+from transformers.generation.logits_process import WhisperNoSpeechDetection
 from transformers.models.whisper.generation_whisper import WhisperGenerationMixin
 
 from tests.engine.generating import Answer, ask, between_steps, held
@@ -123,6 +128,53 @@ def test_texts_are_judged_by_the_numbers_of_transformers(folder, engine, monkeyp
     assert len(ours["logprob"]) > 10
     np.testing.assert_allclose(ours["logprob"], theirs["logprob"], 0, PIPELINE_SCORE)
     assert ours["ratio"] == theirs["ratio"]
+
+
+@pytest.mark.parametrize("frames", [WINDOW, 730])
+def test_segments_say_what_transformers_finds_of_their_window(folder, engine, monkeypatch, frames):
+    """Where each window is to say how probable silence is; else only where that counts."""
+    [features] = sounds([frames], seed=3)
+    silences: list[float] = []  # the last one found
+    theirs: list[tuple[float, float]] = []
+    find_logprob = WhisperGenerationMixin._retrieve_avg_logprobs
+    find_silence = WhisperNoSpeechDetection.__call__
+
+    def noted_silence(self, *given):
+        scores = find_silence(self, *given)
+        silences[:] = self.no_speech_prob.tolist()
+        return scores
+
+    def noted_logprob(*given):
+        theirs.append((float(find_logprob(*given)), *silences))
+        return find_logprob(*given)
+
+    monkeypatch.setattr(WhisperNoSpeechDetection, "__call__", noted_silence)
+    monkeypatch.setattr(
+        WhisperGenerationMixin, "_retrieve_avg_logprobs", staticmethod(noted_logprob)
+    )
+    judged = {"logprob_threshold": -1000.0, "no_speech_threshold": 0.6}
+    reference = tiny_whisper_folder(folder, seed=SEED)
+    written_by(reference, features, **ASKED, **LIVELY, **judged)
+
+    asked = engine.parameters(return_timestamps=True, **ASKED, **LIVELY, **judged)
+
+    def windows(*, rates_silence: bool) -> list[DecodedWindow]:
+        answer = Answer(asked)
+        request = GenerationRequest(Sound(features), asked, rates_silence=rates_silence)
+        engine.submit(request, None, answer.events.put)
+        segments = [each for delta in answer.finish().deltas for each in delta.segments or ()]
+        return [window for window, _ in groupby(each.window for each in segments)]
+
+    found = windows(rates_silence=True)
+    if frames == WINDOW:
+        del theirs[1:]  # of short sound transformers hears the end once more
+    logprobs, silence = zip(*theirs, strict=True)
+    np.testing.assert_allclose([each.avg_logprob for each in found], logprobs, 0, PIPELINE_SCORE)
+    np.testing.assert_allclose([each.no_speech_prob for each in found], silence, PIPELINE_SCORE)
+    seeks = [each.seek for each in found]
+    assert seeks[0] == 0
+    assert seeks == sorted({*seeks})
+    assert windows(rates_silence=False) == [replace(each, no_speech_prob=None) for each in found]
 
 
 def test_the_first_attempt_that_is_good_is_taken(engine):

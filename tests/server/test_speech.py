@@ -22,6 +22,7 @@ from fusewire.serving.asking import ask
 from fusewire.serving.config import Deployment, ServerSettings
 from fusewire.serving.repository import import_folder
 from fusewire.serving.supervisor.server import Server
+from openai.types.audio import TranscriptionSegment
 from transformers import WhisperFeatureExtractor
 
 from tests.audio.waves import spoken
@@ -203,7 +204,8 @@ def test_a_file_goes_as_base64_and_segments_come_as_json(server, transcripts, fo
     status, found = generate(server, "whisper", body)
     assert (status, found["language"]) == (200, "de")
     assert found["text_output"] == words(transcripts[0], folder)
-    assert {*json.loads(found["segments"])[0]} == {"start", "end", "text", "tokens"}
+    [first, *_] = json.loads(found["segments"])
+    assert {*first} == {"start", "end", "text", "tokens", "seek", "avg_logprob"}
     body |= {"stream": True, "return_segments": False, "return_language": False}
     assert "".join(event["text_output"] for event in generate_stream(server, "whisper", body))
 
@@ -238,14 +240,20 @@ def test_openais_client_transcribes_and_translates(door, client, transcripts, fo
     english = door.audio.translations.create(file=("a.wav", files()[0]), **asked)
     heard = {name: value for name, value in ASKED.items() if name != "language"}
     assert english.text == client.transcribe(files()[0], task="translate", **heard).strip()
+    judged = {"logprob_threshold": "-1000", "compression_ratio_threshold": "1000"}  # all are good
     verbose = door.audio.transcriptions.create(
         file=("a.wav", files()[0]),
         response_format="verbose_json",
         timestamp_granularities=["segment"],
-        **ASKED_AS_FORM,
+        **{**ASKED_AS_FORM, "extra_body": {**ASKED, **judged}},
     )
     assert verbose.text == words(transcripts[0], folder).strip()
     assert (verbose.language, verbose.segments[0].id) == ("german", 0)
+    for segment in verbose.segments:
+        assert {*segment.model_dump()} == {*TranscriptionSegment.model_fields}
+        assert (segment.seek, segment.temperature) == (0, 0)
+        assert segment.avg_logprob < 0 < segment.no_speech_prob < 1
+        assert segment.compression_ratio > 0
     stamped = [token for token in transcripts[0] if token < EOS]
     assert [token for segment in verbose.segments for token in segment.tokens] == stamped
 

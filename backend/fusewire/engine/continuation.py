@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusewire.engine.prompt_logprobs import PromptLogprobs
-from fusewire.generation.speech import Segment
+from fusewire.generation.speech import DecodedWindow, Segment
 from fusewire.generation.stop_strings import StopMatcher
 from fusewire.text.detokenizer import TextStream
 
@@ -47,7 +47,8 @@ class Delta:
     text, or of what it adds to the text of a sound that is longer than the model hears at once.
     `token_ends`, with the last one of a text, where words are timed: seconds behind the beginning
     of what was heard when each of its tokens has been said. `temperature`: at which a window was
-    decoded that may be decoded again.
+    decoded that may be decoded again; `no_speech_prob`: that nothing is said in it, with the last
+    one of its text where that was looked for.
     """
 
     index: int
@@ -69,11 +70,17 @@ class Delta:
     segments: Sequence[Segment] | None = None
     token_ends: Sequence[float] | None = None
     temperature: float | None = None
+    no_speech_prob: float | None = None
 
     @property
     def token_ids(self) -> list[int]:
         """All that it adds."""
         return [*self.before] if self.token is None else [*self.before, self.token]
+
+    def decoded_window(self, seek: int) -> DecodedWindow:
+        """That begins at frame `seek` of a sound and whose text ends with this."""
+        mean = self.cumulative_logprob / max(1, self.num_output_tokens)
+        return DecodedWindow(seek, mean, self.temperature, self.no_speech_prob)
 
 
 class Continuation:

@@ -4,7 +4,7 @@ begins where the text of the one before ends."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -105,9 +105,13 @@ class LongTranscription:
         kept = window.token_ids
         seconds_per_frame = speech.seconds_per_position / sound.frames_per_position
         frames = sound.heard_from(self._frame)
-        segments = segments_at(
-            window, self._frame * seconds_per_frame, frames * seconds_per_frame, speech
-        )
+        decoded = last.decoded_window(self._frame)
+        segments = [
+            replace(each, window=decoded)
+            for each in segments_at(
+                window, self._frame * seconds_per_frame, frames * seconds_per_frame, speech
+            )
+        ]
         if window.advance is not None:
             frames = sound.frames_per_position * window.advance
         self._frame += frames

@@ -243,7 +243,13 @@ class SpeechRequests:
             )
 
         attempts = WindowAttempts(
-            fallback, self._model.vocab_size, decode, hear_silence, follow, callback
+            fallback,
+            self._model.vocab_size,
+            decode,
+            hear_silence,
+            follow,
+            callback,
+            rates_silence=request.rates_silence,
         )
         return decode(0, attempts.decoded)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fusewire.engine.branches import Event
 from fusewire.engine.continuation import Delta
@@ -52,7 +52,9 @@ def with_segments(
         if isinstance(event, Delta):
             said[event.index] += event.token_ids
             if event.finish_reason is not None:
-                event.segments = [*speech.segments(said.pop(event.index), event.token_ends)]
+                window = event.decoded_window(0)
+                segments = speech.segments(said.pop(event.index), event.token_ends)
+                event.segments = [replace(each, window=window) for each in segments]
         callback(event)
 
     return told

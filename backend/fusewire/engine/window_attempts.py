@@ -26,16 +26,20 @@ class WindowAttempts:
         hear_silence: Callable[[Callable[[Event], None]], Link],
         follow: Callable[[Callable[[], Link]], None],
         callback: Callable[[Event], None],
+        *,
+        rates_silence: bool = False,
     ) -> None:
         """`decode`: submits an attempt, by its number; the caller submits the first, of which
         `decoded` gets the events. `hear_silence`: submits the request whose one token is that for
-        no speech. `follow`: takes what submits the request behind one that has ended."""
+        no speech. `follow`: takes what submits the request behind one that has ended.
+        `rates_silence`: of GenerationRequest."""
         self._fallback = fallback
         self._vocab_size = vocab_size
         self._decode = decode
         self._hear_silence = hear_silence
         self._follow = follow
         self._callback = callback
+        self._rates_silence = rates_silence
         self._deltas: list[Delta] = []  # of this attempt
         self._attempt = 0
         self._no_speech: float | None = None  # its probability, once it was asked for
@@ -67,7 +71,11 @@ class WindowAttempts:
         fallback, last = self._fallback, self._deltas[-1]
         tokens = [token for delta in self._deltas for token in delta.token_ids]
         unlikely = fallback.is_unlikely(last.cumulative_logprob / max(1, len(tokens)))
-        if unlikely and fallback.no_speech is not None and self._no_speech is None:
+        if (
+            self._no_speech is None
+            and fallback.no_speech is not None
+            and (unlikely or self._rates_silence)
+        ):
             self._follow(lambda: self._hear_silence(self._heard))
         elif unlikely and self._no_speech is not None and fallback.is_silence(self._no_speech):
             self._tell([_empty(last)])
@@ -81,6 +89,7 @@ class WindowAttempts:
             self._follow(lambda: self._decode(self._attempt, self.decoded))
 
     def _tell(self, deltas: list[Delta]) -> None:
+        deltas[-1].no_speech_prob = self._no_speech
         for delta in deltas:
             delta.temperature = self._fallback.temperatures[self._attempt]
             self._callback(delta)

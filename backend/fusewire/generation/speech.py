@@ -21,14 +21,28 @@ _THRESHOLDS = ("compression_ratio_threshold", "logprob_threshold", "no_speech_th
 
 
 @dataclass(frozen=True)
+class DecodedWindow:
+    """What a model of speech hears at once, from frame `seek` of the sound on (of 10 ms), and how
+    good its text is: the mean log-probability of its tokens, and where they were looked for the
+    temperature that they were taken at and the probability that nothing is said."""
+
+    seek: int
+    avg_logprob: float
+    temperature: float | None = None
+    no_speech_prob: float | None = None
+
+
+@dataclass(frozen=True)
 class Segment:
     """What was said from `start` on until `end`, in seconds; None where no timestamp says so.
-    `times`, where they were asked for: from when until when each of its tokens is said."""
+    `times`, where they were asked for: from when until when each of its tokens is said. `window`:
+    in which the sound was heard."""
 
     start: float | None
     end: float | None
     token_ids: Sequence[int]
     times: Sequence[tuple[float, float]] | None = None
+    window: DecodedWindow | None = None
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,7 @@ def read(
         "",
         wanted,
         duration=heard.seconds,
+        rates_silence="segments" in wanted,
     )
 
 

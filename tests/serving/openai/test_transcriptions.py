@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import zlib
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -34,6 +35,7 @@ class OfBytes(Transcriber):
 KNOWS_TASKS: Any = Transcriber("whisper", "transcribe", None, 64)  # type: ignore[arg-type]
 ENGLISH: Any = Transcriber("whisper", "transcribe", None, 64, False)  # type: ignore[arg-type]
 GREEDY = ("do_sample", "false")
+SILENCE = {"logprob_threshold": -1.0, "no_speech_threshold": 0.6}  # has no text
 FIELDS: list[tuple[str, str | bytes]] = [("file", b"RIFF"), ("model", "whisper")]
 
 
@@ -90,13 +92,14 @@ def parameters_of(body: SpeechBody, task: str, model: Transcriber) -> dict[str, 
 def test_the_fields_become_the_models_parameters():
     more = [("language", "de"), ("temperature", "0.2"), ("top_k", "3"), ("user", "me")]
     body = SpeechBody.of([*FIELDS, *more])
-    asked = {"language": "de", "temperature": 0.2, "top_k": "3", "task": "transcribe"}
+    asked = {"language": "de", "temperature": 0.2, "top_k": "3", "task": "transcribe", **SILENCE}
     assert parameters_of(body, "transcribe", KNOWS_TASKS) == asked
     nothing = [
         ("n", "1"),
         ("stream", "False"),
         ("logprobs", "false"),
         ("num_return_sequences", "1"),
+        ("return_timestamps", "false"),
     ]
     plain = SpeechBody.of([*FIELDS, GREEDY, *nothing])
     asked = {"do_sample": "false"}
@@ -108,6 +111,8 @@ def test_the_fields_become_the_models_parameters():
         body = SpeechBody.of([*FIELDS, *more])
         asked = {"do_sample": "false", "return_timestamps": timestamps}
         assert parameters_of(body, "transcribe", ENGLISH) == asked
+        bare = [(name.removesuffix("[]"), value) for name, value in (*more, ("task", "transcribe"))]
+        assert parameters_of(SpeechBody.of([*FIELDS, *bare]), "transcribe", ENGLISH) == asked
     # A model without alignment heads refuses it by the name that the client used.
     assert body.names_used()["return_timestamps"] == "timestamp_granularities"
 
@@ -125,17 +130,17 @@ def test_temperature_0_and_none_fall_back_to_higher_ones():
         "temperature": 0.0,
         "fallback_temperatures": [0.2, 0.4, 0.6, 0.8, 1.0],
         "compression_ratio_threshold": 1.35,
-        "logprob_threshold": -1.0,
-        "no_speech_threshold": 0.6,
+        **SILENCE,
     }
     for more in ([], [("temperature", "0")]):
         assert parameters_of(SpeechBody.of([*FIELDS, *more]), "transcribe", ENGLISH) == fallback
     own = [("logprob_threshold", "-2"), ("fallback_temperatures[]", "0.5")]
     asked = {**fallback, "logprob_threshold": "-2", "fallback_temperatures": ["0.5"]}
     assert parameters_of(SpeechBody.of([*FIELDS, *own]), "transcribe", ENGLISH) == asked
-    for off in (GREEDY, ("temperature", "0.1")):
+    for off, left in ((GREEDY, {}), (("best_of", "2"), {}), (("temperature", "0.1"), SILENCE)):
         found = parameters_of(SpeechBody.of([*FIELDS, off]), "transcribe", ENGLISH)
         assert "fallback_temperatures" not in found
+        assert {name: found[name] for name in SILENCE if name in found} == left
 
 
 @pytest.mark.parametrize(
@@ -170,6 +175,22 @@ def test_temperature_0_and_none_fall_back_to_higher_ones():
         ([*FIELDS, ("logprobs[]", "1")], r"logprobs: got \['1'\]"),
         ([*FIELDS, ("logit_bias", '{"5": 1}')], "logit_bias: got .*, wanted none, as a field of a"),
         ([*FIELDS, ("bad_words_ids[]", "[5]")], "bad_words_ids: got .*, wanted none, as a field"),
+        (
+            [*FIELDS, ("task", "translate")],
+            'task: got .translate., wanted "transcribe" or none, .*ask /v1/audio/translations',
+        ),
+        (
+            [*FIELDS, ("return_timestamps", "true")],
+            "return_timestamps: got 'true', wanted false or none, as response_format says it; .*ve",
+        ),
+        (
+            [*FIELDS, ("return_timestamps", "word"), ("response_format", "verbose_json")],
+            r"return_timestamps: got 'word', wanted true or none.*timestamp_granularities\[\]=word",
+        ),
+        (
+            [*FIELDS, ("return_timestamps", "false"), ("response_format", "vtt")],
+            "return_timestamps: got 'false', wanted true or none",
+        ),
         ([*FIELDS, ("model", "w")], "model: got it twice, wanted it once"),
         ([("file", "text"), *FIELDS[1:]], "file: got a text, wanted a file, with its name"),
         ([*FIELDS, ("prompt", b"file")], "prompt: got a file, wanted a text"),
@@ -210,8 +231,13 @@ def test_every_part_has_a_beginning_and_an_end():
     assert spans([Said(3.0, None, "a")], 2.5) == [(3.0, 3.0)]  # said behind the end
 
 
+WINDOW = {"seek": 0, "avg_logprob": -0.5, "temperature": 0.2, "no_speech_prob": 0.01}
+LATER = {"seek": 200, "avg_logprob": -0.7}
+
+
 class Writes:
-    """A transport to a model that has heard two segments, with words where they are asked for."""
+    """A transport to a model that has heard three segments in two windows, with words where they
+    are asked for."""
 
     def __init__(self) -> None:
         self.calls: list[Infer] = []
@@ -219,8 +245,9 @@ class Writes:
     async def stream(self, call: Infer, timeout_s: float) -> AsyncIterator[dict[str, np.ndarray]]:
         self.calls.append(call)
         segments = [
-            {"start": 0.0, "end": 1.0, "text": " One", "tokens": [1]},
-            {"start": 1.0, "end": None, "text": " two.", "tokens": [2]},
+            {"start": 0.0, "end": 1.0, "text": " One", "tokens": [1], **WINDOW},
+            {"start": 1.0, "end": None, "text": " two.", "tokens": [2], **WINDOW},
+            {"start": 2.0, "end": 2.1, "text": "a" * 99, "tokens": [3], **LATER},
         ]
         if b'"word"' in call.inputs["sampling_parameters"][0]:
             segments[0]["words"] = [{"word": " One", "start": 0.1, "end": 0.8}]
@@ -252,7 +279,7 @@ def test_answers_have_the_format_that_is_asked_for():
     assert json.loads(answered().body) == {"text": "One two.", "usage": usage}
     plain = answered(response_format="text")
     assert (plain.body, plain.media_type) == (b"One two.\n", "text/plain")
-    assert b"00:00:01,000 --> 00:00:02,250\ntwo." in answered(response_format="srt").body
+    assert b"00:00:01,000 --> 00:00:02,000\ntwo." in answered(response_format="srt").body
     vtt_file = answered(response_format="vtt")
     assert (vtt_file.body[:6], vtt_file.media_type) == (b"WEBVTT", "text/vtt")
     verbose = json.loads(answered(response_format="verbose_json", temperature="0.5").body)
@@ -266,10 +293,30 @@ def test_answers_have_the_format_that_is_asked_for():
             "usage": usage,
         }.items()
     )
-    assert [each["id"] for each in verbose["segments"]] == [0, 1]
-    assert verbose["segments"][1].items() >= {"start": 1.0, "end": 2.25, "text": " two."}.items()
-    assert verbose["segments"][0]["temperature"] == 0.5
     assert "words" not in verbose
+
+
+def test_segments_have_what_openai_documents():
+    """Those of one window the same, but their place, times, text and tokens."""
+    verbose = json.loads(answered(response_format="verbose_json", temperature="0.5").body)
+    first, second, later = verbose["segments"]
+    assert first == {
+        "id": 0,
+        "seek": 0,
+        "start": 0.0,
+        "end": 1.0,
+        "text": " One",
+        "tokens": [1],
+        "temperature": 0.2,
+        "avg_logprob": -0.5,
+        "compression_ratio": len("One two.") / len(zlib.compress(b"One two.")),
+        "no_speech_prob": 0.01,
+    }
+    own = {"id": 1, "start": 1.0, "end": 2.0, "text": " two.", "tokens": [2]}
+    assert second == {**first, **own}
+    ratio = 99 / len(zlib.compress(b"a" * 99))
+    assert later.items() >= {"seek": 200, "avg_logprob": -0.7, "temperature": 0.5}.items()
+    assert (later["compression_ratio"], "no_speech_prob" in later) == (ratio, False)
 
 
 @pytest.mark.parametrize("granularities", [("word",), ("segment",), ("word", "segment")], ids=str)

@@ -86,7 +86,7 @@ class Generated:
             self._alignments[index] = _alignment_json(delta.alignment)
         self._language = delta.language or ""
         if delta.segments is not None and "segments" in self._request.returned:
-            said = [self._segment(each, delta.temperature) for each in delta.segments]
+            said = [self._segment(each) for each in delta.segments]
             self._segments[index] = [*(self._segments[index] or []), *said]
         self._tokens[index] += len(delta.token_ids)
         if delta.token is not None and "logprobs" in self._request.returned:
@@ -120,16 +120,17 @@ class Generated:
         scores = [self._scores[index] for index in range(len(self._texts))]
         return np.array(scores, np.float32)
 
-    def _segment(self, segment: Segment, temperature: float | None) -> dict[str, Any]:
-        text = self._decode(segment.token_ids)
+    def _segment(self, segment: Segment) -> dict[str, Any]:
         record: dict[str, Any] = {
             "start": segment.start,
             "end": segment.end,
-            "text": text,
+            "text": self._decode(segment.token_ids),
             "tokens": list(segment.token_ids),
         }
-        if temperature is not None:
-            record["temperature"] = temperature
+        if segment.window is not None:
+            found = asdict(segment.window).items()
+            record |= {name: value for name, value in found if value is not None}
+            record["avg_logprob"] = max(record["avg_logprob"], _LEAST_LOGPROB)
         words = timed_words(segment, self._language or None, self._decode_word)
         if words is not None:
             record["words"] = [*map(asdict, words)]

@@ -21,21 +21,24 @@ from fusewire.serving.openai.bodies import Body, check_size
 from fusewire.serving.openai.errors import shown
 from fusewire.serving.openai.sender import TENANT_HEADER
 from fusewire.serving.openai.served import Transcriber
-from fusewire.serving.openai.subtitles import Said, spans, srt, vtt
+from fusewire.serving.openai.subtitles import Said, srt, vtt
+from fusewire.serving.openai.verbose_transcript import verbose_segments, verbose_words
 from fusewire.text.written import written_flag
 
 _OUTPUTS = ("text_output", "num_input_tokens", "num_output_tokens", "language", "duration")
 # All that a model is asked for.
 OUTPUTS = (*_OUTPUTS, "segments")
-# What OpenAI does by itself: its model's temperatures, with thresholds as transformers has them.
+# What OpenAI does by itself: silence has no text, at any temperature; and its model's
+# temperatures, with thresholds as transformers has them.
+_SILENCE = {"logprob_threshold": -1.0, "no_speech_threshold": 0.6}
 _FALLBACK = {
     "temperature": 0.0,
     "fallback_temperatures": [0.2, 0.4, 0.6, 0.8, 1.0],
     "compression_ratio_threshold": 1.35,
-    "logprob_threshold": -1.0,
-    "no_speech_threshold": 0.6,
 }
-_WITHOUT_FALLBACK = frozenset(("do_sample", "best_of"))  # of the model's own parameters
+_WITHOUT_BOTH = frozenset(("do_sample", "best_of"))  # of the model's own parameters
+# Fields with a list, which clients also send without the brackets that OpenAI's have.
+_LISTS = ("timestamp_granularities",)
 # The model ends requests by their own `timeout_seconds`; this only has to be no shorter.
 _LONGEST_S = 2 * 86400.0
 # Parameters of generation that would change no answer here -> their values that ask for nothing.
@@ -94,7 +97,7 @@ class SpeechBody(Body):
                 got = "a file" if isinstance(value, bytes) else "a text"
                 wanted = "a file, with its name" if own == "file" else "a text"
                 raise InvalidInput(own[:64], got, wanted, "correct the form")
-            if name != own:
+            if name != own or own in _LISTS:
                 values.setdefault(own, []).append(value)
             elif own in values:
                 raise InvalidInput(own[:64], "it twice", "it once", "remove one")
@@ -134,14 +137,14 @@ class SpeechBody(Body):
         if self.timestamp_granularities and self.response_format != "verbose_json":
             got, wanted = f"it with response_format {self.response_format}", "it with verbose_json"
             raise InvalidInput("timestamp_granularities", got, wanted, "change one of them")
-        asked = _answered(self.given())
+        asked = self._without_said_elsewhere(task, _answered(self.given()))
         for name, value in (("language", self.language), ("temperature", self.temperature)):
             if value not in (None, ""):
                 asked[name] = value
         if model.multilingual or task == "translate":  # one that knows no tasks refuses it
             asked["task"] = task
-        if not self.temperature and not _WITHOUT_FALLBACK & asked.keys():
-            asked = {**_FALLBACK, **asked}
+        if not _WITHOUT_BOTH & asked.keys():
+            asked = {**_SILENCE, **({} if self.temperature else _FALLBACK), **asked}
         if self.timed:
             asked["return_timestamps"] = "word" if self.wants_words else True
         if prompt := self.prompt.strip():
@@ -150,6 +153,21 @@ class SpeechBody(Body):
             asked["prompt_ids"] = ids[-MOST_PREFIX_TOKENS:]  # of which the model takes the last
         check_size(asked)
         return asked
+
+    def _without_said_elsewhere(self, task: str, asked: dict[str, Any]) -> dict[str, Any]:
+        """InvalidInput for parameters of the model that contradict the path or other fields."""
+        translates = task == "translate"
+        other = f"/v1/audio/{'transcriptions' if translates else 'translations'}"
+        meant = "word" if self.wants_words else self.timed
+        remedy = "remove it; verbose_json has times, of words with timestamp_granularities[]=word"
+        for name, value, says, hint in (
+            ("task", task, "the path", f"remove it, or ask {other}"),
+            ("return_timestamps", meant, "response_format", remedy),
+        ):
+            if name in asked and not has_no_effect(asked[name], (value,)):
+                wanted = f"{json.dumps(value)} or none, as {says} says it"
+                raise InvalidInput(name, shown(asked[name]), wanted, hint)
+        return {key: v for key, v in asked.items() if key not in ("task", "return_timestamps")}
 
 
 def _answered(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -203,10 +221,10 @@ def answer(outputs: Outputs, body: SpeechBody, task: str) -> Response:
     if body.response_format == "json":
         return JSONResponse({"text": text, "usage": seconds})
     segments = json.loads(outputs["segments"][0]) or []
-    said = [Said(each["start"], each["end"], each["text"]) for each in segments]
-    if body.response_format == "srt":
-        return PlainTextResponse(srt(said, duration))
-    if body.response_format == "vtt":
+    if body.response_format != "verbose_json":
+        said = [Said(each["start"], each["end"], each["text"]) for each in segments]
+        if body.response_format == "srt":
+            return PlainTextResponse(srt(said, duration))
         return PlainTextResponse(vtt(said, duration), media_type="text/vtt")
     language = outputs["language"][0].decode()
     verbose = {
@@ -215,14 +233,8 @@ def answer(outputs: Outputs, body: SpeechBody, task: str) -> Response:
         "duration": duration,
         "text": text,
     }
-    words = [word for each in segments for word in each.pop("words", ())]
     if body.wants_words:
-        verbose["words"] = [{**each, "word": each["word"].strip()} for each in words]
-    if body.timestamp_granularities != ["word"]:
-        timed = zip(segments, spans(said, duration), strict=True)
-        temperature = body.temperature or 0.0
-        verbose["segments"] = [
-            {"id": index, "temperature": temperature, **each, "start": start, "end": end}
-            for index, (each, (start, end)) in enumerate(timed)
-        ]
+        verbose["words"] = verbose_words(segments)
+    if set(body.timestamp_granularities) != {"word"}:
+        verbose["segments"] = verbose_segments(segments, duration, body.temperature or 0.0)
     return JSONResponse({**verbose, "usage": seconds})
