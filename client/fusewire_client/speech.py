@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from .errors import InvalidArgument, type_name
 from .generation import asked_for, generated
 from .plans import Arrays, Settings
 
-Audio = bytes | str | Path | np.ndarray
+Audio = bytes | str | Path | BinaryIO | np.ndarray
 
 
 def transcribe(
@@ -36,8 +36,9 @@ def transcribe(
     """Writes what is said in a sound, or in each of several.
 
     Args:
-        audio: A file of sound (its path or its bytes), or float32 samples [n] between -1 and 1
-            at 16 kHz; or a list of these, which run concurrently, answered in order.
+        audio: A file of sound (its path, its bytes, or open for reading in binary), or float32
+            samples [n] between -1 and 1 at 16 kHz; or a list of these, which run concurrently,
+            answered in order.
         language: That is spoken, by its code or English name. Default: the one that is heard.
         task: `transcribe`, or `translate` into English.
         return_timestamps: Find when each part of the text was said, with `details` in `segments`;
@@ -58,7 +59,7 @@ def transcribe(
     Raises:
         ClientError: With the server's message.
     """
-    several = not isinstance(audio, (*_ONE, np.ndarray))
+    several = not (isinstance(audio, (*_ONE, np.ndarray)) or hasattr(audio, "read"))
     sounds: Sequence[Any] = audio if several else [audio]  # type: ignore[assignment]
     inputs = [
         _input(sound, f"audio[{i}]" if several else "audio") for i, sound in enumerate(sounds)
@@ -88,10 +89,15 @@ def _input(sound: object, name: str) -> Arrays:
         except OSError as error:
             got = f"{error.strerror or error}"
             raise InvalidArgument(f"{name}: got '{got}' for {sound}, wanted a file") from None
+    elif hasattr(sound, "read"):  # open
+        data = sound.read()
+        if not isinstance(data, bytes):
+            got, wanted = "a file that is open as text", "one that is open in binary"
+            raise InvalidArgument(f'{name}: got {got}, wanted {wanted}; open it with mode "rb"')
     elif isinstance(sound, (bytes, bytearray)):
         data = bytes(sound)
     else:
         got = type_name(sound)
-        wanted = "a file of sound (bytes or a path), or samples (numpy)"
+        wanted = "a file of sound (its path, its bytes, or open in binary), or samples (numpy)"
         raise InvalidArgument(f"{name}: got {got}, wanted {wanted}; convert it")
     return {"audio": np.array([base64.b64encode(data)], np.object_)}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,7 +86,10 @@ def test_a_file_its_path_and_its_samples_are_the_same(transcriber, tmp_path: Pat
     path.write_bytes(data)
     samples = np.frombuffer(data[44:], "<i2").astype(np.float32) / 32768
     options = {"language": "english", "use_tqdm": False, **ASKED}
-    found = [*transcriber.transcribe([data, path, str(path), samples], **options)]
+    with path.open("rb") as file, path.open("rb") as other:
+        many = [data, bytearray(data), path, str(path), file, samples]
+        found = [*transcriber.transcribe(many, **options)]
+        found += transcriber.transcribe(other, **options)
     found += transcriber.transcribe(data, **options)
     assert len({one.text for one in found}) == 1
     assert {one.language for one in found} == {"en"}
@@ -94,9 +99,14 @@ def test_a_file_its_path_and_its_samples_are_the_same(transcriber, tmp_path: Pat
 @pytest.mark.parametrize(
     ("audio", "options", "message"),
     [
-        ([np.zeros(9, np.float32), b"no"], {}, r"audio\[1\]: audio: got 2 bytes that are none"),
+        ([b"no"], {}, r"audio\[0\]: audio: got 2 bytes that are none"),
+        ([b"no", np.zeros(9)], {}, r"audio\[0\]: audio: got 2 bytes that are none"),
+        ([b"no", "missing.wav"], {}, r"audio\[1\]: audio: got No such file"),
         (["missing.wav"], {}, r"audio\[0\]: audio: got No such file or directory: missing.wav"),
         ([5], {}, r"audio\[0\]: audio: got int, wanted a file of sound"),
+        ({"array": []}, {}, r"audio\[0\]: audio: got dict, wanted a file of sound"),
+        (io.StringIO("text"), {}, r"audio\[0\]: audio: got a file that is open as text, .*\"rb\""),
+        (np.tile(sounds(1)[0], 5), {"logprobs": 1}, r"audio\[0\]: logprobs: got 1, wanted none"),
         ([np.zeros(3 * RATE + 1, np.float32)], {}, r"audio\[0\]: audio: got 48001 samples"),
         ([np.zeros(9, np.float32)], {"language": "tlh"}, "language: got 'tlh'"),
     ],
@@ -105,6 +115,32 @@ def test_a_file_its_path_and_its_samples_are_the_same(transcriber, tmp_path: Pat
 def test_what_cannot_be_heard_is_refused(transcriber, audio, options, message):
     with pytest.raises(InvalidInput, match=message):
         transcriber.transcribe(audio, use_tqdm=False, **options)
+
+
+def test_sound_that_cannot_be_heard_takes_no_other_along(transcriber):
+    many = [sounds(1)[0], b"no", np.zeros(9, np.float32)]
+    with pytest.raises(fusewire.IncompleteOutputs, match=r"^audio\[1\]: audio: .*1 of 3") as error:
+        transcriber.transcribe(many, use_tqdm=False, **ASKED)
+    assert isinstance(error.value.errors[1], InvalidInput)
+    assert [each is None for each in error.value.outputs] == [False, True, False]
+
+
+def test_few_of_many_sounds_are_in_memory_at_once(transcriber, monkeypatch):
+    """However many there are: what waits as features is no more than what runs."""
+    alive: weakref.WeakSet[Sound] = weakref.WeakSet()
+    most, read = [0], Transcriber._sound
+
+    def noted(self, audio):
+        made = read(self, audio)
+        alive.add(made)
+        most.append(len(alive))
+        return made
+
+    monkeypatch.setattr(Transcriber, "_sound", noted)
+    many = sounds(40)
+    found = transcriber.transcribe(many, use_tqdm=False, language="de", **ASKED)
+    assert len(found) == len(most) - 1 == 40
+    assert max(most) <= 3 * 4  # of max_sequences
 
 
 def test_sound_that_fails_while_computing_is_named(transcriber):

@@ -129,9 +129,13 @@ def test_what_is_said_is_what_transformers_writes(client, transcripts, folder) -
 def test_samples_files_and_paths_are_the_same_sound(client, tmp_path) -> None:
     path = tmp_path / "speech.wav"
     path.write_bytes(files()[1])
-    texts = [client.transcribe(each, **ASKED) for each in (files()[1], path, sounds()[1])]
+    with path.open("rb") as file:
+        many = (files()[1], path, sounds()[1], file)
+        texts = [client.transcribe(each, **ASKED) for each in many]
     assert texts[0]
     assert len(set(texts)) == 1
+    with pytest.raises(fusewire_client.InvalidArgument, match="open as text"):
+        client.transcribe(io.StringIO("text"), **ASKED)
 
 
 def test_other_rates_and_formats_are_the_same_sound(client) -> None:

@@ -4,7 +4,8 @@ token beyond the engine's own."""
 from __future__ import annotations
 
 import queue
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fusewire.api.outputs import (
@@ -24,29 +25,31 @@ from fusewire.generation.prompt import Sound, read_prompt
 from fusewire.generation.request import GenerationRequest
 
 Prompt = str | Sequence[int] | Mapping[str, Any]
+# Reads a sound when its turn has come, as its features are memory; InvalidInput.
+Unread = Callable[[], Sound]
 
 
 def answers(
     engine: GenerationEngine,
-    prompts: Sequence[str | Sequence[int] | Sound],
+    prompts: Sequence[str | Sequence[int] | Unread],
     requested: Sequence[dict[str, Any]],
     *,
     shown: bool,
     field: str = "",
 ) -> list[RequestOutput]:
-    """Outputs in the order of `prompts`; `requested`: the parameters of each. InvalidInput before
-    anything is computed, and IncompleteOutputs after all, name `field` (default: the prompts)."""
+    """Outputs in the order of `prompts`; `requested`: the parameters of each. InvalidInput where
+    nothing is computed, and IncompleteOutputs after all, name `field` (default: the prompts)."""
     work = _checked(engine, prompts, requested, field)
     found: list[RequestOutput | None] = [None] * len(prompts)
-    errors: dict[int, FusewireError] = {}
-    running: dict[int, tuple[Ticket, Pending]] = {}
     finished = Finished()
-    inputs = outputs = given = 0
+    giving = _Giving(engine, work, finished)
+    running, errors = giving.running, giving.errors
+    inputs = outputs = 0
     try:
         with ProgressBar(len(prompts), "prompts", shown=shown) as bar:
-            while given < len(work) or running:
-                given = _give(engine, work, given, running, finished, errors)
-                for pending in _ended(finished):
+            while giving.given < len(work) or running:
+                more = giving.give()
+                for pending in _ended(finished, 0.0 if more else REFRESH_S):
                     ticket, _ = running.pop(pending.index)
                     if pending.error is not None:
                         errors[pending.index] = pending.error
@@ -60,13 +63,17 @@ def answers(
                 live = 0
                 if shown:
                     live = sum(ticket.num_output_tokens() for ticket, _ in running.values())
-                bar.update(given - len(running), input_tokens=inputs, output_tokens=outputs + live)
+                done = giving.given - len(running)
+                bar.update(done, input_tokens=inputs, output_tokens=outputs + live)
     finally:
         for ticket, _ in running.values():  # interrupted
             ticket.cancel()
-    if errors:
-        raise IncompleteOutputs(found, errors, field or "prompts")
-    return [output for output in found if output is not None]
+    if not errors:
+        return [output for output in found if output is not None]
+    index, first = min(errors.items())
+    if len(errors) == len(work) and isinstance(first, InvalidInput):
+        raise first.at(f"{field or 'prompts'}[{index}]")
+    raise IncompleteOutputs(found, errors, field or "prompts")
 
 
 def _checked(
@@ -74,16 +81,16 @@ def _checked(
     prompts: Sequence[Any],
     requested: Sequence[dict[str, Any]],
     field: str,
-) -> list[tuple[CheckedPrompt | Sound, GenerationParameters]]:
+) -> list[tuple[CheckedPrompt | Unread, GenerationParameters]]:
     """Prompts and their parameters; the error of the first that cannot be answered is raised."""
     made: dict[int, GenerationParameters] = {}  # of one object, which prompts share
-    work: list[tuple[CheckedPrompt | Sound, GenerationParameters]] = []
+    work: list[tuple[CheckedPrompt | Unread, GenerationParameters]] = []
     for index, (prompt, each) in enumerate(zip(prompts, requested, strict=True)):
         try:
             if id(each) not in made:
                 made[id(each)] = engine.parameters(**each)
             parameters = made[id(each)]
-            if isinstance(prompt, Sound):
+            if callable(prompt):
                 work.append((prompt, parameters))
                 continue
             checked = read_prompt(prompt, parameters, engine.tokenizer, engine.limits, field)
@@ -95,45 +102,61 @@ def _checked(
     return work
 
 
-def _ids(prompt: CheckedPrompt | Sound, ticket: Ticket) -> Sequence[int]:
+def _ids(prompt: CheckedPrompt | Unread, ticket: Ticket) -> Sequence[int]:
     """Of sound the rows that the encoder makes of it."""
     if isinstance(prompt, CheckedPrompt):
         return prompt.token_ids
     return range(ticket.num_input_tokens)
 
 
-def _give(
-    engine: GenerationEngine,
-    work: Sequence[tuple[CheckedPrompt | Sound, GenerationParameters]],
-    given: int,
-    running: dict[int, tuple[Ticket, Pending]],
-    finished: Finished,
-    errors: dict[int, FusewireError],
-) -> int:
-    """Submits as many as the engine admits, from `given` on; returns where it stopped. `errors`
-    gets those of prompts that it will never admit."""
-    while given < len(work):
-        prompt, parameters = work[given]
-        pending = Pending(given, parameters.n, parameters.answers)
-        try:
-            ticket = engine.submit(
-                GenerationRequest(prompt, parameters, tells="text"),
-                None,
-                finished.callback(pending),
-            )
-            running[given] = ticket, pending
-        except QueueFull:
-            break
-        except FusewireError as error:
-            errors[given] = error
-        given += 1
-    return given
+class _Giving:
+    """Gives the engine as much of the work as it admits, in order."""
+
+    def __init__(
+        self,
+        engine: GenerationEngine,
+        work: Sequence[tuple[CheckedPrompt | Unread, GenerationParameters]],
+        finished: Finished,
+    ) -> None:
+        self.running: dict[int, tuple[Ticket, Pending]] = {}
+        self.errors: dict[int, FusewireError] = {}  # of prompts that it will never admit
+        self.given = 0
+        self._engine = engine
+        self._work = work
+        self._finished = finished
+        # Of sound no more waits than runs: there is always one to begin.
+        self._most = 2 * engine.settings.max_sequences if engine.sound is not None else len(work)
+        self._read: Sound | None = None  # the next one, once it was read
+
+    def give(self) -> bool:
+        """For a moment; returns whether there may be more that it admits."""
+        until = time.monotonic() + REFRESH_S
+        while self.given < len(self._work) and len(self.running) < self._most:
+            if time.monotonic() > until:
+                return True
+            given, parameters = self._work[self.given]
+            pending = Pending(self.given, parameters.n, parameters.answers)
+            try:
+                if callable(given):
+                    self._read = self._read or given()
+                prompt = self._read if callable(given) else given
+                assert prompt is not None
+                request = GenerationRequest(prompt, parameters, tells="text")
+                callback = self._finished.callback(pending)
+                self.running[self.given] = self._engine.submit(request, None, callback), pending
+            except QueueFull:
+                return False
+            except FusewireError as error:
+                self.errors[self.given] = error
+            self._read = None
+            self.given += 1
+        return False
 
 
-def _ended(finished: Finished) -> list[Pending]:
-    """Waits for one that has ended, a moment at most, and takes all there are."""
+def _ended(finished: Finished, wait_s: float) -> list[Pending]:
+    """Waits for one that has ended, so long at most, and takes all there are."""
     try:
-        first = finished.get(timeout=REFRESH_S)
+        first = finished.get(timeout=wait_s) if wait_s else finished.get_nowait()
     except queue.Empty:
         return []
     return [first, *(finished.get_nowait() for _ in range(finished.qsize()))]

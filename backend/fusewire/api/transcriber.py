@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, BinaryIO, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,15 +14,17 @@ from numpy.typing import NDArray
 from fusewire.api.offline import answers
 from fusewire.api.opening import folder_for
 from fusewire.api.outputs import RequestOutput
-from fusewire.audio import Heard, SoundReader
+from fusewire.audio import SoundReader
 from fusewire.engine.generation import GenerationEngine
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.errors import InvalidInput, type_name
 from fusewire.generation.prompt import Sound
 from fusewire.generation.speech_words import Word, timed_words
 
-Audio = bytes | str | Path | NDArray[np.float32]
+Audio = bytes | str | Path | BinaryIO | NDArray[np.float32]
 _FIELD = "audio"
+# What is one sound, or none, and no list.
+_ONE = (bytes, bytearray, str, Path, np.ndarray, Mapping)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,8 +118,9 @@ class Transcriber:
         """Writes down sounds, in their order.
 
         Args:
-            audio: A file of sound (its path or its bytes), or float32 samples [n] between -1 and 1
-                at 16 kHz; or a list of these.
+            audio: A file of sound (its path, its bytes, or open for reading in binary), or float32
+                samples [n] between -1 and 1 at 16 kHz; or a list of these. Each is read when its
+                turn has come.
             language: That is spoken, by its code or English name. Default: the folder's, else the
                 one that is heard in each.
             task: `transcribe`, or `translate` into English.
@@ -128,18 +132,18 @@ class Transcriber:
             A Transcript for each sound.
 
         Raises:
-            InvalidInput: A sound or a parameter is out of range. Raised before anything is
-                computed, and names the sound's index.
-            IncompleteOutputs: Some failed while computing; it holds the outputs of the others.
+            InvalidInput: A parameter is out of range, a file is not there, or of all sounds none
+                can be heard. Nothing was computed; it names the sound's index.
+            IncompleteOutputs: Some cannot be heard, or failed while computing; it holds the outputs
+                of the others.
         """
-        many = [audio] if isinstance(audio, (bytes, str, Path, np.ndarray)) else audio
+        many: Any = [audio] if isinstance(audio, _ONE) or _is_file(audio) else audio
         named = {"language": language, "task": task, "return_timestamps": return_timestamps}
         asked = {**parameters, **{name: v for name, v in named.items() if v is not None}}
         sounds = []
         for index, one in enumerate(many):
             try:
-                sound = self._heard(one)
-                sounds.append(Sound(sound.features, sound.frames))
+                sounds.append(partial(self._sound, _checked(one)))
             except InvalidInput as error:
                 raise error.at(f"{_FIELD}[{index}]") from None
         requested = [asked] * len(sounds)
@@ -157,20 +161,13 @@ class Transcriber:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _heard(self, audio: object) -> Heard:
-        if isinstance(audio, (str, Path)):
-            try:
-                audio = Path(audio).read_bytes()
-            except OSError as error:
-                reason = error.strerror or error
-                got, wanted = f"{reason}: {audio!s}", "a file of sound"
-                raise InvalidInput(_FIELD, got, wanted, "correct the path") from None
-        if isinstance(audio, bytes):
-            return self._reader.file(audio, _FIELD)
-        if not isinstance(audio, np.ndarray):
-            wanted = "a file of sound (bytes or a path), or samples (numpy)"
-            raise InvalidInput(_FIELD, type_name(audio), wanted, "convert it")
-        return self._reader.samples(audio, _FIELD)
+    def _sound(self, audio: Any) -> Sound:
+        if isinstance(audio, np.ndarray):
+            heard = self._reader.samples(audio, _FIELD)
+        else:
+            data = bytes(audio) if isinstance(audio, (bytes, bytearray)) else _contents(audio)
+            heard = self._reader.file(data, _FIELD)
+        return Sound(heard.features, heard.frames)
 
     def _transcript(self, output: RequestOutput, *, timed: bool) -> Transcript:
         best, tokenizer = output.outputs[0], self.engine.tokenizer
@@ -184,3 +181,38 @@ class Transcriber:
             for each in best.segments or ()
         ]
         return Transcript(best.text, output.language, segments if timed else None, output)
+
+
+def _is_file(audio: object) -> bool:
+    """Open, as `open` and others give it."""
+    return hasattr(audio, "read")
+
+
+def _checked(audio: Any) -> Any:
+    """What is read when its turn has come: bytes, a Path of a file that is there, an open file or
+    an array; InvalidInput."""
+    if isinstance(audio, (str, Path)):
+        audio = Path(audio)
+        _contents(audio, 0)
+    if isinstance(audio, (bytes, bytearray, Path, np.ndarray)) or _is_file(audio):
+        return audio
+    wanted = "a file of sound (its path, its bytes, or open in binary), or samples (numpy)"
+    raise InvalidInput(_FIELD, type_name(audio), wanted, "convert it")
+
+
+def _contents(file: Any, most_bytes: int = -1) -> bytes:
+    """Of an open file, or of a Path; -1: all. InvalidInput."""
+    try:
+        if isinstance(file, Path):
+            with file.open("rb") as opened:
+                return opened.read(most_bytes)
+        data = file.read(most_bytes)
+    except (OSError, ValueError) as error:  # ValueError: it is closed
+        reason = getattr(error, "strerror", None) or error
+        named = file if isinstance(file, Path) else getattr(file, "name", "an open file")
+        got, wanted = f"{reason}: {named}", "a file of sound"
+        raise InvalidInput(_FIELD, got, wanted, "correct the path") from None
+    if not isinstance(data, bytes):
+        got, wanted = "a file that is open as text", "one that is open in binary"
+        raise InvalidInput(_FIELD, got, wanted, 'open it with mode "rb"')
+    return data
