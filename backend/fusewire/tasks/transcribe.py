@@ -8,7 +8,7 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from fusewire.audio import Heard, ReadsSound
 from fusewire.errors import InvalidInput, type_name
 from fusewire.generation.parameter_reader import ParameterReader
+from fusewire.generation.parameters import GenerationParameters
 from fusewire.generation.prompt import Sound
 from fusewire.tasks.contract import TRANSCRIBE, TRANSCRIBE_RETURNED, contract
 from fusewire.tasks.generate import GenerateRequest, flag, returned, sent_parameters, single
@@ -40,10 +41,12 @@ def read(
     parameters: Mapping[str, Value],
     reader: ParameterReader,
     sound: ReadsSound,
+    begins: Callable[[GenerationParameters], object] = lambda asked: None,
 ) -> TranscribeRequest:
     """A request from its tensors and its parameters; InvalidInput names what is wrong, and the
-    errors of `sound`. Segments are of timestamps, which are looked for where the request does not
-    say otherwise."""
+    errors of `sound`. `begins`: is called before the sound is read, which may take seconds, and
+    raises an error where nobody waits for it any more. Segments are of timestamps, which are looked
+    for where the request does not say otherwise."""
     for name in inputs:
         if name not in _INPUTS:
             raise InvalidInput(name, "an unknown tensor", f"one of {', '.join(_INPUTS)}", "drop it")
@@ -56,6 +59,7 @@ def read(
     if "segments" in wanted and values.get("return_timestamps") is None:
         values["return_timestamps"] = True
     asked = reader.read(values)
+    begins(asked)
     heard = _heard(given[0], inputs[given[0]], sound)
     return TranscribeRequest(
         Sound(heard.features, heard.frames),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 from fusewire.engine.generation import GenerationEngine
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.engine.request import Request
-from fusewire.errors import Cancelled, InvalidInput, QueueFull
+from fusewire.errors import Cancelled, DeadlineExceeded, InvalidInput, QueueFull
 from fusewire.serving.instance import hearing
 from fusewire.serving.instance.generating import Generating
 from fusewire.serving.instance.generation_metrics import GenerationMetrics
@@ -135,6 +136,52 @@ def test_too_much_long_sound_is_refused_by_name(role: Role, decoded: Path) -> No
     decoded.touch()
     for client in many[:-1]:
         assert client.text()
+
+
+@pytest.mark.parametrize("by", ["timeout_seconds", "deadline"])
+def test_who_is_late_when_it_comes_is_not_read(role: Role, by: str) -> None:
+    late, client = sound(0.5), Client()
+    late.inputs["audio"][0] = b"RIFF no sound"
+    if by == "timeout_seconds":
+        late.parameters["timeout_seconds"] = 1e-6
+    else:
+        client.deadline = time.monotonic()
+    take(role, late, client)
+    assert isinstance(client.answer(), DeadlineExceeded)
+
+
+def test_who_is_late_while_others_are_decoded_is_not_read(
+    role: Role, decoded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads, queues = [], role._begins._hearing  # type: ignore[union-attr]
+    read = queues._long.file
+    monkeypatch.setattr(queues._long, "file", lambda *args: reads.append(1) or read(*args))
+    many = [Client() for _ in range(hearing._LONG_THREADS)]
+    for client in many:
+        take(role, sound(2), client)
+    until(lambda: len(reads) == len(many))
+    late = Client()
+    late.deadline = time.monotonic() + 2
+    take(role, sound(2), late)
+    until(lambda: queues._found_long._works.qsize() == 1)
+    until(lambda: time.monotonic() > late.deadline)
+    decoded.touch()
+    assert isinstance(late.answer(), DeadlineExceeded)
+    assert len(reads) == len(many)
+
+
+def test_who_is_late_when_its_sound_is_decoded_is_not_computed(
+    role: Role, decoded: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, step = [], role.engine.model.step
+    monkeypatch.setattr(role.engine.model, "step", lambda *args: steps.append(1) or step(*args))
+    late, client = sound(2), Client()
+    late.parameters["timeout_seconds"] = 1.0
+    take(role, late, client)
+    time.sleep(1.0)
+    decoded.touch()
+    assert isinstance(client.answer(), DeadlineExceeded)
+    assert not steps
 
 
 def test_who_leaves_while_it_waits_is_not_read(role: Role, decoded: Path) -> None:

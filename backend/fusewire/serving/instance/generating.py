@@ -17,12 +17,14 @@ from fusewire.engine.best_of import BestOf
 from fusewire.engine.branches import Event
 from fusewire.engine.continuation import Delta
 from fusewire.engine.generation import GenerationEngine, Ticket
+from fusewire.engine.generation_errors import TOO_LATE
 from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.engine.request import CANCELLED, Answer, Request, failure
-from fusewire.errors import Cancelled, ConfigurationError, FusewireError
+from fusewire.errors import Cancelled, ConfigurationError, DeadlineExceeded, FusewireError
 from fusewire.generation.chat import FIELD as MESSAGES
 from fusewire.generation.chat import Chat
 from fusewire.generation.parameter_reader import ParameterReader
+from fusewire.generation.parameters import GenerationParameters
 from fusewire.serving.instance.generated import Generated
 from fusewire.serving.instance.generation_metrics import GenerationMetrics
 from fusewire.serving.instance.hearing import Hearing
@@ -106,15 +108,23 @@ class Generating:
         if request.priority:
             parameters.setdefault("priority", request.priority)
         given = request.inputs, parameters, self._reader
+
+        def due(asked: GenerationParameters) -> float | None:
+            if asked.timeout_seconds is None:
+                return deadline
+            timeout = arrived + asked.timeout_seconds
+            return timeout if deadline is None else min(deadline, timeout)
+
+        def begins(asked: GenerationParameters) -> None:
+            if (until := due(asked)) is not None and time.monotonic() > until:
+                raise DeadlineExceeded(TOO_LATE)
+
         wanted: GenerateRequest = (
-            read_transcription(*given, sound) if sound else read(*given, self._chat)
+            read_transcription(*given, sound, begins) if sound else read(*given, self._chat)
         )
         wanted = replace(wanted, tenant=request.tenant)
-        if wanted.parameters.timeout_seconds is not None:
-            timeout = arrived + wanted.parameters.timeout_seconds
-            deadline = timeout if deadline is None else min(deadline, timeout)
         response.content = Texts(wanted, engine, self._metrics, arrived)
-        response.begin(engine, wanted, deadline)
+        response.begin(engine, wanted, due(wanted.parameters))
 
     def _conversation_ids(self, field: str, **arguments: Any) -> list[int]:
         ids: list[int] = self._workers.submit("conversation", field, **arguments).result()
