@@ -17,16 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusewire.batch import Batch
-from fusewire.errors import CheckpointError, ConfigurationError, InvalidInput
+from fusewire.errors import ConfigurationError, InvalidInput
 from fusewire.hub import model_folder
 from fusewire.models import (
     EncoderModel,
     build_model,
     load_model,
     read_config,
-    reads_images,
     tasks_of,
 )
+from fusewire.opening import check_kind
 from fusewire.padded import ModelOutput, integers, is_torch, token_mask, unpack
 from fusewire.placement import Placement
 
@@ -143,11 +143,8 @@ def load(
         return from_torch(folder_or_model, task, device, dtype, quantize=quantize)
     place = Placement(device, dtype, quantize)
     folder = model_folder(folder_or_model, revision=revision)
-    if reads_images(config := read_config(folder)):
-        raise CheckpointError(
-            f"config.json: model_type: got {config['model_type']!r}, which reads images, wanted a "
-            "model of texts; open it with fusewire.ImageClassifier or fusewire.ImageEmbedder"
-        )
+    config = read_config(folder)
+    check_kind(config, ["Embedder"])  # reads texts, too
     task = _encoders(task or tasks_of(config))
     return Encoder(load_model(folder, task, place, pooler=True), task)
 
@@ -180,10 +177,10 @@ def from_torch(
 
 
 def _encoders(task: str) -> str:
-    if task == "generate":
+    if opens := {"generate": "LLM", "transcribe": "Transcriber"}.get(task):
         raise ConfigurationError(
-            "task: got 'generate', wanted that of an encoder; a folder that generates is opened by "
-            "fusewire.engine.generation.GenerationEngine"
+            f"task: got {task!r}, wanted that of an encoder; open the folder with "
+            f"fusewire.{opens}, or name another task: embed and hidden are an encoder's alone"
         )
     return task
 

@@ -43,6 +43,28 @@ _BY_HTTP_STATUS: dict[int, type[ClientError]] = {
     504: DeadlineExceeded,
 }
 
+_GENERATES = "one that does 'generate', or of sound 'transcribe'"
+_READS_IMAGES = "one that reads images"
+_HEARS = "one that does 'transcribe'"
+# What a model is taken for that is sent a tensor, or asked for one, which it has not.
+_WANTED_BY_INPUT = {
+    "audio": _HEARS,
+    "exclude_input_in_output": "one that does 'generate' of a text",
+    "image": _READS_IMAGES,
+    "messages": "one that does 'generate' of a text",
+    "pixel_values": _READS_IMAGES,
+    "samples": _HEARS,
+    "text_input": "one that reads texts",
+}
+_WANTED_BY_OUTPUT = {
+    **{output: f"one that does {task!r}" for output, task in TASK_OF_OUTPUT.items()},
+    "cumulative_logprob": _GENERATES,
+    "finish_reason": _GENERATES,
+    "label": "one that does 'classify'",
+    "language": _HEARS,
+    "segments": _HEARS,
+}
+
 # Streams and `generate` carry the words of a model's error, but not its code; and Triton has fewer
 # codes than there are kinds.
 _BY_WORDS: tuple[tuple[str, type[ClientError]], ...] = (
@@ -115,14 +137,18 @@ def _kind(message: str) -> type[ClientError]:
 
 def _of_another_task(message: str, status: str = "") -> InvalidArgument | None:
     """What the server's words mean where a model was asked for what others do."""
-    if found := re.search(r"unexpected inference output '(\w+)' for model '([^']+)'", message):
-        output, got = found.groups()
-        task = "classify" if output == "label" else TASK_OF_OUTPUT.get(output)
-        wanted = f"one that does {task!r}" if task else f"one with the output {output!r}"
+    remedy = "name another with model=…"
+    if found := re.search(
+        r"unexpected inference (input|output) '(\w+)' for model '([^']+)'", message
+    ):
+        end, tensor, got = found.groups()
+        known = _WANTED_BY_INPUT if end == "input" else _WANTED_BY_OUTPUT
+        wanted = known.get(tensor, f"one with the {end} {tensor!r}")
     elif found := re.match(r"stream: got \w+, wanted one of the parameters of (\w+)", message):
         got, wanted = f"one that does {found[1]!r}", "one that does 'generate'"
     elif "support models with decoupled transaction policy" in message:
-        got, wanted = "one that does 'generate'", "one that does another task, or generate(…)"
+        got, wanted = "one that generates", "one that does another task"
+        remedy += ", or call generate(…), of sound transcribe(…)"
     else:
         return None
-    return InvalidArgument(f"model: got {got}, wanted {wanted}; name another with model=…", status)
+    return InvalidArgument(f"model: got {got}, wanted {wanted}; {remedy}", status)

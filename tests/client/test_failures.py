@@ -207,8 +207,30 @@ def test_restricted_is_not_unavailable() -> None:
         ),
         (
             "ModelInfer RPC doesn't support models with decoupled transaction policy",
-            "model: got one that does 'generate', wanted one that does another task, or "
-            "generate(…); name another with model=…",
+            "model: got one that generates, wanted one that does another task; name another with "
+            "model=…, or call generate(…), of sound transcribe(…)",
+        ),
+        (
+            "unexpected inference output 'cumulative_logprob' for model 'minilm'",
+            "model: got minilm, wanted one that does 'generate', or of sound 'transcribe'; name "
+            "another with model=…",
+        ),
+        (
+            "unexpected inference output 'language' for model 'gpt2'",
+            "model: got gpt2, wanted one that does 'transcribe'; name another with model=…",
+        ),
+        (
+            "unexpected inference input 'image' for model 'minilm'",
+            "model: got minilm, wanted one that reads images; name another with model=…",
+        ),
+        (
+            "unexpected inference input 'exclude_input_in_output' for model 'whisper'",
+            "model: got whisper, wanted one that does 'generate' of a text; name another with "
+            "model=…",
+        ),
+        (
+            "unexpected inference input 'colour' for model 'other'",
+            "model: got other, wanted one with the input 'colour'; name another with model=…",
         ),
     ],
 )

@@ -171,9 +171,10 @@ def test_parity_does_not_hide_a_nan(tmp_path):
 
 def test_a_model_that_generates_is_refused_with_the_class_to_use(tmp_path):
     live = tiny_decoder(tmp_path, "gpt2", num_hidden_layers=1)
-    for given in (tmp_path, live):
-        with pytest.raises(ConfigurationError, match=r"got 'generate', .*GenerationEngine$"):
-            fusewire.load(given)
+    with pytest.raises(CheckpointError, match=r"got 'gpt2', .*; open it with LLM$"):
+        fusewire.load(tmp_path)
+    with pytest.raises(ConfigurationError, match=r"got 'generate', .* with fusewire.LLM, or name"):
+        fusewire.load(live)
 
 
 def test_embedding_tables_of_a_live_module_are_not_copied(tmp_path):

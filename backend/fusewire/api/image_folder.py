@@ -10,10 +10,10 @@ from typing import ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fusewire.api.opening import folder_for
 from fusewire.errors import InvalidInput, type_name
 from fusewire.images import ImageWorkers, PILImage, read_preprocessing, upright
 from fusewire.models import load_image_model
+from fusewire.opening import folder_for
 from fusewire.placement import Placement
 from fusewire.settings import EngineSettings
 

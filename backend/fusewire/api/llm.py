@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from fusewire.api.offline import Prompt, answers
-from fusewire.api.opening import folder_for
 from fusewire.api.outputs import RequestOutput
 from fusewire.api.sampling_params import SamplingParams
 from fusewire.engine.generation import GenerationEngine
@@ -16,6 +15,7 @@ from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.errors import InvalidInput
 from fusewire.generation.chat import FIELD as MESSAGES
 from fusewire.generation.chat import Chat
+from fusewire.opening import folder_for
 from fusewire.text.chat_template import ChatTemplate
 from fusewire.text.text_processor import TextProcessor
 

@@ -10,11 +10,11 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fusewire.api.opening import folder_for
 from fusewire.api.progress import ProgressBar
 from fusewire.engine.encoder import EncoderEngine, Request
 from fusewire.errors import FusewireError, InvalidInput, type_name
 from fusewire.models import EncoderModel
+from fusewire.opening import folder_for
 from fusewire.settings import EngineSettings
 from fusewire.tasks.parameters import Value
 

@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusewire.api.offline import answers
-from fusewire.api.opening import folder_for
 from fusewire.api.outputs import RequestOutput
 from fusewire.audio import SoundReader
 from fusewire.engine.generation import GenerationEngine
@@ -20,6 +19,7 @@ from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.errors import InvalidInput, type_name
 from fusewire.generation.prompt import Sound
 from fusewire.generation.speech_words import Word, timed_words
+from fusewire.opening import folder_for
 
 Audio = bytes | str | Path | BinaryIO | NDArray[np.float32]
 _FIELD = "audio"
