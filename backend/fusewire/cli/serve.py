@@ -57,7 +57,9 @@ def serve(
     """Serve models over HTTP and gRPC.
 
     Model folders and ids are imported on the fly. The settings of models (--task, --device,
-    --pooling, …) apply to all of these; models of a repository have theirs in config.pbtxt.
+    --pooling, …) apply to each of these whose task has them: with --kv-cache-mib every model that
+    generates has a KV cache of that size. For other values of each see --config; models of a
+    repository have theirs in config.pbtxt.
 
     A setting is taken from its flag, else its environment variable, else the file of --config,
     else its default. Flags after -- are passed to tritonserver:

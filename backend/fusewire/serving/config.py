@@ -20,6 +20,7 @@ from fusewire.errors import ConfigurationError
 from fusewire.serving.server_settings import ServerSettings
 from fusewire.settings import EngineSettings, StrictSettings, WrongSetting, names
 from fusewire.tasks.contract import GENERATING
+from fusewire.tasks.parameters import task_settings
 
 Settings = TypeVar("Settings", bound=BaseModel)
 
@@ -164,6 +165,8 @@ class Deployment(StrictSettings):
         return device
 
 
+# Of Deployment, what a model that generates has not, as its steps take requests at any time.
+BATCHING = ("max_batch_size", "queue_delay_us")
 # The settings of `serve`, and those of them that have neither flag nor environment variable.
 SERVE = (ServerSettings, Deployment, ModelSettings, GeneratorSettings)
 SERVE_WITHOUT = ("reloads", "version", "versions_served", "tritonserver_args")
@@ -181,6 +184,16 @@ def model_settings(values: Mapping[str, Any]) -> ModelSettings | GeneratorSettin
                 f"{', '.join(each for each in own.model_fields if each != 'reloads')}; remove it"
             )
     return validated(own, values)
+
+
+def has_use_for(task: str, name: str, *, images: bool = False) -> bool:
+    """Whether a model that does the task, of a folder of texts or of images, has this setting of
+    ModelSettings, GeneratorSettings or Deployment."""
+    if name in Deployment.model_fields:
+        return task not in GENERATING or name not in BATCHING
+    if task in GENERATING:
+        return name in GeneratorSettings.model_fields
+    return name in _Served.model_fields or name in task_settings(task, images=images)
 
 
 def validated(settings: type[Settings], values: Mapping[str, Any]) -> Settings:

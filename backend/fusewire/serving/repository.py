@@ -23,9 +23,11 @@ from fusewire.models import check_folder, read_config, reads_images, tasks_of
 from fusewire.precision import Precision, check_kv_cache_dtype
 from fusewire.serving import model_config
 from fusewire.serving.config import (
+    BATCHING,
     NAME_PATTERN,
     Deployment,
     GeneratorSettings,
+    has_use_for,
     model_settings,
 )
 from fusewire.serving.probe import WARMUP
@@ -234,6 +236,17 @@ def check(repository: Path) -> tuple[list[str], list[str]]:
     return names, empty
 
 
+def without_use(folder: Path, task: object, settings: frozenset[str]) -> frozenset[str]:
+    """Of these settings those that a model folder has no use for. `task`: None: the folder's."""
+    try:
+        config = read_config(folder)
+        does = tasks_of(config) if task is None else str(task)
+    except CheckpointError:  # it is refused where it is imported
+        return settings
+    images = reads_images(config)
+    return frozenset(each for each in settings if not has_use_for(does, each, images=images))
+
+
 @contextmanager
 def written(entry: Path) -> Iterator[None]:
     """Removes a new entry after an error; an OSError becomes a ConfigurationError."""
@@ -252,7 +265,7 @@ def written(entry: Path) -> Iterator[None]:
 
 
 def _check_batching(deployment: Deployment) -> None:
-    for name in ("max_batch_size", "queue_delay_us"):
+    for name in BATCHING:
         if name in deployment.model_fields_set:
             raise ConfigurationError(
                 f"{name}: got {getattr(deployment, name)} for the task {GENERATE}, wanted none, as "

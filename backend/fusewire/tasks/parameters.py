@@ -48,17 +48,21 @@ def request_parameters(task: str, *, images: bool = False) -> tuple[str, ...]:
     return (IMAGE_PARAMETERS if images else REQUEST_PARAMETERS)[task]
 
 
+def task_settings(task: str, *, images: bool = False) -> tuple[str, ...]:
+    """The fields of EngineSettings that an encoder's task has a use for; of one that there is not,
+    those of every task."""
+    return _EVERY_TASK + (IMAGE_PARAMETERS if images else REQUEST_PARAMETERS).get(task, ())
+
+
 def check_settings(settings: EngineSettings, task: str, *, images: bool = False) -> None:
     """ConfigurationError when an operator set something that the task, an encoder's, has no use
     for."""
-    known = request_parameters(task, images=images)
+    known = task_settings(task, images=images)
     for name, field in EngineSettings.model_fields.items():
-        if name in _EVERY_TASK or name in known:
-            continue
-        if getattr(settings, name) != field.default:
+        if name not in known and getattr(settings, name) != field.default:
             raise ConfigurationError(
                 f"{name}: got {getattr(settings, name)!r} for the task {task}, wanted one of "
-                f"{', '.join(_EVERY_TASK + known)}; remove it"
+                f"{', '.join(known)}; remove it"
             )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ from fusewire.errors import CheckpointError, ConfigurationError
 from fusewire.serving.config import Deployment
 from fusewire.serving.repository import import_folder
 from fusewire.serving.supervisor.source_process import collect_apart
-from fusewire.serving.supervisor.sources import Collected, collect, source_of
+from fusewire.serving.supervisor.sources import Collected, Source, collect, source_of
 
+from tests.engine.generating import tiny_folder
 from tests.reference import tiny_checkpoint
 
 
@@ -50,6 +52,35 @@ def test_settings_that_nothing_would_have_are_refused(folder: Path, tmp_path: Pa
         collect([given], tmp_path / "imported")
     beside = source_of(folder, {"slo_ms": 500.0})
     assert collect([given, beside], tmp_path / "imported").models == ["m", "tiny"]
+
+
+def test_settings_of_all_models_are_those_of_the_models_that_have_them(
+    folder: Path, tmp_path: Path
+) -> None:
+    """What none has is refused, and so is what one model alone was given."""
+    writer = tiny_folder(tmp_path / "writer")
+    settings: dict[str, object] = {"kv_cache_mib": 3, "pooling": "cls", "slo_ms": 500.0}
+    deployment = {"device": "cpu", "max_batch_size": 9}
+    both = [Source(each).overridden(settings, deployment) for each in (folder, writer)]
+    assert collect_apart(both, tmp_path / "apart").models == ["tiny", "writer"]
+    held = {
+        name: {
+            key
+            for key in ("kv_cache_mib", "pooling", "slo_ms", "max_batch_size: 9")
+            if key in (tmp_path / "apart" / name / "config.pbtxt").read_text()
+        }
+        for name in ("tiny", "writer")
+    }
+    assert held == {
+        "tiny": {"pooling", "slo_ms", "max_batch_size: 9"},
+        "writer": {"kv_cache_mib", "slo_ms"},
+    }
+    own = Source(folder, settings={"kv_cache_mib": 3})
+    for sources in (both[:1], [*both[:1], replace(both[0], name="other")], [own, both[1]]):
+        with pytest.raises(ConfigurationError, match=r"^kv_cache_mib: got .3. for the task embed"):
+            collect(sources, tmp_path / "imported")
+    with pytest.raises(ConfigurationError, match=r"^max_batch_size: got 9 for the task generate"):
+        collect([both[1].without({"pooling"})], tmp_path / "imported")
 
 
 def test_a_repository_whose_path_a_shell_would_split_is_refused(

@@ -93,6 +93,7 @@ def _as_values(source: Source) -> dict[str, Any]:
         "name": source.name,
         "revision": source.revision,
         "settings": source.settings,
+        "shared": sorted(source.shared),
         "deployment": source.deployment.model_dump(mode="json", exclude_unset=True),
     }
 
@@ -100,7 +101,8 @@ def _as_values(source: Source) -> dict[str, Any]:
 def _source(values: dict[str, Any]) -> Source:
     path = Path(values["source"]) if values["path"] else values["source"]
     deployment = validated(Deployment, values["deployment"])
-    return Source(path, values["name"], values["revision"], values["settings"], deployment)
+    named, settings = (values["name"], values["revision"]), values["settings"]
+    return Source(path, *named, settings, deployment, frozenset(values["shared"]))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,21 +19,33 @@ from fusewire.weights import no_model_in, open_folder
 class Source:
     """`source`: a path, an id on Hugging Face, or NAME= and either; a Path is never an id. `name`
     None: the folder's. `settings` (fields of ModelSettings or GeneratorSettings) and `deployment`
-    are those of a folder or id; `revision`: of an id."""
+    are those of a folder or id, of which `shared` are meant for all of them; `revision`: of an id.
+    """
 
     source: Path | str
     name: str | None = None
     revision: str | None = None
     settings: dict[str, object] = field(default_factory=dict)
     deployment: Deployment = field(default_factory=Deployment)
+    shared: frozenset[str] = frozenset()
 
     def overridden(self, settings: dict[str, object], deployment: dict[str, object]) -> Source:
-        """With these settings in place of its own."""
+        """With these settings, which all sources get, in place of its own."""
         own = self.deployment.model_dump(exclude_unset=True)
         return replace(
             self,
             settings=self.settings | settings,
             deployment=validated(Deployment, own | deployment),
+            shared=self.shared | settings.keys() | deployment.keys(),
+        )
+
+    def without(self, names: Set[str]) -> Source:
+        """These settings."""
+        own = self.deployment.model_dump(exclude_unset=True)
+        return replace(
+            self,
+            settings={name: v for name, v in self.settings.items() if name not in names},
+            deployment=Deployment(**{name: v for name, v in own.items() if name not in names}),
         )
 
     def entry(self) -> dict[str, Any]:
@@ -48,10 +60,12 @@ def source_of(
     settings: dict[str, object] | None = None,
     deployment: Deployment | None = None,
 ) -> Source:
-    """A source with these settings, unless it has its own."""
+    """A source with these settings, which others have too, unless it has its own."""
     if isinstance(given, Source):
         return given
-    return Source(given, settings=settings or {}, deployment=deployment or Deployment())
+    settings, deployment = settings or {}, deployment or Deployment()
+    shared = frozenset(settings.keys() | deployment.model_fields_set)
+    return Source(given, settings=settings, deployment=deployment, shared=shared)
 
 
 class Collected(NamedTuple):
@@ -66,8 +80,8 @@ def collect(sources: Sequence[Source], imported: Path) -> Collected:
     """Checks the sources; folders and ids become linked entries of the new repository `imported`,
     with their settings. ConfigurationError, CheckpointError."""
     found, unused = Collected([], [], []), dict[Path, list[str]]()
-    for source in sources:
-        name, path = _named(source)
+    named = [_named(source) for source in sources]
+    for source, (name, path) in zip(_fitting(sources, named), named, strict=True):
         if name is None:
             names, empty = repository.check(path)
             if not names and not empty:
@@ -102,6 +116,21 @@ def collect(sources: Sequence[Source], imported: Path) -> Collected:
             "import one with `fusewire import FOLDER`"
         )
     return found
+
+
+def _fitting(sources: Sequence[Source], named: Sequence[tuple[str | None, Path]]) -> list[Source]:
+    """Each without the settings meant for all of them that its model has no use for, where another
+    has. What none has a use for stays, and is refused."""
+    useless = {
+        place: repository.without_use(path, source.settings.get("task"), source.shared)
+        for place, (source, (name, path)) in enumerate(zip(sources, named, strict=True))
+        if name is not None
+    }
+    of_none = frozenset.intersection(*useless.values()) if useless else frozenset()
+    return [
+        source.without(useless.get(place, of_none) - of_none)
+        for place, source in enumerate(sources)
+    ]
 
 
 def _import(source: Source, folder: Path, imported: Path, name: str) -> None:
