@@ -130,7 +130,7 @@ class _Incoming:
         if options.timeout_s is not None:  # of `generate`
             self.deadline = self._arrived + options.timeout_s
         inputs = {tensor.name(): tensor.as_numpy() for tensor in self._request.inputs()}
-        return Request(inputs, parameters, options.priority, options.tenant)
+        return Request(inputs, parameters, options.priority, options.tenant, options.probe)
 
     def cancelled(self) -> bool:
         return bool(self._request.is_cancelled())

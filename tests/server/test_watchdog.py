@@ -15,6 +15,7 @@ from fusewire.serving.supervisor import processes
 from fusewire.serving.supervisor.server import Server
 from tritonclient.utils import InferenceServerException
 
+from tests.engine.generating import tiny_folder
 from tests.server.asking import Asker, Traffic, ids, until
 
 QUESTION = ids([5, 6, 7])
@@ -207,3 +208,19 @@ def test_warm_up_ran_before_the_first_request(
         assert asker.metric("fusewire_requests_total") == 1
         # One sequence alone was recorded for every length before the model was ready.
         assert asker.metric("fusewire_graph_hits_total") == (0 if device == "cpu" else 1)
+
+
+@pytest.mark.parametrize("protocol", ["infer", "generate"])
+def test_probes_are_in_no_metric_of_requests(
+    tiny: Callable[..., Path], tmp_path: Path, device: str, protocol: str
+) -> None:
+    """The warm-up request alone is."""
+    folder = tiny("albert", "fill") if protocol == "infer" else tiny_folder(tmp_path / "gpt2")
+    settings = ServerSettings(http_port=0, grpc_port=0, metrics_port=0, watch_interval_s=0.2)
+    deployment = Deployment(device=device)
+    with Server([folder], settings, deployment=deployment) as server, Asker(server) as asker:
+        until(lambda: asker.metric("nv_inference_request_success") >= 4)
+        until(lambda: asker.metric("fusewire_requests_total") == 1)
+        assert asker.metric("fusewire_goodput_total") == 1
+        if protocol == "generate":
+            assert asker.metric("fusewire_time_to_first_token_seconds_count") == 1

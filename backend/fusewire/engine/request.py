@@ -36,6 +36,7 @@ class Request:
     parameters: dict[str, Value] = field(default_factory=dict)
     priority: int = 0  # lower numbers first, as in vLLM
     tenant: str = ""  # who shares the engine fairly with others
+    probe: bool = False  # whether the server sent it to see whether it is answered
 
     @property
     def characters(self) -> int:

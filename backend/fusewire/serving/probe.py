@@ -14,6 +14,7 @@ from pathlib import Path
 
 from fusewire.tasks.contract import ENCODER_INPUTS, GENERATING, TRANSCRIBE, contract
 
+PARAMETER = "watchdog_probe"  # true in the request parameters of one: no metric counts it
 WARMUP = "warmup"  # the folder of an entry with the warm-up request, which is the probe
 # One step, before those that wait: a model that has much to do is no model that hangs.
 # Nor does it wait for as many slots as the folder has beams.

@@ -97,6 +97,19 @@ def test_of_a_text_that_is_answered_whole_nothing_is_told_before_its_end(
     assert 0 < first[0] < first[0] + 19 * between[0] <= took_s
 
 
+def test_probes_are_in_no_metric(role: Role, monkeypatch: pytest.MonkeyPatch) -> None:
+    first: list[float] = []
+    ended: list[End] = []
+    monkeypatch.setattr(role._metrics, "first_token", first.append)
+    monkeypatch.setattr(role._metrics, "ended", ended.extend)
+    for probe in (True, False):
+        take(role, replace(request("Prompt"), probe=probe), client := Client())
+        assert client.text()
+    until(lambda: len(ended) == 2)
+    assert len(first) == 1
+    assert [each.probe for each in ended] == [True, False]
+
+
 def test_the_texts_of_beams_are_one_response(role: Role) -> None:
     inputs = {
         "text_input": np.array([b"Prompt"], object),

@@ -11,8 +11,8 @@ from fusewire.serving.instance.options import Options, take_options
 
 def test_options_are_taken_and_the_models_parameters_left() -> None:
     parameters: dict[str, Any] = {"truncate": True, "tenant": "blue", "request_priority": "-3"}
-    parameters["timeout"] = 1_500_000
-    assert take_options(parameters) == Options(1.5, -3, "blue")
+    parameters |= {"timeout": 1_500_000, "watchdog_probe": True}
+    assert take_options(parameters) == Options(1.5, -3, "blue", True)
     assert parameters == {"truncate": True}
 
 
@@ -31,6 +31,7 @@ def test_a_request_that_says_nothing_has_all_the_time_there_is() -> None:
         ("request_priority", True),
         ("request_priority", "high"),
         ("tenant", 7),
+        ("watchdog_probe", 1),
         ("tenant", "x" * 129),
     ],
 )

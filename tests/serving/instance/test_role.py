@@ -254,3 +254,13 @@ def test_an_answer_after_the_deadline_is_no_goodput(families: Families) -> None:
     assert families.total("requests_total", outcome="ok") == 3
     for tenant_class, count in {"blue": 1, "other": 0, "none": 1}.items():
         assert families.value("goodput_total", tenant_class=tenant_class) == count
+
+
+def test_probes_are_counted_as_no_requests(families: Families) -> None:
+    role = Role(Answering(), ServingMetrics(families, "m", "embed", 0))
+    for probe in (True, False, True):
+        (answer,) = role.execute([Client().asks(Request({}, probe=probe))])
+        assert isinstance(answer, dict)
+    role.close()
+    for name in ("requests_total", "goodput_total"):
+        assert families.total(name) == 1

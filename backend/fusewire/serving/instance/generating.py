@@ -66,7 +66,8 @@ class Generating:
         """See Begin."""
         arrived = time.monotonic()
         request = incoming.read()
-        response.tenant = request.tenant  # also of one that is refused where it waits
+        # Also of one that is refused where it waits.
+        response.tenant, response.probe = request.tenant, request.probe
         deadline, long = incoming.deadline, request.characters > LONG_CHARACTERS
         if self._hearing is None and not long and MESSAGES not in request.inputs:
             self._begin(request, deadline, response, arrived)
@@ -123,7 +124,8 @@ class Generating:
             read_transcription(*given, sound, begins) if sound else read(*given, self._chat)
         )
         wanted = replace(wanted, tenant=request.tenant)
-        response.content = Texts(wanted, engine, self._metrics, arrived)
+        metrics = None if request.probe else self._metrics
+        response.content = Texts(wanted, engine, metrics, arrived)
         response.begin(engine, wanted, due(wanted.parameters))
 
     def _conversation_ids(self, field: str, **arguments: Any) -> list[int]:
@@ -138,10 +140,10 @@ class Texts:
         self,
         request: GenerateRequest,
         engine: GenerationEngine,
-        metrics: GenerationMetrics,
+        metrics: GenerationMetrics | None,
         arrived: float,
     ) -> None:
-        """`arrived`: by time.monotonic()."""
+        """`metrics`: None: the request is in none. `arrived`: by time.monotonic()."""
         self._request = request
         self._engine = engine
         self._metrics = metrics
@@ -180,7 +182,9 @@ class Texts:
         return self._generated.take() if self._failed is None else self._failed
 
     def _note(self, delta: Delta) -> None:
-        now, tokens = time.monotonic(), len(delta.before) + 1
+        now, tokens, metrics = time.monotonic(), len(delta.before) + 1, self._metrics
+        if metrics is None:
+            return
         if self._request.parameters.searches and self._last:
             return  # several at once, or none for a while: no time between tokens
         last = self._last.get(delta.index)
@@ -188,7 +192,7 @@ class Texts:
             last = now if delta.first_at is None else delta.first_at
             tokens -= 1
             if not self._last:
-                self._metrics.first_token(last - self._arrived)
+                metrics.first_token(last - self._arrived)
         if tokens:
-            self._metrics.next_token((now - last) / tokens)
+            metrics.next_token((now - last) / tokens)
         self._last[delta.index] = now

@@ -1,5 +1,5 @@
 """What a request says of itself, beside the parameters of its model: for how long its answer is of
-use, how urgent it is, and on whose behalf.
+use, how urgent it is, on whose behalf, and whether it is a probe of the watchdog's.
 
 Triton reads `timeout` and `priority` of KServe's requests itself: the former it passes on
 (`InferenceRequest.timeout`), the latter never reaches a model, so that it has another name here.
@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from fusewire.errors import InvalidInput
-from fusewire.text.written import written_whole
+from fusewire.serving.probe import PARAMETER as PROBE
+from fusewire.text.written import written_flag, written_whole
 
 _LEAST_PRIORITY, _MOST_PRIORITY = -1000, 1000
 _MOST_TENANT_CHARACTERS = 128
@@ -22,6 +23,7 @@ class Options(NamedTuple):
     timeout_s: float | None = None
     priority: int = 0  # lower numbers run first, as in vLLM and Triton
     tenant: str = ""
+    probe: bool = False  # no request of a client, and counted as none
 
 
 def take_options(parameters: dict[str, Any]) -> Options:
@@ -36,7 +38,10 @@ def take_options(parameters: dict[str, Any]) -> Options:
     if not isinstance(tenant, str) or len(tenant) > _MOST_TENANT_CHARACTERS:
         wanted = f"a text of at most {_MOST_TENANT_CHARACTERS} characters"
         raise InvalidInput("tenant", repr(tenant)[:80], wanted, "correct or remove it")
-    return Options(timeout_us / 1e6 if timeout_us else None, priority, tenant)
+    probe = written_flag(parameters.pop(PROBE, False))
+    if not isinstance(probe, bool):
+        raise InvalidInput(PROBE, repr(probe)[:80], "true or false", "correct or remove it")
+    return Options(timeout_us / 1e6 if timeout_us else None, priority, tenant, probe)
 
 
 def _whole(parameters: dict[str, Any], name: str, least: int, most: int, meaning: str) -> int:

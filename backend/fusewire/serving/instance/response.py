@@ -95,7 +95,8 @@ class Response:
         self._is_later = False  # answered by the sender, which is let go with the last answer
         self._sender: Sender | None = None
         self._ticket: Ticket | None = None
-        self.tenant = ""  # known once it was read
+        self.tenant = ""  # known once it was read, and so is
+        self.probe = False
         self.asked = False  # the server was, whether its client has left, since it was submitted
         self._final_lock = threading.Lock()  # over `_open`: no call of the sender after the last
         self._lock = threading.RLock()  # over the content, and which way it goes
@@ -111,7 +112,7 @@ class Response:
         """What became of it, if it has this answer now."""
         deadline = None if self._ticket is None else self._ticket.deadline
         in_time = deadline is None or time.monotonic() <= deadline
-        return End(answer, self.tenant, in_time)
+        return End(answer, self.tenant, in_time, self.probe)
 
     def later(self) -> None:
         """From now on it is answered by the sender."""

@@ -122,7 +122,7 @@ class Role:
                 raise Cancelled(CANCELLED)
             else:
                 request = incoming.read()
-                response.tenant = request.tenant
+                response.tenant, response.probe = request.tenant, request.probe
                 response.begin(self.engine, request, incoming.deadline)
         except Exception as error:
             response.fail(failure(error))

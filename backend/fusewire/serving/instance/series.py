@@ -67,11 +67,12 @@ _NO_TENANT, _OTHER_TENANTS = "none", "other"
 
 class End(NamedTuple):
     """What became of a request: outputs or an error, and whether that was within its deadline,
-    if it had one. `tenant`: "" for one that named none."""
+    if it had one. `tenant`: "" for one that named none. `probe`: it is not counted."""
 
     answer: object
     tenant: str = ""
     in_time: bool = True
+    probe: bool = False
 
 
 class Sample:
@@ -227,7 +228,9 @@ class ModelSeries:
 def outcomes_of(ends: Iterable[End], tenants: Collection[str] = ()) -> Outcomes:
     """What is counted of requests. `tenants`: those that are classes of their own."""
     found: Outcomes = Counter()
-    for answer, tenant, in_time in ends:
+    for answer, tenant, in_time, probe in ends:
+        if probe:
+            continue
         if isinstance(answer, Cancelled):
             found["requests_total", "cancelled"] += 1
         elif isinstance(answer, (InvalidInput, Unavailable)):

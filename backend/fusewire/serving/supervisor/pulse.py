@@ -14,7 +14,7 @@ from fusewire.errors import FusewireError
 from fusewire.serving import repository
 from fusewire.serving.endpoint import Endpoint, EndpointError
 from fusewire.serving.model_config import BACKEND, settings_of
-from fusewire.serving.probe import Probe, stored_probe
+from fusewire.serving.probe import PARAMETER, Probe, stored_probe
 from fusewire.serving.supervisor import triton_words
 from fusewire.tasks.contract import GENERATING
 
@@ -74,8 +74,9 @@ class Pulse:
     def ask(self, model: str, question: Probe, timeout_s: float) -> tuple[Outcome, str]:
         """What became of the probe, and the words of the error."""
         path = f"models/{model}/{question.path}"
+        body = {**question.json(), "parameters": {PARAMETER: True}}
         try:
-            self._endpoint.call(path, question.json(), timeout_s=timeout_s)
+            self._endpoint.call(path, body, timeout_s=timeout_s)
         except EndpointError as error:
             return _outcome(error, question.task in GENERATING), str(error)
         return Outcome.ANSWERED, ""
