@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from fusewire.cli import prepare
 from fusewire.cli.calibrate import calibrated
 from fusewire.errors import ConfigurationError
 from safetensors.numpy import load_file, save_file
@@ -58,7 +60,8 @@ def test_what_is_written_is_smoothed_and_the_table_has_both_errors(
     flags = "--quantize", "int8", "--smooth", 0.5, "--calibrate", texts, "--device", "cpu"
     arguments = "import", folder, "--repository", repository, *flags
     assert run(monkeypatch, *arguments) == 0
-    printed = capsys.readouterr().out
+    printed, warned = capsys.readouterr()
+    assert "warning" not in warned
     assert re.search(r"matrix +shape +error before +smoothed +format", printed)
     assert re.search(r"h.0.attn.c_attn +144 x 48 +0\.\d{4} +0\.\d{4} +\w+", printed)
     assert [path.name for path in repository.iterdir()] == ["m"]
@@ -73,6 +76,32 @@ def test_what_is_written_is_smoothed_and_the_table_has_both_errors(
     assert found["calibration"]["error"] < 0.5
     names = [each["name"] for each in found["calibration"]["matrices"]]
     assert names == [each["name"] for each in found["calibration"]["before_smoothing"]["matrices"]]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_where_smoothing_made_it_worse_that_is_said(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    as_json: bool,
+) -> None:
+    errors = iter((0.01, 0.02))
+    monkeypatch.setattr(
+        prepare,
+        "calibrated",
+        lambda *given: replace(calibrated(*given), error=next(errors)),
+    )
+    (texts := tmp_path / "texts").write_text("Once upon a time\nthere was a fox.\n")
+    flags = ["--quantize", "int8", "--smooth", 0.5, "--calibrate", texts, "--device", "cpu"]
+    flags += ["--json"] * as_json
+    folder = tiny_folder(tmp_path / "model")
+    assert run(monkeypatch, "import", folder, "--repository", tmp_path / "repository", *flags) == 0
+    assert re.search(
+        r"^warning: smooth: got an error of 0.02 with \d+ of 10 matrices left as they are, wanted "
+        r"less than without it, 0.01 with \d+; import with --replace and another ALPHA, or without",
+        capsys.readouterr().err,
+        re.MULTILINE,
+    )
 
 
 def test_an_encoder_is_not_smoothed(

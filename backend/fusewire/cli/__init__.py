@@ -122,7 +122,7 @@ def import_(
     images are not measured. With --smooth too, the weights that are written are the smoothed ones.
     """
     from fusewire.cli.calibrate import as_json as calibration_json
-    from fusewire.cli.calibrate import show
+    from fusewire.cli.calibrate import show, warn_where_worse
     from fusewire.cli.prepare import prepared
     from fusewire.hub import model_folder
     from fusewire.serving.repository import default_name, import_folder
@@ -149,6 +149,8 @@ def import_(
             replace=replace,
             progress=progress,
         )
+    if ready.found is not None:
+        warn_where_worse(ready.found, ready.before)
     if as_json:
         facts = {
             "name": entry.name,

@@ -87,6 +87,19 @@ def show(found: Calibration, before: Calibration | None = None) -> None:
     )
 
 
+def warn_where_worse(found: Calibration, before: Calibration | None) -> None:
+    """`before`: as of `show`."""
+    if before is None or found.error <= before.error:
+        return
+    count, left = len(found.matrices), [len(each.skipped) for each in (found, before)]
+    err.print(
+        f"warning: smooth: got an error of {found.error:.4g} with {left[0]} of {count} matrices "
+        f"left as they are, wanted less than without it, {before.error:.4g} with {left[1]}; import "
+        "with --replace and another ALPHA, or without --smooth",
+        markup=False,
+    )
+
+
 def as_json(found: Calibration | None, before: Calibration | None = None) -> dict[str, Any]:
     if found is None:
         return {}
