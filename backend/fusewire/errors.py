@@ -27,6 +27,11 @@ def type_name(value: object, none: str = "None") -> str:
     return none if value is None else type(value).__name__
 
 
+def counted(number: int, things: str) -> str:
+    """So many things as messages name them; `things`: their plural, with an s."""
+    return f"{number} {things if number != 1 else things.removesuffix('s')}"
+
+
 _JSON_TYPES = {dict: "object", list: "list", str: "string", int: "number", float: "number"}
 
 
@@ -52,11 +57,13 @@ class InvalidInput(FusewireError):
 
     def __init__(self, field: str, got: object, wanted: str, remedy: str) -> None:
         self.field = field
-        self.got, self.wanted, self.remedy = got, wanted, remedy
+        # Lists of a request are kept as tuples.
+        self.got = list(got) if isinstance(got, tuple) else got
+        self.wanted, self.remedy = wanted, remedy
         # A field may be a name that the client made up: of any length, with any characters.
         plain = field.isascii() and field.isidentifier() and len(field) <= _LONGEST_NAME
         shown = field if plain else repr(field[:_LONGEST_NAME])
-        super().__init__(f"{shown}: got {got}, wanted {wanted}; {remedy}")
+        super().__init__(f"{shown}: got {self.got}, wanted {wanted}; {remedy}")
 
     def in_row(self, row: int) -> InvalidInput:
         """The same error, of one of a request's rows."""

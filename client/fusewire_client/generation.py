@@ -222,7 +222,7 @@ def pieces(outputs: Arrays, asked: Asked) -> Iterator[Generated]:
     found = outputs.get(_TEXT)
     wanted = asked.parameters.get("n", 1)
     if found is None or found.size != wanted:
-        got = "nothing" if found is None else f"{found.size} texts"
+        got = "nothing" if found is None else "1 text" if found.size == 1 else f"{found.size} texts"
         raise ServerError(f"{_TEXT}: got {got}, wanted {wanted}; is it a model that generates?")
     if not asked.details:
         for index, text in enumerate(found.reshape(-1)):

@@ -60,7 +60,7 @@ def test_pairs_have_the_layout_of_sts_b(tmp_path, name):
         ("a.jsonl", '{"sentence1": "A", "sentence2": 3, "score": 1}', r"^a\.jsonl line 1: got"),
         ("a.jsonl", '\n{"sentence1": "A", "sentence2": "B"}', r"^a\.jsonl line 2: score: got 'Non"),
         ("a.jsonl", '{"sentence1": "", "sentence2": "", "score": true}', r"line 1: score: got 'Tr"),
-        ("a.tsv", "A\tB\t1\n", r"^a\.tsv: got 1 pairs, wanted at least 2 with different scores"),
+        ("a.tsv", "A\tB\t1\n", r"^a\.tsv: got 1 pair, wanted at least 2 with different scores"),
         ("a.tsv", "A\tB\t1\nC\tD\t1\n", r"^a\.tsv: got 2 pairs, wanted at least 2 with different"),
         ("a.tsv", b"A\tB\t1\nA\t\xff\t2\n", r"^a\.tsv line 2: got bytes that are not UTF-8"),
         ("a.txt", "A\tB\t1\n", r"^a\.txt: got \.txt, wanted \.tsv, \.csv or \.jsonl; rename"),

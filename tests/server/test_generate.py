@@ -319,7 +319,7 @@ def test_a_full_queue_is_said_at_once(server: Server, asker: Asker) -> None:
             until(lambda: asker.metric("fusewire_waiting", model="narrow") == 1)
             status, answer = generate(server, "narrow", asked("Too much"))
             assert status == ANY_ERROR
-            assert answer["error"].startswith("queue: got 1 sequences waiting")
+            assert answer["error"].startswith("queue: got 1 sequence waiting")
     # The watchdog's test inference may have been the one that waited.
     until(lambda: cancelled(asker, "narrow") > before)
     until(lambda: nothing_runs(asker, "narrow"))

@@ -83,7 +83,7 @@ CASES = {
     "fewer pairs than texts": (
         text_request("a", "b", pairs=["c"]),
         "text_pair",
-        "got 1 texts, wanted 2, as many as text_input",
+        "got 1 text, wanted 2, as many as text_input",
     ),
     "too long": (
         text_request("short", LONG),

@@ -13,7 +13,7 @@ from rich.table import Table
 from fusewire import devices
 from fusewire.calibration import MOST_ERROR, Calibration, calibrate
 from fusewire.cli.console import err, out
-from fusewire.errors import ConfigurationError
+from fusewire.errors import ConfigurationError, counted
 from fusewire.models import read_config, reads_images, reads_speech, tasks_of
 from fusewire.precision import Precision
 from fusewire.weights.tensorflow.conversion import tensorflow_weights_in
@@ -81,9 +81,10 @@ def show(found: Calibration, before: Calibration | None = None) -> None:
     for (name, shape, _, stored), each in zip(rows, errors, strict=True):
         table.add_row(name, shape, *(f"{error:.4f}" for error in each), stored)
     out.print(table)
+    read = f"{counted(found.texts, 'texts')}, {counted(found.tokens, 'tokens')}"
     out.print(
-        f"errors of results on {found.texts} texts, {found.tokens} tokens, relative; beyond "
-        f"{MOST_ERROR} a matrix is left as it is: {len(found.skipped)} of {len(found.matrices)}"
+        f"errors of results on {read}, relative; beyond {MOST_ERROR} a matrix is left as it is: "
+        f"{len(found.skipped)} of {len(found.matrices)}"
     )
 
 

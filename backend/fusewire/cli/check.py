@@ -10,6 +10,7 @@ import typer
 from rich.table import Column, Table
 
 from fusewire.cli.console import Json, Model, err, out
+from fusewire.errors import counted
 
 if TYPE_CHECKING:
     from fusewire.parity import Parity
@@ -166,8 +167,8 @@ def _print(found: Parity) -> None:
             f"{each.least_cosine:.6f}",
         )
     out.print(
-        f"{found.architecture}, task {found.task}: {found.sequences} sequences, "
-        f"{found.tokens} tokens, {found.dtype} against {found.against}"
+        f"{found.architecture}, task {found.task}: {counted(found.sequences, 'sequences')}, "
+        f"{counted(found.tokens, 'tokens')}, {found.dtype} against {found.against}"
     )
     out.print(table)
     if found.greedy_tokens:

@@ -19,7 +19,7 @@ from fusewire.engine.forecast import STANDING_SHARE, End, Forecast, Forecasts, N
 from fusewire.engine.place import Place
 from fusewire.engine.sequence_times import SequenceTimes
 from fusewire.engine.tenant_shares import TenantShares
-from fusewire.errors import Overloaded, QueueFull
+from fusewire.errors import Overloaded, QueueFull, counted
 
 # Of what a sequence takes once it runs: with less time left it is not begun. Where some generate
 # less than they may, it may end earlier.
@@ -119,7 +119,7 @@ class Admission:
             waiting = self._taken - self._max_sequences
             if waiting >= self._max_waiting and not goes_on:
                 raise QueueFull(
-                    f"queue: got {waiting} sequences waiting, wanted fewer than "
+                    f"queue: got {counted(waiting, 'sequences')} waiting, wanted fewer than "
                     f"{self._max_waiting}; try again later, or raise max_waiting"
                 )
             # A deadline that has passed is answered as late, not as too much.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fusewire.engine.generation_sequence import GenerationSequence
 from fusewire.engine.kv_cache import KvCache
-from fusewire.errors import InvalidInput
+from fusewire.errors import InvalidInput, counted
 
 
 def check_capacity(
@@ -17,7 +17,7 @@ def check_capacity(
     if source is not None and not 1 <= len(source) <= max_batch_tokens:
         raise InvalidInput(
             "source",
-            f"{len(source)} tokens",
+            counted(len(source), "tokens"),
             f"1 to {max_batch_tokens} (max_batch_tokens), as a source is encoded whole",
             "shorten it, or raise max_batch_tokens",
         )
@@ -50,7 +50,7 @@ def _check_pages_of_beams(sequence: GenerationSequence, cache: KvCache) -> None:
         raise InvalidInput(
             "num_beams",
             f"{sequence.beams} beams of up to {sequence.most_tokens} tokens, which can need "
-            f"{wanted} pages",
-            f"at most {cache.pages} pages, the capacity of the KV cache",
+            f"{counted(wanted, 'pages')}",
+            f"at most {counted(cache.pages, 'pages')}, the capacity of the KV cache",
             "lower it or max_tokens, or raise kv_cache_mib",
         )

@@ -10,7 +10,7 @@ from operator import index
 import numpy as np
 from numpy.typing import NDArray
 
-from fusewire.errors import InvalidInput
+from fusewire.errors import InvalidInput, counted
 from fusewire.generation.limits import GenerationLimits
 from fusewire.generation.parameters import GenerationParameters
 from fusewire.text.least_tokens import WORTH_WHILE
@@ -109,14 +109,16 @@ def max_new_tokens(
         name = next((each for each in given if getattr(parameters, each)), "max_length")
         wanted = f"at most {limits.max_length - 1}, which leave room for what is generated"
         remedy = "raise it" if name == "max_length" else "cut it"
-        raise InvalidInput(name, f"{begun} tokens that the decoder begins with", wanted, remedy)
+        got = f"{counted(begun, 'tokens')} that the decoder begins with"
+        raise InvalidInput(name, got, wanted, remedy)
     for name in ("max_new_tokens", "min_new_tokens"):
         tokens = getattr(parameters, name)
         if name in parameters.model_fields_set and tokens is not None and tokens > room:
             longest = f"at most {room}, the context length of {limits.max_length} less"
-            less, remedy = f"the {begun} tokens of the prompt", "lower it or shorten the prompt"
-            if limits.source is not None:
-                less = f"the {begun} tokens" if begun > 1 else "the token"
+            less = "the token" if begun == 1 else f"the {begun} tokens"
+            if limits.source is None:
+                less, remedy = f"{less} of the prompt", "lower it or shorten the prompt"
+            else:
                 less, remedy = f"{less} that the decoder begins with", "lower it"
             raise InvalidInput(parameters.named(name), tokens, f"{longest} {less}", remedy)
     most = parameters.max_new_tokens

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fusewire.errors import ConfigurationError
+from fusewire.errors import ConfigurationError, counted
 
 _MOST_BYTES = 16 << 20
 _COLUMNS = ("sentence1", "sentence2", "score")
@@ -64,8 +64,8 @@ def read_pairs(path: Path) -> list[Pair]:
         pairs.append(Pair(Line(first, where), Line(second, where), _number(where, score)))
     if len(pairs) < _FEWEST_PAIRS or len({pair.score for pair in pairs}) == 1:
         raise ConfigurationError(
-            f"{path.name}: got {len(pairs)} pairs, wanted at least {_FEWEST_PAIRS} with different "
-            "scores, whose order is compared; add some"
+            f"{path.name}: got {counted(len(pairs), 'pairs')}, wanted at least {_FEWEST_PAIRS} "
+            "with different scores, whose order is compared; add some"
         )
     return pairs
 

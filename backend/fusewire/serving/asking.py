@@ -9,7 +9,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from fusewire.errors import ConfigurationError, FusewireError
+from fusewire.errors import ConfigurationError, FusewireError, counted
 
 Shown = tuple[list[str], list[dict[str, Any]]]  # lines for people, records for machines
 
@@ -118,7 +118,7 @@ def _hidden(client: Any, texts: list[str], second: list[str], parameters: dict[s
     _none("hidden", second)
     states = client.hidden(texts, **parameters)
     lines = [
-        f"{text}: {state.shape[0]} tokens of {state.shape[1]} numbers"
+        f"{text}: {counted(state.shape[0], 'tokens')} of {state.shape[1]} numbers"
         for text, state in zip(texts, states, strict=True)
     ]
     records = [
@@ -172,7 +172,8 @@ def _tag(client: Any, texts: list[str], second: list[str], parameters: dict[str,
 def _answer(client: Any, texts: list[str], second: list[str], parameters: dict[str, Any]) -> Shown:
     if len(texts) != 1 or len(second) != 1:
         raise ConfigurationError(
-            f"answer: got {len(texts)} questions and {len(second)} contexts, wanted one each; "
+            f"answer: got {counted(len(texts), 'questions')} and "
+            f"{counted(len(second), 'contexts')}, wanted one each; "
             "fusewire ask answer QUESTION --second CONTEXT"
         )
     if parameters.get("top_k", 1) == 1:

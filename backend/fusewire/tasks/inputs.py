@@ -13,7 +13,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fusewire.errors import InvalidInput, type_name
+from fusewire.errors import InvalidInput, counted, type_name
 from fusewire.settings import EngineSettings
 from fusewire.tasks.contract import contract
 from fusewire.tasks.rows import IdRow, Query, TextRow
@@ -115,7 +115,7 @@ def _text_rows(inputs: Mapping[str, NDArray[Any]], rules: InputRules) -> list[Te
     if len(pairs) != len(texts):
         raise InvalidInput(
             "text_pair",
-            f"{len(pairs)} texts",
+            counted(len(pairs), "texts"),
             f"{len(texts)}, as many as text_input",
             "send a second text for each first",
         )

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fusewire.errors import ConfigurationError, InvalidInput
+from fusewire.errors import ConfigurationError, InvalidInput, counted
 from fusewire.models import ImageTextModel
 from fusewire.settings import MOST_CANDIDATES, EngineSettings
 from fusewire.tasks.classify import APPLY, default_function
@@ -53,7 +53,7 @@ class Label(ImageTask):
         if settings.hypothesis_template is not None:
             raise ConfigurationError(
                 f"hypothesis_template: got {settings.hypothesis_template!r} for a model that has "
-                f"{len(model.id2label)} labels of its own, wanted none; remove it"
+                f"{counted(len(model.id2label), 'labels')} of its own, wanted none; remove it"
             )
         problem = model.config.get("problem_type")
         self._default = default_function(problem, len(model.id2label))
@@ -67,7 +67,8 @@ class Label(ImageTask):
         rows = self._inputs.rows(inputs)
         if self.model.texts is None:
             for name in {FIELD, "hypothesis_template"} & {*inputs, *given}:
-                wanted = f"none, as this model has {len(self.model.id2label)} labels of its own"
+                own = counted(len(self.model.id2label), "labels")
+                wanted = f"none, as this model has {own} of its own"
                 raise InvalidInput(name, "it", wanted, "leave it out")
             return ImageQuery(settings, rows)
         if FIELD not in inputs:

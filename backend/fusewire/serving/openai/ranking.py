@@ -8,7 +8,7 @@ from typing import Any
 from fusewire_client import AsyncClient
 from pydantic import Field
 
-from fusewire.errors import InvalidInput
+from fusewire.errors import InvalidInput, counted
 from fusewire.serving.openai.answering import Computed, beginning
 from fusewire.serving.openai.bodies import MOST_TEXTS, check_count, check_text
 from fusewire.serving.openai.encoding import EncoderBody, encoder_parameters, usage
@@ -91,7 +91,8 @@ async def score(
         first *= len(second)
     if len(first) != len(second):
         wanted = f"{len(first)}, as many as text_1"
-        raise InvalidInput("text_2", f"{len(second)} texts", wanted, "send pairs, or one text_1")
+        got = counted(len(second), "texts")
+        raise InvalidInput("text_2", got, wanted, "send pairs, or one text_1")
     pairs = list(zip(first, second, strict=True))
     scores, tokens = await _scores(client, model, body, options, pairs)
     data = [{"index": index, "object": "score", "score": each} for index, each in enumerate(scores)]

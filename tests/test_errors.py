@@ -1,0 +1,13 @@
+"""The words of errors."""
+
+from __future__ import annotations
+
+from fusewire.errors import InvalidInput, counted
+
+
+def test_a_thing_is_no_things() -> None:
+    assert [counted(n, "tokens") for n in range(3)] == ["0 tokens", "1 token", "2 tokens"]
+
+
+def test_a_list_is_shown_as_one_however_it_is_kept() -> None:
+    assert str(InvalidInput("stop", ("a",), "none", "remove it")).startswith("stop: got ['a'], wan")
