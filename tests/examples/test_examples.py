@@ -15,12 +15,15 @@ from pathlib import Path
 from pydoc_data.topics import topics
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
 from fusewire_client import Client
 
+from tests.audio.waves import spoken
 from tests.engine.generating import END, byte_tokenizer
+from tests.models.tiny_whisper import tiny_whisper_folder
 from tests.reference import tiny_checkpoint
 from tests.tolerance import TRAINED_VERSUS_EAGER
 from tests.train.processes import TORCHRUN
@@ -132,6 +135,21 @@ def test_a_file_of_prompts_becomes_a_file_of_answers(writer: Path, tmp_path: Pat
     assert [row["id"] for row in rows] == list(range(10))
     assert all(row["finish_reason"] in ("length", "stop") for row in rows)
     assert all(0 < row["output_tokens"] <= 32 for row in rows)
+
+
+def test_files_of_sound_are_written_down_with_times(tmp_path: Path) -> None:
+    folder = tmp_path / "whisper"
+    folder.mkdir()
+    tiny_whisper_folder(folder, seed=2)
+    files = [tmp_path / f"{seed}.wav" for seed in range(2)]
+    for seed, file in enumerate(files):
+        noise = np.random.default_rng(seed).normal(0, 0.1, 16000)
+        file.write_bytes(spoken(noise.astype(np.float32)))
+    lines = run("transcribe.py", folder, *files).splitlines()
+    heads = [line for line in lines if line.startswith(str(tmp_path))]
+    assert [line.split(": ")[0] for line in heads] == [str(file) for file in files]
+    times = [line for line in lines if re.match(r" *\d+:\d\d\.\d - .{7} ", line)]
+    assert len(times) >= len(files)
 
 
 # By the name that each is served under: example, arguments.

@@ -59,8 +59,8 @@ class ServerSettings(StrictSettings):
         default=None,
         ge=0,
         le=65535,
-        description="Port of the OpenAI endpoint (completions, chat, embeddings, reranking); 0: "
-        "any free port. Default: no OpenAI endpoint.",
+        description="Port of the OpenAI endpoint (completions, chat, embeddings, reranking, "
+        "transcription); 0: any free port. Default: no OpenAI endpoint.",
         json_schema_extra=_SERVER,
     )
     chat_template: Path | None = Field(
