@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,8 +16,15 @@ from numpy.typing import NDArray
 from transformers.models.whisper.tokenization_whisper import _decode_asr
 
 from tests.engine.generating import Answer, ask, between_steps, pass_steps
-from tests.engine.test_long_transcription import LIVELY, WINDOW, settings, sounds, tokens_of
-from tests.engine.test_speech_generation import edit_generation
+from tests.engine.speech.hearing import (
+    LIVELY,
+    SEED,
+    WINDOW,
+    edit_generation,
+    settings,
+    sounds,
+    tokens_of,
+)
 from tests.models.tiny_whisper import (
     EOS,
     NO_TIMESTAMPS,
@@ -35,20 +40,6 @@ from tests.places import CPU, GPU_FP32
 ASKED: dict[str, Any] = {"language": "de", "task": "transcribe", "max_new_tokens": 30, **LIVELY}
 TIMED: dict[str, Any] = {"return_timestamps": "word", **ASKED}
 FRAME = 0.02  # seconds: where sums of costs are nearly equal, rounding decides between two
-SEED = 2
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    found: Path = tmp_path_factory.mktemp("whisper")
-    tiny_whisper_folder(found, seed=SEED)
-    return found
-
-
-@pytest.fixture(scope="module")
-def engine(folder) -> Iterator[GenerationEngine]:
-    with GenerationEngine(folder, settings()) as engine:
-        yield engine
 
 
 def timed_by(model: Any, features: NDArray[np.float32], heard: int, **options: Any) -> Any:

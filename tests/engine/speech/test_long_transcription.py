@@ -6,8 +6,6 @@ from __future__ import annotations
 import queue
 import random
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +14,6 @@ import torch
 from fusewire.engine.branches import Event
 from fusewire.engine.continuation import Delta
 from fusewire.engine.generation import GenerationEngine
-from fusewire.engine.generation_settings import GenerationSettings
 from fusewire.errors import ComputeFailed, DeadlineExceeded, InvalidInput, QueueFull, Unavailable
 from fusewire.generation.prompt import Sound
 from fusewire.generation.request import GenerationRequest
@@ -31,8 +28,8 @@ from tests.engine.generating import (
     held,
     pass_steps,
 )
+from tests.engine.speech.hearing import LIVELY, SEED, WINDOW, settings, sounds, tokens_of
 from tests.models.tiny_whisper import (
-    BINS,
     EOS,
     NO_TIMESTAMPS,
     PREVIOUS,
@@ -41,20 +38,7 @@ from tests.models.tiny_whisper import (
 )
 from tests.places import CPU, GPU_FP32
 
-LIVELY: dict[str, Any] = {"repetition_penalty": 1.6, "no_repeat_ngram_size": 3}
 ASKED: dict[str, Any] = {"language": "de", "task": "transcribe", "max_new_tokens": 24, **LIVELY}
-SEED = 2
-WINDOW = 100  # frames of a second, which the model hears
-
-
-def settings(**more: Any) -> GenerationSettings:
-    return GenerationSettings(**{"max_sequences": 8, "kv_cache_mib": 1, **more})
-
-
-def sounds(lengths: list[int], seed: int = 0) -> list[NDArray[np.float32]]:
-    """[frames, bins] each."""
-    rng = np.random.default_rng(seed)
-    return [rng.normal(0, 0.6, (frames, BINS)).astype(np.float32) for frames in lengths]
 
 
 def written_by(model: Any, features: NDArray[np.float32], **options: Any) -> tuple[Any, list[int]]:
@@ -71,25 +55,8 @@ def written_by(model: Any, features: NDArray[np.float32], **options: Any) -> tup
     return out["segments"][0], out["sequences"][0].tolist()
 
 
-def tokens_of(answer: Answer) -> list[int]:
-    return [token for delta in answer.deltas for token in delta.token_ids]
-
-
 def times_of(answer: Answer) -> list[tuple[float | None, float | None]]:
     return [(each.start, each.end) for delta in answer.deltas for each in delta.segments or ()]
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    found: Path = tmp_path_factory.mktemp("whisper")
-    tiny_whisper_folder(found, seed=SEED)
-    return found
-
-
-@pytest.fixture(scope="module")
-def engine(folder) -> Iterator[GenerationEngine]:
-    with GenerationEngine(folder, settings()) as engine:
-        yield engine
 
 
 @pytest.mark.parametrize("place", [CPU, GPU_FP32], indirect=True)

@@ -3,10 +3,8 @@ out, as transformers has it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,8 +21,15 @@ from transformers.generation.logits_process import WhisperNoSpeechDetection
 from transformers.models.whisper.generation_whisper import WhisperGenerationMixin
 
 from tests.engine.generating import Answer, ask, between_steps, held
-from tests.engine.test_long_transcription import LIVELY, WINDOW, settings, sounds, tokens_of
-from tests.engine.test_speech_generation import edit_generation
+from tests.engine.speech.hearing import (
+    LIVELY,
+    SEED,
+    WINDOW,
+    edit_generation,
+    settings,
+    sounds,
+    tokens_of,
+)
 from tests.models.tiny_whisper import (
     EOS,
     VOCABULARY,
@@ -36,21 +41,7 @@ from tests.places import CPU, GPU_FP32
 from tests.tolerance import PIPELINE_SCORE
 
 ASKED: dict[str, Any] = {"language": "de", "task": "transcribe", "max_new_tokens": 24}
-SEED = 2
 NEVER_GOOD: dict[str, Any] = {"logprob_threshold": 0.0}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    found: Path = tmp_path_factory.mktemp("whisper")
-    tiny_whisper_folder(found, seed=SEED)
-    return found
-
-
-@pytest.fixture(scope="module")
-def engine(folder) -> Iterator[GenerationEngine]:
-    with GenerationEngine(folder, settings()) as engine:
-        yield engine
 
 
 def written_by(model: Any, features: NDArray[np.float32], **options: Any) -> list[int]:
