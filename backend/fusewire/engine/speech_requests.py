@@ -4,7 +4,7 @@ hears the language in front of it, and one for each window of a long sound."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 from fusewire.engine.branches import Event
@@ -12,10 +12,11 @@ from fusewire.engine.held_sound import HeldSound
 from fusewire.engine.language_detection import LanguageDetection
 from fusewire.engine.long_transcription import LongSound, LongTranscription
 from fusewire.engine.request_chain import Link, RequestChain
-from fusewire.engine.spoken import Spoken, timestamps_of, with_language, with_segments
+from fusewire.engine.spoken import Spoken, with_language, with_segments
 from fusewire.engine.ticket import Ticket
 from fusewire.engine.token_masks import OneOf
 from fusewire.engine.window_attempts import WindowAttempts
+from fusewire.engine.window_prompts import HeardWindow, WindowPrompts
 from fusewire.errors import InvalidInput
 from fusewire.generation.checks import read_parameters
 from fusewire.generation.fallback import at_temperature, fallback_of
@@ -29,18 +30,6 @@ from fusewire.text.detokenizer import Detokenizer
 
 # What a text in parts has not -> what it may be.
 _OF_ONE_WINDOW = {"n": 1, "best_of": None, "stop": (), "stop_token_ids": (), "logprobs": None}
-
-
-@dataclass(frozen=True)
-class HeardWindow:
-    """What is heard at once, behind what was `written` of the windows before, of which it may have
-    the place. So many windows are behind it, at least."""
-
-    sound: Sound
-    language: str | None
-    written: Sequence[int] = ()
-    goes_on: bool = False
-    windows_behind: int = 0
 
 
 # Sounds of the greatest length that run and wait at once.
@@ -75,6 +64,7 @@ class SpeechRequests:
         self._speech = speech
         self._limits = limits
         self._detokenizer = detokenizer
+        self._prompts = WindowPrompts(model, speech, limits)
         self._take_place = take_place
         self._held = HeldSound(_MOST_HELD * limits.max_audio_seconds, ends_s)
 
@@ -127,8 +117,8 @@ class SpeechRequests:
             return submit(None)
         if parameters.language is not None:
             return submit(speech.known(parameters.language))
-        # Refused now, if at all.
-        prompt, _ = self._begin(HeardWindow(first, next(iter(speech.languages))), parameters)
+        likely = HeardWindow(first, next(iter(speech.languages)))
+        prompt, _ = self._prompts.begin(likely, parameters)  # refused now, if at all
         windows = 1 if long is None else long.windows_from(0)
         detection = LanguageDetection(
             lambda token: submit(speech.language_of(token), goes_on=True), callback
@@ -216,20 +206,20 @@ class SpeechRequests:
         """Submits a window, and again where its text is no good. `follow`: see WindowAttempts."""
         parameters, fallback = request.parameters, fallback_of(request.parameters)
         if fallback is None:
-            prompt, spoken = self._begin(window, parameters)
+            prompt, spoken = self._prompts.begin(window, parameters)
             return self._take_place(prompt, request, deadline, callback, spoken)
         again = replace(window, goes_on=True)
 
         def decode(attempt: int, heard: Callable[[Event], None]) -> Ticket:
             asked = at_temperature(parameters, fallback.temperatures[attempt])
-            prompt, spoken = self._begin(again if attempt else window, asked)
+            prompt, spoken = self._prompts.begin(again if attempt else window, asked)
             judged = replace(spoken, judged=True)
             return self._take_place(
                 prompt, replace(request, parameters=asked), deadline, heard, judged
             )
 
         def hear_silence(heard: Callable[[Event], None]) -> Ticket:
-            _, spoken = self._begin(again, parameters)
+            _, spoken = self._prompts.begin(again, parameters)
             return self._hear_token(
                 again.sound,
                 OneOf([self._speech.no_speech]),
@@ -252,49 +242,6 @@ class SpeechRequests:
             rates_silence=request.rates_silence,
         )
         return decode(0, attempts.decoded)
-
-    def _begin(
-        self, window: HeardWindow, parameters: GenerationParameters
-    ) -> tuple[Prompt, Spoken]:
-        speech, timestamps = self._speech, bool(parameters.return_timestamps)
-        sound, windows_behind = window.sound, window.windows_behind
-        begin = speech.begin(window.language, parameters.task, timestamps=timestamps)
-        ids = [self._model.decoder_start_token_id, *begin]
-        previous = self._previous(parameters, window.written)
-        if windows_behind and parameters.condition_on_prev_tokens:  # refused now, if at all
-            read_sound(sound, parameters, self._limits, len(ids) + 1 + self._most_previous)
-        prompt = read_sound(sound, parameters, self._limits, len(ids) + len(previous))
-        return prompt, Spoken(
-            ids,
-            timestamps_of(speech) if timestamps else None,
-            previous,
-            window.goes_on,
-            windows_behind * self._model.max_source_length,
-            windows_behind * prompt.max_new_tokens,
-            self._heard(sound) if parameters.times_words else 0,
-        )
-
-    def _heard(self, sound: Sound) -> int:
-        """Positions of the encoder that hear sound, and not the silence behind it."""
-        frames_per_position = self._model.features_shape[0] // self._model.max_source_length
-        heard = sound.features.shape[0] if sound.heard is None else sound.heard
-        return max(1, heard // frames_per_position)
-
-    def _previous(self, parameters: GenerationParameters, written: Sequence[int]) -> list[int]:
-        """What stands before a window's text: as transformers has it, the request's `prompt_ids`
-        before each, or before the text so far where that is wanted."""
-        token = self._speech.previous
-        given = [each for each in parameters.prompt_ids if each != token]
-        if parameters.condition_on_prev_tokens:
-            given += written
-        if token is None or not given:
-            return []
-        return [token, *given[-self._most_previous :]]
-
-    @property
-    def _most_previous(self) -> int:
-        """Tokens, of which there are half of the model's positions with the one before them."""
-        return self._model.max_length // 2 - 1
 
     def _check_long(
         self, parameters: GenerationParameters, sound: LongSound, seconds: float

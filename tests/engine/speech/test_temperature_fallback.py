@@ -211,13 +211,14 @@ def test_beams_search_the_first_attempt_alone(engine):
 def test_nothing_goes_on_from_what_was_drawn_wildly(engine, monkeypatch):
     """Of the windows before."""
     stood: list[list[int]] = []
-    previous = engine._hearing._previous
+    prompts = engine._hearing._prompts
+    previous = prompts._previous
 
     def noted(parameters, written):
         stood.append([*written])
         return previous(parameters, written)
 
-    monkeypatch.setattr(engine._hearing, "_previous", noted)
+    monkeypatch.setattr(prompts, "_previous", noted)
     [features] = sounds([330])
     for last, goes_on in ((0.4, True), (0.6, False)):
         stood.clear()
