@@ -167,6 +167,16 @@ def allowed_error(
     )
 
 
+def turned_codes(
+    truth: NDArray[np.float64], torch_result: NDArray[Any], dtype: str, terms: int
+) -> Allowed:
+    """`allowed_error` of a model whose keys and values are rounded to e4m3. What 16 bits lost
+    before may turn a code into its neighbour, up to an eighth of the number away: which rows have
+    such a code, ours or torch's, is chance, so each row and element may be off by as much again."""
+    once = allowed_error(truth, torch_result, dtype, terms)
+    return once.plus(once.rms, once.elements)
+
+
 def cut_off_sums(truth: NDArray[np.float64], terms: int) -> float:
     """What sums of products of 16-bit numbers may be off on tensor cores, which add 16 terms at a
     time to fp32 and cut off what does not fit: the last place of the largest sum each time. To keep

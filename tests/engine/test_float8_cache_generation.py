@@ -28,7 +28,7 @@ from tests.engine.test_seq2seq_generation import random_sources, seq2seq_folder
 from tests.models.float8_reference import float8_logits, float8_teacher_forced_logits
 from tests.models.tiny_decoders import tiny_decoder
 from tests.places import TORCH_DTYPES
-from tests.tolerance import Allowed, allowed_error
+from tests.tolerance import Allowed, turned_codes
 
 pytestmark = pytest.mark.gpu
 # Heads of 64; a prompt's chunks are computed by other kernels than single tokens.
@@ -50,7 +50,7 @@ class Reference:
     def logits(self, logits: Callable[[Any], list[np.ndarray]]) -> Allowed:
         """Those of one text, by the last of what `logits` gives, and what they may be off."""
         truth, rounded = (logits(model)[-1] for model in (self._exact, self._rounded))
-        return allowed_error(truth.astype(np.float64), rounded, self._dtype, LONGEST)
+        return turned_codes(truth.astype(np.float64), rounded, self._dtype, LONGEST)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2"])

@@ -20,7 +20,7 @@ from tests.models.tiny_seq2seq import LONGEST as LONGEST_TARGET
 from tests.models.tiny_seq2seq import random_texts, tiny_seq2seq
 from tests.places import GPU_HALVES, TORCH_DTYPES
 from tests.reference import edit_config
-from tests.tolerance import allowed_error
+from tests.tolerance import OP_VERSUS_TORCH, turned_codes
 
 ON_GPUS = pytest.mark.parametrize("place", GPU_HALVES, indirect=True)
 IN_PIECES = pytest.mark.parametrize("most", [None, 1, 20], ids=["whole", "tokens", "pieces"])
@@ -40,6 +40,15 @@ def float8(place: Placement) -> Iterator[Placement]:
         yield found
 
 
+def expect_as_right(
+    ours: np.ndarray, truth: np.ndarray, rounded: np.ndarray, dtype: str, terms: int
+) -> None:
+    """As transformers in 16 bits, whose logits are `rounded`."""
+    assert not turned_codes(truth, rounded, dtype, terms).excess(ours)
+    off = [np.sqrt(np.square(each - truth).mean()) for each in (ours, rounded)]
+    assert off[0] <= OP_VERSUS_TORCH * off[1]
+
+
 @ON_GPUS
 @IN_PIECES
 @pytest.mark.parametrize("model_type", SIZES)
@@ -51,7 +60,7 @@ def test_logits_are_as_right_as_those_of_transformers(tmp_path, model_type, most
     rounded = float8_logits(reference.to(TORCH_DTYPES[place.dtype]), sequences)
     model = load_decoder(tmp_path, float8)
     ours = np.concatenate(logits_in_pieces(model, sequences, most, page_size=PAGE_SIZE))
-    assert not allowed_error(truth, np.concatenate(rounded), place.dtype, LONGEST).excess(ours)
+    expect_as_right(ours, truth, np.concatenate(rounded), place.dtype, LONGEST)
     if place.dtype == "float16":  # bfloat16 rounds little finer than float8, and turns codes
         assert np.square(exact - truth).mean() > np.square(ours - truth).mean()
 
@@ -72,9 +81,8 @@ def test_sources_are_read_from_it_too(tmp_path, model_type, most, place, float8)
 
     truth = logits().astype(np.float64)
     reference.to(TORCH_DTYPES[place.dtype])
-    allowed = allowed_error(truth, logits(), place.dtype, LONGEST_TARGET)
     pieces = logits_in_pieces(model, targets, most, sources=sources, page_size=PAGE_SIZE)
-    assert not allowed.excess(np.concatenate(pieces))
+    expect_as_right(np.concatenate(pieces), truth, logits(), place.dtype, LONGEST_TARGET)
 
 
 @ON_GPUS
@@ -108,8 +116,7 @@ def test_the_folders_scales_are_used(tmp_path, place, float8):
     reference.to(TORCH_DTYPES[place.dtype])
     rounded = np.concatenate(float8_logits(reference, sequences, (0.25, 0.031)))
     ours = logits_in_pieces(load_decoder(tmp_path, float8), sequences, 20, page_size=PAGE_SIZE)
-    allowed = allowed_error(truth, rounded, place.dtype, LONGEST)
-    assert not allowed.excess(np.concatenate(ours))
+    expect_as_right(np.concatenate(ours), truth, rounded, place.dtype, LONGEST)
 
 
 def with_scales(folder, k_scale: float, v_scale: float, layers: int) -> None:
