@@ -140,7 +140,7 @@ def _step(
     kv_bytes = 1 if past.float8 else BYTES
     rows = [_step_row(row, ms, case, facts, part, kv_bytes) for row in found]
     rows[0]["replayed"] = mine.replayed
-    for contender in more:
+    for contender in more if "device_ms" in rows[0] else []:
         rows[0]["with_host_ms"] = rows[0]["device_ms"]
         rows[0]["device_ms"] = round(ms[contender.name], 4)
         rows[0]["times_floor"] = round(rows[0]["device_ms"] / rows[0]["floor_ms"], 4)

@@ -201,6 +201,8 @@ def plain_logits(w: Weights, past: Past, ids: Tensor, dtype: torch.dtype) -> Ten
         q, kv = before(x, weights, angles, w.heads, w.eps)
         if first:
             keys, values = (part.to(dtype) for part in past.layer(index))
+            if past.float8:  # so are those of the new token stored
+                kv = [part.to(torch.float8_e4m3fn).to(dtype) for part in kv]
             keys[:, :, first:], values[:, :, first:] = kv[0], kv[1]
         else:
             keys, values = kv[0], kv[1]
