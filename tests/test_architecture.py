@@ -375,7 +375,15 @@ MAY_IMPORT = {
     "text_workers": {"errors", "text", "worker_processes"},
     "train": {"errors", "kernels", "models"},
     "calibration_texts": {"errors", "text"},
-    "calibration": {"batch", "calibration_texts", "errors", "kernels", "models", "placement"},
+    "calibration": {
+        "batch",
+        "calibration_texts",
+        "errors",
+        "kernels",
+        "models",
+        "placement",
+        "precision",
+    },
     "smoothing": {"calibration_texts", "errors", "kernels", "models", "placement", "weights"},
     "parity": {
         "batch",

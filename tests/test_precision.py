@@ -41,6 +41,13 @@ from fusewire.precision import Precision, check_kv_cache_dtype
             ("float16", "float16", "float8_e4m3", "float16"),
             "float16 (float8_e4m3 weights)",
         ),
+        (
+            "cuda",
+            "bfloat16",
+            "int8",
+            ("bfloat16", "bfloat16", "int8", "bfloat16"),
+            "bfloat16 (int8 weights)",
+        ),
     ],
 )
 def test_what_is_computed_in_and_what_is_stored(device, dtype, quantize, precision, described):
@@ -55,7 +62,7 @@ def test_what_is_computed_in_and_what_is_stored(device, dtype, quantize, precisi
         ("cpu", "float16", "none", "dtype: got 'float16' on cpu, wanted float32 or bfloat16"),
         ("cpu", "int8", "none", "dtype: got 'int8', wanted one of auto, float32"),
         ("cpu", "auto", "int4", "quantize: got 'int4', wanted one of none, int8, fp8"),
-        ("cuda:0", "auto", "int8", "quantize: got 'int8' on cuda:0, wanted none or fp8, as only"),
+        ("cuda:0", "float32", "int8", "quantize: got 'int8' on cuda:0 with dtype float32, wanted"),
         ("cpu", "auto", "fp8", "quantize: got 'fp8' on cpu, wanted none or int8, as only GPUs"),
         ("cuda:0", "float32", "fp8", "quantize: got 'fp8' on cuda:0 with dtype float32, wanted"),
     ],

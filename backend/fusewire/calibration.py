@@ -31,6 +31,7 @@ from fusewire.models import (
     reads_speech,
 )
 from fusewire.placement import Placement
+from fusewire.precision import Precision
 
 MOST_ERROR = 0.05  # of results, relative, that one quantised matrix may cause
 
@@ -69,14 +70,17 @@ def calibrate(
     dtype: str = "auto",
     file: Path | None = None,
     *,
+    device: str = "cpu",
     most_error: float = MOST_ERROR,
     done: Callable[[int, int], None] = lambda done, total: None,
 ) -> Calibration:
-    """Of a folder that is served for `task` on the CPU, with the texts of `file`, one a line, or
-    random ids (`calibration_texts`). A matrix that causes an error beyond `most_error`, or one that
-    is no number, is left in `dtype`. `done` gets the number of matrices measured, and of all. Takes
-    a forward pass for each matrix, and the memory of the model in both formats. ConfigurationError
-    for a model of speech, and for one of images, whose towers have matrices of the same names."""
+    """Of a folder that is served for `task` on `device`, with the texts of `file`, one a line, or
+    random ids (`calibration_texts`). It is measured on the CPU, beside fp32 where a GPU serves,
+    which leaves tables of words and language-model heads as they are. A matrix that causes an error
+    beyond `most_error`, or one that is no number, is left in `dtype`. `done` gets the number of
+    matrices measured, and of all. Takes a forward pass for each matrix, and the memory of the model
+    in both formats. ConfigurationError for a model of speech, and for one of images, whose towers
+    have matrices of the same names."""
     config = read_config(folder)
     if reads_images(config) or reads_speech(config):
         of = "images" if reads_images(config) else "speech"
@@ -84,7 +88,9 @@ def calibrate(
             f"calibrate: got a model of {of} ({config['model_type']}), wanted one of texts; "
             "leave it out"
         )
-    place = _Trials("cpu", dtype, quantize)
+    served = Precision.of(device, dtype, quantize)
+    place = _Trials("cpu", dtype if device == "cpu" else "auto", quantize)
+    place.takes_vocabulary = served.vocabulary == served.layers
     load: Callable[[], DecoderModel | EncoderModel] = (
         (lambda: load_decoder(folder, place))
         if task == "generate"
@@ -93,7 +99,7 @@ def calibrate(
     exact = load()
     texts = _texts(exact, folder, file)
     truth = _results(exact, texts)
-    shapes, dtype = place.shapes, place.precision.weights
+    shapes, dtype = place.shapes, served.weights
     del exact
 
     def error(chosen: Collection[str]) -> float:
@@ -119,7 +125,11 @@ class _Trials(Placement):
         super().__init__(device, dtype, quantize)
         self.quantized: frozenset[str] = frozenset()
         self.shapes: dict[str, tuple[int, ...]] = {}  # of the matrices that can be quantised
+        self.takes_vocabulary = True
         self._known: dict[tuple[str, str], kernels.Linear] = {}
+
+    def quantizes(self, name: str, shape: tuple[int, ...]) -> bool:
+        return self.takes_vocabulary and super().quantizes(name, shape)
 
     def _chosen(self, name: str, shape: tuple[int, ...], quantized: str) -> str:
         self.shapes[name] = shape

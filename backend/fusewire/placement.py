@@ -40,10 +40,10 @@ class Placement:
         """`device` is auto (the first GPU, else the CPU), cpu, cuda, cuda:<index> or a
         torch.device; `dtype` "auto" is float32 on the CPU and float16 elsewhere, or bfloat16 for
         models that outgrow that; bfloat16 on the CPU stores matrices so and computes in float32.
-        `quantize`: how the layers' matrices are stored, and in int8 those of the vocabulary, but
-        for those that `quantize_skip` names (`formats`). `kv_cache_dtype`: of keys and values in a
-        cache, auto (the dtype) or fp8. ConfigurationError when this build or machine has no such
-        device, or no kernels for a dtype or format there."""
+        `quantize`: how the layers' matrices are stored, and in int8 on the CPU those of the
+        vocabulary, but for those that `quantize_skip` names (`formats`). `kv_cache_dtype`: of keys
+        and values in a cache, auto (the dtype) or fp8. ConfigurationError when this build or
+        machine has no such device, or no kernels for a dtype or format there."""
         try:
             self.stream = kernels.Stream(one_device(device))
         except kernels.Error as error:
@@ -130,13 +130,15 @@ class Placement:
         host = kernels.Tensor.from_numpy(converted(array, self.dtype, name))
         kernels.write(to, host, self.stream)
 
-    def reserve(self, count: int, tag: str) -> None:
+    def reserve(self, count: int, tag: str, quantized_bytes: int = 0) -> None:
         """Makes room in one piece for `count` numbers that are about to come, so that no ends of
-        many pieces stay empty: of quantised layers what they take at least. Nothing on the CPU,
-        which packs matrices anew."""
+        many pieces stay empty: of quantised layers what they take at least, and at most
+        `quantized_bytes` of a checkpoint whose weights are quantised. Nothing on the CPU, which
+        packs matrices anew."""
         if self.device != "cpu":
             allocator = kernels.default_allocator(self.device)
             nbytes = count * (BYTES[self.dtype] if self.precision.stores_exactly else 1)
+            nbytes = min(nbytes, quantized_bytes or nbytes)
             allocator.allocate(nbytes, tag, self.stream).free()
 
     def exact(self, array: NDArray[Any], dtype: Any, tag: str = "input") -> kernels.Tensor:
@@ -183,30 +185,37 @@ class Placement:
         stored = self._chosen(name, weight.shape, self.precision.layers)
         return self._packed(weight, bias, name, stored)
 
-    def multiplies_int8(self, name: str, shape: tuple[int, ...]) -> bool:
-        """Whether a matrix that is stored as integers is to be an `int8_linear`: on the
-        CPU, whatever `quantize` is."""
-        return self.device == "cpu" and self._chosen(name, shape, "int8") == "int8"
+    def multiplies(self, name: str, shape: tuple[int, ...], stored: str) -> bool:
+        """Whether a matrix that a checkpoint has in the format `stored` is to be a `codes_linear`:
+        where the device has kernels for it, whatever `quantize` is."""
+        if stored not in kernels.weight_formats(self.dtype, self.stream):
+            return False
+        return self._chosen(name, shape, stored) == stored
 
-    def int8_linear(
+    def codes_linear(
         self,
-        numbers: NDArray[np.int8],
+        stored: str,
+        codes: NDArray[np.uint8],
         scales: NDArray[np.float32],
         bias: NDArray[Any] | None,
         name: str,
     ) -> kernels.Linear:
-        """Of integers [out_features, in_features] and the scale of each row, both as they are."""
-        weight, by_row = (
-            kernels.Tensor.from_numpy(np.ascontiguousarray(each))
-            for each in (numbers.view(np.uint8), scales)
-        )
-        there = None if bias is None else self.floats(bias, name)
-        return kernels.Linear(weight, there, self.stream, format="int8", scales=by_row)
+        """Of the bytes [out_features, in_features] of a format, int8 or float8_e4m3, and the scale
+        of each row, both as they are."""
+        on_host = [
+            kernels.Tensor.from_numpy(np.ascontiguousarray(each)) for each in (codes, scales)
+        ]
+        biases = None
+        if bias is not None:
+            biases = kernels.Tensor.from_numpy(converted(bias, self.dtype, name))
+        return kernels.Linear(on_host[0], biases, self.stream, format=stored, scales=on_host[1])
 
     def quantizes(self, name: str, shape: tuple[int, ...]) -> bool:
         """Whether a matrix of the vocabulary is to be a `vocabulary_linear`."""
         precision = self.precision
         if precision.vocabulary == precision.weights:
+            if name in self._quantize_skip:  # as it was measured for a device that quantises it
+                self.formats[name] = precision.weights
             return False
         return self._chosen(name, shape, precision.vocabulary) == precision.vocabulary
 

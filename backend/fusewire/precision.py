@@ -17,7 +17,7 @@ _FORMATS = {"int8": "int8", "fp8": "float8_e4m3"}
 class Precision:
     """`dtype`: of hidden states and of every sum. `weights`: the format of matrices; `layers`: of
     those of the layers that are not left out of `quantize`, `vocabulary`: of such that have a row
-    for each token, tables of words and language-model heads."""
+    for each token, tables of words and language-model heads, which only CPUs read in int8."""
 
     dtype: str
     weights: str
@@ -37,22 +37,20 @@ class Precision:
                 "dtype: got 'float16' on cpu, wanted float32 or bfloat16; leave it out, or choose "
                 "a GPU"
             )
-        if not on_cpu and quantize == "int8":
+        if quantize == "fp8" and on_cpu:
             raise ConfigurationError(
-                f"quantize: got 'int8' on {device}, wanted none or fp8, as only CPUs have kernels "
-                "for it; leave it out, or choose the CPU"
+                "quantize: got 'fp8' on cpu, wanted none or int8, as only GPUs have kernels for "
+                "it; leave it out, or choose one of these"
             )
-        if quantize == "fp8" and (on_cpu or dtype == "float32"):
-            where = "cpu" if on_cpu else f"{device} with dtype float32"
-            wanted = "none or int8" if on_cpu else "none"
+        if quantize != "none" and not on_cpu and dtype == "float32":
             raise ConfigurationError(
-                f"quantize: got 'fp8' on {where}, wanted {wanted}, as only GPUs have kernels for "
-                "it, that compute in float16 or bfloat16; leave it out, or choose these"
+                f"quantize: got {quantize!r} on {device} with dtype float32, wanted none, as GPUs "
+                "have kernels for it that compute in float16 or bfloat16; leave out one of both"
             )
         if dtype == "auto":
             dtype = "float32" if on_cpu else "float16"
         layers = _FORMATS.get(quantize, dtype)
-        vocabulary = layers if quantize == "int8" else dtype
+        vocabulary = layers if quantize == "int8" and on_cpu else dtype
         return Precision("float32" if on_cpu else dtype, dtype, layers, vocabulary)
 
     @property

@@ -25,7 +25,7 @@ struct GemmOperand {
 
 // out[m, n] = activation(x[m, k] . weight[n, k]^T + bias) + beta * residual, accumulated in fp32.
 // bias [n] and residual may be null; residual may be out. Strides count elements. Between kernels x
-// and weight may both be float8_e4m3 with a scale a row.
+// and weight may both be of 8 bits with a scale a row: float8_e4m3, or int8 where `integers`.
 struct GemmArguments {
   void* out = nullptr;
   int64_t out_stride = 0;
@@ -36,12 +36,13 @@ struct GemmArguments {
   const void* residual = nullptr;
   int64_t residual_stride = 0;
   float beta = 1.0f;
+  bool integers = false;
 };
 
 // A weight [n, k], or transposed, [k, n], of the device or the host, in the dtype of the table that
 // the kernels are in. Of a scaled format packing fills scales [n], of the packed weight's device,
-// from `given` where that is not null, else from the weight. `integers`: the weight is the int8
-// numbers themselves, of the scales that are given.
+// from `given` where that is not null, else from the weight. `codes`: the weight is the format's
+// own bytes, int8 or e4m3, of the scales that are given.
 struct PackArguments {
   void* packed;
   const void* weight;
@@ -49,7 +50,7 @@ struct PackArguments {
   bool transposed = false;
   float* scales = nullptr;
   const float* given = nullptr;
-  bool integers = false;
+  bool codes = false;
 };
 
 // What a product may ask for and not every kernel computes.

@@ -177,7 +177,7 @@ size_t int8_packed_bytes(int64_t n, int64_t k) {
 }
 
 void pack_int8(const PackArguments& a, const Stream&) {
-  a.integers ? pack_panels<int8_t>(a) : pack_panels<float>(a);
+  a.codes ? pack_panels<int8_t>(a) : pack_panels<float>(a);
 }
 
 void run_int8(const GemmArguments& a, const Stream&) {

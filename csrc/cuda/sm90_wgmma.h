@@ -10,9 +10,9 @@
 // Use: wgmma_fence(); wgmma<N, T>(...) some times; wgmma_commit(); wgmma_wait<pending>(). Between
 // the fence and the wait nothing else may touch d.
 //
-// Of e4m3 a tile A is 64 x 32, in the same bytes: descriptors and d are as above, and A and B come
-// from shared memory with their rows along k. Its sums keep some 14 bits, so that long ones are
-// added up outside (sm90_gemm_sums.h).
+// Of e4m3 and int8 a tile A is 64 x 32, in the same bytes: descriptors and d are as above, and A
+// and B come from shared memory with their rows along k. Sums of e4m3 keep some 14 bits, so that
+// long ones are added up outside (sm90_gemm_stage.h); those of int8 are exact, in int32.
 #pragma once
 
 #include <cuda_fp16.h>
@@ -58,10 +58,17 @@ __device__ __forceinline__ void wgmma_results(float (&d)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
 }
+template <int kCount>
+__device__ __forceinline__ void wgmma_results(int32_t (&d)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(d[i])::"memory");
+}
 
 namespace detail {
 template <int N>
 struct Wgmma;
+template <int N>
+struct IntegerWgmma;
 
 // Accumulator operands of the instruction, four at a time: their names and their bindings.
 // clang-format off
@@ -97,38 +104,40 @@ struct Wgmma;
 #define FUSEWIRE_NAMES_120 FUSEWIRE_NAMES_116 ", %116, %117, %118, %119"
 #define FUSEWIRE_NAMES_124 FUSEWIRE_NAMES_120 ", %120, %121, %122, %123"
 #define FUSEWIRE_NAMES_128 FUSEWIRE_NAMES_124 ", %124, %125, %126, %127"
-#define FUSEWIRE_BIND_4 "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-#define FUSEWIRE_BIND_8 FUSEWIRE_BIND_4, "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7])
-#define FUSEWIRE_BIND_12 FUSEWIRE_BIND_8, "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11])
-#define FUSEWIRE_BIND_16 FUSEWIRE_BIND_12, "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-#define FUSEWIRE_BIND_20 FUSEWIRE_BIND_16, "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19])
-#define FUSEWIRE_BIND_24 FUSEWIRE_BIND_20, "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23])
-#define FUSEWIRE_BIND_28 FUSEWIRE_BIND_24, "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27])
-#define FUSEWIRE_BIND_32 FUSEWIRE_BIND_28, "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-#define FUSEWIRE_BIND_36 FUSEWIRE_BIND_32, "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35])
-#define FUSEWIRE_BIND_40 FUSEWIRE_BIND_36, "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39])
-#define FUSEWIRE_BIND_44 FUSEWIRE_BIND_40, "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43])
-#define FUSEWIRE_BIND_48 FUSEWIRE_BIND_44, "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47])
-#define FUSEWIRE_BIND_52 FUSEWIRE_BIND_48, "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51])
-#define FUSEWIRE_BIND_56 FUSEWIRE_BIND_52, "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55])
-#define FUSEWIRE_BIND_60 FUSEWIRE_BIND_56, "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59])
-#define FUSEWIRE_BIND_64 FUSEWIRE_BIND_60, "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-#define FUSEWIRE_BIND_68 FUSEWIRE_BIND_64, "+f"(d[64]), "+f"(d[65]), "+f"(d[66]), "+f"(d[67])
-#define FUSEWIRE_BIND_72 FUSEWIRE_BIND_68, "+f"(d[68]), "+f"(d[69]), "+f"(d[70]), "+f"(d[71])
-#define FUSEWIRE_BIND_76 FUSEWIRE_BIND_72, "+f"(d[72]), "+f"(d[73]), "+f"(d[74]), "+f"(d[75])
-#define FUSEWIRE_BIND_80 FUSEWIRE_BIND_76, "+f"(d[76]), "+f"(d[77]), "+f"(d[78]), "+f"(d[79])
-#define FUSEWIRE_BIND_84 FUSEWIRE_BIND_80, "+f"(d[80]), "+f"(d[81]), "+f"(d[82]), "+f"(d[83])
-#define FUSEWIRE_BIND_88 FUSEWIRE_BIND_84, "+f"(d[84]), "+f"(d[85]), "+f"(d[86]), "+f"(d[87])
-#define FUSEWIRE_BIND_92 FUSEWIRE_BIND_88, "+f"(d[88]), "+f"(d[89]), "+f"(d[90]), "+f"(d[91])
-#define FUSEWIRE_BIND_96 FUSEWIRE_BIND_92, "+f"(d[92]), "+f"(d[93]), "+f"(d[94]), "+f"(d[95])
-#define FUSEWIRE_BIND_100 FUSEWIRE_BIND_96, "+f"(d[96]), "+f"(d[97]), "+f"(d[98]), "+f"(d[99])
-#define FUSEWIRE_BIND_104 FUSEWIRE_BIND_100, "+f"(d[100]), "+f"(d[101]), "+f"(d[102]), "+f"(d[103])
-#define FUSEWIRE_BIND_108 FUSEWIRE_BIND_104, "+f"(d[104]), "+f"(d[105]), "+f"(d[106]), "+f"(d[107])
-#define FUSEWIRE_BIND_112 FUSEWIRE_BIND_108, "+f"(d[108]), "+f"(d[109]), "+f"(d[110]), "+f"(d[111])
-#define FUSEWIRE_BIND_116 FUSEWIRE_BIND_112, "+f"(d[112]), "+f"(d[113]), "+f"(d[114]), "+f"(d[115])
-#define FUSEWIRE_BIND_120 FUSEWIRE_BIND_116, "+f"(d[116]), "+f"(d[117]), "+f"(d[118]), "+f"(d[119])
-#define FUSEWIRE_BIND_124 FUSEWIRE_BIND_120, "+f"(d[120]), "+f"(d[121]), "+f"(d[122]), "+f"(d[123])
-#define FUSEWIRE_BIND_128 FUSEWIRE_BIND_124, "+f"(d[124]), "+f"(d[125]), "+f"(d[126]), "+f"(d[127])
+#define FUSEWIRE_SUM(x) "+f"(x)
+#define FUSEWIRE_INTEGER_SUM(x) "+r"(x)
+#define FUSEWIRE_BIND_4(C) C(d[0]), C(d[1]), C(d[2]), C(d[3])
+#define FUSEWIRE_BIND_8(C) FUSEWIRE_BIND_4(C), C(d[4]), C(d[5]), C(d[6]), C(d[7])
+#define FUSEWIRE_BIND_12(C) FUSEWIRE_BIND_8(C), C(d[8]), C(d[9]), C(d[10]), C(d[11])
+#define FUSEWIRE_BIND_16(C) FUSEWIRE_BIND_12(C), C(d[12]), C(d[13]), C(d[14]), C(d[15])
+#define FUSEWIRE_BIND_20(C) FUSEWIRE_BIND_16(C), C(d[16]), C(d[17]), C(d[18]), C(d[19])
+#define FUSEWIRE_BIND_24(C) FUSEWIRE_BIND_20(C), C(d[20]), C(d[21]), C(d[22]), C(d[23])
+#define FUSEWIRE_BIND_28(C) FUSEWIRE_BIND_24(C), C(d[24]), C(d[25]), C(d[26]), C(d[27])
+#define FUSEWIRE_BIND_32(C) FUSEWIRE_BIND_28(C), C(d[28]), C(d[29]), C(d[30]), C(d[31])
+#define FUSEWIRE_BIND_36(C) FUSEWIRE_BIND_32(C), C(d[32]), C(d[33]), C(d[34]), C(d[35])
+#define FUSEWIRE_BIND_40(C) FUSEWIRE_BIND_36(C), C(d[36]), C(d[37]), C(d[38]), C(d[39])
+#define FUSEWIRE_BIND_44(C) FUSEWIRE_BIND_40(C), C(d[40]), C(d[41]), C(d[42]), C(d[43])
+#define FUSEWIRE_BIND_48(C) FUSEWIRE_BIND_44(C), C(d[44]), C(d[45]), C(d[46]), C(d[47])
+#define FUSEWIRE_BIND_52(C) FUSEWIRE_BIND_48(C), C(d[48]), C(d[49]), C(d[50]), C(d[51])
+#define FUSEWIRE_BIND_56(C) FUSEWIRE_BIND_52(C), C(d[52]), C(d[53]), C(d[54]), C(d[55])
+#define FUSEWIRE_BIND_60(C) FUSEWIRE_BIND_56(C), C(d[56]), C(d[57]), C(d[58]), C(d[59])
+#define FUSEWIRE_BIND_64(C) FUSEWIRE_BIND_60(C), C(d[60]), C(d[61]), C(d[62]), C(d[63])
+#define FUSEWIRE_BIND_68(C) FUSEWIRE_BIND_64(C), C(d[64]), C(d[65]), C(d[66]), C(d[67])
+#define FUSEWIRE_BIND_72(C) FUSEWIRE_BIND_68(C), C(d[68]), C(d[69]), C(d[70]), C(d[71])
+#define FUSEWIRE_BIND_76(C) FUSEWIRE_BIND_72(C), C(d[72]), C(d[73]), C(d[74]), C(d[75])
+#define FUSEWIRE_BIND_80(C) FUSEWIRE_BIND_76(C), C(d[76]), C(d[77]), C(d[78]), C(d[79])
+#define FUSEWIRE_BIND_84(C) FUSEWIRE_BIND_80(C), C(d[80]), C(d[81]), C(d[82]), C(d[83])
+#define FUSEWIRE_BIND_88(C) FUSEWIRE_BIND_84(C), C(d[84]), C(d[85]), C(d[86]), C(d[87])
+#define FUSEWIRE_BIND_92(C) FUSEWIRE_BIND_88(C), C(d[88]), C(d[89]), C(d[90]), C(d[91])
+#define FUSEWIRE_BIND_96(C) FUSEWIRE_BIND_92(C), C(d[92]), C(d[93]), C(d[94]), C(d[95])
+#define FUSEWIRE_BIND_100(C) FUSEWIRE_BIND_96(C), C(d[96]), C(d[97]), C(d[98]), C(d[99])
+#define FUSEWIRE_BIND_104(C) FUSEWIRE_BIND_100(C), C(d[100]), C(d[101]), C(d[102]), C(d[103])
+#define FUSEWIRE_BIND_108(C) FUSEWIRE_BIND_104(C), C(d[104]), C(d[105]), C(d[106]), C(d[107])
+#define FUSEWIRE_BIND_112(C) FUSEWIRE_BIND_108(C), C(d[108]), C(d[109]), C(d[110]), C(d[111])
+#define FUSEWIRE_BIND_116(C) FUSEWIRE_BIND_112(C), C(d[112]), C(d[113]), C(d[114]), C(d[115])
+#define FUSEWIRE_BIND_120(C) FUSEWIRE_BIND_116(C), C(d[116]), C(d[117]), C(d[118]), C(d[119])
+#define FUSEWIRE_BIND_124(C) FUSEWIRE_BIND_120(C), C(d[120]), C(d[121]), C(d[122]), C(d[123])
+#define FUSEWIRE_BIND_128(C) FUSEWIRE_BIND_124(C), C(d[124]), C(d[125]), C(d[126]), C(d[127])
 // clang-format on
 
 #define FUSEWIRE_WGMMA_SHARED(N, R, R1, R2, R3, TYPE)                                   \
@@ -136,7 +145,7 @@ struct Wgmma;
                ", 0;\n"                                                                 \
                "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE          \
                " {" FUSEWIRE_NAMES_##R "}, %" #R ", %" #R1 ", p, 1, 1, 0, %" #R3 ";\n}" \
-               : FUSEWIRE_BIND_##R                                                      \
+               : FUSEWIRE_BIND_##R(FUSEWIRE_SUM)                                        \
                : "l"(a), "l"(b), "r"(accumulate), "n"(kTransposeB))
 #define FUSEWIRE_WGMMA_FLOAT8(N, R, R1, R2)                                \
   asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #R2                    \
@@ -144,7 +153,15 @@ struct Wgmma;
                "wgmma.mma_async.sync.aligned.m64n" #N                      \
                "k32.f32.e4m3.e4m3"                                         \
                " {" FUSEWIRE_NAMES_##R "}, %" #R ", %" #R1 ", p, 1, 1;\n}" \
-               : FUSEWIRE_BIND_##R                                         \
+               : FUSEWIRE_BIND_##R(FUSEWIRE_SUM)                           \
+               : "l"(a), "l"(b), "r"(accumulate))
+#define FUSEWIRE_WGMMA_INT8(N, R, R1, R2)                            \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #R2              \
+               ", 0;\n"                                              \
+               "wgmma.mma_async.sync.aligned.m64n" #N                \
+               "k32.s32.s8.s8"                                       \
+               " {" FUSEWIRE_NAMES_##R "}, %" #R ", %" #R1 ", p;\n}" \
+               : FUSEWIRE_BIND_##R(FUSEWIRE_INTEGER_SUM)             \
                : "l"(a), "l"(b), "r"(accumulate))
 #define FUSEWIRE_WGMMA_REGISTERS(N, R, R1, R2, R3, R4, R5, R6, TYPE)                          \
   asm volatile(                                                                               \
@@ -152,8 +169,16 @@ struct Wgmma;
       ", 0;\n"                                                                                \
       "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." TYPE "." TYPE " {" FUSEWIRE_NAMES_##R \
       "}, {%" #R ", %" #R1 ", %" #R2 ", %" #R3 "}, %" #R4 ", p, 1, 1, %" #R6 ";\n}"           \
-      : FUSEWIRE_BIND_##R                                                                     \
+      : FUSEWIRE_BIND_##R(FUSEWIRE_SUM)                                                       \
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate), "n"(kTransposeB))
+#define FUSEWIRE_WGMMA_INTEGERS(N, R, R1, R2)                                           \
+  template <>                                                                           \
+  struct IntegerWgmma<N> {                                                              \
+    __device__ __forceinline__ static void run(int32_t (&d)[R], uint64_t a, uint64_t b, \
+                                               int accumulate) {                        \
+      FUSEWIRE_WGMMA_INT8(N, R, R1, R2);                                                \
+    }                                                                                   \
+  };
 // R = N / 2 accumulators; the numbers after it count on from there.
 #define FUSEWIRE_WGMMA(N, R, R1, R2, R3, R4, R5, R6)                                              \
   template <>                                                                                     \
@@ -213,8 +238,28 @@ FUSEWIRE_WGMMA(232, 116, 117, 118, 119, 120, 121, 122)
 FUSEWIRE_WGMMA(240, 120, 121, 122, 123, 124, 125, 126)
 FUSEWIRE_WGMMA(248, 124, 125, 126, 127, 128, 129, 130)
 FUSEWIRE_WGMMA(256, 128, 129, 130, 131, 132, 133, 134)
+// Of integers not every N is an instruction.
+FUSEWIRE_WGMMA_INTEGERS(8, 4, 5, 6)
+FUSEWIRE_WGMMA_INTEGERS(16, 8, 9, 10)
+FUSEWIRE_WGMMA_INTEGERS(24, 12, 13, 14)
+FUSEWIRE_WGMMA_INTEGERS(32, 16, 17, 18)
+FUSEWIRE_WGMMA_INTEGERS(48, 24, 25, 26)
+FUSEWIRE_WGMMA_INTEGERS(64, 32, 33, 34)
+FUSEWIRE_WGMMA_INTEGERS(80, 40, 41, 42)
+FUSEWIRE_WGMMA_INTEGERS(96, 48, 49, 50)
+FUSEWIRE_WGMMA_INTEGERS(112, 56, 57, 58)
+FUSEWIRE_WGMMA_INTEGERS(128, 64, 65, 66)
+FUSEWIRE_WGMMA_INTEGERS(144, 72, 73, 74)
+FUSEWIRE_WGMMA_INTEGERS(160, 80, 81, 82)
+FUSEWIRE_WGMMA_INTEGERS(176, 88, 89, 90)
+FUSEWIRE_WGMMA_INTEGERS(192, 96, 97, 98)
+FUSEWIRE_WGMMA_INTEGERS(208, 104, 105, 106)
+FUSEWIRE_WGMMA_INTEGERS(224, 112, 113, 114)
+FUSEWIRE_WGMMA_INTEGERS(240, 120, 121, 122)
+FUSEWIRE_WGMMA_INTEGERS(256, 128, 129, 130)
 // clang-format on
 #undef FUSEWIRE_WGMMA
+#undef FUSEWIRE_WGMMA_INTEGERS
 }  // namespace detail
 
 // d = A B + (accumulate ? d : 0); A is a descriptor or 4 registers of packed pairs, N a multiple of
@@ -222,6 +267,14 @@ FUSEWIRE_WGMMA(256, 128, 129, 130, 131, 132, 133, 134)
 template <int N, class T, bool kTransposeB = false, class A>
 __device__ __forceinline__ void wgmma(float (&d)[N / 2], const A& a, uint64_t b, bool accumulate) {
   detail::Wgmma<N>::template run<T, kTransposeB ? 1 : 0>(d, a, b, accumulate ? 1 : 0);
+}
+
+// Of int8, which is T, N a multiple of 16, or 8 or 24.
+template <int N, class T>
+__device__ __forceinline__ void wgmma(int32_t (&d)[N / 2], uint64_t a, uint64_t b,
+                                      bool accumulate) {
+  static_assert(std::is_same_v<T, int8_t>);
+  detail::IntegerWgmma<N>::run(d, a, b, accumulate ? 1 : 0);
 }
 
 }  // namespace fusewire::cuda::sm90

@@ -30,19 +30,20 @@ const GemmKernels& gemm_of(const Weight& weight, DType dtype, const Check& check
   return *gemm;
 }
 
-// Whether a weight is its int8 numbers themselves.
-bool of_integers(const Tensor& weight) {
+// Whether a weight is its format's own bytes.
+bool of_codes(const Tensor& weight) {
   return weight.dtype == DType::kUInt8;
 }
 
-// That is computed in.
-DType dtype_of(const Tensor& weight) {
-  return of_integers(weight) ? DType::kFloat32 : weight.dtype;
+// Whose kernels pack the weight. Bytes are packed alike for all that their kernels compute in.
+DType dtype_of(const Tensor& weight, const Stream& stream) {
+  if (!of_codes(weight)) return weight.dtype;
+  return stream.device.type == DeviceType::kCpu ? DType::kFloat32 : DType::kFloat16;
 }
 
 void check_weight(Check& check, const Tensor& weight, const Tensor* bias, bool transposed, Dim& out,
                   Dim& in) {
-  if (of_integers(weight)) {
+  if (of_codes(weight)) {
     check.is("weight", weight, DType::kUInt8, {transposed ? &in : &out, transposed ? &out : &in});
   } else {
     check.floats("weight", weight, {transposed ? &in : &out, transposed ? &out : &in});
@@ -59,10 +60,11 @@ Linear::Linear(const Tensor& weight, const Tensor* bias, const Stream& stream, b
   Check check("Linear", source);
   Dim out("out_features"), in("in_features");
   check_weight(check, weight, bias, transposed, out, in);
-  weight_.format = format.value_or(format_of(dtype_of(weight)));
-  check.require(!of_integers(weight) || (weight_.format == Format::kInt8 && scales),
-                "weight: got uint8 ", scales ? "in " : "without scales in ",
-                name_of(weight_.format), ", wanted scales and the format int8, or floats");
+  const DType dtype = dtype_of(weight, stream);
+  weight_.format = format.value_or(format_of(dtype));
+  check.require(!of_codes(weight) || (scaled(weight_.format) && scales), "weight: got uint8 ",
+                scales ? "in " : "without scales in ", name_of(weight_.format),
+                ", wanted scales and the format int8 or float8_e4m3, or floats");
   check.require(weight_.format != Format::kInt8 || in.size <= kMostInt8Inputs, "in_features: got ",
                 in.size, " of an int8 weight, wanted at most ", kMostInt8Inputs,
                 ", whose products 32 bits can sum; choose another format");
@@ -76,7 +78,7 @@ Linear::Linear(const Tensor& weight, const Tensor* bias, const Stream& stream, b
   weight_.transposed = transposed;
 
   const CurrentDevice current(stream.device);
-  const GemmKernels& gemm = gemm_of(weight_, dtype_of(weight), check, stream);
+  const GemmKernels& gemm = gemm_of(weight_, dtype, check, stream);
   activates_ = gemm.run_activated != nullptr;
   CachingAllocator& allocator = default_allocator(stream.device);
   const auto lies_well = [](const Tensor& tensor) {
@@ -124,7 +126,7 @@ void Linear::refresh(const Tensor& weight, const Tensor* bias, const Stream& str
   Check check("Linear.refresh", source);
   Dim out("out_features", out_features()), in("in_features", in_features());
   check_weight(check, weight, bias, weight_.transposed, out, in);
-  check.require(!of_integers(weight), "weight: got uint8, wanted floats");
+  check.require(!of_codes(weight), "weight: got uint8, wanted floats");
   gemm_of(weight_, weight.dtype, check, stream);
   check.require(!bias == !bias_, "bias: wanted one where the Linear was made with one, else none");
   check.require(refreshes_from(weight, bias),
@@ -140,13 +142,14 @@ bool Linear::refreshes_from(const Tensor& weight, const Tensor* bias) const {
 }
 
 void Linear::fill(const Tensor& weight, const Tensor* scales, const Stream& stream) {
-  const GemmKernels& gemm = *kernels_for(stream.device, dtype_of(weight)).gemm(weight_.format);
+  const GemmKernels& gemm =
+      *kernels_for(stream.device, dtype_of(weight, stream)).gemm(weight_.format);
   if (packed_) {
     PackArguments a{weight_.data.get(), weight.data, out_features(), in_features()};
     a.transposed = weight_.transposed;
     a.scales = static_cast<float*>(weight_.scales.get());
     a.given = scales ? scales->as<float>() : nullptr;
-    a.integers = of_integers(weight);
+    a.codes = of_codes(weight);
     gemm.pack(a, stream);
   }
 }

@@ -32,7 +32,7 @@ namespace {
 
 // Fills in where the rows of words are, and binds the sizes of their table.
 void take_words(EmbedArguments& a, const Check& check, const Table& word, Dim& vocabulary,
-                const Dim& hidden) {
+                const Dim& hidden, const Stream& stream) {
   const auto* matrix = std::get_if<const Tensor*>(&word);
   const auto* weight = std::get_if<const Linear*>(&word);
   check.require(matrix ? *matrix != nullptr : *weight != nullptr, "word: got none, wanted a table");
@@ -45,6 +45,8 @@ void take_words(EmbedArguments& a, const Check& check, const Table& word, Dim& v
     const Weight& packed = (*weight)->weight();
     check.require(packed.format == Format::kInt8, "word: got a ", name_of(packed.format),
                   " Linear, wanted one in int8, or a matrix");
+    check.require(stream.device.type == DeviceType::kCpu, "word: got an int8 Linear on ",
+                  stream.device.text(), ", wanted a matrix; only CPUs look up rows of it");
     check.require(packed.in_features == hidden.size, "word: got rows of ", packed.in_features,
                   " numbers, wanted ", hidden.size, " as out has");
     vocabulary.size = packed.out_features;
@@ -97,7 +99,7 @@ void embed(const Tensor& out, const Tensor& ids, const Tensor* positions, const 
   EmbedArguments a = {};
   check.is("ids", ids, DType::kInt64, {&tokens});
   check.floats("out", out, {&tokens, &hidden});
-  take_words(a, check, word, vocabulary, hidden);
+  take_words(a, check, word, vocabulary, hidden, stream);
   check.require(!position == !positions, "position: wanted the table and the indices, or neither");
   if (position) {
     check.floats("position", *position, {&max_positions, &hidden});
@@ -126,7 +128,7 @@ void embed_layer_norm(const Tensor& out, const Tensor& ids, const Tensor* positi
   EmbedArguments a = {};
   check.is("ids", ids, DType::kInt64, {&tokens});
   check.floats("out", out, {&tokens, &hidden});
-  take_words(a, check, word, vocabulary, hidden);
+  take_words(a, check, word, vocabulary, hidden, stream);
   check.floats("weight", weight, {&hidden});
   if (bias) check.floats("bias", *bias, {&hidden});
   check.require(!position == !positions, "position: wanted the table and the indices, or neither");

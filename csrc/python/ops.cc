@@ -126,8 +126,9 @@ void register_ops(py::module_& m) {
       "weight on a GPU is not. transposed: the weight is [in_features, out_features]. "
       "format: that it is packed in, float32, float16, bfloat16, int8 or float8_e4m3, None: the "
       "tensor's own. scales: float32[out_features] of an int8 or float8_e4m3 weight, None: as its "
-      "rows' largest magnitudes have it. A uint8 weight is the bytes of int8 numbers, whose scales "
-      "are given.")
+      "rows' largest magnitudes have it. A uint8 weight is the bytes of int8 or float8_e4m3 "
+      "numbers "
+      "themselves, whose scales are given.")
       .def(py::init([](const Tensor& weight, const Tensor* bias, const Stream& stream,
                        bool transposed, std::optional<std::string> format, const Tensor* scales) {
              std::optional<Format> named;

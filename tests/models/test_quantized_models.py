@@ -90,6 +90,17 @@ def test_decoders_are_measured_and_keep_what_is_named(tmp_path, model_type):
     assert kept == strict.skipped
 
 
+def test_what_is_measured_for_a_gpu_leaves_the_vocabulary_out(tmp_path):
+    """And what was measured for a CPU may name it."""
+    tiny_decoder(tmp_path, "llama")
+    found = calibrate(tmp_path, "generate", "int8", device="cuda", most_error=0)
+    assert len(found.matrices) == 4 * 3
+    assert {each.format for each in found.matrices} == {"float16"}
+    exact = Placement("cpu", quantize_skip=["embed_tokens", "lm_head"])  # as a GPU's are
+    load_decoder(tmp_path, exact)
+    exact.check_skipped()
+
+
 def held(load) -> int:
     """Bytes that what is loaded allocates."""
     allocator = default_allocator("cpu")

@@ -11,7 +11,7 @@ from fusewire import kernels as k
 from fusewire.placement import Placement
 
 from tests.ops.case import LAYOUTS, Operands, normal
-from tests.places import CPU, GPU_FP32, GPU_HALVES, TORCH_DTYPES, rounded
+from tests.places import CPU, GPU_HALVES, TORCH_DTYPES, rounded
 from tests.tolerance import Allowed, allowed_error, float8_sums
 
 FLOAT8_GPU = pytest.mark.parametrize("place", GPU_HALVES, indirect=True)
@@ -137,70 +137,6 @@ def test_a_product_is_that_of_rounded_rows(shape: tuple, place: Placement, layou
 
 
 @FLOAT8_GPU
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("centered", [True, False])
-@pytest.mark.parametrize("width", WIDTHS)
-def test_a_norm_quantises_what_it_writes(width, centered, layout, place: Placement):
-    """The same bits as by two ops, where registers hold a row and where they do not."""
-    rng, o = np.random.default_rng(width), Operands(place, layout)
-    x = rounded(normal(rng, 9, width) * np.exp(normal(rng, 9, 1)), place.dtype)
-    x[3, 0] = np.nan
-    linear = linear_of(place, rounded(normal(rng, 40, width), place.dtype))
-    norm = place.floats(normal(rng, width)), place.floats(normal(rng, width)) if centered else None
-    apart, together, out = (o.room(9, n) for n in (width, width, 40))
-    if centered:
-        k.layer_norm(apart, o.rows(x), *norm, 1e-5, place.stream)
-    else:
-        k.rms_norm(apart, o.rows(x), norm[0], 1e-5, place.stream)
-    right = o.result(k.linear, (9, 40), apart, linear, "none")
-    source = o.rows(x)
-    k.norm_linear(out, together, source, *norm, 1e-5, centered, linear, "none", place.stream)
-    np.testing.assert_array_equal(o.read(out), right)
-    np.testing.assert_array_equal(o.read(together), o.read(apart))
-    assert np.isnan(right[3]).all()
-    assert np.isfinite(np.delete(right, 3, 0)).all()
-    k.norm_linear(out, source, source, *norm, 1e-5, centered, linear, "none", place.stream)
-    np.testing.assert_array_equal(o.read(out), right)
-    np.testing.assert_array_equal(o.read(source), o.read(apart))
-
-
-@FLOAT8_GPU
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("gated", [True, False])
-@pytest.mark.parametrize("width", WIDTHS)
-def test_an_activation_is_quantised_as_it_is_made(width, gated, layout, place: Placement):
-    rng, o = np.random.default_rng(width), Operands(place, layout)
-    x = rounded(normal(rng, 9, 2 * width if gated else width) * 2, place.dtype)
-    residual = rounded(normal(rng, 9, 40), place.dtype)
-    linear = linear_of(place, rounded(normal(rng, 40, width), place.dtype))
-    for activation in ("none", "gelu_erf", "gelu_tanh", "relu", "silu", "tanh"):
-        made = o.room(9, width)
-        make = k.gate if gated else k.activate
-        make(made, o.rows(x), activation, place.stream)
-        for added in (None, o.rows(residual)):
-            arguments = (activation, gated, linear, added)
-            got = o.result(k.activated_linear, (9, 40), o.rows(x), *arguments)
-            if added is None:
-                right = o.result(k.linear, (9, 40), made, linear, "none")
-            else:
-                right = o.result(k.linear_add, (9, 40), made, linear, added)
-            np.testing.assert_array_equal(got, right)
-
-
-@FLOAT8_GPU
-def test_what_is_no_number_stays_in_its_row(place: Placement):
-    for count in (4, 300):
-        x, weight, bias, _ = operands(place, (count, 768, 256))
-        o, linear = Operands(place, "dense"), linear_of(place, weight, bias)
-        right = product(o, x, linear)
-        x[1, 5], x[2, 7], x[3] = np.nan, -np.inf, 0
-        got = product(o, x, linear)
-        assert np.isnan(got[1:3]).all()
-        np.testing.assert_array_equal(got[3], bias)
-        np.testing.assert_array_equal(np.delete(got, [1, 2, 3], 0), np.delete(right, [1, 2, 3], 0))
-
-
-@FLOAT8_GPU
 def test_rows_of_a_bucket_have_the_same_bits(place: Placement):
     for most, fewer in ((40, (33, 36)), (320, (289, 300))):
         x, weight, bias, _ = operands(place, (most, 4096, 512))
@@ -235,15 +171,8 @@ def test_weights_come_from_the_host_and_the_device_alike_with_scales_given_or_no
     np.testing.assert_array_equal(product(o, x, from_host), right)
 
 
-@FLOAT8_GPU
-def test_a_transposed_weight_is_refused(place: Placement):
-    weight = place.floats(np.ones((32, 16), np.float32))
-    with pytest.raises(k.Error, match=r"got a float8_e4m3 weight \[in_features, out_features\]"):
-        k.Linear(weight, None, place.stream, transposed=True, format="float8_e4m3")
-
-
-@pytest.mark.parametrize("place", [CPU, GPU_FP32], indirect=True)
-def test_devices_and_dtypes_without_it_refuse_it(place: Placement):
+@pytest.mark.parametrize("place", [CPU], indirect=True)
+def test_a_device_without_it_refuses_it(place: Placement):
     assert "float8_e4m3" not in k.weight_formats(place.dtype, place.stream)
     with pytest.raises(k.Error, match="format: got float8_e4m3 of a float32 weight, for which"):
         linear_of(place, np.ones((16, 32), np.float32))

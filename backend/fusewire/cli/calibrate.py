@@ -43,7 +43,8 @@ def calibrated(
                 "that is measured; remove it"
             )
         return None
-    Precision.of("a GPU" if devices.gpus_of(device) else "cpu", dtype, quantize)
+    serving = "a GPU" if devices.gpus_of(device) else "cpu"
+    Precision.of(serving, dtype, quantize)
     if (weights := tensorflow_weights_in(folder)) is not None:
         raise ConfigurationError(
             f"quantize: got {quantize!r} for {weights} (TensorFlow weights), wanted safetensors to "
@@ -61,6 +62,7 @@ def calibrated(
             quantize,
             dtype,
             file,
+            device=serving,
             done=lambda done, total: progress.update(bar, completed=done, total=total),
         )
 

@@ -11,6 +11,7 @@ from fusewire import kernels
 from fusewire.models.blueprint import Attention, Dense, Embeddings, Norm, Table
 from fusewire.placement import Placement
 from fusewire.weights import Checkpoint
+from fusewire.weights.quantized import StoredCodes
 
 
 class Weights:
@@ -98,7 +99,7 @@ class Weights:
         One whose weight is a table (tied embeddings) shares its memory where it can; another's own
         integers stay as those of `layer_linear`."""
         tied = self._words.get(self._origin(dense))
-        if tied is None and (own := self._of_integers(dense)) is not None:
+        if tied is None and (own := self._of_codes(dense)) is not None:
             return own
         place, bias, name = self._place, self._bias(dense), dense.names[0]
         quantized = place.quantizes(name, (dense.outputs, dense.inputs))
@@ -109,9 +110,9 @@ class Weights:
 
     def layer_linear(self, dense: Dense) -> kernels.Linear:
         """As `linear`, of a layer: in the placement's format of these, by the first of its names.
-        Integers that a checkpoint has for products of int8 stay as they are where the placement
+        Codes that a checkpoint has for products of 8 bits stay as they are where the placement
         multiplies them."""
-        own = self._of_integers(dense)
+        own = self._of_codes(dense)
         if own is not None:
             return own
         weight = self._stacked(dense, "weight", self._place.dtype)
@@ -126,24 +127,26 @@ class Weights:
         k_scale, v_scale = self._checkpoint.cache_scales.of(module)
         return {"k_scale": k_scale, "v_scale": v_scale}
 
-    def _of_integers(self, dense: Dense) -> kernels.Linear | None:
-        """None where the checkpoint has none for products of int8, or the placement takes none."""
-        integers, name = self._integers(dense), dense.names[0]
-        if integers is None or not self._place.multiplies_int8(name, integers[0].shape):
+    def _of_codes(self, dense: Dense) -> kernels.Linear | None:
+        """None where the checkpoint has none for products of 8 bits, or the placement takes none of
+        their format."""
+        stored, name = self._codes(dense), dense.names[0]
+        if stored is None or not self._place.multiplies(name, stored.codes.shape, stored.format):
             return None
-        return self._place.int8_linear(*integers, self._bias(dense), name)
+        return self._place.codes_linear(*stored, self._bias(dense), name)
 
-    def _integers(self, dense: Dense) -> tuple[NDArray[np.int8], NDArray[np.float32]] | None:
-        """Of all names, and their scales; None where one has none, or they are changed."""
-        changed = dense.averaged or dense.row_scale or dense.weight_scale != 1
-        stored = (
-            [] if changed else [self._checkpoint.int8(f"{name}.weight") for name in dense.names]
-        )
-        parts = [part for part in stored if part is not None]
-        if not parts or len(parts) < len(dense.names):
+    def _codes(self, dense: Dense) -> StoredCodes | None:
+        """Of all names, and their scales; None where one has none, or has others, or they are
+        changed."""
+        if dense.averaged or dense.row_scale or dense.weight_scale != 1:
             return None
-        numbers, scales = (np.concatenate(each) for each in zip(*parts, strict=True))
-        return _regrouped(numbers, dense), _regrouped(scales, dense)
+        stored = [self._checkpoint.codes(f"{name}.weight") for name in dense.names]
+        parts = [part for part in stored if part is not None]
+        if len(parts) < len(dense.names) or len({part.format for part in parts}) > 1:
+            return None
+        codes = np.concatenate([part.codes for part in parts])
+        scales = np.concatenate([part.scales for part in parts])
+        return StoredCodes(parts[0].format, _regrouped(codes, dense), _regrouped(scales, dense))
 
     def _origin(self, dense: Dense) -> str | None:
         return self._checkpoint.origin(f"{dense.names[0]}.weight")

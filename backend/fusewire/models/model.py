@@ -50,7 +50,8 @@ class Model(ABC):
             kernels.default_allocator(place.device), shrink_after=1024 if shrinks else 2**31 - 1
         )
         shapes = {checkpoint.origin(name): shape for name, shape in tensors.items()}
-        place.reserve(sum(map(math.prod, shapes.values())), "weights")
+        count = sum(map(math.prod, shapes.values()))
+        place.reserve(count, "weights", checkpoint.quantized_bytes)
         weights = Weights(checkpoint, place)
         self._stack = BuiltStack(self._stack_of(blueprint), weights, place, self._workspace)
         self._load_head(blueprint, head, weights)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from fusewire.errors import CheckpointError
 from fusewire.weights.folder import file_in, open_folder, read_json, weight_files
 from fusewire.weights.formats import CONFIG
-from fusewire.weights.quantized import QuantizedTensor, method_of, with_weights
+from fusewire.weights.quantized import QuantizedTensor, StoredCodes, method_of, with_weights
 from fusewire.weights.quantized.cache_scales import CacheScales, is_cache_scale
 from fusewire.weights.quantized.methods import settings_of
 from fusewire.weights.safetensors import FLOATS, StoredTensor, read_safetensors
@@ -183,12 +183,18 @@ class Checkpoint:
             raise CheckpointError(f"{self.source}: tensor {name!r} is missing")
         return self._tensors[stored].numbers(name, dtype)
 
-    def int8(self, name: str) -> tuple[NDArray[np.int8], NDArray[np.float32]] | None:
-        """The integers [out_features, in_features] and scales [out_features] of a weight that is
-        stored for products of int8, None of another."""
+    def codes(self, name: str) -> StoredCodes | None:
+        """Of a weight that is stored for products of 8 bits, None of another."""
         stored = self._stored_name(name)
         tensor = None if stored is None else self._tensors[stored]
-        return tensor.int8() if isinstance(tensor, QuantizedTensor) else None
+        return tensor.codes() if isinstance(tensor, QuantizedTensor) else None
+
+    @property
+    def quantized_bytes(self) -> int:
+        """That all tensors take as they are stored; 0 where no weight is quantised."""
+        if not any(isinstance(each, QuantizedTensor) for each in self._tensors.values()):
+            return 0
+        return sum(each.nbytes for each in self._tensors.values())
 
     def _adds_nothing(self, name: str) -> bool:
         """A bias of zeros beside a quantised weight: packers add one where the model has none."""

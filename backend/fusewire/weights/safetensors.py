@@ -61,6 +61,10 @@ class StoredTensor:
     data: NDArray[np.uint8]  # the raw bytes, uint8 [nbytes]
 
     @property
+    def nbytes(self) -> int:
+        return self.data.nbytes
+
+    @property
     def is_float(self) -> bool:
         return self.dtype in FLOATS
 

@@ -1,7 +1,8 @@
 // Matrix products by cuBLASLt: any shape, stride and alignment, sums in fp32. Bias, residual, ReLU
 // and, in half precision, the tanh GELU are in its epilogue; another activation is a pass over the
 // output that follows. Its kernels for odd alignments are slow but right. x and weight with scales
-// are e4m3 (core/gemm.h), which only some shapes and epilogues of it compute.
+// are e4m3 (core/gemm.h), which only some shapes and epilogues of it compute; of int8 its results
+// are integers, or have one scale.
 #pragma once
 
 #include <cstddef>
@@ -22,8 +23,8 @@ struct CublasltAlgorithm {
 
 size_t cublaslt_version();
 
-// False for what no epilogue of the library can say: a residual added after an activation, and a
-// bias off a 16-byte boundary, which its kernels take for granted.
+// False for what no epilogue of the library can say: scales of integers, a residual added after an
+// activation, and a bias off a 16-byte boundary, which its kernels take for granted.
 bool cublaslt_fits(const GemmArguments& a);
 
 // Of the library's kernels that split k some round the sum to half precision before bias and

@@ -1,8 +1,8 @@
 // Matrix products by the implementation that was fastest when they were timed (gemm_choice.h).
 // A weight serves as it is stored, with k innermost or, transposed, n: packing is a copy. Our own
-// kernels want k innermost; what is transposed is cuBLASLt's. A weight of float8_e4m3 is multiplied
-// by rows that are quantised just before (quantize_rows.h), or as they are made, both with a scale
-// a row.
+// kernels want k innermost; what is transposed is cuBLASLt's. A weight of float8_e4m3 or int8 is
+// multiplied by rows that are quantised just before (quantize_rows.h), or as they are made, both
+// with a scale a row.
 #include <algorithm>
 #include <memory>
 #include <type_traits>
@@ -80,12 +80,12 @@ void run(const GemmArguments& product, const Stream& stream) {
   run_whole<T>(a, stream);
 }
 
-int64_t float8_columns(int64_t k) {
-  return static_cast<int64_t>(round_up(static_cast<size_t>(k), kFloat8Columns));
+int64_t code_columns(int64_t k) {
+  return static_cast<int64_t>(round_up(static_cast<size_t>(k), kCodeColumns));
 }
 
-size_t packed_float8_bytes(int64_t n, int64_t k) {
-  return static_cast<size_t>(n * float8_columns(k));
+size_t packed_code_bytes(int64_t n, int64_t k) {
+  return static_cast<size_t>(n * code_columns(k));
 }
 
 bool on_device(const void* data) {
@@ -94,10 +94,24 @@ bool on_device(const void* data) {
   return found.type == cudaMemoryTypeDevice || found.type == cudaMemoryTypeManaged;
 }
 
+// What is in 8 bits already, of the host or the device.
+void copy_codes(const PackArguments& a, const Stream& stream) {
+  const size_t columns = static_cast<size_t>(a.k), rows = static_cast<size_t>(a.n);
+  const size_t padded = static_cast<size_t>(code_columns(a.k));
+  if (padded != columns) {
+    check(cudaMemsetAsync(a.packed, 0, padded * rows, handle(stream)), "pack");
+  }
+  check(cudaMemcpy2DAsync(a.packed, padded, a.weight, columns, columns, rows, cudaMemcpyDefault,
+                          handle(stream)),
+        "pack");
+  check(cudaMemcpyAsync(a.scales, a.given, rows * sizeof(float), cudaMemcpyDefault, handle(stream)),
+        "pack");
+}
+
 // Rows on the host pass through a piece of memory of their own, which leaves no hole among the
 // weights.
-template <class T>
-void pack_float8(const PackArguments& a, const Stream& stream) {
+template <class T, class Code>
+void quantize_weight(const PackArguments& a, const Stream& stream) {
   constexpr int64_t kPieceBytes = 64 << 20;
   QuantizeArguments q{static_cast<uint8_t*>(a.packed),
                       a.scales,
@@ -105,7 +119,7 @@ void pack_float8(const PackArguments& a, const Stream& stream) {
                       a.k,
                       a.n,
                       a.k,
-                      float8_columns(a.k),
+                      code_columns(a.k),
                       a.given};
   std::shared_ptr<void> piece, given;
   CachingAllocator& allocator = default_allocator(stream.device);
@@ -130,20 +144,30 @@ void pack_float8(const PackArguments& a, const Stream& stream) {
                             handle(stream)),
             "pack");
     }
-    quantize_rows<T>(q, stream);
+    if constexpr (std::is_same_v<Code, int8_t>) {
+      quantize_int8_weights<T>(q, stream);
+    } else {
+      quantize_rows<T, Code>(q, stream);
+    }
     q.data += q.rows * q.padded;
     q.scales += q.rows;
     if (q.given) q.given += q.rows;
   }
+}
+
+template <class T, class Code>
+void pack_codes(const PackArguments& a, const Stream& stream) {
+  a.codes ? copy_codes(a, stream) : quantize_weight<T, Code>(a, stream);
   // Products fetch weights before they wait for earlier kernels (launch.h), of which this was one.
   check(cudaStreamSynchronize(handle(stream)), "pack");
 }
 
 // Of the rows that quantize(arguments) makes.
-template <class T, class Quantize>
-void multiply_float8(const GemmArguments& product, const Stream& stream, Quantize&& quantize) {
+template <class T, class Code, class Quantize>
+void multiply_codes(const GemmArguments& product, const Stream& stream, Quantize&& quantize) {
   GemmArguments a = product;
-  a.k = float8_columns(product.k);
+  a.k = code_columns(product.k);
+  a.integers = std::is_same_v<Code, int8_t>;
   const QuantizedRows rows = quantized_rows_of(stream, a.m, a.k);
   quantize({rows.data, rows.scales, a.x.data, a.x.stride, a.m, product.k, a.k});
   a.x = {rows.data, a.k, false, rows.scales};
@@ -151,23 +175,25 @@ void multiply_float8(const GemmArguments& product, const Stream& stream, Quantiz
   run<T>(a, stream);
 }
 
-template <class T>
-void run_float8(const GemmArguments& a, const Stream& stream) {
-  multiply_float8<T>(a, stream, [&](const QuantizeArguments& q) { quantize_rows<T>(q, stream); });
+template <class T, class Code>
+void run_codes(const GemmArguments& a, const Stream& stream) {
+  multiply_codes<T, Code>(a, stream,
+                          [&](const QuantizeArguments& q) { quantize_rows<T, Code>(q, stream); });
 }
 
-template <class T>
-void run_normed_float8(const GemmArguments& a, const NormArguments& norm, bool centered,
-                       const Stream& stream) {
-  multiply_float8<T>(
-      a, stream, [&](const QuantizeArguments& q) { quantize_norm<T>(q, norm, centered, stream); });
+template <class T, class Code>
+void run_normed_codes(const GemmArguments& a, const NormArguments& norm, bool centered,
+                      const Stream& stream) {
+  multiply_codes<T, Code>(a, stream, [&](const QuantizeArguments& q) {
+    quantize_norm<T, Code>(q, norm, centered, stream);
+  });
 }
 
-template <class T>
-void run_activated_float8(const GemmArguments& a, Activation activation, bool gated,
-                          const Stream& stream) {
-  multiply_float8<T>(a, stream, [&](const QuantizeArguments& q) {
-    quantize_activated<T>(q, activation, gated, stream);
+template <class T, class Code>
+void run_activated_codes(const GemmArguments& a, Activation activation, bool gated,
+                         const Stream& stream) {
+  multiply_codes<T, Code>(a, stream, [&](const QuantizeArguments& q) {
+    quantize_activated<T, Code>(q, activation, gated, stream);
   });
 }
 
@@ -181,20 +207,21 @@ constexpr GemmKernels kOwnFormat = {format_of(kDTypeOf<T>),
                                     run<T>,
                                     gemm_bucket};
 
-template <class T>
-constexpr GemmKernels kFloat8 = {Format::kFloat8E4M3,
-                                 {/*transposed_x=*/false, /*transposed_weight=*/false,
-                                  /*scales=*/true},
-                                 /*packing_copies=*/false,
-                                 /*packs_transposed=*/false,
-                                 packed_float8_bytes,
-                                 pack_float8<T>,
-                                 run_float8<T>,
-                                 gemm_bucket,
-                                 run_normed_float8<T>,
-                                 run_activated_float8<T>};
+template <class T, class Code>
+constexpr GemmKernels kCodes = {
+    std::is_same_v<Code, int8_t> ? Format::kInt8 : Format::kFloat8E4M3,
+    {/*transposed_x=*/false, /*transposed_weight=*/false, /*scales=*/true},
+    /*packing_copies=*/false,
+    /*packs_transposed=*/false,
+    packed_code_bytes,
+    pack_codes<T, Code>,
+    run_codes<T, Code>,
+    gemm_bucket,
+    run_normed_codes<T, Code>,
+    run_activated_codes<T, Code>};
 
-// Tensor cores of Ada have e4m3, too, but no library kernel takes scales by row there.
+// Tensor cores of Ada have e4m3 and those since Turing int8, too, but no library kernel takes
+// scales by row there.
 bool hopper() {
   static const bool found = attribute_of_device(cudaDevAttrComputeCapabilityMajor) == 9;
   return found;
@@ -206,7 +233,8 @@ template <class T>
 const GemmKernels* gemm(Format format) {
   if (format == kOwnFormat<T>.format) return &kOwnFormat<T>;
   if constexpr (!std::is_same_v<T, float>) {
-    if (format == Format::kFloat8E4M3 && hopper()) return &kFloat8<T>;
+    if (format == Format::kFloat8E4M3 && hopper()) return &kCodes<T, __nv_fp8_e4m3>;
+    if (format == Format::kInt8 && hopper()) return &kCodes<T, int8_t>;
   }
   return nullptr;
 }

@@ -20,7 +20,7 @@ namespace fusewire::cuda {
 namespace {
 
 // In the file's name: another meaning of a key, another way of timing.
-constexpr int kVersion = 7;
+constexpr int kVersion = 8;
 constexpr int kSuggestions = 18;  // of cuBLASLt
 // Rows that are timed at most: beyond them the waves of blocks are many and the ranking stays.
 constexpr int64_t kMostRowsTimed = 32768;
@@ -69,9 +69,10 @@ GemmKey key_of(const GemmArguments& a) {
   constexpr int64_t kSize = sizeof(T);
   GemmKey key;
   key.dtype = kDTypeOf<T>;
-  key.epilogue = static_cast<uint8_t>(static_cast<int>(a.activation) | (a.bias != nullptr) << 3 |
-                                      (a.residual != nullptr) << 4 | (a.residual == a.out) << 5 |
-                                      a.weight.transposed << 6 | (a.x.scales != nullptr) << 7);
+  const bool float8 = a.x.scales && !a.integers;
+  key.epilogue = static_cast<uint16_t>(static_cast<int>(a.activation) | (a.bias != nullptr) << 3 |
+                                       (a.residual != nullptr) << 4 | (a.residual == a.out) << 5 |
+                                       a.weight.transposed << 6 | float8 << 7 | a.integers << 8);
   const int64_t operand = operand_bytes<T>(a);
   int read = std::min(alignment_of(a.x.data, a.x.stride * operand),
                       alignment_of(a.weight.data, a.weight.stride * operand));
@@ -105,10 +106,22 @@ bool sm90_can(const GemmArguments& a, const GemmChoice& choice) {
          sm90_gemm_fits(a, choice.configuration);
 }
 
+GemmChoice by_sm90(int configuration) {
+  GemmChoice choice;
+  choice.kernel = GemmKernel::kSm90;
+  choice.configuration = configuration;
+  return choice;
+}
+
+// Of cuBLASLt; of what that does not compute, our first.
 template <class T>
-GemmChoice first_suggestion(const GemmArguments& a, const Stream& stream) {
+GemmChoice first_suggestion(const GemmArguments& a, bool hopper, const Stream& stream) {
   const auto suggested = cublaslt_algorithms<T>(a, 1, Rounding::kOnce, stream);
-  return suggested.empty() ? GemmChoice() : by_cublaslt(suggested[0]);
+  if (!suggested.empty()) return by_cublaslt(suggested[0]);
+  for (int i = 0; hopper && a.integers && i < sm90_gemm_configurations(); ++i) {
+    if (sm90_gemm_fits(a, i)) return by_sm90(i);
+  }
+  return {};
 }
 
 // Everything that may compute the product, in the order of preference among equals.
@@ -116,10 +129,7 @@ template <class T>
 std::vector<GemmChoice> candidates(const GemmArguments& a, bool hopper, const Stream& stream) {
   std::vector<GemmChoice> all;
   for (int i = 0; hopper && i < sm90_gemm_configurations(); ++i) {
-    if (!sm90_gemm_fits(a, i)) continue;
-    all.emplace_back();
-    all.back().kernel = GemmKernel::kSm90;
-    all.back().configuration = i;
+    if (sm90_gemm_fits(a, i)) all.push_back(by_sm90(i));
   }
   const auto suggested = cublaslt_algorithms<T>(a, kSuggestions, Rounding::kUnknown, stream);
   // Without a workspace first: it takes memory, and mostly a second launch.
@@ -163,7 +173,7 @@ GemmChoice settle(Known& device, const GemmKey& key, const GemmArguments& a, con
   } else if (all.size() == 1) {
     choice = all[0];
   } else {
-    choice = first_suggestion<T>(a, stream);
+    choice = first_suggestion<T>(a, device.hopper, stream);
   }
   choice.settled = true;
   std::unique_lock lock(device.mutex);
@@ -213,7 +223,7 @@ GemmChoice choose_gemm(const GemmArguments& a, const Stream& stream) {
     }
   }
   if (!guess || (guess->kernel == GemmKernel::kSm90 && !sm90_can(a, *guess))) {
-    guess = first_suggestion<T>(a, stream);
+    guess = first_suggestion<T>(a, device.hopper, stream);
   }
   guess->settled = !kTimed<T>;
   std::unique_lock lock(device.mutex);

@@ -73,7 +73,7 @@ bool parse(const std::string& line, GemmKey& key, GemmChoice& choice) {
     if (std::sscanf(words + 16 * i, "%16" SCNx64, &choice.algorithm.words[i]) != 1) return false;
   }
   key.dtype = static_cast<DType>(dtype);
-  key.epilogue = static_cast<uint8_t>(epilogue);
+  key.epilogue = static_cast<uint16_t>(epilogue);
   key.read_alignment = static_cast<uint8_t>(read);
   key.write_alignment = static_cast<uint8_t>(write);
   choice.kernel = static_cast<GemmKernel>(kernel);

@@ -7,7 +7,7 @@ namespace fusewire::cuda {
 namespace {
 
 // As norm_rows; what is quantised has been rounded to T.
-template <class T, class L>
+template <class T, class Code, class L>
 __global__ void __launch_bounds__(L::kBlock, L::kBlocksPerSm)
     quantize_norm_kernel(NormArguments a, QuantizeArguments q, bool centered) {
   let_next_start();
@@ -34,30 +34,32 @@ __global__ void __launch_bounds__(L::kBlock, L::kBlocksPerSm)
     x[i] = pack;
     if (L::column(i) < cols) *reinterpret_cast<Pack<T, L::kWidth>*>(out + L::column(i)) = pack;
   }
-  quantize_row<L, T>(q, x, row);
+  quantize_row<Code, L, T>(q, x, row);
 }
 
 }  // namespace
 
-template <class T>
+template <class T, class Code>
 void quantize_norm(const QuantizeArguments& q, const NormArguments& a, bool centered,
                    const Stream& stream) {
   const bool vectors = vectors_fit<T>(a.x, a.x_stride) && vectors_fit<T>(a.out, a.out_stride) &&
                        vectors_fit<T>(a.weight, 0) && vectors_fit<T>(a.bias, 0);
   const bool held = with_quantized_layout<T>(q, vectors, [&](auto layout) {
     using L = decltype(layout);
-    launch(quantize_norm_kernel<T, L>, L::grid(a.rows), L::kBlock, 0, stream, a, q, centered);
+    launch(quantize_norm_kernel<T, Code, L>, L::grid(a.rows), L::kBlock, 0, stream, a, q, centered);
   });
   if (held) return;
   centered ? layer_norm<T>(a, stream) : rms_norm<T>(a, stream);
-  quantize_rows<T>(q, stream);
+  quantize_rows<T, Code>(q, stream);
 }
 
-#define INSTANTIATE(T)                                                                 \
-  template void quantize_norm<T>(const QuantizeArguments&, const NormArguments&, bool, \
-                                 const Stream&);
-INSTANTIATE(__half)
-INSTANTIATE(__nv_bfloat16)
+#define INSTANTIATE(T, Code)                                                                 \
+  template void quantize_norm<T, Code>(const QuantizeArguments&, const NormArguments&, bool, \
+                                       const Stream&);
+INSTANTIATE(__half, __nv_fp8_e4m3)
+INSTANTIATE(__nv_bfloat16, __nv_fp8_e4m3)
+INSTANTIATE(__half, int8_t)
+INSTANTIATE(__nv_bfloat16, int8_t)
 #undef INSTANTIATE
 
 }  // namespace fusewire::cuda

@@ -1,15 +1,14 @@
-// A row to e4m3 by the threads that hold it.
+// A row to e4m3 or int8 by the threads that hold it. Code is the type of the numbers.
 #pragma once
 
 #include <cuda_fp8.h>
+
+#include <cfloat>
 
 #include "cuda/gemm/quantize_rows.h"
 #include "cuda/rows/row.h"
 
 namespace fusewire::cuda {
-
-constexpr float kMostFloat8 = 448.0f;
-constexpr float kLeastTop = 1e-30f;  // its reciprocal is finite
 
 // Bits of magnitudes are in the order of the magnitudes, with infinity and then NaN above all: of
 // these a maximum of floats would lose NaN.
@@ -30,30 +29,78 @@ struct RowScale {
   float scale, inverse;
 };
 
+// Of a row whose largest magnitude is `top`; four numbers that have been divided by its scale, the
+// first in the lowest byte; one, with saturation.
+template <class Code>
+struct Coding;
+
+template <>
+struct Coding<__nv_fp8_e4m3> {
+  __device__ __forceinline__ static RowScale scale_of(float top) {
+    constexpr float kMost = 448.0f, kLeastTop = 1e-30f;  // whose reciprocal is finite
+    top = fmaxf(top, kLeastTop);
+    return {__fdiv_rn(top, kMost), __fdiv_rn(kMost, top)};
+  }
+  __device__ __forceinline__ static uint32_t four(float a, float b, float c, float d) {
+    const auto pair = [](float low, float high) {
+      return static_cast<uint32_t>(
+          __nv_cvt_float2_to_fp8x2({low, high}, __NV_SATFINITE, __NV_E4M3));
+    };
+    return pair(a, b) | pair(c, d) << 16;
+  }
+  __device__ __forceinline__ static uint8_t one(float x) {
+    return __nv_cvt_float_to_fp8(x, __NV_SATFINITE, __NV_E4M3);
+  }
+};
+
+template <>
+struct Coding<int8_t> {
+  // As on the CPU (cpu/int8_scale.h).
+  __device__ __forceinline__ static RowScale scale_of(float top) {
+    constexpr float kMost = 127.0f, kLeastTop = kMost * FLT_MIN;
+    if (top < kLeastTop) return {0.0f, 0.0f};
+    return {__fdiv_rn(top, kMost), __fdiv_rn(kMost, top)};
+  }
+  // The sum leaves the nearest integer in the low bits: conversions take twice as long.
+  __device__ __forceinline__ static uint32_t four(float a, float b, float c, float d) {
+    const auto bits = [](float x) { return __float_as_uint(__fadd_rn(x, 0x1.8p23f)); };
+    const auto two = [&](float x, float y) { return __byte_perm(bits(x), bits(y), 0x0040); };
+    return __byte_perm(two(a, b), two(c, d), 0x5410);
+  }
+  __device__ __forceinline__ static uint8_t one(float x) {
+    return static_cast<uint8_t>(max(-128, min(127, __float2int_rn(x))));
+  }
+};
+
+template <class Code>
 __device__ __forceinline__ RowScale scale_of(unsigned bits, const float* given, int64_t row) {
   constexpr unsigned kInfinity = 0x7f800000u;
   if (bits >= kInfinity) return {__uint_as_float(0x7fc00000u), 0.0f};
   if (given != nullptr) return {given[row], __fdiv_rn(1.0f, given[row])};
-  const float top = fmaxf(__uint_as_float(bits), kLeastTop);
-  return {__fdiv_rn(top, kMostFloat8), __fdiv_rn(kMostFloat8, top)};
+  return Coding<Code>::scale_of(__uint_as_float(bits));
 }
 
-// An infinity times the inverse 0 is no number.
-__device__ __forceinline__ float scaled(float x, const RowScale& s) {
-  return s.inverse == 0.0f ? 0.0f : __fmul_rn(x, s.inverse);
+// The larger of two pairs of T's magnitudes, as their bits.
+__device__ __forceinline__ uint32_t larger(uint32_t magnitudes, uint32_t pair) {
+  return __vmaxu2(magnitudes, pair & 0x7fff7fffu);
 }
 
 // Row `row` of a.data and a.scales from the packs x, which are 0 beyond the columns.
-template <class L, class T>
+template <class Code, class L, class T>
 __device__ __forceinline__ void quantize_row(const QuantizeArguments& a, const RowPacks<L, T>& x,
                                              int64_t row) {
   static_assert(L::kWidth == 8);
-  unsigned bits = 0;
+  static_assert(sizeof(T) == 2);
+  uint32_t pairs = 0;
 #pragma unroll
-  for (int i = 0; i < L::kElements; ++i) {
-    bits = max(bits, __float_as_uint(element<L, T>(x, i)) & 0x7fffffffu);
+  for (int i = 0; i < L::kCount; ++i) {
+    const uint4 words = reinterpret_cast<const uint4&>(x[i]);
+    pairs = larger(larger(pairs, words.x), words.y);
+    pairs = larger(larger(pairs, words.z), words.w);
   }
-  const RowScale s = scale_of(reduce_bits<L::kThreads>(bits), a.given, row);
+  const unsigned top = reduce_bits<L::kThreads>(max(pairs >> 16, pairs & 0xffffu));
+  const unsigned bits = __float_as_uint(unpack<T>(top).x);
+  const RowScale s = scale_of<Code>(bits, a.given, row);
   if (threadIdx.x % L::kThreads == 0) a.scales[row] = s.scale;
   const int padded = static_cast<int>(a.padded);
   uint8_t* out = a.data + row * padded;
@@ -62,13 +109,9 @@ __device__ __forceinline__ void quantize_row(const QuantizeArguments& a, const R
     uint32_t words[2];
 #pragma unroll
     for (int j = 0; j < 8; j += 4) {
-      const auto pair = [&](int at) {
-        const int e = i * 8 + j + at;
-        return static_cast<uint32_t>(__nv_cvt_float2_to_fp8x2(
-            {scaled(element<L, T>(x, e), s), scaled(element<L, T>(x, e + 1), s)}, __NV_SATFINITE,
-            __NV_E4M3));
-      };
-      words[j / 4] = pair(0) | pair(2) << 16;
+      const auto at = [&](int e) { return __fmul_rn(element<L, T>(x, i * 8 + j + e), s.inverse); };
+      const uint32_t four = Coding<Code>::four(at(0), at(1), at(2), at(3));
+      words[j / 4] = s.inverse == 0.0f ? 0 : four;  // infinities times 0 are no zeros
     }
     if (L::column(i) >= padded) continue;
     *reinterpret_cast<uint2*>(out + L::column(i)) = make_uint2(words[0], words[1]);

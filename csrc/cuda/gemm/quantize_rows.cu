@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kWideThreads = 256;  // of a row that no layout holds or that is not aligned
 
-template <class T, class L>
+template <class T, class Code, class L>
 __global__ void __launch_bounds__(L::kBlock, L::kBlocksPerSm) quantize_kernel(QuantizeArguments a) {
   let_next_start();
   wait_for_inputs();
@@ -17,10 +17,11 @@ __global__ void __launch_bounds__(L::kBlock, L::kBlocksPerSm) quantize_kernel(Qu
   if (row >= a.rows) return;
   RowPacks<L, T> x;
   load_row<L>(x, static_cast<const T*>(a.x) + row * a.x_stride, static_cast<int>(a.cols), 0.0f);
-  quantize_row<L, T>(a, x, row);
+  quantize_row<Code, L, T>(a, x, row);
 }
 
-template <class T>
+// kDivides: by the scale, rather than to multiply by its reciprocal.
+template <class T, class Code, bool kDivides>
 __global__ void __launch_bounds__(kWideThreads) quantize_wide_kernel(QuantizeArguments a) {
   let_next_start();
   wait_for_inputs();
@@ -30,11 +31,14 @@ __global__ void __launch_bounds__(kWideThreads) quantize_wide_kernel(QuantizeArg
   for (int64_t c = threadIdx.x; c < a.cols; c += kWideThreads) {
     bits = max(bits, __float_as_uint(to_float(x[c])) & 0x7fffffffu);
   }
-  const RowScale s = scale_of(reduce_bits<kWideThreads>(bits), a.given, row);
+  const RowScale s = scale_of<Code>(reduce_bits<kWideThreads>(bits), a.given, row);
   if (threadIdx.x == 0) a.scales[row] = s.scale;
   for (int64_t c = threadIdx.x; c < a.padded; c += kWideThreads) {
-    const float scaled_down = c < a.cols ? scaled(to_float(x[c]), s) : 0.0f;
-    a.data[row * a.padded + c] = __nv_cvt_float_to_fp8(scaled_down, __NV_SATFINITE, __NV_E4M3);
+    float down = 0.0f;
+    if (c < a.cols && s.inverse != 0.0f) {
+      down = kDivides ? __fdiv_rn(to_float(x[c]), s.scale) : __fmul_rn(to_float(x[c]), s.inverse);
+    }
+    a.data[row * a.padded + c] = Coding<Code>::one(down);
   }
 }
 
@@ -56,7 +60,7 @@ __device__ __forceinline__ void activate_row(RowPacks<L, T>& x, const RowPacks<L
 
 // The branch is outside of the unrolled loops. What is activated is rounded to T, as an op of its
 // own would leave it.
-template <class T, class L, bool kGated>
+template <class T, class Code, class L, bool kGated>
 __global__ void __launch_bounds__(L::kBlock, L::kBlocksPerSm)
     quantize_activated_kernel(QuantizeArguments a, Activation activation) {
   let_next_start();
@@ -81,35 +85,42 @@ __global__ void __launch_bounds__(L::kBlock, L::kBlocksPerSm)
     CASE(kTanh)
 #undef CASE
   }
-  quantize_row<L, T>(a, x, row);
+  quantize_row<Code, L, T>(a, x, row);
 }
 
 }  // namespace
 
-template <class T>
+template <class T, class Code>
 void quantize_rows(const QuantizeArguments& a, const Stream& stream) {
   const bool held = with_quantized_layout<T>(a, vectors_fit<T>(a.x, a.x_stride), [&](auto layout) {
     using L = decltype(layout);
-    launch(quantize_kernel<T, L>, L::grid(a.rows), L::kBlock, 0, stream, a);
+    launch(quantize_kernel<T, Code, L>, L::grid(a.rows), L::kBlock, 0, stream, a);
   });
   if (held) return;
-  launch(quantize_wide_kernel<T>, static_cast<unsigned>(a.rows), kWideThreads, 0, stream, a);
+  launch(quantize_wide_kernel<T, Code, false>, static_cast<unsigned>(a.rows), kWideThreads, 0,
+         stream, a);
 }
 
 template <class T>
+void quantize_int8_weights(const QuantizeArguments& a, const Stream& stream) {
+  launch(quantize_wide_kernel<T, int8_t, true>, static_cast<unsigned>(a.rows), kWideThreads, 0,
+         stream, a);
+}
+
+template <class T, class Code>
 void quantize_activated(const QuantizeArguments& a, Activation activation, bool gated,
                         const Stream& stream) {
   const bool held = with_quantized_layout<T>(a, vectors_fit<T>(a.x, a.x_stride), [&](auto layout) {
     using L = decltype(layout);
-    const auto kernel =
-        gated ? quantize_activated_kernel<T, L, true> : quantize_activated_kernel<T, L, false>;
+    const auto kernel = gated ? quantize_activated_kernel<T, Code, L, true>
+                              : quantize_activated_kernel<T, Code, L, false>;
     launch(kernel, L::grid(a.rows), L::kBlock, 0, stream, a, activation);
   });
   if (held) return;
   void* x = const_cast<void*>(a.x);
   const auto make = gated ? gate<T> : activate<T>;
   make(x, a.x_stride, x, a.x_stride, a.rows, a.cols, activation, stream);
-  quantize_rows<T>(a, stream);
+  quantize_rows<T, Code>(a, stream);
 }
 
 QuantizedRows quantized_rows_of(const Stream& stream, int64_t rows, int64_t padded) {
@@ -119,11 +130,16 @@ QuantizedRows quantized_rows_of(const Stream& stream, int64_t rows, int64_t padd
   return {memory, reinterpret_cast<float*>(memory + data)};
 }
 
-#define INSTANTIATE(T)                                                     \
-  template void quantize_rows<T>(const QuantizeArguments&, const Stream&); \
-  template void quantize_activated<T>(const QuantizeArguments&, Activation, bool, const Stream&);
-INSTANTIATE(__half)
-INSTANTIATE(__nv_bfloat16)
+#define INSTANTIATE(T, Code)                                                            \
+  template void quantize_rows<T, Code>(const QuantizeArguments&, const Stream&);        \
+  template void quantize_activated<T, Code>(const QuantizeArguments&, Activation, bool, \
+                                            const Stream&);
+INSTANTIATE(__half, __nv_fp8_e4m3)
+INSTANTIATE(__nv_bfloat16, __nv_fp8_e4m3)
+INSTANTIATE(__half, int8_t)
+INSTANTIATE(__nv_bfloat16, int8_t)
 #undef INSTANTIATE
+template void quantize_int8_weights<__half>(const QuantizeArguments&, const Stream&);
+template void quantize_int8_weights<__nv_bfloat16>(const QuantizeArguments&, const Stream&);
 
 }  // namespace fusewire::cuda

@@ -1,4 +1,4 @@
-// Rows of numbers as e4m3 with a scale a row: activations by the token, weights by the channel.
+// Rows of numbers in 8 bits with a scale a row: activations by the token, weights by the channel.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace fusewire::cuda {
 
-// What a product of e4m3 takes k as: rows of this many bytes serve TMA and cuBLASLt.
-constexpr int64_t kFloat8Columns = 16;
+// What a product of 8 bits takes k as: rows of this many bytes serve TMA and cuBLASLt.
+constexpr int64_t kCodeColumns = 16;
 // Scales of rows that tiles reach beyond the last one are read, though not used.
 constexpr int64_t kScalesBeyond = 256;
 
@@ -19,6 +19,9 @@ constexpr int64_t kScalesBeyond = 256;
 // `given` its scales take their place, and what these do not reach becomes 448. Columns from cols
 // to `padded` are 0. A row with NaN or infinity is zeros with the scale NaN, which a product with
 // it is, too.
+//
+// Of int8 127 stands in the place of 448, and a row whose scale would be no normal number is zeros
+// with the scale 0: as on the CPU.
 struct QuantizeArguments {
   uint8_t* data;  // [rows, padded], aligned to 16 bytes
   float* scales;
@@ -27,17 +30,22 @@ struct QuantizeArguments {
   const float* given = nullptr;
 };
 
-template <class T>
+template <class T, class Code>
 void quantize_rows(const QuantizeArguments& a, const Stream& stream);
+
+// The same of weights in int8, which are divided by their scale, as on the CPU: an int8 activation
+// is multiplied by its reciprocal.
+template <class T>
+void quantize_int8_weights(const QuantizeArguments& a, const Stream& stream);
 
 // The same of activation(x), or of activation(x) times the columns from cols on if `gated`: in one
 // pass where registers hold a row, else x is activated in place first. Same bits either way.
-template <class T>
+template <class T, class Code>
 void quantize_activated(const QuantizeArguments& a, Activation activation, bool gated,
                         const Stream& stream);
 
 // The same of what the norm writes, which is q.x: LayerNorm, or RMSNorm unless `centered`.
-template <class T>
+template <class T, class Code>
 void quantize_norm(const QuantizeArguments& q, const NormArguments& norm, bool centered,
                    const Stream& stream);
 

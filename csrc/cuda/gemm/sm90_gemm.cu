@@ -7,14 +7,8 @@ namespace fusewire::cuda {
 namespace {
 
 using sm90::LargeShape;
-using sm90::SmallShape;
 using sm90::tiles;
-
-// split: slices of k. One of 0 marks a large configuration.
-struct Configuration {
-  int channels, tokens, split;
-  bool ping_pong = false;
-};
+using Configuration = Sm90Configuration;
 
 constexpr Configuration kLarge[] = {
     {128, 256, 0}, {128, 232, 0},       {128, 184, 0},       {128, 152, 0},
@@ -30,8 +24,12 @@ constexpr int kLargeCount = sizeof(kLarge) / sizeof(kLarge[0]);
 constexpr int kSplitCount = sizeof(kSplits) / sizeof(kSplits[0]);
 constexpr int kCount = kLargeCount + sizeof(kSmall) / sizeof(kSmall[0]) * kSplitCount;
 
-Configuration configuration_of(int number) {
-  if (number < kLargeCount) return kLarge[number];
+Configuration configuration_of(int number, const GemmArguments& a) {
+  if (number < kLargeCount) {
+    Configuration c = kLarge[number];
+    if (a.integers) c.tokens -= c.tokens % 16;  // wgmma's instructions of integers
+    return c;
+  }
   Configuration c = kSmall[(number - kLargeCount) / kSplitCount];
   c.split = kSplits[(number - kLargeCount) % kSplitCount];
   return c;
@@ -44,11 +42,11 @@ int sm90_gemm_configurations() {
 }
 
 bool sm90_gemm_fits(const GemmArguments& a, int configuration) {
-  const bool float8 = a.x.scales != nullptr;
+  const bool bytes = a.x.scales != nullptr;
   const auto aligned = [](const void* pointer, int64_t stride) {
     return reinterpret_cast<uintptr_t>(pointer) % 16 == 0 && stride % 8 == 0;
   };
-  if (float8 && (a.x.stride % 16 != 0 || a.weight.stride % 16 != 0)) return false;
+  if (bytes && (a.x.stride % 16 != 0 || a.weight.stride % 16 != 0)) return false;
   constexpr int64_t kMost = 1 << 30;
   const bool whole = a.n % 8 == 0;  // else TMA would write between the rows
   if (a.weight.transposed || !aligned(a.out, a.out_stride) || !aligned(a.x.data, a.x.stride) ||
@@ -59,8 +57,9 @@ bool sm90_gemm_fits(const GemmArguments& a, int configuration) {
       a.k > kMost) {
     return false;
   }
-  const Configuration c = configuration_of(configuration);
-  if (c.split == 0 && float8 && (c.ping_pong || c.tokens > kMostPromoted)) return false;
+  const Configuration c = configuration_of(configuration, a);
+  const bool promoted = bytes && !a.integers;
+  if (c.split == 0 && promoted && (c.ping_pong || c.tokens > kMostPromoted)) return false;
   if (c.split == 0) {  // ping-pong's registers have no room for an activation before a residual
     return a.m > 128 && whole &&
            !(c.ping_pong && a.residual != nullptr && a.activation != Activation::kNone);
@@ -69,29 +68,17 @@ bool sm90_gemm_fits(const GemmArguments& a, int configuration) {
   const int64_t token_tiles = tiles(a.m, c.tokens);
   const int64_t blocks = tiles(a.n, c.channels) * token_tiles * c.split;
   const bool many = c.tokens == 32 && tiles(a.n, c.channels) > multiprocessors();  // a vocabulary
-  return c.split <= tiles(a.k, float8 ? 128 : 64) &&
+  return c.split <= tiles(a.k, bytes ? 128 : 64) &&
          (c.tokens == 16 || a.m > c.tokens / 2 || many) && (token_tiles <= 8 || c.tokens == 128) &&
          token_tiles <= 65535 && (blocks <= 2 * multiprocessors() || c.split == 1);
 }
 
 template <class T>
 void sm90_gemm(const GemmArguments& a, int configuration, const Stream& stream) {
-  const Configuration c = configuration_of(configuration);
-  if (a.x.scales) return sm90_gemm_float8<T>(a, c.channels, c.tokens, c.split, stream);
-  if (c.split != 0) {
-    const auto run = [&](auto shape) {
-      sm90::launch_small<T, T, decltype(shape)>(a, c.split, stream);
-    };
-    if (c.channels == 64) {
-      if (c.tokens == 16) return run(SmallShape<1, 16>{});
-      if (c.tokens == 32) return run(SmallShape<1, 32>{});
-      if (c.tokens == 64) return run(SmallShape<1, 64>{});
-      return run(SmallShape<1, 128>{});
-    }
-    if (c.tokens == 32) return run(SmallShape<2, 32>{});
-    if (c.tokens == 64) return run(SmallShape<2, 64>{});
-    return run(SmallShape<2, 128>{});
-  }
+  const Configuration c = configuration_of(configuration, a);
+  if (a.integers) return sm90_gemm_int8<T>(a, c, stream);
+  if (a.x.scales) return sm90_gemm_float8<T>(a, c, stream);
+  if (c.split != 0) return sm90::launch_small_tile<T, T>(a, c, stream);
   if (c.ping_pong) {
     switch (c.tokens) {
       case 184:

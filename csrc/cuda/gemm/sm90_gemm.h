@@ -6,14 +6,21 @@
 
 namespace fusewire::cuda {
 
+// A tile of channels x tokens. split: slices of k; 0 marks a large configuration.
+struct Sm90Configuration {
+  int channels, tokens, split;
+  bool ping_pong = false;
+};
+
 int sm90_gemm_configurations();
 // Whether this configuration can compute the product: alignment of TMA, sizes.
 bool sm90_gemm_fits(const GemmArguments& a, int configuration);
 template <class T>
 void sm90_gemm(const GemmArguments& a, int configuration, const Stream& stream);
-// Of e4m3 with scales, in a tile of the configurations.
+// Of 8 bits with scales.
 template <class T>
-void sm90_gemm_float8(const GemmArguments& a, int channels, int tokens, int split,
-                      const Stream& stream);
+void sm90_gemm_float8(const GemmArguments& a, const Sm90Configuration& c, const Stream& stream);
+template <class T>
+void sm90_gemm_int8(const GemmArguments& a, const Sm90Configuration& c, const Stream& stream);
 
 }  // namespace fusewire::cuda

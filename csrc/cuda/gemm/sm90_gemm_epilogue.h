@@ -104,22 +104,45 @@ __device__ __forceinline__ void with_activation(const ActivationFormula& f, Use&
   }
 }
 
-// A thread's 64 channels x kTokens sums of e4m3 products times their scales: those of the tokens
-// from `tokens` on, and of its two channels.
-template <int kTokens>
-__device__ __forceinline__ void scale_sums(float (&d)[kTokens / 2], const float* tokens,
-                                           const float (&channels)[2]) {
-  const float2* pairs = reinterpret_cast<const float2*>(tokens) + threadIdx.x % 4;
-#pragma unroll
-  for (int j = 0; j < kTokens / 8; ++j) {
-    const float2 pair = __ldcg(pairs + 4 * j);
+// What a thread's sums stand for. Of a tile of 8 tokens it has those of two neighbours, for each of
+// two channels, 8 apart.
+struct NoScales {
+  __device__ __forceinline__ float2 tokens(int) const { return {}; }
+  __device__ __forceinline__ float operator()(float sum, float, int) const { return sum; }
+};
+
+// Never contracted with the addition that follows: the same bits by every kernel.
+__device__ __forceinline__ float scaled_sum(float sum, float token, float channel) {
+  return __fmul_rn(__fmul_rn(sum, token), channel);
+}
+__device__ __forceinline__ float scaled_sum(int32_t sum, float token, float channel) {
+  return scaled_sum(__int2float_rn(sum), token, channel);
+}
+
+// kShared: the tokens' are in shared memory, else the kernel before wrote them to the device's.
+template <bool kShared>
+struct RowScales {
+  const float2* pairs;  // of this thread's tokens of the first 8
+  float channels[2];
+
+  // `token_scales` are those of the tile's tokens, `channel` is the thread's first.
+  __device__ __forceinline__ RowScales(const float* token_scales, const float* channel_scales,
+                                       int channel, int n)
+      : pairs(reinterpret_cast<const float2*>(token_scales) + threadIdx.x % 4) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      d[4 * j + 2 * h] = d[4 * j + 2 * h] * pair.x * channels[h];
-      d[4 * j + 2 * h + 1] = d[4 * j + 2 * h + 1] * pair.y * channels[h];
+      channels[h] = channel + 8 * h < n ? channel_scales[channel + 8 * h] : 0.0f;
     }
   }
-}
+  // Of the column-th 8 tokens.
+  __device__ __forceinline__ float2 tokens(int column) const {
+    return kShared ? pairs[4 * column] : __ldcg(pairs + 4 * column);
+  }
+  template <class Sum>
+  __device__ __forceinline__ float operator()(Sum sum, float token, int channel) const {
+    return scaled_sum(sum, token, channels[channel]);
+  }
+};
 
 // Four (two) 8 x 8 matrices between fragments and rows of 16 bytes at `row`, transposed: a thread's
 // pair of neighbouring tokens of one channel to (from) rows of 8 channels of one token.
@@ -179,23 +202,26 @@ struct ResidualInRegisters {  // from load_piece()
 };
 
 // Tokens [kBegin, kEnd) of a warpgroup's 64 channels x kTokens accumulators to `piece`.
-template <class T, int kTokens, int kBegin, int kEnd, class Activate, class Residual>
-__device__ __forceinline__ void store_piece(const float (&d)[kTokens / 2], const float (&bias)[2],
-                                            uint8_t* piece, const Activate& activate,
-                                            const Residual& residual) {
+template <class T, int kTokens, int kBegin, int kEnd, class Sum, class Scales, class Activate,
+          class Residual>
+__device__ __forceinline__ void store_piece(const Sum (&d)[kTokens / 2], const Scales& scales,
+                                            const float (&bias)[2], uint8_t* piece,
+                                            const Activate& activate, const Residual& residual) {
   const uint32_t row = fragment_row(piece);
 #pragma unroll
   for (int j = kBegin / 8; j < kEnd / 8; j += 2) {
     const bool both = j + 2 <= kEnd / 8;
     const uint32_t at = row + (j - kBegin / 8) * 1024;
     uint32_t pairs[4], added[4];
+    const float2 tokens[2] = {scales.tokens(j), both ? scales.tokens(j + 1) : float2{}};
     if constexpr (std::is_same_v<Residual, ResidualInPiece>) {
       both ? load_transposed(at, added) : load_transposed_half(at, added);
     }
 #pragma unroll
     for (int i = 0; i < (both ? 4 : 2); ++i) {
-      float x = activate(d[4 * j + 2 * i] + bias[i % 2]);
-      float y = activate(d[4 * j + 2 * i + 1] + bias[i % 2]);
+      const float2 token = tokens[i / 2];
+      float x = activate(scales(d[4 * j + 2 * i], token.x, i % 2) + bias[i % 2]);
+      float y = activate(scales(d[4 * j + 2 * i + 1], token.y, i % 2) + bias[i % 2]);
       if constexpr (std::is_same_v<Residual, ResidualInRegisters<kTokens>>) {
         added[i] = residual.pairs[2 * j + i];
       }

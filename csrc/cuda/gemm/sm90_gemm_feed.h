@@ -14,7 +14,7 @@ struct LargeProblem {
   int n, k_blocks;                             // k in stages (kStageColumns)
   int token_tiles, channel_tiles;              // channel tiles of one cluster: 128 channels a block
   const void* bias;                            // or null
-  const float *token_scales, *channel_scales;  // of e4m3
+  const float *token_scales, *channel_scales;  // of 8 bits
   bool has_residual;
   ActivationFormula activation;
 };
@@ -43,10 +43,12 @@ struct LargeShape {
   }
   static constexpr int kPieceBytes = kPiece * 128, kOutBytes = kBuffers * kPieceBytes;
   static constexpr int kBarrierBytes = 256;
+  static constexpr int kScaleBytes = 2 * kTokens * 4;  // of the tokens, for each warpgroup's tile
+  static constexpr int kOtherBytes = 2 * kOutBytes + kBarrierBytes + kScaleBytes;
   static constexpr int kMostBytes = 227 * 1024;
-  static constexpr int kFitting = (kMostBytes - kBarrierBytes - 2 * kOutBytes) / kStageBytes;
+  static constexpr int kFitting = (kMostBytes - kOtherBytes) / kStageBytes;
   static constexpr int kStages = kFitting < 8 ? kFitting : 8;
-  static constexpr int kSharedBytes = kStages * kStageBytes + 2 * kOutBytes + kBarrierBytes;
+  static constexpr int kSharedBytes = kStages * kStageBytes + kOtherBytes;
 };
 
 // Tiles of a cluster in turn. Eight token tiles go together through all channels: what runs at one
@@ -73,12 +75,14 @@ struct LargeShared {
   uint8_t* stages;
   uint8_t* out;
   uint64_t *full, *empty, *residual;
+  float* token_scales;
   __device__ __forceinline__ explicit LargeShared(uint8_t* base)
       : stages(base),
         out(base + Shape::kStages * Shape::kStageBytes),
         full(reinterpret_cast<uint64_t*>(out + 2 * Shape::kOutBytes)),
         empty(full + Shape::kStages),
-        residual(empty + Shape::kStages) {}  // of each warpgroup's buffers
+        residual(empty + Shape::kStages),  // of each warpgroup's buffers
+        token_scales(reinterpret_cast<float*>(out + 2 * Shape::kOutBytes + Shape::kBarrierBytes)) {}
 };
 
 // Calls use(std::integral_constant<int, i>) for every i.

@@ -5,30 +5,18 @@
 namespace fusewire::cuda {
 
 template <class T>
-void sm90_gemm_float8(const GemmArguments& a, int channels, int tokens, int split,
-                      const Stream& stream) {
-  using Element = __nv_fp8_e4m3;
+void sm90_gemm_float8(const GemmArguments& a, const Sm90Configuration& c, const Stream& stream) {
   using sm90::LargeShape;
-  using sm90::SmallShape;
-  if (split == 0) {
-    if (tokens == 152) return sm90::launch_large<T, Element, LargeShape<152, false>>(a, stream);
-    return sm90::launch_large<T, Element, LargeShape<120, false>>(a, stream);
+  if (c.split != 0) return sm90::launch_small_tile<T, __nv_fp8_e4m3>(a, c, stream);
+  if (c.tokens == 152) {
+    return sm90::launch_large<T, __nv_fp8_e4m3, LargeShape<152, false>>(a, stream);
   }
-  const auto run = [&](auto shape) {
-    sm90::launch_small<T, Element, decltype(shape)>(a, split, stream);
-  };
-  if (channels == 64) {
-    if (tokens == 16) return run(SmallShape<1, 16>{});
-    if (tokens == 32) return run(SmallShape<1, 32>{});
-    if (tokens == 64) return run(SmallShape<1, 64>{});
-    return run(SmallShape<1, 128>{});
-  }
-  if (tokens == 32) return run(SmallShape<2, 32>{});
-  if (tokens == 64) return run(SmallShape<2, 64>{});
-  return run(SmallShape<2, 128>{});
+  return sm90::launch_large<T, __nv_fp8_e4m3, LargeShape<120, false>>(a, stream);
 }
 
-template void sm90_gemm_float8<__half>(const GemmArguments&, int, int, int, const Stream&);
-template void sm90_gemm_float8<__nv_bfloat16>(const GemmArguments&, int, int, int, const Stream&);
+template void sm90_gemm_float8<__half>(const GemmArguments&, const Sm90Configuration&,
+                                       const Stream&);
+template void sm90_gemm_float8<__nv_bfloat16>(const GemmArguments&, const Sm90Configuration&,
+                                              const Stream&);
 
 }  // namespace fusewire::cuda

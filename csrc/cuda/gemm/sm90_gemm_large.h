@@ -1,6 +1,6 @@
 // Matrix product for many tokens: persistent blocks of a producer warp, which feeds a ring of
 // shared-memory stages by TMA, and two consumer warpgroups. A tile is 128 channels x kTokens
-// tokens. T is the type of the results, Element of what is multiplied: T or e4m3.
+// tokens. T is the type of the results, Element of what is multiplied: T, e4m3 or int8.
 //
 //  - Cooperating warpgroups each take 64 channels of one tile: the largest tiles fit. The residual
 //    comes to registers during the main loop.
@@ -89,7 +89,17 @@ __device__ __forceinline__ void consume(const LargeShared<Shape>& shared, const 
       load_biases();
       named_barrier_sync(3 + group, 256);
     }
-    float d[kBlocks][kTokens / 2];
+    // Read while the first products run, for the epilogue to find them in shared memory.
+    float* token_scales = shared.token_scales + group * kTokens;
+    float thread_scales[2] = {};
+    if constexpr (kScaled<Element>) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int t = thread + 128 * i;
+        if (t < kTokens) thread_scales[i] = __ldcg(p.token_scales + token + t);
+      }
+    }
+    SumOf<Element> d[kBlocks][kTokens / 2];
     // Of e4m3: sums since the last promotion, of two stages. The warpgroups promote in turn, so
     // that one's products run meanwhile.
     [[maybe_unused]] float part[kPromoted<Element> ? kTokens / 2 : 1];
@@ -118,8 +128,8 @@ __device__ __forceinline__ void consume(const LargeShared<Shape>& shared, const 
         for (int step = 0; step < 4; ++step) {
 #pragma unroll
           for (int b = 0; b < kBlocks; ++b) {
-            wgmma<kTokens, T>(d[b], weight + 512 * b + 2 * step, tokens + 2 * step,
-                              (k | step) != 0);
+            wgmma<kTokens, Element>(d[b], weight + 512 * b + 2 * step, tokens + 2 * step,
+                                    (k | step) != 0);
           }
         }
         wgmma_commit();
@@ -139,17 +149,28 @@ __device__ __forceinline__ void consume(const LargeShared<Shape>& shared, const 
       if (++stage == kStages) stage = 0, parity ^= 1;
     }
     if (Shape::kPingPong && index + clusters < tiles) let_other_begin();
+    const auto scales_of = [&](int block) {
+      if constexpr (kScaled<Element>) {
+        return RowScales<true>(token_scales, p.channel_scales,
+                               channel + 64 * block + 16 * warp + lane / 4, p.n);
+      } else {
+        return NoScales{};
+      }
+    };
     if constexpr (!Shape::kPingPong) load_biases();  // while the last products run
+    const auto first_scales = scales_of(0);
+    if constexpr (kScaled<Element>) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const int t = thread + 128 * i;
+        if (t < kTokens) token_scales[t] = thread_scales[i];
+      }
+      named_barrier_sync(1 + group, 128);
+    }
     wgmma_wait<0>();
 #pragma unroll
     for (int b = 0; b < kBlocks; ++b) wgmma_results(d[b]);
     release_last();
-    if constexpr (kPromoted<Element>) {
-      const int c = channel + 16 * warp + lane / 4;
-      const float scales[2] = {c < p.n ? p.channel_scales[c] : 0.0f,
-                               c + 8 < p.n ? p.channel_scales[c + 8] : 0.0f};
-      scale_sums<kTokens>(d[0], p.token_scales + token, scales);
-    }
 
     if constexpr (!Shape::kPingPong) {
       const auto finish = [&](auto index) {
@@ -162,10 +183,11 @@ __device__ __forceinline__ void consume(const LargeShared<Shape>& shared, const 
         }
         with_activation(p.activation, [&](const auto& activate) {
           if (p.has_residual) {
-            store_piece<T, kTokens, kBegin, kEnd>(d[0], biases[0], to, activate,
+            store_piece<T, kTokens, kBegin, kEnd>(d[0], first_scales, biases[0], to, activate,
                                                   ResidualInRegisters<kTokens>{held});
           } else {
-            store_piece<T, kTokens, kBegin, kEnd>(d[0], biases[0], to, activate, NoResidual{});
+            store_piece<T, kTokens, kBegin, kEnd>(d[0], first_scales, biases[0], to, activate,
+                                                  NoResidual{});
           }
         });
         fence_async_shared();
@@ -180,15 +202,16 @@ __device__ __forceinline__ void consume(const LargeShared<Shape>& shared, const 
     } else {
       const auto finish = [&](auto index) {
         constexpr int kBlock = decltype(index)::value;
+        const auto scales = kBlock == 0 ? first_scales : scales_of(kBlock);
         if (p.has_residual) {
           await_residual(0);
-          store_piece<T, kTokens, 0, kTokens>(d[kBlock], biases[kBlock], out, NoActivation{},
-                                              ResidualInPiece{});
+          store_piece<T, kTokens, 0, kTokens>(d[kBlock], scales, biases[kBlock], out,
+                                              NoActivation{}, ResidualInPiece{});
         } else {
           if (thread == 0) tma_store_wait<0>();
           named_barrier_sync(1 + group, 128);
           with_activation(p.activation, [&](const auto& activate) {
-            store_piece<T, kTokens, 0, kTokens>(d[kBlock], biases[kBlock], out, activate,
+            store_piece<T, kTokens, 0, kTokens>(d[kBlock], scales, biases[kBlock], out, activate,
                                                 NoResidual{});
           });
         }

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "core/gemm.h"
+#include "cuda/gemm/sm90_gemm.h"
 #include "cuda/gemm/sm90_gemm_large.h"
 #include "cuda/gemm/sm90_gemm_small.h"
 
@@ -81,6 +82,22 @@ void launch_small(const GemmArguments& a, int split, const Stream& stream) {
                   static_cast<unsigned>(tiles(a.m, Shape::kTokens)));
   launch_clusters(kernel, split, grid, dim3(Shape::kThreads), Shape::shared_bytes(p.stages, split),
                   stream, x, weight, p);
+}
+
+template <class T, class Element>
+void launch_small_tile(const GemmArguments& a, const Sm90Configuration& c, const Stream& stream) {
+  const auto run = [&](auto shape) {
+    launch_small<T, Element, decltype(shape)>(a, c.split, stream);
+  };
+  if (c.channels == 64) {
+    if (c.tokens == 16) return run(SmallShape<1, 16>{});
+    if (c.tokens == 32) return run(SmallShape<1, 32>{});
+    if (c.tokens == 64) return run(SmallShape<1, 64>{});
+    return run(SmallShape<1, 128>{});
+  }
+  if (c.tokens == 32) return run(SmallShape<2, 32>{});
+  if (c.tokens == 64) return run(SmallShape<2, 64>{});
+  return run(SmallShape<2, 128>{});
 }
 
 }  // namespace fusewire::cuda::sm90

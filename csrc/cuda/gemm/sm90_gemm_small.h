@@ -24,7 +24,7 @@ struct SmallProblem {
   int64_t residual_stride;
   void* out;
   int64_t out_stride;
-  const float *token_scales, *channel_scales;  // of e4m3
+  const float *token_scales, *channel_scales;  // of 8 bits
   ActivationFormula activation;
 };
 
@@ -66,7 +66,7 @@ struct SmallShape {
 // count at `barrier`; in this block itself (`own`) they do not. No branches: they would cost more
 // than the store. The asynchronous store is legal only where the launch has named a cluster.
 __device__ __forceinline__ void send(uint32_t to, uint32_t barrier, int owner, int own,
-                                     const float* d) {
+                                     const uint4& d) {
   asm volatile(
       "{\n"
       ".reg .pred p;\n"
@@ -74,12 +74,33 @@ __device__ __forceinline__ void send(uint32_t to, uint32_t barrier, int owner, i
       "setp.eq.s32 p, %2, %3;\n"
       "mapa.shared::cluster.u32 to, %0, %2;\n"
       "mapa.shared::cluster.u32 barrier, %1, %2;\n"
-      "@!p st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [to], {%4, %5, %6, %7}, "
+      "@!p st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [to], {%4, %5, %6, %7}, "
       "[barrier];\n"
-      "@p st.shared.v4.f32 [%0], {%4, %5, %6, %7};\n"
+      "@p st.shared.v4.b32 [%0], {%4, %5, %6, %7};\n"
       "}" ::"r"(to),
-      "r"(barrier), "r"(owner), "r"(own), "f"(d[0]), "f"(d[1]), "f"(d[2]), "f"(d[3])
+      "r"(barrier), "r"(owner), "r"(own), "r"(d.x), "r"(d.y), "r"(d.z), "r"(d.w)
       : "memory");
+}
+
+__device__ __forceinline__ uint32_t bits_of(float x) {
+  return __float_as_uint(x);
+}
+__device__ __forceinline__ uint32_t bits_of(int32_t x) {
+  return static_cast<uint32_t>(x);
+}
+template <class Sum>
+__device__ __forceinline__ Sum from_bits(uint32_t bits) {
+  if constexpr (std::is_same_v<Sum, float>) {
+    return __uint_as_float(bits);
+  } else {
+    return static_cast<Sum>(bits);
+  }
+}
+
+// Of 8 tokens: two tokens (d[i] and d[i + 1]) x two channels (d[2 * h]).
+template <class Sum>
+__device__ __forceinline__ uint4 bits_of(const Sum* d) {
+  return {bits_of(d[0]), bits_of(d[1]), bits_of(d[2]), bits_of(d[3])};
 }
 
 // What a thread writes. Its fragment of a column is two tokens x two channels, 8 apart; with the
@@ -137,14 +158,14 @@ struct SmallOutput {
   }
 
   template <class Activate>
-  __device__ __forceinline__ void store(const float4 (&sums)[Shape::kBatch],
+  __device__ __forceinline__ void store(const float (&sums)[Shape::kBatch][4],
                                         const uint32_t (&add)[Shape::kBatch][2],
                                         const Activate& activate) {
 #pragma unroll
     for (int b = 0; b < Shape::kBatch; ++b) {
-      const float4& sum = sums[b];
-      const float mine[2] = {odd ? sum.y : sum.x, odd ? sum.w : sum.z};
-      const float theirs[2] = {odd ? sum.x : sum.y, odd ? sum.z : sum.w};
+      const float (&sum)[4] = sums[b];
+      const float mine[2] = {odd ? sum[1] : sum[0], odd ? sum[3] : sum[2]};
+      const float theirs[2] = {odd ? sum[0] : sum[1], odd ? sum[2] : sum[3]};
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const float other = __shfl_xor_sync(0xffffffffu, theirs[h], 4);
@@ -233,15 +254,29 @@ __global__ void __launch_bounds__(Shape::kThreads)
   wait_for_inputs();
   uint32_t add[Shape::kBatch][2];
   output.load(add);
+  const auto scales = [&] {
+    if constexpr (kScaled<Element>) {
+      return RowScales<false>(p.token_scales + token, p.channel_scales,
+                              channel + warp * 16 + threadIdx.x % 32 / 4, p.n);
+    } else {
+      return NoScales{};
+    }
+  }();
+  // Of this block's next columns; those beyond its last are within kScalesBeyond.
+  int column = rank;
+  float2 token_scales[Shape::kBatch];
+  const auto load_scales = [&] {
+#pragma unroll
+    for (int b = 0; b < Shape::kBatch; ++b) token_scales[b] = scales.tokens(column + b * slices);
+    column += Shape::kBatch * slices;
+  };
+  load_scales();
 
-  float d[Shape::kTokens / 2];
-  float scales[2] = {};
+  using Sum = SumOf<Element>;
+  Sum d[Shape::kTokens / 2];
   if constexpr (kPromoted<Element>) {
 #pragma unroll
     for (int i = 0; i < Shape::kTokens / 2; ++i) d[i] = 0.0f;
-    const int c = channel + warp * 16 + threadIdx.x % 32 / 4;
-    if (c < p.n) scales[0] = p.channel_scales[c];
-    if (c + 8 < p.n) scales[1] = p.channel_scales[c + 8];
   }
   int stage = 0, parity = 0;
   for (int i = 0; i < blocks; ++i) {
@@ -257,7 +292,7 @@ __global__ void __launch_bounds__(Shape::kThreads)
       wgmma_fence();
 #pragma unroll
       for (int step = 0; step < 4; ++step) {
-        wgmma<Shape::kTokens, T>(d, weight + 2 * step, tokens + 2 * step, (i | step) != 0);
+        wgmma<Shape::kTokens, Element>(d, weight + 2 * step, tokens + 2 * step, (i | step) != 0);
       }
       wgmma_commit();
       wgmma_wait<1>();
@@ -269,14 +304,13 @@ __global__ void __launch_bounds__(Shape::kThreads)
   }
   wgmma_wait<0>();
   wgmma_results(d);
-  if constexpr (kPromoted<Element>) scale_sums<Shape::kTokens>(d, p.token_scales + token, scales);
 
   uint32_t to = shared_address(sums) + (rank * Shape::kConsumers + threadIdx.x) * 16;
   if (slices > 1) {
     int owner = 0;
 #pragma unroll
     for (int j = 0; j < Shape::kColumns; ++j) {
-      send(to, shared_address(arrived), owner, rank, &d[4 * j]);
+      send(to, shared_address(arrived), owner, rank, bits_of(&d[4 * j]));
       const bool around = ++owner == slices;
       owner = around ? 0 : owner;
       to += around ? slices * Shape::kSumBytes : 0;
@@ -285,29 +319,40 @@ __global__ void __launch_bounds__(Shape::kThreads)
   } else {
 #pragma unroll
     for (int j = 0; j < Shape::kColumns; ++j) {
-      *reinterpret_cast<float4*>(sums + (j * Shape::kConsumers + threadIdx.x) * 16) =
-          make_float4(d[4 * j], d[4 * j + 1], d[4 * j + 2], d[4 * j + 3]);
+      *reinterpret_cast<uint4*>(sums + (j * Shape::kConsumers + threadIdx.x) * 16) =
+          bits_of(&d[4 * j]);
     }
   }
 
   with_activation(p.activation, [&](const auto& activate) {
-    const auto* from = reinterpret_cast<const float4*>(sums) + threadIdx.x;
+    const auto* from = reinterpret_cast<const uint4*>(sums) + threadIdx.x;
     for (int left = own_columns; left > 0; left -= Shape::kBatch) {
-      float4 sum[Shape::kBatch];
-#pragma unroll
-      for (int b = 0; b < Shape::kBatch; ++b) sum[b] = make_float4(0, 0, 0, 0);
+      Sum sum[Shape::kBatch][4] = {};
       const int per_column = slices * Shape::kConsumers;
 #pragma unroll 2
       for (int s = 0; s < slices; ++s) {
 #pragma unroll
         for (int b = 0; b < Shape::kBatch; ++b) {
-          const float4 more = from[s * Shape::kConsumers + (b < left ? b * per_column : 0)];
-          sum[b].x += more.x, sum[b].y += more.y, sum[b].z += more.z, sum[b].w += more.w;
+          const uint4 more = from[s * Shape::kConsumers + (b < left ? b * per_column : 0)];
+          sum[b][0] += from_bits<Sum>(more.x), sum[b][1] += from_bits<Sum>(more.y);
+          sum[b][2] += from_bits<Sum>(more.z), sum[b][3] += from_bits<Sum>(more.w);
         }
       }
       from += Shape::kBatch * per_column;
-      output.store(sum, add, activate);
-      if (left > Shape::kBatch) output.load(add);
+      float scaled[Shape::kBatch][4];
+#pragma unroll
+      for (int b = 0; b < Shape::kBatch; ++b) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          scaled[b][2 * h] = scales(sum[b][2 * h], token_scales[b].x, h);
+          scaled[b][2 * h + 1] = scales(sum[b][2 * h + 1], token_scales[b].y, h);
+        }
+      }
+      output.store(scaled, add, activate);
+      if (left > Shape::kBatch) {
+        output.load(add);
+        load_scales();
+      }
     }
   });
 }

@@ -1,4 +1,4 @@
-// The products of one stage of the ring: 128 bytes of k, 64 numbers of 16 bits or 128 of e4m3.
+// The products of one stage of the ring: 128 bytes of k, 64 numbers of 16 bits or 128 of 8.
 #pragma once
 
 #include <cuda_fp8.h>
@@ -17,6 +17,14 @@ constexpr int kStageColumns = 128 / static_cast<int>(sizeof(Element));
 // added to fp32 sums outside.
 template <class Element>
 constexpr bool kPromoted = std::is_same_v<Element, __nv_fp8_e4m3>;
+
+// Of 8 bits, with a scale a row of x and of the weight.
+template <class Element>
+constexpr bool kScaled = sizeof(Element) == 1;
+
+// What products are summed in.
+template <class Element>
+using SumOf = std::conditional_t<std::is_same_v<Element, int8_t>, int32_t, float>;
 
 // part += one stage of e4m3, or = if it is the first since the last promotion.
 template <int kTokens>

@@ -259,10 +259,11 @@ def float_quantized(strategy: str = "channel", form: str = "float-quantized") ->
     return compressed_tensors(write, form, numbers)
 
 
-def w8a8(strategy: str = "channel", **activations: Any) -> Format:
-    """Weights in int8, and activations by the token when they are multiplied."""
-    form = int_quantized(strategy)
-    by_token = {"num_bits": 8, "type": "int", "symmetric": True, "strategy": "token"}
+def w8a8(strategy: str = "channel", kind: str = "int", **activations: Any) -> Format:
+    """Weights in int8 or FP8, by their `kind`, and activations by the token when they are
+    multiplied."""
+    form = int_quantized(strategy) if kind == "int" else float_quantized(strategy)
+    by_token = {"num_bits": 8, "type": kind, "symmetric": True, "strategy": "token"}
     group = form.config["config_groups"]["group_0"]
     group = group | {"input_activations": by_token | {"dynamic": True} | activations}
     return Format(form.write, form.config | {"config_groups": {"group_0": group}})

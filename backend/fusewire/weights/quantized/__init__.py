@@ -10,7 +10,7 @@ import numpy as np
 from fusewire.errors import CheckpointError
 from fusewire.weights.quantized.methods import Method, method_of
 from fusewire.weights.quantized.module import Module, QuantizedTensor
-from fusewire.weights.quantized.weight import Codes, QuantizedWeight
+from fusewire.weights.quantized.weight import Codes, QuantizedWeight, StoredCodes
 from fusewire.weights.safetensors import StoredTensor
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Method",
     "QuantizedTensor",
     "QuantizedWeight",
+    "StoredCodes",
     "method_of",
     "with_weights",
 ]

@@ -6,8 +6,8 @@ codes of a word)], whose codes count up from -2 ** (bits - 1), and `weight_shape
 (and `weight_zero_point`, packed by rows where weights are) has a number for the tensor, each row,
 each group of columns in each row, or each block; `weight_g_idx` is each column's group where these
 are ordered by activations. How activations are quantised does not change a weight; where they are
-to be int8 by the token, symmetric and with scales that are found as they come, int8 weights are
-meant for products of int8 (W8A8).
+to be of the weights' own 8 bits by the token, symmetric and with scales that are found as they
+come, weights are meant for products of int8 or FP8 (W8A8).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class _Scheme:
     symmetric: bool
     ordered: bool  # by activations: there is a weight_g_idx
     strategy: str
-    int8_products: bool
+    products: str | None  # of QuantizedWeight
     group_size: int = 0
     block: tuple[int, int] = (0, 0)
 
@@ -142,7 +142,7 @@ class CompressedTensors:
             None if scheme.symmetric else _zeros(module, scheme, grid),
             block_rows,
             groups,
-            scheme.int8_products,
+            scheme.products,
         )
 
     def _scheme_of(self, module: Module) -> _Scheme:
@@ -197,20 +197,22 @@ def _scheme(group: Settings, settings: Settings) -> _Scheme:
         symmetric,
         ordered,
         strategy,
-        not packed and kind == "int" and _by_token(group.values.get("input_activations")),
+        None if packed else _products(kind, group.values.get("input_activations")),
         weights.size("group_size") if strategy == "group" else 0,
         weights.sizes("block_structure") if strategy == "block" else (0, 0),
     )
 
 
-def _by_token(activations: Any) -> bool:
-    """Whether they are quantised to int8 as products do it."""
-    wanted = {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True}
-    return (
+def _products(kind: str, activations: Any) -> str | None:
+    """The format of weights of this kind where activations are quantised to it as products do it,
+    else None."""
+    wanted = {"num_bits": 8, "type": kind, "strategy": "token", "dynamic": True}
+    alike = (
         isinstance(activations, Mapping)
         and all(activations.get(key) == value for key, value in wanted.items())
         and activations.get("symmetric", True) is True
     )
+    return {"int": "int8", "float": "float8_e4m3"}[kind] if alike else None
 
 
 def _default(weights: Settings) -> str:

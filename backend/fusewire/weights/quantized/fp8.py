@@ -1,5 +1,6 @@
 """quant_method fp8: E4M3 weights with a scale for each block (DeepSeek-V3, arXiv 2412.19437,
-section 3.3; Qwen3) or for the tensor. `weight_scale_inv` is multiplied with, whatever its name."""
+section 3.3; Qwen3) or for the tensor. `weight_scale_inv` is multiplied with, whatever its name.
+Where activations are quantised as they come (dynamic), weights are meant for products of FP8."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ class Fp8:
 
     def __init__(self, settings: Settings) -> None:
         settings.choice("fmt", ("e4m3", "float8_e4m3fn"), "e4m3")
-        settings.choice("activation_scheme", ("dynamic", "static"), "dynamic")
+        scheme = settings.choice("activation_scheme", ("dynamic", "static"), "dynamic")
+        self._products = "float8_e4m3" if scheme == "dynamic" else None
         settings.choice("scale_fmt", (None, "float", "ue8m0"))
         settings.choice("expert_dtype", (None, "fp8"))
         for key in ("modules_to_not_convert", "ignored_layers"):
@@ -60,6 +62,7 @@ class Fp8:
             None,
             block[0],
             equal_groups(columns, block[1]),
+            self._products,
         )
 
     def _scale(self, module: Module) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusewire.errors import CheckpointError
-from fusewire.weights.quantized.weight import Codes, QuantizedWeight
+from fusewire.weights.quantized.weight import Codes, QuantizedWeight, StoredCodes
 from fusewire.weights.safetensors import StoredTensor
 
 SCALES = ("F16", "BF16", "F32")
@@ -130,9 +130,15 @@ class QuantizedTensor:
         here, there = self.module.parts, other.module.parts
         return here.keys() == there.keys() and all(here[p].equals(there[p]) for p in here)
 
-    def int8(self) -> tuple[NDArray[np.int8], NDArray[np.float32]] | None:
-        """As `QuantizedWeight.int8`: [out_features, in_features] of a transposed weight too."""
-        return self.stored().int8()
+    def codes(self) -> StoredCodes | None:
+        """As `QuantizedWeight.for_products`: [out_features, in_features] of a transposed weight
+        too."""
+        return self.stored().for_products()
+
+    @property
+    def nbytes(self) -> int:
+        """Of what is stored."""
+        return sum(part.nbytes for part in self.module.parts.values())
 
     def numbers(self, name: str, dtype: str) -> NDArray[Any]:
         """The dequantised values, always fp32: a 16-bit `dtype` is rounded to once, later."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +56,14 @@ class Codes:
         return self.rows(0, self.shape[0])
 
 
+class StoredCodes(NamedTuple):
+    """A weight as products of 8 bits take it."""
+
+    format: str  # int8 or float8_e4m3
+    codes: NDArray[np.uint8]  # [rows, columns], the bytes of the format
+    scales: NDArray[np.float32]  # [rows]
+
+
 @dataclass(frozen=True)
 class QuantizedWeight:
     """weight[r, c] = scales[b, g] * (values[codes[r, c]] - zeros[b, g]), where b is
@@ -67,18 +75,20 @@ class QuantizedWeight:
     zeros: NDArray[np.float32] | None  # as scales
     block_rows: int
     groups: NDArray[np.int64]  # [columns]: each column's group
-    # Whether what it is multiplied with is to be rounded too: to int8, each row by itself.
-    int8_products: bool = False
+    # The format of products, int8 or float8_e4m3, that it is meant for: what it is multiplied with
+    # is to be rounded to that too, each row by itself. None: it stays as it is.
+    products: str | None = None
 
-    def int8(self) -> tuple[NDArray[np.int8], NDArray[np.float32]] | None:
-        """Integers [rows, columns], as they are stored, and scales [rows], for products of int8;
-        None where it is not meant for them, or has other numbers."""
+    def for_products(self) -> StoredCodes | None:
+        """The codes as they are stored; None where the weight is not meant for products of 8 bits,
+        or has other codes, zeros, or several scales a row."""
         one_scale_a_row = self.zeros is None and self.scales.shape[1] == 1
-        if not self.int8_products or not one_scale_a_row or self.codes.words.itemsize != 1:
+        if self.products is None or not one_scale_a_row or self.codes.words.itemsize != 1:
             return None
         rows, columns = self.codes.shape
-        numbers = self.codes.words.view(np.int8).reshape(rows, columns)
-        return numbers, self.scales[np.arange(rows) // self.block_rows, 0]
+        codes = self.codes.words.view(np.uint8).reshape(rows, columns)
+        by_row = self.scales[np.arange(rows) // self.block_rows, 0]
+        return StoredCodes(self.products, codes, by_row)
 
     def dequantized(self) -> NDArray[np.float32]:
         """The weight [rows, columns], rounded to fp32 once."""

@@ -1,4 +1,5 @@
-"""Models whose layers have float8_e4m3 weights answer nearly as in 16 bits, recorded or not."""
+"""Models whose layers have weights of 8 bits on a GPU, float8_e4m3 or int8, answer nearly as in 16
+bits, recorded or not."""
 
 from __future__ import annotations
 
@@ -24,12 +25,17 @@ LEAST_COSINE = 0.99  # of tiny random models, whose channels have few numbers to
 ON_GPUS = pytest.mark.parametrize("place", GPU_HALVES, indirect=True)
 
 
+@pytest.fixture(params=["fp8", "int8"])
+def quantize(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
 @pytest.fixture
-def float8(place: Placement) -> Iterator[Placement]:
+def bytewise(place: Placement, quantize: str) -> Iterator[Placement]:
     """With the kernels that are found to be the fastest, as `place` has them."""
     if "float8_e4m3" not in kernels.weight_formats(place.dtype, place.stream):
-        pytest.skip("this GPU has no kernels for float8_e4m3")
-    found = Placement(place.device, place.dtype, "fp8")
+        pytest.skip("this GPU has no kernels for 8 bits")
+    found = Placement(place.device, place.dtype, quantize)
     with found.tuning():
         yield found
 
@@ -39,12 +45,14 @@ def cosines(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     return products / np.linalg.norm(one, axis=-1) / np.linalg.norm(other, axis=-1)
 
 
-def rounded_by_torch(folder, texts) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Each text's logits by transformers, and with rows and layers' weights rounded to e4m3: what
-    the format itself costs."""
+def rounded_by_torch(folder, texts, quantize) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Each text's logits by transformers, and with rows and layers' weights rounded to the format:
+    what that itself costs."""
 
     def rounded(x: torch.Tensor) -> torch.Tensor:
         top = x.abs().amax(-1, keepdim=True).clamp_min(1e-30)
+        if quantize == "int8":
+            return (x * (127 / top)).round() * (top / 127)
         return (x * (448 / top)).to(torch.float8_e4m3fn).float() * (top / 448)
 
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
@@ -66,10 +74,10 @@ def rounded_by_torch(folder, texts) -> list[tuple[np.ndarray, np.ndarray]]:
 
 @ON_GPUS
 @pytest.mark.parametrize("architecture", ["bert", "modernbert"])
-def test_an_encoder_answers_nearly_as_in_16_bits(tmp_path, architecture, place, float8):
+def test_an_encoder_answers_nearly_as_in_16_bits(tmp_path, architecture, place, bytewise):
     tiny_checkpoint(tmp_path, architecture, "hidden")
-    models = [load_model(tmp_path, "hidden", each) for each in (place, float8)]
-    assert set(float8.formats.values()) == {"float8_e4m3"}
+    models = [load_model(tmp_path, "hidden", each) for each in (place, bytewise)]
+    assert set(bytewise.formats.values()) == {bytewise.precision.layers}
     sequences = random_sequences(models[0], [3, 60, 1, 33])
     exact, quantized = (fusewire_answers(model, sequences, "hidden") for model in models)
     for one, other in zip(exact, quantized, strict=True):
@@ -80,9 +88,11 @@ def test_an_encoder_answers_nearly_as_in_16_bits(tmp_path, architecture, place, 
 
 @ON_GPUS
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2"])
-def test_recorded_steps_of_a_decoder_are_the_launched_ones(tmp_path, model_type, place, float8):
+def test_recorded_steps_of_a_decoder_are_the_launched_ones(
+    tmp_path, model_type, place, bytewise, quantize
+):
     tiny_decoder(tmp_path, model_type)
-    exact, quantized = (load_decoder(tmp_path, each) for each in (place, float8))
+    exact, quantized = (load_decoder(tmp_path, each) for each in (place, bytewise))
 
     texts_of: dict[int, list[int]] = {}
 
@@ -107,26 +117,29 @@ def test_recorded_steps_of_a_decoder_are_the_launched_ones(tmp_path, model_type,
     for one, other in zip(launched, recorded, strict=True):
         np.testing.assert_array_equal(one, other)
     found = [cosines(*pair).mean() for pair in zip(steps(exact, False), launched, strict=True)]
-    usual = [cosines(*pair).mean() for pair in rounded_by_torch(tmp_path, texts_of.values())]
+    usual = [
+        cosines(*pair).mean() for pair in rounded_by_torch(tmp_path, texts_of.values(), quantize)
+    ]
     assert 1 - np.mean(found) <= 2 * (1 - np.mean(usual))
 
 
 @ON_GPUS
-def test_matrices_that_are_left_out_stay_as_they_are(tmp_path, place, float8):
+def test_matrices_that_are_left_out_stay_as_they_are(tmp_path, place, bytewise, quantize):
     tiny_decoder(tmp_path, "llama")
-    load_decoder(tmp_path, float8)
-    skipped = min(float8.formats)
-    other = Placement(float8.device, float8.dtype, "fp8", {skipped})
+    load_decoder(tmp_path, bytewise)
+    assert "lm_head" not in bytewise.formats  # of the vocabulary
+    skipped = min(bytewise.formats)
+    other = Placement(bytewise.device, bytewise.dtype, quantize, {skipped})
     load_decoder(tmp_path, other)
     assert [n for n, stored in other.formats.items() if stored == place.dtype] == [skipped]
 
 
 @ON_GPUS
-def test_a_gpu_without_it_refuses_it_by_name(place, monkeypatch):
+def test_a_gpu_without_it_refuses_it_by_name(place, quantize, monkeypatch):
     monkeypatch.setattr(kernels, "weight_formats", lambda dtype, stream: [dtype])
-    wanted = r"quantize: got 'fp8' on cuda:0, which has kernels for \w+ weights alone"
+    wanted = rf"quantize: got '{quantize}' on cuda:0, which has kernels for \w+ weights alone"
     with pytest.raises(ConfigurationError, match=wanted):
-        Placement("cuda", place.dtype, "fp8")
+        Placement("cuda", place.dtype, quantize)
 
 
 def test_a_cpu_refuses_it_by_name():
