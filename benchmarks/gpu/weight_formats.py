@@ -1,9 +1,11 @@
-"""Layers' weights in fp8 beside fp16 on a GPU: `python -m benchmarks.weight_formats --device cuda`.
+"""Layers' weights in fp8 and int8 beside fp16 on a GPU: `python -m benchmarks.weight_formats
+--device cuda`.
 
 Forwards of BERT-base and -large (64 sequences of up to 512), steps of Llama-3-8B's shape (1 and 64
 sequences, context 1024), and the products of these beside torch's `_scaled_mm` with scales by row,
-whose rows are quantised already and, compiled with the product, by torch. Random weights. Each case
-first answers in both formats; the cosine says how near they are.
+whose rows are quantised already and, compiled with the product, by torch, and its `_int_mm`, which
+leaves sums. Random weights. Each case first answers in all formats; the cosines say how near the
+others are to fp16.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from benchmarks.gpu.workload import SIZES, Case
 from benchmarks.records import Row, Rows
 
 BENCHMARK = "weight_formats_gpu"
-FORMATS = ("none", "fp8")
+FORMATS = {"none": None, "fp8": "float8_e4m3", "int8": "int8"}
 # A product's results are off by some 4 %. Through the 224 of a Llama with random weights that adds
 # up; norms after each block, as BERT's, hold it down.
 LEAST_COSINES = {"product": 0.998, "encoder": 0.98, "step": 0.8}
@@ -52,7 +54,9 @@ def run(options: argparse.Namespace, facts: dict[str, Any]) -> Iterator[Rows]:
         torch.cuda.empty_cache()
 
 
-def _rows(model: str, case: str, ms: dict[str, float], cosine: float, **more: Any) -> Rows:
+def _rows(
+    model: str, case: str, ms: dict[str, float], cosines: dict[str, float], **more: Any
+) -> Rows:
     first = next(iter(ms.values()))
     found: list[Row] = [
         {
@@ -61,7 +65,7 @@ def _rows(model: str, case: str, ms: dict[str, float], cosine: float, **more: An
             "system": name,
             "ms": round(each, 4),
             "times_fp16": round(first / each, 3),
-            "cosine": round(cosine, 6),
+            "cosine": round(cosines.get(name, 1.0), 6),
             **more,
         }
         for name, each in ms.items()
@@ -69,11 +73,16 @@ def _rows(model: str, case: str, ms: dict[str, float], cosine: float, **more: An
     return found
 
 
-def _nearness(kind: str, case: str, one: Tensor, other: Tensor) -> float:
-    """Mean cosine of rows; SystemExit where it says that they are not the same numbers."""
-    found = float(torch.cosine_similarity(one.float(), other.float(), dim=-1).mean())
-    if not found >= LEAST_COSINES[kind]:
-        raise SystemExit(f"{case}: got a mean cosine of {found} of fp8 to fp16")
+def _nearness(kind: str, case: str, answers: list[Tensor]) -> dict[str, float]:
+    """Mean cosines of rows to those of the first format; SystemExit where they say that these are
+    not the same numbers."""
+    found = {
+        name: float(torch.cosine_similarity(answers[0].float(), answer.float(), dim=-1).mean())
+        for name, answer in zip(FORMATS, answers, strict=True)
+    }
+    for name, cosine in found.items():
+        if not cosine >= LEAST_COSINES[kind]:
+            raise SystemExit(f"{case}: got a mean cosine of {cosine} of {name} to fp16")
     return found
 
 
@@ -83,7 +92,7 @@ def _encoder(size: str) -> Iterator[Rows]:
     sides = [
         own.Fusewire(own.encoder(exact, quantize=quantize), case.batch(0)) for quantize in FORMATS
     ]
-    near = _nearness("encoder", case.name, *(side.output() for side in sides))
+    near = _nearness("encoder", case.name, [side.output() for side in sides])
     contenders = [
         Contender(name, side.forward, side.stream)
         for name, side in zip(FORMATS, sides, strict=True)
@@ -100,7 +109,7 @@ def _steps(name: str) -> Iterator[Rows]:
         ids = torch.randint(0, case.shape.vocabulary, (batch, 1))
         past = Past(case)
         steps = [Step(Pages(model, case), past, ids) for model in models]
-        near = _nearness("step", case.name, *(step.output() for step in steps))
+        near = _nearness("step", case.name, [step.output() for step in steps])
         contenders = [
             Contender(quantize, step.launched().run, step.stream)
             for quantize, step in zip(FORMATS, steps, strict=True)
@@ -148,14 +157,14 @@ def _product(model: str, m: int, n: int, k: int, stream: kernels.Stream, compile
     x, out = torch.randn(m, k, **half), torch.empty(m, n, **half)
     source, target = view(x), view(out)
     results, contenders = [], []
-    for name, stored in zip(FORMATS, (None, "float8_e4m3"), strict=True):
+    for name, stored in FORMATS.items():
         packed = [kernels.Linear(view(w), None, stream, format=stored) for w in weights]
         calls = [partial(kernels.linear, target, source, w, "none", stream) for w in packed]
         calls[0]()
         stream.synchronize()
         results.append(out.clone())
         contenders.append(launches(name, stream, calls))
-    near = _nearness("product", f"{m} x {n} x {k}", *results)
+    near = _nearness("product", f"{m} x {n} x {k}", results)
     quantized = [_rounded(w) for w in weights]
     numbers, tops = _rounded(x)
     contenders.append(
@@ -167,6 +176,15 @@ def _product(model: str, m: int, n: int, k: int, stream: kernels.Stream, compile
             ],
         )
     )
+    if m > 16:  # it takes no fewer
+        integers = [torch.randint(-127, 128, each, dtype=torch.int8, device="cuda")
+                    for each in ((m, k), *[(n, k)] * sets)]  # fmt: skip
+        contenders.append(
+            torch_launches(
+                "torch _int_mm, sums",
+                [partial(torch._int_mm, integers[0], w.t()) for w in integers[1:]],
+            )
+        )
     if compiled:
         call = torch.compile(_scaled_mm, dynamic=False)
         contenders.append(
@@ -176,13 +194,15 @@ def _product(model: str, m: int, n: int, k: int, stream: kernels.Stream, compile
 
 
 def table(rows: Rows) -> str:
-    """A line a case: medians in ms, and how many times faster than fp16 fp8 is."""
+    """A line a case: medians in ms, and how many times faster than fp16 the others are."""
 
     def cells(of_case: dict[str, Row]) -> list[object]:
         others = [f"{name} {row['ms']}" for name, row in of_case.items() if name not in FORMATS]
-        fp16, fp8 = (of_case[name] for name in FORMATS)
-        return [fp16["ms"], fp8["ms"], fp8["times_fp16"], ", ".join(others), fp8["cosine"]]
+        exact, *ours = (of_case[name] for name in FORMATS)
+        found: list[object] = [exact["ms"]]
+        for row in ours:
+            found += [row["ms"], row["times_fp16"], row["cosine"]]
+        return [*found, ", ".join(others)]
 
-    return "\n".join(
-        case_table(["fp16", "fp8", "times", "rivals", "cosine"], rows, cells, between=" ")
-    )
+    columns = ["fp16", *(c for name in list(FORMATS)[1:] for c in (name, "times", "cosine"))]
+    return "\n".join(case_table([*columns, "rivals"], rows, cells, between=" "))
