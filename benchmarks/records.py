@@ -41,8 +41,9 @@ def newest(rows: Rows) -> dict[str, Rows]:
         times[_case(row)] = max(times.get(_case(row), ""), row["time"])
     found: dict[str, Rows] = {}
     for row in rows:
-        if row["time"] == times[_case(row)]:
-            found.setdefault(row["benchmark"], []).append(row)
+        kept = found.setdefault(row["benchmark"], [])
+        if row["time"] == times[_case(row)] and row not in kept:
+            kept.append(row)
     return found
 
 

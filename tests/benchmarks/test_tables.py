@@ -88,6 +88,11 @@ def test_encode_stands_beside_sentence_transformers(tmp_path: Path) -> None:
     assert found.startswith("Embedding 512 texts, MiniLM-L6, texts/s:")
 
 
+def test_a_row_that_is_taken_again_is_there_once(results: Path) -> None:
+    rows = records.read(results)
+    assert records.newest([*rows, *rows]) == records.newest(rows)
+
+
 def test_the_newest_run_of_a_case_counts(results: Path) -> None:
     later = {"time": "2026-01-03T00:00:00Z"}
     rivals = [encoder_row("transformers", 200.0, **later)]
