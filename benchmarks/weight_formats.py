@@ -8,8 +8,8 @@ and then take turns. A row has the median and the least time of a case, how many
 our float32 it is by the median, and how near the answers are: cosines of hidden states, or the
 share of greedy tokens, to those in float32.
 
-Writes bench-results/weight_formats.jsonl, one JSON object a row. With `--device cuda`: fp8 and int8
-beside fp16 on a GPU (benchmarks/gpu/weight_formats.py).
+Writes bench-results/weight_formats.jsonl, one JSON object a row. With `--device cuda`: fp8, int8
+and 4 bits beside fp16 on a GPU (benchmarks/gpu/weight_formats.py).
 """
 
 from __future__ import annotations

@@ -186,8 +186,8 @@ class Placement:
         return self._packed(weight, bias, name, stored)
 
     def multiplies(self, name: str, shape: tuple[int, ...], stored: str) -> bool:
-        """Whether a matrix that a checkpoint has in the format `stored` is to be a `codes_linear`:
-        where the device has kernels for it, whatever `quantize` is."""
+        """Whether a matrix that a checkpoint has in the format `stored` is to be a `codes_linear`,
+        or an `int4_linear`: where the device has kernels for it, whatever `quantize` is."""
         if stored not in kernels.weight_formats(self.dtype, self.stream):
             return False
         return self._chosen(name, shape, stored) == stored
@@ -209,6 +209,35 @@ class Placement:
         if bias is not None:
             biases = kernels.Tensor.from_numpy(converted(bias, self.dtype, name))
         return kernels.Linear(on_host[0], biases, self.stream, format=stored, scales=on_host[1])
+
+    @property
+    def has_int4(self) -> bool:
+        """Whether there are kernels for weights of 4 bits."""
+        return "int4" in kernels.weight_formats(self.dtype, self.stream)
+
+    def int4_linear(
+        self,
+        nibbles: NDArray[np.uint8],
+        scales: NDArray[np.float32],
+        zeros: NDArray[np.uint8],
+        bias: NDArray[Any] | None,
+        name: str,
+    ) -> kernels.Linear:
+        """Of codes [out_features, in_features / 2], the first of two in the low bits, and the
+        scales and zero points [out_features, groups], all as they are. ConfigurationError if
+        float16 cannot hold a number that they stand for."""
+        if self.dtype == "float16":
+            converted(scales * np.maximum(zeros, 15 - zeros), self.dtype, name)
+        on_host = [
+            None if each is None else kernels.Tensor.from_numpy(np.ascontiguousarray(each))
+            for each in (
+                nibbles,
+                scales,
+                zeros,
+                None if bias is None else converted(bias, self.dtype, name),
+            )
+        ]
+        return kernels.Linear.of_int4(*on_host, self.stream)
 
     def quantizes(self, name: str, shape: tuple[int, ...]) -> bool:
         """Whether a matrix of the vocabulary is to be a `vocabulary_linear`."""

@@ -21,6 +21,7 @@ from fusewire.weights import Checkpoint
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor, nn
 
+from benchmarks.gpu import four_bits
 from benchmarks.gpu.generation_workload import Case, Shape
 from benchmarks.gpu.own import view
 
@@ -85,12 +86,14 @@ def _restore_frequencies(model: nn.Module, config: Any) -> None:
 def own_model(
     model: Any, place: Place = GPU, quantize: str = "none", kv_cache_dtype: str = "auto"
 ) -> DecoderModel:
-    """With the weights of a transformers model, taken where they are, or quantised from there."""
+    """With the weights of a transformers model, taken where they are, or quantised from there, in
+    "int4" as folders of 4-bit weights have them."""
     config = model.config.to_dict() | {"architectures": [type(model).__name__]}
     blueprint = decoder(config).blueprint(Config(config))
     live = {name: _Live(tensor) for name, tensor in model.state_dict().items()}
     checkpoint = Checkpoint(live, "the model", blueprint.prefix, blueprint.aliases)  # type: ignore[arg-type]
-    there = _Direct(place.device, place.dtype, quantize, kv_cache_dtype=kv_cache_dtype)
+    direct, asked = (_FourBits, "none") if quantize == "int4" else (_Direct, quantize)
+    there = direct(place.device, place.dtype, asked, kv_cache_dtype=kv_cache_dtype)
     return DecoderModel(blueprint, checkpoint, there, config=config, folder=None)
 
 
@@ -122,7 +125,7 @@ class _Live:
 class _Direct(Placement):
     """Takes torch's tensors of its device and dtype as they are."""
 
-    def reserve(self, count: int, tag: str) -> None:
+    def reserve(self, count: int, tag: str, quantized_bytes: int = 0) -> None:
         """Nothing: the numbers are there."""
 
     def floats(self, array: Any, name: str = "tensor") -> kernels.Tensor:
@@ -133,6 +136,13 @@ class _Direct(Placement):
         found = kernels.Linear(*parts, self.stream, format=stored)
         self.stream.synchronize()  # before torch has the memory of what was joined again
         return found
+
+
+class _FourBits(_Direct):
+    """Has layers' matrices in 4 bits."""
+
+    def layer_linear(self, weight: Any, bias: Any, name: str) -> kernels.Linear:
+        return four_bits.linear(weight.as_subclass(Tensor), bias, self.stream)
 
 
 def _ours(tensor: Tensor) -> kernels.Tensor:

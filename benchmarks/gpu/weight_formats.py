@@ -1,11 +1,11 @@
-"""Layers' weights in fp8 and int8 beside fp16 on a GPU: `python -m benchmarks.weight_formats
---device cuda`.
+"""Layers' weights in fp8, int8 and 4 bits beside fp16 on a GPU: `python -m
+benchmarks.weight_formats --device cuda`.
 
-Forwards of BERT-base and -large (64 sequences of up to 512), steps of Llama-3-8B's shape (1 and 64
-sequences, context 1024), and the products of these beside torch's `_scaled_mm` with scales by row,
-whose rows are quantised already and, compiled with the product, by torch, and its `_int_mm`, which
-leaves sums. Random weights. Each case first answers in all formats; the cosines say how near the
-others are to fp16.
+Forwards of BERT-base and -large (64 sequences of up to 512) but in 4 bits, steps of Llama-3-8B's
+shape (1 and 64 sequences, context 1024), and the products of these beside torch's `_scaled_mm` with
+scales by row, whose rows are quantised already and, compiled with the product, by torch, and its
+`_int_mm`, which leaves sums. Random weights, of products and steps such that 4 bits hold. Each case
+first answers in all formats; the cosines say how near the others are to fp16.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fusewire import kernels
 from torch import Tensor
 
 from benchmarks.case_table import case_table
-from benchmarks.gpu import own, rivals
+from benchmarks.gpu import four_bits, own, rivals
 from benchmarks.gpu.generation_models import Past, own_model, transformers_model
 from benchmarks.gpu.generation_own import Pages, Step
 from benchmarks.gpu.generation_workload import SHAPES
@@ -32,10 +32,13 @@ from benchmarks.gpu.workload import SIZES, Case
 from benchmarks.records import Row, Rows
 
 BENCHMARK = "weight_formats_gpu"
-FORMATS = {"none": None, "fp8": "float8_e4m3", "int8": "int8"}
-# A product's results are off by some 4 %. Through the 224 of a Llama with random weights that adds
-# up; norms after each block, as BERT's, hold it down.
+FORMATS = {"none": None, "fp8": "float8_e4m3", "int8": "int8", "int4": "int4"}
+OF_ENCODERS = ("none", "fp8", "int8")
+# In 8 bits a product's results are off by some 4 %. Through the 224 of a Llama with random weights
+# that adds up; norms after each block, as BERT's, hold it down.
 LEAST_COSINES = {"product": 0.998, "encoder": 0.98, "step": 0.8}
+# In 4 bits the numbers are the same.
+LEAST_COSINES_INT4 = {"product": 0.9999, "step": 0.99}
 ROTATED_BYTES = 160 << 20  # of weights, more than the L2 cache holds
 
 
@@ -73,15 +76,17 @@ def _rows(
     return found
 
 
-def _nearness(kind: str, case: str, answers: list[Tensor]) -> dict[str, float]:
+def _nearness(kind: str, case: str, answers: dict[str, Tensor]) -> dict[str, float]:
     """Mean cosines of rows to those of the first format; SystemExit where they say that these are
     not the same numbers."""
+    exact = answers["none"].float()
     found = {
-        name: float(torch.cosine_similarity(answers[0].float(), answer.float(), dim=-1).mean())
-        for name, answer in zip(FORMATS, answers, strict=True)
+        name: float(torch.cosine_similarity(exact, answer.float(), dim=-1).mean())
+        for name, answer in answers.items()
     }
     for name, cosine in found.items():
-        if not cosine >= LEAST_COSINES[kind]:
+        least = LEAST_COSINES_INT4 if name == "int4" else LEAST_COSINES
+        if not cosine >= least[kind]:
             raise SystemExit(f"{case}: got a mean cosine of {cosine} of {name} to fp16")
     return found
 
@@ -90,12 +95,14 @@ def _encoder(size: str) -> Iterator[Rows]:
     exact = rivals.bert(SIZES[size])
     case = Case(size, 64, 512)
     sides = [
-        own.Fusewire(own.encoder(exact, quantize=quantize), case.batch(0)) for quantize in FORMATS
+        own.Fusewire(own.encoder(exact, quantize=quantize), case.batch(0))
+        for quantize in OF_ENCODERS
     ]
-    near = _nearness("encoder", case.name, [side.output() for side in sides])
+    answers = {name: side.output() for name, side in zip(OF_ENCODERS, sides, strict=True)}
+    near = _nearness("encoder", case.name, answers)
     contenders = [
         Contender(name, side.forward, side.stream)
-        for name, side in zip(FORMATS, sides, strict=True)
+        for name, side in zip(OF_ENCODERS, sides, strict=True)
     ]
     more = {"tokens": sum(case.lengths())}
     yield _rows(SIZES[size].name, case.name, medians_ms(contenders), near, **more)
@@ -103,13 +110,17 @@ def _encoder(size: str) -> Iterator[Rows]:
 
 def _steps(name: str) -> Iterator[Rows]:
     usual = transformers_model(SHAPES[name])
+    for module in usual.model.layers.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.weight.data.copy_(four_bits.rounded(module.weight.data))
     models = [own_model(usual, quantize=quantize) for quantize in FORMATS]
     for batch in (1, 64):
         case = Steps(name, batch, 1024)
         ids = torch.randint(0, case.shape.vocabulary, (batch, 1))
         past = Past(case)
         steps = [Step(Pages(model, case), past, ids) for model in models]
-        near = _nearness("step", case.name, [step.output() for step in steps])
+        answers = {name: step.output() for name, step in zip(FORMATS, steps, strict=True)}
+        near = _nearness("step", case.name, answers)
         contenders = [
             Contender(quantize, step.launched().run, step.stream)
             for quantize, step in zip(FORMATS, steps, strict=True)
@@ -153,16 +164,19 @@ def _product(model: str, m: int, n: int, k: int, stream: kernels.Stream, compile
     """In bfloat16: torch has scales by row for no other result."""
     sets = min(48, -(-ROTATED_BYTES // (n * k)))
     half = {"device": "cuda", "dtype": torch.bfloat16}
-    weights = [torch.randn(n, k, **half) * k**-0.5 for _ in range(sets)]
+    weights = [four_bits.rounded(torch.randn(n, k, **half) * k**-0.5) for _ in range(sets)]
     x, out = torch.randn(m, k, **half), torch.empty(m, n, **half)
     source, target = view(x), view(out)
-    results, contenders = [], []
+    results, contenders = {}, []
     for name, stored in FORMATS.items():
-        packed = [kernels.Linear(view(w), None, stream, format=stored) for w in weights]
+        if stored == "int4":
+            packed = [four_bits.linear(w, None, stream) for w in weights]
+        else:
+            packed = [kernels.Linear(view(w), None, stream, format=stored) for w in weights]
         calls = [partial(kernels.linear, target, source, w, "none", stream) for w in packed]
         calls[0]()
         stream.synchronize()
-        results.append(out.clone())
+        results[name] = out.clone()
         contenders.append(launches(name, stream, calls))
     near = _nearness("product", f"{m} x {n} x {k}", results)
     quantized = [_rounded(w) for w in weights]
@@ -198,10 +212,10 @@ def table(rows: Rows) -> str:
 
     def cells(of_case: dict[str, Row]) -> list[object]:
         others = [f"{name} {row['ms']}" for name, row in of_case.items() if name not in FORMATS]
-        exact, *ours = (of_case[name] for name in FORMATS)
-        found: list[object] = [exact["ms"]]
-        for row in ours:
-            found += [row["ms"], row["times_fp16"], row["cosine"]]
+        found: list[object] = [of_case["none"]["ms"]]
+        for name in list(FORMATS)[1:]:
+            row = of_case.get(name, {})
+            found += [row.get(key, "-") for key in ("ms", "times_fp16", "cosine")]
         return [*found, ", ".join(others)]
 
     columns = ["fp16", *(c for name in list(FORMATS)[1:] for c in (name, "times", "cosine"))]

@@ -51,6 +51,10 @@ struct PackArguments {
   float* scales = nullptr;
   const float* given = nullptr;
   bool codes = false;
+  // Of int4, whose weight is bytes [n, k / 2] and whose scales are given: [n, groups], as zeros
+  // are; null: 8.
+  const uint8_t* zeros = nullptr;
+  int64_t group = 0;
 };
 
 // What a product may ask for and not every kernel computes.

@@ -13,12 +13,12 @@ namespace fusewire {
 
 // How the numbers of a weight are stored. A format is a row of kFormats and a row in the table of
 // every target that computes with it (GemmKernels in core/gemm.h).
-enum class Format : uint8_t { kFloat32, kFloat16, kBFloat16, kInt8, kFloat8E4M3 };
+enum class Format : uint8_t { kFloat32, kFloat16, kBFloat16, kInt8, kFloat8E4M3, kInt4 };
 
 struct FormatRow {
   const char* name;
   DType element;  // of what is stored
-  bool scaled;    // each row has a scale
+  bool scaled;    // each row, or group of a row's inputs, has a scale
 };
 
 inline constexpr FormatRow kFormats[] = {
@@ -27,6 +27,7 @@ inline constexpr FormatRow kFormats[] = {
     {"bfloat16", DType::kBFloat16, false},
     {"int8", DType::kUInt8, true},         // symmetric: the largest magnitude of a row is 127
     {"float8_e4m3", DType::kUInt8, true},  // the largest magnitude of a row is 448
+    {"int4", DType::kUInt8, true},         // two numbers a byte; groups, with zero points
 };
 
 constexpr const char* name_of(Format format) {
@@ -62,7 +63,7 @@ struct Weight {
   int64_t out_features = 0, in_features = 0;  // of this shard
   std::shared_ptr<void> data;                 // packed as the target reads the format
   // The number at (row, i) is scales[row, i / group] * (stored - zeros[row, i / group]); null:
-  // none.
+  // none. Of int4 both are in one word each (cuda/gemm/int4_weight.h).
   std::shared_ptr<void> scales, zeros;
   int64_t group = 0;  // neighbouring inputs of a row with one scale and zero; 0: the whole row
   Shard shard;

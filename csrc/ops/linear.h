@@ -24,6 +24,12 @@ class Linear {
   Linear(const Tensor& weight, const Tensor* bias, const Stream& stream, bool transposed = false,
          std::optional<Format> format = std::nullopt, const Tensor* scales = nullptr);
 
+  // Of 4-bit numbers: codes uint8[out_features, in_features / 2], the first of two in the low bits,
+  // stand for scales * (code - zeros), float32 and uint8 [out_features, groups] of neighbouring
+  // inputs; zeros null: 8. Groups are a power of two of inputs, at least 32, or all of them.
+  static Linear of_int4(const Tensor& codes, const Tensor& scales, const Tensor* zeros,
+                        const Tensor* bias, const Stream& stream);
+
   // Takes other numbers of the same shapes in the place of those there were, with scales of their
   // own. Nothing may be using them meanwhile.
   void refresh(const Tensor& weight, const Tensor* bias, const Stream& stream);
@@ -44,6 +50,8 @@ class Linear {
   bool activates() const { return activates_; }
 
  private:
+  Linear() = default;
+
   void fill(const Tensor& weight, const Tensor* scales, const Stream& stream);
   void fill_bias(const Tensor& bias, const Stream& stream);
 

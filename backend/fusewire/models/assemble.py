@@ -101,6 +101,8 @@ class Weights:
         tied = self._words.get(self._origin(dense))
         if tied is None and (own := self._of_codes(dense)) is not None:
             return own
+        if tied is None and (own := self._of_int4(dense)) is not None:
+            return own
         place, bias, name = self._place, self._bias(dense), dense.names[0]
         quantized = place.quantizes(name, (dense.outputs, dense.inputs))
         if tied is not None and isinstance(tied, kernels.Linear) == quantized:
@@ -113,6 +115,8 @@ class Weights:
         Codes that a checkpoint has for products of 8 bits stay as they are where the placement
         multiplies them."""
         own = self._of_codes(dense)
+        if own is None:
+            own = self._of_int4(dense)
         if own is not None:
             return own
         weight = self._stacked(dense, "weight", self._place.dtype)
@@ -147,6 +151,25 @@ class Weights:
         codes = np.concatenate([part.codes for part in parts])
         scales = np.concatenate([part.scales for part in parts])
         return StoredCodes(parts[0].format, _regrouped(codes, dense), _regrouped(scales, dense))
+
+    def _of_int4(self, dense: Dense) -> kernels.Linear | None:
+        """Of 4-bit numbers that the checkpoint has; None where it has none in the same groups for
+        all names, they are changed, or the placement takes none."""
+        changed = dense.averaged or dense.row_scale or dense.weight_scale != 1
+        if changed or not self._place.has_int4:
+            return None
+        stored = [self._checkpoint.int4(f"{name}.weight") for name in dense.names]
+        parts = [part for part in stored if part is not None]
+        if len(parts) < len(stored) or len({part.scales.shape[1] for part in parts}) > 1:
+            return None
+        name = dense.names[0]
+        if not self._place.multiplies(name, (dense.outputs, dense.inputs), "int4"):
+            return None
+        nibbles, scales, zeros = (
+            _regrouped(np.concatenate(each) if len(each) > 1 else each[0], dense)
+            for each in zip(*((p.nibbles, p.scales, p.zeros) for p in parts), strict=True)
+        )
+        return self._place.int4_linear(nibbles, scales, zeros, self._bias(dense), name)
 
     def _origin(self, dense: Dense) -> str | None:
         return self._checkpoint.origin(f"{dense.names[0]}.weight")

@@ -19,7 +19,13 @@ from numpy.typing import NDArray
 from fusewire.errors import CheckpointError
 from fusewire.weights.folder import file_in, open_folder, read_json, weight_files
 from fusewire.weights.formats import CONFIG
-from fusewire.weights.quantized import QuantizedTensor, StoredCodes, method_of, with_weights
+from fusewire.weights.quantized import (
+    Int4,
+    QuantizedTensor,
+    StoredCodes,
+    method_of,
+    with_weights,
+)
 from fusewire.weights.quantized.cache_scales import CacheScales, is_cache_scale
 from fusewire.weights.quantized.methods import settings_of
 from fusewire.weights.safetensors import FLOATS, StoredTensor, read_safetensors
@@ -188,6 +194,13 @@ class Checkpoint:
         stored = self._stored_name(name)
         tensor = None if stored is None else self._tensors[stored]
         return tensor.codes() if isinstance(tensor, QuantizedTensor) else None
+
+    def int4(self, name: str) -> Int4 | None:
+        """The 4-bit codes of a weight that is stored so, in groups that kernels take; None of
+        another."""
+        stored = self._stored_name(name)
+        tensor = None if stored is None else self._tensors[stored]
+        return tensor.int4() if isinstance(tensor, QuantizedTensor) else None
 
     @property
     def quantized_bytes(self) -> int:

@@ -12,6 +12,7 @@
 #include "cuda/element.h"
 #include "cuda/gemm/cublaslt_gemm.h"
 #include "cuda/gemm/gemm_choice.h"
+#include "cuda/gemm/int4_products.h"
 #include "cuda/gemm/plain_gemm.h"
 #include "cuda/gemm/quantize_rows.h"
 #include "cuda/kernels.h"
@@ -235,6 +236,7 @@ const GemmKernels* gemm(Format format) {
   if constexpr (!std::is_same_v<T, float>) {
     if (format == Format::kFloat8E4M3 && hopper()) return &kCodes<T, __nv_fp8_e4m3>;
     if (format == Format::kInt8 && hopper()) return &kCodes<T, int8_t>;
+    if (format == Format::kInt4) return int4_products<T>();
   }
   return nullptr;
 }

@@ -10,11 +10,12 @@ import numpy as np
 from fusewire.errors import CheckpointError
 from fusewire.weights.quantized.methods import Method, method_of
 from fusewire.weights.quantized.module import Module, QuantizedTensor
-from fusewire.weights.quantized.weight import Codes, QuantizedWeight, StoredCodes
+from fusewire.weights.quantized.weight import Codes, Int4, QuantizedWeight, StoredCodes
 from fusewire.weights.safetensors import StoredTensor
 
 __all__ = [
     "Codes",
+    "Int4",
     "Method",
     "QuantizedTensor",
     "QuantizedWeight",

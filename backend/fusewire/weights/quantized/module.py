@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fusewire.errors import CheckpointError
-from fusewire.weights.quantized.weight import Codes, QuantizedWeight, StoredCodes
+from fusewire.weights.quantized.weight import Codes, Int4, QuantizedWeight, StoredCodes
 from fusewire.weights.safetensors import StoredTensor
 
 SCALES = ("F16", "BF16", "F32")
@@ -134,6 +134,10 @@ class QuantizedTensor:
         """As `QuantizedWeight.for_products`: [out_features, in_features] of a transposed weight
         too."""
         return self.stored().for_products()
+
+    def int4(self) -> Int4 | None:
+        """As `QuantizedWeight.int4`: rows are out_features of a transposed weight too."""
+        return self.stored().int4()
 
     @property
     def nbytes(self) -> int:

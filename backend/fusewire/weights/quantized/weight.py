@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _PIECE = 1 << 18  # numbers that a thread dequantises at a time: a few MB with what it needs
+_LEAST_GROUP = 32  # of the kernels for 4-bit numbers
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,13 @@ class Codes:
             codes[at::count] = (words >> np.uint32(lane * self.bits)) & mask
         return codes[: end - begin]
 
+    def nibbles(self, begin: int, end: int) -> NDArray[np.uint8]:
+        """Those of 4 bits as rows does, two a byte, the first of two columns in the low bits."""
+        if self.axis == 1 and self.per_word > 1 and not self.lanes:
+            return np.ascontiguousarray(self.words[begin:end]).view(np.uint8)
+        codes = self.rows(begin, end)
+        return codes[:, ::2] | codes[:, 1::2] << np.uint8(4)
+
     def all(self) -> NDArray[np.uint8]:
         return self.rows(0, self.shape[0])
 
@@ -62,6 +71,16 @@ class StoredCodes(NamedTuple):
     format: str  # int8 or float8_e4m3
     codes: NDArray[np.uint8]  # [rows, columns], the bytes of the format
     scales: NDArray[np.float32]  # [rows]
+
+
+@dataclass(frozen=True)
+class Int4:
+    """weight[r, c] = scales[r, g] * (code[r, c] - zeros[r, g]), where groups of equally many
+    neighbouring columns are counted by g."""
+
+    nibbles: NDArray[np.uint8]  # [rows, columns / 2]: codes, the first of two in the low bits
+    scales: NDArray[np.float32]  # [rows, groups]
+    zeros: NDArray[np.uint8]  # as scales
 
 
 @dataclass(frozen=True)
@@ -90,18 +109,48 @@ class QuantizedWeight:
         by_row = self.scales[np.arange(rows) // self.block_rows, 0]
         return StoredCodes(self.products, codes, by_row)
 
+    def int4(self) -> Int4 | None:
+        """Its codes of 4 bits as they are stored, None where it has others, or groups that kernels
+        do not take: they are a power of two of neighbouring columns, at least 32, or all columns,
+        whose number is a multiple of 32."""
+        rows, columns = self.codes.shape
+        count = self.scales.shape[1]
+        size = columns // count
+        taken = count == 1 or (size >= _LEAST_GROUP and size & (size - 1) == 0)
+        if (
+            self.codes.bits != 4
+            or self.block_rows != 1
+            or columns % _LEAST_GROUP
+            or size * count != columns
+            or not taken
+            or not np.array_equal(self.groups, equal_groups(columns, size))
+        ):
+            return None
+        nibbles = np.empty((rows, columns // 2), np.uint8)
+
+        def fill(begin: int, end: int) -> None:
+            nibbles[begin:end] = self.codes.nibbles(begin, end)
+
+        self._in_pieces(fill)
+        zeros = np.zeros_like(self.scales) if self.zeros is None else self.zeros
+        return Int4(nibbles, self.scales, (zeros - self.values[0]).astype(np.uint8))
+
     def dequantized(self) -> NDArray[np.float32]:
         """The weight [rows, columns], rounded to fp32 once."""
+        out = np.empty(self.codes.shape, np.float32)
+        self._in_pieces(lambda begin, end: self._fill(out, begin, end))
+        return out
+
+    def _in_pieces(self, fill: Callable[[int, int], None]) -> None:
+        """Calls fill(begin, end) for all rows."""
         rows, columns = self.codes.shape
-        out = np.empty((rows, columns), np.float32)
         step = max(1, _PIECE // max(1, columns * self.codes.per_word)) * self.codes.per_word
         begins = range(0, rows, step)
         if len(begins) <= 1:
-            self._fill(out, 0, rows)
+            fill(0, rows)
         else:  # numpy computes without the interpreter's lock
             with ThreadPoolExecutor(min(len(begins), os.cpu_count() or 1)) as threads:
-                list(threads.map(lambda at: self._fill(out, at, min(at + step, rows)), begins))
-        return out
+                list(threads.map(lambda at: fill(at, min(at + step, rows)), begins))
 
     def _fill(self, out: NDArray[np.float32], begin: int, end: int) -> None:
         numbers = out[begin:end]

@@ -1,0 +1,76 @@
+// Few rows are multiplied by the 4-bit numbers themselves (int4_kernel.h). For many, where the
+// arithmetic is the work, the weight becomes 16-bit numbers in memory that the stream keeps, some
+// channels at a time, and what multiplies those multiplies these.
+#include <algorithm>
+
+#include "core/raw_memory.h"
+#include "cuda/element.h"
+#include "cuda/gemm/int4_gemm.h"
+#include "cuda/gemm/int4_pack.h"
+#include "cuda/gemm/int4_products.h"
+#include "cuda/kernels.h"
+#include "cuda/runtime/kept_memory.h"
+#include "cuda/training/weights_written.h"
+
+namespace fusewire::cuda {
+namespace {
+
+// Channels that are dequantised at once, so many that they take at most 64 MB; of several parts all
+// are as large as each other, for then products are chosen once.
+int64_t part_of(int64_t n, int64_t k, int64_t number_bytes) {
+  constexpr int64_t kMostBytes = 64 << 20, kWhole = 256;
+  const int64_t parts = (n * k * number_bytes + kMostBytes - 1) / kMostBytes;
+  const int64_t channels = (n + parts - 1) / parts;
+  return std::min(n, (channels + kWhole - 1) / kWhole * kWhole);
+}
+
+template <class T>
+void run_dequantized(const GemmArguments& product, const Stream& stream) {
+  const int64_t part = part_of(product.n, product.k, sizeof(T));
+  const size_t bytes = round_up(static_cast<size_t>(part * product.k) * sizeof(T), 16);
+  auto* numbers = static_cast<uint8_t*>(kept_memory(stream, bytes + kWeightsEndBytes));
+  GemmArguments a = product;
+  a.weight = {numbers, product.k};
+  const auto forward = [](const void* at, int64_t by) -> const void* {
+    return at ? static_cast<const T*>(at) + by : nullptr;
+  };
+  for (int64_t first = 0; first < product.n; first += part) {
+    a.n = std::min(part, product.n - first);
+    dequantize_int4<T>(numbers, product.weight, product.k, first, a.n, stream);
+    end_weights(numbers + bytes, stream);
+    a.out = static_cast<T*>(product.out) + first;
+    a.bias = forward(product.bias, first);
+    a.residual = forward(product.residual, first);
+    gemm<T>(format_of(kDTypeOf<T>))->run(a, stream);
+  }
+}
+
+template <class T>
+void run_int4(const GemmArguments& a, const Stream& stream) {
+  int4_gemm_fits<T>(a) ? int4_gemm<T>(a, stream) : run_dequantized<T>(a, stream);
+}
+
+template <class T>
+constexpr GemmKernels kInt4 = {Format::kInt4,
+                               {/*transposed_x=*/false, /*transposed_weight=*/false,
+                                /*scales=*/true, /*zeros=*/false, /*groups=*/true},
+                               /*packing_copies=*/false,
+                               /*packs_transposed=*/false,
+                               packed_int4_bytes,
+                               pack_int4,
+                               run_int4<T>,
+                               gemm_bucket};
+
+}  // namespace
+
+template <class T>
+const GemmKernels* int4_products() {
+  return &kInt4<T>;
+}
+
+#define INSTANTIATE(T) template const GemmKernels* int4_products<T>();
+INSTANTIATE(__half)
+INSTANTIATE(__nv_bfloat16)
+#undef INSTANTIATE
+
+}  // namespace fusewire::cuda

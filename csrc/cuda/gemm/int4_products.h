@@ -1,0 +1,12 @@
+// Products with weights of 4 bits, as the table of kernels has them.
+#pragma once
+
+#include "core/gemm.h"
+
+namespace fusewire::cuda {
+
+// T is __half or __nv_bfloat16.
+template <class T>
+const GemmKernels* int4_products();
+
+}  // namespace fusewire::cuda

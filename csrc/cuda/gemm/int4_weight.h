@@ -1,0 +1,122 @@
+// How a matrix of 4-bit numbers lies in memory, and how its numbers come into registers.
+//
+// A tile is 16 channels (mma's rows), a unit 64 neighbouring inputs of it (4 steps of mma): 512
+// bytes that a warp reads as 16 a lane, a word for each step. With g = lane / 4 and t = lane % 4,
+// the word of step s has channels g and g + 8 at the inputs 32 (s / 2) + 8 t + 4 (s % 2) + {0, 1,
+// 2, 3}: which inputs a step contracts is free, and so a lane finds its part of a token in 16 bytes
+// for two steps. Units of a tile lie side by side. What lies beyond the matrix is zeros.
+//
+// A group of a channel's inputs has a word: the scale in fp32, whose last 4 bits are the zero
+// point. So a scale keeps 20 bits, all that one of 16 bits has. Words are [tile][group][g]{g, g +
+// 8}.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace fusewire::cuda::nibbles {
+
+constexpr int kTileChannels = 16, kUnitInputs = 64, kSteps = 4;
+constexpr int kUnitBytes = kTileChannels * kUnitInputs / 2;
+constexpr int kFineGroup = 32;  // the one that a unit has two of
+constexpr uint32_t kZeroBits = 15;
+constexpr uint32_t kMiddle = 8;  // the zero point of symmetric weights
+
+constexpr int64_t tiles_of(int64_t channels) {
+  return (channels + kTileChannels - 1) / kTileChannels;
+}
+
+constexpr int64_t units_of(int64_t inputs) {
+  return (inputs + kUnitInputs - 1) / kUnitInputs;
+}
+
+// That words are stored for. `group`: a power of two from 32 on; 0: all inputs are one.
+constexpr int64_t groups_of(int64_t inputs, int64_t group) {
+  if (group == 0) return 1;
+  return group == kFineGroup ? 2 * units_of(inputs) : (inputs + group - 1) / group;
+}
+
+// A unit's group is its number shifted by this; of fine groups its first is twice its number.
+inline int group_shift(int64_t group) {
+  int shift = 0;
+  if (group == 0) return 31;
+  while (int64_t{kUnitInputs} << shift < group) ++shift;
+  return shift;
+}
+
+__host__ __device__ constexpr int input_of(int step, int t) {
+  return 32 * (step / 2) + 8 * t + 4 * (step % 2);
+}
+
+__device__ __forceinline__ float scale_of(uint32_t word) {
+  return __uint_as_float(word & ~kZeroBits);
+}
+
+// The zero points of channels g and g + 8, as `fragment` takes them.
+template <class T>
+struct ZeroPoints;
+
+// A word's numbers, less their zero points, exactly: mma's registers of 16 channels x 16 inputs.
+// The 4 bits of a number become the lowest of the mantissa of 1024, or of 128 in bf16.
+template <class T>
+__device__ __forceinline__ void fragment(uint32_t word, const ZeroPoints<T>& zeros,
+                                         uint32_t (&a)[4]);
+
+constexpr uint32_t kLow = 0x000f000f, kNext = 0x00f000f0;
+
+template <>
+struct ZeroPoints<__half> {
+  __half2 first, second;  // 1024 + zero; -64 - zero
+
+  __device__ __forceinline__ ZeroPoints(uint32_t word, uint32_t second_word) {
+    const uint32_t one = 0x64006400u | (word & kZeroBits) * 0x00010001u;
+    const uint32_t other = 0xd400d400u | (second_word & kZeroBits) * 0x00100010u;
+    first = reinterpret_cast<const __half2&>(one);
+    second = reinterpret_cast<const __half2&>(other);
+  }
+};
+
+template <>
+__device__ __forceinline__ void fragment<__half>(uint32_t word, const ZeroPoints<__half>& zeros,
+                                                 uint32_t (&a)[4]) {
+  const uint32_t sixteenth = 0x2c002c00u;
+#pragma unroll
+  for (int i = 0; i < 4; i += 2) {
+    const uint32_t low = (word & kLow) | 0x64006400u, next = (word & kNext) | 0x64006400u;
+    const __half2 first = __hsub2(reinterpret_cast<const __half2&>(low), zeros.first);
+    const __half2 second = __hfma2(reinterpret_cast<const __half2&>(next),
+                                   reinterpret_cast<const __half2&>(sixteenth), zeros.second);
+    a[i] = reinterpret_cast<const uint32_t&>(first);
+    a[i + 1] = reinterpret_cast<const uint32_t&>(second);
+    word >>= 8;
+  }
+}
+
+template <>
+struct ZeroPoints<__nv_bfloat16> {
+  __nv_bfloat162 first, second;  // 128 + zero
+
+  __device__ __forceinline__ ZeroPoints(uint32_t word, uint32_t second_word) {
+    const uint32_t one = 0x43004300u | (word & kZeroBits) * 0x00010001u;
+    const uint32_t other = 0x43004300u | (second_word & kZeroBits) * 0x00010001u;
+    first = reinterpret_cast<const __nv_bfloat162&>(one);
+    second = reinterpret_cast<const __nv_bfloat162&>(other);
+  }
+};
+
+template <>
+__device__ __forceinline__ void fragment<__nv_bfloat16>(uint32_t word,
+                                                        const ZeroPoints<__nv_bfloat16>& zeros,
+                                                        uint32_t (&a)[4]) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const uint32_t bits = (word >> 4 * i & kLow) | 0x43004300u;
+    const __nv_bfloat162 number =
+        __hsub2(reinterpret_cast<const __nv_bfloat162&>(bits), i % 2 ? zeros.second : zeros.first);
+    a[i] = reinterpret_cast<const uint32_t&>(number);
+  }
+}
+
+}  // namespace fusewire::cuda::nibbles

@@ -1,0 +1,81 @@
+// Weights of 4-bit numbers, which come with their scales and zero points: nothing is rounded here.
+#include "core/allocator.h"
+#include "core/check.h"
+#include "core/kernels.h"
+#include "core/raw_memory.h"
+#include "core/runtime.h"
+#include "ops/linear.h"
+
+namespace fusewire {
+
+namespace {
+
+constexpr int64_t kLeastGroup = 32;    // and the granularity of in_features
+constexpr int64_t kRowsOfScales = 16;  // scales are packed by so many
+
+bool power_of_two(int64_t n) {
+  return n > 0 && (n & (n - 1)) == 0;
+}
+
+}  // namespace
+
+Linear Linear::of_int4(const Tensor& codes, const Tensor& scales, const Tensor* zeros,
+                       const Tensor* bias, const Stream& stream) {
+  const Stream source = codes.device.type == DeviceType::kCpu ? Stream{} : stream;
+  Check check("Linear.of_int4", source);
+  Dim out("out_features"), half("in_features / 2"), groups("groups");
+  check.is("codes", codes, DType::kUInt8, {&out, &half});
+  check.is("scales", scales, DType::kFloat32, {&out, &groups});
+  if (zeros) check.is("zeros", *zeros, DType::kUInt8, {&out, &groups});
+  for (const Tensor* each : {&codes, &scales, zeros}) {
+    if (each) check.contiguous("codes, scales and zeros", *each);
+  }
+  if (bias) check.floats("bias", *bias, {&out});
+  const int64_t in = 2 * half.size, group = groups.size > 0 ? in / groups.size : 0;
+  check.require(in % kLeastGroup == 0, "in_features: got ", in, ", wanted a multiple of ",
+                kLeastGroup, "; dequantise the weight");
+  check.require(groups.size == 1 ||
+                    (group >= kLeastGroup && power_of_two(group) && group * groups.size == in),
+                "groups: got ", groups.size, " of ", in,
+                " inputs, wanted 1, or groups of a power of "
+                "two, at least ",
+                kLeastGroup, "; dequantise the weight");
+
+  Linear linear;
+  Weight& weight = linear.weight_;
+  weight.format = Format::kInt4;
+  weight.out_features = out.size;
+  weight.in_features = in;
+  weight.group = groups.size == 1 ? 0 : group;
+  const CurrentDevice current(stream.device);
+  // Numbers that are stored as they are given are packed alike for every dtype that has kernels.
+  const DType computed = stream.device.type == DeviceType::kCpu ? DType::kFloat32 : DType::kFloat16;
+  const GemmKernels* gemm = kernels_for(stream.device, computed).gemm(Format::kInt4);
+  check.require(gemm, "format: got int4, for which ", stream.device.text(),
+                " has no kernels; dequantise the weight");
+  CachingAllocator& allocator = default_allocator(stream.device);
+  const auto held = [&](size_t bytes) {
+    linear.bytes_ += bytes;
+    return allocator.allocate(bytes, "weights", stream);
+  };
+  linear.packed_ = true;
+  weight.data = held(gemm->packed_bytes(out.size, in));
+  const size_t rows = round_up(static_cast<size_t>(out.size), kRowsOfScales);
+  // Of groups of 32 there is an even number.
+  const size_t stored =
+      round_up(static_cast<size_t>(groups.size), weight.group == kLeastGroup ? 2 : 1);
+  weight.scales = held(rows * stored * sizeof(float));
+  PackArguments a{weight.data.get(), codes.data, out.size, in};
+  a.scales = static_cast<float*>(weight.scales.get());
+  a.given = scales.as<float>();
+  a.zeros = zeros ? zeros->as<uint8_t>() : nullptr;
+  a.group = weight.group;
+  gemm->pack(a, stream);
+  if (bias) {
+    linear.bias_ = held(bias->bytes());
+    linear.fill_bias(*bias, stream);
+  }
+  return linear;
+}
+
+}  // namespace fusewire

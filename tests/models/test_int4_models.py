@@ -1,0 +1,184 @@
+"""On GPUs, folders of 4-bit weights answer as the same folders dequantised, to 16-bit rounding."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fusewire import kernels
+from fusewire.errors import CheckpointError, ConfigurationError
+from fusewire.models import load_decoder, load_model
+from fusewire.placement import Placement
+from safetensors.torch import load_file, save_file
+
+from tests.models.oracle import fusewire_answers, random_sequences
+from tests.models.paged_texts import PagedTexts, logits_in_pieces
+from tests.models.tiny_decoders import random_ids, tiny_decoder, transformers_logits
+from tests.places import GPU_FP32, GPU_HALVES
+from tests.reference import tiny_checkpoint
+from tests.tolerance import INT4_VERSUS_DEQUANTISED
+from tests.weights.quantized.writers import Format, awq, gptq, pack_quantized, quantise
+
+ON_GPUS = pytest.mark.parametrize("place", GPU_HALVES, indirect=True)
+SIZES = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+SEQUENCES = random_ids((9, 1, 33))
+FORMS = {
+    "gptq": gptq(group_size=32),
+    "gptq-v2": gptq(group_size=32, symmetric=False, version="gptq_v2"),
+    "auto-round": gptq(group_size=32, method="auto-round"),
+    "awq": awq(32),
+    "pack": pack_quantized(group_size=32, symmetric=False),
+    "pack-channel": pack_quantized(group_size=-1),
+}
+
+
+def written(folder: Path, form: Format, model_type: str = "llama", **sizes) -> torch.nn.Module:
+    reference = tiny_decoder(folder, model_type, **(SIZES | sizes))
+    quantise(folder, reference, form, plain=("lm_head", "embed_out"))
+    return reference
+
+
+def again(place: Placement, skip: set[str] | frozenset[str] = frozenset()) -> Placement:
+    return Placement(place.device, place.dtype, quantize_skip=skip)
+
+
+def errors(model, expected: list[np.ndarray]) -> float:
+    """The root mean square, of logits of the order of 1."""
+    got = logits_in_pieces(model, SEQUENCES, None)
+    off = [(ours - theirs).ravel() for ours, theirs in zip(got, expected, strict=True)]
+    return float(np.sqrt(np.mean(np.concatenate(off) ** 2)))
+
+
+@ON_GPUS
+@pytest.mark.parametrize("name", FORMS)
+def test_a_decoder_answers_as_dequantised(tmp_path, name, place):
+    reference = written(tmp_path, FORMS[name])
+    expected = transformers_logits(reference, SEQUENCES)
+    kept = again(place)
+    packed = load_decoder(tmp_path, kept)
+    assert set(kept.formats.values()) == {"int4"}
+    assert kept.described == f"{place.dtype} (int4 weights)"
+    skipped = again(place, set(kept.formats))
+    dequantised = load_decoder(tmp_path, skipped)
+    skipped.check_skipped()
+    assert set(skipped.formats.values()) == {place.dtype}
+    usual = errors(dequantised, expected)
+    assert errors(packed, expected) <= INT4_VERSUS_DEQUANTISED * usual
+
+
+@ON_GPUS
+@pytest.mark.parametrize("model_type", ["gpt2", "gpt_neox", "qwen3", "phi3"])
+def test_stacked_turned_and_regrouped_matrices(tmp_path, model_type, place):
+    reference = written(tmp_path, pack_quantized(group_size=32, symmetric=False), model_type)
+    expected = transformers_logits(reference, SEQUENCES)
+    kept = again(place)
+    packed = load_decoder(tmp_path, kept)
+    assert set(kept.formats.values()) == {"int4"}
+    dequantised = load_decoder(tmp_path, again(place, set(kept.formats)))
+    usual = errors(dequantised, expected)
+    assert errors(packed, expected) <= INT4_VERSUS_DEQUANTISED * usual
+
+
+@ON_GPUS
+def test_a_head_may_be_stored_so_too(tmp_path, place):
+    reference = tiny_decoder(tmp_path, "llama", vocab_size=136, **SIZES)
+    quantise(tmp_path, reference, gptq(group_size=32), plain=())
+    expected = transformers_logits(reference, SEQUENCES)
+    kept = again(place)
+    packed = load_decoder(tmp_path, kept)
+    assert kept.formats["lm_head"] == "int4"
+    dequantised = load_decoder(tmp_path, again(place, set(kept.formats)))
+    usual = errors(dequantised, expected)
+    assert errors(packed, expected) <= INT4_VERSUS_DEQUANTISED * usual
+
+
+@ON_GPUS
+def test_greedy_generation_is_that_of_recorded_steps(tmp_path, place):
+    written(tmp_path, gptq(group_size=32))
+    with place.tuning():
+        model = load_decoder(tmp_path, place)
+
+    def continued(record: bool) -> list[list[int]]:
+        texts = PagedTexts(model, 5)
+        if record:
+            model.record_steps(texts.cache, 5, max_tokens=40)
+        rows = texts.step([(i, random_ids((3 + i,))[0]) for i in range(5)], last=True)
+        found: list[list[int]] = [[] for _ in range(5)]
+        for _ in range(8):
+            tokens = [int(row[-1].argmax()) for row in rows]
+            for text, token in zip(found, tokens, strict=True):
+                text.append(token)
+            rows = texts.step([(i, [token]) for i, token in enumerate(tokens)], last=True)
+        return found
+
+    assert continued(False) == continued(True)
+
+
+@ON_GPUS
+def test_an_encoder(tmp_path, place):
+    reference = tiny_checkpoint(tmp_path, "bert", "classify", hidden_size=64, intermediate_size=96)
+    quantise(tmp_path, reference, awq(32), plain=("pooler.dense", "classifier"))
+    kept = again(place)
+    packed = load_model(tmp_path, "classify", kept)
+    assert "int4" in kept.formats.values()
+    dequantised = load_model(tmp_path, "classify", again(place, set(kept.formats)))
+    exact = load_model(tmp_path, "classify", Placement("cpu"))
+    sequences = random_sequences(packed, [3, 60, 1, 33])
+
+    def logits(model) -> np.ndarray:
+        return np.stack([each["logits"] for each in fusewire_answers(model, sequences, "classify")])
+
+    usual = np.abs(logits(dequantised) - logits(exact)).max()
+    assert np.abs(logits(packed) - logits(exact)).max() <= 4 * usual
+
+
+@ON_GPUS
+def test_they_take_half_a_byte_a_number(tmp_path, place):
+    width, inner = 256, 1024
+    written(tmp_path, gptq(group_size=128), hidden_size=width, intermediate_size=inner, head_dim=64)
+    allocator = kernels.default_allocator(place.device)
+
+    def held(skip: tuple[str, ...]) -> int:
+        before = allocator.stats()["allocated_bytes"]
+        model = load_decoder(tmp_path, again(place, set(skip)))
+        after = allocator.stats()["allocated_bytes"]
+        del model
+        return after - before
+
+    numbers = 3 * width * inner
+    saved = held(("layers.0.mlp.gate_proj", "layers.0.mlp.down_proj")) - held(())
+    assert 1.45 * numbers < saved < 1.5 * numbers  # 2 bytes, less half a byte and the scales
+
+
+@pytest.mark.parametrize("place", GPU_HALVES[:1], indirect=True)
+def test_numbers_that_float16_cannot_hold_are_refused(tmp_path, place):
+    written(tmp_path, gptq(group_size=32))
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    name = "model.layers.0.mlp.down_proj.scales"
+    tensors[name] = torch.full_like(tensors[name], 60000.0)
+    save_file(tensors, path)
+    with pytest.raises(ConfigurationError, match=r"got float16 for layers.0.mlp.down_proj"):
+        load_decoder(tmp_path, again(place))
+
+
+@ON_GPUS
+@pytest.mark.parametrize("wrong", [0.0, float("nan")])
+def test_tampered_scales_are_refused(tmp_path, place, wrong):
+    written(tmp_path, gptq(group_size=32))
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path)
+    tensors["model.layers.0.mlp.down_proj.scales"][0, 0] = wrong
+    save_file(tensors, path)
+    with pytest.raises(CheckpointError, match="scales"):
+        load_decoder(tmp_path, again(place))
+
+
+@pytest.mark.parametrize("place", [GPU_FP32], indirect=True)
+def test_float32_dequantises(tmp_path, place):
+    written(tmp_path, gptq(group_size=32))
+    found = again(place)
+    load_decoder(tmp_path, found)
+    assert set(found.formats.values()) == {"float32"}

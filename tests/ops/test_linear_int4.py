@@ -1,0 +1,223 @@
+"""Products with weights of 4 bits on GPUs: those of the numbers that codes, scales and zero points
+stand for, as fp64 has them."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from fusewire import kernels as k
+from fusewire.placement import Placement
+
+from tests.ops.case import LAYOUTS, Operands, normal
+from tests.places import CPU, GPU_FP32, GPU_HALVES, TORCH_DTYPES, rounded
+from tests.tolerance import allowed_error
+
+ON_GPUS = pytest.mark.parametrize("place", GPU_HALVES, indirect=True)
+# (tokens, in_features, out_features, group; 0: a row): one row to many, tiles that are not full,
+# inputs that end within a unit of 64, and numbers that are dequantised in parts.
+SHAPES = [
+    (1, 4096, 1000, 128),
+    (1, 32, 5, 32),
+    (2, 96, 40, 32),
+    (3, 64, 16, 64),
+    (5, 11008, 264, 128),
+    (8, 768, 2304, 64),
+    (9, 160, 33, 0),
+    (16, 1024, 3072, 32),
+    (17, 14336, 64, 128),
+    (31, 256, 48, 256),
+    (33, 4096, 520, 128),
+    (64, 352, 1040, 32),
+    (65, 1024, 256, 0),
+    (128, 2048, 384, 128),
+    (129, 768, 768, 64),
+    (256, 4096, 1000, 128),
+    (257, 768, 768, 64),
+    (300, 1024, 97, 32),
+    (260, 8192, 6000, 128),
+]
+
+
+class Codes(NamedTuple):
+    codes: np.ndarray  # uint8 [out_features, in_features]
+    scales: np.ndarray
+    zeros: np.ndarray  # 8 where they are not given
+
+    def weight(self) -> np.ndarray:
+        """fp64: exact, as scales have 11 bits."""
+        size = self.codes.shape[1] // self.scales.shape[1]
+        scales, zeros = (np.repeat(each, size, 1) for each in (self.scales, self.zeros))
+        return scales.astype(np.float64) * (self.codes.astype(np.float64) - zeros)
+
+    def nibbles(self) -> np.ndarray:
+        return self.codes[:, ::2] | self.codes[:, 1::2] << 4
+
+    def linear(
+        self, place: Placement, bias: np.ndarray | None = None, zeros: bool = True
+    ) -> k.Linear:
+        there = [
+            place.exact(self.nibbles(), np.uint8),
+            place.exact(self.scales, np.float32),
+            place.exact(self.zeros, np.uint8) if zeros else None,
+            None if bias is None else place.floats(bias),
+        ]
+        return k.Linear.of_int4(*there, place.stream)
+
+
+@cache
+def codes_of(inner: int, out: int, group: int, symmetric: bool = False) -> Codes:
+    rng, groups = np.random.default_rng(inner + out), inner // group if group else 1
+    scales = np.exp(rng.normal(size=(out, groups))) * rng.choice([-1, 1], (out, groups)) / 8
+    zeros = rng.integers(0, 16, (out, groups))
+    return Codes(
+        rng.integers(0, 16, (out, inner)).astype(np.uint8),
+        (scales * inner**-0.5).astype(np.float16).astype(np.float32),
+        (np.full_like(zeros, 8) if symmetric else zeros).astype(np.uint8),
+    )
+
+
+def operands(place: Placement, m: int, inner: int, out: int) -> list[np.ndarray]:
+    rng = np.random.default_rng(m)
+    found = [normal(rng, m, inner), normal(rng, out), normal(rng, m, out)]
+    return [rounded(each, place.dtype) for each in found]
+
+
+@ON_GPUS
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_product_is_that_of_the_numbers(shape: tuple, place: Placement, layout: str):
+    """The oracle in the element type has the weight rounded to it, as many rows are multiplied."""
+    (m, inner, out, group), o = shape, Operands(place, layout)
+    (x, bias, residual), codes = operands(place, m, inner, out), codes_of(inner, out, group)
+    weight = torch.from_numpy(codes.weight())
+    halves = weight.to(TORCH_DTYPES[place.dtype]).double()
+    rows, b, r = (torch.from_numpy(each).double() for each in (x, bias, residual))
+    bare, linear = codes.linear(place), codes.linear(place, bias)
+
+    def expect(got: np.ndarray, act=None, add=False, biased=True) -> None:
+        def result(weight: torch.Tensor) -> torch.Tensor:
+            y = F.linear(rows, weight, b if biased else None)
+            y = act(y) if act else y
+            return y + r if add else y
+
+        usual = result(halves).to(TORCH_DTYPES[place.dtype]).double().numpy()
+        assert not allowed_error(result(weight).numpy(), usual, place.dtype, inner).excess(got)
+
+    def product(linear: k.Linear, activation: str = "none") -> np.ndarray:
+        return o.result(k.linear, (m, out), o.rows(x), linear, activation)
+
+    expect(product(bare), biased=False)
+    expect(product(linear))
+    expect(product(linear, "gelu_erf"), F.gelu)
+    expect(product(linear, "silu"), F.silu)
+    expect(o.result(k.linear_add, (m, out), o.rows(x), linear, o.rows(residual)), add=True)
+    in_place = o.rows(residual)
+    k.linear_add(in_place, o.rows(x), linear, in_place, place.stream)
+    expect(o.read(in_place), add=True)
+
+
+@ON_GPUS
+@pytest.mark.parametrize("inner", [64, 4096])
+def test_each_number_is_exact_in_few_rows(place: Placement, inner: int):
+    """Rows of the identity pick single numbers, which are rounded once."""
+    codes, o = codes_of(inner, 96, 32), Operands(place, "dense")
+    linear = codes.linear(place)
+    for first in range(0, inner, max(64, inner // 4)):
+        x = np.zeros((64, inner), np.float32)
+        x[np.arange(64), first + np.arange(64)] = 1
+        got = o.result(k.linear, (64, 96), o.rows(x), linear, "none")
+        picked = codes.weight()[:, first : first + 64].T.astype(np.float32)
+        np.testing.assert_array_equal(got, rounded(picked, place.dtype))
+
+
+@ON_GPUS
+def test_many_rows_have_the_bits_of_the_dequantised_weight(place: Placement):
+    codes, o = codes_of(768, 512, 64), Operands(place, "dense")
+    x, bias, _ = operands(place, 300, 768, 512)
+    plain = k.Linear(
+        place.floats(codes.weight().astype(np.float32)), place.floats(bias), place.stream
+    )
+    one, other = (
+        o.result(k.linear, (300, 512), o.rows(x), linear, "relu")
+        for linear in (codes.linear(place, bias), plain)
+    )
+    np.testing.assert_array_equal(one, other)
+
+
+@ON_GPUS
+def test_zeros_that_are_not_given_are_8_and_host_and_device_weights_alike(place: Placement):
+    codes, o = codes_of(256, 100, 32, symmetric=True), Operands(place, "dense")
+    x, bias, _ = operands(place, 7, 256, 100)
+    given, without = codes.linear(place, bias), codes.linear(place, bias, zeros=False)
+    assert (given.format, given.in_features, given.out_features) == ("int4", 256, 100)
+    assert given.nbytes == 112 * 128 + 112 * 8 * 4 + 200
+    host = place.int4_linear(codes.nibbles(), codes.scales, codes.zeros, bias, "weight")
+    results = [
+        o.result(k.linear, (7, 100), o.rows(x), linear, "none") for linear in (given, without, host)
+    ]
+    np.testing.assert_array_equal(results[0], results[1])
+    np.testing.assert_array_equal(results[0], results[2])
+
+
+@ON_GPUS
+@pytest.mark.parametrize("count", [4, 300])
+def test_what_is_no_number_stays_in_its_row(place: Placement, count: int):
+    codes, o = codes_of(768, 256, 128), Operands(place, "dense")
+    x, bias, _ = operands(place, count, 768, 256)
+    linear = codes.linear(place, bias)
+    right = o.result(k.linear, (count, 256), o.rows(x), linear, "none")
+    x[1, 5], x[2] = np.nan, 0
+    got = o.result(k.linear, (count, 256), o.rows(x), linear, "none")
+    assert np.isnan(got[1]).all()
+    np.testing.assert_array_equal(got[2], bias)
+    np.testing.assert_array_equal(np.delete(got, [1, 2], 0), np.delete(right, [1, 2], 0))
+
+
+@ON_GPUS
+def test_rows_of_a_bucket_have_the_same_bits(place: Placement):
+    codes, o = codes_of(4096, 512, 128), Operands(place, "dense")
+    linear = codes.linear(place)
+    for most, fewer in ((8, (3, 7)), (40, (33, 36)), (320, (289, 300))):
+        x = operands(place, most, 4096, 512)[0]
+        whole = o.result(k.linear, (most, 512), o.rows(x), linear, "none")
+        for count in fewer:
+            got = o.result(k.linear, (count, 512), o.rows(x[:count]), linear, "none")
+            np.testing.assert_array_equal(got, whole[:count])
+
+
+@ON_GPUS
+def test_what_kernels_do_not_take_is_refused(place: Placement):
+    def of(codes: tuple[int, int], groups: int) -> k.Linear:
+        nibbles = place.exact(np.zeros(codes), np.uint8)
+        return k.Linear.of_int4(
+            nibbles, place.exact(np.ones((codes[0], groups)), np.float32), stream=place.stream
+        )
+
+    with pytest.raises(k.Error, match="in_features: got 48, wanted a multiple of 32"):
+        of((16, 24), 1)
+    with pytest.raises(k.Error, match="groups: got 6 of 96 inputs, wanted 1, or groups of a power"):
+        of((16, 48), 6)
+    with pytest.raises(k.Error, match="groups: got 3 of 128 inputs"):
+        of((16, 64), 3)
+    with pytest.raises(k.Error, match="format: got int4, whose numbers come with their scales"):
+        k.Linear(place.floats(np.ones((16, 32), np.float32)), None, place.stream, format="int4")
+    linear = of((16, 32), 2)
+    with pytest.raises(k.Error, match="format: got int4, whose numbers come with their scales"):
+        linear.refresh(place.floats(np.ones((16, 64), np.float32)), None, place.stream)
+
+
+@pytest.mark.parametrize("place", [CPU, GPU_FP32], indirect=True)
+def test_devices_and_dtypes_without_it_say_so(place: Placement):
+    assert not place.has_int4
+    assert "int4" not in k.weight_formats(place.dtype, place.stream)
+
+
+def test_a_cpu_refuses_it():
+    place = Placement("cpu")
+    with pytest.raises(k.Error, match="format: got int4, for which cpu has no kernels; dequantise"):
+        codes_of(64, 16, 32).linear(place)
