@@ -110,7 +110,7 @@ def test_a_file_its_path_and_its_samples_are_the_same(transcriber, tmp_path: Pat
         ([np.zeros(3 * RATE + 1, np.float32)], {}, r"audio\[0\]: audio: got 48001 samples"),
         ([np.zeros(9, np.float32)], {"language": "tlh"}, "language: got 'tlh'"),
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_what_cannot_be_heard_is_refused(transcriber, audio, options, message):
     with pytest.raises(InvalidInput, match=message):
