@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "core/error.h"
 
@@ -34,18 +35,43 @@ size_t best_offset(std::vector<Span>& taken, size_t bytes) {
   return best == SIZE_MAX ? top : best;
 }
 
-// The busiest moment begins with some tensor's first use.
-size_t busiest_bytes(const std::vector<Lifetime>& lifetimes) {
-  size_t busiest = 0;
+// Of each tensor: the bytes alive at the busiest moment of its life, which some tensor's first use
+// begins.
+std::vector<size_t> busiest_bytes(const std::vector<Lifetime>& lifetimes) {
+  std::vector<size_t> busiest(lifetimes.size());
   for (const Lifetime& moment : lifetimes) {
     size_t alive = 0;
+    const auto is_alive = [&](const Lifetime& tensor) {
+      return tensor.first_use <= moment.first_use && moment.first_use <= tensor.last_use;
+    };
     for (const Lifetime& other : lifetimes) {
-      bool is_alive = other.first_use <= moment.first_use && moment.first_use <= other.last_use;
-      if (is_alive) alive += aligned(other.bytes);
+      if (is_alive(other)) alive += aligned(other.bytes);
     }
-    busiest = std::max(busiest, alive);
+    for (size_t i = 0; i < lifetimes.size(); ++i) {
+      if (is_alive(lifetimes[i])) busiest[i] = std::max(busiest[i], alive);
+    }
   }
   return busiest;
+}
+
+// Tensors one behind the other in this order, each in the tightest gap that is left for it.
+WorkspacePlan placed(const std::vector<Lifetime>& lifetimes, const std::vector<size_t>& order) {
+  WorkspacePlan plan;
+  plan.offsets.resize(lifetimes.size());
+  std::vector<Span> taken;
+  for (size_t placed = 0; placed < order.size(); ++placed) {
+    size_t tensor = order[placed];
+    size_t bytes = aligned(lifetimes[tensor].bytes);
+    taken.clear();
+    for (size_t i = 0; i < placed; ++i) {
+      size_t other = order[i];
+      if (!lifetimes[other].overlaps(lifetimes[tensor])) continue;
+      taken.push_back({plan.offsets[other], plan.offsets[other] + aligned(lifetimes[other].bytes)});
+    }
+    plan.offsets[tensor] = best_offset(taken, bytes);
+    plan.peak = std::max(plan.peak, plan.offsets[tensor] + bytes);
+  }
+  return plan;
 }
 
 }  // namespace
@@ -57,30 +83,23 @@ WorkspacePlan plan_workspace(const std::vector<Lifetime>& lifetimes) {
            lifetimes[i].first_use, ", wanted first <= last; record the tensor again");
     }
   }
-  std::vector<size_t> by_size(lifetimes.size());
-  std::iota(by_size.begin(), by_size.end(), size_t{0});
+  const std::vector<size_t> busiest = busiest_bytes(lifetimes);
+  std::vector<size_t> order(lifetimes.size());
+  std::iota(order.begin(), order.end(), size_t{0});
   // Among equals the earlier first: for tensors of one size that order reaches the lower bound.
-  std::stable_sort(by_size.begin(), by_size.end(), [&](size_t a, size_t b) {
+  std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) {
     const Lifetime &left = lifetimes[a], &right = lifetimes[b];
     return left.bytes != right.bytes ? left.bytes > right.bytes : left.first_use < right.first_use;
   });
-
-  WorkspacePlan plan;
-  plan.offsets.resize(lifetimes.size());
-  plan.lower_bound = busiest_bytes(lifetimes);
-  std::vector<Span> taken;
-  for (size_t placed = 0; placed < by_size.size(); ++placed) {
-    size_t tensor = by_size[placed];
-    size_t bytes = aligned(lifetimes[tensor].bytes);
-    taken.clear();
-    for (size_t i = 0; i < placed; ++i) {
-      size_t other = by_size[i];
-      if (!lifetimes[other].overlaps(lifetimes[tensor])) continue;
-      taken.push_back({plan.offsets[other], plan.offsets[other] + aligned(lifetimes[other].bytes)});
-    }
-    plan.offsets[tensor] = best_offset(taken, bytes);
-    plan.peak = std::max(plan.peak, plan.offsets[tensor] + bytes);
+  WorkspacePlan plan = placed(lifetimes, order);
+  const size_t bound = busiest.empty() ? 0 : *std::max_element(busiest.begin(), busiest.end());
+  if (plan.peak > bound) {
+    std::stable_sort(order.begin(), order.end(),
+                     [&](size_t a, size_t b) { return busiest[a] > busiest[b]; });
+    WorkspacePlan other = placed(lifetimes, order);
+    if (other.peak < plan.peak) plan = std::move(other);
   }
+  plan.lower_bound = bound;
   return plan;
 }
 

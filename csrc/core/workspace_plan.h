@@ -29,9 +29,10 @@ struct WorkspacePlan {
 };
 
 // Greedy by size (Pisarchyk & Lee 2020, arXiv 2001.03288): tensors from large to small, each into
-// the tightest gap between those already placed that live at the same time, else above them.
-// O(n^2 log n); plans are cached, so this runs once a shape. Error if a tensor dies before its
-// first use.
+// the tightest gap between those already placed that live at the same time, else above them. Where
+// that is above the lower bound, once more with those of the busiest moments first (as their greedy
+// by breadth has it): the smaller plan is taken. O(n^2 log n); plans are cached, so this runs once
+// a shape. Error if a tensor dies before its first use.
 WorkspacePlan plan_workspace(const std::vector<Lifetime>& lifetimes);
 
 }  // namespace fusewire

@@ -10,7 +10,7 @@ import torch
 from fusewire import kernels as k
 from fusewire.kernels import training as t
 from fusewire.placement import Placement
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.tolerance import PEAK_OVER_BOUND, TRAINED_GRADIENT
@@ -124,6 +124,9 @@ def test_gradients_are_bit_equal_on_any_number_of_threads(recompute: str) -> Non
         k.set_num_threads(threads)
 
 
+POST_NORM = {"hidden": 32, "intermediate": 100, "pre_norm": False, "gated": False}
+
+
 @given(
     options=SHAPES,
     tokens=st.integers(1, 300),
@@ -132,6 +135,7 @@ def test_gradients_are_bit_equal_on_any_number_of_threads(recompute: str) -> Non
     recompute=st.sampled_from(RECOMPUTE),
     dropout=st.booleans(),
 )
+@example(POST_NORM, 24, 47, 1, "none", False)  # from large to small it is 1.051
 @settings(max_examples=60, deadline=None)
 def test_the_peak_is_within_5_percent_of_the_bound(
     options: dict[str, Any],
