@@ -72,6 +72,7 @@ Linear Linear::of_int4(const Tensor& codes, const Tensor& scales, const Tensor* 
   a.group = weight.group;
   gemm->pack(a, stream);
   if (bias) {
+    linear.copies_bias_ = true;
     linear.bias_ = held(bias->bytes());
     linear.fill_bias(*bias, stream);
   }
