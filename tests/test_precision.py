@@ -56,6 +56,13 @@ def test_what_is_computed_in_and_what_is_stored(device, dtype, quantize, precisi
     assert found.described == described
 
 
+def test_the_format_of_keys_and_values_is_told_beside_that_of_weights():
+    precision = Precision.of("cuda", "auto", "fp8")
+    assert precision.with_weights(["float16"], "fp8") == "float16 (fp8 KV cache)"
+    told = precision.with_weights([precision.weights, precision.layers], "fp8")
+    assert told == "float16 (float8_e4m3 weights, fp8 KV cache)"
+
+
 @pytest.mark.parametrize(
     ("device", "dtype", "quantize", "message"),
     [

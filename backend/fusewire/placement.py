@@ -262,8 +262,10 @@ class Placement:
 
     @property
     def described(self) -> str:
-        """The precision, with the formats that matrices of loaded models are stored in."""
-        return self.precision.with_weights([self.precision.weights, *self.formats.values()])
+        """The precision, with the formats that matrices of loaded models, and keys and values, are
+        stored in."""
+        stored = [self.precision.weights, *self.formats.values()]
+        return self.precision.with_weights(stored, self._kv_cache_dtype)
 
     def check_skipped(self) -> None:
         """After models were loaded: ConfigurationError where quantize_skip names no matrix of

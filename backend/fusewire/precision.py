@@ -63,10 +63,13 @@ class Precision:
         """As `serve` prints it: `float32`, or with the formats of weights that differ from it."""
         return self.with_weights([self.weights, self.layers])
 
-    def with_weights(self, formats: Iterable[str]) -> str:
-        """As `described`, where weights are stored in these."""
+    def with_weights(self, formats: Iterable[str], kv_cache_dtype: str = "auto") -> str:
+        """As `described`, where weights are stored in these, and keys and values so."""
         stored = " and ".join(each for each in dict.fromkeys(formats) if each != self.dtype)
-        return f"{self.dtype} ({stored} weights)" if stored else self.dtype
+        parts = [f"{stored} weights"] if stored else []
+        if kv_cache_dtype != "auto":
+            parts.append(f"{kv_cache_dtype} KV cache")
+        return f"{self.dtype} ({', '.join(parts)})" if parts else self.dtype
 
 
 def check_kv_cache_dtype(device: str, dtype: str, kv_cache_dtype: str) -> None:

@@ -342,6 +342,7 @@ def test_what_cannot_be_compared_is_said(tmp_path, generator, texts, pairs):
     refused("pairs: got it beside texts, wanted one kind", generator, texts=texts, pairs=pairs)
     refused("texts: got it beside sequences", generator, texts=texts, sequences=3)
     refused("pairs: got a model for generate, wanted one that embeds", generator, pairs=pairs)
+    refused("kv_cache_dtype: got 'fp8' on cpu, wanted auto", generator, kv_cache_dtype="fp8")
     tiny_checkpoint(tmp_path / "bert", "bert", "classify")
     refused("pairs: got a model for classify, wanted", tmp_path / "bert", pairs=pairs)
     (tmp_path / "bert" / "tokenizer.json").unlink()
@@ -371,3 +372,18 @@ def test_int8_is_measured_against_fp32_and_has_no_tolerance_of_its_own(minilm, t
     assert 0.98 < found.differences["embedding"].mean_cosine < 0.99999
     floors = Floors(min_cosine=1 - 1e-6)
     assert not parity(minilm, "embed", quantize="int8", texts=texts, floors=floors).passed
+
+
+@pytest.mark.gpu
+def test_an_fp8_kv_cache_is_measured_and_has_no_tolerance_of_its_own(generator, texts):
+    asked = {"device": "cuda", "against": "fp32", "texts": texts}
+    found, rounded = parity(generator, kv_cache_dtype="fp8", **asked), parity(generator, **asked)
+    assert found.dtype == "float16 (fp8 KV cache)"
+    assert not found.allowed
+    assert found.differences["logits"].mean > 2 * rounded.differences["logits"].mean > 0
+
+
+@pytest.mark.gpu
+def test_a_model_without_a_kv_cache_has_none_in_fp8(minilm):
+    with pytest.raises(ConfigurationError, match="kv_cache_dtype: got 'fp8' for a model of the"):
+        parity(minilm, device="cuda", kv_cache_dtype="fp8")

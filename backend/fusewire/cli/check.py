@@ -45,6 +45,13 @@ def check(
     quantize: Annotated[
         str, typer.Option(metavar="none|int8|fp8", help="How the layers' matrices are stored.")
     ] = "none",
+    kv_cache_dtype: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|fp8",
+            help="How keys and values are stored, of a model that generates: fp8 on GPUs.",
+        ),
+    ] = "auto",
     as_json: Json = False,
     sequences: Annotated[
         int | None,
@@ -132,6 +139,7 @@ def check(
             device,
             dtype,
             quantize=quantize,
+            kv_cache_dtype=kv_cache_dtype,
             against=against,
             sequences=sequences,
             texts=texts,

@@ -30,6 +30,7 @@ from fusewire.placement import Placement
 __all__ = ["REFERENCES", "Difference", "Floors", "Parity", "parity"]
 
 _SEQUENCES = 8
+_GENERATING = ("generate", "transcribe")
 
 
 def parity(
@@ -39,6 +40,7 @@ def parity(
     dtype: str = "auto",
     *,
     quantize: str = "none",
+    kv_cache_dtype: str = "auto",
     against: str = "transformers",
     sequences: int | None = None,
     texts: Path | None = None,
@@ -52,6 +54,8 @@ def parity(
     Args:
         model: A folder or an id (`hub.model_folder`).
         quantize: How ours stores the layers' matrices (`Placement`).
+        kv_cache_dtype: How ours stores keys and values, of a model that generates: auto or, on a
+            GPU, fp8.
         against: `transformers` (CPU, fp32, eager attention, one sequence at a time), which needs
             torch and transformers, or `fp32`: fusewire itself in float32, on the same device.
         sequences: Number of random sequences (one token up to 512 or the model's limit), or of
@@ -59,7 +63,8 @@ def parity(
         texts: A file of texts (`text_files.read_texts`) in the place of random sequences.
         pairs: A file of pairs of texts with scores (`text_files.read_pairs`), of the task embed.
         tolerance: Largest absolute difference that passes. Default: what `Allowance` grants; none
-            with `floors`, against fp32, or where ours stores weights in less than it computes in.
+            with `floors`, against fp32, or where ours stores weights or keys and values in less
+            than it computes in.
         floors: What passes in the place of the default tolerance.
 
     Raises:
@@ -70,10 +75,15 @@ def parity(
     floors = floors or Floors()
     _check(against, {"sequences": sequences, "texts": texts, "pairs": pairs})
     reference = REFERENCES[against]()
-    place = Placement(device, dtype, quantize)
+    place = Placement(device, dtype, quantize, kv_cache_dtype=kv_cache_dtype)
     folder = model_folder(model)
     config = read_config(folder)
     task = task or tasks_of(config)
+    if kv_cache_dtype != "auto" and task not in _GENERATING:
+        raise ConfigurationError(
+            f"kv_cache_dtype: got {kv_cache_dtype!r} for a model of the task {task}, wanted auto, "
+            "as only models that generate have a KV cache; leave it out"
+        )
     if pairs is not None and (task != "embed" or reads_images(config)):
         raise ConfigurationError(
             f"pairs: got a model for {task}, wanted one that embeds texts; give texts, or another "
@@ -88,7 +98,7 @@ def parity(
     floors.check(perplexity=compared.continues_texts, pairs=given is not None)
 
     dtype = compared.place.dtype
-    exact = compared.place.precision.stores_exactly
+    exact = compared.place.precision.stores_exactly and kv_cache_dtype == "auto"
     grants = exact and tolerance is None and not floors.given and against == "transformers"
     # Logits of given texts are too many to hold; random input needs one model at a time.
     hold: Callable[[Iterable[Any]], Iterable[Any]] = iter if lines else list
@@ -158,7 +168,7 @@ def _opened(
                 "texts: got a model that reads images, wanted one of texts; leave them out"
             )
         return ComparedImages.random(folder, task, place, sequences, random)
-    if task in ("generate", "transcribe"):
+    if task in _GENERATING:
         if lines is not None:
             return ComparedDecoder.of_texts(folder, place, lines)
         return ComparedDecoder.random(folder, place, sequences, random)

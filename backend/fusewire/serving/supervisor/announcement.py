@@ -11,6 +11,7 @@ from typing import Any
 from fusewire import __version__
 from fusewire.precision import Precision
 from fusewire.serving import model_config, repository
+from fusewire.serving.config import GeneratorSettings
 from fusewire.serving.probe import Probe, stored_probe
 from fusewire.serving.supervisor.server import Server
 from fusewire.tasks.contract import GENERATING, TRANSCRIBE
@@ -81,7 +82,8 @@ def _served(server: Server, model: str) -> Served:
     stored = [precision.weights, precision.layers]
     if folder := repository.served_version(server.entry(model)):
         stored += [repository.quantized_as(folder) or precision.weights]
-    return Served(model, settings.task, device, precision.with_weights(stored))
+    cache = settings.kv_cache_dtype if isinstance(settings, GeneratorSettings) else "auto"
+    return Served(model, settings.task, device, precision.with_weights(stored, cache))
 
 
 def _table(rows: list[Any]) -> Iterator[str]:
