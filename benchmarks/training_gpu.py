@@ -5,10 +5,11 @@ Steps under bf16 autocast, with dropout 0.1: forward, loss, backward, clipping t
 AdamW (torch's is the fused one), of batches that the host has, ragged and padded to their longest
 text. "fusewire, Step" computes the loss of a language model without its logits (`CrossEntropy`),
 "fusewire" as transformers does. Rivals are transformers' models as they are (their attention is
-torch's SDPA), and through torch.compile, with dynamic shapes, in its default mode and as
-"reduce-overhead", which records CUDA graphs. Systems take turns of all batches after warm-ups with
-each; compared are medians of milliseconds, by the host's clock, until the device is done. A system
-whose step does not fit into the GPU's memory beside the others is left out.
+torch's SDPA), and through torch.compile, with dynamic shapes where batches have many, in its
+default mode and as "reduce-overhead", which records CUDA graphs. Systems take turns of all batches
+after warm-ups with each; compared are medians of milliseconds, by the host's clock, until the
+device is done. A system whose step does not fit into the GPU's memory beside the others is left
+out.
 
 Adds rows to bench-results/training_gpu.jsonl (one JSON object each).
 """
@@ -30,6 +31,7 @@ from benchmarks.training_rivals import (
     LEARNING_RATE,
     SHAPES,
     batch_of,
+    compiled,
     counted,
     make,
     token_mask,
@@ -39,7 +41,10 @@ CASES = {
     "BERT-base": (8, 32, 128, 256),
     "BERT-large": (32,),
     "Transformer-big, 6 + 6 layers": (512, 4096, 15000),
+    "Transformer-big, 24 + 24 layers": (4096,),
     "GPT-2 124M": (8, 64),
+    "GPT-2 large": (16,),
+    "ViT-B/32": (256,),
 }
 OURS, STEP, EAGER = "fusewire", "fusewire, Step", "transformers"
 COMPILED, GRAPHS = "transformers, compiled", "transformers, reduce-overhead"
@@ -84,8 +89,7 @@ def stepping(
         optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
     call = model
     if system in (COMPILED, GRAPHS):
-        mode = "reduce-overhead" if system == GRAPHS else None
-        call = torch.compile(model, dynamic=True, mode=mode)
+        call = compiled(model, shape, "reduce-overhead" if system == GRAPHS else None)
     if group is not None:
         call = DistributedDataParallel(model, process_group=group)
 
@@ -136,7 +140,7 @@ def made(shape: str, texts: int, seed: int = 1, device: str = "cuda") -> list[Ba
 
 def few(shape: str, seed: int, device: str = "cuda") -> Batch:
     """One small batch."""
-    return made(shape, 4 if counted(shape) == "texts" else 100, seed, device)[0]
+    return made(shape, 100 if counted(shape) == "target tokens" else 4, seed, device)[0]
 
 
 def tokens_of(batches: Sequence[Batch]) -> tuple[int, int]:

@@ -65,7 +65,10 @@ def gpu_table(rows: Rows) -> str:
         return [_tokens(some), f"{some['tokens_per_s']:,}", *ms]
 
     lines = case_table(["tokens, padded", "tokens/s", *systems], rows, cells)
-    head = "A step of training, median ms (times `Step`'s), and tokens/s of the first system:"
+    head = (
+        "A step of training, median ms (times `Step`'s), and tokens/s of the first system (an "
+        "image counts as one):"
+    )
     return "\n".join([head, "", *lines])
 
 

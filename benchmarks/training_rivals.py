@@ -19,7 +19,10 @@ KINDS = {
     "bert": ("BertForSequenceClassification", "BertConfig"),
     "gpt2": ("GPT2LMHeadModel", "GPT2Config"),
     "marian": ("MarianMTModel", "MarianConfig"),
+    "vit": ("ViTForImageClassification", "ViTConfig"),
 }
+# Whose batches have one shape.
+EVEN = ("gpt2", "vit")
 _TRANSFORMER = {
     "kind": "marian",
     "activation_function": "relu",
@@ -27,6 +30,15 @@ _TRANSFORMER = {
     "decoder_start_token_id": 0,
     "eos_token_id": 2,
     "forced_eos_token_id": None,
+}
+_BIG = {
+    **_TRANSFORMER,
+    "vocab_size": 40480,
+    "d_model": 1024,
+    "encoder_attention_heads": 16,
+    "decoder_attention_heads": 16,
+    "encoder_ffn_dim": 4096,
+    "decoder_ffn_dim": 4096,
 }
 SHAPES: dict[str, dict[str, Any]] = {
     "BERT-base": {"kind": "bert"},
@@ -48,16 +60,17 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 16,
         "intermediate_size": 4096,
     },
-    "Transformer-big, 6 + 6 layers": {
-        **_TRANSFORMER,
-        "vocab_size": 40480,
-        "d_model": 1024,
-        "encoder_layers": 6,
-        "decoder_layers": 6,
-        "encoder_attention_heads": 16,
-        "decoder_attention_heads": 16,
-        "encoder_ffn_dim": 4096,
-        "decoder_ffn_dim": 4096,
+    "Transformer-big, 6 + 6 layers": {**_BIG, "encoder_layers": 6, "decoder_layers": 6},
+    "Transformer-big, 24 + 24 layers": {**_BIG, "encoder_layers": 24, "decoder_layers": 24},
+    "ViT-B/32": {"kind": "vit", "patch_size": 32, "num_labels": 1000},
+    "ViT, tiny": {
+        "kind": "vit",
+        "image_size": 32,
+        "patch_size": 16,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "intermediate_size": 48,
     },
     "Transformer, tiny": {
         **_TRANSFORMER,
@@ -106,7 +119,7 @@ def stepping(system: str, shape: str, threads: int) -> Handler:
     else:
         optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, fused=True)
     first = optimizer.state_dict()
-    call = torch.compile(model, dynamic=True) if system.endswith("compiled") else model
+    call = compiled(model, shape) if system.endswith("compiled") else model
     machine.settle()
 
     def step(batch: dict[str, Any]) -> float:
@@ -151,14 +164,23 @@ def make(shape: str) -> Any:
     return model(config(use_cache=False, **sizes))
 
 
+def compiled(model: Any, shape: str, mode: str | None = None) -> Any:
+    """By torch.compile, of batches of many shapes with dynamic ones."""
+    import torch
+
+    return torch.compile(model, dynamic=None if SHAPES[shape]["kind"] in EVEN else True, mode=mode)
+
+
 def counted(shape: str) -> str:
     """What a batch has so many of: translators' batches are by tokens."""
-    return "target tokens" if SHAPES[shape]["kind"] == "marian" else "texts"
+    return {"marian": "target tokens", "vit": "images"}.get(SHAPES[shape]["kind"], "texts")
 
 
 def token_mask(batch: Any) -> Any:
     """[rows, length], of a batch in numpy or torch: which places are tokens; of targets, where
-    there are some."""
+    there are some. An image counts as one."""
+    if "pixel_values" in batch:
+        return batch["labels"][:, None] >= 0
     if "attention_mask" in batch and batch["labels"].ndim == 2:
         return batch["labels"] != -100
     return batch.get("attention_mask", batch["input_ids"] >= 0) > 0
@@ -170,6 +192,11 @@ def batch_of(shape: str, texts: int, rng: np.random.Generator) -> dict[str, np.n
     tokens together, of 28 in the mean over batches and of like lengths in each, as its samplers
     group them, and sources about as long."""
     sizes = SHAPES[shape]
+    if sizes["kind"] == "vit":
+        size = sizes.get("image_size", 224)
+        pixels = rng.standard_normal((texts, 3, size, size), np.float32)
+        labels = rng.integers(0, sizes.get("num_labels", 2), texts)
+        return {"pixel_values": pixels, "labels": labels}
     if sizes["kind"] == "marian":
         return _pairs(sizes["vocab_size"], texts, rng)
     if sizes["kind"] == "gpt2":

@@ -63,7 +63,7 @@ def test_goals_and_tables_are_read_from_rows() -> None:
     assert "| BERT-base, 8 texts | 360, 900 | 100 / 190 | 200 / 380 | 90 / 171 |" in table
 
 
-@pytest.mark.parametrize("shape", [TINY, "GPT-2, tiny", "Transformer, tiny"])
+@pytest.mark.parametrize("shape", [TINY, "GPT-2, tiny", "Transformer, tiny", "ViT, tiny"])
 def test_steps_for_a_gpu_have_the_losses_of_transformers(shape: str) -> None:
     systems = (training_gpu.STEP, training_gpu.OURS, training_gpu.EAGER)
     contenders = {system: training_gpu.stepping(system, shape, "cpu") for system in systems}

@@ -21,6 +21,7 @@ NAMES = [
     "GPT2LMHeadModel",
     "LlamaForCausalLM",
     *PAIRS,
+    "ViTForImageClassification",
 ]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 ON_EACH = pytest.mark.parametrize("device", DEVICES)
@@ -30,10 +31,12 @@ LENGTHS = (7, 12, 1, 9), (33, 5, 8, 2), (3, 4, 5, 6)
 
 
 def batches(name: str, count: int = 12) -> list[dict[str, Any]]:
-    """Three batches, over and over: ragged, of different lengths; targets have those of others."""
+    """Three batches, over and over: ragged, of different lengths; targets have those of others.
+    Images differ in their number."""
     made = []
     for seed in range(count):
-        batch = ragged(name, LENGTHS[seed % 3], seed % 3)
+        rows = 2 + seed % 3 if name.startswith("ViT") else 4
+        batch = ragged(name, LENGTHS[seed % 3][:rows], seed % 3)
         if name in PAIRS:
             batch["labels"] = ragged(name, LENGTHS[(seed + 1) % 3], seed % 3)["labels"]
         made.append(batch)
@@ -51,7 +54,7 @@ def joined(several: list[dict[str, Any]]) -> dict[str, Any]:
     found = {}
     for name, first in several[0].items():
         values = [batch[name] for batch in several]
-        if first.ndim > 1:
+        if first.ndim == 2:
             longest = max(value.shape[1] for value in values)
             values = [padded(name, value, longest) for value in values]
         found[name] = torch.cat(values)

@@ -15,6 +15,7 @@ from fusewire.train.targets import NO_LABEL, target_mask
 
 Batch = Mapping[str, torch.Tensor]
 SOURCE, TARGET = "", "decoder_"  # what the names of a model's arguments begin with
+PIXELS = "pixel_values"
 
 
 class Side(NamedTuple):
@@ -37,11 +38,14 @@ Sides = dict[str, Side]  # by what the names of arguments begin with
 
 
 def sides_of(model: torch.nn.Module, batch: Batch, *, pairs: bool) -> Sides:
-    """The sequences of a batch, and in `pairs` their targets, of an encoder-decoder model.
+    """The sequences of a batch, and in `pairs` their targets, of an encoder-decoder model. A batch
+    of images has none: all of its places are tokens.
 
     Raises InvalidInput for a batch without input_ids [batch, length], positions without a mask, and
     targets that are not there; Unsupported for a flattened one.
     """
+    if getattr(model, "main_input_name", None) == PIXELS and PIXELS in batch:
+        return {}
     ids = batch.get("input_ids")
     if ids is None or ids.ndim != 2 or min(ids.shape) < 1:
         raise InvalidInput(
@@ -89,13 +93,14 @@ def key_of(batch: Batch, sides: Sides) -> Any:
         (name, value.dtype, side, value.shape[2:] if side is not None else value.shape)
         for name, value, side in _sorted(batch, sides)
     )
-    pooled = bool(sides[SOURCE].there[:, 0].all())  # heads refuse others, not in a replay
+    # Heads refuse others, not in a replay.
+    pooled = not sides or bool(sides[SOURCE].there[:, 0].all())
     return _buckets(sides), others, pooled
 
 
 def _buckets(sides: Sides) -> tuple[tuple[int, int, int], ...]:
     # A target reads the source of its number: those of missing tokens are there on both sides.
-    spare = len(sides) - 1
+    spare = int(TARGET in sides)
     return tuple(side.bucket(spare) for side in sides.values())
 
 
