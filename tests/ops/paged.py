@@ -56,6 +56,8 @@ PAGED = [
     decoding(1, 31, 32, 33, 100, 128, heads=3, kv_heads=3),
     decoding(90, 20, heads=4, kv_heads=4, left=17, biased=True),
     decoding(32, 5, heads=1, kv_heads=1, page_size=4, right=k.UNLIMITED),
+    decoding(1, 31, 32, 33, 100, 128, heads=3, kv_heads=3, right=k.UNLIMITED),
+    decoding(8, 5, 1, page_size=1, right=k.UNLIMITED),
     prompts(1, 17, 126, 130, heads=3, kv_heads=3),
     prompts(40, 300, heads=6, kv_heads=2, dim=80, page_size=4),
     prompts(200, 33, heads=4, kv_heads=1, left=19, page_size=64, soft_cap=5.0),

@@ -97,7 +97,7 @@ def test_beams_of_a_source_are_answered_on_a_gpu_as_if_alone(length: int, place:
     )
     pages = rng.permutation(100)[:96].astype(np.int32).reshape(3, 32)
     pages[1, 0] = pages[0, 0]  # another source with the same first page
-    of = np.repeat([0, 1, 2, 1], [1, 7, 4, 9])
+    of = np.repeat([0, 1, 2, 1, 0], [1, 7, 4, 9, 37])
     lengths = np.where(np.arange(len(of)) == 10, max(1, length - 1), length).astype(np.int32)
     q = rng.standard_normal((len(of), heads * dim)).astype(np.float32)
 
