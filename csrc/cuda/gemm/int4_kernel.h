@@ -121,7 +121,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
   const uint32_t ring = shared_address(memory) + team * kStages * stage_bytes;
   const uint32_t ring_end = ring + kStages * stage_bytes;
   const uint32_t own = across * Memory::kWarpBytes, own_words = own + kTiles * kUnitBytes;
-  const uint32_t tokens = kAcross * Memory::kWarpBytes + lane * 16;
+  const auto place = [](int token, int vector) { return token * 64 + (vector ^ token / 2) * 16; };
+  const uint32_t tokens = kAcross * Memory::kWarpBytes;
   const int last_tile = p.tiles - 1;
   const int first_tile = min((block * kAcross + across) * kTiles, last_tile);
   const int64_t tile_bytes = static_cast<int64_t>(p.units) * kUnitBytes;
@@ -146,8 +147,9 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
     group_unit += kDeep;
   };
 
-  // A lane has the inputs of steps 0 and 1 of a token in 16 bytes, and of steps 2 and 3 in others;
-  // a warp's lie side by side. The columns of tokens are dealt out to the warps of a team.
+  // 8 tokens' inputs of steps 0 and 1 lie side by side, and so do those of steps 2 and 3: 64 bytes
+  // a token, whose four vectors are turned about so that ldmatrix finds each of 8 tokens' in banks
+  // of its own. The columns of tokens are dealt out to the warps of a team.
   constexpr bool kFew = Shape::kTokens == 8;  // rows that there are not take no memory
   const int half_bytes = kFew ? p.rows * 64 : 512;
   const bool mine = !kFew || g < p.rows;
@@ -156,7 +158,7 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
   const int64_t column_step = 8 * kAcross * p.x_stride;
   int left = p.k - begin * kUnitInputs - 8 * t;  // inputs from the lane's first on
   const auto fetch_tokens = [&](uint32_t to) {
-    to += tokens + across * 8 * Memory::kRowBytes;
+    to += tokens + across * 8 * Memory::kRowBytes + place(g, t);
 #pragma unroll
     for (int c = 0; c < (kColumns + kAcross - 1) / kAcross; ++c) {
       const int column = across + c * kAcross;
@@ -187,6 +189,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
   }
 
   float sums[kTiles][kColumns][4] = {};
+  const int read = kFew ? min(lane % 8, p.rows - 1) : lane % 8;
+  const uint32_t inputs_at = tokens + place(read, lane / 8);
   uint32_t here = ring, free = ring_end - stage_bytes;
 #pragma unroll 1
   for (int unit = 0; unit < count; ++unit) {
@@ -218,11 +222,8 @@ __global__ void __launch_bounds__(Shape::kThreads, Shape::kBlocksPerSm)
     }
 #pragma unroll
     for (int c = 0; c < kColumns; ++c) {
-      uint4 half[2] = {};
-      if (mine) {
-        half[0] = load_shared_16(here + tokens + c * 8 * Memory::kRowBytes);
-        half[1] = load_shared_16(here + tokens + c * 8 * Memory::kRowBytes + half_bytes);
-      }
+      const uint32_t at = here + inputs_at + c * 8 * Memory::kRowBytes;
+      const uint4 half[2] = {load_matrices(at), load_matrices(at + half_bytes)};
       const uint32_t inputs[kSteps][2] = {{half[0].x, half[0].y},
                                           {half[0].z, half[0].w},
                                           {half[1].x, half[1].y},

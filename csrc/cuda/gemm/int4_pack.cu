@@ -27,10 +27,11 @@ __global__ void __launch_bounds__(kThreads)
   const int step = static_cast<int>(word % kSteps), lane = static_cast<int>(word / kSteps % 32);
   const int64_t unit = word / kSteps / 32, units = (k + kUnitInputs - 1) / kUnitInputs;
   const int64_t channel = unit / units * kTileChannels + lane / 4;
-  const int64_t input = unit % units * kUnitInputs + input_of(step, lane % 4);
-  const auto four = [&](int64_t row) -> uint32_t {
+  const int64_t input = unit % units * kUnitInputs + 16 * step + 2 * (lane % 4);
+  const auto four = [&](int64_t row) -> uint32_t {  // of a step all inputs are there, or none
     if (row >= rows || input >= k) return 0;
-    return *reinterpret_cast<const uint16_t*>(bytes + (row * k + input) / 2);
+    const uint8_t* at = bytes + (row * k + input) / 2;
+    return at[0] | static_cast<uint32_t>(at[4]) << 8;
   };
   const uint32_t both[2] = {four(channel), four(channel + 8)};
   uint32_t packed = 0;
@@ -60,24 +61,36 @@ __global__ void __launch_bounds__(kThreads)
   words[word] = packed;
 }
 
-// 8 neighbouring inputs of two channels, of steps 0 and 1, or of 2 and 3.
+// pairs[j] of lane t of four becomes pairs[t] of lane j.
+__device__ __forceinline__ void transpose_of_four(uint32_t (&pairs)[4]) {
+#pragma unroll
+  for (int step = 1; step <= 2; ++step) {
+    const bool upper = threadIdx.x & step;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      uint32_t &first = pairs[step == 1 ? 2 * i : i],
+               &second = pairs[step == 1 ? 2 * i + 1 : i + 2];
+      const uint32_t got = __shfl_xor_sync(0xffffffffu, upper ? first : second, step);
+      (upper ? first : second) = got;
+    }
+  }
+}
+
+// The numbers of two steps: 32 neighbouring inputs, of which a lane writes 8, of two channels.
 template <class T>
 __device__ __forceinline__ void dequantize_half(T* to, uint32_t first, uint32_t second, uint2 word,
                                                 int64_t rows, int64_t stride) {
-  const ZeroPoints<T> zeros(word.x, word.y);
+  const GroupNumbers<T> group(word);
   uint32_t a[2][4];
-  fragment<T>(first, zeros, a[0]);
-  fragment<T>(second, zeros, a[1]);
+  group.fragment(first, a[0]);
+  group.fragment(second, a[1]);
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
+    uint32_t pairs[4] = {a[0][i], a[0][2 + i], a[1][i], a[1][2 + i]};
+    transpose_of_four(pairs);
     if (8 * i >= rows) continue;
-    const float scale = scale_of(i ? word.y : word.x);
-    const auto scaled = [&](uint32_t pair) {
-      const float2 numbers = unpack<T>(pair);
-      return pack<T>(numbers.x * scale, numbers.y * scale);
-    };
     *reinterpret_cast<uint4*>(to + 8 * i * stride) =
-        make_uint4(scaled(a[0][i]), scaled(a[0][2 + i]), scaled(a[1][i]), scaled(a[1][2 + i]));
+        make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
   }
 }
 
@@ -110,8 +123,8 @@ __global__ void __launch_bounds__(kThreads)
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int64_t input =
-          static_cast<int64_t>(first + i) * kUnitInputs + input_of(2 * half, lane % 4);
-      if (input >= k) return;
+          static_cast<int64_t>(first + i) * kUnitInputs + 32 * half + 8 * (lane % 4);
+      if (input >= k) return;  // so do the warp's other lanes
       dequantize_half<T>(to + input, half ? packed[i].z : packed[i].x,
                          half ? packed[i].w : packed[i].y, word[i][half], rows - channel, k);
     }

@@ -2,9 +2,9 @@
 //
 // A tile is 16 channels (mma's rows), a unit 64 neighbouring inputs of it (4 steps of mma): 512
 // bytes that a warp reads as 16 a lane, a word for each step. With g = lane / 4 and t = lane % 4,
-// the word of step s has channels g and g + 8 at the inputs 32 (s / 2) + 8 t + 4 (s % 2) + {0, 1,
-// 2, 3}: which inputs a step contracts is free, and so a lane finds its part of a token in 16 bytes
-// for two steps. Units of a tile lie side by side. What lies beyond the matrix is zeros.
+// the word of step s has channels g and g + 8 at the inputs 16 s + 2 t + {0, 1, 8, 9}: mma's
+// fragment, and that of wgmma, whose four warps have a tile each. Units of a tile lie side by side.
+// What lies beyond the matrix is zeros.
 //
 // A group of a channel's inputs has a word: the scale in fp32, whose last 4 bits are the zero
 // point. So a scale keeps 20 bits, all that one of 16 bits has. Words are [tile][group][g]{g, g +
@@ -15,6 +15,9 @@
 #include <cuda_fp16.h>
 
 #include <cstdint>
+#include <type_traits>
+
+#include "cuda/element.h"
 
 namespace fusewire::cuda::nibbles {
 
@@ -46,10 +49,6 @@ inline int group_shift(int64_t group) {
   return shift;
 }
 
-__host__ __device__ constexpr int input_of(int step, int t) {
-  return 32 * (step / 2) + 8 * t + 4 * (step % 2);
-}
-
 __device__ __forceinline__ float scale_of(uint32_t word) {
   return __uint_as_float(word & ~kZeroBits);
 }
@@ -65,6 +64,14 @@ __device__ __forceinline__ void fragment(uint32_t word, const ZeroPoints<T>& zer
                                          uint32_t (&a)[4]);
 
 constexpr uint32_t kLow = 0x000f000f, kNext = 0x00f000f0;
+
+// word & kMask | kBits in one instruction, which the compiler makes two of.
+template <uint32_t kMask, uint32_t kBits>
+__device__ __forceinline__ uint32_t masked(uint32_t word) {
+  uint32_t bits;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(bits) : "r"(word), "n"(kMask), "n"(kBits));
+  return bits;
+}
 
 template <>
 struct ZeroPoints<__half> {
@@ -84,7 +91,7 @@ __device__ __forceinline__ void fragment<__half>(uint32_t word, const ZeroPoints
   const uint32_t sixteenth = 0x2c002c00u;
 #pragma unroll
   for (int i = 0; i < 4; i += 2) {
-    const uint32_t low = (word & kLow) | 0x64006400u, next = (word & kNext) | 0x64006400u;
+    const uint32_t low = masked<kLow, 0x64006400u>(word), next = masked<kNext, 0x64006400u>(word);
     const __half2 first = __hsub2(reinterpret_cast<const __half2&>(low), zeros.first);
     const __half2 second = __hfma2(reinterpret_cast<const __half2&>(next),
                                    reinterpret_cast<const __half2&>(sixteenth), zeros.second);
@@ -112,11 +119,42 @@ __device__ __forceinline__ void fragment<__nv_bfloat16>(uint32_t word,
                                                         uint32_t (&a)[4]) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const uint32_t bits = (word >> 4 * i & kLow) | 0x43004300u;
+    const uint32_t bits = masked<kLow, 0x43004300u>(word >> 4 * i);
     const __nv_bfloat162 number =
         __hsub2(reinterpret_cast<const __nv_bfloat162&>(bits), i % 2 ? zeros.second : zeros.first);
     a[i] = reinterpret_cast<const uint32_t&>(number);
   }
 }
+
+// Numbers times their scales, as products of many rows take them. A scale has more bits than T and
+// is the sum of two: numbers are rounded once, for the product of the smaller part is so small that
+// its own rounding does not tell (and scales that came in 16 bits have exact ones).
+template <class T>
+struct GroupNumbers {
+  using Pair = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
+  ZeroPoints<T> zeros;
+  uint32_t scales[2], rests[2];  // of channels g and g + 8, each twice
+
+  __device__ __forceinline__ explicit GroupNumbers(uint2 words) : zeros(words.x, words.y) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float scale = scale_of(i ? words.y : words.x);
+      scales[i] = pack<T>(scale, scale);
+      const float rest = scale - unpack<T>(scales[i]).x;
+      rests[i] = pack<T>(rest, rest);
+    }
+  }
+
+  __device__ __forceinline__ void fragment(uint32_t word, uint32_t (&a)[4]) const {
+    nibbles::fragment<T>(word, zeros, a);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const Pair number = reinterpret_cast<const Pair&>(a[i]);
+      const Pair rest = __hmul2(number, reinterpret_cast<const Pair&>(rests[i % 2]));
+      const Pair scaled = __hfma2(number, reinterpret_cast<const Pair&>(scales[i % 2]), rest);
+      a[i] = reinterpret_cast<const uint32_t&>(scaled);
+    }
+  }
+};
 
 }  // namespace fusewire::cuda::nibbles
